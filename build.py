@@ -1,0 +1,733 @@
+"""Compile kernels_cu/*.cu into ptxrt/modules/: nvcc, ptxas and fatbinary of one CUDA 13.0 toolkit.
+
+A *unit* is one compilation: a `.cu` file, or one variant of it. A file asks for variants with lines such as
+`VARIANTS(dim, 32, 64)` at top level; each value is compiled with `-DVARIANT_dim=VALUE` into a unit NAME_dimVALUE.
+Several such lines mean every combination. Each unit becomes
+
+    UNIT.ptx              the compute_120f text that ptxas assembles for the `native` machine
+    UNIT.fatbin           that text assembled for sm_120a and for sm_121a
+    UNIT.portable.ptx     the compute_90 text
+    UNIT.portable.fatbin  sm_90, sm_80, and the compute_80 text for every other GPU
+    UNIT.json             the record: sources with their hashes, flags, compiler, registers, spills, sizes
+
+The same sources and compiler give the same bytes on every machine: paths in the texts are relative, and the one
+identifier that nvcc derives from the absolute path is replaced. Whether a unit is stale is decided by hashes of its
+source, the headers it includes and its flags; a fresh tree needs no compiler at all.
+
+Run `python build.py --help` for the options. As a hatchling build hook this file compiles the kernels into a wheel.
+This file uses the standard library alone and imports nothing of ptxrt.
+"""
+
+import argparse
+import concurrent.futures
+import difflib
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent
+SOURCES = ROOT / "kernels_cu"
+MODULES = ROOT / "ptxrt" / "modules"
+
+TOOLKIT = "13.0"
+TOOLKIT_WHEELS = "cuda-toolkit[nvcc,cccl]==13.0.*"  # without `cccl`, cuda_bf16.h does not compile
+
+NVCC_FLAGS = ["-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "-Werror", "all-warnings"]
+PTXAS_FLAGS = ["-lineinfo"]
+RECIPE = 1  # raise it when this file begins to make other bytes from the same sources and flags
+
+
+class Target(NamedTuple):
+    """One text that nvcc writes, and what ptxas makes of it."""
+
+    compute: str  # the virtual architecture of the text
+    cubins: tuple  # the real architectures it is assembled for
+    native: bool  # whether spills and the form of the MMA are checked
+    keep: str  # suffix under which the text is kept, "" for not at all
+
+
+# `.target sm_120f` text assembles for both members of the family; sm_120a text would be refused for sm_121a.
+TARGETS = (
+    Target("compute_120f", ("sm_120a", "sm_121a"), True, ".ptx"),
+    Target("compute_90", ("sm_90",), False, ".portable.ptx"),
+    Target("compute_80", ("sm_80",), False, ""),
+)
+FATBINS = {
+    ".fatbin": ("sm_120a", "sm_121a"),
+    ".portable.fatbin": ("sm_90", "sm_80", "compute_80"),
+}
+LAUNCH_INTS = 9  # threads[3], shared_bytes, tile[3], min_blocks, spill_bytes
+SPILL_BYTES = 8
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Errors
+
+
+class BuildFailure(Exception):
+    """The build cannot go on; the message says what to do."""
+
+
+class ToolchainMissing(BuildFailure):
+    """No CUDA 13.0 toolkit, or no host compiler, was found."""
+
+
+class CompileFailure(BuildFailure):
+    """nvcc, ptxas or fatbinary refused its input."""
+
+
+class SpillFailure(BuildFailure):
+    """Native code spills more registers than its KERNEL declares."""
+
+
+class PerformanceFailure(BuildFailure):
+    """The assembler reports that it serialized or degraded an instruction."""
+
+
+class ContractFailure(BuildFailure):
+    """A compiled text lacks what the rest of the project relies on."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Units
+
+
+class Unit(NamedTuple):
+    """One compilation of one source file."""
+
+    name: str  # the kernel: the stem of its .cu file
+    unit: str  # NAME, or NAME_axisvalue for a variant
+    variant: dict  # axis -> value
+    source: Path
+
+    @property
+    def defines(self):
+        return [f"-DVARIANT_{axis}={value}" for axis, value in self.variant.items()]
+
+
+def variants_of(text):
+    """Return the combinations that the VARIANTS lines of a source ask for, as dicts; [{}] without such a line."""
+    axes = []
+    for axis, values in re.findall(r"^VARIANTS\(\s*(\w+)\s*,([^)]*)\)", text, re.MULTILINE):
+        axes.append([(axis, int(value)) for value in values.split(",")])
+    return [dict(choice) for choice in itertools.product(*axes)]
+
+
+def find_units(sources):
+    """Return every unit of the sources, in order of name and variant."""
+    units = []
+    for source in sorted(sources.glob("*.cu")):
+        for variant in variants_of(source.read_text(encoding="utf-8")):
+            suffix = "".join(f"_{axis}{value}" for axis, value in variant.items())
+            units.append(Unit(source.stem, source.stem + suffix, variant, source))
+    if not units:
+        raise BuildFailure(f"no .cu file in {sources}")
+    return units
+
+
+def select(units, wanted):
+    """Return the units that the `--only` arguments name: NAME, NAME[axis=value,...] or a unit's own name."""
+    if not wanted:
+        return units
+    chosen = set()
+    for word in wanted:
+        match = re.fullmatch(r"(\w+)(?:\[([\w=, ]+)\])?", word)
+        if not match:
+            raise BuildFailure(f"--only {word}: expected NAME or NAME[axis=value]")
+        name, inside = match.groups()
+        pairs = dict(part.strip().split("=", 1) for part in inside.split(",")) if inside else {}
+        hits = [
+            u.unit
+            for u in units
+            if name in (u.name, u.unit) and all(str(u.variant.get(axis)) == value for axis, value in pairs.items())
+        ]
+        if not hits:
+            near = difflib.get_close_matches(name, sorted({u.name for u in units} | {u.unit for u in units}), 4, 0.4)
+            raise BuildFailure(f"--only {word}: no such unit; near: {', '.join(near) or 'none'}; --list shows all")
+        chosen.update(hits)
+    return [u for u in units if u.unit in chosen]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Toolchain
+
+
+class Toolchain(NamedTuple):
+    """The three programs of one toolkit."""
+
+    nvcc: str
+    ptxas: str
+    fatbinary: str
+    version: str  # of nvcc, e.g. 13.0.88
+    top: str  # the toolkit's root: where its headers lie
+    origin: str  # how it was found, for people
+
+
+def environment():
+    """Return the environment for the compilers: without what would add flags, or translate their messages."""
+    hidden = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+    return {key: value for key, value in os.environ.items() if key not in hidden} | {"LC_ALL": "C"}
+
+
+def output_of(command, cwd=None):
+    """Run a command and return (exit code, standard output and error together)."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+    return done.returncode, done.stdout
+
+
+def toolkit_folders():
+    """Yield (folder, origin) of every place where a toolkit's programs may lie, best first."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home:
+        yield Path(home) / "bin", "CUDA_HOME"
+    on_path = shutil.which("nvcc")
+    if on_path:
+        yield Path(on_path).parent, "PATH"
+        if Path(on_path).is_symlink():
+            yield Path(on_path).resolve().parent, "PATH"
+    for folder in sys.path:
+        wheels = Path(folder or ".") / "nvidia"
+        if wheels.is_dir():
+            for nvcc in sorted(wheels.glob("*/bin/nvcc*")):
+                if nvcc.stem == "nvcc" and nvcc.suffix in ("", ".exe"):
+                    yield nvcc.parent, "PyPI"
+
+
+def find_toolchain():
+    """Return the first CUDA 13.0 toolkit; raise ToolchainMissing with what was seen and what to do."""
+    seen = []
+    for folder, origin in toolkit_folders():
+        programs = [shutil.which(name, path=str(folder)) for name in ("nvcc", "ptxas", "fatbinary")]
+        if not all(programs):
+            seen.append(f"{folder} ({origin}) lacks nvcc, ptxas or fatbinary, or they are not executable")
+            continue
+        _, text = output_of([programs[0], "--version"])
+        release = re.search(r"release (\d+\.\d+), V([\d.]+)", text)
+        if not release or release[1] != TOOLKIT:
+            seen.append(f"{folder} ({origin}) is {release[1] if release else 'no working nvcc'}")
+            continue
+        _, dry = output_of([programs[0], "--dryrun", "-ptx", "none.cu"])
+        top = re.search(r"TOP=(.*)", dry)
+        root = os.path.realpath(top[1].strip()) if top else str(folder.parent)
+        if os.name != "nt" and not shutil.which("g++"):
+            raise ToolchainMissing("nvcc needs a host compiler and there is no g++ on PATH: install g++")
+        return Toolchain(*programs, release[2], root, f"{origin}: {folder}")
+    found = "".join(f"\n  seen: {line}" for line in seen)
+    raise ToolchainMissing(
+        f"no CUDA {TOOLKIT} toolkit found (CUDA_HOME, PATH, then PyPI wheels in this Python's environment).{found}\n"
+        f"  Install CUDA {TOOLKIT} and set CUDA_HOME, or run: {sys.executable} -m pip install '{TOOLKIT_WHEELS}'"
+    )
+
+
+def requirements():
+    """Return what pip must install before a build here: nothing where all is fresh or a toolkit is present."""
+    try:
+        if SOURCES.is_dir() and not stale(find_units(SOURCES), SOURCES, MODULES, ptx_only=False):
+            return []
+        find_toolchain()
+    except ToolchainMissing:
+        return [TOOLKIT_WHEELS]
+    return []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# PTX texts
+
+
+def quiet_path(path, sources, top):
+    """Return a path of a `.file` directive as it reads on every machine."""
+    real = os.path.realpath(path)
+    for base, name in ((sources, "kernels_cu"), (top, "cuda")):
+        base = os.path.realpath(base)
+        if real.startswith(base + os.sep):
+            inside = Path(real[len(base) + 1 :]).as_posix()
+            # The toolkit keeps its headers under targets/PLATFORM/include, the PyPI wheels under include.
+            return f"{name}/{re.sub(r'^targets/[^/]+/', '', inside) if name == 'cuda' else inside}"
+    return f"system/{Path(real).as_posix().rpartition('/include/')[2].lstrip('/')}"
+
+
+def reproducible(text, unit, sources, top):
+    """Rewrite what in a PTX text depends on the machine: paths, and identifiers made from the absolute path.
+
+    nvcc puts the same eight hexadecimal digits, a checksum of the absolute path of the source, into every mangled name
+    with internal linkage, in the code and (as `.b8` bytes) in the debug strings. A checksum of the unit's name stands
+    there instead: still unique, and the same everywhere.
+    """
+    mark = hashlib.sha256(unit.unit.encode()).hexdigest()[:8]
+    identifier = re.compile(r"(_INTERNAL_|_GLOBAL__N__)[0-9a-f]{8}(?=_)")
+
+    def debug_strings(match):
+        # latin-1 maps the 256 bytes to the 256 first characters and back
+        plain = bytes(int(number) for number in re.findall(r"\d+", match[0].replace(".b8", ""))).decode("latin-1")
+        return "".join(f".b8 {byte}\n" for byte in identifier.sub(rf"\g<1>{mark}", plain).encode("latin-1"))
+
+    def file_directive(match):
+        return f'{match[1]}"{quiet_path(match[2], sources, top)}"'
+
+    text = text.replace("\r\n", "\n")
+    text = identifier.sub(rf"\g<1>{mark}", text)
+    text = re.sub(r"(?:^\.b8 \d+\n){20,}", debug_strings, text, flags=re.MULTILINE)
+    # Some releases append the time and size of the file.
+    return re.sub(r'^(\s*\.file\s+\d+\s+)"([^"]*)"(?:,[ \d,]+)?', file_directive, text, flags=re.MULTILINE)
+
+
+def entries_of(text):
+    """Return the names of the entries of a PTX text."""
+    return re.findall(r"\.entry\s+(\w+)\s*\(", text)
+
+
+def launch_facts(text, unit):
+    """Return {entry: nine ints} from the ENTRY_launch constants of a PTX text; raise ContractFailure without one."""
+    entries = entries_of(text)
+    if not entries:
+        raise ContractFailure(f"{unit.unit}: no entry; {unit.source.name} should define one with KERNEL()")
+    facts = {}
+    for entry in entries:
+        if entry != unit.unit and not entry.startswith(unit.unit + "_"):
+            raise ContractFailure(f"{unit.unit}: entry {entry} should be named {unit.unit} or {unit.unit}_DTYPE")
+        constant = re.search(rf"\.const\s[^\n]*\b{entry}_launch\[(\d+)\](?:\s*=\s*\{{([^}}]*)\}})?", text)
+        if not constant or int(constant[1]) != 4 * LAUNCH_INTS:
+            raise ContractFailure(
+                f"{unit.unit}: entry {entry} has no constant {entry}_launch[{4 * LAUNCH_INTS}]; define the entry with KERNEL()"
+            )
+        # nvcc omits trailing zero bytes.
+        data = bytes(int(byte, 0) for byte in (constant[2] or "0").split(",")).ljust(4 * LAUNCH_INTS, b"\0")
+        facts[entry] = [int.from_bytes(data[i : i + 4], "little", signed=True) for i in range(0, len(data), 4)]
+    return facts
+
+
+def check_block_scaled(unit, text):
+    """Raise ContractFailure where a block-scaled kernel fell back to the portable path in its native text.
+
+    That is what happens, in silence, when a guard on the architecture is wrong.
+    """
+    if re.match(r"(attention|gemm|probe)_.*(mxfp|nvfp)", unit.name) and "kind::" not in text:
+        raise ContractFailure(
+            f"{unit.unit}: the native text has no block-scaled MMA (`kind::`); see the guard in ptx/target.cuh"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Compiling
+
+
+def dependencies(text):
+    """Return the files that a Makefile-style dependency text names after its target."""
+    words = text.replace("\\\r\n", " ").replace("\\\n", " ").split(": ", 1)[-1]
+    return [word.replace("\\ ", " ") for word in re.split(r"(?<!\\)\s+", words.strip()) if word]
+
+
+def usage(log):
+    """Return {function: {registers, spill_store_bytes, ...}} from what `ptxas -v` printed; entries and functions."""
+    table, current = {}, None
+    for line in log.splitlines():
+        if match := re.search(r"Compiling entry function '(\w+)'", line):
+            current = table.setdefault(match[1], {"registers": 0, "shared_bytes": 0})
+        elif match := re.search(r"Function properties for (\S+)", line):
+            current = table.setdefault(match[1], {})
+        elif match := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line):
+            current.update(zip(("stack_bytes", "spill_store_bytes", "spill_load_bytes"), map(int, match.groups())))
+        elif match := re.search(r"Used (\d+) registers", line):
+            shared = re.search(r"(\d+) bytes smem", line)
+            current.update(registers=int(match[1]), shared_bytes=int(shared[1]) if shared else 0)
+    return table
+
+
+def check_assembly(unit, arch, log, table, facts):
+    """Raise for what must not pass in silence: degraded instructions, and spills that nobody declared."""
+    loss = [line.strip() for line in log.splitlines() if "Potential Performance Loss" in line]
+    if loss:
+        raise PerformanceFailure(f"{unit.unit} on {arch}: " + "\n  ".join(loss))
+    if facts is None:
+        return
+    for function, found in table.items():
+        spilled = max(found.get("spill_store_bytes", 0), found.get("spill_load_bytes", 0))
+        declared = facts[function][SPILL_BYTES] if function in facts else 0
+        if spilled > declared:
+            raise SpillFailure(
+                f"{function} on {arch} spills {found['spill_store_bytes']} bytes of stores and "
+                f"{found['spill_load_bytes']} of loads ({found.get('registers', '?')} registers); declared: {declared}. "
+                "Lower the register pressure (fewer blocks per SM, smaller tile), or declare spill_bytes in its KERNEL"
+            )
+
+
+class Text(NamedTuple):
+    """What came of one unit and one target."""
+
+    target: Target
+    text: str
+    sources: set  # paths below the source folder that the text depends on
+    usage: dict  # arch -> entry -> registers, spills, ...
+    seconds: float
+
+
+def compile_text(unit, target, sources, tools, folder, assemble):
+    """Compile one unit for one target into `folder` and assemble the text; return a Text or raise a BuildFailure."""
+    start = time.perf_counter()
+    ptx, deps = folder / f"{unit.unit}.{target.compute}.ptx", folder / f"{unit.unit}.{target.compute}.d"
+    arch = ["-gencode", f"arch={target.compute},code={target.compute}"]
+    files = ["-I", sources.name, "-MD", "-MF", deps, f"{sources.name}/{unit.source.name}", "-o", ptx]
+    code, log = output_of([tools.nvcc, "-ptx", *arch, *NVCC_FLAGS, *unit.defines, *files], cwd=sources.parent)
+    if code:
+        raise CompileFailure(f"{unit.unit}: nvcc failed for {target.compute}\n{log.strip()}")
+    if log.strip():
+        print(log.strip(), file=sys.stderr)
+
+    text = reproducible(ptx.read_text(encoding="utf-8"), unit, sources, tools.top)
+    ptx.write_bytes(text.encode("utf-8"))
+    facts = launch_facts(text, unit)
+    if target.native:
+        check_block_scaled(unit, text)
+
+    base = os.path.realpath(sources) + os.sep
+    real = (os.path.realpath(sources.parent / name) for name in dependencies(deps.read_text(encoding="utf-8")))
+    inside = {Path(path[len(base) :]).as_posix() for path in real if path.startswith(base)}
+
+    tables = {}
+    for cubin in target.cubins if assemble else ():
+        # Relative names and a fixed folder: the cubin records the command line.
+        names = [ptx.name, "-o", f"{unit.unit}.{cubin}.cubin"]
+        code, log = output_of([tools.ptxas, "-v", f"-arch={cubin}", *PTXAS_FLAGS, *names], cwd=folder)
+        if code:
+            raise CompileFailure(f"{unit.unit}: ptxas failed for {cubin}\n{log.strip()}")
+        table = usage(log)
+        check_assembly(unit, cubin, log, table, facts if target.native else None)
+        tables[cubin] = {entry: table[entry] for entry in facts}
+    return Text(target, text, inside, tables, time.perf_counter() - start)
+
+
+def link(unit, tools, folder):
+    """Write the two fatbins of a unit beside its cubins."""
+    for suffix, images in FATBINS.items():
+        words = []
+        for image in images:
+            kind, arch = image.split("_")
+            extension = "cubin" if kind == "sm" else "ptx"
+            spec = f"kind={'elf' if kind == 'sm' else 'ptx'},sm={arch},file={unit.unit}.{image}.{extension}"
+            words.append(f"--image3={spec}")
+        command = [tools.fatbinary, "-64", "--compress-mode=size", f"--create={unit.unit}{suffix}", *words]
+        code, log = output_of(command, cwd=folder)
+        if code:
+            raise CompileFailure(f"{unit.unit}: fatbinary failed\n{log.strip()}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Records
+
+
+def flags_of(unit):
+    """Return every flag that shapes the bytes of a unit, for its record."""
+    targets = [f"{target.compute}:{'+'.join(target.cubins)}" for target in TARGETS]
+    return [f"recipe={RECIPE}", *targets, *NVCC_FLAGS, *(f"ptxas:{flag}" for flag in PTXAS_FLAGS), *unit.defines]
+
+
+def outputs_of(unit, ptx_only):
+    """Return the names of the files that a build of a unit leaves, without its record."""
+    suffixes = [TARGETS[0].keep] if ptx_only else [t.keep for t in TARGETS if t.keep] + list(FATBINS)
+    return [unit.unit + suffix for suffix in suffixes]
+
+
+def hash_of(path, cache):
+    """Return the SHA-256 of a file, or None where it does not exist."""
+    if path not in cache:
+        cache[path] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    return cache[path]
+
+
+def record_of(unit, modules):
+    """Return the record of a built unit, or None."""
+    try:
+        return json.loads((modules / f"{unit.unit}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def is_fresh(unit, sources, modules, ptx_only, cache):
+    """Say whether a unit's files are there and were made from the present sources, headers and flags."""
+    record = record_of(unit, modules)
+    if not record or record["flags"] != flags_of(unit):
+        return False
+    for name in outputs_of(unit, ptx_only):
+        file = modules / name
+        if not file.is_file() or file.stat().st_size != record["bytes"].get(name):
+            return False
+    # Paths in records begin with kernels_cu/, wherever the copy lies that was compiled.
+    return all(
+        hash_of(sources / name.split("/", 1)[1], cache) == digest for name, digest in record["sources"].items()
+    )
+
+
+def stale(units, sources, modules, ptx_only):
+    """Return the units that need building."""
+    cache = {}
+    return [unit for unit in units if not is_fresh(unit, sources, modules, ptx_only, cache)]
+
+
+def install(unit, texts, sources, tools, folder, modules, ptx_only):
+    """Write a unit's record and move its files from the staging folder into the modules."""
+    texts = sorted(texts, key=lambda item: TARGETS.index(item.target))
+    for item in texts:
+        if item.target.keep:
+            (folder / f"{unit.unit}{item.target.keep}").write_bytes(item.text.encode("utf-8"))
+    if not ptx_only:
+        link(unit, tools, folder)
+    entries = {entry: {} for entry in entries_of(texts[0].text)}
+    for item in texts:
+        for arch, table in item.usage.items():
+            for entry, figures in table.items():
+                entries.setdefault(entry, {})[arch] = figures
+    cache, names = {}, sorted(set().union(*(item.sources for item in texts)))
+    record = {
+        "name": unit.name,
+        "unit": unit.unit,
+        "variant": unit.variant,
+        "sources": {f"kernels_cu/{name}": hash_of(sources / name, cache) for name in names},
+        "flags": flags_of(unit),
+        "compiler": tools.version,
+        "entries": entries,
+        "bytes": {name: (folder / name).stat().st_size for name in outputs_of(unit, ptx_only)},
+    }
+    staged = folder / f"{unit.unit}.json"
+    staged.write_bytes((json.dumps(record, indent=1) + "\n").encode("utf-8"))
+    # The record goes first and comes last: a unit whose files are being exchanged reads as missing, never as whole.
+    remove(unit.unit, modules)
+    for name in [*outputs_of(unit, ptx_only), staged.name]:
+        os.replace(folder / name, modules / name)
+
+
+def remove(unit, modules):
+    """Remove the files of a unit, the record first."""
+    for suffix in (".json", *(t.keep for t in TARGETS if t.keep), *FATBINS):
+        (modules / (unit + suffix)).unlink(missing_ok=True)
+
+
+def prune(units, modules):
+    """Remove the files of units that no source asks for any longer."""
+    known = {unit.unit for unit in units}
+    for record in sorted(modules.glob("*.json")):
+        if record.stem not in known:
+            print(f"removing {record.stem}: no source asks for it")
+            remove(record.stem, modules)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Building
+
+
+class Progress:
+    """Show what is done: one line that changes on a terminal, plain lines elsewhere."""
+
+    def __init__(self, total):
+        self.total, self.done, self.start = total, 0, time.perf_counter()
+
+    def step(self, what, seconds):
+        self.done += 1
+        line = f"[{self.done}/{self.total}] {what}  {seconds:.1f} s"
+        if sys.stdout.isatty():
+            end = "\n" if self.done == self.total else ""
+            print(f"\r\x1b[K{line}", end=end, flush=True)
+        else:
+            print(line, flush=True)
+
+    def interrupt(self):
+        """End the changing line, so that something else can be printed."""
+        if sys.stdout.isatty():
+            print()
+
+
+def cores():
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def compile_units(units, sources, modules, ptx_only, jobs):
+    """Compile the units in parallel and install each as it becomes whole; return the failures, [] when all is well."""
+    tools = find_toolchain()
+    targets = [t for t in TARGETS if t.native] if ptx_only else TARGETS
+    print(f"nvcc {tools.version} ({tools.origin}); {len(units)} units, {len(targets)} texts each", flush=True)
+    progress, failures, texts = Progress(len(units) * len(targets)), [], {unit.unit: [] for unit in units}
+    modules.mkdir(parents=True, exist_ok=True)
+    # On the same file system as the modules, so that moving a file there is one step.
+    with tempfile.TemporaryDirectory(prefix=".staging-", dir=modules) as staging:
+        pool = concurrent.futures.ThreadPoolExecutor(jobs)
+        try:
+            futures = {}
+            for unit in units:
+                folder = Path(staging) / unit.unit
+                folder.mkdir()
+                for target in targets:
+                    job = pool.submit(compile_text, unit, target, sources, tools, folder, not ptx_only)
+                    futures[job] = (unit, target, folder)
+            for job in concurrent.futures.as_completed(futures):
+                unit, target, folder = futures[job]
+                try:
+                    item = job.result()
+                    progress.step(f"{unit.unit} {target.compute}", item.seconds)
+                    texts[unit.unit].append(item)
+                    if len(texts[unit.unit]) == len(targets):
+                        install(unit, texts.pop(unit.unit), sources, tools, folder, modules, ptx_only)
+                except BuildFailure as failure:
+                    progress.interrupt()
+                    print(f"FAILED {unit.unit} {target.compute}", flush=True)
+                    failures.append(failure)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return failures
+
+
+def build(sources=SOURCES, modules=MODULES, only=(), ptx_only=False, jobs=None):
+    """Bring the modules up to date and return (built, selected) units; raise BuildFailure with all that went wrong."""
+    sources, modules = Path(sources).resolve(), Path(modules).resolve()
+    everything = find_units(sources)
+    units = select(everything, only)
+    todo = stale(units, sources, modules, ptx_only)
+    if todo:
+        failures = compile_units(todo, sources, modules, ptx_only, jobs or cores())
+        if failures:
+            raise failures[0] if len(failures) == 1 else BuildFailure("\n\n".join(str(f) for f in failures))
+    if not only and modules.is_dir():
+        prune(everything, modules)
+    return todo, units
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reports
+
+
+def print_usage(units, modules):
+    """Print registers, spilled bytes (stores/loads) and shared memory of each entry on each target."""
+    archs = [arch for target in TARGETS for arch in target.cubins]
+    rows = []
+    for unit in units:
+        record = record_of(unit, modules)
+        text = (modules / outputs_of(unit, True)[0]).read_text(encoding="utf-8")
+        facts = launch_facts(text, unit)
+        for entry, found in record["entries"].items():
+            if not found:
+                continue
+            cells = [f"{f['registers']} {f['spill_store_bytes']}/{f['spill_load_bytes']}" for f in map(found.get, archs)]
+            shared = found[archs[0]]["shared_bytes"] + facts[entry][3]
+            rows.append([entry, *cells, f"{shared}"])
+    if rows:
+        print("\nregisters and spilled bytes (stores/loads) by target; shared memory in bytes (native, static + dynamic)")
+        print_table([["entry", *archs, "shared"], *rows])
+
+
+def print_sizes(units, modules):
+    """Print what each kernel adds to the wheel: its files, as a wheel compresses them."""
+    rows, total = [], 0
+    for name in dict.fromkeys(unit.name for unit in units):
+        of_name = [unit for unit in units if unit.name == name]
+        files = [modules / file for unit in of_name for file in record_of(unit, modules)["bytes"]]
+        data = [file.read_bytes() for file in files]
+        packed = sum(len(zlib.compress(piece)) for piece in data)
+        total += packed
+        raw = sum(len(piece) for piece in data)
+        rows.append([name, str(len(of_name)), f"{raw / 1024:.0f}", f"{packed / 1024:.0f}"])
+    print("\nsize of each kernel's modules, KiB")
+    print_table([["kernel", "units", "files", "in the wheel"], *rows, ["total", "", "", f"{total / 1024:.0f}"]])
+
+
+def print_table(rows):
+    """Print rows of cells, the first column left, the others right aligned."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = [cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))]
+        print("  " + "  ".join(cells).rstrip())
+
+
+def print_list(units, sources, modules, ptx_only):
+    """Print each unit with its variant and whether it is built."""
+    todo = {unit.unit for unit in stale(units, sources, modules, ptx_only)}
+    for unit in units:
+        state = "fresh"
+        if unit.unit in todo:
+            state = "stale" if record_of(unit, modules) else "not built"
+        print(f"{unit.unit:44} {state}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line and build hook
+
+
+def main(arguments=None):
+    """Run the command line; return the exit code."""
+    parser = argparse.ArgumentParser(description="Compile kernels_cu/*.cu into ptxrt/modules/.")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="build NAME or 'NAME[axis=value]' alone (repeatable)"
+    )
+    parser.add_argument("--list", action="store_true", help="list the units and whether they are fresh")
+    parser.add_argument("--clean", action="store_true", help="remove the modules")
+    parser.add_argument("--table", action="store_true", help="print the tables even when nothing was built")
+    parser.add_argument("--ptx-only", action="store_true", help="write the native PTX alone: enough for the emulator")
+    parser.add_argument("--requires", action="store_true", help="print what pip must install before a build")
+    parser.add_argument("--sources", type=Path, default=SOURCES, metavar="DIR", help="a copy of kernels_cu")
+    parser.add_argument("--out", type=Path, default=MODULES, metavar="DIR", help="where the modules go")
+    parser.add_argument("--jobs", type=int, default=None, metavar="N", help="compilations at a time (default: cores)")
+    options = parser.parse_args(arguments)
+    sources, modules = options.sources.resolve(), options.out.resolve()
+    try:
+        if options.requires:
+            print(" ".join(requirements()))
+        elif options.clean:
+            shutil.rmtree(modules, ignore_errors=True)
+        elif options.list:
+            print_list(select(find_units(sources), options.only), sources, modules, options.ptx_only)
+        else:
+            start = time.perf_counter()
+            built, units = build(sources, modules, options.only, options.ptx_only, options.jobs)
+            if options.table or (built and not options.ptx_only):
+                print_usage(units, modules)
+                print_sizes(units, modules)
+            spent = f" in {time.perf_counter() - start:.1f} s" if built else ""
+            print(f"{len(built)} of {len(units)} units built{spent}, the rest fresh -> {modules}")
+    except BuildFailure as failure:
+        print(f"\n{type(failure).__name__}: {failure}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; what was finished is kept", file=sys.stderr)
+        return 130
+    return 0
+
+
+def get_build_hook():
+    """Return the hatchling hook that compiles the kernels into a wheel (called by hatchling, never by this file)."""
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+    class KernelsHook(BuildHookInterface):
+        def dependencies(self):
+            # An editable install uses the modules that `make` builds.
+            return [] if self.target_name != "wheel" else requirements()
+
+        def initialize(self, version, build_data):
+            if version == "editable":
+                return
+            build()
+
+    return KernelsHook
+
+
+if __name__ == "__main__":
+    sys.exit(main())
