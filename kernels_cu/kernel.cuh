@@ -1,0 +1,67 @@
+// What a kernel needs of its host: how it is named, how it launches, and compile-time loops.
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+// How one entry launches. It stands in the module as the constant ENTRY_launch, so that whoever loads the module reads
+// these facts from the code that will run and never repeats them. Nine int32, in this order.
+struct LaunchFacts {
+    int threads[3];     // block dimensions x, y, z; 0 counts as 1
+    int shared_bytes;   // dynamic shared memory per block
+    int tile[3];        // elements of grid axis x, y, z that one block covers; 0 counts as 1
+    int min_blocks;     // blocks that must fit on one multiprocessor
+    int spill_bytes;    // bytes that native code may spill; the build fails above it
+};
+
+constexpr int at_least_one(int count) { return count > 0 ? count : 1; }
+
+constexpr LaunchFacts complete(LaunchFacts facts) {
+    for (int axis = 0; axis < 3; ++axis) {
+        facts.threads[axis] = at_least_one(facts.threads[axis]);
+        facts.tile[axis] = at_least_one(facts.tile[axis]);
+    }
+    facts.min_blocks = at_least_one(facts.min_blocks);
+    return facts;
+}
+
+// Declares one entry: KERNEL(name, .threads = {256}, .shared_bytes = sizeof(Shared), .tile = {128})(parameters) { body }
+#define KERNEL(name, ...) KERNEL_EXPANDED(name, __VA_ARGS__)
+#define KERNEL_EXPANDED(name, ...)                                                                   \
+    static constexpr LaunchFacts name##_facts = complete({__VA_ARGS__});                             \
+    extern "C" __constant__ const LaunchFacts name##_launch = name##_facts;                          \
+    extern "C" __global__ void __launch_bounds__(                                                    \
+        name##_facts.threads[0] * name##_facts.threads[1] * name##_facts.threads[2],                 \
+        name##_facts.min_blocks) name
+
+// VARIANTS(dim, 32, 64) at the top of a .cu: build.py compiles the file once per value, with VARIANT_dim defined to it.
+#define VARIANTS(axis, ...)
+
+// Pastes three pieces of an entry's name after expanding them: JOIN(attention_dim, VARIANT_dim, _f32).
+#define JOIN(a, b, c) JOIN_EXPANDED(a, b, c)
+#define JOIN_EXPANDED(a, b, c) a##b##c
+
+// The block's dynamic shared memory, seen as one struct. 1024-byte aligned, as every swizzle needs at most.
+template <class Shared>
+__device__ inline Shared &shared() {
+    extern __shared__ __align__(1024) unsigned char shared_raw[];
+    return *reinterpret_cast<Shared *>(shared_raw);
+}
+
+template <class Body, int... indices>
+__device__ inline void static_for_each(Body &&body, std::integer_sequence<int, indices...>) {
+    (body(std::integral_constant<int, indices>{}), ...);
+}
+
+// Calls body(i) for i = 0 .. count-1 with each i a compile-time constant, so that it may be a template argument or an
+// "n" operand of asm.
+template <int count, class Body>
+__device__ inline void static_for(Body &&body) {
+    static_for_each(body, std::make_integer_sequence<int, count>{});
+}
+
+template <class Int>
+__host__ __device__ constexpr Int ceil_div(Int value, Int divisor) {
+    return (value + divisor - 1) / divisor;
+}

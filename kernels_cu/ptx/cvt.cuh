@@ -1,0 +1,74 @@
+// cvt: conversions between number formats. In the x2 forms the first source lands in the high half, as in PTX.
+#pragma once
+
+#include <cstdint>
+
+#include "target.cuh"
+#include "portable/cvt.cuh"
+
+namespace ptx {
+
+__device__ inline uint32_t cvt_rn_bf16x2_f32(float high, float low) {
+    uint32_t packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+__device__ inline uint32_t cvt_rn_f16x2_f32(float high, float low) {
+    uint32_t packed;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+// Eight values to e2m1: to nearest, ties to even, saturated at 6, NaN to +6. values[i] lands in bits 4 i + 3 .. 4 i.
+// Eight at once, because four conversions then merge into one register without a permutation.
+__device__ inline uint32_t cvt_rn_satfinite_e2m1x8_f32(const float (&values)[8]) {
+    uint32_t codes = 0;
+    if constexpr (has_narrow_conversions) {
+        asm("{\n"
+            "  .reg .b8 pair0, pair1, pair2, pair3;\n"
+            "  cvt.rn.satfinite.e2m1x2.f32 pair0, %2, %1;\n"
+            "  cvt.rn.satfinite.e2m1x2.f32 pair1, %4, %3;\n"
+            "  cvt.rn.satfinite.e2m1x2.f32 pair2, %6, %5;\n"
+            "  cvt.rn.satfinite.e2m1x2.f32 pair3, %8, %7;\n"
+            "  mov.b32 %0, {pair0, pair1, pair2, pair3};\n"
+            "}"
+            : "=r"(codes)
+            : "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]), "f"(values[4]), "f"(values[5]),
+              "f"(values[6]), "f"(values[7]));
+    } else {
+        for (int i = 0; i < 8; ++i) codes |= portable::e2m1_from_f32(values[i]) << (4 * i);
+    }
+    return codes;
+}
+
+// Both e2m1 values of byte `byte` of `codes` as f16x2, the low nibble in the low half. Exact.
+template <int byte>
+__device__ inline uint32_t cvt_rn_f16x2_e2m1x2(uint32_t codes) {
+    if constexpr (has_narrow_conversions) {
+        uint32_t values;
+        asm("{\n"
+            "  .reg .b8 bytes<4>;\n"
+            "  mov.b32 {bytes0, bytes1, bytes2, bytes3}, %1;\n"
+            "  cvt.rn.f16x2.e2m1x2 %0, bytes%2;\n"
+            "}"
+            : "=r"(values)
+            : "r"(codes), "n"(byte));
+        return values;
+    } else {
+        return portable::f16x2_from_e2m1x2(codes >> (8 * byte) & 0xffu);
+    }
+}
+
+// A ue8m0 scale (0..255) as f32: 2^(scale - 127), subnormal for 0, NaN for 255. Exact.
+__device__ inline float cvt_f32_ue8m0(uint32_t scale) {
+    uint32_t bf16x2;
+    if constexpr (has_narrow_conversions) {
+        asm("cvt.rn.bf16x2.ue8m0x2 %0, %1;" : "=r"(bf16x2) : "h"(static_cast<uint16_t>(scale)));
+    } else {
+        bf16x2 = portable::bf16x2_from_ue8m0(scale);
+    }
+    return __uint_as_float(bf16x2 << 16);   // bf16 is the upper half of an f32
+}
+
+}  // namespace ptx

@@ -1,0 +1,17 @@
+// Which instructions the target of this compilation has. The only file that reads the architecture macros.
+#pragma once
+
+namespace ptx {
+
+#if defined(__CUDA_ARCH_FAMILY_SPECIFIC__)
+constexpr int architecture_family = __CUDA_ARCH_FAMILY_SPECIFIC__ / 100;
+#else
+constexpr int architecture_family = 0;   // plain targets (sm_80, sm_90) and the host pass
+#endif
+
+// sm_120a, sm_121a and their family: mma.sync with .block_scale, conversions to and from e2m1 and ue8m0.
+// The suffix matters: plain sm_120 rejects all of them (PTX ISA 9.0, sections 9.7.14 and 9.7.9.21).
+constexpr bool has_block_scaled_mma = architecture_family == 12;
+constexpr bool has_narrow_conversions = architecture_family == 12;
+
+}  // namespace ptx

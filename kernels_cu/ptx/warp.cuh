@@ -1,0 +1,46 @@
+// Exchanges inside a warp. Called by all 32 lanes.
+#pragma once
+
+#include <cstdint>
+
+namespace ptx {
+
+// The value of lane ^ `lane_mask`.
+__device__ inline uint32_t shfl_sync_bfly_b32(uint32_t value, int lane_mask) {
+    uint32_t result;
+    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=r"(result) : "r"(value), "r"(lane_mask));
+    return result;
+}
+
+__device__ inline float shfl_sync_bfly_f32(float value, int lane_mask) {
+    return __uint_as_float(shfl_sync_bfly_b32(__float_as_uint(value), lane_mask));
+}
+
+// The value of lane `source`.
+__device__ inline uint32_t shfl_sync_idx_b32(uint32_t value, int source) {
+    uint32_t result;
+    asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=r"(result) : "r"(value), "r"(source));
+    return result;
+}
+
+__device__ inline int laneid() {
+    int lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
+// The warp's place among the warps of its block. Only for reporting: the ISA lets it change while a thread runs.
+__device__ inline int warpid() {
+    int warp;
+    asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
+    return warp;
+}
+
+// A bit for each lane below this one.
+__device__ inline uint32_t lanemask_lt() {
+    uint32_t mask;
+    asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
+    return mask;
+}
+
+}  // namespace ptx

@@ -1,0 +1,69 @@
+// Fragments of mma.sync: where their elements are in a tile, and how ldmatrix brings them from shared memory.
+//
+// ptx/mma.cuh states the layouts. A and B fragments of 8-bit elements (k = 32) and of 16-bit elements (k = 16) have the
+// same bytes in the same places: a row of A and a column of B are 32 bytes, two 16-byte chunks.
+#pragma once
+
+#include <cstdint>
+
+#include "../ptx/cvt.cuh"
+#include "../ptx/ldmatrix.cuh"
+#include "../ptx/warp.cuh"
+#include "shared.cuh"
+
+namespace tile {
+
+using FragmentA = uint32_t[4];
+using FragmentB = uint32_t[2];
+using Accumulator = float[4];   // 16 rows x 8 columns of f32 over a warp
+
+constexpr int mma_rows = 16;
+constexpr int mma_columns = 8;
+
+// Row (0..15) and column (0..7) of element i of this lane's accumulator.
+__device__ inline int accumulator_row(int i) { return ptx::laneid() / 4 + 8 * (i >> 1); }
+__device__ inline int accumulator_column(int i) { return 2 * (ptx::laneid() % 4) + (i & 1); }
+
+// A: 16 rows from `first_row`, the two chunks from `first_chunk`.
+template <class Tile>
+__device__ inline void load_a(FragmentA &a, const Tile &tile, int first_row, int first_chunk) {
+    const int lane = ptx::laneid();
+    ptx::ldmatrix_x4(a, tile.address(first_row + lane % 16, first_chunk + lane / 16));
+}
+
+// B of two neighbouring tiles of 8 columns, stored as one row per column: 16 rows from `first_row`.
+template <class Tile>
+__device__ inline void load_b(FragmentB (&b)[2], const Tile &tile, int first_row, int first_chunk) {
+    const int lane = ptx::laneid();
+    uint32_t registers[4];
+    ptx::ldmatrix_x4(registers, tile.address(first_row + lane % 8 + 8 * (lane / 16), first_chunk + lane / 8 % 2));
+    for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = registers[i];
+}
+
+// The same for 16-bit elements stored as one row per k: 16 rows from `first_row`, the two chunks (16 columns) from
+// `first_chunk`.
+template <class Tile>
+__device__ inline void load_b_transposed(FragmentB (&b)[2], const Tile &tile, int first_row, int first_chunk) {
+    const int lane = ptx::laneid();
+    uint32_t registers[4];
+    ptx::ldmatrix_x4_trans(registers, tile.address(first_row + lane % 16, first_chunk + lane / 16));
+    for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = registers[i];
+}
+
+// Two neighbouring accumulators, rounded to bf16, as A of a following MMA whose k runs along their 16 columns. A lane holds
+// what it needs already.
+__device__ inline void accumulators_to_a(FragmentA &a, const Accumulator &left, const Accumulator &right) {
+    a[0] = ptx::cvt_rn_bf16x2_f32(left[1], left[0]);
+    a[1] = ptx::cvt_rn_bf16x2_f32(left[3], left[2]);
+    a[2] = ptx::cvt_rn_bf16x2_f32(right[1], right[0]);
+    a[3] = ptx::cvt_rn_bf16x2_f32(right[3], right[2]);
+}
+
+// A reduction of one value over the four lanes that hold a row of an accumulator.
+template <class Combine>
+__device__ inline float reduce_row(float value, Combine combine) {
+    value = combine(value, ptx::shfl_sync_bfly_f32(value, 1));
+    return combine(value, ptx::shfl_sync_bfly_f32(value, 2));
+}
+
+}  // namespace tile

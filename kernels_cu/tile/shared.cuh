@@ -1,0 +1,35 @@
+// Tiles in shared memory: rows of 16-byte chunks, swizzled so that no access pattern used here meets a bank conflict.
+#pragma once
+
+#include <cstdint>
+
+namespace tile {
+
+// `rows` rows of `row_bytes` bytes, row_bytes a multiple of 32 (16 would do). Chunk c of row r stands where chunk c' of
+// row r would stand without a swizzle. Let 2^a be the largest power of two, at most 8, that divides the chunks of a row;
+// then c' = c ^ ((r >> (3 - a)) & (2^a - 1)). Consecutive rows are a multiple of 2^a chunks apart, so that 2^(3 - a) of
+// them spread over the 8 groups of 4 banks by themselves, and the exclusive or spreads the next ones. Conflict free are
+// therefore 8 lanes on the same chunk of 8 consecutive rows (ldmatrix, and how tiles are converted) as well as 8 lanes on
+// 8 consecutive chunks of a row (how tiles are filled).
+template <int rows_, int row_bytes>
+struct SharedTile {
+    static constexpr int rows = rows_;
+    static constexpr int row_chunks = row_bytes / 16;
+    static_assert(row_bytes % 16 == 0, "a row is whole 16-byte chunks");
+
+    uint4 chunks[rows * row_chunks];
+
+    __device__ static int index(int row, int chunk) {
+        constexpr int power = row_chunks % 8 == 0 ? 3 : row_chunks % 4 == 0 ? 2 : row_chunks % 2 == 0 ? 1 : 0;
+        return row * row_chunks + (chunk ^ (row >> (3 - power) & ((1 << power) - 1)));
+    }
+
+    __device__ uint4 &at(int row, int chunk) { return chunks[index(row, chunk)]; }
+
+    // The address in the shared state space, for ldmatrix and cp.async.
+    __device__ uint32_t address(int row, int chunk) const {
+        return static_cast<uint32_t>(__cvta_generic_to_shared(chunks)) + 16 * index(row, chunk);
+    }
+};
+
+}  // namespace tile
