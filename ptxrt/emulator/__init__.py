@@ -1,0 +1,1 @@
+"""Execute PTX text on NumPy arrays."""

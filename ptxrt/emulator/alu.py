@@ -1,0 +1,1 @@
+"""Integer, float and logic instructions on registers, as nvcc emits them by itself."""

@@ -1,0 +1,1 @@
+"""Branches, calls, exits, and instructions that do nothing here (fences, hints)."""
