@@ -1,0 +1,1 @@
+"""Conversions between number formats (PTX ISA 9.7.9)."""

@@ -1,0 +1,1 @@
+"""Matrix multiply-accumulate on fragments held by a warp (PTX ISA 9.7.14)."""
