@@ -41,6 +41,7 @@ MODULES = ROOT / "ptxrt" / "modules"
 
 TOOLKIT = "13.0"
 TOOLKIT_WHEELS = "cuda-toolkit[nvcc,cccl]==13.0.*"  # without `cccl`, cuda_bf16.h does not compile
+SASS_WHEELS = "nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 
 NVCC_FLAGS = ["-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "-Werror", "all-warnings"]
 PTXAS_FLAGS = ["-lineinfo"]
@@ -173,18 +174,21 @@ class Toolchain(NamedTuple):
     origin: str  # how it was found, for people
 
 
-def environment():
+def environment(path=None):
     """Return the environment for the compilers: without what would add flags, or translate their messages."""
     hidden = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
-    return {key: value for key, value in os.environ.items() if key not in hidden} | {"LC_ALL": "C"}
+    variables = {key: value for key, value in os.environ.items() if key not in hidden} | {"LC_ALL": "C"}
+    if path:
+        variables["PATH"] = f"{path}{os.pathsep}{variables.get('PATH', '')}"
+    return variables
 
 
-def output_of(command, cwd=None):
-    """Run a command and return (exit code, standard output and error together)."""
+def output_of(command, cwd=None, path=None):
+    """Run a command, `path` first on its PATH; return (exit code, standard output and error together)."""
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
-        env=environment(),
+        env=environment(path),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
@@ -668,6 +672,27 @@ def print_list(units, sources, modules, ptx_only):
         print(f"{unit.unit:44} {state}")
 
 
+def print_sass(units, modules):
+    """Print the machine code of each unit for sm_120a, without its encodings.
+
+    The disassembler is no part of the toolkit's compiler package; its two programs must lie in one folder.
+    """
+    folders = [folder for folder, _ in toolkit_folders()]
+    folder = next((f for f in folders if all(shutil.which(n, path=str(f)) for n in ("cuobjdump", "nvdisasm"))), None)
+    if not folder:
+        raise ToolchainMissing(f"no cuobjdump with nvdisasm found: run {sys.executable} -m pip install {SASS_WHEELS}")
+    for unit in units:
+        file = modules / f"{unit.unit}.fatbin"
+        if not file.is_file():
+            raise BuildFailure(f"{unit.unit} is not built: run build.py --only {unit.unit}")
+        program = shutil.which("cuobjdump", path=str(folder))
+        code, text = output_of([program, "-sass", "-arch", "sm_120a", file], path=folder)
+        if code:
+            raise CompileFailure(f"cuobjdump failed on {file}\n{text}")
+        lines = (re.sub(r"\s*/\* 0x[0-9a-f]{16} \*/", "", line) for line in text.splitlines())
+        print("\n".join(line for line in lines if line.strip()))
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Command line and build hook
 
@@ -682,6 +707,7 @@ def main(arguments=None):
     parser.add_argument("--clean", action="store_true", help="remove the modules")
     parser.add_argument("--table", action="store_true", help="print the tables even when nothing was built")
     parser.add_argument("--ptx-only", action="store_true", help="write the native PTX alone: enough for the emulator")
+    parser.add_argument("--sass", action="store_true", help="print the machine code of built units for sm_120a")
     parser.add_argument("--requires", action="store_true", help="print what pip must install before a build")
     parser.add_argument("--sources", type=Path, default=SOURCES, metavar="DIR", help="a copy of kernels_cu")
     parser.add_argument("--out", type=Path, default=MODULES, metavar="DIR", help="where the modules go")
@@ -693,6 +719,8 @@ def main(arguments=None):
             print(" ".join(requirements()))
         elif options.clean:
             shutil.rmtree(modules, ignore_errors=True)
+        elif options.sass:
+            print_sass(select(find_units(sources), options.only), modules)
         elif options.list:
             print_list(select(find_units(sources), options.only), sources, modules, options.ptx_only)
         else:
