@@ -71,6 +71,7 @@ struct Run {
         if (first + 4 <= count) {
             *reinterpret_cast<uint32_t *>(run_scales + first) = word;
         } else {
+#pragma unroll 1   // at most once, in the last run
             for (int j = 0; first + j < count; ++j) run_scales[first + j] = word >> (8 * j);
         }
     }

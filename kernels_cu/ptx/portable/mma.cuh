@@ -31,9 +31,12 @@ __device__ inline void mma_m16n8k32_mxf8f6f4_e2m1_e2m1(float (&c)[4], const uint
     const uint32_t row_scale[2] = {scale_from_lane<byte_a>(scale_a, quad + 2 * thread_a),
                                    scale_from_lane<byte_a>(scale_a, quad + 2 * thread_a + 1)};
     const uint32_t column_scale = scale_from_lane<byte_b>(scale_b, quad + thread_b);
+#pragma unroll
     for (int half = 0; half < 2; ++half) {   // k 0..15, then 16..31
         uint32_t a16[4], b16[2];
+#pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
+#pragma unroll
             for (int row = 0; row < 2; ++row)
                 a16[2 * pair + row] =
                     mul_bf16x2(bf16x2_from_e2m1_containers(a[2 * half + row], pair), row_scale[row]);
