@@ -47,8 +47,10 @@ __device__ inline uint4 encode_half_block(const float (&values)[16], uint32_t sc
     const float reciprocal = tile::ue8m0_reciprocal(scale);
     const uint32_t finite = scale == tile::ue8m0_nan ? 0 : 0xffffffffu;
     uint32_t words[4];
+#pragma unroll
     for (int half = 0; half < 2; ++half) {
         float scaled[8];
+#pragma unroll
         for (int i = 0; i < 8; ++i) scaled[i] = values[8 * half + i] * reciprocal;
         const uint32_t packed = ptx::cvt_rn_satfinite_e2m1x8_f32(scaled) & finite;
         tile::e2m1_containers(packed, words[2 * half], words[2 * half + 1]);
@@ -69,12 +71,15 @@ __device__ inline void quantize_rows(Target &target, Source &&source) {
         const int row = item % slices * Lanes::rows + Lanes::row();
         const int word = item / slices;
         uint32_t scales = 0;
+#pragma unroll
         for (int pass = 0; pass < Lanes::passes; ++pass) {
             const int half_block = Lanes::half_block(word, pass);
             float values[16];
+#pragma unroll
             for (int i = 0; i < 16 / chunk_values; ++i) {
                 float some[chunk_values];
                 tile::unpack(source(row, half_block * (16 / chunk_values) + i), some, Element{});
+#pragma unroll
                 for (int j = 0; j < chunk_values; ++j) values[i * chunk_values + j] = some[j];
             }
             const uint32_t scale = tile::e2m1_scale(Lanes::block_amax(tile::amax_of(values)));
@@ -95,7 +100,9 @@ struct QueryFragments {
 
     template <class Tile>
     __device__ void load(const Tile &source, int first_row) {
+#pragma unroll
         for (int step = 0; step < steps; ++step) tile::load_a(codes[step], source.codes, first_row, 2 * step);
+#pragma unroll
         for (int i = 0; i < tile::operand_a_registers<steps>; ++i) scales[i] = source.scales.operand_a(2 * i, first_row);
     }
 };
@@ -105,7 +112,9 @@ template <int dim, class Tile>
 __device__ inline void multiply_scores(tile::Accumulator (&s)[Tile::rows / tile::mma_columns],
                                        const QueryFragments<dim> &q, const Tile &k) {
     constexpr int per_word = decltype(Tile::scales)::blocks_per_word;
+#pragma unroll
     for (auto &accumulator : s)
+#pragma unroll
         for (float &element : accumulator) element = 0.0f;
     static_for<Tile::rows / 32>([&](auto group) {   // 32 keys: four tiles of 8, whose scales stand in one register
         static_for<decltype(Tile::scales)::count>([&](auto word) {
@@ -148,9 +157,11 @@ __device__ inline void convert_to_bf16(Target &target, Source &source) {
     for (int i = threadIdx.x; i < Target::rows * Target::row_chunks; i += attention_threads) {
         const int row = i % Target::rows, chunk = i / Target::rows;
         float values[8];
+#pragma unroll
         for (int part = 0; part < parts; ++part) {
             float some[8 / parts];
             tile::unpack(source.at(row, chunk * parts + part), some, Element{});
+#pragma unroll
             for (int j = 0; j < 8 / parts; ++j) values[part * (8 / parts) + j] = some[j];
         }
         target.at(row, chunk) = tile::pack(values, __nv_bfloat16{});
@@ -188,8 +199,11 @@ struct Softmax {
     float row_sum[2];   // of this lane's columns only, until finish()
 
     __device__ void start() {
+#pragma unroll
         for (auto &accumulator : o)
+#pragma unroll
             for (float &element : accumulator) element = 0.0f;
+#pragma unroll
         for (int half = 0; half < 2; ++half) {
             row_max[half] = -INFINITY;
             row_sum[half] = 0.0f;
@@ -200,8 +214,10 @@ struct Softmax {
     template <int tiles>
     __device__ void take(tile::Accumulator (&s)[tiles]) {
         float rescale[2], base[2];
+#pragma unroll
         for (int half = 0; half < 2; ++half) {
             float tile_max = -INFINITY;
+#pragma unroll
             for (auto &scores : s) tile_max = fmaxf(tile_max, fmaxf(scores[2 * half], scores[2 * half + 1]));
             tile_max = tile::reduce_row(tile_max, [](float a, float b) { return fmaxf(a, b); });
             const float new_max = fmaxf(row_max[half], tile_max);
@@ -210,12 +226,16 @@ struct Softmax {
             row_max[half] = new_max;
             row_sum[half] *= rescale[half];
         }
+#pragma unroll
         for (auto &scores : s)
+#pragma unroll
             for (int i = 0; i < 4; ++i) {
                 scores[i] = ptx::ex2_approx_ftz_f32(scores[i] - base[i / 2]);
                 row_sum[i / 2] += scores[i];
             }
+#pragma unroll
         for (auto &accumulator : o)
+#pragma unroll
             for (int i = 0; i < 4; ++i) accumulator[i] *= rescale[i / 2];
     }
 
@@ -235,6 +255,7 @@ struct Softmax {
 
     // Adds up row_sum over the lanes of each row.
     __device__ void finish() {
+#pragma unroll
         for (float &sum : row_sum) sum = tile::reduce_row(sum, [](float a, float b) { return a + b; });
     }
 };
@@ -298,10 +319,14 @@ __device__ inline void attention_mxfp4_bf16(AttentionShared<Element, dim, true> 
 
         tile::Accumulator s[keys_per_tile / tile::mma_columns];
         multiply_scores(s, q, shared.k);
+#pragma unroll
         for (auto &scores : s)
+#pragma unroll
             for (float &score : scores) score *= scale * log2_e;
         if (first_key + keys_per_tile > unmasked_keys) {
+#pragma unroll
             for (int j = 0; j < keys_per_tile / tile::mma_columns; ++j)
+#pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const int key = first_key + j * tile::mma_columns + tile::accumulator_column(i);
                     const int query = warp_query + tile::accumulator_row(i);
@@ -322,11 +347,13 @@ __device__ inline void attention_mxfp4_bf16(AttentionShared<Element, dim, true> 
     }
     softmax.finish();
 
+#pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int query = warp_query + tile::accumulator_row(2 * half);
         if (query >= queries) continue;
         const float sum = softmax.row_sum[half];
         const float normalize = sum == 0.0f ? 0.0f : ptx::rcp_approx_ftz_f32(sum);
+#pragma unroll
         for (int j = 0; j < dim / tile::mma_columns; ++j) {
             const size_t at = size_t(query) * dim + j * tile::mma_columns + tile::accumulator_column(0);
             const float left = softmax.o[j][2 * half] * normalize, right = softmax.o[j][2 * half + 1] * normalize;
@@ -359,7 +386,9 @@ __device__ inline void probe_scores_mxfp4(AttentionShared<Element, dim, false> &
 
         tile::Accumulator s[keys_per_tile / tile::mma_columns];
         multiply_scores(s, q, shared.k);
+#pragma unroll
         for (int j = 0; j < keys_per_tile / tile::mma_columns; ++j)
+#pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int query = warp_query + tile::accumulator_row(i);
                 const int key = first_key + j * tile::mma_columns + tile::accumulator_column(i);

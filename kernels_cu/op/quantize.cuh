@@ -23,20 +23,24 @@ __device__ inline void quantize_mxfp4(const Element *x, uint32_t *codes, uint8_t
     const int here = min(count - first, size_t(tile::run_values));
 
     uint4 chunks[Run::items];
+#pragma unroll
     for (int i = 0; i < Run::items; ++i)
         chunks[i] = Run::value(i) < here ? __ldg(reinterpret_cast<const uint4 *>(x + first + Run::value(i))) : uint4{};
 
     uint32_t codes_of[Run::words], scale_of[Run::items];
+#pragma unroll
     for (int w = 0; w < Run::words; ++w) {
         constexpr int word_items = Run::items / Run::words;   // 2 or 1 items make a word of eight codes
         float scaled[8];
         uint32_t finite = 0xffffffffu;
+#pragma unroll
         for (int part = 0; part < word_items; ++part) {
             const int item = w * word_items + part;
             float values[Run::lane_values];
             tile::unpack(chunks[item], values, Element{});
             scale_of[item] = tile::e2m1_scale(Run::block_amax(values));
             const float reciprocal = tile::ue8m0_reciprocal(scale_of[item]);
+#pragma unroll
             for (int j = 0; j < Run::lane_values; ++j) scaled[part * Run::lane_values + j] = values[j] * reciprocal;
             if (scale_of[item] == tile::ue8m0_nan) finite &= ~(Run::item_codes << (16 * part));
         }
@@ -55,6 +59,7 @@ __device__ inline void dequantize_mxfp4(const uint8_t *codes, const uint8_t *sca
     const int here = min(count - first, size_t(tile::run_values));
 
     uint32_t item_codes[Run::items], item_scales[Run::items];
+#pragma unroll
     for (int i = 0; i < Run::items; ++i) {
         if (Run::value(i) >= here) continue;
         const uint8_t *source = codes + (first + Run::value(i)) / 2;
@@ -62,6 +67,7 @@ __device__ inline void dequantize_mxfp4(const uint8_t *codes, const uint8_t *sca
         else item_codes[i] = __ldg(reinterpret_cast<const uint16_t *>(source));
         item_scales[i] = __ldg(scales + first / tile::mx_block + Run::block(i));
     }
+#pragma unroll
     for (int i = 0; i < Run::items; ++i) {
         if (Run::value(i) >= here) continue;
         const float scale = ptx::cvt_f32_ue8m0(item_scales[i]);

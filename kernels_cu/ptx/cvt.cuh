@@ -37,6 +37,7 @@ __device__ inline uint32_t cvt_rn_satfinite_e2m1x8_f32(const float (&values)[8])
             : "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]), "f"(values[4]), "f"(values[5]),
               "f"(values[6]), "f"(values[7]));
     } else {
+#pragma unroll
         for (int i = 0; i < 8; ++i) codes |= portable::e2m1_from_f32(values[i]) << (4 * i);
     }
     return codes;

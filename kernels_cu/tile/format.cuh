@@ -24,6 +24,7 @@ __device__ inline void unpack(uint4 chunk, float (&values)[4], float) {
 
 __device__ inline void unpack(uint4 chunk, float (&values)[8], __nv_bfloat16) {
     const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
     for (int i = 0; i < 4; ++i) {   // bf16 is the upper half of an f32
         values[2 * i] = __uint_as_float(words[i] << 16);
         values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
@@ -32,6 +33,7 @@ __device__ inline void unpack(uint4 chunk, float (&values)[8], __nv_bfloat16) {
 
 __device__ inline void unpack(uint4 chunk, float (&values)[8], __half) {
     const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
     for (int i = 0; i < 4; ++i) {
         const float2 pair = __half22float2(*reinterpret_cast<const __half2 *>(&words[i]));
         values[2 * i] = pair.x;

@@ -37,6 +37,7 @@ __device__ inline void load_b(FragmentB (&b)[2], const Tile &tile, int first_row
     const int lane = ptx::laneid();
     uint32_t registers[4];
     ptx::ldmatrix_x4(registers, tile.address(first_row + lane % 8 + 8 * (lane / 16), first_chunk + lane / 8 % 2));
+#pragma unroll
     for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = registers[i];
 }
 
@@ -47,6 +48,7 @@ __device__ inline void load_b_transposed(FragmentB (&b)[2], const Tile &tile, in
     const int lane = ptx::laneid();
     uint32_t registers[4];
     ptx::ldmatrix_x4_trans(registers, tile.address(first_row + lane % 16, first_chunk + lane / 16));
+#pragma unroll
     for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = registers[i];
 }
 

@@ -28,6 +28,7 @@ struct Run {
     // The largest magnitude of the block that this lane's values belong to; NaN if any is.
     __device__ static float block_amax(const float (&values)[lane_values]) {
         float amax = amax_of(values);
+#pragma unroll
         for (int mask = 1; mask < block_lanes; mask *= 2) amax = ptx::max_nan_f32(amax, ptx::shfl_sync_bfly_f32(amax, mask));
         return amax;
     }
@@ -35,6 +36,7 @@ struct Run {
     // Stores the codes of all items, 4 bits each. codes[w] holds eight codes of this lane: those of item w, or of items 2 w
     // and 2 w + 1 where an item has four. Values at `count` and beyond (a multiple of 32) are not stored.
     __device__ static void store_codes(uint32_t *run_codes, const uint32_t (&codes)[words], int count) {
+#pragma unroll
         for (int w = 0; w < words; ++w) {
             uint32_t word = codes[w];
             int first = value(w);
@@ -55,13 +57,16 @@ struct Run {
     __device__ static void store_scales(uint8_t *run_scales, const uint32_t (&scales)[items], int count) {
         constexpr int item_blocks = run_blocks / items;
         uint32_t packed[items / 4];   // one byte per item
+#pragma unroll
         for (int i = 0; i < items / 4; ++i)
             packed[i] = scales[4 * i] | scales[4 * i + 1] << 8 | scales[4 * i + 2] << 16 | scales[4 * i + 3] << 24;
         const int first = 4 * (ptx::laneid() % 8);   // this lane's word: blocks first .. first + 3, all of one item
         const int item = first / item_blocks;
         uint32_t word = 0;
+#pragma unroll
         for (int j = 0; j < 4; ++j) {
             const int source = (first + j) % item_blocks * block_lanes;
+#pragma unroll
             for (int i = 0; i < items / 4; ++i) {
                 const uint32_t received = ptx::shfl_sync_idx_b32(packed[i], source);
                 if (item / 4 == i) word |= (received >> (8 * (item % 4)) & 0xffu) << (8 * j);

@@ -25,6 +25,7 @@ __device__ inline float ue8m0_reciprocal(uint32_t scale) { return __uint_as_floa
 template <int count>
 __device__ inline float amax_of(const float (&values)[count]) {
     float amax = fabsf(values[0]);
+#pragma unroll
     for (int i = 1; i < count; ++i) amax = ptx::max_nan_f32(amax, fabsf(values[i]));
     return amax;
 }
