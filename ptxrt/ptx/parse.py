@@ -1,0 +1,646 @@
+"""Parse PTX text strictly: what is not understood is an error that names the line, never skipped.
+
+`parse` reads the declarations of a module and only finds where the bodies are; `opcodes` lists the distinct opcodes
+of the text; `body` reads one function. A module of a hundred thousand lines costs its declarations, one pass for
+comments and braces, and the bodies that are launched.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from bisect import bisect_right
+from functools import lru_cache
+from typing import NamedTuple, Optional, Union
+
+from .ir import (
+    TYPE_BITS, Address, Function, Immediate, Instruction, List, Location, Module, Negated, Pair, Parameter, PtxSyntaxError, Register,
+    Special, Symbol, Variable, Vector, type_bytes,
+)  # fmt: skip
+
+_IDENTIFIER = r"[A-Za-z_$%][\w$]*"
+_COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.S)
+_BRACE = re.compile(r'"[^"\n]*"|[{}]')
+
+#: Directives that stand before `.entry`, `.func` or a variable.
+_LINKAGE = ("visible", "extern", "weak", "common")
+#: Performance-tuning directives of an entry, with numbers.
+_TUNING = ("maxntid", "reqntid", "minnctapersm", "maxnreg", "maxnctapersm", "reqnctapercluster", "maxclusterrank")
+_FLAGS = ("noreturn", "explicitcluster", "blocksareclusters", "unified")
+
+
+def _without_comments(text: str) -> str:
+    """Blank comments; strings and line breaks stay."""
+
+    def blank(match: re.Match) -> str:
+        found = match.group()
+        return found if found[0] == '"' else " " + "\n" * found.count("\n")
+
+    return _COMMENT.sub(blank, text)
+
+
+def parse(text: str, name: str = "<ptx>") -> Module:
+    """Read the declarations of a PTX text; `name` stands in error messages.
+
+    Raises PtxSyntaxError for a directive, type or form that is not known.
+    """
+    text = _without_comments(text.replace("\r\n", "\n").rstrip("\0"))
+    return _ModuleReader(text, name).read()
+
+
+def line_of(module: Module, position: int) -> int:
+    """The line, from 1, of a position in the module's text."""
+    return bisect_right(module.line_starts, position)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Literals and small forms
+
+_NUMBER = re.compile(
+    r"(?P<sign>-?)\s*(?:0[fF](?P<single>[0-9a-fA-F]{8})|0[dD](?P<double>[0-9a-fA-F]{16})"
+    r"|(?P<real>\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)"
+    r"|0[xX](?P<hex>[0-9a-fA-F]+)U?|0[bB](?P<binary>[01]+)U?|(?P<octal>0[0-7]*)U?|(?P<decimal>[1-9]\d*)U?)"
+)
+
+
+def _number(text: str) -> Optional[Immediate]:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    kind = match.lastgroup
+    digits = match[kind]
+    negative = bool(match["sign"])
+    if kind in ("single", "double"):
+        bits = 32 if kind == "single" else 64
+        return Immediate(int(digits, 16) ^ (negative << (bits - 1)), bits)
+    if kind == "real":
+        value = -float(digits) if negative else float(digits)
+        return Immediate(struct.unpack("<Q", struct.pack("<d", value))[0], 64)
+    value = int(digits, {"hex": 16, "binary": 2, "octal": 8, "decimal": 10}[kind])
+    return Immediate(-value if negative else value)
+
+
+class _ModuleReader:
+    """Reads the top level of a text from left to right."""
+
+    def __init__(self, text: str, name: str):
+        self.text = text
+        self.name = name
+        self.position = 0
+        self.line_starts = [0] + [match.end() for match in re.finditer("\n", text)]
+        self.closing = self._match_braces()
+        self.variables: dict[str, Variable] = {}
+        self.functions: dict[str, Function] = {}
+        self.files: dict[int, str] = {}
+        self.version = self.target = ""
+
+    def _match_braces(self) -> dict[int, int]:
+        closing, open_braces = {}, []
+        for match in _BRACE.finditer(self.text):
+            brace = match.group()
+            if brace == "{":
+                open_braces.append(match.start())
+            elif brace == "}":
+                if not open_braces:
+                    raise self.error("'}' without '{'", match.start())
+                closing[open_braces.pop()] = match.start()
+        if open_braces:
+            raise self.error("'{' is never closed; the text is cut off", open_braces[-1])
+        return closing
+
+    def error(self, message: str, position: Optional[int] = None) -> PtxSyntaxError:
+        position = self.position if position is None else position
+        return PtxSyntaxError(f"{self.name}:{bisect_right(self.line_starts, position)}: {message}")
+
+    def match(self, pattern: str, flags: int = 0) -> Optional[re.Match]:
+        """Match after blanks at the current position and step over it."""
+        match = _compiled(pattern, flags).match(self.text, self.position)
+        if match:
+            self.position = match.end()
+        return match
+
+    def expect(self, pattern: str, what: str) -> re.Match:
+        match = self.match(pattern)
+        if match is None:
+            found = self.text[self.position : self.position + 40].strip().split("\n")[0]
+            raise self.error(f"expected {what}, found '{found}'")
+        return match
+
+    def read(self) -> Module:
+        while not self.match(r"\s*\Z"):
+            self.statement()
+        if not self.version or not self.target:
+            raise self.error("a PTX text starts with .version and .target; this is none", 0)
+        return Module(
+            self.name, self.text, self.version, self.target, self.variables, self.functions, self.files, self.line_starts
+        )
+
+    def statement(self) -> None:
+        start = self.position
+        word = self.expect(r"\s*\.([a-z_]+)\b", "a directive")[1]
+        linkage = ""
+        while word in _LINKAGE:
+            linkage = word
+            word = self.expect(r"\s*\.([a-z_]+)\b", "a directive")[1]
+        if word == "version":
+            self.version = self.expect(r"\s*(\d+\.\d+)", "a version")[1]
+        elif word == "target":
+            self.target = self.expect(r"[ \t]*([\w, \t]+)", "a target")[1].split(",")[0].strip()
+        elif word == "address_size":
+            size = self.expect(r"\s*(\d+)", "an address size")[1]
+            if size != "64":
+                raise self.error(f"addresses of 64 bits are supported, this text has {size}")
+        elif word == "file":
+            match = self.expect(r'[ \t]*(\d+)[ \t]+"([^"\n]*)"[^\n]*', "a file number and name")
+            self.files[int(match[1])] = match[2]
+        elif word == "section":
+            self.expect(r"\s*\.?[\w.]+\s*(?=\{)", "a section name and '{'")
+            self.position = self.closing[self.position] + 1
+        elif word == "pragma":
+            self.expect(r'\s*"[^"\n]*"\s*;', 'a string and ";"')
+        elif word in ("entry", "func"):
+            self.function(word == "entry", linkage, start)
+        elif word in ("const", "global", "shared", "local"):
+            end = self.text.find(";", self.position)
+            if end < 0:
+                raise self.error(f"the .{word} declaration has no ';'")
+            self.variable(word, self.text[self.position : end], linkage, start)
+            self.position = end + 1
+        else:
+            raise self.error(f"the directive .{word} is not known here", start)
+
+    def variable(self, space: str, text: str, linkage: str, start: int) -> None:
+        line = bisect_right(self.line_starts, start + len(self.text[start:]) - len(self.text[start:].lstrip()))
+        for variable in variables(space, text, linkage, line, lambda message: self.error(message, start)):
+            known = self.variables.get(variable.name)
+            if known is None or known.linkage == "extern":
+                self.variables[variable.name] = variable
+
+    def function(self, is_entry: bool, linkage: str, start: int) -> None:
+        line = bisect_right(self.line_starts, start + len(self.text[start:self.position]) - len(self.text[start:self.position].lstrip()))
+        results: tuple[Parameter, ...] = ()
+        if not is_entry:
+            match = self.match(r"\s*\(([^)]*)\)")
+            if match:
+                results = self.parameters(match[1])
+        name = self.expect(rf"\s*({_IDENTIFIER})", "a name")[1]
+        match = self.match(r"\s*\(([^)]*)\)")
+        params = self.parameters(match[1]) if match else ()
+        directives: dict[str, tuple[int, ...]] = {}
+        while True:
+            match = self.match(r"\s*\.([a-z]+)\b[ \t]*([\d, \t]*)")
+            if match is None:
+                break
+            if match[1] == "pragma":
+                self.expect(r'\s*"[^"\n]*"\s*;', 'a string and ";"')
+            elif match[1] in _TUNING or match[1] in _FLAGS:
+                directives[match[1]] = tuple(int(number) for number in match[2].replace(",", " ").split())
+            else:
+                raise self.error(f"the directive .{match[1]} is not known on '{name}'", match.start(1))
+        function = Function(name, is_entry, params, results, directives, linkage, None, line)
+        if self.match(r"\s*;"):
+            self.functions.setdefault(name, function)
+            return
+        self.expect(r"\s*(?=\{)", "'{' and a body")
+        end = self.closing[self.position]
+        function.body = (self.position + 1, end)
+        self.position = end + 1
+        known = self.functions.get(name)
+        if known is not None and known.body is not None:
+            raise self.error(f"'{name}' is defined twice", start)
+        self.functions[name] = function
+
+    def parameters(self, text: str) -> tuple[Parameter, ...]:
+        result, offset = [], 0
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            parameter = read_parameter(part, offset)
+            if parameter is None:
+                raise self.error(f"'{part}' is no parameter")
+            offset = parameter.offset + parameter.bytes
+            result.append(parameter)
+        return tuple(result)
+
+
+@lru_cache(maxsize=None)
+def _compiled(pattern: str, flags: int) -> re.Pattern:
+    return re.compile(pattern, flags)
+
+
+_PARAMETER = re.compile(
+    rf"\.(?:param|reg)\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+"
+    rf"(?P<pointer>\.ptr(?:\s+\.(?:global|const|shared|local|param))?(?:\s+\.align\s+\d+)?\s+)?"
+    rf"(?P<name>{_IDENTIFIER})\s*(?:\[(?P<count>\d*)\])?"
+)
+
+
+def read_parameter(text: str, offset: int) -> Optional[Parameter]:
+    """Read `.param .align 8 .b8 name[24]` and place it at or after `offset`; None when it is none."""
+    match = _PARAMETER.fullmatch(text)
+    if match is None or match["type"] not in TYPE_BITS:
+        return None
+    align = max(int(match["align"] or 1), type_bytes(match["type"]))
+    offset = -(-offset // align) * align
+    return Parameter(match["name"], match["type"], int(match["count"] or 0), align, offset, bool(match["pointer"]))
+
+
+_VARIABLE = re.compile(
+    rf"\s*(?P<managed>\.attribute\(\.managed\)\s+)?(?:\.align\s+(?P<align>\d+)\s+)?(?:\.(?P<vector>v[24])\s+)?\.(?P<type>\w+)\s+(?P<rest>.*)", re.S
+)
+_DECLARATOR = re.compile(rf"\s*(?P<name>{_IDENTIFIER})\s*(?P<dims>(?:\[\s*\d*\s*\]\s*)*)(?:=\s*(?P<init>.*))?\s*", re.S)
+
+
+def variables(space: str, text: str, linkage: str, line: int, error) -> list[Variable]:
+    """Read the declarations behind a state space word, up to (without) the semicolon."""
+    match = _VARIABLE.fullmatch(text)
+    if match is None or match["type"] not in TYPE_BITS:
+        raise error(f"'.{space} {' '.join(text.split())[:60]}' is no variable declaration")
+    lanes = int((match["vector"] or "v1")[1])
+    align = int(match["align"] or type_bytes(match["type"]) * lanes)
+    found = []
+    for part in _split(match["rest"]):
+        declarator = _DECLARATOR.fullmatch(part)
+        if declarator is None:
+            raise error(f"'{part.strip()[:60]}' is no variable declaration")
+        sizes = re.findall(r"\[\s*(\d*)\s*\]", declarator["dims"])
+        values = _initializer(declarator["init"], match["type"], error) if declarator["init"] else ()
+        count = lanes
+        for position, size in enumerate(sizes):
+            count *= int(size) if size else (len(values) if values and position == 0 else 0)
+        found.append(Variable(declarator["name"], space, match["type"], count, align, values, linkage, line))
+    return found
+
+
+def _initializer(text: str, type: str, error) -> tuple:
+    """Flatten an initializer into integers (bits) and Symbols."""
+    values = []
+    for item in filter(None, (item.strip() for item in text.replace("{", " ").replace("}", " ").split(","))):
+        number = _number(item)
+        if number is not None:
+            values.append(_bits_as(number, type))
+            continue
+        match = re.fullmatch(rf"(?:generic\(\s*({_IDENTIFIER})\s*\)|({_IDENTIFIER}))\s*(?:([+-])\s*(\d+))?", item)
+        if match is None:
+            raise error(f"'{item}' in an initializer is not supported: expected a number, a name or generic(name)")
+        offset = int(match[4] or 0) * (-1 if match[3] == "-" else 1)
+        values.append(Symbol(match[1] or match[2], offset))
+    return tuple(values)
+
+
+def _bits_as(number: Immediate, type: str) -> int:
+    """The bits of a literal as a value of `type`."""
+    if type in ("f32", "f64"):
+        value = float(number.value) if not number.float_bits else float_value(number)
+        return struct.unpack("<I", struct.pack("<f", value))[0] if type == "f32" else struct.unpack("<Q", struct.pack("<d", value))[0]
+    return number.value
+
+
+def float_value(number: Immediate) -> float:
+    """The value of a float literal."""
+    code = {32: ("<I", "<f"), 64: ("<Q", "<d")}[number.float_bits]
+    return struct.unpack(code[1], struct.pack(code[0], number.value))[0]
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas outside of brackets."""
+    if not any(bracket in text for bracket in "{[("):
+        return text.split(",")
+    parts, depth, start = [], 0, 0
+    for match in re.finditer(r"[{}\[\](),]", text):
+        found = match.group()
+        if found in "{[(":
+            depth += 1
+        elif found in "}])":
+            depth -= 1
+        elif depth == 0:
+            parts.append(text[start : match.start()])
+            start = match.end()
+    parts.append(text[start:])
+    return parts
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Opcodes of a text
+
+# A statement starts behind `;`, a brace, a `.loc` line or a label. A name before `,` or `}` is an element of a vector.
+_HEAD = re.compile(
+    r"[;{}]\s*(?:\.loc\b[^\n]*\n\s*|[A-Za-z_$%][\w$]*\s*:(?!:)\s*)*(?:@!?[\w$%]+\s+)?([a-z]\w*(?:\.\w+(?:::\w+)*)*)(?=\s*;|\s+[^\s,}])"
+)
+
+
+def opcodes(module: Module) -> dict[str, int]:
+    """The distinct opcodes of all bodies, each with the line of its first use."""
+    found: dict[str, int] = {}
+    text = module.text
+    for function in module.functions.values():
+        if function.body is None:
+            continue
+        start, end = function.body
+        for match in _HEAD.finditer(text, start - 1, end):
+            if match[1] not in found:
+                found[match[1]] = match.start(1)
+    return {opcode: line_of(module, position) for opcode, position in found.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Bodies
+
+
+class Label(NamedTuple):
+    """A label, its name made unique."""
+
+    name: str
+    line: int
+
+
+class Body(NamedTuple):
+    """A function's body: instructions and labels in order, and what it declares."""
+
+    statements: list[Union[Instruction, Label]]
+    variables: list[Variable]  # .local .shared .param, names made unique
+    tables: dict[str, tuple[str, ...]]  # .branchtargets: unique label -> unique labels
+
+
+class _Scope:
+    """Names declared between one pair of braces."""
+
+    def __init__(self, parent: Optional["_Scope"]):
+        self.parent = parent
+        self.names: dict[str, Union[Register, Symbol]] = {}
+        self.ranges: dict[str, tuple[int, str, str]] = {}  # prefix -> (count, type, unique prefix)
+        self.labels: dict[str, str] = {}
+        self.cache: dict[str, object] = {}
+
+    def find(self, name: str) -> Union[Register, Symbol, None]:
+        scope: Optional[_Scope] = self
+        while scope is not None:
+            found = scope.names.get(name)
+            if found is not None:
+                return found
+            if scope.ranges:
+                match = _INDEXED.fullmatch(name)
+                if match and match[1] in scope.ranges:
+                    count, type, unique = scope.ranges[match[1]]
+                    if int(match[2]) < count:
+                        return Register(unique + match[2], type)
+            scope = scope.parent
+        return None
+
+    def find_label(self, name: str) -> Optional[str]:
+        scope: Optional[_Scope] = self
+        while scope is not None:
+            if name in scope.labels:
+                return scope.labels[name]
+            scope = scope.parent
+        return None
+
+
+_INDEXED = re.compile(r"(.*?)(0|[1-9]\d*)")
+_STATEMENT = re.compile(
+    r"""\s*(?:
+      \.loc\b(?P<loc>[^\n]*)
+    | (?P<brace>[{}])
+    | (?P<label>[A-Za-z_$%][\w$]*)\s*:(?!:)
+    | \.(?P<directive>[a-z]+)\b(?P<rest>[^;]*);
+    | (?:@(?P<guard>!?\s*[\w$%]+)\s+)?(?P<opcode>[a-z][\w.:]*)(?P<operands>[^;]*);
+    )""",
+    re.X,
+)
+_LOC = re.compile(
+    r"\s+(\d+)\s+(\d+)\s+(\d+)\s*(?:,\s*function_name\s+[\w$]+(?:\s*\+\s*\d+)?\s*,\s*inlined_at\s+(\d+)\s+(\d+)\s+(\d+)\s*)?"
+)
+_REG = re.compile(rf"\s*\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
+_PLUS = re.compile(r"(.+?)\s*([+-])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))", re.S)
+_NAME = re.compile(_IDENTIFIER)
+
+#: Special registers by name; those with a component carry it: tid.x.
+SPECIALS = frozenset(
+    [f"{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid") for axis in "xyz"]
+    + "laneid warpid nwarpid smid nsmid gridid is_explicit_cluster cluster_ctarank cluster_nctarank".split()
+    + [f"lanemask_{kind}" for kind in ("eq", "le", "lt", "ge", "gt")]
+    + "clock clock_hi clock64 globaltimer globaltimer_lo globaltimer_hi".split()
+    + "total_smem_size aggr_smem_size dynamic_smem_size reserved_smem_offset_begin reserved_smem_offset_end".split()
+    + "reserved_smem_offset_cap".split()
+)
+_BRANCHES = ("bra", "brx")
+
+
+def body(module: Module, function: Function) -> Body:
+    """Read one function's body. Raises PtxSyntaxError with the line of what is not understood."""
+    return _BodyReader(module, function).read()
+
+
+class _BodyReader:
+    def __init__(self, module: Module, function: Function):
+        self.module = module
+        self.function = function
+        self.statements: list[Union[Instruction, Label]] = []
+        self.variables: list[Variable] = []
+        self.tables: dict[str, tuple[tuple[str, ...], _Scope]] = {}
+        self.branches: list[tuple[int, _Scope]] = []
+        self.used: set[str] = set()
+        self.scope = _Scope(None)
+        for parameter in function.params + function.results:
+            self.scope.names[parameter.name] = Symbol(parameter.name)
+        self.locations: dict[tuple[int, int, int], Location] = {}
+        self.location: Optional[Location] = None
+        self.line = function.line
+
+    def error(self, message: str) -> PtxSyntaxError:
+        return PtxSyntaxError(f"{self.module.name}:{self.line}: {message} (in '{self.function.name}')")
+
+    def read(self) -> Body:
+        text, (position, end) = self.module.text, self.function.body
+        line_starts = self.module.line_starts
+        match = _STATEMENT.match
+        while True:
+            found = match(text, position, end)
+            if found is None:
+                break
+            position = found.end()
+            kind = found.lastgroup
+            self.line = bisect_right(line_starts, found.start(kind))
+            if kind == "operands":
+                self.instruction(found)
+            elif kind == "loc":
+                self.loc(found["loc"])
+            elif kind == "label":
+                self.label(found["label"])
+            elif kind == "rest":
+                self.directive(found["directive"], found["rest"])
+            elif found["brace"] == "{":
+                self.scope = _Scope(self.scope)
+            else:
+                if self.scope.parent is None:
+                    raise self.error("'}' without '{'")
+                self.scope = self.scope.parent
+        rest = text[position:end].strip()
+        if rest:
+            self.line = bisect_right(line_starts, text.find(rest[0], position))
+            raise self.error(f"'{rest.splitlines()[0][:60]}' is not understood")
+        self.resolve_labels()
+        tables = {name: tuple(self.label_of(label, scope) for label in labels) for name, (labels, scope) in self.tables.items()}
+        return Body(self.statements, self.variables, tables)
+
+    def unique(self, name: str) -> str:
+        """A name that nothing else in this function has: inline assembly repeats its own."""
+        candidate, number = name, 1
+        while candidate in self.used:
+            number += 1
+            candidate = f"{name}@{number}"
+        self.used.add(candidate)
+        return candidate
+
+    def loc(self, text: str) -> None:
+        match = _LOC.fullmatch(text)
+        if match is None:
+            raise self.error(f"'.loc{text}' is not understood")
+        file, line, column = int(match[1]), int(match[2]), int(match[3])
+        outer = None
+        if match[4] is not None:
+            place = (int(match[4]), int(match[5]), int(match[6]))
+            outer = self.locations.get(place) or Location(*place)
+            if _depth(outer) > 64:
+                outer = Location(*place)
+        self.location = Location(file, line, column, outer)
+        self.locations[file, line, column] = self.location
+
+    def label(self, name: str) -> None:
+        if name in self.scope.labels:
+            raise self.error(f"the label '{name}' is defined twice in one scope")
+        unique = self.scope.labels[name] = self.unique(name)
+        self.statements.append(Label(unique, self.line))
+
+    def directive(self, word: str, rest: str) -> None:
+        if word == "reg":
+            self.registers(rest)
+        elif word in ("local", "shared", "param"):
+            for variable in variables(word, rest, "", self.line, self.error):
+                name = self.unique(variable.name)
+                self.scope.names[variable.name] = Symbol(name)
+                self.variables.append(Variable(name, word, variable.type, max(variable.count, 1), variable.align, variable.values, "", self.line))
+                if variable.count == 0 and rest.rstrip().endswith("]"):
+                    raise self.error(f"'{variable.name}' has no length")
+            self.scope.cache.clear()
+        elif word == "branchtargets":
+            if not self.statements or not isinstance(self.statements[-1], Label):
+                raise self.error(".branchtargets without a label")
+            self.tables[self.statements[-1].name] = (tuple(name.strip() for name in rest.split(",")), self.scope)
+        elif word == "pragma":
+            return
+        else:
+            raise self.error(f"the directive .{word} is not known in a function")
+
+    def registers(self, rest: str) -> None:
+        match = _REG.fullmatch(rest)
+        if match is None or match["type"] not in TYPE_BITS:
+            raise self.error(f"'.reg{rest}' is no register declaration")
+        for name in (name.strip() for name in match["names"].split(",")):
+            ranged = re.fullmatch(rf"({_IDENTIFIER})<(\d+)>", name)
+            if ranged:
+                self.scope.ranges[ranged[1]] = (int(ranged[2]), match["type"], self.unique(ranged[1]))
+            elif _NAME.fullmatch(name):
+                self.scope.names[name] = Register(self.unique(name), match["type"])
+            else:
+                raise self.error(f"'{name}' is no register name")
+        self.scope.cache.clear()
+
+    def instruction(self, found: re.Match) -> None:
+        guard = None
+        if found["guard"]:
+            name = found["guard"]
+            negated = name[0] == "!"
+            register = self.scope.find(name[1:].strip() if negated else name)
+            if not isinstance(register, Register) or register.type != "pred":
+                raise self.error(f"the guard '@{name}' is no declared predicate")
+            guard = (register, negated)
+        opcode, text = found["opcode"], found["operands"].strip()
+        cache = self.scope.cache
+        operands = []
+        if text:
+            parts = text.split(",") if "{" not in text and "[" not in text and "(" not in text else _split(text)
+            for part in parts:
+                operand = cache.get(part)
+                if operand is None:
+                    operand = cache[part] = self.operand(part.strip())
+                operands.append(operand)
+        if opcode.startswith(_BRANCHES):
+            self.branches.append((len(self.statements), self.scope))
+        self.statements.append(Instruction(opcode, tuple(operands), guard, self.line, self.location))
+
+    def operand(self, text: str):
+        """One operand; names that are declared nowhere stay Symbols (labels, functions, module variables)."""
+        if not text:
+            raise self.error("an operand is missing")
+        first = text[0]
+        if first == "{":
+            return Vector(tuple(self.operand(part.strip()) for part in _split(text[1:-1])))
+        if first == "[":
+            return self.address(text[1:-1].strip())
+        if first == "(":
+            inner = text[1:-1].strip()
+            return List(tuple(self.operand(part.strip()) for part in _split(inner)) if inner else ())
+        if first == "!":
+            register = self.operand(text[1:].strip())
+            if not isinstance(register, Register) or register.type != "pred":
+                raise self.error(f"'{text}' is no predicate")
+            return Negated(register)
+        if "|" in text:
+            left, right = text.split("|")
+            return Pair(self.operand(left.strip()), self.operand(right.strip()))
+        number = _number(text)
+        if number is not None:
+            return number
+        if text == "WARP_SZ":
+            return Immediate(32)
+        if first == "%":
+            if text[1:] in SPECIALS:
+                return Special(text[1:])
+            register = self.scope.find(text)
+            if register is None:
+                raise self.error(f"the register '{text}' is not declared and no special register that is known")
+            return register
+        if _NAME.fullmatch(text):
+            return self.scope.find(text) or Symbol(text)
+        match = _PLUS.fullmatch(text)
+        if match and _NAME.fullmatch(match[1]):
+            base = self.scope.find(match[1]) or Symbol(match[1])
+            if isinstance(base, Symbol):
+                return Symbol(base.name, base.offset + _displacement(match))
+        raise self.error(f"the operand '{text}' is not understood")
+
+    def address(self, text: str) -> Address:
+        match = _PLUS.fullmatch(text)
+        base, offset = (self.operand(match[1].strip()), _displacement(match)) if match else (self.operand(text), 0)
+        if isinstance(base, Symbol):
+            return Address(Symbol(base.name), base.offset + offset)
+        if not isinstance(base, (Register, Immediate)):
+            raise self.error(f"the address '[{text}]' is not supported")
+        return Address(base, offset)
+
+    def label_of(self, name: str, scope: _Scope) -> str:
+        label = scope.find_label(name)
+        if label is None:
+            raise self.error(f"the label '{name}' is not defined")
+        return label
+
+    def resolve_labels(self) -> None:
+        """Branches may name labels that stand further down in their scope."""
+        for index, scope in self.branches:
+            instruction = self.statements[index]
+            self.line = instruction.line
+            operands = tuple(
+                Symbol(self.label_of(operand.name, scope)) if isinstance(operand, Symbol) else operand for operand in instruction.operands
+            )
+            self.statements[index] = instruction._replace(operands=operands)
+
+
+def _displacement(match: re.Match) -> int:
+    value = int(match[3].replace(" ", ""), 0)
+    return -value if match[2] == "-" else value
+
+
+def _depth(location: Optional[Location]) -> int:
+    depth = 0
+    while location is not None:
+        location, depth = location.inlined_at, depth + 1
+    return depth
