@@ -1,1 +1,173 @@
-"""Approximate transcendental functions (PTX ISA 9.7.3 and 9.7.4)."""
+"""Approximate functions: ex2, lg2, sin, cos, tanh, and the .approx and .full forms of rcp, sqrt, rsqrt and div.
+
+PTX bounds the error of these instructions and leaves their bits open (PTX ISA 9.7.3, 9.7.4), so no emulation can
+give the bits of a chip. Here every result is the function in float64, rounded once to the destination, which lies
+within the bound of the ISA quoted at each instruction; the float64 function of the machine's NumPy may be off by
+one float64 ulp, which changes about one result in 2^28. Special values are exact: infinities, zeros and their signs,
+NaN (canonical), flushing of subnormal inputs and results under .ftz.
+"""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import numpy as np
+
+from .instruction import Lanes, Semantics, Unsupported, define
+from .numbers import FORMATS, canonical, encode, flushed
+
+
+def _f32(function: Callable[[np.ndarray], np.ndarray], flush: bool) -> Callable:
+    """`function`, on float64, as an operation on f32 arrays."""
+
+    def apply(a):
+        a = np.asarray(a, np.float32)
+        result = canonical(function((flushed(a) if flush else a).astype(np.float64)).astype(np.float32))
+        return flushed(result) if flush else result
+
+    return apply
+
+
+def _half(function: Callable, name: str, flush: bool) -> Callable:
+    """`function`, on float64, as an operation on raw f16 or bf16 codes, by a table of all of them."""
+    table: list[np.ndarray] = []
+
+    def apply(codes):
+        if not table:
+            values = FORMATS[name].values
+            if flush:
+                values = flushed(values.astype(np.float32)).astype(np.float64)
+            with np.errstate(all="ignore"):
+                results = function(values)
+            if flush:
+                results = np.where(np.abs(results) < 2.0**-126, np.copysign(0.0, results), results)
+            table.append(encode(results, FORMATS[name]))
+        return table[0][codes]
+
+    return apply
+
+
+def _half_forms(function: Callable, type_: str, flush: bool) -> Semantics:
+    """The f16, bf16, f16x2 or bf16x2 form of a function on float64."""
+    codes = _half(function, type_.removesuffix("x2"), flush)
+    if type_ == "f16":
+        return Lanes("f16", "f16", lambda a: codes(np.asarray(a).view(np.uint16)).view(np.float16))
+    if type_ == "bf16":
+        return Lanes("bf16", "bf16", codes)
+
+    def pair(a):
+        high, low = codes(a >> np.uint32(16)), codes(a & np.uint32(0xFFFF))
+        return (high.astype(np.uint32) << np.uint32(16)) | low
+
+    return Lanes(type_, type_, pair)
+
+
+def _approx_f32(name: str, modifiers: tuple[str, ...], function: Callable) -> Semantics:
+    """Resolve `name.approx{.ftz}.f32`."""
+    if modifiers not in (("approx", "f32"), ("approx", "ftz", "f32")):
+        raise Unsupported(f"expected {name}.approx{{.ftz}}.f32")
+    return Lanes("f32", "f32", _f32(function, "ftz" in modifiers))
+
+
+@define("ex2")
+def ex2(modifiers: tuple[str, ...]) -> Semantics:
+    """ex2.approx{.ftz}.f32, ex2.approx.{f16|f16x2}, ex2.approx.ftz.{bf16|bf16x2}: 2^a.
+
+    Hardware: within 2 ulp (f32), relative 2^-9.9 (f16), 2^-7 (bf16).
+    """
+    if modifiers in (("approx", "f16"), ("approx", "f16x2"), ("approx", "ftz", "bf16"), ("approx", "ftz", "bf16x2")):
+        return _half_forms(np.exp2, modifiers[-1], "ftz" in modifiers)
+    if modifiers[-1:] != ("f32",):
+        raise Unsupported("expected ex2.approx{.ftz}.f32, ex2.approx.{f16|f16x2} or ex2.approx.ftz.{bf16|bf16x2}")
+    return _approx_f32("ex2", modifiers, np.exp2)
+
+
+@define("lg2")
+def lg2(modifiers: tuple[str, ...]) -> Semantics:
+    """lg2.approx{.ftz}.f32: log2 a; of a zero -inf, of a negative number NaN.
+
+    Hardware: absolute 2^-22 for a in (0.5, 2), relative 2^-22 elsewhere.
+    """
+    return _approx_f32("lg2", modifiers, np.log2)
+
+
+@define("sin")
+def sin(modifiers: tuple[str, ...]) -> Semantics:
+    """sin.approx{.ftz}.f32: sin a, a in radians; of an infinity NaN.
+
+    Hardware: absolute 2^-20.5 for a in [-2 pi, 2 pi], 2^-14.7 in [-100 pi, 100 pi], no bound outside.
+    """
+    return _approx_f32("sin", modifiers, np.sin)
+
+
+@define("cos")
+def cos(modifiers: tuple[str, ...]) -> Semantics:
+    """cos.approx{.ftz}.f32: cos a, a in radians; of an infinity NaN. Hardware: bounds as for sin."""
+    return _approx_f32("cos", modifiers, np.cos)
+
+
+@define("tanh")
+def tanh(modifiers: tuple[str, ...]) -> Semantics:
+    """tanh.approx.{f32|f16|f16x2|bf16|bf16x2}: the hyperbolic tangent; subnormals are kept.
+
+    Hardware: relative 2^-11 (f32), absolute 2^-10.987 (f16), relative 2^-8 (bf16).
+    """
+    if len(modifiers) != 2 or modifiers[0] != "approx" or modifiers[1] not in ("f32", "f16", "f16x2", "bf16", "bf16x2"):
+        raise Unsupported("expected tanh.approx.{f32|f16|f16x2|bf16|bf16x2}")
+    if modifiers[1] == "f32":
+        return Lanes("f32", "f32", _f32(np.tanh, flush=False))
+    return _half_forms(np.tanh, modifiers[1], flush=False)
+
+
+@define("rcp.approx")
+def rcp_approx(modifiers: tuple[str, ...]) -> Semantics:
+    """rcp.approx{.ftz}.f32: 1 / a; of a zero an infinity of its sign. Hardware: within 1 ulp."""
+    return _approx_f32("rcp", ("approx", *modifiers), lambda a: 1.0 / a)
+
+
+@define("sqrt.approx")
+def sqrt_approx(modifiers: tuple[str, ...]) -> Semantics:
+    """sqrt.approx{.ftz}.f32: the square root; of -0, -0; of a negative number NaN. Hardware: relative 2^-23."""
+    return _approx_f32("sqrt", ("approx", *modifiers), np.sqrt)
+
+
+@define("rsqrt.approx")
+def rsqrt_approx(modifiers: tuple[str, ...]) -> Semantics:
+    """rsqrt.approx{.ftz}.f32: 1 / sqrt a; of a zero an infinity of its sign. Hardware: relative 2^-22.9."""
+    return _approx_f32("rsqrt", ("approx", *modifiers), lambda a: 1.0 / np.sqrt(a))
+
+
+@define("div.approx")
+def div_approx(modifiers: tuple[str, ...]) -> Semantics:
+    """div.approx{.ftz}.f32: a / b. For 2^126 < |b| < 2^128 zero, or NaN where a is infinite, as the ISA says.
+
+    Hardware: within 2 ulp for |b| in [2^-126, 2^126].
+    """
+
+    def quotient(a, b):
+        # 1 / b is subnormal there, which the hardware's product a * (1 / b) takes as zero.
+        large = np.isfinite(b) & (np.abs(b) > np.float32(2.0**126))
+        return np.where(large, a * np.copysign(np.float32(0), b), np.divide(a, b))
+
+    return _division("approx", modifiers, quotient)
+
+
+@define("div.full")
+def div_full(modifiers: tuple[str, ...]) -> Semantics:
+    """div.full{.ftz}.f32: a / b. Hardware: within 2 ulp over the full range."""
+    return _division("full", modifiers, np.divide)
+
+
+def _division(name: str, modifiers: tuple[str, ...], quotient: Callable) -> Semantics:
+    if modifiers not in (("f32",), ("ftz", "f32")):
+        raise Unsupported(f"expected div.{name}{{.ftz}}.f32")
+    flush = "ftz" in modifiers
+
+    def divide(a, b):
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        if flush:
+            a, b = flushed(a), flushed(b)
+        result = canonical(quotient(a, b))
+        return flushed(result) if flush else result
+
+    return Lanes("f32", "f32, f32", divide)
