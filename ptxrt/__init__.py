@@ -1,0 +1,84 @@
+"""Low-precision CUDA kernels for consumer Blackwell, run from NumPy on a GPU or on an emulator.
+
+    import numpy as np, ptxrt
+    q = ptxrt.quantize(np.random.randn(128, 256).astype(np.float32), "mxfp4")
+    x = ptxrt.dequantize(q)
+
+Names are imported on first use, so that `import ptxrt` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Public name -> the module that defines it.
+_HOME = {
+    "attention": "ops.attention",
+    "quantize": "ops.quantize",
+    "dequantize": "ops.quantize",
+    "QuantizedArray": "ops.quantize",
+    "DeviceArray": "array",
+    "to_device": "array",
+    "empty": "array",
+    "compare": "accuracy",
+    "Comparison": "accuracy",
+    "load": "program",
+    "machines": "backend",
+    "using": "backend",
+    "last_launches": "launch",
+    "PtxError": "errors",
+    "ArgumentError": "errors",
+    "FileError": "errors",
+    "BuildError": "errors",
+    "AbiError": "errors",
+    "LaunchError": "errors",
+    "MachineError": "errors",
+    "DriverError": "errors",
+    "EmulatorFault": "errors",
+}
+
+__all__ = ["kernels", "synchronize", *_HOME]
+
+if TYPE_CHECKING:
+    from .accuracy import Comparison, compare
+    from .array import DeviceArray, empty, to_device
+    from .backend import machines, using
+    from .errors import (
+        AbiError,
+        ArgumentError,
+        BuildError,
+        DriverError,
+        EmulatorFault,
+        FileError,
+        LaunchError,
+        MachineError,
+        PtxError,
+    )
+    from .launch import last_launches
+    from .ops.attention import attention
+    from .ops.quantize import QuantizedArray, dequantize, quantize
+    from .program import load
+
+
+def kernels() -> "dict[str, Any]":
+    """Every declared kernel by name, as a `ptxrt.kernel.Kernel`."""
+    import_module(f"{__name__}.ops")
+    return dict(import_module(f"{__name__}.kernel").REGISTRY)
+
+
+def synchronize(stream=None) -> None:
+    """Wait until everything in the stream (None is the library's own) is done on the current machine."""
+    import_module(f"{__name__}.backend").current().synchronize(stream)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> "list[str]":
+    return sorted({*globals(), *__all__})

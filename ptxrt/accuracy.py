@@ -1,0 +1,109 @@
+"""How close a result is to the wanted one: the figures, and the tolerances that declarations state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Figures of `got` against `want`, in float64.
+
+    relative_l2: |got - want| / |want|; cosine: of the angle between them; gain: the factor by which
+    `got` follows `want` (least squares, 1 is right); worst_index, worst_error: the element with the
+    largest absolute error; worst_got, worst_want: its values; mismatches: elements that differ or
+    are NaN on one side alone. Infinities and NaN that agree are left out of the sums.
+    """
+
+    relative_l2: float
+    cosine: float
+    gain: float
+    worst_error: float
+    worst_index: tuple[int, ...]
+    worst_got: float
+    worst_want: float
+    mismatches: int
+    size: int
+
+    def __str__(self) -> str:
+        return (
+            f"relative L2 {self.relative_l2:.3e}, cosine {self.cosine:.8f}, gain {self.gain:.6f}, "
+            f"worst {self.worst_error:.3e} at {list(self.worst_index)} "
+            f"({self.worst_got:.6g}, wanted {self.worst_want:.6g})"
+        )
+
+
+def compare(got, want) -> Comparison:
+    """Compare two arrays of one shape; DeviceArrays are downloaded first.
+
+    An element that is NaN or infinite on one side and differs from the other makes relative_l2
+    and worst_error infinite. ArgumentError for shapes that differ.
+    """
+    got, want = (np.asarray(_host(x)).astype(np.float64) for x in (got, want))
+    if got.shape != want.shape:
+        raise ArgumentError(f"compare: got has shape {list(got.shape)}, want {list(want.shape)}; give equal shapes")
+    if got.size == 0:
+        return Comparison(0.0, 1.0, 1.0, 0.0, (), 0.0, 0.0, 0, 0)
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    finite = np.isfinite(got) & np.isfinite(want)
+    with np.errstate(invalid="ignore"):
+        error = np.where(same, 0.0, np.where(finite, np.abs(got - want), np.inf))
+    worst = np.unravel_index(int(np.argmax(error)), got.shape)
+    g, w = np.where(finite, got, 0.0).ravel(), np.where(finite, want, 0.0).ravel()
+    # Both are scaled by one power of two, so that squares neither overflow nor vanish.
+    _, exponent = np.frexp(max(np.abs(g).max(), np.abs(w).max()))
+    g, w = np.ldexp(g, -exponent), np.ldexp(w, -exponent)
+    gg, ww, gw = g @ g, w @ w, g @ w
+    distance = np.sqrt(np.sum((g - w) ** 2)) if np.isfinite(error).all() else np.inf
+    return Comparison(
+        relative_l2=float(distance / np.sqrt(ww)) if ww else (0.0 if distance == 0 else float("inf")),
+        cosine=float(gw / np.sqrt(gg * ww)) if gg and ww else float(gg == ww),
+        gain=float(gw / ww) if ww else float(gg == ww),
+        worst_error=float(error[worst]),
+        worst_index=tuple(int(i) for i in worst),
+        worst_got=float(got[worst]),
+        worst_want=float(want[worst]),
+        mismatches=int(got.size - np.count_nonzero(same)),
+        size=got.size,
+    )
+
+
+def _host(x):
+    return x.to_numpy() if hasattr(x, "to_numpy") else x
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What a result may differ by, and why; every bound that is not None must hold."""
+
+    reason: str
+    relative_l2: float | None = None
+    cosine: float | None = None
+    gain: float | None = None
+    absolute: float | None = None
+
+    def misses(self, comparison: Comparison) -> list[str]:
+        """The bounds that `comparison` breaks, in words; empty where all hold."""
+        bounds = [
+            (self.relative_l2, comparison.relative_l2, "relative L2"),
+            (None if self.cosine is None else 1 - self.cosine, 1 - comparison.cosine, "1 - cosine"),
+            (self.gain, abs(comparison.gain - 1), "|gain - 1|"),
+            (self.absolute, comparison.worst_error, "worst error"),
+        ]
+        return [f"{name} {value:.3e} > {bound:.3e}" for bound, value, name in bounds if bound is not None and not value <= bound]
+
+    def __str__(self) -> str:
+        parts = [
+            ("relative L2 <= ", self.relative_l2),
+            ("cosine >= ", self.cosine),
+            ("gain 1 +- ", self.gain),
+            ("absolute <= ", self.absolute),
+        ]
+        return ", ".join(f"{name}{value:g}" for name, value in parts if value is not None) + f" ({self.reason})"
+
+
+EXACT = Tolerance("codes, integers and exact conversions", absolute=0.0)

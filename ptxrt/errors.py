@@ -1,0 +1,58 @@
+"""The errors this package raises; each message says what came, what was expected and what to do.
+
+    PtxError
+      ArgumentError (ValueError)   an argument does not fit the declaration
+        FileError                  a file is foreign, damaged or of the wrong kind
+      BuildError                   a module is missing or older than its source: run `make`
+      AbiError                     a declaration and its compiled entry disagree
+      LaunchError                  the machine failed
+        MachineError               the machine that was asked for is not there
+        DriverError                a CUresult, with its name and the call
+        EmulatorFault              bad address, unknown opcode, deadlock; with block, thread, line
+"""
+
+
+class PtxError(Exception):
+    """The root of every error that this package raises on purpose."""
+
+
+class ArgumentError(PtxError, ValueError):
+    """An argument does not fit the declaration; nothing was launched."""
+
+
+class FileError(ArgumentError):
+    """A file is foreign, damaged, truncated or of a kind that this machine cannot load."""
+
+
+class BuildError(PtxError):
+    """A compiled module is missing or older than its source."""
+
+
+class AbiError(PtxError):
+    """A declaration and its compiled entry disagree on the parameters or the launch facts."""
+
+
+class LaunchError(PtxError):
+    """The machine could not run the kernel; results of the call are not to be used."""
+
+
+class MachineError(LaunchError):
+    """The machine that was asked for is not there; the message says why."""
+
+
+class DriverError(LaunchError):
+    """A call into the CUDA driver failed.
+
+    `result` is the CUresult's name (`CUDA_ERROR_OUT_OF_MEMORY`), `code` its number and `call` the
+    function that returned it.
+    """
+
+    def __init__(self, message: str, *, result: str = "", code: int = 0, call: str = ""):
+        super().__init__(message)
+        self.result = result
+        self.code = code
+        self.call = call
+
+
+class EmulatorFault(LaunchError):
+    """The emulator refused a text or stopped a kernel; the message names where."""

@@ -1,0 +1,591 @@
+"""The declaration of a kernel: a Python function whose annotations are the ABI and whose body is the reference.
+
+    @kernel(grid="rows cols", cases=[dict(rows=4, cols=64)])
+    def transpose_tiled(x: In[f32, "rows cols"], y: Out[f32, "cols rows"]):
+        \"\"\"Transpose `x`.\"\"\"
+        y[:] = x.T
+
+The function's name is the name of the `.cu` file. No device is touched here: binding is pure, and
+the call at the end goes through launch.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any, Callable, Mapping, Sequence
+
+import numpy as np
+
+from .accuracy import EXACT, Comparison, Tolerance, compare
+from .dims import Dim, DimensionError, Shape, multiple_of, parse_shape
+from .errors import ArgumentError
+from .formats import Format, Union
+
+REGISTRY: dict[str, "Kernel"] = {}
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """One annotation: In[formats, shape], Out[formats, shape] or Scalar[format]."""
+
+    direction: str
+    formats: tuple[Format, ...]
+    shape: Shape
+
+
+def _formats(item: Format | Union) -> tuple[Format, ...]:
+    return item.members if isinstance(item, Union) else (item,)
+
+
+class In:
+    """`In[f32 | f16, "rows cols"]`: an array that the kernel reads."""
+
+    def __class_getitem__(cls, item) -> _Spec:
+        return _Spec("in", _formats(item[0]), parse_shape(item[1]))
+
+
+class Out:
+    """`Out[f32, "rows cols"]`: an array that the kernel writes whole; `= None` makes it optional."""
+
+    def __class_getitem__(cls, item) -> _Spec:
+        return _Spec("out", _formats(item[0]), parse_shape(item[1]))
+
+
+class Scalar:
+    """`Scalar[f32]`: a number passed by value; a default in the signature is its default."""
+
+    def __class_getitem__(cls, item) -> _Spec:
+        return _Spec("scalar", _formats(item), parse_shape(""))
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One declared argument: its name, direction ("in", "out", "scalar"), formats and shape.
+
+    `optional` is meant for outputs: an omitted one is passed as address 0.
+    """
+
+    name: str
+    direction: str
+    formats: tuple[Format, ...]
+    shape: Shape
+    optional: bool = False
+    default: Any = None
+
+    @property
+    def is_union(self) -> bool:
+        """Whether the call chooses among several formats."""
+        return len(self.formats) > 1
+
+    def __str__(self) -> str:
+        formats = "|".join(f.name for f in self.formats)
+        return formats if self.direction == "scalar" else f"{formats} {self.shape}"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of the compiled entry: kind is "array", "scalar" or "axis"."""
+
+    kind: str
+    name: str
+    format: Format | None = None
+
+    def __str__(self) -> str:
+        return {"array": "address of ", "axis": "axis "}.get(self.kind, f"{self.format} ") + self.name
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One compilation of a kernel: its file name without suffix and the variant it holds."""
+
+    name: str
+    kernel: str
+    variant: Mapping[str, int] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One declared test size: axes, scalars, optional outputs that are asked for, and the format of the unions."""
+
+    axes: Mapping[str, int] = field(hash=False)
+    scalars: Mapping[str, Any] = field(hash=False)
+    outputs: tuple[str, ...]
+    format: Format | None
+
+    @property
+    def id(self) -> str:
+        """A short name for test ids and reports."""
+        parts = [f"{name}{value}" for name, value in {**self.axes, **self.scalars}.items()]
+        return "-".join(parts + list(self.outputs) + ([self.format.name] if self.format else []))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A call whose arguments fit the declaration: nothing is allocated, nothing launched yet.
+
+    inputs: arrays by name; outputs: by name an array to write to, True to allocate, None to omit.
+    """
+
+    kernel: "Kernel"
+    axes: Mapping[str, int]
+    format: Format | None
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    scalars: Mapping[str, Any]
+
+    @cached_property
+    def unit(self) -> str:
+        """The compiled module that holds the entry."""
+        return self.kernel.unit_name(self.axes)
+
+    @cached_property
+    def entry(self) -> str:
+        """The entry that runs."""
+        return self.kernel.entry_name(self.axes, self.format)
+
+    def shape_of(self, argument: Argument) -> tuple[int, ...]:
+        """The actual shape of a declared array."""
+        return argument.shape.sizes(self.axes)
+
+    def format_of(self, argument: Argument) -> Format:
+        """The format of an argument in this call."""
+        return self.format if argument.is_union else argument.formats[0]
+
+    @property
+    def present(self) -> tuple[Argument, ...]:
+        """The arrays that take part: all inputs and the outputs that are not omitted."""
+        return tuple(a for a in self.kernel.arrays if a.direction == "in" or self.outputs[a.name] is not None)
+
+    @cached_property
+    def bytes_moved(self) -> int:
+        """Bytes of all arrays that take part: what the kernel must move at least."""
+        return sum(prod(self.shape_of(a)) * self.format_of(a).itemsize for a in self.present)
+
+    @cached_property
+    def flops(self) -> int | None:
+        """Floating-point operations as declared, or None."""
+        return self.kernel.count_flops(self.axes, self.scalars)
+
+
+def kernel(
+    *,
+    grid: str,
+    variants: Mapping[str, Sequence[int]] | None = None,
+    fixed: Mapping[str, int] | None = None,
+    cases: Sequence[Mapping[str, Any]] = (),
+    tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
+    flops: str | Callable[..., int] | None = None,
+) -> Callable[[Callable], "Kernel"]:
+    """Declare a kernel; the function below becomes a callable `Kernel` in REGISTRY.
+
+    grid: words for grid x, y, z, each an axis or a product of axes, covered by tiles.
+    variants: axes that are compiled in, with the values that exist.
+    fixed: axes that have one size and need not be given.
+    cases: sizes of axes, values of scalars, optional outputs (name=True) and, to restrict it, the
+        format of the unions (format="bf16"); tests, `check` and the documentation loop over them.
+    tolerance: for all outputs or by output; absent means exact.
+    flops: a product of axes, or a function of axes and scalars by keyword.
+    """
+
+    def declare(function: Callable) -> Kernel:
+        if function.__name__ in REGISTRY:
+            raise ValueError(f"a kernel called {function.__name__} is declared already")
+        declared = Kernel(function, grid, variants or {}, fixed or {}, cases, tolerance, flops)
+        REGISTRY[declared.name] = declared
+        return declared
+
+    return declare
+
+
+class Kernel:
+    """A declared kernel. Calling it launches it on the current machine (see `__call__`)."""
+
+    def __init__(self, function, grid, variants, fixed, cases, tolerance, flops):
+        self.function = function
+        self.name = self.__name__ = function.__name__
+        self.__doc__ = inspect.getdoc(function)
+        self.__module__ = function.__module__
+        self.arguments = tuple(_argument(p) for p in inspect.signature(function).parameters.values())
+        self.by_name = {a.name: a for a in self.arguments}
+        self.arrays = tuple(a for a in self.arguments if a.direction != "scalar")
+        self.inputs = tuple(a for a in self.arguments if a.direction == "in")
+        self.outputs = tuple(a for a in self.arguments if a.direction == "out")
+        self.scalars = tuple(a for a in self.arguments if a.direction == "scalar")
+        self.axes = tuple(dict.fromkeys(axis for a in self.arrays for axis in a.shape.axes))
+        self.grid: tuple[Dim, ...] = parse_shape(grid).dims
+        self.variants = {axis: tuple(values) for axis, values in variants.items()}
+        self.fixed = dict(fixed)
+        self.unions = next((a.formats for a in self.arguments if a.is_union), ())
+        self._tolerance = tolerance
+        self._flops = flops
+        self._check_declaration()
+        self.cases = tuple(itertools.chain.from_iterable(map(self._expand_case, cases)))
+
+    def _check_declaration(self) -> None:
+        """Raise ValueError where the declaration contradicts itself: a mistake of whoever writes it."""
+        unknown = [axis for dim in self.grid for axis in dim.axes if axis not in self.axes]
+        unknown += [axis for axis in (*self.variants, *self.fixed) if axis not in self.axes]
+        if unknown or not 1 <= len(self.grid) <= 3:
+            raise ValueError(f"{self.name}: grid, variants and fixed name one to three words over {self.axes}; {unknown} are none")
+        if not self.__doc__:
+            raise ValueError(f"{self.name} has no docstring")
+        for a in self.arguments:
+            if a.is_union and a.formats != self.unions:
+                raise ValueError(f"{self.name}: {a.name} chooses among {a}; all choices of one kernel are alike")
+
+    def _expand_case(self, case: Mapping[str, Any]):
+        """One Case for every format of the unions (or the one that the case names)."""
+        axes = {axis: case[axis] for axis in self.axes if axis in case}
+        scalars = {a.name: case[a.name] for a in self.scalars if a.name in case}
+        outputs = tuple(a.name for a in self.outputs if case.get(a.name))
+        unknown = set(case) - set(self.axes) - set(self.by_name) - {"format"}
+        if unknown:
+            raise ValueError(f"{self.name}: a case names {sorted(unknown)}, which is no axis and no argument")
+        named = case.get("format")
+        for member in self.unions or (None,):
+            if named is None or member.name == named:
+                yield Case(axes, scalars, outputs, member)
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.declaration}>"
+
+    @property
+    def declaration(self) -> str:
+        """The declaration in one line: `name(x: In f32 [rows, cols], y: Out f32 [cols, rows])`."""
+        words = {"in": "In ", "out": "Out ", "scalar": ""}
+        parts = (f"{a.name}: {words[a.direction]}{a}{' or None' if a.optional else ''}" for a in self.arguments)
+        return f"{self.name}({', '.join(parts)})"
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return self.__doc__.split("\n", 1)[0]
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """What the compiled entry takes: the arguments in order, then the axes in order of first appearance."""
+        return tuple(
+            Parameter("scalar", a.name, a.formats[0]) if a.direction == "scalar" else Parameter("array", a.name)
+            for a in self.arguments
+        ) + tuple(Parameter("axis", axis) for axis in self.axes)
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """Every compilation of this kernel, in the order of the variants."""
+        combinations = itertools.product(*self.variants.values())
+        variants = [dict(zip(self.variants, values)) for values in combinations]
+        return tuple(Unit(self.unit_name(v), self.name, v) for v in variants)
+
+    def entries(self, unit: Unit) -> tuple[str, ...]:
+        """The entries that a unit must hold: one for each format of the unions."""
+        return tuple(self.entry_name(unit.variant, member) for member in self.unions or (None,))
+
+    def unit_name(self, axes: Mapping[str, int]) -> str:
+        """NAME, then _axisvalue for each variant."""
+        return self.name + "".join(f"_{axis}{axes[axis]}" for axis in self.variants)
+
+    def entry_name(self, axes: Mapping[str, int], member: Format | None) -> str:
+        """The unit's name, then _format where the declaration chooses among formats."""
+        return self.unit_name(axes) + (f"_{member}" if member else "")
+
+    def tolerance(self, output: str) -> Tolerance:
+        """What the named output may differ by from the reference."""
+        declared = self._tolerance
+        if isinstance(declared, Mapping):
+            declared = declared.get(output)
+        return declared or EXACT
+
+    def check(self, got: Mapping[str, Any], want: Mapping[str, Any]) -> dict[str, tuple[Comparison, list[str]]]:
+        """By output the figures and the tolerances missed, of results by name against `reference`'s."""
+        result = {}
+        for name, value in want.items():
+            comparison = compare(got[name], value)
+            result[name] = comparison, self.tolerance(name).misses(comparison)
+        return result
+
+    def count_flops(self, axes: Mapping[str, int], scalars: Mapping[str, Any]) -> int | None:
+        """Floating-point operations of one call, or None where none are declared."""
+        if self._flops is None:
+            return None
+        return self._flops(**axes, **scalars) if callable(self._flops) else Dim.parse(self._flops).size(axes)
+
+    # Binding
+
+    def bind(self, *arrays, dtype=None, **named) -> Bound:
+        """Check a call against the declaration and give its sizes; pure, nothing is launched.
+
+        Positional arguments are the inputs in order. By name: inputs, scalars, axes that no input
+        fixes, and outputs (an array to write to, True to allocate, None or False to omit where
+        optional). `dtype` chooses the format where only outputs have a choice.
+        Raises ArgumentError with the declaration in words.
+        """
+        if len(arrays) > len(self.inputs):
+            raise ArgumentError(f"{self.name} takes {len(self.inputs)} inputs, {len(arrays)} came; declared: {self.declaration}")
+        given = dict(zip((a.name for a in self.inputs), arrays))
+        twice = given.keys() & named.keys()
+        unknown = named.keys() - self.by_name.keys() - set(self.axes)
+        if twice or unknown:
+            what = f"{sorted(twice)} twice" if twice else f"{sorted(unknown)}, which it does not know"
+            raise ArgumentError(f"{self.name} was given {what}; declared: {self.declaration}")
+        given.update(named)
+        inputs = {a.name: self._given_input(a, given) for a in self.inputs}
+        outputs = {a.name: self._given_output(a, given) for a in self.outputs}
+        scalars = {a.name: self._given_scalar(a, given) for a in self.scalars}
+        member = self._choose_format(inputs, outputs, dtype)
+        axes = self._solve_axes(inputs, {axis: given[axis] for axis in self.axes if axis in given})
+        bound = Bound(self, axes, member, inputs, outputs, scalars)
+        self._check_axes(axes, inputs)
+        self._check_outputs(bound)
+        return bound
+
+    def _fail(self, argument: Argument, came: str, advice: str):
+        raise ArgumentError(f"{self.name}: {argument.name} {came}; declared as {argument}. {advice}")
+
+    def _given_input(self, a: Argument, given: Mapping[str, Any]):
+        array = given.get(a.name)
+        if array is None:
+            self._fail(a, "is missing", f"Call {self.declaration}.")
+        if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+            self._fail(a, f"is a {type(array).__name__}", "Pass a NumPy array or a device array.")
+        self._check_array(a, array)
+        return array
+
+    def _given_output(self, a: Argument, given: Mapping[str, Any]):
+        wanted = given.get(a.name, None if a.optional else True)
+        if wanted is False or wanted is None:
+            if not a.optional:
+                self._fail(a, "is omitted", "It is no optional output: leave it out to have it allocated.")
+            return None
+        if wanted is True:
+            return True
+        if not hasattr(wanted, "dtype") or not hasattr(wanted, "shape"):
+            self._fail(a, f"is a {type(wanted).__name__}", "Pass an array to write to, True to allocate or None to omit.")
+        self._check_array(a, wanted)
+        if isinstance(wanted, np.ndarray) and not wanted.flags.writeable:
+            self._fail(a, "is read-only", "Pass an array that can be written.")
+        return wanted
+
+    def _check_array(self, a: Argument, array) -> None:
+        """Dtype, rank and contiguity of one array."""
+        if not any(f.holds(array.dtype) for f in a.formats):
+            accepted = ", ".join(dict.fromkeys(f.dtype.name for f in a.formats))
+            self._fail(a, f"is {array.dtype} {list(array.shape)}", f"Convert it to {accepted}.")
+        if len(array.shape) != len(a.shape):
+            self._fail(
+                a,
+                f"has shape {list(array.shape)}, {len(array.shape)} dimensions where {len(a.shape)} are needed",
+                "Reshape it.",
+            )
+        # NumPy arrays of any layout are fine, since uploading copies; a device array is used where it lies.
+        if not getattr(array, "is_contiguous", True):
+            self._fail(a, f"{list(array.shape)} has strides of {list(array.strides)} bytes", "Copy it to row-major order first.")
+
+    def _given_scalar(self, a: Argument, given: Mapping[str, Any]):
+        value = given.get(a.name, a.default)
+        if value is None:
+            self._fail(a, "is missing", f"Pass {a.name}=...")
+        dtype = a.formats[0].dtype
+        try:
+            number = value.item() if isinstance(value, (np.generic, np.ndarray)) else value
+            if dtype.kind == "f":
+                return dtype.type(float(number))
+            if int(number) != number:
+                raise ValueError
+            limits = np.iinfo(dtype)
+            if not limits.min <= int(number) <= limits.max:
+                raise ValueError
+            return dtype.type(int(number))
+        except (TypeError, ValueError, OverflowError):
+            self._fail(a, f"is {value!r}", f"Pass a number that {dtype} holds.")
+
+    def _choose_format(self, inputs, outputs, dtype) -> Format | None:
+        """The member of the unions that this call uses."""
+        chosen: Format | None = None
+        chooser = ""
+        arrays = [(a, inputs.get(a.name, outputs.get(a.name))) for a in self.arrays if a.is_union]
+        for a, array in arrays:
+            if array is None or array is True:
+                continue
+            member = next(f for f in a.formats if f.holds(array.dtype))
+            if chosen is not None and member is not chosen:
+                self._fail(a, f"is {array.dtype}, but {chooser} is {chosen.dtype}", "Convert them to one dtype.")
+            chosen, chooser = member, a.name
+        if dtype is not None:
+            wanted = np.dtype(dtype)
+            member = next((f for f in self.unions if f.holds(wanted)), None)
+            if member is None or (chosen is not None and member is not chosen):
+                choice = chosen.dtype.name if chosen else ", ".join(f.dtype.name for f in self.unions) or "nothing"
+                raise ArgumentError(f"{self.name}: dtype is {wanted}; the call allows {choice}. Declared: {self.declaration}")
+            chosen = member
+        if chosen is None and self.unions:
+            choice = ", ".join(f.dtype.name for f in self.unions)
+            raise ArgumentError(f"{self.name}: no argument says which format to write; pass dtype= one of {choice}")
+        return chosen
+
+    def _solve_axes(self, inputs, given: Mapping[str, int]) -> dict[str, int]:
+        """Sizes of all axes from the inputs' shapes, the axes given by name and the fixed ones."""
+        axes: dict[str, int] = {}
+        origin: dict[str, str] = {}
+        for axis, size in given.items():
+            if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 0:
+                raise ArgumentError(f"{self.name}: the axis {axis} is {size!r}; pass a whole number of at least 1")
+            axes[axis], origin[axis] = int(size), "the call"
+        dims = [(a, i, dim) for a in self.inputs for i, dim in enumerate(a.shape.dims)]
+        # Axes that stand alone come first: a product or quotient is then checked against them.
+        pending = sorted(dims, key=lambda entry: not entry[2].is_axis)
+        progress = True
+        while pending and progress:
+            progress, waiting = False, []
+            for a, i, dim in pending:
+                size = int(inputs[a.name].shape[i])
+                if all(axis in axes for axis in dim.axes):
+                    self._check_size(a, i, size, inputs[a.name], axes, origin)
+                    progress = True
+                    continue
+                try:
+                    solved = dim.solve(size, axes)
+                except DimensionError as error:
+                    self._fail(a, f"has shape {list(inputs[a.name].shape)}: {error}", "Give it a size that divides.")
+                if solved:
+                    axes[solved[0]], origin[solved[0]] = solved[1], a.name
+                    progress = True
+                else:
+                    waiting.append((a, i, dim))
+            pending = waiting
+        for axis, size in self.fixed.items():
+            if axes.setdefault(axis, size) != size:
+                raise ArgumentError(f"{self.name}: the axis {axis} is {axes[axis]} in {origin[axis]}; it is always {size}")
+        missing = [axis for axis in self.axes if axis not in axes]
+        if missing:
+            words = ", ".join(f"{axis}=..." for axis in missing)
+            raise ArgumentError(f"{self.name}: no input fixes {', '.join(missing)}; pass {words}. Declared: {self.declaration}")
+        return axes
+
+    def _check_size(self, a: Argument, i: int, size: int, array, axes, origin) -> None:
+        """Whether one dimension whose axes are known has the size that they make."""
+        dim = a.shape.dims[i]
+        known = ", ".join(f"{axis} is {axes[axis]} in {origin[axis]}" for axis in dim.axes)
+        try:
+            wanted = dim.size(axes)
+        except DimensionError:
+            self._fail_multiple(dim, a, axes, origin.get(dim.axes[0], "the call"))
+        if wanted != size:
+            reason = f", since {known}" if known else ""
+            self._fail(a, f"has shape {list(array.shape)}, where dimension {i} ({dim}) must be {wanted}{reason}", "Pass arrays that agree.")
+
+    def _fail_multiple(self, dim: Dim, a: Argument, axes, source: str):
+        """Raise for an axis that does not divide as `a` needs, naming the sizes that would."""
+        axis = dim.axes[0]
+        step = multiple_of(axis, (x.shape for x in self.arrays)) if len(dim.axes) == 1 else dim.denominator
+        size = axes[axis]
+        below, above = size // step * step, -(-size // step) * step
+        advice = f"Pad it to {above}" + (f" or cut it to {below}." if below else ".")
+        raise ArgumentError(
+            f"{self.name}: {axis} is {size} in {source}; it must be a multiple of {step}, as {a.name} is declared {a}. {advice}"
+        )
+
+    def _check_axes(self, axes: Mapping[str, int], inputs) -> None:
+        """Divisibility, variants and emptiness of all axes."""
+
+        def source(axis: str) -> str:
+            return next((a.name for a in self.inputs if axis in a.shape.axes), "the call")
+
+        for axis, values in self.variants.items():
+            if axes[axis] not in values:
+                size, above = axes[axis], [v for v in values if v >= axes[axis]]
+                advice = f"pad it with zeros to {above[0]}" if above else f"the largest is {values[-1]}"
+                raise ArgumentError(
+                    f"{self.name}: {axis} is {size} in {source(axis)}; compiled for {', '.join(map(str, values))}. Nearest: {advice}."
+                )
+        for a in self.arrays:
+            for dim in a.shape.dims:
+                try:
+                    dim.size(axes)
+                except DimensionError:
+                    self._fail_multiple(dim, a, axes, source(dim.axes[0]))
+        empty = [axis for axis in self.axes if axes[axis] == 0]
+        if empty and not all(0 in a.shape.sizes(axes) for a in self.outputs):
+            raise ArgumentError(f"{self.name}: {empty[0]} is 0 in {source(empty[0])}, but the result is not empty; pass at least 1")
+
+    def _check_outputs(self, bound: Bound) -> None:
+        for a in self.outputs:
+            array = bound.outputs[a.name]
+            if array is not None and array is not True and tuple(array.shape) != bound.shape_of(a):
+                sizes = ", ".join(f"{axis}={bound.axes[axis]}" for axis in a.shape.axes)
+                self._fail(a, f"has shape {list(array.shape)}, not {list(bound.shape_of(a))} ({sizes})", "Pass an array of that shape.")
+
+    # Reference and examples
+
+    def reference(self, *arrays, dtype=None, **named) -> dict[str, np.ndarray]:
+        """Outputs by name as the declaration's body defines them, from NumPy inputs.
+
+        Where the kernel has a tolerance, float outputs come in float64, so that the reference adds no
+        rounding of its own; else they come in the declared format.
+        """
+        bound = self.bind(*arrays, dtype=dtype, **named)
+        wanted = {a: bound.outputs[a.name] is not None for a in self.outputs}
+        outputs = {a.name: self._reference_buffer(bound, a) if wanted[a] else None for a in self.outputs}
+        self.function(**bound.inputs, **outputs, **bound.scalars)
+        return {name: array for name, array in outputs.items() if array is not None}
+
+    def _reference_buffer(self, bound: Bound, a: Argument) -> np.ndarray:
+        member = bound.format_of(a)
+        precise = member.kind == "float" and self.tolerance(a.name) is not EXACT
+        return np.empty(bound.shape_of(a), np.float64 if precise else member.dtype)
+
+    def example(self, case: Case, seed: int = 0) -> dict[str, Any]:
+        """Keyword arguments of a call at the sizes of `case`, with random inputs, for `__call__` and `reference`."""
+        rng = np.random.default_rng(seed)
+        axes = {**self.fixed, **case.axes}
+        example: dict[str, Any] = {
+            a.name: random_array(rng, case.format if a.is_union else a.formats[0], a.shape.sizes(axes)) for a in self.inputs
+        }
+        bound_by_inputs = {axis for a in self.inputs for axis in a.shape.axes}
+        example.update({axis: size for axis, size in axes.items() if axis not in bound_by_inputs})
+        example.update(case.scalars)
+        example.update({name: True for name in case.outputs})
+        if case.format and not any(a.is_union for a in self.inputs):
+            example["dtype"] = case.format.dtype
+        return example
+
+    def __call__(self, *arrays, dtype=None, stream=None, **named):
+        """Launch on the current machine; arguments as for `bind`, results in order of declaration.
+
+        A single output comes by itself, several as a tuple; omitted ones are left out. NumPy inputs
+        give NumPy results; with any device array among the arguments the results stay on the device
+        and nothing waits.
+        """
+        from .launch import run
+
+        results = tuple(run(self, arrays, dict(named, dtype=dtype), stream).values())
+        return results[0] if len(results) == 1 else results
+
+
+def _argument(parameter: inspect.Parameter) -> Argument:
+    spec = parameter.annotation
+    if not isinstance(spec, _Spec):
+        raise ValueError(f"{parameter.name} is annotated {spec!r}; use In[...], Out[...] or Scalar[...]")
+    has_default = parameter.default is not inspect.Parameter.empty
+    optional = spec.direction == "out" and has_default
+    return Argument(
+        parameter.name,
+        spec.direction,
+        spec.formats,
+        spec.shape,
+        optional,
+        parameter.default if has_default and spec.direction == "scalar" else None,
+    )
+
+
+def random_array(rng: np.random.Generator, member: Format, shape: Sequence[int]) -> np.ndarray:
+    """Random contents for one format: normal floats, any bytes for codes, scales around 1."""
+    if member.name == "ue8m0":
+        return rng.integers(119, 136, shape, dtype=np.uint8)
+    if member.kind == "float":
+        return rng.standard_normal(shape, dtype=np.float32).astype(member.dtype)
+    limits = np.iinfo(member.dtype)
+    return rng.integers(limits.min, limits.max, shape, dtype=member.dtype, endpoint=True)

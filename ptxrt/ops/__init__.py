@@ -1,0 +1,6 @@
+"""Every kernel's declaration and reference, and the friendly functions made of them.
+
+Importing this package fills `ptxrt.kernel.REGISTRY`.
+"""
+
+from . import attention, probes, quantize, transpose  # noqa: F401

@@ -1,0 +1,21 @@
+"""Transposes: the simplest readable kernels, the first test of every machine."""
+
+from ..formats import f32
+from ..kernel import In, Out, kernel
+
+_CASES = [dict(rows=4, cols=64), dict(rows=1, cols=1), dict(rows=33, cols=95), dict(rows=128, cols=64)]
+
+
+@kernel(grid="cols rows", cases=_CASES)
+def transpose_naive(x: In[f32, "rows cols"], y: Out[f32, "cols rows"]):
+    """Transpose `x`, each thread moving elements by itself: reads are coalesced, writes are not."""
+    y[:] = x.T
+
+
+@kernel(grid="cols rows", cases=_CASES)
+def transpose_tiled(x: In[f32, "rows cols"], y: Out[f32, "cols rows"]):
+    """Transpose `x` through tiles in shared memory, so that reads and writes are both coalesced.
+
+    Rows of a 32 x 32 tile are padded to 33 words: a column then lies in 32 different banks.
+    """
+    y[:] = x.T
