@@ -1,0 +1,30 @@
+#!/bin/sh
+# The GPU side of the proof, on a machine with an NVIDIA GPU: the suite, compute-sanitizer, the timings. ptxrt/modules must
+# have been built (here or elsewhere). Usage: sh tests/on_gpu.sh [suite|sanitize|time]..., all of them by default.
+set -eu
+cd "$(dirname "$0")/.."
+export PYTHONPATH=. PYTHONUNBUFFERED=1
+steps=${*:-suite sanitize time}
+python=${PYTHON:-python3}
+
+for step in $steps; do
+    case $step in
+    suite)
+        $python -m pytest -q -m gpu tests
+        ;;
+    sanitize)
+        for tool in memcheck racecheck initcheck synccheck; do
+            echo "== compute-sanitizer $tool"
+            PTXRT_MACHINE=portable compute-sanitizer --tool $tool --error-exitcode 9 \
+                $python -m pytest -q -m sanitize tests
+        done
+        ;;
+    time)
+        $python benchmarks/first_light.py
+        ;;
+    *)
+        echo "unknown step $step: suite, sanitize or time" >&2
+        exit 2
+        ;;
+    esac
+done

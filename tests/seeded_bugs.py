@@ -1,0 +1,107 @@
+"""One-line bugs for a copy of kernels_cu, by the part of the kernels that they break.
+
+Each is a mistake that was made somewhere, or that a tired author would make. test_seeded_bugs.py compiles each and expects
+a wrong result or a fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bug:
+    """Replace `old`, which stands exactly once in `file`, by `new`; `kernel` is the one that must fail."""
+
+    part: str
+    name: str
+    kernel: str
+    file: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.part}-{self.name}"
+
+
+ATTENTION = "attention_mxfp4_bf16"
+
+BUGS = [
+    # The quantizer and its inverse
+    Bug("quantizer", "scale_exponent_off_by_one", "quantize_mxfp4", "tile/scale.cuh",
+        "max(exponent - 2, 0)", "max(exponent - 3, 0)"),
+    Bug("quantizer", "amax_drops_nan", "quantize_mxfp4", "ptx/math.cuh",
+        "max.NaN.f32", "max.f32"),
+    Bug("quantizer", "amax_of_half_a_block", "quantize_mxfp4", "tile/run.cuh",
+        "mask < block_lanes; mask *= 2", "mask < block_lanes / 2; mask *= 2"),
+    Bug("quantizer", "swapped_nibbles", "quantize_mxfp4", "ptx/cvt.cuh",
+        "cvt.rn.satfinite.e2m1x2.f32 pair0, %2, %1", "cvt.rn.satfinite.e2m1x2.f32 pair0, %1, %2"),
+    Bug("quantizer", "neighbours_exchange_the_wrong_half", "quantize_mxfp4", "tile/run.cuh",
+        "odd ? received >> 16 |", "odd ? received |"),
+    Bug("quantizer", "tail_scales_past_the_end", "quantize_mxfp4", "tile/run.cuh",
+        "if (first + 4 <= count) {", "if (first < count) {"),
+    Bug("quantizer", "codes_of_a_block_with_nan", "quantize_mxfp4", "op/quantize.cuh",
+        "cvt_rn_satfinite_e2m1x8_f32(scaled) & finite;\n    }", "cvt_rn_satfinite_e2m1x8_f32(scaled);\n    }"),
+    Bug("quantizer", "scales_gathered_from_the_wrong_lane", "quantize_mxfp4", "tile/run.cuh",
+        "% item_blocks * block_lanes", "% item_blocks * 4"),
+    Bug("quantizer", "dequantizer_takes_the_scale_next_door", "dequantize_mxfp4", "tile/run.cuh",
+        "return value(item) / mx_block;", "return value(item) / 64;"),
+
+    # Loads: copies, barriers, conversions, fragments
+    Bug("loads", "waits_for_too_few_groups", ATTENTION, "op/attention.cuh",
+        "ptx::cp_async_wait_group<1>();", "ptx::cp_async_wait_group<2>();"),
+    Bug("loads", "no_barrier_before_codes_are_read", ATTENTION, "op/attention.cuh",
+        "ptx::bar_sync();   // the codes of K are complete; nobody reads K as it came any more\n"
+        "        if (tile_index", "if (tile_index"),
+    Bug("loads", "no_barrier_before_queries_are_overwritten", ATTENTION, "op/attention.cuh",
+        "ptx::bar_sync();   // all warps have their fragments before K is copied over Q", ""),
+    Bug("loads", "copies_every_other_chunk", ATTENTION, "op/attention.cuh",
+        "i < Tile::rows * Tile::row_chunks; i += attention_threads",
+        "i < Tile::rows * Tile::row_chunks; i += 2 * attention_threads"),
+    Bug("loads", "reads_one_row_past_the_end", ATTENTION, "op/attention.cuh",
+        "const bool present = first + row < valid;", "const bool present = first + row <= valid;"),
+    Bug("loads", "wrong_k_stride", ATTENTION, "op/attention.cuh",
+        "tile::load_b(b, k.codes, 32 * group + 16 * pair, 2 * step)",
+        "tile::load_b(b, k.codes, 32 * group + 16 * pair, step)"),
+    Bug("loads", "converted_values_out_of_order", ATTENTION, "op/attention.cuh",
+        "values[part * (8 / parts) + j] = some[j]", "values[(parts - 1 - part) * (8 / parts) + j] = some[j]"),
+
+    # MMA and scale wiring
+    Bug("mma", "scale_of_the_wrong_query_row", ATTENTION, "tile/scale.cuh",
+        "first_row + group + 8 * (thread % 2)", "first_row + group + 8 * (thread / 2)"),
+    Bug("mma", "scale_of_the_wrong_key", ATTENTION, "tile/scale.cuh",
+        "first_row + 8 * thread + group", "first_row + 4 * group + thread"),
+    Bug("mma", "selector_names_another_key_tile", ATTENTION, "op/attention.cuh",
+        "<byte, word % 2, byte, thread>", "<byte, word % 2, byte, 2 * half + pair>"),
+    Bug("mma", "selector_names_another_block", ATTENTION, "op/attention.cuh",
+        "<byte, word % 2, byte, thread>", "<byte, word % 2, 0, thread>"),
+    Bug("mma", "scales_shifted_into_the_wrong_byte", ATTENTION, "tile/scale.cuh",
+        "scale << (8 * block(pass))", "scale << (8 * (pass_blocks - 1 - block(pass)))"),
+    Bug("mma", "probabilities_with_rows_swapped", ATTENTION, "tile/fragment.cuh",
+        "a[1] = ptx::cvt_rn_bf16x2_f32(left[3], left[2]);", "a[1] = ptx::cvt_rn_bf16x2_f32(left[2], left[3]);"),
+    Bug("mma", "containers_two_bits_low", ATTENTION, "tile/scale.cuh",
+        "odd = codes >> 2 & 0x3c3c3c3cu", "odd = codes >> 4 & 0x0f0f0f0fu"),
+
+    # Mask and softmax
+    Bug("softmax", "mask_off_by_one", ATTENTION, "op/attention.cuh",
+        "if (key >= visible_keys(", "if (key > visible_keys("),
+    Bug("softmax", "causal_aligned_at_the_top", ATTENTION, "op/attention.cuh",
+        "min(keys, row + keys - queries + 1)", "min(keys, row + 1)"),
+    Bug("softmax", "masked_tiles_start_too_late", ATTENTION, "op/attention.cuh",
+        "if (first_key + keys_per_tile > unmasked_keys) {", "if (first_key > unmasked_keys) {"),
+    Bug("softmax", "last_partial_tile_dropped", ATTENTION, "op/attention.cuh",
+        "ceil_div(max(visible_keys(last_query, queries, keys, causal), 0), keys_per_tile)",
+        "max(visible_keys(last_query, queries, keys, causal), 0) / keys_per_tile"),
+    Bug("softmax", "output_not_rescaled", ATTENTION, "op/attention.cuh",
+        "accumulator[i] *= rescale[i / 2];", "accumulator[i] *= 1.0f;"),
+    Bug("softmax", "sum_not_rescaled", ATTENTION, "op/attention.cuh",
+        "row_sum[half] *= rescale[half];", ""),
+    Bug("softmax", "maximum_not_reduced_over_the_quad", ATTENTION, "op/attention.cuh",
+        "tile_max = tile::reduce_row(tile_max, [](float a, float b) { return fmaxf(a, b); });", ""),
+    Bug("softmax", "sum_not_reduced_over_the_quad", ATTENTION, "op/attention.cuh",
+        "softmax.finish();", ""),
+    Bug("softmax", "no_guard_for_rows_without_keys", ATTENTION, "op/attention.cuh",
+        "base[half] = new_max == -INFINITY ? 0.0f : new_max;", "base[half] = new_max;"),
+    Bug("softmax", "lse_in_base_two", ATTENTION, "op/attention.cuh",
+        "ptx::lg2_approx_ftz_f32(sum) * ln_2;", "ptx::lg2_approx_ftz_f32(sum);"),
+]
