@@ -275,23 +275,24 @@ def reproducible(text, unit, sources, top):
     """Rewrite what in a PTX text depends on the machine: paths, and identifiers made from the absolute path.
 
     nvcc puts the same eight hexadecimal digits, a checksum of the absolute path of the source, into every mangled name
-    with internal linkage, in the code and (as `.b8` bytes) in the debug strings. A checksum of the unit's name stands
+    with internal linkage, in the code and (as `.b8` numbers) in the debug strings. A checksum of the unit's name stands
     there instead: still unique, and the same everywhere.
     """
     mark = hashlib.sha256(unit.unit.encode()).hexdigest()[:8]
     identifier = re.compile(r"(_INTERNAL_|_GLOBAL__N__)[0-9a-f]{8}(?=_)")
 
     def debug_strings(match):
-        # latin-1 maps the 256 bytes to the 256 first characters and back
-        plain = bytes(int(number) for number in re.findall(r"\d+", match[0].replace(".b8", ""))).decode("latin-1")
-        return "".join(f".b8 {byte}\n" for byte in identifier.sub(rf"\g<1>{mark}", plain).encode("latin-1"))
+        # latin-1 maps the 256 bytes to the 256 first characters and back; the length stays what it was
+        plain = bytes(map(int, re.findall(r"\b\d+", match[0]))).decode("latin-1")
+        numbers = iter(identifier.sub(rf"\g<1>{mark}", plain).encode("latin-1"))
+        return re.sub(r"\b\d+", lambda _: str(next(numbers)), match[0])
 
     def file_directive(match):
         return f'{match[1]}"{quiet_path(match[2], sources, top)}"'
 
     text = text.replace("\r\n", "\n")
     text = identifier.sub(rf"\g<1>{mark}", text)
-    text = re.sub(r"(?:^\.b8 \d+\n){20,}", debug_strings, text, flags=re.MULTILINE)
+    text = re.sub(r"(?:^\s*\.b8 [\d, ]+\n)+", debug_strings, text, flags=re.MULTILINE)
     # Some releases append the time and size of the file.
     return re.sub(r'^(\s*\.file\s+\d+\s+)"([^"]*)"(?:,[ \d,]+)?', file_directive, text, flags=re.MULTILINE)
 
@@ -572,7 +573,7 @@ def compile_units(units, sources, modules, ptx_only, jobs):
     tools = find_toolchain()
     targets = [t for t in TARGETS if t.native] if ptx_only else TARGETS
     print(f"nvcc {tools.version} ({tools.origin}); {len(units)} units, {len(targets)} texts each", flush=True)
-    progress, failures, texts = Progress(len(units) * len(targets)), [], {unit.unit: [] for unit in units}
+    progress, failures, texts = Progress(len(units) * len(targets)), {}, {unit.unit: [] for unit in units}
     modules.mkdir(parents=True, exist_ok=True)
     # On the same file system as the modules, so that moving a file there is one step.
     with tempfile.TemporaryDirectory(prefix=".staging-", dir=modules) as staging:
@@ -596,10 +597,10 @@ def compile_units(units, sources, modules, ptx_only, jobs):
                 except BuildFailure as failure:
                     progress.interrupt()
                     print(f"FAILED {unit.unit} {target.compute}", flush=True)
-                    failures.append(failure)
+                    failures.setdefault(unit.unit, failure)  # the other targets mostly repeat it
         finally:
             pool.shutdown(cancel_futures=True)
-    return failures
+    return list(failures.values())
 
 
 def build(sources=SOURCES, modules=MODULES, only=(), ptx_only=False, jobs=None):
@@ -611,7 +612,8 @@ def build(sources=SOURCES, modules=MODULES, only=(), ptx_only=False, jobs=None):
     if todo:
         failures = compile_units(todo, sources, modules, ptx_only, jobs or cores())
         if failures:
-            raise failures[0] if len(failures) == 1 else BuildFailure("\n\n".join(str(f) for f in failures))
+            kinds = {type(failure) for failure in failures}
+            raise (kinds.pop() if len(kinds) == 1 else BuildFailure)("\n\n".join(map(str, failures)))
     if not only and modules.is_dir():
         prune(everything, modules)
     return todo, units

@@ -1,0 +1,362 @@
+"""build.py on small kernels of its own: what it writes, when it compiles again, and what it refuses."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_spec = importlib.util.spec_from_file_location("build_script", ROOT / "build.py")
+build = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(build)
+
+HEADER = """\
+#pragma once
+#include "kernel.cuh"
+namespace { __device__ __noinline__ float twice(float x) { return x * FACTOR; } }
+"""
+
+SCALE = """\
+#define FACTOR 2.0f
+#include "scale.cuh"
+#include <cuda_bf16.h>
+VARIANTS(step, 1, 2)
+VARIANTS(dim, 32)
+KERNEL(JOIN(scale_step, VARIANT_step, _dim32_f32), .threads = {32}, .tile = {64})(float *x) {
+    x[threadIdx.x * VARIANT_step] = twice(__bfloat162float(__float2bfloat16(x[VARIANT_dim])));
+}
+"""
+
+PLAIN = """\
+#include "kernel.cuh"
+KERNEL(plain, .threads = {32, 2}, .shared_bytes = 128)(int *x) { x[threadIdx.x] = 1; }
+"""
+
+# Three blocks of 512 threads per multiprocessor leave 42 registers for 64 values that are all alive at once.
+SPILLING = """\
+#include "kernel.cuh"
+KERNEL(spilling, .threads = {512}, .min_blocks = 3, .spill_bytes = SPILL_BYTES)(float *x) {
+    float kept[64];
+    static_for<64>([&](auto i) { kept[i] = x[threadIdx.x + i * 1024]; });
+    __syncthreads();
+    static_for<64>([&](auto i) { x[threadIdx.x * 64 + i] = kept[63 - i] - 3 * kept[i]; });
+}
+"""
+
+
+def write_tree(folder, **sources):
+    """A kernels_cu of its own below `folder`: the project's kernel.cuh and the sources given by stem."""
+    tree = folder / "kernels_cu"
+    tree.mkdir(parents=True)
+    shutil.copy(ROOT / "kernels_cu" / "kernel.cuh", tree)
+    for stem, text in sources.items():
+        suffix = ".cuh" if text is HEADER else ".cu"
+        (tree / f"{stem}{suffix}").write_text(text)
+    return tree
+
+
+def contents(modules):
+    return {file.name: file.read_bytes() for file in modules.iterdir()}
+
+
+@pytest.fixture(scope="session")
+def toolchain():
+    try:
+        return build.find_toolchain()
+    except build.ToolchainMissing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def built(toolchain, tmp_path_factory):
+    """A tree with variants, a shared header, internal linkage and a toolkit header, and its modules."""
+    folder = tmp_path_factory.mktemp("built")
+    tree = write_tree(folder, scale=SCALE, plain=PLAIN)
+    (tree / "scale.cuh").write_text(HEADER)
+    build.build(tree, folder / "modules")
+    return tree, folder / "modules"
+
+
+@pytest.fixture
+def copy(built, tmp_path):
+    """A private copy of `built`, to change."""
+    tree, modules = built
+    shutil.copytree(tree, tmp_path / "kernels_cu")
+    shutil.copytree(modules, tmp_path / "modules")
+    return tmp_path / "kernels_cu", tmp_path / "modules"
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    monkeypatch.setattr(build, "toolkit_folders", lambda: iter(()))
+
+
+# What is built
+
+
+def test_variants_are_every_combination_in_order():
+    text = "VARIANTS(dim, 32, 64)\nVARIANTS( stages,1 )\n// VARIANTS(no, 1)\n"
+    assert build.variants_of(text) == [{"dim": 32, "stages": 1}, {"dim": 64, "stages": 1}]
+    assert build.variants_of("KERNEL(x)") == [{}]
+
+
+@pytest.mark.parametrize(
+    "only, chosen",
+    [
+        ([], ["plain", "scale_step1_dim32", "scale_step2_dim32"]),
+        (["scale"], ["scale_step1_dim32", "scale_step2_dim32"]),
+        (["scale[step=2]"], ["scale_step2_dim32"]),
+        (["scale[step=1, dim=32]", "plain"], ["plain", "scale_step1_dim32"]),
+        (["scale_step1_dim32"], ["scale_step1_dim32"]),
+    ],
+)
+def test_only_selects(built, only, chosen):
+    assert [unit.unit for unit in build.select(build.find_units(built[0]), only)] == chosen
+
+
+@pytest.mark.parametrize("only, part", [("scalle", "near: scale"), ("scale[step=9]", "no such unit"), ("a b", "expected NAME")])
+def test_only_refuses_what_is_not_there(built, only, part):
+    with pytest.raises(build.BuildFailure, match=part):
+        build.select(build.find_units(built[0]), [only])
+
+
+def test_files_and_record(built):
+    tree, modules = built
+    assert sorted(contents(modules)) == sorted(
+        unit + suffix
+        for unit in ("plain", "scale_step1_dim32", "scale_step2_dim32")
+        for suffix in (".ptx", ".portable.ptx", ".fatbin", ".portable.fatbin", ".json")
+    )
+    record = json.loads((modules / "scale_step2_dim32.json").read_text())
+    assert (record["name"], record["unit"]) == ("scale", "scale_step2_dim32")
+    assert record["variant"] == {"step": 2, "dim": 32}
+    assert sorted(record["sources"]) == ["kernels_cu/kernel.cuh", "kernels_cu/scale.cu", "kernels_cu/scale.cuh"]
+    assert "-DVARIANT_step=2" in record["flags"]
+    assert record["compiler"].startswith("13.0.")
+    figures = record["entries"]["scale_step2_dim32_f32"]
+    assert sorted(figures) == ["sm_120a", "sm_121a", "sm_80", "sm_90"]
+    assert all(found["registers"] > 0 and found["spill_store_bytes"] == 0 for found in figures.values())
+    assert record["bytes"]["scale_step2_dim32.ptx"] == (modules / "scale_step2_dim32.ptx").stat().st_size
+
+
+def test_texts_are_for_their_machines_and_name_no_folder(built):
+    tree, modules = built
+    native = (modules / "scale_step1_dim32.ptx").read_text()
+    portable = (modules / "scale_step1_dim32.portable.ptx").read_text()
+    assert ".target sm_120f" in native and ".target sm_90" in portable
+    for text in (native, portable):
+        files = [line.split('"')[1] for line in text.splitlines() if line.lstrip().startswith(".file")]
+        assert {"kernels_cu/scale.cu", "kernels_cu/scale.cuh", "cuda/include/cuda_bf16.hpp"} <= set(files)
+        assert not any(name.startswith("/") or ":" in name for name in files)
+    for name, data in contents(modules).items():
+        assert str(tree.parent).encode() not in data, name
+
+
+def test_launch_facts_are_read_from_the_text(built):
+    unit = build.select(build.find_units(built[0]), ["plain"])[0]
+    facts = build.launch_facts((built[1] / "plain.ptx").read_text(), unit)
+    assert facts == {"plain": [32, 2, 1, 128, 1, 1, 1, 1, 0]}
+
+
+def test_same_bytes_in_another_folder(built, tmp_path):
+    tree, modules = built
+    other = tmp_path / "some where" / "else"
+    shutil.copytree(tree, other / "kernels_cu")
+    build.build(other / "kernels_cu", tmp_path / "out", jobs=1)
+    assert contents(tmp_path / "out") == contents(modules)
+
+
+# When it is built again
+
+
+def test_fresh_needs_no_compiler(built, no_compiler, capsys):
+    tree, modules = built
+    assert build.build(tree, modules)[0] == []
+    assert build.main(["--sources", str(tree), "--out", str(modules)]) == 0
+    assert "0 of 3 units built" in capsys.readouterr().out
+
+
+def test_touching_a_file_is_no_change(copy, no_compiler):
+    tree, modules = copy
+    os.utime(tree / "scale.cuh", (1, 1))
+    assert build.build(tree, modules)[0] == []
+
+
+def test_a_changed_header_rebuilds_its_users_alone(copy):
+    tree, modules = copy
+    before = contents(modules)
+    (tree / "scale.cuh").write_text(HEADER.replace("x * FACTOR", "x + FACTOR"))
+    todo = build.stale(build.find_units(tree), tree, modules, False)
+    assert [unit.unit for unit in todo] == ["scale_step1_dim32", "scale_step2_dim32"]
+    built, _ = build.build(tree, modules, only=["scale[step=1]"])
+    assert [unit.unit for unit in built] == ["scale_step1_dim32"]
+    after = contents(modules)
+    changed = {name.split(".")[0] for name in after if after[name] != before[name]}
+    assert changed == {"scale_step1_dim32"}
+
+
+def test_a_missing_or_damaged_file_is_built_again(copy):
+    tree, modules = copy
+    (modules / "plain.fatbin").unlink()
+    (modules / "scale_step1_dim32.ptx").write_text("half")
+    (modules / "scale_step2_dim32.json").write_text("{")
+    todo = build.stale(build.find_units(tree), tree, modules, False)
+    assert [unit.unit for unit in todo] == ["plain", "scale_step1_dim32", "scale_step2_dim32"]
+
+
+def test_units_without_a_source_are_removed(copy, no_compiler):
+    tree, modules = copy
+    (tree / "plain.cu").unlink()
+    build.build(tree, modules)
+    assert not list(modules.glob("plain*"))
+
+
+def test_ptx_only(toolchain, copy, tmp_path):
+    tree, modules = copy
+    out = tmp_path / "out"
+    arguments = ["--sources", str(tree), "--out", str(out), "--ptx-only", "--only", "plain"]
+    assert build.main(arguments) == 0
+    assert sorted(contents(out)) == ["plain.json", "plain.ptx"]
+    assert (out / "plain.ptx").read_bytes() == (modules / "plain.ptx").read_bytes()
+    units = build.select(build.find_units(tree), ["plain"])
+    assert not build.stale(units, tree, out, ptx_only=True)
+    assert build.stale(units, tree, out, ptx_only=False)
+
+
+def test_list_says_what_is_fresh(copy, no_compiler, capsys):
+    tree, modules = copy
+    build.remove("plain", modules)
+    (tree / "scale.cu").write_text(SCALE + "\n")
+    assert build.main(["--list", "--sources", str(tree), "--out", str(modules)]) == 0
+    lines = [line.split(None, 1) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["plain", "not built"], ["scale_step1_dim32", "stale"], ["scale_step2_dim32", "stale"]]
+
+
+# What it refuses
+
+
+def test_no_toolkit_says_what_to_do(copy, monkeypatch, tmp_path, capsys):
+    tree, modules = copy
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [])
+    assert build.main(["--sources", str(tree), "--out", str(tmp_path / "none")]) == 1
+    message = capsys.readouterr().err
+    assert "ToolchainMissing" in message and "CUDA_HOME" in message and "pip install 'cuda-toolkit[nvcc,cccl]" in message
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the stand-in for nvcc is a shell script")
+def test_another_release_is_passed_over(monkeypatch, tmp_path):
+    old = tmp_path / "old" / "bin"
+    old.mkdir(parents=True)
+    for name in ("nvcc", "ptxas", "fatbinary"):
+        (old / name).write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.93'\n")
+        (old / name).chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(old.parent))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(build.ToolchainMissing, match=r"old.bin \(CUDA_HOME\) is 12\.8"):
+        build.find_toolchain()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the stand-in for nvcc is a shell script")
+def test_wheels_of_the_environment_are_found(monkeypatch, tmp_path):
+    folder = tmp_path / "nvidia" / "cu13" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("nvcc", "ptxas", "fatbinary"):
+        (folder / name).write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(build.shutil, "which", _which_without_nvcc_on_path(build.shutil.which))
+    found = build.find_toolchain()
+    assert (found.version, found.origin) == ("13.0.88", f"PyPI: {folder}")
+
+
+def _which_without_nvcc_on_path(which):
+    return lambda name, path=None: None if name == "nvcc" and path is None else which(name, path=path)
+
+
+def test_undeclared_spills_fail_and_declared_ones_pass(toolchain, tmp_path):
+    tree = write_tree(tmp_path, spilling=SPILLING.replace("SPILL_BYTES", "0"))
+    with pytest.raises(build.SpillFailure, match=r"spilling on sm_12[01]a spills \d+ bytes .* declared: 0\."):
+        build.build(tree, tmp_path / "modules")
+    assert not list((tmp_path / "modules").glob("spilling*"))
+    (tree / "spilling.cu").write_text(SPILLING.replace("SPILL_BYTES", "4096"))
+    build.build(tree, tmp_path / "modules")
+    record = json.loads((tmp_path / "modules" / "spilling.json").read_text())
+    assert 0 < record["entries"]["spilling"]["sm_120a"]["spill_store_bytes"] <= 4096
+
+
+def test_performance_loss_fails(built):
+    unit = build.find_units(built[0])[0]
+    log = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"
+    with pytest.raises(build.PerformanceFailure, match="plain on sm_90: .*serialized"):
+        build.check_assembly(unit, "sm_90", log, {}, None)
+
+
+@pytest.mark.parametrize(
+    "name, source, failure, part",
+    [
+        ("warned", '#include "kernel.cuh"\nKERNEL(warned)(int *x) { int unused = 1; }', "CompileFailure", "unused"),
+        ("other", PLAIN, "ContractFailure", "entry plain should be named other or other_DTYPE"),
+        ("empty", "__global__ void f();", "ContractFailure", "no entry"),
+        ("bare", 'extern "C" __global__ void bare(int *x) { *x = 1; }', "ContractFailure", "no constant bare_launch"),
+        ("gemm_nvfp4", PLAIN.replace("plain", "gemm_nvfp4"), "ContractFailure", "no block-scaled MMA"),
+        ("broken", PLAIN.replace("plain", "broken").replace("x[threadIdx.x] = 1", 'asm("nonsense;")'), "CompileFailure", "nonsense"),
+    ],
+)
+def test_refusals(toolchain, tmp_path, name, source, failure, part):
+    tree = write_tree(tmp_path, **{name: source})
+    with pytest.raises(build.BuildFailure) as caught:
+        build.build(tree, tmp_path / "modules", ptx_only=name != "broken")
+    assert failure in (type(caught.value).__name__, "CompileFailure")
+    assert part in str(caught.value) and name in str(caught.value)
+    assert not list((tmp_path / "modules").iterdir())
+
+
+def test_one_failure_keeps_the_others(toolchain, copy):
+    tree, modules = copy
+    build.remove("plain", modules)
+    (tree / "wrong.cu").write_text("int x = ;")
+    with pytest.raises(build.CompileFailure, match="wrong: nvcc failed"):
+        build.build(tree, modules)
+    assert (modules / "plain.fatbin").is_file() and not list(modules.glob("wrong*")) and not list(modules.glob(".staging*"))
+
+
+# The project's own
+
+
+def test_it_imports_nothing_of_the_package():
+    code = f"import sys; sys.argv = ['build.py', '--list']; import runpy; runpy.run_path({str(ROOT / 'build.py')!r}, run_name='x')"
+    code += "; assert not [m for m in sys.modules if m.split('.')[0] in ('ptxrt', 'numpy', 'hatchling')]"
+    subprocess.run([sys.executable, "-I", "-c", code], check=True)
+
+
+@pytest.mark.slow
+def test_wheel_holds_the_modules_and_no_stray_names(tmp_path):
+    pytest.importorskip("hatchling")
+    if build.stale(build.find_units(build.SOURCES), build.SOURCES, build.MODULES, False):
+        pytest.skip("the modules are older than their sources: run make")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", str(tmp_path), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("ptxrt-*-py3-none-any.whl")
+    import zipfile
+
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        entry_points = archive.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"ptxrt"}
+    assert "ptxrt = ptxrt.commands:main" in entry_points
+    assert "ptxrt/py.typed" in names
+    for unit in build.find_units(build.SOURCES):
+        for suffix in (".ptx", ".portable.ptx", ".fatbin", ".portable.fatbin", ".json"):
+            assert f"ptxrt/modules/{unit.unit}{suffix}" in names
