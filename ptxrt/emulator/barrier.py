@@ -1,1 +1,177 @@
-"""Barriers of a block (PTX ISA 9.7.13.1)."""
+"""Barriers of a block: bar and barrier, sync, arrive and red (PTX ISA 9.7.13.1).
+
+A block has 16 barriers. Without a thread count a barrier waits for every thread of the block that has not exited (as
+compute capability 7.0 and newer do); with one, for that many threads, where a warp that has arrived completely counts
+as 32, however many of its lanes exist. `bar` is `barrier.aligned`: the threads of a warp arrive together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .instruction import Blocking, Fault, Semantics, Unsupported, define
+
+_BARRIERS = 16
+_WARP = 32
+_EVERYBODY = 0  # the count of a barrier that names none
+_IDLE = -1
+
+#: The result of a reduction for each block, from votes and arrivals of shape (blocks, lanes).
+_REDUCTIONS = {
+    "popc": lambda votes, arrived: (votes & arrived).sum(-1).astype(np.uint32),
+    "and": lambda votes, arrived: (votes | ~arrived).all(-1),
+    "or": lambda votes, arrived: (votes & arrived).any(-1),
+}
+
+
+class _Barrier:
+    """One barrier number in all blocks of a batch: who has arrived, who waits, and what for."""
+
+    def __init__(self, number: int, batch):
+        self.number = number
+        self.batch = batch
+        shape = (batch.blocks, batch.warps * _WARP)
+        self.lanes = np.arange(batch.blocks * batch.warps * _WARP).reshape(shape)
+        self.arrived = np.zeros(shape, bool)
+        self.waiting = np.zeros(shape, bool)
+        self.votes = np.zeros(shape, bool)
+        self.count = np.full(batch.blocks, _IDLE)  # expected threads, _EVERYBODY or _IDLE
+        self.reduction = np.full(batch.blocks, "", "U4")
+        self.results: list = []  # (threads, block, lanes) that await the result of a reduction
+
+    def arrive(self, threads, chosen: np.ndarray, count: np.ndarray, *, waits: bool, reduction: str, votes) -> None:
+        """Let threads arrive: `chosen` are positions among those that execute the instruction, `count` is theirs."""
+        lanes = threads.lane[chosen]
+        block, lane = np.divmod(lanes, self.lanes.shape[1])
+
+        def refuse(wrong: np.ndarray, message: str) -> None:
+            if wrong.any():
+                where = np.zeros(threads.lane.shape, bool)
+                where[chosen[wrong]] = True
+                raise Fault(message, where)
+
+        refuse(self.arrived[block, lane], f"arrives at barrier {self.number} again before it completes")
+        idle = self.count[block] == _IDLE
+        self.count[block[idle]], self.reduction[block[idle]] = count[idle], reduction
+        refuse(self.count[block] != count, f"barrier {self.number} is in use with another thread count")
+        refuse(self.reduction[block] != reduction, f"barrier {self.number} is in use for another operation")
+
+        self.arrived[block, lane] = True
+        self.waiting[block, lane] = waits
+        if reduction:
+            self.votes[block, lane] = votes
+            self.results.append((threads, block, lanes))
+
+    def release(self, blocks: np.ndarray) -> None:
+        """Complete the barrier in those of `blocks` where enough threads have arrived, and wake who waits."""
+        blocks = blocks[self.count[blocks] != _IDLE]
+        alive = self.batch.alive.reshape(self.lanes.shape)
+        arrived = self.arrived[blocks]
+        there = arrived | ~alive[blocks]
+        done = there.all(-1)
+        count = self.count[blocks]
+        named = count != _EVERYBODY
+        if named.any():
+            by_warp = (len(blocks), self.batch.warps, _WARP)
+            arrivals = arrived.reshape(by_warp).sum(-1)
+            complete = there.reshape(by_warp).all(-1) & (arrivals > 0)
+            total = np.where(complete, _WARP, arrivals).sum(-1)
+            if (named & (total > count)).any():
+                raise Fault(f"more threads arrive at barrier {self.number} than the count it was given")
+            done = np.where(named, total == count, done)
+        blocks, arrived = blocks[done], arrived[done]
+        if not blocks.size:
+            return
+
+        self._deliver(blocks)
+        woken = self.lanes[blocks][self.waiting[blocks]]
+        self.arrived[blocks] = self.waiting[blocks] = self.votes[blocks] = False
+        self.count[blocks], self.reduction[blocks] = _IDLE, ""
+        self.batch.wake(woken)
+        self.batch.synchronized(self.lanes[blocks][arrived])
+
+    def _deliver(self, completed: np.ndarray) -> None:
+        """Write the reductions of completed blocks to the threads that asked for them."""
+        kept = []
+        for threads, block, lanes in self.results:
+            ready = np.isin(block, completed)
+            if ready.any():
+                reduce = _REDUCTIONS[str(self.reduction[block[ready][0]])]
+                values = reduce(self.votes, self.arrived)
+                threads.write(values[block[ready]], lanes[ready])
+            if not ready.all():
+                kept.append((threads, block[~ready], lanes[~ready]))
+        self.results = kept
+
+
+def _barriers(batch) -> dict[int, _Barrier]:
+    """The barriers of a batch that were used so far; made on first use."""
+    if "barriers" not in batch.state:
+        barriers = batch.state["barriers"] = {}
+
+        def after_exit(lanes: np.ndarray) -> None:
+            blocks = np.unique(np.asarray(lanes) // (batch.warps * _WARP))
+            for barrier in barriers.values():
+                barrier.release(blocks)
+
+        batch.on_exit(after_exit)
+    return batch.state["barriers"]
+
+
+def _arrive(threads, number, count=None, *, waits: bool = True, reduction: str = "", votes=None) -> None:
+    n = len(threads.lane)
+    numbers = np.broadcast_to(np.asarray(number).astype(np.int64), n)
+    if (numbers >= _BARRIERS).any():
+        raise Fault(f"a block has {_BARRIERS} barriers, there is none {numbers.max()}", numbers >= _BARRIERS)
+    counts = np.broadcast_to(np.asarray(_EVERYBODY if count is None else count).astype(np.int64), n)
+    if count is not None and ((counts % _WARP != 0) | (counts == 0)).any():
+        raise Fault("the thread count of a barrier is no positive multiple of 32", (counts % _WARP != 0) | (counts == 0))
+    votes = None if votes is None else np.broadcast_to(votes, n)
+    if waits:
+        threads.park(f"barrier {numbers[0]}")
+    barriers = _barriers(threads.batch)
+    for each in np.unique(numbers).tolist():
+        chosen = np.flatnonzero(numbers == each)
+        if each not in barriers:
+            barriers[each] = _Barrier(each, threads.batch)
+        barriers[each].arrive(
+            threads,
+            chosen,
+            counts[chosen],
+            waits=waits,
+            reduction=reduction,
+            votes=None if votes is None else votes[chosen],
+        )
+        barriers[each].release(np.unique(threads.block[chosen]))
+
+
+@define("bar")
+def bar(modifiers: tuple[str, ...]) -> Semantics:
+    """bar{.cta}.{sync|arrive|red}: as `barrier` with .aligned."""
+    return _barrier_semantics("bar", modifiers, aligned=True)
+
+
+@define("barrier")
+def barrier(modifiers: tuple[str, ...]) -> Semantics:
+    """barrier{.cta}.sync{.aligned} a{, b}: wait at barrier a, for b threads or for all.
+
+    barrier{.cta}.arrive{.aligned} a, b: arrive, do not wait. barrier{.cta}.red.popc{.aligned}.u32 d, a{, b}, p and
+    barrier{.cta}.red.{and|or}{.aligned}.pred q, a{, b}, p: wait, then how many p were true, whether all, whether any.
+    """
+    words = tuple(word for word in modifiers if word != "aligned")
+    return _barrier_semantics("barrier", words, aligned=len(words) < len(modifiers))
+
+
+def _barrier_semantics(name: str, modifiers: tuple[str, ...], aligned: bool) -> Semantics:
+    words = modifiers[1:] if modifiers[:1] == ("cta",) else modifiers
+    if words == ("sync",):
+        return Blocking("", "u32, u32?", _arrive, aligned=aligned)
+    if words == ("arrive",):
+        return Blocking("", "u32, u32", lambda threads, a, b: _arrive(threads, a, b, waits=False), aligned=aligned)
+    if words in (("red", "popc", "u32"), ("red", "and", "pred"), ("red", "or", "pred")):
+
+        def reduce(threads, a, b, votes):
+            _arrive(threads, a, b, reduction=words[1], votes=votes)
+
+        return Blocking(words[2], "u32, u32?, pred", reduce, aligned=aligned)
+    raise Unsupported(f"expected {name}{{.cta}}.sync, .arrive, .red.popc.u32, .red.and.pred or .red.or.pred")
