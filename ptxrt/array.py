@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from .backend import Backend, Mark, current
-from .errors import ArgumentError
+from .errors import ArgumentError, LaunchError
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -23,7 +23,14 @@ class Memory:
         self.address = backend.alloc(nbytes)
         # A finalizer, not __del__: it holds the backend alive, and it is skipped at interpreter exit,
         # where the driver may be gone already and frees everything by itself.
-        weakref.finalize(self, backend.free, self.address).atexit = False
+        weakref.finalize(self, _release, backend, self.address).atexit = False
+
+
+def _release(backend: Backend, address: int) -> None:
+    try:
+        backend.free(address)
+    except LaunchError:
+        pass  # A machine that failed has said so where it failed; its memory goes with the process.
 
 
 class DeviceArray:
@@ -179,6 +186,8 @@ def allocate(backend: Backend, shape: tuple[int, ...], dtype: np.dtype) -> Devic
 
 def upload(backend: Backend, host: np.ndarray, stream=None) -> DeviceArray:
     """A new device array with the contents of `host`, in row-major order; `host` may change afterwards."""
+    if host.dtype.hasobject:
+        raise ArgumentError(f"an array of {host.dtype} holds Python objects; pass numbers")
     host = np.ascontiguousarray(host).reshape(host.shape)
     array = allocate(backend, host.shape, host.dtype)
     if host.nbytes:
@@ -197,8 +206,6 @@ def to_device(x, *, stream=None) -> DeviceArray:
         if array.backend is not current():
             raise ArgumentError(f"to_device: x is on {array.machine}, another machine than {current().name}; go through to_numpy()")
         return array
-    if array.dtype.hasobject:
-        raise ArgumentError(f"to_device: x is {array.dtype}; pass numbers")
     return upload(current(), array, stream)
 
 

@@ -11,6 +11,7 @@ import struct
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, Mapping, Protocol
 
 import numpy as np
@@ -24,11 +25,16 @@ PORTABLE_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class Param:
-    """One parameter of a compiled entry: PTX type without dot (None where unknown), bytes and offset."""
+    """One parameter of a compiled entry: PTX type without dot (None where only a binary is known), bytes and offset.
+
+    `is_pointer` is what the text says (`.ptr`); `is_struct` an array of bytes, passed by value.
+    """
 
     type: str | None
     size: int
     offset: int
+    is_pointer: bool = False
+    is_struct: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,12 @@ class Entry:
     params: tuple[Param, ...]
     param_bytes: int
     handle: Any
+
+    @classmethod
+    def from_text(cls, function, handle: Any) -> "Entry":
+        """From an entry of a parsed PTX text (`ptxrt.ptx.ir.Function`)."""
+        params = tuple(Param(p.type, p.size, p.offset, p.pointer, p.count > 0) for p in function.params)
+        return cls(function.name, params, function.param_bytes, handle)
 
 
 class Module(Protocol):
@@ -178,6 +190,7 @@ def _suits(name: str, capability: tuple[int, int]) -> bool:
 
 _chosen: ContextVar[Backend | None] = ContextVar("ptxrt_machine", default=None)
 _opened: dict[Any, Backend] = {}
+_opening = Lock()
 
 
 def current() -> Backend:
@@ -209,9 +222,10 @@ def backend_for(name: str, **options) -> Backend:
     if name not in MACHINES:
         raise ArgumentError(f"the machine is {name!r}; there is {', '.join(MACHINES)} (ptxrt.using or PTXRT_MACHINE)")
     key = (name, *sorted(options.items()))
-    if key not in _opened:
-        _opened[key] = _open(name, options)
-    return _opened[key]
+    with _opening:
+        if key not in _opened:
+            _opened[key] = _open(name, options)
+        return _opened[key]
 
 
 def _open(name: str, options: dict[str, Any]) -> Backend:

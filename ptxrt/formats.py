@@ -168,10 +168,11 @@ class BlockFormat:
         return pack_nibbles(codes), scales
 
     def decode(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """Values [..., K] as float32, exact; NaN in the blocks whose scale byte is 0xff."""
+        """Values [..., K] as float32: exact, infinite beyond its range, NaN in the blocks whose scale byte is 0xff."""
         values = self.element.values[unpack_nibbles(codes)].reshape(*scales.shape, self.block)
         exponent = scales.astype(np.int32)[..., None] - 127
-        scaled = np.ldexp(values, exponent)
+        with np.errstate(over="ignore"):
+            scaled = np.ldexp(values, exponent)
         return np.where(exponent == 128, np.float32(np.nan), scaled).reshape(*scales.shape[:-1], -1)
 
 

@@ -119,7 +119,7 @@ class Case:
     @property
     def id(self) -> str:
         """A short name for test ids and reports."""
-        parts = [f"{name}{value}" for name, value in {**self.axes, **self.scalars}.items()]
+        parts = [f"{name}{value:g}" for name, value in {**self.axes, **self.scalars}.items()]
         return "-".join(parts + list(self.outputs) + ([self.format.name] if self.format else []))
 
 

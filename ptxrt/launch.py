@@ -185,6 +185,8 @@ def checked_entry(kernel: Kernel, module: Module, name: str) -> Entry:
 
 
 def _fits(declared: Parameter, param: Param) -> bool:
+    if param.is_struct or param.is_pointer > (declared.kind == "array"):
+        return False
     if declared.kind == "array":
         return param.size == 8 and param.type in _INTEGERS
     if declared.kind == "axis":

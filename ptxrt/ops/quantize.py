@@ -41,8 +41,8 @@ def dequantize_mxfp4(
 ):
     """Give the values of MXFP4 codes: E2M1 times 2**(scale - 127).
 
-    float32 is exact; float16 and bfloat16 are the exact value rounded to nearest, ties to even, so
-    that float16 overflows to infinity. A scale byte of 0xff makes its 32 values NaN.
+    float32 is exact, and infinite from 2**128 on; float16 and bfloat16 are that value rounded to
+    nearest, ties to even, so that float16 overflows early. A scale byte of 0xff makes its 32 values NaN.
     Source: OCP Microscaling Formats (MX) v1.0, sections 5.3 and 6.3.
     """
     with np.errstate(over="ignore"):

@@ -1,0 +1,154 @@
+"""Anyone's compiled kernels: load a PTX text, a fatbin or a cubin and launch its entries on arrays and scalars."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any, Iterator, Mapping
+
+import numpy as np
+
+from .array import DeviceArray, as_arrays, upload
+from .backend import Backend, Entry, Param, current
+from .errors import ArgumentError
+from .launch import GRID_LIMITS, Launch, keep_receipt
+
+_STRUCT_CODES = {
+    **{"u8": "B", "s8": "b", "u16": "H", "s16": "h", "u32": "I", "s32": "i", "u64": "Q", "s64": "q"},
+    **{"f16": "e", "f32": "f", "f64": "d"},
+}
+
+
+def load(path) -> "Program":
+    """Load a `.ptx`, or on a GPU machine also a fatbin or cubin, on the current machine.
+
+    `program["name"](grid, block, *arguments, shared_bytes=0, stream=None)` launches an entry. FileError for
+    a file of another kind or one that the machine cannot run; what the emulator does not know is refused
+    here, by name and line.
+    """
+    backend = current()
+    return Program(backend, backend.open(Path(path)))
+
+
+class Program(Mapping[str, "ProgramEntry"]):
+    """A loaded file: a mapping from entry names to launchable entries."""
+
+    def __init__(self, backend: Backend, module):
+        self.name = module.name
+        self._entries = {name: ProgramEntry(backend, module.name, entry) for name, entry in module.entries.items()}
+
+    def __getitem__(self, name: str) -> "ProgramEntry":
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise KeyError(f"{self.name} has no entry {name!r}; it has {', '.join(self._entries) or 'none'}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"<program {self.name}: {', '.join(self._entries)}>"
+
+
+class ProgramEntry:
+    """An entry of a loaded file, on the machine that loaded it."""
+
+    def __init__(self, backend: Backend, program: str, entry: Entry):
+        self.name = entry.name
+        self._backend, self._program, self._entry = backend, program, entry
+
+    def __repr__(self) -> str:
+        types = ", ".join(p.type or f"{p.size} bytes" for p in self._entry.params)
+        return f"<entry {self.name}({types}) of {self._program}>"
+
+    def __call__(self, grid, block, *arguments, shared_bytes: int = 0, stream=None) -> None:
+        """Launch with one argument for each parameter.
+
+        grid, block: one to three numbers. An argument is a NumPy array (uploaded; copied back after
+        the launch if it is writeable), a device array (used where it lies), None (a null pointer), a
+        NumPy scalar of the parameter's size, bytes or a structured scalar for a struct by value, or,
+        where the PTX text tells the type, a Python number. With NumPy arrays the call waits, without
+        it does not.
+        """
+        grid, block = _three("grid", grid), _three("block", block)
+        for axis, count, limit in zip("xyz", grid, GRID_LIMITS):
+            if count > limit:
+                raise ArgumentError(f"{self.name}: grid {axis} is {count}; at most {limit} are allowed")
+        params = self._entry.params
+        if len(arguments) != len(params):
+            raise ArgumentError(f"{self!r} takes {len(params)} arguments, {len(arguments)} came")
+        values = [_place(self.name, i, param, value) for i, (param, value) in enumerate(zip(params, arguments))]
+        backend = self._backend
+        for value in values:
+            if isinstance(value, DeviceArray) and value.backend is not backend:
+                raise ArgumentError(f"{self.name}: {value!r} is on another machine than {backend.describe()}; go through to_numpy()")
+
+        uploaded = {id(v): upload(backend, v, stream) for v in values if isinstance(v, np.ndarray)}
+        space = bytearray(self._entry.param_bytes)
+        for param, value in zip(params, values):
+            array = uploaded.get(id(value), value)
+            if isinstance(array, DeviceArray):
+                backend.wait(stream, array.mark)
+            data = array if isinstance(array, bytes) else struct.pack("<Q", array.address)
+            space[param.offset : param.offset + param.size] = data
+        backend.launch(self._entry, grid, block, int(shared_bytes), bytes(space), stream)
+        keep_receipt(Launch(self._program, backend.name, backend.describe(), self.name, grid, block, int(shared_bytes)))
+
+        mark = backend.mark(stream)
+        for value in values:
+            if isinstance(value, DeviceArray):
+                value.mark = mark
+        # All results are here before the first is written back.
+        targets = {id(v): v for v in values if isinstance(v, np.ndarray) and v.flags.writeable}
+        results = {key: uploaded[key].to_numpy(stream=stream) for key in targets}
+        for key, target in targets.items():
+            np.copyto(target, results[key])
+
+
+def _three(name: str, value) -> tuple[int, int, int]:
+    """A grid or block of one to three positive numbers, padded with ones."""
+    numbers = tuple(value) if hasattr(value, "__iter__") else (value,)
+    fine = 1 <= len(numbers) <= 3 and all(isinstance(n, (int, np.integer)) and n >= 1 for n in numbers)
+    if not fine:
+        raise ArgumentError(f"{name} is {value!r}; pass one to three whole numbers of at least 1")
+    return (*map(int, numbers), *(1,) * (3 - len(numbers)))
+
+
+def _place(entry: str, index: int, param: Param, value: Any):
+    """An argument as a NumPy array, a DeviceArray or the bytes of its parameter."""
+
+    def refuse(came: str, advice: str):
+        declared = f"{param.type}, {param.size} bytes" if param.type else f"{param.size} bytes"
+        raise ArgumentError(f"{entry}: argument {index} is {came}; the parameter is {declared}. {advice}")
+
+    if value is None or isinstance(value, (np.ndarray, DeviceArray)) or hasattr(value, "__cuda_array_interface__"):
+        what = "None" if value is None else "an array"
+        if param.size != 8 or param.is_struct or param.type in ("f64", "f32x2"):
+            refuse(what, "Pass a scalar of that size, such as array[()] of a NumPy array without axes.")
+        if value is None:
+            return bytes(8)
+        (array,) = as_arrays(entry, **{f"argument {index}": value})
+        if array.size == 0:
+            return bytes(8)
+        return array
+    if isinstance(value, (np.generic, bytes, bytearray)):
+        data = value.tobytes() if isinstance(value, np.generic) else bytes(value)
+        if param.is_pointer:
+            refuse(f"{value!r}, a {type(value).__name__}", "Pass an array or None for an address.")
+        if len(data) != param.size:
+            refuse(f"{value!r}, a {type(value).__name__} of {len(data)} bytes", f"Pass one of {param.size} bytes.")
+        return data
+    if not isinstance(value, (int, float)):
+        refuse(f"a {type(value).__name__}", "Pass an array, None, a NumPy scalar or a number.")
+    if param.is_pointer:
+        refuse(repr(value), "Pass an array or None for an address.")
+    code = None if param.is_struct else _STRUCT_CODES.get(param.type)
+    if code is None:
+        refuse(repr(value), "Its type is not known here: pass a NumPy scalar of that size.")
+    try:
+        return struct.pack("<" + code, value)
+    except (struct.error, OverflowError):
+        refuse(repr(value), "Pass a number that it holds.")

@@ -1,0 +1,29 @@
+"""Fixtures that all tests share: the machines."""
+
+import numpy as np
+import pytest
+
+import ptxrt
+
+
+@pytest.fixture(params=["emulator", pytest.param("portable", marks=pytest.mark.gpu), pytest.param("native", marks=pytest.mark.gpu)])
+def machine(request):
+    """Run a test on every machine: the emulator always, the GPU ones where there is a device for them."""
+    there = ptxrt.machines()[request.param]
+    if not there.available:
+        pytest.skip(str(there))
+    with ptxrt.using(request.param) as backend:
+        yield backend
+
+
+@pytest.fixture
+def emulator():
+    """Run a test on the emulator alone."""
+    with ptxrt.using("emulator") as backend:
+        yield backend
+
+
+@pytest.fixture
+def rng():
+    """Random numbers, the same in every run."""
+    return np.random.default_rng(20240607)
