@@ -139,6 +139,12 @@ def attention(
     Sq and Sk are at least 1, D is a multiple of 32 up to 256. NaN propagates. NumPy arrays give NumPy
     results; device arrays give device arrays, without waiting. ArgumentError for anything that does not fit.
     """
+    chosen, arguments = attention_call(q, k, v, qk, pv, quantize, causal, scale, return_lse, out_dtype, out)
+    return chosen(**arguments, stream=stream)
+
+
+def attention_call(q, k, v, qk, pv, quantize, causal, scale, return_lse, out_dtype, out):
+    """The kernel that `attention` runs and the arguments, by name, that it runs with; both as checked as there."""
     chosen = ATTENTION.get((qk, pv, quantize))
     if chosen is None:
         known = "; ".join(f"qk={a!r}, pv={b!r}, quantize={c!r}" for a, b, c in ATTENTION)
@@ -150,7 +156,7 @@ def attention(
         raise ArgumentError(f"attention: scale is {scale!r}; pass a finite number, or None for 1 / sqrt(D)")
     output = _output_argument(chosen, out, out_dtype)
     outputs = {output: True if out is None else out, "lse": bool(return_lse)}
-    return chosen(q, k, v, **outputs, scale=scale, causal=bool(causal), stream=stream)
+    return chosen, dict(q=q, k=k, v=v, **outputs, scale=scale, causal=bool(causal))
 
 
 def _is_finite(value) -> bool:
