@@ -1,0 +1,548 @@
+"""The command line. Every command is made from the declarations; what it computes is done elsewhere.
+
+Only click is imported before a command runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Mapping
+
+import click
+
+from . import __version__
+
+_BLOCK_FORMAT = "mxfp4"
+
+
+class Commands(click.Group):
+    """A group that says an error of this package, or of a file, in one message and without a traceback."""
+
+    def invoke(self, ctx):
+        from .errors import PtxError
+
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # whoever reads the output has had enough; click ends in silence
+        except (PtxError, OSError) as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--machine", type=click.Choice(["native", "portable", "emulator"]), help="Where kernels run.")
+@click.option("--arithmetic", type=click.Choice(["float64", "hardware"]), help="Sums of the emulator's tensor cores.")
+@click.option("--ptx", type=click.Choice(["native", "portable"]), help="Which text the emulator executes.")
+@click.option("--no-checks", is_flag=True, help="Let the emulator run without its checks of memory and barriers.")
+@click.version_option(__version__, prog_name="ptxrt")
+@click.pass_context
+def main(ctx, machine, arithmetic, ptx, no_checks):
+    """Low-precision CUDA kernels on NumPy files: on a GPU, or on an emulator where there is none."""
+    options = {"arithmetic": arithmetic, "ptx": ptx, "checks": False if no_checks else None}
+    ctx.obj = machine, {name: value for name, value in options.items() if value is not None}
+
+
+def choose_machine(ctx) -> None:
+    """Make what the options before the command ask for the current machine; options alone mean the emulator."""
+    machine, options = ctx.obj
+    if machine or options:
+        from . import using
+
+        using(machine or "emulator", **options)
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON knows it: sequences as lists, infinities and NaN as words."""
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(plain(value), indent=1))
+
+
+def as_json(function):
+    return click.option("--json", "json_output", is_flag=True, help="Print one JSON object instead.")(function)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# list, show, devices
+
+
+def find_kernel(name: str):
+    """The declared kernel; a usage error that names the nearest ones otherwise."""
+    from . import kernels
+
+    there = kernels()
+    if name not in there:
+        near = difflib.get_close_matches(name, there, 3, 0.4) or list(there)
+        raise click.UsageError(f"no kernel is called {name}; near: {', '.join(near)}")
+    return there[name]
+
+
+@main.command("list")
+@as_json
+def list_command(json_output):
+    """List functions and kernels."""
+    from . import kernels
+
+    there = {name: kernel.summary for name, kernel in kernels().items()}
+    functions = {name: inspect.getdoc(function()).split("\n", 1)[0] for name, function in FUNCTIONS.items()}
+    if json_output:
+        print_json({"functions": functions, "kernels": there})
+        return
+    width = max(map(len, {**functions, **there}))
+    for title, group in (("functions", functions), ("kernels", there)):
+        click.echo(title)
+        for name, summary in group.items():
+            click.echo(f"  {name:{width}}  {summary}")
+
+
+@main.command()
+@click.argument("name")
+def show(name):
+    """Show a declaration: arguments, meaning, tolerances, cases, and what the compiler made of it."""
+    if name in FUNCTIONS:
+        function = FUNCTIONS[name]()
+        click.echo(f"{name}{inspect.signature(function)}\n\n{inspect.getdoc(function)}")
+        return
+    from .describe import kernel_lines
+
+    for line in kernel_lines(find_kernel(name)):
+        click.echo(line)
+
+
+@main.command()
+@as_json
+def devices(json_output):
+    """Say which machines are there and, for those that are not, why."""
+    from .backend import default_machine, machines
+    from .errors import PtxError
+
+    there = machines()
+    try:
+        default = default_machine()
+    except PtxError as error:
+        default = None
+        click.echo(f"no default: {error}", err=True)
+    if json_output:
+        print_json({"default": default, "machines": {m.name: vars(m) for m in there.values()}})
+        return
+    for machine in there.values():
+        click.echo(f"{machine}{' (the default)' if machine.name == default else ''}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# run
+
+
+@dataclass
+class Job:
+    """One call that `run` makes.
+
+    inputs: name -> (file, array). outputs: how many arrays it writes. call: results by name, or a QuantizedArray.
+    reference: the wanted results by name, given the results. exact: what no quantization would give, and against
+    which of the results that is held; None where the question makes no sense.
+    """
+
+    inputs: Mapping[str, tuple[Path, Any]]
+    outputs: int
+    call: Callable[[], Any]
+    reference: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    exact: Callable[[Any], tuple[str, Any, Any]] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+class RunGroup(click.Group):
+    """One subcommand for each function and each declared kernel, made when it is asked for."""
+
+    def list_commands(self, ctx):
+        from . import kernels
+
+        return [*FUNCTIONS, *kernels()]
+
+    def get_command(self, ctx, name):
+        if name in FUNCTIONS:
+            return FUNCTION_COMMANDS[name]()
+        return kernel_command(find_kernel(name))
+
+
+@main.group(cls=RunGroup)
+def run():
+    """Run a function or a kernel on .npy files."""
+
+
+def job_command(name: str, manual: str, params: list[click.Parameter], make: Callable[..., Job], quantizes=False) -> click.Command:
+    """A command that makes a Job from its own options, runs it and reports; the options of every job come last.
+
+    manual: the docstring, whose lines are kept as they are. quantizes: whether the loss by it can be told.
+    """
+
+    @click.pass_context
+    def callback(ctx, output, compare, json_output, format_limit=None, **options):
+        choose_machine(ctx)
+        job = make(**options)
+        run_job(job, output, compare, format_limit, json_output)
+
+    common = [
+        click.Option(["-o", "--output"], type=click.Path(path_type=Path), help="Write the results: .npy, or .npz for several."),
+        click.Option(["--compare"], is_flag=True, help="Compare with the reference; fail beyond its tolerance."),
+        click.Option(["--json", "json_output"], is_flag=True, help="Print one JSON object instead."),
+    ]
+    if quantizes:
+        common.insert(2, click.Option(["--format-limit"], type=float, help="With --compare: the largest relative L2 that quantization may cost."))
+    help = "\n\n".join(f"\b\n{paragraph}" for paragraph in manual.split("\n\n"))
+    return click.Command(name, callback=callback, params=[*params, *common], help=help, short_help=manual.split("\n", 1)[0])
+
+
+def run_job(job: Job, output: Path | None, compare: bool, format_limit: float | None, json_output: bool) -> None:
+    """Run a job, write its results, and say what happened; exit with 1 where a comparison fails."""
+    from . import last_launches
+    from .npy import check_target, storable, write_arrays
+
+    if output:
+        check_target(output, job.outputs)
+    start = time.perf_counter()
+    results = job.call()
+    seconds = time.perf_counter() - start
+    launch = last_launches()[-1]
+    arrays = results if isinstance(results, Mapping) else {"codes": results.codes, "scales": results.scales}
+    if output:
+        if isinstance(results, Mapping):
+            write_arrays(output, results)
+        else:
+            results.save(output)
+
+    report = {
+        "kernel": launch.kernel,
+        "machine": launch.machine,
+        "detail": launch.detail,
+        "entry": launch.entry,
+        "grid": launch.grid,
+        "block": launch.block,
+        "shared_bytes": launch.shared_bytes,
+        "seconds": seconds,
+        "inputs": {
+            name: {"file": str(path), "shape": array.shape, "dtype": dtype_name(array)} for name, (path, array) in job.inputs.items()
+        },
+        "outputs": {
+            name: {"shape": array.shape, "dtype": dtype_name(array), "stored": str(storable(array).dtype)}
+            for name, array in arrays.items()
+        },
+        "file": str(output) if output else None,
+    }
+    failures: list[str] = []
+    if compare:
+        comparison, failures = compare_job(job, launch.kernel, results, arrays, format_limit)
+        report["compare"] = comparison
+    if json_output:
+        print_json({**report, "failures": failures})
+    else:
+        print_report(report, job.notes)
+    if failures:
+        for failure in failures:
+            click.echo(f"Error: {failure}", err=True)
+        sys.exit(1)
+
+
+def dtype_name(array) -> str:
+    return str(getattr(array, "dtype", None) or array.format)
+
+
+def compare_job(job: Job, kernel_name: str, results, arrays, format_limit) -> tuple[dict[str, Any], list[str]]:
+    """The figures of every result against the reference and the exact answer, and what exceeds its limit."""
+    from . import compare, kernels
+
+    declared = kernels()[kernel_name]
+    rows, failures = {}, []
+    for name, want in job.reference(arrays).items():
+        figures = compare(arrays[name], want.reshape(arrays[name].shape))
+        tolerance = declared.tolerance(name)
+        missed = tolerance.misses(figures)
+        rows[f"{name} against the reference"] = {**vars(figures), "tolerance": str(tolerance)}
+        failures += [f"{name} differs from the reference: {words}" for words in missed]
+    if job.exact:
+        name, got, want = job.exact(results)
+        figures = compare(got, want)
+        rows[f"{name} without quantization"] = {**vars(figures), "limit": format_limit}
+        if format_limit is not None and not figures.relative_l2 <= format_limit:
+            failures.append(f"quantization costs {name} a relative L2 of {figures.relative_l2:.3e}, above the limit {format_limit:g}")
+    return rows, failures
+
+
+def print_report(report: Mapping[str, Any], notes: list[str]) -> None:
+    """Print what ran, on what, how long, and the figures of a comparison."""
+    sizes = "grid {} x {} x {}, block {} x {} x {}".format(*report["grid"], *report["block"])
+    click.echo(f"{report['kernel']} on {report['machine']} ({report['detail']})")
+    click.echo(f"  entry   {report['entry']}, {sizes}, {report['shared_bytes']} bytes of shared memory")
+    for name, item in report["inputs"].items():
+        click.echo(f"  {name:7} {item['dtype']} {list(item['shape'])} from {item['file']}")
+    for name, item in report["outputs"].items():
+        written = f" written as {item['stored']}" if report["file"] and item["stored"] != item["dtype"] else ""
+        click.echo(f"  {name:7} {item['dtype']} {list(item['shape'])}{written}{' to ' + report['file'] if report['file'] else ''}")
+    click.echo(f"  time    {report['seconds']:.3f} s with copies")
+    for note in notes:
+        click.echo(f"  note    {note}")
+    for name, figures in report.get("compare", {}).items():
+        click.echo(f"  {name}")
+        click.echo(f"    relative L2 {figures['relative_l2']:.3e}   cosine {figures['cosine']:.8f}   gain {figures['gain']:.6f}")
+        where = list(figures["worst_index"])
+        click.echo(f"    worst element {where}: {figures['worst_got']:.6g}, wanted {figures['worst_want']:.6g}")
+        if figures.get("tolerance"):
+            click.echo(f"    tolerance: {figures['tolerance']}")
+        elif figures.get("limit") is not None:
+            click.echo(f"    limit: relative L2 <= {figures['limit']:g}")
+
+
+def file_option(name: str, help: str) -> click.Option:
+    return click.Option([f"--{name.replace('_', '-')}", name], type=click.Path(path_type=Path), required=True, help=help)
+
+
+def read_inputs(paths: Mapping[str, Path], dtype: str | None) -> tuple[dict[str, tuple[Path, Any]], list[str]]:
+    """The arrays in the files, floating ones converted to `dtype` where it is given, and notes on what was converted."""
+    from .formats import FORMATS
+    from .npy import read_array
+
+    inputs, notes = {}, []
+    for name, path in paths.items():
+        array = read_array(path, name)
+        wanted = FORMATS[dtype].dtype if dtype else array.dtype
+        if array.dtype != wanted and array.dtype.kind in "fV":
+            notes.append(f"{name} converted from {array.dtype} to {wanted}")
+            array = array.astype(wanted)
+        inputs[name] = path, array
+    return inputs, notes
+
+
+# A kernel
+
+
+def kernel_command(kernel) -> click.Command:
+    """The command of a declared kernel: a file for each input, numbers for scalars and axes, flags for optional outputs."""
+    given = {axis for a in kernel.inputs for axis in a.shape.axes} | set(kernel.fixed)
+    axes = [axis for axis in kernel.axes if axis not in given]
+    params: list[click.Parameter] = [file_option(a.name, f"{a}") for a in kernel.inputs]
+    params += [click.Option([f"--{a.name.replace('_', '-')}", a.name], is_flag=True, help=f"write {a}") for a in kernel.outputs if a.optional]
+    for a in kernel.scalars:
+        number = float if a.formats[0].kind == "float" else int
+        default = {"required": True} if a.default is None else {"default": a.default, "show_default": True}
+        params.append(click.Option([f"--{a.name.replace('_', '-')}", a.name], type=number, help=str(a), **default))
+    params += [click.Option([f"--{axis.replace('_', '-')}", axis], type=int, required=True, help="size of this axis") for axis in axes]
+    if kernel.unions:
+        names = [f.name for f in kernel.unions]
+        params.append(click.Option(["--dtype"], type=click.Choice(names), help="Convert to this format first, or write it."))
+    return job_command(kernel.name, kernel.__doc__, params, lambda **options: kernel_job(kernel, options))
+
+
+def kernel_job(kernel, options: Mapping[str, Any]) -> Job:
+    """The Job of a declared kernel from the values of its options."""
+    from .formats import FORMATS
+    from .launch import run as launch
+
+    options = dict(options)
+    dtype = options.pop("dtype", None)
+    converts = any(a.is_union for a in kernel.inputs)
+    inputs, notes = read_inputs({a.name: options.pop(a.name) for a in kernel.inputs}, dtype if converts else None)
+    arguments = {name: array for name, (_, array) in inputs.items()} | options
+    if dtype and not converts:
+        arguments["dtype"] = FORMATS[dtype].dtype
+    optional = [a.name for a in kernel.outputs if a.optional]
+    outputs = [a.name for a in kernel.outputs if not a.optional or options[a.name]]
+    if not outputs:
+        raise click.UsageError(f"{kernel.name} writes only what is asked for: add {' or '.join('--' + n.replace('_', '-') for n in optional)}")
+    return Job(inputs, len(outputs), lambda: launch(kernel, (), arguments), lambda _: kernel.reference(**arguments), notes=notes)
+
+
+# The friendly functions
+
+
+def _attention():
+    from .ops.attention import attention
+
+    return attention
+
+
+def _quantize():
+    from .ops.quantize import quantize
+
+    return quantize
+
+
+def _dequantize():
+    from .ops.quantize import dequantize
+
+    return dequantize
+
+
+def _dtype_option(help: str) -> click.Option:
+    return click.Option(["--dtype"], type=click.Choice(["f32", "f16", "bf16"]), help=help)
+
+
+def attention_command() -> click.Command:
+    """`run attention`: its options are the keyword arguments of `ptxrt.attention`."""
+    function = _attention()
+    params: list[click.Parameter] = []
+    for p in inspect.signature(function).parameters.values():
+        option = f"--{p.name.replace('_', '-')}"
+        if p.kind is p.POSITIONAL_OR_KEYWORD:
+            params.append(file_option(p.name, f"The file of {p.name}."))
+        elif p.name == "scale":
+            params.append(click.Option([option], type=float, help="Factor of the scores; 1 / sqrt(dim) by default."))
+        elif p.name == "out_dtype":
+            params.append(click.Option([option], type=click.Choice(["bfloat16", "float32"]), help="bfloat16 by default."))
+        elif isinstance(p.default, bool):
+            params.append(click.Option([option], is_flag=True))
+        elif isinstance(p.default, str):
+            params.append(click.Option([option], default=p.default, show_default=True))
+    params.append(_dtype_option("Convert q, k and v to this format first."))
+    return job_command("attention", inspect.getdoc(function), params, attention_job, quantizes=True)
+
+
+def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
+    """The Job of `run attention`: the kernel that the function picks, also held against exact attention."""
+    from .formats import FORMATS, bf16
+    from .launch import run as launch
+    from .ops.attention import attention_call, exact_attention
+
+    inputs, notes = read_inputs({"q": q, "k": k, "v": v}, dtype)
+    arrays = {name: array for name, (_, array) in inputs.items()}
+    chosen = bf16.dtype if out_dtype == "bfloat16" else out_dtype
+    kernel, arguments = attention_call(**arrays, **options, out_dtype=chosen, out=None)
+
+    def exact(results):
+        want, _ = exact_attention(*arrays.values(), scale=arguments["scale"], causal=options["causal"])
+        name = next(iter(results))
+        return name, results[name], want
+
+    outputs = 1 + options["return_lse"]
+    return Job(inputs, outputs, lambda: launch(kernel, (), arguments), lambda _: kernel.reference(**arguments), exact, notes)
+
+
+def quantize_command() -> click.Command:
+    """`run quantize`: an .npy in, the .npz of a QuantizedArray out."""
+    params = [
+        file_option("x", "The file to quantize along its last axis."),
+        click.Option(["--format"], default=_BLOCK_FORMAT, show_default=True, help="The block format."),
+        _dtype_option("Convert x to this format first."),
+    ]
+    return job_command("quantize", inspect.getdoc(_quantize()), params, quantize_job, quantizes=True)
+
+
+def quantize_job(x, format, dtype) -> Job:
+    """The Job of `run quantize`, also held against x itself."""
+    import numpy as np
+
+    from .ops.quantize import QUANTIZE
+
+    inputs, notes = read_inputs({"x": x}, dtype)
+    array = inputs["x"][1]
+
+    def reference(_):
+        return QUANTIZE[format].reference(array.reshape(-1, array.shape[-1]))
+
+    return Job(inputs, 2, lambda: _quantize()(array, format), reference, lambda q: ("values", np.asarray(q), array), notes)
+
+
+def dequantize_command() -> click.Command:
+    """`run dequantize`: the .npz of a QuantizedArray in, an .npy out."""
+    params = [
+        file_option("q", "The .npz of a quantized array."),
+        _dtype_option("What to write; float32 by default."),
+    ]
+    return job_command("dequantize", inspect.getdoc(_dequantize()), params, dequantize_job)
+
+
+def dequantize_job(q, dtype) -> Job:
+    """The Job of `run dequantize`."""
+    from .formats import FORMATS
+    from .ops.quantize import DEQUANTIZE, QuantizedArray
+
+    array = QuantizedArray.load(q)
+    wanted = FORMATS[dtype or "f32"].dtype
+
+    def reference(_):
+        rows = (a.reshape(-1, a.shape[-1]) for a in (array.codes, array.scales))
+        return DEQUANTIZE[array.format].reference(*rows, dtype=wanted)
+
+    return Job({"q": (q, array)}, 1, lambda: {"x": _dequantize()(array, wanted)}, reference)
+
+
+FUNCTIONS = {"attention": _attention, "quantize": _quantize, "dequantize": _dequantize}
+FUNCTION_COMMANDS = {"attention": attention_command, "quantize": quantize_command, "dequantize": dequantize_command}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# check
+
+
+@main.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
+@as_json
+@click.pass_context
+def check(ctx, names, seed, json_output):
+    """Run the declared cases of every kernel, or of those named, against their references."""
+    from . import kernels
+
+    chosen = [find_kernel(name) for name in names] or list(kernels().values())
+    choose_machine(ctx)
+    rows = []
+    for kernel in chosen:
+        for case in kernel.cases:
+            row = check_case(kernel, case, seed)
+            rows.append(row)
+            if not json_output:
+                verdict = click.style("ok", fg="green") if row["ok"] else click.style("FAILED", fg="red")
+                click.echo(f"{verdict:6} {kernel.name} {case.id}  {row['figures']}  {row['seconds']:.2f} s")
+    failed = sum(not row["ok"] for row in rows)
+    if json_output:
+        print_json({"cases": rows, "failed": failed})
+    else:
+        machine = f" on {rows[-1]['machine']}" if rows else ""
+        click.echo(f"{len(rows) - failed} of {len(rows)} cases passed{machine}")
+    if failed:
+        sys.exit(1)
+
+
+def check_case(kernel, case, seed: int) -> dict[str, Any]:
+    """Run one declared case; a fault of the machine is a failed case, anything else stops the check."""
+    from . import last_launches
+    from .errors import BuildError, LaunchError, MachineError
+    from .launch import run as launch
+
+    arguments = kernel.example(case, seed)
+    start = time.perf_counter()
+    row = {"kernel": kernel.name, "case": case.id, "machine": None}
+    try:
+        results = launch(kernel, (), arguments)
+    except (BuildError, MachineError):
+        raise
+    except LaunchError as error:
+        return {**row, "ok": False, "figures": str(error), "seconds": time.perf_counter() - start}
+    seconds = time.perf_counter() - start
+    checked = kernel.check(results, kernel.reference(**arguments))
+    missed = [f"{name}: {words}" for name, (_, misses) in checked.items() for words in misses]
+    figures = ", ".join(f"{name} {short(figures)}" for name, (figures, _) in checked.items())
+    row["machine"] = last_launches()[-1].machine
+    return {**row, "ok": not missed, "figures": "; ".join(missed) or figures, "seconds": seconds}
+
+
+def short(figures) -> str:
+    """A comparison in one or two words."""
+    return "equal" if figures.mismatches == 0 else f"relative L2 {figures.relative_l2:.1e}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""The command line, on files: what it writes and says, and how it refuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import ptxrt
+from ptxrt.commands import main
+from ptxrt.ops.attention import exact_attention
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def call(*arguments):
+    """Run the command line in this process on the emulator."""
+    with ptxrt.using("emulator"):  # gives the machine back that was chosen before
+        return CliRunner().invoke(main, ["--machine", "emulator", *map(str, arguments)])
+
+
+def succeed(*arguments):
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refuse(*arguments, part):
+    """The call fails with a message that holds `part`, without a traceback and with nothing written."""
+    result = call(*arguments)
+    assert result.exit_code not in (0, None) and isinstance(result.exception, SystemExit), result.output
+    assert part in result.output and "Traceback" not in result.output
+    return result.output
+
+
+@pytest.fixture
+def x(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, np.random.default_rng(1).standard_normal((33, 64), np.float32))
+    return path
+
+
+@pytest.fixture
+def qkv(tmp_path):
+    rng = np.random.default_rng(2)
+    for name, rows in zip("qkv", (40, 72, 72)):
+        np.save(tmp_path / f"{name}.npy", rng.standard_normal((1, 2, rows, 32)).astype(np.float16))
+    return [word for name in "qkv" for word in (f"--{name}", tmp_path / f"{name}.npy")]
+
+
+# Looking around
+
+
+def test_list_names_every_kernel_and_function():
+    listed = json.loads(succeed("list", "--json"))
+    assert listed["kernels"].keys() == ptxrt.kernels().keys()
+    assert list(listed["functions"]) == ["attention", "quantize", "dequantize"]
+    text = succeed("list")
+    assert all(name in text and kernel.summary in text for name, kernel in ptxrt.kernels().items())
+
+
+@pytest.mark.parametrize("name", ptxrt.kernels())
+def test_show_prints_the_declaration_and_the_build(name):
+    kernel = ptxrt.kernels()[name]
+    text = succeed("show", name)
+    assert kernel.declaration in text and kernel.__doc__ in text
+    assert all(entry in text for unit in kernel.units for entry in kernel.entries(unit))
+
+
+def test_show_prints_a_function():
+    assert "return_lse" in succeed("show", "attention")
+
+
+def test_names_that_do_not_exist():
+    refuse("show", "transpose_tilde", part="near: transpose_tiled")
+    refuse("run", "transpose_tilde", part="near: transpose_tiled")
+    refuse("check", "nothing_like_it", part="no kernel is called")
+
+
+def test_devices_says_what_is_there_and_why():
+    there = json.loads(succeed("devices", "--json"))["machines"]
+    assert list(there) == ["native", "portable", "emulator"]
+    assert there["emulator"]["available"]
+    assert all(machine["detail"] for machine in there.values())
+    assert "emulator: executes" in succeed("devices")
+
+
+@pytest.mark.parametrize("name", [*ptxrt.kernels(), "attention", "quantize", "dequantize"])
+def test_help_of_every_command_comes_from_its_docstring(name):
+    text = succeed("run", name, "--help")
+    kernel = ptxrt.kernels().get(name)
+    assert (kernel.summary if kernel else "--compare") in text
+    for argument in kernel.inputs if kernel else ():
+        assert f"--{argument.name} " in text
+
+
+def test_checkout_script_and_package_are_one_program():
+    outputs = [
+        subprocess.run([sys.executable, *program, "--help"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        for program in (["cli.py"], ["-m", "ptxrt.commands"])
+    ]
+    assert "Run a function or a kernel" in outputs[0]
+    assert outputs[0].split("\n", 1)[1] == outputs[1].split("\n", 1)[1]
+
+
+def test_help_loads_no_numpy():
+    code = "import sys; from ptxrt.commands import main; assert 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+# Running
+
+
+def test_run_transpose(x, tmp_path):
+    text = succeed("run", "transpose_tiled", "--x", x, "-o", tmp_path / "y.npy", "--compare")
+    assert np.array_equal(np.load(tmp_path / "y.npy"), np.load(x).T)
+    for part in ("transpose_tiled on emulator", "float32 [33, 64]", "float32 [64, 33]", str(tmp_path / "y.npy"), " s with copies"):
+        assert part in text
+    assert "relative L2 0.000e+00" in text
+
+
+def test_run_with_axes(tmp_path):
+    succeed("run", "thread_identity", "--blocks-x", 2, "--blocks-y", 1, "--blocks-z", 3, "-o", tmp_path / "i.npy", "--compare")
+    assert np.load(tmp_path / "i.npy").shape == (3, 1, 2, 96, 16)
+
+
+def test_quantize_and_back(x, tmp_path):
+    report = json.loads(succeed("run", "quantize", "--x", x, "-o", tmp_path / "q.npz", "--compare", "--json"))
+    assert report["kernel"] == "quantize_mxfp4" and report["failures"] == []
+    assert report["compare"]["codes against the reference"]["mismatches"] == 0
+    assert 0.05 < report["compare"]["values without quantization"]["relative_l2"] < 0.2
+    stored = ptxrt.QuantizedArray.load(tmp_path / "q.npz")
+    wanted = np.asarray(stored)
+    succeed("run", "dequantize", "--q", tmp_path / "q.npz", "-o", tmp_path / "y.npy", "--compare")
+    assert np.array_equal(np.load(tmp_path / "y.npy"), wanted)
+    # The kernel itself takes the members of the same file by name.
+    arguments = ["--codes", tmp_path / "q.npz", "--scales", tmp_path / "q.npz", "--dtype", "bf16"]
+    text = succeed("run", "dequantize_mxfp4", *arguments, "-o", tmp_path / "z.npy")
+    assert "bfloat16 [33, 64] written as float32" in text
+    loaded = np.load(tmp_path / "z.npy")
+    assert loaded.dtype == np.float32 and np.array_equal(loaded, wanted.astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+def test_attention(qkv, tmp_path):
+    report = json.loads(succeed("run", "attention", *qkv, "--causal", "--return-lse", "-o", tmp_path / "o.npz", "--compare", "--json"))
+    assert report["entry"] == "attention_mxfp4_bf16_dim32_f16" and report["failures"] == []
+    with np.load(tmp_path / "o.npz") as stored:
+        out, lse = stored["out_bf16"], stored["lse"]
+    arrays = [np.load(path) for path in qkv[1::2]]
+    want, want_lse = exact_attention(*arrays, scale=32**-0.5, causal=True)
+    assert out.dtype == np.float32 and ptxrt.compare(out, want).relative_l2 < 0.2
+    assert ptxrt.compare(lse, want_lse).relative_l2 < 0.05
+
+
+def test_dtype_converts_and_says_so(qkv, tmp_path):
+    text = succeed("run", "attention", *qkv, "--dtype", "bf16", "--out-dtype", "float32", "-o", tmp_path / "o.npy", "--compare")
+    assert "attention_mxfp4_bf16_dim32_bf16" in text
+    assert "q converted from float16 to bfloat16" in text
+
+
+def test_files_that_numpy_cannot_name_are_read(tmp_path):
+    big_endian, bfloat16 = tmp_path / "big.npy", tmp_path / "bf16.npy"
+    np.save(big_endian, np.ones((2, 32), ">f4"))
+    np.save(bfloat16, np.ones((2, 32), ml_dtypes.bfloat16))
+    succeed("run", "quantize", "--x", big_endian, "--compare")
+    assert "quantize_mxfp4_bf16" in succeed("run", "quantize", "--x", bfloat16, "--compare")
+
+
+def test_a_comparison_beyond_its_limit_fails(qkv, tmp_path):
+    arguments = ["run", "attention", *qkv, "--compare", "--format-limit"]
+    refuse(*arguments, "1e-6", part="quantization costs out_bf16 a relative L2 of")
+    succeed(*arguments, "0.5")
+
+
+def test_options_of_the_emulator(x):
+    runner = CliRunner()
+    with ptxrt.using("emulator"):
+        result = runner.invoke(main, ["--arithmetic", "hardware", "--ptx", "portable", "run", "quantize", "--x", str(x), "--json"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.output)
+    assert report["machine"] == "emulator" and "hardware" in report["detail"] and "portable" in report["detail"]
+
+
+# Refusing
+
+
+def test_bad_files(x, tmp_path):
+    missing = tmp_path / "missing.npy"
+    truncated, text, empty, pickled, double, zipped = (tmp_path / f"{n}.npy" for n in ("short", "text", "empty", "obj", "f64", "zip"))
+    truncated.write_bytes(x.read_bytes()[:-100])
+    text.write_text("1 2 3")
+    empty.touch()
+    np.save(pickled, np.array([{}]), allow_pickle=True)
+    np.save(double, np.ones((4, 64)))
+    np.savez(tmp_path / "zip.npz", other=np.ones(3))
+    (tmp_path / "zip.npz").rename(zipped)
+    output = tmp_path / "y.npy"
+    output.write_text("what was here before")
+    for path, part in [
+        (missing, "does not exist"),
+        (truncated, "cannot be read"),
+        (text, "cannot be read"),
+        (empty, "cannot be read"),
+        (pickled, "pickled objects, which are never loaded"),
+        (double, "Convert it to float32"),
+        (zipped, "holds no array called x; it holds other"),
+        (tmp_path, "cannot be read"),
+    ]:
+        refuse("run", "transpose_tiled", "--x", path, "-o", output, part=part)
+    assert output.read_text() == "what was here before"
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_bad_quantized_files(x, tmp_path):
+    for path in (x, tmp_path / "missing.npz"):
+        refuse("run", "dequantize", "--q", path, part=path.name)
+
+
+def test_bad_targets(x, tmp_path):
+    refuse("run", "transpose_tiled", "--x", x, "-o", tmp_path / "y.npz", part="give it a name that ends in .npy")
+    refuse("run", "quantize", "--x", x, "-o", tmp_path / "q.npy", part="give it a name that ends in .npz")
+    refuse("run", "quantize", "--x", x, "-o", tmp_path / "no" / "q.npz", part="does not exist")
+
+
+def test_bad_options(x, qkv):
+    refuse("run", "transpose_tiled", part="Missing option '--x'")
+    refuse("run", "quantize", "--x", x, "--format", "fp3", part="'mxfp4'")
+    refuse("run", "attention", *qkv, "--qk", "fp3", part="no kernel for qk='fp3'")
+    refuse("run", "attention_mxfp4_bf16", *qkv, "--scale", 1, part="add --out-bf16 or --out-f32 or --lse")
+
+
+def test_shapes_are_checked_against_the_declaration(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((3, 33), np.float32))
+    refuse("run", "quantize", "--x", tmp_path / "x.npy", part="multiple of 32")
+    np.save(tmp_path / "v.npy", np.ones(3, np.float32))
+    refuse("run", "transpose_naive", "--x", tmp_path / "v.npy", part="1 dimensions where 2 are needed")
+
+
+def test_machines_that_are_not_there(x):
+    if not ptxrt.machines()["native"].available:
+        result = CliRunner().invoke(main, ["--machine", "native", "run", "transpose_tiled", "--x", str(x)])
+        assert result.exit_code == 1 and "native is not available" in result.output
+
+
+# Checking
+
+
+def test_check_one_kernel():
+    text = succeed("check", "transpose_naive", "transpose_tiled")
+    assert "8 of 8 cases passed on emulator" in text and text.count("equal") == 8
+
+
+def test_check_reports_failures(monkeypatch):
+    kernel = ptxrt.kernels()["transpose_naive"]
+    monkeypatch.setattr(kernel, "function", lambda x, y: np.copyto(y, x.T + 1))
+    result = call("check", "transpose_naive", "--json")
+    assert result.exit_code == 1
+    report = json.loads(result.output)
+    assert report["failed"] == 4 and all("worst error" in row["figures"] for row in report["cases"])
+
+
+# Documentation
+
+
+def test_kernel_documentation_is_fresh():
+    from ptxrt.describe import kernels_markdown
+
+    assert (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8") == kernels_markdown(ptxrt.kernels()), "run `make docs`"
