@@ -42,8 +42,8 @@ clean:
 # Debian's python3 comes without ensurepip; a machine with pip can do without it.
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed; run make PYTHON=python3.x"; exit 1; }
-	@test -x $(PY) && $(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv 2>/dev/null || $(PYTHON) -m virtualenv .venv 2>/dev/null \
-	|| { $(PYTHON) -m pip install --quiet --target .venv/bootstrap virtualenv && PYTHONPATH=.venv/bootstrap $(PYTHON) -m virtualenv .venv; } \
+	@test -x $(PY) && $(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv 2>/dev/null || $(PYTHON) -m virtualenv --quiet .venv 2>/dev/null \
+	|| { $(PYTHON) -m pip install --quiet --target .venv/bootstrap virtualenv && PYTHONPATH=.venv/bootstrap $(PYTHON) -m virtualenv --quiet .venv; } \
 	|| { echo "python3 cannot make a virtual environment: install python3-venv (apt-get install python3-venv)"; exit 1; }
 	$(PIP) "hatchling>=1.26" editables $$($(PY) build.py --requires)
 	$(PIP) --no-build-isolation --editable '.[test]'

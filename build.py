@@ -211,11 +211,8 @@ def toolkit_folders():
         if Path(on_path).is_symlink():
             yield Path(on_path).resolve().parent, "PATH"
     for folder in sys.path:
-        wheels = Path(folder or ".") / "nvidia"
-        if wheels.is_dir():
-            for nvcc in sorted(wheels.glob("*/bin/nvcc*")):
-                if nvcc.stem == "nvcc" and nvcc.suffix in ("", ".exe"):
-                    yield nvcc.parent, "PyPI"
+        for binaries in sorted((Path(folder or ".") / "nvidia").glob("*/bin")):
+            yield binaries, "PyPI"
 
 
 def find_toolchain():

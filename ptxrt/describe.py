@@ -54,7 +54,7 @@ def argument_rows(kernel: Kernel) -> list[list[str]]:
         shape = "number" if a.direction == "scalar" else str(a.shape)
         note = "optional" if a.optional else f"default {a.default}" if a.default is not None else ""
         rows.append([a.name, a.direction, " or ".join(f.name for f in a.formats), shape, note])
-    return [["argument", "direction", "format", "shape", ""], *rows]
+    return [["argument", "direction", "format", "shape", "note"], *rows]
 
 
 def grid_words(kernel: Kernel) -> str:
