@@ -214,6 +214,13 @@ def as_arrays(function: str, **arguments) -> tuple[Any, ...]:
     return tuple(_as_array(function, name, value) for name, value in arguments.items())
 
 
+def as_output(function: str, name: str, value):
+    """An array to write to as a NumPy array or a DeviceArray; anything that would have to be copied is refused."""
+    if isinstance(value, (np.ndarray, DeviceArray)) or hasattr(value, "__cuda_array_interface__"):
+        return _as_array(function, name, value)
+    raise ArgumentError(f"{function}: {name} is a {type(value).__name__}; pass a NumPy array or a device array to write to")
+
+
 def _as_array(function: str, name: str, value):
     if isinstance(value, (np.ndarray, DeviceArray)):
         return value

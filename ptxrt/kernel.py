@@ -392,7 +392,11 @@ class Kernel:
         try:
             number = value.item() if isinstance(value, (np.generic, np.ndarray)) else value
             if dtype.kind == "f":
-                return dtype.type(float(number))
+                with np.errstate(over="ignore"):
+                    rounded = dtype.type(float(number))
+                if np.isinf(rounded) and not np.isinf(float(number)):
+                    raise OverflowError
+                return rounded
             if int(number) != number:
                 raise ValueError
             limits = np.iinfo(dtype)

@@ -9,7 +9,7 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from .array import DeviceArray, allocate, as_arrays, upload
+from .array import DeviceArray, allocate, as_arrays, as_output, upload
 from .backend import Backend, Entry, Facts, Module, Param, current
 from .errors import AbiError, ArgumentError
 from .kernel import Bound, Kernel, Parameter
@@ -91,6 +91,8 @@ def _argument(kernel: Kernel, name: str, value):
     declared = kernel.by_name.get(name)
     if declared is None or declared.direction == "scalar" or value is None or isinstance(value, bool):
         return value
+    if declared.direction == "out":
+        return as_output(kernel.name, name, value)
     return as_arrays(kernel.name, **{name: value})[0]
 
 

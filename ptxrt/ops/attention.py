@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from ..accuracy import Tolerance
-from ..array import as_arrays
+from ..array import as_arrays, as_output
 from ..errors import ArgumentError
 from ..formats import bf16, f16, f32, format_of, i32, mxfp4
 from ..kernel import In, Out, Scalar, kernel
@@ -145,7 +145,8 @@ def attention(
 
 def attention_call(q, k, v, qk, pv, quantize, causal, scale, return_lse, out_dtype, out):
     """The kernel that `attention` runs and the arguments, by name, that it runs with; both as checked as there."""
-    chosen = ATTENTION.get((qk, pv, quantize))
+    wanted = (qk, pv, quantize)
+    chosen = ATTENTION.get(wanted) if all(isinstance(word, str) for word in wanted) else None
     if chosen is None:
         known = "; ".join(f"qk={a!r}, pv={b!r}, quantize={c!r}" for a, b, c in ATTENTION)
         raise ArgumentError(f"attention: no kernel for qk={qk!r}, pv={pv!r}, quantize={quantize!r}; there is {known}")
@@ -154,6 +155,8 @@ def attention_call(q, k, v, qk, pv, quantize, causal, scale, return_lse, out_dty
         scale = 1 / math.sqrt(q.shape[-1]) if q.shape and q.shape[-1] else 1.0
     if not _is_finite(scale):
         raise ArgumentError(f"attention: scale is {scale!r}; pass a finite number, or None for 1 / sqrt(D)")
+    if out is not None:
+        out = as_output("attention", "out", out)
     output = _output_argument(chosen, out, out_dtype)
     outputs = {output: True if out is None else out, "lse": bool(return_lse)}
     return chosen, dict(q=q, k=k, v=v, **outputs, scale=scale, causal=bool(causal))

@@ -11,7 +11,7 @@ IDENTITY_BLOCK = (8, 4, 3)
 IDENTITY_FIELDS = (
     *("tid.x", "tid.y", "tid.z", "ntid.x", "ntid.y", "ntid.z"),
     *("ctaid.x", "ctaid.y", "ctaid.z", "nctaid.x", "nctaid.y", "nctaid.z"),
-    *("laneid", "warpid", "lanemask_lt", "linear thread index"),
+    *("laneid", "lanemask_eq", "lanemask_lt", "linear thread index"),
 )
 
 
@@ -23,10 +23,10 @@ IDENTITY_FIELDS = (
 def thread_identity(identity: Out[i32, "blocks_z blocks_y blocks_x threads 16"]):
     """Report the identity registers of every thread, in blocks of 8 x 4 x 3 threads.
 
-    The last axis holds tid, ntid, ctaid and nctaid (x, y, z each), laneid, warpid, lanemask_lt and
-    the linear index of the thread in its block; threads lie in the order of that index.
-    Source: PTX ISA, special registers. That warpid is the linear index / 32 is what is observed; the
-    ISA promises only a number that is the same for the lanes of one warp.
+    The last axis holds tid, ntid, ctaid and nctaid (x, y, z each), laneid, lanemask_eq,
+    lanemask_lt and the linear index of the thread in its block; threads lie in the order of that index.
+    %warpid is left out: it is where a warp happens to run, and an H200 gives a block's first warp 3, say.
+    Source: PTX ISA, special registers.
     """
     blocks = identity.shape[2::-1]
     thread = np.arange(identity.shape[3])
@@ -37,7 +37,8 @@ def thread_identity(identity: Out[i32, "blocks_z blocks_y blocks_x threads 16"])
     for field, axis in zip((6, 7, 8), (2, 1, 0)):
         identity[..., field] = np.expand_dims(np.arange(identity.shape[axis]), [a for a in range(4) if a != axis])
     identity[..., 9:12] = blocks
-    identity[..., 12], identity[..., 13] = lane, thread // 32
+    identity[..., 12] = lane
+    identity[..., 13] = (np.int64(1) << lane).astype(np.int32)
     identity[..., 14] = ((np.int64(1) << lane) - 1).astype(np.int32)
     identity[..., 15] = thread
 

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from ..array import as_arrays
+from ..array import as_arrays, as_output
 from ..errors import ArgumentError, FileError
 from ..files import write_atomically
 from ..formats import BLOCK_FORMATS, bf16, e2m1x2, f16, f32, format_of, mxfp4, ue8m0
@@ -55,7 +55,7 @@ DEQUANTIZE = {"mxfp4": dequantize_mxfp4}
 
 
 def _block_format(name, function: str):
-    if name not in BLOCK_FORMATS:
+    if not isinstance(name, str) or name not in BLOCK_FORMATS:
         raise ArgumentError(f"{function}: format is {name!r}; there is {', '.join(map(repr, BLOCK_FORMATS))}")
     return BLOCK_FORMATS[name]
 
@@ -191,7 +191,7 @@ def dequantize(q, dtype=np.float32, *, out=None, stream=None):
         raise ArgumentError(f"dequantize: q is a {type(q).__name__}; pass a QuantizedArray")
     buffers = {}
     if out is not None:
-        (out,) = as_arrays("dequantize", out=out)
+        out = as_output("dequantize", "out", out)
         if tuple(out.shape) != q.shape:
             raise ArgumentError(f"dequantize: out has shape {list(out.shape)}; q has shape {list(q.shape)}")
         buffers, dtype = {"x": _rows(out, "out")}, out.dtype

@@ -1,0 +1,522 @@
+"""The public interface: declarations and their errors, machines, device arrays, receipts, programs, comparison."""
+
+import ctypes
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ptxrt
+from ptxrt import kernel as kernel_module
+from ptxrt.accuracy import Tolerance
+from ptxrt.formats import bf16, e2m1x2, f16, f32, i32
+from ptxrt.kernel import In, Out, Scalar, kernel
+from ptxrt.launch import GRID_LIMITS, grid_of
+from ptxrt.ops.transpose import transpose_naive, transpose_tiled
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """An empty registry, so that tests may declare kernels."""
+    monkeypatch.setattr(kernel_module, "REGISTRY", {})
+
+
+@pytest.fixture
+def sample(registry):
+    @kernel(grid="rows*cols", fixed=dict(fields=4), cases=[dict(rows=2, cols=8)], flops="2*rows*cols")
+    def sample(
+        x: In[f32 | f16, "rows cols"],
+        packed: In[e2m1x2, "rows cols/2"],
+        y: Out[f32 | f16, "cols rows fields"],
+        total: Out[f32, "rows"] = None,
+        *,
+        factor: Scalar[f32] = 2.0,
+        steps: Scalar[i32],
+    ):
+        """Do something.
+
+        In detail.
+        """
+        y[:] = factor * x.T[..., None]
+        if total is not None:
+            total[:] = x.sum(axis=1)
+
+    return sample
+
+
+X, PACKED = np.ones((2, 8), np.float32), np.zeros((2, 4), np.uint8)
+
+
+# Declarations
+
+
+def test_a_declaration_knows_its_parts(sample):
+    assert sample.name == "sample" and sample.summary == "Do something."
+    assert sample.axes == ("rows", "cols", "fields")
+    assert [str(p) for p in sample.parameters] == [
+        *("address of x", "address of packed", "address of y", "address of total"),
+        *("f32 factor", "i32 steps", "axis rows", "axis cols", "axis fields"),
+    ]
+    assert sample.declaration == (
+        "sample(x: In f32|f16 [rows, cols], packed: In e2m1x2 [rows, cols/2], y: Out f32|f16 [cols, rows, fields], "
+        "total: Out f32 [rows] or None, factor: f32, steps: i32)"
+    )
+    assert [unit.name for unit in sample.units] == ["sample"] and sample.entries(sample.units[0]) == ("sample_f32", "sample_f16")
+
+
+def test_binding_solves_axes_formats_and_costs(sample):
+    bound = sample.bind(X.astype(np.float16), PACKED, steps=3, total=True)
+    assert bound.axes == dict(rows=2, cols=8, fields=4) and bound.format is f16 and bound.entry == "sample_f16"
+    assert bound.bytes_moved == 2 * 8 * 2 + 8 + 8 * 2 * 4 * 2 + 2 * 4 and bound.flops == 32
+    assert bound.scalars == dict(factor=np.float32(2), steps=np.int32(3))
+
+
+def test_variants_name_units_and_entries(registry):
+    @kernel(grid="n", variants=dict(dim=(32, 64), way=(1, 2)))
+    def varied(x: In[f32 | bf16, "n dim"], y: Out[f32 | bf16, "n dim way"]):
+        """Vary."""
+
+    assert [u.name for u in varied.units] == [f"varied_dim{d}_way{w}" for d in (32, 64) for w in (1, 2)]
+    assert varied.entries(varied.units[3]) == ("varied_dim64_way2_f32", "varied_dim64_way2_bf16")
+    assert varied.bind(np.zeros((3, 64), ml_dtypes.bfloat16), way=1).entry == "varied_dim64_way1_bf16"
+
+
+def test_the_reference_runs_without_a_machine(sample):
+    want = sample.reference(X, PACKED, steps=0, total=True)
+    assert want["y"].shape == (8, 2, 4) and want["y"].dtype == np.float32 and (want["y"] == 2).all()
+    assert want["total"].tolist() == [8, 8]
+    assert "total" not in sample.reference(X, PACKED, steps=0)
+
+
+def test_references_of_approximate_kernels_are_float64(registry):
+    @kernel(grid="n", tolerance=Tolerance("approximate", absolute=1e-3))
+    def third(x: In[f32, "n"], y: Out[f32, "n"]):
+        """Divide by three."""
+        y[:] = x.astype(np.float64) / 3
+
+    want = third.reference(np.ones(2, np.float32))
+    assert want["y"].dtype == np.float64
+    (comparison, missed) = third.check({"y": want["y"] + 1e-2}, want)["y"]
+    assert missed == ["worst error 1.000e-02 > 1.000e-03"] and comparison.mismatches == 2
+
+
+def test_examples_fit_their_case(sample):
+    (case, other) = sample.cases
+    assert (case.id, other.format) == ("rows2-cols8-f32", f16)
+    example = sample.example(case, seed=1)
+    assert example["x"].shape == (2, 8) and example["packed"].dtype == np.uint8 and "fields" in example
+    assert sample.bind(**example, steps=1).format is f32
+    np.testing.assert_array_equal(sample.example(case, seed=1)["x"], example["x"])
+    assert (sample.example(case, seed=2)["x"] != example["x"]).any()
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda k: k.bind(), "x is missing; declared as f32\\|f16 \\[rows, cols\\]"),
+        (lambda k: k.bind(X, PACKED, X, steps=1), "takes 2 inputs, 3 came"),
+        (lambda k: k.bind(X, PACKED, x=X, steps=1), "given \\['x'\\] twice"),
+        (lambda k: k.bind(X, PACKED, stepz=1), "given \\['stepz'\\], which it does not know"),
+        (lambda k: k.bind(X, PACKED), "steps is missing"),
+        (lambda k: k.bind(X, PACKED, steps=1.5), "steps is 1.5; declared as i32"),
+        (lambda k: k.bind(X, PACKED, steps=2**31), "steps is 2147483648"),
+        (lambda k: k.bind(X, PACKED, steps="1x"), "steps is '1x'"),
+        (lambda k: k.bind(X, PACKED, steps=1, factor=1e300), "factor is 1e\\+300"),
+        (lambda k: k.bind(X, PACKED, steps=1, factor=[1]), "factor is \\[1\\]"),
+        (lambda k: k.bind([1.0], PACKED, steps=1), "x is a list"),
+        (lambda k: k.bind(X.astype(np.int64), PACKED, steps=1), "x is int64 \\[2, 8\\].*Convert it to float32, float16"),
+        (lambda k: k.bind(X[0], PACKED, steps=1), "1 dimensions where 2 are needed"),
+        (lambda k: k.bind(X[:, :7], PACKED, steps=1), "cols is 7 in x; it must be a multiple of 2, as packed.*Pad it to 8 or cut it to 6"),
+        (lambda k: k.bind(X, PACKED[:, :3], steps=1), "dimension 1 \\(cols/2\\) must be 4, since cols is 8 in x"),
+        (lambda k: k.bind(X, PACKED[:1], steps=1), "dimension 0 \\(rows\\) must be 2, since rows is 2 in x"),
+        (lambda k: k.bind(X, PACKED, steps=1, fields=5), "fields is 5 in the call; it is always 4"),
+        (lambda k: k.bind(X, PACKED, steps=1, rows=3), "must be 3, since rows is 3 in the call"),
+        (lambda k: k.bind(X, PACKED, steps=1, rows=-1), "rows is -1"),
+        (lambda k: k.bind(X, PACKED, steps=1, y=None), "y is omitted"),
+        (lambda k: k.bind(X, PACKED, steps=1, y=[1]), "y is a list"),
+        (lambda k: k.bind(X, PACKED, steps=1, y=np.zeros((8, 2, 4), np.float16)), "y is float16, but x is float32"),
+        (lambda k: k.bind(X, PACKED, steps=1, y=np.zeros((8, 2, 3), np.float32)), "y has shape \\[8, 2, 3\\], not \\[8, 2, 4\\]"),
+        (lambda k: k.bind(X, PACKED, steps=1, total=np.zeros(2)), "total is float64 \\[2\\]; declared as f32 \\[rows\\]"),
+        (lambda k: k.bind(X, PACKED, steps=1, total=np.broadcast_to(np.float32(0), 2)), "total is read-only"),
+        (lambda k: k.bind(X, PACKED, steps=1, dtype=np.float16), "dtype is float16; the call allows float32"),
+        (lambda k: k.bind(X[:0], PACKED[:0], steps=1, total=True, fields=0), "fields is 0 in the call; it is always 4"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_the_words_of_the_declaration(sample, call, words):
+    with pytest.raises(ptxrt.ArgumentError, match=words) as caught:
+        call(sample)
+    assert str(caught.value).startswith("sample")
+
+
+def test_axes_that_nothing_fixes_are_asked_for():
+    with pytest.raises(ptxrt.ArgumentError, match="no input fixes blocks_z, blocks_y, blocks_x; pass blocks_z=..."):
+        ptxrt.kernels()["thread_identity"].bind()
+
+
+def test_outputs_alone_need_a_dtype():
+    codes, scales = np.zeros((1, 16), np.uint8), np.zeros((1, 1), np.uint8)
+    with pytest.raises(ptxrt.ArgumentError, match="pass dtype= one of float32, float16, bfloat16"):
+        ptxrt.kernels()["dequantize_mxfp4"].bind(codes, scales)
+
+
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda: kernel(grid="planes"),
+        lambda: kernel(grid="rows rows rows rows"),
+        lambda: kernel(grid="rows", variants=dict(dim=(1,))),
+        lambda: kernel(grid="rows", cases=[dict(row=1)]),
+    ],
+)
+def test_declarations_that_contradict_themselves_are_refused(registry, declare):
+    with pytest.raises(ValueError, match="copy"):
+
+        @declare()
+        def copy(x: In[f32, "rows"], y: Out[f32, "rows"]):
+            """Copy."""
+
+
+def test_unions_of_one_kernel_are_alike(registry):
+    with pytest.raises(ValueError, match="all choices of one kernel are alike"):
+
+        @kernel(grid="n")
+        def copy(x: In[f32 | f16, "n"], y: Out[f32 | bf16, "n"]):
+            """Copy."""
+
+
+def test_grids_beyond_the_hardware_are_refused(registry):
+    @kernel(grid="n heads")
+    def wide(x: In[f32, "n heads"], y: Out[f32, "n heads"]):
+        """Be wide."""
+
+    bound = wide.bind(np.broadcast_to(np.float32(0), (100, 65536)))
+    assert grid_of(bound, (32, 2, 1)) == (4, 32768, 1)
+    with pytest.raises(ptxrt.ArgumentError, match="wide: heads is 65536, which takes 65536 blocks along y, where 65535 are allowed"):
+        grid_of(bound, (32, 1, 1))
+    assert GRID_LIMITS[0] == 2**31 - 1
+
+
+# Machines
+
+
+def test_machines_say_what_is_there():
+    there = ptxrt.machines()
+    assert list(there) == ["native", "portable", "emulator"] and there["emulator"].available
+    for name, machine in there.items():
+        assert machine.detail and str(machine).startswith(f"{name}: ")
+
+
+def test_using_holds_for_a_block_or_from_a_call():
+    with ptxrt.using("emulator", ptx="portable") as outer:
+        with ptxrt.using("emulator") as inner:
+            assert ptxrt.backend.current() is inner is not outer
+            ptxrt.using("emulator", arithmetic="hardware")
+            assert "hardware" in ptxrt.backend.current().describe()
+        assert ptxrt.backend.current() is outer
+
+
+def test_the_same_choice_is_the_same_machine():
+    with ptxrt.using("emulator", checks=True) as one, ptxrt.using("emulator", checks=True) as two:
+        assert one is two
+
+
+def test_a_choice_holds_for_its_thread():
+    seen = []
+    with ptxrt.using("emulator", ptx="portable") as chosen:
+        thread = threading.Thread(target=lambda: seen.append(ptxrt.backend._chosen.get()))
+        thread.start()
+        thread.join()
+        assert ptxrt.backend.current() is chosen
+    assert seen == [None]
+
+
+@pytest.mark.parametrize(
+    "name, options, words",
+    [
+        ("abacus", {}, "machine is 'abacus'; there is native, portable, emulator"),
+        ("emulator", dict(ptx="old"), "ptx is 'old'"),
+        ("emulator", dict(arithmetic="decimal"), "arithmetic"),
+        ("emulator", dict(speed="high"), "speed"),
+    ],
+)
+def test_wrong_choices_are_refused(name, options, words):
+    with pytest.raises(ptxrt.ArgumentError, match=words):
+        ptxrt.using(name, **options)
+
+
+# Launches
+
+
+def test_numpy_in_numpy_out(machine, rng):
+    x = rng.standard_normal((5, 9)).astype(np.float32)
+    y = transpose_tiled(x)
+    assert isinstance(y, np.ndarray)
+    np.testing.assert_array_equal(y, x.T)
+    np.testing.assert_array_equal(transpose_tiled(x[::-1, ::2]), x[::-1, ::2].T)
+    out = np.zeros((9, 10), np.float32)
+    assert transpose_tiled(x, y=out[:, ::2]).base is out
+    np.testing.assert_array_equal(out[:, ::2], x.T)
+    assert not out[:, 1::2].any()
+    np.testing.assert_array_equal(transpose_tiled([[1, 2]] * np.ones((3, 2), np.float32)), [[1] * 3, [2] * 3])
+
+
+def test_the_receipt_says_what_ran(machine):
+    transpose_naive(np.zeros((40, 70), np.float32))
+    receipt = ptxrt.last_launches()[-1]
+    assert (receipt.kernel, receipt.machine, receipt.entry) == ("transpose_naive", machine.name, "transpose_naive")
+    assert receipt.bytes_moved == 2 * 40 * 70 * 4 and receipt.flops is None
+    assert all(len(sizes) == 3 for sizes in (receipt.grid, receipt.block)) and machine.name in str(receipt)
+
+
+def test_nothing_is_launched_for_an_empty_result(machine):
+    before = len(ptxrt.last_launches())
+    assert transpose_naive(np.zeros((0, 5), np.float32)).shape == (5, 0)
+    assert transpose_naive(ptxrt.to_device(np.zeros((0, 5), np.float32))).to_numpy().shape == (5, 0)
+    assert len(ptxrt.last_launches()) == before or before == 256
+
+
+def test_threads_may_call_at_once(machine, rng):
+    x = rng.standard_normal((33, 20)).astype(np.float32)
+    results = [None] * 4
+
+    def work(index):
+        with ptxrt.using(machine.name):
+            results[index] = transpose_tiled(x + index)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, result in enumerate(results):
+        np.testing.assert_array_equal(result, (x + index).T)
+
+
+# Device arrays
+
+
+def test_device_arrays_hold_what_was_put_in(machine, rng):
+    for dtype in (np.float32, np.float16, ml_dtypes.bfloat16, np.uint8, np.int64):
+        x = (rng.standard_normal((3, 4, 5)) * 50).astype(dtype)
+        array = ptxrt.to_device(x[:, ::-1])
+        assert (array.shape, array.dtype, array.ndim, array.size, array.nbytes) == (x.shape, x.dtype, 3, 60, x.nbytes)
+        assert array.machine == machine.name and array.strides == x.strides and array.is_contiguous and len(array) == 3
+        np.testing.assert_array_equal(array.to_numpy(), x[:, ::-1])
+        np.testing.assert_array_equal(array.reshape(5, -1).to_numpy(), x[:, ::-1].reshape(5, -1))
+    assert ptxrt.to_device(array) is array
+    assert f"int64 [3, 4, 5] on {machine.name}" in repr(array)
+
+
+def test_scalars_and_empty_arrays_travel(machine):
+    assert ptxrt.to_device(np.float32(3)).to_numpy() == 3
+    assert ptxrt.to_device(np.zeros((2, 0))).to_numpy().shape == (2, 0)
+    assert ptxrt.empty((2, 3), "bfloat16").dtype == ml_dtypes.bfloat16
+    assert ptxrt.empty(4, np.float32).shape == (4,)
+
+
+def test_device_arrays_do_not_pass_for_numpy(emulator):
+    array = ptxrt.to_device(np.zeros((2, 3), np.float32))
+    with pytest.raises(TypeError, match="to_numpy"):
+        np.asarray(array)
+    with pytest.raises(TypeError):
+        array + np.zeros((2, 3))
+    assert not hasattr(array, "__cuda_array_interface__")
+    with pytest.raises(AttributeError, match="no CUDA memory"):
+        array.__cuda_array_interface__
+
+
+def test_wrong_views_are_refused(emulator):
+    array = ptxrt.to_device(np.zeros((2, 3), np.float32))
+    assert array.view(np.int32).dtype == np.int32
+    for call in (lambda: array.reshape(7), lambda: array.reshape(-1, 4), lambda: array.view(np.int8)):
+        with pytest.raises(ptxrt.ArgumentError):
+            call()
+    with pytest.raises(ptxrt.ArgumentError, match="Python objects"):
+        ptxrt.to_device(np.array([{}]))
+
+
+def test_memory_nothing_wrote_is_found(emulator):
+    with pytest.raises(ptxrt.EmulatorFault):
+        transpose_naive(ptxrt.empty((4, 4), np.float32))
+
+
+def test_memory_is_given_back(emulator):
+    array = ptxrt.to_device(np.zeros(4, np.float32))
+    address = array.address
+    del array
+    with pytest.raises(ptxrt.EmulatorFault):
+        emulator.read(address, np.empty(4, np.float32))
+
+
+# Programs
+
+SAXPY = """
+.version 8.0
+.target sm_80
+.address_size 64
+
+.visible .entry saxpy(
+    .param .f32 a,
+    .param .u64 .ptr .align 1 x,
+    .param .u64 .ptr .align 1 y,
+    .param .u32 n
+)
+{
+    .reg .pred %p;
+    .reg .b32 %r<6>;
+    .reg .f32 %f<4>;
+    .reg .b64 %rd<6>;
+    ld.param.f32 %f1, [a];
+    ld.param.u64 %rd1, [x];
+    ld.param.u64 %rd2, [y];
+    ld.param.u32 %r1, [n];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.s32 %r5, %r2, %r3, %r4;
+    setp.ge.u32 %p, %r5, %r1;
+    @%p bra DONE;
+    mul.wide.u32 %rd3, %r5, 4;
+    add.s64 %rd4, %rd1, %rd3;
+    add.s64 %rd5, %rd2, %rd3;
+    ld.global.f32 %f2, [%rd4];
+    ld.global.f32 %f3, [%rd5];
+    fma.rn.f32 %f3, %f1, %f2, %f3;
+    st.global.f32 [%rd5], %f3;
+DONE:
+    ret;
+}
+"""
+
+
+@pytest.fixture
+def saxpy(machine, tmp_path):
+    path = tmp_path / "saxpy.ptx"
+    path.write_text(SAXPY)
+    return ptxrt.load(path)
+
+
+def test_a_program_is_a_mapping_of_entries(saxpy):
+    assert list(saxpy) == ["saxpy"] and len(saxpy) == 1 and "saxpy" in saxpy
+    assert "saxpy(f32, u64, u64, u32)" in repr(saxpy["saxpy"])
+    with pytest.raises(KeyError, match="no entry 'daxpy'; it has saxpy"):
+        saxpy["daxpy"]
+
+
+def test_programs_run_on_arrays_and_scalars(saxpy, machine):
+    x, y = np.arange(100, dtype=np.float32), np.ones(100, np.float32)
+    saxpy["saxpy"](2, 64, 2.0, x, y, 100)
+    np.testing.assert_array_equal(y, 2 * x + 1)
+    saxpy["saxpy"]((2,), (64, 1), np.float32(-1), x, y, np.int32(50))
+    np.testing.assert_array_equal(y, np.where(x < 50, x + 1, 2 * x + 1))
+    device = ptxrt.to_device(y)
+    saxpy["saxpy"](2, 64, 1.0, x, device, np.uint32(100))
+    np.testing.assert_array_equal(device.to_numpy(), y + x)
+    assert ptxrt.last_launches()[-1].entry == "saxpy" and ptxrt.last_launches()[-1].grid == (2, 1, 1)
+
+
+def test_an_array_given_twice_is_one_array(saxpy):
+    x = np.arange(8, dtype=np.float32)
+    saxpy["saxpy"](1, 8, 1.0, x, x, 8)
+    np.testing.assert_array_equal(x, 2 * np.arange(8))
+
+
+def test_layouts_and_read_only_arrays_are_respected(saxpy):
+    x, y = np.ones(4, np.float32), np.zeros(8, np.float32)
+    x.flags.writeable = False
+    saxpy["saxpy"](1, 8, 1.0, x, y[::2], 4)
+    assert y.tolist() == [1, 0] * 4
+
+
+def test_wrong_program_calls_are_refused_before_the_launch(saxpy):
+    entry, x = saxpy["saxpy"], np.zeros(4, np.float32)
+    for call, words in [
+        (lambda: entry(1, 8, 1.0, x, x), "takes 4 arguments, 3 came"),
+        (lambda: entry(1, 8, np.float64(1), x, x, 4), "argument 0 is .*a float64 of 8 bytes; the parameter is f32, 4 bytes"),
+        (lambda: entry(1, 8, x, x, x, 4), "argument 0 is an array"),
+        (lambda: entry(1, 8, 1.0, 5, x, 4), "argument 1 is 5; .*Pass an array or None"),
+        (lambda: entry(1, 8, 1.0, np.uint64(5), x, 4), "Pass an array or None"),
+        (lambda: entry(1, 8, 1.0, x, x, -1), "argument 3 is -1"),
+        (lambda: entry(1, 8, 1.0, x, x, 1.5), "argument 3 is 1.5"),
+        (lambda: entry(1, 8, 1.0, x, x, "4"), "argument 3 is a str"),
+        (lambda: entry(1, 8, 1.0, x, x, None), "argument 3 is None"),
+        (lambda: entry(0, 8, 1.0, x, x, 4), "grid is 0"),
+        (lambda: entry((1, 70000), 8, 1.0, x, x, 4), "grid y is 70000"),
+        (lambda: entry((1, 1, 1, 1), 8, 1.0, x, x, 4), "grid is"),
+        (lambda: entry(1, 8.0, 1.0, x, x, 4), "block is 8.0"),
+    ]:
+        with pytest.raises(ptxrt.ArgumentError, match=words):
+            call()
+
+
+def test_a_fault_leaves_arrays_as_they_were(emulator, tmp_path):
+    path = tmp_path / "saxpy.ptx"
+    path.write_text(SAXPY)
+    y = np.zeros(4, np.float32)
+    with pytest.raises(ptxrt.EmulatorFault, match="saxpy"):
+        ptxrt.load(path)["saxpy"](1, 64, 1.0, np.ones(64, np.float32), y, 64)
+    assert not y.any()
+
+
+def test_a_null_pointer_is_null(saxpy):
+    saxpy["saxpy"](1, 8, 1.0, None, None, 0)
+
+
+def test_what_cannot_be_loaded_says_why(emulator, tmp_path):
+    path = tmp_path / "module"
+    fatbin = ptxrt.units.fatbin_path("transpose_naive", True).read_bytes()
+    for content, words in [
+        (b"", "neither PTX text nor a fatbin"),
+        (b"hello", "neither PTX text nor a fatbin"),
+        (fatbin, "is a fatbin; the emulator runs PTX text"),
+        (fatbin[:100], "truncated fatbin"),
+        (fatbin[:10], "truncated fatbin"),
+        (b"\x7fELF", "no 64-bit cubin"),
+        (b"\x7fELF\x02".ljust(64, b"\xff"), "truncated cubin"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(ptxrt.FileError, match=words):
+            ptxrt.load(path)
+    path.write_text(SAXPY.replace("fma.rn.f32", "fma.rz.ftz.sat.f16x4"))
+    with pytest.raises(ptxrt.PtxError, match="fma.rz.ftz.sat.f16x4"):
+        ptxrt.load(path)
+    with pytest.raises(FileNotFoundError):
+        ptxrt.load(tmp_path / "nothing.ptx")
+
+
+# Comparison
+
+
+def test_compare_gives_its_figures():
+    want = np.array([3.0, 4.0, 0.0])
+    figures = ptxrt.compare(want + [0, 0.5, 0], want)
+    assert figures.relative_l2 == pytest.approx(0.1) and figures.worst_index == (1,) and figures.worst_error == 0.5
+    assert figures.gain == pytest.approx(27 / 25) and figures.mismatches == 1 and figures.size == 3
+    assert (figures.worst_got, figures.worst_want) == (4.5, 4.0) and "relative L2 1.000e-01" in str(figures)
+    assert ptxrt.compare(2 * want, want).cosine == pytest.approx(1)
+    assert ptxrt.compare(-want, want).cosine == pytest.approx(-1)
+
+
+def test_compare_takes_special_values_seriously():
+    want = np.array([1.0, np.nan, -np.inf])
+    assert ptxrt.compare(want, want).relative_l2 == 0 and ptxrt.compare(want, want).mismatches == 0
+    for got in ([1.0, 0.0, -np.inf], [1.0, np.nan, np.inf], [np.nan, np.nan, -np.inf]):
+        figures = ptxrt.compare(got, want)
+        assert figures.relative_l2 == np.inf and figures.worst_error == np.inf and figures.mismatches == 1
+    zero = ptxrt.compare(np.zeros(3), np.zeros(3))
+    assert (zero.relative_l2, zero.cosine, zero.gain) == (0, 1, 1)
+    assert ptxrt.compare([1.0], [0.0]).relative_l2 == np.inf
+    assert ptxrt.compare(np.full(2, 1e300), np.full(2, 1e300)).cosine == pytest.approx(1)
+    assert ptxrt.compare(np.zeros(0), np.zeros(0)).size == 0
+    with pytest.raises(ptxrt.ArgumentError, match="got has shape \\[2\\], want \\[3\\]"):
+        ptxrt.compare(np.zeros(2), np.zeros(3))
+
+
+def test_scalars_of_ctypes_are_no_numbers(saxpy):
+    with pytest.raises(ptxrt.ArgumentError, match="argument 3 is a c_int"):
+        saxpy["saxpy"](1, 8, 1.0, None, None, ctypes.c_int(0))
+
+
+def test_package_is_typed_and_versioned():
+    assert (ptxrt.units.CHECKOUT / "ptxrt" / "py.typed").exists() and ptxrt.__version__.count(".") == 2

@@ -1,0 +1,211 @@
+"""The rules of the tree: which layer may know which, in kernels_cu and in the package."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ptxrt
+
+ROOT = Path(__file__).parent.parent
+KERNELS = ROOT / "kernels_cu"
+PACKAGE = ROOT / "ptxrt"
+EMULATOR = PACKAGE / "emulator"
+
+# What each folder of kernels_cu may include, besides headers of CUDA and of its own folder.
+LAYERS = {"ptx": set(), "tile": {"ptx"}, "op": {"tile", "ptx"}, ".": {"op", "tile", "kernel.cuh"}}
+
+# What each module of the package may import from the package. `.` is the package itself.
+MODULES = {
+    "errors": set(),
+    "dims": set(),
+    "formats": set(),
+    "accuracy": {"errors"},
+    "files": {"errors"},
+    "units": {"errors"},
+    "backend": {"errors", "driver", "emulator"},
+    "ptx": {"errors"},
+    "driver": {"errors", "backend", "files", "units", "ptx"},
+    "emulator": {"errors", "backend", "files", "units", "ptx"},
+    "array": {"errors", "backend"},
+    "kernel": {"errors", "accuracy", "dims", "formats", "launch"},
+    "launch": {"errors", "array", "backend", "kernel"},
+    "program": {"errors", "array", "backend", "launch"},
+    "ops": {"errors", "accuracy", "array", "files", "formats", "kernel"},
+}
+# Imports that break a cycle: they stand inside a function.
+DEFERRED = {("backend", "driver"), ("backend", "emulator"), ("kernel", "launch")}
+POSIX_ONLY = {"fcntl", "grp", "posix", "pwd", "pty", "resource", "syslog", "termios", "tty"}
+
+needs_sources = pytest.mark.skipif(not KERNELS.is_dir(), reason="the kernels' sources are not here")
+
+
+def layer_of(path: Path) -> str:
+    """The folder of kernels_cu that a file belongs to; a header at the top is `kernel.cuh`'s layer."""
+    relative = path.relative_to(KERNELS)
+    return relative.parts[0] if len(relative.parts) > 1 else "."
+
+
+def included(path: Path) -> list[str]:
+    """Files of kernels_cu that a file includes, relative to kernels_cu."""
+    names = re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.M)
+    found = []
+    for name in names:
+        near, far = (path.parent / name).resolve(), (KERNELS / name).resolve()
+        target = near if near.exists() else far
+        assert target.exists(), f"{path} includes {name}, which is not there"
+        found.append(str(target.relative_to(KERNELS)))
+    return found
+
+
+@needs_sources
+def test_includes_point_down():
+    for path in sorted(KERNELS.rglob("*.cu*")):
+        layer = layer_of(path)
+        for target in included(path):
+            top = Path(target).parts[0]
+            allowed = LAYERS[layer] | ({layer} if layer != "." else set())
+            if layer != ".":
+                allowed = allowed | {"kernel.cuh"}
+            assert top in allowed, f"{path.relative_to(ROOT)} includes {target}; {layer} may include {sorted(allowed)}"
+
+
+@needs_sources
+def test_asm_stands_in_ptx_alone():
+    for path in sorted(KERNELS.rglob("*.cu*")):
+        code = re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.S)
+        if layer_of(path) != "ptx":
+            assert not re.search(r"\basm\b", code), f"{path.relative_to(ROOT)} contains asm"
+
+
+@needs_sources
+def test_only_target_reads_the_architecture():
+    for path in sorted(KERNELS.rglob("*.cu*")):
+        code = re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.S)
+        if path.relative_to(KERNELS) != Path("ptx/target.cuh"):
+            assert "__CUDA_ARCH" not in code, f"{path.relative_to(ROOT)} reads __CUDA_ARCH"
+
+
+@needs_sources
+def test_entry_files_hold_no_logic():
+    for path in sorted(KERNELS.glob("*.cu")):
+        code = re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.S)
+        found = re.search(r"\b(for|while|if|threadIdx)\b", code)
+        assert not found, f"{path.relative_to(ROOT)} contains `{found.group()}`"
+
+
+@needs_sources
+def test_every_declaration_has_its_source_and_every_source_its_declaration():
+    assert sorted(ptxrt.kernels()) == sorted(path.stem for path in KERNELS.glob("*.cu"))
+
+
+@needs_sources
+def test_variants_are_those_of_the_sources():
+    for kernel in ptxrt.kernels().values():
+        text = (KERNELS / f"{kernel.name}.cu").read_text()
+        found = re.findall(r"^VARIANTS\((\w+),([^)]*)\)", text, re.M)
+        assert {axis: tuple(map(int, values.split(","))) for axis, values in found} == kernel.variants
+
+
+@needs_sources
+def test_an_instruction_family_has_one_name_everywhere():
+    headers = {path.stem for path in (KERNELS / "ptx").glob("*.cuh")} - {"target"}
+    families = {path.stem for path in EMULATOR.glob("*.py")}
+    tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "emulator").glob("test_*.py")}
+    assert headers <= families and headers <= tests
+
+
+@needs_sources
+def test_every_file_opens_with_what_lives_in_it():
+    for path in sorted(KERNELS.rglob("*.cu*")):
+        assert path.read_text().startswith("// "), f"{path.relative_to(ROOT)} does not open with a sentence"
+    for path in sorted([*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]):
+        assert path.read_text().startswith(('"""', '#!')), f"{path.relative_to(ROOT)} does not open with a docstring"
+
+
+def package_modules():
+    """Every module of the package that has a rule: its name, and its files."""
+    for name in MODULES:
+        path = PACKAGE / f"{name}.py"
+        yield name, [path] if path.exists() else sorted((PACKAGE / name).rglob("*.py"))
+
+
+def imports(path: Path):
+    """(name in the package, whether inside a function) of what a file imports from the package, and other top-level names."""
+    tree = ast.parse(path.read_text())
+    parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
+    depth = len(path.relative_to(PACKAGE).parts)
+    for node in ast.walk(tree):
+        inside = node
+        while inside in parents and not isinstance(inside, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            inside = parents[inside]
+        deferred = isinstance(inside, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name.split(".")[0], deferred, False
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module.split(".")[0], deferred, False
+        elif isinstance(node, ast.ImportFrom) and node.level == depth:
+            for name in [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]:
+                yield name, deferred, True
+
+
+def test_dependencies_of_the_package_go_one_way():
+    for name, files in package_modules():
+        for path in files:
+            for target, deferred, ours in imports(path):
+                if not ours or target == name:
+                    continue
+                where = f"{path.relative_to(ROOT)} imports {target}"
+                assert target in MODULES[name], f"{where}; {name} may import {sorted(MODULES[name])}"
+                if (name, target) in DEFERRED:
+                    assert deferred, f"{where} at the top; it must stand inside a function"
+
+
+def test_no_module_needs_posix():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for target, _deferred, ours in imports(path):
+            assert ours or target not in POSIX_ONLY, f"{path.relative_to(ROOT)} imports {target}"
+
+
+def test_only_the_driver_module_imports_cuda():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for target, deferred, ours in imports(path):
+            if not ours and target == "cuda":
+                assert path.name == "driver.py" and deferred, f"{path.relative_to(ROOT)} imports cuda"
+
+
+def test_nothing_reads_package_metadata():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        assert "importlib.metadata" not in path.read_text(), f"{path.relative_to(ROOT)} queries package metadata"
+
+
+def test_import_touches_no_cuda_and_parses_no_ptx():
+    code = (
+        "import sys, time, numpy; start = time.perf_counter(); import ptxrt; took = time.perf_counter() - start;"
+        "print(took); print(*[m for m in sys.modules if m.split('.')[0] in ('cuda', 'ml_dtypes', 'click') or m.startswith('ptxrt.')])"
+    )
+    best = 1.0
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+        took, loaded = done.stdout.splitlines()
+        best = min(best, float(took))
+        assert loaded == ""
+    assert best < 0.050
+
+
+def test_the_declarations_load_without_cuda():
+    code = "import sys, ptxrt; ptxrt.kernels(); print(any(m.split('.')[0] == 'cuda' or m.startswith('ptxrt.ptx') for m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_public_names_exist_and_are_listed():
+    for name in ptxrt.__all__:
+        assert getattr(ptxrt, name) is not None
+    assert set(ptxrt.__all__) <= set(dir(ptxrt))
+    with pytest.raises(AttributeError, match="no attribute 'quantise'"):
+        ptxrt.quantise
