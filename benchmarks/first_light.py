@@ -18,6 +18,11 @@ import ptxrt
 TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
+def keep_busy() -> None:
+    """About a millisecond of nothing on the current stream."""
+    torch.cuda._sleep(2_000_000)
+
+
 def attention_row(batch, heads, seq, dim, causal, dtype, stream) -> str:
     """One shape of attention: TFLOPS of ours and of FlashAttention-2 (on bfloat16 of the same tensors)."""
     q, k, v = (torch.randn(batch, heads, seq, dim, device="cuda").to(TYPES[dtype]) for _ in range(3))
@@ -35,6 +40,7 @@ def attention_row(batch, heads, seq, dim, causal, dtype, stream) -> str:
             "fa2": flash_attention_2,
         },
         stream,
+        keep_busy,
     )
     flops = 4 * batch * heads * seq * seq * dim / (2 if causal else 1)
     rate = {name: flops / t.median / 1e9 for name, t in times.items()}
@@ -62,6 +68,7 @@ def quantizer_row(rows, cols, dtype, stream) -> str:
             "copy": lambda: y.copy_(x),
         },
         stream,
+        keep_busy,
     )
     moved = {"copy": 2 * x.nbytes}
     rates = {n: moved.get(n, x.nbytes + codes.nbytes + scales.nbytes) / t.median / 1e6 for n, t in times.items()}

@@ -32,8 +32,18 @@ def _check(result):
     return result[1] if len(result) == 2 else None
 
 
-def paired(calls: Mapping[str, Callable[[], object]], stream: int, repeat: int = 20, warm_up: int = 3) -> dict[str, Times]:
-    """Time each call `repeat` times by events on `stream`, which all of them must use; sides alternate call by call."""
+def paired(
+    calls: Mapping[str, Callable[[], object]],
+    stream: int,
+    keep_busy: Callable[[], object],
+    repeat: int = 20,
+    warm_up: int = 3,
+) -> dict[str, Times]:
+    """Time each call `repeat` times by events on `stream`, which all of them must use; sides alternate call by call.
+
+    `keep_busy` starts work on the stream that outlasts the host's part of a call, so that device time alone is
+    counted: without it the device waits for the host between the two events.
+    """
     start, stop = (_check(driver.cuEventCreate(0)) for _ in range(2))
     for call in calls.values():
         for _ in range(warm_up):
@@ -41,6 +51,7 @@ def paired(calls: Mapping[str, Callable[[], object]], stream: int, repeat: int =
     samples = {name: [] for name in calls}
     for _ in range(repeat):
         for name, call in calls.items():
+            keep_busy()
             _check(driver.cuEventRecord(start, stream))
             call()
             _check(driver.cuEventRecord(stop, stream))

@@ -29,11 +29,11 @@ __device__ inline int laneid() {
     return lane;
 }
 
-// The warp's place among the warps of its block. Only for reporting: the ISA lets it change while a thread runs.
-__device__ inline int warpid() {
-    int warp;
-    asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
-    return warp;
+// This lane's bit.
+__device__ inline uint32_t lanemask_eq() {
+    uint32_t mask;
+    asm("mov.u32 %0, %%lanemask_eq;" : "=r"(mask));
+    return mask;
 }
 
 // A bit for each lane below this one.
