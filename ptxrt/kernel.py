@@ -15,14 +15,13 @@ import inspect
 import itertools
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
 from .accuracy import EXACT, Comparison, Tolerance, compare
-from .dims import Dim, DimensionError, Shape, multiple_of, parse_shape
-from .errors import ArgumentError
+from .binder import Bound, bind
+from .dims import Dim, Shape, parse_shape
 from .formats import Format, Union
 
 REGISTRY: dict[str, "Kernel"] = {}
@@ -121,54 +120,6 @@ class Case:
         """A short name for test ids and reports."""
         parts = [f"{name}{value:g}" for name, value in {**self.axes, **self.scalars}.items()]
         return "-".join(parts + list(self.outputs) + ([self.format.name] if self.format else []))
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A call whose arguments fit the declaration: nothing is allocated, nothing launched yet.
-
-    inputs: arrays by name; outputs: by name an array to write to, True to allocate, None to omit.
-    """
-
-    kernel: "Kernel"
-    axes: Mapping[str, int]
-    format: Format | None
-    inputs: Mapping[str, Any]
-    outputs: Mapping[str, Any]
-    scalars: Mapping[str, Any]
-
-    @cached_property
-    def unit(self) -> str:
-        """The compiled module that holds the entry."""
-        return self.kernel.unit_name(self.axes)
-
-    @cached_property
-    def entry(self) -> str:
-        """The entry that runs."""
-        return self.kernel.entry_name(self.axes, self.format)
-
-    def shape_of(self, argument: Argument) -> tuple[int, ...]:
-        """The actual shape of a declared array."""
-        return argument.shape.sizes(self.axes)
-
-    def format_of(self, argument: Argument) -> Format:
-        """The format of an argument in this call."""
-        return self.format if argument.is_union else argument.formats[0]
-
-    @property
-    def present(self) -> tuple[Argument, ...]:
-        """The arrays that take part: all inputs and the outputs that are not omitted."""
-        return tuple(a for a in self.kernel.arrays if a.direction == "in" or self.outputs[a.name] is not None)
-
-    @cached_property
-    def bytes_moved(self) -> int:
-        """Bytes of all arrays that take part: what the kernel must move at least."""
-        return sum(prod(self.shape_of(a)) * self.format_of(a).itemsize for a in self.present)
-
-    @cached_property
-    def flops(self) -> int | None:
-        """Floating-point operations as declared, or None."""
-        return self.kernel.count_flops(self.axes, self.scalars)
 
 
 def kernel(
@@ -313,8 +264,6 @@ class Kernel:
             return None
         return self._flops(**axes, **scalars) if callable(self._flops) else Dim.parse(self._flops).size(axes)
 
-    # Binding
-
     def bind(self, *arrays, dtype=None, **named) -> Bound:
         """Check a call against the declaration and give its sizes; pure, nothing is launched.
 
@@ -323,204 +272,7 @@ class Kernel:
         optional). `dtype` chooses the format where only outputs have a choice.
         Raises ArgumentError with the declaration in words.
         """
-        if len(arrays) > len(self.inputs):
-            raise ArgumentError(f"{self.name} takes {len(self.inputs)} inputs, {len(arrays)} came; declared: {self.declaration}")
-        given = dict(zip((a.name for a in self.inputs), arrays))
-        twice = given.keys() & named.keys()
-        unknown = named.keys() - self.by_name.keys() - set(self.axes)
-        if twice or unknown:
-            what = f"{sorted(twice)} twice" if twice else f"{sorted(unknown)}, which it does not know"
-            raise ArgumentError(f"{self.name} was given {what}; declared: {self.declaration}")
-        given.update(named)
-        inputs = {a.name: self._given_input(a, given) for a in self.inputs}
-        outputs = {a.name: self._given_output(a, given) for a in self.outputs}
-        scalars = {a.name: self._given_scalar(a, given) for a in self.scalars}
-        member = self._choose_format(inputs, outputs, dtype)
-        axes = self._solve_axes(inputs, {axis: given[axis] for axis in self.axes if axis in given})
-        bound = Bound(self, axes, member, inputs, outputs, scalars)
-        self._check_axes(axes, inputs)
-        self._check_outputs(bound)
-        return bound
-
-    def _fail(self, argument: Argument, came: str, advice: str):
-        raise ArgumentError(f"{self.name}: {argument.name} {came}; declared as {argument}. {advice}")
-
-    def _given_input(self, a: Argument, given: Mapping[str, Any]):
-        array = given.get(a.name)
-        if array is None:
-            self._fail(a, "is missing", f"Call {self.declaration}.")
-        if not hasattr(array, "dtype") or not hasattr(array, "shape"):
-            self._fail(a, f"is a {type(array).__name__}", "Pass a NumPy array or a device array.")
-        self._check_array(a, array)
-        return array
-
-    def _given_output(self, a: Argument, given: Mapping[str, Any]):
-        wanted = given.get(a.name, None if a.optional else True)
-        if wanted is False or wanted is None:
-            if not a.optional:
-                self._fail(a, "is omitted", "It is no optional output: leave it out to have it allocated.")
-            return None
-        if wanted is True:
-            return True
-        if not hasattr(wanted, "dtype") or not hasattr(wanted, "shape"):
-            self._fail(a, f"is a {type(wanted).__name__}", "Pass an array to write to, True to allocate or None to omit.")
-        self._check_array(a, wanted)
-        if isinstance(wanted, np.ndarray) and not wanted.flags.writeable:
-            self._fail(a, "is read-only", "Pass an array that can be written.")
-        return wanted
-
-    def _check_array(self, a: Argument, array) -> None:
-        """Dtype, rank and contiguity of one array."""
-        if not any(f.holds(array.dtype) for f in a.formats):
-            accepted = ", ".join(dict.fromkeys(f.dtype.name for f in a.formats))
-            self._fail(a, f"is {array.dtype} {list(array.shape)}", f"Convert it to {accepted}.")
-        if len(array.shape) != len(a.shape):
-            self._fail(
-                a,
-                f"has shape {list(array.shape)}, {len(array.shape)} dimensions where {len(a.shape)} are needed",
-                "Reshape it.",
-            )
-        # NumPy arrays of any layout are fine, since uploading copies; a device array is used where it lies.
-        if not getattr(array, "is_contiguous", True):
-            self._fail(a, f"{list(array.shape)} has strides of {list(array.strides)} bytes", "Copy it to row-major order first.")
-
-    def _given_scalar(self, a: Argument, given: Mapping[str, Any]):
-        value = given.get(a.name, a.default)
-        if value is None:
-            self._fail(a, "is missing", f"Pass {a.name}=...")
-        dtype = a.formats[0].dtype
-        try:
-            number = value.item() if isinstance(value, (np.generic, np.ndarray)) else value
-            if dtype.kind == "f":
-                with np.errstate(over="ignore"):
-                    rounded = dtype.type(float(number))
-                if np.isinf(rounded) and not np.isinf(float(number)):
-                    raise OverflowError
-                return rounded
-            if int(number) != number:
-                raise ValueError
-            limits = np.iinfo(dtype)
-            if not limits.min <= int(number) <= limits.max:
-                raise ValueError
-            return dtype.type(int(number))
-        except (TypeError, ValueError, OverflowError):
-            self._fail(a, f"is {value!r}", f"Pass a number that {dtype} holds.")
-
-    def _choose_format(self, inputs, outputs, dtype) -> Format | None:
-        """The member of the unions that this call uses."""
-        chosen: Format | None = None
-        chooser = ""
-        arrays = [(a, inputs.get(a.name, outputs.get(a.name))) for a in self.arrays if a.is_union]
-        for a, array in arrays:
-            if array is None or array is True:
-                continue
-            member = next(f for f in a.formats if f.holds(array.dtype))
-            if chosen is not None and member is not chosen:
-                self._fail(a, f"is {array.dtype}, but {chooser} is {chosen.dtype}", "Convert them to one dtype.")
-            chosen, chooser = member, a.name
-        if dtype is not None:
-            wanted = np.dtype(dtype)
-            member = next((f for f in self.unions if f.holds(wanted)), None)
-            if member is None or (chosen is not None and member is not chosen):
-                choice = chosen.dtype.name if chosen else ", ".join(f.dtype.name for f in self.unions) or "nothing"
-                raise ArgumentError(f"{self.name}: dtype is {wanted}; the call allows {choice}. Declared: {self.declaration}")
-            chosen = member
-        if chosen is None and self.unions:
-            choice = ", ".join(f.dtype.name for f in self.unions)
-            raise ArgumentError(f"{self.name}: no argument says which format to write; pass dtype= one of {choice}")
-        return chosen
-
-    def _solve_axes(self, inputs, given: Mapping[str, int]) -> dict[str, int]:
-        """Sizes of all axes from the inputs' shapes, the axes given by name and the fixed ones."""
-        axes: dict[str, int] = {}
-        origin: dict[str, str] = {}
-        for axis, size in given.items():
-            if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 0:
-                raise ArgumentError(f"{self.name}: the axis {axis} is {size!r}; pass a whole number of at least 1")
-            axes[axis], origin[axis] = int(size), "the call"
-        dims = [(a, i, dim) for a in self.inputs for i, dim in enumerate(a.shape.dims)]
-        # Axes that stand alone come first: a product or quotient is then checked against them.
-        pending = sorted(dims, key=lambda entry: not entry[2].is_axis)
-        progress = True
-        while pending and progress:
-            progress, waiting = False, []
-            for a, i, dim in pending:
-                size = int(inputs[a.name].shape[i])
-                if all(axis in axes for axis in dim.axes):
-                    self._check_size(a, i, size, inputs[a.name], axes, origin)
-                    progress = True
-                    continue
-                try:
-                    solved = dim.solve(size, axes)
-                except DimensionError as error:
-                    self._fail(a, f"has shape {list(inputs[a.name].shape)}: {error}", "Give it a size that divides.")
-                if solved:
-                    axes[solved[0]], origin[solved[0]] = solved[1], a.name
-                    progress = True
-                else:
-                    waiting.append((a, i, dim))
-            pending = waiting
-        for axis, size in self.fixed.items():
-            if axes.setdefault(axis, size) != size:
-                raise ArgumentError(f"{self.name}: the axis {axis} is {axes[axis]} in {origin[axis]}; it is always {size}")
-        missing = [axis for axis in self.axes if axis not in axes]
-        if missing:
-            words = ", ".join(f"{axis}=..." for axis in missing)
-            raise ArgumentError(f"{self.name}: no input fixes {', '.join(missing)}; pass {words}. Declared: {self.declaration}")
-        return axes
-
-    def _check_size(self, a: Argument, i: int, size: int, array, axes, origin) -> None:
-        """Whether one dimension whose axes are known has the size that they make."""
-        dim = a.shape.dims[i]
-        known = ", ".join(f"{axis} is {axes[axis]} in {origin[axis]}" for axis in dim.axes)
-        try:
-            wanted = dim.size(axes)
-        except DimensionError:
-            self._fail_multiple(dim, a, axes, origin.get(dim.axes[0], "the call"))
-        if wanted != size:
-            reason = f", since {known}" if known else ""
-            self._fail(a, f"has shape {list(array.shape)}, where dimension {i} ({dim}) must be {wanted}{reason}", "Pass arrays that agree.")
-
-    def _fail_multiple(self, dim: Dim, a: Argument, axes, source: str):
-        """Raise for an axis that does not divide as `a` needs, naming the sizes that would."""
-        axis = dim.axes[0]
-        step = multiple_of(axis, (x.shape for x in self.arrays)) if len(dim.axes) == 1 else dim.denominator
-        size = axes[axis]
-        below, above = size // step * step, -(-size // step) * step
-        advice = f"Pad it to {above}" + (f" or cut it to {below}." if below else ".")
-        raise ArgumentError(
-            f"{self.name}: {axis} is {size} in {source}; it must be a multiple of {step}, as {a.name} is declared {a}. {advice}"
-        )
-
-    def _check_axes(self, axes: Mapping[str, int], inputs) -> None:
-        """Divisibility, variants and emptiness of all axes."""
-
-        def source(axis: str) -> str:
-            return next((a.name for a in self.inputs if axis in a.shape.axes), "the call")
-
-        for axis, values in self.variants.items():
-            if axes[axis] not in values:
-                size, above = axes[axis], [v for v in values if v >= axes[axis]]
-                advice = f"pad it with zeros to {above[0]}" if above else f"the largest is {values[-1]}"
-                raise ArgumentError(
-                    f"{self.name}: {axis} is {size} in {source(axis)}; compiled for {', '.join(map(str, values))}. Nearest: {advice}."
-                )
-        for a in self.arrays:
-            for dim in a.shape.dims:
-                try:
-                    dim.size(axes)
-                except DimensionError:
-                    self._fail_multiple(dim, a, axes, source(dim.axes[0]))
-        empty = [axis for axis in self.axes if axes[axis] == 0]
-        if empty and not all(0 in a.shape.sizes(axes) for a in self.outputs):
-            raise ArgumentError(f"{self.name}: {empty[0]} is 0 in {source(empty[0])}, but the result is not empty; pass at least 1")
-
-    def _check_outputs(self, bound: Bound) -> None:
-        for a in self.outputs:
-            array = bound.outputs[a.name]
-            if array is not None and array is not True and tuple(array.shape) != bound.shape_of(a):
-                sizes = ", ".join(f"{axis}={bound.axes[axis]}" for axis in a.shape.axes)
-                self._fail(a, f"has shape {list(array.shape)}, not {list(bound.shape_of(a))} ({sizes})", "Pass an array of that shape.")
+        return bind(self, arrays, dtype, named)
 
     # Reference and examples
 

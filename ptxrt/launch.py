@@ -11,8 +11,9 @@ import numpy as np
 
 from .array import DeviceArray, allocate, as_arrays, as_output, upload
 from .backend import Backend, Entry, Facts, Module, Param, current
+from .binder import Bound
 from .errors import AbiError, ArgumentError
-from .kernel import Bound, Kernel, Parameter
+from .kernel import Kernel, Parameter
 
 # Limits of grid x, y, z: CUDA programming guide, compute capabilities from 3.0 on.
 GRID_LIMITS = (2**31 - 1, 65535, 65535)

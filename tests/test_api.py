@@ -126,7 +126,7 @@ def test_examples_fit_their_case(sample):
         (lambda k: k.bind(X, PACKED, steps=1, factor=[1]), "factor is \\[1\\]"),
         (lambda k: k.bind([1.0], PACKED, steps=1), "x is a list"),
         (lambda k: k.bind(X.astype(np.int64), PACKED, steps=1), "x is int64 \\[2, 8\\].*Convert it to float32, float16"),
-        (lambda k: k.bind(X[0], PACKED, steps=1), "1 dimensions where 2 are needed"),
+        (lambda k: k.bind(X[0], PACKED, steps=1), "1 dimension where 2 are needed"),
         (lambda k: k.bind(X[:, :7], PACKED, steps=1), "cols is 7 in x; it must be a multiple of 2, as packed.*Pad it to 8 or cut it to 6"),
         (lambda k: k.bind(X, PACKED[:, :3], steps=1), "dimension 1 \\(cols/2\\) must be 4, since cols is 8 in x"),
         (lambda k: k.bind(X, PACKED[:1], steps=1), "dimension 0 \\(rows\\) must be 2, since rows is 2 in x"),

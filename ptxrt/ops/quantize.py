@@ -54,6 +54,13 @@ QUANTIZE = {"mxfp4": quantize_mxfp4}
 DEQUANTIZE = {"mxfp4": dequantize_mxfp4}
 
 
+# What NumPy and zipfile raise for files that are foreign, truncated, or pretend to a size that does not fit.
+_DAMAGE = (
+    *(ValueError, TypeError, EOFError, SyntaxError, OverflowError, MemoryError, NotImplementedError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+
+
 def _block_format(name, function: str):
     if not isinstance(name, str) or name not in BLOCK_FORMATS:
         raise ArgumentError(f"{function}: format is {name!r}; there is {', '.join(map(repr, BLOCK_FORMATS))}")
@@ -144,7 +151,7 @@ class QuantizedArray:
             return cls(fields["codes"], fields["scales"], format=str(fields["format"]), shape=shape)
         except KeyError as error:
             raise FileError(f"{path} is no quantized array: {error.args[0]}. Write one with QuantizedArray.save.") from error
-        except (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        except _DAMAGE as error:
             raise FileError(f"{path} is no quantized array: {error}. Write one with QuantizedArray.save.") from error
 
 

@@ -1,0 +1,304 @@
+"""A call against its declaration: which arrays, what sizes, which entry. Pure; every misfit is an ArgumentError.
+
+Messages are printed from the declaration: they name the kernel and the argument, what came, what was
+declared and what to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any, Mapping, NoReturn, Sequence
+
+import numpy as np
+
+from .dims import Dim, DimensionError, multiple_of
+from .errors import ArgumentError
+from .formats import Format
+
+if TYPE_CHECKING:
+    from .kernel import Argument, Kernel
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A call whose arguments fit the declaration: nothing is allocated, nothing launched yet.
+
+    inputs: arrays by name; outputs: by name an array to write to, True to allocate, None to omit.
+    """
+
+    kernel: "Kernel"
+    axes: Mapping[str, int]
+    format: Format | None
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    scalars: Mapping[str, Any]
+
+    @cached_property
+    def unit(self) -> str:
+        """The compiled module that holds the entry."""
+        return self.kernel.unit_name(self.axes)
+
+    @cached_property
+    def entry(self) -> str:
+        """The entry that runs."""
+        return self.kernel.entry_name(self.axes, self.format)
+
+    def shape_of(self, argument: Argument) -> tuple[int, ...]:
+        """The actual shape of a declared array."""
+        return argument.shape.sizes(self.axes)
+
+    def format_of(self, argument: Argument) -> Format:
+        """The format of an argument in this call."""
+        return self.format if argument.is_union else argument.formats[0]
+
+    @property
+    def present(self) -> tuple[Argument, ...]:
+        """The arrays that take part: all inputs and the outputs that are not omitted."""
+        return tuple(a for a in self.kernel.arrays if a.direction == "in" or self.outputs[a.name] is not None)
+
+    @cached_property
+    def bytes_moved(self) -> int:
+        """Bytes of all arrays that take part: what the kernel must move at least."""
+        return sum(prod(self.shape_of(a)) * self.format_of(a).itemsize for a in self.present)
+
+    @cached_property
+    def flops(self) -> int | None:
+        """Floating-point operations as declared, or None."""
+        return self.kernel.count_flops(self.axes, self.scalars)
+
+
+def bind(kernel: Kernel, arrays: Sequence[Any], dtype, named: Mapping[str, Any]) -> Bound:
+    """Fit positional inputs and named arguments to a declaration; see `Kernel.bind`."""
+    given = _by_name(kernel, arrays, named)
+    inputs = {a.name: _input(kernel, a, given) for a in kernel.inputs}
+    outputs = {a.name: _output(kernel, a, given) for a in kernel.outputs}
+    scalars = {a.name: _scalar(kernel, a, given) for a in kernel.scalars}
+    member = _choose_format(kernel, inputs, outputs, dtype)
+    axes = _Axes(kernel, inputs, given).solve()
+    bound = Bound(kernel, axes, member, inputs, outputs, scalars)
+    for a in kernel.outputs:
+        array = outputs[a.name]
+        if array is not None and array is not True and tuple(array.shape) != bound.shape_of(a):
+            sizes = ", ".join(f"{axis}={axes[axis]}" for axis in a.shape.axes)
+            _fail(kernel, a, f"has shape {list(array.shape)}, not {list(bound.shape_of(a))} ({sizes})", "Pass an array of that shape.")
+    return bound
+
+
+def _fail(kernel: Kernel, argument: Argument, came: str, advice: str) -> NoReturn:
+    raise ArgumentError(f"{kernel.name}: {argument.name} {came}; declared as {argument}. {advice}")
+
+
+def _by_name(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments by name; ArgumentError for surplus, repeated and unknown ones."""
+    if len(arrays) > len(kernel.inputs):
+        raise ArgumentError(f"{kernel.name} takes {len(kernel.inputs)} inputs, {len(arrays)} came; declared: {kernel.declaration}")
+    given = dict(zip((a.name for a in kernel.inputs), arrays))
+    twice = given.keys() & named.keys()
+    unknown = named.keys() - kernel.by_name.keys() - set(kernel.axes)
+    if twice or unknown:
+        what = f"{sorted(twice)} twice" if twice else f"{sorted(unknown)}, which it does not know"
+        raise ArgumentError(f"{kernel.name} was given {what}; declared: {kernel.declaration}")
+    return {**given, **named}
+
+
+def _input(kernel: Kernel, a: Argument, given: Mapping[str, Any]):
+    array = given.get(a.name)
+    if array is None:
+        _fail(kernel, a, "is missing", f"Call {kernel.declaration}.")
+    if not _is_array(array):
+        _fail(kernel, a, f"is a {type(array).__name__}", "Pass a NumPy array or a device array.")
+    _check_array(kernel, a, array)
+    return array
+
+
+def _output(kernel: Kernel, a: Argument, given: Mapping[str, Any]):
+    """An array to write to, True to allocate, None to omit."""
+    wanted = given.get(a.name, None if a.optional else True)
+    if wanted is None or wanted is False:
+        if not a.optional:
+            _fail(kernel, a, "is omitted", "It is no optional output: leave it out to have it allocated.")
+        return None
+    if wanted is True:
+        return True
+    if not _is_array(wanted):
+        _fail(kernel, a, f"is a {type(wanted).__name__}", "Pass an array to write to, True to allocate or None to omit.")
+    _check_array(kernel, a, wanted)
+    if isinstance(wanted, np.ndarray) and not wanted.flags.writeable:
+        _fail(kernel, a, "is read-only", "Pass an array that can be written.")
+    return wanted
+
+
+def _is_array(value) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _check_array(kernel: Kernel, a: Argument, array) -> None:
+    """Dtype, rank and contiguity of one array."""
+    if not any(f.holds(array.dtype) for f in a.formats):
+        accepted = ", ".join(dict.fromkeys(f.dtype.name for f in a.formats))
+        _fail(kernel, a, f"is {array.dtype} {list(array.shape)}", f"Convert it to {accepted}.")
+    rank, wanted = len(array.shape), len(a.shape)
+    if rank != wanted:
+        came = f"has shape {list(array.shape)}, {rank} dimension{'s' * (rank != 1)} where {wanted} are needed"
+        _fail(kernel, a, came, "Reshape it.")
+    # NumPy arrays of any layout are fine, since uploading copies; a device array is used where it lies.
+    if not getattr(array, "is_contiguous", True):
+        came = f"{list(array.shape)} has strides of {list(array.strides)} bytes"
+        _fail(kernel, a, came, "Copy it to row-major order first.")
+
+
+def _scalar(kernel: Kernel, a: Argument, given: Mapping[str, Any]):
+    """A NumPy scalar of the declared format; ArgumentError where it cannot hold the number."""
+    value = given.get(a.name, a.default)
+    if value is None:
+        _fail(kernel, a, "is missing", f"Pass {a.name}=...")
+    dtype = a.formats[0].dtype
+    try:
+        number = value.item() if isinstance(value, (np.generic, np.ndarray)) else value
+        return _float_of(dtype, float(number)) if dtype.kind == "f" else _integer_of(dtype, number)
+    except (TypeError, ValueError, OverflowError):
+        _fail(kernel, a, f"is {value!r}", f"Pass a number that {dtype} holds.")
+
+
+def _float_of(dtype: np.dtype, number: float):
+    with np.errstate(over="ignore"):
+        rounded = dtype.type(number)
+    if np.isinf(rounded) and not np.isinf(number):
+        raise OverflowError
+    return rounded
+
+
+def _integer_of(dtype: np.dtype, number):
+    limits = np.iinfo(dtype)
+    if int(number) != number or not limits.min <= int(number) <= limits.max:
+        raise ValueError
+    return dtype.type(int(number))
+
+
+def _choose_format(kernel: Kernel, inputs: Mapping[str, Any], outputs: Mapping[str, Any], dtype) -> Format | None:
+    """The member of the unions that this call uses: that of its arrays, else of `dtype`."""
+    chosen: Format | None = None
+    chooser = ""
+    for a in kernel.arrays:
+        array = inputs.get(a.name, outputs.get(a.name))
+        if not a.is_union or array is None or array is True:
+            continue
+        member = next(f for f in a.formats if f.holds(array.dtype))
+        if chosen is not None and member is not chosen:
+            _fail(kernel, a, f"is {array.dtype}, but {chooser} is {chosen.dtype}", "Convert them to one dtype.")
+        chosen, chooser = member, a.name
+    if dtype is not None:
+        wanted = np.dtype(dtype)
+        member = next((f for f in kernel.unions if f.holds(wanted)), None)
+        if member is None or (chosen is not None and member is not chosen):
+            choice = chosen.dtype.name if chosen else ", ".join(f.dtype.name for f in kernel.unions) or "nothing"
+            raise ArgumentError(f"{kernel.name}: dtype is {wanted}; the call allows {choice}. Declared: {kernel.declaration}")
+        chosen = member
+    if chosen is None and kernel.unions:
+        choice = ", ".join(f.dtype.name for f in kernel.unions)
+        raise ArgumentError(f"{kernel.name}: no argument says which format to write; pass dtype= one of {choice}")
+    return chosen
+
+
+class _Axes:
+    """Solves the axes of one call from the inputs' shapes, the axes given by name and the fixed ones."""
+
+    def __init__(self, kernel: Kernel, inputs: Mapping[str, Any], given: Mapping[str, Any]):
+        self.kernel = kernel
+        self.inputs = inputs
+        self.axes: dict[str, int] = {}
+        self.origin: dict[str, str] = {}  # axis -> the argument that fixed it, for messages
+        for axis in kernel.axes:
+            if axis in given:
+                self._give(axis, given[axis])
+
+    def _give(self, axis: str, size) -> None:
+        if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 0:
+            raise ArgumentError(f"{self.kernel.name}: the axis {axis} is {size!r}; pass a whole number of at least 1")
+        self.axes[axis], self.origin[axis] = int(size), "the call"
+
+    def solve(self) -> dict[str, int]:
+        """The sizes of all axes, checked against every input, the variants and all quotients."""
+        kernel, axes = self.kernel, self.axes
+        self._solve_inputs()
+        for axis, size in kernel.fixed.items():
+            if axes.setdefault(axis, size) != size:
+                raise ArgumentError(f"{kernel.name}: the axis {axis} is {axes[axis]} in {self.origin[axis]}; it is always {size}")
+        missing = [axis for axis in kernel.axes if axis not in axes]
+        if missing:
+            words = ", ".join(f"{axis}=..." for axis in missing)
+            raise ArgumentError(f"{kernel.name}: no input fixes {', '.join(missing)}; pass {words}. Declared: {kernel.declaration}")
+        self._check_variants()
+        for a in kernel.arrays:
+            for dim in a.shape.dims:
+                try:
+                    dim.size(axes)
+                except DimensionError:
+                    self._fail_multiple(dim, a)
+        empty = [axis for axis in kernel.axes if axes[axis] == 0]
+        if empty and not all(0 in a.shape.sizes(axes) for a in kernel.outputs):
+            source = self.origin[empty[0]]
+            raise ArgumentError(f"{kernel.name}: {empty[0]} is 0 in {source}, but the result is not empty; pass at least 1")
+        return axes
+
+    def _solve_inputs(self) -> None:
+        """Fix what the inputs' shapes fix, and check the rest of them."""
+        dims = [(a, i, dim) for a in self.kernel.inputs for i, dim in enumerate(a.shape.dims)]
+        # Axes that stand alone come first: a product or quotient is then checked against them.
+        pending = sorted(dims, key=lambda entry: not entry[2].is_axis)
+        progress = True
+        while pending and progress:
+            waiting = [entry for entry in pending if not self._settle(*entry)]
+            progress, pending = len(waiting) < len(pending), waiting
+
+    def _settle(self, a: Argument, i: int, dim: Dim) -> bool:
+        """Check one dimension or solve it for its one unknown axis; False where it must wait."""
+        size = int(self.inputs[a.name].shape[i])
+        if all(axis in self.axes for axis in dim.axes):
+            self._check_size(a, i, dim, size)
+            return True
+        try:
+            solved = dim.solve(size, self.axes)
+        except DimensionError as error:
+            _fail(self.kernel, a, f"has shape {list(self.inputs[a.name].shape)}: {error}", "Give it a size that divides.")
+        if solved:
+            axis, value = solved
+            self.axes[axis], self.origin[axis] = value, a.name
+        return bool(solved)
+
+    def _check_size(self, a: Argument, i: int, dim: Dim, size: int) -> None:
+        """Whether one dimension whose axes are known has the size that they make."""
+        try:
+            wanted = dim.size(self.axes)
+        except DimensionError:
+            self._fail_multiple(dim, a)
+        if wanted != size:
+            known = ", ".join(f"{axis} is {self.axes[axis]} in {self.origin[axis]}" for axis in dim.axes)
+            reason = f", since {known}" if known else ""
+            came = f"has shape {list(self.inputs[a.name].shape)}, where dimension {i} ({dim}) must be {wanted}{reason}"
+            _fail(self.kernel, a, came, "Pass arrays that agree.")
+
+    def _fail_multiple(self, dim: Dim, a: Argument) -> NoReturn:
+        """Raise for an axis that does not divide as `a` needs, naming the sizes that would."""
+        kernel, axis = self.kernel, dim.axes[0]
+        step = multiple_of(axis, (x.shape for x in kernel.arrays)) if len(dim.axes) == 1 else dim.denominator
+        size = self.axes[axis]
+        below, above = size // step * step, -(-size // step) * step
+        advice = f"Pad it to {above}" + (f" or cut it to {below}." if below else ".")
+        raise ArgumentError(
+            f"{kernel.name}: {axis} is {size} in {self.origin[axis]}; it must be a multiple of {step}, "
+            f"as {a.name} is declared {a}. {advice}"
+        )
+
+    def _check_variants(self) -> None:
+        for axis, values in self.kernel.variants.items():
+            size = self.axes[axis]
+            if size not in values:
+                above = [value for value in values if value >= size]
+                advice = f"pad it with zeros to {above[0]}" if above else f"the largest is {values[-1]}"
+                raise ArgumentError(
+                    f"{self.kernel.name}: {axis} is {size} in {self.origin[axis]}; compiled for {', '.join(map(str, values))}. "
+                    f"Nearest: {advice}."
+                )
