@@ -1,0 +1,84 @@
+"""The portable build on a GPU against the emulator on the very text it was assembled from, with the tensor cores' own sums.
+
+Only approximate functions may differ: codes, scales and scores are equal to the bit.
+"""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ptxrt
+from ptxrt.ops.attention import attention_mxfp4_bf16
+from ptxrt.ops.probes import probe_scores_mxfp4
+from ptxrt.ops.quantize import dequantize_mxfp4, quantize_mxfp4
+
+pytestmark = pytest.mark.gpu
+DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
+
+
+@pytest.fixture
+def both():
+    """Call something on the GPU and on the emulator; give both results."""
+    there = ptxrt.machines()["portable"]
+    if not there.available:
+        pytest.skip(str(there))
+
+    def call(function):
+        with ptxrt.using("portable"):
+            on_gpu = function()
+        with ptxrt.using("emulator", ptx="portable", arithmetic="hardware"):
+            return on_gpu, function()
+
+    return call
+
+
+def wide_values(rng, shape, dtype):
+    """Values over many binades, with zeros, subnormals, a NaN and an infinity."""
+    x = rng.standard_normal(shape).astype(np.float32) * np.exp2(rng.integers(-30, 14, shape[:-1] + (1,)), dtype=np.float32)
+    x[0, ::3] = -0.0
+    x[1] = 0
+    x[2] *= np.float32(2.0**-110)
+    x[3, 5], x[4, 40] = np.nan, np.inf
+    with np.errstate(over="ignore"):
+        return x.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_quantizer_bytes(both, rng, dtype):
+    x = wide_values(rng, (150, 1056), dtype)
+    for on_gpu, emulated in zip(*both(lambda: quantize_mxfp4(x))):
+        np.testing.assert_array_equal(on_gpu, emulated)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dequantizer_bits(both, rng, dtype):
+    codes, scales = rng.integers(0, 256, (256, 512), np.uint8), rng.integers(0, 256, (256, 32), np.uint8)
+    on_gpu, emulated = both(lambda: dequantize_mxfp4(codes, scales, format=dtype))
+    np.testing.assert_array_equal(on_gpu.view(np.uint8), emulated.view(np.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 224, 256])
+def test_score_bits(both, rng, dim, dtype):
+    q, k = (rng.standard_normal((1, 2, n, dim), dtype=np.float32) for n in (150, 170))
+    q *= np.exp2(rng.integers(-6, 7, (1, 2, 150, 1)), dtype=np.float32)
+    k[..., :32] *= np.exp2(rng.integers(-6, 7, (1, 2, 170, 1)), dtype=np.float32)
+    on_gpu, emulated = both(lambda: probe_scores_mxfp4(q.astype(dtype), k.astype(dtype)))
+    np.testing.assert_array_equal(on_gpu.view(np.uint32), emulated.view(np.uint32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim, queries, keys, causal", [(32, 256, 256, True), (64, 70, 333, False), (128, 200, 150, True), (256, 130, 100, False)])
+def test_attention(both, rng, dim, queries, keys, causal, dtype):
+    q, k, v = (rng.standard_normal((1, 2, n, dim), dtype=np.float32).astype(dtype) for n in (queries, keys, keys))
+    scale = dim**-0.5
+    (on_gpu, its_lse), (emulated, lse) = both(
+        lambda: attention_mxfp4_bf16(q, k, v, out_f32=True, lse=True, scale=scale, causal=causal)
+    )
+    assert ptxrt.compare(on_gpu, emulated).relative_l2 <= 1e-3
+    # The weights' mean of |v| bounds what a rounding of each weight to bfloat16 the other way can do.
+    magnitude = attention_mxfp4_bf16.reference(q, k, np.abs(v), out_f32=True, scale=scale, causal=causal)["out_f32"]
+    assert (np.abs(on_gpu.astype(np.float64) - emulated) <= 2.0**-7 * magnitude).all()
+    seen = np.isfinite(lse)
+    np.testing.assert_array_equal(seen, np.isfinite(its_lse))
+    np.testing.assert_allclose(its_lse[seen], lse[seen], rtol=0, atol=2e-6 * np.maximum(1, np.abs(lse[seen])).max())

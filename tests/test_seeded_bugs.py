@@ -1,0 +1,156 @@
+"""Every bug of seeded_bugs.py, compiled into a copy of the kernels and emulated, is caught; the unpatched copy passes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from seeded_bugs import ATTENTION, BUGS
+
+import ptxrt
+from ptxrt import backend, units
+from ptxrt.emulator.backend import EmulatorBackend
+from ptxrt.ops.attention import attention_mxfp4_bf16
+from ptxrt.ops.quantize import dequantize_mxfp4, quantize_mxfp4
+
+ROOT = Path(__file__).parent.parent
+DIM = 64
+UNITS = {"quantize_mxfp4": "quantize_mxfp4", "dequantize_mxfp4": "dequantize_mxfp4", ATTENTION: f"{ATTENTION}[dim={DIM}]"}
+
+
+def compile_with(bug, folder: Path) -> Path:
+    """A folder of modules from a copy of kernels_cu with one bug (or none); only what the bug's kernel needs."""
+    sources, modules = folder / "kernels_cu", folder / "modules"
+    shutil.copytree(ROOT / "kernels_cu", sources)
+    if bug is not None:
+        path = sources / bug.file
+        text = path.read_text()
+        assert text.count(bug.old) == 1, f"{bug}: its line is no longer in {bug.file}, or stands there twice"
+        path.write_text(text.replace(bug.old, bug.new))
+    wanted = list(UNITS.values()) if bug is None else [UNITS[bug.kernel]]
+    command = [sys.executable, str(ROOT / "build.py"), "--ptx-only", "--sources", str(sources), "--out", str(modules)]
+    for unit in wanted:
+        command += ["--only", unit]
+    done = subprocess.run([*command, "--jobs", "1"], capture_output=True, text=True)
+    assert done.returncode == 0, f"{bug} does not compile:\n{done.stdout}{done.stderr}"
+    return modules
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    """Modules by bug, None for the control; compiled two at a time."""
+    folder = tmp_path_factory.mktemp("seeded")
+    bugs = [None, *BUGS]
+    with ThreadPoolExecutor(2) as pool:
+        made = pool.map(lambda i: compile_with(bugs[i], folder / str(i)), range(len(bugs)))
+        return dict(zip(bugs, made))
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """Run calls on the modules of a folder instead of the project's."""
+
+    def use(folder: Path):
+        monkeypatch.setattr(units, "MODULES", folder)
+        monkeypatch.setattr(units, "CHECKOUT", folder)   # its sources are patched on purpose
+        units.check_fresh.cache_clear()
+        monkeypatch.setattr(backend, "current", lambda: emulator)
+        return emulator
+
+    emulator = EmulatorBackend(schedule="warps")
+    token = backend._chosen.set(emulator)
+    yield use
+    backend._chosen.reset(token)
+    units.check_fresh.cache_clear()
+
+
+def quantizer_inputs(dtype):
+    """Two runs and a ragged tail: values over a wide range, ties, signed zeros, a zero block, a NaN and an infinity."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((17, 96)).astype(np.float32) * np.exp2(rng.integers(-9, 9, (17, 1)), dtype=np.float32)
+    x[1, :8] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]
+    x[1, 8:32] = -0.0
+    x[2, 32:64] = 0
+    x[3, 40], x[4, 70] = np.nan, -np.inf
+    return x.astype(dtype)
+
+
+def what_fails(kernel: str) -> str | None:
+    """The first check of a kernel that fails, or None; an emulator fault is a failure."""
+    try:
+        for name, check in CHECKS[kernel].items():
+            if not check():
+                return name
+    except ptxrt.EmulatorFault as fault:
+        return str(fault).splitlines()[0]
+    return None
+
+
+def quantizes(dtype):
+    x = quantizer_inputs(dtype)
+    want = quantize_mxfp4.reference(x)
+    codes, scales = quantize_mxfp4(x)
+    return np.array_equal(codes, want["codes"]) and np.array_equal(scales, want["scales"])
+
+
+def dequantizes(dtype):
+    packed = quantize_mxfp4.reference(quantizer_inputs(np.float32))
+    want = dequantize_mxfp4.reference(packed["codes"], packed["scales"], format=dtype)["x"]
+    got = dequantize_mxfp4(packed["codes"], packed["scales"], format=dtype)
+    return np.array_equal(got.view(np.uint8), want.view(np.uint8))
+
+
+def attends(queries, keys, causal, dtype):
+    """Against the reference; scales differ from row to row and block to block, and later keys score higher."""
+    rng = np.random.default_rng(11)
+    q, k, v = (rng.standard_normal((1, 2, n, DIM), dtype=np.float32) for n in (queries, keys, keys))
+    k *= np.linspace(0.5, 2, keys, dtype=np.float32)[:, None]
+    q[..., 32:] *= 2
+    k[..., :32] *= np.exp2(rng.integers(-1, 2, (keys, 1)), dtype=np.float32)
+    q, k, v = (x.astype(dtype) for x in (q, k, v))
+    arguments = dict(scale=DIM**-0.5, causal=causal)
+    out, lse = attention_mxfp4_bf16(q, k, v, out_f32=True, lse=True, **arguments)
+    want = attention_mxfp4_bf16.reference(q, k, v, out_f32=True, lse=True, **arguments)
+    checks = attention_mxfp4_bf16.check({"out_f32": out, "lse": lse}, want)
+    return not any(missed for _, missed in checks.values())
+
+
+CHECKS = {
+    "quantize_mxfp4": {
+        "float32": lambda: quantizes(np.float32),
+        "bfloat16": lambda: quantizes(ml_dtypes.bfloat16),
+    },
+    "dequantize_mxfp4": {
+        "float32": lambda: dequantizes(np.float32),
+        "float16": lambda: dequantizes(np.float16),
+    },
+    ATTENTION: {
+        "ragged": lambda: attends(70, 130, False, np.float32),
+        "causal": lambda: attends(40, 72, True, ml_dtypes.bfloat16),
+        "rows without keys": lambda: attends(136, 40, True, np.float16),
+    },
+}
+
+
+@pytest.mark.parametrize("kernel", CHECKS)
+def test_the_unpatched_copy_passes(compiled, modules, kernel):
+    modules(compiled[None])
+    assert what_fails(kernel) is None
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=str)
+def test_bug_is_caught(compiled, modules, bug):
+    modules(compiled[bug])
+    assert what_fails(bug.kernel) is not None
+
+
+def test_there_are_enough():
+    """At least four bugs in each part of the kernels."""
+    parts = [bug.part for bug in BUGS]
+    assert {part: parts.count(part) >= 4 for part in parts} == dict.fromkeys(("quantizer", "loads", "mma", "softmax"), True)
