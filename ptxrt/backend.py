@@ -10,13 +10,17 @@ import os
 import struct
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, Mapping, Protocol
+from typing import TYPE_CHECKING, Any, Mapping, Protocol
 
 import numpy as np
 
 from .errors import AbiError, ArgumentError, MachineError
+
+if TYPE_CHECKING:
+    from .driver import Probe
 
 MACHINES = ("native", "portable", "emulator")
 NATIVE_CAPABILITIES = ((12, 0), (12, 1))
@@ -164,23 +168,22 @@ class Machine:
 
 def machines() -> dict[str, Machine]:
     """Every machine by name: what is there and, for what is not, why."""
-    return {name: _gpu_machine(name) for name in ("native", "portable")} | {
-        "emulator": Machine("emulator", True, "executes the PTX text on the CPU")
-    }
-
-
-def _gpu_machine(name: str) -> Machine:
     from .driver import probe
 
     found = probe()
+    emulator = Machine("emulator", True, "executes the PTX text on the CPU")
+    return {"native": _gpu_machine("native", found), "portable": _gpu_machine("portable", found), "emulator": emulator}
+
+
+def _gpu_machine(name: str, found: Probe) -> Machine:
     if found.problem:
         return Machine(name, False, found.problem)
     for device in found.devices:
         if _suits(name, device.capability):
-            detail = f"{device.name}, sm_{device.capability[0]}{device.capability[1]}, driver for CUDA {found.version}"
+            detail = f"{device.name}, {device.target}, driver for CUDA {found.version}"
             return Machine(name, True, detail, device.name, device.capability)
     needs = "sm_120 or sm_121" if name == "native" else "sm_80 or newer"
-    there = ", ".join(f"{d.name} (sm_{d.capability[0]}{d.capability[1]})" for d in found.devices)
+    there = ", ".join(f"{device.name} ({device.target})" for device in found.devices)
     return Machine(name, False, f"needs {needs}; there is {there}")
 
 
@@ -208,11 +211,16 @@ def default_machine() -> str:
         return asked
     from .driver import probe
 
-    if probe().absent:
+    return _best_machine(probe())
+
+
+@lru_cache(maxsize=None)
+def _best_machine(found: Probe) -> str:
+    if found.absent:
         return "emulator"
-    there = machines()
-    for name in ("native", "portable"):
-        if there[name].available:
+    there = {name: _gpu_machine(name, found) for name in ("native", "portable")}
+    for name, machine in there.items():
+        if machine.available:
             return name
     raise MachineError(f"{there['portable'].detail}. To run on the CPU all the same, say ptxrt.using('emulator').")
 

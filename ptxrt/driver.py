@@ -56,6 +56,11 @@ class Device:
     name: str
     capability: tuple[int, int]
 
+    @property
+    def target(self) -> str:
+        """The capability as nvcc names it, such as sm_120."""
+        return f"sm_{self.capability[0]}{self.capability[1]}"
+
 
 @dataclass(frozen=True)
 class Probe:

@@ -8,11 +8,6 @@ from ..kernel import In, Out, kernel
 from .attention import DIMS
 
 IDENTITY_BLOCK = (8, 4, 3)
-IDENTITY_FIELDS = (
-    *("tid.x", "tid.y", "tid.z", "ntid.x", "ntid.y", "ntid.z"),
-    *("ctaid.x", "ctaid.y", "ctaid.z", "nctaid.x", "nctaid.y", "nctaid.z"),
-    *("laneid", "lanemask_eq", "lanemask_lt", "linear thread index"),
-)
 
 
 @kernel(
