@@ -131,7 +131,7 @@ def pack_nibbles(codes: np.ndarray) -> np.ndarray:
 
 def unpack_nibbles(packed: np.ndarray) -> np.ndarray:
     """The inverse of `pack_nibbles`: the last axis doubles."""
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class BlockFormat:
 
         Source: OCP Microscaling Formats (MX) v1.0, section 6.3.
         """
-        blocks = np.asarray(x, np.float32).reshape(*x.shape[:-1], -1, self.block)
+        blocks = np.asarray(x, np.float32).reshape(*x.shape[:-1], x.shape[-1] // self.block, self.block)
         # abs keeps NaN bits above those of infinity, so the largest bit pattern finds either.
         exponent = (np.abs(blocks).view(np.uint32).max(axis=-1) >> 23).astype(np.int64)
         special = exponent == 255
@@ -173,7 +173,7 @@ class BlockFormat:
         exponent = scales.astype(np.int32)[..., None] - 127
         with np.errstate(over="ignore"):
             scaled = np.ldexp(values, exponent)
-        return np.where(exponent == 128, np.float32(np.nan), scaled).reshape(*scales.shape[:-1], -1)
+        return np.where(exponent == 128, np.float32(np.nan), scaled).reshape(*scales.shape[:-1], scales.shape[-1] * self.block)
 
 
 mxfp4 = BlockFormat("mxfp4", e2m1, 32)
