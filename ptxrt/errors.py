@@ -55,4 +55,16 @@ class DriverError(LaunchError):
 
 
 class EmulatorFault(LaunchError):
-    """The emulator refused a text or stopped a kernel; the message names where."""
+    """The emulator refused a text or stopped a kernel; the message names where.
+
+    `kernel` is the entry's name, `block` and `thread` are (x, y, z), `line` is the line in the PTX text and `source`
+    the source position with what it was inlined into; each is None or empty where there is none.
+    """
+
+    def __init__(self, message: str, *, kernel: str = "", block=None, thread=None, line: int = 0, source: str = ""):
+        super().__init__(message)
+        self.kernel = kernel
+        self.block = block
+        self.thread = thread
+        self.line = line
+        self.source = source

@@ -1,1 +1,217 @@
-"""Execute PTX text on NumPy arrays."""
+"""Execute PTX text on NumPy arrays, with checks: bounds, alignment, memory nothing wrote, deadlock, and more.
+
+    emulator = Emulator()
+    module = emulator.load_text(text, "kernel.ptx")
+    a = emulator.alloc(nbytes); emulator.write(a, array)
+    emulator.launch(module.entries["kernel"], grid=(8, 1, 1), block=(128, 1, 1), params=packed)
+    emulator.read(a, array)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Callable, Optional
+
+from ..errors import EmulatorFault
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..ptx.ir import Function, Module
+
+__all__ = ["Emulator", "EmulatorFault", "LoadedModule"]
+
+_PARAM_BYTES = 32764  # the most that the PTX ISA allows
+_BUDGET = 20_000_000
+
+
+class LoadedModule:
+    """A module in one emulator: its text's declarations, and where its variables lie."""
+
+    def __init__(self, emulator: "Emulator", module: "Module"):
+        self.emulator = emulator
+        self.module = module
+        self.addresses: dict[str, int] = {}
+        self._codes: dict[str, object] = {}
+        self.counts: dict[str, list[int]] = {}
+        self._place_variables()
+
+    @property
+    def name(self) -> str:
+        return self.module.name
+
+    @property
+    def entries(self) -> dict[str, "Function"]:
+        """The kernels by name."""
+        return {name: Entry(self, function) for name, function in self.module.entries.items()}
+
+    @property
+    def variables(self):
+        """The module's variables by name."""
+        return self.module.variables
+
+    def constant(self, name: str) -> bytes:
+        """The initial bytes of a `.const` or `.global` variable."""
+        return self.module.constant(name)
+
+    def address(self, name: str) -> int:
+        """The address of a `.global` or `.const` variable, to read or write it from the host."""
+        if name not in self.addresses:
+            raise EmulatorFault(f"{self.name} has no variable '{name}' in global or constant memory")
+        return self.addresses[name]
+
+    def _place_variables(self) -> None:
+        memory = self.emulator.memory
+        placed = [variable for variable in self.module.variables.values() if variable.space in ("global", "const")]
+        for variable in placed:
+            if variable.linkage == "extern":
+                raise EmulatorFault(f"{self.name}:{variable.line}: '{variable.name}' is defined in another module; link first")
+            self.addresses[variable.name] = memory.alloc(variable.bytes, f"the variable '{variable.name}'", variable.space == "const")
+        for variable in placed:
+            if variable.bytes:
+                memory.write(self.addresses[variable.name], self._initial(variable))
+
+    def _initial(self, variable) -> bytes:
+        from ..ptx.ir import Symbol, type_bytes
+
+        size = type_bytes(variable.type)
+        data = bytearray()
+        for value in variable.values:
+            if isinstance(value, Symbol):
+                if value.name not in self.addresses or size != 8:
+                    raise EmulatorFault(f"{self.name}:{variable.line}: the initializer of '{variable.name}' holds the address of '{value.name}', which is not supported")
+                value = self.addresses[value.name] + value.offset
+            data += (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+        return bytes(data).ljust(variable.bytes, b"\0")
+
+    def code(self, entry: str):
+        """The translation of an entry, made on first use."""
+        code = self._codes.get(entry)
+        if code is None:
+            code = self._codes[entry] = self._translate(entry)
+            self.counts.setdefault(entry, [0] * len(code.blocks))
+        return code
+
+    def _translate(self, entry: str):
+        from ..ptx.lower import lower
+        from .codegen import Translator, kind_of
+        from .memory import LOCAL_BASE, SHARED_BASE
+
+        program = lower(self.module, self.module.functions[entry], kind_of)
+        parameters = {parameter.name: self.emulator.param_address + parameter.offset for parameter in program.entry.params}
+
+        def address_of(name: str, line: int) -> int:
+            if name in program.shared:
+                return SHARED_BASE + program.shared[name]
+            if name in program.frame:
+                return LOCAL_BASE + program.frame[name]
+            if name in parameters:
+                return parameters[name]
+            if name in self.addresses:
+                return self.addresses[name]
+            raise EmulatorFault(f"{self.name}:{line}: '{name}' is not defined, or its address is not supported here")
+
+        return Translator(program, address_of, self.emulator.arithmetic, self.name).translate()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel of a loaded module, to launch; its parameters and directives are those of the text."""
+
+    module: LoadedModule
+    function: "Function"
+
+    def __getattr__(self, name: str):
+        return getattr(self.function, name)
+
+
+class Emulator:
+    """A machine with memory of its own.
+
+    `arithmetic`: "float64" or "hardware", how tensor-core sums are rounded. `checks=False` leaves out the tracking of what
+    was written (bounds and alignment stay). `budget`: instructions that a batch of blocks may issue before it counts
+    as running away. `bank_conflicts=True` counts them per line. `progress(kernel, share done, seconds left)` is
+    called about once a second during long launches; by default they are shown where stderr is a terminal.
+    `lanes`: threads that run together.
+    """
+
+    def __init__(
+        self,
+        arithmetic: str = "float64",
+        checks: bool = True,
+        budget: Optional[int] = None,
+        *,
+        bank_conflicts: bool = False,
+        races: bool = False,
+        progress: Optional[Callable[[str, float, float], None]] = None,
+        lanes: int = 8192,
+    ):
+        from .memory import GlobalMemory
+
+        if arithmetic not in ("float64", "hardware"):
+            raise EmulatorFault(f"arithmetic is {arithmetic!r}; there is 'float64' and 'hardware'")
+        self.arithmetic = arithmetic
+        self.checks = checks
+        self.budget = _BUDGET if budget is None else budget
+        self.count_conflicts = bank_conflicts
+        self.find_races = races
+        self.progress = progress
+        self.lanes_per_batch = lanes
+        self.memory = GlobalMemory(checks)
+        self.param_address = self.memory.alloc(_PARAM_BYTES, "the kernel's parameters")
+        self.modules: list[LoadedModule] = []
+
+    # -- memory -------------------------------------------------------------------------------------------------
+
+    def alloc(self, nbytes: int) -> int:
+        """Reserve device memory that holds nothing; returns its address."""
+        return self.memory.alloc(nbytes)
+
+    def free(self, address: int) -> None:
+        """Give an allocation back."""
+        self.memory.free(address)
+
+    def write(self, address: int, data) -> None:
+        """Copy an array or bytes to the device."""
+        self.memory.write(address, data)
+
+    def read(self, address: int, out: "np.ndarray") -> "np.ndarray":
+        """Copy from the device into a C-contiguous array; returns it. With checks, bytes nothing wrote are a fault."""
+        return self.memory.read(address, out)
+
+    # -- modules and launches -----------------------------------------------------------------------------------
+
+    def load_text(self, text: str, name: str = "<ptx>") -> LoadedModule:
+        """Load a PTX text. Refuses by name and line what it cannot execute."""
+        from ..ptx.parse import opcodes, parse
+        from .instruction import Unsupported, resolve
+
+        module = parse(text, name)
+        for opcode, line in opcodes(module).items():
+            if opcode.startswith("mov."):
+                continue
+            try:
+                resolve(opcode)
+            except Unsupported as error:
+                raise Unsupported(f"{name}:{line}: {error}", line=line) from None
+        loaded = LoadedModule(self, module)
+        self.modules.append(loaded)
+        return loaded
+
+    def launch(self, entry: Entry, grid, block, shared_bytes: int = 0, params: bytes = b"") -> None:
+        """Run a kernel to its end.
+
+        `grid` and `block` are (x, y, z); `params` is the packed `.param` space. Raises EmulatorFault with kernel,
+        block, thread, PTX line and source line.
+        """
+        from .machine import launch
+
+        launch(self, entry, grid, block, shared_bytes, params)
+
+    # -- counts -------------------------------------------------------------------------------------------------
+
+    def coverage(self) -> dict[str, dict[str, dict[int, int]]]:
+        """How often threads executed each PTX line: {module: {entry: {line: threads}}}, of entries that were launched."""
+        from .check import line_counts
+
+        return {module.name: {entry: line_counts(module, entry) for entry in module._codes} for module in self.modules}

@@ -1,1 +1,331 @@
-"""Loads, stores, atomics and address conversions."""
+"""Loads, stores, atomics and address conversions.
+
+Cache hints, eviction priorities and memory orders do not change what a load or store does here: memory is always in
+order. Bounds, alignment and what was written are checked in memory.py.
+
+Source: PTX ISA 9.0, sections 9.7.9 (data movement) and 9.7.13.13 (atom), 9.7.13.14 (red).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Callable
+
+import numpy as np
+
+from .alu import f16x2_add, bf16x2_add, f16_add, bf16_add
+from .instruction import DTYPES, Fault, Lanes, Memory, Semantics, Unsupported, define
+from .memory import ELEMENTS, LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW, Access
+
+_WORDS = {  # modifiers of ld and st that change nothing here
+    "weak", "relaxed", "acquire", "release", "volatile", "mmio", "cta", "cluster", "gpu", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
+    "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate", "L2::evict_normal",
+    "L2::evict_first", "L2::evict_last", "L2::64B", "L2::128B", "L2::256B", "unified",
+}  # fmt: skip
+_SPACES = {
+    "global": "global", "shared": "shared", "shared::cta": "shared", "local": "local", "const": "const", "param": "param",
+    "param::entry": "param", "param::func": "param",
+}  # fmt: skip
+_TYPES = {f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)} | {"f32", "f64", "f16", "f16x2", "bf16", "bf16x2"}
+
+
+def _read_modifiers(modifiers: tuple[str, ...], extra: frozenset[str] = frozenset()) -> tuple[str, int, str, bool]:
+    """(space, vector length, type, cache policy operand) of a load or store."""
+    space, lanes, type, policy = "generic", 1, "", False
+    for word in modifiers:
+        if word in _SPACES:
+            space = _SPACES[word]
+        elif word in ("v2", "v4", "v8"):
+            lanes = int(word[1])
+        elif word in _TYPES:
+            type = word
+        elif word == "L2::cache_hint":
+            policy = True
+        elif word not in _WORDS and word not in extra:
+            raise Unsupported(f"the modifier .{word} is not known")
+    if not type:
+        raise Unsupported("no type that is known")
+    size = DTYPES[type].itemsize * lanes
+    if size > 32 or (size == 32 and space not in ("global", "generic")):
+        raise Unsupported(f"an access of {size} bytes in the space '{space}'")
+    return space, lanes, type, policy
+
+
+def _bits(type: str) -> str:
+    """The type as a memory access moves it: signed ones keep their sign, all others are bits."""
+    return type if type[0] == "s" else f"b{8 * DTYPES[type].itemsize}"
+
+
+@lru_cache(maxsize=None)
+def _load(space: str, lanes: int, type: str) -> Callable:
+    """A function that loads one or several elements per thread."""
+    element = DTYPES[type]
+    size = element.itemsize * lanes
+    where = "generic" if space in ("const", "param") else space
+
+    def load(memory: Access, address: np.ndarray, policy=None):
+        found = memory.gather(where, address, size)
+        if lanes == 1:
+            return found.view(element)
+        return tuple(np.ascontiguousarray(found.view(element).reshape(-1, lanes).T))
+
+    return load
+
+
+@define("ld")
+def ld(modifiers: tuple[str, ...]) -> Semantics:
+    """ld{.order}{.scope}{.space}{.nc}{.cache}{.vec}.type d, [a]{, policy}."""
+    space, lanes, type, policy = _read_modifiers(modifiers)
+    constant = None
+    if space in ("param", "const"):
+        constant = _constant_load(lanes, _bits(type))
+    operand = "generic" if space in ("const", "param") else space
+    count = f"*{lanes}" if lanes > 1 else ""
+    return Memory(_bits(type) + count, f"[{operand}]" + (", b64" if policy else ""), _load(space, lanes, _bits(type)), constant=constant)
+
+
+@define("ldu")
+def ldu(modifiers: tuple[str, ...]) -> Semantics:
+    """ldu{.space}{.vec}.type: a load."""
+    return ld(modifiers)
+
+
+@lru_cache(maxsize=None)
+def _constant_load(lanes: int, type: str) -> Callable:
+    element = DTYPES[type]
+
+    def load(launch, name: str, offset: int) -> tuple:
+        raw = launch.read_constant(launch.address_of(name) + offset, element.itemsize * lanes)
+        return tuple(np.frombuffer(raw, element).reshape(lanes, 1))
+
+    return load
+
+
+@lru_cache(maxsize=None)
+def _store(space: str, lanes: int, type: str) -> Callable:
+    element = DTYPES[type]
+    size = element.itemsize * lanes
+
+    def store(memory: Access, address: np.ndarray, value, policy=None) -> None:
+        if lanes > 1:
+            packed = np.empty((len(address), lanes), element)
+            for position, part in enumerate(value):
+                packed[:, position] = part
+            value = packed.reshape(-1).view(ELEMENTS[size])
+        elif value.ndim:
+            value = np.ascontiguousarray(value).view(ELEMENTS[size])
+        memory.scatter(space, address, value, size)
+
+    return store
+
+
+@define("st")
+def st(modifiers: tuple[str, ...]) -> Semantics:
+    """st{.order}{.scope}{.space}{.cache}{.vec}.type [a], b{, policy}."""
+    space, lanes, type, policy = _read_modifiers(modifiers)
+    if space == "const":
+        raise Unsupported("constant memory is not written")
+    bits = f"b{8 * DTYPES[type].itemsize}"
+    operand = "generic" if space == "param" else space
+    count = f"*{lanes}" if lanes > 1 else ""
+    return Memory("", f"[{operand}], {bits}{count}" + (", b64" if policy else ""), _store(operand, lanes, bits))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Address conversions
+
+
+_WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
+
+
+@define("cvta")
+def cvta(modifiers: tuple[str, ...]) -> Semantics:
+    """cvta{.to}.space.size: between an address of a space and its generic one."""
+    to = modifiers[:1] == ("to",)
+    words = modifiers[1:] if to else modifiers
+    if len(words) != 2 or words[0] not in _SPACES or words[1] not in ("u64", "u32"):
+        raise Unsupported("expected cvta{.to}.space.u64")
+    window = _WINDOWS.get(_SPACES[words[0]], 0)
+    if words[1] == "u32":
+        raise Unsupported("generic addresses of 32 bits")
+    offset = np.array(window, np.uint64)
+
+    def convert(address, out=None):
+        if not window:
+            return np.add(address, offset, out=out)
+        return np.subtract(address, offset, out=out) if to else np.add(address, offset, out=out)
+
+    return Lanes("u64", "u64", convert, out=True)
+
+
+@define("isspacep")
+def isspacep(modifiers: tuple[str, ...]) -> Semantics:
+    """isspacep.space p, a: whether a generic address lies in a space."""
+    if len(modifiers) != 1 or modifiers[0] not in _SPACES:
+        raise Unsupported("expected isspacep.space")
+    space = _SPACES[modifiers[0]]
+
+    def test(address):
+        if space in _WINDOWS:
+            low = np.uint64(_WINDOWS[space])
+            return (address >= low) & (address < low + np.uint64(1 << 32))
+        if space == "global":
+            return (address < np.uint64(SHARED_WINDOW)) | (address >= np.uint64(LOCAL_WINDOW + (1 << 32)))
+        raise Fault(f"asks whether an address lies in the space '{space}', which has no window here")
+
+    return Lanes("pred", "u64", test, scalars=True)
+
+
+@define("mapa")
+def mapa(modifiers: tuple[str, ...]) -> Semantics:
+    """mapa: clusters are not implemented."""
+    raise Unsupported("thread block clusters")
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Atomics
+
+_ATOMIC_WORDS = {"relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "cluster", "noftz", "L2::cache_hint"}
+
+
+def _maximum(old, new):
+    return np.maximum(old, new)
+
+
+def _inc(old, limit):
+    return np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1))
+
+
+def _dec(old, limit):
+    return np.where((old == 0) | (old > limit), limit, old - old.dtype.type(1))
+
+
+def _exchange(old, new):
+    return new
+
+
+_OPERATIONS: dict[str, tuple[Callable, frozenset[str]]] = {
+    "add": (np.add, frozenset({"u32", "s32", "u64", "s64", "f32", "f64", "f16", "f16x2", "bf16", "bf16x2"})),
+    "min": (np.minimum, frozenset({"u32", "s32", "u64", "s64"})),
+    "max": (np.maximum, frozenset({"u32", "s32", "u64", "s64"})),
+    "and": (np.bitwise_and, frozenset({"b32", "b64"})),
+    "or": (np.bitwise_or, frozenset({"b32", "b64"})),
+    "xor": (np.bitwise_xor, frozenset({"b32", "b64"})),
+    "exch": (_exchange, frozenset({"b32", "b64"})),
+    "inc": (_inc, frozenset({"u32"})),
+    "dec": (_dec, frozenset({"u32"})),
+}
+_PACKED_ADD = {"f16": f16_add, "bf16": bf16_add, "f16x2": f16x2_add, "bf16x2": bf16x2_add}
+
+
+def _ordered(elements: np.ndarray, index: np.ndarray, apply: Callable, value: np.ndarray, wants_old: bool):
+    """Apply a read-modify-write in the order of the threads; returns what each found.
+
+    Threads with the same address take turns: in every round each address is updated once.
+    """
+    old = np.empty(len(index), elements.dtype)
+    order = np.argsort(index, kind="stable")
+    grouped = index[order]
+    starts = np.flatnonzero(np.r_[True, grouped[1:] != grouped[:-1]])
+    lengths = np.diff(np.r_[starts, len(grouped)])
+    by_length = np.argsort(-lengths, kind="stable")
+    starts, lengths = starts[by_length], lengths[by_length]
+    for turn in range(int(lengths[0]) if len(lengths) else 0):
+        now = order[starts[: int(np.searchsorted(-lengths, -turn, side="left"))] + turn]
+        found = elements[index[now]]
+        old[now] = found
+        elements[index[now]] = apply(found, *(part[now] for part in value))
+    return old
+
+
+def _prefix_add(elements: np.ndarray, index: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """atom.add of integers: a running sum within each address."""
+    order = np.argsort(index, kind="stable")
+    grouped, sums = index[order], np.cumsum(value[order], dtype=value.dtype)
+    first = np.r_[True, grouped[1:] != grouped[:-1]]
+    starts = np.flatnonzero(first)
+    before = sums - value[order]
+    base = np.repeat(before[starts], np.diff(np.r_[starts, len(grouped)]))
+    old = np.empty_like(value)
+    old[order] = elements[grouped] + (before - base)
+    np.add.at(elements, index, value)
+    return old
+
+
+def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
+    space, operation, type, policy = "generic", "", "", False
+    for word in modifiers:
+        if word in ("global", "shared", "shared::cta"):
+            space = _SPACES[word]
+        elif word in _OPERATIONS or word == "cas":
+            operation = word
+        elif word in _TYPES:
+            type = word
+        elif word in _ATOMIC_WORDS:
+            policy = policy or word == "L2::cache_hint"
+        else:
+            raise Unsupported(f"the modifier .{word} is not known")
+    if operation == "cas":
+        if name == "red" or type not in ("b16", "b32", "b64"):
+            raise Unsupported(f"{name}.cas.{type}")
+    elif operation not in _OPERATIONS or type not in _OPERATIONS[operation][1]:
+        raise Unsupported(f"{operation or 'no operation'} on {type or 'no type'}")
+    bits = 8 * DTYPES[type].itemsize
+    dtype = np.dtype(f"i{bits // 8}") if type[0] == "s" else np.dtype(f"f{bits // 8}") if type in ("f32", "f64") else np.dtype(f"u{bits // 8}")
+    wants_old = name == "atom"
+
+    if operation == "cas":
+
+        def apply(old, compare, new):
+            return np.where(old == compare, new, old)
+
+    else:
+        apply = _PACKED_ADD.get(type, _OPERATIONS[operation][0]) if operation == "add" else _OPERATIONS[operation][0]
+
+    integer_add = operation == "add" and type[0] in "us"
+
+    def run(memory: Access, address: np.ndarray, *values):
+        values = [np.broadcast_to(value, len(address)).view(dtype) for value in values if value is not None][: 2 if operation == "cas" else 1]
+        result = np.empty(len(address), dtype)
+        size = bits // 8
+        for region, index, where in memory.locate(space, address, size, None, "updates"):
+            memory._check_readable(region, index, size, space, address, where)
+            elements = region.elements(size).view(dtype)
+            here = [value if where is None else value[where] for value in values]
+            if integer_add and not wants_old:
+                np.add.at(elements, index, here[0])
+                continue
+            if integer_add:
+                found = _prefix_add(elements, index, here[0])
+            else:
+                found = _ordered(elements, index, apply, here, wants_old)
+            if where is None:
+                result = found
+            else:
+                result[where] = found
+        return result.view(f"u{size}") if wants_old else None
+
+    operands = f"[{space}], b{bits}" + (f", b{bits}" if operation == "cas" else "") + (", b64" if policy else "")
+    return Memory(f"b{bits}" if wants_old else "", operands, run)
+
+
+@define("atom")
+def atom(modifiers: tuple[str, ...]) -> Semantics:
+    """atom{.sem}{.scope}{.space}.op.type d, [a], b{, c}: threads of a launch take turns in their order."""
+    return _atomic("atom", modifiers)
+
+
+@define("red")
+def red(modifiers: tuple[str, ...]) -> Semantics:
+    """red{.sem}{.scope}{.space}.op.type [a], b."""
+    if modifiers[:1] == ("async",):
+        raise Unsupported("red.async")
+    return _atomic("red", modifiers)
+
+
+@define("createpolicy")
+def createpolicy(modifiers: tuple[str, ...]) -> Semantics:
+    """createpolicy.fractional: a cache policy, which means nothing here."""
+    if modifiers[:1] != ("fractional",):
+        raise Unsupported("expected .fractional")
+    return Lanes("b64", "f32?", lambda fraction=None: np.zeros((), np.uint64), scalars=True)

@@ -1,1 +1,1442 @@
-"""Integer, float and logic instructions on registers, as nvcc emits them by itself."""
+"""Integer, float and logic instructions on registers, as nvcc emits them by itself.
+
+Results of float arithmetic may hold any NaN (`loose_nan`); the code generator makes them canonical where their bits
+become visible. Functions take `out=` where that saves a copy.
+
+Source: PTX ISA 9.0, sections 9.7.1 (integer), 9.7.2 (extended precision), 9.7.3 to 9.7.5 (float, half), 9.7.6 and
+9.7.7 (comparison), 9.7.8 (logic and shift), 9.7.9.7 (prmt).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Callable
+
+import numpy as np
+
+from .instruction import DTYPES, Lanes, Semantics, Unsupported, define
+
+_INTEGERS = frozenset(f"{kind}{bits}" for kind in "us" for bits in (16, 32, 64))
+_BITS = frozenset({"b16", "b32", "b64"})
+_PACKED_INTEGERS = {"u16x2": "u2", "s16x2": "i2"}
+_ROUNDINGS = frozenset({"rn", "rz", "rm", "rp"})
+_SMALL_FLOATS = frozenset({"f16", "f16x2", "bf16", "bf16x2"})
+_FLOATS = frozenset({"f32", "f64"}) | _SMALL_FLOATS
+
+
+def _expect(condition: bool, what: str) -> None:
+    if not condition:
+        raise Unsupported(f"expected {what}")
+
+
+def _type(modifiers: tuple[str, ...], allowed: frozenset[str]) -> str:
+    _expect(bool(modifiers) and modifiers[-1] in allowed, f"a type among {', '.join(sorted(allowed))}")
+    return modifiers[-1]
+
+
+def _only(modifiers: tuple[str, ...], *allowed: str) -> None:
+    unknown = set(modifiers) - set(allowed)
+    _expect(not unknown, f"no .{'.'.join(sorted(unknown))}" if unknown else "")
+
+
+def _deliver(result, out):
+    """Put a result where it is wanted."""
+    if out is None:
+        return result
+    out[...] = result
+    return out
+
+
+def _packed_integers(function: Callable, dtype: str) -> Callable:
+    """An operation on the two 16-bit halves of a word."""
+
+    def halves(*operands):
+        operands = np.broadcast_arrays(*operands)
+        parts = [np.ascontiguousarray(operand).view(dtype) for operand in operands]
+        shape = operands[0].shape
+        return np.asarray(function(*parts)).view(np.uint32).reshape(shape)
+
+    return halves
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Integer arithmetic
+
+_WIDE = {"u16": "u4", "s16": "i4", "u32": "u8", "s32": "i8"}
+
+
+def _high_product(a, b, type: str):
+    """The upper half of the full product."""
+    bits = int(type[1:])
+    if bits < 64:
+        wide = _WIDE[type]
+        return ((a.astype(wide) * b.astype(wide)) >> np.array(bits, wide)).astype(DTYPES[type])
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    x, y = np.asarray(a).view(np.uint64), np.asarray(b).view(np.uint64)
+    x0, x1, y0, y1 = x & low, x >> half, y & low, y >> half
+    middle = x1 * y0 + ((x0 * y0) >> half)
+    high = x1 * y1 + (middle >> half) + ((x0 * y1 + (middle & low)) >> half)
+    if type == "s64":
+        high = high - np.where(a < 0, y, np.uint64(0)) - np.where(b < 0, x, np.uint64(0))
+    return high.view(DTYPES[type])
+
+
+def _product(half: str, type: str) -> tuple[str, Callable]:
+    """(result type, function) of mul.lo, .hi or .wide."""
+    if half == "lo":
+        return type, np.multiply
+    if half == "hi":
+        return type, lambda a, b: _high_product(a, b, type)
+    _expect(type in _WIDE, "a 16 or 32-bit type with .wide")
+    wide = _WIDE[type]
+    return f"{type[0]}{2 * int(type[1:])}", lambda a, b: np.multiply(a.astype(wide), b.astype(wide))
+
+
+def _saturated(function: Callable) -> Callable:
+    """add.sat, sub.sat on s32."""
+
+    def saturate(a, b):
+        return np.clip(function(a.astype(np.int64), b.astype(np.int64)), -(2**31), 2**31 - 1).astype(np.int32)
+
+    return saturate
+
+
+def _carry_in(carry, dtype):
+    return np.asarray(carry).astype(dtype)
+
+
+def _add_carry(a, b, carry=None):
+    """(a + b + carry, carry out)."""
+    total = a + b
+    over = total < a
+    if carry is not None:
+        again = total + _carry_in(carry, total.dtype)
+        over = over | (again < total)
+        total = again
+    return total, over
+
+
+def _subtract_borrow(a, b, borrow=None):
+    """(a - b - borrow, borrow out)."""
+    total = a - b
+    under = a < b
+    if borrow is not None:
+        again = total - _carry_in(borrow, total.dtype)
+        under = under | (again > total)
+        total = again
+    return total, under
+
+
+def _extended(function: Callable, type: str, sets: bool, uses: bool) -> Semantics:
+    """add.cc, addc, sub.cc, subc, and mad's: the carry is a hidden register."""
+    unsigned = "u" + type[1:]
+    count = function.operands
+
+    def run(*operands):
+        result, carry = function(*operands[:count], operands[count] if uses else None)
+        return (result, carry) if sets else result
+
+    sources = ", ".join([unsigned] * count + (["pred"] if uses else []))
+    semantics = Lanes(unsigned + (", pred" if sets else ""), sources, run, scalars=True)
+    semantics.options.update(carry_out=sets, carry_in=uses)
+    return semantics
+
+
+_add_carry.operands = 2
+_subtract_borrow.operands = 2
+
+
+def _carry_form(base: str, modifiers: tuple[str, ...]) -> tuple[str, bool, bool]:
+    """(type, writes the carry, reads the carry) of add.cc, addc{.cc}, ..."""
+    type = _type(modifiers, frozenset({"u32", "s32", "u64", "s64", "b32", "b64"}))
+    return type, "cc" in modifiers, base.endswith("c")
+
+
+def _arithmetic(name: str, ufunc: np.ufunc) -> Callable:
+    carry = _add_carry if name == "add" else _subtract_borrow
+
+    def resolver(modifiers: tuple[str, ...]) -> Semantics:
+        type = modifiers[-1] if modifiers else ""
+        if type in _PACKED_INTEGERS:
+            _only(modifiers, type)
+            return Lanes("b32", "b32, b32", _packed_integers(ufunc, _PACKED_INTEGERS[type]), scalars=True)
+        if type in _FLOATS or type == "f32x2":
+            return _float_binary(name, modifiers)
+        _type(modifiers, _INTEGERS)
+        if "cc" in modifiers:
+            _only(modifiers, "cc", type)
+            return _extended(carry, type, True, False)
+        if "sat" in modifiers:
+            _only(modifiers, "sat", "s32")
+            return Lanes(type, f"{type}, {type}", _saturated(ufunc), scalars=True)
+        _only(modifiers, type)
+        return Lanes(type, f"{type}, {type}", ufunc, out=True)
+
+    return resolver
+
+
+define("add")(_arithmetic("add", np.add))
+define("sub")(_arithmetic("sub", np.subtract))
+
+
+@define("addc")
+def addc(modifiers: tuple[str, ...]) -> Semantics:
+    """addc{.cc}.type d, a, b: a + b + carry."""
+    type, sets, _ = _carry_form("addc", modifiers)
+    return _extended(_add_carry, type, sets, True)
+
+
+@define("subc")
+def subc(modifiers: tuple[str, ...]) -> Semantics:
+    """subc{.cc}.type d, a, b: a - b - borrow."""
+    type, sets, _ = _carry_form("subc", modifiers)
+    return _extended(_subtract_borrow, type, sets, True)
+
+
+def _mad_carry(half: str, type: str) -> Callable:
+    product = np.multiply if half == "lo" else lambda a, b: _high_product(a, b, type)
+
+    def run(a, b, c, carry=None):
+        dtype = DTYPES[type]
+        low = np.asarray(product(a.view(dtype), b.view(dtype))).view(c.dtype)
+        return _add_carry(low, c, carry)
+
+    run.operands = 3
+    return run
+
+
+@define("madc")
+def madc(modifiers: tuple[str, ...]) -> Semantics:
+    """madc.hilo{.cc}.type d, a, b, c: the half of a * b, plus c, plus carry."""
+    type, sets, _ = _carry_form("madc", modifiers)
+    _expect(modifiers[0] in ("lo", "hi"), ".lo or .hi")
+    return _extended(_mad_carry(modifiers[0], type), type, sets, True)
+
+
+@define("mul")
+def mul(modifiers: tuple[str, ...]) -> Semantics:
+    """mul{.lo,.hi,.wide}.type and the float forms."""
+    if modifiers and (modifiers[-1] in _FLOATS or modifiers[-1] == "f32x2"):
+        return _float_binary("mul", modifiers)
+    type = _type(modifiers, _INTEGERS)
+    _expect(len(modifiers) == 2 and modifiers[0] in ("lo", "hi", "wide"), ".lo, .hi or .wide")
+    result, function = _product(modifiers[0], type)
+    return Lanes(result, f"{type}, {type}", function, out=function is np.multiply, scalars=True)
+
+
+@define("mad")
+def mad(modifiers: tuple[str, ...]) -> Semantics:
+    """mad{.lo,.hi,.wide}.type d, a, b, c: a * b + c; on floats the same as fma."""
+    if modifiers and modifiers[-1] in ("f32", "f64"):
+        return fma(modifiers)
+    type = _type(modifiers, _INTEGERS)
+    _expect(modifiers[0] in ("lo", "hi", "wide"), ".lo, .hi or .wide")
+    if "cc" in modifiers:
+        return _extended(_mad_carry(modifiers[0], type), type, True, False)
+    _expect(modifiers[1:] in ((type,), ("sat", "s32")), "mad.half.type")
+    result, product = _product(modifiers[0], type)
+    if "sat" in modifiers:
+        _expect(modifiers[0] == "hi", ".hi with .sat")
+        total = _saturated(np.add)
+        return Lanes(result, f"{type}, {type}, {result}", lambda a, b, c: total(np.asarray(product(a, b)), c), scalars=True)
+
+    def run(a, b, c, out=None):
+        return np.add(product(a, b), c, out=out)
+
+    return Lanes(result, f"{type}, {type}, {result}", run, out=True)
+
+
+@define("mul24", "mad24")
+def mul24(modifiers: tuple[str, ...]) -> Semantics:
+    """mul24 and mad24, .lo and .hi, .u32 and .s32: products of 24-bit values."""
+    type = _type(modifiers, frozenset({"u32", "s32"}))
+    _expect(len(modifiers) == 2 and modifiers[0] in ("lo", "hi"), ".lo or .hi")
+    wide = _WIDE[type]
+    shift = np.array(16 if modifiers[0] == "hi" else 0, wide)
+
+    def run(a, b, c=None):
+        a, b = (((operand.astype(wide) << np.array(40, wide)) >> np.array(40, wide)) for operand in (a, b))
+        product = ((a * b) >> shift).astype(DTYPES[type])
+        return product if c is None else product + c
+
+    return Lanes(type, f"{type}, {type}, {type}?", run, scalars=True)
+
+
+@define("sad")
+def sad(modifiers: tuple[str, ...]) -> Semantics:
+    """sad.type d, a, b, c: c + |a - b|."""
+    type = _type(modifiers, _INTEGERS)
+    _only(modifiers, type)
+    return Lanes(type, f"{type}, {type}, {type}", lambda a, b, c: c + np.where(a < b, b - a, a - b), scalars=True)
+
+
+def _truncating_divide(a, b):
+    """Integer division toward zero; by zero all bits are 1 (PTX leaves it open, NVIDIA GPUs do so)."""
+    zero = b == 0
+    divisor = np.where(zero, b.dtype.type(1), b)
+    quotient = (a - np.fmod(a, divisor)) // divisor
+    return np.where(zero, ~a.dtype.type(0), quotient)
+
+
+def _truncating_remainder(a, b):
+    """Remainder with the sign of a; by zero it is a."""
+    zero = b == 0
+    return np.where(zero, a, np.fmod(a, np.where(zero, b.dtype.type(1), b)))
+
+
+@define("div")
+def div(modifiers: tuple[str, ...]) -> Semantics:
+    """div.type on integers, div.rnd{.ftz}.type on f32 and f64."""
+    if modifiers and modifiers[-1] in ("f32", "f64"):
+        return _float_binary("div", modifiers)
+    type = _type(modifiers, _INTEGERS)
+    _only(modifiers, type)
+    return Lanes(type, f"{type}, {type}", _truncating_divide, scalars=True)
+
+
+@define("rem")
+def rem(modifiers: tuple[str, ...]) -> Semantics:
+    """rem.type d, a, b."""
+    type = _type(modifiers, _INTEGERS)
+    _only(modifiers, type)
+    return Lanes(type, f"{type}, {type}", _truncating_remainder, scalars=True)
+
+
+@define("abs")
+def abs_(modifiers: tuple[str, ...]) -> Semantics:
+    """abs{.ftz}.type."""
+    return _sign_operation("abs", modifiers)
+
+
+@define("neg")
+def neg(modifiers: tuple[str, ...]) -> Semantics:
+    """neg{.ftz}.type."""
+    return _sign_operation("neg", modifiers)
+
+
+_SIGNS = {"f16": 0x8000, "bf16": 0x8000, "f16x2": 0x80008000, "bf16x2": 0x80008000}
+
+
+def _sign_operation(name: str, modifiers: tuple[str, ...]) -> Semantics:
+    type = _type(modifiers, frozenset({"s16", "s32", "s64"}) | _FLOATS)
+    _only(modifiers, "ftz", type)
+    ufunc = np.absolute if name == "abs" else np.negative
+    if type[0] == "s":
+        return Lanes(type, type, ufunc, out=True)
+    if type in ("f32", "f64"):
+        if "ftz" in modifiers:
+            return Lanes(type, type, lambda a: ufunc(_flushed(a)), scalars=True, loose_nan=True)
+        return Lanes(type, type, ufunc, out=True, loose_nan=True)
+    bits = f"b{8 * DTYPES[type].itemsize}"
+    sign = np.array(_SIGNS[type], DTYPES[bits])
+    if "ftz" in modifiers:
+        _expect(type.startswith("f16"), "no .ftz on bf16")
+        return _small_unary(type, lambda a: ufunc(_flushed_half(a)))
+    if name == "abs":
+        return Lanes(bits, bits, lambda a, out=None: np.bitwise_and(a, ~sign, out=out), out=True)
+    return Lanes(bits, bits, lambda a, out=None: np.bitwise_xor(a, sign, out=out), out=True)
+
+
+def _population(a):
+    """Set bits per element."""
+    counts = np.bitwise_count(a)
+    return counts.astype(np.uint32)
+
+
+def _leading_zeros(a):
+    """Zeros above the highest set bit."""
+    bits = 8 * a.dtype.itemsize
+    spread = a
+    shift = 1
+    while shift < bits:
+        spread = spread | (spread >> a.dtype.type(shift))
+        shift *= 2
+    return (np.uint32(bits) - _population(spread)).astype(np.uint32)
+
+
+@define("popc")
+def popc(modifiers: tuple[str, ...]) -> Semantics:
+    """popc.b32, .b64: number of set bits."""
+    type = _type(modifiers, frozenset({"b32", "b64"}))
+    return Lanes("u32", type, _population, scalars=True)
+
+
+@define("clz")
+def clz(modifiers: tuple[str, ...]) -> Semantics:
+    """clz.b32, .b64: leading zeros; of 0 the width."""
+    type = _type(modifiers, frozenset({"b32", "b64"}))
+    return Lanes("u32", type, _leading_zeros, scalars=True)
+
+
+@define("bfind")
+def bfind(modifiers: tuple[str, ...]) -> Semantics:
+    """bfind{.shiftamt}.type: position of the highest bit that differs from the sign; 0xffffffff for none."""
+    type = _type(modifiers, frozenset({"u32", "s32", "u64", "s64"}))
+    _only(modifiers, "shiftamt", type)
+    bits = int(type[1:])
+
+    def run(a):
+        if type[0] == "s":
+            a = np.where(a < 0, ~a, a)
+        zeros = _leading_zeros(np.asarray(a).view(f"u{bits // 8}"))
+        found = zeros if "shiftamt" in modifiers else np.uint32(bits - 1) - zeros
+        return np.where(zeros == bits, np.uint32(0xFFFFFFFF), found)
+
+    return Lanes("u32", type, run, scalars=True)
+
+
+@define("fns")
+def fns(modifiers: tuple[str, ...]) -> Semantics:
+    """fns.b32 d, mask, base, offset: the offset-th set bit from base on; 0xffffffff for none."""
+    _expect(modifiers == ("b32",), "fns.b32")
+
+    def run(mask, base, offset):
+        mask, base, offset = np.broadcast_arrays(mask, base, offset)
+        found = np.full(mask.shape, 0xFFFFFFFF, np.uint32)
+        here = (offset == 0) & (((mask >> (base & np.uint32(31))) & np.uint32(1)) == 1)
+        found = np.where(here, base, found)
+        for direction in (1, -1):
+            left = np.where(offset * direction > 0, offset * direction, 0)
+            # The bit at base itself counts as the first one.
+            for step in range(32):
+                at = base.astype(np.int64) + direction * step
+                inside = (at >= 0) & (at < 32)
+                bit = inside & (((mask.astype(np.int64) >> np.clip(at, 0, 31)) & 1) == 1) & (left > 0)
+                left = left - bit
+                found = np.where(bit & (left == 0), at, found)
+        return found.astype(np.uint32)
+
+    return Lanes("u32", "b32, u32, s32", run, scalars=True)
+
+
+@define("brev")
+def brev(modifiers: tuple[str, ...]) -> Semantics:
+    """brev.b32, .b64: bits in reverse order."""
+    type = _type(modifiers, frozenset({"b32", "b64"}))
+    dtype = DTYPES[type]
+    masks = [(1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F)]
+
+    def run(a):
+        for shift, mask in masks:
+            low, count = np.array(mask & (1 << 8 * dtype.itemsize) - 1, dtype), np.array(shift, dtype)
+            a = ((a >> count) & low) | ((a & low) << count)
+        return np.asarray(a).byteswap()
+
+    return Lanes(type, type, run, scalars=True)
+
+
+def _mask(length, dtype):
+    """Ones in the lowest `length` bits; `length` may exceed the width."""
+    bits = 8 * np.dtype(dtype).itemsize
+    full = np.array((1 << bits) - 1, dtype)
+    safe = np.minimum(length, bits - 1).astype(dtype)
+    return np.where(length >= bits, full, (np.array(1, dtype) << safe) - np.array(1, dtype))
+
+
+@define("bfe")
+def bfe(modifiers: tuple[str, ...]) -> Semantics:
+    """bfe.type d, a, b, c: the field of c bits from bit b, extended by its sign in signed types."""
+    type = _type(modifiers, frozenset({"u32", "s32", "u64", "s64"}))
+    bits = int(type[1:])
+    dtype = np.dtype(f"u{bits // 8}")
+
+    def run(a, position, length):
+        position, length = position & np.uint32(0xFF), length & np.uint32(0xFF)
+        raw = np.asarray(a).view(dtype)
+        safe = np.minimum(position, bits - 1).astype(dtype)
+        field = np.where(position < bits, raw >> safe, dtype.type(0)) & _mask(length, dtype)
+        if type[0] == "s":
+            top = np.minimum(position + length - np.uint32(1), bits - 1).astype(dtype)
+            sign = np.where(length == 0, dtype.type(0), (raw >> top) & dtype.type(1))
+            field = np.where(sign == 1, field | ~_mask(length, dtype), field)
+        return field.view(DTYPES[type])
+
+    return Lanes(type, f"{type}, u32, u32", run, scalars=True)
+
+
+@define("bfi")
+def bfi(modifiers: tuple[str, ...]) -> Semantics:
+    """bfi.type f, a, b, c, d: b with its d bits from bit c replaced by the lowest of a."""
+    type = _type(modifiers, frozenset({"b32", "b64"}))
+    dtype = DTYPES[type]
+    bits = 8 * dtype.itemsize
+
+    def run(a, b, position, length):
+        position, length = position & np.uint32(0xFF), length & np.uint32(0xFF)
+        safe = np.minimum(position, bits - 1).astype(dtype)
+        mask = np.where(position < bits, _mask(length, dtype) << safe, dtype.type(0))
+        return (b & ~mask) | ((a << safe) & mask)
+
+    return Lanes(type, f"{type}, {type}, u32, u32", run, scalars=True)
+
+
+@define("szext")
+def szext(modifiers: tuple[str, ...]) -> Semantics:
+    """szext.mode.type d, a, b: the lowest b bits of a, extended by zero or sign."""
+    _expect(len(modifiers) == 2 and modifiers[0] in ("clamp", "wrap") and modifiers[1] in ("u32", "s32"), "szext.clamp|wrap.u32|s32")
+    wrap, signed = modifiers[0] == "wrap", modifiers[1] == "s32"
+
+    def run(a, length):
+        length = length & np.uint32(31) if wrap else np.minimum(length, 32)
+        mask = _mask(length, np.dtype("u4"))
+        raw = np.asarray(a).view(np.uint32)
+        field = raw & mask
+        if signed:
+            sign = (raw >> np.where(length == 0, 0, length - np.uint32(1)).astype(np.uint32)) & np.uint32(1)
+            field = np.where((length > 0) & (sign == 1), field | ~mask, field)
+        return field.view(DTYPES[modifiers[1]])
+
+    return Lanes(modifiers[1], f"{modifiers[1]}, u32", run, scalars=True)
+
+
+@define("bmsk")
+def bmsk(modifiers: tuple[str, ...]) -> Semantics:
+    """bmsk.mode.b32 d, a, b: b ones from bit a."""
+    _expect(modifiers in (("clamp", "b32"), ("wrap", "b32")), "bmsk.clamp.b32 or bmsk.wrap.b32")
+    wrap = modifiers[0] == "wrap"
+
+    def run(position, length):
+        if wrap:
+            position, length = position & np.uint32(31), length & np.uint32(31)
+        position, length = np.minimum(position, 32).astype(np.uint64), np.minimum(length, 32).astype(np.uint64)
+        return (((np.uint64(1) << length) - np.uint64(1)) << position).astype(np.uint32)
+
+    return Lanes("b32", "u32, u32", run, scalars=True)
+
+
+def _bytes_of(word, signed: bool):
+    """The four bytes of each word as a last axis of int64."""
+    raw = np.asarray(word).astype(np.uint32)
+    parts = np.stack([(raw >> np.uint32(8 * byte)) & np.uint32(0xFF) for byte in range(4)], axis=-1).astype(np.int64)
+    return np.where(parts > 127, parts - 256, parts) if signed else parts
+
+
+@define("dp4a")
+def dp4a(modifiers: tuple[str, ...]) -> Semantics:
+    """dp4a.atype.btype d, a, b, c: c plus the dot product of four bytes."""
+    _expect(len(modifiers) == 2 and set(modifiers) <= {"u32", "s32"}, "dp4a.atype.btype")
+    left, right = modifiers[0] == "s32", modifiers[1] == "s32"
+
+    def run(a, b, c):
+        total = (_bytes_of(a, left) * _bytes_of(b, right)).sum(axis=-1)
+        return (total + c.astype(np.int64)).astype(np.uint32)
+
+    return Lanes("u32", "b32, b32, u32", run, scalars=True)
+
+
+@define("dp2a")
+def dp2a(modifiers: tuple[str, ...]) -> Semantics:
+    """dp2a.half.atype.btype d, a, b, c: c plus the dot product of the halves of a with two bytes of b."""
+    _expect(len(modifiers) == 3 and modifiers[0] in ("lo", "hi") and set(modifiers[1:]) <= {"u32", "s32"}, "dp2a.lo|hi.atype.btype")
+    first = 0 if modifiers[0] == "lo" else 2
+    left, right = modifiers[1] == "s32", modifiers[2] == "s32"
+
+    def run(a, b, c):
+        raw = np.asarray(a).astype(np.uint32)
+        halves = np.stack([raw & np.uint32(0xFFFF), raw >> np.uint32(16)], axis=-1).astype(np.int64)
+        halves = np.where(halves > 0x7FFF, halves - 0x10000, halves) if left else halves
+        total = (halves * _bytes_of(b, right)[..., first : first + 2]).sum(axis=-1)
+        return (total + c.astype(np.int64)).astype(np.uint32)
+
+    return Lanes("u32", "b32, b32, u32", run, scalars=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Minimum and maximum
+
+
+def _float_extreme(name: str) -> Callable:
+    """min or max of floats: a number wins over NaN, and -0 is less than +0."""
+    ufunc, bits = (np.fmin, np.bitwise_or) if name == "min" else (np.fmax, np.bitwise_and)
+
+    def run(a, b, out=None):
+        result = ufunc(a, b, out=out)
+        return _zeros_in_order(result, a, b, bits)
+
+    return run
+
+
+def _nan_extreme(name: str) -> Callable:
+    """min.NaN or max.NaN: NaN wins."""
+    ufunc, bits = (np.minimum, np.bitwise_or) if name == "min" else (np.maximum, np.bitwise_and)
+
+    def run(a, b, out=None):
+        result = ufunc(a, b, out=out)
+        return _zeros_in_order(result, a, b, bits)
+
+    return run
+
+
+def _zeros_in_order(result, a, b, bits: np.ufunc):
+    """NumPy does not order -0 and +0: take the sign that PTX wants where both operands are zero.
+
+    `out` may be one of the operands, whose zeros are then already the result's: either sign is enough to decide only
+    together with the other operand, so operands that were overwritten are caught by the caller passing copies.
+    """
+    zero = result == 0
+    if not np.any(zero):
+        return result
+    unsigned = f"u{result.dtype.itemsize}"
+    both = zero & (a == 0) & (b == 0)
+    sign = bits(np.asarray(a).view(unsigned), np.asarray(b).view(unsigned))
+    fixed = np.where(both, sign, np.asarray(result).view(unsigned)).view(result.dtype)
+    if isinstance(result, np.ndarray) and result.ndim and result.flags.writeable:
+        result[...] = fixed
+        return result
+    return fixed
+
+
+def _xorsign(function: Callable) -> Callable:
+    def run(a, b):
+        unsigned = f"u{a.dtype.itemsize}"
+        sign = np.array(1 << (8 * a.dtype.itemsize - 1), unsigned)
+        xor = (np.asarray(a).view(unsigned) ^ np.asarray(b).view(unsigned)) & sign
+        magnitude = np.asarray(function(np.abs(a), np.abs(b))).view(unsigned) & ~sign
+        return (magnitude | xor).view(a.dtype)
+
+    return run
+
+
+def _extreme(name: str, modifiers: tuple[str, ...]) -> Semantics:
+    type = modifiers[-1] if modifiers else ""
+    if type in _PACKED_INTEGERS:
+        _only(modifiers, type)
+        return Lanes("b32", "b32, b32", _packed_integers(np.minimum if name == "min" else np.maximum, _PACKED_INTEGERS[type]), scalars=True)
+    if type in _INTEGERS:
+        ufunc = np.minimum if name == "min" else np.maximum
+        if "relu" in modifiers:
+            _only(modifiers, "relu", "s32")
+            return Lanes(type, f"{type}, {type}", lambda a, b: np.maximum(ufunc(a, b), np.int32(0)), scalars=True)
+        _only(modifiers, type)
+        return Lanes(type, f"{type}, {type}", ufunc, out=True)
+    _type(modifiers, _FLOATS)
+    _only(modifiers, "ftz", "NaN", "xorsign", "abs", type)
+    _expect(("xorsign" in modifiers) == ("abs" in modifiers), ".xorsign.abs")
+    plain = _nan_extreme(name) if "NaN" in modifiers else _float_extreme(name)
+    special = "ftz" in modifiers or "xorsign" in modifiers
+    function = _xorsign(plain) if "xorsign" in modifiers else plain
+    if type in _SMALL_FLOATS:
+        return _small_binary(type, function, ftz="ftz" in modifiers)
+    if "ftz" in modifiers:
+        inner = function
+        function = lambda a, b: inner(_flushed(a), _flushed(b))  # noqa: E731
+
+    def run(a, b, c=None, out=None):
+        result = function(a, b) if special or c is not None or out is a or out is b else function(a, b, out=out)
+        if c is not None:
+            result = function(result, c)
+        return result if result is out else _deliver(result, out)
+
+    return Lanes(type, f"{type}, {type}, {type}?", run, out=True, loose_nan=True)
+
+
+@define("min")
+def min_(modifiers: tuple[str, ...]) -> Semantics:
+    """min of integers; min{.ftz}{.NaN}{.xorsign.abs} of floats, of three f32 too."""
+    return _extreme("min", modifiers)
+
+
+@define("max")
+def max_(modifiers: tuple[str, ...]) -> Semantics:
+    """max of integers; max{.ftz}{.NaN}{.xorsign.abs} of floats, of three f32 too."""
+    return _extreme("max", modifiers)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Float arithmetic on f32 and f64
+
+
+def _flushed(a):
+    """Subnormal f32 as zeros of their sign; f64 as it is (PTX has no .ftz there)."""
+    small = np.abs(a) < np.finfo(np.float32).tiny
+    return np.where(small, np.copysign(a.dtype.type(0), a), a) if a.dtype == np.float32 else a
+
+
+def _clamped(a):
+    """.sat: to [0, 1]; NaN becomes +0."""
+    return np.where(a > 0, np.minimum(a, a.dtype.type(1)), a.dtype.type(0))
+
+
+def _two_sum(a, b):
+    """(a + b rounded, what the rounding left), exact (Knuth)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def _odd(total, rest):
+    """`total + rest` rounded to odd in the format of `total` (|rest| at most half an ulp)."""
+    integer = f"i{total.dtype.itemsize}"
+    bits = np.asarray(total).view(integer)
+    inexact = (rest != 0) & ((bits & 1) == 0) & np.isfinite(total)
+    return np.where(inexact, bits + np.where((rest > 0) == (total > 0), 1, -1).astype(integer), bits).view(total.dtype)
+
+
+def _directed(total, rest, mode: str, dtype):
+    """The exact value `total + rest` (float64) rounded to `dtype` in mode rz, rm or rp."""
+    near = total.astype(dtype)
+    gap = total - near.astype(np.float64)
+    gap = np.where(gap == 0, rest, gap)
+    gap = np.where(np.isnan(gap), 0.0, gap)
+    infinite = np.isinf(total)
+    up, down = near.dtype.type(np.inf), near.dtype.type(-np.inf)
+    if mode == "rp":
+        moved = np.where((gap > 0) & ~infinite, np.nextafter(near, up), near)
+    elif mode == "rm":
+        moved = np.where((gap < 0) & ~infinite, np.nextafter(near, down), near)
+    else:
+        outside = np.where(near > 0, gap < 0, gap > 0) & (near != 0) & ~infinite
+        moved = np.where(outside, np.nextafter(near, near.dtype.type(0)), near)
+    # A sum of opposite values that is exactly zero is -0 when rounding down.
+    if mode == "rm":
+        moved = np.where((moved == 0) & (rest == 0) & (total == 0) & ~np.signbit(total), np.copysign(moved, moved), moved)
+    return moved
+
+
+def _two_product(a, b):
+    """(a * b rounded, what the rounding left) in float64, exact while nothing over- or underflows (Dekker)."""
+    product = a * b
+    factor = 134217729.0
+
+    def split(x):
+        big = factor * x
+        high = big - (big - x)
+        return high, x - high
+
+    (ah, al), (bh, bl) = split(a), split(b)
+    return product, ((ah * bh - product) + ah * bl + al * bh) + al * bl
+
+
+def _fma_f64_exact(a, b, c):
+    """One float64 fma with a single rounding, by rational numbers; for exponents where splitting fails."""
+    from fractions import Fraction
+
+    if not (np.isfinite(a) and np.isfinite(b) and np.isfinite(c)):
+        return a * b + c
+    value = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+    if value == 0:
+        return a * b + c
+    try:
+        return np.float64(value.numerator / value.denominator)
+    except OverflowError:
+        return np.float64(np.inf if value > 0 else -np.inf)
+
+
+def _fma_f64(a, b, c):
+    """fma.rn.f64 (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, 2008)."""
+    a, b, c = np.broadcast_arrays(np.float64(a), np.float64(b), np.float64(c))
+    high, low = _two_product(a, b)
+    top, top_low = _two_sum(c, low)
+    total, total_low = _two_sum(high, top)
+    middle, middle_rest = _two_sum(top_low, total_low)
+    result = total + _odd(middle, middle_rest)
+    magnitude = np.abs(high)
+    risky = ~((magnitude < 1e300) & ((magnitude > 1e-280) | (a == 0) | (b == 0)))
+    risky |= (np.abs(a) > 1e290) | (np.abs(b) > 1e290) | (np.abs(c) > 1e300)
+    exactly_zero = (high + c == 0) & (low == 0)
+    result = np.where(exactly_zero, high + c, result)
+    if risky.any():
+        result = np.array(result)
+        for position in np.argwhere(risky):
+            at = tuple(position)
+            result[at] = _fma_f64_exact(a[at], b[at], c[at])
+    return result
+
+
+_TIE = np.uint64(0x10000000)  # the half of an ulp of f32, in the bits of a double
+_BELOW = np.uint64(0x1FFFFFFF)
+
+
+def _fma_f32(a, b, c, out=None):
+    """fma.rn.f32: the product is exact in float64; the sum is rounded twice only where that can be seen."""
+    product = np.multiply(a, b, dtype=np.float64)
+    total = product + c
+    result = total.astype(np.float32)
+    with_tie = (total.view(np.uint64) & _BELOW) == _TIE
+    # Subnormal results have other ties, and every one of them is below the smallest normal number.
+    if with_tie.any() or (np.abs(result) < 1.2e-38).any():
+        exact, rest = _two_sum(product, np.asarray(c, np.float64))
+        result = _odd(exact, np.where(np.isfinite(exact), rest, 0.0)).astype(np.float32)
+    return _deliver(result, out)
+
+
+@define("fma")
+def fma(modifiers: tuple[str, ...]) -> Semantics:
+    """fma.rnd{.ftz}{.sat}.f32, fma.rnd.f64, fma.rn{.ftz}{.sat}{.relu}.f16{x2}, fma.rn{.relu}.bf16{x2}: a single rounding."""
+    type = _type(modifiers, _FLOATS | {"f32x2"})
+    _only(modifiers, "ftz", "sat", "relu", *_ROUNDINGS, type)
+    mode = next((word for word in modifiers if word in _ROUNDINGS), "rn")
+    ftz, sat, relu = "ftz" in modifiers, "sat" in modifiers, "relu" in modifiers
+    if type in _SMALL_FLOATS:
+        _expect(mode == "rn", ".rn")
+        return _small_fma(type, ftz, sat, relu)
+    _expect(not relu, "no .relu")
+    if type == "f64":
+        _expect(mode == "rn" and not ftz and not sat, "fma.rn.f64")
+        return Lanes(type, "f64, f64, f64", _fma_f64, scalars=True, loose_nan=True)
+    if type == "f32x2":
+        _expect(mode == "rn" and not ftz and not sat, "fma.rn.f32x2")
+        return Lanes("b64", "b64, b64, b64", _pair_of_floats(_fma_f32), scalars=True)
+    if mode == "rn" and not ftz and not sat:
+        return Lanes(type, "f32, f32, f32", _fma_f32, out=True, loose_nan=True)
+
+    def run(a, b, c):
+        if ftz:
+            a, b, c = _flushed(a), _flushed(b), _flushed(c)
+        if mode == "rn":
+            result = _fma_f32(a, b, c)
+        else:
+            product = np.multiply(a, b, dtype=np.float64)
+            exact, rest = _two_sum(product, np.asarray(c, np.float64))
+            result = _exact_zero(_directed(exact, rest, mode, np.float32), exact, rest, product, c, mode)
+        return _finished(result, ftz, sat)
+
+    return Lanes(type, "f32, f32, f32", run, scalars=True, loose_nan=True)
+
+
+def _exact_zero(result, exact, rest, a, b, mode: str):
+    """x + (-x) is -0 when rounding down, +0 otherwise."""
+    if mode != "rm":
+        return result
+    cancelled = (exact == 0) & (rest == 0) & (np.signbit(a) != np.signbit(b))
+    return np.where(cancelled, result.dtype.type(-0.0), result)
+
+
+def _finished(result, ftz: bool, sat: bool):
+    result = _flushed(result) if ftz else result
+    return _clamped(result) if sat else result
+
+
+def _pair_of_floats(function: Callable) -> Callable:
+    """An f32 operation on both halves of 64-bit registers, NaN canonical."""
+
+    def run(*operands):
+        shape = np.broadcast_shapes(*(np.shape(operand) for operand in operands))
+        parts = [np.ascontiguousarray(np.broadcast_to(operand, shape)).reshape(-1).view(np.float32) for operand in operands]
+        result = np.asarray(function(*parts), np.float32)
+        bits = np.where(np.isnan(result), np.uint32(0x7FFFFFFF), result.view(np.uint32))
+        return bits.view(np.uint64).reshape(shape)
+
+    return run
+
+
+_UFUNCS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
+
+
+def _float_binary(name: str, modifiers: tuple[str, ...]) -> Semantics:
+    """add, sub, mul, div on floats, in every rounding mode."""
+    type = _type(modifiers, _FLOATS | {"f32x2"})
+    _only(modifiers, "ftz", "sat", *_ROUNDINGS, type)
+    mode = next((word for word in modifiers if word in _ROUNDINGS), "rn")
+    ftz, sat = "ftz" in modifiers, "sat" in modifiers
+    ufunc = _UFUNCS[name]
+    if type == "f32x2":
+        _expect(mode == "rn" and not ftz and not sat, f"{name}.rn.f32x2")
+        return Lanes("b64", "b64, b64", _pair_of_floats(ufunc), scalars=True)
+    if type in _SMALL_FLOATS:
+        _expect(mode == "rn" and name != "div", ".rn")
+        return _small_binary(type, ufunc, ftz, sat)
+    _expect(name != "div" or not sat, "no .sat")
+    if mode == "rn" and not ftz and not sat:
+        return Lanes(type, f"{type}, {type}", ufunc, out=True, loose_nan=True)
+    _expect(type == "f32" or not (ftz or sat), "no .ftz or .sat on f64")
+
+    def run(a, b):
+        if ftz:
+            a, b = _flushed(a), _flushed(b)
+        if mode == "rn":
+            return _finished(ufunc(a, b), ftz, sat)
+        return _finished(_rounded_binary(name, a, b, mode), ftz, sat)
+
+    return Lanes(type, f"{type}, {type}", run, scalars=True, loose_nan=True)
+
+
+def _rounded_binary(name: str, a, b, mode: str):
+    """A directed rounding of a sum, product or quotient."""
+    dtype = a.dtype
+    if dtype == np.float32:
+        x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        if name == "mul":
+            total = x * y
+            return _directed(total, np.zeros_like(total), mode, dtype)
+        if name == "div":
+            return _adjusted_quotient(a, b, mode)
+        y = -y if name == "sub" else y
+        total, rest = _two_sum(x, y)
+        return _exact_zero(_directed(total, rest, mode, dtype), total, rest, x, y, mode)
+    if name == "div":
+        return _adjusted_quotient(a, b, mode)
+    b = -b if name == "sub" else b
+    total, rest = _two_product(a, b) if name == "mul" else _two_sum(a, b)
+    rest = np.where(np.isfinite(total) & np.isfinite(rest), rest, 0.0)
+    moved = _moved_by(total, rest, mode)
+    overflow = np.isinf(total) & np.isfinite(a) & np.isfinite(b)
+    moved = np.where(overflow, _moved_by(total, -total, mode), moved)
+    return moved if name == "mul" else _exact_zero(moved, total, rest, a, b, mode)
+
+
+def _moved_by(near, gap, mode: str):
+    """One step from the nearest value in the direction of the mode, where the exact one is `gap` away."""
+    infinity = near.dtype.type(np.inf)
+    if mode == "rp":
+        return np.where(gap > 0, np.nextafter(near, infinity), near)
+    if mode == "rm":
+        return np.where(gap < 0, np.nextafter(near, -infinity), near)
+    outside = np.where(near > 0, gap < 0, gap > 0) & (near != 0)
+    return np.where(outside, np.nextafter(near, near.dtype.type(0)), near)
+
+
+def _adjusted_quotient(a, b, mode: str):
+    """a / b in a directed mode: the nearest quotient, moved by the sign of the exact remainder."""
+    near = np.divide(a, b)
+    if a.dtype == np.float32:
+        rest = np.asarray(a, np.float64) - near.astype(np.float64) * np.asarray(b, np.float64)
+    else:
+        high, low = _two_product(near, b)
+        rest = (a - high) - low
+    gap = np.where(np.isfinite(near) & np.isfinite(rest), rest * np.sign(b), 0.0)
+    overflow = np.isinf(near) & np.isfinite(a) & np.isfinite(b) & (b != 0)
+    return _moved_by(near, np.where(overflow, -near, gap), mode)
+
+
+def _unary_rounded(name: str, modifiers: tuple[str, ...], near: Callable, remainder: Callable) -> Semantics:
+    """rcp and sqrt: nearest from NumPy (IEEE), directed by the sign of the exact remainder."""
+    type = _type(modifiers, frozenset({"f32", "f64"}))
+    _only(modifiers, "ftz", *_ROUNDINGS, type)
+    mode = next((word for word in modifiers if word in _ROUNDINGS), "")
+    _expect(bool(mode), f"a rounding mode ({name}.approx belongs to the approximations)")
+    ftz = "ftz" in modifiers
+    _expect(not ftz or type == "f32", "no .ftz on f64")
+
+    def run(a):
+        a = _flushed(a) if ftz else a
+        result = near(a)
+        if mode != "rn":
+            gap = remainder(a, result)
+            gap = np.where(np.isfinite(result) & np.isfinite(gap), gap, 0.0)
+            result = _moved_by(result, gap, mode)
+        return _flushed(result) if ftz else result
+
+    return Lanes(type, type, run, scalars=True, loose_nan=True)
+
+
+@define("rcp")
+def rcp(modifiers: tuple[str, ...]) -> Semantics:
+    """rcp.rnd{.ftz}.type: 1 / a, correctly rounded."""
+
+    def remainder(a, result):
+        if a.dtype == np.float32:
+            return (1.0 - result.astype(np.float64) * a.astype(np.float64)) * np.sign(a)
+        high, low = _two_product(result, a)
+        return ((1.0 - high) - low) * np.sign(a)
+
+    return _unary_rounded("rcp", modifiers, lambda a: np.divide(a.dtype.type(1), a), remainder)
+
+
+@define("sqrt")
+def sqrt(modifiers: tuple[str, ...]) -> Semantics:
+    """sqrt.rnd{.ftz}.type: the square root, correctly rounded."""
+
+    def remainder(a, result):
+        if a.dtype == np.float32:
+            return a.astype(np.float64) - result.astype(np.float64) ** 2
+        high, low = _two_product(result, result)
+        return (a - high) - low
+
+    return _unary_rounded("sqrt", modifiers, np.sqrt, remainder)
+
+
+@define("testp")
+def testp(modifiers: tuple[str, ...]) -> Semantics:
+    """testp.property.type: finite, infinite, number, notanumber, normal, subnormal."""
+    type = _type(modifiers, frozenset({"f32", "f64"}))
+    tiny = np.finfo(DTYPES[type]).tiny
+    tests = {
+        "finite": np.isfinite,
+        "infinite": np.isinf,
+        "number": lambda a: ~np.isnan(a),
+        "notanumber": np.isnan,
+        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= tiny),
+        "subnormal": lambda a: (np.abs(a) < tiny) & (a != 0),
+    }
+    _expect(len(modifiers) == 2 and modifiers[0] in tests, f"one of {', '.join(tests)}")
+    return Lanes("pred", type, tests[modifiers[0]], scalars=True)
+
+
+@define("copysign")
+def copysign(modifiers: tuple[str, ...]) -> Semantics:
+    """copysign.type d, a, b: b with the sign of a."""
+    type = _type(modifiers, frozenset({"f32", "f64"}))
+    _only(modifiers, type)
+    return Lanes(type, f"{type}, {type}", lambda a, b: np.copysign(b, a), scalars=True, copies=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# f16 and bf16. Two of them lie in a word as consecutive elements, so that one operation does both.
+
+
+def widen_bf16(a):
+    """bf16 bits (uint16) as float32."""
+    return (a.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def narrow_bf16(value):
+    """float32 to bf16 bits, nearest with ties to even; NaN is 0x7fff."""
+    bits = np.asarray(value).view(np.uint32)
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+    bad = np.isnan(value)
+    return np.where(bad, np.uint16(0x7FFF), rounded) if np.any(bad) else rounded
+
+
+def _narrow_f16(value):
+    """Any float to f16 bits, nearest with ties to even; NaN is 0x7fff."""
+    bits = np.asarray(np.asarray(value).astype(np.float16)).view(np.uint16)
+    bad = np.isnan(value)
+    return np.where(bad, np.uint16(0x7FFF), bits) if np.any(bad) else bits
+
+
+def _widen_f16(a):
+    return a.view(np.float16).astype(np.float32)
+
+
+def _flushed_half(a):
+    """Values below the smallest normal f16 as zeros of their sign."""
+    return np.where(np.abs(a) < np.float32(2.0**-14), np.copysign(a.dtype.type(0), a), a)
+
+
+def _on_elements(type: str, function: Callable) -> Callable:
+    """Let a function of uint16 arrays work on registers of a small float type."""
+    packed = type.endswith("x2")
+
+    def run(*operands):
+        shape = np.broadcast_shapes(*(np.shape(operand) for operand in operands))
+        parts = [np.ascontiguousarray(np.broadcast_to(operand, shape)).reshape(-1).view(np.uint16) for operand in operands]
+        result = np.asarray(function(*parts))
+        return result.view(np.uint32 if packed else np.uint16).reshape(shape)
+
+    return run
+
+
+def _small_semantics(type: str, count: int, function: Callable) -> Semantics:
+    bits = "b32" if type.endswith("x2") else "b16"
+    return Lanes(bits, ", ".join([bits] * count), _on_elements(type, function), scalars=True)
+
+
+def _small_format(type: str) -> tuple[Callable, Callable]:
+    return (widen_bf16, narrow_bf16) if type.startswith("bf16") else (_widen_f16, _narrow_f16)
+
+
+def _small_unary(type: str, function: Callable) -> Semantics:
+    widen, narrow = _small_format(type)
+    return _small_semantics(type, 1, lambda a: narrow(function(widen(a))))
+
+
+def _small_operation(type: str, function: Callable, ftz: bool = False, sat: bool = False) -> Callable:
+    """An operation in float32: sums, products and selections of f16 or bf16 are then rounded as if once."""
+    widen, narrow = _small_format(type)
+    _expect(not ftz or type.startswith("f16"), "no .ftz on bf16")
+
+    def run(*operands):
+        values = [widen(operand) for operand in operands]
+        if ftz:
+            values = [_flushed_half(value) for value in values]
+        result = function(*values)
+        if sat:
+            result = _clamped(result)
+        if ftz:
+            result = _flushed_half(result)
+        return narrow(result)
+
+    return run
+
+
+def _small_binary(type: str, function: Callable, ftz: bool = False, sat: bool = False) -> Semantics:
+    _expect(not sat or type.startswith("f16"), "no .sat on bf16")
+    return _small_semantics(type, 2, _small_operation(type, function, ftz, sat))
+
+
+def _fma_bf16_bits(a, b, c, relu: bool = False):
+    """bf16 fma with one rounding: exact in float32 or else in float64, rounded to odd, then to bf16."""
+    x, y, z = widen_bf16(a), widen_bf16(b), widen_bf16(c)
+    product = x * y
+    total, rest = _two_sum(product, z)
+    fits = (np.abs(product) >= np.float32(1.2e-38)) | (x == 0) | (y == 0)
+    if not (fits & (rest == 0)).all():
+        wide = np.multiply(x, y, dtype=np.float64)
+        exact, left = _two_sum(wide, z.astype(np.float64))
+        exact = _odd(exact, np.where(np.isfinite(exact), left, 0.0))
+        near = exact.astype(np.float32)
+        gap = np.where(np.isfinite(near), exact - near.astype(np.float64), 0.0)
+        total = _odd(near, gap)
+    if relu:
+        total = np.where(total < 0, np.float32(0), total)
+    return narrow_bf16(total)
+
+
+def _small_fma(type: str, ftz: bool, sat: bool, relu: bool) -> Semantics:
+    if type.startswith("bf16"):
+        _expect(not ftz and not sat, "no .ftz or .sat on bf16")
+        return _small_semantics(type, 3, lambda a, b, c: _fma_bf16_bits(a, b, c, relu))
+
+    def run(a, b, c):
+        x, y, z = (_widen_f16(operand) for operand in (a, b, c))
+        if ftz:
+            x, y, z = _flushed_half(x), _flushed_half(y), _flushed_half(z)
+        # float64 holds every sum of a product and an addend of f16 that lies near a tie of f16.
+        total = np.multiply(x, y, dtype=np.float64) + z
+        if sat:
+            total = _clamped(total)
+        if relu:
+            total = np.where(total < 0, 0.0, total)
+        if ftz:
+            total = _flushed_half(total.astype(np.float16).astype(np.float32))
+        return _narrow_f16(total)
+
+    return _small_semantics(type, 3, run)
+
+
+def _atomic_add(type: str) -> Callable:
+    return _on_elements(type, _small_operation(type, np.add))
+
+
+#: Sums on registers of each small float type, for atomics: (old, value) -> new.
+f16_add, f16x2_add, bf16_add, bf16x2_add = (_atomic_add(type) for type in ("f16", "f16x2", "bf16", "bf16x2"))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Comparison and selection
+
+_COMPARE: dict[str, Callable] = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+}  # fmt: skip
+_UNSIGNED_COMPARE = {"lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
+
+
+def _ordered_not_equal(a, b):
+    return (a < b) | (a > b)
+
+
+def _either_nan(a, b):
+    return np.isnan(a) | np.isnan(b)
+
+
+def _unordered(compare: Callable) -> Callable:
+    """True also where a NaN is involved."""
+
+    def run(a, b):
+        return compare(a, b) | _either_nan(a, b)
+
+    return run
+
+
+_FLOAT_COMPARE: dict[str, Callable] = {
+    **_COMPARE,
+    "ne": _ordered_not_equal,
+    **{f"{name}u": _unordered(compare) for name, compare in _COMPARE.items() if name != "ne"},
+    "neu": np.not_equal,
+    "num": lambda a, b: ~_either_nan(a, b),
+    "nan": _either_nan,
+}
+_BOOLEAN: dict[str, Callable] = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
+
+
+def _comparison(operator: str, type: str) -> Callable:
+    if type in _FLOATS:
+        table = _FLOAT_COMPARE
+    else:
+        table = dict(_COMPARE)
+        if type[0] in "ub":
+            table.update(_UNSIGNED_COMPARE)
+        if type[0] == "b":
+            table = {name: table[name] for name in ("eq", "ne")}
+    _expect(operator in table, f"a comparison of {type} among {', '.join(table)}")
+    return table[operator]
+
+
+def _compare_operands(type: str, ftz: bool, compare: Callable) -> tuple[str, Callable]:
+    """(operand type, function) of a comparison; f16 and bf16 are widened."""
+    if type in ("f16", "bf16"):
+        widen = _small_format(type)[0]
+
+        def small(a, b):
+            a, b = widen(a), widen(b)
+            return compare(_flushed_half(a), _flushed_half(b)) if ftz else compare(a, b)
+
+        return "b16", small
+    if ftz:
+        return type, lambda a, b: compare(_flushed(a), _flushed(b))
+    return type, compare
+
+
+@define("setp")
+def setp(modifiers: tuple[str, ...]) -> Semantics:
+    """setp.cmp{.bool}{.ftz}.type p{|q}, a, b{, c}: p = bool(cmp(a, b), c), q = bool(!cmp(a, b), c)."""
+    _expect(len(modifiers) >= 2, "setp.cmp.type")
+    operator, type = modifiers[0], modifiers[-1]
+    combine = modifiers[1] if modifiers[1] in _BOOLEAN else ""
+    _only(modifiers[1:], "ftz", type, *([combine] if combine else []))
+    if type in ("f16x2", "bf16x2"):
+        return _setp_pair(operator, combine, type, "ftz" in modifiers)
+    _expect(type in _INTEGERS | _BITS | _FLOATS, "a type that setp compares")
+    operand, compare = _compare_operands(type, "ftz" in modifiers, _comparison(operator, type))
+    if not combine:
+        single = Lanes("pred", f"{operand}, {operand}", compare, out=isinstance(compare, np.ufunc), scalars=True)
+
+        def both(a, b):
+            found = compare(a, b)
+            return found, np.logical_not(found)
+
+        semantics = Lanes("pred|pred?", f"{operand}, {operand}", both, scalars=True)
+    else:
+        boolean = _BOOLEAN[combine]
+        single = Lanes("pred", f"{operand}, {operand}, pred", lambda a, b, c: boolean(compare(a, b), c), scalars=True)
+
+        def both_combined(a, b, c):
+            found = compare(a, b)
+            return boolean(found, c), boolean(np.logical_not(found), c)
+
+        semantics = Lanes("pred|pred?", f"{operand}, {operand}, pred", both_combined, scalars=True)
+    semantics.options["single"] = single
+    return semantics
+
+
+def _setp_pair(operator: str, combine: str, type: str, ftz: bool) -> Semantics:
+    """setp on f16x2 and bf16x2: p for the low halves, q for the high ones."""
+    _, compare = _compare_operands(type[:-2], ftz, _comparison(operator, type[:-2]))
+
+    def run(a, b, c=None):
+        a, b = np.broadcast_arrays(a, b)
+        found = [compare((a >> np.uint32(shift)).astype(np.uint16), (b >> np.uint32(shift)).astype(np.uint16)) for shift in (0, 16)]
+        return tuple(found if c is None else [_BOOLEAN[combine](part, c) for part in found])
+
+    return Lanes("pred|pred", "b32, b32" + (", pred" if combine else ""), run, scalars=True)
+
+
+@define("set")
+def set_(modifiers: tuple[str, ...]) -> Semantics:
+    """set.cmp{.bool}{.ftz}.dtype.type d, a, b{, c}: all ones or 1.0 where the comparison holds."""
+    _expect(len(modifiers) >= 3, "set.cmp.dtype.type")
+    operator, result, type = modifiers[0], modifiers[-2], modifiers[-1]
+    combine = modifiers[1] if modifiers[1] in _BOOLEAN else ""
+    _only(modifiers[1:], "ftz", result, type, *([combine] if combine else []))
+    truth = {"u32": 0xFFFFFFFF, "s32": 0xFFFFFFFF, "f32": 0x3F800000, "u16": 0xFFFF, "s16": 0xFFFF, "f16": 0x3C00, "bf16": 0x3F80}
+    pair = type in ("f16x2", "bf16x2")
+    if pair:
+        truth = {"u32": 0xFFFF, "s32": 0xFFFF, "f16x2": 0x3C00, "bf16x2": 0x3F80}
+    _expect(result in truth, f"a result type among {', '.join(truth)}")
+    base = type[:-2] if pair else type
+    _expect(base in _INTEGERS | _BITS | _FLOATS, "a type that set compares")
+    operand, compare = _compare_operands(base, "ftz" in modifiers, _comparison(operator, base))
+    width = "b16" if result in ("u16", "s16", "f16", "bf16") else "b32"
+    yes = DTYPES[width].type(truth[result]) if not pair else np.uint16(truth[result])
+
+    def run(a, b, c=None):
+        found = compare(a, b)
+        if c is not None:
+            found = _BOOLEAN[combine](found, c)
+        return np.where(found, yes, yes.dtype.type(0))
+
+    if pair:
+        _expect(not combine, "no predicate with packed types")
+        return Lanes("b32", "b32, b32", _on_elements(type, run), scalars=True)
+    return Lanes(width, f"{operand}, {operand}" + (", pred" if combine else ""), run, scalars=True)
+
+
+@define("selp")
+def selp(modifiers: tuple[str, ...]) -> Semantics:
+    """selp.type d, a, b, c: a where the predicate c holds, else b."""
+    type = _type(modifiers, _INTEGERS | _BITS | {"f32", "f64", "f16", "bf16"})
+    _only(modifiers, type)
+    bits = f"b{8 * DTYPES[type].itemsize}"
+    return Lanes(bits, f"{bits}, {bits}, pred", lambda a, b, c: np.where(c, a, b), scalars=True, copies=True)
+
+
+@define("slct")
+def slct(modifiers: tuple[str, ...]) -> Semantics:
+    """slct{.ftz}.type.s32|f32 d, a, b, c: a where c >= 0, else b."""
+    _expect(len(modifiers) >= 2 and modifiers[-1] in ("s32", "f32"), "slct.type.s32 or slct.type.f32")
+    type = _type(modifiers[:-1], _INTEGERS | _BITS | {"f32", "f64"})
+    _only(modifiers[:-1], "ftz", type)
+    bits = f"b{8 * DTYPES[type].itemsize}"
+    ftz = "ftz" in modifiers
+
+    def run(a, b, c):
+        return np.where((_flushed(c) if ftz else c) >= 0, a, b)
+
+    return Lanes(bits, f"{bits}, {bits}, {modifiers[-1]}", run, scalars=True, copies=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Logic and shifts
+
+
+def _logic(name: str, integer: np.ufunc, boolean: np.ufunc) -> None:
+    @define(name)
+    def resolver(modifiers: tuple[str, ...]) -> Semantics:
+        type = _type(modifiers, _BITS | {"pred"})
+        _only(modifiers, type)
+        count = integer.nin
+        return Lanes(type, ", ".join([type] * count), boolean if type == "pred" else integer, out=True)
+
+
+_logic("and", np.bitwise_and, np.logical_and)
+_logic("or", np.bitwise_or, np.logical_or)
+_logic("xor", np.bitwise_xor, np.logical_xor)
+_logic("not", np.invert, np.logical_not)
+
+
+@define("cnot")
+def cnot(modifiers: tuple[str, ...]) -> Semantics:
+    """cnot.type d, a: 1 where a is 0, else 0."""
+    type = _type(modifiers, _BITS)
+    return Lanes(type, type, lambda a: (a == 0).astype(DTYPES[type]), scalars=True)
+
+
+@lru_cache(maxsize=None)
+def _truth_table(table: int) -> Callable:
+    """A function of three words that looks up every bit in an 8-bit table (index: bit a, bit b, bit c)."""
+
+    def run(a, b, c):
+        total = None
+        for row in range(8):
+            if table >> row & 1:
+                term = (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
+                total = term if total is None else total | term
+        return total if total is not None else (a & b & c) & np.uint32(0)
+
+    return run
+
+
+@define("lop3")
+def lop3(modifiers: tuple[str, ...]) -> Semantics:
+    """lop3.b32 d, a, b, c, table."""
+    _expect(modifiers == ("b32",), "lop3.b32")
+    return Lanes("b32", "b32, b32, b32, imm", lambda a, b, c, table: _truth_table(table & 0xFF)(a, b, c), scalars=True)
+
+
+def _left(a, amount, out=None):
+    """Shift left; amounts beyond the width give 0."""
+    bits = 8 * a.dtype.itemsize
+    if amount.ndim == 0:
+        count = int(amount)
+        if count >= bits:
+            return _deliver(np.zeros_like(a), out)
+        return np.left_shift(a, a.dtype.type(count), out=out)
+    inside = amount < bits
+    shifted = np.left_shift(a, np.minimum(amount, bits - 1).astype(a.dtype))
+    return _deliver(np.where(inside, shifted, a.dtype.type(0)), out)
+
+
+def _right(a, amount, out=None):
+    """Shift right; amounts beyond the width give 0, or the sign in signed types."""
+    bits = 8 * a.dtype.itemsize
+    if amount.ndim == 0:
+        count = int(amount)
+        if count >= bits:
+            if a.dtype.kind == "u":
+                return _deliver(np.zeros_like(a), out)
+            count = bits - 1
+        return np.right_shift(a, a.dtype.type(count), out=out)
+    clamped = np.minimum(amount, bits - 1).astype(a.dtype)
+    shifted = np.right_shift(a, clamped)
+    if a.dtype.kind == "u":
+        shifted = np.where(amount < bits, shifted, a.dtype.type(0))
+    return _deliver(shifted, out)
+
+
+@define("shl")
+def shl(modifiers: tuple[str, ...]) -> Semantics:
+    """shl.type d, a, b."""
+    type = _type(modifiers, _BITS)
+    _only(modifiers, type)
+    return Lanes(type, f"{type}, u32", _left, out=True)
+
+
+@define("shr")
+def shr(modifiers: tuple[str, ...]) -> Semantics:
+    """shr.type d, a, b: signed types shift in the sign."""
+    type = _type(modifiers, _BITS | _INTEGERS)
+    _only(modifiers, type)
+    return Lanes(type, f"{type}, u32", _right, out=True)
+
+
+@define("shf")
+def shf(modifiers: tuple[str, ...]) -> Semantics:
+    """shf.direction.mode.b32 d, a, b, c: a funnel shift of b:a (b above a)."""
+    _expect(len(modifiers) == 3 and modifiers[0] in "lr" and modifiers[1] in ("clamp", "wrap") and modifiers[2] == "b32", "shf.l|r.clamp|wrap.b32")
+    left, clamp = modifiers[0] == "l", modifiers[1] == "clamp"
+
+    def run(a, b, amount):
+        amount = (np.minimum(amount, 32) if clamp else amount & np.uint32(31)).astype(np.uint64)
+        whole = (np.asarray(b).astype(np.uint64) << np.uint64(32)) | a
+        if left:
+            return ((whole << amount) >> np.uint64(32)).astype(np.uint32)
+        return (whole >> amount).astype(np.uint32)
+
+    return Lanes("b32", "b32, b32, u32", run, scalars=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# prmt
+
+_PRMT_MODES: dict[str, list[tuple[int, int, int, int]]] = {  # bytes of the result from the lowest
+    "f4e": [(0, 1, 2, 3), (1, 2, 3, 4), (2, 3, 4, 5), (3, 4, 5, 6)],
+    "b4e": [(0, 7, 6, 5), (1, 0, 7, 6), (2, 1, 0, 7), (3, 2, 1, 0)],
+    "rc8": [(0, 0, 0, 0), (1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3)],
+    "ecl": [(0, 1, 2, 3), (1, 1, 2, 3), (2, 2, 2, 3), (3, 3, 3, 3)],
+    "ecr": [(0, 0, 0, 0), (0, 1, 1, 1), (0, 1, 2, 2), (0, 1, 2, 3)],
+    "rc16": [(0, 1, 0, 1), (2, 3, 2, 3), (0, 1, 0, 1), (2, 3, 2, 3)],
+}
+
+
+@lru_cache(maxsize=None)
+def _prmt_plan(selector: int) -> tuple[tuple[int, int, int], ...]:
+    """A selector without sign bits as (word, left shift in bits, mask of the result) triples."""
+    groups: dict[tuple[int, int], int] = {}
+    for byte in range(4):
+        source = selector >> 4 * byte & 7
+        key = (source // 4, 8 * (byte - source % 4))
+        groups[key] = groups.get(key, 0) | 0xFF << 8 * byte
+    return tuple((word, shift, mask) for (word, shift), mask in groups.items())
+
+
+def _prmt_fixed(a, b, selector: int):
+    """prmt with a constant selector: a few shifts and masks."""
+    total = None
+    for word, shift, mask in _prmt_plan(selector):
+        part = (a, b)[word]
+        if shift > 0:
+            part = part << np.uint32(shift)
+        elif shift < 0:
+            part = part >> np.uint32(-shift)
+        if mask != 0xFFFFFFFF:
+            part = part & np.uint32(mask)
+        total = part if total is None else total | part
+    return total
+
+
+def _prmt_general(a, b, selector):
+    both = (np.asarray(b).astype(np.uint64) << np.uint64(32)) | a
+    total = np.zeros(np.broadcast_shapes(np.shape(both), np.shape(selector)), np.uint32)
+    for byte in range(4):
+        control = (selector >> np.uint32(4 * byte)) & np.uint32(15)
+        found = ((both >> (np.uint64(8) * (control & np.uint32(7)).astype(np.uint64))) & np.uint64(0xFF)).astype(np.uint32)
+        sign = np.where(found & np.uint32(0x80), np.uint32(0xFF), np.uint32(0))
+        total = total | (np.where(control & np.uint32(8), sign, found) << np.uint32(8 * byte))
+    return total
+
+
+@define("prmt")
+def prmt(modifiers: tuple[str, ...]) -> Semantics:
+    """prmt.b32{.mode} d, a, b, c: bytes of b:a by selector."""
+    _expect(modifiers == ("b32",) or (len(modifiers) == 2 and modifiers[0] == "b32" and modifiers[1] in _PRMT_MODES), "prmt.b32{.mode}")
+    if modifiers == ("b32",):
+
+        def run(a, b, selector):
+            if selector.ndim == 0 and not int(selector) & 0x8888:
+                return _prmt_fixed(a, b, int(selector) & 0xFFFF)
+            return _prmt_general(a, b, selector)
+
+        return Lanes("b32", "b32, b32, b32", run, scalars=True)
+    table = np.array([sum(source << 4 * byte for byte, source in enumerate(row)) for row in _PRMT_MODES[modifiers[1]]], np.uint32)
+    return Lanes("b32", "b32, b32, b32", lambda a, b, control: _prmt_general(a, b, table[control & np.uint32(3)]), scalars=True)

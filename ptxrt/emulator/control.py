@@ -1,1 +1,100 @@
-"""Branches, calls, exits, and instructions that do nothing here (fences, hints)."""
+"""Branches, calls, exits, and instructions that have no effect on this machine (fences, hints).
+
+The control flow itself is lowered to basic blocks (ptx/lower.py); the entries here check the modifiers, so that a text
+is refused when it is loaded.
+
+Source: PTX ISA 9.0, sections 9.7.12 (control flow), 9.7.9 (prefetch, discard), 9.7.13 (fences), 9.7.19 (miscellaneous).
+"""
+
+from __future__ import annotations
+
+from .instruction import Fault, Lanes, Memory, Semantics, Unsupported, define
+
+
+def _nothing(*_) -> None:
+    """No effect: memory is in order here, and time does not pass."""
+
+
+def _plain(*allowed: tuple[str, ...]):
+    """A resolver of an instruction that the lowering handles; only its modifiers are checked."""
+
+    def resolver(modifiers: tuple[str, ...]) -> Semantics:
+        if modifiers not in allowed:
+            raise Unsupported(f"expected {' or '.join('.' + '.'.join(words) if words else 'no modifier' for words in allowed)}")
+        return Lanes("", "", _nothing)
+
+    return resolver
+
+
+define("bra")(_plain((), ("uni",)))
+define("brx")(_plain(("idx",), ("idx", "uni")))
+define("call")(_plain((), ("uni",)))
+define("ret")(_plain((), ("uni",)))
+define("exit")(_plain(()))
+
+
+@define("trap", "brkpt")
+def trap(modifiers: tuple[str, ...]) -> Semantics:
+    """trap: the kernel stops with a fault."""
+    if modifiers:
+        raise Unsupported("expected no modifier")
+
+    def stop(memory) -> None:
+        raise Fault("executes a trap")
+
+    return Memory("", "", stop)
+
+
+_FENCE_WORDS = {
+    "membar": {"cta", "gl", "sys", "proxy", "alias"},
+    "fence": {
+        "sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "proxy", "alias", "async", "global", "shared::cta",
+        "shared::cluster", "mbarrier_init", "sync_restrict",
+    },
+}  # fmt: skip
+
+
+def _fence(name: str):
+    def resolver(modifiers: tuple[str, ...]) -> Semantics:
+        unknown = [word for word in modifiers if word not in _FENCE_WORDS[name] and not word.startswith(("async::", "sync_restrict::", "op_restrict::"))]
+        if unknown or not modifiers:
+            raise Unsupported(f"'{'.'.join(unknown)}' is not known here")
+        return Memory("", "", _nothing)
+
+    return resolver
+
+
+define("membar")(_fence("membar"))
+define("fence")(_fence("fence"))
+
+
+@define("nanosleep")
+def nanosleep(modifiers: tuple[str, ...]) -> Semantics:
+    """nanosleep.u32 t: no effect."""
+    if modifiers != ("u32",):
+        raise Unsupported("expected .u32")
+    return Memory("", "u32", _nothing)
+
+
+@define("pmevent", "setmaxnreg")
+def hint(modifiers: tuple[str, ...]) -> Semantics:
+    """A hint with one immediate: no effect."""
+    return Memory("", "imm", _nothing)
+
+
+@define("griddepcontrol")
+def griddepcontrol(modifiers: tuple[str, ...]) -> Semantics:
+    """griddepcontrol.wait and .launch_dependents: launches run one after the other here."""
+    if modifiers not in {("wait",), ("launch_dependents",)}:
+        raise Unsupported("expected .wait or .launch_dependents")
+    return Memory("", "", _nothing)
+
+
+@define("prefetch", "prefetchu")
+def prefetch(modifiers: tuple[str, ...]) -> Semantics:
+    """prefetch{.space}.level [a]: no effect."""
+    space = modifiers[0] if modifiers and modifiers[0] in ("global", "local") else "generic"
+    level = modifiers[-1] if modifiers else ""
+    if not level.startswith(("L1", "L2")):
+        raise Unsupported("expected a cache level")
+    return Memory("", f"[{space}]", _nothing)

@@ -25,14 +25,14 @@ Operand types
                           foreign formats (bf16, f16x2, bf16x2, e2m1x2, tf32, b32, ...) are unsigned raw bits.
     f32*4                 a vector operand {a, b, c, d}: a tuple of four arrays
     b32|pred              two destinations written d|p
-    [shared] [global] [generic] [local]   an address operand: uint64 byte addresses in that space, displacement
-                          included; window addresses of shared and local are already their space's own
+    [shared] [global] [generic] [local]   an address operand: byte addresses in that space, displacement included:
+                          uint64, or uint32 where the text has a 32-bit register for shared or local memory
     imm                   an immediate: a Python int
     any of these with `?` optional: an absent source arrives as None (only at the end of the list); an
                           absent destination, also `_`, is dropped, so the function always returns it
 
     Registers may be wider than the type (`cvt.u32.u8 %r1, %r2`): the machine truncates sources, and extends
-    destinations by sign or zero as the type says. Immediates arrive as NumPy scalars of the type: let
+    destinations by sign or zero as the type says. Immediates arrive as 0-d arrays of the type: let
     broadcasting do its work. Arrays are read-only by convention: never write into an argument.
 
 What a function returns
@@ -47,7 +47,7 @@ Kinds
                membermask: the machine checks that it names the executing lanes and nobody who is elsewhere, and
                the function is called with `active=` a (warps, 32) bool array (or None when every lane is there);
                results of inactive lanes are dropped, their inputs are unspecified.
-    Memory     a `memory=` first argument (see `Access` in access.py) for what reads or writes memory:
+    Memory     a `memory=` first argument (see `Access` in memory.py) for what reads or writes memory:
                function(memory, *sources), on (n,) arrays, or (warps, 32) with `warps=True`.
     Blocking   function(threads, *sources): what may have to wait (bar, barrier, mbarrier waits). It ends a basic
                block; see `Threads` in machine.py. Sources are (n,) arrays.
@@ -91,6 +91,7 @@ class Fault(Exception):
         super().__init__(message)
         self.message = message
         self.where = where
+        self.lane_ids = None  # set where `where` does not count the executing threads
 
 
 _INTEGER_BITS = (8, 16, 32, 64)
@@ -160,7 +161,7 @@ class Semantics:
     destinations: tuple[Operand, ...]
     sources: tuple[Operand, ...]
     function: Function
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict, hash=False, compare=False)
 
     def bound(self, arithmetic: str) -> Callable:
         """The function for this arithmetic (`"float64"` or `"hardware"`)."""
@@ -170,13 +171,24 @@ class Semantics:
         return self.options.get(name, default)
 
 
-def Lanes(destinations: str, sources: str, function: Function, *, out: bool = False, loose_nan: bool = False) -> Semantics:
+def Lanes(
+    destinations: str,
+    sources: str,
+    function: Function,
+    *,
+    out: bool = False,
+    scalars: bool = False,
+    loose_nan: bool = False,
+    copies: bool = False,
+) -> Semantics:
     """A pure instruction on single threads.
 
-    `out=True`: the function is a ufunc or takes `out=` like one. `loose_nan=True`: float results may hold any
-    NaN; the code generator makes them canonical where their bits become visible.
+    `out=True`: the function is a ufunc or takes `out=` like one. `scalars=True` (implied by `out`): it takes 0-d arrays
+    among its sources; otherwise only immediates are 0-d. `loose_nan=True`: float results may hold any NaN; the code
+    generator makes them canonical where their bits become visible. `copies=True`: results are bits of the sources.
     """
-    return Semantics("lanes", signature(destinations), signature(sources), function, {"out": out, "loose_nan": loose_nan})
+    options = {"out": out, "scalars": scalars or out, "loose_nan": loose_nan, "copies": copies}
+    return Semantics("lanes", signature(destinations), signature(sources), function, options)
 
 
 def Warps(
@@ -195,10 +207,21 @@ def Warps(
 
 
 def Memory(
-    destinations: str, sources: str, function: Function, *, warps: bool = False, aligned: bool = False
+    destinations: str,
+    sources: str,
+    function: Function,
+    *,
+    warps: bool = False,
+    aligned: bool = False,
+    constant: Optional[Callable] = None,
 ) -> Semantics:
-    """An instruction that reads or writes memory: function(memory, *sources)."""
-    return Semantics("memory", signature(destinations), signature(sources), function, {"warps": warps, "aligned": aligned})
+    """An instruction that reads or writes memory: function(memory, *sources).
+
+    `constant` reads memory that no thread changes, at a variable that is named in the text: constant(launch, name,
+    offset) returns the tuple of results, once per launch.
+    """
+    options = {"warps": warps, "aligned": aligned, "constant": constant}
+    return Semantics("memory", signature(destinations), signature(sources), function, options)
 
 
 def Blocking(destinations: str, sources: str, function: Function, *, aligned: bool = False) -> Semantics:

@@ -1,0 +1,732 @@
+"""Run a translated entry: batches of thread blocks, a scheduler over basic blocks, waiting and waking, faults.
+
+All threads of a batch are lanes of NumPy arrays. Threads that stand at the same basic block run it together; where all
+threads of a batch do, the register rows are used as they are, otherwise the rows of the executing threads are gathered
+and scattered back. The lowest basic block runs first, which brings parted threads together again (see lower.py).
+Blocks that a whole warp must execute together wait for the rest of the warp.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Callable, Optional
+
+import numpy as np
+
+from ..errors import EmulatorFault
+from ..ptx.lower import Branch, Exit, Jump, Switch
+from .instruction import Fault, Semantics
+from .memory import LOCAL_BASE, SHARED_BASE, Access, CopyQueue, GlobalMemory, Region
+
+WARP = 32
+_NOWHERE = np.iinfo(np.int32).max  # the key of a thread that cannot run
+_FULL_MASK = 0xFFFFFFFF
+_SHARED_LIMIT = 227 * 1024  # the most shared memory a block has on any GPU
+_FAIRNESS = 64  # every so many steps over parted threads, those who waited longest run
+
+
+class Launch:
+    """What is the same for every thread of a launch."""
+
+    def __init__(self, emulator, module, code, grid, block, shared_bytes: int):
+        self.emulator = emulator
+        self.module = module
+        self.code = code
+        self.memory: GlobalMemory = emulator.memory
+        self.counts: list[int] = module.counts[code.program.entry.name]
+        self.grid = grid
+        self.block = block
+        self.threads = block[0] * block[1] * block[2]
+        self.warps = -(-self.threads // WARP)
+        self.blocks = grid[0] * grid[1] * grid[2]
+        self.dynamic_bytes = shared_bytes
+        program = code.program
+        start = program.shared[program.dynamic[0]] if program.dynamic else program.shared_bytes
+        self.shared_bytes = (start if program.dynamic else program.shared_bytes) + shared_bytes
+        self.local_bytes = program.frame_bytes
+        self.uniform: list[np.ndarray] = []
+
+    def special(self, name: str) -> int:
+        """A special register that all threads share."""
+        word, _, axis = name.partition(".")
+        if axis:
+            values = {"ntid": self.block, "nctaid": self.grid, "nclusterid": self.grid, "cluster_nctaid": (1, 1, 1)}
+            return values.get(word, (0, 0, 0))["xyz".index(axis)]
+        total = self.shared_bytes + SHARED_BASE
+        return {
+            "nwarpid": self.warps, "nsmid": 1, "cluster_nctarank": 1, "total_smem_size": total, "aggr_smem_size": total,
+            "dynamic_smem_size": self.dynamic_bytes, "reserved_smem_offset_end": SHARED_BASE, "reserved_smem_offset_cap": SHARED_BASE,
+        }.get(name, 0)  # fmt: skip
+
+    def address_of(self, name: str) -> int:
+        """The generic address of a parameter or of a variable in constant memory."""
+        for parameter in self.code.program.entry.params:
+            if parameter.name == name:
+                return self.emulator.param_address + parameter.offset
+        return self.module.address(name)
+
+    def source_of(self, location) -> str:
+        """A source position with what it was inlined into."""
+        files = self.module.module.files
+        places = []
+        while location is not None:
+            places.append(f"{files.get(location.file, '?')}:{location.line}")
+            location = location.inlined_at
+        return ", inlined at ".join(places)
+
+    def read_constant(self, address: int, size: int) -> bytes:
+        """Bytes of a parameter or constant."""
+        return self.memory.read(address, np.empty(size, np.uint8)).tobytes()
+
+
+class _Rows:
+    """Register rows of all lanes: `rows.u4[3]` is row 3 of the 32-bit registers as unsigned words."""
+
+    def __init__(self, rows: dict[str, int], lanes: int):
+        self.arrays = {kind: np.zeros((count, lanes), bool if kind == "b1" else kind) for kind, count in rows.items()}
+
+    def __getattr__(self, kind: str):
+        base = "b1" if kind == "b1" else "u" + kind[1:]
+        found = list(self.arrays[base].view(bool if kind == "b1" else kind))
+        setattr(self, kind, found)
+        return found
+
+
+class _GatheredRows:
+    """Rows of some lanes, gathered when a block needs them, scattered back by `flush`."""
+
+    def __init__(self, full: _Rows, lanes: np.ndarray):
+        self.full = full
+        self.lanes = lanes
+        self.held: dict[tuple[str, int], np.ndarray] = {}
+        self.dirty: set[tuple[str, int]] = set()
+
+    def provide(self, block) -> None:
+        held, lanes, arrays = self.held, self.lanes, self.full.arrays
+        for kind, rows in block.reads.items():
+            array = arrays[kind]
+            for row in rows:
+                if (kind, row) not in held:
+                    held[kind, row] = array[row].take(lanes)
+        for kind, rows in block.writes.items():
+            for row in rows:
+                if (kind, row) not in held:
+                    held[kind, row] = np.empty(len(lanes), arrays[kind].dtype)
+                self.dirty.add((kind, row))
+        for kind, row in block.views:
+            views = self.__dict__.setdefault(kind, {})
+            if row not in views:
+                base = held["b1" if kind == "b1" else "u" + kind[1:], row]
+                views[row] = base if kind == "b1" else base.view(kind)
+
+    def flush(self) -> None:
+        for kind, row in self.dirty:
+            self.full.arrays[kind][row][self.lanes] = self.held[kind, row]
+        self.dirty.clear()
+
+
+class Executing(Access):
+    """The threads that execute a basic block: memory (see `Access`), special registers, whole warps."""
+
+    def __init__(self, batch: "Batch", lanes: Optional[np.ndarray]):
+        super().__init__(batch, lanes)
+        self._specials: dict[tuple[str, str], np.ndarray] = {}
+        self._whole: Optional[bool] = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the threads are whole warps, in order."""
+        if self._whole is None:
+            lanes = self.lanes
+            if lanes is None:
+                self._whole = True
+            elif len(lanes) % WARP:
+                self._whole = False
+            else:
+                rows = lanes.reshape(-1, WARP)
+                self._whole = bool((rows[:, 0] % WARP == 0).all() and (rows[:, -1] - rows[:, 0] == WARP - 1).all())
+        return self._whole
+
+    def special(self, name: str, kind: str) -> np.ndarray:
+        """A special register as an array over the threads, or 0-d if they share it."""
+        key = (name, kind)
+        found = self._specials.get(key)
+        if found is None:
+            value = self.batch.special(name)
+            if np.ndim(value) and self.lanes is not None:
+                value = value[self.lanes]
+            dtype = np.dtype(kind)
+            value = np.asarray(value).astype(f"u{dtype.itemsize}").view(dtype)
+            if name.startswith(("clock", "globaltimer")):
+                return value
+            found = self._specials[key] = value
+        return found
+
+
+class Threads:
+    """The threads that execute a blocking instruction, as its function sees them."""
+
+    def __init__(self, executing: Executing, targets: tuple[tuple[str, int], ...]):
+        self.executing = executing
+        self.batch = executing.batch
+        self.targets = targets
+        self.lane = executing.lane_ids
+
+    @property
+    def block(self) -> np.ndarray:
+        """Number of each thread's block in the batch."""
+        return self.batch.block[self.lane]
+
+    @property
+    def thread(self) -> np.ndarray:
+        """Linear index of each thread in its block."""
+        return self.batch.thread[self.lane]
+
+    @property
+    def warp(self) -> np.ndarray:
+        """Number of each thread's warp in the batch."""
+        return self.lane // WARP
+
+    def park(self, why: str) -> None:
+        """All of these threads wait before the next instruction, until `Batch.wake`."""
+        self.batch.park(self.lane, why)
+
+    def write(self, values, lane_ids: np.ndarray) -> None:
+        """Set the destination of this instruction for some of these threads, now or at a later time."""
+        values = values if isinstance(values, tuple) else (values,)
+        for (kind, row), value in zip(self.targets, values):
+            self.batch.write_row(kind, row, lane_ids, value)
+
+
+class Batch:
+    """Thread blocks that run together. Lane = (block * warps + warp) * 32 + lane in the warp."""
+
+    def __init__(self, launch: Launch, first: int, blocks: int):
+        self.launch = launch
+        self.code = launch.code
+        self.memory = launch.memory
+        self.first = first
+        self.blocks, self.threads, self.warps = blocks, launch.threads, launch.warps
+        self.lanes = lanes = blocks * self.warps * WARP
+        self.checks = launch.emulator.checks
+        self.observer = None
+        self.lane_ids = np.arange(lanes)
+        self.block = self.lane_ids // (self.warps * WARP)
+        self.thread = self.lane_ids % (self.warps * WARP)
+        self.alive = self.thread < self.threads
+        self.shared_bytes, self.local_bytes = launch.shared_bytes, launch.local_bytes
+        self.shared_stride = -(-self.shared_bytes // 32) * 32
+        self.local_stride = -(-self.local_bytes // 32) * 32
+        self.shared = Region(self.shared_stride * blocks, self.checks)
+        self.local = Region(self.local_stride * lanes, self.checks)
+        self.copies = CopyQueue(self)
+        self.state: dict = {}
+        self.exit_callbacks: list[Callable[[np.ndarray], None]] = []
+        self.rows = _Rows(self.code.rows, lanes)
+        self.gathered: Optional[_GatheredRows] = None
+        self.executing: Optional[Executing] = None
+        self.key = np.where(self.alive, 0, _NOWHERE).astype(np.int32)
+        self.resume = np.zeros(lanes, np.int32)
+        self.parked = np.zeros(lanes, bool)
+        self.parking: Optional[np.ndarray] = None
+        self.reasons: dict[str, np.ndarray] = {}
+        self.issued = 0
+        self.last_run: dict[int, int] = {}
+
+    # -- what families call -------------------------------------------------------------------------------------
+
+    def park(self, lanes: np.ndarray, why: str) -> None:
+        """These executing threads stop before their next instruction."""
+        if self.parking is None:
+            self.parking = np.zeros(self.lanes, bool)
+        self.parking[lanes] = True
+        reason = self.reasons.setdefault(why, np.zeros(self.lanes, bool))
+        for other in self.reasons.values():
+            other[lanes] = False
+        reason[lanes] = True
+
+    def wake(self, lane_ids: np.ndarray) -> None:
+        """Parked threads go on."""
+        lane_ids = np.asarray(lane_ids)
+        if self.parking is not None:
+            self.parking[lane_ids] = False
+        waiting = lane_ids[self.parked[lane_ids]]
+        self.parked[waiting] = False
+        self.key[waiting] = self.resume[waiting]
+
+    def on_exit(self, callback: Callable[[np.ndarray], None]) -> None:
+        """Call back with the ids of threads that have exited."""
+        self.exit_callbacks.append(callback)
+
+    def synchronized(self, lane_ids: np.ndarray) -> None:
+        """These threads have met at a barrier: what each did before happened before what each does next."""
+        if self.observer is not None:
+            self.observer.synchronized(lane_ids)
+
+    # -- registers ----------------------------------------------------------------------------------------------
+
+    def write_row(self, kind: str, row: int, lane_ids: np.ndarray, value) -> None:
+        if self.gathered is not None:
+            self.gathered.flush()
+            self.gathered = None
+        getattr(self.rows, kind)[row][lane_ids] = value
+
+    def special(self, name: str):
+        """A special register over all lanes, or as one number."""
+        word, _, axis = name.partition(".")
+        if word == "tid":
+            x, y, _ = self.launch.block
+            return (self.thread % x, self.thread // x % y, self.thread // (x * y))["xyz".index(axis)]
+        if word in ("ctaid", "clusterid"):
+            x, y, _ = self.launch.grid
+            number = self.first + self.block
+            return (number % x, number // x % y, number // (x * y))["xyz".index(axis)]
+        if name == "laneid":
+            return self.lane_ids % WARP
+        if name == "warpid":
+            return self.thread // WARP
+        if name.startswith("lanemask_"):
+            bit = np.uint64(1) << (self.lane_ids % WARP).astype(np.uint64)
+            below = bit - np.uint64(1)
+            mask = {"eq": bit, "lt": below, "le": below | bit, "gt": ~(below | bit), "ge": ~below}[name[9:]]
+            return mask & np.uint64(_FULL_MASK)
+        if name in ("clock", "clock64", "clock_hi"):
+            return np.uint64(self.issued >> 32 if name == "clock_hi" else self.issued)
+        if name.startswith("globaltimer"):
+            now = time.monotonic_ns()
+            return np.uint64(now >> 32 if name.endswith("_hi") else now & (_FULL_MASK if name.endswith("_lo") else -1 & (1 << 64) - 1))
+        return np.uint64(self.launch.special(name))
+
+    # -- scheduling ---------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run all threads to their end. Raises EmulatorFault."""
+        while True:
+            choice = self.choose()
+            if choice is None:
+                return
+            block, lanes, together = choice
+            while block is not None:
+                block = self.step(block, lanes, together)
+
+    def choose(self) -> Optional[tuple[int, Optional[np.ndarray], bool]]:
+        """The basic block to run next, its threads (None: all lanes), and whether no other thread can run."""
+        self.release_rows()
+        key = self.key
+        low = int(key.min())
+        if low == _NOWHERE:
+            if self.alive.any():
+                raise self.deadlock()
+            return None
+        lanes = np.flatnonzero(key == low)
+        if len(lanes) == self.lanes:
+            return low, None, True
+        ready = int(np.count_nonzero(key != _NOWHERE))
+        if len(lanes) == ready:
+            return low, lanes, True
+        self.turns = getattr(self, "turns", 0) + 1
+        candidates = np.unique(key[key != _NOWHERE]).tolist()
+        if self.turns % _FAIRNESS == 0:
+            candidates.sort(key=lambda block: self.last_run.get(block, 0))
+        for block in candidates:
+            lanes = np.flatnonzero(key == block)
+            if self.code.blocks[block].collective:
+                lanes = self.complete_warps(lanes)
+            if len(lanes):
+                self.last_run[block] = self.turns
+                return block, lanes, False
+        return low, np.flatnonzero(key == low), False
+
+    def complete_warps(self, lanes: np.ndarray) -> np.ndarray:
+        """Those lanes whose warp has no thread that can run elsewhere."""
+        warps = self.lanes // WARP
+        here = np.bincount(lanes // WARP, minlength=warps)
+        ready = (self.key != _NOWHERE).reshape(-1, WARP).sum(axis=1)
+        return lanes[(here == ready)[lanes // WARP]]
+
+    def release_rows(self) -> None:
+        if self.gathered is not None:
+            self.gathered.flush()
+            self.gathered = None
+        self.executing = None
+
+    def step(self, number: int, lanes: Optional[np.ndarray], together: bool) -> Optional[int]:
+        """Run one basic block. Returns the next one if the same threads go on together and no one else can run."""
+        block = self.code.blocks[number]
+        executing = self.executing
+        if executing is None:
+            executing = self.executing = Executing(self, lanes)
+        rows = self.rows
+        if lanes is not None:
+            if self.gathered is None:
+                self.gathered = _GatheredRows(rows, lanes)
+            rows = self.gathered
+            rows.provide(block)
+        try:
+            result = block.function(rows, self.launch.uniform, executing)
+        except Fault as fault:
+            raise self.located(fault, number, executing) from None
+        except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise self.located(Fault(f"stopped the emulator: {type(error).__name__}: {error}"), number, executing, error) from error
+        self.count(number, executing.count, block.size)
+        terminator = self.code.program.blocks[number].terminator
+        if self.parking is not None or isinstance(terminator, Exit):
+            self.settle(terminator, lanes)
+            return None
+        if isinstance(terminator, Jump):
+            target = terminator.target
+        elif isinstance(terminator, Branch):
+            target = self.branch(terminator, result, lanes)
+        else:
+            target = self.switch(terminator, result, lanes)
+        if target is None:
+            return None
+        if together and not block.blocking:
+            self.position = target
+            return target
+        self.key[slice(None) if lanes is None else lanes] = target
+        return None
+
+    def branch(self, terminator: Branch, predicate: np.ndarray, lanes: Optional[np.ndarray]) -> Optional[int]:
+        """The common target of all, or None after each thread was sent to its own."""
+        taken, otherwise = terminator.taken, terminator.otherwise
+        if terminator.negated:
+            taken, otherwise = otherwise, taken
+        if predicate.all():
+            return taken
+        if not predicate.any():
+            return otherwise
+        self.key[slice(None) if lanes is None else lanes] = np.where(predicate, np.int32(taken), np.int32(otherwise))
+        return None
+
+    def switch(self, terminator: Switch, index: np.ndarray, lanes: Optional[np.ndarray]) -> Optional[int]:
+        targets = np.array(terminator.targets, np.int32)
+        if (index >= len(targets)).any():
+            raise EmulatorFault(f"brx.idx with index {int(index.max())} of {len(targets)} targets", kernel=self.code.program.entry.name)
+        found = targets[index]
+        if np.ndim(found) == 0 or (found == found[0]).all():
+            return int(found if np.ndim(found) == 0 else found[0])
+        self.key[slice(None) if lanes is None else lanes] = found
+        return None
+
+    def settle(self, terminator, lanes: Optional[np.ndarray]) -> None:
+        """After a blocking instruction, or at the end of threads."""
+        ids = self.lane_ids if lanes is None else lanes
+        if isinstance(terminator, Exit):
+            self.key[ids] = _NOWHERE
+            self.alive[ids] = False
+            for callback in self.exit_callbacks:
+                callback(ids)
+            return
+        parking = self.parking[ids]
+        self.parking = None
+        self.key[ids] = np.where(parking, _NOWHERE, np.int32(terminator.target))
+        self.resume[ids] = terminator.target
+        self.parked[ids] = parking
+
+    def count(self, number: int, threads: int, size: int) -> None:
+        launch = self.launch
+        launch.counts[number] += threads
+        self.issued += size
+        if self.issued > launch.emulator.budget:
+            program = self.code.program
+            line = program.blocks[number].instructions[0].line if program.blocks[number].instructions else program.entry.line
+            raise EmulatorFault(
+                f"{program.entry.name} was stopped after {self.issued} instructions, near PTX line {line}: does it end? "
+                f"The budget of {launch.emulator.budget} instructions per batch of blocks can be raised",
+                kernel=program.entry.name,
+                line=line,
+            )
+
+    # -- faults -------------------------------------------------------------------------------------------------
+
+    def located(self, fault: Fault, number: int, executing: Executing, error: Optional[BaseException] = None) -> EmulatorFault:
+        """The fault with kernel, block, thread and lines."""
+        marker = f" block {number}>"
+        line = 0
+        trace = (error or fault).__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename.endswith(marker):
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        instruction = self.code.lines.get((number, line))
+        where = fault.where
+        if where is None:
+            position = 0
+        elif isinstance(where, np.ndarray) and where.dtype == bool:
+            position = int(np.argmax(where.reshape(-1)))
+        else:
+            position = int(np.asarray(where).reshape(-1)[0])
+        ids = executing.lane_ids if fault.lane_ids is None else fault.lane_ids
+        lane = int(ids[min(position, len(ids) - 1)])
+        return self.fault_at(fault.message, lane, instruction)
+
+    def fault_at(self, message: str, lane: int, instruction) -> EmulatorFault:
+        launch, name = self.launch, self.code.program.entry.name
+        x, y, _ = launch.grid
+        number = self.first + int(self.block[lane])
+        block = (number % x, number // x % y, number // (x * y))
+        x, y, _ = launch.block
+        index = int(self.thread[lane])
+        thread = (index % x, index // x % y, index // (x * y))
+        place, source, line = "", "", 0
+        if instruction is not None:
+            line = instruction.line
+            source = launch.source_of(instruction.location)
+            place = f" at PTX line {line} ({instruction.opcode})" + (f", {source}" if source else "")
+        return EmulatorFault(f"{name}: thread {thread} of block {block} {message}{place}", kernel=name, block=block, thread=thread, line=line, source=source)
+
+    def deadlock(self) -> EmulatorFault:
+        parts = []
+        first = None
+        for why, lanes in self.reasons.items():
+            stuck = np.flatnonzero(lanes & self.parked & self.alive)
+            if not len(stuck):
+                continue
+            if first is None:
+                first = stuck[0]
+            parts.append(f"{len(stuck)} threads wait {why}")
+        lane = int(first if first is not None else np.flatnonzero(self.alive)[0])
+        block = int(self.block[lane])
+        inside = self.block == block
+        waiting = int(np.count_nonzero(inside & self.parked & self.alive))
+        gone = self.threads - int(np.count_nonzero(inside & self.alive))
+        instruction = self.before(int(self.resume[lane]))
+        return self.fault_at(
+            f"is in a deadlock: no thread can run; {'; '.join(parts) or 'nobody waits'}. In this block {waiting} of {self.threads} threads wait and {gone} have exited",
+            lane,
+            instruction,
+        )
+
+    def before(self, target: int):
+        """The blocking instruction in front of a basic block."""
+        for index, block in enumerate(self.code.program.blocks):
+            if self.code.blocks[index].blocking and isinstance(block.terminator, Jump) and block.terminator.target == target:
+                return block.instructions[-1]
+        return None
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What generated code calls
+
+
+def guard(executing: Executing, predicate: np.ndarray):
+    """(threads, positions) for which a guard holds: None for nobody; positions are a slice for all."""
+    if predicate.ndim == 0:
+        return (executing, slice(None)) if predicate else None
+    if predicate.all():
+        return executing, slice(None)
+    positions = np.flatnonzero(predicate)
+    return (executing.subset(positions), positions) if len(positions) else None
+
+
+def pick(value, positions):
+    """The elements of an argument at positions; shared values stay as they are."""
+    if isinstance(value, tuple):
+        return tuple(pick(element, positions) for element in value)
+    return value if np.ndim(value) == 0 else value[positions]
+
+
+def within(access: Access, function: Callable, *arguments):
+    """Call a memory function for the threads whose guard holds."""
+    try:
+        return function(access, *arguments)
+    except Fault as fault:
+        if fault.lane_ids is None:
+            fault.lane_ids = access.lane_ids
+        raise
+
+
+def _shaped(value):
+    if isinstance(value, tuple):
+        return tuple(_shaped(element) for element in value)
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        return value.reshape(-1, WARP)
+    return value
+
+
+def prepared(executing: Executing, function: Callable, operand):
+    """An operand of a warp instruction in the form that its function wants."""
+    if not executing.whole:
+        raise Fault(_not_whole(executing))
+    return function(_shaped(operand))
+
+
+def _not_whole(executing: Executing) -> str:
+    lanes = executing.lane_ids
+    counts = np.bincount(lanes // WARP)
+    count = int(counts[counts > 0].min())
+    return f"executes an instruction for whole warps with {count} of {WARP} threads of its warp"
+
+
+def warps(executing: Executing, function: Callable, arguments: tuple, semantics: Semantics) -> tuple:
+    """Call a function of whole warps; returns a flat tuple of (n,) results."""
+    options = semantics.options
+    mask_at = options.get("mask")
+    memory = (executing,) if semantics.kind == "memory" else ()
+    if executing.whole:
+        shaped = tuple([argument if argument.__class__ is not tuple and not isinstance(argument, np.ndarray) else _shaped(argument) for argument in arguments])
+        if mask_at is None:
+            results = function(*memory, *shaped)
+        else:
+            if mask_at >= 0:
+                mask = shaped[mask_at]
+                if not (mask.ndim == 0 and int(mask) == _FULL_MASK):
+                    _check_mask(executing, np.broadcast_to(mask, (executing.count // WARP, WARP)), executing.lane_ids, np.True_)
+            results = function(*memory, *shaped, active=None)
+        return _flat(results, executing.count)
+    if options.get("aligned") or semantics.kind == "memory":
+        lanes = executing.lane_ids
+        counts = np.bincount(lanes // WARP)
+        fault = Fault(_not_whole(executing), counts[lanes // WARP] < WARP)
+        raise fault
+    lanes = executing.lane_ids
+    present = np.unique(lanes // WARP)
+    slot = np.searchsorted(present, lanes // WARP) * WARP + lanes % WARP
+    shape = (len(present), WARP)
+    active = np.zeros(shape, bool)
+    active.reshape(-1)[slot] = True
+
+    def expanded(value):
+        if isinstance(value, tuple):
+            return tuple(expanded(element) for element in value)
+        if not isinstance(value, np.ndarray) or value.ndim == 0:
+            return value
+        full = np.zeros(shape, value.dtype)
+        full.reshape(-1)[slot] = value
+        return full
+
+    shaped = tuple(expanded(argument) for argument in arguments)
+    if mask_at is None:
+        results = function(*shaped)
+    else:
+        if mask_at >= 0:
+            ids = (present[:, None] * WARP + np.arange(WARP)).reshape(-1)
+            _check_mask(executing, np.broadcast_to(shaped[mask_at], shape), ids, active)
+        results = function(*shaped, active=active)
+    return tuple(result[slot] for result in _flat(results, shape[0] * WARP))
+
+
+def _check_mask(executing: Executing, mask: np.ndarray, ids: np.ndarray, active) -> None:
+    """A membermask names the thread itself, and only threads that are here or have exited."""
+    bits = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
+    here = np.broadcast_to(active, mask.shape)
+    missing_self = here & ((mask & bits) == 0)
+    if missing_self.any():
+        raise _fault_of("executes a .sync instruction whose membermask does not name it", missing_self, ids)
+    exited = ~executing.batch.alive[ids].reshape(mask.shape)
+    allowed = (np.where(here | exited, bits, np.uint32(0))).sum(axis=1, dtype=np.uint32)
+    absent = here & ((mask & ~allowed[:, None]) != 0)
+    if absent.any():
+        position = np.unravel_index(int(np.argmax(absent)), absent.shape)
+        names = int(mask[position] & ~allowed[position[0]])
+        raise _fault_of(f"executes a .sync instruction whose membermask 0x{int(mask[position]):08x} names threads that are elsewhere (lanes 0x{names:08x})", absent, ids)
+
+
+def _fault_of(message: str, where: np.ndarray, ids: np.ndarray) -> Fault:
+    fault = Fault(message, where)
+    fault.lane_ids = ids
+    return fault
+
+
+def _flat(results, count: int) -> tuple:
+    if results is None:
+        return ()
+    if not isinstance(results, tuple):
+        results = (results,)
+    return tuple([result.reshape(-1) if np.size(result) == count else np.broadcast_to(result, (count // WARP, WARP)).reshape(-1) for result in results])
+
+
+def blocking(executing: Executing, function: Callable, arguments: tuple, targets: tuple, aligned: bool) -> None:
+    """Call the function of a blocking instruction."""
+    batch = executing.batch
+    if aligned and executing.lanes is not None:
+        lanes = executing.lanes
+        here = np.bincount(lanes // WARP, minlength=batch.lanes // WARP)
+        alive = batch.alive.reshape(-1, WARP).sum(axis=1)
+        wrong = (here != alive)[lanes // WARP]
+        if wrong.any():
+            warp = int(lanes[int(np.argmax(wrong))]) // WARP
+            raise Fault(f"executes an aligned barrier with {int(here[warp])} of the {int(alive[warp])} threads of its warp", wrong)
+    function(Threads(executing, targets), *arguments)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Launching
+
+
+class Progress:
+    """Says how far a long launch is: calls back, or writes a line to a terminal."""
+
+    def __init__(self, name: str, total: int, callback: Optional[Callable[[str, float, float], None]]):
+        self.name, self.total, self.callback = name, total, callback
+        self.started = self.shown = time.monotonic()
+        self.visible = False
+
+    def update(self, done: int) -> None:
+        """`done` of `total` blocks have run; shown once a second where the whole takes more than three."""
+        now = time.monotonic()
+        spent = now - self.started
+        left = spent / done * (self.total - done)
+        if spent + left < 3 or now - self.shown < 1 or done == self.total:
+            return
+        self.shown = now
+        if self.callback is not None:
+            self.callback(self.name, done / self.total, left)
+        elif sys.stderr is not None and sys.stderr.isatty():
+            self.visible = True
+            sys.stderr.write(f"\r{self.name}: {100 * done // self.total} % emulated, about {left:.0f} s left \x1b[K")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        if self.visible:
+            sys.stderr.write("\r\x1b[K")
+
+
+def _three(value, what: str, limits: tuple[int, int, int]) -> tuple[int, int, int]:
+    """A size of one to three positive numbers, as three."""
+    numbers = (value,) if isinstance(value, (int, np.integer)) else tuple(value)
+    numbers = tuple(int(number) for number in numbers) + (1, 1, 1)[len(numbers) :]
+    if len(numbers) != 3 or any(number < 1 or number > limit for number, limit in zip(numbers, limits)):
+        raise EmulatorFault(f"{what} is {value}; each of x, y, z lies between 1 and {limits}")
+    return numbers
+
+
+def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> None:
+    """Check a launch and run every block of it, in batches."""
+    module, name = entry.module, entry.name
+    if module.emulator is not emulator:
+        raise EmulatorFault(f"{name} was loaded into another emulator")
+    grid = _three(grid, f"{name}: grid", (2**31 - 1, 65535, 65535))
+    block = _three(block, f"{name}: block", (1024, 1024, 64))
+    threads = block[0] * block[1] * block[2]
+    if threads > 1024:
+        raise EmulatorFault(f"{name}: a block of {threads} threads; there are at most 1024")
+    required, most = entry.directives.get("reqntid"), entry.directives.get("maxntid")
+    if required and (tuple(required) + (1, 1, 1))[:3] != block:
+        raise EmulatorFault(f"{name}: a block of {block} threads, and the text requires {required}")
+    if most and threads > int(np.prod(most)):
+        raise EmulatorFault(f"{name}: a block of {threads} threads, and the text allows {int(np.prod(most))}")
+    if len(params) != entry.param_bytes:
+        raise EmulatorFault(f"{name}: {len(params)} bytes of parameters, and the text declares {entry.param_bytes}")
+    code = module.code(name)
+    region = emulator.memory.find(emulator.param_address)
+    region.data[: len(params)] = np.frombuffer(params, np.uint8)
+    if region.states is not None:
+        region.states[:] = 0
+        region.states[: len(params)] = 1
+    run = Launch(emulator, module, code, grid, block, shared_bytes)
+    if run.shared_bytes > _SHARED_LIMIT:
+        raise EmulatorFault(f"{name}: {run.shared_bytes} bytes of shared memory per block; there are at most {_SHARED_LIMIT}")
+    run.uniform = code.prologue(run)
+    per_batch = max(1, emulator.lanes_per_batch // (run.warps * WARP))
+    meter = Progress(name, run.blocks, emulator.progress)
+    try:
+        with np.errstate(all="ignore"):
+            for first in range(0, run.blocks, per_batch):
+                count = min(per_batch, run.blocks - first)
+                Batch(run, first, count).run()
+                meter.update(first + count)
+    finally:
+        meter.close()
