@@ -11,6 +11,7 @@ import struct
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import signature
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Mapping, Protocol
@@ -240,6 +241,10 @@ def _open(name: str, options: dict[str, Any]) -> Backend:
     if name == "emulator":
         from .emulator.backend import EmulatorBackend
 
+        known = signature(EmulatorBackend).parameters
+        unknown = [option for option in options if option not in known]
+        if unknown:
+            raise ArgumentError(f"using: the emulator knows no option {', '.join(unknown)}; it has {', '.join(known)}")
         return EmulatorBackend(**options)
     if options:
         raise ArgumentError(f"using: {name} takes no options, {', '.join(options)} came")
@@ -257,7 +262,7 @@ class using:
 
     It holds for the current thread or task; elsewhere PTXRT_MACHINE and the default hold. Options of the
     emulator: arithmetic="float64" or "hardware" (the tensor cores' own sums), ptx="native" or
-    "portable" (which text), checks=True, budget=None (instructions at most).
+    "portable" (which text), checks=True, budget=None (instructions at most), bank_conflicts=False.
     """
 
     def __init__(self, machine: str, **options):

@@ -14,6 +14,7 @@ from ..files import module_kind
 from . import Emulator
 
 TEXTS = ("native", "portable")
+ARITHMETICS = ("float64", "hardware")
 
 
 class EmulatorModule:
@@ -33,20 +34,31 @@ class EmulatorModule:
 
 
 class EmulatorBackend:
-    """An emulator with the given options; `ptx` chooses the text of the units, native or portable.
+    """An emulator with the given options; calls from several threads take turns.
 
-    `emulator` is the Emulator itself, with its counts. Calls from several threads take turns.
+    ptx: the text of the units that runs, "native" or "portable". arithmetic: of tensor-core sums,
+    "float64" or "hardware". checks: track which memory was written. budget: instructions at most.
+    bank_conflicts: count them per line. `emulator` is the Emulator itself, with its counts.
     """
 
     name = "emulator"
     is_cuda = False
 
-    def __init__(self, *, ptx: str = "native", arithmetic: str = "float64", **options):
-        if ptx not in TEXTS:
-            raise ArgumentError(f"using: ptx is {ptx!r}; there is {', '.join(TEXTS)}")
+    def __init__(
+        self,
+        *,
+        ptx: str = "native",
+        arithmetic: str = "float64",
+        checks: bool = True,
+        budget: int | None = None,
+        bank_conflicts: bool = False,
+    ):
+        for name, value, known in (("ptx", ptx, TEXTS), ("arithmetic", arithmetic, ARITHMETICS)):
+            if value not in known:
+                raise ArgumentError(f"using: {name} is {value!r}; there is {', '.join(known)}")
         self.ptx = ptx
         self.arithmetic = arithmetic
-        self.emulator = Emulator(arithmetic=arithmetic, **options)
+        self.emulator = Emulator(arithmetic, checks, budget, bank_conflicts=bank_conflicts)
         self._modules: dict[str, EmulatorModule] = {}
         self._turn = RLock()
 
@@ -85,12 +97,12 @@ class EmulatorBackend:
     def write(self, address: int, host: np.ndarray, stream=None) -> None:
         """Copy a contiguous array in."""
         with self._turn:
-            self.emulator.write(address, host.view(np.uint8))
+            self.emulator.write(address, host.reshape(-1).view(np.uint8))
 
     def read(self, address: int, host: np.ndarray, stream=None) -> None:
         """Copy into a contiguous array."""
         with self._turn:
-            self.emulator.read(address, host.view(np.uint8))
+            self.emulator.read(address, host.reshape(-1).view(np.uint8))
 
     def launch(self, entry: Entry, grid, block, shared_bytes: int, params: bytes, stream=None) -> None:
         """Execute to the end."""
