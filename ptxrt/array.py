@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, Iterable
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +14,8 @@ from .backend import Backend, Mark, current
 from .errors import ArgumentError, LaunchError
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+# The legacy default stream, as `__cuda_array_interface__` and the driver number it.
+_LEGACY_STREAM = 1
 
 
 class Memory:
@@ -39,6 +41,8 @@ class DeviceArray:
     address: of the first element. shape: sizes. dtype: NumPy's or ml_dtypes'. strides: in bytes.
     The memory is owned (made here, freed with the last array that refers to it) or borrowed (from
     an object with `__cuda_array_interface__`, which is kept alive).
+    mark: what must be done before the array may be read. lender_stream: the stream of whoever lent
+    the memory, which waits for every launch that uses it; None for owned memory.
     """
 
     # NumPy operators leave a device array alone instead of wrapping it into an object array.
@@ -55,6 +59,7 @@ class DeviceArray:
         owner: Any = None,
         mark: Mark | None = None,
         writeable: bool = True,
+        lender_stream: int | None = None,
     ):
         self.backend = backend
         self.address = address
@@ -63,6 +68,7 @@ class DeviceArray:
         self.strides = _row_major(self.shape, self.dtype.itemsize) if strides is None else tuple(strides)
         self.writeable = writeable
         self.mark = mark
+        self.lender_stream = lender_stream
         self._owner = owner
 
     @property
@@ -139,6 +145,7 @@ class DeviceArray:
             owner=self._owner,
             mark=self.mark,
             writeable=self.writeable,
+            lender_stream=self.lender_stream,
         )
 
     @property
@@ -150,7 +157,9 @@ class DeviceArray:
         if not self.backend.is_cuda:
             raise AttributeError("__cuda_array_interface__: the emulator's memory is no CUDA memory; use .to_numpy()")
         # The consumer orders itself after the library's own stream, so that one must follow the array's writer.
+        # PyTorch reads no stream from here: the legacy default stream, which it uses unasked, follows as well.
         self.backend.wait(None, self.mark)
+        self.backend.wait(_LEGACY_STREAM, self.backend.mark(None))
         return {
             "version": 3,
             "shape": self.shape,
@@ -198,8 +207,8 @@ def upload(backend: Backend, host: np.ndarray, stream=None) -> DeviceArray:
 def to_device(x, *, stream=None) -> DeviceArray:
     """Put x on the current machine: NumPy arrays are copied, CUDA arrays of anyone's are borrowed as they are.
 
-    Borrowed memory stays alive with the result; what its producer still has in flight is waited for
-    on the device.
+    Borrowed memory stays alive with the result. The device waits for what its lender's stream has in
+    flight, and that stream for our launches: the one its interface names, else the legacy default stream.
     """
     (array,) = as_arrays("to_device", x=x)
     if isinstance(array, DeviceArray):
@@ -207,6 +216,21 @@ def to_device(x, *, stream=None) -> DeviceArray:
             raise ArgumentError(f"to_device: x is on {array.machine}, another machine than {current().name}; go through to_numpy()")
         return array
     return upload(current(), array, stream)
+
+
+def before_launch(backend: Backend, stream, arrays: Iterable[DeviceArray]) -> None:
+    """Let a stream wait for whatever still writes the arrays."""
+    for array in arrays:
+        backend.wait(stream, array.mark)
+
+
+def after_launch(backend: Backend, stream, arrays: Iterable[DeviceArray], written: Iterable[DeviceArray]) -> None:
+    """Mark the written arrays, and let those who lent memory wait until the launch is done with it."""
+    mark = backend.mark(stream)
+    for array in written:
+        array.mark = mark
+    for lender in {array.lender_stream for array in arrays} - {None}:
+        backend.wait(lender, mark)
 
 
 def as_arrays(function: str, **arguments) -> tuple[Any, ...]:
@@ -250,8 +274,16 @@ def _borrow(function: str, name: str, value, interface) -> DeviceArray:
         raise ArgumentError(f"{function}: {name} has a __cuda_array_interface__ that cannot be read: {error!r}") from error
     if interface.get("mask") is not None:
         raise ArgumentError(f"{function}: {name} is masked; pass an array without a mask")
-    stream = interface.get("stream")
-    mark = None if stream is None else backend.mark(int(stream))
+    # An interface that says nothing of streams (version 2, PyTorch's) is taken for the legacy default stream's.
+    stream = interface.get("stream", _LEGACY_STREAM)
     return DeviceArray(
-        backend, int(address or 0), shape, dtype, strides=strides, owner=value, mark=mark, writeable=not read_only
+        backend,
+        int(address or 0),
+        shape,
+        dtype,
+        strides=strides,
+        owner=value,
+        mark=None if stream is None else backend.mark(int(stream)),
+        writeable=not read_only,
+        lender_stream=None if stream is None else int(stream),
     )

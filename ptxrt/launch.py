@@ -9,7 +9,7 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from .array import DeviceArray, allocate, as_arrays, as_output, upload
+from .array import DeviceArray, after_launch, allocate, as_arrays, as_output, before_launch, upload
 from .backend import Backend, Entry, Facts, Module, Param, current
 from .binder import Bound
 from .errors import AbiError, ArgumentError
@@ -61,15 +61,12 @@ def run(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any], stream=
 
     inputs = {name: a if isinstance(a, DeviceArray) else upload(backend, a, stream) for name, a in bound.inputs.items()}
     outputs = {a.name: _output_buffer(bound, a, backend) for a in kernel.outputs}
-    if plan:
-        used = [a for a in (*inputs.values(), *outputs.values()) if a is not None]
-        for array in used:
-            backend.wait(stream, array.mark)
-        execute(plan, bound, {**inputs, **outputs}, backend, stream)
-        mark = backend.mark(stream)
-        for array in filter(None, outputs.values()):
-            array.mark = mark
     present = {name: array for name, array in outputs.items() if array is not None}
+    if plan:
+        used = [*inputs.values(), *present.values()]
+        before_launch(backend, stream, used)
+        execute(plan, bound, {**inputs, **outputs}, backend, stream)
+        after_launch(backend, stream, used, present.values())
     if on_device:
         return present
     # Every result is here before the first is handed out: an output is written whole or not at all.

@@ -8,7 +8,7 @@ from typing import Any, Iterator, Mapping
 
 import numpy as np
 
-from .array import DeviceArray, as_arrays, upload
+from .array import DeviceArray, after_launch, as_arrays, before_launch, upload
 from .backend import Backend, Entry, Param, current
 from .errors import ArgumentError
 from .launch import GRID_LIMITS, Launch, keep_receipt
@@ -87,20 +87,17 @@ class ProgramEntry:
                 raise ArgumentError(f"{self.name}: {value!r} is on another machine than {backend.describe()}; go through to_numpy()")
 
         uploaded = {id(v): upload(backend, v, stream) for v in values if isinstance(v, np.ndarray)}
+        places = [uploaded.get(id(v), v) for v in values]
+        used = [place for place in places if isinstance(place, DeviceArray)]
         space = bytearray(self._entry.param_bytes)
-        for param, value in zip(params, values):
-            array = uploaded.get(id(value), value)
-            if isinstance(array, DeviceArray):
-                backend.wait(stream, array.mark)
-            data = array if isinstance(array, bytes) else struct.pack("<Q", array.address)
+        for param, place in zip(params, places):
+            data = place if isinstance(place, bytes) else struct.pack("<Q", place.address)
             space[param.offset : param.offset + param.size] = data
+        before_launch(backend, stream, used)
         backend.launch(self._entry, grid, block, int(shared_bytes), bytes(space), stream)
+        after_launch(backend, stream, used, used)
         keep_receipt(Launch(self._program, backend.name, backend.describe(), self.name, grid, block, int(shared_bytes)))
 
-        mark = backend.mark(stream)
-        for value in values:
-            if isinstance(value, DeviceArray):
-                value.mark = mark
         # All results are here before the first is written back.
         targets = {id(v): v for v in values if isinstance(v, np.ndarray) and v.flags.writeable}
         results = {key: uploaded[key].to_numpy(stream=stream) for key in targets}

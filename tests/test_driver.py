@@ -319,13 +319,40 @@ def test_bfloat16_goes_out_as_uint16_and_comes_in_as_pytorch_names_it(cuda):
     assert ptxrt.to_device(Foreign(interface)).view("bfloat16").dtype == ml_dtypes.bfloat16
 
 
-def test_a_borrowed_array_waits_for_its_stream(cuda):
+def waits(cuda):
+    """(the stream that waits, the stream it waits for) of every wait on the device so far."""
+    return [(stream, event.stream) for name, (stream, event, _) in ((n, a) for n, a in cuda.calls if n == "cuStreamWaitEvent")]
+
+
+@pytest.mark.parametrize("stream, lender", [(2, 2), (66, 66), ("absent", 1), (None, None)])
+def test_lenders_and_launches_wait_for_each_other(cuda, stream, lender):
     ours = ptxrt.to_device(np.zeros((2, 3), np.float32))
-    theirs = Foreign({**ours.__cuda_array_interface__, "stream": 2})
+    interface = {**ours.__cuda_array_interface__, "stream": stream}
+    if stream == "absent":
+        del interface["stream"]
+    own = backend.current().stream_handle(None)
     cuda.calls.clear()
-    ops.transpose.transpose_naive(theirs)
-    stream, event, _flags = next(arguments for name, arguments in cuda.calls if name == "cuStreamWaitEvent")
-    assert event.stream == 2 and stream == backend.current().stream_handle(None)
+    ops.transpose.transpose_naive(Foreign(interface))
+    assert waits(cuda) == ([(own, lender), (lender, own)] if lender else [])
+    cuda.calls.clear()
+    ops.transpose.transpose_naive(Foreign(interface), stream=66)
+    assert waits(cuda) == ([(66, lender), (lender, 66)] if lender not in (None, 66) else [])
+
+
+def test_a_result_written_for_another_library_is_ordered_before_its_stream(cuda):
+    y = ptxrt.empty((3, 2), np.float32)
+    theirs = Foreign({**y.__cuda_array_interface__, "stream": 2})
+    cuda.calls.clear()
+    ops.transpose.transpose_naive(ptxrt.to_device(np.zeros((2, 3), np.float32)), y=theirs)
+    assert waits(cuda)[-1] == (2, backend.current().stream_handle(None))
+
+
+def test_what_goes_out_is_ordered_before_the_default_stream(cuda):
+    y = ops.transpose.transpose_naive(ptxrt.to_device(np.zeros((2, 3), np.float32)), stream=55)
+    own = backend.current().stream_handle(None)
+    cuda.calls.clear()
+    assert y.__cuda_array_interface__["stream"] == own
+    assert waits(cuda) == [(own, 55), (1, own)]
 
 
 def test_foreign_arrays_that_do_not_fit_are_refused(cuda):

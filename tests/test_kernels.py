@@ -19,8 +19,11 @@ def each_entry_once():
 
 def smallest():
     """The case of each kernel that moves the fewest bytes."""
-    for kernel in KERNELS.values():
-        yield kernel.name, min(kernel.cases, key=lambda case: kernel.bind(**kernel.example(case)).bytes_moved)
+    return [(kernel.name, min(kernel.cases, key=lambda case: bytes_moved(kernel, case))) for kernel in KERNELS.values()]
+
+
+def bytes_moved(kernel, case):
+    return kernel.bind(**kernel.example(case)).bytes_moved
 
 
 def case_id(value):
