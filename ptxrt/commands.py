@@ -285,7 +285,7 @@ def compare_job(job: Job, kernel_name: str, results, arrays, format_limit) -> tu
 def print_report(report: Mapping[str, Any], notes: list[str]) -> None:
     """Print what ran, on what, how long, and the figures of a comparison."""
     sizes = "grid {} x {} x {}, block {} x {} x {}".format(*report["grid"], *report["block"])
-    click.echo(f"{report['kernel']} on {report['machine']} ({report['detail']})")
+    click.echo(f"{report['kernel']} on {report['detail']}")
     click.echo(f"  entry   {report['entry']}, {sizes}, {report['shared_bytes']} bytes of shared memory")
     for name, item in report["inputs"].items():
         click.echo(f"  {name:7} {item['dtype']} {list(item['shape'])} from {item['file']}")

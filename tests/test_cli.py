@@ -237,7 +237,7 @@ def test_shapes_are_checked_against_the_declaration(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((3, 33), np.float32))
     refuse("run", "quantize", "--x", tmp_path / "x.npy", part="multiple of 32")
     np.save(tmp_path / "v.npy", np.ones(3, np.float32))
-    refuse("run", "transpose_naive", "--x", tmp_path / "v.npy", part="1 dimensions where 2 are needed")
+    refuse("run", "transpose_naive", "--x", tmp_path / "v.npy", part="1 dimension where 2 are needed")
 
 
 def test_machines_that_are_not_there(x):
