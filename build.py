@@ -569,7 +569,7 @@ def compile_units(units, sources, modules, ptx_only, jobs):
     """Compile the units in parallel and install each as it becomes whole; return the failures, [] when all is well."""
     tools = find_toolchain()
     targets = [t for t in TARGETS if t.native] if ptx_only else TARGETS
-    print(f"nvcc {tools.version} ({tools.origin}); {len(units)} units, {len(targets)} texts each", flush=True)
+    print(f"nvcc {tools.version} ({tools.origin}); units: {len(units)}, texts of each: {len(targets)}", flush=True)
     progress, failures, texts = Progress(len(units) * len(targets)), {}, {unit.unit: [] for unit in units}
     modules.mkdir(parents=True, exist_ok=True)
     # On the same file system as the modules, so that moving a file there is one step.
@@ -730,7 +730,7 @@ def main(arguments=None):
                 print_usage(units, modules)
                 print_sizes(units, modules)
             spent = f" in {time.perf_counter() - start:.1f} s" if built else ""
-            print(f"{len(built)} of {len(units)} units built{spent}, the rest fresh -> {modules}")
+            print(f"built {len(built)} of {len(units)}{spent}, the rest fresh -> {modules}")
     except BuildFailure as failure:
         print(f"\n{type(failure).__name__}: {failure}", file=sys.stderr)
         return 1

@@ -179,7 +179,7 @@ def test_fresh_needs_no_compiler(built, no_compiler, capsys):
     tree, modules = built
     assert build.build(tree, modules)[0] == []
     assert build.main(["--sources", str(tree), "--out", str(modules)]) == 0
-    assert "0 of 3 units built" in capsys.readouterr().out
+    assert "built 0 of 3" in capsys.readouterr().out
 
 
 def test_touching_a_file_is_no_change(copy, no_compiler):
