@@ -141,9 +141,10 @@ class QuantizedArray:
     def load(cls, path) -> "QuantizedArray":
         """Read what `save` wrote; FileError for a file that is foreign, damaged or does not fit its own shape."""
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                if not isinstance(archive, np.lib.npyio.NpzFile):
-                    raise ValueError("it holds a single array")
+            archive = np.load(path, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it holds a single array")
+            with archive:
                 fields = {name: archive[name] for name in ("codes", "scales", "format", "shape")}
             if fields["format"].shape != () or fields["format"].dtype.kind != "U" or fields["shape"].dtype.kind != "i":
                 raise ValueError("its format is no name or its shape no list of whole numbers")
