@@ -23,8 +23,8 @@ __device__ inline uint32_t cvt_rn_f16x2_f32(float high, float low) {
 // Eight values to e2m1: to nearest, ties to even, saturated at 6, NaN to +6. values[i] lands in bits 4 i + 3 .. 4 i.
 // Eight at once, because four conversions then merge into one register without a permutation.
 __device__ inline uint32_t cvt_rn_satfinite_e2m1x8_f32(const float (&values)[8]) {
-    uint32_t codes = 0;
     if constexpr (has_narrow_conversions) {
+        uint32_t codes;
         asm("{\n"
             "  .reg .b8 pair0, pair1, pair2, pair3;\n"
             "  cvt.rn.satfinite.e2m1x2.f32 pair0, %2, %1;\n"
@@ -36,11 +36,10 @@ __device__ inline uint32_t cvt_rn_satfinite_e2m1x8_f32(const float (&values)[8])
             : "=r"(codes)
             : "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]), "f"(values[4]), "f"(values[5]),
               "f"(values[6]), "f"(values[7]));
+        return codes;
     } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) codes |= portable::e2m1_from_f32(values[i]) << (4 * i);
+        return portable::e2m1x8_from_f32(values);
     }
-    return codes;
 }
 
 // Both e2m1 values of byte `byte` of `codes` as f16x2, the low nibble in the low half. Exact.

@@ -12,15 +12,28 @@ __device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
     return product;
 }
 
-// The code (0..15) of x in e2m1: to nearest, ties to even, saturated at 6; NaN becomes +6.
-__device__ inline uint32_t e2m1_from_f32(float x) {
-    const float magnitude = fminf(fabsf(x), 6.0f);   // fminf drops a NaN
-    // Adding 2^22 times the value's binade rounds to that binade's step (a half in [0, 2), 1 in [2, 4), 2 in [4, 6]) and
-    // leaves the number of steps in the lowest bits. Below 1 the step stays that of [1, 2): e2m1's subnormals.
-    const uint32_t binade = max(__float_as_uint(magnitude) & 0x7f800000u, 0x3f800000u);
-    const uint32_t steps = __float_as_uint(magnitude + __uint_as_float(binade + (22u << 23))) & 7u;
-    const uint32_t sign = x != x ? 0u : __float_as_uint(x) >> 28 & 8u;
-    return sign | (steps + 2u * ((binade >> 23) - 127u));
+// Eight values to e2m1, values[i] to bits 4 i + 3 .. 4 i: to nearest, ties to even, saturated at 6, NaN to +6.
+//
+// Adding 2^22 times a value's binade rounds it to that binade's step (a half in [1, 2), 1 in [2, 4), 2 in [4, 8)) and leaves
+// the number of steps in the lowest bits of the sum; below 1 the step stays a half, as e2m1's subnormals want. The code is
+// that number, 0..4, plus twice the binade's exponent, which stands in the upper bits of the same sum. Constants and signs
+// are collected for all eight at once.
+__device__ inline uint32_t e2m1x8_from_f32(const float (&values)[8]) {
+    uint32_t codes = 0, signs = 0;
+#pragma unroll
+    for (int i = 7; i >= 0; --i) {
+        const float value = fmaxf(fminf(values[i], 6.0f), -6.0f);   // fminf makes +6 of a NaN
+        const uint32_t bits = __float_as_uint(value);
+        const uint32_t magic = max((bits & 0x7f800000u) + (22u << 23), (127u + 22u) << 23);
+        const uint32_t sum = __float_as_uint(fabsf(value) + __uint_as_float(magic));
+        codes = 16 * codes + (sum & 7u) + (sum >> 22);
+        signs = __funnelshift_l(bits, signs, 1);
+    }
+    codes -= 0x11111111u * (2u * (127u + 22u));
+    signs = (signs | signs << 12) & 0x000f000fu;   // bit i moves to bit 4 i
+    signs = (signs | signs << 6) & 0x03030303u;
+    signs = (signs | signs << 3) & 0x11111111u;
+    return codes | signs << 3;
 }
 
 // Both values of a byte of e2m1 (even element in the low nibble) as f16x2.
