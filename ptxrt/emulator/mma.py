@@ -1,1 +1,558 @@
-"""Matrix multiply-accumulate on fragments held by a warp (PTX ISA 9.7.14)."""
+"""mma.sync: D = A B + C on fragments spread over the registers of a warp (PTX ISA 9.7.14.5).
+
+Fragments. With lane = 4 g + t, w elements in a 32-bit register (element 0 in the lowest bits) and K the depth:
+
+    A[r][e]: row g + 8 (r & 1)      k = w t + e + K/2 (r >> 1)
+    B[r][e]: column g               k = w t + e + K/2 r
+    C, D[i]: row g + 8 (i >> 1)     column 2 t + (i & 1)         f16: register i >> 1, half i & 1
+
+The order of k does not matter as long as A and B agree; here it is (t, r, e), in which fragments need no reordering.
+Results are kept in *register order*: (warps, 128), element 32 i + lane.
+
+Two arithmetics:
+
+    float64    the exact value of C + A B rounded to float64 and that to the type of D, both to nearest even: the same
+               on every machine, whatever order its BLAS adds in.
+    hardware   the rule published for Hopper and Blackwell tensor cores (MMA-Sim, arXiv 2511.10909): the K exact
+               products and C are aligned to the largest exponent among them, each is cut off toward zero at 25
+               fractional bits, the rest is added exactly, and the sum is cut off to f32 (rounded to f16).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Callable, Optional, Sequence, Union
+
+import numpy as np
+
+from .instruction import Fault, Semantics, Unsupported, Warps, define
+from .numbers import CANONICAL_NAN_F32, FORMATS
+
+_ROWS, _COLUMNS, _LANES = 16, 8, 32
+_OUTPUTS = _ROWS * _COLUMNS
+
+_i, _g, _t = np.meshgrid(np.arange(4), np.arange(8), np.arange(4), indexing="ij")
+#: Row and column of each of the 128 outputs of a warp, in register order.
+_ROW = (_g + 8 * (_i >> 1)).ravel()
+_COLUMN = (2 * _t + (_i & 1)).ravel()
+#: Register order from a matrix stored [column][row].
+_FROM_COLUMNS = _COLUMN * _ROWS + _ROW
+#: The opposite: a matrix stored [column][row] from register order.
+_TO_COLUMNS = np.argsort(_FROM_COLUMNS)
+
+_FRACTION_BITS = 25
+_NO_PRODUCT = -(1 << 13)  # an exponent below every other, twice of which fits int16
+
+
+# Element types
+
+
+@dataclass(frozen=True)
+class _Element:
+    """An element type of A or B as it lies in registers: `bits` wide, the code above `shift` unused bits."""
+
+    name: str
+    bits: int
+    shift: int = 0
+
+    @property
+    def format(self):
+        return FORMATS[self.name]
+
+    @cached_property
+    def _codes(self) -> np.ndarray:
+        """The format's code in each possible container; the unused upper bits are ignored."""
+        return (np.arange(1 << self.bits) >> self.shift) & ((1 << self.format.bits) - 1)
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """float64 value of every container, (2 ** bits,)."""
+        return self.format.values[self._codes]
+
+    @cached_property
+    def exponents(self) -> np.ndarray:
+        """int16 exponent field of every container, unbiased; that of subnormals is the smallest. Zeros: `_NO_PRODUCT`."""
+        codes, format = self._codes, self.format
+        field = (codes >> format.mantissa_bits) & ((1 << format.exponent_bits) - 1)
+        exponent = np.maximum(field, 1) - format.bias
+        return np.where(self.values == 0, _NO_PRODUCT, exponent).astype(np.int16)
+
+    @property
+    def smallest_step(self) -> int:
+        """Exponent of the lowest bit that any value can have."""
+        return self.format.smallest_exponent - self.format.mantissa_bits
+
+
+_ELEMENTS = {
+    "f16": _Element("f16", 16),
+    "bf16": _Element("bf16", 16),
+    # Eight-bit containers of kind::mxf8f6f4: six-bit formats in bits 5..0, four-bit ones in bits 5..2.
+    "e4m3": _Element("e4m3", 8),
+    "e5m2": _Element("e5m2", 8),
+    "e3m2": _Element("e3m2", 8),
+    "e2m3": _Element("e2m3", 8),
+    "e2m1": _Element("e2m1", 8, shift=2),
+}
+
+
+@lru_cache(maxsize=None)
+def _exact_dtype(a: str, b: str, depth: int) -> Optional[np.dtype]:
+    """The narrowest float type in which every sum of `depth` products is exact in any order, or None."""
+    a, b = _ELEMENTS[a], _ELEMENTS[b]
+    if not math.isfinite(a.format.largest * b.format.largest):
+        return None
+    bits = math.log2(depth * a.format.largest * b.format.largest) - (a.smallest_step + b.smallest_step)
+    for dtype in (np.float32, np.float64):
+        if bits <= np.finfo(dtype).nmant + 1:
+            return np.dtype(dtype)
+    return None
+
+
+# Fragments
+
+
+def _decoder(element: _Element, dtype: np.dtype) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from raw containers (contiguous, the last axis even) to their values in `dtype`."""
+    if element.name == "bf16":
+        return lambda raw: (raw.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(dtype, copy=False)
+    if element.bits == 16:
+        table = element.values.astype(dtype)
+        return lambda raw: np.take(table, raw, mode="clip")
+    # Bytes are looked up in pairs, which takes half the time: a pair of f32 travels as one complex number.
+    pairs = np.stack(np.meshgrid(element.values, element.values, indexing="ij")[::-1], axis=-1)
+    table = pairs.astype(np.float32).reshape(-1).view(np.complex64)
+    return lambda raw: np.take(table, raw.view("<u2"), mode="clip").view(np.float32).astype(dtype, copy=False)
+
+
+class _Fragment:
+    """A decoded A or B fragment. What an arithmetic needs of it is computed on first use.
+
+    `raw` holds the containers in the order in which a matrix product takes them.
+    """
+
+    def __init__(self, element: _Element, dtype: np.dtype, raw: np.ndarray):
+        self.element = element
+        self.dtype = dtype
+        self.raw = raw
+
+    @cached_property
+    def matrix(self) -> np.ndarray:
+        """Values, in the layout of `raw`."""
+        return _decoders(self.element.name, self.dtype)(self.raw)
+
+    @cached_property
+    def special(self) -> bool:
+        """Whether there is any infinity or NaN."""
+        return self.element.format.specials != "none" and not bool(np.isfinite(self.matrix).all())
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest magnitude of all warps."""
+        return self._extremes[0]
+
+    @cached_property
+    def steps(self) -> float:
+        """The largest magnitude of all warps in units of the lowest bit of the smallest one; 0 if all are zero."""
+        largest, smallest = self._extremes
+        return largest / _lowest_bit(self.element, smallest) if largest else 0.0
+
+    @cached_property
+    def _extremes(self) -> tuple[float, float]:
+        """The largest magnitude and the smallest but zero."""
+        if self.element.bits == 8:
+            magnitude = np.abs(self.matrix)
+            return float(magnitude.max()), float(magnitude.min(where=magnitude > 0, initial=np.inf))
+        # Codes of magnitudes have the order of the values.
+        magnitude = self.raw & self.raw.dtype.type((1 << (self.element.bits - 1)) - 1)
+        smallest = (magnitude - magnitude.dtype.type(1)).min() + magnitude.dtype.type(1)  # zero wraps to the top
+        return float(self.element.values[magnitude.max()]), float(self.element.values[smallest])
+
+    @property
+    def by_depth(self) -> np.ndarray:
+        """`raw` as (depth, 8 or 1, 1 or 16, warps)."""
+        raise NotImplementedError
+
+    def finite_by_depth(self, dtype: np.dtype) -> np.ndarray:
+        """Values as `by_depth`, zero where there is an infinity or NaN."""
+        values = _finite_values(self.element.name, dtype)
+        return np.take(values, self.by_depth)
+
+
+class _Rows(_Fragment):
+    """A: `raw` is (warps, depth, 16)."""
+
+    def __init__(self, element: _Element, dtype: np.dtype, registers: Sequence[np.ndarray]):
+        raw = _containers(element, registers)  # (warps, g, t, register, element)
+        warps, _, _, count, width = raw.shape
+        raw = raw.reshape(warps, 8, 4, count // 2, 2, width).transpose(0, 2, 3, 5, 4, 1)
+        super().__init__(element, dtype, np.ascontiguousarray(raw).reshape(warps, -1, _ROWS))
+
+    @cached_property
+    def largest_of_row(self) -> np.ndarray:
+        """(warps, 16)"""
+        return np.abs(self.matrix).max(axis=1)
+
+    @cached_property
+    def steps_of_row(self) -> np.ndarray:
+        """The largest magnitude of a row in units of the lowest bit of its smallest; (warps, 16)."""
+        magnitude = np.abs(self.matrix)
+        smallest = np.where(magnitude == 0, np.inf, magnitude).min(axis=1)
+        return self.largest_of_row / _lowest_bit(self.element, np.minimum(smallest, self.largest_of_row))
+
+    @cached_property
+    def by_depth(self) -> np.ndarray:
+        """Raw containers as (depth, 1, 16, warps)."""
+        return np.ascontiguousarray(self.raw.transpose(1, 2, 0))[:, None]
+
+
+class _Columns(_Fragment):
+    """B: `raw` is (warps, 8, depth)."""
+
+    def __init__(self, element: _Element, dtype: np.dtype, registers: Sequence[np.ndarray]):
+        raw = _containers(element, registers)
+        super().__init__(element, dtype, raw.reshape(len(raw), _COLUMNS, -1))
+
+    @cached_property
+    def by_depth(self) -> np.ndarray:
+        """Raw containers as (depth, 8, 1, warps)."""
+        return np.ascontiguousarray(self.raw.transpose(2, 1, 0))[:, :, None]
+
+
+def _containers(element: _Element, registers: Sequence[np.ndarray]) -> np.ndarray:
+    """Registers (warps, 32) as containers (warps, g, t, register, element)."""
+    stacked = np.empty((*registers[0].shape, len(registers)), np.uint32)
+    for index, register in enumerate(registers):
+        stacked[..., index] = register
+    raw = stacked.view(np.uint8 if element.bits == 8 else np.uint16)
+    return raw.reshape(len(stacked), 8, 4, len(registers), -1)
+
+
+def _lowest_bit(element: _Element, magnitude):
+    """The value of the lowest mantissa bit of positive numbers."""
+    exponent = np.maximum(np.frexp(magnitude)[1] - 1, element.format.smallest_exponent)
+    return np.ldexp(1.0, exponent - element.format.mantissa_bits)
+
+
+@lru_cache(maxsize=None)
+def _decoders(name: str, dtype: np.dtype) -> Callable[[np.ndarray], np.ndarray]:
+    return _decoder(_ELEMENTS[name], dtype)
+
+
+@lru_cache(maxsize=None)
+def _finite_values(name: str, dtype: np.dtype) -> np.ndarray:
+    return np.nan_to_num(_ELEMENTS[name].values, nan=0.0, posinf=0.0, neginf=0.0).astype(dtype)
+
+
+class _Scales:
+    """The ue8m0 scales in a 32-bit register of a warp: 2^(byte - 127), 0xff NaN."""
+
+    def __init__(self, register: np.ndarray):
+        self.bytes = np.ascontiguousarray(register, np.uint32).view(np.uint8).reshape(len(register), _LANES, 4)
+        self._factors: dict = {}
+
+    def codes(self, lanes: np.ndarray, byte: int) -> np.ndarray:
+        """(warps, len(lanes))"""
+        return self.bytes[:, lanes, byte]
+
+    def factors(self, lanes: np.ndarray, byte: int, order: np.ndarray, key: tuple) -> np.ndarray:
+        """float64 factor of each output, register order: `lanes` hold the scales, `order` says whose each output is.
+
+        Kept under `key`: the next MMA asks for the same.
+        """
+        if key not in self._factors:
+            self._factors[key] = np.take(_scale_values()[self.codes(lanes, byte)], order, axis=1)
+        return self._factors[key]
+
+
+@lru_cache(maxsize=None)
+def _scale_values() -> np.ndarray:
+    return FORMATS["ue8m0"].values
+
+
+@dataclass(frozen=True)
+class _Selectors:
+    """Which byte of which lanes scales the rows of A, and the columns of B."""
+
+    byte_a: int
+    thread_a: int
+    byte_b: int
+    thread_b: int
+
+    @cached_property
+    def lanes_a(self) -> np.ndarray:
+        """The lane that holds the scale of each row."""
+        row = np.arange(_ROWS)
+        return 4 * (row % 8) + 2 * self.thread_a + row // 8
+
+    @cached_property
+    def lanes_b(self) -> np.ndarray:
+        """The lane that holds the scale of each column."""
+        return 4 * np.arange(_COLUMNS) + self.thread_b
+
+    def factors_a(self, scales: _Scales) -> np.ndarray:
+        return scales.factors(self.lanes_a, self.byte_a, _ROW, ("a", self.thread_a, self.byte_a))
+
+    def factors_b(self, scales: _Scales) -> np.ndarray:
+        return scales.factors(self.lanes_b, self.byte_b, _COLUMN, ("b", self.thread_b, self.byte_b))
+
+    def exponents(self, a: _Scales, b: _Scales) -> np.ndarray:
+        """The exponents of both scales together, (8, 16, warps)."""
+        by_row = a.codes(self.lanes_a, self.byte_a).T.astype(np.int32)
+        by_column = b.codes(self.lanes_b, self.byte_b).T.astype(np.int32)
+        return by_row + by_column[:, None] - 2 * FORMATS["ue8m0"].bias
+
+
+@lru_cache(maxsize=None)
+def _selectors(byte_a: int, thread_a: int, byte_b: int, thread_b: int) -> _Selectors:
+    return _Selectors(byte_a, thread_a, byte_b, thread_b)
+
+
+def _uniform(name: str, value, limit: int) -> int:
+    values = np.asarray(value)
+    number = int(values.flat[0])
+    if number >= limit or (values.ndim and (values != number).any()):
+        raise Fault(f"{name} of a block-scaled mma is one number below {limit} for all lanes")
+    return number
+
+
+def _selected(a: Sequence, b: Sequence) -> _Selectors:
+    """The operands {byte-id, thread-id} of A and of B, checked."""
+    return _selectors(
+        _uniform("byte-id-a", a[0], 4), _uniform("thread-id-a", a[1], 2), _uniform("byte-id-b", b[0], 4), _uniform("thread-id-b", b[1], 4)
+    )
+
+
+# Arithmetic float64
+
+
+def _float64(rows: _Rows, columns: _Columns, c: np.ndarray, scale: Optional[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    """(warps, 128) of `dtype` in register order from C of that order, float64, and a scale or None."""
+    warps, depth = len(c), columns.raw.shape[-1]
+    product = np.matmul(columns.matrix, rows.matrix).reshape(warps, _OUTPUTS)
+    product = np.take(product.astype(np.float64, copy=False), _FROM_COLUMNS, axis=1)
+    if scale is not None:
+        product *= scale
+    if _exact_dtype(rows.element.name, columns.element.name, depth) or depth * rows.steps * columns.steps <= 2.0**53:
+        return (product + c).astype(dtype)
+
+    # The order in which BLAS added may show in the last bits of `product`, and so, rarely, in the result. Where the
+    # interval that holds the exact sum rounds to one value, that is it; the few other sums are done exactly.
+    error = np.where(depth * rows.steps_of_row * columns.steps > 2.0**53, rows.largest_of_row, 0.0)
+    # n additions in any order are off by at most n u sum |p|, u = 2^-53, up to terms in u^2: doubled.
+    error = np.take(error * (columns.largest * (2 * depth * depth * 2.0**-53)), _ROW, axis=1)
+    if scale is not None:
+        error *= scale
+    low = ((product - error) + c).astype(dtype)
+    high = ((product + error) + c).astype(dtype)
+    doubtful = low != high
+    if doubtful.any():
+        warp, output = np.nonzero(doubtful)
+        high[warp, output] = _exact_sums(rows, columns, c, product, scale, warp, output).astype(dtype)
+    return high
+
+
+def _exact_sums(rows, columns, c, product, scale, warp, output) -> np.ndarray:
+    """C + A B, rounded once to float64, for single outputs of single warps; shape of `warp`."""
+    terms = rows.matrix[warp, :, _ROW[output]] * columns.matrix[warp, _COLUMN[output]]
+    if scale is not None:
+        terms *= scale[warp, output][:, None]
+    c = c[warp, output]
+    total = product[warp, output] + c
+    # All terms are multiples of the smallest one's lowest bit: below 2^53 of those, no sum was ever rounded.
+    precision = rows.element.format.mantissa_bits + columns.element.format.mantissa_bits + 2
+    lowest = np.where(terms == 0, np.inf, np.frexp(terms)[1] - precision).min(axis=-1)
+    inexact = np.isfinite(total) & (np.abs(terms).sum(axis=-1) > np.exp2(lowest + 53))
+    for index in np.flatnonzero(inexact):
+        total[index] = math.fsum((*terms[index].tolist(), c[index]))
+    return total
+
+
+# Arithmetic hardware
+
+
+def _power_of_two(exponent: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """2 ** exponent; zero below the normal range of `dtype`, clipped above it."""
+    if dtype == np.float32:
+        return (np.clip(exponent + 127, 0, 254).astype(np.uint32) << np.uint32(23)).view(np.float32)
+    return (np.clip(exponent + 1023, 0, 2046).astype(np.uint64) << np.uint64(52)).view(np.float64)
+
+
+def _hardware(rows: _Rows, columns: _Columns, c: np.ndarray, c_exponent: np.ndarray, scale: Optional[np.ndarray]) -> np.ndarray:
+    """The fused, truncated sum, exact in float64. Arrays are (8, 16, warps); `scale` holds exponents.
+
+    Significands are not computed: a product times 2^(25 - largest exponent) is what the alignment leaves of it.
+    """
+    # Every product and its shifted form are exact in `dtype`: 8-bit formats and f16 have few bits and a short range.
+    dtype = np.dtype(np.float64 if "bf16" in (rows.element.name, columns.element.name) else np.float32)
+    shape, depth = c.shape, len(rows.by_depth)
+    a_exponent = rows.element.exponents[rows.by_depth]
+    b_exponent = columns.element.exponents[columns.by_depth]
+    largest = a_exponent[0] + b_exponent[0]
+    buffer = np.empty(shape, np.int16)
+    for k in range(1, depth):
+        np.maximum(largest, np.add(a_exponent[k], b_exponent[k], out=buffer), out=largest)
+    largest = largest.astype(np.int32)
+    if scale is not None:
+        largest += scale
+    np.maximum(largest, c_exponent, out=largest)
+
+    shift = _power_of_two(_FRACTION_BITS - (largest if scale is None else largest - scale), dtype)
+    a, b = rows.finite_by_depth(dtype), columns.finite_by_depth(dtype)
+    term, aligned = np.empty(shape, dtype), np.empty(shape, np.int32)
+    total = np.zeros(shape)
+    for start in range(0, depth, 16):  # 16 terms below 4 * 2^25 stay within int32
+        partial = np.zeros(shape, np.int32)
+        for k in range(start, min(start + 16, depth)):
+            np.multiply(a[k], b[k], out=term)
+            np.multiply(term, shift, out=term)
+            np.copyto(aligned, term, casting="unsafe")  # float to int cuts off toward zero
+            np.add(partial, aligned, out=partial)
+        total += partial
+    total += np.trunc(c * _power_of_two(_FRACTION_BITS - largest, np.dtype(np.float64)))
+    return total * _power_of_two(largest - _FRACTION_BITS, np.dtype(np.float64))
+
+
+def _f32_toward_zero(values: np.ndarray) -> np.ndarray:
+    """float64 to f32, cut off; beyond the largest f32 comes infinity."""
+    cut = (values.view(np.uint64) & np.uint64(0xFFFFFFFFE0000000)).view(np.float64)
+    tiny = np.abs(values) < 2.0**-126
+    if tiny.any():
+        cut = np.where(tiny, np.trunc(values * 2.0**149) * 2.0**-149, cut)
+    return cut.astype(np.float32)
+
+
+# The instruction
+
+
+@dataclass(frozen=True)
+class _Accumulator:
+    """How C and D lie in registers, and how an arithmetic's result becomes D."""
+
+    signature: str
+    dtype: np.dtype
+    smallest_exponent: int
+    nan: object
+
+    def read(self, registers: Sequence[np.ndarray], warps: int) -> np.ndarray:
+        """float64 (warps, 128) in register order."""
+        c = np.empty((warps, 4, _LANES))
+        for index in range(4):
+            c[:, index] = self.element(registers, index)
+        return c.reshape(warps, _OUTPUTS)
+
+    def element(self, registers: Sequence[np.ndarray], index: int) -> np.ndarray:
+        if self.dtype == np.float32:
+            return registers[index]
+        packed = registers[index >> 1] >> np.uint32(16 * (index & 1))
+        return packed.astype(np.uint16).view(np.float16)
+
+    def write(self, result: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Registers from (warps, 128) in register order; every NaN becomes the canonical one."""
+        nan = np.isnan(result)
+        if nan.any():
+            result = np.where(nan, self.nan, result)
+        planes = np.ascontiguousarray(result.reshape(-1, 4, _LANES).swapaxes(0, 1))
+        if self.dtype == np.float32:
+            return tuple(planes)
+        halves = planes.view(np.uint16).astype(np.uint32)
+        return tuple((halves[i + 1] << np.uint32(16)) | halves[i] for i in (0, 2))
+
+    def exponents(self, c: np.ndarray) -> np.ndarray:
+        """Exponents as the hardware sees them: those of subnormals are the smallest, zero counts as -126."""
+        exponent = np.maximum(np.frexp(c)[1] - 1, self.smallest_exponent)
+        return np.where(c == 0, -126, exponent)
+
+    def rounded(self, total: np.ndarray) -> np.ndarray:
+        """A hardware sum, exact in float64, as D: toward zero to f32, to nearest even to f16."""
+        return _f32_toward_zero(total) if self.dtype == np.float32 else total.astype(np.float16)
+
+
+_ACCUMULATORS = {
+    "f32": _Accumulator("f32*4", np.dtype(np.float32), -126, CANONICAL_NAN_F32),
+    "f16": _Accumulator("b32*2", np.dtype(np.float16), -14, np.uint16(0x7FFF).view(np.float16)),
+}
+
+
+def _multiply(arithmetic: str, accumulator: _Accumulator) -> Callable:
+    """The function of an mma without, and with, scales; A, B and the scales come prepared."""
+
+    def float64(a: _Rows, b: _Columns, c, scale_a=None, select_a=None, scale_b=None, select_b=None):
+        scale = None
+        if scale_a is not None:
+            selectors = _selected(select_a, select_b)
+            scale = selectors.factors_a(scale_a) * selectors.factors_b(scale_b)
+        return accumulator.write(_float64(a, b, accumulator.read(c, len(a.raw)), scale, accumulator.dtype))
+
+    def hardware(a: _Rows, b: _Columns, c, scale_a=None, select_a=None, scale_b=None, select_b=None):
+        registers = accumulator.read(c, len(a.raw))
+        scale = factors = None
+        if scale_a is not None:
+            selectors = _selected(select_a, select_b)
+            factors = selectors.factors_a(scale_a) * selectors.factors_b(scale_b)
+            scale = selectors.exponents(scale_a, scale_b)
+        by_column = np.ascontiguousarray(registers[:, _TO_COLUMNS].T).reshape(_COLUMNS, _ROWS, -1)
+        finite = np.nan_to_num(by_column, nan=0.0, posinf=0.0, neginf=0.0)
+        total = _hardware(a, b, finite, accumulator.exponents(finite), scale)
+        result = accumulator.rounded(total).reshape(_OUTPUTS, -1)[_FROM_COLUMNS].T
+        if a.special or b.special or not np.isfinite(registers).all() or (factors is not None and np.isnan(factors).any()):
+            # Infinities and NaN follow IEEE rules, which any order of summation shows.
+            plain = np.take(np.matmul(b.matrix, a.matrix).reshape(-1, _OUTPUTS), _FROM_COLUMNS, axis=1).astype(np.float64)
+            plain = (plain if factors is None else plain * factors) + registers
+            result = np.where(np.isfinite(plain), result, plain.astype(accumulator.dtype))
+        return accumulator.write(result)
+
+    return {"float64": float64, "hardware": hardware}[arithmetic]
+
+
+def _semantics(a: str, b: str, depth: int, accumulator: str, scaled: bool) -> Semantics:
+    dtype = _exact_dtype(a, b, depth) or np.dtype(np.float64)
+    width = 32 // _ELEMENTS[a].bits
+    count_b = depth // (4 * width)
+    type_ = _ACCUMULATORS[accumulator].signature
+    sources = [f"b32*{2 * count_b}", f"b32*{count_b}", type_]
+    prepare: list = [
+        lambda registers: _Rows(_ELEMENTS[a], dtype, registers),
+        lambda registers: _Columns(_ELEMENTS[b], dtype, registers),
+        None,
+    ]
+    if scaled:
+        sources += ["b32", "u16*2", "b32", "u16*2"]
+        prepare += [_Scales, None, _Scales, None]
+    functions = {name: _multiply(name, _ACCUMULATORS[accumulator]) for name in ("float64", "hardware")}
+    return Warps(type_, ", ".join(sources), functions, aligned=True, prepare=prepare)
+
+
+_FORMS = (
+    "m16n8k16 and m16n8k8 of bf16 with f32, of f16 with f32 or f16, and "
+    "kind::mxf8f6f4.block_scale{.scale_vec::1X}.m16n8k32.row.col.f32.{e4m3|e5m2|e3m2|e2m3|e2m1}.{...}.f32.ue8m0"
+)
+
+
+@define("mma.sync.aligned")
+def mma(modifiers: tuple[str, ...]) -> Semantics:
+    """mma.sync.aligned: shape.row.col.dtype.atype.btype.ctype, with kind::, block_scale and the scale type for mx.
+
+    The kind may stand before the shape or behind .col.
+    """
+    words = [word for word in modifiers if word not in _SCALING]
+    scaling = [word for word in modifiers if word in _SCALING]
+    shape, types = words[0] if words else "", words[3:]
+    if words[1:3] != ["row", "col"]:
+        raise Unsupported(f"expected .row.col; there are {_FORMS}")
+    if not scaling:
+        d, a, b, c = types if len(types) == 4 else ("",) * 4
+        if shape in ("m16n8k16", "m16n8k8") and a == b and c == d and (a, d) in (("bf16", "f32"), ("f16", "f32"), ("f16", "f16")):
+            return _semantics(a, b, int(shape[6:]), d, scaled=False)
+    elif scaling in (["kind::mxf8f6f4", "block_scale"], ["kind::mxf8f6f4", "block_scale", "scale_vec::1X"]):
+        d, a, b, c, scale = types if len(types) == 5 else ("",) * 5
+        if shape == "m16n8k32" and a in _CONTAINED and b in _CONTAINED and (d, c, scale) == ("f32", "f32", "ue8m0"):
+            return _semantics(a, b, 32, "f32", scaled=True)
+    raise Unsupported(f"there are {_FORMS}")
+
+
+_SCALING = ("kind::mxf8f6f4", "kind::mxf4", "kind::mxf4nvf4", "kind::f8f6f4", "block_scale") + tuple(
+    f"scale_vec::{size}X" for size in (1, 2, 4)
+)
+_CONTAINED = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")

@@ -1,0 +1,478 @@
+"""mma.sync alone, against the fragment tables of PTX ISA 9.7.14.5 and exact fractions."""
+
+import math
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ptxrt.emulator.instruction import Unsupported, resolve
+
+LANES = range(32)
+
+
+# Number formats, from their definitions: (exponent bits, mantissa bits, bias, kind of specials)
+FORMATS = {
+    "f32": (8, 23, 127, "ieee"),
+    "f16": (5, 10, 15, "ieee"),
+    "bf16": (8, 7, 127, "ieee"),
+    "e5m2": (5, 2, 15, "ieee"),
+    "e4m3": (4, 3, 7, "nan"),
+    "e3m2": (3, 2, 3, None),
+    "e2m3": (2, 3, 1, None),
+    "e2m1": (2, 1, 1, None),
+}
+
+
+@lru_cache(maxsize=None)
+def parts(name, code):
+    """(signed significand, exponent) of a code: subnormals keep the smallest exponent; None for infinities and NaN."""
+    exponent_bits, mantissa_bits, bias, specials = FORMATS[name]
+    mantissa = code & ((1 << mantissa_bits) - 1)
+    field = code >> mantissa_bits & ((1 << exponent_bits) - 1)
+    top = field == (1 << exponent_bits) - 1
+    if top and (specials == "ieee" or (specials == "nan" and mantissa == (1 << mantissa_bits) - 1)):
+        return None
+    sign = -1 if code >> (exponent_bits + mantissa_bits) & 1 else 1
+    hidden = 1 if field else 0
+    return sign * (hidden + Fraction(mantissa, 1 << mantissa_bits)), max(field, 1) - bias
+
+
+def value(name, code):
+    significand, exponent = parts(name, code)
+    return significand * Fraction(2) ** exponent
+
+
+# Where elements are: the tables of the ISA, for the i-th element that a lane holds of A, B and C
+
+
+def place_a(depth, width, lane, i):
+    """(row, k); `width` elements in a register."""
+    group, thread = lane >> 2, lane % 4
+    register, element = divmod(i, width)
+    row = group if register % 2 == 0 else group + 8
+    return row, thread * width + element + (depth // 2 if register >= 2 else 0)
+
+
+def place_b(depth, width, lane, i):
+    """(k, column)"""
+    group, thread = lane >> 2, lane % 4
+    register, element = divmod(i, width)
+    return thread * width + element + (depth // 2 if register >= 1 else 0), group
+
+
+def place_c(lane, i):
+    group, thread = lane >> 2, lane % 4
+    return (group if i < 2 else group + 8), thread * 2 + (i & 1)
+
+
+def pack(codes, width):
+    """Codes (warps, 32, elements) as registers: a list of (warps * 32,) uint32."""
+    dtype = np.uint16 if width == 2 else np.uint8
+    words = np.ascontiguousarray(codes, dtype).view(np.uint32)
+    return [words[..., index].reshape(-1) for index in range(words.shape[-1])]
+
+
+def fragment(matrix, place, depth, width, count):
+    """Codes of a (warps, ., .) matrix as each lane's elements, (warps, 32, count)."""
+    codes = np.zeros((len(matrix), 32, count), np.int64)
+    for lane in LANES:
+        for i in range(count):
+            row, column = place(depth, width, lane, i)
+            codes[:, lane, i] = matrix[:, row, column]
+    return codes
+
+
+class Form:
+    """One spelling of mma, with its registers."""
+
+    def __init__(self, opcode, a, b, depth, accumulator="f32", scaled=False):
+        self.opcode, self.a, self.b, self.depth, self.accumulator, self.scaled = opcode, a, b, depth, accumulator, scaled
+        self.width = 4 if scaled else 2
+        self.shift = {name: 2 if scaled and name == "e2m1" else 0 for name in (a, b)}
+
+    def __repr__(self):
+        return self.opcode
+
+    def run(self, execute, a, b, c, arithmetic, scales=None, selectors=((0, 0), (0, 0))):
+        """D (warps, 16, 8) bits from codes of A (warps, 16, k), B (warps, k, 8) and C (warps, 16, 8)."""
+        a = np.asarray(a) << self.shift[self.a]
+        b = np.asarray(b) << self.shift[self.b]
+        return self.run_containers(execute, a, b, c, arithmetic, scales, selectors)
+
+    def run_containers(self, execute, a, b, c, arithmetic, scales=None, selectors=((0, 0), (0, 0))):
+        warps, c = len(a), np.asarray(c)
+        count = 16 * self.depth // 32
+        registers = {}
+        for index, word in enumerate(pack(fragment(a, place_a, self.depth, self.width, count), self.width)):
+            registers[f"a{index}"] = ("b32", word)
+        for index, word in enumerate(pack(fragment(b, place_b, self.depth, self.width, count // 2), self.width)):
+            registers[f"b{index}"] = ("b32", word)
+        names = {kind: [name for name in registers if name[0] == kind] for kind in "ab"}
+        lanes = np.stack([c[:, [place_c(lane, i)[0] for lane in LANES], [place_c(lane, i)[1] for lane in LANES]] for i in range(4)])
+        lanes = lanes.reshape(4, warps * 32)
+        if self.accumulator == "f32":
+            values = [lane.astype(np.uint32).view(np.float32) for lane in lanes]
+            registers |= {f"c{i}": ("f32", values[i]) for i in range(4)}
+            outputs = {f"d{i}": "f32" for i in range(4)}
+        else:
+            values = [lanes[0] | lanes[1] << 16, lanes[2] | lanes[3] << 16]
+            registers |= {f"c{i}": ("b32", values[i].astype(np.uint32)) for i in range(2)}
+            outputs = {f"d{i}": "b32" for i in range(2)}
+        names["c"] = [name for name in registers if name[0] == "c"]
+
+        def vector(kind):
+            return "{" + ", ".join(f"%{name}" for name in kind) + "}"
+
+        operands = [vector(outputs), vector(names["a"]), vector(names["b"]), vector(names["c"])]
+        if self.scaled:
+            scale_a, scale_b = scales if scales is not None else (np.full(warps * 32, 0x7F7F7F7F, np.uint32),) * 2
+            registers["sa"], registers["sb"] = ("b32", scale_a), ("b32", scale_b)
+            (byte_a, thread_a), (byte_b, thread_b) = selectors
+            operands += ["%sa", f"{{{byte_a}, {thread_a}}}", "%sb", f"{{{byte_b}, {thread_b}}}"]
+        results = execute(f"{self.opcode} {', '.join(operands)};", registers, outputs, arithmetic=arithmetic)
+        d = np.zeros((warps, 16, 8), np.int64)
+        for i in range(4):
+            if self.accumulator == "f32":
+                bits = results[f"d{i}"].view(np.uint32)
+            else:
+                bits = results[f"d{i // 2}"] >> np.uint32(16 * (i % 2)) & np.uint32(0xFFFF)
+            for lane in LANES:
+                row, column = place_c(lane, i)
+                d[:, row, column] = bits.reshape(warps, 32)[:, lane]
+        return d
+
+
+def scaled(a, b, scale_vector=".scale_vec::1X"):
+    return Form(f"mma.sync.aligned.kind::mxf8f6f4.block_scale{scale_vector}.m16n8k32.row.col.f32.{a}.{b}.f32.ue8m0", a, b, 32, scaled=True)
+
+
+BF16 = Form("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "bf16", "bf16", 16)
+F16 = Form("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "f16", "f16", 16)
+F16_F16 = Form("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16", "f16", "f16", 16, accumulator="f16")
+BF16_K8 = Form("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32", "bf16", "bf16", 8)
+F16_K8 = Form("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", "f16", "f16", 8)
+F16_F16_K8 = Form("mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16", "f16", "f16", 8, accumulator="f16")
+SHAPE_FIRST = Form(
+    "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e2m1.e4m3.f32.ue8m0", "e2m1", "e4m3", 32, scaled=True
+)
+PLAIN = [BF16, F16, F16_F16, BF16_K8, F16_K8, F16_F16_K8]
+SCALED = [scaled("e4m3", "e4m3"), scaled("e2m1", "e2m1", ""), scaled("e4m3", "e2m1"), SHAPE_FIRST, scaled("e5m2", "e5m2"), scaled("e3m2", "e2m3")]
+ARITHMETICS = ["float64", "hardware"]
+
+
+# Layout
+
+
+def code_of(name, number):
+    """The code of a positive number that the format holds."""
+    _, mantissa_bits, bias, _ = FORMATS[name]
+    exponent = math.frexp(number)[1] - 1
+    code = ((exponent + bias - 1) << mantissa_bits) + int(number * 2.0 ** (mantissa_bits - exponent))
+    assert value(name, code) == number
+    return code
+
+
+@pytest.mark.parametrize("form", [BF16, F16_F16, BF16_K8, scaled("e4m3", "e4m3"), scaled("e2m1", "e4m3")], ids=repr)
+def test_one_element_of_a_selects_a_row_of_b(execute, form):
+    """A holds a single 1 per warp, at each place in turn. D's row is that row of B, which tells k and the column."""
+    places = [(row, k) for row in range(16) for k in range(form.depth)]
+    a = np.zeros((len(places), 16, form.depth), np.int64)
+    for warp, (row, k) in enumerate(places):
+        a[warp, row, k] = code_of(form.a, 1)
+    for digit in (lambda k, n: 1 + k % 8, lambda k, n: 1 + k // 8, lambda k, n: 1 + n):
+        numbers = np.array([[digit(k, n) for n in range(8)] for k in range(form.depth)])
+        codes = np.vectorize(lambda number: code_of(form.b, int(number)))(numbers)
+        b = np.broadcast_to(codes, (len(places), form.depth, 8))
+        d = form.run(execute, a, b, np.zeros((len(places), 16, 8), np.int64), "float64")
+        for warp, (row, k) in enumerate(places):
+            expected = np.zeros((16, 8), np.int64)
+            expected[row] = [code_of(form.accumulator, int(number)) for number in numbers[k]]
+            assert (d[warp] == expected).all(), (row, k)
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+@pytest.mark.parametrize("form", [BF16, F16_F16], ids=repr)
+def test_c_passes_at_its_place(execute, form, arithmetic):
+    zero = np.zeros((1, 16, 16), np.int64)
+    c = np.array([[[f32_bits(8 * row + column + 1) if form is BF16 else code_of("f16", 8 * row + column + 1) for column in range(8)] for row in range(16)]])
+    assert (form.run(execute, zero, zero[:, :, :8], c, arithmetic) == c).all()
+
+
+def f32_bits(number):
+    return int(np.float32(number).view(np.uint32))
+
+
+# Named values
+
+
+def uniform(form, execute, a, b, scale_a, scale_b, arithmetic="float64"):
+    """D of one MMA over constant codes and scale bytes; checks that it is constant."""
+    full = [np.full(32, 0x01010101 * byte, np.uint32) for byte in (scale_a, scale_b)]
+    d = form.run(execute, np.full((1, 16, 32), a), np.full((1, 32, 8), b), np.zeros((1, 16, 8), np.int64), arithmetic, full)
+    assert (d == d.flat[0]).all()
+    return float(np.uint32(d.flat[0]).view(np.float32))
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_named_values(execute, arithmetic):
+    e2m1 = scaled("e2m1", "e2m1")
+    assert uniform(e2m1, execute, 2, 2, 127, 127, arithmetic) == 32.0  # all 1.0
+    assert uniform(e2m1, execute, 4, 4, 127, 127, arithmetic) == 128.0  # all 2.0
+    assert uniform(e2m1, execute, 2, 2, 130, 127, arithmetic) == 256.0  # A = 1.0 under scale 8
+    assert uniform(scaled("e4m3", "e4m3"), execute, 0x38, 0x38, 127, 127, arithmetic) == 32.0
+    assert uniform(scaled("e2m1", "e4m3"), execute, 2, 0x38, 127, 124, arithmetic) == 4.0
+
+
+@pytest.mark.parametrize("container, number", [(0x08, 1.0), (0x28, -1.0), (0x1C, 6.0), (0x04, 0.5), (0x20, 0.0), (0x3C, -6.0), (0x10, 2.0)])
+def test_e2m1_lies_in_bits_5_to_2(execute, container, number):
+    form = scaled("e2m1", "e2m1")
+    a, b = np.zeros((1, 16, 32), np.int64), np.zeros((1, 32, 8), np.int64)
+    a[0, 3, 5], b[0, 5, 2] = container, 0x08
+    d = form.run_containers(execute, a, b, np.zeros((1, 16, 8), np.int64), "float64")
+    expected = np.zeros((16, 8), np.float32)
+    expected[3, 2] = number
+    assert (d[0].astype(np.uint32).view(np.float32) == expected).all()
+
+
+# Scales
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+@pytest.mark.parametrize("thread_b", range(4))
+@pytest.mark.parametrize("thread_a", range(2))
+def test_scales_come_from_the_selected_lanes(execute, thread_a, thread_b, arithmetic):
+    """PTX ISA 9.7.14.3: which lane and byte scales row m and column n. Every other byte is NaN, so that reading it shows."""
+    form = scaled("e4m3", "e4m3")
+    byte_a, byte_b = (thread_a + thread_b) % 4, (3 - thread_b + thread_a) % 4
+    words = np.full((2, 32, 4), 0xFF, np.uint8)
+    for row in range(16):
+        words[0, 4 * (row % 8) + 2 * thread_a + row // 8, byte_a] = 120 + row
+    for column in range(8):
+        words[1, 4 * column + thread_b, byte_b] = 110 + 3 * column
+    one = np.full((1, 16, 32), 0x38)
+    d = form.run(
+        execute, one, np.full((1, 32, 8), 0x38), np.zeros((1, 16, 8), np.int64), arithmetic,
+        words.view(np.uint32).reshape(2, 32), ((byte_a, thread_a), (byte_b, thread_b)),
+    )  # fmt: skip
+    expected = [[32.0 * 2.0 ** (120 + row + 110 + 3 * column - 254) for column in range(8)] for row in range(16)]
+    assert (d[0].astype(np.uint32).view(np.float32) == np.array(expected, np.float32)).all()
+
+
+# Sums
+
+
+def exact_reference(form, a, b, c, scale):
+    """C + A B in fractions, rounded to float64 and then to the type of D."""
+    total = value(form.accumulator, c) + sum(value(form.a, x) * value(form.b, y) for x, y in zip(a, b)) * Fraction(2) ** scale
+    nearest = float(total)  # Python rounds a fraction to float64 correctly, to nearest even
+    with np.errstate(over="ignore"):
+        if form.accumulator == "f16":
+            return int(np.float64(nearest).astype(np.float16).view(np.uint16))
+        return int(np.float64(nearest).astype(np.float32).view(np.uint32))
+
+
+def hardware_reference(form, a, b, c, scale):
+    """Alignment to the largest exponent, truncation at 25 fractional bits, exact sum, truncation to D (RNE for f16)."""
+    terms = [parts(form.accumulator, c)]
+    for x, y in zip(a, b):
+        (sx, ex), (sy, ey) = parts(form.a, x), parts(form.b, y)
+        terms.append((sx * sy, ex + ey + scale))
+    terms = [(significand, exponent if significand else -126) for significand, exponent in terms]
+    largest = max(exponent for _, exponent in terms)
+    total = sum(int(significand * Fraction(2) ** (25 + exponent - largest)) for significand, exponent in terms)  # int() truncates
+    return truncated(total * Fraction(2) ** (largest - 25), form.accumulator)
+
+
+def truncated(number, name):
+    """Bits of a fraction cut off to f32, or rounded to f16."""
+    exponent_bits, mantissa_bits, bias, _ = FORMATS[name]
+    magnitude, exponent = abs(number), 1 - bias
+    while magnitude >= Fraction(2) ** (exponent + 1):
+        exponent += 1
+    steps = magnitude / Fraction(2) ** (exponent - mantissa_bits)
+    steps = round(steps) if name == "f16" else int(steps)  # round() is to even
+    if steps == 2 << mantissa_bits:
+        steps, exponent = steps // 2, exponent + 1
+    if exponent > bias:
+        steps, exponent = 1 << mantissa_bits, bias + 1  # infinity
+    code = steps + ((exponent + bias - 1) << mantissa_bits)
+    return code | ((1 << (exponent_bits + mantissa_bits)) if number < 0 and steps else 0)
+
+
+REFERENCES = {"float64": exact_reference, "hardware": hardware_reference}
+
+
+@lru_cache(maxsize=None)
+def finite_codes(name):
+    bits = 1 + sum(FORMATS[name][:2])
+    codes = np.arange(1 << min(bits, 16))
+    return np.array([code for code in codes.tolist() if parts(name, code)])
+
+
+def narrow(generator, name, shape):
+    """Codes of a type, of magnitudes around one."""
+    exponent_bits, mantissa_bits, bias, _ = FORMATS[name]
+    if name in ("f32", "bf16", "f16"):
+        numbers = generator.standard_normal(shape).astype(np.float32)
+        if name == "f16":
+            return numbers.astype(np.float16).view(np.uint16).astype(np.int64)
+        return (numbers.view(np.uint32) >> (16 if name == "bf16" else 0)).astype(np.int64)
+    return generator.choice(finite_codes(name), shape)
+
+
+def tiles(form, generator, kind):
+    """Codes of A, B, C and scale exponents for two warps."""
+    shape_a, shape_b, shape_c = (2, 16, form.depth), (2, form.depth, 8), (2, 16, 8)
+    a, b, c = narrow(generator, form.a, shape_a), narrow(generator, form.b, shape_b), narrow(generator, form.accumulator, shape_c)
+    scales = generator.integers(120, 134, (2, 2, 32, 4), dtype=np.uint8)
+    if kind == "wide":  # any finite code, subnormals and zeros too
+        a, b = generator.choice(finite_codes(form.a), shape_a), generator.choice(finite_codes(form.b), shape_b)
+        if form.accumulator == "f32":
+            c = np.where(np.isfinite((bits := generator.integers(0, 1 << 32, shape_c, dtype=np.uint32)).view(np.float32)), bits, 0).astype(np.int64)
+        scales = generator.integers(0, 255, (2, 2, 32, 4), dtype=np.uint8)
+    if kind == "cancelling":  # the second half of the products takes the first away, but for one small term
+        half = form.depth // 2
+        a[..., half:] = a[..., :half]
+        b[:, half:] = b[:, :half] ^ (1 << sum(FORMATS[form.b][:2]))
+        a[..., -1] = finite_codes(form.a)[1]
+        c[:] = generator.choice([0, 1, 0x80000001 if form.accumulator == "f32" else 0x8001], shape_c)
+    if kind == "far apart":  # C or one product far above the rest
+        shift = {"f32": 23, "f16": 10}[form.accumulator]
+        c = (c & ~(0xFF << 23)) | (generator.integers(100, 160, shape_c) << shift) if form.accumulator == "f32" else c
+    if kind == "tied":  # sums half way between two f32
+        one = code_of(form.a, 1)
+        a[:], b[:] = 0, 0
+        a[..., 0], b[:, 0] = one, code_of(form.b, 1)
+        a[..., 1], b[:, 1] = 1, 1
+        c = generator.integers(0x3F800000, 0x3F800008, shape_c) if form.accumulator == "f32" else generator.integers(0x6800, 0x6808, shape_c)
+    return a, b, c, scales
+
+
+@pytest.mark.parametrize("kind", ["narrow", "wide", "cancelling", "far apart", "tied"])
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+@pytest.mark.parametrize("form", [*PLAIN, *SCALED], ids=repr)
+def test_sums_equal_fractions(execute, form, arithmetic, kind):
+    generator = np.random.default_rng(sum(map(ord, form.opcode + kind)))
+    a, b, c, scales = tiles(form, generator, kind)
+    check(execute, form, arithmetic, a, b, c, scales)
+
+
+def check(execute, form, arithmetic, a, b, c, scales):
+    d = form.run(execute, a, b, c, arithmetic, scales.view(np.uint32).reshape(2, -1))
+    reference = REFERENCES[arithmetic]
+    wrong = []
+    for warp in range(len(a)):
+        for row in range(16):
+            for column in range(8):
+                scale = 0
+                if form.scaled:
+                    scale = int(scales[0, warp, 4 * (row % 8) + row // 8, 0]) + int(scales[1, warp, 4 * column, 0]) - 254
+                arguments = a[warp, row].tolist(), b[warp, :, column].tolist(), int(c[warp, row, column]), scale
+                expected = reference(form, *arguments)
+                found = int(d[warp, row, column])
+                sign = 0x80000000 if form.accumulator == "f32" else 0x8000
+                if found != expected and {found, expected} != {0, sign}:
+                    wrong.append((warp, row, column, hex(found), hex(expected), arguments))
+    assert not wrong, f"{len(wrong)} wrong, first: {wrong[0]}"
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_any_bits_equal_fractions(execute, data):
+    form = data.draw(st.sampled_from([BF16, F16, scaled("e4m3", "e2m1"), scaled("e5m2", "e3m2")]))
+    arithmetic = data.draw(st.sampled_from(ARITHMETICS))
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    pool_a = generator.choice(finite_codes(form.a), 4)
+    pool_b = generator.choice(finite_codes(form.b), 4)
+    a, b = generator.choice(pool_a, (1, 16, form.depth)), generator.choice(pool_b, (1, form.depth, 8))
+    pool_c = [code for code in generator.integers(0, 1 << 32, 8).tolist() if parts("f32", code)] + [0]
+    c = generator.choice(pool_c, (1, 16, 8))
+    scales = np.broadcast_to(generator.integers(60, 190, (2, 1, 32, 1), dtype=np.uint8), (2, 1, 32, 4)).copy()
+    check(execute, form, arithmetic, a, b, c, scales)
+
+
+# Infinities and NaN
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_nan_is_canonical_and_stays_in_its_row_and_column(execute, arithmetic):
+    one = 0x3F80
+    a, b, c = np.full((1, 16, 16), one), np.full((1, 16, 8), one), np.zeros((1, 16, 8), np.int64)
+    a[0, 2, 3], b[0, 5, 4], c[0, 9, 1] = 0xFFC1, 0x7F81, 0xFF800123
+    d = BF16.run(execute, a, b, c, arithmetic)[0]
+    expected = np.full((16, 8), f32_bits(16.0))
+    expected[2], expected[:, 4], expected[9, 1] = 0x7FFFFFFF, 0x7FFFFFFF, 0x7FFFFFFF
+    assert (d == expected).all()
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_infinities(execute, arithmetic):
+    one, infinity = 0x3F80, 0x7F80
+    a, b, c = np.full((1, 16, 16), one), np.full((1, 16, 8), one), np.zeros((1, 16, 8), np.int64)
+    a[0, 0, 0] = infinity  # row 0: +inf
+    a[0, 1, 0], a[0, 1, 1] = infinity, infinity | 0x8000  # row 1: inf - inf
+    a[0, 2, 0], b[0, 0, 3] = infinity, 0  # row 2, column 3: inf * 0
+    c[0, 3, 0] = 0xFF800000
+    d = BF16.run(execute, a, b, c, arithmetic)[0]
+    expected = np.full((16, 8), f32_bits(16.0))
+    expected[:, 3] = f32_bits(15.0)
+    expected[0] = expected[2] = 0x7F800000
+    expected[1] = 0x7FFFFFFF
+    expected[0, 3] = expected[2, 3] = 0x7FFFFFFF
+    expected[3, 0] = 0xFF800000
+    assert (d == expected).all()
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_a_nan_scale_poisons_its_row_or_column(execute, arithmetic):
+    """Even where every element is zero."""
+    form = scaled("e2m1", "e4m3")
+    scales = np.full((2, 32, 4), 127, np.uint8)
+    scales[0, 4 * 5 + 1, 0] = 0xFF  # row 13
+    scales[1, 4 * 2, 0] = 0xFF  # column 2
+    zero = np.zeros((1, 16, 32), np.int64)
+    d = form.run(execute, zero, zero.reshape(1, 32, 16)[..., :8], zero[..., :8], arithmetic, scales.view(np.uint32).reshape(2, 32))[0]
+    expected = np.zeros((16, 8), np.int64)
+    expected[13], expected[:, 2] = 0x7FFFFFFF, 0x7FFFFFFF
+    assert (d == expected).all()
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_nan_of_e4m3_and_of_f16_accumulators(execute, arithmetic):
+    form = scaled("e4m3", "e4m3")
+    a = np.full((1, 16, 32), 0x38)
+    a[0, 7, 31] = 0xFF
+    d = form.run(execute, a, np.full((1, 32, 8), 0x38), np.zeros((1, 16, 8), np.int64), arithmetic)[0]
+    assert (d[7] == 0x7FFFFFFF).all() and (np.delete(d, 7, 0) == f32_bits(32)).all()
+    c = np.zeros((1, 16, 8), np.int64)
+    c[0, 0, 0] = 0xFE00
+    zero = np.zeros((1, 16, 16), np.int64)
+    d = F16_F16.run(execute, zero, zero[..., :8], c, arithmetic)[0]
+    assert d[0, 0] == 0x7FFF and not d.flat[1:].any()
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    "opcode",
+    [
+        "m16n8k8.row.col.f32.tf32.tf32.f32",
+        "m16n8k16.row.col.f16.bf16.bf16.f16",
+        "m16n8k16.col.row.f32.bf16.bf16.f32",
+        "m16n8k32.row.col.f32.e4m3.e4m3.f32",
+        "m16n8k32.row.col.s32.s8.s8.s32",
+        "kind::mxf8f6f4.block_scale.scale_vec::2X.m16n8k32.row.col.f32.e4m3.e4m3.f32.ue8m0",
+        "kind::mxf8f6f4.block_scale.m16n8k32.row.col.f32.e4m3.e4m3.f32.ue4m3",
+        "kind::mxf8f6f4.block_scale.m16n8k32.row.col.f16.e4m3.e4m3.f16.ue8m0",
+        "kind::mxf4.block_scale.scale_vec::2X.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue8m0",
+        "kind::mxf8f6f4.m16n8k32.row.col.f32.e4m3.e4m3.f32.ue8m0",
+    ],
+)
+def test_other_forms_are_refused_by_name(opcode):
+    with pytest.raises(Unsupported, match=f"mma.sync.aligned.{opcode} is not implemented"):
+        resolve(f"mma.sync.aligned.{opcode}")
