@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -134,8 +135,13 @@ def package_modules():
         yield name, [path] if path.exists() else sorted((PACKAGE / name).rglob("*.py"))
 
 
-def imports(path: Path):
-    """(name in the package, whether inside a function) of what a file imports from the package, and other top-level names."""
+@lru_cache(maxsize=None)
+def imports(path: Path) -> list[tuple[str, bool, bool]]:
+    """Of each import in a file: the top-level name, whether it is deferred, and whether it is the package's own."""
+    return list(_imports(path))
+
+
+def _imports(path: Path):
     tree = ast.parse(path.read_text())
     parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
     depth = len(path.relative_to(PACKAGE).parts)
