@@ -669,7 +669,10 @@ def _odd(total, rest):
     integer = f"i{total.dtype.itemsize}"
     bits = np.asarray(total).view(integer)
     inexact = (rest != 0) & ((bits & 1) == 0) & np.isfinite(total)
-    return np.where(inexact, bits + np.where((rest > 0) == (total > 0), 1, -1).astype(integer), bits).view(total.dtype)
+    odd = bits + np.where((rest > 0) == (total > 0), 1, -1).astype(integer)
+    if (total == 0).any():  # a rest beside zero becomes the smallest number of its sign
+        odd = np.where(total == 0, np.where(rest > 0, 1, np.iinfo(integer).min + 1).astype(integer), odd)
+    return np.where(inexact, odd, bits).view(total.dtype)
 
 
 def _directed(total, rest, mode: str, dtype):
@@ -899,8 +902,8 @@ def _adjusted_quotient(a, b, mode: str):
     return _moved_by(near, np.where(overflow, -near, gap), mode)
 
 
-def _unary_rounded(name: str, modifiers: tuple[str, ...], near: Callable, remainder: Callable) -> Semantics:
-    """rcp and sqrt: nearest from NumPy (IEEE), directed by the sign of the exact remainder."""
+def _unary_rounded(name: str, modifiers: tuple[str, ...], near: Callable, directed: Callable) -> Semantics:
+    """rcp and sqrt: nearest from NumPy (IEEE), or directed(a, mode)."""
     type = _type(modifiers, frozenset({"f32", "f64"}))
     _only(modifiers, "ftz", *_ROUNDINGS, type)
     mode = next((word for word in modifiers if word in _ROUNDINGS), "")
@@ -910,11 +913,7 @@ def _unary_rounded(name: str, modifiers: tuple[str, ...], near: Callable, remain
 
     def run(a):
         a = _flushed(a) if ftz else a
-        result = near(a)
-        if mode != "rn":
-            gap = remainder(a, result)
-            gap = np.where(np.isfinite(result) & np.isfinite(gap), gap, 0.0)
-            result = _moved_by(result, gap, mode)
+        result = near(a) if mode == "rn" else directed(a, mode)
         return _flushed(result) if ftz else result
 
     return Lanes(type, type, run, scalars=True, loose_nan=True)
@@ -923,27 +922,26 @@ def _unary_rounded(name: str, modifiers: tuple[str, ...], near: Callable, remain
 @define("rcp")
 def rcp(modifiers: tuple[str, ...]) -> Semantics:
     """rcp.rnd{.ftz}.type: 1 / a, correctly rounded."""
+    return _unary_rounded(
+        "rcp", modifiers, lambda a: np.divide(a.dtype.type(1), a), lambda a, mode: _adjusted_quotient(np.ones_like(a), a, mode)
+    )
 
-    def remainder(a, result):
-        if a.dtype == np.float32:
-            return (1.0 - result.astype(np.float64) * a.astype(np.float64)) * np.sign(a)
-        high, low = _two_product(result, a)
-        return ((1.0 - high) - low) * np.sign(a)
 
-    return _unary_rounded("rcp", modifiers, lambda a: np.divide(a.dtype.type(1), a), remainder)
+def _directed_root(a, mode: str):
+    """The square root in a directed mode: the nearest one, moved by the sign of the exact remainder."""
+    root = np.sqrt(a)
+    if a.dtype == np.float32:
+        rest = a.astype(np.float64) - root.astype(np.float64) ** 2
+    else:
+        high, low = _two_product(root, root)
+        rest = (a - high) - low
+    return _moved_by(root, np.where(np.isfinite(root) & np.isfinite(rest), rest, 0.0), mode)
 
 
 @define("sqrt")
 def sqrt(modifiers: tuple[str, ...]) -> Semantics:
     """sqrt.rnd{.ftz}.type: the square root, correctly rounded."""
-
-    def remainder(a, result):
-        if a.dtype == np.float32:
-            return a.astype(np.float64) - result.astype(np.float64) ** 2
-        high, low = _two_product(result, result)
-        return (a - high) - low
-
-    return _unary_rounded("sqrt", modifiers, np.sqrt, remainder)
+    return _unary_rounded("sqrt", modifiers, np.sqrt, _directed_root)
 
 
 @define("testp")
