@@ -16,7 +16,7 @@ import numpy as np
 
 from . import units
 from .backend import Entry, Facts, Param
-from .errors import AbiError, ArgumentError, DriverError
+from .errors import AbiError, ArgumentError, DriverError, PtxError
 from .files import module_kind
 from .ptx import parse
 
@@ -145,6 +145,14 @@ def _error(function: str, result, about: str = "") -> DriverError:
     return DriverError(f"{function}{where} returned {name}: {words}{hint}", result=name, code=int(result), call=function)
 
 
+def _parsed(data: bytes, name: str):
+    """The parsed text, or None where it holds what this package's parser does not know: the GPU may run it all the same."""
+    try:
+        return parse(data.decode("utf-8", "replace"), name)
+    except PtxError:
+        return None
+
+
 @dataclass(frozen=True)
 class StreamMark:
     """The end of a stream when it was taken; without an event, of the library's own stream, which never ends."""
@@ -235,17 +243,17 @@ class DriverBackend:
         path = Path(path)
         data = path.read_bytes()
         kind = module_kind(path, data)
+        text = _parsed(data, path.name) if kind == "ptx" else None
+        image = data.rstrip(b"\0") + b"\0" if kind == "ptx" else data
         with self._entered():
-            if kind == "ptx":
-                text = parse(data.decode("utf-8", "replace"), path.name)
-                handle = _call("cuModuleLoadData", data.rstrip(b"\0") + b"\0", about=path.name)
+            handle = _call("cuModuleLoadData", image, about=path.name)
+            if text is not None:
                 entries = {name: Entry.from_text(f, self._function(handle, name)) for name, f in text.entries.items()}
-                return DriverModule(self, path.name, handle, entries, text)
-            handle = _call("cuModuleLoadData", data, about=path.name)
-            count = _call("cuModuleGetFunctionCount", handle)
-            functions = _call("cuModuleEnumerateFunctions", count, handle) if count else []
-            found = (self._binary_entry(function) for function in functions)
-            return DriverModule(self, path.name, handle, {entry.name: entry for entry in found})
+            else:
+                count = _call("cuModuleGetFunctionCount", handle)
+                functions = _call("cuModuleEnumerateFunctions", count, handle) if count else []
+                entries = {entry.name: entry for entry in map(self._binary_entry, functions)}
+        return DriverModule(self, path.name, handle, entries, text)
 
     def _function(self, module, name: str):
         return _call("cuModuleGetFunction", module, name.encode(), about=name)

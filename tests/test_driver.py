@@ -387,3 +387,22 @@ def test_a_binary_is_launched_by_the_sizes_of_its_parameters(cuda):
         program["transpose_naive"](1, (32, 8), x, y, 2, 3)
     with pytest.raises(ptxrt.ArgumentError, match="a int16 of 2 bytes"):
         program["transpose_naive"](1, (32, 8), x, y, np.int16(2), cols)
+
+
+def test_a_text_is_launched_by_the_types_of_its_parameters(cuda, tmp_path):
+    path = tmp_path / "transpose.ptx"
+    path.write_text(ptxrt.units.text_path("transpose_naive", True).read_text())
+    x, y = np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((3, 2), np.float32)
+    ptxrt.load(path)["transpose_naive"](1, (32, 8), x, y, 2, 3)
+    np.testing.assert_array_equal(y, x.T)
+
+
+def test_a_text_that_only_the_gpu_understands_runs_without_types(cuda, tmp_path, monkeypatch):
+    path = tmp_path / "transpose.ptx"
+    path.write_text(ptxrt.units.text_path("transpose_naive", True).read_text())
+
+    def refuse(text, name):
+        raise ptxrt.PtxError("unknown directive")
+
+    monkeypatch.setattr(driver, "parse", refuse)
+    assert [param.type for param in ptxrt.load(path)["transpose_naive"]._entry.params] == [None] * 4
