@@ -132,7 +132,8 @@ class Emulator:
     was written (bounds and alignment stay). `budget`: instructions that a batch of blocks may issue before it counts
     as running away. `bank_conflicts=True` counts them per line. `progress(kernel, share done, seconds left)` is
     called about once a second during long launches; by default they are shown where stderr is a terminal.
-    `lanes`: threads that run together.
+    `lanes`: threads that run together. `schedule`: "together" runs all threads that stand at the same place at once, which
+    is fast and hides a missing barrier; "warps" lets each warp run ahead alone as far as it can, which shows it.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class Emulator:
         races: bool = False,
         progress: Optional[Callable[[str, float, float], None]] = None,
         lanes: int = 8192,
+        schedule: str = "together",
     ):
         from .memory import GlobalMemory
 
@@ -156,6 +158,9 @@ class Emulator:
         self.count_conflicts = bank_conflicts
         self.find_races = races
         self.progress = progress
+        if schedule not in ("together", "warps"):
+            raise EmulatorFault(f"schedule is {schedule!r}; there is 'together' and 'warps'")
+        self.schedule = schedule
         self.lanes_per_batch = lanes
         self.memory = GlobalMemory(checks)
         self.param_address = self.memory.alloc(_PARAM_BYTES, "the kernel's parameters")

@@ -15,6 +15,7 @@ from . import Emulator
 
 TEXTS = ("native", "portable")
 ARITHMETICS = ("float64", "hardware")
+SCHEDULES = ("together", "warps")
 
 
 class EmulatorModule:
@@ -38,7 +39,8 @@ class EmulatorBackend:
 
     ptx: the text of the units that runs, "native" or "portable". arithmetic: of tensor-core sums,
     "float64" or "hardware". checks: track which memory was written. budget: instructions at most.
-    bank_conflicts: count them per line. `emulator` is the Emulator itself, with its counts.
+    bank_conflicts: count them per line. schedule: "together" runs all warps side by side, "warps" each
+    as far as it can alone, which shows a missing barrier. `emulator` is the Emulator itself, with its counts.
     """
 
     name = "emulator"
@@ -52,13 +54,14 @@ class EmulatorBackend:
         checks: bool = True,
         budget: int | None = None,
         bank_conflicts: bool = False,
+        schedule: str = "together",
     ):
-        for name, value, known in (("ptx", ptx, TEXTS), ("arithmetic", arithmetic, ARITHMETICS)):
+        for name, value, known in (("ptx", ptx, TEXTS), ("arithmetic", arithmetic, ARITHMETICS), ("schedule", schedule, SCHEDULES)):
             if value not in known:
                 raise ArgumentError(f"using: {name} is {value!r}; there is {', '.join(known)}")
         self.ptx = ptx
         self.arithmetic = arithmetic
-        self.emulator = Emulator(arithmetic, checks, budget, bank_conflicts=bank_conflicts)
+        self.emulator = Emulator(arithmetic, checks, budget, bank_conflicts=bank_conflicts, schedule=schedule)
         self._modules: dict[str, EmulatorModule] = {}
         self._turn = RLock()
 

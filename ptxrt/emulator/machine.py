@@ -314,6 +314,11 @@ class Batch:
         """The basic block to run next, its threads (None: all lanes), and whether no other thread can run."""
         self.release_rows()
         key = self.key
+        if self.launch.emulator.schedule == "warps":
+            # The first warp that can run goes on alone until it waits or ends: nobody waits for it by accident.
+            first = int(np.argmax(key != _NOWHERE)) // WARP
+            key = np.full_like(key, _NOWHERE)
+            key[first * WARP : (first + 1) * WARP] = self.key[first * WARP : (first + 1) * WARP]
         low = int(key.min())
         if low == _NOWHERE:
             if self.alive.any():
@@ -354,6 +359,9 @@ class Batch:
     def step(self, number: int, lanes: Optional[np.ndarray], together: bool) -> Optional[int]:
         """Run one basic block. Returns the next one if the same threads go on together and no one else can run."""
         block = self.code.blocks[number]
+        if block.function is None:
+            block = self.code.compiled(number)
+            self.code.uniforms(self.launch, self.launch.uniform)
         executing = self.executing
         if executing is None:
             executing = self.executing = Executing(self, lanes)
@@ -450,7 +458,7 @@ class Batch:
             if trace.tb_frame.f_code.co_filename.endswith(marker):
                 line = trace.tb_lineno
             trace = trace.tb_next
-        instruction = self.code.lines.get((number, line))
+        instruction = self.code.blocks[number].lines.get(line)
         where = fault.where
         if where is None:
             position = 0
@@ -719,7 +727,7 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
     run = Launch(emulator, module, code, grid, block, shared_bytes)
     if run.shared_bytes > _SHARED_LIMIT:
         raise EmulatorFault(f"{name}: {run.shared_bytes} bytes of shared memory per block; there are at most {_SHARED_LIMIT}")
-    run.uniform = code.prologue(run)
+    code.uniforms(run, run.uniform)
     per_batch = max(1, emulator.lanes_per_batch // (run.warps * WARP))
     meter = Progress(name, run.blocks, emulator.progress)
     try:
