@@ -59,29 +59,43 @@ def register_bytes(type: str) -> int:
 
 @dataclass
 class BlockCode:
-    """One translated block."""
+    """One basic block; `function` and what belongs to it are made when the block first runs.
 
-    function: Callable
-    source: str
-    reads: dict[str, tuple[int, ...]]  # unsigned kind -> rows that are alive on entry and used
-    writes: dict[str, tuple[int, ...]]  # rows that are assigned
-    views: tuple[tuple[str, int], ...]  # (kind, row) that the function looks up
+    `reads` and `writes`: unsigned kind -> rows that the function uses or assigns; `views`: (kind, row) that it looks up.
+    `collective`: whole warps must be together; `blocking`: threads may have to wait at its end; `size`: instructions.
+    """
+
     collective: bool
     blocking: bool
-    size: int  # instructions
+    size: int
+    function: Optional[Callable] = None
+    source: str = ""
+    reads: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    writes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    views: tuple[tuple[str, int], ...] = ()
+    lines: dict[int, Instruction] = field(default_factory=dict)  # line of the source -> instruction
 
 
-@dataclass
 class Code:
-    """A translated entry."""
+    """A translated entry: blocks, uniform values, and how many register rows of each kind it needs."""
 
-    program: Program
-    blocks: list[BlockCode]
-    prologue: Callable
-    rows: dict[str, int]  # unsigned kind -> number of rows
-    lines: dict[tuple[int, int], Instruction] = field(default_factory=dict)  # (block, line of its source) -> instruction
-    uniforms: int = 0
-    sources: dict[int, str] = field(default_factory=dict)
+    def __init__(self, translator: "Translator"):
+        self.program = translator.program
+        self.rows = {kind: len(ends) for kind, ends in translator.row_ends.items()}
+        self.blocks = [translator.describe(index) for index in range(len(self.program.blocks))]
+        self._translator = translator
+        self._uniform_count = 0
+
+    def compiled(self, index: int) -> BlockCode:
+        """A block with its function."""
+        block = self.blocks[index]
+        if block.function is None:
+            self._translator.compile(index, block)
+        return block
+
+    def uniforms(self, launch, known: list[np.ndarray]) -> list[np.ndarray]:
+        """The uniform values of a launch, as far as the blocks that are compiled use them; `known` grows in place."""
+        return self._translator.evaluate_uniforms(launch, known)
 
 
 class _Value:
@@ -114,32 +128,31 @@ class Translator:
     # -- analysis -----------------------------------------------------------------------------------------------
 
     def translate(self) -> Code:
+        """Analyze the program; its blocks are compiled when they first run."""
         self.decoded = [[self.decode(instruction) for instruction in block.instructions] for block in self.program.blocks]
         self.find_uniform()
         self.find_loose_nan()
         self.find_lifetimes()
         self.assign_rows()
-        blocks = [_BlockWriter(self, index) for index in range(len(self.program.blocks))]
-        texts, lines = [], {}
-        for writer in blocks:
-            texts.append(writer.write())
-            for line, instruction in writer.line_map.items():
-                lines[writer.index, line] = instruction
-        codes = []
-        sources = {}
-        for writer, text in zip(blocks, texts):
-            sources[writer.index] = text
-            compiled = compile(text, f"<{self.name} block {writer.index}>", "exec")
-            scope: dict[str, object] = {}
-            exec(compiled, self.namespace, scope)
-            codes.append(
-                BlockCode(
-                    scope["block"], text, writer.rows_read(), writer.rows_written(), tuple(sorted(writer.row_views)), writer.collective,
-                    writer.is_blocking, len(self.program.blocks[writer.index].instructions) + (self.program.blocks[writer.index].end is not None),
-                )  # fmt: skip
-            )
-        return Code(self.program, codes, self.write_prologue(), {kind: len(free) for kind, free in self.row_ends.items()}, lines,
-                    len(self.uniform_slots), sources)  # fmt: skip
+        return Code(self)
+
+    def describe(self, index: int) -> BlockCode:
+        """What the scheduler has to know about a block."""
+        kinds = [item.semantics for item in self.decoded[index] if item.semantics is not None]
+        blocking = any(semantics.kind == "blocking" for semantics in kinds)
+        collective = any(semantics.kind == "warps" or semantics.option("warps") or semantics.option("aligned") for semantics in kinds)
+        block = self.program.blocks[index]
+        return BlockCode(collective, blocking, len(block.instructions) + (block.end is not None))
+
+    def compile(self, index: int, block: BlockCode) -> None:
+        """Write and compile the function of a block."""
+        writer = _BlockWriter(self, index)
+        block.source = writer.write()
+        scope: dict[str, object] = {}
+        exec(compile(block.source, f"<{self.name} block {index}>", "exec"), self.namespace, scope)
+        block.reads, block.writes = writer.rows_read(), writer.rows_written()
+        block.views, block.lines = tuple(sorted(writer.row_views)), writer.line_map
+        block.function = scope["block"]
 
     def decode(self, instruction: Instruction) -> "_Decoded":
         words = instruction.opcode.split(".")
@@ -211,12 +224,16 @@ class Translator:
             if not (isinstance(register, Register) or (isinstance(register, Symbol) and register.name == "_")):
                 raise self.error(instruction, f"a destination is a register, found {register}")
         sources: list = []
+        # The first optional sources are there as far as the number of operands goes.
+        spare = len(operands) - sum(not operand.optional for operand in semantics.sources)
+        if spare < 0:
+            raise self.error(instruction, f"expected {len(semantics.sources)} sources, found {len(operands)}")
         for operand in semantics.sources:
-            if not operands:
-                if operand.optional:
+            if operand.optional:
+                if not spare:
                     sources.append(None)
                     continue
-                raise self.error(instruction, f"expected {len(semantics.sources)} sources")
+                spare -= 1
             found = operands.pop(0)
             if operand.count:
                 if isinstance(found, Vector) and len(found.elements) == operand.count:
@@ -416,29 +433,26 @@ class Translator:
         slot = self.uniform_slots.setdefault((name, kind), len(self.uniform_slots))
         return f"K[{slot}]"
 
-    # -- the prologue -------------------------------------------------------------------------------------------
+    # -- uniform values -----------------------------------------------------------------------------------------
 
-    def write_prologue(self) -> Callable:
-        """A function (launch) that computes every uniform register and returns the list K of their views."""
-        order, slots = self.uniform_order, self.uniform_slots
-
-        def prologue(launch) -> list[np.ndarray]:
-            values: dict[str, np.ndarray] = {}
-            with np.errstate(all="ignore"):
-                for item in order:
-                    self.evaluate(item, values, launch)
-            found = []
-            for name, kind in slots:
-                raw = values[name]
-                dtype = np.dtype(kind)
-                if kind != "b1" and dtype.itemsize < raw.dtype.itemsize:
-                    raw = raw.astype(f"u{dtype.itemsize}")
-                view = raw.view(dtype).reshape(())
-                view.setflags(write=False)
-                found.append(view)
-            return found
-
-        return prologue
+    def evaluate_uniforms(self, launch, known: list[np.ndarray]) -> list[np.ndarray]:
+        """Append the uniform values that blocks compiled since the last call look up."""
+        missing = list(self.uniform_slots)[len(known) :]
+        if not missing:
+            return known
+        values: dict[str, np.ndarray] = {}
+        with np.errstate(all="ignore"):
+            for item in self.uniform_order:
+                self.evaluate(item, values, launch)
+        for name, kind in missing:
+            raw = values[name]
+            dtype = np.dtype(kind)
+            if kind != "b1" and dtype.itemsize < raw.dtype.itemsize:
+                raw = raw.astype(f"u{dtype.itemsize}")
+            view = raw.view(bool if kind == "b1" else dtype).reshape(())
+            view.setflags(write=False)
+            known.append(view)
+        return known
 
     def evaluate(self, item: "_Decoded", values: dict[str, np.ndarray], launch) -> None:
         """Compute one uniform instruction on (1,) arrays."""
@@ -635,8 +649,6 @@ class _BlockWriter:
         self.prepared: dict[object, str] = {}
         self.free_names: list[str] = []
         self.name_count = 0
-        self.collective = False
-        self.is_blocking = False
         self.current: Optional[Instruction] = None
 
     # -- names and lines ----------------------------------------------------------------------------------------
@@ -824,6 +836,8 @@ class _BlockWriter:
     def source(self, operand, spec: Operand, semantics: Semantics) -> str:
         """The expression for one register-like source of a signature."""
         kind = view_name(spec.dtype)
+        if spec.optional and isinstance(operand, (Register, Negated)) and getattr(operand, "register", operand).type == "pred":
+            return self.view(operand, "b1")  # cp.async: a size or a predicate, which the opcode does not tell
         name = self.view(operand, kind)
         if self.loose(operand) and kind[0] != "f" and not semantics.option("copies"):
             width = register_bytes(operand.type)
@@ -1088,7 +1102,6 @@ class _BlockWriter:
 
     def translate_warps(self, item: _Decoded) -> None:
         semantics, translator = item.semantics, self.translator
-        self.collective = True
         if item.instruction.guard:
             raise translator.error(item.instruction, "a guard on an instruction of the whole warp is not supported")
         function = translator.function(semantics.bound(translator.arithmetic))
@@ -1119,7 +1132,6 @@ class _BlockWriter:
         types = _flat_types(semantics)
         guard = self.guard_name(item)
         if semantics.option("warps"):
-            self.collective = True
             arguments = self.arguments(item, dense=True)
             options = translator.semantics(semantics)
             call = f"warps(M, {function}, ({', '.join(arguments)}{',' if arguments else ''}), {options})"
@@ -1179,8 +1191,6 @@ class _BlockWriter:
 
     def translate_blocking(self, item: _Decoded) -> None:
         semantics, translator = item.semantics, self.translator
-        self.is_blocking = True
-        self.collective = self.collective or bool(semantics.option("aligned"))
         function = translator.function(semantics.bound(translator.arithmetic))
         arguments = self.arguments(item, dense=False)
         targets = []

@@ -28,8 +28,9 @@ Operand types
     [shared] [global] [generic] [local]   an address operand: byte addresses in that space, displacement included:
                           uint64, or uint32 where the text has a 32-bit register for shared or local memory
     imm                   an immediate: a Python int
-    any of these with `?` optional: an absent source arrives as None (only at the end of the list); an
-                          absent destination, also `_`, is dropped, so the function always returns it
+    any of these with `?` optional: an absent source arrives as None (the first optional ones are present as far as
+                          the number of operands goes); an absent destination, also `_`, is dropped, so the function
+                          always returns it. A predicate may stand for an optional integer source, and arrives as bool.
 
     Registers may be wider than the type (`cvt.u32.u8 %r1, %r2`): the machine truncates sources, and extends
     destinations by sign or zero as the type says. Immediates arrive as 0-d arrays of the type: let

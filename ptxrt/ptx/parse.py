@@ -13,6 +13,8 @@ from bisect import bisect_right
 from functools import lru_cache
 from typing import NamedTuple, Optional, Union
 
+import numpy as np
+
 from .ir import (
     TYPE_BITS, Address, Function, Immediate, Instruction, List, Location, Module, Negated, Pair, Parameter, PtxSyntaxError, Register,
     Special, Symbol, Variable, Vector, type_bytes,
@@ -20,7 +22,7 @@ from .ir import (
 
 _IDENTIFIER = r"[A-Za-z_$%][\w$]*"
 _COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.S)
-_BRACE = re.compile(r'"[^"\n]*"|[{}]')
+_QUOTED_BRACE = re.compile(r'"[^"\n{}]*[{}][^"\n]*"')
 
 #: Directives that stand before `.entry`, `.func` or a variable.
 _LINKAGE = ("visible", "extern", "weak", "common")
@@ -87,7 +89,8 @@ class _ModuleReader:
         self.text = text
         self.name = name
         self.position = 0
-        self.line_starts = [0] + [match.end() for match in re.finditer("\n", text)]
+        self.characters = np.frombuffer(text.encode("latin-1", "replace"), np.uint8)
+        self.line_starts = [0] + (np.flatnonzero(self.characters == ord("\n")) + 1).tolist()
         self.closing = self._match_braces()
         self.variables: dict[str, Variable] = {}
         self.functions: dict[str, Function] = {}
@@ -95,15 +98,18 @@ class _ModuleReader:
         self.version = self.target = ""
 
     def _match_braces(self) -> dict[int, int]:
+        """{position of each '{': position of its '}'}; braces in strings do not count."""
+        quoted = {at for match in _QUOTED_BRACE.finditer(self.text) for at in range(*match.span())}
         closing, open_braces = {}, []
-        for match in _BRACE.finditer(self.text):
-            brace = match.group()
-            if brace == "{":
-                open_braces.append(match.start())
-            elif brace == "}":
-                if not open_braces:
-                    raise self.error("'}' without '{'", match.start())
-                closing[open_braces.pop()] = match.start()
+        for position in np.flatnonzero((self.characters == ord("{")) | (self.characters == ord("}"))).tolist():
+            if position in quoted:
+                continue
+            if self.text[position] == "{":
+                open_braces.append(position)
+            elif open_braces:
+                closing[open_braces.pop()] = position
+            else:
+                raise self.error("'}' without '{'", position)
         if open_braces:
             raise self.error("'{' is never closed; the text is cut off", open_braces[-1])
         return closing
