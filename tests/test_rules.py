@@ -37,7 +37,11 @@ MODULES = {
     "launch": {"errors", "array", "backend", "binder", "kernel"},
     "program": {"errors", "array", "backend", "launch"},
     "ops": {"errors", "accuracy", "array", "files", "formats", "kernel"},
+    "npy": {"errors", "files"},
+    "describe": {"backend", "kernel", "ptx", "units"},
 }
+# Modules that stand on top of all others: nothing imports them.
+TOP = {"__init__", "__main__", "commands"}
 # Imports against the direction: inside a function, or for the type checker alone.
 DEFERRED = {("backend", "driver"), ("backend", "emulator"), ("binder", "kernel"), ("kernel", "launch")}
 POSIX_ONLY = {"fcntl", "grp", "posix", "pwd", "pty", "resource", "syslog", "termios", "tty"}
@@ -176,6 +180,14 @@ def test_dependencies_of_the_package_go_one_way():
                 assert target in MODULES[name], f"{where}; {name} may import {sorted(MODULES[name])}"
                 if (name, target) in DEFERRED:
                     assert deferred, f"{where} at the top; it must not run on import"
+
+
+def test_every_module_has_its_rule():
+    there = {path.stem for path in PACKAGE.glob("*.py")} | {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert there - TOP == set(MODULES)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for target, _deferred, ours in imports(path):
+            assert not ours or target not in TOP - {"__init__"}, f"{path.relative_to(ROOT)} imports {target}"
 
 
 def test_no_module_needs_posix():
