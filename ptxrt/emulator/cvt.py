@@ -361,8 +361,7 @@ def _narrow_from(options: set[str], destination: str, source: str) -> Semantics:
     name = destination[:-2]
     if name == "ue8m0" and source in ("f32", "bf16x2"):
         mode, saturate = _take(options, "rp", "rz"), _take(options, "satfinite") is not None
-        _nothing_left(options)
-        if mode is None:
+        if mode is None or options:
             raise Unsupported("expected cvt.{rp|rz}{.satfinite}.ue8m0x2." + source)
         table = _scale_codes(mode, saturate)
     elif name in _NARROW and (source == "f32" or (source == "f16x2" and name in ("e4m3", "e5m2"))):

@@ -262,13 +262,8 @@ class _Scales:
         Kept under `key`: the next MMA asks for the same.
         """
         if key not in self._factors:
-            self._factors[key] = np.take(_scale_values()[self.codes(lanes, byte)], order, axis=1)
+            self._factors[key] = np.take(FORMATS["ue8m0"].values[self.codes(lanes, byte)], order, axis=1)
         return self._factors[key]
-
-
-@lru_cache(maxsize=None)
-def _scale_values() -> np.ndarray:
-    return FORMATS["ue8m0"].values
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Runs a few PTX instructions alone: registers come from NumPy arrays and go back to them."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -65,14 +67,14 @@ def execute():
     """execute(body, inputs, outputs): run PTX on every thread and return the output registers by name.
 
     `inputs` maps a register's name to (type, values of all threads), `outputs` to its type; in the text both are
-    written %name. Threads are `block` to a block. Options of the emulator go by keyword.
+    written %name. Threads are `block` to a block, at most 128 by default. Options of the emulator go by keyword.
     """
     from ptxrt.emulator import Emulator
 
     def run(body, inputs, outputs, *, block=None, declarations="", shared_bytes=0, threads=None, **options):
         counts = {len(np.atleast_1d(values)) for _, values in inputs.values()}
         threads = threads or (max(counts) if counts else 32)
-        block = block or min(threads, 128)
+        block = block or math.gcd(threads, 128)
         assert threads % block == 0
         emulator = Emulator(**options)
         module = emulator.load_text(entry_text(body, inputs, outputs, declarations), name="alone.ptx")

@@ -41,9 +41,14 @@ def parts(name, code):
     return sign * (hidden + Fraction(mantissa, 1 << mantissa_bits)), max(field, 1) - bias
 
 
+def power(exponent):
+    return Fraction(1 << exponent) if exponent >= 0 else Fraction(1, 1 << -exponent)
+
+
+@lru_cache(maxsize=None)
 def value(name, code):
     significand, exponent = parts(name, code)
-    return significand * Fraction(2) ** exponent
+    return significand * power(exponent)
 
 
 # Where elements are: the tables of the ISA, for the i-th element that a lane holds of A, B and C
@@ -267,7 +272,7 @@ def test_scales_come_from_the_selected_lanes(execute, thread_a, thread_b, arithm
 
 def exact_reference(form, a, b, c, scale):
     """C + A B in fractions, rounded to float64 and then to the type of D."""
-    total = value(form.accumulator, c) + sum(value(form.a, x) * value(form.b, y) for x, y in zip(a, b)) * Fraction(2) ** scale
+    total = value(form.accumulator, c) + sum(value(form.a, x) * value(form.b, y) for x, y in zip(a, b)) * power(scale)
     nearest = float(total)  # Python rounds a fraction to float64 correctly, to nearest even
     with np.errstate(over="ignore"):
         if form.accumulator == "f16":
@@ -283,17 +288,19 @@ def hardware_reference(form, a, b, c, scale):
         terms.append((sx * sy, ex + ey + scale))
     terms = [(significand, exponent if significand else -126) for significand, exponent in terms]
     largest = max(exponent for _, exponent in terms)
-    total = sum(int(significand * Fraction(2) ** (25 + exponent - largest)) for significand, exponent in terms)  # int() truncates
-    return truncated(total * Fraction(2) ** (largest - 25), form.accumulator)
+    total = sum(int(significand * power(25 + exponent - largest)) for significand, exponent in terms)  # int() truncates
+    return truncated(total * power(largest - 25), form.accumulator)
 
 
 def truncated(number, name):
     """Bits of a fraction cut off to f32, or rounded to f16."""
     exponent_bits, mantissa_bits, bias, _ = FORMATS[name]
-    magnitude, exponent = abs(number), 1 - bias
-    while magnitude >= Fraction(2) ** (exponent + 1):
-        exponent += 1
-    steps = magnitude / Fraction(2) ** (exponent - mantissa_bits)
+    magnitude = abs(number)
+    if not number:
+        return 0
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    exponent = max(exponent - (magnitude < power(exponent)), 1 - bias)
+    steps = magnitude / power(exponent - mantissa_bits)
     steps = round(steps) if name == "f16" else int(steps)  # round() is to even
     if steps == 2 << mantissa_bits:
         steps, exponent = steps // 2, exponent + 1
