@@ -34,6 +34,7 @@ class LoadedModule:
         self.addresses: dict[str, int] = {}
         self._codes: dict[str, object] = {}
         self.counts: dict[str, list[int]] = {}
+        self.conflicts: dict[str, dict[int, int]] = {}
         self._place_variables()
 
     @property
@@ -88,8 +89,12 @@ class LoadedModule:
         """The translation of an entry, made on first use."""
         code = self._codes.get(entry)
         if code is None:
+            from .check import collector
+
             code = self._codes[entry] = self._translate(entry)
-            self.counts.setdefault(entry, [0] * len(code.blocks))
+            self.counts[entry] = [0] * len(code.blocks)
+            if collector() is not None:
+                collector().add(self.name, entry, code, self.counts[entry])
         return code
 
     def _translate(self, entry: str):
@@ -129,7 +134,7 @@ class Emulator:
     """A machine with memory of its own.
 
     `arithmetic`: "float64" or "hardware", how tensor-core sums are rounded. `checks=False` leaves out the tracking of what
-    was written (bounds and alignment stay). `budget`: instructions that a batch of blocks may issue before it counts
+    was written (bounds and alignment stay). `races=True` finds races between warps in shared memory (slow). `budget`: instructions that a batch of blocks may issue before it counts
     as running away. `bank_conflicts=True` counts them per line. `progress(kernel, share done, seconds left)` is
     called about once a second during long launches; by default they are shown where stderr is a terminal.
     `lanes`: threads that run together. `schedule`: "together" runs all threads that stand at the same place at once, which
@@ -216,7 +221,12 @@ class Emulator:
     # -- counts -------------------------------------------------------------------------------------------------
 
     def coverage(self) -> dict[str, dict[str, dict[int, int]]]:
-        """How often threads executed each PTX line: {module: {entry: {line: threads}}}, of entries that were launched."""
+        """How many threads executed each PTX line: {module: {entry: {line: threads}}}, of entries that were launched."""
         from .check import line_counts
 
-        return {module.name: {entry: line_counts(module, entry) for entry in module._codes} for module in self.modules}
+        return {module.name: {entry: line_counts(code, module.counts[entry]) for entry, code in module._codes.items()} for module in self.modules}
+
+    @property
+    def bank_conflicts(self) -> dict[str, dict[str, dict[int, int]]]:
+        """Extra passes of shared-memory accesses: {module: {entry: {PTX line: passes}}}; counted on request."""
+        return {module.name: dict(module.conflicts) for module in self.modules}

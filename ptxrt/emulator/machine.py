@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import EmulatorFault
 from ..ptx.lower import Branch, Exit, Jump, Switch
+from .check import Observer
 from .instruction import Fault, Semantics
 from .memory import LOCAL_BASE, SHARED_BASE, Access, CopyQueue, GlobalMemory, Region
 
@@ -35,6 +36,7 @@ class Launch:
         self.code = code
         self.memory: GlobalMemory = emulator.memory
         self.counts: list[int] = module.counts[code.program.entry.name]
+        self.conflict_lines: dict[int, int] = module.conflicts.setdefault(code.program.entry.name, {})
         self.grid = grid
         self.block = block
         self.threads = block[0] * block[1] * block[2]
@@ -210,7 +212,7 @@ class Batch:
         self.blocks, self.threads, self.warps = blocks, launch.threads, launch.warps
         self.lanes = lanes = blocks * self.warps * WARP
         self.checks = launch.emulator.checks
-        self.observer = None
+        self.observer: Optional[Observer] = None
         self.lane_ids = np.arange(lanes)
         self.block = self.lane_ids // (self.warps * WARP)
         self.thread = self.lane_ids % (self.warps * WARP)
@@ -221,6 +223,8 @@ class Batch:
         self.shared = Region(self.shared_stride * blocks, self.checks)
         self.local = Region(self.local_stride * lanes, self.checks)
         self.copies = CopyQueue(self)
+        if self.shared_bytes and (launch.emulator.count_conflicts or launch.emulator.find_races):
+            self.observer = Observer(self, launch.emulator.count_conflicts, launch.emulator.find_races)
         self.state: dict = {}
         self.exit_callbacks: list[Callable[[np.ndarray], None]] = []
         self.rows = _Rows(self.code.rows, lanes)

@@ -279,8 +279,8 @@ class Access:
             self._out_of_bounds(space, address, offset, limit, size, verb)
         if size > 1 and int(np.bitwise_or.reduce(offset)) & (size - 1):
             self._misaligned(space, address, offset, size, verb)
-        if batch.observer is not None:
-            batch.observer.access(self, space, offset, size, lane, verb)
+        if batch.observer is not None and space == "shared":
+            batch.observer.access(self, offset, size, lane, verb)
         base = self._bases.get((space, dtype))
         if base is None:
             base = self._bases[space, dtype] = self._private_base(space).astype(dtype)
@@ -472,6 +472,8 @@ class CopyQueue:
         shared.elements(copy.size)[target] = values if whole else values[due]
         if shared.states is not None:
             shared.mark(target, copy.size, WRITTEN)
+        if self.batch.observer is not None:
+            self.batch.observer.landed(copy.lanes if whole else copy.lanes[due], target * copy.size, copy.size)
         if whole:
             return None
         rest = np.flatnonzero(~due)
