@@ -53,7 +53,7 @@ def test_quantizer_bytes(both, rng, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dequantizer_bits(both, rng, dtype):
     codes, scales = rng.integers(0, 256, (256, 512), np.uint8), rng.integers(0, 256, (256, 32), np.uint8)
-    on_gpu, emulated = both(lambda: dequantize_mxfp4(codes, scales, format=dtype))
+    on_gpu, emulated = both(lambda: dequantize_mxfp4(codes, scales, dtype=dtype))
     np.testing.assert_array_equal(on_gpu.view(np.uint8), emulated.view(np.uint8))
 
 

@@ -101,8 +101,8 @@ def quantizes(dtype):
 
 def dequantizes(dtype):
     packed = quantize_mxfp4.reference(quantizer_inputs(np.float32))
-    want = dequantize_mxfp4.reference(packed["codes"], packed["scales"], format=dtype)["x"]
-    got = dequantize_mxfp4(packed["codes"], packed["scales"], format=dtype)
+    want = dequantize_mxfp4.reference(packed["codes"], packed["scales"], dtype=dtype)["x"]
+    got = dequantize_mxfp4(packed["codes"], packed["scales"], dtype=dtype)
     return np.array_equal(got.view(np.uint8), want.view(np.uint8))
 
 
