@@ -448,7 +448,8 @@ def bfe(modifiers: tuple[str, ...]) -> Semantics:
         if type[0] == "s":
             top = np.minimum(position + length - np.uint32(1), bits - 1).astype(dtype)
             sign = np.where(length == 0, dtype.type(0), (raw >> top) & dtype.type(1))
-            field = np.where(sign == 1, field | ~_mask(length, dtype), field)
+            inside = np.minimum(length, np.uint32(bits) - np.minimum(position, np.uint32(bits)))
+            field = np.where(sign == 1, field | ~_mask(inside, dtype), field)
         return field.view(DTYPES[type])
 
     return Lanes(type, f"{type}, u32, u32", run, scalars=True)
