@@ -6,6 +6,8 @@ import threading
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ptxrt
 from ptxrt import kernel as kernel_module
@@ -520,3 +522,46 @@ def test_scalars_of_ctypes_are_no_numbers(saxpy):
 
 def test_package_is_typed_and_versioned():
     assert (ptxrt.units.CHECKOUT / "ptxrt" / "py.typed").exists() and ptxrt.__version__.count(".") == 2
+
+
+# Any call at all
+
+ANY_DTYPE = st.sampled_from([np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.uint8, np.int32, bool, "U3", object])
+ANY_SHAPE = st.lists(st.sampled_from([0, 1, 2, 3, 16, 31, 32, 64, 96, 288]), max_size=5)
+
+
+@st.composite
+def any_value(draw):
+    """An array of any dtype, shape and layout, or what is no array."""
+    if draw(st.integers(0, 9)) == 0:
+        return draw(st.sampled_from([None, True, False, 3, -1, 2.5, float("nan"), "text", [1.0], {}, 10**400]))
+    array = np.broadcast_to(np.zeros((), draw(ANY_DTYPE)), draw(ANY_SHAPE))
+    return array.T if draw(st.booleans()) else array
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_any_call_binds_or_is_an_argument_error(data):
+    declared = data.draw(st.sampled_from(list(ptxrt.kernels().values())), label="kernel")
+    names = [a.name for a in declared.arguments] + list(declared.axes)
+    named = data.draw(st.dictionaries(st.sampled_from(names), any_value()), label="named")
+    positional = data.draw(st.lists(any_value(), max_size=3), label="positional")
+    dtype = data.draw(st.none() | ANY_DTYPE, label="dtype")
+    try:
+        bound = declared.bind(*positional, dtype=dtype, **named)
+    except ptxrt.ArgumentError as error:
+        assert declared.name in str(error)
+    else:
+        assert all(size >= 0 for size in bound.axes.values()) and bound.bytes_moved >= 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(q=any_value(), k=any_value(), v=any_value(), out=any_value(), scale=any_value(), out_dtype=st.none() | ANY_DTYPE)
+def test_any_call_of_attention_is_checked(q, k, v, out, scale, out_dtype):
+    from ptxrt.ops.attention import attention_call
+
+    try:
+        chosen, arguments = attention_call(q, k, v, "mxfp4", "bf16", "in_kernel", False, scale, True, out_dtype, out)
+        chosen.bind(**arguments)
+    except ptxrt.ArgumentError as error:
+        assert "attention" in str(error)

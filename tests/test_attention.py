@@ -229,6 +229,8 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
         (lambda: ptxrt.attention(q, k, v, scale=float("nan")), "scale is nan"),
         (lambda: ptxrt.attention(q, k, v, scale=float("inf")), "scale is inf"),
         (lambda: ptxrt.attention(q, k, v, scale="1"), "scale is '1'"),
+        (lambda: ptxrt.attention(q, k, v, scale=10**400), "scale is 1000"),
+        (lambda: ptxrt.attention(q, k, v, scale=1e300), "scale is 1e\\+300"),
         (lambda: ptxrt.attention(q, k, v, out_dtype=np.float16), "bfloat16 or float32"),
         (lambda: ptxrt.attention(q, k, v, out_dtype="nothing"), "bfloat16 or float32"),
         (lambda: ptxrt.attention(q, k, v, out=np.empty(q.shape, np.float32), out_dtype=BF16), "out has the dtype asked for"),

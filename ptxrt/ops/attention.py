@@ -165,7 +165,7 @@ def attention_call(q, k, v, qk, pv, quantize, causal, scale, return_lse, out_dty
 def _is_finite(value) -> bool:
     try:
         return math.isfinite(value)
-    except TypeError:
+    except (TypeError, ValueError, OverflowError):
         return False
 
 
