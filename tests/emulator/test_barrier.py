@@ -1,0 +1,199 @@
+"""Barriers alone (PTX ISA 9.7.13.1): who waits for whom, what reductions give, and what is a fault."""
+
+import numpy as np
+import pytest
+
+from ptxrt.emulator.instruction import Unsupported, resolve
+from ptxrt.errors import EmulatorFault
+
+THREADS = 96
+
+
+def threads(count=THREADS):
+    return {"t": ("b32", np.arange(count, dtype=np.uint32) % count)}
+
+
+# Every thread publishes a number, waits, and reads its neighbor's in the next warp.
+EXCHANGE = """
+    .shared .align 4 .b8 box[1024];
+    .reg .b32 %box, %place;
+    mov.u32 %box, box;
+    mad.lo.u32 %place, %thread, 4, %box;
+    {delay}
+    st.shared.b32 [%place], %t;
+    {barrier}
+    add.u32 %place, %thread, 32;
+    rem.u32 %place, %place, {count};
+    mad.lo.u32 %place, %place, 4, %box;
+    ld.shared.b32 %d, [%place];
+"""
+# The last warp takes a detour, so that the others get to the barrier first.
+DETOUR = """
+    .reg .pred %late;
+    .reg .b32 %turns;
+    setp.ge.u32 %late, %t, 64;
+    mov.u32 %turns, 0;
+    @!%late bra there;
+again:
+    add.u32 %turns, %turns, 1;
+    setp.lt.u32 %late, %turns, 50;
+    @%late bra again;
+there:
+"""
+
+
+@pytest.mark.parametrize("barrier", ["bar.sync 0;", "bar.cta.sync 0;", "barrier.sync 5;", "barrier.cta.sync.aligned 15, 96;", "bar.sync 3, 96;"])
+@pytest.mark.parametrize("delay", ["", DETOUR])
+def test_all_threads_wait(execute, barrier, delay):
+    found = execute(EXCHANGE.format(delay=delay, barrier=barrier, count=96), threads(), {"d": "b32"}, block=96)["d"]
+    assert (found == (np.arange(96) + 32) % 96).all()
+
+
+def test_a_block_that_is_no_multiple_of_32(execute):
+    """40 threads: without a count all of them, and 64 by the count of whole warps."""
+    body = EXCHANGE.format(delay="", barrier="{barrier}", count=40)
+    for barrier in ("bar.sync 0;", "bar.sync 0, 64;"):
+        found = execute(body.replace("{barrier}", barrier), threads(40), {"d": "b32"}, block=40)["d"]
+        assert (found == (np.arange(40) + 32) % 40).all()
+
+
+def test_barriers_are_apart_by_block(execute):
+    numbers = {"t": ("b32", np.arange(4 * 64, dtype=np.uint32))}
+    exchange = EXCHANGE.replace("%thread", "%here").format(delay="", barrier="bar.sync 0;", count=64)
+    found = execute(f".reg .b32 %here; mov.u32 %here, %tid.x; {exchange}", numbers, {"d": "b32"}, block=64)["d"]
+    linear = np.arange(256)
+    assert (found == linear // 64 * 64 + (linear % 64 + 32) % 64).all()
+
+
+@pytest.mark.parametrize("delay", ["", DETOUR])
+def test_threads_that_exited_are_not_waited_for(execute, delay):
+    """The last warp stores its result and exits: early, or when the others wait already."""
+    body = f"""
+        {delay}
+        .reg .b64 %where;
+        ld.param.u64 %where, [param_out_d];
+        mad.lo.u64 %where, %index, 4, %where;
+        setp.ge.u32 %p, %t, 64;
+        @%p st.global.b32 [%where], 3;
+        @%p exit;
+        bar.sync 0;
+        mov.u32 %d, 4;
+    """
+    found = execute(body, threads() | {"p": ("pred", np.zeros(96))}, {"d": "b32"}, block=96)["d"]
+    assert (found == np.where(np.arange(96) < 64, 4, 3)).all()
+
+
+def test_named_barriers_join_some_warps(execute):
+    """Warps 0 and 1 meet at barrier 1; warp 2 never comes and is not needed."""
+    body = """
+        setp.ge.u32 %p, %t, 64;
+        mov.u32 %d, 5;
+        @%p bra out;
+        bar.sync 1, 64;
+        mov.u32 %d, 6;
+    out:
+    """
+    found = execute(body, threads() | {"p": ("pred", np.zeros(96))}, {"d": "b32"}, block=96)["d"]
+    assert (found == np.where(np.arange(96) < 64, 6, 5)).all()
+
+
+def test_producer_arrives_and_consumer_waits(execute):
+    """Warp 0 stores, arrives and goes on; warps 1 and 2 wait for it, having come first or not."""
+    body = """
+        .shared .align 4 .b8 box[4];
+        setp.ge.u32 %p, %t, 32;
+        mov.u32 %d, 0;
+        @%p bra consume;
+        setp.eq.u32 %p, %t, 0;
+        @%p st.shared.b32 [box], 77;
+        bar.arrive 2, 96;
+        bra out;
+    consume:
+        bar.sync 2, 96;
+        ld.shared.b32 %d, [box];
+    out:
+    """
+    found = execute(body, threads() | {"p": ("pred", np.zeros(96))}, {"d": "b32"}, block=96)["d"]
+    assert (found == np.where(np.arange(96) < 32, 0, 77)).all()
+
+
+@pytest.mark.parametrize("delay", ["", DETOUR])
+@pytest.mark.parametrize("name", ["bar", "barrier.cta"])
+def test_reductions(execute, name, delay):
+    votes = np.zeros(2 * 96)
+    votes[[3, 40, 90]] = 1
+    votes[96:] = 1
+    inputs = {"t": ("b32", np.tile(np.arange(96, dtype=np.uint32), 2)), "v": ("pred", votes)}
+    body = f"{delay} {name}.red.popc.u32 %n, 0, %v; {name}.red.and.pred %all, 1, 96, %v; {name}.red.or.pred %any, 1, !%v;"
+    results = execute(body, inputs, {"n": "b32", "all": "pred", "any": "pred"}, block=96)
+    assert (results["n"] == np.repeat([3, 96], 96)).all()
+    assert (results["all"] == np.repeat([False, True], 96)).all() and (results["any"] == np.repeat([True, False], 96)).all()
+
+
+def test_a_barrier_is_reused(execute):
+    """Each round every thread adds what its neighbor had in the round before."""
+    body = """
+        .shared .align 4 .b8 box[512];
+        .reg .b32 %mine, %next, %round, %other;
+        mov.u32 %mine, box;
+        add.u32 %next, %thread, 1;
+        rem.u32 %next, %next, 96;
+        mad.lo.u32 %next, %next, 4, %mine;
+        mad.lo.u32 %mine, %thread, 4, %mine;
+        mov.u32 %d, %t;
+        mov.u32 %round, 0;
+    again:
+        st.shared.b32 [%mine], %d;
+        bar.sync 0;
+        ld.shared.b32 %other, [%next];
+        bar.sync 0;
+        add.u32 %d, %d, %other;
+        add.u32 %round, %round, 1;
+        setp.lt.u32 %p, %round, 6;
+        @%p bra again;
+    """
+    found = execute(body, threads() | {"p": ("pred", np.zeros(96))}, {"d": "b32"}, block=96)["d"]
+    expected = list(range(96))
+    for _ in range(6):
+        expected = [expected[thread] + expected[(thread + 1) % 96] for thread in range(96)]
+    assert found.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        ("bar.sync 16;", "16 barriers"),
+        ("bar.sync 0, 40;", "multiple of 32"),
+        ("bar.sync 0, 0;", "multiple of 32"),
+        ("@%p bar.sync 0; @!%p bar.sync 1;", "threads of its warp"),
+        ("bar.arrive 1, 128; bar.arrive 1, 128;", "again"),
+        ("setp.lt.u32 %p, %t, 64; @%p bra low; bar.sync 0, 96; bra out; low: bar.sync 0, 64; out:", "another thread count"),
+        ("setp.lt.u32 %p, %t, 64; @%p bra low; bar.red.popc.u32 %t, 0, %p; bra out; low: bar.sync 0; out:", "another operation"),
+        ("bar.sync 1, 64;", "more threads"),
+        ("bar.sync 1, 128;", "(?i)deadlock|wait"),  # fewer: they wait for ever
+        ("setp.lt.u32 %p, %t, 32; @%p bra low; bar.sync 1; bra out; low: bar.sync 2; out:", "(?i)deadlock|wait"),
+    ],
+)
+def test_faults(execute, body, message):
+    with pytest.raises(EmulatorFault, match=message):
+        execute(body, threads() | {"p": ("pred", np.arange(96) % 2)}, {"t": "b32"}, block=96)
+
+
+def test_unaligned_barrier_takes_the_lanes_of_a_warp_one_by_one(execute):
+    body = """
+        setp.lt.u32 %p, %t, 10;
+        @%p bra low;
+        barrier.sync 0;
+        bra out;
+    low:
+        barrier.sync 0;
+    out:
+        mov.u32 %d, 1;
+    """
+    assert execute(body, threads() | {"p": ("pred", np.zeros(96))}, {"d": "b32"}, block=96)["d"].all()
+
+
+@pytest.mark.parametrize("opcode", ["bar.wait", "bar.sync.aligned", "bar.red.xor.pred", "barrier.cluster.arrive", "bar.red.popc.pred"])
+def test_other_forms_are_refused(opcode):
+    with pytest.raises(Unsupported, match="is not implemented"):
+        resolve(opcode)

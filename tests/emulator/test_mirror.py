@@ -1,0 +1,22 @@
+"""An instruction family has one name in three places: the header that emits it, the emulator's file, its test."""
+
+from pathlib import Path
+
+import pytest
+
+from ptxrt.emulator.instruction import FAMILIES
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADERS = ROOT / "kernels_cu" / "ptx"
+#: What nvcc emits by itself has no header; target.cuh is the guard.
+COMPILER_ONLY = {"alu", "control", "access"}
+
+
+@pytest.mark.skipif(not HEADERS.is_dir(), reason="an installed package has no kernels_cu")
+def test_headers_families_and_tests_have_the_same_names():
+    headers = {path.stem for path in HEADERS.glob("*.cuh")} - {"target"}
+    families = set(FAMILIES) - COMPILER_ONLY
+    modules = {path.stem for path in (ROOT / "ptxrt" / "emulator").glob("*.py")}
+    tests = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
+    assert headers == families
+    assert families <= modules and families <= tests
