@@ -20,6 +20,9 @@ from .formats import Format
 if TYPE_CHECKING:
     from .kernel import Argument, Kernel
 
+# Kernels load and store 16 bytes at a time; a view into someone else's memory may start anywhere.
+ALIGNMENT = 16
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -135,7 +138,7 @@ def _is_array(value) -> bool:
 
 
 def _check_array(kernel: Kernel, a: Argument, array) -> None:
-    """Dtype, rank and contiguity of one array."""
+    """Dtype, rank, contiguity and alignment of one array."""
     if not any(f.holds(array.dtype) for f in a.formats):
         accepted = ", ".join(dict.fromkeys(f.dtype.name for f in a.formats))
         _fail(kernel, a, f"is {array.dtype} {list(array.shape)}", f"Convert it to {accepted}.")
@@ -147,6 +150,9 @@ def _check_array(kernel: Kernel, a: Argument, array) -> None:
     if not getattr(array, "is_contiguous", True):
         came = f"{list(array.shape)} has strides of {list(array.strides)} bytes"
         _fail(kernel, a, came, "Copy it to row-major order first.")
+    if getattr(array, "address", 0) % ALIGNMENT:
+        came = f"starts at {array.address:#x}, which is no multiple of {ALIGNMENT} bytes"
+        _fail(kernel, a, came, "Copy it to memory of its own first.")
 
 
 def _scalar(kernel: Kernel, a: Argument, given: Mapping[str, Any]):

@@ -109,7 +109,7 @@ def _check_places(bound: Bound, backend: Backend) -> bool:
                 f"{name}: {argument} is on {array.backend.describe()}, but the call runs on {backend.describe()}; "
                 "create it there, or go through to_numpy()"
             )
-    for argument in bound.outputs.keys() & given.keys():
+    for argument in (a.name for a in bound.kernel.outputs if a.name in given):
         array = given[argument]
         if on_device and argument not in on_device:
             raise ArgumentError(f"{name}: {argument} is a NumPy array, but {next(iter(on_device))} is on the device; pass a device array")

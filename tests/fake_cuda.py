@@ -165,9 +165,10 @@ class FakeCuda:
     def cuMemAlloc(self, nbytes):
         self._in_context()
         assert nbytes > 0
-        buffer = ctypes.create_string_buffer(nbytes)
-        self.memory[ctypes.addressof(buffer)] = buffer
-        return ctypes.addressof(buffer)
+        buffer = ctypes.create_string_buffer(nbytes + 255)
+        address = -(-ctypes.addressof(buffer) // 256) * 256
+        self.memory[address] = buffer
+        return address
 
     def cuMemFree(self, address):
         self._in_context()

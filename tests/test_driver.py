@@ -360,6 +360,9 @@ def test_foreign_arrays_that_do_not_fit_are_refused(cuda):
     interface = ours.__cuda_array_interface__
     with pytest.raises(ptxrt.ArgumentError, match=r"strides of \[4, 16\] bytes"):
         ops.transpose.transpose_naive(Foreign({**interface, "strides": (4, 16)}))
+    with pytest.raises(ptxrt.ArgumentError, match="x starts at 0x.*4, which is no multiple of 16 bytes.*Copy it"):
+        aligned = ours.address // 16 * 16
+        ops.transpose.transpose_naive(Foreign({**interface, "data": (aligned + 4, False)}))
     with pytest.raises(ptxrt.ArgumentError, match="masked"):
         ptxrt.to_device(Foreign({**interface, "mask": ours}))
     with pytest.raises(ptxrt.ArgumentError, match="cannot be read"):
