@@ -22,7 +22,7 @@ check: build
 	$(PY) cli.py check
 
 coverage: build
-	$(PY) tests/coverage.py
+	$(PY) tests/ptx_coverage.py
 
 # make sass KERNEL='attention_mxfp4_bf16[dim=128]'
 sass: build

@@ -1,0 +1,89 @@
+"""Run the tests and print which PTX lines of each kernel they executed: `make coverage`.
+
+Arguments go to pytest. Lines count once per entry that holds them, and entries that no test launches count as not run.
+The exit code is 1 where the tests fail or the native text of a kernel is run by less than 95 %.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import ptxrt  # noqa: E402
+from ptxrt import units  # noqa: E402
+from ptxrt.emulator.check import merge  # noqa: E402
+from ptxrt.ptx.ir import Instruction  # noqa: E402
+from ptxrt.ptx.parse import body, parse  # noqa: E402
+
+COUNTS = ROOT / ".coverage-ptx"
+WANTED = 0.95
+SHOWN = 12  # source lines listed for each kernel
+
+
+def run_tests(arguments):
+    """Run pytest with counting; return its exit code."""
+    shutil.rmtree(COUNTS, ignore_errors=True)
+    environment = {**os.environ, "PTXRT_COVERAGE": str(COUNTS)}
+    return subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT, env=environment).returncode
+
+
+def source_lines(text):
+    """Return for every line of a PTX text the source line that its latest `.loc` names, as FILE:LINE."""
+    files = dict(re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.MULTILINE))
+    found, current = {}, "no source line"
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", line):
+            current = f"{files.get(match[1], '?')}:{match[2]}"
+        found[number] = current
+    return found
+
+
+def kernel_coverage(kernel, counts, portable):
+    """Return (lines run, all lines, {source line: PTX lines not run}, entries never launched) of one kernel."""
+    run = total = 0
+    missed, idle = Counter(), []
+    for unit in kernel.units:
+        path = units.text_path(unit.name, portable)
+        text = path.read_text()
+        module, sources = parse(text, path.name), source_lines(text)
+        for entry in kernel.entries(unit):
+            executed = counts.get(path.name, {}).get(entry, {})
+            lines = {s.line for s in body(module, module.functions[entry]).statements if isinstance(s, Instruction)}
+            total += len(lines)
+            if not executed:
+                idle.append(entry)
+                continue
+            not_run = [line for line in lines if not executed.get(line)]
+            run += len(lines) - len(not_run)
+            missed.update(sources[line] for line in not_run)
+    return run, total, missed, idle
+
+
+def main():
+    failed = run_tests(sys.argv[1:])
+    counts = merge(COUNTS)
+    low = []
+    for portable in (False, True):
+        print(f"\nPTX lines run of the {'portable' if portable else 'native'} texts")
+        for kernel in ptxrt.kernels().values():
+            run, total, missed, idle = kernel_coverage(kernel, counts, portable)
+            print(f"  {kernel.name:24} {run / total:7.1%}  {run} of {total}")
+            if idle:
+                print(f"    never launched: {len(idle)} entries ({', '.join(idle[:4])}{', ...' if len(idle) > 4 else ''})")
+            for source, number in missed.most_common(SHOWN):
+                print(f"    {source}: {number} PTX lines not run")
+            if not portable and run < WANTED * total:
+                low.append(kernel.name)
+    if low:
+        print(f"\nbelow {WANTED:.0%}: {', '.join(low)}")
+    return 1 if failed or low else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
