@@ -268,6 +268,8 @@ def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
     if operation == "cas":
         if name == "red" or type not in ("b16", "b32", "b64"):
             raise Unsupported(f"{name}.cas.{type}")
+    elif operation == "exch" and name == "red":
+        raise Unsupported("red has no exch")
     elif operation not in _OPERATIONS or type not in _OPERATIONS[operation][1]:
         raise Unsupported(f"{operation or 'no operation'} on {type or 'no type'}")
     bits = 8 * DTYPES[type].itemsize

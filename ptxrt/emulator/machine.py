@@ -498,7 +498,7 @@ class Batch:
                 continue
             if first is None:
                 first = stuck[0]
-            parts.append(f"{len(stuck)} threads wait {why}")
+            parts.append(f"{len(stuck)} threads wait at {why}")
         lane = int(first if first is not None else np.flatnonzero(self.alive)[0])
         block = int(self.block[lane])
         inside = self.block == block
