@@ -142,6 +142,7 @@ class _ModuleReader:
         )
 
     def statement(self) -> None:
+        self.match(r"\s*")
         start = self.position
         word = self.expect(r"\s*\.([a-z_]+)\b", "a directive")[1]
         linkage = ""
@@ -176,14 +177,14 @@ class _ModuleReader:
             raise self.error(f"the directive .{word} is not known here", start)
 
     def variable(self, space: str, text: str, linkage: str, start: int) -> None:
-        line = bisect_right(self.line_starts, start + len(self.text[start:]) - len(self.text[start:].lstrip()))
+        line = bisect_right(self.line_starts, start)
         for variable in variables(space, text, linkage, line, lambda message: self.error(message, start)):
             known = self.variables.get(variable.name)
             if known is None or known.linkage == "extern":
                 self.variables[variable.name] = variable
 
     def function(self, is_entry: bool, linkage: str, start: int) -> None:
-        line = bisect_right(self.line_starts, start + len(self.text[start:self.position]) - len(self.text[start:self.position].lstrip()))
+        line = bisect_right(self.line_starts, start)
         results: tuple[Parameter, ...] = ()
         if not is_entry:
             match = self.match(r"\s*\(([^)]*)\)")
