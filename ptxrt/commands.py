@@ -276,7 +276,7 @@ def compare_job(job: Job, kernel_name: str, results, arrays, format_limit) -> tu
     if job.exact:
         name, got, want = job.exact(results)
         figures = compare(got, want)
-        rows[f"{name} without quantization"] = {**vars(figures), "limit": format_limit}
+        rows[f"{name} against the unquantized inputs"] = {**vars(figures), "limit": format_limit}
         if format_limit is not None and not figures.relative_l2 <= format_limit:
             failures.append(f"quantization costs {name} a relative L2 of {figures.relative_l2:.3e}, above the limit {format_limit:g}")
     return rows, failures
