@@ -2,13 +2,13 @@
 #include "kernel.cuh"
 #include "op/quantize.cuh"
 
-#define INSTANCE(dtype, Element)                                                                       \
-    KERNEL(dequantize_mxfp4_##dtype, .threads = {op::quantize_threads}, .tile = {op::quantize_tile})   \
-    (const uint8_t *codes,    /* [rows, cols / 2], two codes each */                                   \
-     const uint8_t *scales,   /* [rows, cols / 32] */                                                  \
-     Element *x,              /* [rows, cols] */                                                       \
-     int64_t rows, int64_t cols) {                                                                     \
-        op::dequantize_mxfp4(codes, scales, x, rows *cols);                                            \
+#define INSTANCE(dtype, Element)                                                                             \
+    KERNEL(dequantize_mxfp4_##dtype, .threads = {op::quantize_threads}, .tile = {op::quantize_tile})            \
+    (const uint32_t *codes,   /* [rows, cols * 4 / 8] bytes */                                               \
+     const uint8_t *scales,   /* [rows, cols / 32] */                                                        \
+     Element *x,              /* [rows, cols] */                                                             \
+     int64_t rows, int64_t cols) {                                                                           \
+        op::dequantize_mx<tile::E2m1>(codes, scales, x, rows *cols);                                           \
     }
 
 INSTANCE(f32, float)

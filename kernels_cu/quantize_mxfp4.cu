@@ -2,13 +2,13 @@
 #include "kernel.cuh"
 #include "op/quantize.cuh"
 
-#define INSTANCE(dtype, Element)                                                                     \
-    KERNEL(quantize_mxfp4_##dtype, .threads = {op::quantize_threads}, .tile = {op::quantize_tile})   \
-    (const Element *x,   /* [rows, cols] */                                                          \
-     uint32_t *codes,    /* [rows, cols / 2] bytes, two codes each */                                \
-     uint8_t *scales,    /* [rows, cols / 32] */                                                     \
-     int64_t rows, int64_t cols) {                                                                   \
-        op::quantize_mxfp4(x, codes, scales, rows *cols);                                            \
+#define INSTANCE(dtype, Element)                                                                             \
+    KERNEL(quantize_mxfp4_##dtype, .threads = {op::quantize_threads}, .tile = {op::quantize_tile})              \
+    (const Element *x,   /* [rows, cols] */                                                                  \
+     uint32_t *codes,    /* [rows, cols * 4 / 8] bytes */                                                    \
+     uint8_t *scales,    /* [rows, cols / 32] */                                                             \
+     int rule, int64_t rows, int64_t cols) {                                                                 \
+        op::quantize_mx<tile::E2m1>(x, codes, scales, rows *cols, tile::ScaleRule(rule));                      \
     }
 
 INSTANCE(f32, float)

@@ -82,7 +82,7 @@ __device__ inline void quantize_rows(Target &target, Source &&source) {
 #pragma unroll
                 for (int j = 0; j < chunk_values; ++j) values[i * chunk_values + j] = some[j];
             }
-            const uint32_t scale = tile::e2m1_scale(Lanes::block_amax(tile::amax_of(values)));
+            const uint32_t scale = tile::mx_scale<tile::E2m1>(Lanes::block_amax(tile::amax_of(values)), tile::ScaleRule::floor);
             target.codes.at(row, half_block) = encode_half_block(values, scale);
             scales |= Lanes::placed(scale, pass);
         }

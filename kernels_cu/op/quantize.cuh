@@ -1,84 +1,160 @@
-// Quantization to MXFP4 and back: e2m1 codes under one ue8m0 scale per 32 values, by the floor rule of OCP MX v1.0, 6.3.
+// Quantization to the MX formats and NVFP4 and back, of blocks along the last axis.
 #pragma once
 
 #include <cstdint>
 
 #include "../tile/format.cuh"
+#include "../tile/narrow.cuh"
 #include "../tile/run.cuh"
 #include "../tile/scale.cuh"
-#include "../tile/shared.cuh"
 
 namespace op {
 
 constexpr int quantize_threads = 256;
 constexpr int quantize_tile = quantize_threads / 32 * tile::run_values;   // values of a block of threads
 
-// codes[count / 2] and scales[count / 32] of x[count]; count is a multiple of 32. Each warp takes a run of 1024 values, all
-// of whose loads start before the first is used.
-template <class Element>
-__device__ inline void quantize_mxfp4(const Element *x, uint32_t *codes, uint8_t *scales, size_t count) {
-    using Run = tile::Run<Element>;
-    const size_t first = (size_t(blockIdx.x) * (quantize_threads / 32) + threadIdx.x / 32) * tile::run_values;
-    if (first >= count) return;
-    const int here = min(count - first, size_t(tile::run_values));
-
-    uint4 chunks[Run::items];
-#pragma unroll
-    for (int i = 0; i < Run::items; ++i)
-        chunks[i] = Run::value(i) < here ? __ldg(reinterpret_cast<const uint4 *>(x + first + Run::value(i))) : uint4{};
-
-    uint32_t codes_of[Run::words], scale_of[Run::items];
-#pragma unroll
-    for (int w = 0; w < Run::words; ++w) {
-        constexpr int word_items = Run::items / Run::words;   // 2 or 1 items make a word of eight codes
-        float scaled[8];
-        uint32_t finite = 0xffffffffu;
-#pragma unroll
-        for (int part = 0; part < word_items; ++part) {
-            const int item = w * word_items + part;
-            float values[Run::lane_values];
-            tile::unpack(chunks[item], values, Element{});
-            scale_of[item] = tile::e2m1_scale(Run::block_amax(values));
-            const float reciprocal = tile::ue8m0_reciprocal(scale_of[item]);
-#pragma unroll
-            for (int j = 0; j < Run::lane_values; ++j) scaled[part * Run::lane_values + j] = values[j] * reciprocal;
-            if (scale_of[item] == tile::ue8m0_nan) finite &= ~(Run::item_codes << (16 * part));
-        }
-        codes_of[w] = ptx::cvt_rn_satfinite_e2m1x8_f32(scaled) & finite;
-    }
-    Run::store_codes(codes + first / 8, codes_of, here);
-    Run::store_scales(scales + first / tile::mx_block, scale_of, here / tile::mx_block);
+// The first value of this warp's run.
+__device__ inline size_t first_of_run() {
+    return (size_t(blockIdx.x) * (quantize_threads / 32) + threadIdx.x / 32) * tile::run_values;
 }
 
-// x[count] from codes[count / 2] and scales[count / 32]: exact in f32, rounded once to f16 or bf16.
+// Loads this lane's values of a run, all of them before the first is used; those past `here` are zeros.
 template <class Element>
-__device__ inline void dequantize_mxfp4(const uint8_t *codes, const uint8_t *scales, Element *x, size_t count) {
-    using Run = tile::Run<Element>;
-    const size_t first = (size_t(blockIdx.x) * (quantize_threads / 32) + threadIdx.x / 32) * tile::run_values;
+__device__ inline void load_run(const Element *run, int here, float (&values)[tile::run_items][8]) {
+#pragma unroll
+    for (int item = 0; item < tile::run_items; ++item) {
+        if (tile::run_value(item) < here) {
+            tile::load_values(run + tile::run_value(item), values[item]);
+        } else {
+#pragma unroll
+            for (float &value : values[item]) value = 0.0f;
+        }
+    }
+}
+
+// Codes and scales [count / 32] of x[count] in an MX format; count is a multiple of 32.
+template <class Format, class Element>
+__device__ inline void quantize_mx(const Element *x, uint32_t *codes, uint8_t *scales, size_t count, tile::ScaleRule rule) {
+    using Blocks = tile::RunBlocks<tile::mx_block>;
+    const size_t first = first_of_run();
     if (first >= count) return;
     const int here = min(count - first, size_t(tile::run_values));
 
-    uint32_t item_codes[Run::items], item_scales[Run::items];
+    float values[tile::run_items][8];
+    load_run(x + first, here, values);
+    tile::Codes<Format::bits> run_codes[tile::run_items];
+    uint32_t run_scales[tile::run_items];
 #pragma unroll
-    for (int i = 0; i < Run::items; ++i) {
-        if (Run::value(i) >= here) continue;
-        const uint8_t *source = codes + (first + Run::value(i)) / 2;
-        if constexpr (Run::lane_values == 8) item_codes[i] = __ldg(reinterpret_cast<const uint32_t *>(source));
-        else item_codes[i] = __ldg(reinterpret_cast<const uint16_t *>(source));
-        item_scales[i] = __ldg(scales + first / tile::mx_block + Run::block(i));
+    for (int item = 0; item < tile::run_items; ++item) {
+        const uint32_t scale = tile::mx_scale<Format>(Blocks::amax(tile::amax_of(values[item])), rule);
+        run_scales[item] = scale;
+        const float reciprocal = tile::ue8m0_reciprocal(scale);
+#pragma unroll
+        for (float &value : values[item]) value *= reciprocal;
+        run_codes[item] = Format::encode(values[item]);
+#pragma unroll
+        for (uint32_t &word : run_codes[item].word)
+            if (scale == tile::ue8m0_nan) word = 0;
+    }
+    tile::store_codes(codes + first * Format::bits / 32, run_codes, here);
+    Blocks::store_scales(scales + first / tile::mx_block, run_scales, here / tile::mx_block);
+}
+
+// x[count] of codes and scales in an MX format: exact in f32 (subnormals too), rounded once to f16 or bf16.
+template <class Format, class Element>
+__device__ inline void dequantize_mx(const uint32_t *codes, const uint8_t *scales, Element *x, size_t count) {
+    using Blocks = tile::RunBlocks<tile::mx_block>;
+    const size_t first = first_of_run();
+    if (first >= count) return;
+    const int here = min(count - first, size_t(tile::run_values));
+
+    tile::Codes<Format::bits> run_codes[tile::run_items];
+    uint32_t run_scales[tile::run_items];
+#pragma unroll
+    for (int item = 0; item < tile::run_items; ++item) {
+        if (tile::run_value(item) >= here) continue;
+        tile::load_codes(codes + first * Format::bits / 32, item, run_codes[item]);
+        run_scales[item] = __ldg(scales + first / tile::mx_block + Blocks::index(item));
     }
 #pragma unroll
-    for (int i = 0; i < Run::items; ++i) {
-        if (Run::value(i) >= here) continue;
-        const float scale = ptx::cvt_f32_ue8m0(item_scales[i]);
-        float values[Run::lane_values];
-        static_for<Run::lane_values / 2>([&](auto byte) {
-            const uint32_t pair = ptx::cvt_rn_f16x2_e2m1x2<byte>(item_codes[i]);
-            const float2 unscaled = __half22float2(*reinterpret_cast<const __half2 *>(&pair));
-            values[2 * byte] = unscaled.x * scale;
-            values[2 * byte + 1] = unscaled.y * scale;
-        });
-        *reinterpret_cast<uint4 *>(x + first + Run::value(i)) = tile::pack(values, Element{});
+    for (int item = 0; item < tile::run_items; ++item) {
+        const bool present = tile::run_value(item) < here;
+        float values[8] = {};
+        if (present) {
+            Format::decode(run_codes[item], values);
+            const float scale = ptx::cvt_f32_ue8m0(run_scales[item]);
+#pragma unroll
+            for (float &value : values) value *= scale;
+        }
+        tile::store_values(x + first + tile::run_value(item), values, present);
+    }
+}
+
+// Codes [count / 2] and ue4m3 scales [count / 16] of x[count] in NVFP4 under a given global scale; count is a multiple of
+// 16. With `four_over_six` a block's largest value goes to 4 instead of 6 where that makes the squared error smaller.
+template <class Element>
+__device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint32_t *codes, uint8_t *scales, size_t count,
+                                      bool four_over_six) {
+    using Blocks = tile::RunBlocks<tile::nvfp4_block>;
+    const size_t first = first_of_run();
+    if (first >= count) return;
+    const int here = min(count - first, size_t(tile::run_values));
+    const tile::Divisor global_divisor(global_scale);
+
+    float values[tile::run_items][8];
+    load_run(x + first, here, values);
+    tile::Codes<4> run_codes[tile::run_items];
+    uint32_t run_scales[tile::run_items];
+#pragma unroll
+    for (int item = 0; item < tile::run_items; ++item) {
+        const tile::Nvfp4Block block(Blocks::amax(tile::amax_of(values[item])));
+        tile::Nvfp4Scale scale = block.scale(tile::Nvfp4Target::six, global_divisor, global_scale);
+        float scaled[8];
+        run_codes[item] = tile::encode_nvfp4(values[item], scale, scaled);
+        if (four_over_six) {   // the whole warp, for the exchange
+            const tile::Nvfp4Scale other = block.scale(tile::Nvfp4Target::four, global_divisor, global_scale);
+            const float error = Blocks::sum(tile::squared_error(scaled, run_codes[item], scale));
+            const tile::Codes<4> other_codes = tile::encode_nvfp4(values[item], other, scaled);
+            const float other_error = Blocks::sum(tile::squared_error(scaled, other_codes, other));
+            if (scale.step != 0.0f && other_error < error) {
+                scale = other;
+                run_codes[item] = other_codes;
+            }
+        }
+        run_scales[item] = scale.code;
+    }
+    tile::store_codes(codes + first / 8, run_codes, here);
+    Blocks::store_scales(scales + first / tile::nvfp4_block, run_scales, here / tile::nvfp4_block);
+}
+
+// x[count] of NVFP4 codes and scales: e2m1 times f32(global scale x scale), both products in f32, rounded once more to f16
+// or bf16.
+template <class Element>
+__device__ inline void dequantize_nvfp4(const uint32_t *codes, const uint8_t *scales, float global_scale, Element *x, size_t count) {
+    using Blocks = tile::RunBlocks<tile::nvfp4_block>;
+    const size_t first = first_of_run();
+    if (first >= count) return;
+    const int here = min(count - first, size_t(tile::run_values));
+
+    tile::Codes<4> run_codes[tile::run_items];
+    uint32_t run_scales[tile::run_items];
+#pragma unroll
+    for (int item = 0; item < tile::run_items; ++item) {
+        if (tile::run_value(item) >= here) continue;
+        tile::load_codes(codes + first / 8, item, run_codes[item]);
+        run_scales[item] = __ldg(scales + first / tile::nvfp4_block + Blocks::index(item));
+    }
+#pragma unroll
+    for (int item = 0; item < tile::run_items; ++item) {
+        const bool present = tile::run_value(item) < here;
+        float values[8] = {};
+        if (present) {
+            tile::E2m1::decode(run_codes[item], values);
+            const float step = tile::nvfp4_step(run_scales[item], global_scale);
+#pragma unroll
+            for (float &value : values) value *= step;
+        }
+        tile::store_values(x + first + tile::run_value(item), values, present);
     }
 }
 

@@ -38,7 +38,87 @@ __device__ inline uint32_t cvt_rn_satfinite_e2m1x8_f32(const float (&values)[8])
               "f"(values[6]), "f"(values[7]));
         return codes;
     } else {
-        return portable::e2m1x8_from_f32(values);
+        return portable::narrow_from_f32<4, 3, 1, 0, 8>(values, 6.0f);
+    }
+}
+
+// Four values to e4m3, values[i] in byte i: to nearest, ties to even, saturated; NaN to 0x7f.
+__device__ inline uint32_t cvt_rn_satfinite_e4m3x4_f32(const float *values) {
+    if constexpr (has_fp8_conversions) {
+        uint32_t codes;
+        asm("{\n"
+            "  .reg .b16 low, high;\n"
+            "  cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+            "  cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+            "  mov.b32 %0, {low, high};\n"
+            "}"
+            : "=r"(codes)
+            : "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]));
+        return codes;
+    } else {
+        uint32_t codes = portable::narrow_from_f32<8, 7, 3, -6, 4>(values, 448.0f);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (values[i] != values[i]) codes |= 0x7fu << (8 * i);
+        return codes;
+    }
+}
+
+// Four values to e5m2, values[i] in byte i: to nearest, ties to even, saturated; NaN to 0x7f.
+__device__ inline uint32_t cvt_rn_satfinite_e5m2x4_f32(const float *values) {
+    if constexpr (has_fp8_conversions) {
+        uint32_t codes;
+        asm("{\n"
+            "  .reg .b16 low, high;\n"
+            "  cvt.rn.satfinite.e5m2x2.f32 low, %2, %1;\n"
+            "  cvt.rn.satfinite.e5m2x2.f32 high, %4, %3;\n"
+            "  mov.b32 %0, {low, high};\n"
+            "}"
+            : "=r"(codes)
+            : "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]));
+        return codes;
+    } else {
+        uint32_t codes = portable::narrow_from_f32<8, 7, 2, -14, 4>(values, 57344.0f);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (values[i] != values[i]) codes |= 0x7fu << (8 * i);
+        return codes;
+    }
+}
+
+// Four values to e3m2, values[i] in byte i (bits 5..0): to nearest, ties to even, saturated; NaN to +28.
+__device__ inline uint32_t cvt_rn_satfinite_e3m2x4_f32(const float *values) {
+    if constexpr (has_narrow_conversions) {
+        uint32_t codes;
+        asm("{\n"
+            "  .reg .b16 low, high;\n"
+            "  cvt.rn.satfinite.e3m2x2.f32 low, %2, %1;\n"
+            "  cvt.rn.satfinite.e3m2x2.f32 high, %4, %3;\n"
+            "  mov.b32 %0, {low, high};\n"
+            "}"
+            : "=r"(codes)
+            : "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]));
+        return codes;
+    } else {
+        return portable::narrow_from_f32<8, 5, 2, -2, 4>(values, 28.0f);
+    }
+}
+
+// Four values to e2m3, values[i] in byte i (bits 5..0): to nearest, ties to even, saturated; NaN to +7.5.
+__device__ inline uint32_t cvt_rn_satfinite_e2m3x4_f32(const float *values) {
+    if constexpr (has_narrow_conversions) {
+        uint32_t codes;
+        asm("{\n"
+            "  .reg .b16 low, high;\n"
+            "  cvt.rn.satfinite.e2m3x2.f32 low, %2, %1;\n"
+            "  cvt.rn.satfinite.e2m3x2.f32 high, %4, %3;\n"
+            "  mov.b32 %0, {low, high};\n"
+            "}"
+            : "=r"(codes)
+            : "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]));
+        return codes;
+    } else {
+        return portable::narrow_from_f32<8, 5, 3, 0, 4>(values, 7.5f);
     }
 }
 
@@ -57,6 +137,50 @@ __device__ inline uint32_t cvt_rn_f16x2_e2m1x2(uint32_t codes) {
         return values;
     } else {
         return portable::f16x2_from_e2m1x2(codes >> (8 * byte) & 0xffu);
+    }
+}
+
+// The e4m3 values of bytes 0 and 1 of `pair` as f16x2. Exact.
+__device__ inline uint32_t cvt_rn_f16x2_e4m3x2(uint32_t pair) {
+    if constexpr (has_fp8_conversions) {
+        uint32_t values;
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(static_cast<uint16_t>(pair)));
+        return values;
+    } else {
+        return portable::f16x2_from_e4m3x2(pair);
+    }
+}
+
+// The e5m2 values of bytes 0 and 1 of `pair` as f16x2. Exact.
+__device__ inline uint32_t cvt_rn_f16x2_e5m2x2(uint32_t pair) {
+    if constexpr (has_fp8_conversions) {
+        uint32_t values;
+        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(values) : "h"(static_cast<uint16_t>(pair)));
+        return values;
+    } else {
+        return portable::f16x2_from_e5m2x2(pair);
+    }
+}
+
+// The e3m2 values of bytes 0 and 1 of `pair` as f16x2. Exact.
+__device__ inline uint32_t cvt_rn_f16x2_e3m2x2(uint32_t pair) {
+    if constexpr (has_narrow_conversions) {
+        uint32_t values;
+        asm("cvt.rn.f16x2.e3m2x2 %0, %1;" : "=r"(values) : "h"(static_cast<uint16_t>(pair)));
+        return values;
+    } else {
+        return portable::f16x2_from_e3m2x2(pair);
+    }
+}
+
+// The e2m3 values of bytes 0 and 1 of `pair` as f16x2. Exact.
+__device__ inline uint32_t cvt_rn_f16x2_e2m3x2(uint32_t pair) {
+    if constexpr (has_narrow_conversions) {
+        uint32_t values;
+        asm("cvt.rn.f16x2.e2m3x2 %0, %1;" : "=r"(values) : "h"(static_cast<uint16_t>(pair)));
+        return values;
+    } else {
+        return portable::f16x2_from_e2m3x2(pair);
     }
 }
 

@@ -9,9 +9,18 @@ constexpr int architecture_family = __CUDA_ARCH_FAMILY_SPECIFIC__ / 100;
 constexpr int architecture_family = 0;   // plain targets (sm_80, sm_90) and the host pass
 #endif
 
-// sm_120a, sm_121a and their family: mma.sync with .block_scale, conversions to and from e2m1 and ue8m0.
+#if defined(__CUDA_ARCH__)
+constexpr int architecture = __CUDA_ARCH__ / 10;
+#else
+constexpr int architecture = 0;
+#endif
+
+// sm_120a, sm_121a and their family: mma.sync with .block_scale, conversions to and from e2m1, e2m3, e3m2 and ue8m0.
 // The suffix matters: plain sm_120 rejects all of them (PTX ISA 9.0, sections 9.7.14 and 9.7.9.21).
 constexpr bool has_block_scaled_mma = architecture_family == 12;
 constexpr bool has_narrow_conversions = architecture_family == 12;
+
+// Conversions to and from e4m3 and e5m2.
+constexpr bool has_fp8_conversions = architecture >= 89;
 
 }  // namespace ptx

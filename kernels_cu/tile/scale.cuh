@@ -5,21 +5,146 @@
 
 #include "../ptx/math.cuh"
 #include "../ptx/warp.cuh"
+#include "narrow.cuh"
 
 namespace tile {
 
 constexpr int mx_block = 32;          // values that share one ue8m0 scale
+constexpr int nvfp4_block = 16;       // values that share one ue4m3 scale
 constexpr uint32_t ue8m0_nan = 0xff;  // also the scale of a block that holds a NaN or an infinity
+constexpr uint32_t ue4m3_nan = 0x7f;  // the same in NVFP4
 
-// The ue8m0 scale of a block of e2m1 whose largest magnitude is `amax` (NaN if any value is): the exponent of amax less 2,
-// which is that of 6, the largest e2m1; clamped to ue8m0's smallest. Source: OCP Microscaling Formats v1.0, 6.3.
-__device__ inline uint32_t e2m1_scale(float amax) {
-    const int exponent = __float_as_uint(amax) >> 23;   // amax has no sign
-    return exponent == 255 ? ue8m0_nan : max(exponent - 2, 0);
+// How an MX scale follows from the largest magnitude of its block. Source: OCP Microscaling Formats v1.0, 6.3 (floor);
+// torchao, ScaleCalculationMode (all four).
+enum class ScaleRule { floor, ceil, rceil, even };
+
+// The ue8m0 scale of a block whose largest magnitude is `amax` (NaN if any value is).
+//   floor  the exponent of amax less that of the format's largest value
+//   ceil   one more where amax is no power of two
+//   rceil  the exponent of amax / largest (a product with its reciprocal in f32), rounded up
+//   even   as floor, after rounding amax to the format's mantissa, halves up
+// Clamped to ue8m0's smallest; NaN where amax, or amax after rounding, is not finite.
+template <class Format>
+__device__ inline uint32_t mx_scale(float amax, ScaleRule rule) {
+    uint32_t bits = __float_as_uint(amax);   // no sign
+    if (rule == ScaleRule::rceil) {
+        bits = __float_as_uint(amax * (1.0f / Format::largest));
+        // The exponent rounded up; 2^-127, which has no exponent field of its own, is scale 0.
+        const uint32_t mantissa = bits & 0x7fffffu;
+        const uint32_t up = (bits >> 23) == 0 ? mantissa > 0x400000u : mantissa != 0;
+        return (__float_as_uint(amax) >> 23) == 255 || (bits >> 23) == 255 ? ue8m0_nan : (bits >> 23) + up;
+    }
+    if (rule == ScaleRule::even && (bits >> 23) != 255) bits += 1u << (22 - Format::mantissa);
+    const int exponent = bits >> 23;
+    const int up = rule == ScaleRule::ceil && (bits & 0x7fffffu) != 0;
+    return exponent == 255 ? ue8m0_nan : max(exponent + up - Format::max_exponent, 0);
 }
 
-// 1 / 2^(scale - 127), exact; meaningless for ue8m0_nan and 254, which no finite block of e2m1 has.
+// 1 / 2^(scale - 127), exact; meaningless for ue8m0_nan and 254, which no finite block has.
 __device__ inline float ue8m0_reciprocal(uint32_t scale) { return __uint_as_float((254 - scale) << 23); }
+
+// A divisor that is used many times: f32 division, correctly rounded, without the subroutine that covers all of f32.
+// Quotients that are subnormal may be rounded twice: no format here tells them from 0.
+struct Divisor {
+    float prescale, scale, mantissa, reciprocal;   // divisor = mantissa / (prescale scale) with mantissa in [1, 2)
+
+    // `divisor` is positive and finite.
+    __device__ explicit Divisor(float divisor) {
+        prescale = divisor < 0x1p-100f ? 0x1p64f : 1.0f;
+        const uint32_t bits = __float_as_uint(divisor * prescale), exponent = bits >> 23;
+        scale = exponent < 254 ? __uint_as_float((254 - exponent) << 23) : 0x1p-127f;
+        mantissa = __uint_as_float((bits & 0x7fffffu) | 0x3f800000u);
+        reciprocal = ptx::rcp_approx_ftz_f32(mantissa);
+        reciprocal = fmaf(fmaf(-mantissa, reciprocal, 1.0f), reciprocal, reciprocal);
+    }
+
+    // value / divisor, or something beyond `limit` where that is. Two corrections by the exact remainder: the first quotient
+    // may be off by 2 ulp.
+    __device__ float quotient(float value, float limit = 8.0f) const {
+        const float scaled = fmaxf(fminf(value * prescale * scale, 2.0f * limit), -2.0f * limit);
+        float result = scaled * reciprocal;
+        result = fmaf(fmaf(-mantissa, result, scaled), reciprocal, result);
+        return fmaf(fmaf(-mantissa, result, scaled), reciprocal, result);
+    }
+};
+
+// amax / 6, correctly rounded, subnormals too.
+__device__ inline float sixth(float amax) {
+    if (amax < 0x1.8p-124f) {   // the quotient is subnormal: in units of 2^-149 it is an integer division
+        const uint32_t units = __float2uint_rn(amax * 0x1p100f * 0x1p49f), quotient = units / 6, rest = units - 6 * quotient;
+        return __uint_as_float(quotient + (rest > 3 || (rest == 3 && (quotient & 1))));
+    }
+    const float up = amax < 0x1p-60f ? 0x1p64f : 1.0f, down = amax < 0x1p-60f ? 0x1p-64f : 1.0f;
+    const float scaled = amax * up, quotient = scaled * (1.0f / 6.0f);
+    return fmaf(fmaf(-6.0f, quotient, scaled), 1.0f / 6.0f, quotient) * down;
+}
+
+// The scale of an NVFP4 block.
+struct Nvfp4Scale {
+    uint32_t code = ue4m3_nan;   // in ue4m3
+    float value = 0.0f;          // what the code stands for
+    float step = 0.0f;           // f32(global scale x value): what a code of 1 stands for; 0 where it underflows
+
+    __device__ Nvfp4Scale() {}   // of a block that is not finite
+
+    // `target` is f32(amax / 6) or f32(amax / 4).
+    __device__ Nvfp4Scale(float target, const Divisor &global_divisor, float global_scale) {
+        const float wanted = fminf(fmaxf(global_divisor.quotient(target, 512.0f), 0x1p-9f), 448.0f);
+        const float four[4] = {wanted, 0.0f, 0.0f, 0.0f};
+        code = ptx::cvt_rn_satfinite_e4m3x4_f32(four) & 0xffu;
+        float unused;
+        unpack_pair(ptx::cvt_rn_f16x2_e4m3x2(code), value, unused);
+        step = global_scale * value;
+    }
+};
+
+// f32(global scale x scale) of a ue4m3 byte, whose bit 7 means nothing.
+__device__ inline float nvfp4_step(uint32_t code, float global_scale) {
+    float value, unused;
+    unpack_pair(ptx::cvt_rn_f16x2_e4m3x2(code & 0x7fu), value, unused);
+    return global_scale * value;
+}
+
+// What the largest value of a block becomes: 6, the largest e2m1, or 4, whose neighbours are nearer.
+enum class Nvfp4Target { six, four };
+
+// A block by its largest magnitude (NaN if any value is); its scale has step 0 if a value is not finite.
+struct Nvfp4Block {
+    float amax;
+
+    __device__ explicit Nvfp4Block(float amax) : amax(amax) {}
+
+    __device__ Nvfp4Scale scale(Nvfp4Target target, const Divisor &global_divisor, float global_scale) const {
+        if ((__float_as_uint(amax) >> 23) == 255) return {};
+        return Nvfp4Scale(target == Nvfp4Target::six ? sixth(amax) : amax * 0.25f, global_divisor, global_scale);
+    }
+};
+
+// Eight values in e2m1 under a scale; `scaled` are the values in steps. Where the step is 0, so are the codes.
+__device__ inline Codes<4> encode_nvfp4(const float (&values)[8], const Nvfp4Scale &scale, float (&scaled)[8]) {
+    const Divisor divisor(scale.step == 0.0f ? 1.0f : scale.step);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) scaled[i] = divisor.quotient(values[i]);
+    const Codes<4> codes = E2m1::encode(scaled);
+    return {{scale.step == 0.0f ? 0u : codes.word[0]}};
+}
+
+// The squared error of eight values in units of the global scale: of each f32((scaled - code) value)^2, added pairwise.
+// Every operation is rounded by itself, because a choice between scales, and so the bytes, depends on it.
+__device__ inline float squared_error(const float (&scaled)[8], const Codes<4> &codes, const Nvfp4Scale &scale) {
+    float errors[8];
+    E2m1::decode(codes, errors);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float error = __fmul_rn(__fsub_rn(scaled[i], errors[i]), scale.value);
+        errors[i] = __fmul_rn(error, error);
+    }
+#pragma unroll
+    for (int width = 1; width < 8; width *= 2)
+#pragma unroll
+        for (int i = 0; i < 8; i += 2 * width) errors[i] = __fadd_rn(errors[i], errors[i + width]);
+    return errors[0];
+}
 
 // The largest magnitude of some values; NaN if any is.
 template <int count>

@@ -12,39 +12,75 @@ __device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
     return product;
 }
 
-// Eight values to e2m1, values[i] to bits 4 i + 3 .. 4 i: to nearest, ties to even, saturated at 6, NaN to +6.
+// Floats to codes with `mantissa` mantissa bits, smallest normal exponent `min_exponent` and largest value `largest`: to
+// nearest, ties to even, saturated, NaN to the largest. values[i] lands at bit `stride` i, its sign at bit `sign` from there.
 //
-// Adding 2^22 times a value's binade rounds it to that binade's step (a half in [1, 2), 1 in [2, 4), 2 in [4, 8)) and leaves
-// the number of steps in the lowest bits of the sum; below 1 the step stays a half, as e2m1's subnormals want. The code is
-// that number, 0..4, plus twice the binade's exponent, which stands in the upper bits of the same sum. Constants and signs
-// are collected for all eight at once.
-__device__ inline uint32_t e2m1x8_from_f32(const float (&values)[8]) {
-    uint32_t codes = 0, signs = 0;
+// Adding 2^(23 - mantissa) times a value's binade rounds it to that binade's step and leaves the number of steps in the
+// lowest bits of the sum; below the smallest normal the step stays, as subnormals want. The code is that number plus
+// 2^mantissa for each binade above the smallest, whose exponent stands in the upper bits of the same sum. Constants and
+// signs are collected for all values at once.
+template <int stride, int sign, int mantissa, int min_exponent, int count>
+__device__ inline uint32_t narrow_from_f32(const float *values, float largest) {
+    static_assert(stride * count == 32, "the codes fill a register");
+    constexpr int shift = 23 - mantissa;   // of an exponent field to the codes' exponent
+    constexpr uint32_t smallest_magic = uint32_t(127 + min_exponent + shift) << 23;
+    uint32_t codes = 0, signs = 0, ones = 0;
 #pragma unroll
-    for (int i = 7; i >= 0; --i) {
-        const float value = fmaxf(fminf(values[i], 6.0f), -6.0f);   // fminf makes +6 of a NaN
-        const uint32_t bits = __float_as_uint(value);
-        const uint32_t magic = max((bits & 0x7f800000u) + (22u << 23), (127u + 22u) << 23);
+    for (int i = count - 1; i >= 0; --i) {
+        const float value = fmaxf(fminf(values[i], largest), -largest);   // fminf makes +largest of a NaN
+        const uint32_t word = __float_as_uint(value);
+        const uint32_t magic = max((word & 0x7f800000u) + (uint32_t(shift) << 23), smallest_magic);
         const uint32_t sum = __float_as_uint(fabsf(value) + __uint_as_float(magic));
-        codes = 16 * codes + (sum & 7u) + (sum >> 22);
-        signs = __funnelshift_l(bits, signs, 1);
+        codes = (codes << stride) + (sum & ((4u << mantissa) - 1)) + (sum >> shift);
+        signs = __funnelshift_l(word, signs, 1);
+        ones = ones << stride | 1u;
     }
-    codes -= 0x11111111u * (2u * (127u + 22u));
-    signs = (signs | signs << 12) & 0x000f000fu;   // bit i moves to bit 4 i
-    signs = (signs | signs << 6) & 0x03030303u;
-    signs = (signs | signs << 3) & 0x11111111u;
-    return codes | signs << 3;
+    codes -= ones * (smallest_magic >> shift);
+    uint32_t spread = 0;
+    if constexpr (count == 8) {   // 4 bits: bit i moves to bit 4 i
+        spread = (signs | signs << 12) & 0x000f000fu;
+        spread = (spread | spread << 6) & 0x03030303u;
+        spread = (spread | spread << 3) & 0x11111111u;
+    } else {   // 8 bits: bit i moves to bit 8 i, which is where copies 7 bits apart put it
+        spread = signs * 0x00204081u & ones;
+    }
+    return codes | spread << sign;
 }
 
-// Both values of a byte of e2m1 (even element in the low nibble) as f16x2.
-__device__ inline uint32_t f16x2_from_e2m1x2(uint32_t byte) {
-    const uint32_t spread = (byte & 0xfu) | (byte & 0xf0u) << 12;
-    // Sign to bit 15, exponent and mantissa to bits 11..9: the value times 2^-14, e2m1's subnormal as an f16 subnormal.
-    const uint32_t shifted = (spread & 0x00080008u) << 12 | (spread & 0x00070007u) << 9;
-    uint32_t values;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(values) : "r"(shifted), "r"(0x74007400u), "r"(0x80008000u));
+// Two codes to f16x2, exact. `pair` holds one in bits 7..0, one in bits 15..8 (e2m1: bits 3..0 and 7..4). A code's exponent
+// and mantissa go where those of f16 are, which gives the value times a power of two, subnormals included; one exact
+// multiplication undoes it.
+__device__ inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
+    uint32_t product;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+    return product;
+}
+
+__device__ inline uint32_t f16x2_from_e2m1x2(uint32_t pair) {
+    const uint32_t spread = (pair & 0xfu) | (pair & 0xf0u) << 12;
+    return mul_f16x2((spread & 0x00080008u) << 12 | (spread & 0x00070007u) << 9, 0x74007400u);   // 2^14
+}
+
+__device__ inline uint32_t f16x2_from_e2m3x2(uint32_t pair) {
+    const uint32_t spread = __byte_perm(pair, 0, 0x4140);
+    return mul_f16x2((spread & 0x00200020u) << 10 | (spread & 0x001f001fu) << 7, 0x74007400u);   // 2^14
+}
+
+__device__ inline uint32_t f16x2_from_e3m2x2(uint32_t pair) {
+    const uint32_t spread = __byte_perm(pair, 0, 0x4140);
+    return mul_f16x2((spread & 0x00200020u) << 10 | (spread & 0x001f001fu) << 8, 0x6c006c00u);   // 2^12
+}
+
+__device__ inline uint32_t f16x2_from_e4m3x2(uint32_t pair) {
+    const uint32_t spread = __byte_perm(pair, 0, 0x4140);
+    uint32_t values = mul_f16x2((spread & 0x00800080u) << 8 | (spread & 0x007f007fu) << 7, 0x5c005c00u);   // 2^8
+    if ((spread & 0x7fu) == 0x7fu) values |= 0x7fffu;   // e4m3's only NaN
+    if ((spread & 0x007f0000u) == 0x007f0000u) values |= 0x7fff0000u;
     return values;
 }
+
+// e5m2 is the upper half of f16.
+__device__ inline uint32_t f16x2_from_e5m2x2(uint32_t pair) { return __byte_perm(pair, 0, 0x1404); }
 
 // Elements 2 pair and 2 pair + 1 of a register of four e2m1 containers (bits 5..2 of each byte) as bf16x2.
 __device__ inline uint32_t bf16x2_from_e2m1_containers(uint32_t containers, int pair) {

@@ -1,0 +1,20 @@
+// quantize_nvfp4_columns: e2m1 codes and ue4m3 scales of matrices whose blocks of 16 run down the columns.
+#include "kernel.cuh"
+#include "op/quantize_columns.cuh"
+
+#define INSTANCE(dtype, Element)                                                                             \
+    KERNEL(quantize_nvfp4_columns_##dtype, .threads = {op::columns_threads},                                 \
+           .tile = {op::columns_tile, op::columns_warps * tile::nvfp4_block, 1})                             \
+    (const Element *x,            /* [outer, rows, cols] */                                                  \
+     const float *global_scale,   /* [1] */                                                                  \
+     uint8_t *codes,              /* [outer, rows / 2, cols] */                                              \
+     uint8_t *scales,             /* [outer, rows / 16, cols] */                                             \
+     int rule, int64_t outer, int64_t rows, int64_t cols) {                                                  \
+        const int64_t values = int64_t(blockIdx.z) * rows * cols;   /* before this matrix */                 \
+        op::quantize_nvfp4_columns(x + values, *global_scale, codes + values / 2, scales + values / 16,      \
+                                   rows, cols, rule == 1);                                                   \
+    }
+
+INSTANCE(f32, float)
+INSTANCE(f16, __half)
+INSTANCE(bf16, __nv_bfloat16)

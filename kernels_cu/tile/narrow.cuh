@@ -1,0 +1,123 @@
+// Narrow formats: eight values of a lane to codes and back, and how the codes stand in memory.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "../kernel.cuh"
+#include "../ptx/cvt.cuh"
+
+namespace tile {
+
+// A narrow format: `bits` of a code, `mantissa` bits and `max_exponent` of its largest value `largest`, as OCP MX v1.0,
+// section 5.3 has them. encode() gives eight codes, code i in bits `bits` i and up of the little-endian words; words past
+// 8 `bits` / 32 are not there, and of the last word of a 6-bit format only the lower half. decode() is its inverse.
+template <int bits_>
+struct Codes {
+    static constexpr int words = (8 * bits_ + 31) / 32;
+    uint32_t word[words];
+};
+
+__device__ inline void unpack_pair(uint32_t f16x2, float &low, float &high) {
+    const float2 pair = __half22float2(*reinterpret_cast<const __half2 *>(&f16x2));
+    low = pair.x;
+    high = pair.y;
+}
+
+struct E2m1 {
+    static constexpr int bits = 4, mantissa = 1, max_exponent = 2;
+    static constexpr float largest = 6.0f;
+
+    __device__ static Codes<bits> encode(const float (&values)[8]) { return {{ptx::cvt_rn_satfinite_e2m1x8_f32(values)}}; }
+
+    __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {
+        static_for<4>([&](auto i) {
+            unpack_pair(ptx::cvt_rn_f16x2_e2m1x2<i>(codes.word[0]), values[2 * i], values[2 * i + 1]);
+        });
+    }
+};
+
+struct E4m3 {
+    static constexpr int bits = 8, mantissa = 3, max_exponent = 8;
+    static constexpr float largest = 448.0f;
+
+    __device__ static Codes<bits> encode(const float (&values)[8]) {
+        return {{ptx::cvt_rn_satfinite_e4m3x4_f32(values), ptx::cvt_rn_satfinite_e4m3x4_f32(values + 4)}};
+    }
+
+    __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            unpack_pair(ptx::cvt_rn_f16x2_e4m3x2(codes.word[i / 2] >> (16 * (i % 2)) & 0xffffu), values[2 * i], values[2 * i + 1]);
+    }
+};
+
+struct E5m2 {
+    static constexpr int bits = 8, mantissa = 2, max_exponent = 15;
+    static constexpr float largest = 57344.0f;
+
+    __device__ static Codes<bits> encode(const float (&values)[8]) {
+        return {{ptx::cvt_rn_satfinite_e5m2x4_f32(values), ptx::cvt_rn_satfinite_e5m2x4_f32(values + 4)}};
+    }
+
+    __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            unpack_pair(ptx::cvt_rn_f16x2_e5m2x2(codes.word[i / 2] >> (16 * (i % 2)) & 0xffffu), values[2 * i], values[2 * i + 1]);
+    }
+};
+
+// Four 6-bit codes, one in bits 5..0 of each byte, as 24 bits; and back.
+__device__ inline uint32_t pack_6bit(uint32_t bytes) {
+    return (bytes & 0x3fu) | (bytes >> 2 & 0xfc0u) | (bytes >> 4 & 0x3f000u) | (bytes >> 6 & 0xfc0000u);
+}
+__device__ inline uint32_t unpack_6bit(uint32_t packed) {
+    return (packed & 0x3fu) | (packed & 0xfc0u) << 2 | (packed & 0x3f000u) << 4 | (packed & 0xfc0000u) << 6;
+}
+
+// Eight codes from two groups of 24 bits; and the two groups of four bytes each back.
+__device__ inline Codes<6> join_6bit(uint32_t first, uint32_t second) {
+    const uint32_t low = pack_6bit(first), high = pack_6bit(second);
+    return {{low | high << 24, high >> 8}};
+}
+__device__ inline void split_6bit(const Codes<6> &codes, uint32_t &first, uint32_t &second) {
+    first = unpack_6bit(codes.word[0]);
+    second = unpack_6bit(codes.word[0] >> 24 | codes.word[1] << 8);
+}
+
+struct E3m2 {
+    static constexpr int bits = 6, mantissa = 2, max_exponent = 4;
+    static constexpr float largest = 28.0f;
+
+    __device__ static Codes<bits> encode(const float (&values)[8]) {
+        return join_6bit(ptx::cvt_rn_satfinite_e3m2x4_f32(values), ptx::cvt_rn_satfinite_e3m2x4_f32(values + 4));
+    }
+
+    __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {
+        uint32_t four[2];
+        split_6bit(codes, four[0], four[1]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            unpack_pair(ptx::cvt_rn_f16x2_e3m2x2(four[i / 2] >> (16 * (i % 2)) & 0xffffu), values[2 * i], values[2 * i + 1]);
+    }
+};
+
+struct E2m3 {
+    static constexpr int bits = 6, mantissa = 3, max_exponent = 2;
+    static constexpr float largest = 7.5f;
+
+    __device__ static Codes<bits> encode(const float (&values)[8]) {
+        return join_6bit(ptx::cvt_rn_satfinite_e2m3x4_f32(values), ptx::cvt_rn_satfinite_e2m3x4_f32(values + 4));
+    }
+
+    __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {
+        uint32_t four[2];
+        split_6bit(codes, four[0], four[1]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            unpack_pair(ptx::cvt_rn_f16x2_e2m3x2(four[i / 2] >> (16 * (i % 2)) & 0xffffu), values[2 * i], values[2 * i + 1]);
+    }
+};
+
+}  // namespace tile
