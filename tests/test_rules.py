@@ -24,6 +24,7 @@ MODULES = {
     "errors": set(),
     "dims": set(),
     "formats": set(),
+    "blocks": {"formats"},
     "accuracy": {"errors"},
     "files": {"errors"},
     "units": {"errors"},
@@ -36,7 +37,7 @@ MODULES = {
     "kernel": {"errors", "accuracy", "binder", "dims", "formats", "launch"},
     "launch": {"errors", "array", "backend", "binder", "kernel"},
     "program": {"errors", "array", "backend", "launch"},
-    "ops": {"errors", "accuracy", "array", "files", "formats", "kernel"},
+    "ops": {"errors", "accuracy", "array", "blocks", "files", "formats", "kernel"},
     "npy": {"errors", "files"},
     "describe": {"backend", "kernel", "ptx", "units"},
 }

@@ -6,8 +6,9 @@ import numpy as np
 
 from ..accuracy import Tolerance
 from ..array import as_arrays, as_output
+from ..blocks import mxfp4
 from ..errors import ArgumentError
-from ..formats import bf16, f16, f32, format_of, i32, mxfp4
+from ..formats import bf16, f16, f32, format_of, i32
 from ..kernel import In, Out, Scalar, kernel
 
 DIMS = tuple(range(32, 257, 32))

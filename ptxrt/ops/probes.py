@@ -3,7 +3,8 @@
 import numpy as np
 
 from ..accuracy import Tolerance
-from ..formats import bf16, f16, f32, i32, mxfp4
+from ..blocks import mxfp4
+from ..formats import bf16, f16, f32, i32
 from ..kernel import In, Out, kernel
 from .attention import DIMS
 

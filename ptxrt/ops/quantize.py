@@ -1,221 +1,280 @@
-"""Quantization: declarations, references, `QuantizedArray` and the friendly `quantize` and `dequantize`."""
-
-import io
-import zipfile
-import zlib
-from math import prod
+"""The friendly functions of quantization, composed of kernels: `quantize`, `dequantize`, and the layouts of scales."""
 
 import numpy as np
 
-from ..array import as_arrays, as_output
-from ..errors import ArgumentError, FileError
-from ..files import write_atomically
-from ..formats import BLOCK_FORMATS, bf16, e2m1x2, f16, f32, format_of, mxfp4, ue8m0
-from ..kernel import In, Out, kernel
+from ..array import DeviceArray, as_arrays, as_output, empty, to_device
+from ..blocks import BlockFormat, swizzled_bytes
+from ..errors import ArgumentError
+from ..formats import format_of, u8, ue4m3, ue8m0
+from . import scales as kernels
+from .quantized import Layout, QuantizedArray, block_format, checked_axis, checked_global_scale, checked_shape, layout_of
+from .quantizers import DEQUANTIZE, DEQUANTIZE_COLUMNS, QUANTIZE, QUANTIZE_COLUMNS
 
-_CASES = [dict(rows=4, cols=64), dict(rows=1, cols=32), dict(rows=3, cols=96), dict(rows=130, cols=256)]
-
-
-@kernel(grid="rows*cols", cases=_CASES)
-def quantize_mxfp4(
-    x: In[f32 | f16 | bf16, "rows cols"],
-    codes: Out[e2m1x2, "rows cols/2"],
-    scales: Out[ue8m0, "rows cols/32"],
-):
-    """Round each run of 32 values along `cols` to E2M1 under one shared power-of-two scale.
-
-    The scale is the exponent of the largest magnitude less 2, no less than 2**-127 (the floor rule).
-    Codes round to nearest, ties to even, saturate at 6 and keep the sign of zero; the even element
-    lies in the low nibble. A run of zeros gets scale byte 0, a run with a NaN or an infinity scale
-    byte 0xff and codes 0. Everything is computed in float32 and exact but for the one rounding.
-    Source: OCP Microscaling Formats (MX) v1.0, section 6.3.
-    """
-    codes[:], scales[:] = mxfp4.encode(x)
+# Enough parts of an array to fill a GPU, few enough for one block of threads to finish.
+_AMAX_PARTS = 1024
 
 
-@kernel(grid="rows*cols", cases=_CASES)
-def dequantize_mxfp4(
-    codes: In[e2m1x2, "rows cols/2"],
-    scales: In[ue8m0, "rows cols/32"],
-    x: Out[f32 | f16 | bf16, "rows cols"],
-):
-    """Give the values of MXFP4 codes: E2M1 times 2**(scale - 127).
+def quantize(
+    x,
+    format,
+    *,
+    axis=-1,
+    scale_rule=None,
+    scale_layout="linear",
+    global_scale=None,
+    pad=False,
+    out=None,
+    stream=None,
+) -> QuantizedArray:
+    """Quantize x of float32, float16 or bfloat16 in blocks along one axis.
 
-    float32 is exact, and infinite from 2**128 on; float16 and bfloat16 are that value rounded to
-    nearest, ties to even, so that float16 overflows early. A scale byte of 0xff makes its 32 values NaN.
-    Source: OCP Microscaling Formats (MX) v1.0, sections 5.3 and 6.3.
-    """
-    with np.errstate(over="ignore"):
-        x[:] = mxfp4.decode(codes, scales.view(np.uint8)).astype(x.dtype)
-
-
-# format -> its pair of kernels.
-QUANTIZE = {"mxfp4": quantize_mxfp4}
-DEQUANTIZE = {"mxfp4": dequantize_mxfp4}
-
-
-# What NumPy and zipfile raise for files that are foreign, truncated, or pretend to a size that does not fit.
-_DAMAGE = (
-    *(ValueError, TypeError, EOFError, SyntaxError, OverflowError, MemoryError, NotImplementedError),
-    *(zipfile.BadZipFile, zlib.error),
-)
-
-
-def _block_format(name, function: str):
-    if not isinstance(name, str) or name not in BLOCK_FORMATS:
-        raise ArgumentError(f"{function}: format is {name!r}; there is {', '.join(map(repr, BLOCK_FORMATS))}")
-    return BLOCK_FORMATS[name]
-
-
-class QuantizedArray:
-    """Codes and scales of an array of `shape`, quantized in blocks along its last axis.
-
-    codes: uint8 [..., K / 2], two per byte, the even element in the low nibble.
-    scales: uint8 [..., K / 32], one ue8m0 byte per block.
-    global_scale: None for the formats there are. format: "mxfp4". shape: [..., K].
-    Both arrays are NumPy arrays or both are device arrays. `np.asarray(q)` gives float32 values,
-    decoded on the host.
-    """
-
-    def __init__(self, codes, scales, *, format, shape, global_scale=None):
-        block = _block_format(format, "QuantizedArray")
-        self.codes, self.scales = as_arrays("QuantizedArray", codes=codes, scales=scales)
-        self.format = format
-        self.shape = _as_shape(shape)
-        if not self.shape or self.shape[-1] % block.block:
-            raise ArgumentError(
-                f"QuantizedArray: shape is {list(self.shape)}; {format} needs a last axis that is a multiple of {block.block}"
-            )
-        if global_scale is not None:
-            raise ArgumentError(f"QuantizedArray: global_scale is {global_scale!r}; {format} has none, pass None")
-        self.global_scale = None
-        *leading, length = self.shape
-        self._check("codes", self.codes, e2m1x2, (*leading, length // 2))
-        self._check("scales", self.scales, ue8m0, (*leading, length // block.block))
-        if isinstance(self.codes, np.ndarray) != isinstance(self.scales, np.ndarray):
-            raise ArgumentError("QuantizedArray: codes and scales are on different machines; pass both from one")
-
-    def _check(self, name, array, member, shape):
-        if tuple(array.shape) != shape or not member.holds(array.dtype):
-            raise ArgumentError(
-                f"QuantizedArray: {name} is {array.dtype} {list(array.shape)}; "
-                f"{self.format} of shape {list(self.shape)} has {name} of uint8 {list(shape)}"
-            )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes and scales."""
-        return prod(self.codes.shape) + prod(self.scales.shape)
-
-    def __repr__(self) -> str:
-        return f"QuantizedArray({self.format}, shape={list(self.shape)}, {self.nbytes} bytes)"
-
-    def to_numpy(self) -> "QuantizedArray":
-        """The same with NumPy arrays; itself where it holds them already."""
-        if isinstance(self.codes, np.ndarray):
-            return self
-        codes, scales = self.codes.to_numpy(), self.scales.to_numpy()
-        return QuantizedArray(codes, scales, format=self.format, shape=self.shape)
-
-    def __array__(self, dtype=None, copy=None):
-        if copy is False:
-            raise ValueError("a QuantizedArray has no float array to share; leave out copy=False")
-        host = self.to_numpy()
-        values = BLOCK_FORMATS[self.format].decode(host.codes.view(np.uint8), host.scales.view(np.uint8))
-        return values if dtype is None else values.astype(dtype)
-
-    def save(self, path) -> None:
-        """Write to `path` as .npz (the name is used as given); the file appears whole or not at all."""
-        host = self.to_numpy()
-        buffer = io.BytesIO()
-        np.savez(
-            buffer,
-            codes=host.codes.view(np.uint8),
-            scales=host.scales.view(np.uint8),
-            format=np.array(self.format),
-            shape=np.array(self.shape, np.int64),
-        )
-        write_atomically(path, buffer.getvalue())
-
-    @classmethod
-    def load(cls, path) -> "QuantizedArray":
-        """Read what `save` wrote; FileError for a file that is foreign, damaged or does not fit its own shape."""
-        try:
-            archive = np.load(path, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
-            with archive:
-                fields = {name: archive[name] for name in ("codes", "scales", "format", "shape")}
-            if fields["format"].shape != () or fields["format"].dtype.kind != "U" or fields["shape"].dtype.kind != "i":
-                raise ValueError("its format is no name or its shape no list of whole numbers")
-            shape = tuple(fields["shape"].tolist())
-            return cls(fields["codes"], fields["scales"], format=str(fields["format"]), shape=shape)
-        except KeyError as error:
-            raise FileError(f"{path} is no quantized array: {error.args[0]}. Write one with QuantizedArray.save.") from error
-        except _DAMAGE as error:
-            raise FileError(f"{path} is no quantized array: {error}. Write one with QuantizedArray.save.") from error
-
-
-def _as_shape(shape) -> tuple[int, ...]:
-    try:
-        sizes = tuple(int(size) for size in shape)
-        if any(size < 0 or size != given for size, given in zip(sizes, shape)):
-            raise ValueError
-    except (TypeError, ValueError):
-        raise ArgumentError(f"QuantizedArray: shape is {shape!r}; pass a tuple of whole numbers") from None
-    return sizes
-
-
-def quantize(x, format, *, out=None, stream=None) -> QuantizedArray:
-    """Quantize x [..., K] of float32, float16 or bfloat16 in blocks along its last axis.
-
-    format: "mxfp4": K is a multiple of 32; see `quantize_mxfp4` for rounding, zeros and NaN.
-    out: a QuantizedArray of the same format and shape to write to. stream: of the device.
+    format: "mxfp4", "mxfp8" (e4m3), "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3" in blocks of 32, or "nvfp4"
+    in blocks of 16. The kernel `quantize_NAME` says how it rounds and what becomes of zeros and NaN.
+    axis: the one cut into blocks, whose length is a multiple of the block, or is padded with zeros to
+    one where `pad` says so.
+    scale_rule: "floor" (the default), "ceil", "rceil" or "even"; for nvfp4 "amax" (the default) or
+    "four_over_six". scale_layout: "linear", or "128x4" for the tiles that cuBLAS and CUTLASS take.
+    global_scale: of nvfp4, a positive number or a float32 device scalar, which the result then holds; None
+    computes it from the largest finite magnitude, 1 leaves the block scales alone.
+    out: a QuantizedArray of the same format, shape, axis and layout to write to. stream: of the device.
     NumPy arrays give NumPy codes and scales; device arrays stay on the device, without waiting.
     """
-    _block_format(format, "quantize")
+    block = block_format("quantize", format)
+    rule = _rule_number(block, scale_rule)
     (x,) = as_arrays("quantize", x=x)
-    shape = tuple(x.shape)
-    if not shape:
+    if format_of(x.dtype) is None:
+        raise ArgumentError(f"quantize: x is {x.dtype} {list(x.shape)}; convert it to float32, float16 or bfloat16")
+    if not x.shape:
         raise ArgumentError("quantize: x is a single number; pass an array with at least one axis")
-    if out is None:
-        codes, scales = QUANTIZE[format](_rows(x), stream=stream)
-        leading = shape[:-1]
-        codes, scales = (a.reshape(*leading, a.shape[-1]) for a in (codes, scales))
-        return QuantizedArray(codes, scales, format=format, shape=shape)
-    if not isinstance(out, QuantizedArray) or (out.format, out.shape) != (format, shape):
-        raise ArgumentError(f"quantize: out is {out!r}; pass a QuantizedArray of {format} and shape {list(shape)}, or None")
-    QUANTIZE[format](_rows(x), codes=_rows(out.codes, "out.codes"), scales=_rows(out.scales, "out.scales"), stream=stream)
-    return out
+    layout = layout_of("quantize", block, tuple(x.shape), axis, scale_layout)
+    if layout.padded != layout.length and not pad:
+        _fail_length(layout)
+    on_host = isinstance(x, np.ndarray)
+    given = _given_global_scale(block, global_scale, on_host)
+    if out is not None:
+        _check_quantized_out(out, layout, on_host)
+    target = None if on_host else out
+
+    source = to_device(x, stream=stream) if on_host else x
+    arrays = [_fitted(source, layout, layout.length, layout.padded, stream)]
+    if block.two_level:
+        buffer = target.global_scale if target else None
+        level = _device_global_scale(source, given, buffer, stream)
+        arrays.append(level.reshape(1))
+    buffers = {}
+    if target:
+        buffers["codes"] = _shaped(target.codes, layout.matrix(layout.code_bytes))
+        if scale_layout == "linear":
+            buffers["scales"] = _shaped(target.scales, layout.matrix(layout.blocks))
+    kernel = (QUANTIZE if layout.inner == 1 else QUANTIZE_COLUMNS)[format]
+    codes, scales = kernel(*arrays, **buffers, rule=rule, stream=stream)
+    if scale_layout != "linear":
+        scales = _swizzled(scales, layout.outer, layout.blocks, layout.inner, target.scales if target else True, stream)
+    if target:
+        if block.two_level:
+            target.global_scale = level.reshape(())
+        return target
+    result = QuantizedArray(
+        codes.reshape(layout.codes_shape),
+        scales.reshape(layout.scales_shape),
+        format=format,
+        shape=layout.shape,
+        axis=layout.axis,
+        scale_layout=scale_layout,
+        global_scale=level if block.two_level else None,
+    )
+    if not on_host:
+        return result
+    result = result.to_numpy(stream=stream)
+    return result if out is None else _copy_to(out, result)
 
 
 def dequantize(q, dtype=np.float32, *, out=None, stream=None):
-    """Give the values of a QuantizedArray as float32 (exact), float16 or bfloat16 (rounded to nearest even).
+    """Give the values of a QuantizedArray as float32, float16 or bfloat16 (rounded to nearest even).
 
+    float32 values of the MX formats are exact; those of nvfp4 are two float32 products.
     out: an array of q's shape to write to, whose dtype decides. stream: of the device.
     A QuantizedArray of NumPy arrays gives a NumPy array, one of device arrays a device array.
     """
     if not isinstance(q, QuantizedArray):
         raise ArgumentError(f"dequantize: q is a {type(q).__name__}; pass a QuantizedArray")
-    buffers = {}
+    layout, on_host = q.layout, not q.on_device
     if out is not None:
         out = as_output("dequantize", "out", out)
+        _check_out("dequantize", "out", out, on_host, "q")
         if tuple(out.shape) != q.shape:
             raise ArgumentError(f"dequantize: out has shape {list(out.shape)}; q has shape {list(q.shape)}")
-        buffers, dtype = {"x": _rows(out, "out")}, out.dtype
+        dtype = out.dtype
     try:
         member = format_of(dtype)
     except TypeError:
         member = None
     if member is None:
         raise ArgumentError(f"dequantize: dtype is {dtype!r}; pass float32, float16 or bfloat16")
-    values = DEQUANTIZE[q.format](_rows(q.codes), _rows(q.scales), **buffers, dtype=member.dtype, stream=stream)
-    return values.reshape(q.shape) if out is None else out
+    target = None if on_host else out
+
+    codes, scales = (to_device(a, stream=stream) for a in (q.codes, q.scales)) if on_host else (q.codes, q.scales)
+    if layout.scale_layout != "linear":
+        scales = _unswizzled(scales, layout.outer, layout.blocks, layout.inner, stream)
+    arrays = [_shaped(codes, layout.matrix(layout.code_bytes)), _shaped(scales, layout.matrix(layout.blocks))]
+    if q.global_scale is not None:
+        arrays.append((to_device(q.global_scale, stream=stream) if on_host else q.global_scale).reshape(1))
+    whole = layout.padded == layout.length
+    buffers = {"x": _shaped(target, layout.matrix(layout.length))} if target is not None and whole else {}
+    kernel = (DEQUANTIZE if layout.inner == 1 else DEQUANTIZE_COLUMNS)[q.format]
+    values = kernel(*arrays, **buffers, dtype=member.dtype, stream=stream)
+    if not whole:
+        values = _fitted(values, layout, layout.padded, layout.length, stream, target)
+    if target is not None:
+        return target
+    values = values.reshape(q.shape)
+    if not on_host:
+        return values
+    values = values.to_numpy(stream=stream)
+    if out is None:
+        return values
+    np.copyto(out, values)
+    return out
 
 
-def _rows(array, written: str | None = None):
-    """The array as a matrix whose columns are its last axis; `written` names one that must not be copied for it."""
-    rows = array.reshape(prod(array.shape[:-1]), array.shape[-1])
-    if written and isinstance(array, np.ndarray) and not np.shares_memory(rows, array):
-        raise ArgumentError(f"{written} has strides of {list(array.strides)} bytes; pass an array in row-major order")
-    return rows
+def swizzle_scales(scales, *, axis=-1, stream=None):
+    """Arrange block scales in the 128x4 tiles that cuBLAS and CUTLASS take: uint8 bytes in one axis.
+
+    scales: uint8 (or ue8m0, e4m3 of ml_dtypes) whose `axis` counts blocks; all others are rows. The
+    matrix is padded with 0x00 to multiples of 128 rows and 4 blocks. Kernel: `swizzle_scales`.
+    NumPy arrays give NumPy arrays; device arrays stay on the device, without waiting.
+    """
+    (scales,) = as_arrays("swizzle_scales", scales=scales)
+    outer, blocks, inner = _scale_matrix("swizzle_scales", tuple(scales.shape), axis)
+    bytes_ = _scale_bytes("swizzle_scales", "scales", scales, stream)
+    swizzled = _swizzled(bytes_, outer, blocks, inner, True, stream)
+    return swizzled.to_numpy(stream=stream) if isinstance(scales, np.ndarray) else swizzled
+
+
+def unswizzle_scales(swizzled, shape, *, axis=-1, stream=None):
+    """Give block scales of `shape`, uint8, out of their 128x4 tiles: the inverse of `swizzle_scales`.
+
+    swizzled: as many bytes as the tiles of `shape` have, of any shape. axis: the one that counts blocks.
+    NumPy arrays give NumPy arrays; device arrays stay on the device, without waiting.
+    """
+    (swizzled,) = as_arrays("unswizzle_scales", bytes=swizzled)
+    shape = checked_shape("unswizzle_scales", shape)
+    outer, blocks, inner = _scale_matrix("unswizzle_scales", shape, axis)
+    wanted = swizzled_bytes(outer * inner, blocks)
+    if swizzled.size != wanted:
+        raise ArgumentError(f"unswizzle_scales: {swizzled.size} bytes came; scales of shape {list(shape)} have {wanted} in 128x4 tiles")
+    bytes_ = _scale_bytes("unswizzle_scales", "bytes", swizzled, stream)
+    scales = _unswizzled(bytes_.reshape(wanted), outer, blocks, inner, stream).reshape(shape)
+    return scales.to_numpy(stream=stream) if isinstance(swizzled, np.ndarray) else scales
+
+
+# What calls have in common
+
+
+def _rule_number(block: BlockFormat, rule) -> int:
+    """The number by which kernels know a rule."""
+    if rule is None:
+        return 0
+    if not isinstance(rule, str) or rule not in block.rules:
+        raise ArgumentError(f"quantize: scale_rule is {rule!r}; {block.name} has {', '.join(map(repr, block.rules))}")
+    return block.rules.index(rule)
+
+
+def _fail_length(layout: Layout):
+    size, below = layout.padded, layout.padded - layout.format.block
+    advice = f"Pass pad=True to have it padded with zeros to {size}" + (f", or cut it to {below}." if below else ".")
+    raise ArgumentError(
+        f"quantize: axis {layout.axis} of x {list(layout.shape)} has length {layout.length}; "
+        f"{layout.format.name} needs a multiple of {layout.format.block}. {advice}"
+    )
+
+
+def _given_global_scale(block: BlockFormat, value, on_host: bool):
+    """A given global scale as an array without axes; None where none is given."""
+    if value is None:
+        return None
+    if not block.two_level:
+        raise ArgumentError(f"quantize: global_scale is {value!r}; {block.name} has none, pass None")
+    given = checked_global_scale("quantize", value)
+    if on_host and isinstance(given, DeviceArray):
+        raise ArgumentError("quantize: global_scale is on the device, x is a NumPy array; pass a number")
+    return given
+
+
+def _device_global_scale(source: DeviceArray, given, buffer, stream) -> DeviceArray:
+    """The global scale on the device: as given, or of the array's largest finite magnitude; by launches alone."""
+    buffers = {} if buffer is None else {"global_scale": buffer.reshape(1)}
+    if isinstance(given, DeviceArray):
+        return given
+    if given is None and source.size:
+        parts = min(-(-source.size // kernels.AMAX_RUN), _AMAX_PARTS)
+        partial = kernels.amax(source.reshape(source.size), blocks=parts, stream=stream)
+        return kernels.nvfp4_global_scale(partial, **buffers, stream=stream)
+    value = 1.0 if given is None else float(given)
+    return kernels.fill_f32(x=buffers.get("global_scale", empty((1,), np.float32)), value=value, count=1, stream=stream)
+
+
+def _fitted(array: DeviceArray, layout: Layout, length: int, wanted: int, stream, target: "DeviceArray | None" = None) -> DeviceArray:
+    """`array`, with `length` items along the blocks' axis, padded or cut to `wanted`, in the shape that kernels take."""
+    if length == wanted:
+        return _shaped(array, layout.matrix(length))
+    item = layout.inner * array.dtype.itemsize
+    source = array.reshape(layout.outer, length * layout.inner).view(np.uint8)
+    if target is None:
+        target = empty((layout.outer, wanted * layout.inner), array.dtype)
+    kernels.pad_last(source, y=target.reshape(layout.outer, wanted * layout.inner).view(np.uint8), target_bytes=wanted * item, stream=stream)
+    return target.reshape(layout.matrix(wanted))
+
+
+def _shaped(array, shape: tuple[int, ...]):
+    return array if array.shape == shape else array.reshape(shape)
+
+
+def _swizzled(scales: DeviceArray, outer: int, blocks: int, inner: int, target, stream) -> DeviceArray:
+    source = scales.view(np.uint8).reshape(outer, blocks, inner)
+    target = target if target is True else target.view(np.uint8)
+    return kernels.swizzle_scales(source, swizzled=target, bytes=swizzled_bytes(outer * inner, blocks), stream=stream)
+
+
+def _unswizzled(swizzled: DeviceArray, outer: int, blocks: int, inner: int, stream) -> DeviceArray:
+    return kernels.unswizzle_scales(swizzled.view(np.uint8), outer=outer, blocks=blocks, cols=inner, stream=stream)
+
+
+def _scale_matrix(function: str, shape: tuple[int, ...], axis) -> tuple[int, int, int]:
+    """Sizes before, along and after the axis that counts blocks."""
+    axis = checked_axis(function, axis, shape) + len(shape)
+    return int(np.prod(shape[:axis])), shape[axis], int(np.prod(shape[axis + 1 :]))
+
+
+def _scale_bytes(function: str, name: str, array, stream) -> DeviceArray:
+    """Scales on the device as uint8."""
+    if not any(member.holds(array.dtype) for member in (u8, ue8m0, ue4m3)):
+        raise ArgumentError(f"{function}: {name} is {array.dtype} {list(array.shape)}; pass uint8")
+    return to_device(array.view(np.uint8) if isinstance(array, np.ndarray) else array, stream=stream).view(np.uint8)
+
+
+def _check_quantized_out(out, layout: Layout, on_host: bool) -> None:
+    if not isinstance(out, QuantizedArray) or out.layout != layout:
+        axis = f", axis {layout.axis}" if layout.axis != -1 else ""
+        scales = f", scale layout {layout.scale_layout}" if layout.scale_layout != "linear" else ""
+        wanted = f"{layout.format.name} and shape {list(layout.shape)}{axis}{scales}"
+        raise ArgumentError(f"quantize: out is {out!r}; pass a QuantizedArray of {wanted}, or None")
+    for name in ("codes", "scales"):
+        _check_out("quantize", f"out.{name}", getattr(out, name), on_host, "x")
+
+
+def _check_out(function: str, name: str, array, on_host: bool, other: str) -> None:
+    """Whether results may go to `array`: on the same side as the input, and writable."""
+    if isinstance(array, np.ndarray) != on_host:
+        there, here = ("on the device", "a NumPy array") if on_host else ("a NumPy array", "on the device")
+        raise ArgumentError(f"{function}: {name} is {there}, {other} is {here}; pass both on one side")
+    if on_host and not array.flags.writeable:
+        raise ArgumentError(f"{function}: {name} is read-only; pass an array that can be written")
+
+
+def _copy_to(out: QuantizedArray, result: QuantizedArray) -> QuantizedArray:
+    """Write results, which are all there by now, into the arrays of `out`."""
+    np.copyto(out.codes.view(np.uint8), result.codes)
+    np.copyto(out.scales.view(np.uint8), result.scales)
+    out.global_scale = result.global_scale
+    return out
