@@ -17,7 +17,9 @@ _HOME = {
     "attention": "ops.attention",
     "quantize": "ops.quantize",
     "dequantize": "ops.quantize",
-    "QuantizedArray": "ops.quantize",
+    "QuantizedArray": "ops.quantized",
+    "swizzle_scales": "ops.quantize",
+    "unswizzle_scales": "ops.quantize",
     "DeviceArray": "array",
     "to_device": "array",
     "empty": "array",
@@ -57,7 +59,8 @@ if TYPE_CHECKING:
     )
     from .launch import last_launches
     from .ops.attention import attention
-    from .ops.quantize import QuantizedArray, dequantize, quantize
+    from .ops.quantize import dequantize, quantize, swizzle_scales, unswizzle_scales
+    from .ops.quantized import QuantizedArray
     from .program import load
 
 

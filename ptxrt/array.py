@@ -129,11 +129,16 @@ class DeviceArray:
         return self._view(tuple(sizes), self.dtype)
 
     def view(self, dtype) -> "DeviceArray":
-        """The same memory under another dtype of the same item size."""
+        """The same memory under another dtype; as in NumPy the last axis grows or shrinks with the item's size."""
         dtype = np.dtype(dtype)
-        if dtype.itemsize != self.dtype.itemsize:
-            raise ArgumentError(f"view: {dtype} has {dtype.itemsize} bytes, {self.dtype} has {self.dtype.itemsize}")
-        return self._view(self.shape, dtype, self.strides)
+        if dtype.itemsize == self.dtype.itemsize:
+            return self._view(self.shape, dtype, self.strides)
+        length, rest = divmod(self.shape[-1] * self.dtype.itemsize if self.shape else 0, dtype.itemsize)
+        if not self.shape or not self.is_contiguous or rest:
+            raise ArgumentError(
+                f"view: {dtype} has {dtype.itemsize} bytes, which does not fit the last axis of {self!r}; copy it to row-major order"
+            )
+        return self._view((*self.shape[:-1], length), dtype)
 
     def _view(self, shape, dtype, strides=None) -> "DeviceArray":
         return DeviceArray(

@@ -163,9 +163,12 @@ def _scalar(kernel: Kernel, a: Argument, given: Mapping[str, Any]):
     dtype = a.formats[0].dtype
     try:
         number = value.item() if isinstance(value, (np.generic, np.ndarray)) else value
-        return _float_of(dtype, float(number)) if dtype.kind == "f" else _integer_of(dtype, number)
+        result = _float_of(dtype, float(number)) if dtype.kind == "f" else _integer_of(dtype, number)
     except (TypeError, ValueError, OverflowError):
         _fail(kernel, a, f"is {value!r}", f"Pass a number that {dtype} holds.")
+    if a.choices and result not in a.choices:
+        _fail(kernel, a, f"is {value!r}", "Pass one of these numbers.")
+    return result
 
 
 def _float_of(dtype: np.dtype, number: float):

@@ -1,7 +1,7 @@
 """Number formats: what an item of memory holds, and the encoders and decoders that references use.
 
-Element formats carry their PTX names (`e2m1x2`, `ue8m0`, `bf16`); block formats their usual ones
-(`mxfp4`). All encoders are exact: they compare with rounding boundaries and never divide.
+Formats carry their PTX names (`e2m1x2`, `ue8m0`, `bf16`); blocks.py makes block formats of them. All
+encoders are exact: they compare with rounding boundaries and never divide.
 """
 
 from __future__ import annotations
@@ -66,30 +66,34 @@ u32 = Format("u32", np.dtype(np.uint32), "int")
 i64 = Format("i64", np.dtype(np.int64), "int")
 u64 = Format("u64", np.dtype(np.uint64), "int")
 u8 = Format("u8", np.dtype(np.uint8), "int")
-e2m1x2 = Format("e2m1x2", np.dtype(np.uint8), "code")
-ue8m0 = Format("ue8m0", np.dtype(np.uint8), "code", accepts=(np.dtype(ml_dtypes.float8_e8m0fnu),))
-
-FORMATS = {f.name: f for f in (f32, f16, bf16, i32, u32, i64, u64, u8, e2m1x2, ue8m0)}
-
-
-def format_of(dtype, members=(f32, f16, bf16)) -> Format | None:
-    """The first of `members` that stores `dtype` (anything np.dtype takes), or None."""
-    dtype = np.dtype(dtype)
-    return next((member for member in members if member.holds(dtype)), None)
 
 
 @dataclass(frozen=True)
 class Minifloat:
-    """A sign, `exponent_bits` and `mantissa_bits`, without infinities or NaN (OCP MX v1.0, 5.3.3)."""
+    """A sign, `exponent_bits` and `mantissa_bits`, rounded to from float32.
+
+    special: which codes are no numbers: "" for none, "nan" where all ones are NaN, "ieee" where the
+    largest exponent holds infinity and NaN. ml_dtype: the dtype of ml_dtypes with these bytes, if any.
+    Source: OCP Microscaling Formats (MX) v1.0, section 5.3.
+    """
 
     name: str
     exponent_bits: int
     mantissa_bits: int
+    special: str = ""
+    ml_dtype: str = ""
 
     @property
     def bits(self) -> int:
         """Bits of one code."""
         return 1 + self.exponent_bits + self.mantissa_bits
+
+    @cached_property
+    def storage(self) -> Format:
+        """How codes lie in memory, by their PTX name: an item is a byte, of two e2m1x2 or 4/3 e3m2x4 codes."""
+        together = {4: "x2", 6: "x4", 8: ""}[self.bits]
+        accepts = (np.dtype(getattr(ml_dtypes, self.ml_dtype)),) if self.ml_dtype else ()
+        return Format(self.name + together, np.dtype(np.uint8), "code", accepts)
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -100,82 +104,112 @@ class Minifloat:
         bias = (1 << (self.exponent_bits - 1)) - 1
         significand = mantissa + np.where(exponent > 0, 1 << self.mantissa_bits, 0)
         value = np.ldexp(significand, np.maximum(exponent, 1) - bias - self.mantissa_bits)
+        if self.special:
+            value[magnitude > self.largest_code] = np.nan
+        if self.special == "ieee":
+            value[magnitude == self.largest_code + 1] = np.inf
         return np.where(code >> (self.bits - 1), -value, value).astype(np.float32)
+
+    @property
+    def largest_code(self) -> int:
+        """The code of the largest finite value."""
+        last = (1 << (self.bits - 1)) - 1
+        return last - {"": 0, "nan": 1, "ieee": 1 << self.mantissa_bits}[self.special]
 
     @property
     def largest(self) -> float:
         """The largest finite value."""
-        return float(self.values[: 1 << (self.bits - 1)].max())
+        return float(self.values[self.largest_code])
+
+    @property
+    def largest_exponent(self) -> int:
+        """floor(log2(largest finite value))."""
+        return int(np.frexp(self.largest)[1]) - 1
 
     @cached_property
     def _boundaries(self) -> np.ndarray:
-        """For each magnitude code above 0 the smallest float32 that rounds to it: ties go to even codes."""
-        magnitudes = self.values[: 1 << (self.bits - 1)]
+        """For each finite magnitude code above 0 the smallest float32 that rounds to it: ties go to even codes."""
+        magnitudes = self.values[: self.largest_code + 1]
         middle = (magnitudes[:-1] + magnitudes[1:]) / np.float32(2)
         upper_is_odd = np.arange(1, magnitudes.size) % 2 == 1
         return np.where(upper_is_odd, np.nextafter(middle, np.float32(np.inf)), middle)
 
     def encode(self, x: np.ndarray) -> np.ndarray:
-        """Codes (uint8) of float32 `x`, any shape: to nearest, ties to even, saturating, sign of zero kept."""
-        magnitude = np.searchsorted(self._boundaries, np.abs(x), side="right")
-        return (magnitude | (np.signbit(x).astype(np.int64) << (self.bits - 1))).astype(np.uint8)
+        """Codes (uint8) of float32 `x`, any shape: to nearest, ties to even, saturating, sign of zero kept.
+
+        Infinities saturate as well. NaN gives the positive code of all ones: NaN where the format has
+        one, else the largest value. Source: PTX ISA, cvt with .rn.satfinite.
+        """
+        x = np.asarray(x, np.float32)
+        magnitude = np.searchsorted(self._boundaries, np.abs(x), side="right").astype(np.uint8)
+        codes = magnitude | (np.signbit(x).astype(np.uint8) << np.uint8(self.bits - 1))
+        return np.where(np.isnan(x), np.uint8((1 << (self.bits - 1)) - 1), codes)
 
 
 e2m1 = Minifloat("e2m1", 2, 1)
+e3m2 = Minifloat("e3m2", 3, 2)
+e2m3 = Minifloat("e2m3", 2, 3)
+e4m3 = Minifloat("e4m3", 4, 3, "nan", "float8_e4m3fn")
+e5m2 = Minifloat("e5m2", 5, 2, "ieee", "float8_e5m2")
+
+e2m1x2 = e2m1.storage
+
+# Block scales: a power of two, 2**(byte - 127) with NaN at 255; and e4m3 whose bit 7, the sign, is ignored.
+ue8m0 = Format("ue8m0", np.dtype(np.uint8), "code", accepts=(np.dtype(ml_dtypes.float8_e8m0fnu),))
+ue4m3 = Format("ue4m3", np.dtype(np.uint8), "code", accepts=(np.dtype(ml_dtypes.float8_e4m3fn),))
+
+FORMATS = {f.name: f for f in (f32, f16, bf16, i32, u32, i64, u64, u8, ue8m0, ue4m3)}
+FORMATS |= {m.storage.name: m.storage for m in (e2m1, e3m2, e2m3, e4m3, e5m2)}
 
 
-def pack_nibbles(codes: np.ndarray) -> np.ndarray:
-    """Two 4-bit codes per byte along the last axis, the even element in the low nibble."""
-    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+def format_of(dtype, members=(f32, f16, bf16)) -> Format | None:
+    """The first of `members` that stores `dtype` (anything np.dtype takes), or None."""
+    dtype = np.dtype(dtype)
+    return next((member for member in members if member.holds(dtype)), None)
 
 
-def unpack_nibbles(packed: np.ndarray) -> np.ndarray:
-    """The inverse of `pack_nibbles`: the last axis doubles."""
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+_UE8M0 = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan))
 
 
-@dataclass(frozen=True)
-class BlockFormat:
-    """Codes of `element` with one ue8m0 scale (2**(byte - 127)) per `block` values of the last axis."""
-
-    name: str
-    element: Minifloat
-    block: int
-
-    @property
-    def _largest_exponent(self) -> int:
-        """floor(log2(largest value of an element))."""
-        return int(np.floor(np.log2(self.element.largest)))
-
-    def encode(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Packed codes [..., K / 2] and scales [..., K / block] of `x` [..., K], computed in float32.
-
-        The scale is 2**(floor(log2(largest magnitude)) - exponent of the largest element value), no
-        less than 2**-127; a value that then lies above the largest element value saturates. A block
-        of zeros has scale byte 0; a block with a NaN or an infinity has scale byte 0xff and codes 0.
-
-        Source: OCP Microscaling Formats (MX) v1.0, section 6.3.
-        """
-        blocks = np.asarray(x, np.float32).reshape(*x.shape[:-1], x.shape[-1] // self.block, self.block)
-        # abs keeps NaN bits above those of infinity, so the largest bit pattern finds either.
-        exponent = (np.abs(blocks).view(np.uint32).max(axis=-1) >> 23).astype(np.int64)
-        special = exponent == 255
-        scales = np.where(special, 255, np.maximum(exponent - self._largest_exponent, 0)).astype(np.uint8)
-        # 2**(127 - scale) as float32 bits: exact, since a scale byte never exceeds 252 here.
-        inverse = ((254 - np.where(special, 127, scales).astype(np.uint32)) << 23).view(np.float32)
-        finite = np.where(special[..., None], np.float32(0), blocks)
-        codes = self.element.encode(finite * inverse[..., None]).reshape(x.shape)
-        return pack_nibbles(codes), scales
-
-    def decode(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """Values [..., K] as float32: exact, infinite beyond its range, NaN in the blocks whose scale byte is 0xff."""
-        values = self.element.values[unpack_nibbles(codes)].reshape(*scales.shape, self.block)
-        exponent = scales.astype(np.int32)[..., None] - 127
-        with np.errstate(over="ignore"):
-            scaled = np.ldexp(values, exponent)
-        return np.where(exponent == 128, np.float32(np.nan), scaled).reshape(*scales.shape[:-1], scales.shape[-1] * self.block)
+def ue8m0_values(scales: np.ndarray) -> np.ndarray:
+    """Float32 values of ue8m0 bytes, exact: 2**(byte - 127), NaN for 255."""
+    return _UE8M0[scales]
 
 
-mxfp4 = BlockFormat("mxfp4", e2m1, 32)
+def ue4m3_values(scales: np.ndarray) -> np.ndarray:
+    """Float32 values of ue4m3 bytes, exact: bit 7 is ignored, 0x7f is NaN."""
+    return e4m3.values[scales & 0x7F]
 
-BLOCK_FORMATS = {f.name: f for f in (mxfp4,)}
+
+# Bits of a code -> how many codes fill how many whole bytes.
+_GROUPS = {4: (2, 1), 6: (4, 3)}
+
+
+def pack(codes: np.ndarray, bits: int, axis: int = -1) -> np.ndarray:
+    """Bytes of codes (uint8) of 4, 6 or 8 bits, packed along `axis`, the first code in the lowest bits.
+
+    4 bits: two to a byte. 6 bits: four to three bytes, code i in bits 6i to 6i + 5 of the
+    little-endian word. 8 bits: the codes themselves.
+    """
+    if bits == 8:
+        return codes
+    group, size = _GROUPS[bits]
+    runs = np.moveaxis(codes, axis, -1)
+    word = np.zeros((*runs.shape[:-1], runs.shape[-1] // group), np.uint32)
+    for i in range(group):
+        word |= runs[..., i::group].astype(np.uint32) << np.uint32(bits * i)
+    packed = np.stack([word >> np.uint32(8 * byte) for byte in range(size)], axis=-1).astype(np.uint8)
+    return np.moveaxis(packed.reshape(*word.shape[:-1], word.shape[-1] * size), -1, axis)
+
+
+def unpack(packed: np.ndarray, bits: int, axis: int = -1) -> np.ndarray:
+    """The inverse of `pack`."""
+    if bits == 8:
+        return packed
+    group, size = _GROUPS[bits]
+    runs = np.moveaxis(packed, axis, -1)
+    word = np.zeros((*runs.shape[:-1], runs.shape[-1] // size), np.uint32)
+    for byte in range(size):
+        word |= runs[..., byte::size].astype(np.uint32) << np.uint32(8 * byte)
+    codes = np.stack([(word >> np.uint32(bits * i)) & np.uint32((1 << bits) - 1) for i in range(group)], axis=-1).astype(np.uint8)
+    return np.moveaxis(codes.reshape(*word.shape[:-1], word.shape[-1] * group), -1, axis)

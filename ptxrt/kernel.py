@@ -29,11 +29,12 @@ REGISTRY: dict[str, "Kernel"] = {}
 
 @dataclass(frozen=True)
 class _Spec:
-    """One annotation: In[formats, shape], Out[formats, shape] or Scalar[format]."""
+    """One annotation: In[formats, shape], Out[formats, shape] or Scalar[format, choices...]."""
 
     direction: str
     formats: tuple[Format, ...]
     shape: Shape
+    choices: tuple[Any, ...] = ()
 
 
 def _formats(item: Format | Union) -> tuple[Format, ...]:
@@ -55,17 +56,22 @@ class Out:
 
 
 class Scalar:
-    """`Scalar[f32]`: a number passed by value; a default in the signature is its default."""
+    """`Scalar[f32]` or `Scalar[i32, 0, 1]`: a number passed by value, any or one of those named.
+
+    A default in the signature is its default.
+    """
 
     def __class_getitem__(cls, item) -> _Spec:
-        return _Spec("scalar", _formats(item), parse_shape(""))
+        member, *choices = item if isinstance(item, tuple) else (item,)
+        return _Spec("scalar", _formats(member), parse_shape(""), tuple(choices))
 
 
 @dataclass(frozen=True)
 class Argument:
     """One declared argument: its name, direction ("in", "out", "scalar"), formats and shape.
 
-    `optional` is meant for outputs: an omitted one is passed as address 0.
+    `optional` is meant for outputs: an omitted one is passed as address 0. `choices` are the numbers
+    that a scalar may be, if not all.
     """
 
     name: str
@@ -74,6 +80,7 @@ class Argument:
     shape: Shape
     optional: bool = False
     default: Any = None
+    choices: tuple[Any, ...] = ()
 
     @property
     def is_union(self) -> bool:
@@ -82,7 +89,9 @@ class Argument:
 
     def __str__(self) -> str:
         formats = "|".join(f.name for f in self.formats)
-        return formats if self.direction == "scalar" else f"{formats} {self.shape}"
+        if self.direction == "scalar":
+            return formats + (f" of {', '.join(map(str, self.choices))}" if self.choices else "")
+        return f"{formats} {self.shape}"
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,7 @@ def kernel(
     cases: Sequence[Mapping[str, Any]] = (),
     tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
     flops: str | Callable[..., int] | None = None,
+    draw: Mapping[str, Callable[[np.random.Generator, Format, Sequence[int]], np.ndarray]] | None = None,
 ) -> Callable[[Callable], "Kernel"]:
     """Declare a kernel; the function below becomes a callable `Kernel` in REGISTRY.
 
@@ -140,12 +150,13 @@ def kernel(
         format of the unions (format="bf16"); tests, `check` and the documentation loop over them.
     tolerance: for all outputs or by output; absent means exact.
     flops: a product of axes, or a function of axes and scalars by keyword.
+    draw: for inputs whose examples cannot be any random contents, how to draw them: (rng, format, shape) -> array.
     """
 
     def declare(function: Callable) -> Kernel:
         if function.__name__ in REGISTRY:
             raise ValueError(f"a kernel called {function.__name__} is declared already")
-        declared = Kernel(function, grid, variants or {}, fixed or {}, cases, tolerance, flops)
+        declared = Kernel(function, grid, variants or {}, fixed or {}, cases, tolerance, flops, draw or {})
         REGISTRY[declared.name] = declared
         return declared
 
@@ -155,7 +166,7 @@ def kernel(
 class Kernel:
     """A declared kernel. Calling it launches it on the current machine (see `__call__`)."""
 
-    def __init__(self, function, grid, variants, fixed, cases, tolerance, flops):
+    def __init__(self, function, grid, variants, fixed, cases, tolerance, flops, draw):
         self.function = function
         self.name = self.__name__ = function.__name__
         self.__doc__ = inspect.getdoc(function)
@@ -173,6 +184,7 @@ class Kernel:
         self.unions = next((a.formats for a in self.arguments if a.is_union), ())
         self._tolerance = tolerance
         self._flops = flops
+        self._draw = dict(draw)
         self._check_declaration()
         self.cases = tuple(itertools.chain.from_iterable(map(self._expand_case, cases)))
 
@@ -297,9 +309,10 @@ class Kernel:
         """Keyword arguments of a call at the sizes of `case`, with random inputs, for `__call__` and `reference`."""
         rng = np.random.default_rng(seed)
         axes = {**self.fixed, **case.axes}
-        example: dict[str, Any] = {
-            a.name: random_array(rng, case.format if a.is_union else a.formats[0], a.shape.sizes(axes)) for a in self.inputs
-        }
+        example: dict[str, Any] = {}
+        for a in self.inputs:
+            draw = self._draw.get(a.name, random_array)
+            example[a.name] = draw(rng, case.format if a.is_union else a.formats[0], a.shape.sizes(axes))
         bound_by_inputs = {axis for a in self.inputs for axis in a.shape.axes}
         example.update({axis: size for axis, size in axes.items() if axis not in bound_by_inputs})
         example.update(case.scalars)
@@ -334,6 +347,7 @@ def _argument(parameter: inspect.Parameter) -> Argument:
         spec.shape,
         optional,
         parameter.default if has_default and spec.direction == "scalar" else None,
+        spec.choices,
     )
 
 

@@ -1,0 +1,311 @@
+"""`QuantizedArray`: codes and scales of an array, how they lie in memory, and their files."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+
+import numpy as np
+
+from ..array import DeviceArray, as_arrays, upload
+from ..blocks import BLOCK_FORMATS, BlockFormat, swizzled_bytes, swizzled_offsets
+from ..errors import ArgumentError, FileError
+from ..files import write_atomically
+from ..formats import f32
+
+SCALE_LAYOUTS = ("linear", "128x4")
+
+# What NumPy and zipfile raise for files that are foreign, truncated, or pretend to a size that does not fit.
+_DAMAGE = (
+    *(ValueError, TypeError, EOFError, SyntaxError, OverflowError, MemoryError, NotImplementedError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the codes and scales of an array of `shape` lie: everything that follows from format and shape.
+
+    axis: the one cut into blocks, counted from the end (-1 is the last). The array is then
+    [outer, length, inner], and `length` is padded with zeros to a multiple of the block.
+    """
+
+    format: BlockFormat
+    shape: tuple[int, ...]
+    axis: int
+    scale_layout: str
+
+    @cached_property
+    def outer(self) -> int:
+        """Elements of the axes before the blocks'."""
+        return prod(self.shape[: self.axis])
+
+    @property
+    def length(self) -> int:
+        """The length of the axis that is cut into blocks."""
+        return self.shape[self.axis]
+
+    @cached_property
+    def inner(self) -> int:
+        """Elements of the axes after the blocks'."""
+        return prod(self.shape[len(self.shape) + self.axis + 1 :])
+
+    @cached_property
+    def padded(self) -> int:
+        """The length in whole blocks."""
+        return self.format.padded(self.length)
+
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks along the axis."""
+        return self.padded // self.format.block
+
+    @cached_property
+    def code_bytes(self) -> int:
+        """Bytes of codes along the axis."""
+        return self.padded * self.format.bits // 8
+
+    def _with_length(self, length: int) -> tuple[int, ...]:
+        sizes = list(self.shape)
+        sizes[self.axis] = length
+        return tuple(sizes)
+
+    @cached_property
+    def codes_shape(self) -> tuple[int, ...]:
+        """The shape of the packed codes."""
+        return self._with_length(self.code_bytes)
+
+    @cached_property
+    def linear_scales_shape(self) -> tuple[int, ...]:
+        """The shape of the scales, one per block, before any swizzle."""
+        return self._with_length(self.blocks)
+
+    @cached_property
+    def scales_shape(self) -> tuple[int, ...]:
+        """The shape of the scales as they are stored: the bytes of all tiles where they are swizzled."""
+        return self.linear_scales_shape if self.scale_layout == "linear" else (swizzled_bytes(self.outer * self.inner, self.blocks),)
+
+    def matrix(self, length: int) -> tuple[int, ...]:
+        """The shape that kernels take for `length` items along the axis: two axes where nothing follows the blocks."""
+        return (self.outer, length) if self.inner == 1 else (self.outer, length, self.inner)
+
+    def linear_scales(self, scales: np.ndarray) -> np.ndarray:
+        """Stored scales (NumPy) in their linear shape."""
+        if self.scale_layout == "linear":
+            return scales
+        matrix = scales[swizzled_offsets(self.outer * self.inner, self.blocks)]
+        return np.moveaxis(matrix.reshape(self.outer, self.inner, self.blocks), 2, 1).reshape(self.linear_scales_shape)
+
+
+def block_format(function: str, name) -> BlockFormat:
+    """The block format called `name`; ArgumentError with those there are otherwise."""
+    if not isinstance(name, str) or name not in BLOCK_FORMATS:
+        raise ArgumentError(f"{function}: format is {name!r}; there are {', '.join(map(repr, BLOCK_FORMATS))}")
+    return BLOCK_FORMATS[name]
+
+
+def layout_of(function: str, format: BlockFormat, shape: tuple[int, ...], axis, scale_layout) -> Layout:
+    """The layout of an array; ArgumentError for an axis it does not have and a scale layout that does not exist."""
+    if not isinstance(scale_layout, str) or scale_layout not in SCALE_LAYOUTS:
+        raise ArgumentError(f"{function}: scale_layout is {scale_layout!r}; pass {' or '.join(map(repr, SCALE_LAYOUTS))}")
+    return _layout(format, shape, checked_axis(function, axis, shape), scale_layout)
+
+
+_layout = lru_cache(maxsize=1024)(Layout)
+
+
+def checked_axis(function: str, axis, shape: tuple[int, ...]) -> int:
+    """The axis counted from the end; ArgumentError where `shape` has none such."""
+    rank = len(shape)
+    if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool) or not -rank <= axis < rank:
+        raise ArgumentError(f"{function}: axis is {axis!r}; an array of shape {list(shape)} has {_axes(rank)}")
+    return int(axis) if axis < 0 else int(axis) - rank
+
+
+def _axes(rank: int) -> str:
+    return f"axes {-rank} to {rank - 1}" if rank else "no axes, pass one with at least one"
+
+
+def checked_shape(function: str, shape) -> tuple[int, ...]:
+    """The shape as a tuple of ints; ArgumentError where it is none."""
+    try:
+        sizes = tuple(int(size) for size in shape)
+        if any(size < 0 or size != given for size, given in zip(sizes, shape)):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        raise ArgumentError(f"{function}: shape is {shape!r}; pass a tuple of whole numbers") from None
+    return sizes
+
+
+def checked_global_scale(function: str, value):
+    """A global scale as a float32 array without axes, NumPy or device; ArgumentError unless it is one positive number.
+
+    What a device scalar holds is not looked at, since that would wait.
+    """
+    (array,) = as_arrays(function, global_scale=value)
+    if array.size != 1 or isinstance(value, (str, bytes)):
+        raise ArgumentError(f"{function}: global_scale has shape {list(array.shape)}; pass one positive number")
+    if isinstance(array, DeviceArray):
+        if not f32.holds(array.dtype):
+            raise ArgumentError(f"{function}: global_scale is {array.dtype}; pass a float32 device scalar or a number")
+        return array.reshape(())
+    with np.errstate(over="ignore", under="ignore"):
+        number = array.reshape(()).astype(np.float32) if array.dtype.kind in "fiuV" else np.array(np.nan, np.float32)
+    if not 0 < number < np.inf:
+        raise ArgumentError(f"{function}: global_scale is {value!r}; pass one positive number that float32 holds")
+    return number
+
+
+class QuantizedArray:
+    """Codes and scales of an array of `shape`, quantized in blocks along `axis`.
+
+    codes: uint8, of `shape` but for `axis`, which holds the packed codes of whole blocks: two e2m1 to a
+    byte, four 6-bit codes to three bytes. scales: uint8, one per block along `axis`, or for the scale
+    layout "128x4" the bytes of its tiles. format: "mxfp4", "mxfp8", "mxfp8_e5m2", "mxfp6_e3m2",
+    "mxfp6_e2m3" or "nvfp4". global_scale: the float32 scale that nvfp4 has, None for the others.
+    A length that is no multiple of the block is padded with zeros in codes and scales; `shape` is
+    that of the values. All arrays are NumPy arrays or all are device arrays. `np.asarray(q)` gives
+    float32 values, decoded on the host.
+    """
+
+    def __init__(self, codes, scales, *, format, shape, axis=-1, scale_layout="linear", global_scale=None):
+        name = "QuantizedArray"
+        block = block_format(name, format)
+        self.layout = layout_of(name, block, checked_shape(name, shape), axis, scale_layout)
+        self.codes, self.scales = as_arrays(name, codes=codes, scales=scales)
+        self._check("codes", self.codes, block.element.storage, self.layout.codes_shape)
+        self._check("scales", self.scales, block.scale, self.layout.scales_shape)
+        self.global_scale = self._checked_global_scale(global_scale)
+        if isinstance(self.codes, np.ndarray) != isinstance(self.scales, np.ndarray):
+            raise ArgumentError(f"{name}: codes and scales are on different machines; pass both from one")
+
+    def _check(self, name, array, member, shape):
+        if tuple(array.shape) != shape or not member.holds(array.dtype):
+            raise ArgumentError(
+                f"QuantizedArray: {name} is {array.dtype} {list(array.shape)}; "
+                f"{self.format} of shape {list(self.shape)} has {name} of uint8 {list(shape)}"
+            )
+
+    def _checked_global_scale(self, value):
+        """None, or an array without axes where the codes are."""
+        if not self.layout.format.two_level:
+            if value is not None:
+                raise ArgumentError(f"QuantizedArray: global_scale is {value!r}; {self.format} has none, pass None")
+            return None
+        if value is None:
+            raise ArgumentError(f"QuantizedArray: {self.format} has a global_scale; pass it, or 1 where there is a single level")
+        scale = checked_global_scale("QuantizedArray", value)
+        if isinstance(self.codes, DeviceArray) and isinstance(scale, np.ndarray):
+            return upload(self.codes.backend, scale)
+        if isinstance(self.codes, np.ndarray) and isinstance(scale, DeviceArray):
+            raise ArgumentError("QuantizedArray: global_scale is on the device, codes are not; pass a number")
+        return scale
+
+    @property
+    def format(self) -> str:
+        """The name of the block format."""
+        return self.layout.format.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the values."""
+        return self.layout.shape
+
+    @property
+    def axis(self) -> int:
+        """The axis cut into blocks, counted from the end."""
+        return self.layout.axis
+
+    @property
+    def scale_layout(self) -> str:
+        """"linear" or "128x4"."""
+        return self.layout.scale_layout
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the arrays are device arrays."""
+        return isinstance(self.codes, DeviceArray)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and scales."""
+        return prod(self.codes.shape) + prod(self.scales.shape)
+
+    def __repr__(self) -> str:
+        more = (f", axis={self.axis}" if self.axis != -1 else "") + (f", scales {self.scale_layout}" if self.scale_layout != "linear" else "")
+        return f"QuantizedArray({self.format}, shape={list(self.shape)}{more}, {self.nbytes} bytes)"
+
+    def to_numpy(self, *, stream=None) -> "QuantizedArray":
+        """The same with NumPy arrays; itself where it holds them already."""
+        if not self.on_device:
+            return self
+        codes, scales = self.codes.to_numpy(stream=stream), self.scales.to_numpy(stream=stream)
+        global_scale = None if self.global_scale is None else self.global_scale.to_numpy(stream=stream)
+        return QuantizedArray(codes, scales, global_scale=global_scale, **self._description)
+
+    @property
+    def _description(self) -> dict:
+        return dict(format=self.format, shape=self.shape, axis=self.axis, scale_layout=self.scale_layout)
+
+    def __array__(self, dtype=None, copy=None):
+        if copy is False:
+            raise ValueError("a QuantizedArray has no float array to share; leave out copy=False")
+        host, layout = self.to_numpy(), self.layout
+        scales = layout.linear_scales(host.scales.view(np.uint8))
+        level = () if host.global_scale is None else (host.global_scale,)
+        values = layout.format.decode(host.codes.view(np.uint8), scales, *level, axis=self.axis)
+        values = np.ascontiguousarray(values.take(range(layout.length), self.axis) if layout.padded != layout.length else values)
+        return values if dtype is None else values.astype(dtype)
+
+    def save(self, path) -> None:
+        """Write to `path` as .npz (the name is used as given); the file appears whole or not at all."""
+        host = self.to_numpy()
+        fields = dict(
+            codes=host.codes.view(np.uint8),
+            scales=host.scales.view(np.uint8),
+            format=np.array(self.format),
+            shape=np.array(self.shape, np.int64),
+            axis=np.array(self.axis, np.int64),
+            scale_layout=np.array(self.scale_layout),
+        )
+        if host.global_scale is not None:
+            fields["global_scale"] = host.global_scale
+        buffer = io.BytesIO()
+        np.savez(buffer, **fields)
+        write_atomically(path, buffer.getvalue())
+
+    @classmethod
+    def load(cls, path) -> "QuantizedArray":
+        """Read what `save` wrote; FileError for a file that is foreign, damaged or does not fit its own shape.
+
+        A file without axis and scale_layout has blocks along the last axis and linear scales.
+        """
+        try:
+            archive = np.load(path, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it holds a single array")
+            with archive:
+                fields = {name: archive[name] for name in ("codes", "scales", "format", "shape")}
+                fields |= {name: archive[name] for name in ("axis", "scale_layout", "global_scale") if name in archive}
+            return cls(**_from_file(fields))
+        except KeyError as error:
+            raise FileError(f"{path} is no quantized array: {error.args[0]}. Write one with QuantizedArray.save.") from error
+        except _DAMAGE as error:
+            raise FileError(f"{path} is no quantized array: {error}. Write one with QuantizedArray.save.") from error
+
+
+def _from_file(fields: dict[str, np.ndarray]) -> dict:
+    """Arguments of QuantizedArray from the arrays of a file; ValueError where one is not what `save` writes."""
+    if fields["shape"].dtype.kind != "i":
+        raise ValueError("its shape is no list of whole numbers")
+    arguments = {**fields, "shape": tuple(fields["shape"].tolist())}
+    for name, kind in (("format", "U"), ("scale_layout", "U"), ("axis", "i"), ("global_scale", "f")):
+        if name in fields:
+            if fields[name].shape != () or fields[name].dtype.kind != kind:
+                raise ValueError(f"its {name} is no {'name' if kind == 'U' else 'number'}")
+            arguments[name] = fields[name].item()
+    return arguments

@@ -1,0 +1,96 @@
+"""Kernels around the quantizers: the global scale of NVFP4, the 128x4 layout of scales, rows padded and cut."""
+
+import numpy as np
+
+from ..blocks import nvfp4, swizzled_offsets
+from ..formats import bf16, f16, f32, u8
+from ..kernel import In, Out, Scalar, kernel
+
+# Consecutive values that a block of `amax` takes at once.
+AMAX_RUN = 4096
+
+
+@kernel(grid="blocks", cases=[dict(count=1, blocks=1), dict(count=4095, blocks=1), dict(count=9001, blocks=2), dict(count=70003, blocks=5)])
+def amax(x: In[f32 | f16 | bf16, "count"], partial: Out[f32, "blocks"]):
+    """Find the largest finite magnitude in each of `blocks` parts of `x`; 0 where there is none.
+
+    Part b consists of the runs of 4096 consecutive values with the numbers b, b + blocks, b + 2 * blocks
+    and so on. NaN and infinities are passed over. `nvfp4_global_scale` finishes the reduction.
+    """
+    magnitude = np.abs(x.astype(np.float32))
+    magnitude[~np.isfinite(magnitude)] = 0
+    rounds = -(-x.size // (AMAX_RUN * partial.size))
+    whole = np.zeros(rounds * AMAX_RUN * partial.size, np.float32)
+    whole[: x.size] = magnitude
+    partial[:] = whole.reshape(rounds, partial.size, AMAX_RUN).max(axis=(0, 2))
+
+
+def _magnitudes(rng: np.random.Generator, member, shape) -> np.ndarray:
+    return np.abs(rng.standard_normal(shape)).astype(np.float32)
+
+
+@kernel(grid="1", cases=[dict(blocks=1), dict(blocks=33), dict(blocks=1024)], draw=dict(partial=_magnitudes))
+def nvfp4_global_scale(partial: In[f32, "blocks"], global_scale: Out[f32, "1"]):
+    """Give the global scale of NVFP4 for an array whose largest magnitudes are `partial`: their largest / 2688 in float32.
+
+    2688 is 448 * 6, the largest scale times the largest code. The result is 1 where that quotient is 0.
+    """
+    global_scale[:] = nvfp4.global_scale(partial.max())
+
+
+@kernel(grid="count", cases=[dict(count=1, value=0.25), dict(count=1000, value=-3.0)])
+def fill_f32(x: Out[f32, "count"], *, value: Scalar[f32]):
+    """Set every element to `value`."""
+    x[:] = value
+
+
+_SWIZZLE_CASES = [
+    dict(outer=1, blocks=1, cols=1, bytes=512),
+    dict(outer=130, blocks=6, cols=1, bytes=2048),
+    dict(outer=3, blocks=5, cols=70, bytes=2048),
+    dict(outer=256, blocks=4, cols=1, bytes=1024),
+]
+
+
+@kernel(grid="bytes", cases=_SWIZZLE_CASES)
+def swizzle_scales(scales: In[u8, "outer blocks cols"], swizzled: Out[u8, "bytes"]):
+    """Arrange block scales in tiles of 128 rows x 4 blocks, as cuBLAS and CUTLASS take them.
+
+    Row outer * cols + col of the scales' matrix and block b lie in tile (row / 128, b / 4), tiles
+    row-major over ceil(blocks / 4), at byte row % 32 * 16 + row % 128 / 32 * 4 + b % 4 of its 512.
+    Bytes that belong to no scale are 0x00.
+    Source: cuBLAS documentation, "1D Block Scaling Factors Layout".
+    """
+    matrix = np.moveaxis(scales, 1, 2).reshape(-1, scales.shape[1])
+    offsets = swizzled_offsets(*matrix.shape)
+    inside = offsets < swizzled.size
+    swizzled[:] = 0
+    swizzled[offsets[inside]] = matrix[inside]
+
+
+@kernel(grid="outer*blocks*cols", cases=_SWIZZLE_CASES)
+def unswizzle_scales(swizzled: In[u8, "bytes"], scales: Out[u8, "outer blocks cols"]):
+    """Give block scales out of their 128x4 tiles: the inverse of `swizzle_scales`.
+
+    A scale whose place lies beyond `bytes` is 0x00.
+    """
+    outer, blocks, cols = scales.shape
+    offsets = swizzled_offsets(outer * cols, blocks)
+    matrix = np.where(offsets < swizzled.size, swizzled[np.minimum(offsets, swizzled.size - 1)], np.uint8(0))
+    scales[:] = np.moveaxis(matrix.reshape(outer, cols, blocks), 2, 1)
+
+
+@kernel(
+    grid="rows*target_bytes",
+    cases=[
+        dict(rows=1, source_bytes=4, target_bytes=128),
+        dict(rows=5, source_bytes=70, target_bytes=128),
+        dict(rows=3, source_bytes=4160, target_bytes=4224),
+        dict(rows=3, source_bytes=4224, target_bytes=4160),
+        dict(rows=7, source_bytes=64, target_bytes=34),
+    ],
+)
+def pad_last(x: In[u8, "rows source_bytes"], y: Out[u8, "rows target_bytes"]):
+    """Copy rows of bytes into rows of another length: filled up with zeros, or cut."""
+    kept = min(x.shape[1], y.shape[1])
+    y[:, :kept], y[:, kept:] = x[:, :kept], 0
