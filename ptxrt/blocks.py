@@ -66,6 +66,9 @@ class BlockFormat:
     rules: tuple[str, ...]
     two_level: bool = False
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def bits(self) -> int:
         """Bits of one code."""

@@ -152,11 +152,12 @@ def devices(json_output):
 class Job:
     """One call that `run` makes.
 
-    inputs: name -> (file, array). outputs: how many arrays it writes. call: results by name, or a QuantizedArray.
+    kernel: how the name begins of the kernel that does the work, where others may run beside it. inputs: name -> (file, array). outputs: how many arrays it writes. call: results by name, or a QuantizedArray.
     reference: the wanted results by name, given the results. exact: what no quantization would give, and against
     which of the results that is held; None where the question makes no sense.
     """
 
+    kernel: str
     inputs: Mapping[str, tuple[Path, Any]]
     outputs: int
     call: Callable[[], Any]
@@ -214,10 +215,13 @@ def run_job(job: Job, output: Path | None, compare: bool, format_limit: float | 
 
     if output:
         check_target(output, job.outputs)
+    earlier = last_launches()
     start = time.perf_counter()
     results = job.call()
     seconds = time.perf_counter() - start
-    launch = last_launches()[-1]
+    launches = [launch for launch in last_launches() if not any(launch is other for other in earlier)]
+    # Empty results need no launch.
+    launch = next((launch for launch in reversed(launches) if launch.kernel.startswith(job.kernel)), None)
     arrays = results if isinstance(results, Mapping) else {"codes": results.codes, "scales": results.scales}
     if output:
         if isinstance(results, Mapping):
@@ -226,13 +230,7 @@ def run_job(job: Job, output: Path | None, compare: bool, format_limit: float | 
             results.save(output)
 
     report = {
-        "kernel": launch.kernel,
-        "machine": launch.machine,
-        "detail": launch.detail,
-        "entry": launch.entry,
-        "grid": launch.grid,
-        "block": launch.block,
-        "shared_bytes": launch.shared_bytes,
+        **{name: getattr(launch, name, None) for name in ("kernel", "machine", "detail", "entry", "grid", "block", "shared_bytes")},
         "seconds": seconds,
         "inputs": {
             name: {"file": str(path), "shape": array.shape, "dtype": dtype_name(array)} for name, (path, array) in job.inputs.items()
@@ -245,7 +243,7 @@ def run_job(job: Job, output: Path | None, compare: bool, format_limit: float | 
     }
     failures: list[str] = []
     if compare:
-        comparison, failures = compare_job(job, launch.kernel, results, arrays, format_limit)
+        comparison, failures = compare_job(job, launch and launch.kernel, results, arrays, format_limit)
         report["compare"] = comparison
     if json_output:
         print_json({**report, "failures": failures})
@@ -264,12 +262,13 @@ def dtype_name(array) -> str:
 def compare_job(job: Job, kernel_name: str, results, arrays, format_limit) -> tuple[dict[str, Any], list[str]]:
     """The figures of every result against the reference and the exact answer, and what exceeds its limit."""
     from . import compare, kernels
+    from .accuracy import EXACT
 
-    declared = kernels()[kernel_name]
+    declared = kernels().get(kernel_name)
     rows, failures = {}, []
     for name, want in job.reference(arrays).items():
         figures = compare(arrays[name], want.reshape(arrays[name].shape))
-        tolerance = declared.tolerance(name)
+        tolerance = declared.tolerance(name) if declared else EXACT
         missed = tolerance.misses(figures)
         rows[f"{name} against the reference"] = {**vars(figures), "tolerance": str(tolerance)}
         failures += [f"{name} differs from the reference: {words}" for words in missed]
@@ -284,9 +283,12 @@ def compare_job(job: Job, kernel_name: str, results, arrays, format_limit) -> tu
 
 def print_report(report: Mapping[str, Any], notes: list[str]) -> None:
     """Print what ran, on what, how long, and the figures of a comparison."""
-    sizes = "grid {} x {} x {}, block {} x {} x {}".format(*report["grid"], *report["block"])
-    click.echo(f"{report['kernel']} on {report['detail']}")
-    click.echo(f"  entry   {report['entry']}, {sizes}, {report['shared_bytes']} bytes of shared memory")
+    if report["kernel"]:
+        sizes = "grid {} x {} x {}, block {} x {} x {}".format(*report["grid"], *report["block"])
+        click.echo(f"{report['kernel']} on {report['detail']}")
+        click.echo(f"  entry   {report['entry']}, {sizes}, {report['shared_bytes']} bytes of shared memory")
+    else:
+        click.echo("nothing to launch: the results are empty")
     for name, item in report["inputs"].items():
         click.echo(f"  {name:7} {item['dtype']} {list(item['shape'])} from {item['file']}")
     for name, item in report["outputs"].items():
@@ -362,7 +364,7 @@ def kernel_job(kernel, options: Mapping[str, Any]) -> Job:
     outputs = [a.name for a in kernel.outputs if not a.optional or options[a.name]]
     if not outputs:
         raise click.UsageError(f"{kernel.name} writes only what is asked for: add {' or '.join('--' + n.replace('_', '-') for n in optional)}")
-    return Job(inputs, len(outputs), lambda: launch(kernel, (), arguments), lambda _: kernel.reference(**arguments), notes=notes)
+    return Job(kernel.name, inputs, len(outputs), lambda: launch(kernel, (), arguments), lambda _: kernel.reference(**arguments), notes=notes)
 
 
 # The friendly functions
@@ -427,32 +429,41 @@ def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
         return name, results[name], want
 
     outputs = 1 + options["return_lse"]
-    return Job(inputs, outputs, lambda: launch(kernel, (), arguments), lambda _: kernel.reference(**arguments), exact, notes)
+    return Job("", inputs, outputs, lambda: launch(kernel, (), arguments), lambda _: kernel.reference(**arguments), exact, notes)
 
 
 def quantize_command() -> click.Command:
     """`run quantize`: an .npy in, the .npz of a QuantizedArray out."""
     params = [
-        file_option("x", "The file to quantize along its last axis."),
+        file_option("x", "The file to quantize."),
         click.Option(["--format"], default=_BLOCK_FORMAT, show_default=True, help="The block format."),
+        click.Option(["--axis"], type=int, default=-1, show_default=True, help="The axis that is cut into blocks."),
+        click.Option(["--scale-rule"], help="How scales are chosen."),
+        click.Option(["--scale-layout"], default="linear", show_default=True, help="How scales lie: linear or 128x4."),
+        click.Option(["--global-scale"], type=float, help="Of nvfp4; computed where it is not given."),
+        click.Option(["--pad"], is_flag=True, help="Pad the axis with zeros to whole blocks."),
         _dtype_option("Convert x to this format first."),
     ]
     return job_command("quantize", inspect.getdoc(_quantize()), params, quantize_job, quantizes=True)
 
 
-def quantize_job(x, format, dtype) -> Job:
+def quantize_job(x, format, dtype, **options) -> Job:
     """The Job of `run quantize`, also held against x itself."""
     import numpy as np
 
-    from .ops.quantize import QUANTIZE
+    from .ops.quantize import quantize_reference
 
     inputs, notes = read_inputs({"x": x}, dtype)
     array = inputs["x"][1]
 
     def reference(_):
-        return QUANTIZE[format].reference(array.reshape(-1, array.shape[-1]))
+        wanted = quantize_reference(array, format, **options)
+        return {"codes": wanted.codes, "scales": wanted.scales}
 
-    return Job(inputs, 2, lambda: _quantize()(array, format), reference, lambda q: ("values", np.asarray(q), array), notes)
+    def exact(q):
+        return "values", np.asarray(q), array
+
+    return Job("quantize_", inputs, 2, lambda: _quantize()(array, format, **options), reference, exact, notes)
 
 
 def dequantize_command() -> click.Command:
@@ -466,17 +477,19 @@ def dequantize_command() -> click.Command:
 
 def dequantize_job(q, dtype) -> Job:
     """The Job of `run dequantize`."""
+    import numpy as np
+
     from .formats import FORMATS
-    from .ops.quantize import DEQUANTIZE, QuantizedArray
+    from .ops.quantized import QuantizedArray
 
     array = QuantizedArray.load(q)
     wanted = FORMATS[dtype or "f32"].dtype
 
     def reference(_):
-        rows = (a.reshape(-1, a.shape[-1]) for a in (array.codes, array.scales))
-        return DEQUANTIZE[array.format].reference(*rows, dtype=wanted)
+        with np.errstate(over="ignore"):
+            return {"x": np.asarray(array).astype(wanted)}
 
-    return Job({"q": (q, array)}, 1, lambda: {"x": _dequantize()(array, wanted)}, reference)
+    return Job("dequantize_", {"q": (q, array)}, 1, lambda: {"x": _dequantize()(array, wanted)}, reference)
 
 
 FUNCTIONS = {"attention": _attention, "quantize": _quantize, "dequantize": _dequantize}

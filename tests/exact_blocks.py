@@ -109,7 +109,7 @@ def encode_mx_block(block, element: Element, rule: str) -> tuple[list[int], int]
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
     """Codes [..., K] to bytes [..., K * bits / 8]: one long little-endian number for each row."""
-    rows = codes.reshape(-1, codes.shape[-1])
+    rows = codes.reshape(-1, codes.shape[-1]) if codes.size else []
     numbers = [sum(int(code) << (bits * i) for i, code in enumerate(row)) for row in rows]
     size = codes.shape[-1] * bits // 8
     packed = np.frombuffer(b"".join(n.to_bytes(size, "little") for n in numbers), np.uint8)

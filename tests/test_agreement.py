@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import ptxrt
+from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.ops.attention import attention_mxfp4_bf16
 from ptxrt.ops.probes import probe_scores_mxfp4
-from ptxrt.ops.quantize import dequantize_mxfp4, quantize_mxfp4
+from ptxrt.ops.quantizers import DEQUANTIZE, QUANTIZE
 
 pytestmark = pytest.mark.gpu
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
@@ -43,17 +44,22 @@ def wide_values(rng, shape, dtype):
         return x.astype(dtype)
 
 
+@pytest.mark.parametrize("f, rule", [(f, rule) for f in BLOCK_FORMATS.values() for rule in range(len(f.rules))], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_quantizer_bytes(both, rng, dtype):
+def test_quantizer_bytes(both, rng, f, rule, dtype):
     x = wide_values(rng, (150, 1056), dtype)
-    for on_gpu, emulated in zip(*both(lambda: quantize_mxfp4(x))):
+    level = (np.float32([0.01]),) if f.two_level else ()
+    for on_gpu, emulated in zip(*both(lambda: QUANTIZE[f.name](x, *level, rule=rule))):
         np.testing.assert_array_equal(on_gpu, emulated)
 
 
+@pytest.mark.parametrize("f", BLOCK_FORMATS.values(), ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dequantizer_bits(both, rng, dtype):
-    codes, scales = rng.integers(0, 256, (256, 512), np.uint8), rng.integers(0, 256, (256, 32), np.uint8)
-    on_gpu, emulated = both(lambda: dequantize_mxfp4(codes, scales, dtype=dtype))
+def test_dequantizer_bits(both, rng, f, dtype):
+    codes = rng.integers(0, 256, (256, 1024 * f.bits // 8), np.uint8)
+    scales = rng.integers(0, 256, (256, 1024 // f.block), np.uint8)
+    level = (np.float32([0.01]),) if f.two_level else ()
+    on_gpu, emulated = both(lambda: DEQUANTIZE[f.name](codes, scales, *level, dtype=dtype))
     np.testing.assert_array_equal(on_gpu.view(np.uint8), emulated.view(np.uint8))
 
 

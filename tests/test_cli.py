@@ -95,7 +95,7 @@ def test_help_of_every_command_comes_from_its_docstring(name):
     kernel = ptxrt.kernels().get(name)
     assert (kernel.summary if kernel else "--compare") in text
     for argument in kernel.inputs if kernel else ():
-        assert f"--{argument.name} " in text
+        assert f"--{argument.name.replace('_', '-')} " in text
 
 
 def test_checkout_script_and_package_are_one_program():

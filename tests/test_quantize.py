@@ -1,4 +1,4 @@
-"""quantize, dequantize and QuantizedArray: bytes on every machine, shapes, files, errors."""
+"""quantize, dequantize, QuantizedArray and the layouts of scales: bytes on every machine, shapes, files, errors."""
 
 import io
 import zipfile
@@ -6,101 +6,305 @@ import zipfile
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-import exact_mxfp4
+import exact_blocks
 import ptxrt
+from ptxrt.blocks import BLOCK_FORMATS, swizzled_offsets
+from ptxrt.ops.quantize import quantize_reference
+from ptxrt.ops.quantizers import QUANTIZE
 
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
+FORMATS = list(BLOCK_FORMATS)
+RULES = [(name, rule) for name, f in BLOCK_FORMATS.items() for rule in f.rules]
+ELEMENTS = {**exact_blocks.MX, "nvfp4": exact_blocks.E2M1}
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
+each_format = pytest.mark.parametrize("format", FORMATS)
+each_rule = pytest.mark.parametrize("format, rule", RULES)
 
 
-def assert_bytes(q, x):
-    codes, scales = exact_mxfp4.encode(np.asarray(x, np.float32).reshape(-1, x.shape[-1]))
-    np.testing.assert_array_equal(q.scales.reshape(scales.shape), scales)
-    np.testing.assert_array_equal(q.codes.reshape(codes.shape), codes)
+def exact(x, format, rule=None, global_scale=None):
+    """Codes, scales and global scale of exact arithmetic, of blocks along the last axis."""
+    x = np.asarray(x, np.float32)
+    if format != "nvfp4":
+        return *exact_blocks.encode(x, format, rule or "floor"), None
+    g = exact_blocks.global_scale(x) if global_scale is None else np.float32(global_scale)
+    return *exact_blocks.encode_nvfp4(x, g, rule or "amax"), g
 
 
-def test_hard_blocks_byte_for_byte(machine):
-    x = exact_mxfp4.hard_blocks()
-    assert_bytes(ptxrt.quantize(x, "mxfp4"), x)
+def assert_bytes(q, codes, scales, global_scale=None):
+    np.testing.assert_array_equal(q.scales, scales)
+    np.testing.assert_array_equal(q.codes, codes)
+    assert q.global_scale == global_scale
+
+
+def assert_same(got, want):
+    assert got.layout == want.layout
+    assert_bytes(got, want.codes, want.scales, want.global_scale)
+
+
+@each_rule
+def test_hard_blocks_byte_for_byte(machine, format, rule):
+    """Rounding boundaries, subnormals, outliers, zeros of both signs, NaN and infinity."""
+    x = exact_blocks.hard_blocks(ELEMENTS[format], BLOCK_FORMATS[format].block)
+    assert_bytes(ptxrt.quantize(x, format, scale_rule=rule), *exact(x, format, rule))
+
+
+@each_rule
+def test_scales_at_every_decision(machine, format, rule):
+    """Each rule's boundaries and two steps to either side, from the smallest subnormal to the largest number."""
+    x = exact_blocks.decision_blocks(ELEMENTS[format], BLOCK_FORMATS[format].block)
+    given = dict(global_scale=1.0) if format == "nvfp4" else {}
+    q = ptxrt.quantize(x, format, scale_rule=rule, **given)
+    assert_same(q, quantize_reference(x, format, scale_rule=rule, **given))
+    assert_bytes(ptxrt.quantize(x[::16], format, scale_rule=rule, **given), *exact(x[::16], format, rule, **given))
+
+
+@pytest.mark.parametrize("rule", BLOCK_FORMATS["nvfp4"].rules)
+@pytest.mark.parametrize("g", [1.0, 2.0**-149, 3 * 2.0**-149, 1e-41, 2.0**-126, 1e-10, 1 / 2688, 0.37, 17.0, 1e10, 3e38])
+def test_nvfp4_under_any_global_scale(machine, rng, rule, g):
+    sizes = np.repeat(2.0 ** np.array([-149, -140, -127, -126, -60, -8, -1, 0, 1, 5, 30, 100, 120]), 8)[:, None]
+    x = (rng.standard_normal((sizes.size, 16)) * sizes).astype(np.float32)
+    x = np.concatenate([x, exact_blocks.special_blocks(16)])
+    assert_bytes(ptxrt.quantize(x, "nvfp4", scale_rule=rule, global_scale=g), *exact(x, "nvfp4", rule, g))
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=lambda d: np.dtype(d).name)
-def test_every_value_of_a_narrow_dtype(machine, dtype):
-    x = np.arange(65536, dtype=np.uint16).view(dtype)
-    grouped = x.reshape(-1, 64)
-    assert_bytes(ptxrt.quantize(grouped, "mxfp4"), grouped)
-    shuffled = np.random.default_rng(1).permutation(x[np.isfinite(x.astype(np.float32))])
-    shuffled = shuffled[:8192].reshape(-1, 64)
-    assert_bytes(ptxrt.quantize(shuffled, "mxfp4"), shuffled)
+@each_format
+def test_every_value_of_a_narrow_dtype(machine, format, dtype):
+    x = np.arange(65536, dtype=np.uint16).view(dtype).reshape(-1, 64)
+    assert_same(ptxrt.quantize(x, format), quantize_reference(x, format))
+    finite = x[np.isfinite(x.astype(np.float32))]
+    shuffled = np.random.default_rng(1).permutation(finite)[:8192].reshape(-1, 64)
+    assert_bytes(ptxrt.quantize(shuffled, format), *exact(shuffled, format))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
-def test_random_values_of_any_size(machine, rng, dtype):
+@each_dtype
+@each_format
+def test_random_values_of_any_size(machine, rng, format, dtype):
     x = (rng.standard_normal((37, 96)) * 2.0 ** rng.integers(-20, 12, (37, 96))).astype(dtype)
-    assert_bytes(ptxrt.quantize(x, "mxfp4"), x)
+    assert_bytes(ptxrt.quantize(x, format), *exact(x, format))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
-def test_every_code_under_every_scale_dequantizes(machine, dtype):
-    codes = np.tile(np.arange(256, dtype=np.uint8), (256, 1))
-    scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 16, 1)
-    got = ptxrt.dequantize(ptxrt.QuantizedArray(codes, scales, format="mxfp4", shape=(256, 512)), dtype)
-    e2m1 = np.array([float(v) for v in exact_mxfp4.E2M1] + [-float(v) for v in exact_mxfp4.E2M1])
-    with np.errstate(over="ignore"):
-        exact = e2m1[np.stack([codes & 15, codes >> 4], -1).reshape(256, 512)] * 2.0 ** (np.arange(256.0)[:, None] - 127)
-        want = exact.astype(np.float32).astype(dtype)
-    want[255] = np.nan
-    bits = f"u{np.dtype(dtype).itemsize}"
-    np.testing.assert_array_equal(np.isnan(got.astype(np.float32)), np.isnan(want.astype(np.float32)))
-    np.testing.assert_array_equal(got[:255].view(bits), want[:255].view(bits))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_shape_axis_layout_and_value(emulator, data):
+    """Shapes, values and every choice of a call, against the reference on the host and back."""
+    format = data.draw(st.sampled_from(FORMATS))
+    dtype = np.dtype(data.draw(st.sampled_from(DTYPES)))
+    shape = tuple(data.draw(st.lists(st.integers(0, 70), min_size=1, max_size=3)))
+    choices = dict(
+        axis=data.draw(st.integers(-len(shape), len(shape) - 1)),
+        scale_rule=data.draw(st.sampled_from([None, *BLOCK_FORMATS[format].rules])),
+        scale_layout=data.draw(st.sampled_from(["linear", "128x4"])),
+        pad=True,
+    )
+    bits = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, 2**32, shape, np.uint32)
+    exponents = data.draw(st.sampled_from([0x00FFFFFF, 0x3FFFFFFF, 0xFFFFFFFF]))
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = (bits & np.uint32(exponents | 0x80000000)).view(np.float32).astype(dtype)
+    q = ptxrt.quantize(x, format, **choices)
+    assert_same(q, quantize_reference(x, format, **choices))
+    values = ptxrt.dequantize(q)
+    assert values.shape == shape and np.array_equal(values, np.asarray(q), equal_nan=True)
 
 
-@pytest.mark.parametrize("shape", [(32,), (1, 32), (3, 5, 64), (2, 1, 2, 3, 32), (0, 64), (2, 0, 32), (0,)])
-def test_any_leading_axes(machine, rng, shape):
+@pytest.mark.parametrize("shape", [(64,), (1, 32), (3, 5, 64), (2, 1, 2, 3, 32), (0, 64), (2, 0, 32), (0,)])
+@each_format
+def test_any_leading_axes(machine, rng, format, shape):
+    f = BLOCK_FORMATS[format]
     x = rng.standard_normal(shape).astype(np.float32)
-    q = ptxrt.quantize(x, "mxfp4")
-    assert q.shape == shape and q.format == "mxfp4" and q.global_scale is None
-    assert q.codes.shape == (*shape[:-1], shape[-1] // 2) and q.scales.shape == (*shape[:-1], shape[-1] // 32)
-    assert q.nbytes == x.size // 2 + x.size // 32
+    q = ptxrt.quantize(x, format)
+    assert (q.shape, q.format, q.axis, q.scale_layout) == (shape, format, -1, "linear")
+    assert q.codes.shape == (*shape[:-1], shape[-1] * f.bits // 8) and q.scales.shape == (*shape[:-1], shape[-1] // f.block)
+    assert q.nbytes == x.size * f.bits // 8 + x.size // f.block
     y = ptxrt.dequantize(q)
     assert y.shape == shape and y.dtype == np.float32
     np.testing.assert_array_equal(y, np.asarray(q))
-    if x.size:
-        assert_bytes(q, x)
+    assert_bytes(q, *exact(x, format))
+
+
+@pytest.mark.parametrize("shape, axis", [((64,), 0), ((64, 3), 0), ((5, 32, 7), 1), ((5, 32, 7), -2), ((96, 2, 3, 1), 0), ((4, 32, 1, 1), 1)])
+@each_format
+def test_any_axis(machine, rng, format, shape, axis):
+    """Codes and scales are those of the last axis, moved."""
+    x = rng.standard_normal(shape).astype(np.float32)
+    q = ptxrt.quantize(x, format, axis=axis)
+    assert q.axis == axis - len(shape) * (axis >= 0)
+    codes, scales, g = exact(np.moveaxis(x, axis, -1), format)
+    assert_bytes(q, np.moveaxis(codes, -1, axis), np.moveaxis(scales, -1, axis), g)
+    values = ptxrt.dequantize(q)
+    assert values.shape == shape
+    np.testing.assert_array_equal(values, np.asarray(q))
+
+
+@pytest.mark.parametrize("shape, axis", [((3, 40), -1), ((33,), 0), ((2, 50, 7), 1), ((7, 3), 0), ((4, 1), -1)])
+@each_dtype
+@each_format
+def test_padding(machine, rng, format, shape, axis, dtype):
+    """Codes and scales of zeros stand where nothing is; the values come back in their own shape."""
+    f = BLOCK_FORMATS[format]
+    x = rng.standard_normal(shape).astype(dtype)
+    q = ptxrt.quantize(x, format, axis=axis, pad=True)
+    widths = [(0, 0)] * len(shape)
+    widths[axis] = (0, -shape[axis] % f.block)
+    whole = ptxrt.quantize(np.pad(x, widths), format, axis=axis, global_scale=q.global_scale)
+    assert q.shape == shape
+    assert_bytes(q, whole.codes, whole.scales, whole.global_scale)
+    back = ptxrt.dequantize(q, dtype)
+    assert back.shape == shape and back.dtype == dtype
+    kept = tuple(slice(size) for size in shape)
+    np.testing.assert_array_equal(back, ptxrt.dequantize(whole, dtype)[kept])
+    np.testing.assert_array_equal(np.asarray(q), np.asarray(whole)[kept])
+
+
+@each_dtype
+@each_format
+def test_every_code_under_many_scales_dequantizes(machine, format, dtype):
+    f = BLOCK_FORMATS[format]
+    count = max(256, 2 * f.block)
+    numbers = np.resize(np.arange(1 << f.bits, dtype=np.uint8), count)
+    codes = np.tile(exact_blocks.pack(numbers[None], f.bits), (256, 1))
+    scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], count // f.block, 1)
+    g = dict(global_scale=0.3) if f.two_level else {}
+    q = ptxrt.QuantizedArray(codes, scales, format=format, shape=(256, count), **g)
+    got = ptxrt.dequantize(q, dtype)
+    table = f.element.values[numbers].astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if f.two_level:
+            step = np.float32(0.3) * np.abs(scales[:, :1].view(ml_dtypes.float8_e4m3fn).astype(np.float32))
+            want = (f.element.values[numbers] * step).astype(dtype)
+        else:
+            want = (table * scales[:, :1].view(ml_dtypes.float8_e8m0fnu).astype(np.float64)).astype(np.float32).astype(dtype)
+    bits = f"u{np.dtype(dtype).itemsize}"
+    nan = np.isnan(want.astype(np.float32))
+    np.testing.assert_array_equal(np.isnan(got.astype(np.float32)), nan)
+    np.testing.assert_array_equal(got[~nan].view(bits), want[~nan].view(bits))
+
+
+# The global scale of NVFP4
+
+
+@pytest.mark.parametrize("count", [1, 4095, 4096, 4097, 40000])
+@each_dtype
+def test_the_global_scale_is_of_the_largest_finite_value(machine, rng, dtype, count):
+    x = rng.standard_normal(count).astype(dtype)
+    x[rng.integers(count)] = -300.0
+    if count > 1:
+        x[:: max(count // 7, 2)] = np.inf
+        x[1 :: max(count // 5, 2)] = np.nan
+    q = ptxrt.quantize(x, "nvfp4", pad=True)
+    assert q.global_scale.dtype == np.float32 and q.global_scale.shape == ()
+    assert q.global_scale == exact_blocks.global_scale(x)
+
+
+def test_arrays_without_a_finite_value_have_a_global_scale_of_1(machine):
+    for x in (np.zeros((2, 16), np.float32), np.full(16, np.nan, np.float32), np.full(16, 1e-44, np.float32), np.zeros((0, 16), np.float32)):
+        assert ptxrt.quantize(x, "nvfp4").global_scale == 1
+
+
+def test_a_given_global_scale_is_kept(machine, rng):
+    x = rng.standard_normal((4, 64)).astype(np.float32)
+    for g in (0.01, np.float64(0.01), np.array([0.01]), ml_dtypes.bfloat16(0.01), 2):
+        q = ptxrt.quantize(x, "nvfp4", global_scale=g)
+        assert_bytes(q, *exact(x, "nvfp4", global_scale=np.float32(g).item() if np.ndim(g) == 0 else 0.01))
+    on_device = ptxrt.to_device(np.float32([0.5]))
+    q = ptxrt.quantize(ptxrt.to_device(x), "nvfp4", global_scale=on_device)
+    assert isinstance(q.global_scale, ptxrt.DeviceArray) and q.global_scale.address == on_device.address
+    assert_bytes(q.to_numpy(), *exact(x, "nvfp4", global_scale=0.5))
+
+
+# The 128x4 layout of scales
+
+
+@pytest.mark.parametrize("shape, axis", [((5, 3), -1), ((128, 4), -1), ((130, 9), -1), ((2, 3, 5), -1), ((2, 5, 70), 1), ((5,), 0), ((0, 4), -1), ((4, 0), -1)])
+def test_scales_swizzle_and_come_back(machine, rng, shape, axis):
+    scales = rng.integers(0, 256, shape, dtype=np.uint8)
+    swizzled = ptxrt.swizzle_scales(scales, axis=axis)
+    matrix = np.moveaxis(scales, axis, -1).reshape(-1, shape[axis]) if scales.size else np.zeros((0, 0), np.uint8)
+    offsets = swizzled_offsets(*matrix.shape)
+    assert swizzled.dtype == np.uint8 and swizzled.ndim == 1 and swizzled.size % 512 == 0
+    np.testing.assert_array_equal(swizzled[offsets], matrix)
+    assert np.count_nonzero(swizzled) == np.count_nonzero(scales)
+    np.testing.assert_array_equal(ptxrt.unswizzle_scales(swizzled, shape, axis=axis), scales)
+    on_device = ptxrt.swizzle_scales(ptxrt.to_device(scales), axis=axis)
+    assert isinstance(on_device, ptxrt.DeviceArray)
+    np.testing.assert_array_equal(on_device.to_numpy(), swizzled)
+
+
+@each_format
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_quantizing_to_128x4(machine, rng, format, axis):
+    x = rng.standard_normal((192, 160)).astype(np.float32)
+    linear = ptxrt.quantize(x, format, axis=axis)
+    tiled = ptxrt.quantize(x, format, axis=axis, scale_layout="128x4")
+    assert tiled.scale_layout == "128x4" and tiled.scales.ndim == 1
+    assert_bytes(tiled, linear.codes, ptxrt.swizzle_scales(linear.scales, axis=axis), linear.global_scale)
+    np.testing.assert_array_equal(ptxrt.dequantize(tiled), ptxrt.dequantize(linear))
+    np.testing.assert_array_equal(np.asarray(tiled), np.asarray(linear))
+
+
+# Arrays in and out
 
 
 def test_layouts_of_numpy_do_not_matter(emulator, rng):
     x = rng.standard_normal((64, 96)).astype(np.float32)
     for view in (np.asfortranarray(x), x[::-1, ::-1], x[:, ::3][:, :32], x.T[:, :64]):
-        assert_bytes(ptxrt.quantize(view, "mxfp4"), np.ascontiguousarray(view))
+        assert_bytes(ptxrt.quantize(view, "mxfp4"), *exact(np.ascontiguousarray(view), "mxfp4"))
 
 
-def test_out_is_written_and_returned(machine, rng):
-    x = rng.standard_normal((4, 64)).astype(np.float32)
-    out = ptxrt.quantize(np.zeros_like(x), "mxfp4")
-    codes = out.codes
-    assert ptxrt.quantize(x, "mxfp4", out=out) is out and out.codes is codes
-    assert_bytes(out, x)
-    values = np.empty((4, 64), ml_dtypes.bfloat16)
-    assert ptxrt.dequantize(out, out=values) is values
-    np.testing.assert_array_equal(values, np.asarray(out).astype(ml_dtypes.bfloat16))
+@each_format
+@pytest.mark.parametrize("choices", [{}, dict(axis=0), dict(scale_layout="128x4"), dict(pad=True)], ids=str)
+def test_out_is_written_and_returned(machine, rng, format, choices):
+    x = rng.standard_normal((64, 50 if choices.get("pad") else 64)).astype(np.float32)
+    want = quantize_reference(x, format, **choices)
+    for place in (np.asarray, ptxrt.to_device):
+        out = ptxrt.quantize(place(np.zeros_like(x)), format, **choices)
+        codes, scales, g = out.codes, out.scales, out.global_scale
+        assert ptxrt.quantize(place(x), format, out=out, **choices) is out and out.codes is codes and out.scales is scales
+        assert_same(out.to_numpy(), want)
+        if format == "nvfp4" and place is ptxrt.to_device:
+            assert out.global_scale.address == g.address
+        for dtype in DTYPES:
+            values = place(np.empty(x.shape, dtype))
+            assert ptxrt.dequantize(out, out=values) is values
+            got = values if place is np.asarray else values.to_numpy()
+            np.testing.assert_array_equal(got, np.asarray(want).astype(dtype))
 
 
 def test_out_may_be_a_view(emulator, rng):
-    q = ptxrt.quantize(rng.standard_normal((4, 64)).astype(np.float32), "mxfp4")
+    x = rng.standard_normal((4, 64)).astype(np.float32)
+    q = ptxrt.quantize(x, "mxfp4")
     out = np.zeros((64, 4), np.float32)
     ptxrt.dequantize(q, out=out.T)
     np.testing.assert_array_equal(out.T, np.asarray(q))
+    codes, scales = np.zeros((4, 64), np.uint8), np.zeros((2, 4), np.uint8)
+    view = ptxrt.QuantizedArray(codes[:, ::2], scales.T, format="mxfp4", shape=(4, 64))
+    ptxrt.quantize(x, "mxfp4", out=view)
+    np.testing.assert_array_equal(codes[:, ::2], q.codes)
+    np.testing.assert_array_equal(scales.T, q.scales)
 
 
-def test_device_arrays_give_device_arrays(machine, rng):
+@each_format
+def test_device_arrays_give_device_arrays(machine, rng, format):
     x = rng.standard_normal((2, 3, 64)).astype(np.float32)
-    q = ptxrt.quantize(ptxrt.to_device(x), "mxfp4")
-    assert isinstance(q.codes, ptxrt.DeviceArray) and q.codes.shape == (2, 3, 32)
+    q = ptxrt.quantize(ptxrt.to_device(x), format)
+    assert q.on_device and isinstance(q.codes, ptxrt.DeviceArray) and q.codes.shape[:2] == (2, 3)
+    assert q.global_scale is None or isinstance(q.global_scale, ptxrt.DeviceArray)
     y = ptxrt.dequantize(q)
     assert isinstance(y, ptxrt.DeviceArray) and y.shape == (2, 3, 64)
     np.testing.assert_array_equal(y.to_numpy(), np.asarray(q))
-    assert_bytes(q.to_numpy(), x)
+    assert_bytes(q.to_numpy(), *exact(x, format))
+
+
+def test_bytes_of_ml_dtypes_are_taken_as_they_are(emulator, rng):
+    q = ptxrt.quantize(rng.standard_normal((4, 64)).astype(np.float32), "mxfp8")
+    codes, scales = q.codes.view(ml_dtypes.float8_e4m3fn), q.scales.view(ml_dtypes.float8_e8m0fnu)
+    again = ptxrt.QuantizedArray(codes, scales, format="mxfp8", shape=(4, 64))
+    np.testing.assert_array_equal(ptxrt.dequantize(again), np.asarray(q))
+    np.testing.assert_array_equal(np.asarray(again), np.asarray(q))
+    np.testing.assert_array_equal(ptxrt.swizzle_scales(scales), ptxrt.swizzle_scales(q.scales))
 
 
 def test_values_are_decoded_on_the_host_in_any_dtype(emulator):
@@ -110,14 +314,27 @@ def test_values_are_decoded_on_the_host_in_any_dtype(emulator):
     np.testing.assert_array_equal(np.asarray(q), ptxrt.dequantize(q))
 
 
+def test_better_formats_are_closer(emulator, rng):
+    x = rng.standard_normal((64, 256)).astype(np.float32)
+    loss = {name: ptxrt.compare(ptxrt.quantize(x, name), x).relative_l2 for name in FORMATS}
+    assert loss["mxfp6_e2m3"] < loss["mxfp8"] < loss["mxfp6_e3m2"] < loss["nvfp4"] < loss["mxfp4"]
+    assert loss["mxfp6_e3m2"] == pytest.approx(loss["mxfp8_e5m2"], rel=0.05)  # two mantissa bits either
+
+
 # Files
 
 
-@pytest.fixture
-def saved(tmp_path, rng):
-    codes = rng.integers(0, 256, (2, 3, 32), dtype=np.uint8)
-    scales = rng.integers(0, 256, (2, 3, 2), dtype=np.uint8)
-    q = ptxrt.QuantizedArray(codes, scales, format="mxfp4", shape=(2, 3, 64))
+SAVED = [
+    dict(format="mxfp4", shape=(2, 3, 64)),
+    dict(format="mxfp6_e3m2", shape=(2, 60, 3), axis=-2),
+    dict(format="nvfp4", shape=(3, 50), scale_layout="128x4", global_scale=0.25),
+]
+
+
+@pytest.fixture(params=SAVED, ids=lambda fields: fields["format"])
+def saved(request, tmp_path, rng):
+    x = rng.standard_normal(request.param["shape"]).astype(np.float32)
+    q = quantize_reference(x, pad=True, **{name: value for name, value in request.param.items() if name != "shape"})
     path = tmp_path / "q.npz"
     q.save(path)
     return q, path
@@ -125,11 +342,15 @@ def saved(tmp_path, rng):
 
 def test_files_come_back(saved):
     q, path = saved
-    again = ptxrt.QuantizedArray.load(path)
-    assert (again.format, again.shape, again.global_scale) == (q.format, q.shape, None)
-    np.testing.assert_array_equal(again.codes, q.codes)
-    np.testing.assert_array_equal(again.scales, q.scales)
+    assert_same(ptxrt.QuantizedArray.load(path), q)
     assert [p.name for p in path.parent.iterdir()] == ["q.npz"]
+
+
+def test_files_of_the_first_release_have_the_last_axis(tmp_path):
+    path = tmp_path / "q.npz"
+    path.write_bytes(_npz(**FIRST))
+    q = ptxrt.QuantizedArray.load(path)
+    assert (q.axis, q.scale_layout, q.shape) == (-1, "linear", (1, 32))
 
 
 def test_saving_keeps_the_name_and_replaces_whole_files(saved, monkeypatch):
@@ -173,7 +394,8 @@ def _npz(**fields):
     return buffer.getvalue()
 
 
-GOOD = dict(codes=np.zeros((1, 16), np.uint8), scales=np.zeros((1, 1), np.uint8), format=np.array("mxfp4"), shape=np.array([1, 32]))
+FIRST = dict(codes=np.zeros((1, 16), np.uint8), scales=np.zeros((1, 1), np.uint8), format=np.array("mxfp4"), shape=np.array([1, 32]))
+GOOD = dict(FIRST, axis=np.array(-1), scale_layout=np.array("linear"))
 
 
 @pytest.mark.parametrize(
@@ -184,6 +406,15 @@ GOOD = dict(codes=np.zeros((1, 16), np.uint8), scales=np.zeros((1, 1), np.uint8)
         (dict(scales=np.zeros((1, 2), np.uint8)), "scales is uint8 \\[1, 2\\]"),
         (dict(format=np.array("mxfp5")), "format is 'mxfp5'"),
         (dict(format=np.array(4)), "format is no name"),
+        (dict(axis=np.array(0.0)), "axis is no number"),
+        (dict(axis=np.array(2)), "axis is 2"),
+        (dict(axis=np.array(0)), "codes is uint8 \\[1, 16\\]"),
+        (dict(scale_layout=np.array("4x128")), "scale_layout is '4x128'"),
+        (dict(scale_layout=np.array(["linear"])), "scale_layout is no name"),
+        (dict(scale_layout=np.array("128x4")), "scales of uint8 \\[512\\]"),
+        (dict(global_scale=np.array(1.0)), "mxfp4 has none"),
+        (dict(format=np.array("nvfp4"), scales=np.zeros((1, 2), np.uint8)), "has a global_scale"),
+        (dict(format=np.array("nvfp4"), scales=np.zeros((1, 2), np.uint8), global_scale=np.array(-1.0)), "one positive number"),
         (dict(shape=np.array([1.0, 32.0])), "no list of whole numbers"),
         (dict(shape=np.array([1, -32])), "shape is"),
         (dict(shape=np.array([[1, 32]])), "shape is"),
@@ -205,6 +436,8 @@ def test_files_of_other_kinds_are_file_errors(tmp_path):
         archive.writestr("codes", "text")
     contents = [b"", b"PK", b"hello", b"\x93NUMPY", (tmp_path / "q.npy").read_bytes(), (tmp_path / "plain.zip").read_bytes()]
     contents.append(_npz(codes=GOOD["codes"]))
+    contents.append(_npz(**FIRST, axis=GOOD["axis"]))
+    contents.append(_npz(**GOOD, more=np.zeros(3)))
     for content in contents:
         path.write_bytes(content)
         with pytest.raises(ptxrt.FileError):
@@ -217,24 +450,55 @@ def test_files_of_other_kinds_are_file_errors(tmp_path):
 
 
 def test_wrong_quantize_calls_say_what_to_do(emulator):
-    x, cube = np.zeros((4, 64), np.float32), np.zeros((2, 2, 32), np.float32)
+    x = np.zeros((4, 64), np.float32)
+    read_only = quantize_reference(x, "mxfp4")
+    read_only.codes.flags.writeable = False
     for call, words in [
-        (lambda: ptxrt.quantize(x, "mxfp5"), "format is 'mxfp5'; there is 'mxfp4'"),
+        (lambda: ptxrt.quantize(x, "mxfp5"), "format is 'mxfp5'; there are 'mxfp4', 'mxfp8'"),
         (lambda: ptxrt.quantize(x, None), "format is None"),
         (lambda: ptxrt.quantize(x, ["mxfp4"]), "format is"),
-        (lambda: ptxrt.quantize(x[:, :40], "mxfp4"), "cols is 40 in x; it must be a multiple of 32.*Pad it to 64 or cut it to 32"),
-        (lambda: ptxrt.quantize(x.astype(np.float64), "mxfp4"), "x is float64 .*float32, float16, bfloat16"),
+        (lambda: ptxrt.quantize(x[:, :40], "mxfp4"), "axis -1 of x .*length 40; mxfp4 needs a multiple of 32. Pass pad=True .* to 64, or cut it to 32"),
+        (lambda: ptxrt.quantize(x[:, :8], "nvfp4"), "length 8; nvfp4 needs a multiple of 16. Pass pad=True .* to 16.$"),
+        (lambda: ptxrt.quantize(x, "mxfp8", axis=0), "axis -2 of x .* has length 4"),
+        (lambda: ptxrt.quantize(x, "mxfp4", axis=2), "axis is 2; an array of shape .* has axes -2 to 1"),
+        (lambda: ptxrt.quantize(x, "mxfp4", axis=True), "axis is True"),
+        (lambda: ptxrt.quantize(x, "mxfp4", axis="last"), "axis is 'last'"),
+        (lambda: ptxrt.quantize(x, "mxfp4", scale_rule="round"), "scale_rule is 'round'; mxfp4 has 'floor', 'ceil', 'rceil', 'even'"),
+        (lambda: ptxrt.quantize(x, "nvfp4", scale_rule="floor"), "nvfp4 has 'amax', 'four_over_six'"),
+        (lambda: ptxrt.quantize(x, "mxfp4", scale_rule=["floor"]), "scale_rule is"),
+        (lambda: ptxrt.quantize(x, "mxfp4", scale_layout="tiled"), "scale_layout is 'tiled'; pass 'linear' or '128x4'"),
+        (lambda: ptxrt.quantize(x, "mxfp4", global_scale=1.0), "mxfp4 has none"),
+        (lambda: ptxrt.quantize(x, "nvfp4", global_scale=0), "global_scale is 0; pass one positive number"),
+        (lambda: ptxrt.quantize(x, "nvfp4", global_scale=-1.0), "one positive number"),
+        (lambda: ptxrt.quantize(x, "nvfp4", global_scale=1e300), "that float32 holds"),
+        (lambda: ptxrt.quantize(x, "nvfp4", global_scale=np.nan), "one positive number"),
+        (lambda: ptxrt.quantize(x, "nvfp4", global_scale=[1.0, 2.0]), r"global_scale has shape \[2\]"),
+        (lambda: ptxrt.quantize(x, "nvfp4", global_scale="1"), "global_scale"),
+        (lambda: ptxrt.quantize(x, "nvfp4", global_scale=ptxrt.to_device(np.float32(1))), "on the device, x is a NumPy array"),
+        (lambda: ptxrt.quantize(ptxrt.to_device(x), "nvfp4", global_scale=ptxrt.to_device(np.float16(1))), "global_scale is float16"),
+        (lambda: ptxrt.quantize(x.astype(np.float64), "mxfp4"), "x is float64 .*convert it to float32, float16 or bfloat16"),
         (lambda: ptxrt.quantize(np.float32(3), "mxfp4"), "single number"),
         (lambda: ptxrt.quantize("text", "mxfp4"), "single number|x is"),
         (lambda: ptxrt.quantize([[1, 2], [3]], "mxfp4"), "x is a list"),
         (lambda: ptxrt.quantize(x, "mxfp4", out=x), "pass a QuantizedArray of mxfp4"),
         (lambda: ptxrt.quantize(x, "mxfp4", out=ptxrt.quantize(x[:2], "mxfp4")), r"shape \[4, 64\]"),
+        (lambda: ptxrt.quantize(x, "mxfp4", out=ptxrt.quantize(x, "mxfp4", scale_layout="128x4")), "scales 128x4"),
+        (lambda: ptxrt.quantize(x, "mxfp4", out=ptxrt.quantize(ptxrt.to_device(x), "mxfp4")), "out.codes is on the device, x is a NumPy array"),
+        (lambda: ptxrt.quantize(ptxrt.to_device(x), "mxfp4", out=ptxrt.quantize(x, "mxfp4")), "out.codes is a NumPy array, x is on the device"),
+        (lambda: ptxrt.quantize(x, "mxfp4", out=read_only), "out.codes is read-only"),
         (lambda: ptxrt.dequantize(x), "q is a ndarray"),
         (lambda: ptxrt.dequantize(ptxrt.quantize(x, "mxfp4"), np.float64), "dtype is .*float64"),
         (lambda: ptxrt.dequantize(ptxrt.quantize(x, "mxfp4"), "nothing"), "dtype is 'nothing'"),
         (lambda: ptxrt.dequantize(ptxrt.quantize(x, "mxfp4"), out=x[:2]), r"out has shape \[2, 64\]"),
         (lambda: ptxrt.dequantize(ptxrt.quantize(x, "mxfp4"), out=[1]), "out is a list"),
-        (lambda: ptxrt.dequantize(ptxrt.quantize(cube, "mxfp4"), out=np.zeros_like(cube).transpose(1, 0, 2)), "out has strides"),
+        (lambda: ptxrt.dequantize(ptxrt.quantize(x, "mxfp4"), out=ptxrt.to_device(x)), "out is on the device, q is a NumPy array"),
+        (lambda: ptxrt.swizzle_scales(x), "scales is float32"),
+        (lambda: ptxrt.swizzle_scales(np.uint8(3)), "axis is -1; an array of shape .* has no axes"),
+        (lambda: ptxrt.swizzle_scales(np.zeros((2, 2), np.uint8), axis=2), "axis is 2"),
+        (lambda: ptxrt.unswizzle_scales(np.zeros(512, np.uint8), (129, 4)), "512 bytes came; .* have 1024"),
+        (lambda: ptxrt.unswizzle_scales(np.zeros(512, np.int32), (128, 4)), "bytes is int32"),
+        (lambda: ptxrt.unswizzle_scales(np.zeros(512, np.uint8), 128), "shape is 128"),
+        (lambda: QUANTIZE["mxfp4"](x, rule=4), "rule is 4; declared as i32 of 0, 1, 2, 3"),
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=words):
             call()
@@ -247,15 +511,22 @@ def test_a_quantized_array_checks_its_bytes():
         return ptxrt.QuantizedArray(codes, scales, format=format, shape=shape, **rest)
 
     assert make(scales=scales.view(ml_dtypes.float8_e8m0fnu)).shape == (2, 32)
+    assert make(shape=(2, 17)).shape == (2, 17)
+    assert make(format="nvfp4", scales=np.zeros((2, 2), np.uint8), global_scale=1).global_scale == 1
     for change, words in [
         (dict(codes=codes[:1]), "codes is uint8 \\[1, 16\\]; mxfp4 of shape \\[2, 32\\] has codes of uint8 \\[2, 16\\]"),
         (dict(codes=codes.astype(np.int32)), "codes is int32"),
         (dict(scales=scales[:, :0]), "scales is uint8 \\[2, 0\\]"),
-        (dict(shape=(2, 40)), "multiple of 32"),
-        (dict(shape=()), "multiple of 32"),
+        (dict(shape=(2, 33)), r"codes of uint8 \[2, 32\]"),
+        (dict(shape=()), "axis is -1; an array of shape .* has no axes"),
+        (dict(axis=0), r"codes of uint8 \[16, 32\]"),
+        (dict(axis=5), "axis is 5"),
+        (dict(scale_layout="4x4"), "scale_layout is '4x4'"),
+        (dict(scale_layout="128x4"), r"scales of uint8 \[512\]"),
         (dict(shape=7), "pass a tuple"),
         (dict(shape=(2, 32.5)), "pass a tuple"),
-        (dict(format="nvfp4"), "format is 'nvfp4'"),
+        (dict(format="nvfp5"), "format is 'nvfp5'"),
+        (dict(format="nvfp4", scales=np.zeros((2, 2), np.uint8)), "nvfp4 has a global_scale; pass it, or 1"),
         (dict(global_scale=1.0), "global_scale is 1.0; mxfp4 has none"),
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=words):

@@ -17,10 +17,11 @@ import ptxrt
 from ptxrt import backend, units
 from ptxrt.emulator.backend import EmulatorBackend
 from ptxrt.ops.attention import attention_mxfp4_bf16
-from ptxrt.ops.quantize import dequantize_mxfp4, quantize_mxfp4
+from ptxrt.ops.quantizers import DEQUANTIZE, QUANTIZE
 
 ROOT = Path(__file__).parent.parent
 DIM = 64
+quantize_mxfp4, dequantize_mxfp4 = QUANTIZE["mxfp4"], DEQUANTIZE["mxfp4"]
 UNITS = {"quantize_mxfp4": "quantize_mxfp4", "dequantize_mxfp4": "dequantize_mxfp4", ATTENTION: f"{ATTENTION}[dim={DIM}]"}
 
 

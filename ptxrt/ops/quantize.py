@@ -42,13 +42,7 @@ def quantize(
     block = block_format("quantize", format)
     rule = _rule_number(block, scale_rule)
     (x,) = as_arrays("quantize", x=x)
-    if format_of(x.dtype) is None:
-        raise ArgumentError(f"quantize: x is {x.dtype} {list(x.shape)}; convert it to float32, float16 or bfloat16")
-    if not x.shape:
-        raise ArgumentError("quantize: x is a single number; pass an array with at least one axis")
-    layout = layout_of("quantize", block, tuple(x.shape), axis, scale_layout)
-    if layout.padded != layout.length and not pad:
-        _fail_length(layout)
+    layout = _checked_layout(x, block, axis, scale_layout, pad)
     on_host = isinstance(x, np.ndarray)
     given = _given_global_scale(block, global_scale, on_host)
     if out is not None:
@@ -137,6 +131,24 @@ def dequantize(q, dtype=np.float32, *, out=None, stream=None):
     return out
 
 
+def quantize_reference(x, format, *, axis=-1, scale_rule=None, scale_layout="linear", global_scale=None, pad=False) -> QuantizedArray:
+    """What `quantize` gives for NumPy arrays, computed on the host from the definitions alone."""
+    block = block_format("quantize", format)
+    rule = block.rules[_rule_number(block, scale_rule)]
+    layout = _checked_layout(x, block, axis, scale_layout, pad)
+    widths = [(0, 0)] * len(layout.shape)
+    widths[layout.axis] = (0, layout.padded - layout.length)
+    level = ()
+    if block.two_level:
+        magnitudes = np.abs(x.astype(np.float32))
+        finite = magnitudes[np.isfinite(magnitudes)]
+        given = _given_global_scale(block, global_scale, True)
+        level = (block.global_scale(finite.max(initial=0)) if given is None else given,)
+    codes, scales = block.encode(np.pad(x, widths), *level, rule, axis=layout.axis)
+    fields = dict(format=format, shape=layout.shape, axis=layout.axis, scale_layout=scale_layout)
+    return QuantizedArray(codes, layout.stored_scales(scales), **fields, global_scale=level[0] if level else None)
+
+
 def swizzle_scales(scales, *, axis=-1, stream=None):
     """Arrange block scales in the 128x4 tiles that cuBLAS and CUTLASS take: uint8 bytes in one axis.
 
@@ -180,12 +192,20 @@ def _rule_number(block: BlockFormat, rule) -> int:
     return block.rules.index(rule)
 
 
-def _fail_length(layout: Layout):
-    size, below = layout.padded, layout.padded - layout.format.block
+def _checked_layout(x, block: BlockFormat, axis, scale_layout, pad) -> Layout:
+    """Where the codes and scales of x will lie; ArgumentError for an x that cannot be cut into blocks."""
+    if format_of(x.dtype) is None:
+        raise ArgumentError(f"quantize: x is {x.dtype} {list(x.shape)}; convert it to float32, float16 or bfloat16")
+    if not x.shape:
+        raise ArgumentError("quantize: x is a single number; pass an array with at least one axis")
+    layout = layout_of("quantize", block, tuple(x.shape), axis, scale_layout)
+    size, below = layout.padded, layout.padded - block.block
+    if size == layout.length or pad:
+        return layout
     advice = f"Pass pad=True to have it padded with zeros to {size}" + (f", or cut it to {below}." if below else ".")
     raise ArgumentError(
         f"quantize: axis {layout.axis} of x {list(layout.shape)} has length {layout.length}; "
-        f"{layout.format.name} needs a multiple of {layout.format.block}. {advice}"
+        f"{block.name} needs a multiple of {block.block}. {advice}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ SCALE_LAYOUTS = ("linear", "128x4")
 
 # What NumPy and zipfile raise for files that are foreign, truncated, or pretend to a size that does not fit.
 _DAMAGE = (
-    *(ValueError, TypeError, EOFError, SyntaxError, OverflowError, MemoryError, NotImplementedError),
-    *(zipfile.BadZipFile, zlib.error),
+    *(ValueError, TypeError, LookupError, EOFError, SyntaxError, OverflowError, MemoryError, RuntimeError, OSError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
 )
 
 
@@ -99,6 +100,15 @@ class Layout:
             return scales
         matrix = scales[swizzled_offsets(self.outer * self.inner, self.blocks)]
         return np.moveaxis(matrix.reshape(self.outer, self.inner, self.blocks), 2, 1).reshape(self.linear_scales_shape)
+
+    def stored_scales(self, scales: np.ndarray) -> np.ndarray:
+        """Linear scales (NumPy) as they are stored: the inverse of `linear_scales`, 0x00 where a tile has no scale."""
+        if self.scale_layout == "linear":
+            return scales
+        rows = self.outer * self.inner
+        stored = np.zeros(self.scales_shape, np.uint8)
+        stored[swizzled_offsets(rows, self.blocks)] = np.moveaxis(scales.reshape(self.outer, self.blocks, self.inner), 1, 2).reshape(rows, self.blocks)
+        return stored
 
 
 def block_format(function: str, name) -> BlockFormat:
@@ -284,22 +294,25 @@ class QuantizedArray:
 
         A file without axis and scale_layout has blocks along the last axis and linear scales.
         """
-        try:
-            archive = np.load(path, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
-            with archive:
-                fields = {name: archive[name] for name in ("codes", "scales", "format", "shape")}
-                fields |= {name: archive[name] for name in ("axis", "scale_layout", "global_scale") if name in archive}
-            return cls(**_from_file(fields))
-        except KeyError as error:
-            raise FileError(f"{path} is no quantized array: {error.args[0]}. Write one with QuantizedArray.save.") from error
-        except _DAMAGE as error:
-            raise FileError(f"{path} is no quantized array: {error}. Write one with QuantizedArray.save.") from error
+        with open(path, "rb") as file:
+            try:
+                archive = np.load(file, allow_pickle=False)
+                if not isinstance(archive, np.lib.npyio.NpzFile):
+                    raise ValueError("it holds a single array")
+                with archive:
+                    fields = {name: archive[name] for name in archive.files}
+                return cls(**_from_file(fields))
+            except _DAMAGE as error:
+                raise FileError(f"{path} is no quantized array: {error}. Write one with QuantizedArray.save.") from error
 
 
 def _from_file(fields: dict[str, np.ndarray]) -> dict:
     """Arguments of QuantizedArray from the arrays of a file; ValueError where one is not what `save` writes."""
+    wanted = {"codes", "scales", "format", "shape"}
+    if fields.keys() & {"axis", "scale_layout"}:
+        wanted |= {"axis", "scale_layout"}
+    if fields.keys() - {"global_scale"} != wanted:
+        raise ValueError(f"it holds {', '.join(fields) or 'nothing'} where {', '.join(sorted(wanted))} are expected")
     if fields["shape"].dtype.kind != "i":
         raise ValueError("its shape is no list of whole numbers")
     arguments = {**fields, "shape": tuple(fields["shape"].tolist())}
