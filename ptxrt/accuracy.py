@@ -38,12 +38,12 @@ class Comparison:
 
 
 def compare(got, want) -> Comparison:
-    """Compare two arrays of one shape; DeviceArrays are downloaded first.
+    """Compare two arrays of one shape; device arrays are downloaded first, quantized ones decoded.
 
     An element that is NaN or infinite on one side and differs from the other makes relative_l2
     and worst_error infinite. ArgumentError for shapes that differ.
     """
-    got, want = (np.asarray(_host(x)).astype(np.float64) for x in (got, want))
+    got, want = _numbers("got", got), _numbers("want", want)
     if got.shape != want.shape:
         raise ArgumentError(f"compare: got has shape {list(got.shape)}, want {list(want.shape)}; give equal shapes")
     if got.size == 0:
@@ -72,8 +72,15 @@ def compare(got, want) -> Comparison:
     )
 
 
-def _host(x):
-    return x.to_numpy() if hasattr(x, "to_numpy") else x
+def _numbers(name: str, x) -> np.ndarray:
+    """An array of any kind, or what can be made one, in float64."""
+    try:
+        host = np.asarray(x.to_numpy() if hasattr(x, "to_numpy") else x)
+        if host.dtype.kind in "biufV":
+            return host.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ArgumentError(f"compare: {name} is a {type(x).__name__} that holds no real numbers; give an array of them") from None
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,10 @@ def _choose_format(kernel: Kernel, inputs: Mapping[str, Any], outputs: Mapping[s
             _fail(kernel, a, f"is {array.dtype}, but {chooser} is {chosen.dtype}", "Convert them to one dtype.")
         chosen, chooser = member, a.name
     if dtype is not None:
-        wanted = np.dtype(dtype)
+        try:
+            wanted = np.dtype(dtype)
+        except (TypeError, ValueError):
+            raise ArgumentError(f"{kernel.name}: dtype is {dtype!r}, which NumPy does not know; pass one of its dtypes") from None
         member = next((f for f in kernel.unions if f.holds(wanted)), None)
         if member is None or (chosen is not None and member is not chosen):
             choice = chosen.dtype.name if chosen else ", ".join(f.dtype.name for f in kernel.unions) or "nothing"

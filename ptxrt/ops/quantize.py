@@ -194,6 +194,8 @@ def _rule_number(block: BlockFormat, rule) -> int:
 
 def _checked_layout(x, block: BlockFormat, axis, scale_layout, pad) -> Layout:
     """Where the codes and scales of x will lie; ArgumentError for an x that cannot be cut into blocks."""
+    if not isinstance(pad, (bool, np.bool_)):
+        raise ArgumentError(f"quantize: pad is {pad!r}; pass True or False")
     if format_of(x.dtype) is None:
         raise ArgumentError(f"quantize: x is {x.dtype} {list(x.shape)}; convert it to float32, float16 or bfloat16")
     if not x.shape:
