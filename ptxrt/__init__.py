@@ -29,6 +29,13 @@ _HOME = {
     "machines": "backend",
     "using": "backend",
     "last_launches": "launch",
+    "Stream": "stream",
+    "Event": "stream",
+    "memory_info": "stream",
+    "trim_memory": "stream",
+    "prepare": "prepared",
+    "graph": "graphs",
+    "trace": "tracing",
     "PtxError": "errors",
     "ArgumentError": "errors",
     "FileError": "errors",
@@ -37,6 +44,7 @@ _HOME = {
     "LaunchError": "errors",
     "MachineError": "errors",
     "DriverError": "errors",
+    "OutOfMemory": "errors",
     "EmulatorFault": "errors",
 }
 
@@ -55,13 +63,18 @@ if TYPE_CHECKING:
         FileError,
         LaunchError,
         MachineError,
+        OutOfMemory,
         PtxError,
     )
+    from .graphs import graph
     from .launch import last_launches
     from .ops.attention import attention
     from .ops.quantize import dequantize, quantize, swizzle_scales, unswizzle_scales
     from .ops.quantized import QuantizedArray
+    from .prepared import prepare
     from .program import load
+    from .stream import Event, Stream, memory_info, trim_memory
+    from .tracing import trace
 
 
 def kernels() -> "dict[str, Any]":
@@ -71,8 +84,9 @@ def kernels() -> "dict[str, Any]":
 
 
 def synchronize(stream=None) -> None:
-    """Wait until everything in the stream (None is the library's own) is done on the current machine."""
-    import_module(f"{__name__}.backend").current().synchronize(stream)
+    """Wait until everything in the stream is done on its machine; None is that of `with stream:`, else the library's own."""
+    backend = getattr(stream, "backend", None) or import_module(f"{__name__}.backend").current()
+    backend.synchronize(stream)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,75 +1,161 @@
-"""Arrays in the memory of a machine: address, shape, dtype; from and to NumPy and `__cuda_array_interface__`."""
+"""Arrays in the memory of a machine: address, shape, dtype; from and to NumPy, DLPack and `__cuda_array_interface__`."""
 
 from __future__ import annotations
 
-import weakref
-from functools import cached_property
+import sys
 from math import prod
-from typing import Any, Iterable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from .backend import Backend, Mark, current
+from .backend import Backend, Queue, current, place, scope
+from .binder import ALIGNMENT
 from .errors import ArgumentError, LaunchError
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-# The legacy default stream, as `__cuda_array_interface__` and the driver number it.
-_LEGACY_STREAM = 1
+# The legacy default stream, as `__cuda_array_interface__`, DLPack and the driver number it.
+LEGACY_STREAM = 1
 
 
 class Memory:
-    """Bytes of a machine that this object owns; freed when nothing refers to it, or with the process."""
+    """Bytes of a machine that this object owns, and who used them last; given back when nothing refers to it.
 
-    def __init__(self, backend: Backend, nbytes: int):
-        self.address = backend.alloc(nbytes)
-        # A finalizer, not __del__: it holds the backend alive, and it is skipped at interpreter exit,
-        # where the driver may be gone already and frees everything by itself.
-        weakref.finalize(self, _release, backend, self.address).atexit = False
+    writer: the mark that the contents are ordered after; readers: by queue, marks of reads since then in other queues.
+    shared: whether others have had the address, so that its uses are not all known here.
+    """
+
+    __slots__ = ("backend", "address", "nbytes", "writer", "readers", "shared", "__weakref__")
+    is_owned = True
+
+    def __init__(self, backend: Backend, address: int, nbytes: int, writer: Any = None):
+        self.backend = backend
+        self.address = address
+        self.nbytes = nbytes
+        self.writer = writer
+        self.readers: dict[Queue, Any] = {}
+        self.shared = False
+
+    def acquire(self, queue: Queue, write: bool) -> None:
+        """Let a queue wait for what still writes the memory and, before a write, for what still reads it."""
+        writer = self.writer
+        if writer is not queue and writer is not None:
+            self.backend.wait(queue, writer)
+        if write and self.readers:
+            for reader, mark in self.readers.items():
+                if reader is not queue:
+                    self.backend.wait(queue, mark)
+
+    def release(self, queue: Queue, mark: Any, write: bool) -> None:
+        """Note a use whose end in `queue` is `mark`."""
+        if write:
+            self.writer = mark
+            if self.readers:
+                self.readers = {}
+        elif self.writer is not mark:
+            self.readers[queue] = mark
+
+    def marks(self) -> tuple:
+        """The last uses: what the memory may not be reused before."""
+        return (*(() if self.writer is None else (self.writer,)), *self.readers.values())
+
+    def __del__(self, is_finalizing=sys.is_finalizing):
+        # At interpreter exit the driver may be gone already; the memory goes with the process.
+        if not is_finalizing():
+            try:
+                self.backend.free(self.address, self.marks(), self.shared)
+            except LaunchError:
+                pass  # A machine that failed has said so where it failed.
 
 
-def _release(backend: Backend, address: int) -> None:
-    try:
-        backend.free(address)
-    except LaunchError:
-        pass  # A machine that failed has said so where it failed; its memory goes with the process.
+class Borrowed(Memory):
+    """Memory of somebody else, kept alive by `owner`.
+
+    lender: the queue of whoever lent it. It waits for every launch that uses the memory, and every launch for what it has
+    in flight; None where the lender says that no order is needed.
+    """
+
+    __slots__ = ("owner", "lender")
+    is_owned = False
+
+    def __init__(self, backend: Backend, address: int, nbytes: int, owner: Any, lender: Queue | None):
+        super().__init__(backend, address, nbytes, lender)
+        self.owner = owner
+        self.lender = lender
+
+    def release(self, queue: Queue, mark: Any, write: bool) -> None:
+        """Let the lender wait for a use of its memory."""
+        if self.lender is None:
+            super().release(queue, mark, write)
+        elif self.lender is not queue:
+            self.backend.wait(self.lender, mark)
+
+    def __del__(self):
+        pass
+
+
+class Signature:
+    """What a plan depends on of a device array; arrays that are alike in this share one object."""
+
+    __slots__ = ("backend", "shape", "dtype", "is_contiguous", "is_aligned", "writeable", "nbytes")
+
+    def __init__(self, backend, shape, dtype, is_contiguous, is_aligned, writeable):
+        self.backend, self.shape, self.dtype = backend, shape, dtype
+        self.is_contiguous, self.is_aligned, self.writeable = is_contiguous, is_aligned, writeable
+        self.nbytes = prod(shape) * dtype.itemsize
+
+    def __str__(self) -> str:
+        words = [f"{self.dtype} {list(self.shape)} on {self.backend.describe()}"]
+        words += [] if self.is_contiguous else ["not in row-major order"]
+        words += [] if self.is_aligned else [f"not aligned to {ALIGNMENT} bytes"]
+        return ", ".join(words + ([] if self.writeable else ["read-only"]))
+
+
+_signatures: dict[tuple, Signature] = {}
+_SIGNATURES = 8192  # more shapes than this at once, and plans are made anew
+
+
+def _signature(*key) -> Signature:
+    found = _signatures.get(key)
+    if found is None:
+        if len(_signatures) >= _SIGNATURES:
+            _signatures.clear()
+        found = _signatures.setdefault(key, Signature(*key))
+    return found
 
 
 class DeviceArray:
-    """An array in the memory of one machine.
+    """An array in the memory of one machine; what it says of itself never changes.
 
     address: of the first element. shape: sizes. dtype: NumPy's or ml_dtypes'. strides: in bytes.
-    The memory is owned (made here, freed with the last array that refers to it) or borrowed (from
-    an object with `__cuda_array_interface__`, which is kept alive).
-    mark: what must be done before the array may be read. lender_stream: the stream of whoever lent
-    the memory, which waits for every launch that uses it; None for owned memory.
+    The memory is owned (made here, given back with the last array that refers to it) or borrowed (from an object with
+    `__cuda_array_interface__` or `__dlpack__`, which is kept alive). What uses it in several streams is ordered: a
+    launch waits, on the device, for earlier launches of this library that write what it reads or use what it writes.
     """
+
+    __slots__ = ("backend", "memory", "address", "shape", "dtype", "strides", "writeable", "signature", "__weakref__")
 
     # NumPy operators leave a device array alone instead of wrapping it into an object array.
     __array_ufunc__ = None
 
-    def __init__(
-        self,
-        backend: Backend,
-        address: int,
-        shape: tuple[int, ...],
-        dtype,
-        *,
-        strides: tuple[int, ...] | None = None,
-        owner: Any = None,
-        mark: Mark | None = None,
-        writeable: bool = True,
-        lender_stream: int | None = None,
-    ):
-        self.backend = backend
+    def __init__(self, memory: Memory, address: int, shape: tuple[int, ...], dtype, strides=None, writeable: bool = True):
+        self.backend = memory.backend
+        self.memory = memory
         self.address = address
-        self.shape = tuple(shape)
-        self.dtype = np.dtype(dtype)
-        self.strides = _row_major(self.shape, self.dtype.itemsize) if strides is None else tuple(strides)
+        self.shape = shape = tuple(shape)
+        self.dtype = dtype = np.dtype(dtype)
         self.writeable = writeable
-        self.mark = mark
-        self.lender_stream = lender_stream
-        self._owner = owner
+        if strides is None:
+            self.strides, contiguous = _row_major(shape, dtype.itemsize), True
+        else:
+            self.strides = tuple(strides)
+            contiguous = _is_row_major(shape, self.strides, dtype.itemsize)
+        self.signature = _signature(memory.backend, shape, dtype, contiguous, address % ALIGNMENT == 0, writeable)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in row-major order without gaps."""
+        return self.signature.is_contiguous
 
     @property
     def machine(self) -> str:
@@ -81,7 +167,7 @@ class DeviceArray:
         """Number of axes."""
         return len(self.shape)
 
-    @cached_property
+    @property
     def size(self) -> int:
         """Number of elements."""
         return prod(self.shape)
@@ -89,13 +175,12 @@ class DeviceArray:
     @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
-        return self.size * self.dtype.itemsize
+        return self.signature.nbytes
 
-    @cached_property
-    def is_contiguous(self) -> bool:
-        """Whether the elements lie in row-major order without gaps."""
-        wanted = _row_major(self.shape, self.dtype.itemsize)
-        return self.size == 0 or all(s == w for s, w, n in zip(self.strides, wanted, self.shape) if n != 1)
+    @property
+    def device(self) -> int:
+        """The number of the device whose memory this is."""
+        return self.backend.ordinal
 
     def __repr__(self) -> str:
         return f"DeviceArray({self.dtype} {list(self.shape)} on {self.machine} at {self.address:#x})"
@@ -112,46 +197,37 @@ class DeviceArray:
         """Download into a new NumPy array, after everything that writes it; this waits."""
         if not self.is_contiguous:
             raise ArgumentError(f"to_numpy: strides of {list(self.strides)} bytes; only row-major arrays are downloaded")
+        refuse_recording("to_numpy waits for the device")
         host = np.empty(self.shape, self.dtype)
         if host.nbytes:
-            self.backend.wait(stream, self.mark)
-            self.backend.read(self.address, host, stream)
+            queue = self.backend.queue(stream)
+            self.memory.acquire(queue, False)
+            self.backend.read(self.address, host, queue)
         return host
 
     def reshape(self, *shape) -> "DeviceArray":
         """The same memory under another shape of as many elements; one size may be -1."""
-        sizes = list(shape[0] if len(shape) == 1 and not isinstance(shape[0], (int, np.integer)) else shape)
+        sizes = tuple(shape[0] if len(shape) == 1 and not isinstance(shape[0], (int, np.integer)) else shape)
+        if sizes == self.shape:
+            return self
         known = prod(size for size in sizes if size != -1)
         if sizes.count(-1) == 1 and known and self.size % known == 0:
-            sizes[sizes.index(-1)] = self.size // known
+            sizes = tuple(self.size // known if size == -1 else size for size in sizes)
         if not self.is_contiguous or -1 in sizes or prod(sizes) != self.size:
             raise ArgumentError(f"reshape: {self!r} has no row-major view of shape {list(shape)}")
-        return self._view(tuple(sizes), self.dtype)
+        return DeviceArray(self.memory, self.address, sizes, self.dtype, None, self.writeable)
 
     def view(self, dtype) -> "DeviceArray":
         """The same memory under another dtype; as in NumPy the last axis grows or shrinks with the item's size."""
         dtype = np.dtype(dtype)
         if dtype.itemsize == self.dtype.itemsize:
-            return self._view(self.shape, dtype, self.strides)
+            return DeviceArray(self.memory, self.address, self.shape, dtype, self.strides, self.writeable)
         length, rest = divmod(self.shape[-1] * self.dtype.itemsize if self.shape else 0, dtype.itemsize)
         if not self.shape or not self.is_contiguous or rest:
             raise ArgumentError(
                 f"view: {dtype} has {dtype.itemsize} bytes, which does not fit the last axis of {self!r}; copy it to row-major order"
             )
-        return self._view((*self.shape[:-1], length), dtype)
-
-    def _view(self, shape, dtype, strides=None) -> "DeviceArray":
-        return DeviceArray(
-            self.backend,
-            self.address,
-            shape,
-            dtype,
-            strides=strides,
-            owner=self._owner,
-            mark=self.mark,
-            writeable=self.writeable,
-            lender_stream=self.lender_stream,
-        )
+        return DeviceArray(self.memory, self.address, (*self.shape[:-1], length), dtype, None, self.writeable)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -160,19 +236,33 @@ class DeviceArray:
         AttributeError on the emulator, whose addresses are no CUDA addresses.
         """
         if not self.backend.is_cuda:
-            raise AttributeError("__cuda_array_interface__: the emulator's memory is no CUDA memory; use .to_numpy()")
+            raise AttributeError("__cuda_array_interface__: the emulator's memory is no CUDA memory; use .to_numpy() or DLPack")
         # The consumer orders itself after the library's own stream, so that one must follow the array's writer.
         # PyTorch reads no stream from here: the legacy default stream, which it uses unasked, follows as well.
-        self.backend.wait(None, self.mark)
-        self.backend.wait(_LEGACY_STREAM, self.backend.mark(None))
+        own = self.backend.own_queue
+        self.memory.shared = True
+        self.memory.acquire(own, True)
+        self.backend.wait(LEGACY_STREAM, own)
         return {
             "version": 3,
             "shape": self.shape,
             "typestr": "<u2" if self.dtype == _BFLOAT16 else self.dtype.newbyteorder("<").str,
             "data": (self.address, not self.writeable),
             "strides": None if self.is_contiguous else self.strides,
-            "stream": self.backend.stream_handle(None),
+            "stream": own.handle,
         }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(2, device) for CUDA memory; (1, 0), the CPU, on the emulator, which hands out a copy."""
+        from . import dlpack
+
+        return dlpack.device_of(self)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """A DLPack capsule of the same memory (from the emulator, of a copy); see `ptxrt.dlpack.give`."""
+        from . import dlpack
+
+        return dlpack.give(self, stream, max_version, dl_device, copy)
 
 
 def _row_major(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -183,69 +273,107 @@ def _row_major(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def empty(shape, dtype) -> DeviceArray:
-    """A new device array on the current machine whose elements nothing has written yet."""
+def _is_row_major(shape, strides, itemsize: int) -> bool:
+    wanted = _row_major(shape, itemsize)
+    return 0 in shape or all(s == w for s, w, n in zip(strides, wanted, shape) if n != 1)
+
+
+def refuse_recording(what: str) -> None:
+    """ArgumentError where calls are only recorded, for `ptxrt.graph` or `ptxrt.prepare`: nothing would happen there."""
+    recorder = scope().recorder
+    if recorder is not None:
+        raise ArgumentError(f"{recorder.name} records launches on device arrays; {what}. Do it before, or after.")
+
+
+def empty(shape, dtype, *, device: int | None = None) -> DeviceArray:
+    """A new device array, whose elements nothing has written yet, on the current machine or on that device of it."""
     sizes = tuple(int(size) for size in (shape if hasattr(shape, "__iter__") else (shape,)))
-    return allocate(current(), sizes, np.dtype(dtype))
+    return allocate(place(device), sizes, np.dtype(dtype))
 
 
-def allocate(backend: Backend, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
-    """A new device array on `backend`; an empty one has no memory and address 0."""
+def allocate(backend: Backend, shape: tuple[int, ...], dtype: np.dtype, queue: Queue | None = None) -> DeviceArray:
+    """A new device array on `backend`, for work in `queue`; an empty one has no memory and address 0."""
     nbytes = prod(shape) * dtype.itemsize
     if nbytes < 0:
         raise ArgumentError(f"a device array cannot have the shape {list(shape)}")
-    memory = Memory(backend, nbytes) if nbytes else None
-    return DeviceArray(backend, memory.address if memory else 0, shape, dtype, owner=memory)
+    if not nbytes:
+        return DeviceArray(Borrowed(backend, 0, 0, None, None), 0, shape, dtype)
+    queue = queue or backend.queue()
+    address = backend.alloc(nbytes, queue)
+    memory = Memory(backend, address, nbytes, queue if queue.lasting else None)
+    return DeviceArray(memory, address, shape, dtype)
 
 
 def upload(backend: Backend, host: np.ndarray, stream=None) -> DeviceArray:
     """A new device array with the contents of `host`, in row-major order; `host` may change afterwards."""
     if host.dtype.hasobject:
         raise ArgumentError(f"an array of {host.dtype} holds Python objects; pass numbers")
+    refuse_recording("a NumPy array would be copied")
     host = np.ascontiguousarray(host).reshape(host.shape)
-    array = allocate(backend, host.shape, host.dtype)
+    queue = backend.queue(stream)
+    array = allocate(backend, host.shape, host.dtype, queue)
     if host.nbytes:
-        backend.write(array.address, host, stream)
+        backend.write(array.address, host, queue)
     return array
 
 
-def to_device(x, *, stream=None) -> DeviceArray:
+def to_device(x, *, device: int | None = None, stream=None) -> DeviceArray:
     """Put x on the current machine: NumPy arrays are copied, CUDA arrays of anyone's are borrowed as they are.
 
-    Borrowed memory stays alive with the result. The device waits for what its lender's stream has in
-    flight, and that stream for our launches: the one its interface names, else the legacy default stream.
+    device: the number of the device; where left out, NumPy arrays go to the current one and device arrays stay where
+    they are. An array on another device is copied over. Borrowed memory stays alive with the result. The device waits
+    for what its lender has in flight, and the lender's stream for our launches: the one its
+    `__cuda_array_interface__` names, else the legacy default stream.
     """
     (array,) = as_arrays("to_device", x=x)
-    if isinstance(array, DeviceArray):
-        if array.backend is not current():
-            raise ArgumentError(f"to_device: x is on {array.machine}, another machine than {current().name}; go through to_numpy()")
+    target = place(device)
+    if not isinstance(array, DeviceArray):
+        return upload(target, array, stream)
+    source = array.backend
+    if source is target or (device is None and source.on_device(target.ordinal) is target):
         return array
-    return upload(current(), array, stream)
+    if source.on_device(target.ordinal) is not target:
+        raise ArgumentError(f"to_device: x is on {source.describe()}, another machine than {target.describe()}; go through to_numpy()")
+    return _copy(array, target, stream)
 
 
-def before_launch(backend: Backend, stream, arrays: Iterable[DeviceArray]) -> None:
-    """Let a stream wait for whatever still writes the arrays."""
-    for array in arrays:
-        backend.wait(stream, array.mark)
-
-
-def after_launch(backend: Backend, stream, arrays: Iterable[DeviceArray], written: Iterable[DeviceArray]) -> None:
-    """Mark the written arrays, and let those who lent memory wait until the launch is done with it."""
-    mark = backend.mark(stream)
-    for array in written:
-        array.mark = mark
-    for lender in {array.lender_stream for array in arrays} - {None}:
-        backend.wait(lender, mark)
+def _copy(array: DeviceArray, target: Backend, stream=None) -> DeviceArray:
+    """A copy on this or another device of the same machine, in the order of the target's stream."""
+    if not array.is_contiguous:
+        raise ArgumentError(f"to_device: strides of {list(array.strides)} bytes; only row-major arrays are copied")
+    refuse_recording("an array would be copied")
+    queue = target.queue(stream)
+    copied = allocate(target, array.shape, array.dtype, queue)
+    if array.nbytes:
+        array.memory.acquire(queue, False)
+        target.copy(copied.address, array.backend, array.address, array.nbytes, queue)
+        array.memory.release(queue, target.mark(queue), False)
+    return copied
 
 
 def as_arrays(function: str, **arguments) -> tuple[Any, ...]:
     """Each argument as a NumPy array or a DeviceArray; anyone's CUDA arrays become borrowed DeviceArrays."""
-    return tuple(_as_array(function, name, value) for name, value in arguments.items())
+    return tuple([value if type(value) is DeviceArray else _as_array(function, name, value) for name, value in arguments.items()])
+
+
+def _interface(value):
+    """The `__cuda_array_interface__` of a value, or None where it has none or refuses to give it."""
+    try:
+        return getattr(value, "__cuda_array_interface__", None)
+    except Exception:  # PyTorch raises RuntimeError for tensors that need gradients; DLPack then says what to do
+        return None
+
+
+def is_foreign(value) -> bool:
+    """Whether this is an array of another library that lives on a device, or says by DLPack where it lives."""
+    return (hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")) or _interface(value) is not None
 
 
 def as_output(function: str, name: str, value):
     """An array to write to as a NumPy array or a DeviceArray; anything that would have to be copied is refused."""
-    if isinstance(value, (np.ndarray, DeviceArray)) or hasattr(value, "__cuda_array_interface__"):
+    if isinstance(value, (np.ndarray, DeviceArray)):
+        return value
+    if is_foreign(value) and not isinstance(value, np.generic):
         return _as_array(function, name, value)
     raise ArgumentError(f"{function}: {name} is a {type(value).__name__}; pass a NumPy array or a device array to write to")
 
@@ -253,22 +381,35 @@ def as_output(function: str, name: str, value):
 def _as_array(function: str, name: str, value):
     if isinstance(value, (np.ndarray, DeviceArray)):
         return value
-    interface = getattr(value, "__cuda_array_interface__", None)
-    if interface is not None:
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    # Of the two protocols the one that tells the lender's stream; DLPack orders the lender's stream before ours by itself.
+    interface = _interface(value)
+    if interface is not None and ("stream" in interface or not hasattr(value, "__dlpack__")):
         return _borrow(function, name, value, interface)
+    if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+        from . import dlpack
+
+        return dlpack.take(function, name, value)
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"{function}: {name} is a {type(value).__name__} and no array: {error}") from error
 
 
-def _borrow(function: str, name: str, value, interface) -> DeviceArray:
-    """A DeviceArray over memory that `value` owns, after what its stream has in flight."""
+def foreign_backend(function: str, name: str, device: int | None = None) -> Backend:
+    """The machine that takes CUDA memory in, on the device where it lies; ArgumentError on the emulator."""
     backend = current()
     if not backend.is_cuda:
         raise ArgumentError(
             f"{function}: {name} is a CUDA array, but the machine is the emulator; pass NumPy arrays or choose a GPU machine"
         )
+    return backend if device is None else backend.on_device(device)
+
+
+def _borrow(function: str, name: str, value, interface) -> DeviceArray:
+    """A DeviceArray over memory that `value` owns, after what its stream has in flight."""
+    backend = foreign_backend(function, name)
     try:
         shape = tuple(int(size) for size in interface["shape"])
         address, read_only = interface["data"]
@@ -279,16 +420,10 @@ def _borrow(function: str, name: str, value, interface) -> DeviceArray:
         raise ArgumentError(f"{function}: {name} has a __cuda_array_interface__ that cannot be read: {error!r}") from error
     if interface.get("mask") is not None:
         raise ArgumentError(f"{function}: {name} is masked; pass an array without a mask")
+    address = int(address or 0)
+    backend = backend.on_device(backend.device_at(address)) if address else backend
     # An interface that says nothing of streams (version 2, PyTorch's) is taken for the legacy default stream's.
-    stream = interface.get("stream", _LEGACY_STREAM)
-    return DeviceArray(
-        backend,
-        int(address or 0),
-        shape,
-        dtype,
-        strides=strides,
-        owner=value,
-        mark=None if stream is None else backend.mark(int(stream)),
-        writeable=not read_only,
-        lender_stream=None if stream is None else int(stream),
-    )
+    stream = interface.get("stream", LEGACY_STREAM)
+    lender = None if stream is None else backend.queue(int(stream), lasting=True)
+    memory = Borrowed(backend, address, prod(shape) * dtype.itemsize, value, lender)
+    return DeviceArray(memory, address, shape, dtype, strides, not read_only)

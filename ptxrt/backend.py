@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import struct
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from inspect import signature
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Mapping, Protocol
 
 import numpy as np
@@ -91,21 +91,76 @@ class Module(Protocol):
         ...
 
 
-class Mark(Protocol):
-    """A point in a stream's order that another stream can wait for."""
+class Queue:
+    """A stream of one machine as the backend uses it, and, where it lasts, the mark of its own present end.
+
+    handle: the integer handle. native: what the driver takes with the least work. lasting: the stream lives as long
+    as this object, so that its end can be recorded when somebody waits for it, not at every launch.
+    """
+
+    __slots__ = ("backend", "handle", "native", "lasting", "owner", "__weakref__")
+
+    def __init__(self, backend: "Backend", handle: int, native: Any = None, lasting: bool = True, owner: Any = None):
+        self.backend = backend
+        self.handle = handle
+        self.native = handle if native is None else native
+        self.lasting = lasting
+        self.owner = owner
+
+    def __repr__(self) -> str:
+        return f"stream {self.handle:#x} of {self.backend.describe()}"
+
+
+class Packet:
+    """One launch with everything but its arguments filled in: the parameter space, and `launch(queue)`.
+
+    words: the parameters as a memoryview of 64-bit words, for addresses. raw: the same as bytes.
+    A packet belongs to one thread at a time.
+    """
+
+    __slots__ = ("words", "raw", "size")
+
+    def __init__(self, params: bytes):
+        buffer = bytearray(-(-len(params) // 8) * 8 or 8)
+        buffer[: len(params)] = params
+        self.size = len(params)
+        self.raw = memoryview(buffer)
+        self.words = self.raw.cast("Q")
+
+    def launch(self, queue: Queue) -> None:
+        """Launch with the parameters as they stand."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """Bytes of a machine's memory: in use by live arrays, kept for reuse, and (on a GPU) free and in all by the driver's count."""
+
+    machine: str
+    used: int
+    cached: int
+    free: int | None = None
+    total: int | None = None
 
 
 class Backend(Protocol):
-    """What a machine can do. Streams are None (the library's own), an integer handle or an object with `__cuda_stream__`.
+    """What a machine can do, for one device of it.
 
-    Everything but `read`, `write` and `synchronize` returns without waiting.
+    A stream is None (that of the enclosing `with stream:`, else the library's own), an integer handle, an object with
+    `__cuda_stream__`, or the Queue of one of them. A mark is a Queue that lasts (its end when somebody waits) or an
+    event. Everything but `read`, `write` and `synchronize` returns without waiting.
     """
 
     name: str
     is_cuda: bool
+    ordinal: int
 
     def describe(self) -> str:
         """What ran, for receipts: the device, or the emulator's text and arithmetic."""
+        ...
+
+    def on_device(self, ordinal: int) -> "Backend":
+        """The same machine on another of its devices."""
         ...
 
     def module(self, unit: str) -> Module:
@@ -116,12 +171,20 @@ class Backend(Protocol):
         """Any file of PTX, or, on GPUs, a fatbin or cubin."""
         ...
 
-    def alloc(self, nbytes: int) -> int:
-        """The address of new memory."""
+    def alloc(self, nbytes: int, queue: Queue | None = None) -> int:
+        """The address of new memory, for work in a queue."""
         ...
 
-    def free(self, address: int) -> None:
-        """Give memory back once the work that uses it is done."""
+    def free(self, address: int, marks: tuple = (), shared: bool = False) -> None:
+        """Give memory back, whose last uses are `marks`; `shared` with others, whose uses nobody knows. Never waits."""
+        ...
+
+    def memory_info(self) -> MemoryInfo:
+        """What is used, kept and free."""
+        ...
+
+    def trim(self) -> None:
+        """Wait for the machine and give everything that is kept for reuse back to it."""
         ...
 
     def write(self, address: int, host: np.ndarray, stream=None) -> None:
@@ -132,24 +195,68 @@ class Backend(Protocol):
         """Fill a contiguous array from the machine, after everything before it in the stream."""
         ...
 
+    def copy(self, address: int, source: "Backend", source_address: int, nbytes: int, queue: Queue) -> None:
+        """Copy from memory of this or another device of the machine, in the order of a queue of this one."""
+        ...
+
+    def packet(self, entry: Entry, grid, block, shared_bytes: int, params: bytes) -> Packet:
+        """A launch of an entry, ready to be repeated; `params` is its .param space."""
+        ...
+
     def launch(self, entry: Entry, grid, block, shared_bytes: int, params: bytes, stream=None) -> None:
-        """Run an entry; `params` is its .param space."""
+        """Run an entry once."""
+        ...
+
+    def queue(self, stream=None) -> Queue:
+        """The queue of a stream."""
+        ...
+
+    def new_queue(self, priority: int = 0) -> Queue:
+        """A new stream, in no order with others."""
         ...
 
     def synchronize(self, stream=None) -> None:
         """Wait for everything in the stream."""
         ...
 
-    def stream_handle(self, stream=None) -> int:
-        """The integer handle of a stream."""
+    def is_idle(self, queue: Queue) -> bool:
+        """Whether everything in the queue is done."""
         ...
 
-    def mark(self, stream=None) -> Mark | None:
+    def mark(self, stream=None) -> Any:
         """The present end of a stream."""
         ...
 
-    def wait(self, stream, mark: Mark | None) -> None:
+    def wait(self, stream, mark: Any) -> None:
         """Let a stream wait for a mark; nothing to do for None or a mark of the same stream."""
+        ...
+
+    def timed_event(self, queue: Queue) -> Any:
+        """An event at the end of a queue that knows its time."""
+        ...
+
+    def event_done(self, event: Any, wait: bool) -> bool:
+        """Whether an event is reached, having waited for it if asked to."""
+        ...
+
+    def milliseconds(self, start: Any, stop: Any) -> float:
+        """Between two events that are reached."""
+        ...
+
+    def begin_capture(self, queue: Queue) -> None:
+        """Gather what is launched in a queue instead of running it."""
+        ...
+
+    def end_capture(self, queue: Queue, keep: bool) -> Any:
+        """What was gathered, ready for `replay`; nothing unless it is to be kept."""
+        ...
+
+    def replay(self, captured: Any, queue: Queue) -> None:
+        """Run what was gathered."""
+        ...
+
+    def is_capturing(self, queue: Queue) -> bool:
+        """Whether launches in a queue are gathered, by anyone."""
         ...
 
 
@@ -192,9 +299,35 @@ def _suits(name: str, capability: tuple[int, int]) -> bool:
     return capability in NATIVE_CAPABILITIES if name == "native" else capability >= PORTABLE_CAPABILITY
 
 
-_chosen: ContextVar[Backend | None] = ContextVar("ptxrt_machine", default=None)
+@dataclass(frozen=True)
+class Scope:
+    """What holds for the calls of a thread or task: the machine of `using`, the stream of `with stream:`, and whoever records."""
+
+    backend: Backend | None = None
+    queue: Queue | None = None
+    recorder: Any = None
+
+
+_scope: ContextVar[Scope] = ContextVar("ptxrt_scope", default=Scope())
 _opened: dict[Any, Backend] = {}
-_opening = Lock()
+_opening = RLock()
+
+
+def scope() -> Scope:
+    """What holds for calls here."""
+    return _scope.get()
+
+
+def enter(**changes) -> Scope:
+    """Change the scope and give the one before, for `leave`."""
+    before = _scope.get()
+    _scope.set(replace(before, **changes))
+    return before
+
+
+def leave(before: Scope, *names: str) -> None:
+    """Take the named fields of the scope back to what they were before."""
+    _scope.set(replace(_scope.get(), **{name: getattr(before, name) for name in names}))
 
 
 def current() -> Backend:
@@ -202,7 +335,13 @@ def current() -> Backend:
 
     The emulator is taken unasked only where there is no CUDA device or driver at all.
     """
-    return _chosen.get() or backend_for(default_machine())
+    return _scope.get().backend or backend_for(default_machine())
+
+
+def place(device: int | None = None) -> Backend:
+    """The current machine, on the device of that number where one is named."""
+    backend = current()
+    return backend if device is None else backend.on_device(device)
 
 
 def default_machine() -> str:
@@ -226,55 +365,85 @@ def _best_machine(found: Probe) -> str:
     raise MachineError(f"{there['portable'].detail}. To run on the CPU all the same, say ptxrt.using('emulator').")
 
 
-def backend_for(name: str, **options) -> Backend:
+def backend_for(name: str, device: int | None = None, **options) -> Backend:
     """The backend of a machine; the same object for the same options. MachineError where it is not there."""
     if name not in MACHINES:
         raise ArgumentError(f"the machine is {name!r}; there is {', '.join(MACHINES)} (ptxrt.using or PTXRT_MACHINE)")
-    key = (name, *sorted(options.items()))
+    if device is not None and (isinstance(device, bool) or not isinstance(device, (int, np.integer)) or device < 0):
+        raise ArgumentError(f"device is {device!r}; pass the number of a device, from 0 on")
+    options = _emulator_options(options) if name == "emulator" else options
+    key = (name, None if device is None else int(device), *sorted(options.items()))
     with _opening:
         if key not in _opened:
-            _opened[key] = _open(name, options)
+            ordinal = _ordinal(name, device)
+            whole = (name, ordinal, *sorted(options.items()))
+            if whole not in _opened:
+                _opened[whole] = _open(name, ordinal, options)
+            _opened[key] = _opened[whole]
         return _opened[key]
 
 
-def _open(name: str, options: dict[str, Any]) -> Backend:
-    if name == "emulator":
-        from .emulator.backend import EmulatorBackend
+def _emulator_options(options: dict[str, Any]) -> dict[str, Any]:
+    """All options of the emulator, with their defaults where nothing else is said."""
+    from .emulator.backend import EmulatorBackend
 
-        known = signature(EmulatorBackend).parameters
-        unknown = [option for option in options if option not in known]
-        if unknown:
-            raise ArgumentError(f"using: the emulator knows no option {', '.join(unknown)}; it has {', '.join(known)}")
-        return EmulatorBackend(**options)
-    if options:
-        raise ArgumentError(f"using: {name} takes no options, {', '.join(options)} came")
+    known = {name: p.default for name, p in signature(EmulatorBackend).parameters.items() if name != "ordinal"}
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise ArgumentError(f"using: the emulator knows no option {', '.join(unknown)}; it has {', '.join(known)}")
+    return {**known, **options}
+
+
+def _ordinal(name: str, device: int | None) -> int:
+    """The number of the device to use: the one asked for, else the first that the machine runs on."""
+    if name == "emulator":
+        return int(device or 0)
+    from .driver import probe
+
     machine = machines()[name]
     if not machine.available:
         raise MachineError(f"the machine {name} is not available: {machine.detail}")
+    there = probe().devices
+    if device is None:
+        return next(d.ordinal for d in there if _suits(name, d.capability))
+    if device >= len(there):
+        raise MachineError(f"there is no device {device}; this computer has {len(there)}, numbered from 0")
+    if not _suits(name, there[device].capability):
+        needs = "sm_120 or sm_121" if name == "native" else "sm_80 or newer"
+        raise MachineError(f"{name} needs {needs}; device {device} is {there[device].name} ({there[device].target})")
+    return int(device)
+
+
+def _open(name: str, ordinal: int, options: dict[str, Any]) -> Backend:
+    if name == "emulator":
+        from .emulator.backend import EmulatorBackend
+
+        return EmulatorBackend(ordinal=ordinal, **options)
+    if options:
+        raise ArgumentError(f"using: {name} takes no options but device, {', '.join(options)} came")
     from .driver import DriverBackend, probe
 
-    device = next(d for d in probe().devices if _suits(name, d.capability))
-    return DriverBackend(name, device)
+    return DriverBackend(name, probe().devices[ordinal])
 
 
 class using:
     """Choose the machine: `using("emulator")` from here on, `with using("emulator"):` for a block.
 
-    It holds for the current thread or task; elsewhere PTXRT_MACHINE and the default hold. Options of the
+    device: the number of the device, as CUDA counts them; where left out, the first that the machine runs on. The
+    choice holds for the current thread or task; elsewhere PTXRT_MACHINE and the default hold. Options of the
     emulator: arithmetic="float64" or "hardware" (the tensor cores' own sums), ptx="native" or
     "portable" (which text), checks=True, budget=None (instructions at most), bank_conflicts=False.
     """
 
-    def __init__(self, machine: str, **options):
-        self._before = _chosen.get()
-        self.backend = backend_for(machine, **options)
-        _chosen.set(self.backend)
+    def __init__(self, machine: str, *, device: int | None = None, **options):
+        self.backend = backend_for(machine, device, **options)
+        self._before = enter(backend=self.backend)
 
     def __enter__(self) -> Backend:
         return self.backend
 
     def __exit__(self, *exception) -> None:
-        _chosen.set(self._before)
+        leave(self._before, "backend")
 
     def __repr__(self) -> str:
         return f"using({self.backend.describe()})"

@@ -157,7 +157,11 @@ def _check_array(kernel: Kernel, a: Argument, array) -> None:
 
 def _scalar(kernel: Kernel, a: Argument, given: Mapping[str, Any]):
     """A NumPy scalar of the declared format; ArgumentError where it cannot hold the number."""
-    value = given.get(a.name, a.default)
+    return scalar_value(kernel, a, given.get(a.name, a.default))
+
+
+def scalar_value(kernel: Kernel, a: Argument, value: Any):
+    """A number as the NumPy scalar that its parameter takes."""
     if value is None:
         _fail(kernel, a, "is missing", f"Pass {a.name}=...")
     dtype = a.formats[0].dtype

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
 import sys
-import weakref
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from . import units
-from .backend import Entry, Facts, Param
-from .errors import AbiError, ArgumentError, DriverError, PtxError
+from .backend import Entry, Facts, MemoryInfo, Packet, Param, Queue, backend_for, scope
+from .errors import AbiError, ArgumentError, DriverError, OutOfMemory, PtxError
 from .files import module_kind
+from .pool import Pool
 from .ptx import parse
 
 # What toolkit 13.0 needs, and the driver that brings it.
@@ -26,6 +30,9 @@ MINIMUM_VERSION, MINIMUM_DRIVER = 13000, "580"
 DEFAULT_SHARED_BYTES = 48 * 1024
 # cuLaunchKernel's `extra`: these words, each followed by a pointer (cuda.h).
 LAUNCH_PARAM_END, LAUNCH_PARAM_BUFFER_POINTER, LAUNCH_PARAM_BUFFER_SIZE = 0, 1, 2
+# Handles that are no objects and so last: 0 and 1 are the legacy default stream (cuda.h). 2 means another stream in
+# every thread, so that its end cannot be recorded later by just any.
+LEGACY_STREAMS = (0, 1)
 
 _LOST = "the context is lost: restart the process; ptxrt.using('emulator') may show the faulty access"
 _HINTS = {
@@ -142,7 +149,13 @@ def _error(function: str, result, about: str = "") -> DriverError:
     words = text.decode() if found == driver.CUresult.CUDA_SUCCESS and text else "unknown error"
     hint = f"; {_HINTS[name]}" if name in _HINTS else ""
     where = f" ({about})" if about else ""
-    return DriverError(f"{function}{where} returned {name}: {words}{hint}", result=name, code=int(result), call=function)
+    kind = OutOfMemory if name == "CUDA_ERROR_OUT_OF_MEMORY" else DriverError
+    return kind(f"{function}{where} returned {name}: {words}{hint}", result=name, code=int(result), call=function)
+
+
+def digest_of(data: bytes) -> str:
+    """SHA-256 of a module's file."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def _parsed(data: bytes, name: str):
@@ -153,19 +166,12 @@ def _parsed(data: bytes, name: str):
         return None
 
 
-@dataclass(frozen=True)
-class StreamMark:
-    """The end of a stream when it was taken; without an event, of the library's own stream, which never ends."""
-
-    stream: int
-    event: Any = None
-
-
 class DriverModule:
     """A loaded module: the entries of a text, or of a binary whose parameter types are unknown."""
 
-    def __init__(self, backend: "DriverBackend", name: str, handle, entries: dict[str, Entry], text=None):
+    def __init__(self, backend: "DriverBackend", name: str, handle, entries: dict[str, Entry], digest: str, text=None):
         self.name = name
+        self.digest = digest
         self.entries = entries
         self._backend, self._handle, self._text = backend, handle, text
         self._facts: dict[str, Facts] = {}
@@ -182,6 +188,54 @@ class DriverModule:
         return self._facts[entry]
 
 
+class Event:
+    """A CUDA event at the end of `queue` when it was made. Its handle is used again when nothing refers to it."""
+
+    __slots__ = ("handle", "backend", "timed", "queue")
+
+    def __init__(self, backend: "DriverBackend", handle, timed: bool, queue: Queue | None = None):
+        self.backend, self.handle, self.timed, self.queue = backend, handle, timed, queue
+
+    def __del__(self, is_finalizing=sys.is_finalizing):
+        # The driver keeps what still waits for the event, so it may be recorded anew. No driver call: this may run anywhere.
+        if not is_finalizing():
+            (self.backend._spare_timers if self.timed else self.backend._spare_events).append(self.handle)
+
+
+class DriverPacket(Packet):
+    """A launch through cuLaunchKernel's buffer of packed parameters."""
+
+    __slots__ = ("_backend", "_call", "_sizes", "_extra", "_keep", "_name")
+
+    def __init__(self, backend: "DriverBackend", entry: Entry, grid, block, shared_bytes: int, params: bytes):
+        super().__init__(params)
+        self._backend = backend
+        self._name = entry.name
+        self._sizes = (entry.handle, *map(int, grid), *map(int, block), int(shared_bytes))
+        self._call = partial(backend._driver.cuLaunchKernel, *self._sizes)
+        buffer = (ctypes.c_char * len(self.raw)).from_buffer(self.raw)
+        size = ctypes.c_size_t(self.size)
+        words = (ctypes.c_void_p * 5)(
+            LAUNCH_PARAM_BUFFER_POINTER, ctypes.addressof(buffer), LAUNCH_PARAM_BUFFER_SIZE, ctypes.addressof(size), LAUNCH_PARAM_END
+        )
+        self._keep = (buffer, size, words)
+        self._extra = ctypes.addressof(words) if self.size else 0
+
+    def launch(self, queue: Queue) -> None:
+        """Launch; the driver copies the parameters before it returns."""
+        # Tried as it is: asking for the current context costs as much as a tenth of a launch. The driver refuses a
+        # launch where another context, or none, is current, and then it is made the current one.
+        if self._call(queue.native, 0, self._extra)[0]:
+            self._launch_in_context(queue)
+        self._backend._latest = self._name
+
+    def _launch_in_context(self, queue: Queue) -> None:
+        sizes = self._sizes
+        about = f"{self._name}, grid {sizes[1:4]}, block {sizes[4:7]}, {sizes[7]} bytes of shared memory"
+        with self._backend._entered():
+            _call("cuLaunchKernel", *sizes, queue.native, 0, self._extra, about=about)
+
+
 class DriverBackend:
     """One CUDA device by its primary context, with a stream of the library's own. Safe to use from any thread."""
 
@@ -194,13 +248,35 @@ class DriverBackend:
         self.device = device
         self._driver = driver
         self._modules: dict[str, DriverModule] = {}
-        self._loading = Lock()
+        self._loading = RLock()
         self._shared_bytes: dict[int, int] = {}
         self._latest = "nothing yet"
+        self._spare_events: deque = deque()
+        self._spare_timers: deque = deque()
+        self._lent: deque = deque()  # (events, what must live until they are reached)
+        self._by_handle: dict[int, Queue] = {}
+        self._lasting: dict[int, Queue] = {}
+        self._by_object: WeakValueDictionary[int, Queue] = WeakValueDictionary()
+        self._pool = Pool(self, keep=os.environ.get("PTXRT_POOL", "1") != "0")
         self._context = _call("cuDevicePrimaryCtxRetain", _call("cuDeviceGet", device.ordinal))
+        self.own_queue = self.new_queue()
+
+    @property
+    def ordinal(self) -> int:
+        """The device's number."""
+        return self.device.ordinal
+
+    def on_device(self, ordinal: int) -> "DriverBackend":
+        """The same machine on another device."""
+        return self if ordinal == self.device.ordinal else backend_for(self.name, ordinal)
+
+    def device_at(self, address: int) -> int:
+        """The number of the device where an address lies."""
+        if len(probe().devices) == 1:
+            return self.device.ordinal
+        which = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         with self._entered():
-            stream = _call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        self._own_stream = int(stream)
+            return int(_call("cuPointerGetAttribute", which, address, about=f"{address:#x}"))
 
     @contextmanager
     def _entered(self):
@@ -215,8 +291,9 @@ class DriverBackend:
             _call("cuCtxPopCurrent")
 
     def describe(self) -> str:
-        """Machine and device."""
-        return f"{self.name}, {self.device.name}"
+        """Machine and device; the device's number where it is not the first."""
+        number = f" (device {self.device.ordinal})" if self.device.ordinal else ""
+        return f"{self.name}, {self.device.name}{number}"
 
     # Modules
 
@@ -236,7 +313,7 @@ class DriverBackend:
             entries = {name: Entry.from_text(f, self._function(handle, name)) for name, f in text.entries.items()}
         # The portable text is that of compute_90: code for other devices may have its own launch facts.
         same_target = not portable or self.device.capability == (9, 0)
-        return DriverModule(self, unit, handle, entries, text if same_target else None)
+        return DriverModule(self, unit, handle, entries, digest_of(binary), text if same_target else None)
 
     def open(self, path: Path) -> DriverModule:
         """Load any PTX, fatbin or cubin."""
@@ -253,7 +330,7 @@ class DriverBackend:
                 count = _call("cuModuleGetFunctionCount", handle)
                 functions = _call("cuModuleEnumerateFunctions", count, handle) if count else []
                 entries = {entry.name: entry for entry in map(self._binary_entry, functions)}
-        return DriverModule(self, path.name, handle, entries, text)
+        return DriverModule(self, path.name, handle, entries, digest_of(data), text)
 
     def _function(self, module, name: str):
         return _call("cuModuleGetFunction", module, name.encode(), about=name)
@@ -292,51 +369,127 @@ class DriverBackend:
 
     # Memory
 
-    def alloc(self, nbytes: int) -> int:
-        """New device memory; DriverError (CUDA_ERROR_OUT_OF_MEMORY) leaves everything else usable."""
-        with self._entered():
-            return int(_call("cuMemAlloc", nbytes, about=f"{nbytes} bytes"))
+    def alloc(self, nbytes: int, queue: Queue | None = None) -> int:
+        """Memory for work in a queue, from the pool; OutOfMemory leaves everything else usable."""
+        if self._lent:
+            self._give_back()
+        return self._pool.alloc(nbytes, queue or self.queue())
 
-    def free(self, address: int) -> None:
-        """Free memory; the driver waits for the work that may use it."""
+    def free(self, address: int, marks: tuple = (), shared: bool = False) -> None:
+        """Back to the pool, for reuse in the order of streams; nothing waits."""
+        self._pool.free(address, marks, shared)
+
+    def memory_info(self) -> MemoryInfo:
+        """By the pool's count and the driver's."""
+        self._pool.settle_returned()
         with self._entered():
+            result, *values = self._driver.cuMemGetInfo()
+            if result != self._driver.CUresult.CUDA_SUCCESS:
+                raise _error("cuMemGetInfo", result, self._blame())
+        return MemoryInfo(self.describe(), self._pool.used, self._pool.cached, int(values[0]), int(values[1]))
+
+    def trim(self) -> None:
+        """Wait for the device and give it all memory that is kept for reuse."""
+        self._give_back(wait=True)
+        self._pool.trim()
+
+    def keep_until(self, marks: tuple, owner: Any) -> None:
+        """Keep an object alive until marks are reached; looked at whenever memory is asked for. No driver call."""
+        self._lent.append((marks, owner))
+
+    def _give_back(self, wait: bool = False) -> None:
+        """Let go of what was lent and is not used any more."""
+        if wait:
+            self.finish()
+        for _ in range(len(self._lent)):
+            try:
+                marks, owner = self._lent.popleft()
+            except IndexError:
+                return
+            marks = tuple(self.settle(mark) for mark in marks)
+            if not all(self.reached(mark) for mark in marks):
+                self._lent.append((marks, owner))
+
+    # What the pool asks for. None of it may disturb a capture of somebody else's, hence the relaxed mode.
+
+    @contextmanager
+    def _relaxed(self):
+        mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        with self._entered():
+            before = _call("cuThreadExchangeStreamCaptureMode", mode)
+            try:
+                yield
+            finally:
+                _call("cuThreadExchangeStreamCaptureMode", before)
+
+    def take(self, nbytes: int) -> int:
+        """New memory from the driver."""
+        with self._relaxed():
+            return int(_call("cuMemAlloc", nbytes, about=f"{nbytes} bytes on {self.describe()}"))
+
+    def give(self, address: int) -> None:
+        """Memory back to the driver, which waits for the work that may use it."""
+        with self._relaxed():
             _call("cuMemFree", address)
+
+    def settle(self, mark: Any) -> Event:
+        """An event for a mark."""
+        return self._record(mark) if isinstance(mark, Queue) else mark
+
+    def everything(self) -> Event | None:
+        """An event after all work of the context, whoever started it; None where the driver cannot say."""
+        with self._relaxed():
+            handle = self._spare_event()
+            (result,) = self._driver.cuCtxRecordEvent(self._context, handle)[:1]
+        if result != self._driver.CUresult.CUDA_SUCCESS:
+            self._spare_events.append(handle)
+            return None
+        return Event(self, handle, False)
+
+    def reached(self, mark: Event) -> bool:
+        """Whether an event is reached."""
+        return self.event_done(mark, False)
+
+    def finish(self) -> None:
+        """Wait for everything on the device."""
+        with self._entered():
+            _call("cuCtxSynchronize", about=self._blame())
 
     def write(self, address: int, host: np.ndarray, stream=None) -> None:
         """Copy a contiguous array to the device and wait, so that `host` may change."""
-        handle = self.stream_handle(stream)
+        queue = self.queue(stream)
         with self._entered():
-            _call("cuMemcpyHtoDAsync", address, host.ctypes.data, host.nbytes, handle, about=self._blame())
-            self._wait_for(handle)
+            _call("cuMemcpyHtoDAsync", address, host.ctypes.data, host.nbytes, queue.native, about=self._blame())
+            self._wait_for(queue)
 
     def read(self, address: int, host: np.ndarray, stream=None) -> None:
         """Fill a contiguous array from the device and wait for it."""
-        handle = self.stream_handle(stream)
+        queue = self.queue(stream)
         with self._entered():
-            _call("cuMemcpyDtoHAsync", host.ctypes.data, address, host.nbytes, handle, about=self._blame())
-            self._wait_for(handle)
+            _call("cuMemcpyDtoHAsync", host.ctypes.data, address, host.nbytes, queue.native, about=self._blame())
+            self._wait_for(queue)
+
+    def copy(self, address: int, source: "DriverBackend", source_address: int, nbytes: int, queue: Queue) -> None:
+        """Copy between devices, or on this one."""
+        with self._entered():
+            if source is self:
+                _call("cuMemcpyDtoDAsync", address, source_address, nbytes, queue.native, about=self._blame())
+            else:
+                places = (address, self._context, source_address, source._context)
+                _call("cuMemcpyPeerAsync", *places, nbytes, queue.native, about=self._blame())
 
     # Launching
 
+    def packet(self, entry: Entry, grid, block, shared_bytes: int, params: bytes) -> DriverPacket:
+        """A launch that is ready; the function's limit of shared memory is raised where it needs that."""
+        if shared_bytes > DEFAULT_SHARED_BYTES:
+            with self._entered():
+                self._allow_shared(entry, shared_bytes)
+        return DriverPacket(self, entry, grid, block, shared_bytes, params)
+
     def launch(self, entry: Entry, grid, block, shared_bytes: int, params: bytes, stream=None) -> None:
         """Launch with the packed parameters as they are."""
-        handle = self.stream_handle(stream)
-        # The driver copies the parameters before it returns; these locals keep them alive until then.
-        buffer = ctypes.create_string_buffer(params, len(params)) if params else None
-        size = ctypes.c_size_t(len(params))
-        words = (ctypes.c_void_p * 5)(
-            LAUNCH_PARAM_BUFFER_POINTER,
-            ctypes.addressof(buffer) if params else None,
-            LAUNCH_PARAM_BUFFER_SIZE,
-            ctypes.addressof(size),
-            LAUNCH_PARAM_END,
-        )
-        extra = ctypes.addressof(words) if params else 0
-        sizes = f"{entry.name}, grid {tuple(grid)}, block {tuple(block)}, {shared_bytes} bytes of shared memory"
-        with self._entered():
-            self._allow_shared(entry, shared_bytes)
-            _call("cuLaunchKernel", entry.handle, *grid, *block, shared_bytes, handle, 0, extra, about=sizes)
-        self._latest = entry.name
+        self.packet(entry, grid, block, shared_bytes, params).launch(self.queue(stream))
 
     def _allow_shared(self, entry: Entry, shared_bytes: int) -> None:
         """Raise the function's limit of dynamic shared memory where the launch needs it."""
@@ -353,60 +506,201 @@ class DriverBackend:
 
     # Streams
 
-    def stream_handle(self, stream=None) -> int:
-        """The handle of a stream: the library's own for None, integers as they are, else `__cuda_stream__`."""
+    def queue(self, stream=None, lasting: bool = False) -> Queue:
+        """The queue of a stream: that of `with stream:` or the library's own for None, integers, else `__cuda_stream__`.
+
+        lasting: the handle is known to live as long as whatever asks for it.
+        """
         if stream is None:
-            return self._own_stream
+            queue = scope().queue
+            return queue if queue is not None and queue.backend is self else self.own_queue
+        kind = type(stream)
+        if kind is Queue:
+            return self._mine(stream)
+        if kind is int and stream >= 0:
+            return self._queue_of(stream, lasting)
         if isinstance(stream, (int, np.integer)) and not isinstance(stream, bool) and stream >= 0:
-            return int(stream)
+            return self._queue_of(int(stream), lasting)
+        own = getattr(stream, "queue", None)
+        if isinstance(own, Queue):
+            return self._mine(own)
         protocol = getattr(stream, "__cuda_stream__", None)
         if protocol is None:
             raise ArgumentError(f"stream is {stream!r}; pass None, an integer handle or an object with __cuda_stream__")
-        _version, handle = protocol() if callable(protocol) else protocol
-        return int(handle)
+        try:
+            _version, handle = protocol() if callable(protocol) else protocol
+            handle = int(handle)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"stream is {stream!r}, whose __cuda_stream__ gives no pair of version and handle: {error}") from error
+        if handle in LEGACY_STREAMS or handle == 2:
+            return self._queue_of(handle, lasting)
+        queue = self._by_object.get(handle)
+        if queue is None:
+            queue = self._by_object[handle] = Queue(self, handle, self._driver.CUstream(handle), True, stream)
+        return queue
+
+    def _mine(self, queue: Queue) -> Queue:
+        if queue.backend is not self:
+            raise ArgumentError(f"stream is a {queue!r}, but the call runs on {self.describe()}; pass a stream of that device")
+        return queue
+
+    def _queue_of(self, handle: int, lasting: bool) -> Queue:
+        """The queue of an integer handle, which may be gone by the time that somebody waits for it."""
+        lasting = (lasting and handle != 2) or handle in LEGACY_STREAMS
+        known = self._lasting if lasting else self._by_handle
+        queue = known.get(handle)
+        if queue is None:
+            queue = known.setdefault(handle, Queue(self, handle, self._driver.CUstream(handle), lasting))
+        return queue
+
+    def new_queue(self, priority: int = 0) -> Queue:
+        """A stream of its own, destroyed with the last that refers to it."""
+        flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        with self._relaxed():
+            if priority:
+                native = _call("cuStreamCreateWithPriority", flags, priority)
+            else:
+                native = _call("cuStreamCreate", flags)
+        return Queue(self, int(native), native, True, _Handle(native, self._driver.cuStreamDestroy))
+
+    def stream_handle(self, stream=None) -> int:
+        """The integer handle of a stream."""
+        return self.queue(stream).handle
 
     def synchronize(self, stream=None) -> None:
         """Wait for a stream; what a kernel did wrong shows here."""
-        handle = self.stream_handle(stream)
+        queue = self.queue(stream)
         with self._entered():
-            self._wait_for(handle)
+            self._wait_for(queue)
+        if self._lent:
+            self._give_back()
 
-    def _wait_for(self, handle: int) -> None:
-        _call("cuStreamSynchronize", handle, about=self._blame())
+    def is_idle(self, queue: Queue) -> bool:
+        """Whether nothing of a stream is left to do."""
+        with self._entered():
+            return self._is_done("cuStreamQuery", queue.native)
+
+    def _is_done(self, function: str, *arguments) -> bool:
+        (result,) = getattr(self._driver, function)(*arguments)[:1]
+        if result == self._driver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        if result != self._driver.CUresult.CUDA_SUCCESS:
+            raise _error(function, result, self._blame())
+        return True
+
+    def _wait_for(self, queue: Queue) -> None:
+        _call("cuStreamSynchronize", queue.native, about=self._blame())
 
     def _blame(self) -> str:
         return f"latest launch: {self._latest}"
 
-    def mark(self, stream=None) -> StreamMark:
-        """The end of a stream; of a stream that may be destroyed later an event is kept."""
-        handle = self.stream_handle(stream)
-        return StreamMark(handle, None if handle == self._own_stream else self._record(handle))
+    def mark(self, stream=None) -> Any:
+        """The end of a stream: the stream itself, whose end is recorded when it is needed, or an event now."""
+        queue = self.queue(stream)
+        return queue if queue.lasting else self._record(queue)
 
-    def wait(self, stream, mark: StreamMark | None) -> None:
-        """Let a stream wait, on the device, for a mark of another."""
-        handle = self.stream_handle(stream)
-        if mark is None or mark.stream == handle:
+    def wait(self, stream, mark: Any) -> None:
+        """Let a stream wait, on the device, for a mark of another.
+
+        Between a stream that is being captured into a graph and one that is not, nothing can wait: such work is ordered
+        by whoever captures. (Graphs of `ptxrt.graph` wait where they are launched.)
+        """
+        queue = self.queue(stream)
+        if mark is None or mark is queue:
             return
-        event = mark.event or self._record(mark.stream)
+        is_queue = isinstance(mark, Queue)
+        source = mark if is_queue else mark.queue
+        if source is not None and source.handle == queue.handle and source.backend is self:
+            return
+        if self.is_capturing(queue) != (is_queue and mark.backend.is_capturing(mark)):
+            return
+        event = mark.backend._record(mark) if is_queue else mark
         with self._entered():
-            _call("cuStreamWaitEvent", handle, event.handle, 0)
+            _call("cuStreamWaitEvent", queue.native, event.handle, 0)
 
-    def _record(self, handle: int) -> "_Event":
+    def _spare_event(self):
+        try:
+            return self._spare_events.popleft()
+        except IndexError:
+            return _call("cuEventCreate", self._driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+
+    def _record(self, queue: Queue) -> Event:
         with self._entered():
-            event = _Event(_call("cuEventCreate", self._driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
-            _call("cuEventRecord", event.handle, handle)
+            event = Event(self, self._spare_event(), False, queue)
+            _call("cuEventRecord", event.handle, queue.native)
         return event
 
+    def timed_event(self, queue: Queue) -> Event:
+        """An event at the end of a queue, with its time."""
+        with self._entered():
+            try:
+                handle = self._spare_timers.popleft()
+            except IndexError:
+                handle = _call("cuEventCreate", self._driver.CUevent_flags.CU_EVENT_DEFAULT)
+            event = Event(self, handle, True, queue)
+            _call("cuEventRecord", handle, queue.native)
+        return event
 
-class _Event:
-    """A CUDA event, destroyed when nothing refers to it; the driver keeps what still waits for it."""
+    def event_done(self, event: Event, wait: bool) -> bool:
+        """Whether an event is reached; having waited for it if asked to."""
+        with self._relaxed():
+            if wait:
+                _call("cuEventSynchronize", event.handle, about=self._blame())
+                return True
+            return self._is_done("cuEventQuery", event.handle)
 
-    def __init__(self, handle):
-        self.handle = handle
-        weakref.finalize(self, _destroy_event, handle).atexit = False
+    def milliseconds(self, start: Event, stop: Event) -> float:
+        """Between two timed events that are reached."""
+        with self._entered():
+            return float(_call("cuEventElapsedTime", start.handle, stop.handle))
+
+    # Graphs
+
+    def is_capturing(self, queue: Queue) -> bool:
+        """Whether a stream is being captured, by anyone."""
+        with self._entered():
+            result, *values = self._driver.cuStreamIsCapturing(queue.native)
+        if result.name == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT":
+            return False  # the legacy stream, while another stream is captured in global mode
+        if result != self._driver.CUresult.CUDA_SUCCESS:
+            raise _error("cuStreamIsCapturing", result)
+        return values[0] != self._driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+
+    def begin_capture(self, queue: Queue) -> None:
+        """Capture what is launched in a stream; relaxed, so that other threads and the pool go on."""
+        mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        with self._entered():
+            _call("cuStreamBeginCapture", queue.native, mode)
+
+    def end_capture(self, queue: Queue, keep: bool) -> "_Handle | None":
+        """The graph that was captured, ready to launch; None unless it is to be kept."""
+        with self._entered():
+            result, *values = self._driver.cuStreamEndCapture(queue.native)
+            if not keep:
+                if result == self._driver.CUresult.CUDA_SUCCESS and values[0]:
+                    _call("cuGraphDestroy", values[0])
+                return None
+            if result != self._driver.CUresult.CUDA_SUCCESS:
+                raise _error("cuStreamEndCapture", result, self._blame())
+            try:
+                return _Handle(_call("cuGraphInstantiate", values[0], 0), self._driver.cuGraphExecDestroy)
+            finally:
+                _call("cuGraphDestroy", values[0])
+
+    def replay(self, captured: "_Handle", queue: Queue) -> None:
+        """Launch a graph."""
+        with self._entered():
+            _call("cuGraphLaunch", captured.handle, queue.native, about=self._blame())
 
 
-def _destroy_event(handle) -> None:
-    from cuda.bindings import driver
+class _Handle:
+    """A handle of the driver that is destroyed with the last that refers to it; the driver finishes what runs in it."""
 
-    driver.cuEventDestroy(handle)
+    __slots__ = ("handle", "_destroy")
+
+    def __init__(self, handle, destroy):
+        self.handle, self._destroy = handle, destroy
+
+    def __del__(self, is_finalizing=sys.is_finalizing):
+        if not is_finalizing():
+            self._destroy(self.handle)

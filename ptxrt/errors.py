@@ -8,6 +8,7 @@
       LaunchError                  the machine failed
         MachineError               the machine that was asked for is not there
         DriverError                a CUresult, with its name and the call
+          OutOfMemory (MemoryError)  the device has no more memory; everything else stays usable
         EmulatorFault              bad address, unknown opcode, deadlock; with block, thread, line
 """
 
@@ -52,6 +53,13 @@ class DriverError(LaunchError):
         self.result = result
         self.code = code
         self.call = call
+
+
+class OutOfMemory(DriverError, MemoryError):
+    """The device has no more memory, even after all that was kept for reuse was given back.
+
+    Nothing else is lost: arrays stay as they are and calls go on. Free arrays, or split the call.
+    """
 
 
 class EmulatorFault(LaunchError):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
@@ -177,6 +177,7 @@ class Kernel:
         self.inputs = tuple(a for a in self.arguments if a.direction == "in")
         self.outputs = tuple(a for a in self.arguments if a.direction == "out")
         self.scalars = tuple(a for a in self.arguments if a.direction == "scalar")
+        self.scalar_names = frozenset(a.name for a in self.scalars)
         self.axes = tuple(dict.fromkeys(axis for a in self.arrays for axis in a.shape.axes))
         self.grid: tuple[Dim, ...] = parse_shape(grid).dims
         self.variants = {axis: tuple(values) for axis, values in variants.items()}
@@ -185,6 +186,7 @@ class Kernel:
         self._tolerance = tolerance
         self._flops = flops
         self._draw = dict(draw)
+        self.plans: dict[Any, Any] = {}  # what launch.py remembers of calls on device arrays
         self._check_declaration()
         self.cases = tuple(itertools.chain.from_iterable(map(self._expand_case, cases)))
 
@@ -328,10 +330,18 @@ class Kernel:
         give NumPy results; with any device array among the arguments the results stay on the device
         and nothing waits.
         """
-        from .launch import run
-
-        results = tuple(run(self, arrays, dict(named, dtype=dtype), stream).values())
+        if dtype is not None:
+            named["dtype"] = dtype
+        results = tuple(_run()(self, arrays, named, stream).values())
         return results[0] if len(results) == 1 else results
+
+
+@lru_cache(maxsize=None)
+def _run():
+    """launch.run, which no declaration needs before its first call."""
+    from .launch import run
+
+    return run
 
 
 def _argument(parameter: inspect.Parameter) -> Argument:

@@ -1,4 +1,8 @@
-"""One call: bound arguments -> packed parameters -> grid -> backend -> results."""
+"""One call: bound arguments -> packed parameters -> grid -> backend -> results.
+
+What does not depend on the contents of a call is kept in a Plan, by the signatures of its device arrays: a second call
+that is alike only places addresses and numbers.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,16 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from .array import DeviceArray, after_launch, allocate, as_arrays, as_output, before_launch, upload
-from .backend import Backend, Entry, Facts, Module, Param, current
-from .binder import Bound
+from .array import DeviceArray, allocate, as_arrays, as_output, upload
+from .backend import Backend, Entry, Facts, Module, Packet, Param, Queue, _scope, current
+from .binder import Bound, scalar_value
 from .errors import AbiError, ArgumentError
-from .kernel import Kernel, Parameter
+from .kernel import Argument, Kernel, Parameter
 
 # Limits of grid x, y, z: CUDA programming guide, compute capabilities from 3.0 on.
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
+# Plans of one kernel that are kept; a program that calls with more shapes than this makes them anew.
+PLANS = 1024
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,8 @@ class Launch:
     """The receipt of one launch.
 
     kernel: name of the declaration (or file); machine: emulator, portable or native; detail: the
-    device, or the emulator's text and arithmetic; bytes_moved, flops: from the declaration, or None.
+    device, or the emulator's text and arithmetic; bytes_moved, flops: from the declaration, or None;
+    module: SHA-256 of the file that was loaded.
     """
 
     kernel: str
@@ -36,6 +43,7 @@ class Launch:
     shared_bytes: int
     bytes_moved: int | None = None
     flops: int | None = None
+    module: str = ""
 
     def __str__(self) -> str:
         sizes = f"grid {self.grid}, block {self.block}, {self.shared_bytes} bytes of shared memory"
@@ -43,6 +51,8 @@ class Launch:
 
 
 _launches: deque[Launch] = deque(maxlen=256)
+# What `ptxrt.trace` put here is told of every launch of the process.
+observers: list[Any] = []
 
 
 def last_launches() -> tuple[Launch, ...]:
@@ -50,32 +60,243 @@ def last_launches() -> tuple[Launch, ...]:
     return tuple(_launches)
 
 
+def announce(receipt: Launch, backend: Backend, queue: Queue, action, *arguments) -> None:
+    """Do what a receipt is for, and keep the receipt; whoever observes is told, and may time it."""
+    if observers:
+        watching = list(observers)
+        started = [observer.before(backend, queue) for observer in watching]
+        action(*arguments)
+        for observer, start in zip(watching, started):
+            observer.after(receipt, backend, queue, start)
+    else:
+        action(*arguments)
+    _launches.append(receipt)
+
+
+class Scalar:
+    """Where a number lies among the parameters, and how it is packed."""
+
+    __slots__ = ("kernel", "argument", "name", "offset", "pack_into", "kinds")
+
+    def __init__(self, kernel: Kernel, argument: Argument, offset: int):
+        dtype = argument.formats[0].dtype
+        self.kernel, self.argument, self.name, self.offset = kernel, argument, argument.name, offset
+        self.pack_into = struct.Struct("<" + np.dtype(dtype).char).pack_into if dtype.char in "efdbBhHiIlLqQ" else None
+        if dtype.char in "lL":
+            self.pack_into = struct.Struct("<" + {"l": "q", "L": "Q"}[dtype.char]).pack_into
+        self.kinds = (float, int) if dtype.kind == "f" else (int, bool)
+
+    def put(self, packet: Packet, value: Any) -> None:
+        """Place a value; ArgumentError for what its parameter cannot hold."""
+        choices = self.argument.choices
+        if self.pack_into is not None and type(value) in self.kinds and (not choices or value in choices):
+            try:
+                self.pack_into(packet.raw, self.offset, value)
+                return
+            except (struct.error, OverflowError):
+                pass  # said in words below
+        data = scalar_value(self.kernel, self.argument, value).tobytes()
+        packet.raw[self.offset : self.offset + len(data)] = data
+
+
+class Plan:
+    """A launch of one entry with one grid, for any arrays and numbers.
+
+    slots: by array the 64-bit word of the parameters that takes its address; writes: whether it is written; sizes: its bytes.
+    scalars: the numbers. receipt: of a launch, given the numbers.
+    """
+
+    __slots__ = (
+        *("backend", "entry", "grid", "block", "shared_bytes", "template", "names", "slots", "writes", "sizes", "pairs", "scalars"),
+        *("sources", "bound", "_uses", "_spare", "_receipts", "_describe"),
+    )
+
+    def __init__(self, backend: Backend, entry: Entry, grid, block, shared_bytes: int, template: bytes, arrays, scalars, describe):
+        """arrays: (name, byte offset, whether written, bytes) of each; describe: the receipt, given the scalars' values."""
+        self.backend, self.entry, self.grid, self.block, self.shared_bytes = backend, entry, grid, block, shared_bytes
+        self.template = template
+        self.names = tuple(name for name, *_ in arrays)
+        self.slots = tuple(offset // 8 for _, offset, *_ in arrays)
+        self.writes = tuple(write for _, _, write, _ in arrays)
+        self.sizes = tuple(size for *_, size in arrays)
+        self.pairs = tuple(
+            (i, j) for i, write in enumerate(self.writes) if write for j in range(len(self.writes)) if j != i and not (self.writes[j] and j < i)
+        )
+        self.scalars = tuple(scalars)
+        self.sources: tuple = ()
+        self.bound: Bound | None = None
+        self._spare: list[Packet] = []
+        self._receipts: dict[tuple, Launch] = {}
+        self._describe = describe
+
+    def packet(self) -> Packet:
+        """Parameters to fill in and launch."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return self.backend.packet(self.entry, self.grid, self.block, self.shared_bytes, self.template)
+
+    def receipt(self, values: tuple = ()) -> Launch:
+        """The receipt of a launch with these scalars; the same object for the same values."""
+        found = self._receipts.get(values)
+        if found is None:
+            if len(self._receipts) >= 64:
+                self._receipts.clear()
+            found = self._receipts[values] = self._describe(values)
+        return found
+
+    def check_overlap(self, arrays: Sequence[DeviceArray]) -> None:
+        """ArgumentError where an output lies on another array."""
+        sizes = self.sizes
+        for i, j in self.pairs:
+            a, b = arrays[i].address, arrays[j].address
+            if a < b + sizes[j] and b < a + sizes[i]:
+                raise ArgumentError(
+                    f"{self.receipt_name}: {self.names[i]} and {self.names[j]} overlap in memory; pass separate arrays"
+                )
+
+    @property
+    def receipt_name(self) -> str:
+        """What messages call the launch."""
+        return self.bound.kernel.name if self.bound is not None else self.entry.name
+
+    def launch(self, arrays: Sequence[DeviceArray], values: tuple, queue: Queue, recorder: Any = None) -> None:
+        """Launch on arrays and numbers in the order of `names` and `scalars`, after what they depend on."""
+        packet = self.packet()
+        words = packet.words
+        for slot, array in zip(self.slots, arrays):
+            words[slot] = array.address
+        for scalar, value in zip(self.scalars, values):
+            scalar.put(packet, value)
+        if recorder is not None:
+            recorder.add(self, packet, arrays, values, queue)
+            return
+        crossing = None
+        for array, write in zip(arrays, self.writes):
+            memory = array.memory
+            if memory.writer is not queue or memory.readers:
+                memory.acquire(queue, write)
+                crossing = True
+        if observers:
+            announce(self.receipt(values), self.backend, queue, packet.launch, queue)
+        else:
+            packet.launch(queue)
+            _launches.append(self.receipt(values))
+        if crossing:
+            mark = self.backend.mark(queue)
+            for array, write in zip(arrays, self.writes):
+                array.memory.release(queue, mark, write)
+        self._spare.append(packet)
+
+    def keep(self, packet: Packet) -> None:
+        """Take a packet back whose parameters have been read."""
+        self._spare.append(packet)
+
+
 def run(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any], stream=None) -> dict[str, Any]:
     """Bind, launch and give the outputs by name; see `Kernel.__call__`."""
+    key = _key(kernel, arrays, named)
+    plan = kernel.plans.get(key) if key else None
+    if plan is None:
+        return _run_anew(kernel, arrays, named, stream, key)
+    here = _scope.get()
+    backend = plan.backend
+    if here.backend is not backend and here.backend is not None:
+        _check_machine(kernel.name, "the arrays", backend, here.backend)
+    queue = backend.queue(stream)
+    placed, results = [], {}
+    for name, source in zip(plan.names, plan.sources):
+        if type(source) is int:
+            array = arrays[source]
+        elif source is None:
+            array = named[name]
+        else:
+            array = allocate(backend, *source, queue)
+        placed.append(array)
+    plan.check_overlap(placed)
+    values = tuple([named.get(scalar.name, scalar.argument.default) for scalar in plan.scalars]) if plan.scalars else ()
+    plan.launch(placed, values, queue, here.recorder)
+    for name, array, write in zip(plan.names, placed, plan.writes):
+        if write:
+            results[name] = array
+    return results
+
+
+# What a key may hold by value.
+_PLAIN = (bool, int, type(None), type, np.dtype)
+
+
+def _key(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple | None:
+    """What a plan depends on, where all arrays are device arrays; None where there is no plan to look for."""
+    key: list[Any] = []
+    for array in arrays:
+        if type(array) is not DeviceArray:
+            return None
+        key.append(array.signature)
+    for name, value in named.items():
+        key.append(name)
+        kind = type(value)
+        if kind is DeviceArray:
+            key.append(value.signature)
+        elif name in kernel.scalar_names:
+            continue
+        elif kind in _PLAIN or isinstance(value, _PLAIN):
+            key += (kind, value)
+        else:
+            return None
+    return tuple(key)
+
+
+def _run_anew(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any], stream, key) -> dict[str, Any]:
+    """A call that no plan is known for."""
+    positional = len(arrays)
     arrays = as_arrays_of(kernel, arrays)
     named = {name: _argument(kernel, name, value) for name, value in named.items()}
     bound = kernel.bind(*arrays, **named)
-    backend = current()
-    on_device = _check_places(bound, backend)
+    backend, on_device = _check_places(bound)
+    recorder = _scope.get().recorder
+    if recorder is not None and not on_device:
+        raise ArgumentError(f"{recorder.name} records launches on device arrays; {kernel.name} was given none. Use ptxrt.to_device.")
+    queue = backend.queue(stream)
     plan = None if _is_empty(bound) else plan_launch(bound, backend)
+    if plan and key and on_device:
+        _remember(kernel, key, plan, positional)
 
-    inputs = {name: a if isinstance(a, DeviceArray) else upload(backend, a, stream) for name, a in bound.inputs.items()}
-    outputs = {a.name: _output_buffer(bound, a, backend) for a in kernel.outputs}
+    inputs = {name: a if isinstance(a, DeviceArray) else upload(backend, a, queue) for name, a in bound.inputs.items()}
+    outputs = {a.name: _output_buffer(bound, a, backend, queue) for a in kernel.outputs}
     present = {name: array for name, array in outputs.items() if array is not None}
     if plan:
-        used = [*inputs.values(), *present.values()]
-        before_launch(backend, stream, used)
-        execute(plan, bound, {**inputs, **outputs}, backend, stream)
-        after_launch(backend, stream, used, present.values())
+        placed = {**inputs, **present}
+        values = tuple(bound.scalars[scalar.name] for scalar in plan.scalars)
+        plan.launch([placed[name] for name in plan.names], values, queue, recorder)
     if on_device:
         return present
     # Every result is here before the first is handed out: an output is written whole or not at all.
-    results = {name: array.to_numpy(stream=stream) for name, array in present.items()}
+    results = {name: array.to_numpy(stream=queue) for name, array in present.items()}
     for name, result in results.items():
         if bound.outputs[name] is not True:
             np.copyto(bound.outputs[name], result)
             results[name] = bound.outputs[name]
     return results
+
+
+def _remember(kernel: Kernel, key: tuple, plan: Plan, positional: int) -> None:
+    """Keep a plan for calls that are alike, with where each of its arrays comes from: position, name, or shape and dtype."""
+    order = {a.name: i for i, a in enumerate(kernel.inputs[:positional])}
+    bound = plan.bound
+    sources: list[Any] = []
+    for name in plan.names:
+        argument = kernel.by_name[name]
+        if name in order:
+            sources.append(order[name])
+        elif bound.outputs.get(name) is True:
+            sources.append((bound.shape_of(argument), bound.format_of(argument).dtype))
+        else:
+            sources.append(None)
+    plan.sources = tuple(sources)
+    if len(kernel.plans) >= PLANS:
+        kernel.plans.clear()
+    kernel.plans[key] = plan
 
 
 def as_arrays_of(kernel: Kernel, arrays: Sequence[Any]) -> tuple[Any, ...]:
@@ -98,55 +319,91 @@ def _is_empty(bound: Bound) -> bool:
     return any(size == 0 for size in bound.axes.values())
 
 
-def _check_places(bound: Bound, backend: Backend) -> bool:
-    """Whether results stay on the device; ArgumentError for arrays of another machine, overlaps and mixtures."""
+def _check_machine(kernel: str, argument: str, backend: Backend, chosen: Backend) -> None:
+    """ArgumentError unless `backend` is a device of the chosen machine."""
+    if chosen.on_device(backend.ordinal) is not backend:
+        raise ArgumentError(
+            f"{kernel}: {argument} is on {backend.describe()}, but the call runs on {chosen.describe()}; "
+            "create it there, or go through to_numpy()"
+        )
+
+
+def _check_places(bound: Bound) -> tuple[Backend, bool]:
+    """Where the call runs and whether its results stay there: on the device of its device arrays, else on the current one.
+
+    ArgumentError for arrays of another machine than the one chosen, several devices, overlaps and mixtures.
+    """
     given = {**bound.inputs, **{name: a for name, a in bound.outputs.items() if a is not None and a is not True}}
     on_device = {name: array for name, array in given.items() if isinstance(array, DeviceArray)}
     name = bound.kernel.name
+    if not on_device:
+        return current(), False
+    first, backend = next((argument, array.backend) for argument, array in on_device.items())
+    chosen = _scope.get().backend
     for argument, array in on_device.items():
+        if chosen is not None:
+            _check_machine(name, argument, array.backend, chosen)
         if array.backend is not backend:
             raise ArgumentError(
-                f"{name}: {argument} is on {array.backend.describe()}, but the call runs on {backend.describe()}; "
-                "create it there, or go through to_numpy()"
+                f"{name}: {argument} is on {array.backend.describe()}, but {first} on {backend.describe()}; "
+                "bring them to one device with ptxrt.to_device(..., device=)"
             )
     for argument in (a.name for a in bound.kernel.outputs if a.name in given):
         array = given[argument]
-        if on_device and argument not in on_device:
-            raise ArgumentError(f"{name}: {argument} is a NumPy array, but {next(iter(on_device))} is on the device; pass a device array")
-        if argument in on_device and not array.writeable:
+        if argument not in on_device:
+            raise ArgumentError(f"{name}: {argument} is a NumPy array, but {first} is on the device; pass a device array")
+        if not array.writeable:
             raise ArgumentError(f"{name}: {argument} is read-only; pass an array that can be written")
         for other, its in on_device.items():
-            if other != argument and argument in on_device and _overlap(array, its):
+            if other != argument and _overlap(array, its):
                 raise ArgumentError(f"{name}: {argument} and {other} overlap in memory; pass separate arrays")
-    return bool(on_device)
+    return backend, True
 
 
 def _overlap(a: DeviceArray, b: DeviceArray) -> bool:
     return a.address < b.address + b.nbytes and b.address < a.address + a.nbytes
 
 
-def _output_buffer(bound: Bound, argument, backend: Backend) -> DeviceArray | None:
+def _output_buffer(bound: Bound, argument, backend: Backend, queue: Queue) -> DeviceArray | None:
     wanted = bound.outputs[argument.name]
     if wanted is None or isinstance(wanted, DeviceArray):
         return wanted
-    return allocate(backend, bound.shape_of(argument), bound.format_of(argument).dtype)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a bound call launches: entry, facts and grid."""
-
-    entry: Entry
-    facts: Facts
-    grid: tuple[int, int, int]
+    return allocate(backend, bound.shape_of(argument), bound.format_of(argument).dtype, queue)
 
 
 def plan_launch(bound: Bound, backend: Backend) -> Plan:
     """Load the module, compare declaration and entry, and size the grid; nothing is allocated or launched."""
+    kernel = bound.kernel
     module = backend.module(bound.unit)
-    entry = checked_entry(bound.kernel, module, bound.entry)
+    entry = checked_entry(kernel, module, bound.entry)
     facts = module.facts(bound.entry)
-    return Plan(entry, facts, grid_of(bound, facts.tile))
+    grid = grid_of(bound, facts.tile)
+    template = bytearray(entry.param_bytes)
+    arrays, scalars = [], []
+    for index, (parameter, param) in enumerate(zip(kernel.parameters, entry.params)):
+        argument = kernel.by_name.get(parameter.name)
+        if parameter.kind == "scalar":
+            scalars.append(Scalar(kernel, argument, param.offset))
+        elif parameter.kind == "axis":
+            data = _integer_bytes(kernel.name, index, param, bound.axes[parameter.name])
+            template[param.offset : param.offset + param.size] = data
+        elif argument.direction == "in" or bound.outputs[argument.name] is not None:
+            nbytes = int(np.prod(bound.shape_of(argument), dtype=np.int64)) * bound.format_of(argument).itemsize
+            arrays.append((argument.name, param.offset, argument.direction == "out", nbytes))
+    bytes_moved = bound.bytes_moved
+
+    def describe(values: tuple) -> Launch:
+        given = {scalar.name: scalar_value(kernel, scalar.argument, value) for scalar, value in zip(scalars, values)}
+        return Launch(
+            *(kernel.name, backend.name, backend.describe(), entry.name, grid, facts.threads, facts.shared_bytes),
+            *(bytes_moved, kernel.count_flops(bound.axes, given), module.digest),
+        )
+
+    plan = Plan(backend, entry, grid, facts.threads, facts.shared_bytes, bytes(template), arrays, scalars, describe)
+    # The plan outlives the call: it keeps the sizes, not the arrays.
+    outputs = {name: wanted if wanted is None else True if wanted is True else wanted.dtype for name, wanted in bound.outputs.items()}
+    plan.bound = Bound(kernel, bound.axes, bound.format, {}, outputs, {})
+    return plan
 
 
 def grid_of(bound: Bound, tile: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -193,50 +450,6 @@ def _fits(declared: Parameter, param: Param) -> bool:
         return param.size in (4, 8) and param.type in _INTEGERS
     kinds = _FLOATS if declared.format.kind == "float" else _INTEGERS
     return param.size == declared.format.itemsize and param.type in kinds
-
-
-def execute(plan: Plan, bound: Bound, arrays: Mapping[str, DeviceArray | None], backend: Backend, stream) -> None:
-    """Pack the parameters, launch, and keep the receipt."""
-    values = []
-    for parameter in bound.kernel.parameters:
-        if parameter.kind == "array":
-            array = arrays[parameter.name]
-            values.append(np.uint64(0 if array is None else array.address))
-        else:
-            values.append(bound.scalars[parameter.name] if parameter.kind == "scalar" else bound.axes[parameter.name])
-    params = pack(bound.kernel.name, plan.entry, values)
-    facts = plan.facts
-    backend.launch(plan.entry, plan.grid, facts.threads, facts.shared_bytes, params, stream)
-    keep_receipt(
-        Launch(
-            bound.kernel.name,
-            backend.name,
-            backend.describe(),
-            plan.entry.name,
-            plan.grid,
-            facts.threads,
-            facts.shared_bytes,
-            bound.bytes_moved,
-            bound.flops,
-        )
-    )
-
-
-def keep_receipt(launch: Launch) -> None:
-    """Remember a launch for `last_launches`."""
-    _launches.append(launch)
-
-
-def pack(kernel: str, entry: Entry, values: Sequence[Any]) -> bytes:
-    """The entry's .param space: NumPy scalars as their bytes, Python integers in the parameter's size.
-
-    ArgumentError for a number that its parameter cannot hold.
-    """
-    space = bytearray(entry.param_bytes)
-    for index, (param, value) in enumerate(zip(entry.params, values)):
-        data = value.tobytes() if isinstance(value, np.generic) else _integer_bytes(kernel, index, param, value)
-        space[param.offset : param.offset + param.size] = data
-    return bytes(space)
 
 
 _CODES = {1: "b", 2: "h", 4: "i", 8: "q"}

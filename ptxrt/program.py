@@ -8,10 +8,10 @@ from typing import Any, Iterator, Mapping
 
 import numpy as np
 
-from .array import DeviceArray, after_launch, as_arrays, before_launch, upload
-from .backend import Backend, Entry, Param, current
+from .array import DeviceArray, as_arrays, is_foreign, upload
+from .backend import Backend, Entry, Param, current, scope
 from .errors import ArgumentError
-from .launch import GRID_LIMITS, Launch, keep_receipt
+from .launch import GRID_LIMITS, Launch, Plan
 
 _STRUCT_CODES = {
     **{"u8": "B", "s8": "b", "u16": "H", "s16": "h", "u32": "I", "s32": "i", "u64": "Q", "s64": "q"},
@@ -35,7 +35,7 @@ class Program(Mapping[str, "ProgramEntry"]):
 
     def __init__(self, backend: Backend, module):
         self.name = module.name
-        self._entries = {name: ProgramEntry(backend, module.name, entry) for name, entry in module.entries.items()}
+        self._entries = {name: ProgramEntry(backend, module, entry) for name, entry in module.entries.items()}
 
     def __getitem__(self, name: str) -> "ProgramEntry":
         try:
@@ -56,9 +56,9 @@ class Program(Mapping[str, "ProgramEntry"]):
 class ProgramEntry:
     """An entry of a loaded file, on the machine that loaded it."""
 
-    def __init__(self, backend: Backend, program: str, entry: Entry):
+    def __init__(self, backend: Backend, module, entry: Entry):
         self.name = entry.name
-        self._backend, self._program, self._entry = backend, program, entry
+        self._backend, self._program, self._digest, self._entry = backend, module.name, module.digest, entry
 
     def __repr__(self) -> str:
         types = ", ".join(p.type or f"{p.size} bytes" for p in self._entry.params)
@@ -86,21 +86,26 @@ class ProgramEntry:
             if isinstance(value, DeviceArray) and value.backend is not backend:
                 raise ArgumentError(f"{self.name}: {value!r} is on another machine than {backend.describe()}; go through to_numpy()")
 
-        uploaded = {id(v): upload(backend, v, stream) for v in values if isinstance(v, np.ndarray)}
+        queue = backend.queue(stream)
+        uploaded = {id(v): upload(backend, v, queue) for v in values if isinstance(v, np.ndarray)}
         places = [uploaded.get(id(v), v) for v in values]
-        used = [place for place in places if isinstance(place, DeviceArray)]
         space = bytearray(self._entry.param_bytes)
-        for param, place in zip(params, places):
-            data = place if isinstance(place, bytes) else struct.pack("<Q", place.address)
-            space[param.offset : param.offset + param.size] = data
-        before_launch(backend, stream, used)
-        backend.launch(self._entry, grid, block, int(shared_bytes), bytes(space), stream)
-        after_launch(backend, stream, used, used)
-        keep_receipt(Launch(self._program, backend.name, backend.describe(), self.name, grid, block, int(shared_bytes)))
+        used = []
+        for index, (param, place) in enumerate(zip(params, places)):
+            if isinstance(place, bytes):
+                space[param.offset : param.offset + param.size] = place
+            else:
+                # What an entry writes is not known; every array may be.
+                used.append((f"argument {index}", param.offset, True, place.nbytes))
+        receipt = Launch(
+            *(self._program, backend.name, backend.describe(), self.name, grid, block, int(shared_bytes)), module=self._digest
+        )
+        plan = Plan(backend, self._entry, grid, block, int(shared_bytes), bytes(space), used, (), lambda _: receipt)
+        plan.launch([place for place in places if isinstance(place, DeviceArray)], (), queue, scope().recorder)
 
         # All results are here before the first is written back.
         targets = {id(v): v for v in values if isinstance(v, np.ndarray) and v.flags.writeable}
-        results = {key: uploaded[key].to_numpy(stream=stream) for key in targets}
+        results = {key: uploaded[key].to_numpy(stream=queue) for key in targets}
         for key, target in targets.items():
             np.copyto(target, results[key])
 
@@ -121,7 +126,7 @@ def _place(entry: str, index: int, param: Param, value: Any):
         declared = f"{param.type}, {param.size} bytes" if param.type else f"{param.size} bytes"
         raise ArgumentError(f"{entry}: argument {index} is {came}; the parameter is {declared}. {advice}")
 
-    if value is None or isinstance(value, (np.ndarray, DeviceArray)) or hasattr(value, "__cuda_array_interface__"):
+    if value is None or isinstance(value, (np.ndarray, DeviceArray)) or (is_foreign(value) and not isinstance(value, np.generic)):
         what = "None" if value is None else "an array"
         if param.size != 8 or param.is_struct or param.type in ("f64", "f32x2"):
             refuse(what, "Pass a scalar of that size, such as array[()] of a NumPy array without axes.")

@@ -1,11 +1,14 @@
 """A stand-in for `cuda.bindings.driver`: host memory for device memory, references for kernels.
 
 It takes and returns what cuda-python does, so that driver.py and everything above it run without a GPU.
-Launches decode the packed parameters as a device would and run the reference of the declared kernel.
+Launches decode the packed parameters as a device would and run the reference of the declared kernel. Streams are as late
+as they may be: nothing in a stream happens before somebody waits for it, so that a missing dependency gives wrong numbers.
 """
 
 import ctypes
+import threading
 from math import prod
+from types import SimpleNamespace
 
 import cuda.bindings.driver as real
 import numpy as np
@@ -38,15 +41,29 @@ class FakeCuda:
     CUfunction_attribute = real.CUfunction_attribute
     CUstream_flags = real.CUstream_flags
     CUevent_flags = real.CUevent_flags
+    CUpointer_attribute = real.CUpointer_attribute
+    CUstreamCaptureMode = real.CUstreamCaptureMode
+    CUstreamCaptureStatus = real.CUstreamCaptureStatus
+    CUstream = staticmethod(int)
 
-    def __init__(self, capability=(9, 0), version=13000, devices=1):
+    def __init__(self, capability=(9, 0), version=13000, devices=1, total=1 << 30):
         self.capability, self.version, self.devices = capability, version, devices
         self.fail = {}
         self.calls = []
         self.memory = {}
-        self.primary = Handle()
-        self.contexts = []
+        self.owners = {}
+        self.total = total
+        self.primaries = [Handle(device=i) for i in range(devices)]
+        self.primary = self.primaries[0]
+        self.local = threading.local()
+        self.streams = {}
+        self.captures = {}
         self.programs = {}
+
+    @property
+    def contexts(self):
+        """The calling thread's stack of contexts."""
+        return self.local.__dict__.setdefault("contexts", [])
 
     def __getattribute__(self, name):
         value = object.__getattribute__(self, name)
@@ -54,7 +71,11 @@ class FakeCuda:
             return value
 
         def call(*arguments):
-            self.calls.append((name, arguments))
+            if name == "cuStreamWaitEvent":  # its event may be recorded anew
+                stream, event, flags = arguments
+                self.calls.append((name, (int(stream), SimpleNamespace(stream=event.stream), flags)))
+            else:
+                self.calls.append((name, arguments))
             failing = self.fail.get(name)
             if isinstance(failing, Exception):
                 raise failing
@@ -103,7 +124,7 @@ class FakeCuda:
     # Contexts.
 
     def cuDevicePrimaryCtxRetain(self, device):
-        return self.primary
+        return self.primaries[device]
 
     def cuCtxGetCurrent(self):
         return self.contexts[-1] if self.contexts else 0
@@ -115,7 +136,24 @@ class FakeCuda:
         return self.contexts.pop()
 
     def _in_context(self):
-        assert int(self.contexts[-1]) == int(self.primary), "called without the context"
+        assert self.contexts and self.contexts[-1] in self.primaries, "called without the context"
+        return self.contexts[-1]
+
+    def cuCtxSynchronize(self):
+        self._in_context()
+        for stream in list(self.streams):
+            self._run(stream)
+
+    def cuCtxRecordEvent(self, context, event):
+        assert context in self.primaries
+        if self.captures:
+            return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+        event.stream, event.points = None, {stream: len(done) + len(todo) for stream, (done, todo) in self.streams.items()}
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        before = self.local.__dict__.get("mode", real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
+        self.local.mode = mode
+        return before
 
     # Modules.
 
@@ -163,51 +201,146 @@ class FakeCuda:
     # Memory.
 
     def cuMemAlloc(self, nbytes):
-        self._in_context()
+        context = self._in_context()
         assert nbytes > 0
-        buffer = ctypes.create_string_buffer(nbytes + 255)
-        address = -(-ctypes.addressof(buffer) // 256) * 256
+        if nbytes + sum(len(buffer) - 511 for buffer in self.memory.values()) > self.total:
+            return real.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+        buffer = ctypes.create_string_buffer(b"\xa5" * (nbytes + 511), nbytes + 511)
+        address = -(-ctypes.addressof(buffer) // 512) * 512
         self.memory[address] = buffer
+        self.owners[address] = context.device
         return address
 
     def cuMemFree(self, address):
         self._in_context()
+        self.cuCtxSynchronize()
         del self.memory[address]
 
+    def cuMemGetInfo(self):
+        self._in_context()
+        return self.total - sum(len(buffer) - 511 for buffer in self.memory.values()), self.total
+
+    def cuPointerGetAttribute(self, attribute, address):
+        assert attribute == real.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        return self.owners[max(base for base in self.owners if base <= address)]
+
     def cuMemcpyHtoDAsync(self, to, host, nbytes, stream):
-        ctypes.memmove(to, host, nbytes)
+        self._put(stream, lambda: ctypes.memmove(to, host, nbytes))
 
     def cuMemcpyDtoHAsync(self, host, address, nbytes, stream):
-        ctypes.memmove(host, address, nbytes)
+        self._put(stream, lambda: ctypes.memmove(host, address, nbytes))
+
+    def cuMemcpyDtoDAsync(self, to, address, nbytes, stream):
+        self._put(stream, lambda: ctypes.memmove(to, address, nbytes))
+
+    def cuMemcpyPeerAsync(self, to, to_context, address, context, nbytes, stream):
+        assert to_context in self.primaries and context in self.primaries
+        self._put(stream, lambda: ctypes.memmove(to, address, nbytes))
 
     def cuMemcpyDtoH(self, host, address, nbytes):
         ctypes.memmove(host, address, nbytes)
 
-    # Streams and events.
+    # Streams and events: (what is done, what is still to do) of each stream; an event is a place in such a list.
+
+    def _put(self, stream, action):
+        stream = int(stream)
+        if stream in self.captures:
+            self.captures[stream].append(action)
+        else:
+            self.streams.setdefault(stream, ([], []))[1].append(action)
+
+    def _run(self, stream, upto=None):
+        """Do what a stream has to do, up to a place in it."""
+        done, todo = self.streams.setdefault(int(stream), ([], []))
+        while todo and (upto is None or len(done) < upto):
+            action = todo.pop(0)
+            done.append(None)
+            action()
+
+    def _reach(self, points):
+        for stream, upto in points.items():
+            self._run(stream, upto)
 
     def cuStreamCreate(self, flags):
         assert flags == real.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self._in_context()
         return Handle()
+
+    def cuStreamCreateWithPriority(self, flags, priority):
+        return self.cuStreamCreate(flags)[1]
+
+    def cuStreamDestroy(self, stream):
+        pass
 
     def cuStreamSynchronize(self, stream):
-        assert isinstance(stream, int)
+        assert int(stream) not in self.captures, "a wait for a stream that is captured"
+        self._run(stream)
+
+    def cuStreamQuery(self, stream):
+        if self.streams.get(int(stream), ((), ()))[1]:
+            return real.CUresult.CUDA_ERROR_NOT_READY
 
     def cuEventCreate(self, flags):
-        return Handle()
+        return Handle(timed=flags == real.CUevent_flags.CU_EVENT_DEFAULT)
 
     def cuEventRecord(self, event, stream):
-        event.stream = stream
+        stream = int(stream)
+        assert stream not in self.captures, "an event in a capture"
+        done, todo = self.streams.setdefault(stream, ([], []))
+        event.stream, event.points = stream, {stream: len(done) + len(todo)}
 
     def cuEventDestroy(self, event):
         pass
 
+    def cuEventQuery(self, event):
+        for stream, upto in event.points.items():
+            if len(self.streams.get(stream, ((), ()))[0]) < upto:
+                return real.CUresult.CUDA_ERROR_NOT_READY
+
+    def cuEventSynchronize(self, event):
+        self._reach(event.points)
+
+    def cuEventElapsedTime(self, start, stop):
+        assert start.timed and stop.timed
+        return 0.25
+
     def cuStreamWaitEvent(self, stream, event, flags):
-        assert flags == 0
+        assert flags == 0 and int(stream) not in self.captures
+        points = dict(event.points)
+        self._put(stream, lambda: self._reach(points))
+
+    # Graphs.
+
+    def cuStreamIsCapturing(self, stream):
+        status = self.CUstreamCaptureStatus
+        active = int(stream) in self.captures
+        return status.CU_STREAM_CAPTURE_STATUS_ACTIVE if active else status.CU_STREAM_CAPTURE_STATUS_NONE
+
+    def cuStreamBeginCapture(self, stream, mode):
+        assert mode == self.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        self.captures[int(stream)] = []
+
+    def cuStreamEndCapture(self, stream):
+        return Handle(actions=self.captures.pop(int(stream)))
+
+    def cuGraphInstantiate(self, graph, flags):
+        return Handle(actions=graph.actions)
+
+    def cuGraphDestroy(self, graph):
+        pass
+
+    def cuGraphExecDestroy(self, graph):
+        pass
+
+    def cuGraphLaunch(self, graph, stream):
+        for action in graph.actions:
+            self._put(stream, action)
 
     # Launching.
 
     def cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared_bytes, stream, params, extra):
-        self._in_context()
+        if not self.contexts or self.contexts[-1] not in self.primaries:
+            return real.CUresult.CUDA_ERROR_INVALID_CONTEXT
         assert params == 0 and shared_bytes <= getattr(function, "shared_bytes", 49152)
         words = (ctypes.c_void_p * 5).from_address(extra)
         assert (words[0], words[2], words[4]) == (1, 2, None)
@@ -216,9 +349,9 @@ class FakeCuda:
         space = ctypes.string_at(words[1], size)
         values = [space[p.offset : p.offset + p.size] for p in function.entry.params]
         if function.entry.name in self.programs:
-            self.programs[function.entry.name](*values)
+            self._put(stream, lambda: self.programs[function.entry.name](*values))
         else:
-            self._run_reference(function.entry.name, values)
+            self._put(stream, lambda: self._run_reference(function.entry.name, values))
 
     def _run_reference(self, name, values):
         """Run the declared kernel's body on the arrays at the addresses that were passed."""

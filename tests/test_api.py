@@ -226,7 +226,7 @@ def test_the_same_choice_is_the_same_machine():
 def test_a_choice_holds_for_its_thread():
     seen = []
     with ptxrt.using("emulator", ptx="portable") as chosen:
-        thread = threading.Thread(target=lambda: seen.append(ptxrt.backend._chosen.get()))
+        thread = threading.Thread(target=lambda: seen.append(ptxrt.backend.scope().backend))
         thread.start()
         thread.join()
         assert ptxrt.backend.current() is chosen

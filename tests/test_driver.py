@@ -226,20 +226,14 @@ def test_arrays_of_another_machine_are_refused(cuda):
         ops.transpose.transpose_naive(x)
 
 
-def test_memory_is_freed_with_the_last_array(cuda):
+def test_memory_is_given_back_with_the_last_array(cuda):
     x = ptxrt.to_device(np.zeros((4, 4), np.float32))
     view = x.reshape(16)
     address = x.address
     del x
-    assert address in cuda.memory
+    assert ptxrt.memory_info().used == 512 and ptxrt.empty((4, 4), np.float32).address != address
     del view
-    assert address not in cuda.memory
-
-
-def test_freeing_after_a_lost_context_is_silent(cuda):
-    x = ptxrt.empty((4, 4), np.float32)
-    cuda.fail["cuMemFree"] = RESULT.CUDA_ERROR_ILLEGAL_ADDRESS
-    del x
+    assert ptxrt.memory_info().used == 0 and ptxrt.empty((4, 4), np.float32).address == address
 
 
 def test_the_context_is_borrowed_and_given_back(cuda):
@@ -269,7 +263,7 @@ def test_every_kind_of_stream_reaches_the_launch(cuda):
     for stream, handle in ((None, own), (0, 0), (55, 55), (np.int64(56), 56), (Theirs(), 77)):
         ops.transpose.transpose_naive(x, stream=stream)
         launch = [arguments for name, arguments in cuda.calls if name == "cuLaunchKernel"][-1]
-        assert launch[8] == handle
+        assert int(launch[8]) == handle
     with pytest.raises(ptxrt.ArgumentError, match="stream is 'mine'"):
         ops.transpose.transpose_naive(x, stream="mine")
 
@@ -321,7 +315,7 @@ def test_bfloat16_goes_out_as_uint16_and_comes_in_as_pytorch_names_it(cuda):
 
 def waits(cuda):
     """(the stream that waits, the stream it waits for) of every wait on the device so far."""
-    return [(stream, event.stream) for name, (stream, event, _) in ((n, a) for n, a in cuda.calls if n == "cuStreamWaitEvent")]
+    return [(int(stream), event.stream) for name, (stream, event, _) in ((n, a) for n, a in cuda.calls if n == "cuStreamWaitEvent")]
 
 
 @pytest.mark.parametrize("stream, lender", [(2, 2), (66, 66), ("absent", 1), (None, None)])

@@ -30,13 +30,19 @@ MODULES = {
     "units": {"errors"},
     "backend": {"errors", "driver", "emulator"},
     "ptx": {"errors"},
-    "driver": {"errors", "backend", "files", "units", "ptx"},
+    "pool": {"errors", "backend"},
+    "driver": {"errors", "backend", "files", "pool", "units", "ptx"},
     "emulator": {"errors", "backend", "files", "units", "ptx"},
-    "array": {"errors", "backend"},
+    "array": {"errors", "backend", "binder", "dlpack"},
+    "dlpack": {"errors", "array", "backend"},
+    "stream": {"errors", "backend"},
     "binder": {"errors", "dims", "formats", "kernel"},
     "kernel": {"errors", "accuracy", "binder", "dims", "formats", "launch"},
     "launch": {"errors", "array", "backend", "binder", "kernel"},
     "program": {"errors", "array", "backend", "launch"},
+    "prepared": {"errors", "array", "backend", "kernel", "launch"},
+    "graphs": {"errors", "array", "backend", "launch"},
+    "tracing": {"backend", "describe", "launch"},
     "ops": {"errors", "accuracy", "array", "blocks", "files", "formats", "kernel"},
     "npy": {"errors", "files"},
     "describe": {"backend", "kernel", "ptx", "units"},
@@ -44,7 +50,7 @@ MODULES = {
 # Modules that stand on top of all others: nothing imports them.
 TOP = {"__init__", "__main__", "commands"}
 # Imports against the direction: inside a function, or for the type checker alone.
-DEFERRED = {("backend", "driver"), ("backend", "emulator"), ("binder", "kernel"), ("kernel", "launch")}
+DEFERRED = {("backend", "driver"), ("backend", "emulator"), ("binder", "kernel"), ("kernel", "launch"), ("array", "dlpack")}
 POSIX_ONLY = {"fcntl", "grp", "posix", "pwd", "pty", "resource", "syslog", "termios", "tty"}
 
 needs_sources = pytest.mark.skipif(not KERNELS.is_dir(), reason="the kernels' sources are not here")

@@ -62,9 +62,9 @@ def modules(monkeypatch):
         monkeypatch.setattr(units, "CHECKOUT", folder)   # its sources are patched on purpose
         units.check_fresh.cache_clear()
 
-    token = backend._chosen.set(EmulatorBackend(schedule="warps"))
+    before = backend.enter(backend=EmulatorBackend(schedule="warps"))
     yield use
-    backend._chosen.reset(token)
+    backend.leave(before, "backend")
     units.check_fresh.cache_clear()
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from pathlib import Path
 from threading import RLock
+from typing import Any
 
 import numpy as np
 
 from .. import units
-from ..backend import Entry, Facts
-from ..errors import AbiError, ArgumentError, FileError
+from ..backend import Entry, Facts, MemoryInfo, Packet, Queue, backend_for, scope
+from ..errors import AbiError, ArgumentError, FileError, OutOfMemory
 from ..files import module_kind
 from . import Emulator
 
@@ -21,8 +24,9 @@ SCHEDULES = ("together", "warps")
 class EmulatorModule:
     """A loaded text: its entries, and the launch facts that stand in it."""
 
-    def __init__(self, name: str, module):
+    def __init__(self, name: str, module, digest: str):
         self.name = name
+        self.digest = digest
         self.entries = {name: Entry.from_text(function, function) for name, function in module.entries.items()}
         self._module = module
 
@@ -32,6 +36,20 @@ class EmulatorModule:
         if name not in self._module.variables:
             raise AbiError(f"{self.name} has no constant {name}; declare the entry with KERNEL() and run `make`")
         return Facts.read(entry, self._module.constant(name))
+
+
+class EmulatorPacket(Packet):
+    """A launch on the emulator."""
+
+    __slots__ = ("_backend", "_entry", "_sizes")
+
+    def __init__(self, backend: "EmulatorBackend", entry: Entry, grid, block, shared_bytes: int, params: bytes):
+        super().__init__(params)
+        self._backend, self._entry, self._sizes = backend, entry, (grid, block, shared_bytes)
+
+    def launch(self, queue: Queue) -> None:
+        """Execute to the end."""
+        self._backend.launch(self._entry, *self._sizes, self.raw[: self.size].tobytes(), queue)
 
 
 class EmulatorBackend:
@@ -55,26 +73,38 @@ class EmulatorBackend:
         budget: int | None = None,
         bank_conflicts: bool = False,
         schedule: str = "together",
+        ordinal: int = 0,
     ):
         for name, value, known in (("ptx", ptx, TEXTS), ("arithmetic", arithmetic, ARITHMETICS), ("schedule", schedule, SCHEDULES)):
             if value not in known:
                 raise ArgumentError(f"using: {name} is {value!r}; there is {', '.join(known)}")
+        self.ordinal = ordinal
+        self._options = dict(ptx=ptx, arithmetic=arithmetic, checks=checks, budget=budget, bank_conflicts=bank_conflicts, schedule=schedule)
         self.ptx = ptx
         self.arithmetic = arithmetic
         self.emulator = Emulator(arithmetic, checks, budget, bank_conflicts=bank_conflicts, schedule=schedule)
         self._modules: dict[str, EmulatorModule] = {}
+        self._sizes: dict[int, int] = {}
         self._turn = RLock()
+        self.own_queue = self.new_queue()
 
     def describe(self) -> str:
-        """Machine, text and arithmetic."""
-        return f"emulator, {self.ptx} PTX, {self.arithmetic} arithmetic"
+        """Machine, text and arithmetic; the device's number where it is not the first."""
+        number = f" (device {self.ordinal})" if self.ordinal else ""
+        return f"emulator{number}, {self.ptx} PTX, {self.arithmetic} arithmetic"
+
+    def on_device(self, ordinal: int) -> "EmulatorBackend":
+        """Another emulator of the same kind, with memory of its own."""
+        return self if ordinal == self.ordinal else backend_for("emulator", ordinal, **self._options)
 
     def module(self, unit: str) -> EmulatorModule:
         """Load a compiled unit's text once."""
         with self._turn:
             if unit not in self._modules:
                 path = units.text_path(unit, self.ptx == "portable")
-                self._modules[unit] = EmulatorModule(unit, self.emulator.load_text(units.read(path).decode(), name=path.name))
+                text = units.read(path)
+                loaded = self.emulator.load_text(text.decode(), name=path.name)
+                self._modules[unit] = EmulatorModule(unit, loaded, hashlib.sha256(text).hexdigest())
             return self._modules[unit]
 
     def open(self, path: Path) -> EmulatorModule:
@@ -85,17 +115,32 @@ class EmulatorBackend:
         if kind != "ptx":
             raise FileError(f"{path} is a {kind}; the emulator runs PTX text: compile with nvcc -ptx, or choose a GPU machine")
         with self._turn:
-            return EmulatorModule(path.name, self.emulator.load_text(data.decode("utf-8", "replace"), name=path.name))
+            loaded = self.emulator.load_text(data.decode("utf-8", "replace"), name=path.name)
+            return EmulatorModule(path.name, loaded, hashlib.sha256(data).hexdigest())
 
-    def alloc(self, nbytes: int) -> int:
-        """New memory, which nothing has written."""
+    def alloc(self, nbytes: int, queue: Queue | None = None) -> int:
+        """New memory, which nothing has written; never reused, so that uses after the end are found."""
         with self._turn:
-            return self.emulator.alloc(nbytes)
+            try:
+                address = self.emulator.alloc(nbytes)
+            except MemoryError as error:
+                raise OutOfMemory(f"the emulator asked the host for {nbytes} bytes and got none; free arrays, or split the call") from error
+            self._sizes[address] = nbytes
+            return address
 
-    def free(self, address: int) -> None:
+    def free(self, address: int, marks: tuple = (), shared: bool = False) -> None:
         """Give memory back."""
         with self._turn:
+            del self._sizes[address]
             self.emulator.free(address)
+
+    def memory_info(self) -> MemoryInfo:
+        """Bytes of live arrays; the host's memory has no limit that is known here."""
+        with self._turn:
+            return MemoryInfo(self.describe(), sum(self._sizes.values()), 0)
+
+    def trim(self) -> None:
+        """Nothing is kept."""
 
     def write(self, address: int, host: np.ndarray, stream=None) -> None:
         """Copy a contiguous array in."""
@@ -107,20 +152,84 @@ class EmulatorBackend:
         with self._turn:
             self.emulator.read(address, host.reshape(-1).view(np.uint8))
 
+    def copy(self, address: int, source: "EmulatorBackend", source_address: int, nbytes: int, queue: Queue) -> None:
+        """Copy from this or another emulator."""
+        host = np.empty(nbytes, np.uint8)
+        source.read(source_address, host)
+        self.write(address, host)
+
+    def packet(self, entry: Entry, grid, block, shared_bytes: int, params: bytes) -> EmulatorPacket:
+        """A launch that is ready."""
+        return EmulatorPacket(self, entry, grid, block, shared_bytes, params)
+
     def launch(self, entry: Entry, grid, block, shared_bytes: int, params: bytes, stream=None) -> None:
         """Execute to the end."""
         with self._turn:
             self.emulator.launch(entry.handle, grid=grid, block=block, shared_bytes=shared_bytes, params=params)
 
-    def synchronize(self, stream=None) -> None:
-        """Nothing to wait for: a launch is over when it returns."""
+    # Streams. Everything is done when a call returns, so they are names without an order to keep.
+
+    def queue(self, stream=None) -> Queue:
+        """The queue of a stream: that of `with stream:` or the only other for None; integers and `__cuda_stream__` mean nothing here."""
+        if stream is None:
+            queue = scope().queue
+            return queue if queue is not None and queue.backend is self else self.own_queue
+        queue = stream if isinstance(stream, Queue) else getattr(stream, "queue", None)
+        if isinstance(queue, Queue):
+            if queue.backend is not self:
+                raise ArgumentError(f"stream is a {queue!r}, but the call runs on {self.describe()}; pass a stream of that device")
+            return queue
+        if (isinstance(stream, (int, np.integer)) and not isinstance(stream, bool) and stream >= 0) or hasattr(stream, "__cuda_stream__"):
+            return self.own_queue
+        raise ArgumentError(f"stream is {stream!r}; pass None, an integer handle or an object with __cuda_stream__")
+
+    def new_queue(self, priority: int = 0) -> Queue:
+        """A stream in name."""
+        return Queue(self, 0)
 
     def stream_handle(self, stream=None) -> int:
-        """Streams have no meaning here."""
-        return 0
+        """Streams have no handles here."""
+        return self.queue(stream).handle
 
-    def mark(self, stream=None) -> None:
+    def synchronize(self, stream=None) -> None:
+        """Nothing to wait for: a launch is over when it returns."""
+        self.queue(stream)
+
+    def is_idle(self, queue: Queue) -> bool:
+        """Always."""
+        return True
+
+    def mark(self, stream=None) -> Queue:
+        """Everything is done already."""
+        return self.queue(stream)
+
+    def wait(self, stream, mark: Any) -> None:
         """Everything is done already."""
 
-    def wait(self, stream, mark) -> None:
-        """Everything is done already."""
+    def timed_event(self, queue: Queue) -> float:
+        """The time now, in seconds."""
+        return time.perf_counter()
+
+    def event_done(self, event: float, wait: bool) -> bool:
+        """Always."""
+        return True
+
+    def milliseconds(self, start: float, stop: float) -> float:
+        """Of the host's clock."""
+        return (stop - start) * 1e3
+
+    # Graphs. What is recorded for a graph is run again call by call; see graph.py.
+
+    def begin_capture(self, queue: Queue) -> None:
+        """Launches are recorded above this seam."""
+
+    def end_capture(self, queue: Queue, keep: bool) -> None:
+        """There is nothing but the record."""
+
+    def replay(self, captured: Any, queue: Queue) -> None:
+        """Never called: there is nothing but the record."""
+        raise NotImplementedError("the emulator keeps no graphs; their calls are run again")
+
+    def is_capturing(self, queue: Queue) -> bool:
+        """Never."""
+        return False

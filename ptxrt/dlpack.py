@@ -1,0 +1,366 @@
+"""DLPack in and out, through ctypes: capsules of version 1 and of the kind before it.
+
+What is given away lies in memory of the C allocator, since its taker may look at it when Python is gone; at interpreter
+exit the deleters of what is still out are removed, and the memory goes with the process.
+Source: DLPack 1.1, dlpack.h; Python specification of `__dlpack__` (data-apis array API 2024.12).
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import sys
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from .array import LEGACY_STREAM, Borrowed, DeviceArray, foreign_backend, refuse_recording
+from .errors import ArgumentError
+
+if TYPE_CHECKING:
+    from .backend import Backend
+
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
+VERSION = (1, 1)
+READ_ONLY, IS_COPIED = 1, 2
+
+# DLDataTypeCode; those of NARROW came with 1.1.
+_CODES = {"i": 0, "u": 1, "f": 2, "b": 6, "c": 5}
+_BFLOAT = 4
+NARROW = {
+    "float8_e3m4": 7,
+    "float8_e4m3": 8,
+    "float8_e4m3b11fnuz": 9,
+    "float8_e4m3fn": 10,
+    "float8_e4m3fnuz": 11,
+    "float8_e5m2": 12,
+    "float8_e5m2fnuz": 13,
+    "float8_e8m0fnu": 14,
+}
+_FLOAT4 = 17
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int32), ("id", ctypes.c_int32)]
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = [("tensor", _Tensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    ]
+
+
+# The names of a capsule, before and after it was taken.
+_KINDS = {b"dltensor": (_Managed, b"used_dltensor"), b"dltensor_versioned": (_Versioned, b"used_dltensor_versioned")}
+# Capsules hold the pointers to their names, so these strings stay.
+_NAMES = {name: ctypes.create_string_buffer(name) for kind in _KINDS.items() for name in (kind[0], kind[1][1])}
+
+
+def _python(name: str, result, *arguments):
+    function = getattr(ctypes.pythonapi, name)
+    # A copy of its own: other packages set types on the shared function.
+    return ctypes.PYFUNCTYPE(result, *arguments)(ctypes.cast(function, ctypes.c_void_p).value)
+
+
+_DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+_new_capsule = _python("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_is_capsule = _python("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+_pointer_of = _python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+_rename = _python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+# The same for a capsule that is being destroyed: no Python reference to it may be made.
+_dying_is_capsule = _python("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+_dying_pointer_of = _python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_malloc = _python("PyMem_RawMalloc", ctypes.c_void_p, ctypes.c_size_t)
+_free = _python("PyMem_RawFree", None, ctypes.c_void_p)
+
+# What is out: the address of the struct -> its type, and the object whose memory it shows.
+_given: dict[int, tuple[type, Any]] = {}
+
+
+@_DELETER
+def _delete(address):
+    """What takers call, with or without the GIL, once they are done: let go of the memory. A second call finds nothing."""
+    if _given.pop(address, None) is not None:
+        _free(address)
+
+
+@_DESTRUCTOR
+def _destroy(capsule):
+    """What happens to a capsule that nobody took. One that was taken has another name, and its taker calls the deleter."""
+    for name in _KINDS:
+        if _dying_is_capsule(capsule, ctypes.addressof(_NAMES[name])):
+            _delete_given(_dying_pointer_of(capsule, ctypes.addressof(_NAMES[name])))
+
+
+def _delete_given(address: int) -> None:
+    if _given.pop(address, None) is not None:
+        _free(address)
+
+
+@atexit.register
+def _forget() -> None:
+    """Take the deleters away from what is still out: they are Python, which ends."""
+    for address, (kind, _) in list(_given.items()):
+        kind.from_address(address).deleter = None
+
+
+def _data_type(dtype: np.dtype, version: tuple[int, int]) -> _DataType:
+    """The DLPack type of a dtype: of narrow floats their own where the taker knows them, else uint8."""
+    if dtype == ml_dtypes.bfloat16:
+        return _DataType(_BFLOAT, 16, 1)
+    if dtype.name in NARROW:
+        return _DataType(NARROW[dtype.name] if version >= (1, 1) else _CODES["u"], 8, 1)
+    if dtype.kind in _CODES and dtype.isnative and dtype.itemsize <= 16:
+        return _DataType(_CODES[dtype.kind], dtype.itemsize * 8, 1)
+    raise BufferError(f"DLPack has no type for {dtype}")
+
+
+def _dtype(data: _DataType) -> np.dtype | None:
+    """The dtype of a DLPack type, or None where there is none; two E2M1 codes in a byte come as uint8."""
+    if (data.code, data.bits, data.lanes) == (_FLOAT4, 4, 2):
+        return np.dtype(np.uint8)
+    if data.lanes != 1 or data.bits % 8:
+        return None
+    if (data.code, data.bits) == (_BFLOAT, 16):
+        return np.dtype(ml_dtypes.bfloat16)
+    for name, code in NARROW.items():
+        if (data.code, data.bits) == (code, 8):
+            return np.dtype(getattr(ml_dtypes, name))
+    kind = next((kind for kind, code in _CODES.items() if code == data.code), None)
+    try:
+        return None if kind is None else np.dtype(f"{kind}{data.bits // 8}")
+    except TypeError:
+        return None
+
+
+def device_of(array: DeviceArray) -> tuple[int, int]:
+    """Where what `give` hands out lies."""
+    return (CUDA, array.backend.ordinal) if array.backend.is_cuda else (CPU, 0)
+
+
+def give(array: DeviceArray, stream=None, max_version=None, dl_device=None, copy=None):
+    """A capsule of an array, as `__dlpack__` is specified.
+
+    stream: of CUDA memory, the consumer's: None or 1 the legacy default stream, 2 that of the thread, -1 for no order, else
+    a handle; it waits, on the device, for what writes the array. max_version: None asks for the old kind of capsule.
+    dl_device: (1, 0) asks for a copy in host memory. From the emulator there is nothing but a copy.
+    BufferError for what cannot be done.
+    """
+    version = tuple(max_version) if max_version else (0, 0)
+    target = device_of(array) if dl_device is None else tuple(int(x) for x in dl_device)
+    if target not in (device_of(array), (CPU, 0)):
+        raise BufferError(f"{array!r} cannot be given to the DLPack device {target}; it goes to {device_of(array)} or (1, 0)")
+    to_host = target == (CPU, 0)
+    if to_host and copy is False:
+        raise BufferError(f"{array!r} can only be copied to host memory; leave out copy=False")
+    if not array.is_contiguous and (to_host or copy):
+        raise BufferError(f"{array!r} is not in row-major order, and only such arrays are copied")
+    if to_host:
+        if stream is not None and not array.backend.is_cuda:
+            raise BufferError(f"stream is {stream!r}; the emulator has none, pass None")
+        host = array.to_numpy()
+        return _capsule(host, host.ctypes.data, host.shape, host.strides, host.dtype, (CPU, 0), IS_COPIED, version)
+
+    if not isinstance(stream, (int, np.integer, type(None))) or isinstance(stream, bool) or (stream is not None and (stream == 0 or stream < -1)):
+        raise BufferError(f"stream is {stream!r}; pass None or 1 (the legacy default stream), 2, -1 (no order), or a handle, as DLPack says")
+    refuse_recording("an array would be handed out")
+    flags = 0
+    if copy:
+        from .array import _copy
+
+        array, flags = _copy(array, array.backend), IS_COPIED
+    if not array.writeable:
+        if version < (1, 0):
+            raise BufferError(f"{array!r} is read-only, which DLPack can only say from version 1 on")
+        flags |= READ_ONLY
+    array.memory.shared = True
+    if stream != -1:
+        consumer = array.backend.queue(LEGACY_STREAM if stream is None else int(stream))
+        array.memory.acquire(consumer, True)
+    return _capsule(array, array.address, array.shape, array.strides, array.dtype, target, flags, version)
+
+
+def _capsule(owner, address, shape, strides, dtype, device, flags, version):
+    """A capsule over memory that `owner` holds; strides come in bytes."""
+    kind, name = (_Versioned, b"dltensor_versioned") if version >= (1, 0) else (_Managed, b"dltensor")
+    data_type = _data_type(dtype, version)
+    numbers = max(len(shape), 1) * 2
+    block = _malloc(ctypes.sizeof(kind) + numbers * 8)
+    if not block:
+        raise MemoryError
+    sizes = (ctypes.c_int64 * numbers).from_address(block + ctypes.sizeof(kind))
+    sizes[: len(shape)] = shape
+    half = numbers // 2
+    sizes[half : half + len(shape)] = [step // dtype.itemsize for step in strides]
+    base = ctypes.addressof(sizes)
+    int64s = ctypes.POINTER(ctypes.c_int64)
+    shape_at, strides_at = (ctypes.cast(at, int64s) for at in (base, base + half * 8))
+    tensor = _Tensor(address or None, _Device(*device), len(shape), data_type, shape_at, strides_at, 0)
+    deleter = ctypes.cast(_delete, ctypes.c_void_p)
+    managed = kind.from_address(block)
+    if kind is _Versioned:
+        managed.major, managed.minor = min(version, VERSION) if version < (2, 0) else VERSION
+        managed.flags = flags
+    managed.manager, managed.deleter, managed.tensor = None, deleter, tensor
+    _given[block] = kind, owner
+    try:
+        return _new_capsule(block, ctypes.addressof(_NAMES[name]), ctypes.cast(_destroy, ctypes.c_void_p))
+    except BaseException:
+        _delete_given(block)
+        raise
+
+
+class _Taken:
+    """A DLPack tensor that was taken: its deleter is called once, when nothing refers to this any more."""
+
+    __slots__ = ("_address", "_deleter", "capsule")
+
+    def __init__(self, address: int, deleter: int | None):
+        self._address, self._deleter = address, deleter
+
+    def __del__(self, is_finalizing=sys.is_finalizing):
+        # At interpreter exit the lender may be gone already; its memory goes with the process.
+        deleter, self._deleter = self._deleter, None
+        if deleter and not is_finalizing():
+            _DELETER(deleter)(self._address)
+
+
+class _TakenMemory(Borrowed):
+    """Memory of a DLPack lender: it is given back only when what used it here is done, for its lender does not know.
+
+    handed: the queue that the lender ordered before its work, whichever its stream is.
+    """
+
+    __slots__ = ("handed", "uses")
+
+    def __init__(self, backend, address, nbytes, owner, lender, handed):
+        super().__init__(backend, address, nbytes, owner, lender)
+        self.handed = handed
+        self.uses: dict[Any, Any] = {}
+
+    def acquire(self, queue, write) -> None:
+        """Let a queue wait for the lender."""
+        super().acquire(queue, write)
+        if queue is not self.handed and self.handed.lasting:
+            self.backend.wait(queue, self.handed)
+
+    def release(self, queue, mark, write) -> None:
+        """Let the lender wait, and remember the use."""
+        super().release(queue, mark, write)
+        if queue is not self.lender:
+            self.uses[queue] = mark
+
+    def __del__(self, is_finalizing=sys.is_finalizing):
+        if self.uses and not is_finalizing():
+            self.backend.keep_until(tuple(self.uses.values()), self.owner)
+
+
+def take(function: str, name: str, value) -> Any:
+    """The array that an object's `__dlpack__` shows: a DeviceArray for CUDA memory, a NumPy array for memory of the host."""
+
+    def refuse(why: object):
+        raise ArgumentError(f"{function}: {name} is a {type(value).__name__} that DLPack cannot bring in: {why}")
+
+    try:
+        kind, ordinal = (int(x) for x in value.__dlpack_device__())
+    except Exception as error:
+        refuse(f"__dlpack_device__ raised {error!r}")
+    if kind in (CUDA, CUDA_MANAGED):
+        backend = foreign_backend(function, name, ordinal)
+        queue = backend.queue()
+        stream = {0: LEGACY_STREAM}.get(queue.handle, queue.handle)
+    elif kind in (CPU, CUDA_HOST):
+        backend, queue, stream = None, None, None
+    else:
+        refuse(f"it lies on the DLPack device {kind}; pass an array of the host or of CUDA")
+    try:
+        capsule = _ask(value, stream)
+    except Exception as error:
+        refuse(error)
+    return _open(function, name, capsule, backend, queue, refuse)
+
+
+def _ask(value, stream):
+    """The capsule of an object, of version 1 where it knows that."""
+    named = {} if stream is None else {"stream": stream}
+    try:
+        return value.__dlpack__(max_version=VERSION, **named)
+    except TypeError as error:
+        if "max_version" not in str(error) and "keyword" not in str(error):
+            raise
+    return value.__dlpack__(**named)
+
+
+def _open(function: str, name: str, capsule, backend: "Backend | None", queue, refuse):
+    """Take what is in a capsule; from here on the deleter is ours to call."""
+    label = next((label for label in _KINDS if _is_capsule(capsule, ctypes.addressof(_NAMES[label]))), None)
+    if label is None:
+        refuse("__dlpack__ gave no capsule that is still to be taken")
+    kind, used = _KINDS[label]
+    address = _pointer_of(capsule, ctypes.addressof(_NAMES[label]))
+    managed = kind.from_address(address)
+    if kind is _Versioned and managed.major > VERSION[0]:
+        refuse(f"its capsule is of DLPack {managed.major}.{managed.minor}; {VERSION[0]}.x is known here")
+    tensor = managed.tensor
+    dtype = _dtype(tensor.dtype)
+    if dtype is None:
+        refuse(f"its type (code {tensor.dtype.code}, {tensor.dtype.bits} bits, {tensor.dtype.lanes} lanes) is not known here")
+    _rename(capsule, ctypes.addressof(_NAMES[used]))
+    owner = _Taken(address, managed.deleter)
+    shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
+    strides = tuple(step * dtype.itemsize for step in tensor.strides[: tensor.ndim]) if tensor.strides and tensor.ndim else None
+    start = (tensor.data or 0) + tensor.byte_offset
+    writeable = not (kind is _Versioned and managed.flags & READ_ONLY)
+    if backend is None:
+        return _host_array(owner, start, shape, strides, dtype, writeable)
+    nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    lender = backend.queue(LEGACY_STREAM, lasting=True)
+    memory = _TakenMemory(backend, start, nbytes, owner, lender, queue)
+    return DeviceArray(memory, start, shape, dtype, strides, writeable)
+
+
+class _HostMemory:
+    """Memory of the host by NumPy's array interface; the array that is made of it keeps it alive."""
+
+    def __init__(self, owner, address, shape, strides, writeable):
+        self.owner = owner
+        # Bytes, whatever they mean: the array interface has no names for the types of ml_dtypes.
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "data": (address, not writeable), "shape": shape, "strides": strides}
+
+
+def _host_array(owner, start, shape, strides, dtype, writeable) -> np.ndarray:
+    """A NumPy array over memory of the host."""
+    if 0 in shape or not start:
+        return np.empty(shape, dtype)
+    raw = _HostMemory(owner, start, (*shape, dtype.itemsize), None if strides is None else (*strides, 1), writeable)
+    array = np.asarray(raw).view(dtype)
+    return array.reshape(shape) if array.shape != shape and not shape else array[..., 0]

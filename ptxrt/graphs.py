@@ -1,0 +1,113 @@
+"""Graphs: launches that are gathered once and run again as one; on a GPU by capturing a stream."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from .array import DeviceArray, Memory
+from .backend import Packet, Queue, current, enter, leave, scope
+from .errors import ArgumentError
+from .launch import Launch, Plan, announce
+
+
+class graph:
+    """Gather the calls of a block, and run them again with one launch.
+
+        with ptxrt.graph() as g:
+            ptxrt.quantize(x, "mxfp4", out=q)
+            ptxrt.dequantize(q, out=y)
+        g.launch()
+
+    Calls in the block run nothing: they become part of the graph, for the same arrays each time. It keeps their memory,
+    also that of results which the block allocates. They take device arrays and the graph's own stream (`stream=None`);
+    what would wait or copy is refused with ArgumentError. On the emulator the calls are recorded and run again one by one.
+    """
+
+    name = "ptxrt.graph"
+
+    def __init__(self):
+        self.backend: Any = None
+        self.queue: Queue | None = None
+        self._captured: Any = None
+        self._calls: list[tuple[Plan, Packet, tuple]] = []
+        self._uses: dict[Memory, bool] = {}
+        self._receipts: list[Launch] = []
+        self._state = "new"
+
+    def __enter__(self) -> "graph":
+        if self._state != "new" or scope().recorder is not None:
+            raise ArgumentError("ptxrt.graph: a graph is gathered once, and not within another or within ptxrt.prepare; make a new one")
+        self.backend = current()
+        self.queue = self.backend.new_queue()
+        self.backend.begin_capture(self.queue)
+        self._state = "gathering"
+        self._before = enter(backend=self.backend, queue=self.queue, recorder=self)
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        leave(self._before, "backend", "queue", "recorder")
+        self._state = "ready" if kind is None else "failed"
+        try:
+            self._captured = self.backend.end_capture(self.queue, kind is None)
+        except Exception:
+            self._state = "failed"
+            raise
+
+    def add(self, plan: Plan, packet: Packet, arrays: Sequence[DeviceArray], values: tuple, queue: Queue) -> None:
+        """Take one launch, whose parameters are in `packet`."""
+        if plan.backend is not self.backend:
+            raise ArgumentError(f"ptxrt.graph: the graph is for {self.backend.describe()}, the call for {plan.backend.describe()}")
+        if queue is not self.queue:
+            raise ArgumentError("ptxrt.graph: a call in the block names another stream; leave out stream=")
+        if self.backend.is_cuda:
+            packet.launch(queue)
+            plan.keep(packet)
+        else:
+            self._calls.append((plan, packet, tuple(arrays)))
+        for array, write in zip(arrays, plan.writes):
+            self._uses[array.memory] = self._uses.get(array.memory, False) or write
+        self._receipts.append(plan.receipt(values))
+
+    def launch(self, stream=None) -> None:
+        """Run everything in the graph, in order, in a stream; without waiting."""
+        if self._state != "ready":
+            raise ArgumentError(f"ptxrt.graph: the graph is {self._state}; launch it after its block has ended well")
+        if scope().recorder is not None:
+            raise ArgumentError(f"{scope().recorder.name}: a graph cannot be part of another recording; launch it afterwards")
+        if not self._receipts:
+            return
+        queue = self.backend.queue(stream)
+        for memory, write in self._uses.items():
+            if memory.writer is not queue or memory.readers:
+                memory.acquire(queue, write)
+        announce(self.receipt, self.backend, queue, self._run, queue)
+        mark = self.backend.mark(queue)
+        for memory, write in self._uses.items():
+            memory.release(queue, mark, write)
+
+    def _run(self, queue: Queue) -> None:
+        if self._captured is not None:
+            self.backend.replay(self._captured, queue)
+        for _, packet, _ in self._calls:
+            packet.launch(queue)
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The receipts of what was gathered."""
+        return tuple(self._receipts)
+
+    @property
+    def receipt(self) -> Launch:
+        """The receipt of one launch of the whole graph: sums of what its launches move and compute."""
+        parts = self._receipts
+        sums = [None if None in column else sum(column) for column in ([p.bytes_moved for p in parts], [p.flops for p in parts])]
+        names = ", ".join(dict.fromkeys(p.entry for p in parts))
+        first = parts[0]
+        return Launch(
+            *(f"graph of {len(parts)}", first.machine, first.detail, names, first.grid, first.block),
+            *(max(p.shared_bytes for p in parts), *sums, ",".join(dict.fromkeys(p.module for p in parts))),
+        )
+
+    def __repr__(self) -> str:
+        where = f" on {self.backend.describe()}" if self.backend else ""
+        return f"<graph of {len(self._receipts)} launches{where}, {self._state}>"

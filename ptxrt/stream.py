@@ -1,0 +1,128 @@
+"""Streams and events: orders of work on one machine, and points in them; and what is known of its memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .backend import MemoryInfo, current, enter, leave, place
+from .errors import ArgumentError
+
+
+class Stream:
+    """A stream of the current machine, or of that device of it, in no order with others.
+
+        with ptxrt.Stream() as stream:      # calls in the block that name no stream use this one
+            y = ptxrt.quantize(x, "mxfp4")
+        stream.synchronize()
+
+    Arrays may be used in several streams: launches of this library wait for each other where they depend on each other.
+    priority: lower numbers come first, as CUDA has them. Others take it by `__cuda_stream__`.
+    """
+
+    def __init__(self, *, device: int | None = None, priority: int = 0):
+        self.backend = place(device)
+        self.queue = self.backend.new_queue(priority)
+        self._before: list[Any] = []
+
+    @property
+    def handle(self) -> int:
+        """The integer handle; 0 on the emulator."""
+        return self.queue.handle
+
+    @property
+    def done(self) -> bool:
+        """Whether everything in the stream is done; never waits."""
+        return self.backend.is_idle(self.queue)
+
+    def synchronize(self) -> None:
+        """Wait until everything in the stream is done."""
+        self.backend.synchronize(self.queue)
+
+    def record(self) -> "Event":
+        """An event at the present end of the stream."""
+        event = Event(device=self.backend.ordinal)
+        event.record(self)
+        return event
+
+    def wait(self, other) -> None:
+        """Let what comes next in this stream wait, on the device, for an Event or for the present end of another stream."""
+        if isinstance(other, Event):
+            self.backend.wait(self.queue, other._point("wait"))
+        else:
+            source = other.backend if isinstance(other, Stream) else self.backend
+            self.backend.wait(self.queue, source.mark(getattr(other, "queue", other)))
+
+    def __enter__(self) -> "Stream":
+        self._before.append(enter(queue=self.queue))
+        return self
+
+    def __exit__(self, *exception) -> None:
+        leave(self._before.pop(), "queue")
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Version 0 of the protocol, and the handle."""
+        return 0, self.queue.handle
+
+    def __repr__(self) -> str:
+        return f"<{self.queue!r}>"
+
+
+class Event:
+    """A point in a stream, with its time.
+
+    start, stop = ptxrt.Event(), ptxrt.Event()
+    start.record(); ...; stop.record()
+    start.elapsed_time(stop)            # milliseconds; waits for both
+    """
+
+    def __init__(self, *, device: int | None = None):
+        self.backend = place(device)
+        self._event: Any = None
+
+    def record(self, stream=None) -> "Event":
+        """Put the event at the present end of a stream; None is that of `with stream:`, else the library's own."""
+        self._event = self.backend.timed_event(self.backend.queue(stream))
+        return self
+
+    def _point(self, what: str):
+        if self._event is None:
+            raise ArgumentError(f"Event.{what}: the event was never recorded; call record() first")
+        return self._event
+
+    @property
+    def done(self) -> bool:
+        """Whether the event is reached; never waits."""
+        return self.backend.event_done(self._point("done"), False)
+
+    def synchronize(self) -> None:
+        """Wait until the event is reached."""
+        self.backend.event_done(self._point("synchronize"), True)
+
+    def elapsed_time(self, stop: "Event") -> float:
+        """Milliseconds from this event to `stop`, on the device's clock (of the emulator: the host's); waits for both."""
+        if not isinstance(stop, Event) or stop.backend is not self.backend:
+            raise ArgumentError(f"Event.elapsed_time: stop is {stop!r}; pass an Event of the same device")
+        self.synchronize()
+        stop.synchronize()
+        return self.backend.milliseconds(self._point("elapsed_time"), stop._point("elapsed_time"))
+
+    def __repr__(self) -> str:
+        return f"<event on {self.backend.describe()}{'' if self._event is not None else ', never recorded'}>"
+
+
+def memory_info(*, device: int | None = None) -> MemoryInfo:
+    """What is used by live arrays, kept for reuse, free and there in all, in bytes, on the current machine.
+
+    What is kept counts as taken in the driver's figure of free memory; `trim_memory` gives it back.
+    """
+    return place(device).memory_info()
+
+
+def trim_memory(*, device: int | None = None) -> None:
+    """Wait for the device and give all memory that is kept for reuse back to it, for other libraries to have."""
+    place(device).trim()
+
+
+def current_device() -> int:
+    """The number of the device that calls use now."""
+    return current().ordinal
