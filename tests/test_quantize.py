@@ -70,6 +70,26 @@ def test_nvfp4_under_any_global_scale(machine, rng, rule, g):
     assert_bytes(ptxrt.quantize(x, "nvfp4", scale_rule=rule, global_scale=g), *exact(x, "nvfp4", rule, g))
 
 
+def boundary_blocks(g: np.float32) -> np.ndarray:
+    """Blocks of 16 for each scale of e4m3 whose quotients by f32(g * scale) lie on the boundaries of e2m1 and two steps beside."""
+    step = g * np.float32(exact_blocks.E4M3.magnitudes[1:])
+    boundaries = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    near = (boundaries[:, None] * step).astype(np.float32).view(np.uint32)[..., None] + np.arange(-2, 3)
+    values = np.moveaxis(near, 1, 0).reshape(step.size, -1).astype(np.uint32).view(np.float32)  # 35 to a scale
+    blocks = np.pad(values, ((0, 0), (0, 10))).reshape(step.size, 3, 15)
+    return np.concatenate([blocks, np.repeat((6 * step)[:, None, None], 3, 1)], axis=2).reshape(-1, 16).astype(np.float32)
+
+
+@pytest.mark.parametrize("rule", BLOCK_FORMATS["nvfp4"].rules)
+def test_nvfp4_quotients_are_correctly_rounded(machine, rng, rule):
+    """A quotient that is off by its last bit would fall on the wrong side of a tie."""
+    for g in np.exp2(rng.uniform(-30, 30, 12)).astype(np.float32):
+        x = boundary_blocks(g)
+        q = ptxrt.quantize(x, "nvfp4", scale_rule=rule, global_scale=g)
+        assert_same(q, quantize_reference(x, "nvfp4", scale_rule=rule, global_scale=g))
+    assert_bytes(q, *exact(x, "nvfp4", rule, g))
+
+
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=lambda d: np.dtype(d).name)
 @each_format
 def test_every_value_of_a_narrow_dtype(machine, format, dtype):
