@@ -20,15 +20,11 @@ __device__ inline size_t first_of_run() {
 
 // Loads this lane's values of a run, all of them before the first is used; those past `here` are zeros.
 template <class Element>
-__device__ inline void load_run(const Element *run, int here, float (&values)[tile::run_items][8]) {
+__device__ inline void load_run(const Element *run, int here, tile::Share<Element> (&shares)[tile::run_items]) {
 #pragma unroll
     for (int item = 0; item < tile::run_items; ++item) {
-        if (tile::run_value(item) < here) {
-            tile::load_values(run + tile::run_value(item), values[item]);
-        } else {
-#pragma unroll
-            for (float &value : values[item]) value = 0.0f;
-        }
+        if (tile::run_value(item) < here) shares[item].load(run + tile::run_value(item));
+        else shares[item].clear();
     }
 }
 
@@ -40,18 +36,15 @@ __device__ inline void quantize_mx(const Element *x, uint32_t *codes, uint8_t *s
     if (first >= count) return;
     const int here = min(count - first, size_t(tile::run_values));
 
-    float values[tile::run_items][8];
-    load_run(x + first, here, values);
+    tile::Share<Element> shares[tile::run_items];
+    load_run(x + first, here, shares);
     tile::Codes<Format::bits> run_codes[tile::run_items];
     uint32_t run_scales[tile::run_items];
 #pragma unroll
     for (int item = 0; item < tile::run_items; ++item) {
-        const uint32_t scale = tile::mx_scale<Format>(Blocks::amax(tile::amax_of(values[item])), rule);
+        const uint32_t scale = tile::mx_scale<Format>(Blocks::amax(shares[item].amax()), rule);
         run_scales[item] = scale;
-        const float reciprocal = tile::ue8m0_reciprocal(scale);
-#pragma unroll
-        for (float &value : values[item]) value *= reciprocal;
-        run_codes[item] = Format::encode(values[item]);
+        run_codes[item] = shares[item].template encode<Format>(tile::ue8m0_reciprocal(scale));
 #pragma unroll
         for (uint32_t &word : run_codes[item].word)
             if (scale == tile::ue8m0_nan) word = 0;
@@ -63,30 +56,28 @@ __device__ inline void quantize_mx(const Element *x, uint32_t *codes, uint8_t *s
 // x[count] of codes and scales in an MX format: exact in f32 (subnormals too), rounded once to f16 or bf16.
 template <class Format, class Element>
 __device__ inline void dequantize_mx(const uint32_t *codes, const uint8_t *scales, Element *x, size_t count) {
-    using Blocks = tile::RunBlocks<tile::mx_block>;
+    using Chunks = tile::Chunks<Element>;
     const size_t first = first_of_run();
     if (first >= count) return;
     const int here = min(count - first, size_t(tile::run_values));
 
-    tile::Codes<Format::bits> run_codes[tile::run_items];
-    uint32_t run_scales[tile::run_items];
+    tile::Codes<Format::bits> run_codes[Chunks::items];
+    uint32_t run_scales[Chunks::items];
 #pragma unroll
-    for (int item = 0; item < tile::run_items; ++item) {
-        if (tile::run_value(item) >= here) continue;
-        tile::load_codes(codes + first * Format::bits / 32, item, run_codes[item]);
-        run_scales[item] = __ldg(scales + first / tile::mx_block + Blocks::index(item));
+    for (int item = 0; item < Chunks::items; ++item) {
+        if (Chunks::first(item) >= here) continue;
+        Chunks::load_codes(codes + first * Format::bits / 32, item, run_codes[item]);
+        run_scales[item] = __ldg(scales + first / tile::mx_block + Chunks::template block_index<tile::mx_block>(item));
     }
 #pragma unroll
-    for (int item = 0; item < tile::run_items; ++item) {
-        const bool present = tile::run_value(item) < here;
-        float values[8] = {};
-        if (present) {
-            Format::decode(run_codes[item], values);
-            const float scale = ptx::cvt_f32_ue8m0(run_scales[item]);
+    for (int item = 0; item < Chunks::items; ++item) {
+        if (Chunks::first(item) >= here) continue;
+        float values[8];
+        Format::decode(run_codes[item], values);
+        const float scale = ptx::cvt_f32_ue8m0(run_scales[item]);
 #pragma unroll
-            for (float &value : values) value *= scale;
-        }
-        tile::store_values(x + first + tile::run_value(item), values, present);
+        for (float &value : values) value *= scale;
+        Chunks::store(x + first, item, values);
     }
 }
 
@@ -101,20 +92,22 @@ __device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint
     const int here = min(count - first, size_t(tile::run_values));
     const tile::Divisor global_divisor(global_scale);
 
-    float values[tile::run_items][8];
-    load_run(x + first, here, values);
+    tile::Share<Element> shares[tile::run_items];
+    load_run(x + first, here, shares);
     tile::Codes<4> run_codes[tile::run_items];
     uint32_t run_scales[tile::run_items];
 #pragma unroll
     for (int item = 0; item < tile::run_items; ++item) {
-        const tile::Nvfp4Block block(Blocks::amax(tile::amax_of(values[item])));
+        float values[8];
+        shares[item].unpack(values);
+        const tile::Nvfp4Block block(Blocks::amax(shares[item].amax()));
         tile::Nvfp4Scale scale = block.scale(tile::Nvfp4Target::six, global_divisor, global_scale);
         float scaled[8];
-        run_codes[item] = tile::encode_nvfp4(values[item], scale, scaled);
+        run_codes[item] = tile::encode_nvfp4(values, scale, scaled);
         if (four_over_six) {   // the whole warp, for the exchange
             const tile::Nvfp4Scale other = block.scale(tile::Nvfp4Target::four, global_divisor, global_scale);
             const float error = Blocks::sum(tile::squared_error(scaled, run_codes[item], scale));
-            const tile::Codes<4> other_codes = tile::encode_nvfp4(values[item], other, scaled);
+            const tile::Codes<4> other_codes = tile::encode_nvfp4(values, other, scaled);
             const float other_error = Blocks::sum(tile::squared_error(scaled, other_codes, other));
             if (scale.step != 0.0f && other_error < error) {
                 scale = other;
@@ -131,30 +124,28 @@ __device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint
 // or bf16.
 template <class Element>
 __device__ inline void dequantize_nvfp4(const uint32_t *codes, const uint8_t *scales, float global_scale, Element *x, size_t count) {
-    using Blocks = tile::RunBlocks<tile::nvfp4_block>;
+    using Chunks = tile::Chunks<Element>;
     const size_t first = first_of_run();
     if (first >= count) return;
     const int here = min(count - first, size_t(tile::run_values));
 
-    tile::Codes<4> run_codes[tile::run_items];
-    uint32_t run_scales[tile::run_items];
+    tile::Codes<4> run_codes[Chunks::items];
+    uint32_t run_scales[Chunks::items];
 #pragma unroll
-    for (int item = 0; item < tile::run_items; ++item) {
-        if (tile::run_value(item) >= here) continue;
-        tile::load_codes(codes + first / 8, item, run_codes[item]);
-        run_scales[item] = __ldg(scales + first / tile::nvfp4_block + Blocks::index(item));
+    for (int item = 0; item < Chunks::items; ++item) {
+        if (Chunks::first(item) >= here) continue;
+        Chunks::load_codes(codes + first / 8, item, run_codes[item]);
+        run_scales[item] = __ldg(scales + first / tile::nvfp4_block + Chunks::template block_index<tile::nvfp4_block>(item));
     }
 #pragma unroll
-    for (int item = 0; item < tile::run_items; ++item) {
-        const bool present = tile::run_value(item) < here;
-        float values[8] = {};
-        if (present) {
-            tile::E2m1::decode(run_codes[item], values);
-            const float step = tile::nvfp4_step(run_scales[item], global_scale);
+    for (int item = 0; item < Chunks::items; ++item) {
+        if (Chunks::first(item) >= here) continue;
+        float values[8];
+        tile::E2m1::decode(run_codes[item], values);
+        const float step = tile::nvfp4_step(run_scales[item], global_scale);
 #pragma unroll
-            for (float &value : values) value *= step;
-        }
-        tile::store_values(x + first + tile::run_value(item), values, present);
+        for (float &value : values) value *= step;
+        Chunks::store(x + first, item, values);
     }
 }
 

@@ -14,11 +14,19 @@ using tile::columns_threads;
 using tile::columns_tile;
 using tile::columns_warps;
 
+// Calls body(whole) with whether rows of `cols` begin at multiples of a lane's columns, as a compile-time constant: loads
+// that need no test go out together.
+template <class Body>
+__device__ inline void with_columns(int64_t cols, Body &&body) {
+    if (cols % tile::lane_columns == 0) body(std::true_type{});
+    else body(std::false_type{});
+}
+
 // Codes [rows * bits / 8, cols] and scales [rows / 32, cols] of x[rows, cols] in an MX format; rows is a multiple of 32.
-template <class Format, class Element>
+template <class Format, bool whole, class Element>
 __device__ inline void quantize_mx_columns(const Element *x, uint8_t *codes, uint8_t *scales, int64_t rows, int64_t cols,
                                            tile::ScaleRule rule) {
-    const tile::ColumnBlock<tile::mx_block> block(rows, cols);
+    const tile::ColumnBlock<tile::mx_block, whole> block(rows, cols);
     if (block.outside) return;
     float values[tile::mx_block][4], reciprocal[4];
 #pragma unroll
@@ -54,9 +62,9 @@ __device__ inline void quantize_mx_columns(const Element *x, uint8_t *codes, uin
 }
 
 // x[rows, cols] of such codes and scales.
-template <class Format, class Element>
+template <class Format, bool whole, class Element>
 __device__ inline void dequantize_mx_columns(const uint8_t *codes, const uint8_t *scales, Element *x, int64_t rows, int64_t cols) {
-    const tile::ColumnBlock<tile::mx_block> block(rows, cols);
+    const tile::ColumnBlock<tile::mx_block, whole> block(rows, cols);
     if (block.outside) return;
     const uint32_t scale_bytes = tile::load_bytes(scales, block.index, block.columns);
     float scale[4];
@@ -80,10 +88,10 @@ __device__ inline void dequantize_mx_columns(const uint8_t *codes, const uint8_t
 }
 
 // Codes [rows / 2, cols] and ue4m3 scales [rows / 16, cols] of x[rows, cols] in NVFP4; rows is a multiple of 16.
-template <class Element>
+template <bool whole, class Element>
 __device__ inline void quantize_nvfp4_columns(const Element *x, float global_scale, uint8_t *codes, uint8_t *scales, int64_t rows,
                                               int64_t cols, bool four_over_six) {
-    const tile::ColumnBlock<tile::nvfp4_block> block(rows, cols);
+    const tile::ColumnBlock<tile::nvfp4_block, whole> block(rows, cols);
     if (block.outside) return;
     const tile::Divisor global_divisor(global_scale);
     float values[4][2][8];   // of each column the two halves of its block
@@ -128,10 +136,10 @@ __device__ inline void quantize_nvfp4_columns(const Element *x, float global_sca
 }
 
 // x[rows, cols] of such codes and scales.
-template <class Element>
+template <bool whole, class Element>
 __device__ inline void dequantize_nvfp4_columns(const uint8_t *codes, const uint8_t *scales, float global_scale, Element *x, int64_t rows,
                                                 int64_t cols) {
-    const tile::ColumnBlock<tile::nvfp4_block> block(rows, cols);
+    const tile::ColumnBlock<tile::nvfp4_block, whole> block(rows, cols);
     if (block.outside) return;
     const uint32_t scale_bytes = tile::load_bytes(scales, block.index, block.columns);
     float step[4];

@@ -42,6 +42,27 @@ __device__ inline uint32_t cvt_rn_satfinite_e2m1x8_f32(const float (&values)[8])
     }
 }
 
+// The two floats of a pair of bf16.
+__device__ inline float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ inline float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+// Eight bf16 values, pairs[i] holding values 2 i and 2 i + 1, to e2m1 as above.
+__device__ inline uint32_t cvt_rn_satfinite_e2m1x8_bf16x2(const uint32_t (&pairs)[4]) {
+    if constexpr (has_narrow_conversions) {
+        const float values[8] = {low_bf16(pairs[0]), high_bf16(pairs[0]), low_bf16(pairs[1]), high_bf16(pairs[1]),
+                                 low_bf16(pairs[2]), high_bf16(pairs[2]), low_bf16(pairs[3]), high_bf16(pairs[3])};
+        return cvt_rn_satfinite_e2m1x8_f32(values);
+    } else {
+        uint32_t bytes[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t codes = portable::narrow_from_bf16x2<3, 1, 0>(pairs[i], 0x40c040c0u);
+            bytes[i] = codes | codes >> 12;
+        }
+        return __byte_perm(__byte_perm(bytes[0], bytes[1], 0x0040), __byte_perm(bytes[2], bytes[3], 0x0040), 0x5410);
+    }
+}
+
 // Four values to e4m3, values[i] in byte i: to nearest, ties to even, saturated; NaN to 0x7f.
 __device__ inline uint32_t cvt_rn_satfinite_e4m3x4_f32(const float *values) {
     if constexpr (has_fp8_conversions) {
@@ -162,6 +183,17 @@ __device__ inline uint32_t cvt_rn_f16x2_e5m2x2(uint32_t pair) {
     }
 }
 
+// Four bf16 values in two pairs to e3m2 as above.
+__device__ inline uint32_t cvt_rn_satfinite_e3m2x4_bf16x2(uint32_t first, uint32_t second) {
+    if constexpr (has_narrow_conversions) {
+        const float values[4] = {low_bf16(first), high_bf16(first), low_bf16(second), high_bf16(second)};
+        return cvt_rn_satfinite_e3m2x4_f32(values);
+    } else {
+        return __byte_perm(portable::narrow_from_bf16x2<5, 2, -2>(first, 0x41e041e0u),
+                           portable::narrow_from_bf16x2<5, 2, -2>(second, 0x41e041e0u), 0x6420);
+    }
+}
+
 // The e3m2 values of bytes 0 and 1 of `pair` as f16x2. Exact.
 __device__ inline uint32_t cvt_rn_f16x2_e3m2x2(uint32_t pair) {
     if constexpr (has_narrow_conversions) {
@@ -170,6 +202,17 @@ __device__ inline uint32_t cvt_rn_f16x2_e3m2x2(uint32_t pair) {
         return values;
     } else {
         return portable::f16x2_from_e3m2x2(pair);
+    }
+}
+
+// Four bf16 values in two pairs to e2m3 as above.
+__device__ inline uint32_t cvt_rn_satfinite_e2m3x4_bf16x2(uint32_t first, uint32_t second) {
+    if constexpr (has_narrow_conversions) {
+        const float values[4] = {low_bf16(first), high_bf16(first), low_bf16(second), high_bf16(second)};
+        return cvt_rn_satfinite_e2m3x4_f32(values);
+    } else {
+        return __byte_perm(portable::narrow_from_bf16x2<5, 3, 0>(first, 0x40f040f0u),
+                           portable::narrow_from_bf16x2<5, 3, 0>(second, 0x40f040f0u), 0x6420);
     }
 }
 
@@ -183,6 +226,9 @@ __device__ inline uint32_t cvt_rn_f16x2_e2m3x2(uint32_t pair) {
         return portable::f16x2_from_e2m3x2(pair);
     }
 }
+
+// a b for both halves of bf16 pairs.
+__device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) { return portable::mul_bf16x2(a, b); }   // sm_80 and newer
 
 // A ue8m0 scale (0..255) as f32: 2^(scale - 127), subnormal for 0, NaN for 255. Exact.
 __device__ inline float cvt_f32_ue8m0(uint32_t scale) {

@@ -1,6 +1,8 @@
 // Single-instruction arithmetic that C++ cannot name: approximations and NaN-propagating maxima.
 #pragma once
 
+#include <cstdint>
+
 namespace ptx {
 
 // 2^x, within 2 ulp; subnormal inputs and results are zero, so one instruction. 2^-inf = +0.
@@ -28,6 +30,13 @@ __device__ inline float rcp_approx_ftz_f32(float x) {
 __device__ inline float max_nan_f32(float a, float b) {
     float result;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+
+// The same for both halves of bf16 pairs.
+__device__ inline uint32_t max_nan_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t result;
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
     return result;
 }
 

@@ -11,15 +11,15 @@ namespace tile {
 
 constexpr int lane_columns = 4;
 
-// Where a lane stands: its first column in rows of `cols`, how many of its columns there are, and whether rows begin at
-// multiples of four elements, so that a lane's share is one access.
+// Where a lane stands: its first column in rows of `cols`, and how many of its columns there are. With `whole` all rows
+// begin at multiples of four elements, so that a lane's share of a row is one access.
+template <bool whole_>
 struct Columns {
+    static constexpr bool whole = whole_;
     int64_t first, cols;
     int present;
-    bool whole;
 
-    __device__ Columns(int64_t first, int64_t cols)
-        : first(first), cols(cols), present(min(cols - first, int64_t(lane_columns))), whole(cols % lane_columns == 0) {}
+    __device__ Columns(int64_t first, int64_t cols) : first(first), cols(cols), present(min(cols - first, int64_t(lane_columns))) {}
 };
 
 constexpr int columns_threads = 256;
@@ -27,9 +27,9 @@ constexpr int columns_warps = columns_threads / 32;
 constexpr int columns_tile = 32 * lane_columns;   // columns of a warp; each warp has its own block of rows
 
 // One matrix of a batch: blocks of `block` rows, and where this lane stands in it.
-template <int block>
+template <int block, bool whole>
 struct ColumnBlock {
-    Columns columns;
+    Columns<whole> columns;
     int64_t index;      // of the block of rows
     bool outside;
 
@@ -66,43 +66,54 @@ __device__ inline void store_four(Element *target, const float (&values)[4]) {
 }
 
 // This lane's values of one row; 0 where there is no column.
-template <class Element>
-__device__ inline void load_row(const Element *matrix, int64_t row, const Columns &at, float (&values)[4]) {
+template <class Element, bool whole>
+__device__ inline void load_row(const Element *matrix, int64_t row, const Columns<whole> &at, float (&values)[4]) {
     const Element *source = matrix + row * at.cols + at.first;
-    if (at.whole) return load_four(source, values);
+    if constexpr (whole) {
+        load_four(source, values);
+    } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) values[i] = i < at.present ? float(source[i]) : 0.0f;
+        for (int i = 0; i < 4; ++i) values[i] = i < at.present ? float(source[i]) : 0.0f;
+    }
 }
 
-template <class Element>
-__device__ inline void store_row(Element *matrix, int64_t row, const Columns &at, const float (&values)[4]) {
+template <class Element, bool whole>
+__device__ inline void store_row(Element *matrix, int64_t row, const Columns<whole> &at, const float (&values)[4]) {
     Element *target = matrix + row * at.cols + at.first;
-    if (at.whole) return store_four(target, values);
+    if constexpr (whole) {
+        store_four(target, values);
+    } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        if (i < at.present) target[i] = Element(values[i]);
+        for (int i = 0; i < 4; ++i)
+            if (i < at.present) target[i] = Element(values[i]);
+    }
 }
 
 // The same for bytes: byte i of a word belongs to column i.
-__device__ inline uint32_t load_bytes(const uint8_t *matrix, int64_t row, const Columns &at) {
+template <bool whole>
+__device__ inline uint32_t load_bytes(const uint8_t *matrix, int64_t row, const Columns<whole> &at) {
     const uint8_t *source = matrix + row * at.cols + at.first;
-    if (at.whole) return __ldg(reinterpret_cast<const uint32_t *>(source));
     uint32_t word = 0;
+    if constexpr (whole) {
+        word = __ldg(reinterpret_cast<const uint32_t *>(source));
+    } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        if (i < at.present) word |= uint32_t(source[i]) << (8 * i);
+        for (int i = 0; i < 4; ++i)
+            if (i < at.present) word |= uint32_t(source[i]) << (8 * i);
+    }
     return word;
 }
 
-__device__ inline void store_bytes(uint8_t *matrix, int64_t row, const Columns &at, uint32_t word) {
+template <bool whole>
+__device__ inline void store_bytes(uint8_t *matrix, int64_t row, const Columns<whole> &at, uint32_t word) {
     uint8_t *target = matrix + row * at.cols + at.first;
-    if (at.whole) {
+    if constexpr (whole) {
         *reinterpret_cast<uint32_t *>(target) = word;
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        if (i < at.present) target[i] = word >> (8 * i);
+        for (int i = 0; i < 4; ++i)
+            if (i < at.present) target[i] = word >> (8 * i);
+    }
 }
 
 constexpr int group_rows = 4;   // of a column, whose codes fill `bits` / 2 bytes

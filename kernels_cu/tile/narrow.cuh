@@ -12,7 +12,8 @@ namespace tile {
 
 // A narrow format: `bits` of a code, `mantissa` bits and `max_exponent` of its largest value `largest`, as OCP MX v1.0,
 // section 5.3 has them. encode() gives eight codes, code i in bits `bits` i and up of the little-endian words; words past
-// 8 `bits` / 32 are not there, and of the last word of a 6-bit format only the lower half. decode() is its inverse.
+// 8 `bits` / 32 are not there, and of the last word of a 6-bit format only the lower half. It takes floats or pairs of bf16,
+// which need fewer instructions. decode() is its inverse.
 template <int bits_>
 struct Codes {
     static constexpr int words = (8 * bits_ + 31) / 32;
@@ -25,11 +26,20 @@ __device__ inline void unpack_pair(uint32_t f16x2, float &low, float &high) {
     high = pair.y;
 }
 
+__device__ inline void unpack_bf16(const uint32_t (&pairs)[4], float (&values)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        values[2 * i] = ptx::low_bf16(pairs[i]);
+        values[2 * i + 1] = ptx::high_bf16(pairs[i]);
+    }
+}
+
 struct E2m1 {
     static constexpr int bits = 4, mantissa = 1, max_exponent = 2;
     static constexpr float largest = 6.0f;
 
     __device__ static Codes<bits> encode(const float (&values)[8]) { return {{ptx::cvt_rn_satfinite_e2m1x8_f32(values)}}; }
+    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4]) { return {{ptx::cvt_rn_satfinite_e2m1x8_bf16x2(pairs)}}; }
 
     __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {
         static_for<4>([&](auto i) {
@@ -46,6 +56,12 @@ struct E4m3 {
         return {{ptx::cvt_rn_satfinite_e4m3x4_f32(values), ptx::cvt_rn_satfinite_e4m3x4_f32(values + 4)}};
     }
 
+    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4]) {
+        float values[8];
+        unpack_bf16(pairs, values);
+        return encode(values);
+    }
+
     __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
@@ -59,6 +75,12 @@ struct E5m2 {
 
     __device__ static Codes<bits> encode(const float (&values)[8]) {
         return {{ptx::cvt_rn_satfinite_e5m2x4_f32(values), ptx::cvt_rn_satfinite_e5m2x4_f32(values + 4)}};
+    }
+
+    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4]) {
+        float values[8];
+        unpack_bf16(pairs, values);
+        return encode(values);
     }
 
     __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {
@@ -94,6 +116,11 @@ struct E3m2 {
         return join_6bit(ptx::cvt_rn_satfinite_e3m2x4_f32(values), ptx::cvt_rn_satfinite_e3m2x4_f32(values + 4));
     }
 
+    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4]) {
+        return join_6bit(ptx::cvt_rn_satfinite_e3m2x4_bf16x2(pairs[0], pairs[1]),
+                         ptx::cvt_rn_satfinite_e3m2x4_bf16x2(pairs[2], pairs[3]));
+    }
+
     __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {
         uint32_t four[2];
         split_6bit(codes, four[0], four[1]);
@@ -109,6 +136,11 @@ struct E2m3 {
 
     __device__ static Codes<bits> encode(const float (&values)[8]) {
         return join_6bit(ptx::cvt_rn_satfinite_e2m3x4_f32(values), ptx::cvt_rn_satfinite_e2m3x4_f32(values + 4));
+    }
+
+    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4]) {
+        return join_6bit(ptx::cvt_rn_satfinite_e2m3x4_bf16x2(pairs[0], pairs[1]),
+                         ptx::cvt_rn_satfinite_e2m3x4_bf16x2(pairs[2], pairs[3]));
     }
 
     __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {

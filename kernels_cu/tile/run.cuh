@@ -17,7 +17,7 @@ constexpr int run_items = run_values / (32 * lane_values);  // 256 values each
 // Where this lane's values of an item begin in the run.
 __device__ inline int run_value(int item) { return (32 * item + ptx::laneid()) * lane_values; }
 
-// Eight values from memory, 16-byte aligned, and to memory; a warp moves an item.
+// Eight values from memory, 16-byte aligned.
 __device__ inline void load_values(const float *source, float (&values)[8]) {
     float low[4], high[4];
     unpack(__ldg(reinterpret_cast<const uint4 *>(source)), low, float{});
@@ -31,25 +31,69 @@ __device__ inline void load_values(const Element *source, float (&values)[8]) {
     unpack(__ldg(reinterpret_cast<const uint4 *>(source)), values, Element{});
 }
 
+// A lane's eight values of an item, in the form in which they are scaled and encoded with the fewest instructions.
 template <class Element>
-__device__ inline void store_values(Element *target, const float (&values)[8], bool present) {
-    if (present) *reinterpret_cast<uint4 *>(target) = pack(values, Element{});
-}
+struct Share {
+    float values[8];
 
-// In f32 neighbouring lanes exchange halves first, so that every store of a pair fills a 32-byte sector.
-__device__ inline void store_values(float *target, const float (&values)[8], bool present) {
-    const bool odd = ptx::laneid() % 2;
-    float first[4], second[4];   // the odd lane stores its neighbour's second chunk and its own
+    __device__ void load(const Element *source) { load_values(source, values); }
+
+    __device__ void clear() {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float received = ptx::shfl_sync_bfly_f32(odd ? values[i] : values[4 + i], 1);
-        first[i] = odd ? received : values[i];
-        second[i] = odd ? values[4 + i] : received;
+        for (float &value : values) value = 0.0f;
     }
-    if (!present) return;
-    *reinterpret_cast<uint4 *>(odd ? target - 4 : target) = pack(first, float{});
-    *reinterpret_cast<uint4 *>(odd ? target + 4 : target + 8) = pack(second, float{});
-}
+
+    __device__ void unpack(float (&floats)[8]) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) floats[i] = values[i];
+    }
+
+    // The largest magnitude; NaN if any value is.
+    __device__ float amax() const { return amax_of(values); }
+
+    // The codes of all values times `factor`, a power of two.
+    template <class Format>
+    __device__ Codes<Format::bits> encode(float factor) const {
+        float scaled[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) scaled[i] = values[i] * factor;
+        return Format::encode(scaled);
+    }
+};
+
+// In bf16 a product with a power of two is exact, too (what underflows has code 0 either way), two at a time.
+template <>
+struct Share<__nv_bfloat16> {
+    uint32_t pairs[4];
+
+    __device__ void load(const __nv_bfloat16 *source) {
+        const uint4 chunk = __ldg(reinterpret_cast<const uint4 *>(source));
+        pairs[0] = chunk.x, pairs[1] = chunk.y, pairs[2] = chunk.z, pairs[3] = chunk.w;
+    }
+
+    __device__ void clear() {
+#pragma unroll
+        for (uint32_t &pair : pairs) pair = 0;
+    }
+
+    __device__ void unpack(float (&floats)[8]) const { unpack_bf16(pairs, floats); }
+
+    __device__ float amax() const {
+        uint32_t largest = pairs[0] & 0x7fff7fffu;
+#pragma unroll
+        for (int i = 1; i < 4; ++i) largest = ptx::max_nan_bf16x2(largest, pairs[i] & 0x7fff7fffu);
+        return ptx::max_nan_f32(ptx::low_bf16(largest), ptx::high_bf16(largest));
+    }
+
+    template <class Format>
+    __device__ Codes<Format::bits> encode(float factor) const {
+        const uint32_t both = __byte_perm(__float_as_uint(factor), 0, 0x3232);   // its bf16 is the upper half
+        uint32_t scaled[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scaled[i] = ptx::mul_bf16x2(pairs[i], both);
+        return Format::encode(scaled);
+    }
+};
 
 // The codes of one item to memory; the run's codes begin at `run_codes`. Values at `count` and beyond (a multiple of the
 // block) are not there. 6-bit codes take two items at a time: see below.
@@ -89,24 +133,54 @@ __device__ inline void store_codes(uint32_t *run_codes, const Codes<6> (&codes)[
     }
 }
 
-// This lane's eight codes of an item.
-__device__ inline void load_codes(const uint32_t *run_codes, int item, Codes<4> &codes) {
-    codes.word[0] = __ldg(run_codes + run_value(item) / 8);
-}
+// On the way back a lane takes one 16-byte chunk of the result at a time, so that the stores of a warp are consecutive:
+// eight values of a 16-bit element, four of f32.
+template <class Element>
+struct Chunks {
+    static constexpr int values = elements_per_chunk<Element>;
+    static constexpr int items = run_values / (32 * values);
 
-__device__ inline void load_codes(const uint32_t *run_codes, int item, Codes<8> &codes) {
-    const uint2 words = __ldg(reinterpret_cast<const uint2 *>(run_codes + run_value(item) / 4));
-    codes.word[0] = words.x;
-    codes.word[1] = words.y;
-}
+    __device__ static int first(int item) { return (32 * item + ptx::laneid()) * values; }
 
-__device__ inline void load_codes(const uint32_t *run_codes, int item, Codes<6> &codes) {
-    const bool odd = ptx::laneid() % 2;   // its codes begin in the middle of the pair's second word
-    const uint32_t *source = run_codes + run_value(item) / 16 * 3 + odd;
-    const uint32_t low = __ldg(source), high = __ldg(source + 1);
-    codes.word[0] = odd ? low >> 16 | high << 16 : low;
-    codes.word[1] = odd ? high >> 16 : high & 0xffffu;
-}
+    // This lane's codes of an item, in the lowest bits; the words above them are not defined.
+    __device__ static void load_codes(const uint32_t *run_codes, int item, Codes<4> &codes) {
+        if constexpr (values == 8) codes.word[0] = __ldg(run_codes + first(item) / 8);
+        else codes.word[0] = __ldg(reinterpret_cast<const uint16_t *>(run_codes) + first(item) / 4);
+    }
+
+    __device__ static void load_codes(const uint32_t *run_codes, int item, Codes<8> &codes) {
+        codes.word[1] = 0;
+        if constexpr (values == 8) {
+            const uint2 words = __ldg(reinterpret_cast<const uint2 *>(run_codes + first(item) / 4));
+            codes.word[0] = words.x;
+            codes.word[1] = words.y;
+        } else {
+            codes.word[0] = __ldg(run_codes + first(item) / 4);
+        }
+    }
+
+    __device__ static void load_codes(const uint32_t *run_codes, int item, Codes<6> &codes) {
+        // 48 or 24 bits, which begin somewhere in a word. The last lane of four reads no word past its own.
+        const int bit = first(item) * 6, shift = bit % 32;
+        const uint32_t *source = run_codes + bit / 32;
+        const uint32_t low = __ldg(source), high = values == 8 || shift > 8 ? __ldg(source + 1) : 0;
+        codes.word[0] = __funnelshift_r(low, high, shift);
+        codes.word[1] = high >> shift;
+    }
+
+    // Which of the run's blocks the lane's values belong to.
+    template <int block>
+    __device__ static int block_index(int item) {
+        return first(item) / block;
+    }
+
+    __device__ static void store(Element *run, int item, const float (&decoded)[8]) {
+        float some[values];
+#pragma unroll
+        for (int i = 0; i < values; ++i) some[i] = decoded[i];
+        *reinterpret_cast<uint4 *>(run + first(item)) = pack(some, Element{});
+    }
+};
 
 // Blocks of `block` values in a run.
 template <int block>
@@ -114,8 +188,6 @@ struct RunBlocks {
     static constexpr int lanes = block / lane_values;      // of a block: 4 or 2
     static constexpr int item_blocks = 32 / lanes;
     static constexpr int count = run_items * item_blocks;  // 32 or 64
-
-    __device__ static int index(int item) { return run_value(item) / block; }
 
     // The larger amax of all lanes of the block; NaN if any is.
     __device__ static float amax(float of_lane) {

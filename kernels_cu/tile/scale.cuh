@@ -50,7 +50,7 @@ struct Divisor {
 
     // `divisor` is positive and finite.
     __device__ explicit Divisor(float divisor) {
-        prescale = divisor < 0x1p-100f ? 0x1p64f : 1.0f;
+        prescale = divisor < 0x1p-126f ? 0x1p24f : 1.0f;
         const uint32_t bits = __float_as_uint(divisor * prescale), exponent = bits >> 23;
         scale = exponent < 254 ? __uint_as_float((254 - exponent) << 23) : 0x1p-127f;
         mantissa = __uint_as_float((bits & 0x7fffffu) | 0x3f800000u);
@@ -58,12 +58,11 @@ struct Divisor {
         reciprocal = fmaf(fmaf(-mantissa, reciprocal, 1.0f), reciprocal, reciprocal);
     }
 
-    // value / divisor, or something beyond `limit` where that is. Two corrections by the exact remainder: the first quotient
-    // may be off by 2 ulp.
+    // value / divisor, or something beyond `limit` where that is. With a correctly rounded reciprocal one correction by the
+    // exact remainder gives the correctly rounded quotient (Markstein, IBM J. Res. Dev. 34, 1990).
     __device__ float quotient(float value, float limit = 8.0f) const {
         const float scaled = fmaxf(fminf(value * prescale * scale, 2.0f * limit), -2.0f * limit);
-        float result = scaled * reciprocal;
-        result = fmaf(fmaf(-mantissa, result, scaled), reciprocal, result);
+        const float result = scaled * reciprocal;
         return fmaf(fmaf(-mantissa, result, scaled), reciprocal, result);
     }
 };

@@ -12,6 +12,18 @@ __device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
     return product;
 }
 
+__device__ inline uint32_t max_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t result;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+
+__device__ inline uint32_t min_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t result;
+    asm("min.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+
 // Floats to codes with `mantissa` mantissa bits, smallest normal exponent `min_exponent` and largest value `largest`: to
 // nearest, ties to even, saturated, NaN to the largest. values[i] lands at bit `stride` i, its sign at bit `sign` from there.
 //
@@ -45,6 +57,21 @@ __device__ inline uint32_t narrow_from_f32(const float *values, float largest) {
         spread = signs * 0x00204081u & ones;
     }
     return codes | spread << sign;
+}
+
+// The same for a pair of bf16, which all these formats can be rounded from in bf16: a code of the low half in bits 7..0, of
+// the high half in bits 23..16, the sign at bit `sign` of each. 7 instead of 23 mantissa bits, otherwise as above.
+template <int sign, int mantissa, int min_exponent>
+__device__ inline uint32_t narrow_from_bf16x2(uint32_t pair, uint32_t largest) {
+    constexpr int shift = 7 - mantissa;
+    constexpr uint32_t halves = 0x00010001u, smallest = uint32_t(127 + min_exponent) << 7;
+    const uint32_t magnitude = min_bf16x2(pair & 0x7fff7fffu, largest);   // the minimum drops a NaN
+    const uint32_t magic = max_bf16x2(magnitude & 0x7f807f80u, halves * smallest) + halves * (uint32_t(shift) << 7);
+    uint32_t sum;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(magnitude), "r"(0x3f803f80u), "r"(magic));
+    sum -= halves * (smallest + (uint32_t(shift) << 7));
+    const uint32_t codes = sum + ((sum & halves * 0xff80u) >> shift);
+    return (codes & halves * ((1u << sign) - 1)) | (pair >> (15 - sign) & halves << sign);
 }
 
 // Two codes to f16x2, exact. `pair` holds one in bits 7..0, one in bits 15..8 (e2m1: bits 3..0 and 7..4). A code's exponent
