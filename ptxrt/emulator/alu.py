@@ -1016,9 +1016,57 @@ def _on_elements(type: str, function: Callable) -> Callable:
     return run
 
 
+_UPPER = np.uint32(0xFFFF0000)
+_SIXTEEN = np.uint32(16)
+
+
+def _widen_bf16x2(a):
+    """Words of two bf16 as float32 (2, n): low halves, then high ones; n is 1 for a 0-d operand."""
+    a = np.asarray(a).reshape(-1)
+    wide = np.empty((2, len(a)), np.uint32)
+    np.left_shift(a, _SIXTEEN, out=wide[0])
+    np.bitwise_and(a, _UPPER, out=wide[1])
+    return wide.view(np.float32)
+
+
+def _narrow_bf16x2(value):
+    """float32 (2, n) to words of two bf16, nearest with ties to even; NaN is 0x7fff."""
+    bits = np.ascontiguousarray(value).view(np.uint32)
+    rounded = bits >> _SIXTEEN
+    np.bitwise_and(rounded, np.uint32(1), out=rounded)
+    np.add(rounded, bits, out=rounded)
+    np.add(rounded, np.uint32(0x7FFF), out=rounded)
+    bad = np.isnan(value)
+    if bad.any():
+        rounded[bad] = 0x7FFF0000
+    word = rounded[0] >> _SIXTEEN
+    np.bitwise_or(word, rounded[1] & _UPPER, out=word)
+    return word
+
+
+def _on_bf16_pairs(function: Callable) -> Callable:
+    """Let a function of float32 arrays (2, n) work on words of two bf16."""
+
+    def run(*operands):
+        dense = any(np.ndim(operand) for operand in operands)
+        result = _narrow_bf16x2(function(*[_widen_bf16x2(operand) for operand in operands]))
+        return result if dense else result.reshape(())
+
+    return run
+
+
 def _small_semantics(type: str, count: int, function: Callable) -> Semantics:
+    """Semantics from a function of float32 arrays that returns float32 or wider ones."""
     bits = "b32" if type.endswith("x2") else "b16"
-    return Lanes(bits, ", ".join([bits] * count), _on_elements(type, function), scalars=True)
+    return Lanes(bits, ", ".join([bits] * count), _small_function(type, function), scalars=True)
+
+
+def _small_function(type: str, function: Callable) -> Callable:
+    """A function of float32 arrays on registers of a small float type; its results are rounded to that type."""
+    if type == "bf16x2":
+        return _on_bf16_pairs(function)
+    widen, narrow = _small_format(type)
+    return _on_elements(type, lambda *operands: narrow(function(*[widen(operand) for operand in operands])))
 
 
 def _small_format(type: str) -> tuple[Callable, Callable]:
@@ -1026,25 +1074,22 @@ def _small_format(type: str) -> tuple[Callable, Callable]:
 
 
 def _small_unary(type: str, function: Callable) -> Semantics:
-    widen, narrow = _small_format(type)
-    return _small_semantics(type, 1, lambda a: narrow(function(widen(a))))
+    return _small_semantics(type, 1, function)
 
 
 def _small_operation(type: str, function: Callable, ftz: bool = False, sat: bool = False) -> Callable:
     """An operation in float32: sums, products and selections of f16 or bf16 are then rounded as if once."""
-    widen, narrow = _small_format(type)
     _expect(not ftz or type.startswith("f16"), "no .ftz on bf16")
+    if not ftz and not sat:
+        return function
 
-    def run(*operands):
-        values = [widen(operand) for operand in operands]
+    def run(*values):
         if ftz:
             values = [_flushed_half(value) for value in values]
         result = function(*values)
         if sat:
             result = _clamped(result)
-        if ftz:
-            result = _flushed_half(result)
-        return narrow(result)
+        return _flushed_half(result.astype(np.float16).astype(np.float32)) if ftz else result
 
     return run
 
@@ -1054,48 +1099,58 @@ def _small_binary(type: str, function: Callable, ftz: bool = False, sat: bool = 
     return _small_semantics(type, 2, _small_operation(type, function, ftz, sat))
 
 
-def _fma_bf16_bits(a, b, c, relu: bool = False):
-    """bf16 fma with one rounding: exact in float32 or else in float64, rounded to odd, then to bf16."""
-    x, y, z = widen_bf16(a), widen_bf16(b), widen_bf16(c)
+_LARGEST = 0xFFFFFFFF
+_SUBNORMAL_END = 0x00FFFFFF  # twice the bits of the smallest normal float32, less one
+
+
+def _fma_bf16(x, y, z):
+    """bf16 fma in float32: exact, or else rounded to odd there, so that the rounding to bf16 is the only one."""
     product = x * y
-    total, rest = _two_sum(product, z)
-    fits = (np.abs(product) >= np.float32(1.2e-38)) | (x == 0) | (y == 0)
-    if not (fits & (rest == 0)).all():
-        wide = np.multiply(x, y, dtype=np.float64)
-        exact, left = _two_sum(wide, z.astype(np.float64))
-        exact = _odd(exact, np.where(np.isfinite(exact), left, 0.0))
-        near = exact.astype(np.float32)
-        gap = np.where(np.isfinite(near), exact - near.astype(np.float64), 0.0)
-        total = _odd(near, gap)
-    if relu:
-        total = np.where(total < 0, np.float32(0), total)
-    return narrow_bf16(total)
+    # A product of two bf16 has 16 bits: it is exact, unless it is subnormal. (One that vanishes altogether is below all that
+    # the rounding could notice.) Zero minus one wraps around to the largest number.
+    magnitude = product.view(np.uint32) << np.uint32(1)
+    exact = int(np.subtract(magnitude, np.uint32(1), out=magnitude).min(initial=_LARGEST)) >= _SUBNORMAL_END
+    if exact and not z.any():
+        return product + z
+    if exact:
+        total, rest = _two_sum(product, z)
+        if not rest.any():
+            return total
+    wide, rest = _two_sum(np.multiply(x, y, dtype=np.float64), z.astype(np.float64))
+    wide = _odd(wide, np.where(np.isfinite(wide), rest, 0.0))
+    near = wide.astype(np.float32)
+    return _odd(near, np.where(np.isfinite(near), wide - near.astype(np.float64), 0.0))
 
 
 def _small_fma(type: str, ftz: bool, sat: bool, relu: bool) -> Semantics:
     if type.startswith("bf16"):
         _expect(not ftz and not sat, "no .ftz or .sat on bf16")
-        return _small_semantics(type, 3, lambda a, b, c: _fma_bf16_bits(a, b, c, relu))
+        return _small_semantics(type, 3, _with_relu(_fma_bf16) if relu else _fma_bf16)
 
-    def run(a, b, c):
-        x, y, z = (_widen_f16(operand) for operand in (a, b, c))
+    def run(x, y, z):
         if ftz:
             x, y, z = _flushed_half(x), _flushed_half(y), _flushed_half(z)
         # float64 holds every sum of a product and an addend of f16 that lies near a tie of f16.
         total = np.multiply(x, y, dtype=np.float64) + z
         if sat:
             total = _clamped(total)
-        if relu:
-            total = np.where(total < 0, 0.0, total)
-        if ftz:
-            total = _flushed_half(total.astype(np.float16).astype(np.float32))
-        return _narrow_f16(total)
+        return _flushed_half(total.astype(np.float16).astype(np.float32)) if ftz else total
 
-    return _small_semantics(type, 3, run)
+    return _small_semantics(type, 3, _with_relu(run) if relu else run)
+
+
+def _with_relu(function: Callable) -> Callable:
+    """.relu: negative results become +0."""
+
+    def run(*operands):
+        result = function(*operands)
+        return np.where(result < 0, result.dtype.type(0), result)
+
+    return run
 
 
 def _atomic_add(type: str) -> Callable:
-    return _on_elements(type, _small_operation(type, np.add))
+    return _small_function(type, np.add)
 
 
 #: Sums on registers of each small float type, for atomics: (old, value) -> new.
