@@ -370,26 +370,28 @@ def _float64(
     wide = c.astype(np.float64)
     low = ((product - error) + wide).astype(c.dtype)
     high = ((product + error) + wide).astype(c.dtype)
-    doubtful = low != high
-    if doubtful.any():
-        high[doubtful] = _exact_sums(rows, columns, wide, product, scale, doubtful).astype(c.dtype)
+    doubtful = np.flatnonzero(low != high)
+    if len(doubtful):
+        high.reshape(-1)[doubtful] = _exact_sums(rows, columns, wide, product, scale, doubtful).astype(c.dtype)
     return high
 
 
-def _exact_sums(rows, columns, c, product, scale, where: np.ndarray) -> np.ndarray:
-    """C + A B, rounded once to float64, for the outputs chosen by `where`, a bool array in register order."""
-    index, warp, lane = np.nonzero(where)
+def _exact_sums(rows, columns, c, product, scale, places: np.ndarray) -> np.ndarray:
+    """C + A B, rounded once to float64, for the outputs at flat `places` in register order."""
+    index, warp, lane = np.unravel_index(places, c.shape)
     terms = rows.matrix[warp, :, _ROW[index, lane]] * columns.matrix[warp, _COLUMN[index, lane]]
     if scale is not None:
-        terms *= scale[where][:, None]
-    c = c[where]
-    total = product[where] + c
-    # All terms are multiples of the smallest one's lowest bit: below 2^53 of those, no sum was ever rounded.
-    precision = rows.element.format.mantissa_bits + columns.element.format.mantissa_bits + 2
-    lowest = np.where(terms == 0, np.inf, np.frexp(terms)[1] - precision).min(axis=-1)
-    inexact = np.isfinite(total) & (np.abs(terms).sum(axis=-1) > np.exp2(lowest + 53))
-    for index in np.flatnonzero(inexact):
-        total[index] = math.fsum((*terms[index].tolist(), c[index]))
+        terms *= scale.reshape(-1)[places, None]
+    c = c.reshape(-1)[places]
+    total = product.reshape(-1)[places] + c
+    inexact = np.isfinite(total)
+    if len(places) > 64:
+        # All terms are multiples of the smallest one's lowest bit: below 2^53 of those, no sum was ever rounded.
+        precision = rows.element.format.mantissa_bits + columns.element.format.mantissa_bits + 2
+        lowest = np.where(terms == 0, np.inf, np.frexp(terms)[1] - precision).min(axis=-1)
+        inexact &= np.abs(terms).sum(axis=-1) > np.exp2(lowest + 53)
+    for place in np.flatnonzero(inexact).tolist():
+        total[place] = math.fsum((*terms[place].tolist(), c[place]))
     return total
 
 
