@@ -300,7 +300,7 @@ def test_wrong_operands_are_refused_at_the_first_launch(body, message):
 
 
 def test_a_large_module_loads_fast():
-    """Five entries of about 4000 lines: loaded, and one of them launched, within half a second."""
+    """Five entries of about 4000 lines: loaded, and one of them launched, within half a second of processor time."""
     from ptxrt.emulator import Emulator
     from ptxrt.emulator.instruction import resolve
 
@@ -314,8 +314,8 @@ def test_a_large_module_loads_fast():
     emulator = Emulator()
     best = 9.0
     for _ in range(3):
-        started = time.perf_counter()
+        started = time.process_time()
         module = emulator.load_text(HEAD + '.file 1 "x.cu"\n' + texts, "large.ptx")
         emulator.launch(module.entries["k3"], 1, 32)
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.process_time() - started)
     assert best < 0.5

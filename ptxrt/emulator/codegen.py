@@ -37,6 +37,10 @@ UNIFORM_SPECIALS = frozenset(
 _CARRY = Register("%carry", "pred")
 
 
+#: Operands that stand for one value.
+_SINGLE = frozenset({Register, Special, Immediate, Symbol, Negated})
+
+
 def kind_of(opcode: str) -> str:
     """What the lowering wants to know about an opcode: "plain", "collective" or "blocking"."""
     if opcode.startswith("mov."):
@@ -47,14 +51,15 @@ def kind_of(opcode: str) -> str:
     return "collective" if semantics.kind == "warps" or semantics.option("warps") else "plain"
 
 
-def view_name(dtype: np.dtype) -> str:
-    """`u4`, `i8`, `f4`, `b1`: the kind of a view."""
-    return np.dtype(dtype).str[1:]
+#: The kind of view of every operand type, and the width in bytes of every register type (0 for predicates).
+_KINDS = {type: dtype.str[1:] for type, dtype in DTYPES.items()}
+_SIZES = {"b1": 0, **{f"{letter}{size}": size for letter in "uif" for size in (1, 2, 4, 8)}}
+_WIDTHS = {type: 0 if type == "pred" else bits // 8 for type, bits in TYPE_BITS.items()}
 
 
 def register_bytes(type: str) -> int:
     """Width of a register in bytes; 0 for predicates."""
-    return 0 if type == "pred" else TYPE_BITS[type] // 8
+    return _WIDTHS[type]
 
 
 @dataclass
@@ -164,12 +169,17 @@ class Translator:
         single = semantics.option("single")
         if single is not None and not any(isinstance(operand, Pair) for operand in instruction.operands):
             semantics = single
-        operands = list(instruction.operands)
+        operands = instruction.operands
         if semantics.option("carry_out"):
-            operands.insert(1, _CARRY)
+            operands = (operands[0], _CARRY, *operands[1:])
         if semantics.option("carry_in"):
-            operands.append(_CARRY)
-        return _Decoded(instruction, semantics, *self.match_operands(instruction._replace(operands=tuple(operands)), semantics))
+            operands = (*operands, _CARRY)
+        split = len(semantics.destinations)
+        if semantics.plain and len(operands) == split + len(semantics.sources):
+            destinations, sources = operands[:split], operands[split:]
+            if all(type(found) in _SINGLE for found in sources) and all(type(found) is Register for found in destinations):
+                return _Decoded(instruction, semantics, destinations, sources)
+        return _Decoded(instruction, semantics, *self.match_operands(instruction, list(operands), semantics))
 
     def error(self, instruction: Instruction, message: str) -> PtxError:
         return PtxError(f"{self.name}:{instruction.line}: {instruction.opcode}: {message}")
@@ -186,9 +196,8 @@ class Translator:
                 raise self.error(instruction, f"{register} is no register")
         return destinations, sources
 
-    def match_operands(self, instruction: Instruction, semantics: Semantics):
+    def match_operands(self, instruction: Instruction, operands: list, semantics: Semantics):
         """Line the operands up with the signature; returns flat destination registers and the source operands."""
-        operands = list(instruction.operands)
         destinations: list = []
         wanted = list(semantics.destinations)
         while wanted:
@@ -286,7 +295,7 @@ class Translator:
             return False
         if any(writes[register.name] != 1 for register in item.registers_written()) or not item.registers_written():
             return False
-        if any(isinstance(source, Special) and source.name not in UNIFORM_SPECIALS for source in item.flat_sources()):
+        if any(isinstance(source, Special) and source.name not in UNIFORM_SPECIALS for source in item.flat):
             return False
         if item.semantics is None:
             return True
@@ -486,15 +495,15 @@ class Translator:
                 if source is None:
                     arguments.append(None)
                 elif operand.count:
-                    arguments.append(tuple(fetch(element, view_name(operand.dtype)) for element in source.elements))
+                    arguments.append(tuple(fetch(element, operand.kind) for element in source.elements))
                 elif operand.is_immediate:
                     arguments.append(source.value)
                 else:
-                    arguments.append(fetch(source, view_name(operand.dtype)))
+                    arguments.append(fetch(source, operand.kind))
             results = semantics.bound(self.arithmetic)(*arguments)
             if len(item.destinations) == 1:
                 results = (results,)
-        types = _flat_types(semantics)
+        types = semantics.result_types
         for register, type, result in zip(item.destinations, types, results):
             if isinstance(register, Register):
                 result = np.broadcast_to(np.asarray(result), (1,))
@@ -535,13 +544,6 @@ def _bits(mask: int):
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low
-
-
-def _flat_types(semantics: Semantics) -> list[str]:
-    types = []
-    for operand in semantics.destinations:
-        types += [operand.type] * max(operand.count, 1)
-    return types
 
 
 def _widened(result: np.ndarray, type: str, register: str) -> np.ndarray:
@@ -592,7 +594,7 @@ def _mov_values(item: "_Decoded", fetch) -> list[np.ndarray]:
 class _Decoded:
     """An instruction with its semantics (None: mov or bra), flat destinations and sources."""
 
-    __slots__ = ("instruction", "semantics", "destinations", "sources", "uniform", "copies", "_reads", "_writes")
+    __slots__ = ("instruction", "semantics", "destinations", "sources", "flat", "uniform", "copies", "_reads", "_writes")
 
     def __init__(self, instruction: Instruction, semantics: Optional[Semantics], destinations: list, sources: list):
         self.instruction = instruction
@@ -603,14 +605,15 @@ class _Decoded:
         self.copies = (semantics is None and len(destinations) == len(sources)) or (semantics is not None and bool(semantics.option("copies")))
         self._writes = [register for register in destinations if isinstance(register, Register)]
         reads = [instruction.guard[0]] if instruction.guard else []
-        for source in self.flat_sources():
+        self.flat = self._flat_sources()
+        for source in self.flat:
             if isinstance(source, Register):
                 reads.append(source)
             elif isinstance(source, Negated):
                 reads.append(source.register)
         self._reads = reads
 
-    def flat_sources(self) -> list:
+    def _flat_sources(self) -> list:
         found = []
         for source in self.sources:
             if isinstance(source, Vector):
@@ -773,8 +776,8 @@ class _BlockWriter:
 
     def register_view(self, register: Register, kind: str) -> str:
         translator = self.translator
-        width = register_bytes(register.type)
-        size = 0 if kind == "b1" else int(kind[1:])
+        width = _WIDTHS[register.type]
+        size = _SIZES[kind]
         if (width == 0) != (size == 0) or size > width:
             raise translator.error(self.current, f"the {register.type} register {register.name} is read as {8 * size or 1} bits")
         if register.name in translator.uniform:
@@ -835,7 +838,7 @@ class _BlockWriter:
 
     def source(self, operand, spec: Operand, semantics: Semantics) -> str:
         """The expression for one register-like source of a signature."""
-        kind = view_name(spec.dtype)
+        kind = spec.kind
         if spec.optional and isinstance(operand, (Register, Negated)) and getattr(operand, "register", operand).type == "pred":
             return self.view(operand, "b1")  # cp.async: a size or a predicate, which the opcode does not tell
         name = self.view(operand, kind)
@@ -880,8 +883,8 @@ class _BlockWriter:
 
     def result_kind(self, register: Register, type: str) -> tuple[str, str]:
         """(kind of the result, kind of the register view that takes it)."""
-        kind = view_name(DTYPES[type])
-        width = register_bytes(register.type)
+        kind = _KINDS[type]
+        width = _WIDTHS[register.type]
         if (width == 0) != (kind == "b1"):
             raise self.translator.error(self.current, f"a {type} result does not go into the {register.type} register {register.name}")
         if width == 0:
@@ -1052,7 +1055,7 @@ class _BlockWriter:
 
     def dense(self, expression: str, operand, spec: Operand, dense: bool) -> str:
         if dense and self.is_scalar(operand) and not isinstance(operand, (Immediate, Symbol)):
-            return f"full(M.count, {expression}, '{view_name(spec.dtype)}')"
+            return f"full(M.count, {expression}, '{spec.kind}')"
         return expression
 
     def translate_lanes(self, item: _Decoded) -> None:
@@ -1060,8 +1063,8 @@ class _BlockWriter:
         function = translator.function(semantics.bound(translator.arithmetic))
         guard = self.guard_name(item)
         arguments = self.arguments(item, dense=not semantics.option("out") and not semantics.option("scalars"))
-        types = _flat_types(semantics)
-        scalar = all(source is None or self.is_scalar(source) for source in item.flat_sources())
+        types = semantics.result_types
+        scalar = all(source is None or self.is_scalar(source) for source in item.flat)
         if len(item.destinations) == 1:
             register, type = item.destinations[0], types[0]
             if not isinstance(register, Register):
@@ -1074,7 +1077,7 @@ class _BlockWriter:
                 self.assigned(register)
             else:
                 expression = f"{function}({', '.join(arguments)})"
-                safe = semantics.option("out") or all(self.alias_is_safe(source) for source in item.flat_sources())
+                safe = semantics.option("out") or all(self.alias_is_safe(source) for source in item.flat)
                 if not safe and not self.is_row(register) and kind == target:
                     expression += ".copy()"
                 self.store(register, type, expression, scalar)
@@ -1123,13 +1126,13 @@ class _BlockWriter:
                 spent.append(self.prepared.pop(key))
         options = translator.semantics(semantics)
         call = f"warps(M, {function}, ({', '.join(arguments)}{',' if arguments else ''}), {options})"
-        self.translate_results(item, call, _flat_types(semantics), None)
+        self.translate_results(item, call, semantics.result_types, None)
         self.free_names += spent
 
     def translate_memory(self, item: _Decoded) -> None:
         semantics, translator = item.semantics, self.translator
         function = translator.function(semantics.bound(translator.arithmetic))
-        types = _flat_types(semantics)
+        types = semantics.result_types
         guard = self.guard_name(item)
         if semantics.option("warps"):
             arguments = self.arguments(item, dense=True)
@@ -1194,7 +1197,7 @@ class _BlockWriter:
         function = translator.function(semantics.bound(translator.arithmetic))
         arguments = self.arguments(item, dense=False)
         targets = []
-        for register, type in zip(item.destinations, _flat_types(semantics)):
+        for register, type in zip(item.destinations, semantics.result_types):
             if isinstance(register, Register) and self.is_row(register):
                 _, target = self.result_kind(register, type)
                 targets.append(f"('{target}', {translator.row_of[register.name]})")
