@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Callable, Optional, Sequence, Union
+from typing import Callable, Optional, Sequence
 
 import numpy as np
 
@@ -55,6 +55,7 @@ def _in_register_order(kind: str, values: np.ndarray) -> np.ndarray:
     """Spread what each output ("output"), row or column of each warp has over (4, warps, 32)."""
     return values.reshape(-1).take(_places(kind, len(values)))
 
+
 _FRACTION_BITS = 25
 _NO_PRODUCT = -(1 << 13)  # an exponent below every other, twice of which fits int16
 
@@ -76,7 +77,7 @@ class _Element:
 
     @cached_property
     def _codes(self) -> np.ndarray:
-        """The format's code in each possible container; the unused upper bits are ignored."""
+        """The format's code in each possible container."""
         return (np.arange(1 << self.bits) >> self.shift) & ((1 << self.format.bits) - 1)
 
     @cached_property
@@ -91,6 +92,12 @@ class _Element:
         field = (codes >> format.mantissa_bits) & ((1 << format.exponent_bits) - 1)
         exponent = np.maximum(field, 1) - format.bias
         return np.where(self.values == 0, _NO_PRODUCT, exponent).astype(np.int16)
+
+    @property
+    def padding(self) -> int:
+        """The bits of a 32-bit register that belong to no element."""
+        unused = ((1 << self.bits) - 1) ^ (((1 << self.format.bits) - 1) << self.shift)
+        return unused * 0x01010101 if self.bits == 8 else 0
 
     @property
     def smallest_step(self) -> int:
@@ -250,6 +257,11 @@ def _containers(element: _Element, registers: Sequence[np.ndarray]) -> np.ndarra
     stacked = np.empty((*registers[0].shape, len(registers)), np.uint32)
     for index, register in enumerate(registers):
         stacked[..., index] = register
+    if element.padding:
+        # The ISA gives these bits no meaning, and hardware does not ignore all of them.
+        astray = stacked & np.uint32(element.padding)
+        if astray.any():
+            raise Fault(f"a container of an {element.name} fragment has bits set outside of the element", astray.any(axis=-1))
     raw = stacked.view(np.uint8 if element.bits == 8 else np.uint16)
     return raw.reshape(len(stacked), 8, 4, len(registers), -1)
 
