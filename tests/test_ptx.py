@@ -269,6 +269,10 @@ def test_unknown_opcodes_are_refused_when_a_text_is_loaded():
     with pytest.raises(EmulatorFault, match=r"t.ptx:8: tex.2d.v4.f32.s32 is not implemented: no instruction is called 'tex'") as caught:
         Emulator().load_text(entry(".reg .b32 %r<9>;\nmov.b32 %r1, 0;\n@%p1 tex.2d.v4.f32.s32 {%r1, %r2, %r3, %r4}, [t, {%r1, %r2}];"), "t.ptx")
     assert caught.value.line == 8
+    with pytest.raises(PtxError, match="t.ptx:6: the directive .frob is not known in a function"):
+        Emulator().load_text(entry(".frob x;"), "t.ptx")
+    with pytest.raises(EmulatorFault, match="mov.b128 is not implemented"):
+        Emulator().load_text(entry(".reg .b128 a; mov.b128 a, a;"), "t.ptx")
     with pytest.raises(EmulatorFault, match="t.ptx:6: add.rn.u32 is not implemented"):
         Emulator().load_text(entry(".reg .b32 %r<9>; add.rn.u32 %r1, %r1, 1;"), "t.ptx")
 

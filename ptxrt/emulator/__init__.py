@@ -193,17 +193,16 @@ class Emulator:
 
     def load_text(self, text: str, name: str = "<ptx>") -> LoadedModule:
         """Load a PTX text. Refuses by name and line what it cannot execute."""
-        from ..ptx.parse import opcodes, parse
+        from ..ptx.parse import check_bodies, opcodes, parse
         from .instruction import Unsupported, resolve
 
         module = parse(text, name)
         for opcode, line in opcodes(module).items():
-            if opcode.startswith("mov."):
-                continue
             try:
                 resolve(opcode)
             except Unsupported as error:
                 raise Unsupported(f"{name}:{line}: {error}", line=line) from None
+        check_bodies(module)
         loaded = LoadedModule(self, module)
         self.modules.append(loaded)
         return loaded

@@ -1296,6 +1296,14 @@ def set_(modifiers: tuple[str, ...]) -> Semantics:
     return Lanes(width, f"{operand}, {operand}" + (", pred" if combine else ""), run, scalars=True)
 
 
+@define("mov")
+def mov(modifiers: tuple[str, ...]) -> Semantics:
+    """mov.type d, a: a copy, also from and to {a, b}; what it does depends on its operands (codegen.py)."""
+    type = _type(modifiers, _INTEGERS | _BITS | {"f32", "f64", "pred"})
+    _only(modifiers, type)
+    return Lanes(type, type, np.positive, copies=True)
+
+
 @define("selp")
 def selp(modifiers: tuple[str, ...]) -> Semantics:
     """selp.type d, a, b, c: a where the predicate c holds, else b."""

@@ -25,6 +25,7 @@ _NOWHERE = np.iinfo(np.int32).max  # the key of a thread that cannot run
 _FULL_MASK = 0xFFFFFFFF
 _SHARED_LIMIT = 227 * 1024  # the most shared memory a block has on any GPU
 _FAIRNESS = 64  # every so many steps over parted threads, those who waited longest run
+_PATIENCE = 256  # turns of one warp alone before another one's, and steps to a turn, where warps run one by one
 
 
 class Launch:
@@ -237,6 +238,9 @@ class Batch:
         self.reasons: dict[str, np.ndarray] = {}
         self.issued = 0
         self.last_run: dict[int, int] = {}
+        self.turns = 0
+        self.one_by_one = launch.emulator.schedule == "warps"
+        self.focus, self.patience = 0, _PATIENCE
 
     # -- what families call -------------------------------------------------------------------------------------
 
@@ -311,18 +315,21 @@ class Batch:
             if choice is None:
                 return
             block, lanes, together = choice
+            steps = _PATIENCE if self.one_by_one else sys.maxsize
             while block is not None:
                 block = self.step(block, lanes, together)
+                steps -= 1
+                if steps == 0 and block is not None:
+                    self.key[slice(None) if lanes is None else lanes] = block
+                    self.patience = 0
+                    break
 
     def choose(self) -> Optional[tuple[int, Optional[np.ndarray], bool]]:
         """The basic block to run next, its threads (None: all lanes), and whether no other thread can run."""
         self.release_rows()
         key = self.key
-        if self.launch.emulator.schedule == "warps":
-            # The first warp that can run goes on alone until it waits or ends: nobody waits for it by accident.
-            first = int(np.argmax(key != _NOWHERE)) // WARP
-            key = np.full_like(key, _NOWHERE)
-            key[first * WARP : (first + 1) * WARP] = self.key[first * WARP : (first + 1) * WARP]
+        if self.one_by_one:
+            key = self.key_of_one_warp()
         low = int(key.min())
         if low == _NOWHERE:
             if self.alive.any():
@@ -334,7 +341,7 @@ class Batch:
         ready = int(np.count_nonzero(key != _NOWHERE))
         if len(lanes) == ready:
             return low, lanes, True
-        self.turns = getattr(self, "turns", 0) + 1
+        self.turns += 1
         candidates = np.unique(key[key != _NOWHERE]).tolist()
         if self.turns % _FAIRNESS == 0:
             candidates.sort(key=lambda block: self.last_run.get(block, 0))
@@ -346,6 +353,24 @@ class Batch:
                 self.last_run[block] = self.turns
                 return block, lanes, False
         return low, np.flatnonzero(key == low), False
+
+    def key_of_one_warp(self) -> np.ndarray:
+        """The key with one warp alone: the first one that can run, until it waits or ends.
+
+        So nobody waits for it by accident. A warp that spins for another one's sake is left after a while.
+        """
+        able = (self.key != _NOWHERE).reshape(-1, WARP).any(axis=1)
+        if not able.any():
+            return self.key
+        self.patience -= 1
+        if not able[self.focus] or self.patience < 0:
+            following = np.flatnonzero(able)
+            later = following[following > self.focus] if self.patience < 0 else following
+            self.focus, self.patience = int((later if len(later) else following)[0]), _PATIENCE
+        key = np.full_like(self.key, _NOWHERE)
+        warp = slice(self.focus * WARP, (self.focus + 1) * WARP)
+        key[warp] = self.key[warp]
+        return key
 
     def complete_warps(self, lanes: np.ndarray) -> np.ndarray:
         """Those lanes whose warp has no thread that can run elsewhere."""

@@ -119,10 +119,9 @@ class GlobalMemory:
 
     def free(self, address: int) -> None:
         """Give an allocation back; its addresses stay invalid for good."""
-        allocation = self.find(address)
-        if allocation is None or allocation.base != address:
+        position = bisect_right(self.bases, address) - 1
+        if position < 0 or self.bases[position] != address:
             raise EmulatorFault(f"0x{address:x} is freed and is no allocation (freed twice?)")
-        position = self.allocations.index(allocation)
         del self.bases[position], self.allocations[position]
 
     def find(self, address: int) -> Optional[Allocation]:

@@ -334,6 +334,51 @@ _HEAD = re.compile(
 )
 
 
+_BODY_DIRECTIVE = re.compile(r"[;{}\n]\s*\.([a-z]+)\b")
+_BODY_DIRECTIVES = frozenset({"reg", "local", "shared", "param", "pragma", "loc", "branchtargets"})
+_CALL = re.compile(r"\bcall(?:\.uni)?\s+(?:\([^)]*\)\s*,\s*)?([\w$%]+)")
+
+
+def check_bodies(module: Module) -> None:
+    """Refuse what can be seen without reading the bodies: unknown directives, and calls that cannot be inlined.
+
+    Raises PtxSyntaxError with the line of a directive that is not known, of a call through a register, to a function
+    without a body, or around a circle of functions.
+    """
+    calls: dict[str, dict[str, int]] = {}
+
+    def error(position: int, message: str) -> PtxSyntaxError:
+        return PtxSyntaxError(f"{module.name}:{line_of(module, position)}: {message}")
+
+    for function in module.functions.values():
+        if function.body is None:
+            continue
+        start, end = function.body
+        for match in _BODY_DIRECTIVE.finditer(module.text, start - 1, end):
+            if match[1] not in _BODY_DIRECTIVES:
+                raise error(match.start(1), f"the directive .{match[1]} is not known in a function (in '{function.name}')")
+        callees = calls[function.name] = {}
+        for match in _CALL.finditer(module.text, start, end):
+            name = match[1]
+            if name not in module.functions:
+                raise error(match.start(), f"a call through '{name}' is not supported: only functions of this text, by name")
+            if module.functions[name].body is None:
+                raise error(match.start(), f"'{name}' is called and has no body here")
+            callees.setdefault(name, match.start())
+    finished: set[str] = set()
+    for name in calls:
+        _refuse_recursion(name, calls, (), finished, error)
+
+
+def _refuse_recursion(name: str, calls: dict[str, dict[str, int]], above: tuple[str, ...], finished: set[str], error) -> None:
+    for callee, position in calls[name].items():
+        if callee in (*above, name):
+            raise error(position, f"'{callee}' calls itself, by way of {' and '.join((*above, name))}; recursion is not supported")
+        if callee not in finished:
+            _refuse_recursion(callee, calls, (*above, name), finished, error)
+    finished.add(name)
+
+
 def opcodes(module: Module) -> dict[str, int]:
     """The distinct opcodes of all bodies, each with the line of its first use."""
     found: dict[str, int] = {}

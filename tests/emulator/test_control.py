@@ -108,6 +108,7 @@ def test_recursion_and_missing_bodies_are_refused():
     refuse(".func g (); .func f () { call g; ret; } .func g () { call f; ret; }", "call f;", "calls itself")
     refuse(".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);", "call (%r1), vprintf, (%rd1, %rd1);", "'vprintf' is called and has no body")
     refuse(".func f () { ret; }", "call f, (%r1);", "other arguments")
+    refuse("", "call (%r1), %rd1, (%r2);", "a call through '%rd1' is not supported")
 
 
 def test_special_registers():
