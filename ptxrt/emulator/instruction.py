@@ -155,7 +155,9 @@ def signature(text: str) -> tuple[Operand, ...]:
             known = match and (match["space"] in SPACES if match["space"] else match["type"] in DTYPES or match["type"] == "imm")
             if not known:
                 raise ValueError(f"'{piece}' in the signature '{text}' is no operand type")
-            operands.append(Operand(match["space"] or match["type"], int(match["count"] or 0), bool(match["optional"]), position > 0))
+            operands.append(
+                Operand(match["space"] or match["type"], int(match["count"] or 0), bool(match["optional"]), position > 0)
+            )
     return tuple(operands)
 
 

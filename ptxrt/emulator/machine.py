@@ -18,7 +18,7 @@ from ..errors import EmulatorFault
 from ..ptx.lower import Branch, Exit, Jump, Switch
 from .check import Observer
 from .instruction import Fault, Semantics
-from .memory import LOCAL_BASE, SHARED_BASE, Access, CopyQueue, GlobalMemory, Region
+from .memory import SHARED_BASE, Access, CopyQueue, GlobalMemory, Region
 
 WARP = 32
 _NOWHERE = np.iinfo(np.int32).max  # the key of a thread that cannot run
@@ -303,7 +303,9 @@ class Batch:
             return np.uint64(self.issued >> 32 if name == "clock_hi" else self.issued)
         if name.startswith("globaltimer"):
             now = time.monotonic_ns()
-            return np.uint64(now >> 32 if name.endswith("_hi") else now & (_FULL_MASK if name.endswith("_lo") else -1 & (1 << 64) - 1))
+            return np.uint64(
+                now >> 32 if name.endswith("_hi") else now & (_FULL_MASK if name.endswith("_lo") else -1 & (1 << 64) - 1)
+            )
         return np.uint64(self.launch.special(name))
 
     # -- scheduling ---------------------------------------------------------------------------------------------
@@ -405,7 +407,9 @@ class Batch:
         except Fault as fault:
             raise self.located(fault, number, executing) from None
         except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise self.located(Fault(f"stopped the emulator: {type(error).__name__}: {error}"), number, executing, error) from error
+            raise self.located(
+                Fault(f"stopped the emulator: {type(error).__name__}: {error}"), number, executing, error
+            ) from error
         self.count(number, executing.count, block.size)
         terminator = self.code.program.blocks[number].terminator
         if self.parking is not None or isinstance(terminator, Exit):
@@ -440,7 +444,9 @@ class Batch:
     def switch(self, terminator: Switch, index: np.ndarray, lanes: Optional[np.ndarray]) -> Optional[int]:
         targets = np.array(terminator.targets, np.int32)
         if (index >= len(targets)).any():
-            raise EmulatorFault(f"brx.idx with index {int(index.max())} of {len(targets)} targets", kernel=self.code.program.entry.name)
+            raise EmulatorFault(
+                f"brx.idx with index {int(index.max())} of {len(targets)} targets", kernel=self.code.program.entry.name
+            )
         found = targets[index]
         if np.ndim(found) == 0 or (found == found[0]).all():
             return int(found if np.ndim(found) == 0 else found[0])
@@ -512,7 +518,14 @@ class Batch:
             line = instruction.line
             source = launch.source_of(instruction.location)
             place = f" at PTX line {line} ({instruction.opcode})" + (f", {source}" if source else "")
-        return EmulatorFault(f"{name}: thread {thread} of block {block} {message}{place}", kernel=name, block=block, thread=thread, line=line, source=source)
+        return EmulatorFault(
+            f"{name}: thread {thread} of block {block} {message}{place}",
+            kernel=name,
+            block=block,
+            thread=thread,
+            line=line,
+            source=source,
+        )
 
     def deadlock(self) -> EmulatorFault:
         parts = []
@@ -531,7 +544,8 @@ class Batch:
         gone = self.threads - int(np.count_nonzero(inside & self.alive))
         instruction = self.before(int(self.resume[lane]))
         return self.fault_at(
-            f"is in a deadlock: no thread can run; {'; '.join(parts) or 'nobody waits'}. In this block {waiting} of {self.threads} threads wait and {gone} have exited",
+            f"is in a deadlock: no thread can run; {'; '.join(parts) or 'nobody waits'}. "
+            f"In this block {waiting} of {self.threads} threads wait and {gone} have exited",
             lane,
             instruction,
         )
@@ -603,7 +617,12 @@ def warps(executing: Executing, function: Callable, arguments: tuple, semantics:
     mask_at = options.get("mask")
     memory = (executing,) if semantics.kind == "memory" else ()
     if executing.whole:
-        shaped = tuple([argument if argument.__class__ is not tuple and not isinstance(argument, np.ndarray) else _shaped(argument) for argument in arguments])
+        shaped = tuple(
+            [
+                argument if argument.__class__ is not tuple and not isinstance(argument, np.ndarray) else _shaped(argument)
+                for argument in arguments
+            ]
+        )
         if mask_at is None:
             results = function(*memory, *shaped)
         else:
@@ -658,7 +677,12 @@ def _check_mask(executing: Executing, mask: np.ndarray, ids: np.ndarray, active)
     if absent.any():
         position = np.unravel_index(int(np.argmax(absent)), absent.shape)
         names = int(mask[position] & ~allowed[position[0]])
-        raise _fault_of(f"executes a .sync instruction whose membermask 0x{int(mask[position]):08x} names threads that are elsewhere (lanes 0x{names:08x})", absent, ids)
+        raise _fault_of(
+            f"executes a .sync instruction whose membermask 0x{int(mask[position]):08x} names threads that are elsewhere "
+            f"(lanes 0x{names:08x})",
+            absent,
+            ids,
+        )
 
 
 def _fault_of(message: str, where: np.ndarray, ids: np.ndarray) -> Fault:
@@ -672,7 +696,12 @@ def _flat(results, count: int) -> tuple:
         return ()
     if not isinstance(results, tuple):
         results = (results,)
-    return tuple([result.reshape(-1) if np.size(result) == count else np.broadcast_to(result, (count // WARP, WARP)).reshape(-1) for result in results])
+    return tuple(
+        [
+            result.reshape(-1) if np.size(result) == count else np.broadcast_to(result, (count // WARP, WARP)).reshape(-1)
+            for result in results
+        ]
+    )
 
 
 def blocking(executing: Executing, function: Callable, arguments: tuple, targets: tuple, aligned: bool) -> None:
@@ -685,7 +714,9 @@ def blocking(executing: Executing, function: Callable, arguments: tuple, targets
         wrong = (here != alive)[lanes // WARP]
         if wrong.any():
             warp = int(lanes[int(np.argmax(wrong))]) // WARP
-            raise Fault(f"executes an aligned barrier with {int(here[warp])} of the {int(alive[warp])} threads of its warp", wrong)
+            raise Fault(
+                f"executes an aligned barrier with {int(here[warp])} of the {int(alive[warp])} threads of its warp", wrong
+            )
     function(Threads(executing, targets), *arguments)
 
 

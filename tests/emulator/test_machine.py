@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ptxrt.emulator import Emulator, EmulatorFault
+from ptxrt.emulator import Emulator
 
-from programs import launch, program, text
+from programs import launch, text
 
 TEXTS = ["", ".portable"]
 M32, M64 = 2**32 - 1, 2**64 - 1
@@ -36,7 +36,9 @@ def test_features(kind, n, rng):
     x = np.abs(rng.standard_normal(count)).astype(np.float32)
     out = np.zeros(count, np.float32)
     b = [0.5, 2.25, -1.5]
-    launch(text(f"features{kind}.ptx"), "features", out, x, struct.pack("<i3fd", 7, *b, 3.0), n, grid=2, block=128, shared_bytes=512)
+    launch(
+        text(f"features{kind}.ptx"), "features", out, x, struct.pack("<i3fd", 7, *b, 3.0), n, grid=2, block=128, shared_bytes=512
+    )
     exchanged = x.astype(float).reshape(-1, 128)[:, np.arange(128) ^ 1].reshape(-1)
     total = np.zeros(count)
     for i in range(n):
@@ -118,7 +120,12 @@ def rounded(value: Fraction, mode: str, precision: int, smallest: int, largest: 
     unit = Fraction(2) ** max(exponent - precision + 1, smallest)
     below = magnitude // unit
     rest = magnitude - below * unit
-    up = {"rn": rest * 2 > unit or (rest * 2 == unit and below % 2 == 1), "rz": False, "ru": value > 0 and rest > 0, "rd": value < 0 and rest > 0}[mode]
+    up = {
+        "rn": rest * 2 > unit or (rest * 2 == unit and below % 2 == 1),
+        "rz": False,
+        "ru": value > 0 and rest > 0,
+        "rd": value < 0 and rest > 0,
+    }[mode]
     result = (below + up) * unit
     if result > Fraction(largest):
         overflow = mode == "rn" or (mode == "ru" and value > 0) or (mode == "rd" and value < 0)
@@ -164,7 +171,12 @@ def test_singles(kind, rng):
                 want.append(np.float32(np.nan) if a == 0 else np.float32(np.copysign(np.inf, a) * np.copysign(1, b)))
         want += [_root(abs(x), mode) for mode in ("rn", "ru")]
         want += [f32(1 / x, mode) if a else np.copysign(np.float32(np.inf), np.float32(a)) for mode in ("rn", "rd")]
-        want += [_extreme(min, a, b, -1), _extreme(max, b, c, 1), np.float32(min(max(a, 0.0), 1.0) + 0.0), np.copysign(np.float32(a), np.float32(b))]
+        want += [
+            _extreme(min, a, b, -1),
+            _extreme(max, b, c, 1),
+            np.float32(min(max(a, 0.0), 1.0) + 0.0),
+            np.copysign(np.float32(a), np.float32(b)),
+        ]
         assert [_bits(value) for value in got] == [_bits(value) for value in want], (a, b, c, got, want)
 
 
@@ -201,7 +213,17 @@ def test_doubles(rng):
             def f64(value, mode="rn", largest=largest):
                 return rounded(value, mode, 53, -1074, largest)
 
-            want = [a + b, a * b, f64(x * y + z), a / b, float(np.sqrt(abs(a))), None, f64(x + y, "ru"), f64(x * y, "rd"), min(a, c)]
+            want = [
+                a + b,
+                a * b,
+                f64(x * y + z),
+                a / b,
+                float(np.sqrt(abs(a))),
+                None,
+                f64(x + y, "ru"),
+                f64(x * y, "rd"),
+                min(a, c),
+            ]
             for position, value in enumerate(want):
                 assert value is None or got[position] == value, (position, a, b, c, got[position], value)
             assert got[5] == pytest.approx(math.exp(min(a * 1e-3, 700)), rel=1e-13) or a > 7e5
@@ -217,7 +239,10 @@ def test_halves(kind, rng):
     out, out_b = np.zeros((300, 8, 2), np.float16), np.zeros((300, 8, 2), ml_dtypes.bfloat16)
     raw_b = out_b.view(np.uint16)
     launch(text(f"floats{kind}.ptx"), "halves", out, raw_b, half, bits, 300, grid=3, block=128)
-    for values, found, precision, smallest, largest in ((half, out, 11, -24, 65504.0), (brain, out_b, 8, -133, float(ml_dtypes.finfo(ml_dtypes.bfloat16).max))):
+    for values, found, precision, smallest, largest in (
+        (half, out, 11, -24, 65504.0),
+        (brain, out_b, 8, -133, float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)),
+    ):
         with np.errstate(invalid="ignore"):
             values, found = values.astype(np.float64), found.astype(np.float64)
         for lane in range(2):
