@@ -251,6 +251,8 @@ def _as_array(function: str, name: str, value):
     interface = getattr(value, "__cuda_array_interface__", None)
     if interface is not None:
         return _borrow(function, name, value, interface)
+    if value is None:
+        raise ArgumentError(f"{function}: {name} is None; pass a NumPy array or a device array")
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:

@@ -230,7 +230,7 @@ def backend_for(name: str, **options) -> Backend:
     """The backend of a machine; the same object for the same options. MachineError where it is not there."""
     if name not in MACHINES:
         raise ArgumentError(f"the machine is {name!r}; there is {', '.join(MACHINES)} (ptxrt.using or PTXRT_MACHINE)")
-    key = (name, *sorted(options.items()))
+    key = (name, *sorted((option, repr(value)) for option, value in options.items()))
     with _opening:
         if key not in _opened:
             _opened[key] = _open(name, options)
@@ -262,7 +262,8 @@ class using:
 
     It holds for the current thread or task; elsewhere PTXRT_MACHINE and the default hold. Options of the
     emulator: arithmetic="float64" or "hardware" (the tensor cores' own sums), ptx="native" or
-    "portable" (which text), checks=True, budget=None (instructions at most), bank_conflicts=False.
+    "portable" (which text), checks=True, budget=None (instructions at most), bank_conflicts=False,
+    races=False, schedule="together" or "warps"; docs/emulator.md says what each does.
     """
 
     def __init__(self, machine: str, **options):

@@ -223,7 +223,7 @@ def test_wrong_quantize_calls_say_what_to_do(emulator):
         (lambda: ptxrt.quantize(x, None), "format is None"),
         (lambda: ptxrt.quantize(x, ["mxfp4"]), "format is"),
         (lambda: ptxrt.quantize(x[:, :40], "mxfp4"), "cols is 40 in x; it must be a multiple of 32.*Pad it to 64 or cut it to 32"),
-        (lambda: ptxrt.quantize(x.astype(np.float64), "mxfp4"), "x is float64 .*float32, float16, bfloat16"),
+        (lambda: ptxrt.quantize(x.astype(np.float64), "mxfp4"), "x is float64 .*float32, float16 or bfloat16"),
         (lambda: ptxrt.quantize(np.float32(3), "mxfp4"), "single number"),
         (lambda: ptxrt.quantize("text", "mxfp4"), "single number|x is"),
         (lambda: ptxrt.quantize([[1, 2], [3]], "mxfp4"), "x is a list"),
