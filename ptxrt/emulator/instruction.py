@@ -286,4 +286,6 @@ def resolve(opcode: str) -> Semantics:
                 return resolver(tuple(words[length:]))
             except Unsupported as error:
                 raise Unsupported(f"{opcode} is not implemented: {error}") from None
-    raise Unsupported(f"{opcode} is not implemented: no instruction is called '{words[0]}'")
+    related = sorted(name for name in REGISTRY if name.split(".")[0] == words[0])
+    reason = f"there is {', '.join(related)}" if related else f"no instruction is called '{words[0]}'"
+    raise Unsupported(f"{opcode} is not implemented: {reason}")
