@@ -733,7 +733,7 @@ def main(arguments=None):
                 print_sizes(units, modules)
             spent = f" in {time.perf_counter() - start:.1f} s" if built else ""
             print(f"built {len(built)} of {len(units)}{spent}, the rest fresh -> {modules}")
-    except BuildFailure as failure:
+    except (BuildFailure, OSError) as failure:
         print(f"\n{type(failure).__name__}: {failure}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
