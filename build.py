@@ -12,7 +12,8 @@ Several such lines mean every combination. Each unit becomes
 
 The same sources and compiler give the same bytes on every machine: paths in the texts are relative, and the one
 identifier that nvcc derives from the absolute path is replaced. Whether a unit is stale is decided by hashes of its
-source, the headers it includes and its flags; a fresh tree needs no compiler at all.
+source, the headers it includes and its flags; a fresh tree needs no compiler at all (and another compiler makes nothing
+stale: run `--clean` first to compile everything with it).
 
 Run `python build.py --help` for the options. As a hatchling build hook this file compiles the kernels into a wheel.
 This file uses the standard library alone and imports nothing of ptxrt.
@@ -460,9 +461,10 @@ def hash_of(path, cache):
 def record_of(unit, modules):
     """Return the record of a built unit, or None."""
     try:
-        return json.loads((modules / f"{unit.unit}.json").read_text(encoding="utf-8"))
+        record = json.loads((modules / f"{unit.unit}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    return record if isinstance(record, dict) and record.get("unit") == unit.unit else None
 
 
 def is_fresh(unit, sources, modules, ptx_only, cache):
@@ -731,7 +733,7 @@ def main(arguments=None):
                 print_sizes(units, modules)
             spent = f" in {time.perf_counter() - start:.1f} s" if built else ""
             print(f"built {len(built)} of {len(units)}{spent}, the rest fresh -> {modules}")
-    except BuildFailure as failure:
+    except (BuildFailure, OSError) as failure:
         print(f"\n{type(failure).__name__}: {failure}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -110,7 +110,7 @@ class Tolerance:
             ("gain 1 +- ", self.gain),
             ("absolute <= ", self.absolute),
         ]
-        return ", ".join(f"{name}{value:g}" for name, value in parts if value is not None) + f" ({self.reason})"
+        return ", ".join(f"{name}{value:.10g}" for name, value in parts if value is not None) + f" ({self.reason})"
 
 
 EXACT = Tolerance("codes, integers and exact conversions", absolute=0.0)

@@ -391,6 +391,8 @@ def _as_array(function: str, name: str, value):
         from . import dlpack
 
         return dlpack.take(function, name, value)
+    if value is None:
+        raise ArgumentError(f"{function}: {name} is None; pass a NumPy array or a device array")
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:

@@ -372,11 +372,12 @@ def backend_for(name: str, device: int | None = None, **options) -> Backend:
     if device is not None and (isinstance(device, bool) or not isinstance(device, (int, np.integer)) or device < 0):
         raise ArgumentError(f"device is {device!r}; pass the number of a device, from 0 on")
     options = _emulator_options(options) if name == "emulator" else options
-    key = (name, None if device is None else int(device), *sorted(options.items()))
+    said = sorted((option, repr(value)) for option, value in options.items())
+    key = (name, None if device is None else int(device), *said)
     with _opening:
         if key not in _opened:
             ordinal = _ordinal(name, device)
-            whole = (name, ordinal, *sorted(options.items()))
+            whole = (name, ordinal, *said)
             if whole not in _opened:
                 _opened[whole] = _open(name, ordinal, options)
             _opened[key] = _opened[whole]
@@ -432,7 +433,8 @@ class using:
     device: the number of the device, as CUDA counts them; where left out, the first that the machine runs on. The
     choice holds for the current thread or task; elsewhere PTXRT_MACHINE and the default hold. Options of the
     emulator: arithmetic="float64" or "hardware" (the tensor cores' own sums), ptx="native" or
-    "portable" (which text), checks=True, budget=None (instructions at most), bank_conflicts=False.
+    "portable" (which text), checks=True, budget=None (instructions at most), bank_conflicts=False,
+    races=False, schedule="together" or "warps"; docs/emulator.md says what each does.
     """
 
     def __init__(self, machine: str, *, device: int | None = None, **options):

@@ -140,7 +140,8 @@ def _is_array(value) -> bool:
 def _check_array(kernel: Kernel, a: Argument, array) -> None:
     """Dtype, rank, contiguity and alignment of one array."""
     if not any(f.holds(array.dtype) for f in a.formats):
-        accepted = ", ".join(dict.fromkeys(f.dtype.name for f in a.formats))
+        *others, last = dict.fromkeys(f.dtype.name for f in a.formats)
+        accepted = f"{', '.join(others)} or {last}" if others else last
         _fail(kernel, a, f"is {array.dtype} {list(array.shape)}", f"Convert it to {accepted}.")
     rank, wanted = len(array.shape), len(a.shape)
     if rank != wanted:

@@ -37,14 +37,20 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--machine", type=click.Choice(["native", "portable", "emulator"]), help="Where kernels run.")
-@click.option("--arithmetic", type=click.Choice(["float64", "hardware"]), help="Sums of the emulator's tensor cores.")
-@click.option("--ptx", type=click.Choice(["native", "portable"]), help="Which text the emulator executes.")
-@click.option("--no-checks", is_flag=True, help="Let the emulator run without its checks of memory and barriers.")
+@click.option("--machine", type=click.Choice(["native", "portable", "emulator"]), help="Where kernels run; see `devices`. Without it PTXRT_MACHINE decides, else the best that is there.")
+@click.option("--arithmetic", type=click.Choice(["float64", "hardware"]), help="How the emulator rounds the sums of tensor cores: float64 (the default) or as the hardware does.")
+@click.option("--ptx", type=click.Choice(["native", "portable"]), help="Which build's PTX the emulator executes: native (the default) or portable.")
+@click.option("--no-checks", is_flag=True, help="Let the emulator skip its tracking of memory that nothing wrote.")
 @click.version_option(__version__, prog_name="ptxrt")
 @click.pass_context
 def main(ctx, machine, arithmetic, ptx, no_checks):
-    """Low-precision CUDA kernels on NumPy files: on a GPU, or on an emulator where there is none."""
+    """Low-precision CUDA kernels on NumPy files: on a GPU, or on an emulator where there is none.
+
+    \b
+    ptxrt list                                            what there is
+    ptxrt run quantize --x x.npy -o q.npz --compare       run it on a file
+    ptxrt run quantize --help                             its options
+    """
     options = {"arithmetic": arithmetic, "ptx": ptx, "checks": False if no_checks else None}
     ctx.obj = machine, {name: value for name, value in options.items() if value is not None}
 
@@ -193,6 +199,8 @@ def job_command(name: str, manual: str, params: list[click.Parameter], make: Cal
 
     @click.pass_context
     def callback(ctx, output, compare, json_output, format_limit=None, **options):
+        if format_limit is not None and not compare:
+            raise click.UsageError("--format-limit is a limit of --compare: add --compare")
         choose_machine(ctx)
         job = make(**options)
         run_job(job, output, compare, format_limit, json_output)
@@ -259,7 +267,7 @@ def dtype_name(array) -> str:
     return str(getattr(array, "dtype", None) or array.format)
 
 
-def compare_job(job: Job, kernel_name: str, results, arrays, format_limit) -> tuple[dict[str, Any], list[str]]:
+def compare_job(job: Job, results, arrays, format_limit) -> tuple[dict[str, Any], list[str]]:
     """The figures of every result against the reference and the exact answer, and what exceeds its limit."""
     from . import compare, kernels
     from .accuracy import EXACT
@@ -288,7 +296,7 @@ def print_report(report: Mapping[str, Any], notes: list[str]) -> None:
         click.echo(f"{report['kernel']} on {report['detail']}")
         click.echo(f"  entry   {report['entry']}, {sizes}, {report['shared_bytes']} bytes of shared memory")
     else:
-        click.echo("nothing to launch: the results are empty")
+        click.echo(f"{report['kernel']}: an axis is 0, nothing was launched")
     for name, item in report["inputs"].items():
         click.echo(f"  {name:7} {item['dtype']} {list(item['shape'])} from {item['file']}")
     for name, item in report["outputs"].items():
@@ -301,7 +309,8 @@ def print_report(report: Mapping[str, Any], notes: list[str]) -> None:
         click.echo(f"  {name}")
         click.echo(f"    relative L2 {figures['relative_l2']:.3e}   cosine {figures['cosine']:.8f}   gain {figures['gain']:.6f}")
         where = list(figures["worst_index"])
-        click.echo(f"    worst element {where}: {figures['worst_got']:.6g}, wanted {figures['worst_want']:.6g}")
+        if figures["size"]:
+            click.echo(f"    worst element {where}: {figures['worst_got']:.6g}, wanted {figures['worst_want']:.6g}")
         if figures.get("tolerance"):
             click.echo(f"    tolerance: {figures['tolerance']}")
         elif figures.get("limit") is not None:
@@ -314,6 +323,8 @@ def file_option(name: str, help: str) -> click.Option:
 
 def read_inputs(paths: Mapping[str, Path], dtype: str | None) -> tuple[dict[str, tuple[Path, Any]], list[str]]:
     """The arrays in the files, floating ones converted to `dtype` where it is given, and notes on what was converted."""
+    import numpy as np
+
     from .formats import FORMATS
     from .npy import read_array
 
@@ -323,9 +334,13 @@ def read_inputs(paths: Mapping[str, Path], dtype: str | None) -> tuple[dict[str,
         wanted = FORMATS[dtype].dtype if dtype else array.dtype
         if array.dtype != wanted and array.dtype.kind in "fV":
             notes.append(f"{name} converted from {array.dtype} to {wanted}")
-            array = array.astype(wanted)
+            with np.errstate(over="ignore"):
+                array = array.astype(wanted)
         inputs[name] = path, array
     return inputs, notes
+
+
+_DTYPE_HELP = "Convert floating-point inputs to this format first."
 
 
 # A kernel
@@ -335,16 +350,16 @@ def kernel_command(kernel) -> click.Command:
     """The command of a declared kernel: a file for each input, numbers for scalars and axes, flags for optional outputs."""
     given = {axis for a in kernel.inputs for axis in a.shape.axes} | set(kernel.fixed)
     axes = [axis for axis in kernel.axes if axis not in given]
-    params: list[click.Parameter] = [file_option(a.name, f"{a}") for a in kernel.inputs]
-    params += [click.Option([f"--{a.name.replace('_', '-')}", a.name], is_flag=True, help=f"write {a}") for a in kernel.outputs if a.optional]
+    params: list[click.Parameter] = [file_option(a.name, f"The .npy of {a.name}: {a}.") for a in kernel.inputs]
+    params += [click.Option([f"--{a.name.replace('_', '-')}", a.name], is_flag=True, help=f"Write {a.name}: {a}.") for a in kernel.outputs if a.optional]
     for a in kernel.scalars:
         number = float if a.formats[0].kind == "float" else int
         default = {"required": True} if a.default is None else {"default": a.default, "show_default": True}
-        params.append(click.Option([f"--{a.name.replace('_', '-')}", a.name], type=number, help=str(a), **default))
-    params += [click.Option([f"--{axis.replace('_', '-')}", axis], type=int, required=True, help="size of this axis") for axis in axes]
+        params.append(click.Option([f"--{a.name.replace('_', '-')}", a.name], type=number, help=f"A number of {a}.", **default))
+    params += [click.Option([f"--{axis.replace('_', '-')}", axis], type=int, required=True, help="Size of this axis.") for axis in axes]
     if kernel.unions:
         names = [f.name for f in kernel.unions]
-        params.append(click.Option(["--dtype"], type=click.Choice(names), help="Convert to this format first, or write it."))
+        params.append(click.Option(["--dtype"], type=click.Choice(names), help=_DTYPE_HELP if any(a.is_union for a in kernel.inputs) else "The format to write."))
     return job_command(kernel.name, kernel.__doc__, params, lambda **options: kernel_job(kernel, options))
 
 
@@ -392,6 +407,15 @@ def _dtype_option(help: str) -> click.Option:
     return click.Option(["--dtype"], type=click.Choice(["f32", "f16", "bf16"]), help=help)
 
 
+_ATTENTION_HELP = {
+    "qk": "Format of the product of q and k.",
+    "pv": "Format of the product of weights and v.",
+    "quantize": "Where q and k are quantized.",
+    "causal": "Hide later keys from each query; aligned at the bottom right.",
+    "return_lse": "Write lse, too: the logarithm of the sum of exponentials.",
+}
+
+
 def attention_command() -> click.Command:
     """`run attention`: its options are the keyword arguments of `ptxrt.attention`."""
     function = _attention()
@@ -399,16 +423,16 @@ def attention_command() -> click.Command:
     for p in inspect.signature(function).parameters.values():
         option = f"--{p.name.replace('_', '-')}"
         if p.kind is p.POSITIONAL_OR_KEYWORD:
-            params.append(file_option(p.name, f"The file of {p.name}."))
+            params.append(file_option(p.name, f"The .npy of {p.name}."))
         elif p.name == "scale":
             params.append(click.Option([option], type=float, help="Factor of the scores; 1 / sqrt(dim) by default."))
         elif p.name == "out_dtype":
             params.append(click.Option([option], type=click.Choice(["bfloat16", "float32"]), help="bfloat16 by default."))
         elif isinstance(p.default, bool):
-            params.append(click.Option([option], is_flag=True))
+            params.append(click.Option([option], is_flag=True, help=_ATTENTION_HELP[p.name]))
         elif isinstance(p.default, str):
-            params.append(click.Option([option], default=p.default, show_default=True))
-    params.append(_dtype_option("Convert q, k and v to this format first."))
+            params.append(click.Option([option], default=p.default, show_default=True, help=_ATTENTION_HELP[p.name]))
+    params.append(_dtype_option(_DTYPE_HELP))
     return job_command("attention", inspect.getdoc(function), params, attention_job, quantizes=True)
 
 
@@ -434,6 +458,8 @@ def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
 
 def quantize_command() -> click.Command:
     """`run quantize`: an .npy in, the .npz of a QuantizedArray out."""
+    from .ops.quantize import QUANTIZE
+
     params = [
         file_option("x", "The file to quantize."),
         click.Option(["--format"], default=_BLOCK_FORMAT, show_default=True, help="The block format."),

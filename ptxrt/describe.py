@@ -97,10 +97,11 @@ def kernel_lines(kernel: Kernel) -> Iterator[str]:
     yield grid_words(kernel)
     yield "tolerances"
     yield from (f"  {line}" for line in tolerance_words(kernel))
-    yield "cases"
-    yield from (f"  {case.id}" for case in kernel.cases)
     yield ""
     yield from text_table(compiled_table(kernel))
+    yield ""
+    yield "cases of `check`"
+    yield from (f"  {case.id}" for case in kernel.cases)
 
 
 def kernels_markdown(kernels: dict[str, Kernel]) -> str:

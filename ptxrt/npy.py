@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 import zlib
 from pathlib import Path
@@ -55,6 +56,10 @@ def check_target(path: Path, arrays: int) -> None:
         raise FileError(f"{path} is to hold {what}; give it a name that ends in {wanted}")
     if not path.parent.is_dir():
         raise FileError(f"{path} cannot be written: the folder {path.parent} does not exist; create it first")
+    if path.is_dir():
+        raise FileError(f"{path} cannot be written: it is a folder; give the name of a file")
+    if not os.access(path.parent, os.W_OK):
+        raise FileError(f"{path} cannot be written: no permission to write into {path.parent}; choose another folder")
 
 
 def storable(array: np.ndarray) -> np.ndarray:

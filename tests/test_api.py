@@ -127,7 +127,7 @@ def test_examples_fit_their_case(sample):
         (lambda k: k.bind(X, PACKED, steps=1, factor=1e300), "factor is 1e\\+300"),
         (lambda k: k.bind(X, PACKED, steps=1, factor=[1]), "factor is \\[1\\]"),
         (lambda k: k.bind([1.0], PACKED, steps=1), "x is a list"),
-        (lambda k: k.bind(X.astype(np.int64), PACKED, steps=1), "x is int64 \\[2, 8\\].*Convert it to float32, float16"),
+        (lambda k: k.bind(X.astype(np.int64), PACKED, steps=1), "x is int64 \\[2, 8\\].*Convert it to float32 or float16"),
         (lambda k: k.bind(X[0], PACKED, steps=1), "1 dimension where 2 are needed"),
         (lambda k: k.bind(X[:, :7], PACKED, steps=1), "cols is 7 in x; it must be a multiple of 2, as packed.*Pad it to 8 or cut it to 6"),
         (lambda k: k.bind(X, PACKED[:, :3], steps=1), "dimension 1 \\(cols/2\\) must be 4, since cols is 8 in x"),
@@ -240,6 +240,9 @@ def test_a_choice_holds_for_its_thread():
         ("emulator", dict(ptx="old"), "ptx is 'old'"),
         ("emulator", dict(arithmetic="decimal"), "arithmetic"),
         ("emulator", dict(speed="high"), "speed"),
+        ("emulator", dict(budget=0), "budget is 0"),
+        ("emulator", dict(budget=[1]), "budget is \\[1\\]"),
+        ("emulator", dict(checks="no"), "checks is 'no'"),
     ],
 )
 def test_wrong_choices_are_refused(name, options, words):

@@ -277,3 +277,17 @@ def test_the_reference_agrees_with_a_plain_loop(rng):
         want = sum((w * v[0, 0, j] for w, j in zip(weights, seen)), np.zeros(3)) / (sum(weights) or 1)
         np.testing.assert_allclose(out[0, 0, i], want, rtol=1e-12, atol=1e-300)
         np.testing.assert_allclose(lse[0, 0, i], np.log(sum(weights)) if seen else -np.inf, rtol=1e-12)
+
+
+# Shared memory
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
+def test_no_bank_conflicts(rng, dim, dtype):
+    """The native text, with whole and ragged tiles: every access to shared memory takes as few passes as its width allows."""
+    with ptxrt.using("emulator", bank_conflicts=True) as backend:
+        ptxrt.attention(*random_qkv(rng, 1, 1, 130, 150, dim, dtype), causal=True, return_lse=True)
+        entry = ptxrt.last_launches()[-1].entry
+        counted = backend.emulator.bank_conflicts[f"attention_mxfp4_bf16_dim{dim}.ptx"]
+    assert counted[entry] == {}

@@ -323,6 +323,13 @@ def test_refusals(toolchain, tmp_path, name, source, failure, part):
     assert not list((tmp_path / "modules").iterdir())
 
 
+def test_a_folder_that_cannot_be_written_is_a_message(toolchain, copy, capsys):
+    tree, modules = copy
+    (modules / "file").touch()
+    assert build.main(["--sources", str(tree), "--out", str(modules / "file" / "modules")]) == 1
+    assert "NotADirectoryError" in capsys.readouterr().err
+
+
 def test_one_failure_keeps_the_others(toolchain, copy):
     tree, modules = copy
     build.remove("plain", modules)

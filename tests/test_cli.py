@@ -1,6 +1,7 @@
 """The command line, on files: what it writes and says, and how it refuses."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -176,6 +177,21 @@ def test_a_comparison_beyond_its_limit_fails(qkv, tmp_path):
     succeed(*arguments, "0.5")
 
 
+def test_empty_arrays_launch_nothing(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((0, 64), np.float32))
+    text = succeed("run", "quantize", "--x", tmp_path / "x.npy", "-o", tmp_path / "q.npz", "--compare")
+    assert "nothing was launched" in text
+    report = json.loads(succeed("run", "dequantize", "--q", tmp_path / "q.npz", "-o", tmp_path / "y.npy", "--compare", "--json"))
+    assert report["kernel"] == "dequantize_mxfp4" and report["entry"] is None and report["failures"] == []
+    assert np.load(tmp_path / "y.npy").shape == (0, 64)
+
+
+def test_a_conversion_may_overflow(tmp_path, recwarn):
+    np.save(tmp_path / "x.npy", np.full((2, 32), 1e300))
+    succeed("run", "quantize", "--x", tmp_path / "x.npy", "--dtype", "f16", "-o", tmp_path / "q.npz")
+    assert (ptxrt.QuantizedArray.load(tmp_path / "q.npz").scales == 0xFF).all() and not recwarn.list
+
+
 def test_options_of_the_emulator(x):
     runner = CliRunner()
     with ptxrt.using("emulator"):
@@ -224,12 +240,21 @@ def test_bad_targets(x, tmp_path):
     refuse("run", "transpose_tiled", "--x", x, "-o", tmp_path / "y.npz", part="give it a name that ends in .npy")
     refuse("run", "quantize", "--x", x, "-o", tmp_path / "q.npy", part="give it a name that ends in .npz")
     refuse("run", "quantize", "--x", x, "-o", tmp_path / "no" / "q.npz", part="does not exist")
+    (tmp_path / "q.npz").mkdir()
+    refuse("run", "quantize", "--x", x, "-o", tmp_path / "q.npz", part="it is a folder")
+
+
+def test_folders_that_cannot_be_written(x, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    refuse("run", "quantize", "--x", x, "-o", tmp_path / "q.npz", part="no permission to write")
+    assert not (tmp_path / "q.npz").exists()
 
 
 def test_bad_options(x, qkv):
     refuse("run", "transpose_tiled", part="Missing option '--x'")
     refuse("run", "quantize", "--x", x, "--format", "fp3", part="'mxfp4'")
     refuse("run", "attention", *qkv, "--qk", "fp3", part="no kernel for qk='fp3'")
+    refuse("run", "quantize", "--x", x, "--format-limit", 0.1, part="add --compare")
     refuse("run", "attention_mxfp4_bf16", *qkv, "--scale", 1, part="add --out-bf16 or --out-f32 or --lse")
 
 

@@ -71,7 +71,9 @@ def test_declarations():
     ]  # fmt: skip
     assert kernel.param_bytes == 44 and kernel.maxntid == (128, 2, 1) and kernel.directives["minnctapersm"] == (3,)
     assert module.constant("facts") == bytes([128, 0, 0, 0, 1]).ljust(36, b"\0")
-    assert module.constant("floats") == bytes.fromhex("0000803f00002040") and module.constant("negative") == bytes.fromhex("ffff02000300")
+    assert module.constant("floats") == bytes.fromhex("0000803f00002040") and module.constant("negative") == bytes.fromhex(
+        "ffff02000300"
+    )
     assert module.variables["where"].values == (Symbol("number"), Symbol("number", 4), 16)
     assert module.variables["shared_raw"].count == 0 and module.variables["shared_raw"].align == 1024
     assert (module.variables["pair"].count, module.variables["pair"].bytes) == (2, 8)
@@ -143,9 +145,18 @@ def test_operands():
     assert [row[1] for row in operands[1:7]] == [
         Immediate(0x3F800000, 32), Immediate(0x3FF0000000000000, 64), Immediate(0xBFF8000000000000, 64), Immediate(15), Immediate(5), Immediate(4000000000),
     ]  # fmt: skip
-    assert operands[7] == (Pair(Register("%p0", "pred"), Register("%p2", "pred")), Register("%r1", "b32"), Immediate(32), Negated(Register("%p1", "pred")))
+    assert operands[7] == (
+        Pair(Register("%p0", "pred"), Register("%p2", "pred")),
+        Register("%r1", "b32"),
+        Immediate(32),
+        Negated(Register("%p1", "pred")),
+    )
     assert operands[8] == (Vector((Register("%r1", "b32"), Symbol("_"))), Address(Register("%rd1", "b64"), -8))
-    assert [operands[9][1], operands[10][1], operands[11][0]] == [Address(Symbol("depot"), 4), Address(Immediate(64)), Address(Register("%r2", "b32"), -4)]
+    assert [operands[9][1], operands[10][1], operands[11][0]] == [
+        Address(Symbol("depot"), 4),
+        Address(Immediate(64)),
+        Address(Register("%r2", "b32"), -4),
+    ]
     assert [row[1] for row in operands[12:]] == [Special("tid.x"), Symbol("table", 16), Symbol("depot")]
 
 
@@ -229,7 +240,10 @@ def test_a_path_out_of_line_comes_before_it_rejoins():
 
 
 def test_guards_become_branches_where_threads_must_be_together():
-    program = lowered("@%p1 shfl.x %r1; @!%p1 bar.sync 0; mov.b32 %r2, 0; @%p2 ret;", lambda opcode: {"shfl.x": "collective", "bar.sync": "blocking"}.get(opcode, "plain"))
+    program = lowered(
+        "@%p1 shfl.x %r1; @!%p1 bar.sync 0; mov.b32 %r2, 0; @%p2 ret;",
+        lambda opcode: {"shfl.x": "collective", "bar.sync": "blocking"}.get(opcode, "plain"),
+    )
     assert [block.instructions[0].opcode for block in program.blocks if block.instructions] == ["shfl.x", "bar.sync", "mov.b32"]
     assert all(instruction.guard is None for block in program.blocks for instruction in block.instructions)
 
@@ -266,9 +280,17 @@ def test_switch():
 def test_unknown_opcodes_are_refused_when_a_text_is_loaded():
     from ptxrt.emulator import Emulator
 
-    with pytest.raises(EmulatorFault, match=r"t.ptx:8: tex.2d.v4.f32.s32 is not implemented: no instruction is called 'tex'") as caught:
-        Emulator().load_text(entry(".reg .b32 %r<9>;\nmov.b32 %r1, 0;\n@%p1 tex.2d.v4.f32.s32 {%r1, %r2, %r3, %r4}, [t, {%r1, %r2}];"), "t.ptx")
+    with pytest.raises(
+        EmulatorFault, match=r"t.ptx:8: tex.2d.v4.f32.s32 is not implemented: no instruction is called 'tex'"
+    ) as caught:
+        Emulator().load_text(
+            entry(".reg .b32 %r<9>;\nmov.b32 %r1, 0;\n@%p1 tex.2d.v4.f32.s32 {%r1, %r2, %r3, %r4}, [t, {%r1, %r2}];"), "t.ptx"
+        )
     assert caught.value.line == 8
+    with pytest.raises(PtxError, match="t.ptx:6: the directive .frob is not known in a function"):
+        Emulator().load_text(entry(".frob x;"), "t.ptx")
+    with pytest.raises(EmulatorFault, match="mov.b128 is not implemented"):
+        Emulator().load_text(entry(".reg .b128 a; mov.b128 a, a;"), "t.ptx")
     with pytest.raises(EmulatorFault, match="t.ptx:6: add.rn.u32 is not implemented"):
         Emulator().load_text(entry(".reg .b32 %r<9>; add.rn.u32 %r1, %r1, 1;"), "t.ptx")
 
@@ -300,7 +322,7 @@ def test_wrong_operands_are_refused_at_the_first_launch(body, message):
 
 
 def test_a_large_module_loads_fast():
-    """Five entries of about 4000 lines: loaded, and one of them launched, within half a second."""
+    """Five entries of about 4000 lines: loaded, and one of them launched, within half a second of processor time."""
     from ptxrt.emulator import Emulator
     from ptxrt.emulator.instruction import resolve
 
@@ -314,8 +336,8 @@ def test_a_large_module_loads_fast():
     emulator = Emulator()
     best = 9.0
     for _ in range(3):
-        started = time.perf_counter()
+        started = time.process_time()
         module = emulator.load_text(HEAD + '.file 1 "x.cu"\n' + texts, "large.ptx")
         emulator.launch(module.entries["k3"], 1, 32)
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.process_time() - started)
     assert best < 0.5

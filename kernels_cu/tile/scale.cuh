@@ -160,8 +160,10 @@ template <int rows, int row_blocks>
 struct ScaleWords {
     static constexpr int blocks_per_word = row_blocks % 4 == 0 ? 4 : row_blocks % 2 == 0 ? 2 : 1;
     static constexpr int count = row_blocks / blocks_per_word;
+    // Operand A reads 16 rows of two words at once: half the banks apart, they do not conflict.
+    static constexpr int stride = rows + (count > 1 && rows % 32 == 0 ? 16 : 0);
 
-    uint32_t words[count][rows];
+    uint32_t words[count][stride];
 
     // Operand A, 16 rows from `first_row`: thread pair p of each quad carries word `word` + p, its even lane row g, its odd
     // lane row g + 8. A word past the end is repeated from the last; no selector names it.

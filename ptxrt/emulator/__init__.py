@@ -1,10 +1,10 @@
 """Execute PTX text on NumPy arrays, with checks: bounds, alignment, memory nothing wrote, deadlock, and more.
 
-    emulator = Emulator()
-    module = emulator.load_text(text, "kernel.ptx")
-    a = emulator.alloc(nbytes); emulator.write(a, array)
-    emulator.launch(module.entries["kernel"], grid=(8, 1, 1), block=(128, 1, 1), params=packed)
-    emulator.read(a, array)
+emulator = Emulator()
+module = emulator.load_text(text, "kernel.ptx")
+a = emulator.alloc(nbytes); emulator.write(a, array)
+emulator.launch(module.entries["kernel"], grid=(8, 1, 1), block=(128, 1, 1), params=packed)
+emulator.read(a, array)
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class LoadedModule:
         for variable in placed:
             if variable.linkage == "extern":
                 raise EmulatorFault(f"{self.name}:{variable.line}: '{variable.name}' is defined in another module; link first")
-            self.addresses[variable.name] = memory.alloc(variable.bytes, f"the variable '{variable.name}'", variable.space == "const")
+            self.addresses[variable.name] = memory.alloc(
+                variable.bytes, f"the variable '{variable.name}'", variable.space == "const"
+            )
         for variable in placed:
             if variable.bytes:
                 memory.write(self.addresses[variable.name], self._initial(variable))
@@ -80,7 +82,10 @@ class LoadedModule:
         for value in variable.values:
             if isinstance(value, Symbol):
                 if value.name not in self.addresses or size != 8:
-                    raise EmulatorFault(f"{self.name}:{variable.line}: the initializer of '{variable.name}' holds the address of '{value.name}', which is not supported")
+                    raise EmulatorFault(
+                        f"{self.name}:{variable.line}: the initializer of '{variable.name}' holds the address of "
+                        f"'{value.name}', which is not supported"
+                    )
                 value = self.addresses[value.name] + value.offset
             data += (value & (1 << 8 * size) - 1).to_bytes(size, "little")
         return bytes(data).ljust(variable.bytes, b"\0")
@@ -99,8 +104,8 @@ class LoadedModule:
 
     def _translate(self, entry: str):
         from ..ptx.lower import lower
-        from .codegen import Translator, kind_of
         from .memory import LOCAL_BASE, SHARED_BASE
+        from .translate import Translator, kind_of
 
         program = lower(self.module, self.module.functions[entry], kind_of)
         parameters = {parameter.name: self.emulator.param_address + parameter.offset for parameter in program.entry.params}
@@ -133,12 +138,16 @@ class Entry:
 class Emulator:
     """A machine with memory of its own.
 
-    `arithmetic`: "float64" or "hardware", how tensor-core sums are rounded. `checks=False` leaves out the tracking of what
-    was written (bounds and alignment stay). `races=True` finds races between warps in shared memory (slow). `budget`: instructions that a batch of blocks may issue before it counts
-    as running away. `bank_conflicts=True` counts them per line. `progress(kernel, share done, seconds left)` is
-    called about once a second during long launches; by default they are shown where stderr is a terminal.
-    `lanes`: threads that run together. `schedule`: "together" runs all threads that stand at the same place at once, which
-    is fast and hides a missing barrier; "warps" lets each warp run ahead alone as far as it can, which shows it.
+    arithmetic: "float64" or "hardware", how tensor-core sums are rounded.
+    checks: track what was written, and refuse to read what was not (bounds and alignment are checked always).
+    budget: instructions that a batch of blocks may issue before it counts as running away.
+    bank_conflicts: count them per line (`bank_conflicts`).
+    races: find races between warps in shared memory; slow, for small shapes.
+    progress: called as progress(kernel, share done, seconds left) about once a second during long launches; by default
+        they are shown where stderr is a terminal.
+    lanes: threads that run together.
+    schedule: "together" runs all threads that stand at the same place at once, which is fast and hides a missing barrier;
+        "warps" lets each warp run ahead alone as far as it can, which shows it.
     """
 
     def __init__(
@@ -193,17 +202,16 @@ class Emulator:
 
     def load_text(self, text: str, name: str = "<ptx>") -> LoadedModule:
         """Load a PTX text. Refuses by name and line what it cannot execute."""
-        from ..ptx.parse import opcodes, parse
+        from ..ptx.parse import check_bodies, opcodes, parse
         from .instruction import Unsupported, resolve
 
         module = parse(text, name)
         for opcode, line in opcodes(module).items():
-            if opcode.startswith("mov."):
-                continue
             try:
                 resolve(opcode)
             except Unsupported as error:
                 raise Unsupported(f"{name}:{line}: {error}", line=line) from None
+        check_bodies(module)
         loaded = LoadedModule(self, module)
         self.modules.append(loaded)
         return loaded
@@ -224,7 +232,10 @@ class Emulator:
         """How many threads executed each PTX line: {module: {entry: {line: threads}}}, of entries that were launched."""
         from .check import line_counts
 
-        return {module.name: {entry: line_counts(code, module.counts[entry]) for entry, code in module._codes.items()} for module in self.modules}
+        return {
+            module.name: {entry: line_counts(code, module.counts[entry]) for entry, code in module._codes.items()}
+            for module in self.modules
+        }
 
     @property
     def bank_conflicts(self) -> dict[str, dict[str, dict[int, int]]]:

@@ -13,12 +13,13 @@ from typing import Callable
 
 import numpy as np
 
-from .alu import f16x2_add, bf16x2_add, f16_add, bf16_add
+from .alu import bf16_add, bf16x2_add, f16_add, f16x2_add
 from .instruction import DTYPES, Fault, Lanes, Memory, Semantics, Unsupported, define
-from .memory import ELEMENTS, LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW, Access
+from .memory import ELEMENTS, LOCAL_WINDOW, SHARED_WINDOW, Access
 
 _WORDS = {  # modifiers of ld and st that change nothing here
-    "weak", "relaxed", "acquire", "release", "volatile", "mmio", "cta", "cluster", "gpu", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
+    "weak", "relaxed", "acquire", "release", "volatile", "mmio", "cta", "cluster", "gpu", "sys",
+    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
     "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate", "L2::evict_normal",
     "L2::evict_first", "L2::evict_last", "L2::64B", "L2::128B", "L2::256B", "unified",
 }  # fmt: skip
@@ -81,7 +82,9 @@ def ld(modifiers: tuple[str, ...]) -> Semantics:
         constant = _constant_load(lanes, _bits(type))
     operand = "generic" if space in ("const", "param") else space
     count = f"*{lanes}" if lanes > 1 else ""
-    return Memory(_bits(type) + count, f"[{operand}]" + (", b64" if policy else ""), _load(space, lanes, _bits(type)), constant=constant)
+    return Memory(
+        _bits(type) + count, f"[{operand}]" + (", b64" if policy else ""), _load(space, lanes, _bits(type)), constant=constant
+    )
 
 
 @define("ldu")
@@ -273,7 +276,13 @@ def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
     elif operation not in _OPERATIONS or type not in _OPERATIONS[operation][1]:
         raise Unsupported(f"{operation or 'no operation'} on {type or 'no type'}")
     bits = 8 * DTYPES[type].itemsize
-    dtype = np.dtype(f"i{bits // 8}") if type[0] == "s" else np.dtype(f"f{bits // 8}") if type in ("f32", "f64") else np.dtype(f"u{bits // 8}")
+    dtype = (
+        np.dtype(f"i{bits // 8}")
+        if type[0] == "s"
+        else np.dtype(f"f{bits // 8}")
+        if type in ("f32", "f64")
+        else np.dtype(f"u{bits // 8}")
+    )
     wants_old = name == "atom"
 
     if operation == "cas":
@@ -287,7 +296,9 @@ def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
     integer_add = operation == "add" and type[0] in "us"
 
     def run(memory: Access, address: np.ndarray, *values):
-        values = [np.broadcast_to(value, len(address)).view(dtype) for value in values if value is not None][: 2 if operation == "cas" else 1]
+        values = [np.broadcast_to(value, len(address)).view(dtype) for value in values if value is not None][
+            : 2 if operation == "cas" else 1
+        ]
         result = np.empty(len(address), dtype)
         size = bits // 8
         for region, index, where in memory.locate(space, address, size, None, "updates"):

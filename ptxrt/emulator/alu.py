@@ -14,6 +14,29 @@ from typing import Callable
 
 import numpy as np
 
+from .floats import (
+    adjusted_quotient,
+    clamped,
+    deliver,
+    directed_root,
+    exact_zero,
+    float_extreme,
+    flushed,
+    flushed_half,
+    fma_bf16,
+    fma_f32,
+    fma_f64,
+    nan_extreme,
+    on_elements,
+    pair_of_floats,
+    round_directed,
+    rounded_binary,
+    small_format,
+    small_function,
+    two_sum,
+    with_relu,
+    xorsign,
+)
 from .instruction import DTYPES, Lanes, Semantics, Unsupported, define
 
 _INTEGERS = frozenset(f"{kind}{bits}" for kind in "us" for bits in (16, 32, 64))
@@ -37,14 +60,6 @@ def _type(modifiers: tuple[str, ...], allowed: frozenset[str]) -> str:
 def _only(modifiers: tuple[str, ...], *allowed: str) -> None:
     unknown = set(modifiers) - set(allowed)
     _expect(not unknown, f"no .{'.'.join(sorted(unknown))}" if unknown else "")
-
-
-def _deliver(result, out):
-    """Put a result where it is wanted."""
-    if out is None:
-        return result
-    out[...] = result
-    return out
 
 
 def _packed_integers(function: Callable, dtype: str) -> Callable:
@@ -325,13 +340,13 @@ def _sign_operation(name: str, modifiers: tuple[str, ...]) -> Semantics:
         return Lanes(type, type, ufunc, out=True)
     if type in ("f32", "f64"):
         if "ftz" in modifiers:
-            return Lanes(type, type, lambda a: ufunc(_flushed(a)), scalars=True, loose_nan=True)
+            return Lanes(type, type, lambda a: ufunc(flushed(a)), scalars=True, loose_nan=True)
         return Lanes(type, type, ufunc, out=True, loose_nan=True)
     bits = f"b{8 * DTYPES[type].itemsize}"
     sign = np.array(_SIGNS[type], DTYPES[bits])
     if "ftz" in modifiers:
         _expect(type.startswith("f16"), "no .ftz on bf16")
-        return _small_unary(type, lambda a: ufunc(_flushed_half(a)))
+        return _small_unary(type, lambda a: ufunc(flushed_half(a)))
     if name == "abs":
         return Lanes(bits, bits, lambda a, out=None: np.bitwise_and(a, ~sign, out=out), out=True)
     return Lanes(bits, bits, lambda a, out=None: np.bitwise_xor(a, sign, out=out), out=True)
@@ -474,7 +489,9 @@ def bfi(modifiers: tuple[str, ...]) -> Semantics:
 @define("szext")
 def szext(modifiers: tuple[str, ...]) -> Semantics:
     """szext.mode.type d, a, b: the lowest b bits of a, extended by zero or sign."""
-    _expect(len(modifiers) == 2 and modifiers[0] in ("clamp", "wrap") and modifiers[1] in ("u32", "s32"), "szext.clamp|wrap.u32|s32")
+    _expect(
+        len(modifiers) == 2 and modifiers[0] in ("clamp", "wrap") and modifiers[1] in ("u32", "s32"), "szext.clamp|wrap.u32|s32"
+    )
     wrap, signed = modifiers[0] == "wrap", modifiers[1] == "s32"
 
     def run(a, length):
@@ -528,7 +545,9 @@ def dp4a(modifiers: tuple[str, ...]) -> Semantics:
 @define("dp2a")
 def dp2a(modifiers: tuple[str, ...]) -> Semantics:
     """dp2a.half.atype.btype d, a, b, c: c plus the dot product of the halves of a with two bytes of b."""
-    _expect(len(modifiers) == 3 and modifiers[0] in ("lo", "hi") and set(modifiers[1:]) <= {"u32", "s32"}, "dp2a.lo|hi.atype.btype")
+    _expect(
+        len(modifiers) == 3 and modifiers[0] in ("lo", "hi") and set(modifiers[1:]) <= {"u32", "s32"}, "dp2a.lo|hi.atype.btype"
+    )
     first = 0 if modifiers[0] == "lo" else 2
     left, right = modifiers[1] == "s32", modifiers[2] == "s32"
 
@@ -546,63 +565,13 @@ def dp2a(modifiers: tuple[str, ...]) -> Semantics:
 # Minimum and maximum
 
 
-def _float_extreme(name: str) -> Callable:
-    """min or max of floats: a number wins over NaN, and -0 is less than +0."""
-    ufunc, bits = (np.fmin, np.bitwise_or) if name == "min" else (np.fmax, np.bitwise_and)
-
-    def run(a, b, out=None):
-        result = ufunc(a, b, out=out)
-        return _zeros_in_order(result, a, b, bits)
-
-    return run
-
-
-def _nan_extreme(name: str) -> Callable:
-    """min.NaN or max.NaN: NaN wins."""
-    ufunc, bits = (np.minimum, np.bitwise_or) if name == "min" else (np.maximum, np.bitwise_and)
-
-    def run(a, b, out=None):
-        result = ufunc(a, b, out=out)
-        return _zeros_in_order(result, a, b, bits)
-
-    return run
-
-
-def _zeros_in_order(result, a, b, bits: np.ufunc):
-    """NumPy does not order -0 and +0: take the sign that PTX wants where both operands are zero.
-
-    `out` may be one of the operands, whose zeros are then already the result's: either sign is enough to decide only
-    together with the other operand, so operands that were overwritten are caught by the caller passing copies.
-    """
-    zero = result == 0
-    if not np.any(zero):
-        return result
-    unsigned = f"u{result.dtype.itemsize}"
-    both = zero & (a == 0) & (b == 0)
-    sign = bits(np.asarray(a).view(unsigned), np.asarray(b).view(unsigned))
-    fixed = np.where(both, sign, np.asarray(result).view(unsigned)).view(result.dtype)
-    if isinstance(result, np.ndarray) and result.ndim and result.flags.writeable:
-        result[...] = fixed
-        return result
-    return fixed
-
-
-def _xorsign(function: Callable) -> Callable:
-    def run(a, b):
-        unsigned = f"u{a.dtype.itemsize}"
-        sign = np.array(1 << (8 * a.dtype.itemsize - 1), unsigned)
-        xor = (np.asarray(a).view(unsigned) ^ np.asarray(b).view(unsigned)) & sign
-        magnitude = np.asarray(function(np.abs(a), np.abs(b))).view(unsigned) & ~sign
-        return (magnitude | xor).view(a.dtype)
-
-    return run
-
-
 def _extreme(name: str, modifiers: tuple[str, ...]) -> Semantics:
     type = modifiers[-1] if modifiers else ""
     if type in _PACKED_INTEGERS:
         _only(modifiers, type)
-        return Lanes("b32", "b32, b32", _packed_integers(np.minimum if name == "min" else np.maximum, _PACKED_INTEGERS[type]), scalars=True)
+        return Lanes(
+            "b32", "b32, b32", _packed_integers(np.minimum if name == "min" else np.maximum, _PACKED_INTEGERS[type]), scalars=True
+        )
     if type in _INTEGERS:
         ufunc = np.minimum if name == "min" else np.maximum
         if "relu" in modifiers:
@@ -613,20 +582,20 @@ def _extreme(name: str, modifiers: tuple[str, ...]) -> Semantics:
     _type(modifiers, _FLOATS)
     _only(modifiers, "ftz", "NaN", "xorsign", "abs", type)
     _expect(("xorsign" in modifiers) == ("abs" in modifiers), ".xorsign.abs")
-    plain = _nan_extreme(name) if "NaN" in modifiers else _float_extreme(name)
+    plain = nan_extreme(name) if "NaN" in modifiers else float_extreme(name)
     special = "ftz" in modifiers or "xorsign" in modifiers
-    function = _xorsign(plain) if "xorsign" in modifiers else plain
+    function = xorsign(plain) if "xorsign" in modifiers else plain
     if type in _SMALL_FLOATS:
         return _small_binary(type, function, ftz="ftz" in modifiers)
     if "ftz" in modifiers:
         inner = function
-        function = lambda a, b: inner(_flushed(a), _flushed(b))  # noqa: E731
+        function = lambda a, b: inner(flushed(a), flushed(b))  # noqa: E731
 
     def run(a, b, c=None, out=None):
         result = function(a, b) if special or c is not None or out is a or out is b else function(a, b, out=out)
         if c is not None:
             result = function(result, c)
-        return result if result is out else _deliver(result, out)
+        return result if result is out else deliver(result, out)
 
     return Lanes(type, f"{type}, {type}, {type}?", run, out=True, loose_nan=True)
 
@@ -647,123 +616,6 @@ def max_(modifiers: tuple[str, ...]) -> Semantics:
 # Float arithmetic on f32 and f64
 
 
-def _flushed(a):
-    """Subnormal f32 as zeros of their sign; f64 as it is (PTX has no .ftz there)."""
-    small = np.abs(a) < np.finfo(np.float32).tiny
-    return np.where(small, np.copysign(a.dtype.type(0), a), a) if a.dtype == np.float32 else a
-
-
-def _clamped(a):
-    """.sat: to [0, 1]; NaN becomes +0."""
-    return np.where(a > 0, np.minimum(a, a.dtype.type(1)), a.dtype.type(0))
-
-
-def _two_sum(a, b):
-    """(a + b rounded, what the rounding left), exact (Knuth)."""
-    total = a + b
-    part = total - a
-    return total, (a - (total - part)) + (b - part)
-
-
-def _odd(total, rest):
-    """`total + rest` rounded to odd in the format of `total` (|rest| at most half an ulp)."""
-    integer = f"i{total.dtype.itemsize}"
-    bits = np.asarray(total).view(integer)
-    inexact = (rest != 0) & ((bits & 1) == 0) & np.isfinite(total)
-    odd = bits + np.where((rest > 0) == (total > 0), 1, -1).astype(integer)
-    if (total == 0).any():  # a rest beside zero becomes the smallest number of its sign
-        odd = np.where(total == 0, np.where(rest > 0, 1, np.iinfo(integer).min + 1).astype(integer), odd)
-    return np.where(inexact, odd, bits).view(total.dtype)
-
-
-def _directed(total, rest, mode: str, dtype):
-    """The exact value `total + rest` (float64) rounded to `dtype` in mode rz, rm or rp."""
-    near = total.astype(dtype)
-    gap = total - near.astype(np.float64)
-    gap = np.where(gap == 0, rest, gap)
-    gap = np.where(np.isnan(gap), 0.0, gap)
-    infinite = np.isinf(total)
-    up, down = near.dtype.type(np.inf), near.dtype.type(-np.inf)
-    if mode == "rp":
-        moved = np.where((gap > 0) & ~infinite, np.nextafter(near, up), near)
-    elif mode == "rm":
-        moved = np.where((gap < 0) & ~infinite, np.nextafter(near, down), near)
-    else:
-        outside = np.where(near > 0, gap < 0, gap > 0) & (near != 0) & ~infinite
-        moved = np.where(outside, np.nextafter(near, near.dtype.type(0)), near)
-    # A sum of opposite values that is exactly zero is -0 when rounding down.
-    if mode == "rm":
-        moved = np.where((moved == 0) & (rest == 0) & (total == 0) & ~np.signbit(total), np.copysign(moved, moved), moved)
-    return moved
-
-
-def _two_product(a, b):
-    """(a * b rounded, what the rounding left) in float64, exact while nothing over- or underflows (Dekker)."""
-    product = a * b
-    factor = 134217729.0
-
-    def split(x):
-        big = factor * x
-        high = big - (big - x)
-        return high, x - high
-
-    (ah, al), (bh, bl) = split(a), split(b)
-    return product, ((ah * bh - product) + ah * bl + al * bh) + al * bl
-
-
-def _fma_f64_exact(a, b, c):
-    """One float64 fma with a single rounding, by rational numbers; for exponents where splitting fails."""
-    from fractions import Fraction
-
-    if not (np.isfinite(a) and np.isfinite(b) and np.isfinite(c)):
-        return a * b + c
-    value = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
-    if value == 0:
-        return a * b + c
-    try:
-        return np.float64(value.numerator / value.denominator)
-    except OverflowError:
-        return np.float64(np.inf if value > 0 else -np.inf)
-
-
-def _fma_f64(a, b, c):
-    """fma.rn.f64 (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, 2008)."""
-    a, b, c = np.broadcast_arrays(np.float64(a), np.float64(b), np.float64(c))
-    high, low = _two_product(a, b)
-    top, top_low = _two_sum(c, low)
-    total, total_low = _two_sum(high, top)
-    middle, middle_rest = _two_sum(top_low, total_low)
-    result = total + _odd(middle, middle_rest)
-    magnitude = np.abs(high)
-    risky = ~((magnitude < 1e300) & ((magnitude > 1e-280) | (a == 0) | (b == 0)))
-    risky |= (np.abs(a) > 1e290) | (np.abs(b) > 1e290) | (np.abs(c) > 1e300)
-    exactly_zero = (high + c == 0) & (low == 0)
-    result = np.where(exactly_zero, high + c, result)
-    if risky.any():
-        result = np.array(result)
-        for position in np.argwhere(risky):
-            at = tuple(position)
-            result[at] = _fma_f64_exact(a[at], b[at], c[at])
-    return result
-
-
-_TIE = np.uint64(0x10000000)  # the half of an ulp of f32, in the bits of a double
-_BELOW = np.uint64(0x1FFFFFFF)
-
-
-def _fma_f32(a, b, c, out=None):
-    """fma.rn.f32: the product is exact in float64; the sum is rounded twice only where that can be seen."""
-    product = np.multiply(a, b, dtype=np.float64)
-    total = product + c
-    result = total.astype(np.float32)
-    with_tie = (total.view(np.uint64) & _BELOW) == _TIE
-    # Subnormal results have other ties, and every one of them is below the smallest normal number.
-    if with_tie.any() or (np.abs(result) < 1.2e-38).any():
-        exact, rest = _two_sum(product, np.asarray(c, np.float64))
-        result = _odd(exact, np.where(np.isfinite(exact), rest, 0.0)).astype(np.float32)
-    return _deliver(result, out)
-
-
 @define("fma")
 def fma(modifiers: tuple[str, ...]) -> Semantics:
     """fma.rnd{.ftz}{.sat}.f32, fma.rnd.f64, fma.rn{.ftz}{.sat}{.relu}.f16{x2}, fma.rn{.relu}.bf16{x2}: a single rounding."""
@@ -777,51 +629,30 @@ def fma(modifiers: tuple[str, ...]) -> Semantics:
     _expect(not relu, "no .relu")
     if type == "f64":
         _expect(mode == "rn" and not ftz and not sat, "fma.rn.f64")
-        return Lanes(type, "f64, f64, f64", _fma_f64, scalars=True, loose_nan=True)
+        return Lanes(type, "f64, f64, f64", fma_f64, scalars=True, loose_nan=True)
     if type == "f32x2":
         _expect(mode == "rn" and not ftz and not sat, "fma.rn.f32x2")
-        return Lanes("b64", "b64, b64, b64", _pair_of_floats(_fma_f32), scalars=True)
+        return Lanes("b64", "b64, b64, b64", pair_of_floats(fma_f32), scalars=True)
     if mode == "rn" and not ftz and not sat:
-        return Lanes(type, "f32, f32, f32", _fma_f32, out=True, loose_nan=True)
+        return Lanes(type, "f32, f32, f32", fma_f32, out=True, loose_nan=True)
 
     def run(a, b, c):
         if ftz:
-            a, b, c = _flushed(a), _flushed(b), _flushed(c)
+            a, b, c = flushed(a), flushed(b), flushed(c)
         if mode == "rn":
-            result = _fma_f32(a, b, c)
+            result = fma_f32(a, b, c)
         else:
             product = np.multiply(a, b, dtype=np.float64)
-            exact, rest = _two_sum(product, np.asarray(c, np.float64))
-            result = _exact_zero(_directed(exact, rest, mode, np.float32), exact, rest, product, c, mode)
+            exact, rest = two_sum(product, np.asarray(c, np.float64))
+            result = exact_zero(round_directed(exact, rest, mode, np.float32), exact, rest, product, c, mode)
         return _finished(result, ftz, sat)
 
     return Lanes(type, "f32, f32, f32", run, scalars=True, loose_nan=True)
 
 
-def _exact_zero(result, exact, rest, a, b, mode: str):
-    """x + (-x) is -0 when rounding down, +0 otherwise."""
-    if mode != "rm":
-        return result
-    cancelled = (exact == 0) & (rest == 0) & (np.signbit(a) != np.signbit(b))
-    return np.where(cancelled, result.dtype.type(-0.0), result)
-
-
 def _finished(result, ftz: bool, sat: bool):
-    result = _flushed(result) if ftz else result
-    return _clamped(result) if sat else result
-
-
-def _pair_of_floats(function: Callable) -> Callable:
-    """An f32 operation on both halves of 64-bit registers, NaN canonical."""
-
-    def run(*operands):
-        shape = np.broadcast_shapes(*(np.shape(operand) for operand in operands))
-        parts = [np.ascontiguousarray(np.broadcast_to(operand, shape)).reshape(-1).view(np.float32) for operand in operands]
-        result = np.asarray(function(*parts), np.float32)
-        bits = np.where(np.isnan(result), np.uint32(0x7FFFFFFF), result.view(np.uint32))
-        return bits.view(np.uint64).reshape(shape)
-
-    return run
+    result = flushed(result) if ftz else result
+    return clamped(result) if sat else result
 
 
 _UFUNCS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
@@ -836,7 +667,7 @@ def _float_binary(name: str, modifiers: tuple[str, ...]) -> Semantics:
     ufunc = _UFUNCS[name]
     if type == "f32x2":
         _expect(mode == "rn" and not ftz and not sat, f"{name}.rn.f32x2")
-        return Lanes("b64", "b64, b64", _pair_of_floats(ufunc), scalars=True)
+        return Lanes("b64", "b64, b64", pair_of_floats(ufunc), scalars=True)
     if type in _SMALL_FLOATS:
         _expect(mode == "rn" and name != "div", ".rn")
         return _small_binary(type, ufunc, ftz, sat)
@@ -847,60 +678,12 @@ def _float_binary(name: str, modifiers: tuple[str, ...]) -> Semantics:
 
     def run(a, b):
         if ftz:
-            a, b = _flushed(a), _flushed(b)
+            a, b = flushed(a), flushed(b)
         if mode == "rn":
             return _finished(ufunc(a, b), ftz, sat)
-        return _finished(_rounded_binary(name, a, b, mode), ftz, sat)
+        return _finished(rounded_binary(name, a, b, mode), ftz, sat)
 
     return Lanes(type, f"{type}, {type}", run, scalars=True, loose_nan=True)
-
-
-def _rounded_binary(name: str, a, b, mode: str):
-    """A directed rounding of a sum, product or quotient."""
-    dtype = a.dtype
-    if dtype == np.float32:
-        x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        if name == "mul":
-            total = x * y
-            return _directed(total, np.zeros_like(total), mode, dtype)
-        if name == "div":
-            return _adjusted_quotient(a, b, mode)
-        y = -y if name == "sub" else y
-        total, rest = _two_sum(x, y)
-        return _exact_zero(_directed(total, rest, mode, dtype), total, rest, x, y, mode)
-    if name == "div":
-        return _adjusted_quotient(a, b, mode)
-    b = -b if name == "sub" else b
-    total, rest = _two_product(a, b) if name == "mul" else _two_sum(a, b)
-    rest = np.where(np.isfinite(total) & np.isfinite(rest), rest, 0.0)
-    moved = _moved_by(total, rest, mode)
-    overflow = np.isinf(total) & np.isfinite(a) & np.isfinite(b)
-    moved = np.where(overflow, _moved_by(total, -total, mode), moved)
-    return moved if name == "mul" else _exact_zero(moved, total, rest, a, b, mode)
-
-
-def _moved_by(near, gap, mode: str):
-    """One step from the nearest value in the direction of the mode, where the exact one is `gap` away."""
-    infinity = near.dtype.type(np.inf)
-    if mode == "rp":
-        return np.where(gap > 0, np.nextafter(near, infinity), near)
-    if mode == "rm":
-        return np.where(gap < 0, np.nextafter(near, -infinity), near)
-    outside = np.where(near > 0, gap < 0, gap > 0) & (near != 0)
-    return np.where(outside, np.nextafter(near, near.dtype.type(0)), near)
-
-
-def _adjusted_quotient(a, b, mode: str):
-    """a / b in a directed mode: the nearest quotient, moved by the sign of the exact remainder."""
-    near = np.divide(a, b)
-    if a.dtype == np.float32:
-        rest = np.asarray(a, np.float64) - near.astype(np.float64) * np.asarray(b, np.float64)
-    else:
-        high, low = _two_product(near, b)
-        rest = (a - high) - low
-    gap = np.where(np.isfinite(near) & np.isfinite(rest), rest * np.sign(b), 0.0)
-    overflow = np.isinf(near) & np.isfinite(a) & np.isfinite(b) & (b != 0)
-    return _moved_by(near, np.where(overflow, -near, gap), mode)
 
 
 def _unary_rounded(name: str, modifiers: tuple[str, ...], near: Callable, directed: Callable) -> Semantics:
@@ -913,9 +696,9 @@ def _unary_rounded(name: str, modifiers: tuple[str, ...], near: Callable, direct
     _expect(not ftz or type == "f32", "no .ftz on f64")
 
     def run(a):
-        a = _flushed(a) if ftz else a
+        a = flushed(a) if ftz else a
         result = near(a) if mode == "rn" else directed(a, mode)
-        return _flushed(result) if ftz else result
+        return flushed(result) if ftz else result
 
     return Lanes(type, type, run, scalars=True, loose_nan=True)
 
@@ -924,25 +707,14 @@ def _unary_rounded(name: str, modifiers: tuple[str, ...], near: Callable, direct
 def rcp(modifiers: tuple[str, ...]) -> Semantics:
     """rcp.rnd{.ftz}.type: 1 / a, correctly rounded."""
     return _unary_rounded(
-        "rcp", modifiers, lambda a: np.divide(a.dtype.type(1), a), lambda a, mode: _adjusted_quotient(np.ones_like(a), a, mode)
+        "rcp", modifiers, lambda a: np.divide(a.dtype.type(1), a), lambda a, mode: adjusted_quotient(np.ones_like(a), a, mode)
     )
-
-
-def _directed_root(a, mode: str):
-    """The square root in a directed mode: the nearest one, moved by the sign of the exact remainder."""
-    root = np.sqrt(a)
-    if a.dtype == np.float32:
-        rest = a.astype(np.float64) - root.astype(np.float64) ** 2
-    else:
-        high, low = _two_product(root, root)
-        rest = (a - high) - low
-    return _moved_by(root, np.where(np.isfinite(root) & np.isfinite(rest), rest, 0.0), mode)
 
 
 @define("sqrt")
 def sqrt(modifiers: tuple[str, ...]) -> Semantics:
     """sqrt.rnd{.ftz}.type: the square root, correctly rounded."""
-    return _unary_rounded("sqrt", modifiers, np.sqrt, _directed_root)
+    return _unary_rounded("sqrt", modifiers, np.sqrt, directed_root)
 
 
 @define("testp")
@@ -974,77 +746,29 @@ def copysign(modifiers: tuple[str, ...]) -> Semantics:
 # f16 and bf16. Two of them lie in a word as consecutive elements, so that one operation does both.
 
 
-def widen_bf16(a):
-    """bf16 bits (uint16) as float32."""
-    return (a.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def narrow_bf16(value):
-    """float32 to bf16 bits, nearest with ties to even; NaN is 0x7fff."""
-    bits = np.asarray(value).view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
-    bad = np.isnan(value)
-    return np.where(bad, np.uint16(0x7FFF), rounded) if np.any(bad) else rounded
-
-
-def _narrow_f16(value):
-    """Any float to f16 bits, nearest with ties to even; NaN is 0x7fff."""
-    bits = np.asarray(np.asarray(value).astype(np.float16)).view(np.uint16)
-    bad = np.isnan(value)
-    return np.where(bad, np.uint16(0x7FFF), bits) if np.any(bad) else bits
-
-
-def _widen_f16(a):
-    return a.view(np.float16).astype(np.float32)
-
-
-def _flushed_half(a):
-    """Values below the smallest normal f16 as zeros of their sign."""
-    return np.where(np.abs(a) < np.float32(2.0**-14), np.copysign(a.dtype.type(0), a), a)
-
-
-def _on_elements(type: str, function: Callable) -> Callable:
-    """Let a function of uint16 arrays work on registers of a small float type."""
-    packed = type.endswith("x2")
-
-    def run(*operands):
-        shape = np.broadcast_shapes(*(np.shape(operand) for operand in operands))
-        parts = [np.ascontiguousarray(np.broadcast_to(operand, shape)).reshape(-1).view(np.uint16) for operand in operands]
-        result = np.asarray(function(*parts))
-        return result.view(np.uint32 if packed else np.uint16).reshape(shape)
-
-    return run
-
-
 def _small_semantics(type: str, count: int, function: Callable) -> Semantics:
+    """Semantics from a function of float32 arrays that returns float32 or wider ones."""
     bits = "b32" if type.endswith("x2") else "b16"
-    return Lanes(bits, ", ".join([bits] * count), _on_elements(type, function), scalars=True)
-
-
-def _small_format(type: str) -> tuple[Callable, Callable]:
-    return (widen_bf16, narrow_bf16) if type.startswith("bf16") else (_widen_f16, _narrow_f16)
+    return Lanes(bits, ", ".join([bits] * count), small_function(type, function), scalars=True)
 
 
 def _small_unary(type: str, function: Callable) -> Semantics:
-    widen, narrow = _small_format(type)
-    return _small_semantics(type, 1, lambda a: narrow(function(widen(a))))
+    return _small_semantics(type, 1, function)
 
 
 def _small_operation(type: str, function: Callable, ftz: bool = False, sat: bool = False) -> Callable:
     """An operation in float32: sums, products and selections of f16 or bf16 are then rounded as if once."""
-    widen, narrow = _small_format(type)
     _expect(not ftz or type.startswith("f16"), "no .ftz on bf16")
+    if not ftz and not sat:
+        return function
 
-    def run(*operands):
-        values = [widen(operand) for operand in operands]
+    def run(*values):
         if ftz:
-            values = [_flushed_half(value) for value in values]
+            values = [flushed_half(value) for value in values]
         result = function(*values)
         if sat:
-            result = _clamped(result)
-        if ftz:
-            result = _flushed_half(result)
-        return narrow(result)
+            result = clamped(result)
+        return flushed_half(result.astype(np.float16).astype(np.float32)) if ftz else result
 
     return run
 
@@ -1054,48 +778,25 @@ def _small_binary(type: str, function: Callable, ftz: bool = False, sat: bool = 
     return _small_semantics(type, 2, _small_operation(type, function, ftz, sat))
 
 
-def _fma_bf16_bits(a, b, c, relu: bool = False):
-    """bf16 fma with one rounding: exact in float32 or else in float64, rounded to odd, then to bf16."""
-    x, y, z = widen_bf16(a), widen_bf16(b), widen_bf16(c)
-    product = x * y
-    total, rest = _two_sum(product, z)
-    fits = (np.abs(product) >= np.float32(1.2e-38)) | (x == 0) | (y == 0)
-    if not (fits & (rest == 0)).all():
-        wide = np.multiply(x, y, dtype=np.float64)
-        exact, left = _two_sum(wide, z.astype(np.float64))
-        exact = _odd(exact, np.where(np.isfinite(exact), left, 0.0))
-        near = exact.astype(np.float32)
-        gap = np.where(np.isfinite(near), exact - near.astype(np.float64), 0.0)
-        total = _odd(near, gap)
-    if relu:
-        total = np.where(total < 0, np.float32(0), total)
-    return narrow_bf16(total)
-
-
 def _small_fma(type: str, ftz: bool, sat: bool, relu: bool) -> Semantics:
     if type.startswith("bf16"):
         _expect(not ftz and not sat, "no .ftz or .sat on bf16")
-        return _small_semantics(type, 3, lambda a, b, c: _fma_bf16_bits(a, b, c, relu))
+        return _small_semantics(type, 3, with_relu(fma_bf16) if relu else fma_bf16)
 
-    def run(a, b, c):
-        x, y, z = (_widen_f16(operand) for operand in (a, b, c))
+    def run(x, y, z):
         if ftz:
-            x, y, z = _flushed_half(x), _flushed_half(y), _flushed_half(z)
+            x, y, z = flushed_half(x), flushed_half(y), flushed_half(z)
         # float64 holds every sum of a product and an addend of f16 that lies near a tie of f16.
         total = np.multiply(x, y, dtype=np.float64) + z
         if sat:
-            total = _clamped(total)
-        if relu:
-            total = np.where(total < 0, 0.0, total)
-        if ftz:
-            total = _flushed_half(total.astype(np.float16).astype(np.float32))
-        return _narrow_f16(total)
+            total = clamped(total)
+        return flushed_half(total.astype(np.float16).astype(np.float32)) if ftz else total
 
-    return _small_semantics(type, 3, run)
+    return _small_semantics(type, 3, with_relu(run) if relu else run)
 
 
 def _atomic_add(type: str) -> Callable:
-    return _on_elements(type, _small_operation(type, np.add))
+    return small_function(type, np.add)
 
 
 #: Sums on registers of each small float type, for atomics: (old, value) -> new.
@@ -1155,15 +856,15 @@ def _comparison(operator: str, type: str) -> Callable:
 def _compare_operands(type: str, ftz: bool, compare: Callable) -> tuple[str, Callable]:
     """(operand type, function) of a comparison; f16 and bf16 are widened."""
     if type in ("f16", "bf16"):
-        widen = _small_format(type)[0]
+        widen = small_format(type)[0]
 
         def small(a, b):
             a, b = widen(a), widen(b)
-            return compare(_flushed_half(a), _flushed_half(b)) if ftz else compare(a, b)
+            return compare(flushed_half(a), flushed_half(b)) if ftz else compare(a, b)
 
         return "b16", small
     if ftz:
-        return type, lambda a, b: compare(_flushed(a), _flushed(b))
+        return type, lambda a, b: compare(flushed(a), flushed(b))
     return type, compare
 
 
@@ -1205,7 +906,9 @@ def _setp_pair(operator: str, combine: str, type: str, ftz: bool) -> Semantics:
 
     def run(a, b, c=None):
         a, b = np.broadcast_arrays(a, b)
-        found = [compare((a >> np.uint32(shift)).astype(np.uint16), (b >> np.uint32(shift)).astype(np.uint16)) for shift in (0, 16)]
+        found = [
+            compare((a >> np.uint32(shift)).astype(np.uint16), (b >> np.uint32(shift)).astype(np.uint16)) for shift in (0, 16)
+        ]
         return tuple(found if c is None else [_BOOLEAN[combine](part, c) for part in found])
 
     return Lanes("pred|pred", "b32, b32" + (", pred" if combine else ""), run, scalars=True)
@@ -1237,8 +940,16 @@ def set_(modifiers: tuple[str, ...]) -> Semantics:
 
     if pair:
         _expect(not combine, "no predicate with packed types")
-        return Lanes("b32", "b32, b32", _on_elements(type, run), scalars=True)
+        return Lanes("b32", "b32, b32", on_elements(type, run), scalars=True)
     return Lanes(width, f"{operand}, {operand}" + (", pred" if combine else ""), run, scalars=True)
+
+
+@define("mov")
+def mov(modifiers: tuple[str, ...]) -> Semantics:
+    """mov.type d, a: a copy, also from and to {a, b}; what it does depends on its operands (codegen.py)."""
+    type = _type(modifiers, _INTEGERS | _BITS | {"f32", "f64", "pred"})
+    _only(modifiers, type)
+    return Lanes(type, type, np.positive, copies=True)
 
 
 @define("selp")
@@ -1260,7 +971,7 @@ def slct(modifiers: tuple[str, ...]) -> Semantics:
     ftz = "ftz" in modifiers
 
     def run(a, b, c):
-        return np.where((_flushed(c) if ftz else c) >= 0, a, b)
+        return np.where((flushed(c) if ftz else c) >= 0, a, b)
 
     return Lanes(bits, f"{bits}, {bits}, {modifiers[-1]}", run, scalars=True, copies=True)
 
@@ -1319,11 +1030,11 @@ def _left(a, amount, out=None):
     if amount.ndim == 0:
         count = int(amount)
         if count >= bits:
-            return _deliver(np.zeros_like(a), out)
+            return deliver(np.zeros_like(a), out)
         return np.left_shift(a, a.dtype.type(count), out=out)
     inside = amount < bits
     shifted = np.left_shift(a, np.minimum(amount, bits - 1).astype(a.dtype))
-    return _deliver(np.where(inside, shifted, a.dtype.type(0)), out)
+    return deliver(np.where(inside, shifted, a.dtype.type(0)), out)
 
 
 def _right(a, amount, out=None):
@@ -1333,14 +1044,14 @@ def _right(a, amount, out=None):
         count = int(amount)
         if count >= bits:
             if a.dtype.kind == "u":
-                return _deliver(np.zeros_like(a), out)
+                return deliver(np.zeros_like(a), out)
             count = bits - 1
         return np.right_shift(a, a.dtype.type(count), out=out)
     clamped = np.minimum(amount, bits - 1).astype(a.dtype)
     shifted = np.right_shift(a, clamped)
     if a.dtype.kind == "u":
         shifted = np.where(amount < bits, shifted, a.dtype.type(0))
-    return _deliver(shifted, out)
+    return deliver(shifted, out)
 
 
 @define("shl")
@@ -1362,7 +1073,10 @@ def shr(modifiers: tuple[str, ...]) -> Semantics:
 @define("shf")
 def shf(modifiers: tuple[str, ...]) -> Semantics:
     """shf.direction.mode.b32 d, a, b, c: a funnel shift of b:a (b above a)."""
-    _expect(len(modifiers) == 3 and modifiers[0] in "lr" and modifiers[1] in ("clamp", "wrap") and modifiers[2] == "b32", "shf.l|r.clamp|wrap.b32")
+    _expect(
+        len(modifiers) == 3 and modifiers[0] in "lr" and modifiers[1] in ("clamp", "wrap") and modifiers[2] == "b32",
+        "shf.l|r.clamp|wrap.b32",
+    )
     left, clamp = modifiers[0] == "l", modifiers[1] == "clamp"
 
     def run(a, b, amount):
@@ -1428,7 +1142,10 @@ def _prmt_general(a, b, selector):
 @define("prmt")
 def prmt(modifiers: tuple[str, ...]) -> Semantics:
     """prmt.b32{.mode} d, a, b, c: bytes of b:a by selector."""
-    _expect(modifiers == ("b32",) or (len(modifiers) == 2 and modifiers[0] == "b32" and modifiers[1] in _PRMT_MODES), "prmt.b32{.mode}")
+    _expect(
+        modifiers == ("b32",) or (len(modifiers) == 2 and modifiers[0] == "b32" and modifiers[1] in _PRMT_MODES),
+        "prmt.b32{.mode}",
+    )
     if modifiers == ("b32",):
 
         def run(a, b, selector):

@@ -202,20 +202,32 @@ class Observer:
             unseen = self.read_clock[at] > seen
             unseen[np.arange(len(at)), warp] = False
             if unseen.any():
-                self.fault(lanes, flat, size, verb, int(np.argmax(unseen.any(axis=1))), at, "read", int(np.argmax(unseen[int(np.argmax(unseen.any(axis=1)))])))
+                self.fault(
+                    lanes,
+                    flat,
+                    size,
+                    verb,
+                    int(np.argmax(unseen.any(axis=1))),
+                    at,
+                    "read",
+                    int(np.argmax(unseen[int(np.argmax(unseen.any(axis=1)))])),
+                )
         self.writer[at], self.write_clock[at], self.atomic[at] = warp, mine, verb == "updates"
         self.write_line[at] = current_line(batch)
         both = self.writer[at] != warp
         if verb != "updates" and both.any():
             self.fault(lanes, flat, size, verb, int(np.argmax(both)), at, "writes with the same instruction")
 
-    def fault(self, lanes, flat, size: int, verb: str, position: int, at: np.ndarray, what: str, warp: Optional[int] = None) -> None:
+    def fault(
+        self, lanes, flat, size: int, verb: str, position: int, at: np.ndarray, what: str, warp: Optional[int] = None
+    ) -> None:
         byte = int(at[position])
         address = SHARED_BASE + byte % max(self.batch.shared_stride, 1)
         other = int(self.writer[byte]) if warp is None else warp
         where = f" at PTX line {int(self.write_line[byte])}" if what == "wrote" and self.write_line[byte] else ""
         fault = Fault(
-            f"{verb} {size} bytes of shared memory, and warp {other} {what} the byte at 0x{address:x}{where}: a race, nothing orders the two",
+            f"{verb} {size} bytes of shared memory, and warp {other} {what} the byte at 0x{address:x}{where}: a race, "
+            "nothing orders the two",
             position // size,
         )
         fault.lane_ids = lanes

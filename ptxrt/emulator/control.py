@@ -56,7 +56,11 @@ _FENCE_WORDS = {
 
 def _fence(name: str):
     def resolver(modifiers: tuple[str, ...]) -> Semantics:
-        unknown = [word for word in modifiers if word not in _FENCE_WORDS[name] and not word.startswith(("async::", "sync_restrict::", "op_restrict::"))]
+        unknown = [
+            word
+            for word in modifiers
+            if word not in _FENCE_WORDS[name] and not word.startswith(("async::", "sync_restrict::", "op_restrict::"))
+        ]
         if unknown or not modifiers:
             raise Unsupported(f"'{'.'.join(unknown)}' is not known here")
         return Memory("", "", _nothing)

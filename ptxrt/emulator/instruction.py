@@ -67,7 +67,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import import_module
 from typing import Callable, Mapping, Optional, Sequence, Union
 
@@ -124,17 +124,22 @@ class Operand:
     optional: bool = False
     joined: bool = False  # written after `|` behind the operand before it
 
-    @property
+    @cached_property
     def is_address(self) -> bool:
         return self.type in SPACES
 
-    @property
+    @cached_property
     def is_immediate(self) -> bool:
         return self.type == "imm"
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype:
         return np.dtype(np.uint64) if self.is_address else DTYPES[self.type]
+
+    @cached_property
+    def kind(self) -> str:
+        """The dtype in short: `u4`, `i8`, `f4`, `b1`."""
+        return self.dtype.str[1:]
 
 
 _OPERAND = re.compile(r"(\[(?P<space>\w+)\]|(?P<type>\w+))(\*(?P<count>\d+))?(?P<optional>\?)?")
@@ -150,7 +155,9 @@ def signature(text: str) -> tuple[Operand, ...]:
             known = match and (match["space"] in SPACES if match["space"] else match["type"] in DTYPES or match["type"] == "imm")
             if not known:
                 raise ValueError(f"'{piece}' in the signature '{text}' is no operand type")
-            operands.append(Operand(match["space"] or match["type"], int(match["count"] or 0), bool(match["optional"]), position > 0))
+            operands.append(
+                Operand(match["space"] or match["type"], int(match["count"] or 0), bool(match["optional"]), position > 0)
+            )
     return tuple(operands)
 
 
@@ -163,6 +170,17 @@ class Semantics:
     sources: tuple[Operand, ...]
     function: Function
     options: Mapping[str, object] = field(default_factory=dict, hash=False, compare=False)
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether every operand is one register or the like, none of them optional."""
+        operands = self.destinations + self.sources
+        return not any(o.count or o.optional or o.joined or o.is_address or o.is_immediate for o in operands)
+
+    @cached_property
+    def result_types(self) -> list[str]:
+        """The type of every destination register, vectors spread out."""
+        return [operand.type for operand in self.destinations for _ in range(max(operand.count, 1))]
 
     def bound(self, arithmetic: str) -> Callable:
         """The function for this arithmetic (`"float64"` or `"hardware"`)."""
@@ -268,4 +286,6 @@ def resolve(opcode: str) -> Semantics:
                 return resolver(tuple(words[length:]))
             except Unsupported as error:
                 raise Unsupported(f"{opcode} is not implemented: {error}") from None
-    raise Unsupported(f"{opcode} is not implemented: no instruction is called '{words[0]}'")
+    related = sorted(name for name in REGISTRY if name.split(".")[0] == words[0])
+    reason = f"there is {', '.join(related)}" if related else f"no instruction is called '{words[0]}'"
+    raise Unsupported(f"{opcode} is not implemented: {reason}")

@@ -18,13 +18,14 @@ from ..errors import EmulatorFault
 from ..ptx.lower import Branch, Exit, Jump, Switch
 from .check import Observer
 from .instruction import Fault, Semantics
-from .memory import LOCAL_BASE, SHARED_BASE, Access, CopyQueue, GlobalMemory, Region
+from .memory import SHARED_BASE, Access, CopyQueue, GlobalMemory, Region
 
 WARP = 32
 _NOWHERE = np.iinfo(np.int32).max  # the key of a thread that cannot run
 _FULL_MASK = 0xFFFFFFFF
 _SHARED_LIMIT = 227 * 1024  # the most shared memory a block has on any GPU
 _FAIRNESS = 64  # every so many steps over parted threads, those who waited longest run
+_PATIENCE = 256  # turns of one warp alone before another one's, and steps to a turn, where warps run one by one
 
 
 class Launch:
@@ -237,6 +238,9 @@ class Batch:
         self.reasons: dict[str, np.ndarray] = {}
         self.issued = 0
         self.last_run: dict[int, int] = {}
+        self.turns = 0
+        self.one_by_one = launch.emulator.schedule == "warps"
+        self.focus, self.patience = 0, _PATIENCE
 
     # -- what families call -------------------------------------------------------------------------------------
 
@@ -299,7 +303,9 @@ class Batch:
             return np.uint64(self.issued >> 32 if name == "clock_hi" else self.issued)
         if name.startswith("globaltimer"):
             now = time.monotonic_ns()
-            return np.uint64(now >> 32 if name.endswith("_hi") else now & (_FULL_MASK if name.endswith("_lo") else -1 & (1 << 64) - 1))
+            return np.uint64(
+                now >> 32 if name.endswith("_hi") else now & (_FULL_MASK if name.endswith("_lo") else -1 & (1 << 64) - 1)
+            )
         return np.uint64(self.launch.special(name))
 
     # -- scheduling ---------------------------------------------------------------------------------------------
@@ -311,18 +317,21 @@ class Batch:
             if choice is None:
                 return
             block, lanes, together = choice
+            steps = _PATIENCE if self.one_by_one else sys.maxsize
             while block is not None:
                 block = self.step(block, lanes, together)
+                steps -= 1
+                if steps == 0 and block is not None:
+                    self.key[slice(None) if lanes is None else lanes] = block
+                    self.patience = 0
+                    break
 
     def choose(self) -> Optional[tuple[int, Optional[np.ndarray], bool]]:
         """The basic block to run next, its threads (None: all lanes), and whether no other thread can run."""
         self.release_rows()
         key = self.key
-        if self.launch.emulator.schedule == "warps":
-            # The first warp that can run goes on alone until it waits or ends: nobody waits for it by accident.
-            first = int(np.argmax(key != _NOWHERE)) // WARP
-            key = np.full_like(key, _NOWHERE)
-            key[first * WARP : (first + 1) * WARP] = self.key[first * WARP : (first + 1) * WARP]
+        if self.one_by_one:
+            key = self.key_of_one_warp()
         low = int(key.min())
         if low == _NOWHERE:
             if self.alive.any():
@@ -334,7 +343,7 @@ class Batch:
         ready = int(np.count_nonzero(key != _NOWHERE))
         if len(lanes) == ready:
             return low, lanes, True
-        self.turns = getattr(self, "turns", 0) + 1
+        self.turns += 1
         candidates = np.unique(key[key != _NOWHERE]).tolist()
         if self.turns % _FAIRNESS == 0:
             candidates.sort(key=lambda block: self.last_run.get(block, 0))
@@ -346,6 +355,24 @@ class Batch:
                 self.last_run[block] = self.turns
                 return block, lanes, False
         return low, np.flatnonzero(key == low), False
+
+    def key_of_one_warp(self) -> np.ndarray:
+        """The key with one warp alone: the first one that can run, until it waits or ends.
+
+        So nobody waits for it by accident. A warp that spins for another one's sake is left after a while.
+        """
+        able = (self.key != _NOWHERE).reshape(-1, WARP).any(axis=1)
+        if not able.any():
+            return self.key
+        self.patience -= 1
+        if not able[self.focus] or self.patience < 0:
+            following = np.flatnonzero(able)
+            later = following[following > self.focus] if self.patience < 0 else following
+            self.focus, self.patience = int((later if len(later) else following)[0]), _PATIENCE
+        key = np.full_like(self.key, _NOWHERE)
+        warp = slice(self.focus * WARP, (self.focus + 1) * WARP)
+        key[warp] = self.key[warp]
+        return key
 
     def complete_warps(self, lanes: np.ndarray) -> np.ndarray:
         """Those lanes whose warp has no thread that can run elsewhere."""
@@ -380,7 +407,9 @@ class Batch:
         except Fault as fault:
             raise self.located(fault, number, executing) from None
         except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise self.located(Fault(f"stopped the emulator: {type(error).__name__}: {error}"), number, executing, error) from error
+            raise self.located(
+                Fault(f"stopped the emulator: {type(error).__name__}: {error}"), number, executing, error
+            ) from error
         self.count(number, executing.count, block.size)
         terminator = self.code.program.blocks[number].terminator
         if self.parking is not None or isinstance(terminator, Exit):
@@ -415,7 +444,9 @@ class Batch:
     def switch(self, terminator: Switch, index: np.ndarray, lanes: Optional[np.ndarray]) -> Optional[int]:
         targets = np.array(terminator.targets, np.int32)
         if (index >= len(targets)).any():
-            raise EmulatorFault(f"brx.idx with index {int(index.max())} of {len(targets)} targets", kernel=self.code.program.entry.name)
+            raise EmulatorFault(
+                f"brx.idx with index {int(index.max())} of {len(targets)} targets", kernel=self.code.program.entry.name
+            )
         found = targets[index]
         if np.ndim(found) == 0 or (found == found[0]).all():
             return int(found if np.ndim(found) == 0 else found[0])
@@ -487,7 +518,14 @@ class Batch:
             line = instruction.line
             source = launch.source_of(instruction.location)
             place = f" at PTX line {line} ({instruction.opcode})" + (f", {source}" if source else "")
-        return EmulatorFault(f"{name}: thread {thread} of block {block} {message}{place}", kernel=name, block=block, thread=thread, line=line, source=source)
+        return EmulatorFault(
+            f"{name}: thread {thread} of block {block} {message}{place}",
+            kernel=name,
+            block=block,
+            thread=thread,
+            line=line,
+            source=source,
+        )
 
     def deadlock(self) -> EmulatorFault:
         parts = []
@@ -506,7 +544,8 @@ class Batch:
         gone = self.threads - int(np.count_nonzero(inside & self.alive))
         instruction = self.before(int(self.resume[lane]))
         return self.fault_at(
-            f"is in a deadlock: no thread can run; {'; '.join(parts) or 'nobody waits'}. In this block {waiting} of {self.threads} threads wait and {gone} have exited",
+            f"is in a deadlock: no thread can run; {'; '.join(parts) or 'nobody waits'}. "
+            f"In this block {waiting} of {self.threads} threads wait and {gone} have exited",
             lane,
             instruction,
         )
@@ -578,7 +617,12 @@ def warps(executing: Executing, function: Callable, arguments: tuple, semantics:
     mask_at = options.get("mask")
     memory = (executing,) if semantics.kind == "memory" else ()
     if executing.whole:
-        shaped = tuple([argument if argument.__class__ is not tuple and not isinstance(argument, np.ndarray) else _shaped(argument) for argument in arguments])
+        shaped = tuple(
+            [
+                argument if argument.__class__ is not tuple and not isinstance(argument, np.ndarray) else _shaped(argument)
+                for argument in arguments
+            ]
+        )
         if mask_at is None:
             results = function(*memory, *shaped)
         else:
@@ -633,7 +677,12 @@ def _check_mask(executing: Executing, mask: np.ndarray, ids: np.ndarray, active)
     if absent.any():
         position = np.unravel_index(int(np.argmax(absent)), absent.shape)
         names = int(mask[position] & ~allowed[position[0]])
-        raise _fault_of(f"executes a .sync instruction whose membermask 0x{int(mask[position]):08x} names threads that are elsewhere (lanes 0x{names:08x})", absent, ids)
+        raise _fault_of(
+            f"executes a .sync instruction whose membermask 0x{int(mask[position]):08x} names threads that are elsewhere "
+            f"(lanes 0x{names:08x})",
+            absent,
+            ids,
+        )
 
 
 def _fault_of(message: str, where: np.ndarray, ids: np.ndarray) -> Fault:
@@ -647,7 +696,12 @@ def _flat(results, count: int) -> tuple:
         return ()
     if not isinstance(results, tuple):
         results = (results,)
-    return tuple([result.reshape(-1) if np.size(result) == count else np.broadcast_to(result, (count // WARP, WARP)).reshape(-1) for result in results])
+    return tuple(
+        [
+            result.reshape(-1) if np.size(result) == count else np.broadcast_to(result, (count // WARP, WARP)).reshape(-1)
+            for result in results
+        ]
+    )
 
 
 def blocking(executing: Executing, function: Callable, arguments: tuple, targets: tuple, aligned: bool) -> None:
@@ -660,7 +714,9 @@ def blocking(executing: Executing, function: Callable, arguments: tuple, targets
         wrong = (here != alive)[lanes // WARP]
         if wrong.any():
             warp = int(lanes[int(np.argmax(wrong))]) // WARP
-            raise Fault(f"executes an aligned barrier with {int(here[warp])} of the {int(alive[warp])} threads of its warp", wrong)
+            raise Fault(
+                f"executes an aligned barrier with {int(here[warp])} of the {int(alive[warp])} threads of its warp", wrong
+            )
     function(Threads(executing, targets), *arguments)
 
 

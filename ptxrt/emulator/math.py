@@ -28,6 +28,39 @@ def _f32(function: Callable[[np.ndarray], np.ndarray], flush: bool) -> Callable:
     return apply
 
 
+def _f64(function: Callable[[np.ndarray], np.ndarray]) -> Callable:
+    """`function` on f64 arrays."""
+
+    def apply(a):
+        with np.errstate(all="ignore"):
+            result = function(np.asarray(a, np.float64))
+        return np.where(np.isnan(result), np.nan, result)
+
+    return apply
+
+
+def _gross(function: Callable[[np.ndarray], np.ndarray]) -> Callable:
+    """`function` on f64 arrays from and to their upper 32 bits: the lower ones are ignored, and 0 in the result.
+
+    Subnormal operands and results become zeros of their sign. PTX ISA 9.7.3, rcp.approx.ftz.f64, leaves the rounding of the
+    20 bits of mantissa open; here it is to nearest. Divisions and logarithms in double precision start from such a guess.
+    """
+    upper = np.uint64(0xFFFF_FFFF_0000_0000)
+    exact = _f64(function)
+
+    def flush(a):
+        return np.where(np.abs(a) < 2.0**-1022, np.copysign(0.0, a), a)
+
+    def apply(a):
+        a = np.asarray(a, np.float64)
+        result = exact(flush((a.view(np.uint64) & upper).view(np.float64)))
+        # A carry out of the mantissa is the next exponent, which is right; an infinity has no lower bits to round.
+        rounded = (result.view(np.uint64) + np.uint64(1 << 31) & upper).view(np.float64)
+        return np.where(np.isnan(a), np.nan, flush(rounded))
+
+    return apply
+
+
 def _half(function: Callable, name: str, flush: bool) -> Callable:
     """`function`, on float64, as an operation on raw f16 or bf16 codes, by a table of all of them."""
     table: list[np.ndarray] = []
@@ -121,7 +154,14 @@ def tanh(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("rcp.approx")
 def rcp_approx(modifiers: tuple[str, ...]) -> Semantics:
-    """rcp.approx{.ftz}.f32: 1 / a; of a zero an infinity of its sign. Hardware: within 1 ulp."""
+    """rcp.approx{.ftz}.f32: 1 / a; of a zero an infinity of its sign. Hardware: within 1 ulp.
+
+    rcp.approx.ftz.f64: a first guess, from the upper halves of double-precision numbers (`_gross`).
+    """
+    if modifiers == ("ftz", "f64"):
+        return Lanes("f64", "f64", _gross(lambda a: 1.0 / a))
+    if modifiers not in (("f32",), ("ftz", "f32")):
+        raise Unsupported("expected rcp.approx{.ftz}.f32 or rcp.approx.ftz.f64")
     return _approx_f32("rcp", ("approx", *modifiers), lambda a: 1.0 / a)
 
 
@@ -133,7 +173,16 @@ def sqrt_approx(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("rsqrt.approx")
 def rsqrt_approx(modifiers: tuple[str, ...]) -> Semantics:
-    """rsqrt.approx{.ftz}.f32: 1 / sqrt a; of a zero an infinity of its sign. Hardware: relative 2^-22.9."""
+    """rsqrt.approx{.ftz}.f32: 1 / sqrt a; of a zero an infinity of its sign. Hardware: relative 2^-22.9.
+
+    rsqrt.approx.f64: the same in double precision, subnormals kept. rsqrt.approx.ftz.f64: a first guess (`_gross`).
+    """
+    if modifiers == ("f64",):
+        return Lanes("f64", "f64", _f64(lambda a: 1.0 / np.sqrt(a)))
+    if modifiers == ("ftz", "f64"):
+        return Lanes("f64", "f64", _gross(lambda a: 1.0 / np.sqrt(a)))
+    if modifiers not in (("f32",), ("ftz", "f32")):
+        raise Unsupported("expected rsqrt.approx{.ftz}.f32 or rsqrt.approx{.ftz}.f64")
     return _approx_f32("rsqrt", ("approx", *modifiers), lambda a: 1.0 / np.sqrt(a))
 
 

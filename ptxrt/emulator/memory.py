@@ -119,10 +119,9 @@ class GlobalMemory:
 
     def free(self, address: int) -> None:
         """Give an allocation back; its addresses stay invalid for good."""
-        allocation = self.find(address)
-        if allocation is None or allocation.base != address:
+        position = bisect_right(self.bases, address) - 1
+        if position < 0 or self.bases[position] != address:
             raise EmulatorFault(f"0x{address:x} is freed and is no allocation (freed twice?)")
-        position = self.allocations.index(allocation)
         del self.bases[position], self.allocations[position]
 
     def find(self, address: int) -> Optional[Allocation]:
@@ -167,7 +166,8 @@ class GlobalMemory:
             else:
                 first = int(np.argmax(states != WRITTEN))
                 raise EmulatorFault(
-                    f"the host reads {allocation} where no kernel wrote: {int((states != WRITTEN).sum())} of {raw.size} bytes, the first at byte {offset + first}"
+                    f"the host reads {allocation} where no kernel wrote: {int((states != WRITTEN).sum())} of {raw.size} bytes, "
+                    f"the first at byte {offset + first}"
                 )
         raw[:] = allocation.data[offset : offset + raw.size]
         return out
@@ -379,7 +379,9 @@ class Access:
         position = first if where is None else int(where[first])
         what = "that an asynchronous copy is still writing" if (states == IN_FLIGHT).any() else "that nothing wrote"
         name = f" of {region}" if isinstance(region, Allocation) else f" of {space} memory"
-        raise Fault(f"reads {size} bytes at 0x{int(address[position]):x}{name}, {int((states != WRITTEN).sum())} of them {what}", position)
+        raise Fault(
+            f"reads {size} bytes at 0x{int(address[position]):x}{name}, {int((states != WRITTEN).sum())} of them {what}", position
+        )
 
     def _check_not_in_flight(self, region: Region, index, size: int, address: np.ndarray, where) -> None:
         if region is not self.batch.shared or not self.batch.copies.pending:
@@ -389,20 +391,27 @@ class Access:
         if flying.any():
             first = int(np.argmax(flying.reshape(len(index), -1).any(axis=1)))
             position = first if where is None else int(where[first])
-            raise Fault(f"writes {size} bytes of shared memory at 0x{int(address[position]):x} that an asynchronous copy is still writing", position)
+            raise Fault(
+                f"writes {size} bytes of shared memory at 0x{int(address[position]):x} that an asynchronous copy is still writing",
+                position,
+            )
 
     def _out_of_bounds(self, space: str, address, offset, limit: int, size: int, verb: str) -> None:
         bad = offset.astype(np.uint64) + np.uint64(size) > np.uint64(limit)
         bad |= offset > np.iinfo(offset.dtype).max - 4096  # wrapped: below the base
         position = int(np.argmax(bad))
         raise Fault(
-            f"{verb} {size} bytes at 0x{int(address[position]):x} of {space} memory, which holds 0x{SHARED_BASE:x} to 0x{SHARED_BASE + limit:x} ({limit} bytes)",
+            f"{verb} {size} bytes at 0x{int(address[position]):x} of {space} memory, which holds "
+            f"0x{SHARED_BASE:x} to 0x{SHARED_BASE + limit:x} ({limit} bytes)",
             bad,
         )
 
     def _misaligned(self, space: str, address, offset, size: int, verb: str) -> None:
         bad = (offset & offset.dtype.type(size - 1)) != 0
-        raise Fault(f"{verb} {size} bytes at 0x{int(address[int(np.argmax(bad))]):x} of {space} memory, which is no multiple of {size}", bad)
+        raise Fault(
+            f"{verb} {size} bytes at 0x{int(address[int(np.argmax(bad))]):x} of {space} memory, which is no multiple of {size}",
+            bad,
+        )
 
     def _outside(self, address: np.ndarray, where: np.ndarray, size: int, verb: str) -> None:
         first = int(address[where[0]])

@@ -7,7 +7,7 @@ Fragments. With lane = 4 g + t, w elements in a 32-bit register (element 0 in th
     C, D[i]: row g + 8 (i >> 1)     column 2 t + (i & 1)         f16: register i >> 1, half i & 1
 
 The order of k does not matter as long as A and B agree; here it is (t, r, e), in which fragments need no reordering.
-Results are kept in *register order*: (warps, 128), element 32 i + lane.
+C and D are kept in *register order*: (4, warps, 32), element (i, warp, lane).
 
 Two arithmetics:
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Callable, Optional, Sequence, Union
+from typing import Callable, Optional, Sequence
 
 import numpy as np
 
@@ -34,13 +34,27 @@ _ROWS, _COLUMNS, _LANES = 16, 8, 32
 _OUTPUTS = _ROWS * _COLUMNS
 
 _i, _g, _t = np.meshgrid(np.arange(4), np.arange(8), np.arange(4), indexing="ij")
-#: Row and column of each of the 128 outputs of a warp, in register order.
-_ROW = (_g + 8 * (_i >> 1)).ravel()
-_COLUMN = (2 * _t + (_i & 1)).ravel()
-#: Register order from a matrix stored [column][row].
+#: Row and column of each of the 128 outputs of a warp, (4, 32).
+_ROW = (_g + 8 * (_i >> 1)).reshape(4, _LANES)
+_COLUMN = (2 * _t + (_i & 1)).reshape(4, _LANES)
+#: Where each output is in a matrix stored [column][row]; and the opposite.
 _FROM_COLUMNS = _COLUMN * _ROWS + _ROW
-#: The opposite: a matrix stored [column][row] from register order.
-_TO_COLUMNS = np.argsort(_FROM_COLUMNS)
+_TO_COLUMNS = np.argsort(_FROM_COLUMNS, axis=None)
+
+
+@lru_cache(maxsize=64)
+def _places(kind: str, warps: int) -> np.ndarray:
+    """Flat indices, in register order, into an array (warps, 8, 16), (warps, 16) or (warps, 8)."""
+    within, size = {"output": (_FROM_COLUMNS, _OUTPUTS), "row": (_ROW, _ROWS), "column": (_COLUMN, _COLUMNS)}[kind]
+    places = np.arange(warps)[:, None] * size + within[:, None]
+    places.flags.writeable = False
+    return places
+
+
+def _in_register_order(kind: str, values: np.ndarray) -> np.ndarray:
+    """Spread what each output ("output"), row or column of each warp has over (4, warps, 32)."""
+    return values.reshape(-1).take(_places(kind, len(values)))
+
 
 _FRACTION_BITS = 25
 _NO_PRODUCT = -(1 << 13)  # an exponent below every other, twice of which fits int16
@@ -63,7 +77,7 @@ class _Element:
 
     @cached_property
     def _codes(self) -> np.ndarray:
-        """The format's code in each possible container; the unused upper bits are ignored."""
+        """The format's code in each possible container."""
         return (np.arange(1 << self.bits) >> self.shift) & ((1 << self.format.bits) - 1)
 
     @cached_property
@@ -78,6 +92,12 @@ class _Element:
         field = (codes >> format.mantissa_bits) & ((1 << format.exponent_bits) - 1)
         exponent = np.maximum(field, 1) - format.bias
         return np.where(self.values == 0, _NO_PRODUCT, exponent).astype(np.int16)
+
+    @property
+    def padding(self) -> int:
+        """The bits of a 32-bit register that belong to no element."""
+        unused = ((1 << self.bits) - 1) ^ (((1 << self.format.bits) - 1) << self.shift)
+        return unused * 0x01010101 if self.bits == 8 else 0
 
     @property
     def smallest_step(self) -> int:
@@ -136,6 +156,7 @@ class _Fragment:
         self.element = element
         self.dtype = dtype
         self.raw = raw
+        self._finite: Optional[np.ndarray] = None
 
     @cached_property
     def matrix(self) -> np.ndarray:
@@ -156,7 +177,11 @@ class _Fragment:
     def steps(self) -> float:
         """The largest magnitude of all warps in units of the lowest bit of the smallest one; 0 if all are zero."""
         largest, smallest = self._extremes
-        return largest / _lowest_bit(self.element, smallest) if largest else 0.0
+        if not largest:
+            return 0.0
+        format = self.element.format
+        exponent = max(math.frexp(smallest)[1] - 1, format.smallest_exponent)
+        return math.ldexp(largest, format.mantissa_bits - exponent)
 
     @cached_property
     def _extremes(self) -> tuple[float, float]:
@@ -164,20 +189,27 @@ class _Fragment:
         if self.element.bits == 8:
             magnitude = np.abs(self.matrix)
             return float(magnitude.max()), float(magnitude.min(where=magnitude > 0, initial=np.inf))
-        # Codes of magnitudes have the order of the values.
-        magnitude = self.raw & self.raw.dtype.type((1 << (self.element.bits - 1)) - 1)
-        smallest = (magnitude - magnitude.dtype.type(1)).min() + magnitude.dtype.type(1)  # zero wraps to the top
-        return float(self.element.values[magnitude.max()]), float(self.element.values[smallest])
+        # Codes of magnitudes have the order of the values; less one, zero wraps to the top.
+        magnitude = self.raw & np.uint16(0x7FFF)
+        smallest = (int((magnitude - np.uint16(1)).min()) + 1) & 0xFFFF
+        values = self.element.values
+        return float(values[magnitude.max()]), float(values[smallest])
 
     @property
     def by_depth(self) -> np.ndarray:
         """`raw` as (depth, 8 or 1, 1 or 16, warps)."""
         raise NotImplementedError
 
+    @cached_property
+    def exponents_by_depth(self) -> np.ndarray:
+        """int16 exponents as `by_depth`."""
+        return self.element.exponents.take(self.by_depth)
+
     def finite_by_depth(self, dtype: np.dtype) -> np.ndarray:
         """Values as `by_depth`, zero where there is an infinity or NaN."""
-        values = _finite_values(self.element.name, dtype)
-        return np.take(values, self.by_depth)
+        if self._finite is None:
+            self._finite = _finite_values(self.element.name, dtype).take(self.by_depth)
+        return self._finite
 
 
 class _Rows(_Fragment):
@@ -225,6 +257,11 @@ def _containers(element: _Element, registers: Sequence[np.ndarray]) -> np.ndarra
     stacked = np.empty((*registers[0].shape, len(registers)), np.uint32)
     for index, register in enumerate(registers):
         stacked[..., index] = register
+    if element.padding:
+        # The ISA gives these bits no meaning, and hardware does not ignore all of them.
+        astray = stacked & np.uint32(element.padding)
+        if astray.any():
+            raise Fault(f"a container of an {element.name} fragment has bits set outside of the element", astray.any(axis=-1))
     raw = stacked.view(np.uint8 if element.bits == 8 else np.uint16)
     return raw.reshape(len(stacked), 8, 4, len(registers), -1)
 
@@ -250,117 +287,123 @@ class _Scales:
 
     def __init__(self, register: np.ndarray):
         self.bytes = np.ascontiguousarray(register, np.uint32).view(np.uint8).reshape(len(register), _LANES, 4)
-        self._factors: dict = {}
+        self._by_row: dict = {}
 
     def codes(self, lanes: np.ndarray, byte: int) -> np.ndarray:
         """(warps, len(lanes))"""
         return self.bytes[:, lanes, byte]
 
-    def factors(self, lanes: np.ndarray, byte: int, order: np.ndarray, key: tuple) -> np.ndarray:
-        """float64 factor of each output, register order: `lanes` hold the scales, `order` says whose each output is.
+    def by_row(self, thread: int, byte: int) -> np.ndarray:
+        """float64 factor of the row of each output, register order; kept, since the next MMA asks for the same."""
+        if (thread, byte) not in self._by_row:
+            factors = FORMATS["ue8m0"].values[self.codes(_SCALE_LANES_A[thread], byte)]
+            self._by_row[thread, byte] = _in_register_order("row", factors)
+        return self._by_row[thread, byte]
 
-        Kept under `key`: the next MMA asks for the same.
-        """
-        if key not in self._factors:
-            self._factors[key] = np.take(FORMATS["ue8m0"].values[self.codes(lanes, byte)], order, axis=1)
-        return self._factors[key]
+
+#: By thread-id: the lanes that hold the scales of the rows of A, and of the columns of B.
+_SCALE_LANES_A = 4 * (np.arange(_ROWS) % 8) + np.arange(_ROWS) // 8 + 2 * np.arange(2)[:, None]
+_SCALE_LANES_B = 4 * np.arange(_COLUMNS) + np.arange(4)[:, None]
 
 
 @dataclass(frozen=True)
-class _Selectors:
-    """Which byte of which lanes scales the rows of A, and the columns of B."""
+class _Scaling:
+    """The scales of one MMA: the registers of A and B, and which byte of which lanes counts."""
 
+    a: _Scales
+    b: _Scales
     byte_a: int
     thread_a: int
     byte_b: int
     thread_b: int
 
-    @cached_property
-    def lanes_a(self) -> np.ndarray:
-        """The lane that holds the scale of each row."""
-        row = np.arange(_ROWS)
-        return 4 * (row % 8) + 2 * self.thread_a + row // 8
+    @property
+    def rows(self) -> np.ndarray:
+        """float64 factors of the outputs by their rows, register order."""
+        return self.a.by_row(self.thread_a, self.byte_a)
 
-    @cached_property
-    def lanes_b(self) -> np.ndarray:
-        """The lane that holds the scale of each column."""
-        return 4 * np.arange(_COLUMNS) + self.thread_b
+    @property
+    def columns(self) -> np.ndarray:
+        """float64 factors of the columns, (warps, 8)."""
+        return FORMATS["ue8m0"].values[self.b.codes(_SCALE_LANES_B[self.thread_b], self.byte_b)]
 
-    def factors_a(self, scales: _Scales) -> np.ndarray:
-        return scales.factors(self.lanes_a, self.byte_a, _ROW, ("a", self.thread_a, self.byte_a))
+    @property
+    def factors(self) -> np.ndarray:
+        """float64, register order."""
+        return self.rows * _in_register_order("column", self.columns)
 
-    def factors_b(self, scales: _Scales) -> np.ndarray:
-        return scales.factors(self.lanes_b, self.byte_b, _COLUMN, ("b", self.thread_b, self.byte_b))
-
-    def exponents(self, a: _Scales, b: _Scales) -> np.ndarray:
+    @property
+    def exponents(self) -> np.ndarray:
         """The exponents of both scales together, (8, 16, warps)."""
-        by_row = a.codes(self.lanes_a, self.byte_a).T.astype(np.int32)
-        by_column = b.codes(self.lanes_b, self.byte_b).T.astype(np.int32)
+        by_row = self.a.codes(_SCALE_LANES_A[self.thread_a], self.byte_a).T.astype(np.int32)
+        by_column = self.b.codes(_SCALE_LANES_B[self.thread_b], self.byte_b).T.astype(np.int32)
         return by_row + by_column[:, None] - 2 * FORMATS["ue8m0"].bias
 
 
-@lru_cache(maxsize=None)
-def _selectors(byte_a: int, thread_a: int, byte_b: int, thread_b: int) -> _Selectors:
-    return _Selectors(byte_a, thread_a, byte_b, thread_b)
+def _checked(a: Sequence, b: Sequence) -> tuple[int, int, int, int]:
+    """The operands {byte-id, thread-id} of A and of B."""
+    named = (("byte-id-a", a[0], 4), ("thread-id-a", a[1], 2), ("byte-id-b", b[0], 4), ("thread-id-b", b[1], 4))
+    return tuple([_uniform(*each) for each in named])
 
 
 def _uniform(name: str, value, limit: int) -> int:
-    values = np.asarray(value)
-    number = int(values.flat[0])
-    if number >= limit or (values.ndim and (values != number).any()):
+    number = int(value) if value.ndim == 0 else int(value.flat[0])
+    if number >= limit or (value.ndim and (value != number).any()):
         raise Fault(f"{name} of a block-scaled mma is one number below {limit} for all lanes")
     return number
-
-
-def _selected(a: Sequence, b: Sequence) -> _Selectors:
-    """The operands {byte-id, thread-id} of A and of B, checked."""
-    return _selectors(
-        _uniform("byte-id-a", a[0], 4), _uniform("thread-id-a", a[1], 2), _uniform("byte-id-b", b[0], 4), _uniform("thread-id-b", b[1], 4)
-    )
 
 
 # Arithmetic float64
 
 
-def _float64(rows: _Rows, columns: _Columns, c: np.ndarray, scale: Optional[np.ndarray], dtype: np.dtype) -> np.ndarray:
-    """(warps, 128) of `dtype` in register order from C of that order, float64, and a scale or None."""
-    warps, depth = len(c), columns.raw.shape[-1]
-    product = np.matmul(columns.matrix, rows.matrix).reshape(warps, _OUTPUTS)
-    product = np.take(product.astype(np.float64, copy=False), _FROM_COLUMNS, axis=1)
-    if scale is not None:
-        product *= scale
+def _float64(
+    rows: _Rows, columns: _Columns, c: np.ndarray, accumulator: "_Accumulator", scaling: Optional[_Scaling]
+) -> np.ndarray:
+    """D from C, both of the accumulator's type and in register order."""
+    product = np.matmul(columns.matrix, rows.matrix).astype(np.float64, copy=False).reshape(-1, _OUTPUTS)
+    if scaling is not None:
+        product *= np.repeat(scaling.columns, _ROWS, axis=1)
+    product = _in_register_order("output", product)
+    if scaling is not None:
+        product *= scaling.rows
+    depth = columns.raw.shape[-1]
     if _exact_dtype(rows.element.name, columns.element.name, depth) or depth * rows.steps * columns.steps <= 2.0**53:
-        return (product + c).astype(dtype)
+        product += c
+        return product.astype(c.dtype)
 
     # The order in which BLAS added may show in the last bits of `product`, and so, rarely, in the result. Where the
     # interval that holds the exact sum rounds to one value, that is it; the few other sums are done exactly.
     error = np.where(depth * rows.steps_of_row * columns.steps > 2.0**53, rows.largest_of_row, 0.0)
     # n additions in any order are off by at most n u sum |p|, u = 2^-53, up to terms in u^2: doubled.
-    error = np.take(error * (columns.largest * (2 * depth * depth * 2.0**-53)), _ROW, axis=1)
+    error = _in_register_order("row", error * (columns.largest * (2 * depth * depth * 2.0**-53)))
+    scale = None if scaling is None else scaling.factors
     if scale is not None:
         error *= scale
-    low = ((product - error) + c).astype(dtype)
-    high = ((product + error) + c).astype(dtype)
-    doubtful = low != high
-    if doubtful.any():
-        warp, output = np.nonzero(doubtful)
-        high[warp, output] = _exact_sums(rows, columns, c, product, scale, warp, output).astype(dtype)
+    wide = c.astype(np.float64)
+    low = ((product - error) + wide).astype(c.dtype)
+    high = ((product + error) + wide).astype(c.dtype)
+    doubtful = np.flatnonzero(low != high)
+    if len(doubtful):
+        high.reshape(-1)[doubtful] = _exact_sums(rows, columns, wide, product, scale, doubtful).astype(c.dtype)
     return high
 
 
-def _exact_sums(rows, columns, c, product, scale, warp, output) -> np.ndarray:
-    """C + A B, rounded once to float64, for single outputs of single warps; shape of `warp`."""
-    terms = rows.matrix[warp, :, _ROW[output]] * columns.matrix[warp, _COLUMN[output]]
+def _exact_sums(rows, columns, c, product, scale, places: np.ndarray) -> np.ndarray:
+    """C + A B, rounded once to float64, for the outputs at flat `places` in register order."""
+    index, warp, lane = np.unravel_index(places, c.shape)
+    terms = rows.matrix[warp, :, _ROW[index, lane]] * columns.matrix[warp, _COLUMN[index, lane]]
     if scale is not None:
-        terms *= scale[warp, output][:, None]
-    c = c[warp, output]
-    total = product[warp, output] + c
-    # All terms are multiples of the smallest one's lowest bit: below 2^53 of those, no sum was ever rounded.
-    precision = rows.element.format.mantissa_bits + columns.element.format.mantissa_bits + 2
-    lowest = np.where(terms == 0, np.inf, np.frexp(terms)[1] - precision).min(axis=-1)
-    inexact = np.isfinite(total) & (np.abs(terms).sum(axis=-1) > np.exp2(lowest + 53))
-    for index in np.flatnonzero(inexact):
-        total[index] = math.fsum((*terms[index].tolist(), c[index]))
+        terms *= scale.reshape(-1)[places, None]
+    c = c.reshape(-1)[places]
+    total = product.reshape(-1)[places] + c
+    inexact = np.isfinite(total)
+    if len(places) > 64:
+        # All terms are multiples of the smallest one's lowest bit: below 2^53 of those, no sum was ever rounded.
+        precision = rows.element.format.mantissa_bits + columns.element.format.mantissa_bits + 2
+        lowest = np.where(terms == 0, np.inf, np.frexp(terms)[1] - precision).min(axis=-1)
+        inexact &= np.abs(terms).sum(axis=-1) > np.exp2(lowest + 53)
+    for place in np.flatnonzero(inexact).tolist():
+        total[place] = math.fsum((*terms[place].tolist(), c[place]))
     return total
 
 
@@ -374,16 +417,38 @@ def _power_of_two(exponent: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return (np.clip(exponent + 1023, 0, 2046).astype(np.uint64) << np.uint64(52)).view(np.float64)
 
 
-def _hardware(rows: _Rows, columns: _Columns, c: np.ndarray, c_exponent: np.ndarray, scale: Optional[np.ndarray]) -> np.ndarray:
-    """The fused, truncated sum, exact in float64. Arrays are (8, 16, warps); `scale` holds exponents.
+def _hardware(
+    rows: _Rows, columns: _Columns, c: np.ndarray, accumulator: "_Accumulator", scaling: Optional[_Scaling]
+) -> np.ndarray:
+    """D from C, both of the accumulator's type and in register order."""
+    # Work on (columns, rows, warps): sums over k then run along whole rows of memory.
+    by_column = c.swapaxes(1, 2).reshape(_OUTPUTS, -1)[_TO_COLUMNS].reshape(_COLUMNS, _ROWS, -1)
+    finite = np.isfinite(by_column)
+    regular = finite.all()
+    by_column = by_column if regular else np.where(finite, by_column, c.dtype.type(0))
+    total = _fused_sum(rows, columns, by_column, accumulator, None if scaling is None else scaling.exponents)
+    result = accumulator.rounded(total).reshape(_OUTPUTS, -1)[_FROM_COLUMNS]
+    result = np.ascontiguousarray(result.swapaxes(1, 2))
+
+    factors = None if scaling is None else scaling.factors
+    if not regular or rows.special or columns.special or (factors is not None and np.isnan(factors).any()):
+        # Infinities and NaN follow the rules of IEEE 754, which any order of summation shows.
+        plain = np.matmul(columns.matrix, rows.matrix).astype(np.float64)
+        plain = _in_register_order("output", plain.reshape(-1, _OUTPUTS))
+        plain = (plain if factors is None else plain * factors) + c
+        result = np.where(np.isfinite(plain), result, plain.astype(c.dtype))
+    return result
+
+
+def _fused_sum(rows: _Rows, columns: _Columns, c: np.ndarray, accumulator: "_Accumulator", scale: Optional[np.ndarray]) -> np.ndarray:
+    """The aligned, truncated sum, exact in float64. Arrays are (8, 16, warps); `scale` holds exponents.
 
     Significands are not computed: a product times 2^(25 - largest exponent) is what the alignment leaves of it.
     """
     # Every product and its shifted form are exact in `dtype`: 8-bit formats and f16 have few bits and a short range.
     dtype = np.dtype(np.float64 if "bf16" in (rows.element.name, columns.element.name) else np.float32)
-    shape, depth = c.shape, len(rows.by_depth)
-    a_exponent = rows.element.exponents[rows.by_depth]
-    b_exponent = columns.element.exponents[columns.by_depth]
+    a_exponent, b_exponent = rows.exponents_by_depth, columns.exponents_by_depth
+    shape, depth = c.shape, len(a_exponent)
     largest = a_exponent[0] + b_exponent[0]
     buffer = np.empty(shape, np.int16)
     for k in range(1, depth):
@@ -391,12 +456,19 @@ def _hardware(rows: _Rows, columns: _Columns, c: np.ndarray, c_exponent: np.ndar
     largest = largest.astype(np.int32)
     if scale is not None:
         largest += scale
-    np.maximum(largest, c_exponent, out=largest)
+    np.maximum(largest, accumulator.exponents(c), out=largest)
 
-    shift = _power_of_two(_FRACTION_BITS - (largest if scale is None else largest - scale), dtype)
+    relative = largest if scale is None else largest - scale
+    total = np.trunc(c * _power_of_two(_FRACTION_BITS - largest, np.dtype(np.float64)))
+    unit = _power_of_two(largest - _FRACTION_BITS, np.dtype(np.float64))
+    step = rows.element.smallest_step + columns.element.smallest_step
+    if rows.dtype == np.float32 and relative.max() <= _FRACTION_BITS + step:  # nothing is cut off of any product
+        products = np.matmul(columns.matrix, rows.matrix).reshape(-1, _OUTPUTS).T.reshape(shape)
+        return (total + products * _power_of_two(_FRACTION_BITS - relative, np.dtype(np.float64))) * unit
+
+    shift = _power_of_two(_FRACTION_BITS - relative, dtype)
     a, b = rows.finite_by_depth(dtype), columns.finite_by_depth(dtype)
     term, aligned = np.empty(shape, dtype), np.empty(shape, np.int32)
-    total = np.zeros(shape)
     for start in range(0, depth, 16):  # 16 terms below 4 * 2^25 stay within int32
         partial = np.zeros(shape, np.int32)
         for k in range(start, min(start + 16, depth)):
@@ -405,8 +477,7 @@ def _hardware(rows: _Rows, columns: _Columns, c: np.ndarray, c_exponent: np.ndar
             np.copyto(aligned, term, casting="unsafe")  # float to int cuts off toward zero
             np.add(partial, aligned, out=partial)
         total += partial
-    total += np.trunc(c * _power_of_two(_FRACTION_BITS - largest, np.dtype(np.float64)))
-    return total * _power_of_two(largest - _FRACTION_BITS, np.dtype(np.float64))
+    return total * unit
 
 
 def _f32_toward_zero(values: np.ndarray) -> np.ndarray:
@@ -425,39 +496,35 @@ def _f32_toward_zero(values: np.ndarray) -> np.ndarray:
 class _Accumulator:
     """How C and D lie in registers, and how an arithmetic's result becomes D."""
 
+    name: str
     signature: str
     dtype: np.dtype
-    smallest_exponent: int
     nan: object
 
-    def read(self, registers: Sequence[np.ndarray], warps: int) -> np.ndarray:
-        """float64 (warps, 128) in register order."""
-        c = np.empty((warps, 4, _LANES))
-        for index in range(4):
-            c[:, index] = self.element(registers, index)
-        return c.reshape(warps, _OUTPUTS)
-
-    def element(self, registers: Sequence[np.ndarray], index: int) -> np.ndarray:
+    def read(self, registers: Sequence[np.ndarray]) -> np.ndarray:
+        """C in register order, of type `dtype`."""
         if self.dtype == np.float32:
-            return registers[index]
-        packed = registers[index >> 1] >> np.uint32(16 * (index & 1))
-        return packed.astype(np.uint16).view(np.float16)
+            return np.concatenate(registers).reshape(4, -1, _LANES)
+        low, high = (np.stack(registers) >> np.uint32(shift) for shift in (0, 16))
+        halves = np.stack((low, high), axis=1).astype(np.uint16)
+        return halves.reshape(4, -1, _LANES).view(np.float16)
 
     def write(self, result: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Registers from (warps, 128) in register order; every NaN becomes the canonical one."""
-        nan = np.isnan(result)
-        if nan.any():
-            result = np.where(nan, self.nan, result)
-        planes = np.ascontiguousarray(result.reshape(-1, 4, _LANES).swapaxes(0, 1))
+        """D's registers; every NaN becomes the canonical one."""
+        if np.isnan(result.max()):
+            result = np.where(np.isnan(result), self.nan, result)
         if self.dtype == np.float32:
-            return tuple(planes)
-        halves = planes.view(np.uint16).astype(np.uint32)
+            return tuple(result)
+        halves = result.view(np.uint16).astype(np.uint32)
         return tuple((halves[i + 1] << np.uint32(16)) | halves[i] for i in (0, 2))
 
     def exponents(self, c: np.ndarray) -> np.ndarray:
-        """Exponents as the hardware sees them: those of subnormals are the smallest, zero counts as -126."""
-        exponent = np.maximum(np.frexp(c)[1] - 1, self.smallest_exponent)
-        return np.where(c == 0, -126, exponent)
+        """int32 exponents as the hardware sees them: those of subnormals are the smallest, zero counts as -126."""
+        format = FORMATS[self.name]
+        bits = c.view(np.uint32 if format.bits == 32 else np.uint16)
+        field = (bits >> format.mantissa_bits).astype(np.int32) & ((1 << format.exponent_bits) - 1)
+        exponent = np.maximum(field, 1) - format.bias
+        return exponent if format.name == "f32" else np.where(c == 0, np.int32(-126), exponent)
 
     def rounded(self, total: np.ndarray) -> np.ndarray:
         """A hardware sum, exact in float64, as D: toward zero to f32, to nearest even to f16."""
@@ -465,40 +532,19 @@ class _Accumulator:
 
 
 _ACCUMULATORS = {
-    "f32": _Accumulator("f32*4", np.dtype(np.float32), -126, CANONICAL_NAN_F32),
-    "f16": _Accumulator("b32*2", np.dtype(np.float16), -14, np.uint16(0x7FFF).view(np.float16)),
+    "f32": _Accumulator("f32", "f32*4", np.dtype(np.float32), CANONICAL_NAN_F32),
+    "f16": _Accumulator("f16", "b32*2", np.dtype(np.float16), np.uint16(0x7FFF).view(np.float16)),
 }
 
 
-def _multiply(arithmetic: str, accumulator: _Accumulator) -> Callable:
-    """The function of an mma without, and with, scales; A, B and the scales come prepared."""
+def _function(arithmetic: Callable, accumulator: _Accumulator) -> Callable:
+    """What an mma does with A, B and scales that come prepared, and C and selectors as they are."""
 
-    def float64(a: _Rows, b: _Columns, c, scale_a=None, select_a=None, scale_b=None, select_b=None):
-        scale = None
-        if scale_a is not None:
-            selectors = _selected(select_a, select_b)
-            scale = selectors.factors_a(scale_a) * selectors.factors_b(scale_b)
-        return accumulator.write(_float64(a, b, accumulator.read(c, len(a.raw)), scale, accumulator.dtype))
+    def multiply(a: _Rows, b: _Columns, c, scales_a=None, select_a=None, scales_b=None, select_b=None):
+        scaling = None if scales_a is None else _Scaling(scales_a, scales_b, *_checked(select_a, select_b))
+        return accumulator.write(arithmetic(a, b, accumulator.read(c), accumulator, scaling))
 
-    def hardware(a: _Rows, b: _Columns, c, scale_a=None, select_a=None, scale_b=None, select_b=None):
-        registers = accumulator.read(c, len(a.raw))
-        scale = factors = None
-        if scale_a is not None:
-            selectors = _selected(select_a, select_b)
-            factors = selectors.factors_a(scale_a) * selectors.factors_b(scale_b)
-            scale = selectors.exponents(scale_a, scale_b)
-        by_column = np.ascontiguousarray(registers[:, _TO_COLUMNS].T).reshape(_COLUMNS, _ROWS, -1)
-        finite = np.nan_to_num(by_column, nan=0.0, posinf=0.0, neginf=0.0)
-        total = _hardware(a, b, finite, accumulator.exponents(finite), scale)
-        result = accumulator.rounded(total).reshape(_OUTPUTS, -1)[_FROM_COLUMNS].T
-        if a.special or b.special or not np.isfinite(registers).all() or (factors is not None and np.isnan(factors).any()):
-            # Infinities and NaN follow IEEE rules, which any order of summation shows.
-            plain = np.take(np.matmul(b.matrix, a.matrix).reshape(-1, _OUTPUTS), _FROM_COLUMNS, axis=1).astype(np.float64)
-            plain = (plain if factors is None else plain * factors) + registers
-            result = np.where(np.isfinite(plain), result, plain.astype(accumulator.dtype))
-        return accumulator.write(result)
-
-    return {"float64": float64, "hardware": hardware}[arithmetic]
+    return multiply
 
 
 def _semantics(a: str, b: str, depth: int, accumulator: str, scaled: bool) -> Semantics:
@@ -515,7 +561,10 @@ def _semantics(a: str, b: str, depth: int, accumulator: str, scaled: bool) -> Se
     if scaled:
         sources += ["b32", "u16*2", "b32", "u16*2"]
         prepare += [_Scales, None, _Scales, None]
-    functions = {name: _multiply(name, _ACCUMULATORS[accumulator]) for name in ("float64", "hardware")}
+    functions = {
+        "float64": _function(_float64, _ACCUMULATORS[accumulator]),
+        "hardware": _function(_hardware, _ACCUMULATORS[accumulator]),
+    }
     return Warps(type_, ", ".join(sources), functions, aligned=True, prepare=prepare)
 
 

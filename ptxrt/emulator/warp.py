@@ -35,8 +35,9 @@ def _group(mask, active) -> np.ndarray:
 _SHUFFLES = ("up", "down", "bfly", "idx")
 
 
-def _source_lanes(mode: str, b, c, lane=_LANES) -> tuple[np.ndarray, np.ndarray]:
+def _source_lanes(mode: str, b, c) -> tuple[np.ndarray, np.ndarray]:
     """The lane each lane reads from, and whether it lies in range; out of range a lane reads itself."""
+    lane = _LANES
     distance, clamp, segment = b & 31, c & 31, (c >> 8) & 31
     first = lane & segment
     bound = first | (clamp & ~segment)
@@ -46,6 +47,8 @@ def _source_lanes(mode: str, b, c, lane=_LANES) -> tuple[np.ndarray, np.ndarray]
     else:
         source = {"down": lane + distance, "bfly": lane ^ distance, "idx": first | (distance & ~segment)}[mode]
         valid = source <= bound
+    if mode == "idx" and np.ndim(clamp) == 0 and clamp == 31:
+        return source, np.True_  # always within its segment
     return np.where(valid, source, lane), valid
 
 
@@ -65,23 +68,33 @@ def shfl_sync(modifiers: tuple[str, ...]) -> Semantics:
     mode = modifiers[0]
 
     def shuffle(a, b, c, mask, active=None):
-        if np.ndim(b) == 0 and np.ndim(c) == 0:
-            source, valid = _constant_source_lanes(mode, int(b), int(c))
-            result = np.asarray(a)[..., source] if np.ndim(a) else a
+        c = int(c) if np.ndim(c) == 0 else c.astype(np.int64)
+        if np.ndim(b) == 0 and isinstance(c, int):
+            source, valid = _constant_source_lanes(mode, int(b), c)
         else:
-            source, valid = _source_lanes(mode, np.asarray(b).astype(np.int64), np.asarray(c).astype(np.int64))
-            result = np.take_along_axis(np.broadcast_to(a, source.shape), source, axis=-1) if np.ndim(a) else a
+            source, valid = _source_lanes(mode, np.asarray(b).astype(np.int64), c)
+        result = _gathered(a, source)
         group = _group(mask, active)
         if group.ndim or group != _ALL:
             outside = (group >> source.astype(np.uint32)) & np.uint32(1) == 0
             if active is not None:
                 outside = outside & active
             if outside.any():
-                where = np.broadcast_to(outside, active.shape) if active is not None else outside
-                raise Fault(f"shfl.sync.{mode} reads from a lane that its membermask does not name or that does not execute", where)
+                raise Fault(
+                    f"shfl.sync.{mode} reads from a lane that its membermask does not name or that does not execute", outside
+                )
         return result, valid
 
     return Warps("b32|pred?", "b32, b32, b32, b32", shuffle, mask=3)
+
+
+def _gathered(a, source: np.ndarray):
+    """a[warp, source[warp, lane]]; `source` may be the same for all warps, `a` the same for all lanes."""
+    if np.ndim(a) == 0:
+        return a
+    if source.ndim == 1:
+        return a.take(source, axis=1)
+    return a.take(source + 32 * np.arange(len(a))[:, None])
 
 
 # Votes

@@ -10,8 +10,22 @@ from dataclasses import dataclass, field
 from typing import Callable, NamedTuple, Optional, Union
 
 from .ir import (
-    TYPE_BITS, Address, Function, Immediate, Instruction, List, Module, Negated, Pair, PtxError, PtxSyntaxError, Register, Symbol, Variable,
-    Vector, type_bytes,
+    TYPE_BITS,
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    List,
+    Module,
+    Negated,
+    Pair,
+    PtxError,
+    PtxSyntaxError,
+    Register,
+    Symbol,
+    Variable,
+    Vector,
+    type_bytes,
 )  # fmt: skip
 from .parse import Body, Label, body
 
@@ -219,7 +233,9 @@ class _Renamer:
             if renamed is None or type(renamed) is not type(operand):
                 renamed = cache[operand] = self.operand(operand)
             operands.append(renamed)
-        return Instruction(instruction.opcode, tuple(operands), self.guard(instruction.guard), instruction.line, instruction.location)
+        return Instruction(
+            instruction.opcode, tuple(operands), self.guard(instruction.guard), instruction.line, instruction.location
+        )
 
     def operand(self, operand):
         kind = type(operand)

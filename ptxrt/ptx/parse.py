@@ -16,8 +16,24 @@ from typing import NamedTuple, Optional, Union
 import numpy as np
 
 from .ir import (
-    TYPE_BITS, Address, Function, Immediate, Instruction, List, Location, Module, Negated, Pair, Parameter, PtxSyntaxError, Register,
-    Special, Symbol, Variable, Vector, type_bytes,
+    TYPE_BITS,
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    List,
+    Location,
+    Module,
+    Negated,
+    Pair,
+    Parameter,
+    PtxSyntaxError,
+    Register,
+    Special,
+    Symbol,
+    Variable,
+    Vector,
+    type_bytes,
 )  # fmt: skip
 
 _IDENTIFIER = r"[A-Za-z_$%][\w$]*"
@@ -251,7 +267,8 @@ def read_parameter(text: str, offset: int) -> Optional[Parameter]:
 
 
 _VARIABLE = re.compile(
-    rf"\s*(?P<managed>\.attribute\(\.managed\)\s+)?(?:\.align\s+(?P<align>\d+)\s+)?(?:\.(?P<vector>v[24])\s+)?\.(?P<type>\w+)\s+(?P<rest>.*)", re.S
+    r"\s*(?P<managed>\.attribute\(\.managed\)\s+)?(?:\.align\s+(?P<align>\d+)\s+)?(?:\.(?P<vector>v[24])\s+)?\.(?P<type>\w+)\s+(?P<rest>.*)",
+    re.S,
 )
 _DECLARATOR = re.compile(rf"\s*(?P<name>{_IDENTIFIER})\s*(?P<dims>(?:\[\s*\d*\s*\]\s*)*)(?:=\s*(?P<init>.*))?\s*", re.S)
 
@@ -297,7 +314,11 @@ def _bits_as(number: Immediate, type: str) -> int:
     """The bits of a literal as a value of `type`."""
     if type in ("f32", "f64"):
         value = float(number.value) if not number.float_bits else float_value(number)
-        return struct.unpack("<I", struct.pack("<f", value))[0] if type == "f32" else struct.unpack("<Q", struct.pack("<d", value))[0]
+        return (
+            struct.unpack("<I", struct.pack("<f", value))[0]
+            if type == "f32"
+            else struct.unpack("<Q", struct.pack("<d", value))[0]
+        )
     return number.value
 
 
@@ -332,6 +353,53 @@ def _split(text: str) -> list[str]:
 _HEAD = re.compile(
     r"[;{}]\s*(?:\.loc\b[^\n]*\n\s*|[A-Za-z_$%][\w$]*\s*:(?!:)\s*)*(?:@!?[\w$%]+\s+)?([a-z]\w*(?:\.\w+(?:::\w+)*)*)(?=\s*;|\s+[^\s,}])"
 )
+
+
+_BODY_DIRECTIVE = re.compile(r"[;{}\n]\s*\.([a-z]+)\b")
+_BODY_DIRECTIVES = frozenset({"reg", "local", "shared", "param", "pragma", "loc", "branchtargets"})
+_CALL = re.compile(r"\bcall(?:\.uni)?\s+(?:\([^)]*\)\s*,\s*)?([\w$%]+)")
+
+
+def check_bodies(module: Module) -> None:
+    """Refuse what can be seen without reading the bodies: unknown directives, and calls that cannot be inlined.
+
+    Raises PtxSyntaxError with the line of a directive that is not known, of a call through a register, to a function
+    without a body, or around a circle of functions.
+    """
+    calls: dict[str, dict[str, int]] = {}
+
+    def error(position: int, message: str) -> PtxSyntaxError:
+        return PtxSyntaxError(f"{module.name}:{line_of(module, position)}: {message}")
+
+    for function in module.functions.values():
+        if function.body is None:
+            continue
+        start, end = function.body
+        for match in _BODY_DIRECTIVE.finditer(module.text, start - 1, end):
+            if match[1] not in _BODY_DIRECTIVES:
+                raise error(match.start(1), f"the directive .{match[1]} is not known in a function (in '{function.name}')")
+        callees = calls[function.name] = {}
+        for match in _CALL.finditer(module.text, start, end):
+            name = match[1]
+            if name not in module.functions:
+                raise error(match.start(), f"a call through '{name}' is not supported: only functions of this text, by name")
+            if module.functions[name].body is None:
+                raise error(match.start(), f"'{name}' is called and has no body here")
+            callees.setdefault(name, match.start())
+    finished: set[str] = set()
+    for name in calls:
+        _refuse_recursion(name, calls, (), finished, error)
+
+
+def _refuse_recursion(name: str, calls: dict[str, dict[str, int]], above: tuple[str, ...], finished: set[str], error) -> None:
+    for callee, position in calls[name].items():
+        if callee in (*above, name):
+            raise error(
+                position, f"'{callee}' calls itself, by way of {' and '.join((*above, name))}; recursion is not supported"
+            )
+        if callee not in finished:
+            _refuse_recursion(callee, calls, (*above, name), finished, error)
+    finished.add(name)
 
 
 def opcodes(module: Module) -> dict[str, int]:
@@ -415,13 +483,17 @@ _STATEMENT = re.compile(
 _LOC = re.compile(
     r"\s+(\d+)\s+(\d+)\s+(\d+)\s*(?:,\s*function_name\s+[\w$]+(?:\s*\+\s*\d+)?\s*,\s*inlined_at\s+(\d+)\s+(\d+)\s+(\d+)\s*)?"
 )
-_REG = re.compile(rf"\s*\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
+_REG = re.compile(r"\s*\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
 _PLUS = re.compile(r"(.+?)\s*([+-])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))", re.S)
 _NAME = re.compile(_IDENTIFIER)
 
 #: Special registers by name; those with a component carry it: tid.x.
 SPECIALS = frozenset(
-    [f"{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid") for axis in "xyz"]
+    [
+        f"{name}.{axis}"
+        for name in ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
+        for axis in "xyz"
+    ]
     + "laneid warpid nwarpid smid nsmid gridid is_explicit_cluster cluster_ctarank cluster_nctarank".split()
     + [f"lanemask_{kind}" for kind in ("eq", "le", "lt", "ge", "gt")]
     + "clock clock_hi clock64 globaltimer globaltimer_lo globaltimer_hi".split()
@@ -524,7 +596,9 @@ class _BodyReader:
             for variable in variables(word, rest, "", self.line, self.error):
                 name = self.unique(variable.name)
                 self.scope.names[variable.name] = Symbol(name)
-                self.variables.append(Variable(name, word, variable.type, max(variable.count, 1), variable.align, variable.values, "", self.line))
+                self.variables.append(
+                    Variable(name, word, variable.type, max(variable.count, 1), variable.align, variable.values, "", self.line)
+                )
                 if variable.count == 0 and rest.rstrip().endswith("]"):
                     raise self.error(f"'{variable.name}' has no length")
             self.scope.cache.clear()
@@ -636,7 +710,8 @@ class _BodyReader:
             instruction = self.statements[index]
             self.line = instruction.line
             operands = tuple(
-                Symbol(self.label_of(operand.name, scope)) if isinstance(operand, Symbol) else operand for operand in instruction.operands
+                Symbol(self.label_of(operand.name, scope)) if isinstance(operand, Symbol) else operand
+                for operand in instruction.operands
             )
             self.statements[index] = instruction._replace(operands=operands)
 

@@ -10,7 +10,18 @@ import numpy as np
 from ptxrt.emulator import Emulator
 
 DATA = Path(__file__).parent.parent / "data"
-_SCALARS = {"f32": "<f", "f64": "<d", "u64": "<Q", "s64": "<q", "b64": "<Q", "s32": "<i", "u32": "<I", "b32": "<I", "u16": "<H", "u8": "<B"}
+_SCALARS = {
+    "f32": "<f",
+    "f64": "<d",
+    "u64": "<Q",
+    "s64": "<q",
+    "b64": "<Q",
+    "s32": "<i",
+    "u32": "<I",
+    "b32": "<I",
+    "u16": "<H",
+    "u8": "<B",
+}
 
 
 def text(name: str) -> str:
@@ -18,7 +29,9 @@ def text(name: str) -> str:
     return (DATA / name).read_text()
 
 
-def launch(source, entry: str, *arguments, grid=1, block=32, shared_bytes: int = 0, emulator=None, name: str = "test.ptx", module=None):
+def launch(
+    source, entry: str, *arguments, grid=1, block=32, shared_bytes: int = 0, emulator=None, name: str = "test.ptx", module=None
+):
     """Run an entry of a PTX text; arrays are copied in and back out, in place. Returns the emulator.
 
     Arguments are arrays (passed by address, updated in place), bytes (a struct by value) or numbers.
@@ -36,7 +49,9 @@ def launch(source, entry: str, *arguments, grid=1, block=32, shared_bytes: int =
             argument = address
         if not isinstance(argument, bytes):
             code = _SCALARS[parameter.type]
-            argument = struct.pack(code.upper() if code[1] in "iq" and argument > 2 ** (8 * parameter.bytes - 1) else code, argument)
+            argument = struct.pack(
+                code.upper() if code[1] in "iq" and argument > 2 ** (8 * parameter.bytes - 1) else code, argument
+            )
         packed = packed.ljust(parameter.offset, b"\0") + argument
     emulator.launch(kernel, grid, block, shared_bytes, packed)
     for address, array in arrays:

@@ -12,7 +12,10 @@ IN_OUT = ".param .u64 out, .param .u64 in"
 TWO = "ld.param.u64 %rd2, [in]; mul.wide.u32 %rd3, %r0, 32; add.s64 %rd4, %rd2, %rd3; ld.param.u64 %rd5, [out]; add.s64 %rd6, %rd5, %rd3;"
 
 
-@pytest.mark.parametrize("hint", ["", ".nc", ".volatile", ".relaxed.gpu", ".acquire.sys", ".nc.L1::no_allocate", ".L1::evict_last", ".ca.L2::128B", ".cs"])
+@pytest.mark.parametrize(
+    "hint",
+    ["", ".nc", ".volatile", ".relaxed.gpu", ".acquire.sys", ".nc.L1::no_allocate", ".L1::evict_last", ".ca.L2::128B", ".cs"],
+)
 def test_hints_change_nothing(hint, rng):
     order = hint if hint.startswith((".volatile", ".relaxed", ".acquire")) else ""
     cache = "" if order else hint
@@ -65,7 +68,11 @@ def test_guarded_accesses(rng):
     @%p1 st.global.v2.u32 [%rd6], {{%r5, %r6}}; @!%p1 st.global.u32 [%rd6+4], %r6; @!%p1 st.global.u32 [%rd6], %r5;"""
     launch(program(body, params=IN_OUT), "k", out, given)
     first = np.arange(32) < 10
-    assert (out[:, 0] == np.where(first, given[:, 0], 5)).all() and (out[:, 1] == np.where(first, 9, 10)).all() and (out[:, 2:] == 77).all()
+    assert (
+        (out[:, 0] == np.where(first, given[:, 0], 5)).all()
+        and (out[:, 1] == np.where(first, 9, 10)).all()
+        and (out[:, 2:] == 77).all()
+    )
 
 
 def test_shared_and_generic_addresses():
@@ -81,7 +88,9 @@ def test_shared_and_generic_addresses():
     cvta.to.shared.u64 %rd8, %rd3; ld.shared.u32 %r11, [%rd8]; add.u32 %r6, %r6, %r11; shl.b32 %r7, %r7, 16; add.u32 %r7, %r7, %r6;
     st.global.v2.u32 [%rd0], {%r5, %r7};"""
     out = np.zeros((64, 2), np.uint32)
-    launch(program(body, registers=".local .align 8 .b8 frame[8];", before=".shared .align 4 .b8 buffer[256];"), "k", out, block=64)
+    launch(
+        program(body, registers=".local .align 8 .b8 frame[8];", before=".shared .align 4 .b8 buffer[256];"), "k", out, block=64
+    )
     thread = np.arange(64)
     value = 3 * thread + 1
     assert out[:, 0].tolist() == np.where(thread < 16, value, thread).tolist()
@@ -183,7 +192,14 @@ def test_atom(operation, type, space, rng):
     if space != "global":
         body += f"ld.shared.b{bits} {r}11, [%rd23]; st.global.b{bits} [%rd26], {r}11;"
     out, cells = np.zeros(64, dtype), np.full(3, start, dtype)
-    launch(program(body, params=".param .u64 out, .param .u64 in, .param .u64 cells", before=".shared .align 8 .b8 buffer[24];"), "k", out, values, cells, block=64)
+    launch(
+        program(body, params=".param .u64 out, .param .u64 in, .param .u64 cells", before=".shared .align 8 .b8 buffer[24];"),
+        "k",
+        out,
+        values,
+        cells,
+        block=64,
+    )
     name = f"{operation}.{type[0]}" if operation in ("min", "max") else operation
     for cell in range(3):
         olds, end = sequential(name, bits, start, values[cell::3].tolist())
@@ -209,36 +225,74 @@ def test_compare_and_swap_and_red():
 
 def fault(body, pattern, *, arrays=(), block=32, params=".param .u64 out", before="", registers="", **options):
     with pytest.raises(EmulatorFault, match=pattern) as caught:
-        launch(program(body, params=params, before=before, registers=registers), "k", np.zeros(block, np.uint64), *arrays, block=block, emulator=Emulator(**options))
+        launch(
+            program(body, params=params, before=before, registers=registers),
+            "k",
+            np.zeros(block, np.uint64),
+            *arrays,
+            block=block,
+            emulator=Emulator(**options),
+        )
     return caught.value
 
 
 def test_out_of_bounds():
-    found = fault("st.global.u64 [%rd0+8], %rd0;", r"k: thread \(31, 0, 0\) of block \(0, 0, 0\) writes 8 bytes .* 8 bytes past the end.*PTX line 12 \(st.global.u64\)")
+    found = fault(
+        "st.global.u64 [%rd0+8], %rd0;",
+        r"k: thread \(31, 0, 0\) of block \(0, 0, 0\) writes 8 bytes .* 8 bytes past the end.*PTX line 12 \(st.global.u64\)",
+    )
     assert (found.kernel, found.thread, found.block, found.line) == ("k", (31, 0, 0), (0, 0, 0), 12)
     fault("st.global.u64 [%rd0+-8], %rd0;", r"thread \(0, 0, 0\) .* 8 bytes before the start")
     fault("ld.global.u32 %r1, [0];", "reads 4 bytes at 0x0, which lie in no allocation")
-    fault("mov.u32 %r1, b; st.shared.u32 [%r1+64], %r0;", r"writes 4 bytes at 0x440 of shared memory, which holds 0x400 to 0x440", before=".shared .align 4 .b8 b[64];")
+    fault(
+        "mov.u32 %r1, b; st.shared.u32 [%r1+64], %r0;",
+        r"writes 4 bytes at 0x440 of shared memory, which holds 0x400 to 0x440",
+        before=".shared .align 4 .b8 b[64];",
+    )
     fault("st.shared.u32 [0], %r0;", "of shared memory", before=".shared .align 4 .b8 b[64];")
-    fault("mov.u64 %rd2, f; add.s64 %rd2, %rd2, %rd1; st.local.u32 [%rd2], %r0;", r"thread \(2, 0, 0\).* of local memory", registers=".local .align 8 .b8 f[16];")
+    fault(
+        "mov.u64 %rd2, f; add.s64 %rd2, %rd2, %rd1; st.local.u32 [%rd2], %r0;",
+        r"thread \(2, 0, 0\).* of local memory",
+        registers=".local .align 8 .b8 f[16];",
+    )
     fault("mov.u64 %rd2, b; cvta.shared.u64 %rd3, %rd2; setp.eq.u32 %p1, %r0, 9; selp.b64 %rd4, %rd3, %rd0, %p1; st.u64 [%rd4+64], %rd0;", r"thread \(9, 0, 0\)", before=".shared .align 8 .b8 b[64];")  # fmt: skip
 
 
 def test_guarded_access_names_the_right_thread():
-    fault("setp.gt.u32 %p1, %r0, 20; setp.gt.u32 %p2, %r0, 25; selp.b64 %rd0, 24, %rd0, %p2; @%p1 ld.global.u32 %r1, [%rd0];", r"thread \(26, 0, 0\)")
+    fault(
+        "setp.gt.u32 %p1, %r0, 20; setp.gt.u32 %p2, %r0, 25; selp.b64 %rd0, 24, %rd0, %p2; @%p1 ld.global.u32 %r1, [%rd0];",
+        r"thread \(26, 0, 0\)",
+    )
 
 
 def test_misaligned():
     fault("st.global.u32 [%rd0+2], %r0;", "no multiple of 4")
-    fault("mov.u32 %r1, b; st.shared.v4.u32 [%r1+8], {%r0, %r0, %r0, %r0};", "no multiple of 16", before=".shared .align 16 .b8 b[64];")
+    fault(
+        "mov.u32 %r1, b; st.shared.v4.u32 [%r1+8], {%r0, %r0, %r0, %r0};",
+        "no multiple of 16",
+        before=".shared .align 16 .b8 b[64];",
+    )
 
 
 def test_memory_that_nothing_wrote():
-    fault("mov.u32 %r1, b; ld.shared.u32 %r2, [%r1];", "reads 4 bytes at 0x400 of shared memory, 4 of them that nothing wrote", before=".shared .align 4 .b8 b[64];")
+    fault(
+        "mov.u32 %r1, b; ld.shared.u32 %r2, [%r1];",
+        "reads 4 bytes at 0x400 of shared memory, 4 of them that nothing wrote",
+        before=".shared .align 4 .b8 b[64];",
+    )
     fault("ld.local.u32 %r2, [f];", "that nothing wrote", registers=".local .align 8 .b8 f[16];")
     before = ".shared .align 16 .b8 b[64];"
-    fault("mov.u32 %r1, b; st.shared.u8 [%r1+2], 1; ld.shared.v4.u32 {%r2, %r3, %r4, %r5}, [%r1];", "15 of them that nothing wrote", before=before)
-    launch(program("mov.u32 %r1, b; ld.shared.u32 %r2, [%r1];", before=before), "k", np.zeros(32, np.uint64), emulator=Emulator(checks=False))
+    fault(
+        "mov.u32 %r1, b; st.shared.u8 [%r1+2], 1; ld.shared.v4.u32 {%r2, %r3, %r4, %r5}, [%r1];",
+        "15 of them that nothing wrote",
+        before=before,
+    )
+    launch(
+        program("mov.u32 %r1, b; ld.shared.u32 %r2, [%r1];", before=before),
+        "k",
+        np.zeros(32, np.uint64),
+        emulator=Emulator(checks=False),
+    )
     emulator = Emulator()
     address = emulator.alloc(64)
     with pytest.raises(EmulatorFault, match="reads .* where no kernel wrote: 64 of 64 bytes"):
@@ -259,7 +313,11 @@ def test_freed_and_constant_memory():
     with pytest.raises(EmulatorFault, match="lie in no allocation"):
         emulator.write(address, bytes(4))
     assert emulator.alloc(256) != address
-    fault("mov.u64 %rd2, table; st.global.u32 [%rd2], %r0;", "which is constant", before=".const .align 4 .u32 table[4] = {1, 2, 3, 4};")
+    fault(
+        "mov.u64 %rd2, table; st.global.u32 [%rd2], %r0;",
+        "which is constant",
+        before=".const .align 4 .u32 table[4] = {1, 2, 3, 4};",
+    )
 
 
 # -- bank conflicts -------------------------------------------------------------------------------------------------
@@ -283,11 +341,26 @@ def test_bank_conflicts():
 def test_bank_conflicts_per_line():
     body = "mov.u32 %r1, b; mad.lo.u32 %r2, %r0, 8, %r1;\n st.shared.u32 [%r2], %r0;\n ld.shared.u32 %r3, [%r1];\n shl.b32 %r4, %r0, 2; add.u32 %r4, %r4, %r1;\n st.shared.u32 [%r4], %r0;"
     emulator = Emulator(bank_conflicts=True)
-    launch(program(body, before=".shared .align 4 .b8 b[256];"), "k", np.zeros(64, np.uint64), block=32, grid=2, emulator=emulator)
+    launch(
+        program(body, before=".shared .align 4 .b8 b[256];"), "k", np.zeros(64, np.uint64), block=32, grid=2, emulator=emulator
+    )
     assert emulator.bank_conflicts == {"test.ptx": {"k": {13: 2}}}
 
 
-@pytest.mark.parametrize("opcode", ["ld.global.v3.u32", "ld.texture.u32", "st.const.u32", "atom.global.add.b32", "atom.shared.cas.u32", "red.global.exch.b32", "ld.shared.v8.b32", "cvta.to.shared.u32", "ld.global.u128"])
+@pytest.mark.parametrize(
+    "opcode",
+    [
+        "ld.global.v3.u32",
+        "ld.texture.u32",
+        "st.const.u32",
+        "atom.global.add.b32",
+        "atom.shared.cas.u32",
+        "red.global.exch.b32",
+        "ld.shared.v8.b32",
+        "cvta.to.shared.u32",
+        "ld.global.u128",
+    ],
+)
 def test_what_is_refused(opcode):
     with pytest.raises(Unsupported, match=opcode.split(".")[0]):
         resolve(opcode)

@@ -10,7 +10,27 @@ import pytest
 from ptxrt.emulator.instruction import Unsupported, resolve
 
 M32 = 0xFFFFFFFF
-WORDS = [0, 1, 2, 3, 31, 32, 33, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x12345678, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFE, M32]
+WORDS = [
+    0,
+    1,
+    2,
+    3,
+    31,
+    32,
+    33,
+    0x7F,
+    0x80,
+    0xFF,
+    0x7FFF,
+    0x8000,
+    0xFFFF,
+    0x12345678,
+    0x7FFFFFFF,
+    0x80000000,
+    0x80000001,
+    0xFFFFFFFE,
+    M32,
+]
 DOUBLES = [0, 1, 5, 31, 32, 63, 64, 0x7FFFFFFF, 0xFFFFFFFF, 0x123456789ABCDEF0, 2**63 - 1, 2**63, 2**63 + 1, 2**64 - 1]
 HALVES = [0, 1, 2, 15, 16, 0x7F, 0xFF, 0x1234, 0x7FFF, 0x8000, 0x8001, 0xFFFF]
 
@@ -35,7 +55,10 @@ def run_on(execute, opcode, count, bits, result_bits=None, third=None, extra="")
     kinds = [bits] * len(columns)
     if third is not None:
         kinds[-1] = third[0]
-    inputs = {name: (f"b{kind}", np.array(column, np.uint64).astype(f"u{kind // 8}")) for name, column, kind in zip(names, columns, kinds)}
+    inputs = {
+        name: (f"b{kind}", np.array(column, np.uint64).astype(f"u{kind // 8}"))
+        for name, column, kind in zip(names, columns, kinds)
+    }
     operands = ", ".join(f"%{name}" for name in names) + extra
     padded = -(-len(tuples) // 32) * 32
     inputs = {name: (kind, np.resize(values, padded)) for name, (kind, values) in inputs.items()}
@@ -101,7 +124,14 @@ def test_mad(execute, type):
 
 
 def test_mad_wide(execute):
-    compare(execute, "mad.wide.s32", lambda a, b, c: signed(a, 32) * signed(b, 32) + c, 32, result_bits=64, third=(64, [0, 5, 2**64 - 9]))
+    compare(
+        execute,
+        "mad.wide.s32",
+        lambda a, b, c: signed(a, 32) * signed(b, 32) + c,
+        32,
+        result_bits=64,
+        third=(64, [0, 5, 2**64 - 9]),
+    )
     compare(execute, "mad.wide.u32", lambda a, b, c: a * b + c, 32, result_bits=64, third=(64, [0, 2**64 - 9]))
 
 
@@ -181,7 +211,11 @@ def test_bfe(execute, type):
     tuples = [(a, p, n) for a in values for p in positions for n in lengths]
     columns = [np.array(column, np.uint64) for column in zip(*tuples)]
     padded = [np.resize(column, -(-len(tuples) // 128) * 128) for column in columns]
-    inputs = {"a": (f"b{bits}", padded[0].astype(f"u{bits // 8}")), "b": ("b32", padded[1].astype("u4")), "c": ("b32", padded[2].astype("u4"))}
+    inputs = {
+        "a": (f"b{bits}", padded[0].astype(f"u{bits // 8}")),
+        "b": ("b32", padded[1].astype("u4")),
+        "c": ("b32", padded[2].astype("u4")),
+    }
     got = execute(f"bfe.{type} %d, %a, %b, %c;", inputs, {"d": f"b{bits}"}, block=128)["d"]
     for (a, position, length), result in zip(tuples, got):
         sign_at = min(position + length - 1, bits - 1)
@@ -241,6 +275,7 @@ def test_dot_products(execute):
 
     for left in "us":
         for right in "us":
+
             def four(a, b, c, left=left, right=right):
                 return sum(p * q for p, q in zip(parts(a, left == "s"), parts(b, right == "s"))) + c
 
@@ -255,7 +290,9 @@ def test_dot_products(execute):
 def test_carry_chains(execute):
     a = np.array([[5, 7, 2**32 - 1, 3], [2**32 - 1] * 4, [0, 0, 0, 0], [0x80000000, 1, 2, 3]], np.uint32)
     b = np.array([[2**32 - 1, 2**32 - 8, 0, 9], [1, 0, 0, 0], [1, 0, 0, 0], [0x80000000, M32, M32, 4]], np.uint32)
-    inputs = {f"{name}{i}": ("b32", np.ascontiguousarray(values[:, i])) for name, values in (("a", a), ("b", b)) for i in range(4)}
+    inputs = {
+        f"{name}{i}": ("b32", np.ascontiguousarray(values[:, i])) for name, values in (("a", a), ("b", b)) for i in range(4)
+    }
     body = """
         add.cc.u32 %s0, %a0, %b0; addc.cc.u32 %s1, %a1, %b1; addc.cc.s32 %s2, %a2, %b2; addc.u32 %s3, %a3, %b3;
         sub.cc.u32 %t0, %a0, %b0; subc.cc.u32 %t1, %a1, %b1; subc.cc.u32 %t2, %a2, %b2; subc.u32 %t3, %a3, %b3;
@@ -307,7 +344,10 @@ def test_shifts_clamp_their_amount(execute, bits):
     amounts = [0, 1, 5, bits - 1, bits, bits + 1, 255, M32]
     tuples = [(a, n) for a in pool(bits) for n in amounts]
     columns = list(zip(*tuples))
-    inputs = {"a": (f"b{bits}", np.array(columns[0], np.uint64).astype(f"u{bits // 8}")), "n": ("b32", np.array(columns[1], np.uint32))}
+    inputs = {
+        "a": (f"b{bits}", np.array(columns[0], np.uint64).astype(f"u{bits // 8}")),
+        "n": ("b32", np.array(columns[1], np.uint32)),
+    }
     outputs = dict.fromkeys(["l", "u", "s", "b", "c", "e"], f"b{bits}")
     body = f"shl.b{bits} %l, %a, %n; shr.u{bits} %u, %a, %n; shr.s{bits} %s, %a, %n; shr.b{bits} %b, %a, %n; shl.b{bits} %c, %a, 3; shr.s{bits} %e, %a, 200;"
     got = execute(body, inputs, outputs, block=len(tuples))
@@ -413,7 +453,10 @@ def test_setp_of_floats(execute, type):
     values = FLOATS
     if type in ("f16", "bf16"):
         bits = [0, 0x8000, 0x3C00, 0xBC00, 1, 0x8001, 0x7F80 if type == "bf16" else 0x7C00, 0x7FC0, 0x4200]
-        numbers = [float(np.uint32(code << 16).view(np.float32)) if type == "bf16" else float(np.uint16(code).view(np.float16)) for code in bits]
+        numbers = [
+            float(np.uint32(code << 16).view(np.float32)) if type == "bf16" else float(np.uint16(code).view(np.float16))
+            for code in bits
+        ]
         register, raw = "b16", np.array(bits, np.uint16)
     else:
         numbers = values.astype(float).tolist()
@@ -440,7 +483,9 @@ def test_setp_combines_and_writes_two(execute):
 
 def test_setp_flushes_subnormals(execute):
     a = np.array([1e-40, -1e-40, 0.0], np.float32)
-    got = execute("setp.eq.f32 %p, %a, 0f00000000; setp.eq.ftz.f32 %q, %a, 0f00000000;", {"a": ("f32", a)}, {"p": "pred", "q": "pred"})
+    got = execute(
+        "setp.eq.f32 %p, %a, 0f00000000; setp.eq.ftz.f32 %q, %a, 0f00000000;", {"a": ("f32", a)}, {"p": "pred", "q": "pred"}
+    )
     assert got["p"].tolist() == [False, False, True] and got["q"].all()
 
 
@@ -464,7 +509,9 @@ def test_selection(execute):
     a, b, p = np.arange(4, dtype=np.uint32), np.arange(10, 14, dtype=np.uint32), np.array([0, 1, 1, 0])
     c, f = np.array([-1, 0, 5, -7], np.int32), np.array([-0.0, 1.0, np.nan, -2.0], np.float32)
     body = "selp.b32 %d, %a, %b, %p; selp.f32 %e, %a, %b, !%p; slct.u32.s32 %g, %a, %b, %c; slct.b32.f32 %h, %a, %b, %f;"
-    got = execute(body, {"a": ("b32", a), "b": ("b32", b), "p": ("pred", p), "c": ("b32", c), "f": ("f32", f)}, dict.fromkeys("degh", "b32"))
+    got = execute(
+        body, {"a": ("b32", a), "b": ("b32", b), "p": ("pred", p), "c": ("b32", c), "f": ("f32", f)}, dict.fromkeys("degh", "b32")
+    )
     assert got["d"].tolist() == [10, 1, 2, 13] and got["e"].tolist() == [0, 11, 12, 3]
     assert got["g"].tolist() == [10, 1, 2, 13] and got["h"].tolist() == [0, 1, 12, 13]
 
@@ -533,7 +580,11 @@ def test_min_and_max(execute, name, choose):
 
 def test_three_operands(execute):
     a, b, c = (np.array(v, np.float32) for v in ([1, 5, 9], [4, 2, np.nan], [3, 7, 1]))
-    got = execute("max.f32 %d, %a, %b, %c; min.f32 %e, %a, %b, %c;", {"a": ("f32", a), "b": ("f32", b), "c": ("f32", c)}, {"d": "f32", "e": "f32"})
+    got = execute(
+        "max.f32 %d, %a, %b, %c; min.f32 %e, %a, %b, %c;",
+        {"a": ("f32", a), "b": ("f32", b), "c": ("f32", c)},
+        {"d": "f32", "e": "f32"},
+    )
     assert got["d"].tolist() == [4, 7, 9] and got["e"].tolist() == [1, 2, 1]
 
 
@@ -571,7 +622,8 @@ def test_pairs_of_floats(execute):
     body = "add.rn.f32x2 %s, %a, %b; mul.rn.f32x2 %m, %a, %b; fma.rn.f32x2 %f, %a, %b, %b;"
     got = execute(body, {"a": ("b64", a), "b": ("b64", b)}, dict.fromkeys("smf", "b64"))
     x, y = a.view(np.float32).astype(float), b.view(np.float32).astype(float)
-    assert got["s"].view(np.float32)[[0, 1, 3]].tolist() == (x + y).astype(np.float32)[[0, 1, 3]].tolist()
+    numbers = [0, 1, 3]
+    assert got["s"].view(np.float32)[numbers].tolist() == (x[numbers] + y[numbers]).astype(np.float32).tolist()
     assert got["s"].view(np.uint32)[2] == 0x7FFFFFFF
     assert got["m"].view(np.float32).tolist() == (x * y).astype(np.float32).tolist()
     assert got["f"].view(np.float32).tolist()[:2] == (x * y + y).astype(np.float32).tolist()[:2]
@@ -606,7 +658,11 @@ def test_small_floats(execute):
     # (1 + 2^-10)^2 + 1/2 = 1.5 + 2^-9 + 2^-20: nearest is 1.5 + 2^-9
     assert got["f"].tolist() == [0x3E00, 0x3800, 0x7C00, 0x3E02]
     assert got["t"].tolist() == [0x3C00, 0x0800, 0x3C00, 0x3C00]
-    assert got["n"].tolist() == [int(value) ^ 0x8000 for value in h] and got["v"].tolist() == h.tolist() and got["d"].tolist() == [0] * 4
+    assert (
+        got["n"].tolist() == [int(value) ^ 0x8000 for value in h]
+        and got["v"].tolist() == h.tolist()
+        and got["d"].tolist() == [0] * 4
+    )
     b = np.array([0x3F80, 0x3F81, 0x7F7F, 0x0001], np.uint16)
     got = execute("add.rn.bf16 %s, %a, %a; fma.rn.bf16 %f, %a, %a, %b; fma.rn.relu.bf16 %r, %c, %a, %b;", {"a": ("b16", b), "b": ("b16", np.full(4, 0x8000, np.uint16)), "c": ("b16", np.full(4, 0xBF80, np.uint16))}, dict.fromkeys("sfr", "b16"))  # fmt: skip
     assert got["s"].tolist() == [0x4000, 0x4001, 0x7F80, 0x0002]

@@ -26,7 +26,12 @@ def test_brx():
     want = [0 if i == 5 else [100, 200, 302, 303][i & 3] for i in range(64)]
     assert out[:, 0].tolist() == want
     with pytest.raises(EmulatorFault, match="index 7 of 4"):
-        launch(program("setp.eq.u32 %p0, %r0, 999;" + BRANCH_TABLE.replace("and.b32 %r2, %r0, 3", "and.b32 %r2, %r0, 7")), "k", out, block=64)
+        launch(
+            program("setp.eq.u32 %p0, %r0, 999;" + BRANCH_TABLE.replace("and.b32 %r2, %r0, 3", "and.b32 %r2, %r0, 7")),
+            "k",
+            out,
+            block=64,
+        )
 
 
 def test_nested_divergence():
@@ -106,8 +111,13 @@ def test_recursion_and_missing_bodies_are_refused():
 
     refuse(".func f () { call f; ret; }", "call f;", "'f' calls itself")
     refuse(".func g (); .func f () { call g; ret; } .func g () { call f; ret; }", "call f;", "calls itself")
-    refuse(".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);", "call (%r1), vprintf, (%rd1, %rd1);", "'vprintf' is called and has no body")
+    refuse(
+        ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);",
+        "call (%r1), vprintf, (%rd1, %rd1);",
+        "'vprintf' is called and has no body",
+    )
     refuse(".func f () { ret; }", "call f, (%r1);", "other arguments")
+    refuse("", "call (%r1), %rd1, (%r2);", "a call through '%rd1' is not supported")
 
 
 def test_special_registers():
@@ -125,7 +135,18 @@ def test_special_registers():
     for number in range(blocks):
         for thread in range(threads):
             lane = thread % 32
-            want = [thread % 5, thread // 5 % 3, thread // 15, *block, number % 3, number // 3 % 2, number // 6, *grid, lane, thread // 32]
+            want = [
+                thread % 5,
+                thread // 5 % 3,
+                thread // 15,
+                *block,
+                number % 3,
+                number // 3 % 2,
+                number // 6,
+                *grid,
+                lane,
+                thread // 32,
+            ]
             want += [1 << lane, (1 << lane) - 1, (2 << lane) - 1, 2**32 - (2 << lane), 2**32 - (1 << lane), 64, 2]
             assert out[number, thread].tolist() == want
 
@@ -156,7 +177,10 @@ def test_runaway():
 
 def test_deadlock():
     body = "setp.lt.u32 %p1, %r0, 32; @%p1 bra L; bar.sync 1, 64; bra D; L: bar.sync 2, 64; D: ret;"
-    with pytest.raises(EmulatorFault, match=r"k: thread \(32, 0, 0\) of block \(0, 0, 0\) is in a deadlock: no thread can run; 32 threads wait at barrier 1; 32 threads wait at barrier 2.*64 of 64 threads wait and 0 have exited at PTX line 12") as caught:
+    with pytest.raises(
+        EmulatorFault,
+        match=r"k: thread \(32, 0, 0\) of block \(0, 0, 0\) is in a deadlock: no thread can run; 32 threads wait at barrier 1; 32 threads wait at barrier 2.*64 of 64 threads wait and 0 have exited at PTX line 12",
+    ) as caught:
         launch(program(body), "k", np.zeros(64, np.uint64), block=64)
     assert caught.value.thread == (32, 0, 0)
 
@@ -185,7 +209,13 @@ RARE: mov.u32 %r3, 100; LOOP: sub.u32 %r3, %r3, 1; setp.ne.u32 %p2, %r3, 0; @%p2
 def test_exited_threads_do_not_count_in_a_mask():
     body = "setp.ge.u32 %p1, %r0, 20; @%p1 exit; vote.sync.ballot.b32 %r1, 1, 0xffffffff; st.global.u32 [%rd0], %r1;"
     out = np.zeros((32, 2), np.uint32)
-    launch(program(body.replace("ballot.b32 %r1, 1", "ballot.b32 %r1, %p2").replace("setp.ge", "setp.ge.u32 %p2, %r0, 0; setp.ge", 1)), "k", out)
+    launch(
+        program(
+            body.replace("ballot.b32 %r1, 1", "ballot.b32 %r1, %p2").replace("setp.ge", "setp.ge.u32 %p2, %r0, 0; setp.ge", 1)
+        ),
+        "k",
+        out,
+    )
     assert (out[:20, 0] == (1 << 20) - 1).all()
 
 
@@ -196,11 +226,15 @@ def test_races():
     out = np.zeros((64, 2), np.uint32)
 
     def run(barrier, second):
-        launch(program(body.format(barrier=barrier, second=second), before=before), "k", out, block=64, emulator=Emulator(races=True))
+        launch(
+            program(body.format(barrier=barrier, second=second), before=before), "k", out, block=64, emulator=Emulator(races=True)
+        )
 
     run("bar.sync 0;", "bar.sync 0;")
     assert out[:, 0].tolist() == [i ^ 32 for i in range(64)]
-    with pytest.raises(EmulatorFault, match=r"reads 4 bytes of shared memory, and warp 1 wrote the byte at 0x480 at PTX line 12: a race"):
+    with pytest.raises(
+        EmulatorFault, match=r"reads 4 bytes of shared memory, and warp 1 wrote the byte at 0x480 at PTX line 12: a race"
+    ):
         run("", "")
     run("bar.sync 1, 64;", "")  # each warp reads and writes the other's half, which its own warp alone touched since
     with pytest.raises(EmulatorFault, match="a race"):

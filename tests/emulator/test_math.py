@@ -1,6 +1,7 @@
 """Approximate functions alone: special values as the tables of PTX ISA 9.7.3 give them, ordinary ones within one rounding."""
 
 import math
+import struct
 
 import numpy as np
 import pytest
@@ -120,6 +121,40 @@ def test_bf16(execute, opcode):
     assert found[0x7FC1] == found[0xFF81] == 0x7FFF
 
 
+DOUBLES = [1.0, -3.0, 0.1, 7e100, -2e-300, 1.5e308, INF, -INF, 0.0, -0.0, NAN, 5e-324, -5e-324]
+
+
+def execute_doubles(execute, opcode, numbers):
+    values = np.resize(np.float64(numbers), 32)
+    return execute(f"{opcode} %d, %a;", {"a": ("f64", values)}, {"d": "f64"})["d"][: len(numbers)].view(np.float64)
+
+
+def first_guess(number, function):
+    """The function of the upper half of a double, to the nearest double whose lower half is 0."""
+    (bits,) = struct.unpack("<q", struct.pack("<d", number))
+    (number,) = struct.unpack("<d", struct.pack("<Q", bits & 0xFFFF_FFFF_0000_0000))
+    (bits,) = struct.unpack("<Q", struct.pack("<d", function(number)))
+    (result,) = struct.unpack("<d", struct.pack("<Q", bits + (1 << 31) & 0xFFFF_FFFF_0000_0000))
+    return result if abs(result) >= 2.0**-1022 else math.copysign(0.0, result)
+
+
+def test_first_guesses_in_double_precision(execute):
+    """PTX ISA 9.7.3: rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64 with their tables of special values."""
+    want = [first_guess(number, lambda a: 1 / a) for number in DOUBLES[:6]] + [0.0, -0.0, INF, -INF, NAN, INF, -INF]
+    found = execute_doubles(execute, "rcp.approx.ftz.f64", DOUBLES)
+    np.testing.assert_array_equal(found, want)
+    assert (np.signbit(found) == np.signbit(want))[~np.isnan(want)].all()
+
+    root = [first_guess(number, lambda a: 1 / math.sqrt(a)) if number > 0 else NAN for number in DOUBLES[:6]]
+    found = execute_doubles(execute, "rsqrt.approx.ftz.f64", DOUBLES)
+    np.testing.assert_array_equal(found, root + [0.0, NAN, INF, -INF, NAN, INF, -INF])
+
+
+def test_double_root(execute):
+    want = [1 / math.sqrt(number) if number > 0 else NAN for number in DOUBLES[:6]] + [0.0, NAN, INF, -INF, NAN, 1 / math.sqrt(5e-324), NAN]
+    np.testing.assert_allclose(execute_doubles(execute, "rsqrt.approx.f64", DOUBLES), want, rtol=2**-52)
+
+
 def divide(execute, opcode, a, b):
     a, b = (np.resize(np.float32(each), 32) for each in (a, b))
     return execute(f"{opcode} %d, %a, %b;", {"a": ("f32", a), "b": ("f32", b)}, {"d": "f32"})["d"]
@@ -138,7 +173,7 @@ def test_division(execute):
     assert divide(execute, "div.approx.ftz.f32", a, b)[:count].view(np.uint32).tolist() == bits(flushed)
 
 
-@pytest.mark.parametrize("opcode", ["ex2.approx.bf16", "ex2.f32", "lg2.approx.f16", "tanh.approx.ftz.f32", "rcp.approx.f64", "div.approx.f64", "sin.f32"])
+@pytest.mark.parametrize("opcode", ["ex2.approx.bf16", "ex2.f32", "lg2.approx.f16", "tanh.approx.ftz.f32", "rcp.approx.f64", "div.approx.f64", "sin.f32", "sqrt.approx.ftz.f64"])
 def test_other_forms_are_refused(opcode):
     with pytest.raises(Unsupported, match="is not implemented"):
         resolve(opcode)

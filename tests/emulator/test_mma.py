@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptxrt.emulator.instruction import Unsupported, resolve
+from ptxrt.errors import EmulatorFault
 
 LANES = range(32)
 
@@ -241,6 +242,16 @@ def test_e2m1_lies_in_bits_5_to_2(execute, container, number):
     expected = np.zeros((16, 8), np.float32)
     expected[3, 2] = number
     assert (d[0].astype(np.uint32).view(np.float32) == expected).all()
+
+
+@pytest.mark.parametrize("container", [0x01, 0x02, 0x40, 0x80])
+def test_bits_around_an_element_are_a_fault(execute, container):
+    """The nibble left in bits 3..0 is the usual mistake."""
+    form = scaled("e2m1", "e4m3")
+    a, b = np.zeros((1, 16, 32), np.int64), np.zeros((1, 32, 8), np.int64)
+    a[0, 9, 6] = container  # held by lane 4 * (9 % 8) + 6 // 4
+    with pytest.raises(EmulatorFault, match=r"thread \(5, 0, 0\).*outside of the element"):
+        form.run_containers(execute, a, b, np.zeros((1, 16, 8), np.int64), "float64")
 
 
 # Scales

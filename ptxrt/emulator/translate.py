@@ -1,0 +1,581 @@
+"""Translate a lowered entry: decode instructions, find what is uniform, give registers their rows, compile blocks.
+
+Rows are shared by registers that are never alive together. A register that is written once, from constants and
+parameters only, is uniform: it is computed once per launch and never per thread. A block is written (codegen.py) and
+compiled when it first runs; the line of a fault in the generated text leads back to the PTX line (`BlockCode.lines`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Callable, Optional
+
+import numpy as np
+
+from ..ptx.ir import (
+    Address,
+    Immediate,
+    Instruction,
+    List,
+    Negated,
+    Pair,
+    PtxError,
+    Register,
+    Special,
+    Symbol,
+    Vector,
+)
+from ..ptx.lower import Branch, Program, Switch
+from . import machine as _machine
+from .codegen import (
+    UNIFORM_SPECIALS,
+    UNSIGNED,
+    BlockWriter,
+    Decoded,
+    canonical,
+    full,
+    register_bytes,
+)
+from .instruction import DTYPES, Semantics, resolve
+
+#: The carry flag CC.CF of add.cc and the like, as a register.
+_CARRY = Register("%carry", "pred")
+
+
+#: Operands that stand for one value.
+_SINGLE = frozenset({Register, Special, Immediate, Symbol, Negated})
+
+
+#: What generated code calls, by the names it uses.
+_NAMESPACE = {
+    "full": full,
+    "canonical": canonical,
+    "copyto": np.copyto,
+    "where": np.where,
+    "add": np.add,
+    "lnot": np.logical_not,
+    **{name: getattr(_machine, name) for name in ("guard", "pick", "within", "warps", "prepared", "blocking")},
+}
+
+
+def kind_of(opcode: str) -> str:
+    """What the lowering wants to know about an opcode: "plain", "collective" or "blocking"."""
+    if opcode.startswith("mov."):
+        return "plain"
+    semantics = resolve(opcode)
+    if semantics.kind == "blocking":
+        return "blocking"
+    return "collective" if semantics.kind == "warps" or semantics.option("warps") else "plain"
+
+
+@dataclass
+class BlockCode:
+    """One basic block; `function` and what belongs to it are made when the block first runs.
+
+    `reads` and `writes`: unsigned kind -> rows that the function uses or assigns; `views`: (kind, row) that it looks up.
+    `collective`: whole warps must be together; `blocking`: threads may have to wait at its end; `size`: instructions.
+    """
+
+    collective: bool
+    blocking: bool
+    size: int
+    function: Optional[Callable] = None
+    source: str = ""
+    reads: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    writes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    views: tuple[tuple[str, int], ...] = ()
+    lines: dict[int, Instruction] = field(default_factory=dict)  # line of the source -> instruction
+
+
+class Code:
+    """A translated entry: blocks, uniform values, and how many register rows of each kind it needs."""
+
+    def __init__(self, translator: "Translator"):
+        self.program = translator.program
+        self.rows = {kind: len(ends) for kind, ends in translator.row_ends.items()}
+        self.blocks = [translator.describe(index) for index in range(len(self.program.blocks))]
+        self._translator = translator
+        self._uniform_count = 0
+
+    def compiled(self, index: int) -> BlockCode:
+        """A block with its function."""
+        block = self.blocks[index]
+        if block.function is None:
+            self._translator.compile(index, block)
+        return block
+
+    def uniforms(self, launch, known: list[np.ndarray]) -> list[np.ndarray]:
+        """The uniform values of a launch, as far as the blocks that are compiled use them; `known` grows in place."""
+        return self._translator.evaluate_uniforms(launch, known)
+
+
+class Translator:
+    """Translates one program. `addresses` gives the address of each variable in its space."""
+
+    def __init__(self, program: Program, addresses: Callable[[str, int], int], arithmetic: str, name: str = "<ptx>"):
+        self.program = program
+        self.addresses = addresses
+        self.arithmetic = arithmetic
+        self.name = name
+        self.constants: dict[object, str] = {}
+        self.namespace: dict[str, object] = dict(_NAMESPACE)
+        self.functions: dict[object, str] = {}
+        self.uniform: dict[str, int] = {}
+        self.uniform_slots: dict[tuple[str, str], int] = {}
+        self.uniform_order: list[tuple[Instruction, Semantics]] = []
+
+    # -- analysis -----------------------------------------------------------------------------------------------
+
+    def translate(self) -> Code:
+        """Analyze the program; its blocks are compiled when they first run."""
+        self.decoded = [[self.decode(instruction) for instruction in block.instructions] for block in self.program.blocks]
+        self.find_uniform()
+        self.find_loose_nan()
+        self.find_lifetimes()
+        self.assign_rows()
+        return Code(self)
+
+    def describe(self, index: int) -> BlockCode:
+        """What the scheduler has to know about a block."""
+        kinds = [item.semantics for item in self.decoded[index] if item.semantics is not None]
+        blocking = any(semantics.kind == "blocking" for semantics in kinds)
+        collective = any(
+            semantics.kind == "warps" or semantics.option("warps") or semantics.option("aligned") for semantics in kinds
+        )
+        block = self.program.blocks[index]
+        return BlockCode(collective, blocking, len(block.instructions) + (block.end is not None))
+
+    def compile(self, index: int, block: BlockCode) -> None:
+        """Write and compile the function of a block."""
+        writer = BlockWriter(self, index)
+        block.source = writer.write()
+        scope: dict[str, object] = {}
+        exec(compile(block.source, f"<{self.name} block {index}>", "exec"), self.namespace, scope)
+        block.reads, block.writes = writer.rows_read(), writer.rows_written()
+        block.views, block.lines = tuple(sorted(writer.row_views)), writer.line_map
+        block.function = scope["block"]
+
+    def decode(self, instruction: Instruction) -> "Decoded":
+        words = instruction.opcode.split(".")
+        if words[0] == "mov":
+            return Decoded(instruction, None, *self.decode_mov(instruction))
+        if words[0] == "bra":
+            return Decoded(instruction, None, [], [])
+        semantics = resolve(instruction.opcode)
+        single = semantics.option("single")
+        if single is not None and not any(isinstance(operand, Pair) for operand in instruction.operands):
+            semantics = single
+        operands = instruction.operands
+        if semantics.option("carry_out"):
+            operands = (operands[0], _CARRY, *operands[1:])
+        if semantics.option("carry_in"):
+            operands = (*operands, _CARRY)
+        split = len(semantics.destinations)
+        if semantics.plain and len(operands) == split + len(semantics.sources):
+            destinations, sources = operands[:split], operands[split:]
+            if all(type(found) in _SINGLE for found in sources) and all(type(found) is Register for found in destinations):
+                return Decoded(instruction, semantics, destinations, sources)
+        return Decoded(instruction, semantics, *self.match_operands(instruction, list(operands), semantics))
+
+    def error(self, instruction: Instruction, message: str) -> PtxError:
+        return PtxError(f"{self.name}:{instruction.line}: {instruction.opcode}: {message}")
+
+    def decode_mov(self, instruction: Instruction):
+        """mov takes the shape of its operands: plain, packing {a, b} or unpacking into it."""
+        if len(instruction.operands) != 2:
+            raise self.error(instruction, "expected two operands")
+        target, source = instruction.operands
+        destinations = list(target.elements) if isinstance(target, Vector) else [target]
+        sources = list(source.elements) if isinstance(source, Vector) else [source]
+        for register in destinations:
+            if not (isinstance(register, Register) or (isinstance(register, Symbol) and register.name == "_")):
+                raise self.error(instruction, f"{register} is no register")
+        return destinations, sources
+
+    def match_operands(self, instruction: Instruction, operands: list, semantics: Semantics):
+        """Line the operands up with the signature; returns flat destination registers and the source operands."""
+        destinations: list = []
+        wanted = list(semantics.destinations)
+        while wanted:
+            operand = wanted.pop(0)
+            if not operands:
+                raise self.error(instruction, "a destination is missing")
+            found = operands.pop(0)
+            second = None
+            if wanted and wanted[0].joined:
+                joined = wanted.pop(0)
+                if isinstance(found, Pair):
+                    found, second = found.first, found.second
+                elif not joined.optional:
+                    raise self.error(instruction, "expected two destinations d|p")
+                else:
+                    second = Symbol("_")
+            elif isinstance(found, Pair):
+                raise self.error(instruction, "one destination, not d|p, is expected")
+            if operand.count:
+                if not isinstance(found, Vector) or len(found.elements) != operand.count:
+                    if operand.count == 1 and not isinstance(found, Vector):
+                        found = Vector((found,))
+                    else:
+                        raise self.error(instruction, f"expected a vector of {operand.count} destinations")
+                destinations += found.elements
+            else:
+                if isinstance(found, Vector):
+                    raise self.error(instruction, "expected one destination, found a vector")
+                destinations.append(found)
+            if second is not None:
+                destinations.append(second)
+        for register in destinations:
+            if not (isinstance(register, Register) or (isinstance(register, Symbol) and register.name == "_")):
+                raise self.error(instruction, f"a destination is a register, found {register}")
+        sources: list = []
+        # The first optional sources are there as far as the number of operands goes.
+        spare = len(operands) - sum(not operand.optional for operand in semantics.sources)
+        if spare < 0:
+            raise self.error(instruction, f"expected {len(semantics.sources)} sources, found {len(operands)}")
+        for operand in semantics.sources:
+            if operand.optional:
+                if not spare:
+                    sources.append(None)
+                    continue
+                spare -= 1
+            found = operands.pop(0)
+            if operand.count:
+                if isinstance(found, Vector) and len(found.elements) == operand.count:
+                    sources.append(found)
+                elif operand.count == 1 and not isinstance(found, Vector):
+                    sources.append(Vector((found,)))
+                else:
+                    raise self.error(instruction, f"expected a vector of {operand.count}")
+            elif operand.is_address:
+                if not isinstance(found, Address):
+                    raise self.error(instruction, "expected an address [..]")
+                sources.append(found)
+            elif operand.is_immediate:
+                if not isinstance(found, Immediate):
+                    raise self.error(instruction, "expected an immediate")
+                sources.append(found)
+            elif isinstance(found, (Vector, Address, List, Pair)):
+                raise self.error(instruction, f"expected a {operand.type} operand, found {type(found).__name__.lower()}")
+            else:
+                sources.append(found)
+        if operands:
+            raise self.error(instruction, f"{len(operands)} operands too many")
+        return destinations, sources
+
+    def find_uniform(self) -> None:
+        """Registers that are written once, from constants alone."""
+        writes: dict[str, int] = {}
+        for block in self.decoded:
+            for item in block:
+                for register in item.registers_written():
+                    writes[register.name] = writes.get(register.name, 0) + 1
+        changed = True
+        remaining = [item for block in self.decoded for item in block if self.may_be_uniform(item, writes)]
+        while changed:
+            changed = False
+            later = []
+            for item in remaining:
+                if all(register.name in self.uniform for register in item.registers_read()):
+                    for register in item.registers_written():
+                        self.uniform[register.name] = len(self.uniform)
+                    item.uniform = True
+                    self.uniform_order.append(item)
+                    changed = True
+                else:
+                    later.append(item)
+            remaining = later
+
+    def may_be_uniform(self, item: "Decoded", writes: dict[str, int]) -> bool:
+        if item.instruction.guard or not item.destinations:
+            return False
+        if any(writes[register.name] != 1 for register in item.registers_written()) or not item.registers_written():
+            return False
+        if any(isinstance(source, Special) and source.name not in UNIFORM_SPECIALS for source in item.flat):
+            return False
+        if item.semantics is None:
+            return True
+        if item.semantics.kind == "lanes":
+            return True
+        return bool(item.semantics.option("constant")) and isinstance(item.sources[0].base, Symbol)
+
+    def find_loose_nan(self) -> None:
+        """Registers that may hold a NaN with other bits than PTX gives: results of float arithmetic, and copies."""
+        loose: set[str] = set()
+        copies: list[tuple[Register, list[Register]]] = []
+        for block in self.decoded:
+            for item in block:
+                semantics = item.semantics
+                if semantics is not None and semantics.option("loose_nan"):
+                    loose.update(register.name for register in item.registers_written())
+                elif item.copies:
+                    written = item.registers_written()
+                    if len(written) == 1:
+                        copies.append((written[0], item.registers_read()))
+        changed = True
+        while changed:
+            changed = False
+            for target, sources in copies:
+                if target.name not in loose and any(source.name in loose for source in sources):
+                    loose.add(target.name)
+                    changed = True
+        self.loose = loose - set(self.uniform)
+
+    def find_lifetimes(self) -> None:
+        """Which registers live across blocks, and the range of blocks in which each does."""
+        count = len(self.decoded)
+        numbers: dict[str, int] = {}
+        types: dict[int, str] = {}
+
+        def bit(register: Register) -> int:
+            number = numbers.setdefault(register.name, len(numbers))
+            types[number] = register.type
+            return 1 << number
+
+        uses, defines = [0] * count, [0] * count
+        for index, block in enumerate(self.decoded):
+            use = define = 0
+            for item in block:
+                if item.uniform:
+                    continue
+                for register in item.registers_read():
+                    if register.name not in self.uniform and not define & bit(register):
+                        use |= bit(register)
+                guard = item.instruction.guard
+                for register in item.registers_written():
+                    if guard and not define & bit(register):
+                        use |= bit(register)
+                    define |= bit(register)
+            terminator = self.program.blocks[index].terminator
+            subject = (
+                terminator.predicate
+                if isinstance(terminator, Branch)
+                else terminator.index
+                if isinstance(terminator, Switch)
+                else None
+            )
+            if isinstance(subject, Register) and subject.name not in self.uniform and not define & bit(subject):
+                use |= bit(subject)
+            uses[index], defines[index] = use, define
+        live_in, live_out = list(uses), [0] * count
+        changed = True
+        while changed:
+            changed = False
+            for index in range(count - 1, -1, -1):
+                out = 0
+                for target in _targets(self.program.blocks[index].terminator):
+                    out |= live_in[target]
+                new = uses[index] | (out & ~defines[index])
+                if out != live_out[index] or new != live_in[index]:
+                    live_out[index], live_in[index] = out, new
+                    changed = True
+        self.live_out: list[set[str]] = []
+        self.live_in: list[set[str]] = []
+        names = list(numbers)
+        spans: dict[str, list[int]] = {}
+        for index in range(count):
+            inside = [names[number] for number in _bits(live_in[index])]
+            outside = [names[number] for number in _bits(live_out[index])]
+            self.live_in.append(set(inside))
+            self.live_out.append(set(outside))
+            for name in inside:
+                span = spans.setdefault(name, [index, index])
+                span[0], span[1] = min(span[0], index), max(span[1], index)
+            for name in outside:
+                span = spans.setdefault(name, [index, index])
+                span[0], span[1] = min(span[0], index), max(span[1], index)
+        self.spans = spans
+        self.types = {name: types[number] for name, number in numbers.items()}
+
+    def assign_rows(self) -> None:
+        """Give every register that crosses blocks a row; registers whose ranges do not meet share one."""
+        self.row_of: dict[str, int] = {}
+        self.row_ends: dict[str, list[int]] = {}
+        free: dict[str, list[tuple[int, int]]] = {}
+        for name, (start, end) in sorted(self.spans.items(), key=lambda entry: (entry[1][0], entry[1][1])):
+            kind = UNSIGNED[register_bytes(self.types[name])]
+            ends = self.row_ends.setdefault(kind, [])
+            heap = free.setdefault(kind, [])
+            if heap and heap[0][0] < start:
+                _, row = heappop(heap)
+                ends[row] = end
+            else:
+                row = len(ends)
+                ends.append(end)
+            heappush(heap, (end, row))
+            self.row_of[name] = row
+
+    # -- names --------------------------------------------------------------------------------------------------
+
+    def constant(self, value, kind: str) -> str:
+        """The name of a 0-d array that holds a constant."""
+        key = (kind, value)
+        name = self.constants.get(key)
+        if name is None:
+            name = self.constants[key] = f"c{len(self.constants)}"
+            dtype = np.dtype(kind)
+            if kind == "b1":
+                array = np.array(bool(value))
+            else:
+                array = np.array(value & ((1 << 8 * dtype.itemsize) - 1), f"u{dtype.itemsize}").view(dtype)
+            array.setflags(write=False)
+            self.namespace[name] = array
+        return name
+
+    def function(self, function: Callable) -> str:
+        """The name under which generated code calls a function."""
+        name = self.functions.get(function)
+        if name is None:
+            label = getattr(function, "__name__", "function")
+            label = label if label.isidentifier() else "function"
+            name = self.functions[function] = f"{label}_{len(self.functions)}"
+            self.namespace[name] = function
+        return name
+
+    def semantics(self, semantics: Semantics) -> str:
+        """The name under which generated code hands a meaning to the machine."""
+        name = f"m{id(semantics)}"
+        self.namespace[name] = semantics
+        return name
+
+    def uniform_view(self, name: str, kind: str) -> str:
+        slot = self.uniform_slots.setdefault((name, kind), len(self.uniform_slots))
+        return f"K[{slot}]"
+
+    # -- uniform values -----------------------------------------------------------------------------------------
+
+    def evaluate_uniforms(self, launch, known: list[np.ndarray]) -> list[np.ndarray]:
+        """Append the uniform values that blocks compiled since the last call look up."""
+        missing = list(self.uniform_slots)[len(known) :]
+        if not missing:
+            return known
+        values: dict[str, np.ndarray] = {}
+        with np.errstate(all="ignore"):
+            for item in self.uniform_order:
+                self.evaluate(item, values, launch)
+        for name, kind in missing:
+            raw = values[name]
+            dtype = np.dtype(kind)
+            if kind != "b1" and dtype.itemsize < raw.dtype.itemsize:
+                raw = raw.astype(f"u{dtype.itemsize}")
+            view = raw.view(bool if kind == "b1" else dtype).reshape(())
+            view.setflags(write=False)
+            known.append(view)
+        return known
+
+    def evaluate(self, item: "Decoded", values: dict[str, np.ndarray], launch) -> None:
+        """Compute one uniform instruction on (1,) arrays."""
+        instruction, semantics = item.instruction, item.semantics
+
+        def fetch(operand, kind: str) -> np.ndarray:
+            dtype = np.dtype(kind)
+            if isinstance(operand, Negated):
+                return ~values[operand.register.name]
+            if isinstance(operand, Register):
+                raw = values[operand.name]
+                if kind != "b1" and dtype.itemsize < raw.dtype.itemsize:
+                    raw = raw.astype(f"u{dtype.itemsize}")
+                return raw.view(dtype)
+            if isinstance(operand, Special):
+                return np.array([launch.special(operand.name)]).astype(f"u{dtype.itemsize}").view(dtype)
+            value = self.constant_value(operand, kind, instruction)
+            return (
+                np.array([value & ((1 << 8 * dtype.itemsize) - 1)], f"u{dtype.itemsize}").view(dtype)
+                if kind != "b1"
+                else np.array([bool(value)])
+            )
+
+        if semantics is None:
+            for register, value in zip(item.destinations, _mov_values(item, fetch)):
+                if isinstance(register, Register):
+                    values[register.name] = value
+            return
+        if semantics.option("constant"):
+            address = item.sources[0]
+            results = semantics.option("constant")(launch, address.base.name, address.offset + address.base.offset)
+        else:
+            arguments = []
+            for operand, source in zip(semantics.sources, item.sources):
+                if source is None:
+                    arguments.append(None)
+                elif operand.count:
+                    arguments.append(tuple(fetch(element, operand.kind) for element in source.elements))
+                elif operand.is_immediate:
+                    arguments.append(source.value)
+                else:
+                    arguments.append(fetch(source, operand.kind))
+            results = semantics.bound(self.arithmetic)(*arguments)
+            if len(item.destinations) == 1:
+                results = (results,)
+        types = semantics.result_types
+        for register, type, result in zip(item.destinations, types, results):
+            if isinstance(register, Register):
+                result = np.broadcast_to(np.asarray(result), (1,))
+                if semantics.option("loose_nan"):
+                    result = canonical(result.view(DTYPES[type]), type)
+                values[register.name] = _widened(result, type, register.type)
+
+    def constant_value(self, operand, kind: str, instruction: Instruction) -> int:
+        """The bits of an immediate or the address of a symbol, as a value of `kind`."""
+        if isinstance(operand, Symbol):
+            return self.addresses(operand.name, instruction.line) + operand.offset
+        if not isinstance(operand, Immediate):
+            raise self.error(instruction, f"the operand {operand} is not supported here")
+        size = 1 if kind == "b1" else int(kind[1:])
+        if operand.float_bits:
+            if operand.float_bits // 8 == size:
+                return operand.value
+            value = np.array(operand.value, f"u{operand.float_bits // 8}").view(f"f{operand.float_bits // 8}")
+            if kind[0] == "f" or (operand.float_bits == 64 and size == 4):
+                return int(value.astype(f"f{size}").view(f"u{size}"))
+            raise self.error(instruction, "a float literal stands where an integer is expected")
+        if kind[0] == "f":
+            return int(np.array(operand.value, f"f{size}").view(f"u{size}"))
+        return operand.value
+
+
+def _targets(terminator) -> tuple[int, ...]:
+    if isinstance(terminator, Branch):
+        return terminator.taken, terminator.otherwise
+    if isinstance(terminator, Switch):
+        return terminator.targets
+    return (terminator.target,) if hasattr(terminator, "target") else ()
+
+
+def _bits(mask: int):
+    """The positions of the bits of a mask."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def _widened(result: np.ndarray, type: str, register: str) -> np.ndarray:
+    """A result of `type` as the raw bits of a register."""
+    if register == "pred":
+        return result.astype(bool)
+    width = register_bytes(register)
+    if result.dtype.itemsize == width:
+        return result.view(f"u{width}")
+    if result.dtype.kind == "f":
+        result = result.view(f"u{result.dtype.itemsize}")
+    return result.astype(f"{result.dtype.kind}{width}").view(f"u{width}")
+
+
+def _mov_values(item: "Decoded", fetch) -> list[np.ndarray]:
+    """mov on arrays: plain copies, packing and unpacking. Returns raw unsigned arrays per destination."""
+    type_size = register_bytes(item.instruction.opcode.split(".")[1])
+    targets, sources = item.destinations, item.sources
+    if len(targets) == len(sources):
+        return [fetch(source, UNSIGNED[type_size // len(targets) if type_size else 0]) for source in sources]
+    if len(sources) > 1:
+        part = type_size // len(sources)
+        total = None
+        for position, source in enumerate(sources):
+            piece = fetch(source, UNSIGNED[part]).astype(f"u{type_size}") << np.array(8 * part * position, f"u{type_size}")
+            total = piece if total is None else total | piece
+        return [total]
+    part = type_size // len(targets)
+    whole = fetch(sources[0], UNSIGNED[type_size])
+    return [(whole >> np.array(8 * part * position, f"u{type_size}")).astype(f"u{part}") for position in range(len(targets))]
