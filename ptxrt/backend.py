@@ -112,13 +112,14 @@ class Queue:
 
 
 class Packet:
-    """One launch with everything but its arguments filled in: the parameter space, and `launch(queue)`.
+    """One launch with everything but its arguments filled in.
 
-    words: the parameters as a memoryview of 64-bit words, for addresses. raw: the same as bytes.
+    words: the parameters as a memoryview of 64-bit words, for addresses. raw: the same as bytes. `call()` launches in the
+    queue of the latest `bind`; where it gives anything but (0,), `retry()` does it with care, or says why not.
     A packet belongs to one thread at a time.
     """
 
-    __slots__ = ("words", "raw", "size")
+    __slots__ = ("words", "raw", "size", "queue", "call")
 
     def __init__(self, params: bytes):
         buffer = bytearray(-(-len(params) // 8) * 8 or 8)
@@ -126,10 +127,22 @@ class Packet:
         self.size = len(params)
         self.raw = memoryview(buffer)
         self.words = self.raw.cast("Q")
+        self.queue: Queue | None = None
+        self.call: Any = None
+
+    def bind(self, queue: Queue) -> None:
+        """Let `call` launch in a queue."""
+        raise NotImplementedError
+
+    def retry(self) -> None:
+        """Launch again what `call` could not."""
 
     def launch(self, queue: Queue) -> None:
-        """Launch with the parameters as they stand."""
-        raise NotImplementedError
+        """Launch in a queue with the parameters as they stand."""
+        if self.queue is not queue:
+            self.bind(queue)
+        if self.call()[0]:
+            self.retry()
 
 
 @dataclass(frozen=True)

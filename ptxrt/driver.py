@@ -203,16 +203,15 @@ class Event:
 
 
 class DriverPacket(Packet):
-    """A launch through cuLaunchKernel's buffer of packed parameters."""
+    """A launch through cuLaunchKernel's buffer of packed parameters, which the driver copies before it returns."""
 
-    __slots__ = ("_backend", "_call", "_sizes", "_extra", "_keep", "_name")
+    __slots__ = ("_backend", "_sizes", "_extra", "_keep", "_name")
 
     def __init__(self, backend: "DriverBackend", entry: Entry, grid, block, shared_bytes: int, params: bytes):
         super().__init__(params)
         self._backend = backend
         self._name = entry.name
         self._sizes = (entry.handle, *map(int, grid), *map(int, block), int(shared_bytes))
-        self._call = partial(backend._driver.cuLaunchKernel, *self._sizes)
         buffer = (ctypes.c_char * len(self.raw)).from_buffer(self.raw)
         size = ctypes.c_size_t(self.size)
         words = (ctypes.c_void_p * 5)(
@@ -221,19 +220,22 @@ class DriverPacket(Packet):
         self._keep = (buffer, size, words)
         self._extra = ctypes.addressof(words) if self.size else 0
 
-    def launch(self, queue: Queue) -> None:
-        """Launch; the driver copies the parameters before it returns."""
-        # Tried as it is: asking for the current context costs as much as a tenth of a launch. The driver refuses a
-        # launch where another context, or none, is current, and then it is made the current one.
-        if self._call(queue.native, 0, self._extra)[0]:
-            self._launch_in_context(queue)
+    def bind(self, queue: Queue) -> None:
+        """All arguments of cuLaunchKernel at once.
+
+        It is called as it is: asking for the current context costs as much as a tenth of a launch. The driver refuses a
+        launch where another context, or none, is current; `retry` then makes it the current one.
+        """
+        self.call = partial(self._backend._driver.cuLaunchKernel, *self._sizes, queue.native, 0, self._extra)
+        self.queue = queue
         self._backend._latest = self._name
 
-    def _launch_in_context(self, queue: Queue) -> None:
+    def retry(self) -> None:
+        """Launch in the device's context; DriverError where that does not help."""
         sizes = self._sizes
         about = f"{self._name}, grid {sizes[1:4]}, block {sizes[4:7]}, {sizes[7]} bytes of shared memory"
         with self._backend._entered():
-            _call("cuLaunchKernel", *sizes, queue.native, 0, self._extra, about=about)
+            _call("cuLaunchKernel", *sizes, self.queue.native, 0, self._extra, about=about)
 
 
 class DriverBackend:
@@ -481,7 +483,7 @@ class DriverBackend:
     # Launching
 
     def packet(self, entry: Entry, grid, block, shared_bytes: int, params: bytes) -> DriverPacket:
-        """A launch that is ready; the function's limit of shared memory is raised where it needs that."""
+        """A launch that is ready to be bound; the function's limit of shared memory is raised where it needs that."""
         if shared_bytes > DEFAULT_SHARED_BYTES:
             with self._entered():
                 self._allow_shared(entry, shared_bytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -108,7 +108,7 @@ class Plan:
 
     __slots__ = (
         *("backend", "entry", "grid", "block", "shared_bytes", "template", "names", "slots", "writes", "sizes", "pairs", "scalars"),
-        *("sources", "bound", "_uses", "_spare", "_receipts", "_describe"),
+        *("sources", "bound", "_spare", "_receipts", "_describe", "_quick", "_has_floats"),
     )
 
     def __init__(self, backend: Backend, entry: Entry, grid, block, shared_bytes: int, template: bytes, arrays, scalars, describe):
@@ -128,6 +128,8 @@ class Plan:
         self._spare: list[Packet] = []
         self._receipts: dict[tuple, Launch] = {}
         self._describe = describe
+        self._quick: dict[tuple, Callable] = {}
+        self._has_floats = any(scalar.argument.formats[0].kind == "float" for scalar in self.scalars)
 
     def packet(self) -> Packet:
         """Parameters to fill in and launch."""
@@ -154,6 +156,16 @@ class Plan:
                 raise ArgumentError(
                     f"{self.receipt_name}: {self.names[i]} and {self.names[j]} overlap in memory; pass separate arrays"
                 )
+
+    def do(self, arrays: Sequence[DeviceArray], values: tuple, queue: Queue, recorder: Any = None) -> None:
+        """Check for overlaps and launch: by `quick` where nothing is out of the ordinary."""
+        try:
+            quick = self.quick(values)
+        except TypeError:  # numbers that cannot be looked up, and are refused below
+            quick = None
+        if quick is None or not quick(*arrays, queue, recorder):
+            self.check_overlap(arrays)
+            self.launch(arrays, values, queue, recorder)
 
     @property
     def receipt_name(self) -> str:
@@ -188,6 +200,58 @@ class Plan:
                 array.memory.release(queue, mark, write)
         self._spare.append(packet)
 
+    def quick(self, values: tuple) -> Callable:
+        """A function of the arrays and the queue that launches with these numbers, and gives False where anything is out of the
+        ordinary, so that nothing was done: then it is for `check_overlap` and `launch`.
+        """
+        key = tuple(map(repr, values)) if self._has_floats else values
+        found = self._quick.get(key)
+        if found is None:
+            names = [f"a{i}" for i in range(len(self.names))]
+            known: dict[str, Any] = {}
+            lines = self.launch_lines(names, values, known)
+            source = [f"def quick({', '.join(names)}{', ' if names else ''}queue, recorder):", "    if recorder is None and not observers:"]
+            exec("\n".join([*source, *(f"        {line}" for line in lines), "            return True", "    return False"]), known)
+            if len(self._quick) >= 64:
+                self._quick.clear()
+            found = self._quick[key] = known["quick"]
+        return found
+
+    def launch_lines(self, names: Sequence[str], values: tuple, known: dict[str, Any]) -> list[str]:
+        """Lines that launch on the arrays called `names` in `queue`, where that depends on nothing in another queue.
+
+        They are this class's loops written out: a step of a loop costs several percent of a launch. They end inside of an
+        `if`; what they name goes into `known`. Memory of its own overlaps with no other memory; where some is borrowed,
+        addresses must be compared.
+        """
+        plain = [f"m{k}.writer is queue" + (f" and not m{k}.readers" if write else "") for k, write in enumerate(self.writes)]
+        plain += [f"m{i} is not m{j}" for i, j in self.pairs]
+        plain += [f"m{k}.is_owned" for k in sorted({k for pair in self.pairs for k in pair})]
+        spare: list[Packet] = []
+
+        def packet() -> Packet:
+            made = self.backend.packet(self.entry, self.grid, self.block, self.shared_bytes, self.template)
+            for scalar, value in zip(self.scalars, values):
+                scalar.put(made, value)
+            return made
+
+        spare.append(packet())
+        known.update(spare=spare, pop=spare.pop, put=spare.append, packet=packet, observers=observers)
+        known.update(receipt=self.receipt(values), remember=_launches.append)
+        return [
+            *(f"m{k} = {name}.memory" for k, name in enumerate(names)),
+            f"if {' and '.join(plain) or True}:",
+            "    call = pop() if spare else packet()",
+            "    words = call.words",
+            *(f"    words[{slot}] = {name}.address" for slot, name in zip(self.slots, names)),
+            "    if call.queue is not queue:",
+            "        call.bind(queue)",
+            "    if call.call()[0]:",
+            "        call.retry()",
+            "    put(call)",
+            "    remember(receipt)",
+        ]
+
     def keep(self, packet: Packet) -> None:
         """Take a packet back whose parameters have been read."""
         self._spare.append(packet)
@@ -202,7 +266,7 @@ def run(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any], stream=
     here = _scope.get()
     backend = plan.backend
     if here.backend is not backend and here.backend is not None:
-        _check_machine(kernel.name, "the arrays", backend, here.backend)
+        check_machine(kernel.name, "the arrays", backend, here.backend)
     queue = backend.queue(stream)
     placed, results = [], {}
     for name, source in zip(plan.names, plan.sources):
@@ -213,9 +277,8 @@ def run(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any], stream=
         else:
             array = allocate(backend, *source, queue)
         placed.append(array)
-    plan.check_overlap(placed)
     values = tuple([named.get(scalar.name, scalar.argument.default) for scalar in plan.scalars]) if plan.scalars else ()
-    plan.launch(placed, values, queue, here.recorder)
+    plan.do(placed, values, queue, here.recorder)
     for name, array, write in zip(plan.names, placed, plan.writes):
         if write:
             results[name] = array
@@ -319,7 +382,7 @@ def _is_empty(bound: Bound) -> bool:
     return any(size == 0 for size in bound.axes.values())
 
 
-def _check_machine(kernel: str, argument: str, backend: Backend, chosen: Backend) -> None:
+def check_machine(kernel: str, argument: str, backend: Backend, chosen: Backend) -> None:
     """ArgumentError unless `backend` is a device of the chosen machine."""
     if chosen.on_device(backend.ordinal) is not backend:
         raise ArgumentError(
@@ -342,7 +405,7 @@ def _check_places(bound: Bound) -> tuple[Backend, bool]:
     chosen = _scope.get().backend
     for argument, array in on_device.items():
         if chosen is not None:
-            _check_machine(name, argument, array.backend, chosen)
+            check_machine(name, argument, array.backend, chosen)
         if array.backend is not backend:
             raise ArgumentError(
                 f"{name}: {argument} is on {array.backend.describe()}, but {first} on {backend.describe()}; "

@@ -1,8 +1,12 @@
-"""Prepared calls: what a call of any function here launches, with everything but its addresses and numbers done once."""
+"""Prepared calls: what a call of any function here launches, with everything but its addresses and numbers done once.
+
+The same for calls that nobody prepared: functions marked `@remembered` launch at once what a call just like it launched before.
+"""
 
 from __future__ import annotations
 
 import copy
+from functools import lru_cache, wraps
 from keyword import iskeyword
 from typing import Any, Callable, Sequence
 
@@ -12,6 +16,7 @@ from . import launch
 from .array import Borrowed, DeviceArray, _as_array, is_foreign
 from .backend import Packet, Queue, _scope, enter, leave
 from .errors import ArgumentError
+from .formats import bf16
 from .kernel import Kernel
 from .launch import Plan
 
@@ -191,6 +196,7 @@ class _Prepared:
         (self.backend,) = backends
         if isinstance(op, Kernel):
             self._find_scalars()
+        self.assigned = self._assignments(stands)
         self.result = self._template(result, stands)
         self.simple = self._simple(result, stands)
 
@@ -201,6 +207,18 @@ class _Prepared:
                 for i, scalar in enumerate(step.plan.scalars):
                     if slot.label == scalar.name:
                         slot.scalar = i
+
+    def _assignments(self, stands: list) -> list[tuple[int, str, Callable]]:
+        """What the op put into its arguments (a QuantizedArray's global scale, say), to be done at every call as well."""
+        changed = []
+        for i, (slot, stand) in enumerate(zip(self.slots, stands)):
+            for j, name in enumerate(slot.attributes):
+                item, leaf = (None, None) if name is None else (getattr(stand, name), self.leaves[slot.first + j])
+                memory = getattr(item, "memory", None)
+                same = isinstance(memory, _Stand) and memory.leaf == slot.first + j and item.signature is leaf.signature
+                if name is not None and not same:
+                    changed.append((i, name, self._template(item, stands)))
+        return changed
 
     def _simple(self, result: Any, stands: list):
         """(None, [part]) or (tuple, parts) where every part is ("given", argument) or ("leaf", array); else None."""
@@ -263,15 +281,10 @@ class _Prepared:
         recorder = _scope.get().recorder
         for step in self.steps:
             arrays = step.arrays(leaves)
-            step.plan.check_overlap(arrays)
-            step.plan.launch(arrays, step.values if values is None else tuple(values), queue, recorder)
+            step.plan.do(arrays, step.values if values is None else tuple(values), queue, recorder)
+        for i, name, part in self.assigned:
+            setattr(given[i], name, part(given, leaves))
         return self.result(given, leaves)
-
-    def refuse(self, surplus: tuple, unknown: dict[str, Any]):
-        """ArgumentError for arguments that the example did not have."""
-        came = f"{self.positional + len(surplus)} positional arguments" if surplus else ", ".join(unknown)
-        takes = f"{self.positional} positional arguments" + (f" and {', '.join(self.names)}" if self.names else "")
-        raise ArgumentError(f"prepared: {self.name} was given {came}; it was prepared with {takes}")
 
     def function(self) -> Callable:
         """The call as a function. The usual call, one launch in one stream on arrays just like the example's, is written out
@@ -279,16 +292,14 @@ class _Prepared:
         """
         labels = [*(f"_{i}" for i in range(self.positional)), *self.names]
         known: dict[str, Any] = {f"E{i}": slot.value for i, slot in enumerate(self.slots)}
-        known.update(call=self.call, refuse=self.refuse)
+        known.update(call_with=self.call)
         defaults = [f"{label}=E{i}" for i, label in enumerate(labels)]
         positional = "".join(f"{d}, " for d in defaults[: self.positional]) + ("/, " if self.positional else "")
         given = "".join(f"{label}, " for label in labels)
         lines = [
-            f"def prepared({positional}*surplus, {''.join(f'{d}, ' for d in defaults[self.positional :])}stream=None, **unknown):",
-            "    if surplus or unknown:",
-            "        refuse(surplus, unknown)",
-            *(self._fast_lines(labels, known) if len(self.steps) == 1 else []),
-            f"    return call(({given}), stream)",
+            f"def prepared({positional}*, {''.join(f'{d}, ' for d in defaults[self.positional :])}stream=None):",
+            *(self._fast_lines(labels, known) if len(self.steps) == 1 and not self.assigned else []),
+            f"    return call_with(({given}), stream)",
         ]
         exec("\n".join(lines), known)
         function = known["prepared"]
@@ -315,18 +326,12 @@ class _Prepared:
         for leaf, array in enumerate(self.leaves):
             known[f"S{leaf}"] = array.signature
             tests.append(f"a{leaf}.signature is S{leaf}")
-        names, free = [], []
+        names = []
         for k, ((leaf, _), own) in enumerate(zip(step.sources, step.own)):
             names.append(f"a{leaf}" if own is None else f"W{k}")
             known[f"W{k}"] = own
-        for k, (name, write) in enumerate(zip(names, plan.writes)):
-            free.append(f"m{k}.writer is queue" + (f" and not m{k}.readers" if write else ""))
-        # Memory of its own overlaps with no other; where an output's is borrowed, addresses are compared in `call`.
-        apart = [f"m{i} is not m{j}" for i, j in plan.pairs]
-        apart += [f"m{k}.is_owned" for k in sorted({k for pair in plan.pairs for k in pair})]
-        spare: list[Packet] = [self._packet(step)]
-        known.update(observers=launch.observers, scope=_scope.get, own=self.backend.own_queue, spare=spare, pop=spare.pop, put=spare.append)
-        known.update(receipt=plan.receipt(step.values), remember=launch._launches.append, packet_of=lambda: self._packet(step))
+        launching = plan.launch_lines(names, step.values, known)
+        known.update(scope=_scope.get, own=self.backend.own_queue)
         known.update(result=self.result, backend=self.backend, queue_of=self.backend.queue)
         given = "".join(f"{label}, " for label in labels)
         leaves = "".join(f"a{leaf}, " for leaf in fetch)
@@ -341,23 +346,10 @@ class _Prepared:
             "        queue = here.queue if stream is None else queue_of(stream)",
             "        if queue is None or queue.backend is not backend:",
             "            queue = own",
-            *(f"        m{k} = {name}.memory" for k, name in enumerate(names)),
-            f"        if {' and '.join(['here.recorder is None', *free, *apart])}:",
-            "            packet = pop() if spare else packet_of()",
-            "            words = packet.words",
-            *(f"            words[{slot}] = {name}.address" for slot, name in zip(plan.slots, names)),
-            "            packet.launch(queue)",
-            "            put(packet)",
-            "            remember(receipt)",
-            f"            return {self._result_source(labels, known) or f'result(({given}), ({leaves}))'}",
+            "        if here.recorder is None:",
+            *(f"            {line}" for line in launching),
+            f"                return {self._result_source(labels, known) or f'result(({given}), ({leaves}))'}",
         ]
-
-    def _packet(self, step: _Step) -> Packet:
-        """Parameters that only lack addresses."""
-        packet = step.plan.backend.packet(step.plan.entry, step.plan.grid, step.plan.block, step.plan.shared_bytes, step.plan.template)
-        for scalar, value in zip(step.plan.scalars, step.values):
-            scalar.put(packet, value)
-        return packet
 
     def _result_source(self, labels: list[str], known: dict[str, Any]) -> str | None:
         """The result as an expression, where it is an argument, or arrays that are arguments."""
@@ -365,3 +357,143 @@ class _Prepared:
             return None
         parts = [labels[i] if kind == "given" else f"a{i}" for kind, i in self.simple[1]]
         return parts[0] if self.simple[0] is None else f"({', '.join(parts)},)"
+
+
+# Calls of one function that are remembered; a program that makes more kinds of calls than this has them checked anew.
+REMEMBERED = 1024
+
+
+def remembered(function: Callable) -> Callable:
+    """Mark a function whose launches depend on nothing but the shapes, dtypes and plain values of its arguments.
+
+    Of a call with `out=` on device arrays, which launches without memory of its own, is kept what it launches; a call
+    that is alike then does that alone.
+    """
+    calls: dict[tuple, tuple] = {}  # by key the launches, or None, and the objects that the key knows by identity
+
+    @wraps(function)
+    def call(*arguments, **named):
+        if named.get("out") is None:
+            return function(*arguments, **named)
+        leaves: list[DeviceArray] = []
+        held: list[Any] = []
+        key = _key(arguments, named, leaves, held)
+        if key is None:
+            return function(*arguments, **named)
+        replay, _ = calls.get(key, (None, None))
+        if replay is not None:
+            return replay.run(arguments, named, leaves)
+        result = function(*arguments, **named)
+        if key not in calls and _scope.get().recorder is None:
+            if len(calls) >= REMEMBERED:
+                calls.clear()
+            calls[key] = _Replay.of(function, arguments, named), held
+        return result
+
+    return call
+
+
+def _key(arguments: tuple, named: dict[str, Any], leaves: list, held: list) -> tuple | None:
+    """What the launches of a call depend on; None where that is not known.
+
+    Its device arrays go into `leaves`; into `held` go immutable objects that it knows by identity.
+    """
+    key: list[Any] = [len(arguments)]
+    add = key.append
+    for value in arguments:
+        if not _add(value, add, leaves, held):
+            return None
+    for label, value in named.items():
+        if label != "stream":
+            add(label)
+            if not _add(value, add, leaves, held):
+                return None
+    return tuple(key) if leaves else None
+
+
+def _add(value: Any, add: Callable, leaves: list, held: list) -> bool:
+    """Add one argument to a key; False where its launches may depend on more than can be told."""
+    kind = type(value)
+    if kind is DeviceArray:
+        add(value.signature)
+        leaves.append(value)
+    elif kind in _EXACT:
+        add(kind)
+        add(value)
+    elif kind is float:
+        add(repr(value))  # 0.0 and -0.0 are equal
+    elif kind is type and issubclass(value, np.generic):
+        add(value)
+    elif kind in _HOLDERS or _holds_arrays(kind, value):
+        add(kind)
+        for item in value.__dict__.values():
+            inner = type(item)
+            if inner is DeviceArray:
+                add(item.signature)
+                leaves.append(item)
+            elif inner in _EXACT:
+                add(inner)
+                add(item)
+            elif _is_frozen(inner):
+                add(id(item))
+                held.append(item)
+            else:
+                return False
+    else:
+        return False
+    return True
+
+
+_EXACT = frozenset((bool, int, str, type(None), *(type(np.dtype(name)) for name in ("f2", "f4", bf16.dtype))))
+# Classes of which one object held device arrays.
+_HOLDERS: set[type] = set()
+
+
+@lru_cache(maxsize=None)
+def _is_frozen(kind: type) -> bool:
+    """Whether objects of a class never change: frozen dataclasses."""
+    parameters = getattr(kind, "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen
+
+
+def _holds_arrays(kind: type, value: Any) -> bool:
+    if any(type(item) is DeviceArray for item in getattr(value, "__dict__", {}).values()):
+        _HOLDERS.add(kind)
+        return True
+    return False
+
+
+class _Replay:
+    """The launches of a call, and which argument it gives back; it keeps nothing of the call that it was made from."""
+
+    __slots__ = ("backend", "steps", "result")
+
+    def __init__(self, backend, steps: list, result: Any):
+        self.backend, self.steps, self.result = backend, steps, result
+
+    @classmethod
+    def of(cls, function: Callable, arguments: tuple, named: dict[str, Any]) -> "_Replay | None":
+        """None for a call that has memory of its own, or gives anything but an argument."""
+        try:
+            prepared = _Prepared(function, arguments, {name: value for name, value in named.items() if name != "stream"})
+        except ArgumentError:
+            return None
+        if prepared.assigned or any(own is not None for step in prepared.steps for own in step.own):
+            return None
+        if prepared.simple is None or prepared.simple[0] is not None or prepared.simple[1][0][0] != "given":
+            return None
+        i = prepared.simple[1][0][1]
+        names = [name for name in named if name != "stream"]
+        result = i if i < len(arguments) else names[i - len(arguments)]
+        return cls(prepared.backend, [(step.plan, tuple(step.sources), step.values) for step in prepared.steps], result)
+
+    def run(self, arguments: tuple, named: dict[str, Any], leaves: list) -> Any:
+        """Launch on the arrays of this call."""
+        here = _scope.get()
+        if here.backend is not self.backend and here.backend is not None:
+            launch.check_machine("the call", "its array", self.backend, here.backend)
+        queue = self.backend.queue(named.get("stream"))
+        for plan, sources, values in self.steps:
+            arrays = [_At(leaves[leaf], offset) if offset else leaves[leaf] for leaf, offset in sources]
+            plan.do(arrays, values, queue, here.recorder)
+        return arguments[self.result] if type(self.result) is int else named[self.result]

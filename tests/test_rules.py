@@ -40,10 +40,10 @@ MODULES = {
     "kernel": {"errors", "accuracy", "binder", "dims", "formats", "launch"},
     "launch": {"errors", "array", "backend", "binder", "kernel"},
     "program": {"errors", "array", "backend", "launch"},
-    "prepared": {"errors", "array", "backend", "kernel", "launch"},
+    "prepared": {"errors", "array", "backend", "formats", "kernel", "launch"},
     "graphs": {"errors", "array", "backend", "launch"},
     "tracing": {"backend", "describe", "launch"},
-    "ops": {"errors", "accuracy", "array", "blocks", "files", "formats", "kernel"},
+    "ops": {"prepared", "errors", "accuracy", "array", "blocks", "files", "formats", "kernel"},
     "npy": {"errors", "files"},
     "describe": {"backend", "kernel", "ptx", "units"},
 }

@@ -47,9 +47,13 @@ class EmulatorPacket(Packet):
         super().__init__(params)
         self._backend, self._entry, self._sizes = backend, entry, (grid, block, shared_bytes)
 
-    def launch(self, queue: Queue) -> None:
-        """Execute to the end."""
-        self._backend.launch(self._entry, *self._sizes, self.raw[: self.size].tobytes(), queue)
+    def bind(self, queue: Queue) -> None:
+        """All queues are alike."""
+        self.call, self.queue = self._execute, queue
+
+    def _execute(self) -> tuple[int]:
+        self._backend.launch(self._entry, *self._sizes, self.raw[: self.size].tobytes())
+        return (0,)
 
 
 class EmulatorBackend:

@@ -10,6 +10,7 @@ from ..blocks import mxfp4
 from ..errors import ArgumentError
 from ..formats import bf16, f16, f32, format_of, i32
 from ..kernel import In, Out, Scalar, kernel
+from ..prepared import remembered
 
 DIMS = tuple(range(32, 257, 32))
 
@@ -115,6 +116,7 @@ def attention_mxfp4_bf16(
 ATTENTION = {("mxfp4", "bf16", "in_kernel"): attention_mxfp4_bf16}
 
 
+@remembered
 def attention(
     q,
     k,

@@ -6,6 +6,7 @@ from ..array import DeviceArray, as_arrays, as_output, empty, to_device
 from ..blocks import BlockFormat, swizzled_bytes
 from ..errors import ArgumentError
 from ..formats import format_of, u8, ue4m3, ue8m0
+from ..prepared import remembered
 from . import scales as kernels
 from .quantized import Layout, QuantizedArray, block_format, checked_axis, checked_global_scale, checked_shape, layout_of
 from .quantizers import DEQUANTIZE, DEQUANTIZE_COLUMNS, QUANTIZE, QUANTIZE_COLUMNS
@@ -14,6 +15,7 @@ from .quantizers import DEQUANTIZE, DEQUANTIZE_COLUMNS, QUANTIZE, QUANTIZE_COLUM
 _AMAX_PARTS = 1024
 
 
+@remembered
 def quantize(
     x,
     format,
@@ -83,6 +85,7 @@ def quantize(
     return result if out is None else _copy_to(out, result)
 
 
+@remembered
 def dequantize(q, dtype=np.float32, *, out=None, stream=None):
     """Give the values of a QuantizedArray as float32, float16 or bfloat16 (rounded to nearest even).
 
@@ -233,7 +236,7 @@ def _device_global_scale(source: DeviceArray, given, buffer, stream) -> DeviceAr
         partial = kernels.amax(source.reshape(source.size), blocks=parts, stream=stream)
         return kernels.nvfp4_global_scale(partial, **buffers, stream=stream)
     value = 1.0 if given is None else float(given)
-    return kernels.fill_f32(x=buffers.get("global_scale", empty((1,), np.float32)), value=value, count=1, stream=stream)
+    return kernels.fill_f32(x=buffers.get("global_scale", empty((1,), np.float32, device=source.device)), value=value, count=1, stream=stream)
 
 
 def _fitted(array: DeviceArray, layout: Layout, length: int, wanted: int, stream, target: "DeviceArray | None" = None) -> DeviceArray:
@@ -243,7 +246,7 @@ def _fitted(array: DeviceArray, layout: Layout, length: int, wanted: int, stream
     item = layout.inner * array.dtype.itemsize
     source = array.reshape(layout.outer, length * layout.inner).view(np.uint8)
     if target is None:
-        target = empty((layout.outer, wanted * layout.inner), array.dtype)
+        target = empty((layout.outer, wanted * layout.inner), array.dtype, device=array.device)
     kernels.pad_last(source, y=target.reshape(layout.outer, wanted * layout.inner).view(np.uint8), target_bytes=wanted * item, stream=stream)
     return target.reshape(layout.matrix(wanted))
 
