@@ -63,7 +63,8 @@ struct Divisor {
     __device__ float quotient(float value, float limit = 8.0f) const {
         const float scaled = fmaxf(fminf(value * prescale * scale, 2.0f * limit), -2.0f * limit);
         const float result = scaled * reciprocal;
-        return fmaf(fmaf(-mantissa, result, scaled), reciprocal, result);
+        // The remainder with its sign turned twice: so written, a quotient of -0 stays -0.
+        return fmaf(-fmaf(mantissa, result, -scaled), reciprocal, result);
     }
 };
 
