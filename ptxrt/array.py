@@ -39,12 +39,13 @@ class Memory:
     def acquire(self, queue: Queue, write: bool) -> None:
         """Let a queue wait for what still writes the memory and, before a write, for what still reads it."""
         writer = self.writer
+        wait = queue.backend.wait  # of the queue's device, which may be another in a copy
         if writer is not queue and writer is not None:
-            self.backend.wait(queue, writer)
+            wait(queue, writer)
         if write and self.readers:
             for reader, mark in self.readers.items():
                 if reader is not queue:
-                    self.backend.wait(queue, mark)
+                    wait(queue, mark)
 
     def release(self, queue: Queue, mark: Any, write: bool) -> None:
         """Note a use whose end in `queue` is `mark`."""

@@ -271,7 +271,7 @@ class _TakenMemory(Borrowed):
         """Let a queue wait for the lender."""
         super().acquire(queue, write)
         if queue is not self.handed and self.handed.lasting:
-            self.backend.wait(queue, self.handed)
+            queue.backend.wait(queue, self.handed)
 
     def release(self, queue, mark, write) -> None:
         """Let the lender wait, and remember the use."""

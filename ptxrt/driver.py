@@ -282,15 +282,22 @@ class DriverBackend:
 
     @contextmanager
     def _entered(self):
-        """Make the device's context the calling thread's, and give the thread back what it had."""
-        if int(_call("cuCtxGetCurrent")) == int(self._context):
+        """Make the device's context the calling thread's, and give the thread back what it had.
+
+        A thread that had none keeps it, as with the CUDA runtime: pushing and popping would cost more than a launch.
+        """
+        present = int(_call("cuCtxGetCurrent"))
+        if present == int(self._context):
             yield
-            return
-        _call("cuCtxPushCurrent", self._context)
-        try:
+        elif not present:
+            _call("cuCtxSetCurrent", self._context)
             yield
-        finally:
-            _call("cuCtxPopCurrent")
+        else:
+            _call("cuCtxPushCurrent", self._context)
+            try:
+                yield
+            finally:
+                _call("cuCtxPopCurrent")
 
     def describe(self) -> str:
         """Machine and device; the device's number where it is not the first."""

@@ -194,7 +194,8 @@ class Plan:
         else:
             packet.launch(queue)
             _launches.append(self.receipt(values))
-        if crossing:
+        # What somebody else captures runs when they say: nothing here can wait for it.
+        if crossing and not self.backend.is_capturing(queue):
             mark = self.backend.mark(queue)
             for array, write in zip(arrays, self.writes):
                 array.memory.release(queue, mark, write)
@@ -453,17 +454,17 @@ def plan_launch(bound: Bound, backend: Backend) -> Plan:
         elif argument.direction == "in" or bound.outputs[argument.name] is not None:
             nbytes = int(np.prod(bound.shape_of(argument), dtype=np.int64)) * bound.format_of(argument).itemsize
             arrays.append((argument.name, param.offset, argument.direction == "out", nbytes))
-    bytes_moved = bound.bytes_moved
+    # What outlives the call must not hold its arrays.
+    bytes_moved, axes = bound.bytes_moved, bound.axes
 
     def describe(values: tuple) -> Launch:
         given = {scalar.name: scalar_value(kernel, scalar.argument, value) for scalar, value in zip(scalars, values)}
         return Launch(
             *(kernel.name, backend.name, backend.describe(), entry.name, grid, facts.threads, facts.shared_bytes),
-            *(bytes_moved, kernel.count_flops(bound.axes, given), module.digest),
+            *(bytes_moved, kernel.count_flops(axes, given), module.digest),
         )
 
     plan = Plan(backend, entry, grid, facts.threads, facts.shared_bytes, bytes(template), arrays, scalars, describe)
-    # The plan outlives the call: it keeps the sizes, not the arrays.
     outputs = {name: wanted if wanted is None else True if wanted is True else wanted.dtype for name, wanted in bound.outputs.items()}
     plan.bound = Bound(kernel, bound.axes, bound.format, {}, outputs, {})
     return plan

@@ -129,6 +129,9 @@ class FakeCuda:
     def cuCtxGetCurrent(self):
         return self.contexts[-1] if self.contexts else 0
 
+    def cuCtxSetCurrent(self, context):
+        self.contexts[-1:] = [context]
+
     def cuCtxPushCurrent(self, context):
         self.contexts.append(context)
 
@@ -190,9 +193,8 @@ class FakeCuda:
 
     def cuModuleGetGlobal(self, module, name):
         data = module.text.constant(name.decode())
-        address = self.cuMemAlloc(len(data))[1]
-        ctypes.memmove(address, data, len(data))
-        return address, len(data)
+        module.constant = ctypes.create_string_buffer(data, len(data))
+        return ctypes.addressof(module.constant), len(data)
 
     def cuFuncSetAttribute(self, function, attribute, value):
         assert attribute == real.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -1,0 +1,570 @@
+"""The runtime on a machine whose streams are as late as they may be: order, memory, devices, prepared calls, graphs, traces.
+
+A missing wait gives wrong numbers here, and a wait of the host is counted.
+"""
+
+import gc
+import json
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+from test_driver import RESULT, cuda, install  # noqa: F401
+
+import ptxrt
+from ptxrt import backend, ops
+from ptxrt.pool import LARGE, PAGE, Pool, rounded
+
+import fake_cuda  # noqa: E402
+
+transpose = ops.transpose.transpose_naive
+
+
+@pytest.fixture
+def two(install):  # noqa: F811
+    """Two fake devices, the first chosen as the machine `portable`."""
+    fake = install(fake_cuda.FakeCuda(devices=2))
+    with ptxrt.using("portable"):
+        yield fake
+
+
+@pytest.fixture(params=["emulator", "fake"])
+def either(request):
+    """A test on the emulator and on the fake GPU."""
+    if request.param == "emulator":
+        with ptxrt.using("emulator") as chosen:
+            yield chosen
+    else:
+        request.getfixturevalue("cuda")
+        yield backend.current()
+
+
+def numbers(*shape):
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def waits_of_the_host(fake):
+    return [name for name in fake.names() if name in ("cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize", "cuMemFree")]
+
+
+# Order
+
+
+def test_the_stand_in_is_late(cuda):
+    y = ptxrt.empty((3, 2), np.float32)
+    transpose(ptxrt.to_device(numbers(2, 3)), y=y)
+    assert (fake_cuda.view(y.address, (3, 2), np.uint8) == 0xA5).all()
+    assert (y.to_numpy() == numbers(2, 3).T).all()
+
+
+@pytest.mark.parametrize("streams", [(None, 55), (55, None), (55, 66), ("ours", None), (None, "ours"), ("ours", "ours"), (0, 55)])
+def test_what_reads_waits_for_what_writes(cuda, streams):
+    first, second = (ptxrt.Stream() if s == "ours" else s for s in streams)
+    x = ptxrt.to_device(numbers(4, 5))
+    y = transpose(x, stream=first)
+    z = transpose(y.reshape(5, 4), stream=second)
+    np.testing.assert_array_equal(z.to_numpy(stream=second), numbers(4, 5))
+
+
+@pytest.mark.parametrize("streams", [(None, 55), (55, None), (55, 66), ("ours", None), (None, "ours")])
+def test_what_writes_waits_for_what_reads(cuda, streams):
+    """Only the writer's stream is waited for: the earlier reader must have come first all the same."""
+    first, second = (ptxrt.Stream() if s == "ours" else s for s in streams)
+    x, other = ptxrt.to_device(numbers(4, 5)), ptxrt.to_device(-numbers(5, 4))
+    y = transpose(x, stream=first)
+    transpose(other, y=x, stream=second)
+    assert (x.to_numpy(stream=second) == -numbers(5, 4).T).all()
+    np.testing.assert_array_equal(y.to_numpy(), numbers(4, 5).T)
+
+
+def test_memory_is_reused_in_the_order_of_streams(cuda):
+    """A block that is freed while a late stream still reads it must not be written by another stream before."""
+    stream = ptxrt.Stream()
+    x = ptxrt.to_device(numbers(8, 16))
+    address = x.address
+    y = transpose(x, stream=stream)
+    del x
+    again = ptxrt.to_device(np.zeros((8, 16), np.float32))
+    assert again.address != address
+    np.testing.assert_array_equal(y.to_numpy(), numbers(8, 16).T)
+    del again
+    assert ptxrt.empty((8, 16), np.float32).address != 0
+
+
+def test_a_block_goes_to_another_stream_with_a_wait_where_nothing_else_is_left(install):  # noqa: F811
+    fake = install(fake_cuda.FakeCuda(total=3 * 512))
+    with ptxrt.using("portable"):
+        stream = ptxrt.Stream()
+        x = ptxrt.to_device(numbers(8, 16))
+        y = transpose(x, stream=stream)
+        z = ptxrt.empty((8, 16), np.float32)
+        address = x.address
+        del x
+        fake.calls.clear()
+        again = ptxrt.empty((16, 8), np.float32)
+        assert again.address == address and not waits_of_the_host(fake)
+        transpose(z, y=again)
+        again.to_numpy()
+        np.testing.assert_array_equal(y.to_numpy(), numbers(8, 16).T)
+
+
+def test_streams_hold_for_a_block(cuda):
+    stream, x = ptxrt.Stream(priority=-1), ptxrt.to_device(numbers(2, 3))
+    with stream as entered:
+        assert entered is stream and backend.current().queue() is stream.queue
+        transpose(x)
+        with ptxrt.Stream() as inner:
+            assert backend.current().queue() is inner.queue
+        assert backend.current().queue() is stream.queue
+    assert backend.current().queue() is backend.current().own_queue
+    launch = [arguments for name, arguments in cuda.calls if name == "cuLaunchKernel"][-1]
+    assert int(launch[8]) == stream.handle == stream.__cuda_stream__()[1] and not stream.done
+    stream.synchronize()
+    assert stream.done
+
+
+def test_events_order_and_time(either):
+    stream, start, stop = ptxrt.Stream(), ptxrt.Event(), ptxrt.Event()
+    x = ptxrt.to_device(numbers(2, 3))
+    start.record(stream)
+    transpose(x, stream=stream)
+    stop.record(stream)
+    ptxrt.Stream().wait(stop)
+    stream.wait(ptxrt.Stream())
+    assert start.elapsed_time(stop) >= 0 and stop.done and stream.record().elapsed_time(stop) is not None
+    for call, words in [
+        (lambda: ptxrt.Event().synchronize(), "never recorded"),
+        (lambda: start.elapsed_time(3), "pass an Event"),
+    ]:
+        with pytest.raises(ptxrt.ArgumentError, match=words):
+            call()
+
+
+def test_a_stream_of_another_device_is_refused(two):
+    stream = ptxrt.Stream(device=1)
+    with pytest.raises(ptxrt.ArgumentError, match="pass a stream of that device"):
+        transpose(ptxrt.to_device(numbers(2, 3)), stream=stream)
+
+
+def test_streams_are_destroyed_with_their_last_user(cuda):
+    stream = ptxrt.Stream()
+    y = transpose(ptxrt.to_device(numbers(2, 3)), stream=stream)
+    del stream
+    gc.collect()
+    assert "cuStreamDestroy" not in cuda.names()
+    assert (y.to_numpy() == numbers(2, 3).T).all()
+    del y
+    ptxrt.trim_memory()
+    transpose.plans.clear()  # they keep the stream of their latest launch
+    gc.collect()
+    assert "cuStreamDestroy" in cuda.names()
+
+
+# Memory
+
+
+def test_sizes_waste_little():
+    for nbytes in (1, 512, 513, 5000, 1 << 20, (1 << 20) + 1, LARGE, LARGE + 1, 10**9):
+        size = rounded(nbytes)
+        assert size >= nbytes and rounded(size) == size and size - nbytes <= max(512, nbytes // 8 + 1, PAGE * (nbytes > LARGE))
+
+
+def test_memory_info_counts(cuda):
+    before = ptxrt.memory_info()
+    assert (before.used, before.cached) == (0, 0) and before.total == cuda.total
+    x = ptxrt.empty((1024, 256), np.float32)
+    held = ptxrt.memory_info()
+    assert held.used == 1 << 20 and held.free == before.free - (1 << 20)
+    del x
+    kept = ptxrt.memory_info()
+    assert (kept.used, kept.cached, kept.free) == (0, 1 << 20, held.free)
+    ptxrt.trim_memory()
+    assert ptxrt.memory_info() == before
+
+
+def test_nothing_is_freed_or_waited_for_on_the_way(cuda):
+    x = ptxrt.to_device(numbers(64, 64))
+    transpose(x)
+    cuda.calls.clear()
+    for _ in range(20):
+        transpose(x)
+    assert set(cuda.names()) == {"cuLaunchKernel"}
+
+
+def test_exhaustion_is_an_error_that_leaves_all_else_usable(install):  # noqa: F811
+    install(fake_cuda.FakeCuda(total=1 << 20))
+    with ptxrt.using("portable"):
+        x = ptxrt.to_device(numbers(64, 64))
+        with pytest.raises(ptxrt.OutOfMemory, match="cuMemAlloc.*bytes on portable.*CUDA_ERROR_OUT_OF_MEMORY.*free device arrays") as caught:
+            ptxrt.empty((1 << 20,), np.float32)
+        assert isinstance(caught.value, (MemoryError, ptxrt.DriverError)) and caught.value.result == "CUDA_ERROR_OUT_OF_MEMORY"
+        assert (transpose(x).to_numpy() == numbers(64, 64).T).all()
+        # What is kept for reuse is given back before anything fails.
+        big = ptxrt.empty((900 << 10,), np.uint8)
+        del big
+        assert ptxrt.memory_info().cached
+        ptxrt.empty((100, 2000), np.float32)
+
+
+def test_without_a_pool_memory_goes_straight_back(install, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("PTXRT_POOL", "0")
+    fake = install(fake_cuda.FakeCuda())
+    with ptxrt.using("portable"):
+        x = ptxrt.empty((100,), np.uint8)
+        assert ptxrt.memory_info().used == 100 and x.address in fake.memory
+        del x
+        assert not fake.memory and ptxrt.memory_info().used == 0
+        y = ptxrt.empty((100,), np.uint8)
+        fake.fail["cuMemFree"] = RESULT.CUDA_ERROR_ILLEGAL_ADDRESS
+        del y  # freeing after a lost context is silent
+
+
+def test_memory_that_others_had_waits_for_the_whole_device(cuda):
+    x = ptxrt.to_device(numbers(4, 4))
+    address = x.address
+    theirs = 77
+    x.__cuda_array_interface__
+    backend.current()._driver.cuMemcpyHtoDAsync(address, numbers(4, 4).ctypes.data, 64, theirs)
+    del x
+    other = ptxrt.empty((4, 4), np.float32)
+    assert other.address != address
+    cuda._run(theirs)
+    backend.current().finish()
+    assert ptxrt.empty((4, 4), np.float32).address == address
+
+
+def test_the_pool_may_be_given_memory_at_any_time():
+    """A finalizer may run while this very thread is in the pool."""
+
+    class Source:
+        count = 0
+
+        def take(self, nbytes):
+            self.count += 512
+            pool.free(held.pop()) if held else None
+            return self.count
+
+        def reached(self, mark):
+            return True
+
+    pool, held = Pool(Source()), []
+    queue = backend.Queue(None, 1)
+    held.append(pool.alloc(10, queue))
+    assert pool.alloc(2000, queue) and pool.alloc(20, queue) == 512
+
+
+# Devices
+
+
+def test_arrays_live_and_run_on_their_device(two):
+    x = ptxrt.to_device(numbers(2, 3), device=1)
+    assert x.device == 1 and two.owners[x.address] == 1 and "device 1" in repr(x.backend.describe())
+    y = transpose(x)
+    assert y.device == 1 and two.owners[y.address] == 1
+    np.testing.assert_array_equal(y.to_numpy(), numbers(2, 3).T)
+    assert ptxrt.last_launches()[-1].detail == "portable, Fake GPU (device 1)"
+    assert ptxrt.empty(3, np.float32, device=1).device == 1 and ptxrt.empty(3, np.float32).device == 0
+    with ptxrt.using("portable", device=1) as chosen:
+        assert chosen is x.backend and ptxrt.to_device(numbers(2)).device == 1 and transpose(numbers(2, 3)).shape == (3, 2)
+    with ptxrt.using("portable", device=0) as chosen, ptxrt.using("portable") as default:
+        assert chosen is default
+
+
+def test_arrays_are_copied_between_devices(two):
+    x = ptxrt.to_device(numbers(2, 3))
+    y = ptxrt.to_device(transpose(x), device=1)
+    assert y.device == 1 and two.names().count("cuMemcpyPeerAsync") == 1
+    np.testing.assert_array_equal(y.to_numpy(), numbers(2, 3).T)
+    assert ptxrt.to_device(y, device=1) is y
+
+
+@pytest.mark.parametrize("machine", ["portable", "emulator"])
+def test_mixed_devices_are_refused(two, machine):
+    with ptxrt.using(machine):
+        x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32, device=1)
+        with pytest.raises(ptxrt.ArgumentError, match=r"y is on .*device 1.*, but x on .*; bring them to one device with ptxrt.to_device"):
+            transpose(x, y=y)
+
+
+@pytest.mark.parametrize("device, error, words", [(2, ptxrt.MachineError, "no device 2; this computer has 2"), (-1, ptxrt.ArgumentError, "device is -1"), ("0", ptxrt.ArgumentError, "device is '0'"), (True, ptxrt.ArgumentError, "device is True")])  # fmt: skip
+def test_devices_that_are_not_there(two, device, error, words):
+    with pytest.raises(error, match=words):
+        ptxrt.using("portable", device=device)
+
+
+def test_emulators_have_devices_too(emulator):
+    x = ptxrt.to_device(numbers(2, 3), device=1)
+    np.testing.assert_array_equal(transpose(x).to_numpy(), numbers(2, 3).T)
+    np.testing.assert_array_equal(ptxrt.to_device(x, device=0).to_numpy(), numbers(2, 3))
+    assert ptxrt.memory_info(device=1).used == x.nbytes and ptxrt.memory_info().total is None
+
+
+def test_threads_use_one_device(cuda):
+    x, results = ptxrt.to_device(numbers(16, 8)), {}
+
+    def work(index):
+        with ptxrt.using("portable"), ptxrt.Stream():
+            for _ in range(20):
+                results[index] = transpose(ptxrt.to_device(numbers(16, 8) + index)).to_numpy()
+                prepared(x)
+
+    prepared = ptxrt.prepare(transpose, x)
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index in range(4):
+        np.testing.assert_array_equal(results[index], (numbers(16, 8) + index).T)
+
+
+# Prepared calls
+
+
+def test_a_prepared_call_does_nothing_but_its_launch(cuda):
+    x, q = ptxrt.to_device(numbers(4, 64)), ptxrt.quantize(ptxrt.to_device(numbers(4, 64)), "mxfp4")
+    prepared = ptxrt.prepare(ptxrt.quantize, x, "mxfp4", out=q)
+    prepared(x)
+    cuda.calls.clear()
+    assert prepared(x, "mxfp4", out=q) is q and prepared(x) is q and prepared() is q
+    assert cuda.names() == ["cuLaunchKernel"] * 3
+
+
+def test_prepared_calls_take_other_arrays(either):
+    x, y = ptxrt.to_device(numbers(4, 64)), ptxrt.to_device(-3 * numbers(4, 64))
+    q, r = ptxrt.quantize(x, "mxfp4"), ptxrt.quantize(x, "mxfp4")
+    prepared = ptxrt.prepare(ptxrt.quantize, x, "mxfp4", out=q)
+    assert prepared(y, "mxfp4", out=r) is r
+    want = ptxrt.quantize(-3 * numbers(4, 64), "mxfp4")
+    np.testing.assert_array_equal(r.codes.to_numpy(), want.codes)
+    np.testing.assert_array_equal(r.scales.to_numpy(), want.scales)
+    np.testing.assert_array_equal(q.codes.to_numpy(), ptxrt.quantize(numbers(4, 64), "mxfp4").codes)
+    assert [launch.kernel for launch in prepared.launches] == ["quantize_mxfp4"] and ptxrt.last_launches()[-1].kernel == "quantize_mxfp4"
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "mxfp6_e3m2", "nvfp4"])
+@pytest.mark.parametrize("options", [{}, dict(axis=0), dict(scale_layout="128x4"), dict(pad=True)])
+def test_prepared_calls_of_several_launches(either, format, options):
+    x, y = numbers(64, 64), -numbers(64, 64) / 7
+    prepared = ptxrt.prepare(ptxrt.quantize, ptxrt.to_device(x), format, **options)
+    got = prepared(ptxrt.to_device(y))
+    want = ptxrt.quantize(y, format, **options)
+    for name in ("codes", "scales"):
+        np.testing.assert_array_equal(getattr(got, name).to_numpy().view(np.uint8), getattr(want, name).view(np.uint8))
+    if format == "nvfp4":
+        assert got.global_scale.to_numpy() == want.global_scale
+
+
+def test_prepared_functions_of_ones_own(either):
+    def there_and_back(x, out):
+        return ptxrt.dequantize(ptxrt.quantize(x.reshape(-1, 32), "mxfp4"), out=out.reshape(-1, 32)).reshape(out.shape)
+
+    x, out = ptxrt.to_device(numbers(2, 2, 32)), ptxrt.empty((2, 2, 32), np.float32)
+    prepared = ptxrt.prepare(there_and_back, x, out)
+    other, target = ptxrt.to_device(numbers(2, 2, 32)[::-1]), ptxrt.empty((2, 2, 32), np.float32)
+    result = prepared(other, target)
+    np.testing.assert_array_equal(result.to_numpy(), np.asarray(ptxrt.quantize(numbers(2, 2, 32)[::-1], "mxfp4")))
+    assert result.address == target.address
+
+
+def test_numbers_of_prepared_kernels_may_change(either):
+    attention = ptxrt.kernels()["attention_mxfp4_bf16"]
+    example = attention.example(attention.cases[0])
+    arrays = {name: ptxrt.to_device(example.pop(name)) for name in "qkv"}
+    prepared = ptxrt.prepare(attention, **arrays, **example)
+    for scale in (example["scale"], 0.5, 0.0, -0.0):
+        got = prepared(scale=scale)
+        want = attention(**arrays, **dict(example, scale=scale))
+        np.testing.assert_array_equal(got.to_numpy(), want.to_numpy())
+    with pytest.raises(ptxrt.ArgumentError, match="scale is 'much'"):
+        prepared(scale="much")
+
+
+def test_prepared_calls_refuse_what_is_not_alike(either):
+    x = ptxrt.to_device(numbers(4, 64))
+    q = ptxrt.quantize(x, "mxfp4")
+    prepared = ptxrt.prepare(ptxrt.quantize, x, "mxfp4", out=q)
+    half = ptxrt.to_device(numbers(4, 64).astype(np.float16))
+    for call, words in [
+        (lambda: prepared(half), r"argument 0 is float16 \[4, 64\] on .*; it was prepared with float32 \[4, 64\]"),
+        (lambda: prepared(x.reshape(8, 32)), r"float32 \[8, 32\]"),
+        (lambda: prepared(numbers(4, 64)), "argument 0 is a ndarray; pass a device array"),
+        (lambda: prepared(3), "argument 0 is a int"),
+        (lambda: prepared(x, "mxfp8"), "argument 1 is 'mxfp8'; it was prepared with 'mxfp4'"),
+        (lambda: prepared(x, out=x), "out is a DeviceArray; pass a QuantizedArray"),
+        (lambda: prepared(x, out=ptxrt.quantize(x, "mxfp6_e3m2")), "out is .*; it was prepared with"),
+        (lambda: ptxrt.prepare(ptxrt.quantize, numbers(4, 64), "mxfp4"), "argument 0 is a NumPy array"),
+        (lambda: ptxrt.prepare(ptxrt.quantize), "no device array"),
+        (lambda: ptxrt.prepare(lambda x: transpose(x).to_numpy(), x), "ptxrt.prepare records launches.*waits for the device"),
+        (lambda: ptxrt.prepare(lambda x: ptxrt.to_device(numbers(3)), x), "NumPy array would be copied"),
+    ]:
+        with pytest.raises(ptxrt.ArgumentError, match=words):
+            call()
+
+
+def test_prepared_calls_refuse_overlaps(either):
+    memory = ptxrt.to_device(numbers(8, 8))
+    x, y = ptxrt.to_device(numbers(8, 8)), ptxrt.empty((8, 8), np.float32)
+    prepared = ptxrt.prepare(transpose, x, y=y)
+    with pytest.raises(ptxrt.ArgumentError, match="y and x overlap"):
+        prepared(memory, y=memory)
+
+
+def test_prepared_calls_wait_as_others_do(cuda):
+    stream = ptxrt.Stream()
+    x, y = ptxrt.to_device(numbers(4, 5)), ptxrt.empty((5, 4), np.float32)
+    prepared = ptxrt.prepare(transpose, x, y=y)
+    prepared(x, y=y, stream=stream)
+    np.testing.assert_array_equal(y.to_numpy(), numbers(4, 5).T)
+    with stream:
+        prepared(x)
+    prepared(x, stream=55)
+    np.testing.assert_array_equal(transpose(y).to_numpy(), numbers(4, 5))
+
+
+def test_calls_that_are_remembered_are_checked_all_the_same(cuda):
+    x = ptxrt.to_device(numbers(4, 64))
+    q = ptxrt.quantize(x, "mxfp4")
+    for _ in range(3):
+        assert ptxrt.quantize(x, "mxfp4", out=q) is q
+    cuda.calls.clear()
+    y = ptxrt.to_device(-numbers(4, 64))
+    assert ptxrt.quantize(y, "mxfp4", out=q) is q and cuda.names()[-1] == "cuLaunchKernel" and len(waits_of_the_host(cuda)) == 1
+    np.testing.assert_array_equal(q.codes.to_numpy(), ptxrt.quantize(-numbers(4, 64), "mxfp4").codes)
+    with pytest.raises(ptxrt.ArgumentError):
+        ptxrt.quantize(x, "mxfp8", out=q)
+    with pytest.raises(ptxrt.ArgumentError):
+        ptxrt.quantize(x.reshape(8, 32), "mxfp4", out=q)
+    with ptxrt.using("emulator"), pytest.raises(ptxrt.ArgumentError, match="on portable"):
+        ptxrt.quantize(x, "mxfp4", out=q)
+
+
+def test_a_lost_context_is_found_and_restored(cuda):
+    """A launch is tried without asking whose context is current; a thread without one keeps the device's."""
+    x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
+    prepared = ptxrt.prepare(transpose, x, y=y)
+    other = fake_cuda.Handle()
+    cuda.contexts.append(other)
+    prepared(x)
+    assert cuda.contexts[-1] is other
+    cuda.contexts.clear()
+    prepared(x)
+    assert cuda.contexts == [cuda.primary]
+    cuda.fail["cuLaunchKernel"] = RESULT.CUDA_ERROR_LAUNCH_FAILED
+    with pytest.raises(ptxrt.DriverError, match=r"cuLaunchKernel \(transpose_naive, grid .*CUDA_ERROR_LAUNCH_FAILED"):
+        prepared(x)
+
+
+# Graphs
+
+
+def test_graphs_give_what_calls_give(either):
+    x, y = ptxrt.to_device(numbers(4, 64)), ptxrt.empty((4, 64), np.float32)
+    q = ptxrt.quantize(x, "mxfp4")
+    with ptxrt.graph() as g:
+        ptxrt.quantize(x, "mxfp4", out=q)
+        ptxrt.dequantize(q, out=y)
+        z = transpose(y)
+    assert [launch.kernel for launch in g.launches] == ["quantize_mxfp4", "dequantize_mxfp4", "transpose_naive"]
+    for values in (numbers(4, 64), -numbers(4, 64) / 3):
+        transpose(ptxrt.to_device(values.T.copy()), y=x)
+        g.launch()
+        assert ptxrt.last_launches()[-1].kernel == "graph of 3"
+        want = ptxrt.dequantize(ptxrt.quantize(values, "mxfp4"))
+        np.testing.assert_array_equal(z.to_numpy(), want.T)
+    assert "graph of 3 launches" in repr(g)
+
+
+def test_graphs_run_nothing_while_they_gather(cuda):
+    x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.to_device(numbers(3, 2))
+    prepared = ptxrt.prepare(transpose, x, y=y)
+    cuda.calls.clear()
+    with ptxrt.graph() as g:
+        prepared(x)
+        transpose(y, y=x)
+    assert not waits_of_the_host(cuda) and (y.to_numpy() == numbers(3, 2)).all()
+    cuda.calls.clear()
+    g.launch(stream=ptxrt.Stream())
+    assert cuda.names().count("cuGraphLaunch") == 1 and not waits_of_the_host(cuda)
+    assert (y.to_numpy() == numbers(2, 3).T).all() and (x.to_numpy() == numbers(2, 3)).all()
+
+
+def test_graphs_keep_their_memory(either):
+    x = ptxrt.to_device(numbers(4, 5))
+    with ptxrt.graph() as g:
+        z = transpose(transpose(x))
+    del x
+    others = [ptxrt.to_device(np.zeros((4, 5), np.float32)) for _ in range(4)]
+    g.launch()
+    np.testing.assert_array_equal(z.to_numpy(), numbers(4, 5))
+    assert others
+
+
+def test_graphs_refuse_what_cannot_be_gathered(either):
+    x, late = ptxrt.to_device(numbers(2, 3)), ptxrt.graph()
+    with pytest.raises(ptxrt.ArgumentError, match="the graph is new"):
+        late.launch()
+    for call, words in [
+        (lambda: x.to_numpy(), "ptxrt.graph records launches on device arrays; to_numpy waits"),
+        (lambda: transpose(numbers(2, 3)), "given none"),
+        (lambda: ptxrt.to_device(numbers(2)), "copied"),
+        (lambda: transpose(x, stream=ptxrt.Stream()), "names another stream"),
+        (lambda: ptxrt.graph().__enter__(), "within another"),
+    ]:
+        g = ptxrt.graph()
+        with pytest.raises(ptxrt.ArgumentError, match=words), g:
+            transpose(x)
+            call()
+        with pytest.raises(ptxrt.ArgumentError, match="the graph is failed"):
+            g.launch()
+    assert backend.scope().recorder is None and (transpose(x).to_numpy() == numbers(2, 3).T).all()
+    with ptxrt.graph() as empty:
+        pass
+    empty.launch()
+
+
+def test_somebody_elses_capture_is_left_alone(cuda):
+    """Launches with out= in a stream that another library captures: no wait, no event, nothing but the launch."""
+    x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
+    transpose(x, y=y)
+    ptxrt.synchronize()
+    cuda.captures[88] = []
+    cuda.calls.clear()
+    transpose(x, y=y, stream=88)
+    assert not {"cuStreamWaitEvent", "cuMemAlloc", "cuStreamSynchronize", "cuEventQuery"} & set(cuda.names())
+    assert len(cuda.captures.pop(88)) == 1
+
+
+# Traces
+
+
+def test_traces_hold_every_launch(either):
+    x = ptxrt.to_device(numbers(4, 64))
+    q = ptxrt.quantize(x, "mxfp4")
+    prepared = ptxrt.prepare(ptxrt.quantize, x, "mxfp4", out=q)
+    with ptxrt.graph() as g:
+        prepared()
+    with ptxrt.trace(timing=True) as t, ptxrt.trace() as plain:
+        transpose(x)
+        prepared()
+        g.launch()
+    transpose(x)
+    assert [launch.kernel for launch in t] == ["transpose_naive", "quantize_mxfp4", "graph of 1"] == [r.kernel for r in plain.launches]
+    first = t.rows()[0]
+    digest = backend.current().module("transpose_naive").digest
+    assert (first["machine"], first["bytes"], first["module"], len(digest)) == (either.name, 2 * 4 * 64 * 4, digest, 64)
+    assert all(row["milliseconds"] >= 0 for row in t.rows()) and plain.milliseconds() == [None] * 3
+    assert json.loads(t.json()) == t.rows() and "GB/s" in str(t) and len(str(plain).splitlines()) == 4
+
+
+# What goes out and comes in
+
+
+def test_a_numpy_scalar_is_no_foreign_array(emulator):
+    assert ptxrt.to_device(np.float32(2)).shape == ()
+
+
+def test_bfloat16_and_narrow_types_have_their_signatures(emulator):
+    for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn):
+        assert ptxrt.empty(16, dtype).signature is ptxrt.empty(16, dtype).signature
