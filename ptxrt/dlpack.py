@@ -91,39 +91,45 @@ def _python(name: str, result, *arguments):
     return ctypes.PYFUNCTYPE(result, *arguments)(ctypes.cast(function, ctypes.c_void_p).value)
 
 
-_DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 _new_capsule = _python("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _is_capsule = _python("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
 _pointer_of = _python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
 _rename = _python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
-# The same for a capsule that is being destroyed: no Python reference to it may be made.
-_dying_is_capsule = _python("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-_dying_pointer_of = _python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _malloc = _python("PyMem_RawMalloc", ctypes.c_void_p, ctypes.c_size_t)
 _free = _python("PyMem_RawFree", None, ctypes.c_void_p)
 
-# What is out: the address of the struct -> its type, and the object whose memory it shows.
+# What is out: the address of the struct -> its type, and the object whose memory it shows; and capsules not known to be taken.
 _given: dict[int, tuple[type, Any]] = {}
+_untaken: dict[int, Any] = {}
+# Of a capsule that only _untaken has, seen from the loop in _sweep: the dict's, the list's, the variable's, the call's.
+_REFERENCES = 4
 
 
 @_DELETER
 def _delete(address):
     """What takers call, with or without the GIL, once they are done: let go of the memory. A second call finds nothing."""
-    if _given.pop(address, None) is not None:
-        _free(address)
+    _untaken.pop(address, None)
+    _let_go(address)
 
 
-@_DESTRUCTOR
-def _destroy(capsule):
-    """What happens to a capsule that nobody took. One that was taken has another name, and its taker calls the deleter."""
-    for name in _KINDS:
-        if _dying_is_capsule(capsule, ctypes.addressof(_NAMES[name])):
-            _delete_given(_dying_pointer_of(capsule, ctypes.addressof(_NAMES[name])))
+def _let_go(block: int) -> None:
+    """Free a struct that nobody has taken."""
+    if _given.pop(block, None) is not None:
+        _free(block)
 
 
-def _delete_given(address: int) -> None:
-    if _given.pop(address, None) is not None:
-        _free(address)
+def _sweep() -> None:
+    """Let go of what is in capsules that nobody took and nobody holds.
+
+    Capsules have no destructor for that: it would be Python, which cannot run where a capsule dies in the middle of an
+    error (a taker that knows no such type), without losing the error.
+    """
+    for block, capsule in list(_untaken.items()):
+        if not any(_is_capsule(capsule, ctypes.addressof(_NAMES[name])) for name in _KINDS):
+            _untaken.pop(block, None)  # taken: its deleter will be called
+        elif sys.getrefcount(capsule) <= _REFERENCES:
+            _untaken.pop(block, None)
+            _let_go(block)
 
 
 @atexit.register
@@ -211,6 +217,7 @@ def give(array: DeviceArray, stream=None, max_version=None, dl_device=None, copy
 
 def _capsule(owner, address, shape, strides, dtype, device, flags, version):
     """A capsule over memory that `owner` holds; strides come in bytes."""
+    _sweep()
     kind, name = (_Versioned, b"dltensor_versioned") if version >= (1, 0) else (_Managed, b"dltensor")
     data_type = _data_type(dtype, version)
     numbers = max(len(shape), 1) * 2
@@ -233,10 +240,12 @@ def _capsule(owner, address, shape, strides, dtype, device, flags, version):
     managed.manager, managed.deleter, managed.tensor = None, deleter, tensor
     _given[block] = kind, owner
     try:
-        return _new_capsule(block, ctypes.addressof(_NAMES[name]), ctypes.cast(_destroy, ctypes.c_void_p))
+        capsule = _new_capsule(block, ctypes.addressof(_NAMES[name]), None)
     except BaseException:
-        _delete_given(block)
+        _let_go(block)
         raise
+    _untaken[block] = capsule
+    return capsule
 
 
 class _Taken:
