@@ -198,16 +198,17 @@ def job_command(name: str, manual: str, params: list[click.Parameter], make: Cal
     """
 
     @click.pass_context
-    def callback(ctx, output, compare, json_output, format_limit=None, **options):
+    def callback(ctx, output, compare, trace, json_output, format_limit=None, **options):
         if format_limit is not None and not compare:
             raise click.UsageError("--format-limit is a limit of --compare: add --compare")
         choose_machine(ctx)
         job = make(**options)
-        run_job(job, output, compare, format_limit, json_output)
+        run_job(job, output, compare, format_limit, trace, json_output)
 
     common = [
         click.Option(["-o", "--output"], type=click.Path(path_type=Path), help="Write the results: .npy, or .npz for several."),
         click.Option(["--compare"], is_flag=True, help="Compare with the reference; fail beyond its tolerance."),
+        click.Option(["--trace"], is_flag=True, help="Also list every launch, with its time on the device."),
         click.Option(["--json", "json_output"], is_flag=True, help="Print one JSON object instead."),
     ]
     if quantizes:
@@ -216,20 +217,19 @@ def job_command(name: str, manual: str, params: list[click.Parameter], make: Cal
     return click.Command(name, callback=callback, params=[*params, *common], help=help, short_help=manual.split("\n", 1)[0])
 
 
-def run_job(job: Job, output: Path | None, compare: bool, format_limit: float | None, json_output: bool) -> None:
+def run_job(job: Job, output: Path | None, compare: bool, format_limit: float | None, trace: bool, json_output: bool) -> None:
     """Run a job, write its results, and say what happened; exit with 1 where a comparison fails."""
-    from . import last_launches
+    from . import trace as collect
     from .npy import check_target, storable, write_arrays
 
     if output:
         check_target(output, job.outputs)
-    earlier = last_launches()
     start = time.perf_counter()
-    results = job.call()
+    with collect(timing=trace) as traced:
+        results = job.call()
     seconds = time.perf_counter() - start
-    launches = [launch for launch in last_launches() if not any(launch is other for other in earlier)]
     # Empty results need no launch.
-    launch = next((launch for launch in reversed(launches) if launch.kernel.startswith(job.kernel)), None)
+    launch = next((launch for launch in reversed(traced.launches) if launch.kernel.startswith(job.kernel)), None)
     arrays = results if isinstance(results, Mapping) else {"codes": results.codes, "scales": results.scales}
     if output:
         if isinstance(results, Mapping):
@@ -238,7 +238,8 @@ def run_job(job: Job, output: Path | None, compare: bool, format_limit: float | 
             results.save(output)
 
     report = {
-        **{name: getattr(launch, name, None) for name in ("kernel", "machine", "detail", "entry", "grid", "block", "shared_bytes")},
+        "kernel": launch.kernel if launch else job.kernel,
+        **{name: getattr(launch, name, None) for name in ("machine", "detail", "entry", "grid", "block", "shared_bytes")},
         "seconds": seconds,
         "inputs": {
             name: {"file": str(path), "shape": array.shape, "dtype": dtype_name(array)} for name, (path, array) in job.inputs.items()
@@ -249,14 +250,18 @@ def run_job(job: Job, output: Path | None, compare: bool, format_limit: float | 
         },
         "file": str(output) if output else None,
     }
+    if trace:
+        report["launches"] = traced.rows()
     failures: list[str] = []
     if compare:
-        comparison, failures = compare_job(job, launch and launch.kernel, results, arrays, format_limit)
+        comparison, failures = compare_job(job, report["kernel"], results, arrays, format_limit)
         report["compare"] = comparison
     if json_output:
         print_json({**report, "failures": failures})
     else:
         print_report(report, job.notes)
+        if trace:
+            click.echo(traced)
     if failures:
         for failure in failures:
             click.echo(f"Error: {failure}", err=True)
@@ -267,7 +272,7 @@ def dtype_name(array) -> str:
     return str(getattr(array, "dtype", None) or array.format)
 
 
-def compare_job(job: Job, results, arrays, format_limit) -> tuple[dict[str, Any], list[str]]:
+def compare_job(job: Job, kernel_name: str, results, arrays, format_limit) -> tuple[dict[str, Any], list[str]]:
     """The figures of every result against the reference and the exact answer, and what exceeds its limit."""
     from . import compare, kernels
     from .accuracy import EXACT
@@ -291,7 +296,7 @@ def compare_job(job: Job, results, arrays, format_limit) -> tuple[dict[str, Any]
 
 def print_report(report: Mapping[str, Any], notes: list[str]) -> None:
     """Print what ran, on what, how long, and the figures of a comparison."""
-    if report["kernel"]:
+    if report["entry"]:
         sizes = "grid {} x {} x {}, block {} x {} x {}".format(*report["grid"], *report["block"])
         click.echo(f"{report['kernel']} on {report['detail']}")
         click.echo(f"  entry   {report['entry']}, {sizes}, {report['shared_bytes']} bytes of shared memory")
@@ -453,7 +458,7 @@ def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
         return name, results[name], want
 
     outputs = 1 + options["return_lse"]
-    return Job("", inputs, outputs, lambda: launch(kernel, (), arguments), lambda _: kernel.reference(**arguments), exact, notes)
+    return Job(kernel.name, inputs, outputs, lambda: launch(kernel, (), arguments), lambda _: kernel.reference(**arguments), exact, notes)
 
 
 def quantize_command() -> click.Command:
@@ -489,7 +494,7 @@ def quantize_job(x, format, dtype, **options) -> Job:
     def exact(q):
         return "values", np.asarray(q), array
 
-    return Job("quantize_", inputs, 2, lambda: _quantize()(array, format, **options), reference, exact, notes)
+    return Job(f"quantize_{format}", inputs, 2, lambda: _quantize()(array, format, **options), reference, exact, notes)
 
 
 def dequantize_command() -> click.Command:
@@ -515,7 +520,7 @@ def dequantize_job(q, dtype) -> Job:
         with np.errstate(over="ignore"):
             return {"x": np.asarray(array).astype(wanted)}
 
-    return Job("dequantize_", {"q": (q, array)}, 1, lambda: {"x": _dequantize()(array, wanted)}, reference)
+    return Job(f"dequantize_{array.format}", {"q": (q, array)}, 1, lambda: {"x": _dequantize()(array, wanted)}, reference)
 
 
 FUNCTIONS = {"attention": _attention, "quantize": _quantize, "dequantize": _dequantize}
@@ -581,6 +586,36 @@ def check_case(kernel, case, seed: int) -> dict[str, Any]:
 def short(figures) -> str:
     """A comparison in one or two words."""
     return "equal" if figures.mismatches == 0 else f"relative L2 {figures.relative_l2:.1e}"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# bench
+
+
+@main.group()
+def bench():
+    """Measure, both sides of a comparison in one run."""
+
+
+@bench.command("launch")
+@click.option("--calls", default=200, show_default=True, help="Calls of one side before it is another's turn.")
+@click.option("--rounds", default=60, show_default=True, help="How often each side has its turn.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the medians to a file (needs matplotlib).")
+@as_json
+@click.pass_context
+def bench_launch(ctx, calls, rounds, plot, json_output):
+    """Time what the host does for one launch of quantize_mxfp4: bare, prepared, by the friendly function, and by CuPy."""
+    from .bench import draw, launch_rows, launch_table
+
+    choose_machine(ctx)
+    rows = launch_rows(calls, rounds)
+    if plot:
+        draw(plot, rows, "microseconds", "host time of a launch, microseconds")
+    if json_output:
+        print_json({"rows": rows})
+    else:
+        for line in launch_table(rows):
+            click.echo(line)
 
 
 if __name__ == "__main__":

@@ -203,9 +203,12 @@ class Event:
 
 
 class DriverPacket(Packet):
-    """A launch through cuLaunchKernel's buffer of packed parameters, which the driver copies before it returns."""
+    """A launch through cuLaunchKernel's buffer of packed parameters, which the driver copies before it returns.
 
-    __slots__ = ("_backend", "_sizes", "_extra", "_keep", "_name")
+    extra: the address of the words that tell it where.
+    """
+
+    __slots__ = ("_backend", "_sizes", "extra", "_keep", "_name")
 
     def __init__(self, backend: "DriverBackend", entry: Entry, grid, block, shared_bytes: int, params: bytes):
         super().__init__(params)
@@ -218,7 +221,7 @@ class DriverPacket(Packet):
             LAUNCH_PARAM_BUFFER_POINTER, ctypes.addressof(buffer), LAUNCH_PARAM_BUFFER_SIZE, ctypes.addressof(size), LAUNCH_PARAM_END
         )
         self._keep = (buffer, size, words)
-        self._extra = ctypes.addressof(words) if self.size else 0
+        self.extra = ctypes.addressof(words) if self.size else 0
 
     def bind(self, queue: Queue) -> None:
         """All arguments of cuLaunchKernel at once.
@@ -226,7 +229,7 @@ class DriverPacket(Packet):
         It is called as it is: asking for the current context costs as much as a tenth of a launch. The driver refuses a
         launch where another context, or none, is current; `retry` then makes it the current one.
         """
-        self.call = partial(self._backend._driver.cuLaunchKernel, *self._sizes, queue.native, 0, self._extra)
+        self.call = partial(self._backend._driver.cuLaunchKernel, *self._sizes, queue.native, 0, self.extra)
         self.queue = queue
         self._backend._latest = self._name
 
@@ -235,7 +238,7 @@ class DriverPacket(Packet):
         sizes = self._sizes
         about = f"{self._name}, grid {sizes[1:4]}, block {sizes[4:7]}, {sizes[7]} bytes of shared memory"
         with self._backend._entered():
-            _call("cuLaunchKernel", *sizes, self.queue.native, 0, self._extra, about=about)
+            _call("cuLaunchKernel", *sizes, self.queue.native, 0, self.extra, about=about)
 
 
 class DriverBackend:
@@ -303,6 +306,10 @@ class DriverBackend:
         """Machine and device; the device's number where it is not the first."""
         number = f" (device {self.device.ordinal})" if self.device.ordinal else ""
         return f"{self.name}, {self.device.name}{number}"
+
+    def binding(self, function: str):
+        """A function of cuda-python as it is; for benchmarks, which compare with it."""
+        return getattr(self._driver, function)
 
     # Modules
 

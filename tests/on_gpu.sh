@@ -15,12 +15,14 @@ for step in $steps; do
     sanitize)
         for tool in memcheck racecheck initcheck synccheck; do
             echo "== compute-sanitizer $tool"
-            PTXRT_MACHINE=portable compute-sanitizer --tool $tool --error-exitcode 9 \
+            # Every array its own allocation, so that uses past its end or its life are seen.
+            PTXRT_POOL=0 PTXRT_MACHINE=portable compute-sanitizer --tool $tool --error-exitcode 9 \
                 $python -m pytest -q -m sanitize tests
         done
         ;;
     time)
         $python benchmarks/first_light.py
+        $python benchmarks/launch.py
         ;;
     *)
         echo "unknown step $step: suite, sanitize or time" >&2

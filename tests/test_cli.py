@@ -129,6 +129,18 @@ def test_run_with_axes(tmp_path):
     assert np.load(tmp_path / "i.npy").shape == (3, 1, 2, 96, 16)
 
 
+def test_traces_list_every_launch(x, tmp_path):
+    report = json.loads(succeed("run", "quantize", "--x", x, "--format", "nvfp4", "--trace", "--json"))
+    assert [launch["kernel"] for launch in report["launches"]] == ["amax", "nvfp4_global_scale", "quantize_nvfp4"]
+    assert all(launch["milliseconds"] >= 0 and len(launch["module"]) == 64 for launch in report["launches"])
+    text = succeed("run", "transpose_tiled", "--x", x, "--trace")
+    assert "GB/s" in text and text.count("transpose_tiled") >= 3
+
+
+def test_benchmarks_of_launches_need_a_gpu():
+    refuse("--machine", "emulator", "bench", "launch", part="choose a GPU machine")
+
+
 def test_quantize_and_back(x, tmp_path):
     report = json.loads(succeed("run", "quantize", "--x", x, "-o", tmp_path / "q.npz", "--compare", "--json"))
     assert report["kernel"] == "quantize_mxfp4" and report["failures"] == []

@@ -44,6 +44,7 @@ MODULES = {
     "graphs": {"errors", "array", "backend", "launch"},
     "tracing": {"backend", "describe", "launch"},
     "ops": {"prepared", "errors", "accuracy", "array", "blocks", "files", "formats", "kernel"},
+    "bench": {"errors", "array", "backend", "describe", "kernel", "launch", "ops", "prepared", "units"},
     "npy": {"errors", "files"},
     "describe": {"backend", "kernel", "ptx", "units"},
 }
