@@ -27,25 +27,33 @@ class Bug:
 ATTENTION = "attention_mxfp4_bf16"
 
 BUGS = [
-    # The quantizer and its inverse
+    # The quantizers and their inverses
     Bug("quantizer", "scale_exponent_off_by_one", "quantize_mxfp4", "tile/scale.cuh",
-        "max(exponent - 2, 0)", "max(exponent - 3, 0)"),
+        "max(exponent + up - Format::max_exponent, 0)", "max(exponent + up - Format::max_exponent - 1, 0)"),
     Bug("quantizer", "amax_drops_nan", "quantize_mxfp4", "ptx/math.cuh",
         "max.NaN.f32", "max.f32"),
     Bug("quantizer", "amax_of_half_a_block", "quantize_mxfp4", "tile/run.cuh",
-        "mask < block_lanes; mask *= 2", "mask < block_lanes / 2; mask *= 2"),
+        "mask < lanes; mask *= 2) of_lane = ptx", "mask < lanes / 2; mask *= 2) of_lane = ptx"),
     Bug("quantizer", "swapped_nibbles", "quantize_mxfp4", "ptx/cvt.cuh",
         "cvt.rn.satfinite.e2m1x2.f32 pair0, %2, %1", "cvt.rn.satfinite.e2m1x2.f32 pair0, %1, %2"),
-    Bug("quantizer", "neighbours_exchange_the_wrong_half", "quantize_mxfp4", "tile/run.cuh",
-        "odd ? received >> 16 |", "odd ? received |"),
+    Bug("quantizer", "neighbours_exchange_the_wrong_half", "quantize_mxfp6_e3m2", "tile/run.cuh",
+        "ptx::shfl_sync_bfly_b32(odd ? one : next, 1)", "ptx::shfl_sync_bfly_b32(odd ? next : one, 1)"),
     Bug("quantizer", "tail_scales_past_the_end", "quantize_mxfp4", "tile/run.cuh",
-        "if (first + 4 <= count) {", "if (first < count) {"),
+        "if (first + 4 <= present) {", "if (first < present) {"),
     Bug("quantizer", "codes_of_a_block_with_nan", "quantize_mxfp4", "op/quantize.cuh",
-        "cvt_rn_satfinite_e2m1x8_f32(scaled) & finite;\n    }", "cvt_rn_satfinite_e2m1x8_f32(scaled);\n    }"),
+        "if (scale == tile::ue8m0_nan) word = 0;", "if (scale == tile::ue8m0_nan) word |= 0;"),
     Bug("quantizer", "scales_gathered_from_the_wrong_lane", "quantize_mxfp4", "tile/run.cuh",
-        "% item_blocks * block_lanes", "% item_blocks * 4"),
+        "(first + j) % item_blocks * lanes", "(first + j) % item_blocks * 2"),
     Bug("quantizer", "dequantizer_takes_the_scale_next_door", "dequantize_mxfp4", "tile/run.cuh",
-        "return value(item) / mx_block;", "return value(item) / 64;"),
+        "return first(item) / block;", "return first(item) / (2 * block);"),
+    Bug("quantizer", "round_up_ignores_the_mantissa", "quantize_mxfp4", "tile/scale.cuh",
+        "(bits & 0x7fffffu) != 0;", "(bits & 0x7fff00u) == 1;"),
+    Bug("quantizer", "columns_pair_the_wrong_rows", "quantize_mxfp4_columns", "tile/columns.cuh",
+        "{v[2 * i][0], v[2 * i + 1][0],", "{v[2 * i + 1][0], v[2 * i][0],"),
+    Bug("quantizer", "global_scale_left_out", "quantize_nvfp4", "tile/scale.cuh",
+        "step = global_scale * value;\n    }", "step = value;\n    }"),
+    Bug("quantizer", "sixth_instead_of_fourth", "quantize_nvfp4", "tile/scale.cuh",
+        "amax * 0.25f", "amax * 0.2f"),
 
     # Loads: copies, barriers, conversions, fragments
     Bug("loads", "waits_for_too_few_groups", ATTENTION, "op/attention.cuh",

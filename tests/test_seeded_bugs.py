@@ -19,10 +19,13 @@ from ptxrt.emulator.backend import EmulatorBackend
 from ptxrt.ops.attention import attention_mxfp4_bf16
 from ptxrt.ops.quantizers import DEQUANTIZE, QUANTIZE
 
+KERNELS = ptxrt.kernels()
+
 ROOT = Path(__file__).parent.parent
 DIM = 64
 quantize_mxfp4, dequantize_mxfp4 = QUANTIZE["mxfp4"], DEQUANTIZE["mxfp4"]
-UNITS = {"quantize_mxfp4": "quantize_mxfp4", "dequantize_mxfp4": "dequantize_mxfp4", ATTENTION: f"{ATTENTION}[dim={DIM}]"}
+QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns", "quantize_nvfp4")
+UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4")}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
 
 
 def compile_with(bug, folder: Path) -> Path:
@@ -90,11 +93,16 @@ def what_fails(kernel: str) -> str | None:
     return None
 
 
-def quantizes(dtype):
-    x = quantizer_inputs(dtype)
-    want = quantize_mxfp4.reference(x)
-    codes, scales = quantize_mxfp4(x)
-    return np.array_equal(codes, want["codes"]) and np.array_equal(scales, want["scales"])
+def quantizes(name, dtype, rule=0):
+    """Bytes equal to the reference's, from rows or, for a kernel of columns, from a batch of one matrix."""
+    inputs = [quantizer_inputs(dtype)]
+    if name.endswith("_columns"):
+        inputs = [np.ascontiguousarray(inputs[0].T)[None]]
+    if "nvfp4" in name:
+        inputs.append(np.array([0.003], np.float32))
+    want = KERNELS[name].reference(*inputs, rule=rule)
+    got = KERNELS[name](*inputs, rule=rule)
+    return all(np.array_equal(a, b) for a, b in zip(got, want.values()))
 
 
 def dequantizes(dtype):
@@ -121,9 +129,13 @@ def attends(queries, keys, causal, dtype):
 
 
 CHECKS = {
-    "quantize_mxfp4": {
-        "float32": lambda: quantizes(np.float32),
-        "bfloat16": lambda: quantizes(ml_dtypes.bfloat16),
+    **{
+        name: {
+            "float32": lambda name=name: quantizes(name, np.float32),
+            "bfloat16": lambda name=name: quantizes(name, ml_dtypes.bfloat16),
+            "another rule": lambda name=name: quantizes(name, np.float32, rule=1),
+        }
+        for name in QUANTIZERS
     },
     "dequantize_mxfp4": {
         "float32": lambda: dequantizes(np.float32),
