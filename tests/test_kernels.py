@@ -46,7 +46,7 @@ def test_kernel(machine, name, case):
     run_and_check(name, case)
 
 
-@pytest.mark.parametrize("name, case", each_entry_once(), ids=case_id)
+@pytest.mark.parametrize("name, case", CASES, ids=case_id)
 def test_portable_text_on_the_emulator(name, case):
     with ptxrt.using("emulator", ptx="portable"):
         run_and_check(name, case)

@@ -67,10 +67,15 @@ _BF16_REASON = "weights are rounded to bfloat16 before the second product"
     variants=dict(dim=DIMS),
     cases=[
         *(
-            dict(batch=1, heads=1, queries=70, keys=130, dim=dim, scale=dim**-0.5, causal=1, **outputs)
+            dict(batch=1, heads=1, queries=70, keys=130, dim=dim, scale=dim**-0.5, **rest)
             for dim in DIMS
-            # The compiler makes a path of its own for each choice of outputs.
-            for outputs in (dict(out_bf16=True), dict(out_f32=True), dict(out_bf16=True, out_f32=True, lse=True))
+            # The compiler makes a path of its own for each choice of outputs, and one for masks that are not causal.
+            for rest in (
+                dict(causal=1, out_bf16=True),
+                dict(causal=1, out_f32=True),
+                dict(causal=0, out_f32=True, lse=True),
+                dict(causal=1, out_bf16=True, out_f32=True, lse=True),
+            )
         ),
         dict(batch=1, heads=2, queries=64, keys=128, dim=64, scale=0.125, causal=0, out_f32=True, lse=True),
         dict(batch=2, heads=1, queries=40, keys=72, dim=32, scale=0.2, causal=1, out_bf16=True, lse=True, format="f16"),
