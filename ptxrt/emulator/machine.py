@@ -227,7 +227,9 @@ class Batch:
         if self.shared_bytes and (launch.emulator.count_conflicts or launch.emulator.find_races):
             self.observer = Observer(self, launch.emulator.count_conflicts, launch.emulator.find_races)
         self.state: dict = {}
+        self.guarded = False  # whether parts of shared memory may not be written: copies in flight, mbarriers
         self.exit_callbacks: list[Callable[[np.ndarray], None]] = []
+        self.idle_callbacks: list[Callable[[], bool]] = []
         self.rows = _Rows(self.code.rows, lanes)
         self.gathered: Optional[_GatheredRows] = None
         self.executing: Optional[Executing] = None
@@ -249,10 +251,7 @@ class Batch:
         if self.parking is None:
             self.parking = np.zeros(self.lanes, bool)
         self.parking[lanes] = True
-        reason = self.reasons.setdefault(why, np.zeros(self.lanes, bool))
-        for other in self.reasons.values():
-            other[lanes] = False
-        reason[lanes] = True
+        self.explain(lanes, why)
 
     def wake(self, lane_ids: np.ndarray) -> None:
         """Parked threads go on."""
@@ -266,6 +265,38 @@ class Batch:
     def on_exit(self, callback: Callable[[np.ndarray], None]) -> None:
         """Call back with the ids of threads that have exited."""
         self.exit_callbacks.append(callback)
+
+    def on_idle(self, callback: Callable[[], bool]) -> None:
+        """Call back when no thread can run; it says whether it woke one."""
+        self.idle_callbacks.append(callback)
+
+    def explain(self, lanes: np.ndarray, why: str) -> None:
+        """Change what a deadlock says these waiting threads wait for."""
+        for other in self.reasons.values():
+            other[lanes] = False
+        self.reasons.setdefault(why, np.zeros(self.lanes, bool))[lanes] = True
+
+    # What happened before what, for who looks for races; barriers are numbered by their place in shared memory.
+
+    def released(self, lane_ids: np.ndarray, barrier: np.ndarray) -> None:
+        """What these threads did is known to who waits for the current phase of the mbarrier of each."""
+        if self.observer is not None:
+            self.observer.released(lane_ids, barrier)
+
+    def completed(self, barrier: int) -> None:
+        """The current phase of an mbarrier is complete."""
+        if self.observer is not None:
+            self.observer.completed(barrier)
+
+    def acquired(self, lane_ids: np.ndarray, barrier: np.ndarray) -> None:
+        """These threads have seen a phase of the mbarrier of each complete."""
+        if self.observer is not None:
+            self.observer.acquired(lane_ids, barrier)
+
+    def renewed(self, barrier: np.ndarray) -> None:
+        """These mbarriers were initialized."""
+        if self.observer is not None:
+            self.observer.renewed(barrier)
 
     def synchronized(self, lane_ids: np.ndarray) -> None:
         """These threads have met at a barrier: what each did before happened before what each does next."""
@@ -334,9 +365,11 @@ class Batch:
             key = self.key_of_one_warp()
         low = int(key.min())
         if low == _NOWHERE:
-            if self.alive.any():
-                raise self.deadlock()
-            return None
+            if not self.alive.any():
+                return None
+            if any([callback() for callback in self.idle_callbacks]):
+                return self.choose()
+            raise self.deadlock()
         lanes = np.flatnonzero(key == low)
         if len(lanes) == self.lanes:
             return low, None, True
