@@ -98,6 +98,8 @@ def griddepcontrol(modifiers: tuple[str, ...]) -> Semantics:
 def prefetch(modifiers: tuple[str, ...]) -> Semantics:
     """prefetch{.space}.level [a]: no effect."""
     space = modifiers[0] if modifiers and modifiers[0] in ("global", "local") else "generic"
+    if modifiers[-1:] == ("tensormap",) and modifiers[:-1] in ((), ("const",), ("param",)):
+        return Memory("", "[generic]", _nothing)
     level = modifiers[-1] if modifiers else ""
     if not level.startswith(("L1", "L2")):
         raise Unsupported("expected a cache level")
