@@ -80,7 +80,7 @@ def nanosleep(modifiers: tuple[str, ...]) -> Semantics:
     return Memory("", "u32", _nothing)
 
 
-@define("pmevent", "setmaxnreg")
+@define("pmevent")
 def hint(modifiers: tuple[str, ...]) -> Semantics:
     """A hint with one immediate: no effect."""
     return Memory("", "imm", _nothing)

@@ -252,7 +252,10 @@ Resolver = Callable[[tuple[str, ...]], Semantics]
 REGISTRY: dict[str, Resolver] = {}
 
 #: The modules that define instructions, in the order in which they are read.
-FAMILIES = ("alu", "control", "access", "mma", "ldmatrix", "cp_async", "cvt", "math", "warp", "barrier", "mbarrier", "bulk")
+FAMILIES = (
+    "alu", "control", "access", "mma", "ldmatrix", "cp_async", "cvt", "math", "warp", "barrier", "mbarrier", "bulk",
+    "cluster", "registers",
+)
 
 
 def define(*names: str) -> Callable[[Resolver], Resolver]:

@@ -809,6 +809,9 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
         raise EmulatorFault(f"{name}: a block of {block} threads, and the text requires {required}")
     if most and threads > int(np.prod(most)):
         raise EmulatorFault(f"{name}: a block of {threads} threads, and the text allows {int(np.prod(most))}")
+    cluster = entry.directives.get("reqnctapercluster")
+    if cluster and int(np.prod(cluster)) != 1:
+        raise EmulatorFault(f"{name}: the text requires clusters of {int(np.prod(cluster))} blocks; the emulator has clusters of one")
     if len(params) != entry.param_bytes:
         raise EmulatorFault(f"{name}: {len(params)} bytes of parameters, and the text declares {entry.param_bytes}")
     code = module.code(name)
