@@ -25,6 +25,7 @@ _NOWHERE = np.iinfo(np.int32).max  # the key of a thread that cannot run
 _FULL_MASK = 0xFFFFFFFF
 _SHARED_LIMIT = 227 * 1024  # the most shared memory a block has on any GPU
 _FAIRNESS = 64  # every so many steps over parted threads, those who waited longest run
+_RACE_BYTES = 1 << 28  # at most, for the readers of every byte of shared memory
 _PATIENCE = 256  # turns of one warp alone before another one's, and steps to a turn, where warps run one by one
 
 
@@ -648,6 +649,8 @@ def warps(executing: Executing, function: Callable, arguments: tuple, semantics:
     """Call a function of whole warps; returns a flat tuple of (n,) results."""
     options = semantics.options
     mask_at = options.get("mask")
+    if options.get("orders") and executing.batch.observer is not None:
+        executing.batch.observer.met_in_warps(executing.lane_ids, np.broadcast_to(arguments[mask_at], executing.count))
     memory = (executing,) if semantics.kind == "memory" else ()
     if executing.whole:
         shaped = tuple(
@@ -825,6 +828,8 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
         raise EmulatorFault(f"{name}: {run.shared_bytes} bytes of shared memory per block; there are at most {_SHARED_LIMIT}")
     code.uniforms(run, run.uniform)
     per_batch = max(1, emulator.lanes_per_batch // (run.warps * WARP))
+    if emulator.find_races:
+        per_batch = max(1, min(per_batch, _RACE_BYTES // max(4 * run.shared_bytes * run.warps * WARP, 1)))
     meter = Progress(name, run.blocks, emulator.progress)
     try:
         with np.errstate(all="ignore"):
