@@ -262,7 +262,8 @@ class using:
 
     It holds for the current thread or task; elsewhere PTXRT_MACHINE and the default hold. Options of the
     emulator: arithmetic="float64" or "hardware" (the tensor cores' own sums), ptx="native" or
-    "portable" (which text), checks=True, budget=None (instructions at most), bank_conflicts=False.
+    "portable" (which text), checks=True, budget=None (instructions at most), bank_conflicts=False,
+    races=False (find races in shared memory), profile=False (note where time goes), schedule="together".
     """
 
     def __init__(self, machine: str, **options):

@@ -39,7 +39,7 @@ class EmulatorBackend:
 
     ptx: the text of the units that runs, "native" or "portable". arithmetic: of tensor-core sums,
     "float64" or "hardware". checks: track which memory was written. budget: instructions at most.
-    bank_conflicts: count them per line. schedule: "together" runs all warps side by side, "warps" each
+    bank_conflicts: count them per line. races: find races in shared memory. profile: note where time goes. schedule: "together" runs all warps side by side, "warps" each
     as far as it can alone, which shows a missing barrier. `emulator` is the Emulator itself, with its counts.
     """
 
@@ -54,6 +54,8 @@ class EmulatorBackend:
         checks: bool = True,
         budget: int | None = None,
         bank_conflicts: bool = False,
+        races: bool = False,
+        profile: bool = False,
         schedule: str = "together",
     ):
         for name, value, known in (("ptx", ptx, TEXTS), ("arithmetic", arithmetic, ARITHMETICS), ("schedule", schedule, SCHEDULES)):
@@ -61,7 +63,9 @@ class EmulatorBackend:
                 raise ArgumentError(f"using: {name} is {value!r}; there is {', '.join(known)}")
         self.ptx = ptx
         self.arithmetic = arithmetic
-        self.emulator = Emulator(arithmetic, checks, budget, bank_conflicts=bank_conflicts, schedule=schedule)
+        self.emulator = Emulator(
+            arithmetic, checks, budget, bank_conflicts=bank_conflicts, races=races, profile=profile, schedule=schedule
+        )
         self._modules: dict[str, EmulatorModule] = {}
         self._turn = RLock()
 

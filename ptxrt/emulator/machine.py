@@ -72,10 +72,9 @@ class Launch:
 
     def source_of(self, location) -> str:
         """A source position with what it was inlined into."""
-        files = self.module.module.files
         places = []
         while location is not None:
-            places.append(f"{files.get(location.file, '?')}:{location.line}")
+            places.append(self.module.source_of(location))
             location = location.inlined_at
         return ", inlined at ".join(places)
 
@@ -436,6 +435,7 @@ class Batch:
                 self.gathered = _GatheredRows(rows, lanes)
             rows = self.gathered
             rows.provide(block)
+        profile = self.launch.emulator.profile
         try:
             result = block.function(rows, self.launch.uniform, executing)
         except Fault as fault:
@@ -444,6 +444,8 @@ class Batch:
             raise self.located(
                 Fault(f"stopped the emulator: {type(error).__name__}: {error}"), number, executing, error
             ) from error
+        if profile is not None:
+            profile.mark(0)
         self.count(number, executing.count, block.size)
         terminator = self.code.program.blocks[number].terminator
         if self.parking is not None or isinstance(terminator, Exit):
@@ -817,6 +819,8 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
         raise EmulatorFault(f"{name}: the text requires clusters of {int(np.prod(cluster))} blocks; the emulator has clusters of one")
     if len(params) != entry.param_bytes:
         raise EmulatorFault(f"{name}: {len(params)} bytes of parameters, and the text declares {entry.param_bytes}")
+    if emulator.profile is not None:
+        emulator.profile.start()
     code = module.code(name)
     region = emulator.memory.find(emulator.param_address)
     region.data[: len(params)] = np.frombuffer(params, np.uint8)
