@@ -75,7 +75,7 @@ def test_ring_without_a_line(line, nth, new, schedule):
     found = list(re.finditer(line, source))
     assert len(found) > nth, f"{line} is not in the text"
     match = found[nth]
-    with pytest.raises(EmulatorFault, match="a race|not initialized|deadlock"):
+    with pytest.raises(EmulatorFault, match="a race|not initialized|deadlock|than are pending"):
         run_ring(source[: match.start()] + match.expand(new) + source[match.end() :], schedule)
 
 

@@ -19,6 +19,7 @@ from ..ptx.lower import Branch, Exit, Jump, Switch
 from .check import Observer
 from .instruction import Fault, Semantics
 from .memory import SHARED_BASE, Access, CopyQueue, GlobalMemory, Region
+from .profile import SCHEDULING, TRANSLATION
 
 WARP = 32
 _NOWHERE = np.iinfo(np.int32).max  # the key of a thread that cannot run
@@ -348,6 +349,7 @@ class Batch:
             if choice is None:
                 return
             block, lanes, together = choice
+            self.keep_rows(lanes)
             steps = _PATIENCE if self.one_by_one else sys.maxsize
             while block is not None:
                 block = self.step(block, lanes, together)
@@ -359,7 +361,6 @@ class Batch:
 
     def choose(self) -> Optional[tuple[int, Optional[np.ndarray], bool]]:
         """The basic block to run next, its threads (None: all lanes), and whether no other thread can run."""
-        self.release_rows()
         key = self.key
         if self.one_by_one:
             key = self.key_of_one_warp()
@@ -414,7 +415,14 @@ class Batch:
         ready = (self.key != _NOWHERE).reshape(-1, WARP).sum(axis=1)
         return lanes[(here == ready)[lanes // WARP]]
 
-    def release_rows(self) -> None:
+    def keep_rows(self, lanes: Optional[np.ndarray]) -> None:
+        """Scatter what was gathered for the threads that ran last, unless the same ones go on."""
+        executing = self.executing
+        if executing is None:
+            return
+        before = executing.lanes
+        if before is lanes or (before is not None and lanes is not None and np.array_equal(before, lanes)):
+            return
         if self.gathered is not None:
             self.gathered.flush()
             self.gathered = None
@@ -423,9 +431,14 @@ class Batch:
     def step(self, number: int, lanes: Optional[np.ndarray], together: bool) -> Optional[int]:
         """Run one basic block. Returns the next one if the same threads go on together and no one else can run."""
         block = self.code.blocks[number]
+        profile = self.launch.emulator.profile
         if block.function is None:
+            if profile is not None:
+                profile.mark(TRANSLATION)
             block = self.code.compiled(number)
             self.code.uniforms(self.launch, self.launch.uniform)
+            if profile is not None:
+                profile.mark(SCHEDULING)
         executing = self.executing
         if executing is None:
             executing = self.executing = Executing(self, lanes)
@@ -435,7 +448,6 @@ class Batch:
                 self.gathered = _GatheredRows(rows, lanes)
             rows = self.gathered
             rows.provide(block)
-        profile = self.launch.emulator.profile
         try:
             result = block.function(rows, self.launch.uniform, executing)
         except Fault as fault:
@@ -445,7 +457,7 @@ class Batch:
                 Fault(f"stopped the emulator: {type(error).__name__}: {error}"), number, executing, error
             ) from error
         if profile is not None:
-            profile.mark(0)
+            profile.mark(SCHEDULING)
         self.count(number, executing.count, block.size)
         terminator = self.code.program.blocks[number].terminator
         if self.parking is not None or isinstance(terminator, Exit):
@@ -819,9 +831,13 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
         raise EmulatorFault(f"{name}: the text requires clusters of {int(np.prod(cluster))} blocks; the emulator has clusters of one")
     if len(params) != entry.param_bytes:
         raise EmulatorFault(f"{name}: {len(params)} bytes of parameters, and the text declares {entry.param_bytes}")
-    if emulator.profile is not None:
-        emulator.profile.start()
+    profile = emulator.profile
+    if profile is not None:
+        profile.start()
+        profile.mark(TRANSLATION)
     code = module.code(name)
+    if profile is not None:
+        profile.mark(SCHEDULING)
     region = emulator.memory.find(emulator.param_address)
     region.data[: len(params)] = np.frombuffer(params, np.uint8)
     if region.states is not None:

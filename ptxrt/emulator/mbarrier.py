@@ -15,12 +15,12 @@ operand holds the phase in its low half and the pending count in its high half.
 from __future__ import annotations
 
 from collections import deque
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple
 
 import numpy as np
 
 from .instruction import Blocking, Fault, Lanes, Memory, Semantics, Unsupported, define
-from .memory import OPAQUE, NEVER, SHARED_BASE
+from .memory import NEVER, OPAQUE, SHARED_BASE
 
 MOST = (1 << 20) - 1  # of arrivals, and of bytes in either direction
 _TIMEOUTS = 64

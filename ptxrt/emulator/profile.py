@@ -1,7 +1,8 @@
 """Where emulation time goes: by PTX line, by source line, and by family of instructions.
 
 With Emulator(profile=True) generated code calls `Profile.mark` before every instruction, which costs about 0.2 us. What
-passes between two basic blocks, to choose threads and gather their registers, is `SCHEDULING`.
+passes between two basic blocks, to choose threads and gather their registers, is `SCHEDULING`; `TRANSLATION` is spent once
+for each entry and basic block.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Callable, Iterable, NamedTuple, Optional
 
 from ..ptx.ir import Instruction
 
-SCHEDULING = "scheduling"
+SCHEDULING, TRANSLATION = 0, 1  # what is no instruction, by number
+_OTHERS = ("scheduling", "translation")
 
 
 class Place(NamedTuple):
@@ -43,11 +45,11 @@ class Profile:
     """Seconds and calls by place. Times of everything that runs between a mark and the next belong to the first."""
 
     def __init__(self):
-        self.places: list[Optional[Place]] = [None]  # number 0 is scheduling
+        self.places: list[Optional[Place]] = [None, None]
         self.numbers: dict[Place, int] = {}
-        self.seconds: list[float] = [0.0]
-        self.calls: list[int] = [0]
-        self.current, self.since = 0, perf_counter()
+        self.seconds: list[float] = [0.0, 0.0]
+        self.calls: list[int] = [0, 0]
+        self.current, self.since = SCHEDULING, perf_counter()
 
     def number(self, module: str, instruction: Instruction, source: str) -> int:
         """The number by which generated code marks an instruction."""
@@ -61,7 +63,7 @@ class Profile:
 
     def start(self) -> None:
         """A launch begins: what passed before it is nobody's."""
-        self.current, self.since = 0, perf_counter()
+        self.current, self.since = SCHEDULING, perf_counter()
 
     def mark(self, number: int) -> None:
         """What follows is of this number."""
@@ -77,11 +79,11 @@ class Profile:
         """Seconds of all launches."""
         return sum(self.seconds)
 
-    def _rows(self, name: Callable[[Place], Optional[Row]]) -> list[Row]:
-        """Sums over places with the same name, the longest first; scheduling is a row of its own."""
-        found: dict[str, Row] = {SCHEDULING: Row(SCHEDULING, self.seconds[0], self.calls[0])}
-        for place, seconds, calls in zip(self.places[1:], self.seconds[1:], self.calls[1:]):
-            row = name(place)
+    def _rows(self, name: Callable[[Place], Row]) -> list[Row]:
+        """Sums over places with the same name, the longest first; what is no instruction has rows of its own."""
+        found: dict[str, Row] = {}
+        for number, (place, seconds, calls) in enumerate(zip(self.places, self.seconds, self.calls)):
+            row = Row(_OTHERS[number], 0.0, 0) if place is None else name(place)
             before = found.get(row.name, row)
             found[row.name] = row._replace(seconds=before.seconds + seconds, calls=before.calls + calls)
         return sorted(found.values(), key=lambda row: -row.seconds)
