@@ -140,7 +140,9 @@ class Observer:
 
     Asynchronous copies write, or read, from when they are issued until they are known to be over: an access by anyone in
     between is a race. cp.async is over for its own thread at its wait. What completes on an mbarrier is done by an agent
-    of its own, from which only the barrier tells; an agent stands in the clocks behind the threads.
+    of its own, from which only the barrier tells; an agent stands in the clocks behind the threads. Bulk copies out of
+    shared memory go through the async proxy: they see a thread's writes only behind a fence.proxy.async. What is
+    fenced has clocks of its own, in the second half.
     """
 
     def __init__(self, batch, count_conflicts: bool, find_races: bool):
@@ -150,7 +152,7 @@ class Observer:
         if find_races:
             size, self.lanes = len(batch.shared.data), batch.warps * WARP
             self.agents = self.lanes + _AGENTS
-            self.clock = np.zeros((batch.blocks, self.lanes, self.agents), np.int32)
+            self.clock = np.zeros((batch.blocks, self.lanes, 2 * self.agents), np.int32)
             own = np.arange(self.lanes)
             self.clock[:, own, own] = 1
             self.agent_clock = np.zeros((batch.blocks, _AGENTS), np.int32)
@@ -197,7 +199,7 @@ class Observer:
     def clocks_of(self, barrier: int) -> tuple[np.ndarray, np.ndarray]:
         """The clocks that an mbarrier holds: of the current phase, and of the phases before it."""
         if barrier not in self.barrier_clocks:
-            self.barrier_clocks[barrier] = np.zeros(self.agents, np.int32), np.zeros(self.agents, np.int32)
+            self.barrier_clocks[barrier] = np.zeros(2 * self.agents, np.int32), np.zeros(2 * self.agents, np.int32)
         return self.barrier_clocks[barrier]
 
     def renewed(self, barriers: np.ndarray) -> None:
@@ -248,10 +250,32 @@ class Observer:
         current[self.lanes + agent] = self.agent_clock[block, agent]
         self.writer[at], self.write_clock[at] = self.lanes + agent, self.agent_clock[block, agent]
 
-    def lent(self, lane: int, flat: np.ndarray, size: int) -> None:
-        """A copy out of shared memory reads these bytes until they are returned."""
+    def fenced(self, lanes: np.ndarray) -> None:
+        """What these threads know of is visible to bulk copies, too."""
         if self.races:
-            self.read_clock[_bytes_of(flat, size), lane % self.lanes] = _NEVER_OVER
+            known = self.clock[np.divmod(lanes, self.lanes)]
+            known[:, self.agents :] = np.maximum(known[:, self.agents :], known[:, : self.agents])
+            self.clock[np.divmod(lanes, self.lanes)] = known
+
+    def lent(self, lane: int, flat: np.ndarray, size: int) -> None:
+        """A bulk copy out of shared memory reads these bytes until they are returned."""
+        if not self.races:
+            return
+        at = _bytes_of(flat, size)
+        block, thread = divmod(lane, self.lanes)
+        writer = self.writer[at]
+        visible = self.clock[block, thread, self.agents + np.maximum(writer, 0)]
+        unfenced = (writer >= 0) & (writer < self.lanes) & (self.write_clock[at] > visible)
+        if unfenced.any():
+            byte = int(at[int(np.argmax(unfenced))])
+            fault = Fault(
+                f"starts a bulk copy of shared memory, and thread {int(self.writer[byte])} wrote the byte at "
+                f"0x{SHARED_BASE + byte % max(self.batch.shared_stride, 1):x} at PTX line {int(self.write_line[byte])}: a race, "
+                "no fence.proxy.async lies between"
+            )
+            fault.lane_ids = np.array([lane])
+            raise fault
+        self.read_clock[at, thread] = _NEVER_OVER
 
     def returned(self, lane: int, flat: np.ndarray, size: int) -> None:
         """The copy has read these bytes, and its thread knows."""
@@ -293,7 +317,7 @@ class Observer:
             piece = slice(start, start + _PIECE)
             rows = np.arange(len(at[piece]))
             reads = self.read_clock[at[piece]]
-            unseen = reads > self.clock[block[piece], thread[piece]]
+            unseen = reads > self.clock[block[piece], thread[piece], : self.agents]
             unseen[rows, thread[piece]] = reads[rows, thread[piece]] == _NEVER_OVER
             if unseen.any():
                 row = int(np.argmax(unseen.any(axis=1)))

@@ -294,6 +294,11 @@ class Batch:
         if self.observer is not None:
             self.observer.acquired(lane_ids, barrier)
 
+    def fenced(self, lane_ids: np.ndarray) -> None:
+        """What these threads know of is visible to bulk copies, too."""
+        if self.observer is not None:
+            self.observer.fenced(lane_ids)
+
     def renewed(self, barrier: np.ndarray) -> None:
         """These mbarriers were initialized."""
         if self.observer is not None:

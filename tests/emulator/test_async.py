@@ -28,14 +28,14 @@ def test_library_pipeline(schedule, tiles, rng):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("races", [False, True])
-def test_ring(schedule, races, rng):
-    """Seven tiles, of which the last is not full, by tensor copies through a ring of three."""
+@pytest.mark.parametrize("races, blocks", [(False, 1), (False, 3), (True, 1), (True, 3)])
+def test_ring(schedule, races, blocks, rng):
+    """Seven tiles, of which the last is not full, by tensor copies through a ring of three; all blocks do the same."""
     emulator = Emulator(schedule=schedule, races=races)
     module = emulator.load_text(text("async.ptx"), "async.ptx")
     x = rng.integers(0, 1000, (53, 64), dtype=np.uint16)
     source, target = emulator.alloc(x.nbytes), emulator.alloc(x.nbytes)
     emulator.write(source, x)
     maps = [encode_tiled("u16", address, (64, 53), (128,), (64, 8)) for address in (source, target)]
-    emulator.launch(module.entries["ring"], 1, 160, 0, b"".join(maps) + struct.pack("<i", 7))
+    emulator.launch(module.entries["ring"], blocks, 160, 0, b"".join(maps) + struct.pack("<i", 7))
     assert (emulator.read(target, np.empty_like(x)) == x + 1).all()
