@@ -447,7 +447,7 @@ class using:
     choice holds for the current thread or task; elsewhere PTXRT_MACHINE and the default hold. Options of the
     emulator: arithmetic="float64" or "hardware" (the tensor cores' own sums), ptx="native" or
     "portable" (which text), checks=True, budget=None (instructions at most), bank_conflicts=False,
-    races=False, schedule="together" or "warps"; docs/emulator.md says what each does.
+    races=False, profile=False, schedule="together" or "warps"; docs/emulator.md says what each does.
     """
 
     def __init__(self, machine: str, *, device: int | None = None, **options):

@@ -41,9 +41,10 @@ class Commands(click.Group):
 @click.option("--arithmetic", type=click.Choice(["float64", "hardware"]), help="How the emulator rounds the sums of tensor cores: float64 (the default) or as the hardware does.")
 @click.option("--ptx", type=click.Choice(["native", "portable"]), help="Which build's PTX the emulator executes: native (the default) or portable.")
 @click.option("--no-checks", is_flag=True, help="Let the emulator skip its tracking of memory that nothing wrote.")
+@click.option("--profile", is_flag=True, help="Say on stderr where the emulator's time went.")
 @click.version_option(__version__, prog_name="ptxrt")
 @click.pass_context
-def main(ctx, machine, arithmetic, ptx, no_checks):
+def main(ctx, machine, arithmetic, ptx, no_checks, profile):
     """Low-precision CUDA kernels on NumPy files: on a GPU, or on an emulator where there is none.
 
     \b
@@ -51,17 +52,25 @@ def main(ctx, machine, arithmetic, ptx, no_checks):
     ptxrt run quantize --x x.npy -o q.npz --compare       run it on a file
     ptxrt run quantize --help                             its options
     """
-    options = {"arithmetic": arithmetic, "ptx": ptx, "checks": False if no_checks else None}
+    options = {"arithmetic": arithmetic, "ptx": ptx, "checks": False if no_checks else None, "profile": profile or None}
     ctx.obj = machine, {name: value for name, value in options.items() if value is not None}
 
 
-def choose_machine(ctx) -> None:
-    """Make what the options before the command ask for the current machine; options alone mean the emulator."""
+def choose_machine(ctx, **more) -> None:
+    """Make what the options before the command, and `more`, ask for the current machine; options alone mean the emulator."""
     machine, options = ctx.obj
+    options = {**options, **more}
     if machine or options:
         from . import using
 
-        using(machine or "emulator", **options)
+        backend = using(machine or "emulator", **options).backend
+        if "profile" in options:
+            ctx.call_on_close(lambda: print_profile(backend.emulator.profile))
+
+
+def print_profile(profile) -> None:
+    for line in profile.table():
+        click.echo(line, err=True)
 
 
 def plain(value: Any) -> Any:
@@ -534,17 +543,18 @@ FUNCTION_COMMANDS = {"attention": attention_command, "quantize": quantize_comman
 @main.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
+@click.option("--races", is_flag=True, help="Look for races in shared memory, on the emulator; one case of each size.")
 @as_json
 @click.pass_context
-def check(ctx, names, seed, json_output):
+def check(ctx, names, seed, races, json_output):
     """Run the declared cases of every kernel, or of those named, against their references."""
     from . import kernels
 
     chosen = [find_kernel(name) for name in names] or list(kernels().values())
-    choose_machine(ctx)
+    choose_machine(ctx, **({"races": True} if races else {}))
     rows = []
     for kernel in chosen:
-        for case in kernel.cases:
+        for case in one_of_each_size(kernel.cases) if races else kernel.cases:
             row = check_case(kernel, case, seed)
             rows.append(row)
             if not json_output:
@@ -558,6 +568,14 @@ def check(ctx, names, seed, json_output):
         click.echo(f"{len(rows) - failed} of {len(rows)} cases passed{machine}")
     if failed:
         sys.exit(1)
+
+
+def one_of_each_size(cases) -> list:
+    """The first case of each shape: formats and optional outputs change nothing about who waits for whom."""
+    first: dict[Any, Any] = {}
+    for case in cases:
+        first.setdefault(tuple(case.axes.items()), case)
+    return list(first.values())
 
 
 def check_case(kernel, case, seed: int) -> dict[str, Any]:

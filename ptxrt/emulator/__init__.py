@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..ptx.ir import Function, Module
+    from .profile import Profile
 
 __all__ = ["Emulator", "EmulatorFault", "LoadedModule"]
 
@@ -60,6 +61,10 @@ class LoadedModule:
         if name not in self.addresses:
             raise EmulatorFault(f"{self.name} has no variable '{name}' in global or constant memory")
         return self.addresses[name]
+
+    def source_of(self, location) -> str:
+        """file:line of a source position, without what it was inlined into."""
+        return f"{self.module.files.get(location.file, '?')}:{location.line}" if location is not None else ""
 
     def _place_variables(self) -> None:
         memory = self.emulator.memory
@@ -121,7 +126,15 @@ class LoadedModule:
                 return self.addresses[name]
             raise EmulatorFault(f"{self.name}:{line}: '{name}' is not defined, or its address is not supported here")
 
-        return Translator(program, address_of, self.emulator.arithmetic, self.name).translate()
+        profile = self.emulator.profile
+
+        def number_of(instruction) -> int:
+            return profile.number(self.name, instruction, self.source_of(instruction.location))
+
+        translator = Translator(program, address_of, self.emulator.arithmetic, self.name)
+        if profile is not None:
+            translator.profile(profile.mark, number_of)
+        return translator.translate()
 
 
 @dataclass(frozen=True)
@@ -142,7 +155,8 @@ class Emulator:
     checks: track what was written, and refuse to read what was not (bounds and alignment are checked always).
     budget: instructions that a batch of blocks may issue before it counts as running away.
     bank_conflicts: count them per line (`bank_conflicts`).
-    races: find races between warps in shared memory; slow, for small shapes.
+    races: find races between threads in shared memory; slow, for small shapes.
+    profile: note where time goes (`profile`, see profile.py).
     progress: called as progress(kernel, share done, seconds left) about once a second during long launches; by default
         they are shown where stderr is a terminal.
     lanes: threads that run together.
@@ -158,6 +172,7 @@ class Emulator:
         *,
         bank_conflicts: bool = False,
         races: bool = False,
+        profile: bool = False,
         progress: Optional[Callable[[str, float, float], None]] = None,
         lanes: int = 8192,
         schedule: str = "together",
@@ -171,6 +186,11 @@ class Emulator:
         self.budget = _BUDGET if budget is None else budget
         self.count_conflicts = bank_conflicts
         self.find_races = races
+        self.profile: Optional["Profile"] = None
+        if profile:
+            from .profile import Profile
+
+            self.profile = Profile()
         self.progress = progress
         if schedule not in ("together", "warps"):
             raise EmulatorFault(f"schedule is {schedule!r}; there is 'together' and 'warps'")

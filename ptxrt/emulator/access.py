@@ -24,7 +24,7 @@ _WORDS = {  # modifiers of ld and st that change nothing here
     "L2::evict_first", "L2::evict_last", "L2::64B", "L2::128B", "L2::256B", "unified",
 }  # fmt: skip
 _SPACES = {
-    "global": "global", "shared": "shared", "shared::cta": "shared", "local": "local", "const": "const", "param": "param",
+    "global": "global", "shared": "shared", "shared::cta": "shared", "shared::cluster": "shared", "local": "local", "const": "const", "param": "param",
     "param::entry": "param", "param::func": "param",
 }  # fmt: skip
 _TYPES = {f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)} | {"f32", "f64", "f16", "f16x2", "bf16", "bf16x2"}
@@ -179,12 +179,6 @@ def isspacep(modifiers: tuple[str, ...]) -> Semantics:
     return Lanes("pred", "u64", test, scalars=True)
 
 
-@define("mapa")
-def mapa(modifiers: tuple[str, ...]) -> Semantics:
-    """mapa: clusters are not implemented."""
-    raise Unsupported("thread block clusters")
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # Atomics
 
@@ -258,7 +252,7 @@ def _prefix_add(elements: np.ndarray, index: np.ndarray, value: np.ndarray) -> n
 def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
     space, operation, type, policy = "generic", "", "", False
     for word in modifiers:
-        if word in ("global", "shared", "shared::cta"):
+        if word in ("global", "shared", "shared::cta", "shared::cluster"):
             space = _SPACES[word]
         elif word in _OPERATIONS or word == "cas":
             operation = word

@@ -62,7 +62,7 @@ class EmulatorBackend:
     ptx: the text of the units that runs, "native" or "portable". arithmetic: of tensor-core sums,
     "float64" or "hardware". checks: track which memory was written. budget: instructions at most that a batch of blocks
     issues. bank_conflicts: count them per line. races: find accesses of two warps to shared memory that nothing
-    orders (slow). schedule: "together" runs all warps side by side, "warps" each as far as it can alone, which shows a
+    orders (slow). profile: note where time goes. schedule: "together" runs all warps side by side, "warps" each as far as it can alone, which shows a
     missing barrier. `emulator` is the Emulator itself, with its counts.
     """
 
@@ -78,6 +78,7 @@ class EmulatorBackend:
         budget: int | None = None,
         bank_conflicts: bool = False,
         races: bool = False,
+        profile: bool = False,
         schedule: str = "together",
         ordinal: int = 0,
     ):
@@ -85,15 +86,17 @@ class EmulatorBackend:
             if value not in known:
                 raise ArgumentError(f"using: {name} is {value!r}; there is {', '.join(known)}")
         self.ordinal = ordinal
-        self._options = dict(ptx=ptx, arithmetic=arithmetic, checks=checks, budget=budget, bank_conflicts=bank_conflicts, races=races, schedule=schedule)
-        for name, value in (("checks", checks), ("bank_conflicts", bank_conflicts), ("races", races)):
+        self._options = dict(ptx=ptx, arithmetic=arithmetic, checks=checks, budget=budget, bank_conflicts=bank_conflicts, races=races, profile=profile, schedule=schedule)
+        for name, value in (("checks", checks), ("bank_conflicts", bank_conflicts), ("races", races), ("profile", profile)):
             if not isinstance(value, bool):
                 raise ArgumentError(f"using: {name} is {value!r}; pass True or False")
         if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool) or budget < 1):
             raise ArgumentError(f"using: budget is {budget!r}; pass a whole number of instructions of at least 1, or None")
         self.ptx = ptx
         self.arithmetic = arithmetic
-        self.emulator = Emulator(arithmetic, checks, budget, bank_conflicts=bank_conflicts, races=races, schedule=schedule)
+        self.emulator = Emulator(
+            arithmetic, checks, budget, bank_conflicts=bank_conflicts, races=races, profile=profile, schedule=schedule
+        )
         self._modules: dict[str, EmulatorModule] = {}
         self._sizes: dict[int, int] = {}
         self._turn = RLock()

@@ -132,10 +132,17 @@ def conflicts(lanes: np.ndarray, offset: np.ndarray, size: int) -> int:
 class Observer:
     """Sees the accesses of one batch to shared memory: counts bank conflicts, and finds races.
 
-    Races: every warp has a vector clock (the latest step of every other warp of its block that happened before what it
-    does now). A barrier joins the clocks of who meets there. Two accesses to a byte by different warps, at least one of
-    them a write, are a race where neither happened before the other. Threads of one warp are not checked against
-    each other. The order in which the emulator ran the warps does not matter.
+    Races: every thread has a vector clock, the latest step of each other thread of its block that happened before what
+    it does now. A barrier of the block, of named threads or of a warp (bar.warp.sync) joins the clocks of who meets there. An
+    mbarrier carries the clocks of who arrives at a phase to who sees the phase complete. Two accesses to a byte by different
+    threads, at least one of them a write, are a race where neither happened before the other; the order in which the
+    emulator ran them does not matter.
+
+    Asynchronous copies write, or read, from when they are issued until they are known to be over: an access by anyone in
+    between is a race. cp.async is over for its own thread at its wait. What completes on an mbarrier is done by an agent
+    of its own, from which only the barrier tells; an agent stands in the clocks behind the threads. Bulk copies out of
+    shared memory go through the async proxy: they see a thread's writes only behind a fence.proxy.async. What is
+    fenced has clocks of its own, in the second half.
     """
 
     def __init__(self, batch, count_conflicts: bool, find_races: bool):
@@ -143,14 +150,18 @@ class Observer:
         self.counts: Optional[Lines] = batch.launch.conflict_lines if count_conflicts else None
         self.races = find_races
         if find_races:
-            size, warps = len(batch.shared.data), batch.warps
-            self.clock = np.zeros((batch.blocks, warps, warps), np.int32)
-            self.clock[:, np.arange(warps), np.arange(warps)] = 1
+            size, self.lanes = len(batch.shared.data), batch.warps * WARP
+            self.agents = self.lanes + _AGENTS
+            self.clock = np.zeros((batch.blocks, self.lanes, 2 * self.agents), np.int32)
+            own = np.arange(self.lanes)
+            self.clock[:, own, own] = 1
+            self.agent_clock = np.zeros((batch.blocks, _AGENTS), np.int32)
+            self.barrier_clocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of the current phase, of the complete ones
             self.writer = np.full(size, -1, np.int16)
             self.write_clock = np.zeros(size, np.int32)
             self.write_line = np.zeros(size, np.int32)
             self.atomic = np.zeros(size, bool)
-            self.read_clock = np.zeros((size, warps), np.int32)
+            self.read_clock = np.zeros((size, self.agents), np.int32)
 
     def access(self, access, offset: np.ndarray, size: int, lane: Optional[np.ndarray], verb: str) -> None:
         """Note an access at byte offsets from the start of each thread's shared memory."""
@@ -164,71 +175,177 @@ class Observer:
             flat = offset.astype(np.int64) + self.batch.block[lanes] * self.batch.shared_stride
             self.check(lanes, flat, size, verb)
 
-    def landed(self, lanes: np.ndarray, flat: np.ndarray, size: int) -> None:
-        """Note asynchronous copies that are performed now, at flat byte offsets."""
-        if self.races:
-            self.check(lanes, flat, size, "copies to")
+    # -- what orders threads ------------------------------------------------------------------------------------
 
     def synchronized(self, lanes: np.ndarray) -> None:
-        """Join the clocks of the warps of these threads, block by block."""
+        """Join the clocks of these threads, block by block."""
+        if self.races:
+            block, thread = np.divmod(np.asarray(lanes), self.lanes)
+            for number in np.unique(block):
+                self.join(number, thread[block == number])
+
+    def join(self, block: int, threads: np.ndarray) -> None:
+        """These threads of a block have met."""
+        self.clock[block, threads] = self.clock[block, threads].max(axis=0)
+        self.clock[block, threads, threads] += 1
+
+    def met_in_warps(self, lanes: np.ndarray, mask: np.ndarray) -> None:
+        """Join the clocks of the threads that each membermask names; both arrays are flat."""
+        if self.races:
+            block, thread = np.divmod(lanes, self.lanes)
+            for number, warp, names in np.unique(np.stack((block, thread // WARP, mask)), axis=1).T.tolist():
+                self.join(number, thread[(block == number) & (thread // WARP == warp) & (mask == names)])
+
+    def clocks_of(self, barrier: int) -> tuple[np.ndarray, np.ndarray]:
+        """The clocks that an mbarrier holds: of the current phase, and of the phases before it."""
+        if barrier not in self.barrier_clocks:
+            self.barrier_clocks[barrier] = np.zeros(2 * self.agents, np.int32), np.zeros(2 * self.agents, np.int32)
+        return self.barrier_clocks[barrier]
+
+    def renewed(self, barriers: np.ndarray) -> None:
+        """These mbarriers are new: nobody has arrived."""
+        if self.races:
+            for barrier in np.unique(barriers).tolist():
+                self.barrier_clocks.pop(barrier, None)
+
+    def released(self, lanes: np.ndarray, barriers: np.ndarray) -> None:
+        """Threads arrive at the mbarrier of each."""
+        if self.races:
+            block, thread = np.divmod(lanes, self.lanes)
+            for barrier in np.unique(barriers).tolist():
+                here = barriers == barrier
+                current, _ = self.clocks_of(barrier)
+                np.maximum(current, self.clock[block[here], thread[here]].max(axis=0), out=current)
+            self.clock[block, thread, thread] += 1
+
+    def completed(self, barrier: int) -> None:
+        """The current phase of an mbarrier is complete."""
+        if self.races:
+            current, before = self.clocks_of(barrier)
+            np.maximum(before, current, out=before)
+
+    def acquired(self, lanes: np.ndarray, barriers: np.ndarray) -> None:
+        """Threads have seen a phase of the mbarrier of each complete."""
+        if self.races:
+            block, thread = np.divmod(lanes, self.lanes)
+            for barrier in np.unique(barriers).tolist():
+                here = block[barriers == barrier], thread[barriers == barrier]
+                self.clock[here] = np.maximum(self.clock[here], self.clocks_of(barrier)[1])
+
+    # -- asynchronous copies ------------------------------------------------------------------------------------
+
+    def landed(self, lanes: np.ndarray, flat: np.ndarray, size: int, barrier: Optional[int] = None) -> None:
+        """Copies into shared memory are over, at flat byte offsets: for their threads, or for who waits for an mbarrier."""
         if not self.races:
             return
-        warps = np.unique(np.asarray(lanes) // WARP)
-        block, warp = warps // self.batch.warps, warps % self.batch.warps
-        for number in np.unique(block):
-            here = warp[block == number]
-            self.clock[number, here] = self.clock[number, here].max(axis=0)
-            self.clock[number, here, here] += 1
+        at = _bytes_of(flat, size)
+        if barrier is None:
+            block, thread = np.divmod(lanes, self.lanes)
+            self.writer[at] = np.repeat(thread, size)
+            self.write_clock[at] = np.repeat(self.clock[block, thread, thread], size)
+            return
+        agent, block = barrier % _AGENTS, int(self.batch.block[lanes[0]])
+        self.agent_clock[block, agent] += 1
+        current, _ = self.clocks_of(barrier)
+        current[self.lanes + agent] = self.agent_clock[block, agent]
+        self.writer[at], self.write_clock[at] = self.lanes + agent, self.agent_clock[block, agent]
+
+    def fenced(self, lanes: np.ndarray) -> None:
+        """What these threads know of is visible to bulk copies, too."""
+        if self.races:
+            known = self.clock[np.divmod(lanes, self.lanes)]
+            known[:, self.agents :] = np.maximum(known[:, self.agents :], known[:, : self.agents])
+            self.clock[np.divmod(lanes, self.lanes)] = known
+
+    def lent(self, lane: int, flat: np.ndarray, size: int) -> None:
+        """A bulk copy out of shared memory reads these bytes until they are returned."""
+        if not self.races:
+            return
+        at = _bytes_of(flat, size)
+        block, thread = divmod(lane, self.lanes)
+        writer = self.writer[at]
+        visible = self.clock[block, thread, self.agents + np.maximum(writer, 0)]
+        unfenced = (writer >= 0) & (writer < self.lanes) & (self.write_clock[at] > visible)
+        if unfenced.any():
+            byte = int(at[int(np.argmax(unfenced))])
+            fault = Fault(
+                f"starts a bulk copy of shared memory, and thread {int(self.writer[byte])} wrote the byte at "
+                f"0x{SHARED_BASE + byte % max(self.batch.shared_stride, 1):x} at PTX line {int(self.write_line[byte])}: a race, "
+                "no fence.proxy.async lies between"
+            )
+            fault.lane_ids = np.array([lane])
+            raise fault
+        self.read_clock[at, thread] = _NEVER_OVER
+
+    def returned(self, lane: int, flat: np.ndarray, size: int) -> None:
+        """The copy has read these bytes, and its thread knows."""
+        if self.races:
+            thread = lane % self.lanes
+            self.read_clock[_bytes_of(flat, size), thread] = self.clock[lane // self.lanes, thread, thread]
+
+    # -- races --------------------------------------------------------------------------------------------------
 
     def check(self, lanes: np.ndarray, flat: np.ndarray, size: int, verb: str) -> None:
         """Compare with earlier accesses to the same bytes, and remember these."""
-        batch = self.batch
-        block = np.repeat(batch.block[lanes], size)
-        warp = np.repeat(lanes // WARP % batch.warps, size)
-        at = (flat[:, None] + np.arange(size)).reshape(-1)
-        seen = self.clock[block, warp]  # (n, warps)
-        mine = seen[np.arange(len(at)), warp]
-        writer = self.writer[at]
-        known = np.where(writer >= 0, seen[np.arange(len(at)), np.maximum(writer, 0)], 0)
-        other = (writer >= 0) & (writer != warp) & (self.write_clock[at] > known)
+        block, thread = np.divmod(np.repeat(lanes, size), self.lanes)
+        at = _bytes_of(flat, size)
+        mine = self.clock[block, thread, thread]
+        writer, written = self.writer[at], self.write_clock[at]
+        known = self.clock[block, thread, np.maximum(writer, 0)]
+        other = (writer >= 0) & (written > known) & ((writer != thread) | (written == _NEVER_OVER))
         if verb == "updates":
             other &= ~self.atomic[at]
         if other.any():
-            self.fault(lanes, flat, size, verb, int(np.argmax(other)), at, "wrote")
+            position = int(np.argmax(other))
+            self.fault(lanes, size, verb, position, at, int(writer[position]), "wrote")
         if verb == "reads":
-            self.read_clock[at, warp] = mine
+            self.read_clock[at, thread] = np.maximum(self.read_clock[at, thread], mine)
             return
         if verb != "updates":
-            unseen = self.read_clock[at] > seen
-            unseen[np.arange(len(at)), warp] = False
-            if unseen.any():
-                self.fault(
-                    lanes,
-                    flat,
-                    size,
-                    verb,
-                    int(np.argmax(unseen.any(axis=1))),
-                    at,
-                    "read",
-                    int(np.argmax(unseen[int(np.argmax(unseen.any(axis=1)))])),
-                )
-        self.writer[at], self.write_clock[at], self.atomic[at] = warp, mine, verb == "updates"
-        self.write_line[at] = current_line(batch)
-        both = self.writer[at] != warp
+            self.check_reads(lanes, size, verb, block, thread, at)
+        self.writer[at], self.atomic[at] = thread, verb == "updates"
+        self.write_clock[at] = _NEVER_OVER if verb == "copies to" else mine
+        self.write_line[at] = current_line(self.batch)
+        both = self.writer[at] // WARP != thread // WARP  # in one warp, one of the values stays: PTX allows it
         if verb != "updates" and both.any():
-            self.fault(lanes, flat, size, verb, int(np.argmax(both)), at, "writes with the same instruction")
+            position = int(np.argmax(both))
+            self.fault(lanes, size, verb, position, at, int(self.writer[at[position]]), "writes with the same instruction")
 
-    def fault(
-        self, lanes, flat, size: int, verb: str, position: int, at: np.ndarray, what: str, warp: Optional[int] = None
-    ) -> None:
+    def check_reads(self, lanes, size: int, verb: str, block: np.ndarray, thread: np.ndarray, at: np.ndarray) -> None:
+        """A fault where a byte that is written now was read by a thread that is not known to be through with it."""
+        for start in range(0, len(at), _PIECE):
+            piece = slice(start, start + _PIECE)
+            rows = np.arange(len(at[piece]))
+            reads = self.read_clock[at[piece]]
+            unseen = reads > self.clock[block[piece], thread[piece], : self.agents]
+            unseen[rows, thread[piece]] = reads[rows, thread[piece]] == _NEVER_OVER
+            if unseen.any():
+                row = int(np.argmax(unseen.any(axis=1)))
+                self.fault(lanes, size, verb, start + row, at, int(np.argmax(unseen[row])), "read")
+
+    def fault(self, lanes, size: int, verb: str, position: int, at: np.ndarray, other: int, what: str) -> None:
         byte = int(at[position])
         address = SHARED_BASE + byte % max(self.batch.shared_stride, 1)
-        other = int(self.writer[byte]) if warp is None else warp
         where = f" at PTX line {int(self.write_line[byte])}" if what == "wrote" and self.write_line[byte] else ""
+        copy = what == "wrote" and int(self.write_clock[byte]) == _NEVER_OVER
+        copy = copy or (what == "read" and int(self.read_clock[byte, other]) == _NEVER_OVER)
+        if other >= self.lanes or copy:
+            who = f"an asynchronous copy {what}" if other >= self.lanes else f"an asynchronous copy of thread {other} {what}"
+        else:
+            who = f"thread {other} (warp {other // WARP}) {what}"
         fault = Fault(
-            f"{verb} {size} bytes of shared memory, and warp {other} {what} the byte at 0x{address:x}{where}: a race, "
-            "nothing orders the two",
+            f"{verb} {size} bytes of shared memory, and {who} the byte at 0x{address:x}{where}: a race, nothing orders the two",
             position // size,
         )
         fault.lane_ids = lanes
         raise fault
+
+
+_AGENTS = 32
+_NEVER_OVER = np.iinfo(np.int32).max  # the step of a copy that is not known to be over
+_PIECE = 4096  # bytes that are compared at once
+
+
+def _bytes_of(flat: np.ndarray, size: int) -> np.ndarray:
+    """The bytes of elements at flat byte offsets."""
+    return (np.asarray(flat)[:, None] + np.arange(size)).reshape(-1)

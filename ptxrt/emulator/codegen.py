@@ -190,6 +190,8 @@ class BlockWriter:
             self.current = item.instruction
             if item.uniform or item.instruction.opcode.startswith("bra"):
                 continue
+            if self.translator.number_of is not None:
+                self.emit(f"mark({self.translator.number_of(item.instruction)})")
             self.translate_item(item)
             for register in set(item.registers_read()) | set(item.registers_written()):
                 if self.last_use.get(register.name) == position and register.name in self.values:

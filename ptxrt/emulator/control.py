@@ -56,6 +56,8 @@ _FENCE_WORDS = {
 
 def _fence(name: str):
     def resolver(modifiers: tuple[str, ...]) -> Semantics:
+        if modifiers[:2] == ("proxy", "tensormap::generic") and modifiers[2:3] in (("acquire",), ("release",)):
+            return Memory("", "[generic], imm" if modifiers[2] == "acquire" else "", _nothing)
         unknown = [
             word
             for word in modifiers
@@ -63,9 +65,15 @@ def _fence(name: str):
         ]
         if unknown or not modifiers:
             raise Unsupported(f"'{'.'.join(unknown)}' is not known here")
-        return Memory("", "", _nothing)
+        fences_bulk_copies = modifiers[:2] == ("proxy", "async") and modifiers[2:] != ("global",)
+        return Memory("", "", _proxy_fence if fences_bulk_copies else _nothing)
 
     return resolver
+
+
+def _proxy_fence(memory) -> None:
+    """No effect but on who looks for races: bulk copies see what came before."""
+    memory.batch.fenced(memory.lane_ids)
 
 
 define("membar")(_fence("membar"))
@@ -80,7 +88,7 @@ def nanosleep(modifiers: tuple[str, ...]) -> Semantics:
     return Memory("", "u32", _nothing)
 
 
-@define("pmevent", "setmaxnreg")
+@define("pmevent")
 def hint(modifiers: tuple[str, ...]) -> Semantics:
     """A hint with one immediate: no effect."""
     return Memory("", "imm", _nothing)
@@ -98,6 +106,8 @@ def griddepcontrol(modifiers: tuple[str, ...]) -> Semantics:
 def prefetch(modifiers: tuple[str, ...]) -> Semantics:
     """prefetch{.space}.level [a]: no effect."""
     space = modifiers[0] if modifiers and modifiers[0] in ("global", "local") else "generic"
+    if modifiers[-1:] == ("tensormap",) and modifiers[:-1] in ((), ("const",), ("param",)):
+        return Memory("", "[generic]", _nothing)
     level = modifiers[-1] if modifiers else ""
     if not level.startswith(("L1", "L2")):
         raise Unsupported("expected a cache level")

@@ -174,6 +174,8 @@ def _float_from_float(options: set[str], destination: str, source: str) -> Seman
     narrowing = _FLOATS[destination] < _FLOATS[source] or {destination, source} == {"f16", "bf16"}
     if integral and (destination != source or mode):
         raise Unsupported(f".{integral} rounds to an integral value of the same type")
+    if source == "bf16" and not narrowing:
+        mode = None  # a rounding may be written; the conversion is exact
     if narrowing != (mode is not None):
         raise Unsupported(f"from .{source} to .{destination} a rounding .rn .rz .rm .rp is {'needed' if narrowing else 'not allowed'}")
     if relu and not (narrowing and source == "f32"):
@@ -364,7 +366,7 @@ def _narrow_from(options: set[str], destination: str, source: str) -> Semantics:
         if mode is None or options:
             raise Unsupported("expected cvt.{rp|rz}{.satfinite}.ue8m0x2." + source)
         table = _scale_codes(mode, saturate)
-    elif name in _NARROW and (source == "f32" or (source == "f16x2" and name in ("e4m3", "e5m2"))):
+    elif name in _NARROW and (source == "f32" or (source == "f16x2" and name in ("e4m3", "e5m2", "e2m1"))):
         relu = _take(options, "relu") is not None
         if options != {"rn", "satfinite"}:
             raise Unsupported(f"expected cvt.rn.satfinite{{.relu}}.{destination}.{source}")

@@ -218,11 +218,14 @@ def Warps(
     aligned: bool = False,
     mask: Optional[int] = None,
     prepare: Optional[Sequence[Optional[Callable]]] = None,
+    orders: bool = False,
 ) -> Semantics:
-    """A pure instruction that a warp executes together, on arrays of shape (warps, 32)."""
-    return Semantics(
-        "warps", signature(destinations), signature(sources), function, {"aligned": aligned, "mask": mask, "prepare": prepare}
-    )
+    """A pure instruction that a warp executes together, on arrays of shape (warps, 32).
+
+    `orders=True`: what the threads of the membermask did before happens before what they do next.
+    """
+    options = {"aligned": aligned, "mask": mask, "prepare": prepare, "orders": orders}
+    return Semantics("warps", signature(destinations), signature(sources), function, options)
 
 
 def Memory(
@@ -252,7 +255,10 @@ Resolver = Callable[[tuple[str, ...]], Semantics]
 REGISTRY: dict[str, Resolver] = {}
 
 #: The modules that define instructions, in the order in which they are read.
-FAMILIES = ("alu", "control", "access", "mma", "ldmatrix", "cp_async", "cvt", "math", "warp", "barrier")
+FAMILIES = (
+    "alu", "control", "access", "mma", "ldmatrix", "cp_async", "cvt", "math", "warp", "barrier", "mbarrier", "bulk",
+    "cluster", "registers",
+)
 
 
 def define(*names: str) -> Callable[[Resolver], Resolver]:

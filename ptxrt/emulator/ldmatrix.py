@@ -120,23 +120,39 @@ def ldmatrix(modifiers: tuple[str, ...]) -> Semantics:
     return Memory(f"b32*{registers}", f"[{space}]", load, warps=True, aligned=True)
 
 
+def _columns_of_bytes(rows: np.ndarray) -> np.ndarray:
+    """Registers of 16 x 8 bytes as MMA results lie in them, to the 8 columns: 16 bytes each.
+
+    Byte e of lane l is row l / 4 + 8 (e / 2) and column 2 (l % 4) + e % 2.
+    """
+    pieces = rows.reshape(rows.shape[0], -1, 8, 4, 2, 2)  # row % 8, column / 2, row / 8, column % 2
+    return np.ascontiguousarray(pieces.transpose(0, 1, 3, 5, 4, 2))
+
+
+#: (shape, .trans?, element type): bytes in register order as they become rows in memory.
+_STORES: dict[tuple[str, bool, str], Callable] = {
+    ("m8n8", False, "b16"): _row_order,
+    ("m8n8", True, "b16"): _transposed_halfwords,
+    ("m16n8", True, "b8"): _columns_of_bytes,
+}
+
+
 @define("stmatrix.sync.aligned")
 def stmatrix(modifiers: tuple[str, ...]) -> Semantics:
-    """stmatrix.sync.aligned.m8n8.num{.trans}{.shared}.b16 [p], r: 1, 2 or 4 matrices from registers."""
+    """stmatrix.sync.aligned.{m8n8.num{.trans}{.shared}.b16|m16n8.num.trans{.shared}.b8} [p], r: 1, 2 or 4 matrices."""
     words = list(modifiers)
     space = _space(words)
     transposed = words[2:3] == ["trans"]
-    if len(words) != 3 + transposed or words[0] != "m8n8" or words[1] not in _COUNTS or words[-1] != "b16":
-        raise Unsupported("expected stmatrix.sync.aligned.m8n8.{x1|x2|x4}{.trans}{.shared}.b16")
-    count = _COUNTS[words[1]]
+    kind = (words[0], transposed, words[-1]) if words else None
+    if len(words) != 3 + transposed or words[1] not in _COUNTS or kind not in _STORES:
+        raise Unsupported("expected stmatrix.sync.aligned.m8n8.{x1|x2|x4}{.trans}{.shared}.b16 or m16n8.{x1|x2|x4}.trans{.shared}.b8")
+    count, reorder = _COUNTS[words[1]], _STORES[kind]
 
     def store(memory, address, registers):
         row_address, lanes = _suppliers(address, 8 * count)
         data = np.stack([np.broadcast_to(register, address.shape) for register in registers], axis=1)
         rows = data.view(np.uint8).reshape(address.shape[0], 8 * count, 16)
-        if transposed:
-            rows = _transposed_halfwords(rows).reshape(rows.shape)
-        memory.store(space, row_address, rows, lane=lanes)
+        memory.store(space, row_address, reorder(rows).reshape(rows.shape), lane=lanes)
 
     return Memory("", f"[{space}], b32*{count}", store, warps=True, aligned=True)
 

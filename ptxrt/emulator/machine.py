@@ -19,12 +19,14 @@ from ..ptx.lower import Branch, Exit, Jump, Switch
 from .check import Observer
 from .instruction import Fault, Semantics
 from .memory import SHARED_BASE, Access, CopyQueue, GlobalMemory, Region
+from .profile import SCHEDULING, TRANSLATION
 
 WARP = 32
 _NOWHERE = np.iinfo(np.int32).max  # the key of a thread that cannot run
 _FULL_MASK = 0xFFFFFFFF
 _SHARED_LIMIT = 227 * 1024  # the most shared memory a block has on any GPU
 _FAIRNESS = 64  # every so many steps over parted threads, those who waited longest run
+_RACE_BYTES = 1 << 28  # at most, for the readers of every byte of shared memory
 _PATIENCE = 256  # turns of one warp alone before another one's, and steps to a turn, where warps run one by one
 
 
@@ -71,10 +73,9 @@ class Launch:
 
     def source_of(self, location) -> str:
         """A source position with what it was inlined into."""
-        files = self.module.module.files
         places = []
         while location is not None:
-            places.append(f"{files.get(location.file, '?')}:{location.line}")
+            places.append(self.module.source_of(location))
             location = location.inlined_at
         return ", inlined at ".join(places)
 
@@ -227,7 +228,9 @@ class Batch:
         if self.shared_bytes and (launch.emulator.count_conflicts or launch.emulator.find_races):
             self.observer = Observer(self, launch.emulator.count_conflicts, launch.emulator.find_races)
         self.state: dict = {}
+        self.guarded = False  # whether parts of shared memory may not be written: copies in flight, mbarriers
         self.exit_callbacks: list[Callable[[np.ndarray], None]] = []
+        self.idle_callbacks: list[Callable[[], bool]] = []
         self.rows = _Rows(self.code.rows, lanes)
         self.gathered: Optional[_GatheredRows] = None
         self.executing: Optional[Executing] = None
@@ -249,10 +252,7 @@ class Batch:
         if self.parking is None:
             self.parking = np.zeros(self.lanes, bool)
         self.parking[lanes] = True
-        reason = self.reasons.setdefault(why, np.zeros(self.lanes, bool))
-        for other in self.reasons.values():
-            other[lanes] = False
-        reason[lanes] = True
+        self.explain(lanes, why)
 
     def wake(self, lane_ids: np.ndarray) -> None:
         """Parked threads go on."""
@@ -266,6 +266,43 @@ class Batch:
     def on_exit(self, callback: Callable[[np.ndarray], None]) -> None:
         """Call back with the ids of threads that have exited."""
         self.exit_callbacks.append(callback)
+
+    def on_idle(self, callback: Callable[[], bool]) -> None:
+        """Call back when no thread can run; it says whether it woke one."""
+        self.idle_callbacks.append(callback)
+
+    def explain(self, lanes: np.ndarray, why: str) -> None:
+        """Change what a deadlock says these waiting threads wait for."""
+        for other in self.reasons.values():
+            other[lanes] = False
+        self.reasons.setdefault(why, np.zeros(self.lanes, bool))[lanes] = True
+
+    # What happened before what, for who looks for races; barriers are numbered by their place in shared memory.
+
+    def released(self, lane_ids: np.ndarray, barrier: np.ndarray) -> None:
+        """What these threads did is known to who waits for the current phase of the mbarrier of each."""
+        if self.observer is not None:
+            self.observer.released(lane_ids, barrier)
+
+    def completed(self, barrier: int) -> None:
+        """The current phase of an mbarrier is complete."""
+        if self.observer is not None:
+            self.observer.completed(barrier)
+
+    def acquired(self, lane_ids: np.ndarray, barrier: np.ndarray) -> None:
+        """These threads have seen a phase of the mbarrier of each complete."""
+        if self.observer is not None:
+            self.observer.acquired(lane_ids, barrier)
+
+    def fenced(self, lane_ids: np.ndarray) -> None:
+        """What these threads know of is visible to bulk copies, too."""
+        if self.observer is not None:
+            self.observer.fenced(lane_ids)
+
+    def renewed(self, barrier: np.ndarray) -> None:
+        """These mbarriers were initialized."""
+        if self.observer is not None:
+            self.observer.renewed(barrier)
 
     def synchronized(self, lane_ids: np.ndarray) -> None:
         """These threads have met at a barrier: what each did before happened before what each does next."""
@@ -317,6 +354,7 @@ class Batch:
             if choice is None:
                 return
             block, lanes, together = choice
+            self.keep_rows(lanes)
             steps = _PATIENCE if self.one_by_one else sys.maxsize
             while block is not None:
                 block = self.step(block, lanes, together)
@@ -328,15 +366,16 @@ class Batch:
 
     def choose(self) -> Optional[tuple[int, Optional[np.ndarray], bool]]:
         """The basic block to run next, its threads (None: all lanes), and whether no other thread can run."""
-        self.release_rows()
         key = self.key
         if self.one_by_one:
             key = self.key_of_one_warp()
         low = int(key.min())
         if low == _NOWHERE:
-            if self.alive.any():
-                raise self.deadlock()
-            return None
+            if not self.alive.any():
+                return None
+            if any([callback() for callback in self.idle_callbacks]):
+                return self.choose()
+            raise self.deadlock()
         lanes = np.flatnonzero(key == low)
         if len(lanes) == self.lanes:
             return low, None, True
@@ -381,7 +420,14 @@ class Batch:
         ready = (self.key != _NOWHERE).reshape(-1, WARP).sum(axis=1)
         return lanes[(here == ready)[lanes // WARP]]
 
-    def release_rows(self) -> None:
+    def keep_rows(self, lanes: Optional[np.ndarray]) -> None:
+        """Scatter what was gathered for the threads that ran last, unless the same ones go on."""
+        executing = self.executing
+        if executing is None:
+            return
+        before = executing.lanes
+        if before is lanes or (before is not None and lanes is not None and np.array_equal(before, lanes)):
+            return
         if self.gathered is not None:
             self.gathered.flush()
             self.gathered = None
@@ -390,9 +436,14 @@ class Batch:
     def step(self, number: int, lanes: Optional[np.ndarray], together: bool) -> Optional[int]:
         """Run one basic block. Returns the next one if the same threads go on together and no one else can run."""
         block = self.code.blocks[number]
+        profile = self.launch.emulator.profile
         if block.function is None:
+            if profile is not None:
+                profile.mark(TRANSLATION)
             block = self.code.compiled(number)
             self.code.uniforms(self.launch, self.launch.uniform)
+            if profile is not None:
+                profile.mark(SCHEDULING)
         executing = self.executing
         if executing is None:
             executing = self.executing = Executing(self, lanes)
@@ -410,6 +461,8 @@ class Batch:
             raise self.located(
                 Fault(f"stopped the emulator: {type(error).__name__}: {error}"), number, executing, error
             ) from error
+        if profile is not None:
+            profile.mark(SCHEDULING)
         self.count(number, executing.count, block.size)
         terminator = self.code.program.blocks[number].terminator
         if self.parking is not None or isinstance(terminator, Exit):
@@ -615,6 +668,8 @@ def warps(executing: Executing, function: Callable, arguments: tuple, semantics:
     """Call a function of whole warps; returns a flat tuple of (n,) results."""
     options = semantics.options
     mask_at = options.get("mask")
+    if options.get("orders") and executing.batch.observer is not None:
+        executing.batch.observer.met_in_warps(executing.lane_ids, np.broadcast_to(arguments[mask_at], executing.count))
     memory = (executing,) if semantics.kind == "memory" else ()
     if executing.whole:
         shaped = tuple(
@@ -776,9 +831,18 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
         raise EmulatorFault(f"{name}: a block of {block} threads, and the text requires {required}")
     if most and threads > int(np.prod(most)):
         raise EmulatorFault(f"{name}: a block of {threads} threads, and the text allows {int(np.prod(most))}")
+    cluster = entry.directives.get("reqnctapercluster")
+    if cluster and int(np.prod(cluster)) != 1:
+        raise EmulatorFault(f"{name}: the text requires clusters of {int(np.prod(cluster))} blocks; the emulator has clusters of one")
     if len(params) != entry.param_bytes:
         raise EmulatorFault(f"{name}: {len(params)} bytes of parameters, and the text declares {entry.param_bytes}")
+    profile = emulator.profile
+    if profile is not None:
+        profile.start()
+        profile.mark(TRANSLATION)
     code = module.code(name)
+    if profile is not None:
+        profile.mark(SCHEDULING)
     region = emulator.memory.find(emulator.param_address)
     region.data[: len(params)] = np.frombuffer(params, np.uint8)
     if region.states is not None:
@@ -789,6 +853,8 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
         raise EmulatorFault(f"{name}: {run.shared_bytes} bytes of shared memory per block; there are at most {_SHARED_LIMIT}")
     code.uniforms(run, run.uniform)
     per_batch = max(1, emulator.lanes_per_batch // (run.warps * WARP))
+    if emulator.find_races:
+        per_batch = max(1, min(per_batch, _RACE_BYTES // max(4 * run.shared_bytes * run.warps * WARP, 1)))
     meter = Progress(name, run.blocks, emulator.progress)
     try:
         with np.errstate(all="ignore"):

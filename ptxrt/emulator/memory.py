@@ -6,7 +6,7 @@ again. Shared and local memory are offsets of their own (from `SHARED_BASE`, `LO
 in the generic space inside windows of 4 GiB.
 
 Every space is a `Region`: a flat buffer that is viewed in elements of the access size, and one state per byte: NEVER
-written, WRITTEN, or the target of an asynchronous copy IN_FLIGHT.
+written, WRITTEN, the target of an asynchronous copy IN_FLIGHT, or part of an mbarrier OPAQUE.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOCAL_BASE = 1024
 ALIGNMENT = 512
 _GAP = 512
 
-NEVER, WRITTEN, IN_FLIGHT = 0, 1, 2
+NEVER, WRITTEN, IN_FLIGHT, OPAQUE = 0, 1, 2, 3
 
 #: Element types by access size. A complex128 is moved as 16 opaque bytes.
 ELEMENTS = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8"), 16: np.dtype("c16"), 32: np.dtype("V32")}
@@ -377,24 +377,25 @@ class Access:
         first = int(np.argmax(wrong))
         states = region.element_states(size)[index[first]].reshape(-1).view(np.uint8)
         position = first if where is None else int(where[first])
-        what = "that an asynchronous copy is still writing" if (states == IN_FLIGHT).any() else "that nothing wrote"
+        what = "that nothing wrote"
+        for state, words in ((IN_FLIGHT, "that an asynchronous copy is still writing"), (OPAQUE, "that belong to an mbarrier")):
+            what = words if (states == state).any() else what
         name = f" of {region}" if isinstance(region, Allocation) else f" of {space} memory"
         raise Fault(
             f"reads {size} bytes at 0x{int(address[position]):x}{name}, {int((states != WRITTEN).sum())} of them {what}", position
         )
 
     def _check_not_in_flight(self, region: Region, index, size: int, address: np.ndarray, where) -> None:
-        if region is not self.batch.shared or not self.batch.copies.pending:
+        if region is not self.batch.shared or not self.batch.guarded:
             return
         states = region.element_states(size).take(index, axis=0)
-        flying = (states & (_ALL_WRITTEN[size] * IN_FLIGHT)) != 0
-        if flying.any():
-            first = int(np.argmax(flying.reshape(len(index), -1).any(axis=1)))
+        taken = (states & (_ALL_WRITTEN[size] * IN_FLIGHT)) != 0  # the bit that IN_FLIGHT and OPAQUE share
+        if taken.any():
+            first = int(np.argmax(taken.reshape(len(index), -1).any(axis=1)))
             position = first if where is None else int(where[first])
-            raise Fault(
-                f"writes {size} bytes of shared memory at 0x{int(address[position]):x} that an asynchronous copy is still writing",
-                position,
-            )
+            opaque = (states[first].reshape(-1).view(np.uint8) == OPAQUE).any()
+            what = "belong to an mbarrier" if opaque else "an asynchronous copy is still writing"
+            raise Fault(f"writes {size} bytes of shared memory at 0x{int(address[position]):x} that {what}", position)
 
     def _out_of_bounds(self, space: str, address, offset, limit: int, size: int, verb: str) -> None:
         bad = offset.astype(np.uint64) + np.uint64(size) > np.uint64(limit)
@@ -454,6 +455,7 @@ class _Copy(NamedTuple):
     size: int
     sources: list[Part]
     taken: Optional[np.ndarray]  # bytes of each copy that come from the source, None for all
+    serial: int  # counts the instructions that issued copies
 
 
 class CopyQueue:
@@ -466,9 +468,25 @@ class CopyQueue:
         self.batch = batch
         self.pending: list[_Copy] = []
         self.committed = np.zeros(batch.lanes, np.int64)
+        self.serial = 0
 
-    def land(self, copy: _Copy, due: np.ndarray) -> Optional[_Copy]:
-        """Perform the copies that are due (bool per thread); returns what is left."""
+    def land_before(self, lanes: np.ndarray, serial: int, barrier: int) -> None:
+        """Perform what these threads issued before a serial number; the barrier tells others of it."""
+        chosen = np.zeros(self.batch.lanes, bool)
+        chosen[lanes] = True
+        left = []
+        for copy in self.pending:
+            due = chosen[copy.lanes] if copy.serial < serial else None
+            rest = copy if due is None or not due.any() else self.land(copy, due, barrier)
+            if rest is not None:
+                left.append(rest)
+        self.pending[:] = left
+
+    def land(self, copy: _Copy, due: np.ndarray, barrier: Optional[int] = None) -> Optional[_Copy]:
+        """Perform the copies that are due (bool per thread); returns what is left.
+
+        Who issued a copy knows that it has landed; with `barrier` who waited for that mbarrier does instead.
+        """
         whole = bool(due.all())
         shared = self.batch.shared
         values = np.zeros(len(copy.lanes), ELEMENTS[copy.size])
@@ -482,7 +500,7 @@ class CopyQueue:
         if shared.states is not None:
             shared.mark(target, copy.size, WRITTEN)
         if self.batch.observer is not None:
-            self.batch.observer.landed(copy.lanes if whole else copy.lanes[due], target * copy.size, copy.size)
+            self.batch.observer.landed(copy.lanes if whole else copy.lanes[due], target * copy.size, copy.size, barrier)
         if whole:
             return None
         rest = np.flatnonzero(~due)
@@ -540,7 +558,9 @@ class BoundCopies:
         if region.states is not None:
             region.mark(target, size, IN_FLIGHT)
         lanes = access.lane_ids
-        queue.pending.append(_Copy(lanes, queue.committed[lanes], target, size, sources, taken))
+        queue.pending.append(_Copy(lanes, queue.committed[lanes], target, size, sources, taken, queue.serial))
+        queue.serial += 1
+        access.batch.guarded = True
 
     def _checked(self, source: np.ndarray, size: int, where: Optional[np.ndarray]) -> list[Part]:
         access = self.access

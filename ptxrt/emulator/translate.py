@@ -124,6 +124,11 @@ class Translator:
         self.uniform: dict[str, int] = {}
         self.uniform_slots: dict[tuple[str, str], int] = {}
         self.uniform_order: list[tuple[Instruction, Semantics]] = []
+        self.number_of: Optional[Callable[[Instruction], int]] = None
+
+    def profile(self, mark: Callable[[int], None], number_of: Callable[[Instruction], int]) -> None:
+        """Let generated code call mark(number) before every instruction."""
+        self.namespace["mark"], self.number_of = mark, number_of
 
     # -- analysis -----------------------------------------------------------------------------------------------
 

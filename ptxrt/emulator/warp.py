@@ -227,4 +227,4 @@ def bar_warp_sync(modifiers: tuple[str, ...]) -> Semantics:
     """bar.warp.sync membermask: the lanes named wait for each other, which the machine has seen to already."""
     if modifiers:
         raise Unsupported("expected bar.warp.sync without modifiers")
-    return Warps("", "b32", lambda mask, active=None: None, mask=0)
+    return Warps("", "b32", lambda mask, active=None: None, mask=0, orders=True)

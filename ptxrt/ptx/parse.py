@@ -346,6 +346,15 @@ def _split(text: str) -> list[str]:
     return parts
 
 
+def _opened(part: str) -> list[str]:
+    """The operands in one part of an instruction: `[map, {coordinates}]` is an address and a vector."""
+    part = part.strip()
+    if not part.startswith("[") or "," not in part:
+        return [part]
+    base, *coordinates = _split(part[1:-1])
+    return [f"[{base}]", *coordinates]
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Opcodes of a text
 
@@ -639,6 +648,8 @@ class _BodyReader:
         operands = []
         if text:
             parts = text.split(",") if "{" not in text and "[" not in text and "(" not in text else _split(text)
+            if "[" in text:
+                parts = [piece for part in parts for piece in _opened(part)]
             for part in parts:
                 operand = cache.get(part)
                 if operand is None:

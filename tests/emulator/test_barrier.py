@@ -193,7 +193,7 @@ def test_unaligned_barrier_takes_the_lanes_of_a_warp_one_by_one(execute):
     assert execute(body, threads() | {"p": ("pred", np.zeros(96))}, {"d": "b32"}, block=96)["d"].all()
 
 
-@pytest.mark.parametrize("opcode", ["bar.wait", "bar.sync.aligned", "bar.red.xor.pred", "barrier.cluster.arrive", "bar.red.popc.pred"])
+@pytest.mark.parametrize("opcode", ["bar.wait", "bar.sync.aligned", "bar.red.xor.pred", "bar.red.popc.pred"])
 def test_other_forms_are_refused(opcode):
     with pytest.raises(Unsupported, match="is not implemented"):
         resolve(opcode)

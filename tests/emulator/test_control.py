@@ -159,7 +159,7 @@ def test_clocks_go_forward():
 
 
 def test_what_has_no_effect():
-    body = "membar.gl; membar.cta; fence.acq_rel.gpu; fence.sc.sys; fence.proxy.async; fence.mbarrier_init.release.cluster; nanosleep.u32 100; griddepcontrol.wait; griddepcontrol.launch_dependents; prefetch.global.L2 [%rd0]; pmevent 3; st.global.u64 [%rd0], %rd1;"
+    body = "membar.gl; membar.cta; fence.acq_rel.gpu; fence.sc.sys; fence.proxy.async; fence.mbarrier_init.release.cluster; fence.proxy.tensormap::generic.acquire.gpu [%rd0], 128; fence.proxy.tensormap::generic.release.gpu; prefetch.tensormap [%rd0]; nanosleep.u32 100; griddepcontrol.wait; griddepcontrol.launch_dependents; prefetch.global.L2 [%rd0]; pmevent 3; st.global.u64 [%rd0], %rd1;"
     out = np.zeros(32, np.uint64)
     launch(program(body), "k", out)
     assert out.tolist() == [8 * i for i in range(32)]
@@ -233,14 +233,14 @@ def test_races():
     run("bar.sync 0;", "bar.sync 0;")
     assert out[:, 0].tolist() == [i ^ 32 for i in range(64)]
     with pytest.raises(
-        EmulatorFault, match=r"reads 4 bytes of shared memory, and warp 1 wrote the byte at 0x480 at PTX line 12: a race"
+        EmulatorFault, match=r"reads 4 bytes of shared memory, and thread 32 \(warp 1\) wrote the byte at 0x480 at PTX line 12: a race"
     ):
         run("", "")
     run("bar.sync 1, 64;", "")  # each warp reads and writes the other's half, which its own warp alone touched since
     with pytest.raises(EmulatorFault, match="a race"):
         run("bar.warp.sync 0xffffffff;", "bar.sync 0;")
     write_after_read = "mov.u32 %r1, b; setp.lt.u32 %p1, %r0, 32; @%p1 st.shared.u32 [%r1], 1; bar.sync 0; ld.shared.u32 %r2, [%r1]; @%p1 st.shared.u32 [%r1], 2;"
-    with pytest.raises(EmulatorFault, match="writes 4 bytes of shared memory, and warp 1 read the byte at 0x400"):
+    with pytest.raises(EmulatorFault, match=r"writes 4 bytes of shared memory, and thread 1 \(warp 0\) read the byte at 0x400"):
         launch(program(write_after_read, before=before), "k", out, block=64, emulator=Emulator(races=True))
 
 

@@ -150,6 +150,30 @@ def test_stmatrix(execute, memory, count, transposed):
     assert (stored == expected).all()
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_stmatrix_of_bytes(execute, memory, count):
+    """Byte e of lane l is row l / 4 + 8 (e / 2), column 2 (l % 4) + e % 2 of a 16 x 8 result; its columns are stored."""
+    rows = shuffled_rows(count)
+    values = np.random.default_rng(count).integers(0, 1 << 32, (count, 32), dtype=np.uint32)
+    vector = "{" + ", ".join(f"%s{i}" for i in range(count)) + "}"
+    instruction = f"""
+        stmatrix.sync.aligned.m16n8.x{count}.trans.shared.b8 [%address], {vector};
+        bar.sync 0;
+        mad.lo.u32 %address, %thread, 16, %tile;
+        ld.shared.v4.b32 {{%o0, %o1, %o2, %o3}}, [%address];
+    """
+    extra = {f"s{i}": ("b32", values[i]) for i in range(count)}
+    found = run(execute, instruction, memory, rows, {f"o{i}": "b32" for i in range(4)}, extra)
+    expected = memory.copy()
+    for matrix in range(count):
+        for lane in range(32):
+            for element in range(4):
+                row, column = lane // 4 + 8 * (element // 2), 2 * (lane % 4) + element % 2
+                expected[rows[8 * matrix + column] + row] = int(values[matrix, lane]) >> 8 * element & 0xFF
+    stored = np.stack([found[f"o{i}"] for i in range(4)], axis=1).reshape(-1).view(np.uint8)
+    assert (stored == expected).all()
+
+
 def test_movmatrix(execute):
     a = np.random.default_rng(1).integers(0, 1 << 32, 64, dtype=np.uint32)
     found = execute("movmatrix.sync.aligned.m8n8.trans.b16 %d, %a;", {"a": ("b32", a)}, {"d": "b32"})["d"]
@@ -200,7 +224,7 @@ def test_a_part_of_a_warp_is_a_fault(execute, memory, instruction):
         "ldmatrix.sync.aligned.m8n16.x1.trans.shared.b8x16.b4x16_p64",
         "ldmatrix.sync.aligned.m8n16.x1.shared.b8x16",
         "ldmatrix.sync.aligned.m8n8.x1.shared.b16.b4x16_p64",
-        "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8",
+        "stmatrix.sync.aligned.m16n8.x1.shared.b8",
         "movmatrix.sync.aligned.m8n8.b16",
     ],
 )

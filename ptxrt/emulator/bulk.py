@@ -1,0 +1,349 @@
+"""Bulk copies: cp.async.bulk and, of tensors, cp.async.bulk.tensor (PTX ISA 9.7.9.25.4 and 9.7.9.25.5).
+
+Copies into shared memory complete bytes on an mbarrier and land when its phase is waited for (see mbarrier.py). Copies
+out of it belong to bulk groups of their thread: wait_group.read reads their source, wait_group writes their
+destination, each as late as that; the end of the thread does both. Until then the bytes may be neither read nor
+written, which `checks` and `races` tell.
+
+The state space .shared::cluster means the own block: a cluster has one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Optional
+
+import numpy as np
+
+from ..errors import ArgumentError
+from .instruction import Blocking, Fault, Memory, Semantics, Unsupported, define
+from .mbarrier import Transfer, barriers
+from .memory import IN_FLIGHT, WRITTEN, Part
+from .tensor_map import ALIGNMENT, BYTES, TensorMap, decode, swizzled
+
+_CHUNK = 16
+_BOX_ALIGNMENT = 128
+_COMPLETES = "mbarrier::complete_tx::bytes"
+_SHARED = ("shared::cta", "shared::cluster")
+
+
+def _values(parts: list[Part], count: int, unit: int) -> np.ndarray:
+    """The elements behind parts, as bytes (count, unit); what no part covers is zero."""
+    values = np.zeros((count, unit), np.uint8)
+    for region, index, where in parts:
+        found = region.elements(unit).take(index).view(np.uint8).reshape(-1, unit)
+        values[slice(None) if where is None else where] = found
+    return values
+
+
+class _Side:
+    """One side of a copy of one thread: elements of `unit` bytes, checked when the copy is issued."""
+
+    def __init__(self, threads, position: int, space: str, address: np.ndarray, unit: int, verb: str):
+        access = threads.executing
+        self.unit, self.count = unit, len(address)
+        try:
+            self.parts = access.locate(space, address, unit, np.full(len(address), position), verb)
+            if verb == "reads":
+                for region, index, where in self.parts:
+                    access._check_readable(region, index, unit, space, address, where)
+        except Fault as fault:
+            raise Fault(f"starts a copy that {fault.message}", position) from None
+
+    def mark(self, state: int) -> None:
+        for region, index, _ in self.parts:
+            if region.states is not None:
+                region.mark(index, self.unit, state)
+
+    def read(self) -> np.ndarray:
+        return _values(self.parts, self.count, self.unit)
+
+    def write(self, values: np.ndarray) -> None:
+        for region, index, where in self.parts:
+            elements = np.ascontiguousarray(values if where is None else values[where]).reshape(-1)
+            region.elements(self.unit)[index] = elements.view(region.elements(self.unit).dtype)
+        self.mark(WRITTEN)
+
+    @property
+    def places(self) -> np.ndarray:
+        """Where the elements lie in the shared memory of the batch, in bytes."""
+        return self.parts[0].index * self.unit if self.parts else np.zeros(0, np.int64)
+
+
+def _chunks(address: int, size: int) -> np.ndarray:
+    return np.uint64(address) + np.arange(0, size, _CHUNK, dtype=np.uint64)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Into shared memory
+
+
+def _await(threads, position: int, target: _Side, source: _Side, barrier: int, bytes: int, inside=None, filling=None) -> None:
+    """Let a copy land on a barrier. `inside`: the elements that the source gives; the others are `filling`."""
+    batch, lane = threads.batch, int(threads.lane[position])
+    target.mark(IN_FLIGHT)
+    batch.guarded = True
+
+    def land(barrier: int) -> None:
+        values = source.read()
+        if inside is not None:
+            whole = np.broadcast_to(filling, (target.count, target.unit)).copy()
+            whole[inside] = values
+            values = whole
+        target.write(values)
+        if batch.observer is not None:
+            batch.observer.landed(np.full(target.count, lane), target.places, target.unit, barrier)
+
+    barriers(batch).transfers.setdefault(barrier, deque()).append(Transfer(land, bytes))
+
+
+def _flat(value, threads) -> list[int]:
+    """An operand as one Python number per thread."""
+    return np.broadcast_to(np.asarray(value), len(threads.lane)).tolist()
+
+
+def _check_chunks(position: int, *numbers: int) -> None:
+    if any(number % _CHUNK for number in numbers):
+        raise Fault("starts a bulk copy whose addresses and size are not all multiples of 16", position)
+
+
+def _load(space: str):
+    def load(threads, target, source, size, mbarrier, policy=None):
+        here = barriers(threads.batch)
+        barrier = here.find(threads.executing, "shared", mbarrier)
+        for position, (to, at, bytes, on) in enumerate(zip(_flat(target, threads), _flat(source, threads), _flat(size, threads), barrier.tolist())):
+            _check_chunks(position, to, at, bytes)
+            if bytes:
+                source_side = _Side(threads, position, space, _chunks(at, bytes), _CHUNK, "reads")
+                target_side = _Side(threads, position, "shared", _chunks(to, bytes), _CHUNK, "copies to")
+                _await(threads, position, target_side, source_side, on, bytes)
+        here.settle(np.unique(barrier))
+
+    return load
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Out of shared memory
+
+
+class _Store:
+    """A copy out of shared memory: first its source is read, later its destination written."""
+
+    def __init__(self, threads, position: int, group: int, source: _Side, target: _Side, inside: Optional[np.ndarray]):
+        self.lane, self.group = int(threads.lane[position]), group
+        self.observer = threads.batch.observer
+        self.source, self.target, self.inside = source, target, inside
+        self.values: Optional[np.ndarray] = None
+        target.mark(IN_FLIGHT)
+        if self.observer is not None:
+            self.observer.lent(self.lane, source.places, source.unit)
+
+    def read(self) -> None:
+        if self.values is None:
+            values = self.source.read()
+            self.values = values if self.inside is None else values[self.inside]
+            if self.observer is not None:
+                self.observer.returned(self.lane, self.source.places, self.source.unit)
+
+    def write(self) -> None:
+        self.read()
+        self.target.write(self.values)
+
+
+class _Stores:
+    """The copies out of shared memory that a batch has not finished, and how many groups each thread has committed."""
+
+    def __init__(self, batch):
+        self.batch = batch
+        self.pending: list[_Store] = []
+        self.committed = np.zeros(batch.lanes, np.int64)
+        batch.on_exit(lambda lanes: self.finish(lanes, self.committed + 1))
+
+    def finish(self, lanes: np.ndarray, limit: np.ndarray, read_only: bool = False) -> None:
+        """Perform what these threads issued in groups below the limit of each."""
+        if not self.pending:
+            return
+        chosen = np.zeros(self.batch.lanes, bool)
+        chosen[lanes] = True
+        left = []
+        for store in self.pending:
+            due = chosen[store.lane] and store.group < limit[store.lane]
+            if due:
+                store.read() if read_only else store.write()
+            if read_only or not due:
+                left.append(store)
+        self.pending = left
+
+
+def _stores(batch) -> _Stores:
+    if "stores" not in batch.state:
+        batch.state["stores"] = _Stores(batch)
+    return batch.state["stores"]
+
+
+def _store(threads, target, source, size, policy=None) -> None:
+    stores = _stores(threads.batch)
+    for position, (to, at, bytes) in enumerate(zip(_flat(target, threads), _flat(source, threads), _flat(size, threads))):
+        _check_chunks(position, to, at, bytes)
+        if bytes:
+            source_side = _Side(threads, position, "shared", _chunks(at, bytes), _CHUNK, "reads")
+            target_side = _Side(threads, position, "global", _chunks(to, bytes), _CHUNK, "writes")
+            group = int(stores.committed[threads.lane[position]])
+            stores.pending.append(_Store(threads, position, group, source_side, target_side, None))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Tensors
+
+
+def _map(threads, position: int, address: int, rank: int) -> TensorMap:
+    """The tensor map at a generic address."""
+    memory = threads.batch.memory
+    allocation = memory.find(address)
+    offset = address - allocation.base if allocation is not None else 0
+    if allocation is None or offset + BYTES > allocation.limit or address % ALIGNMENT:
+        raise Fault(f"uses a tensor map at 0x{address:x}: 128 bytes of memory at a multiple of {ALIGNMENT} are expected", position)
+    try:
+        found = decode(allocation.data[offset : offset + BYTES].tobytes())
+    except ArgumentError as error:
+        raise Fault(f"uses a tensor map at 0x{address:x}: {error}", position) from None
+    if found.rank != rank:
+        raise Fault(f"copies {rank} dimensions with a tensor map of {found.rank}", position)
+    return found
+
+
+def _box(threads, position: int, map: TensorMap, shared: int, coordinates: list[int]):
+    """(unit, shared addresses, global addresses, inside or None) of the box at these coordinates."""
+    if shared % _BOX_ALIGNMENT:
+        raise Fault(f"copies a box at 0x{shared:x} of shared memory, which is no multiple of {_BOX_ALIGNMENT}", position)
+    unit = map.unit(coordinates[0])
+    remote, inside = map.locate(coordinates, unit)
+    places = swizzled(shared + map.places(unit)[0], map.swizzle).astype(np.uint64)
+    return unit, places, remote, None if inside.all() else inside
+
+
+def _coordinates(vector, threads) -> list[list[int]]:
+    return list(zip(*(_flat(each, threads) for each in vector)))
+
+
+def _load_tensor(rank: int):
+    def load(threads, target, map, coordinates, mbarrier, policy=None):
+        here = barriers(threads.batch)
+        barrier = here.find(threads.executing, "shared", mbarrier)
+        operands = zip(_flat(target, threads), _flat(map, threads), _coordinates(coordinates, threads), barrier.tolist())
+        for position, (to, address, corner, on) in enumerate(operands):
+            tensor = _map(threads, position, address, rank)
+            unit, places, remote, inside = _box(threads, position, tensor, to, corner)
+            source = _Side(threads, position, "global", remote if inside is None else remote[inside], unit, "reads")
+            side = _Side(threads, position, "shared", places, unit, "copies to")
+            _await(threads, position, side, source, on, tensor.box_bytes, inside, tensor.filling(unit))
+        here.settle(np.unique(barrier))
+
+    return load
+
+
+def _store_tensor(rank: int):
+    def store(threads, map, coordinates, source, policy=None):
+        stores = _stores(threads.batch)
+        operands = zip(_flat(map, threads), _coordinates(coordinates, threads), _flat(source, threads))
+        for position, (address, corner, at) in enumerate(operands):
+            tensor = _map(threads, position, address, rank)
+            unit, places, remote, inside = _box(threads, position, tensor, at, corner)
+            side = _Side(threads, position, "shared", places, unit, "reads")
+            target = _Side(threads, position, "global", remote if inside is None else remote[inside], unit, "writes")
+            group = int(stores.committed[threads.lane[position]])
+            stores.pending.append(_Store(threads, position, group, side, target, inside))
+
+    return store
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Instructions
+
+
+def _taken(modifiers: tuple[str, ...], *hints: str) -> tuple[tuple[str, ...], set[str]]:
+    """The modifiers without the optional ones, and which of those were there."""
+    return tuple(word for word in modifiers if word not in hints), {word for word in modifiers if word in hints}
+
+
+def _nothing(*_) -> None:
+    """A prefetch has no effect."""
+
+
+@define("cp.async.bulk")
+def cp_async_bulk(modifiers: tuple[str, ...]) -> Semantics:
+    """cp.async.bulk.shared::cta.{global|shared::cta}.mbarrier::complete_tx::bytes [dst], [src], size, [mbar]{, policy}.
+
+    cp.async.bulk.global.shared::cta.bulk_group [dst], [src], size{, policy}; cp.async.bulk.prefetch.L2.global [src], size.
+    """
+    words, hints = _taken(modifiers, "L2::cache_hint")
+    policy = ", b64" if hints else ""
+    for target in _SHARED:
+        for source in ("global", "shared::cta"):
+            if words == (target, source, _COMPLETES):
+                space = source.partition(":")[0]
+                return Blocking("", f"[shared], [{space}], u32, [shared]{policy}", _load(space))
+    if words == ("global", "shared::cta", "bulk_group"):
+        return Blocking("", f"[global], [shared], u32{policy}", _store)
+    if words == ("prefetch", "L2", "global"):
+        return Memory("", f"[global], u32{policy}", _nothing)
+    raise Unsupported(
+        f"expected cp.async.bulk.shared::cta.{{global|shared::cta}}.{_COMPLETES}, .global.shared::cta.bulk_group or .prefetch.L2.global"
+    )
+
+
+@define("cp.async.bulk.tensor")
+def cp_async_bulk_tensor(modifiers: tuple[str, ...]) -> Semantics:
+    """cp.async.bulk.tensor.{1d..5d}.shared::cta.global{.tile}.mbarrier::complete_tx::bytes [dst], [map, {c}], [mbar]{, policy}.
+
+    cp.async.bulk.tensor.{1d..5d}.global.shared::cta{.tile}.bulk_group [map, {c}], [src]{, policy}
+    """
+    words, hints = _taken(modifiers, "L2::cache_hint", "tile")
+    policy = ", b64" if "L2::cache_hint" in hints else ""
+    rank = _rank(words[:1])
+    if words[1:] in [(target, "global", _COMPLETES) for target in _SHARED]:
+        return Blocking("", f"[shared], [generic], s32*{rank}, [shared]{policy}", _load_tensor(rank))
+    if words[1:] == ("global", "shared::cta", "bulk_group"):
+        return Blocking("", f"[generic], s32*{rank}, [shared]{policy}", _store_tensor(rank))
+    raise Unsupported(f"expected .shared::cta.global{{.tile}}.{_COMPLETES} or .global.shared::cta{{.tile}}.bulk_group")
+
+
+def _rank(words: tuple[str, ...]) -> int:
+    if not words or words[0] not in ("1d", "2d", "3d", "4d", "5d"):
+        raise Unsupported("expected .1d to .5d")
+    return int(words[0][0])
+
+
+@define("cp.async.bulk.prefetch.tensor")
+def prefetch_tensor(modifiers: tuple[str, ...]) -> Semantics:
+    """cp.async.bulk.prefetch.tensor.{1d..5d}.L2.global{.tile} [map, {c}]{, policy}: no effect."""
+    words, hints = _taken(modifiers, "L2::cache_hint", "tile")
+    rank = _rank(words[:1])
+    if words[1:] != ("L2", "global"):
+        raise Unsupported("expected .L2.global{.tile}")
+    return Memory("", f"[generic], s32*{rank}" + (", b64" if "L2::cache_hint" in hints else ""), _nothing)
+
+
+@define("cp.async.bulk.commit_group")
+def commit_group(modifiers: tuple[str, ...]) -> Semantics:
+    """Make the copies out of shared memory issued since the last commit a group of this thread."""
+    if modifiers:
+        raise Unsupported("expected no modifiers")
+
+    def commit(memory) -> None:
+        _stores(memory.batch).committed[memory.lane_ids] += 1
+
+    return Memory("", "", commit)
+
+
+@define("cp.async.bulk.wait_group")
+def wait_group(modifiers: tuple[str, ...]) -> Semantics:
+    """cp.async.bulk.wait_group{.read} N: all but the latest N groups of this thread are written, or with .read read."""
+    if modifiers not in ((), ("read",)):
+        raise Unsupported("expected .read or no modifier")
+
+    def wait(memory, groups: int) -> None:
+        stores = _stores(memory.batch)
+        stores.finish(memory.lane_ids, stores.committed - groups, read_only=bool(modifiers))
+
+    return Memory("", "imm", wait)

@@ -1,0 +1,94 @@
+"""setmaxnreg: warps give registers back to their block, or take some (PTX ISA 9.7.19.5).
+
+A thread starts with what its entry was compiled for: .maxnreg, or what .maxntid and .minnctapersm leave of 65536
+registers. Where the text has none of them ptxas ignores setmaxnreg, and so does the emulator. A warp that asks for more
+than the block has left waits, on hardware too: for ever, if nobody gives registers back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .instruction import Blocking, Fault, Semantics, Unsupported, define
+
+_FILE = 65536
+_GRANULE = 8
+_MOST = 256
+_WARP = 32
+
+
+def entry_registers(directives) -> int | None:
+    """Registers per thread at entry, rounded as they are allocated; None where the text does not say."""
+    if directives.get("maxnreg"):
+        return -(-int(np.prod(directives["maxnreg"])) // _GRANULE) * _GRANULE
+    threads = directives.get("maxntid") or directives.get("reqntid")
+    if not threads:
+        return None
+    blocks = int(np.prod(directives.get("minnctapersm") or 1))
+    each = _FILE // (-(-int(np.prod(threads)) // _WARP) * _WARP * blocks)
+    return min(_MOST, each // _GRANULE * _GRANULE)
+
+
+class _Pool:
+    """Registers per thread of every warp, and what each block has left, in registers per thread of one warp."""
+
+    def __init__(self, batch, first: int):
+        self.batch = batch
+        self.held = np.full(batch.blocks * batch.warps, first)
+        self.left = np.zeros(batch.blocks, np.int64)
+        self.waiting: list[tuple[int, int]] = []  # (warp, registers wanted)
+        batch.on_exit(self.exited)
+
+    def exited(self, lanes: np.ndarray) -> None:
+        for warp in np.unique(lanes // _WARP).tolist():
+            if not self.batch.alive[warp * _WARP : (warp + 1) * _WARP].any():
+                self.left[warp // self.batch.warps] += self.held[warp]
+                self.held[warp] = 0
+        self.serve()
+
+    def serve(self) -> None:
+        """Give waiting warps what has become free."""
+        still = []
+        for warp, wanted in self.waiting:
+            if self.take(warp, wanted):
+                self.batch.wake(np.arange(warp * _WARP, (warp + 1) * _WARP))
+            else:
+                still.append((warp, wanted))
+        self.waiting = still
+
+    def take(self, warp: int, wanted: int) -> bool:
+        block, more = warp // self.batch.warps, wanted - self.held[warp]
+        if more > self.left[block]:
+            return False
+        self.left[block] -= more
+        self.held[warp] = wanted
+        return True
+
+
+def _set(threads, count: int, grows: bool) -> None:
+    first = entry_registers(threads.batch.code.program.entry.directives)
+    if count % _GRANULE or not 24 <= count <= _MOST:
+        raise Fault(f"asks for {count} registers; a multiple of 8 from 24 to 256 is expected")
+    if first is None:
+        return
+    batch = threads.batch
+    if "registers" not in batch.state:
+        batch.state["registers"] = _Pool(batch, first)
+    pool = batch.state["registers"]
+    for warp in np.unique(threads.lane // _WARP).tolist():
+        here = threads.lane // _WARP == warp
+        if (pool.held[warp] > count) if grows else (pool.held[warp] < count):
+            raise Fault(f"has {pool.held[warp]} registers and would {'grow' if grows else 'shrink'} to {count}", here)
+        if not pool.take(warp, count):
+            pool.waiting.append((warp, count))
+            batch.park(threads.lane[here], f"setmaxnreg.inc to {count} registers, of which the block has too few left")
+    if not grows:
+        pool.serve()
+
+
+@define("setmaxnreg")
+def setmaxnreg(modifiers: tuple[str, ...]) -> Semantics:
+    """setmaxnreg.{inc|dec}.sync.aligned.u32 n: this warp's threads have n registers from now on."""
+    if modifiers[1:] != ("sync", "aligned", "u32") or modifiers[0] not in ("inc", "dec"):
+        raise Unsupported("expected setmaxnreg.{inc|dec}.sync.aligned.u32")
+    return Blocking("", "imm", lambda threads, count: _set(threads, count, modifiers[0] == "inc"), aligned=True)

@@ -1,0 +1,143 @@
+"""Races in shared memory, by what happened before what: none in the kernels, and every seeded one is found."""
+
+import re
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import ptxrt
+from ptxrt.commands import main, one_of_each_size
+from ptxrt.emulator import Emulator
+from ptxrt.emulator.tensor_map import encode_tiled
+from ptxrt.errors import EmulatorFault
+from ptxrt.launch import run
+
+sys.path.append(str(Path(__file__).parent / "emulator"))
+from programs import program, text  # noqa: E402
+
+pytestmark = pytest.mark.races
+
+CASES = [(kernel, case) for kernel in ptxrt.kernels().values() for case in one_of_each_size(kernel.cases)]
+
+
+@pytest.mark.parametrize("kernel, case", CASES, ids=[f"{kernel.name}-{case.id}" for kernel, case in CASES])
+def test_kernel(kernel, case):
+    with ptxrt.using("emulator", races=True):
+        run(kernel, (), kernel.example(case, 0))
+
+
+def test_command():
+    done = CliRunner().invoke(main, ["check", "--races", "transpose_tiled"])
+    assert done.exit_code == 0 and "4 of 4 cases passed" in done.output
+    done = CliRunner().invoke(main, ["--machine", "native", "check", "--races", "transpose_tiled"])
+    assert done.exit_code and "races" in done.output
+
+
+# A ring of tensor copies (tests/data/async.cu) without one of its lines
+
+
+def run_ring(source: str, schedule: str) -> None:
+    emulator = Emulator(races=True, checks=False, schedule=schedule)
+    module = emulator.load_text(source, "async.ptx")
+    x = np.zeros((56, 64), np.uint16)
+    maps = []
+    for _ in range(2):
+        address = emulator.alloc(x.nbytes)
+        emulator.write(address, x)
+        maps.append(encode_tiled("u16", address, (64, 56), (128,), (64, 8)))
+    emulator.launch(module.entries["ring"], 1, 160, 0, b"".join(maps) + struct.pack("<i", 7))
+
+
+def ring() -> str:
+    """The text from the entry `ring` on: other entries have lines like its own."""
+    source = text("async.ptx")
+    return source[: source.index(".visible .entry")] + source[source.index(".visible .entry ring") :]
+
+
+@pytest.mark.parametrize("schedule", ["together", "warps"])
+@pytest.mark.parametrize(
+    "line, nth, new",
+    [
+        (r"bar\.sync\s+0;|barrier\.sync\s+0;|bar\.sync \s*0;", 0, ""),  # the barriers are not initialized for everybody
+        (r"bar\.sync 1, 128;", 0, ""),  # the tile is copied out before all have written it
+        (r"cp\.async\.bulk\.wait_group\.read\s+0;", 0, ""),  # the tile is given back before it was copied out
+        (r"fence\.proxy\.async\.shared::cta;", 0, ""),  # the copy out does not see what the threads wrote
+        (r"mbarrier\.try_wait\.parity\.shared::cta\.b64\s+(\w+),[^;]*;", 0, r"setp.eq.u32 \1, 0, 0;"),
+        (r"mbarrier\.try_wait\.parity\.shared::cta\.b64\s+(\w+),[^;]*;", 1, r"setp.eq.u32 \1, 0, 0;"),
+    ],
+)
+def test_ring_without_a_line(line, nth, new, schedule):
+    source = ring()
+    run_ring(source, schedule)
+    found = list(re.finditer(line, source))
+    assert len(found) > nth, f"{line} is not in the text"
+    match = found[nth]
+    with pytest.raises(EmulatorFault, match="a race|not initialized|deadlock|than are pending"):
+        run_ring(source[: match.start()] + match.expand(new) + source[match.end() :], schedule)
+
+
+# Small programs: two orders of the same accesses, one of them with what orders them
+
+
+BEFORE = ".shared .align 16 .b8 box[4096];\n.shared .align 8 .b64 bar;"
+# Each thread stores its word, and reads the one 16 lanes, or 32 threads, on.
+EXCHANGE = """
+    shl.b32 %r1, %r0, 2; mov.u32 %r2, box; add.u32 %r1, %r1, %r2;
+    st.shared.u32 [%r1], %r0;
+    {order}
+    add.u32 %r3, %r0, {distance}; and.b32 %r3, %r3, 63; shl.b32 %r3, %r3, 2; add.u32 %r3, %r3, %r2;
+    ld.shared.u32 %r4, [%r3];
+    st.global.u32 [%rd0], %r4;
+"""
+COPY = """
+    shl.b32 %r1, %r0, 2; mov.u32 %r2, box; add.u32 %r1, %r1, %r2;
+    cp.async.ca.shared.global [%r1], [%rd0], 4;
+    {order}
+    xor.b32 %r3, %r0, 32; shl.b32 %r3, %r3, 2; add.u32 %r3, %r3, %r2;
+    ld.shared.u32 %r4, [%r3];
+    st.global.u32 [%rd0], %r4;
+"""
+MBARRIER = """
+    mov.u32 %r5, bar; setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared.b64 [%r5], 64; bar.sync 0;
+"""
+ARRIVE = "mbarrier.arrive{}.shared.b64 _, [%r5];"
+WAIT = "again: mbarrier.try_wait.parity{}.shared.b64 %p2, [%r5], 0; @!%p2 bra again;"
+
+
+@pytest.mark.parametrize("schedule", ["together", "warps"])
+@pytest.mark.parametrize(
+    "body, order, races",
+    [
+        (EXCHANGE.replace("{distance}", "1"), "", True),
+        (EXCHANGE.replace("{distance}", "32"), "bar.sync 0;", False),
+        (EXCHANGE.replace("{distance}", "32"), "bar.warp.sync 0xffffffff;", True),
+        (EXCHANGE.replace("{distance}", "32"), "fence.acq_rel.cta;", True),
+        (EXCHANGE.replace("{distance}", "0"), "", False),
+        (EXCHANGE.replace("and.b32 %r3, %r3, 63", "xor.b32 %r3, %r0, 16").replace("{distance}", "0"), "bar.warp.sync 0xffffffff;", False),
+        (EXCHANGE.replace("and.b32 %r3, %r3, 63", "xor.b32 %r3, %r0, 16").replace("{distance}", "0"), "shfl.sync.idx.b32 %r9, %r0, 0, 31, 0xffffffff;", True),
+        (MBARRIER + EXCHANGE.replace("{distance}", "32"), ARRIVE.format("") + WAIT.format(""), False),
+        (MBARRIER + EXCHANGE.replace("{distance}", "32"), ARRIVE.format(".relaxed.cta") + WAIT.format(""), True),
+        (MBARRIER + EXCHANGE.replace("{distance}", "32"), ARRIVE.format("") + WAIT.format(".relaxed.cta"), True),
+        (MBARRIER + EXCHANGE.replace("{distance}", "32"), ARRIVE.format(""), True),
+        (COPY, "cp.async.wait_all; bar.sync 0;", False),
+        (COPY, "bar.sync 0; cp.async.wait_all;", True),
+        (COPY, "cp.async.wait_all;", True),
+        (COPY, "cp.async.commit_group; cp.async.wait_group 1; bar.sync 0;", True),
+        (MBARRIER + COPY, "cp.async.mbarrier.arrive.noinc.shared.b64 [%r5];" + WAIT.format(""), False),
+        (MBARRIER + COPY, "cp.async.mbarrier.arrive.noinc.shared.b64 [%r5]; bar.sync 0;", True),
+    ],
+)
+def test_small_programs(body, order, races, schedule):
+    emulator = Emulator(races=True, checks=False, schedule=schedule)
+    module = emulator.load_text(program(body.format(order=order), before=BEFORE), "small.ptx")
+    out = emulator.alloc(64 * 8)
+    emulator.write(out, np.zeros(64, np.uint64))
+    if not races:
+        emulator.launch(module.entries["k"], 1, 64, 0, struct.pack("<Q", out))
+        return
+    with pytest.raises(EmulatorFault, match="a race"):
+        emulator.launch(module.entries["k"], 1, 64, 0, struct.pack("<Q", out))
