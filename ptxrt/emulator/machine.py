@@ -463,7 +463,7 @@ class Batch:
             ) from error
         if profile is not None:
             profile.mark(SCHEDULING)
-        self.count(number, executing.count, block.size)
+        self.count(number, executing, block.size)
         terminator = self.code.program.blocks[number].terminator
         if self.parking is not None or isinstance(terminator, Exit):
             self.settle(terminator, lanes)
@@ -521,18 +521,16 @@ class Batch:
         self.resume[ids] = terminator.target
         self.parked[ids] = parking
 
-    def count(self, number: int, threads: int, size: int) -> None:
+    def count(self, number: int, executing: Executing, size: int) -> None:
         launch = self.launch
-        launch.counts[number] += threads
+        launch.counts[number] += executing.count
         self.issued += size
         if self.issued > launch.emulator.budget:
-            program = self.code.program
-            line = program.blocks[number].instructions[0].line if program.blocks[number].instructions else program.entry.line
-            raise EmulatorFault(
-                f"{program.entry.name} was stopped after {self.issued} instructions, near PTX line {line}: does it end? "
-                f"The budget of {launch.emulator.budget} instructions per batch of blocks can be raised",
-                kernel=program.entry.name,
-                line=line,
+            instructions = self.code.program.blocks[number].instructions
+            raise self.fault_at(
+                f"does not end within the budget of {launch.emulator.budget} instructions per batch of blocks, which can be raised,",
+                int(executing.lane_ids[0]),
+                instructions[0] if instructions else None,
             )
 
     # -- faults -------------------------------------------------------------------------------------------------

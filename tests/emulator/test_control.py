@@ -171,7 +171,7 @@ def test_trap():
 
 
 def test_runaway():
-    with pytest.raises(EmulatorFault, match="k was stopped after .* instructions, near PTX line .* The budget of 1000"):
+    with pytest.raises(EmulatorFault, match=r"k: thread \(0, 0, 0\) of block \(0, 0, 0\) does not end within the budget of 1000 instructions .* at PTX line \d+"):
         launch(program("L: add.u32 %r1, %r1, 1; bra L;"), "k", np.zeros(32, np.uint64), emulator=Emulator(budget=1000))
 
 
