@@ -384,7 +384,10 @@ def backend_for(name: str, device: int | None = None, **options) -> Backend:
         raise ArgumentError(f"the machine is {name!r}; there is {', '.join(MACHINES)} (ptxrt.using or PTXRT_MACHINE)")
     if device is not None and (isinstance(device, bool) or not isinstance(device, (int, np.integer)) or device < 0):
         raise ArgumentError(f"device is {device!r}; pass the number of a device, from 0 on")
-    options = _emulator_options(options) if name == "emulator" else options
+    if name == "emulator":
+        options = _emulator_options(options)
+    elif options:
+        raise ArgumentError(f"using: {name} takes no options but device, {', '.join(options)} came")
     said = sorted((option, repr(value)) for option, value in options.items())
     key = (name, None if device is None else int(device), *said)
     with _opening:
@@ -433,8 +436,6 @@ def _open(name: str, ordinal: int, options: dict[str, Any]) -> Backend:
         from .emulator.backend import EmulatorBackend
 
         return EmulatorBackend(ordinal=ordinal, **options)
-    if options:
-        raise ArgumentError(f"using: {name} takes no options but device, {', '.join(options)} came")
     from .driver import DriverBackend, probe
 
     return DriverBackend(name, probe().devices[ordinal])
