@@ -63,7 +63,7 @@ def choose_machine(ctx, **more) -> None:
     if machine or options:
         from . import using
 
-        backend = using(machine or "emulator", **options).backend
+        backend = ctx.with_resource(using(machine or "emulator", **options))  # given back when the command is over
         if "profile" in options:
             ctx.call_on_close(lambda: print_profile(backend.emulator.profile))
 
