@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from math import prod
+from operator import index
 from typing import Any
 
 import ml_dtypes
@@ -208,7 +209,10 @@ class DeviceArray:
 
     def reshape(self, *shape) -> "DeviceArray":
         """The same memory under another shape of as many elements; one size may be -1."""
-        sizes = tuple(shape[0] if len(shape) == 1 and not isinstance(shape[0], (int, np.integer)) else shape)
+        try:
+            sizes = tuple(map(index, shape[0] if len(shape) == 1 and hasattr(shape[0], "__iter__") else shape))
+        except TypeError:
+            raise ArgumentError(f"reshape: the shape is {list(shape)}; pass one whole number for each axis") from None
         if sizes == self.shape:
             return self
         known = prod(size for size in sizes if size != -1)
@@ -220,7 +224,7 @@ class DeviceArray:
 
     def view(self, dtype) -> "DeviceArray":
         """The same memory under another dtype; as in NumPy the last axis grows or shrinks with the item's size."""
-        dtype = np.dtype(dtype)
+        dtype = _checked_dtype("view", dtype)
         if dtype.itemsize == self.dtype.itemsize:
             return DeviceArray(self.memory, self.address, self.shape, dtype, self.strides, self.writeable)
         length, rest = divmod(self.shape[-1] * self.dtype.itemsize if self.shape else 0, dtype.itemsize)
@@ -286,17 +290,39 @@ def refuse_recording(what: str) -> None:
         raise ArgumentError(f"{recorder.name} records launches on device arrays; {what}. Do it before, or after.")
 
 
+def _checked_dtype(function: str, dtype) -> np.dtype:
+    """A dtype of numbers; ArgumentError for anything else."""
+    try:
+        found = None if dtype is None else np.dtype(dtype)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or found.hasobject or found.itemsize == 0:
+        raise ArgumentError(f"{function}: dtype is {dtype!r}; pass a dtype of numbers")
+    return found
+
+
+def _checked_shape(function: str, shape) -> tuple[int, ...]:
+    """A shape as a tuple of whole numbers from 0 on; ArgumentError for anything else."""
+    try:
+        given = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
+        sizes = tuple(map(index, given))
+    except TypeError:
+        sizes = (-1,)
+    if any(size < 0 for size in sizes) or isinstance(shape, (str, bytes, bool)):
+        raise ArgumentError(f"{function}: shape is {shape!r}; pass one whole number for each axis, from 0 on")
+    if prod(sizes) >= 2**62:
+        raise ArgumentError(f"{function}: shape is {shape!r}, more elements than any memory holds")
+    return sizes
+
+
 def empty(shape, dtype, *, device: int | None = None) -> DeviceArray:
     """A new device array, whose elements nothing has written yet, on the current machine or on that device of it."""
-    sizes = tuple(int(size) for size in (shape if hasattr(shape, "__iter__") else (shape,)))
-    return allocate(place(device), sizes, np.dtype(dtype))
+    return allocate(place(device), _checked_shape("empty", shape), _checked_dtype("empty", dtype))
 
 
 def allocate(backend: Backend, shape: tuple[int, ...], dtype: np.dtype, queue: Queue | None = None) -> DeviceArray:
     """A new device array on `backend`, for work in `queue`; an empty one has no memory and address 0."""
     nbytes = prod(shape) * dtype.itemsize
-    if nbytes < 0:
-        raise ArgumentError(f"a device array cannot have the shape {list(shape)}")
     if not nbytes:
         return DeviceArray(Borrowed(backend, 0, 0, None, None), 0, shape, dtype)
     queue = queue or backend.queue()
@@ -417,16 +443,21 @@ def _borrow(function: str, name: str, value, interface) -> DeviceArray:
         shape = tuple(int(size) for size in interface["shape"])
         address, read_only = interface["data"]
         typestr, strides = interface["typestr"], interface.get("strides")
+        strides = None if strides is None else tuple(map(index, strides))
+        if min(shape, default=0) < 0 or (strides is not None and len(strides) != len(shape)):
+            raise ValueError(f"shape {shape} with strides {strides}")
         # PyTorch hands out bfloat16 as '<V2', as ml_dtypes names it.
         dtype = _BFLOAT16 if typestr == "<V2" else np.dtype(typestr)
+        address = int(address or 0)
+        # An interface that says nothing of streams (version 2, PyTorch's) is taken for the legacy default stream's.
+        stream = interface.get("stream", LEGACY_STREAM)
+        if stream is not None and int(stream) < 0:
+            raise ValueError(f"stream {stream}")
     except (KeyError, TypeError, ValueError) as error:
         raise ArgumentError(f"{function}: {name} has a __cuda_array_interface__ that cannot be read: {error!r}") from error
     if interface.get("mask") is not None:
         raise ArgumentError(f"{function}: {name} is masked; pass an array without a mask")
-    address = int(address or 0)
     backend = backend.on_device(backend.device_at(address)) if address else backend
-    # An interface that says nothing of streams (version 2, PyTorch's) is taken for the legacy default stream's.
-    stream = interface.get("stream", LEGACY_STREAM)
     lender = None if stream is None else backend.queue(int(stream), lasting=True)
     memory = Borrowed(backend, address, prod(shape) * dtype.itemsize, value, lender)
     return DeviceArray(memory, address, shape, dtype, strides, not read_only)

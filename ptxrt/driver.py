@@ -533,9 +533,9 @@ class DriverBackend:
         kind = type(stream)
         if kind is Queue:
             return self._mine(stream)
-        if kind is int and stream >= 0:
+        if kind is int and 0 <= stream < 2**64:
             return self._queue_of(stream, lasting)
-        if isinstance(stream, (int, np.integer)) and not isinstance(stream, bool) and stream >= 0:
+        if isinstance(stream, (int, np.integer)) and not isinstance(stream, bool) and 0 <= stream < 2**64:
             return self._queue_of(int(stream), lasting)
         own = getattr(stream, "queue", None)
         if isinstance(own, Queue):
@@ -546,7 +546,9 @@ class DriverBackend:
         try:
             _version, handle = protocol() if callable(protocol) else protocol
             handle = int(handle)
-        except (TypeError, ValueError) as error:
+            if not 0 <= handle < 2**64:
+                raise ValueError(f"the handle {handle}")
+        except Exception as error:  # whatever somebody else's stream raises
             raise ArgumentError(f"stream is {stream!r}, whose __cuda_stream__ gives no pair of version and handle: {error}") from error
         if handle in LEGACY_STREAMS or handle == 2:
             return self._queue_of(handle, lasting)

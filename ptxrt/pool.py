@@ -2,8 +2,8 @@
 
 A freed block keeps the marks of its last uses. Work in the same stream may have it at once, work in another once those
 uses are done, or, where the device has no more memory, after a wait of that stream for them. So the usual call, in one
-stream, costs a pop from a list: several times less than cuMemAllocAsync, which would also become part of every graph
-that is captured and is not there on every device.
+stream, takes and gives memory without a call of the driver; cuMemAllocAsync would need two, would become part of every
+graph that is captured, and is not there on every device.
 """
 
 from __future__ import annotations
