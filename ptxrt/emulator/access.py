@@ -9,7 +9,7 @@ Source: PTX ISA 9.0, sections 9.7.9 (data movement) and 9.7.13.13 (atom), 9.7.13
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Callable
+from typing import Callable, Optional
 
 import numpy as np
 
@@ -58,14 +58,16 @@ def _bits(type: str) -> str:
 
 
 @lru_cache(maxsize=None)
-def _load(space: str, lanes: int, type: str) -> Callable:
-    """A function that loads one or several elements per thread."""
+def _load(space: str, lanes: int, type: str, used: Optional[int] = None) -> Callable:
+    """A function that loads one or several elements per thread; bit i of `used` says that byte i matters, None that all do."""
     element = DTYPES[type]
     size = element.itemsize * lanes
     where = "generic" if space in ("const", "param") else space
+    if used is not None:
+        used &= (1 << size) - 1
 
     def load(memory: Access, address: np.ndarray, policy=None):
-        found = memory.gather(where, address, size)
+        found = memory.gather(where, address, size, used=used)
         if lanes == 1:
             return found.view(element)
         return tuple(np.ascontiguousarray(found.view(element).reshape(-1, lanes).T))
@@ -82,9 +84,12 @@ def ld(modifiers: tuple[str, ...]) -> Semantics:
         constant = _constant_load(lanes, _bits(type))
     operand = "generic" if space in ("const", "param") else space
     count = f"*{lanes}" if lanes > 1 else ""
-    return Memory(
-        _bits(type) + count, f"[{operand}]" + (", b64" if policy else ""), _load(space, lanes, _bits(type)), constant=constant
-    )
+
+    def using(used: Optional[int]) -> Semantics:
+        function = _load(space, lanes, _bits(type), used)
+        return Memory(_bits(type) + count, f"[{operand}]" + (", b64" if policy else ""), function, constant=constant, using=using)
+
+    return using(None)
 
 
 @define("ldu")

@@ -19,7 +19,7 @@ from typing import Optional
 import numpy as np
 
 from .instruction import Fault
-from .memory import SHARED_BASE
+from .memory import SHARED_BASE, bytes_of_mask
 
 WARP = 32
 BANKS = 32
@@ -163,8 +163,10 @@ class Observer:
             self.atomic = np.zeros(size, bool)
             self.read_clock = np.zeros((size, self.agents), np.int32)
 
-    def access(self, access, offset: np.ndarray, size: int, lane: Optional[np.ndarray], verb: str) -> None:
-        """Note an access at byte offsets from the start of each thread's shared memory."""
+    def access(
+        self, access, offset: np.ndarray, size: int, lane: Optional[np.ndarray], verb: str, used: Optional[int] = None
+    ) -> None:
+        """Note an access at byte offsets from the start of each thread's shared memory; bytes outside of `used` do not count."""
         lanes = access.lane_ids if lane is None else access.lane_ids[lane]
         if self.counts is not None and verb in ("reads", "writes"):
             found = conflicts(lanes, offset, size)
@@ -173,7 +175,11 @@ class Observer:
                 self.counts[line] = self.counts.get(line, 0) + found
         if self.races:
             flat = offset.astype(np.int64) + self.batch.block[lanes] * self.batch.shared_stride
-            self.check(lanes, flat, size, verb)
+            if used is None:
+                self.check(lanes, flat, size, verb)
+                return
+            for byte in np.flatnonzero(bytes_of_mask(used, size)).tolist():
+                self.check(lanes, flat + byte, 1, verb)
 
     # -- what orders threads ------------------------------------------------------------------------------------
 

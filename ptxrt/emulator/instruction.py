@@ -236,13 +236,15 @@ def Memory(
     warps: bool = False,
     aligned: bool = False,
     constant: Optional[Callable] = None,
+    using: Optional[Callable[[int], Semantics]] = None,
 ) -> Semantics:
     """An instruction that reads or writes memory: function(memory, *sources).
 
     `constant` reads memory that no thread changes, at a variable that is named in the text: constant(launch, name,
-    offset) returns the tuple of results, once per launch.
+    offset) returns the tuple of results, once per launch. `using` gives the same for a load of which only some bytes
+    matter: bit i of its argument stands for byte i.
     """
-    options = {"warps": warps, "aligned": aligned, "constant": constant}
+    options = {"warps": warps, "aligned": aligned, "constant": constant, "using": using}
     return Semantics("memory", signature(destinations), signature(sources), function, options)
 
 

@@ -41,6 +41,11 @@ _CONSTANTS = {
 }
 
 
+def bytes_of_mask(used: int, size: int) -> np.ndarray:
+    """Which of `size` bytes a mask names, as bools; bit i stands for byte i."""
+    return (used >> np.arange(size)) & 1 != 0
+
+
 class Region:
     """A flat buffer of `limit` bytes, in elements of any size, with the state of each byte (None: all written)."""
 
@@ -73,9 +78,12 @@ class Region:
         """Set the state of the elements at `index`."""
         self.element_states(size)[index] = int.from_bytes(bytes([state]) * min(size, 8), "little")
 
-    def wrong(self, index: np.ndarray, size: int) -> Optional[np.ndarray]:
-        """Which elements hold bytes that may not be read; None if all may."""
+    def wrong(self, index: np.ndarray, size: int, used: Optional[int] = None) -> Optional[np.ndarray]:
+        """Which elements hold bytes (of those in the mask `used`) that may not be read; None if all may."""
         found = self.element_states(size).take(index, axis=0)
+        if used is not None:
+            found = np.where(bytes_of_mask(used, size), found.view(np.uint8).reshape(-1, size), np.uint8(WRITTEN)).view(found.dtype)
+            found = found if size > 8 else found.reshape(-1)
         good = found == _ALL_WRITTEN[size]
         if good.all():
             return None
@@ -235,16 +243,18 @@ class Access:
         except Fault as fault:
             raise _moved(fault, lane) from None
 
-    def gather(self, space: str, address: np.ndarray, size: int, lane: Optional[np.ndarray] = None) -> np.ndarray:
-        """`load` on flat addresses: returns (n,) elements of `ELEMENTS[size]`."""
-        parts = self.locate(space, address, size, lane, "reads")
+    def gather(
+        self, space: str, address: np.ndarray, size: int, lane: Optional[np.ndarray] = None, used: Optional[int] = None
+    ) -> np.ndarray:
+        """`load` on flat addresses: returns (n,) elements of `ELEMENTS[size]`. Bytes outside of the mask `used` may be anything."""
+        parts = self.locate(space, address, size, lane, "reads", used)
         if len(parts) == 1 and parts[0].where is None:
             region, index, _ = parts[0]
-            self._check_readable(region, index, size, space, address, None)
+            self._check_readable(region, index, size, space, address, None, used)
             return region.elements(size).take(index)
         values = np.zeros(len(address), ELEMENTS[size])
         for region, index, where in parts:
-            self._check_readable(region, index, size, space, address, where)
+            self._check_readable(region, index, size, space, address, where, used)
             values[where] = region.elements(size).take(index)
         return values
 
@@ -258,19 +268,21 @@ class Access:
 
     # -- finding the bytes --------------------------------------------------------------------------------------
 
-    def locate(self, space: str, address: np.ndarray, size: int, lane: Optional[np.ndarray], verb: str) -> list[Part]:
+    def locate(
+        self, space: str, address: np.ndarray, size: int, lane: Optional[np.ndarray], verb: str, used: Optional[int] = None
+    ) -> list[Part]:
         """The elements behind flat addresses, all checks of bounds and alignment done."""
         if space == "shared":
-            parts = [self._locate_private("shared", address, size, lane, verb)]
+            parts = [self._locate_private("shared", address, size, lane, verb, used)]
         elif space == "generic":
-            parts = self._locate_generic(address, size, lane, verb)
+            parts = self._locate_generic(address, size, lane, verb, used)
         elif space == "local":
-            parts = [self._locate_private("local", address, size, lane, verb)]
+            parts = [self._locate_private("local", address, size, lane, verb, used)]
         else:
             parts = self._locate_global(address, size, verb)
         return parts
 
-    def _locate_private(self, space: str, address: np.ndarray, size: int, lane, verb: str) -> Part:
+    def _locate_private(self, space: str, address: np.ndarray, size: int, lane, verb: str, used: Optional[int]) -> Part:
         batch = self.batch
         region, limit = (batch.shared, batch.shared_bytes) if space == "shared" else (batch.local, batch.local_bytes)
         dtype = address.dtype
@@ -280,7 +292,7 @@ class Access:
         if size > 1 and int(np.bitwise_or.reduce(offset)) & (size - 1):
             self._misaligned(space, address, offset, size, verb)
         if batch.observer is not None and space == "shared":
-            batch.observer.access(self, offset, size, lane, verb)
+            batch.observer.access(self, offset, size, lane, verb, used)
         base = self._bases.get((space, dtype))
         if base is None:
             base = self._bases[space, dtype] = self._private_base(space).astype(dtype)
@@ -335,16 +347,16 @@ class Access:
             parts.append(Part(allocation, (offset >> np.uint64(_SHIFTS[size])).view(np.int64), where))
         return parts
 
-    def _locate_generic(self, address: np.ndarray, size: int, lane, verb: str) -> list[Part]:
+    def _locate_generic(self, address: np.ndarray, size: int, lane, verb: str, used: Optional[int]) -> list[Part]:
         if not len(address):
             return []
         low, high = int(address.min()), int(address.max())
         if high < SHARED_WINDOW or low >= WINDOWS_END:
             return self._locate_global(address, size, verb)
         if low >= SHARED_WINDOW and high < LOCAL_WINDOW:
-            return [self._locate_private("shared", address - np.uint64(SHARED_WINDOW), size, lane, verb)]
+            return [self._locate_private("shared", address - np.uint64(SHARED_WINDOW), size, lane, verb, used)]
         if low >= LOCAL_WINDOW and high < WINDOWS_END:
-            return [self._locate_private("local", address - np.uint64(LOCAL_WINDOW), size, lane, verb)]
+            return [self._locate_private("local", address - np.uint64(LOCAL_WINDOW), size, lane, verb, used)]
         parts = []
         lane = np.arange(len(address)) if lane is None else lane
         shared = (address >= SHARED_WINDOW) & (address < LOCAL_WINDOW)
@@ -353,7 +365,7 @@ class Access:
             where = np.flatnonzero(mask)
             if len(where):
                 try:
-                    part = self._locate_private(space, address[where] - np.uint64(window), size, lane[where], verb)
+                    part = self._locate_private(space, address[where] - np.uint64(window), size, lane[where], verb, used)
                 except Fault as fault:
                     raise _moved(fault, where) from None
                 parts.append(part._replace(where=where))
@@ -368,14 +380,17 @@ class Access:
 
     # -- faults -------------------------------------------------------------------------------------------------
 
-    def _check_readable(self, region: Region, index, size: int, space: str, address: np.ndarray, where) -> None:
+    def _check_readable(
+        self, region: Region, index, size: int, space: str, address: np.ndarray, where, used: Optional[int] = None
+    ) -> None:
         if region.states is None or not self.checks:
             return
-        wrong = region.wrong(index, size)
+        wrong = region.wrong(index, size, used)
         if wrong is None:
             return
         first = int(np.argmax(wrong))
         states = region.element_states(size)[index[first]].reshape(-1).view(np.uint8)
+        states = states if used is None else states[bytes_of_mask(used, size)]
         position = first if where is None else int(where[first])
         what = "that nothing wrote"
         for state, words in ((IN_FLIGHT, "that an asynchronous copy is still writing"), (OPAQUE, "that belong to an mbarrier")):

@@ -171,6 +171,8 @@ class Translator:
         single = semantics.option("single")
         if single is not None and not any(isinstance(operand, Pair) for operand in instruction.operands):
             semantics = single
+        if instruction.used is not None and semantics.option("using") is not None:
+            semantics = semantics.option("using")(instruction.used)
         operands = instruction.operands
         if semantics.option("carry_out"):
             operands = (operands[0], _CARRY, *operands[1:])

@@ -103,13 +103,17 @@ Operand = Union[Register, Special, Immediate, Symbol, Address, Vector, Pair, Neg
 
 
 class Instruction(NamedTuple):
-    """One instruction: `guard` is (register, negated) or None; `line` counts from 1 in the text."""
+    """One instruction: `guard` is (register, negated) or None; `line` counts from 1 in the text.
+
+    `used` has bit i set where byte i of what a load reads matters (`.pragma "used_bytes_mask N"`), None for all of them.
+    """
 
     opcode: str
     operands: tuple
     guard: Optional[tuple[Register, bool]]
     line: int
     location: Optional[Location]
+    used: Optional[int] = None
 
 
 @dataclass(frozen=True)

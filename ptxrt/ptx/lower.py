@@ -234,7 +234,7 @@ class _Renamer:
                 renamed = cache[operand] = self.operand(operand)
             operands.append(renamed)
         return Instruction(
-            instruction.opcode, tuple(operands), self.guard(instruction.guard), instruction.line, instruction.location
+            instruction.opcode, tuple(operands), self.guard(instruction.guard), instruction.line, instruction.location, instruction.used
         )
 
     def operand(self, operand):

@@ -495,6 +495,8 @@ _LOC = re.compile(
 _REG = re.compile(r"\s*\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
 _PLUS = re.compile(r"(.+?)\s*([+-])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))", re.S)
 _NAME = re.compile(_IDENTIFIER)
+#: Which bytes of the load behind it matter: 32 bits, ignored before anything else (PTX ISA 12, pragma strings).
+_USED_BYTES = re.compile(r'"\s*used_bytes_mask\s+(0[xX][0-9a-fA-F]+|\d+)\s*"')
 
 #: Special registers by name; those with a component carry it: tid.x.
 SPECIALS = frozenset(
@@ -531,6 +533,7 @@ class _BodyReader:
             self.scope.names[parameter.name] = Symbol(parameter.name)
         self.locations: dict[tuple[int, int, int], Location] = {}
         self.location: Optional[Location] = None
+        self.used_bytes: Optional[int] = None  # of the next load
         self.line = function.line
 
     def error(self, message: str) -> PtxSyntaxError:
@@ -616,7 +619,9 @@ class _BodyReader:
                 raise self.error(".branchtargets without a label")
             self.tables[self.statements[-1].name] = (tuple(name.strip() for name in rest.split(",")), self.scope)
         elif word == "pragma":
-            return
+            match = _USED_BYTES.search(rest)
+            if match:
+                self.used_bytes = int(match[1], 0)
         else:
             raise self.error(f"the directive .{word} is not known in a function")
 
@@ -657,7 +662,8 @@ class _BodyReader:
                 operands.append(operand)
         if opcode.startswith(_BRANCHES):
             self.branches.append((len(self.statements), self.scope))
-        self.statements.append(Instruction(opcode, tuple(operands), guard, self.line, self.location))
+        used, self.used_bytes = self.used_bytes if opcode.startswith("ld") else None, None
+        self.statements.append(Instruction(opcode, tuple(operands), guard, self.line, self.location, used))
 
     def operand(self, text: str):
         """One operand; names that are declared nowhere stay Symbols (labels, functions, module variables)."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from programs import launch, program
+from programs import launch, program, text
 
 from ptxrt.emulator import Emulator, EmulatorFault
 from ptxrt.emulator.check import conflicts
@@ -364,3 +364,77 @@ def test_bank_conflicts_per_line():
 def test_what_is_refused(opcode):
     with pytest.raises(Unsupported, match=opcode.split(".")[0]):
         resolve(opcode)
+
+
+# -- bytes that do not matter ---------------------------------------------------------------------------------------
+
+TAGGED = np.dtype([("tag", "i1"), ("value", "<i4")], align=True)
+WIDE = np.dtype({"names": ["x", "y"], "formats": ["<f4", "<f8"], "offsets": [0, 8], "itemsize": 16})
+
+
+def padded_structs(name, whole):
+    """(emulator, module, address of 32 Tagged, of 32 Wide) with nothing written between the fields; not `whole`: only the first."""
+    emulator = Emulator()
+    module = emulator.load_text(text(name), name)
+    tagged, wide = emulator.alloc(32 * TAGGED.itemsize), emulator.alloc(32 * WIDE.itemsize)
+    emulator.launch(module.entries["fill"], 1, 32, params=np.array([tagged, wide, whole], np.uint64).tobytes()[:20])
+    return emulator, module, tagged, wide
+
+
+@pytest.mark.parametrize("name", ["padding.ptx", "padding.debug.ptx"])
+@pytest.mark.parametrize("entry", ["copy_tagged", "copy_wide", "copy_through_calls"])
+def test_padding_is_read_by_copies_of_structs(name, entry):
+    emulator, module, tagged, wide = padded_structs(name, True)
+    dtype, source = (WIDE, wide) if entry == "copy_wide" else (TAGGED, tagged)
+    target = emulator.alloc(32 * dtype.itemsize)
+    emulator.launch(module.entries[entry], 1, 32, params=np.array([target, source], np.uint64).tobytes())
+    found, threads = np.zeros(32, dtype), np.arange(32)
+    for field in dtype.names:  # the host asks for the fields alone: what lies between them may still be nothing
+        offset = dtype.fields[field][1]
+        for thread in threads:
+            emulator.read(target + int(thread) * dtype.itemsize + offset, found[field][thread : thread + 1])
+    if entry == "copy_wide":
+        assert (found["x"] == threads).all() and (found["y"] == 2 * threads).all()
+    else:
+        assert (found["tag"] == threads).all() and (found["value"] == 3 * threads + (entry == "copy_through_calls")).all()
+
+
+@pytest.mark.parametrize("name", ["padding.ptx", "padding.debug.ptx"])
+@pytest.mark.parametrize("entry, bytes", [("copy_tagged", "4 bytes"), ("copy_wide", "16 bytes"), ("copy_through_calls", "4 bytes")])
+def test_fields_that_nothing_wrote_are_found_behind_padding(name, entry, bytes):
+    emulator, module, tagged, wide = padded_structs(name, False)
+    params = np.array([emulator.alloc(1024), wide if entry == "copy_wide" else tagged], np.uint64).tobytes()
+    with pytest.raises(EmulatorFault, match=rf"reads {bytes} at .* of them that nothing wrote"):
+        emulator.launch(module.entries[entry], 1, 32, params=params)
+
+
+@pytest.mark.parametrize("mask", ["240", "0xf0"])
+@pytest.mark.parametrize("space, window", [("shared", "raw"), ("local", "own")])
+def test_used_bytes_mask(mask, space, window):
+    body = f"""
+    .shared .align 8 .b8 raw[256]; .local .align 8 .b8 own[256]; .reg .b64 %a;
+    mov.u64 %a, {window}; st.{space}.u32 [%a+4], 9;
+    .pragma "used_bytes_mask {mask}";
+    ld.{space}.v2.u32 {{%r1, %r2}}, [%a];
+    st.global.u32 [%rd0], %r2;"""
+    out = np.zeros(1, np.uint64)
+    launch(program(body), "k", out, block=1)
+    assert out[0] == 9
+    for wrong in (body.replace(mask, "255"), body.replace(mask, "16").replace("+4]", "]"), body.replace("ld.", "add.u32 %r3, 1, 2; ld.")):
+        with pytest.raises(EmulatorFault, match="of them that nothing wrote"):
+            launch(program(wrong), "k", out, block=1)
+
+
+def test_a_race_for_bytes_that_do_not_matter_is_none():
+    body = """
+    .shared .align 8 .b8 raw[8]; .reg .pred %q;
+    setp.eq.u32 %q, %r0, 0; @%q bra first;
+    setp.ne.u32 %q, %r0, 32; @%q bra done;
+    st.shared.u32 [raw+4], 5; bra.uni done;
+    first: st.shared.u32 [raw], 7; .pragma "used_bytes_mask 15"; ld.shared.v2.u32 {%r1, %r2}, [raw]; st.global.u32 [%rd0], %r1;
+    done:"""
+    out = np.zeros(64, np.uint64)
+    launch(program(body), "k", out, block=64, emulator=Emulator(races=True))
+    assert out[0] == 7
+    with pytest.raises(EmulatorFault, match="a race"):
+        launch(program(body.replace("mask 15", "mask 31")), "k", out, block=64, emulator=Emulator(races=True))
