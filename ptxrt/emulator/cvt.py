@@ -3,6 +3,9 @@
 In the x2 forms from two sources the first source lands in the high half. NaN: a float result is the canonical NaN
 (0x7fffffff, 0x7fff); formats without NaN get their largest value; integers get zero, or the sign bit alone where
 source or destination has 64 bits.
+
+The forms are those that ptxas 13.0 assembles: it knows fewer for bf16 (no .sat, no 8-bit integers), and one that the ISA
+text does not, f16 to bf16 and back without a rounding, for which it writes the instruction of .rn.
 """
 
 from __future__ import annotations
@@ -74,6 +77,8 @@ def _integer_from_integer(options: set[str], destination: str, source: str) -> S
     if not saturate:
         return Lanes(destination, source, lambda a: np.asarray(a).astype(to))
     into, out_of = np.iinfo(to), np.iinfo(DTYPES[source])
+    if into.min <= out_of.min and out_of.max <= into.max:
+        raise Unsupported(f".sat: every .{source} fits .{destination}")
     low, high = DTYPES[source].type(max(into.min, out_of.min)), DTYPES[source].type(min(into.max, out_of.max))
     return Lanes(destination, source, lambda a: np.clip(a, low, high).astype(to))
 
@@ -84,6 +89,7 @@ def _integer_from_float(options: set[str], destination: str, source: str) -> Sem
     if mode is None:
         raise Unsupported("a conversion to an integer needs .rni, .rzi, .rmi or .rpi")
     flush = _take_ftz(options, destination, source)
+    _check_bf16(options, destination, source)
     _take(options, "sat")  # Clamping is what happens anyway.
     _nothing_left(options)
     to = DTYPES[destination]
@@ -110,6 +116,7 @@ def _float_from_integer(options: set[str], destination: str, source: str) -> Sem
     if mode is None:
         raise Unsupported("a conversion from an integer needs .rn, .rz, .rm or .rp")
     _take_ftz(options, destination, source)
+    _check_bf16(options, destination, source)
     saturate = _take(options, "sat")
     _nothing_left(options)
     wide = DTYPES[source].itemsize == 8
@@ -126,6 +133,15 @@ def _float_from_integer(options: set[str], destination: str, source: str) -> Sem
         return _clamp01(result, destination) if saturate else result
 
     return Lanes(destination, source, convert)
+
+
+def _check_bf16(options: set[str], destination: str, source: str) -> None:
+    """What ptxas refuses of bf16."""
+    if "bf16" in (destination, source):
+        if "sat" in options:
+            raise Unsupported(".sat does not go with bf16")
+        if {destination, source} & {"u8", "s8"}:
+            raise Unsupported("no conversion between bf16 and integers of 8 bits")
 
 
 def _sticky_float64(a: np.ndarray) -> np.ndarray:
@@ -168,20 +184,22 @@ def _float_from_float(options: set[str], destination: str, source: str) -> Seman
     integral = _take(options, *_INTEGER_ROUNDING)
     mode = _take(options, *_FLOAT_ROUNDING)
     flush = _take_ftz(options, destination, source)
+    _check_bf16(options, destination, source)
     relu = _take(options, "relu")
     saturate = _take(options, "sat", "satfinite")
     _nothing_left(options)
     narrowing = _FLOATS[destination] < _FLOATS[source] or {destination, source} == {"f16", "bf16"}
     if integral and (destination != source or mode):
         raise Unsupported(f".{integral} rounds to an integral value of the same type")
-    if source == "bf16" and not narrowing:
+    if source == "bf16" and destination in ("f32", "f64"):
         mode = None  # a rounding may be written; the conversion is exact
+    if narrowing and _FLOATS[source] == 16:
+        mode = mode or "rn"
     if narrowing != (mode is not None):
         raise Unsupported(f"from .{source} to .{destination} a rounding .rn .rz .rm .rp is {'needed' if narrowing else 'not allowed'}")
-    if relu and not (narrowing and source == "f32"):
-        raise Unsupported(".relu goes with f16 and bf16 from f32")
-    if saturate == "satfinite" and not (narrowing and source == "f32"):
-        raise Unsupported(".satfinite goes with f16 and bf16 from f32")
+    limited = [f".{word}" for word in (relu, saturate) if word in ("relu", "satfinite")]
+    if limited and not (narrowing and source == "f32" and mode in ("rn", "rz") and not flush and saturate != "sat"):
+        raise Unsupported(f"{limited[0]} goes with f16 and bf16 from f32, with .rn or .rz, and without .ftz and .sat")
 
     plain = not (integral or flush or relu or saturate)
     if plain and (destination, source) in _DIRECT and mode in (None, "rn"):

@@ -3,9 +3,12 @@
 import math
 import re
 import struct
+import subprocess
 from fractions import Fraction
 from functools import lru_cache
+from itertools import product
 
+import build
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -136,6 +139,9 @@ def register_of(name):
 @pytest.mark.parametrize("source", INTEGERS)
 def test_integer_to_integer(execute, source, destination, saturate):
     low, high = bounds(source)
+    if saturate and bounds(destination)[0] <= low and high <= bounds(destination)[1]:
+        assert not resolvable(f"cvt.sat.{destination}.{source}")  # nothing to clamp
+        return
     numbers = sorted({wrap(number, source) for bits in (7, 8, 15, 16, 31, 32, 63, 64) for number in ((1 << bits) - 1, 1 << bits, -(1 << bits))} | {0, 5, low, high, wrap(-5, source)})
     numbers = (numbers * 32)[:32]
     width = int(register_of(source)[1:])
@@ -151,6 +157,9 @@ def test_integer_to_integer(execute, source, destination, saturate):
 @pytest.mark.parametrize("destination", ["s8", "u8", "s16", "u16", "s32", "u32", "s64", "u64"])
 @pytest.mark.parametrize("source", ["f16", "bf16", "f32", "f64"])
 def test_float_to_integer(execute, source, destination, mode):
+    if source == "bf16" and destination in ("s8", "u8"):
+        assert not resolvable(f"cvt.r{mode}i.{destination}.bf16")
+        return
     low, high = bounds(destination)
     numbers = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 3.5, 100.5, 127.5, 128.0, 255.0, 256.0, 32767.5, 65535.0, 2.0**31, 2.0**32, 2.0**63, 2.0**64, 1e30, math.inf]
     floats = [sign * number for number in numbers for sign in (1.0, -1.0)] + [math.nan, 2.0**31 - 1, 2.0**53 + 2]
@@ -183,6 +192,9 @@ def test_flushed_subnormals_round_to_zero(execute):
 @pytest.mark.parametrize("destination", ["f16", "bf16", "f32", "f64"])
 @pytest.mark.parametrize("source", ["u8", "s8", "s16", "u32", "s32", "u64", "s64"])
 def test_integer_to_float(execute, source, destination, mode):
+    if destination == "bf16" and source in ("s8", "u8"):
+        assert not resolvable(f"cvt.r{mode}.bf16.{source}")
+        return
     low, high = bounds(source)
     numbers = {0, 1, low, high, high - 1, low + 1, 65519, 65520, 65505, 257, 258, 2049, 2051, 4097, 16777217, 16777219, (1 << 24) + 3, (1 << 53) + 1, (1 << 53) + 3}
     numbers |= {(1 << 63) + (1 << 10), (1 << 63) + (1 << 10) + 1, (1 << 62) + 1, (1 << 40) + 1, (1 << 62) + (1 << 38) + 1, -((1 << 62) + (1 << 38)), -16777217, -2049}
@@ -216,6 +228,16 @@ def test_relu_and_satfinite_of_half(execute, destination):
         number = Fraction(0) if number <= 0 else number  # NaN stays: it compares false
         assert first == encode(destination, number, False, "n")
         assert second == encode(destination, number, False, "z", saturate=True)
+
+
+@pytest.mark.parametrize("mode", ["", "n", "z", "m", "p"])
+@pytest.mark.parametrize("destination, source", [("f16", "bf16"), ("bf16", "f16")])
+def test_between_the_halves(execute, destination, source, mode):
+    """Without a rounding as with .rn: ptxas makes one and the same F2F of both."""
+    codes = np.arange(1 << 16, dtype=np.uint16)
+    found = convert(execute, (f"r{mode}." if mode else "") + f"{destination}.{source}", "b16", codes, "b16")
+    for code in [*range(0, 1 << 16, 37), 0x477F, 0x4780, 0x3F81, 0x7C00, 0xFC00, 0x7F80, 0xFF80, 0x7FC0, 1, 0x8001, 0x8000]:
+        assert found[code] == encode(destination, decode(source, code), sign_of(source, code), mode or "n"), hex(code)
 
 
 @pytest.mark.parametrize("source", ["f16", "bf16"])
@@ -438,8 +460,44 @@ def test_any_f32_to_narrow(execute, codes, name):
         ("cvt.rn.bf16x2.e4m3x2", "expected"),
         ("cvt.rs.satfinite.e2m1x4.f32", "no conversion"),
         ("cvt.ftz.f64.f16", "ftz"),
+        ("cvt.sat.u32.u16", "every .u16 fits .u32"),
+        ("cvt.rni.sat.s32.bf16", ".sat does not go with bf16"),
+        ("cvt.rn.bf16.u8", "integers of 8 bits"),
+        ("cvt.rm.relu.f16.f32", "with .rn or .rz"),
+        ("cvt.rn.ftz.satfinite.bf16.f32", "without .ftz"),
     ],
 )
 def test_other_conversions_are_refused_by_name(opcode, reason):
     with pytest.raises(Unsupported, match=re.escape(opcode) + " is not implemented.*" + re.escape(reason)):
         resolve(opcode)
+
+
+NARROW = ("e4m3x2", "e5m2x2", "e3m2x2", "e2m3x2", "e2m1x2", "ue8m0x2")
+#: A register for each type that cvt converts between.
+REGISTERS = {
+    **{name: "h" if name[1:] == "16" else "l" if name[1:] == "64" else "r" for name in INTEGERS},
+    **{"f16": "h", "bf16": "h", "f32": "r", "f64": "l", "tf32": "r", "f16x2": "r", "bf16x2": "r"},
+    **{name: "b" if name == "e2m1x2" else "h" for name in NARROW},
+}
+
+
+def test_every_form_that_ptxas_assembles_and_no_other(tmp_path):
+    try:
+        ptxas = build.find_toolchain().ptxas
+    except build.ToolchainMissing as missing:
+        pytest.skip(str(missing))
+    forms = {}
+    for destination, source in product(REGISTERS, repeat=2):
+        for flags in product(("", "rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi", "rna"), ("", "ftz"), ("", "sat", "satfinite"), ("", "relu")):
+            opcode = ".".join(["cvt", *filter(None, flags), destination, source])
+            pair = source == "f32" and (destination in NARROW or destination.endswith("16x2"))
+            forms[opcode] = f"{opcode} %{REGISTERS[destination]}1, %{REGISTERS[source]}2{', %r3' if pair else ''};"
+    head = [".version 9.0", ".target sm_120a", ".address_size 64", ".visible .entry k()", "{"]
+    head += [f".reg .b{bits} %{name}<4>;" for name, bits in (("b", 8), ("h", 16), ("r", 32), ("l", 64))]
+    text = tmp_path / "cvt.ptx"
+    text.write_text("\n".join([*head, *forms.values(), "ret;", "}"]))
+    done = subprocess.run([ptxas, "-arch", "sm_120a", "-o", tmp_path / "cvt.cubin", text], capture_output=True, text=True)
+    refused = {int(line) for line in re.findall(r"line (\d+); error", done.stdout + done.stderr)}
+    assembled = {opcode for line, opcode in enumerate(forms, len(head) + 1) if line not in refused}
+    assert len(assembled) == 867, "ptxas 13.0 assembles 867 of these forms"
+    assert {opcode for opcode in forms if resolvable(opcode)} == assembled
