@@ -14,6 +14,7 @@ from typing import Callable, Optional
 import numpy as np
 
 from .alu import bf16_add, bf16x2_add, f16_add, f16x2_add
+from .floats import float_extreme, small_function
 from .instruction import DTYPES, Fault, Lanes, Memory, Semantics, Unsupported, define
 from .memory import ELEMENTS, LOCAL_WINDOW, SHARED_WINDOW, Access
 
@@ -190,10 +191,6 @@ def isspacep(modifiers: tuple[str, ...]) -> Semantics:
 _ATOMIC_WORDS = {"relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "cluster", "noftz", "L2::cache_hint"}
 
 
-def _maximum(old, new):
-    return np.maximum(old, new)
-
-
 def _inc(old, limit):
     return np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1))
 
@@ -218,6 +215,12 @@ _OPERATIONS: dict[str, tuple[Callable, frozenset[str]]] = {
     "dec": (_dec, frozenset({"u32"})),
 }
 _PACKED_ADD = {"f16": f16_add, "bf16": bf16_add, "f16x2": f16x2_add, "bf16x2": bf16x2_add}
+#: Lengths and operations of vector atomics by type.
+_VECTORS: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+    "f32": ((2, 4), ("add",)),
+    **dict.fromkeys(("f16", "bf16"), ((2, 4, 8), ("add", "min", "max"))),
+    **dict.fromkeys(("f16x2", "bf16x2"), ((2, 4), ("add", "min", "max"))),
+}
 
 
 def _ordered(elements: np.ndarray, index: np.ndarray, apply: Callable, value: np.ndarray, wants_old: bool):
@@ -255,9 +258,11 @@ def _prefix_add(elements: np.ndarray, index: np.ndarray, value: np.ndarray) -> n
 
 
 def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
-    space, operation, type, policy = "generic", "", "", False
+    space, operation, type, lanes, policy = "generic", "", "", 1, False
     for word in modifiers:
-        if word in ("global", "shared", "shared::cta", "shared::cluster"):
+        if word in ("v2", "v4", "v8"):
+            lanes = int(word[1])
+        elif word in ("global", "shared", "shared::cta", "shared::cluster"):
             space = _SPACES[word]
         elif word in _OPERATIONS or word == "cas":
             operation = word
@@ -267,7 +272,14 @@ def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
             policy = policy or word == "L2::cache_hint"
         else:
             raise Unsupported(f"the modifier .{word} is not known")
-    if operation == "cas":
+    if lanes > 1:
+        lengths, operations = _VECTORS.get(type, ((), ()))
+        if lanes not in lengths or operation not in operations or space == "shared":
+            raise Unsupported(
+                f"{operation} on .v{lanes}.{type} in {space} memory; in global memory there is .add on .v2 and .v4 of .f32, "
+                "and .add, .min and .max on .v2 and .v4 of .f16x2 and .bf16x2 and on .v2, .v4 and .v8 of .f16 and .bf16"
+            )
+    elif operation == "cas":
         if name == "red" or type not in ("b16", "b32", "b64"):
             raise Unsupported(f"{name}.cas.{type}")
     elif operation == "exch" and name == "red":
@@ -289,8 +301,12 @@ def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
         def apply(old, compare, new):
             return np.where(old == compare, new, old)
 
+    elif operation == "add":
+        apply = _PACKED_ADD.get(type, np.add)
+    elif lanes > 1:
+        apply = small_function(type, float_extreme(operation))
     else:
-        apply = _PACKED_ADD.get(type, _OPERATIONS[operation][0]) if operation == "add" else _OPERATIONS[operation][0]
+        apply = _OPERATIONS[operation][0]
 
     integer_add = operation == "add" and type[0] in "us"
 
@@ -317,19 +333,26 @@ def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
                 result[where] = found
         return result.view(f"u{size}") if wants_old else None
 
-    operands = f"[{space}], b{bits}" + (f", b{bits}" if operation == "cas" else "") + (", b64" if policy else "")
-    return Memory(f"b{bits}" if wants_old else "", operands, run)
+    def run_vector(memory: Access, address: np.ndarray, values: tuple, policy=None):
+        # Each element is updated by itself; what the address must be a multiple of is the size of them all.
+        memory.locate("global", address, bits // 8 * lanes, None, "updates")
+        olds = [run(memory, address + np.uint64(bits // 8 * lane), value) for lane, value in enumerate(values)]
+        return tuple(olds) if wants_old else None
+
+    count = f"*{lanes}" if lanes > 1 else ""
+    operands = f"[{space}], b{bits}{count}" + (f", b{bits}" if operation == "cas" else "") + (", b64" if policy else "")
+    return Memory(f"b{bits}{count}" if wants_old else "", operands, run_vector if count else run)
 
 
 @define("atom")
 def atom(modifiers: tuple[str, ...]) -> Semantics:
-    """atom{.sem}{.scope}{.space}.op.type d, [a], b{, c}: threads of a launch take turns in their order."""
+    """atom{.sem}{.scope}{.space}.op{.vec}.type d, [a], b{, c}: threads of a launch take turns in their order."""
     return _atomic("atom", modifiers)
 
 
 @define("red")
 def red(modifiers: tuple[str, ...]) -> Semantics:
-    """red{.sem}{.scope}{.space}.op.type [a], b."""
+    """red{.sem}{.scope}{.space}.op{.vec}.type [a], b."""
     if modifiers[:1] == ("async",):
         raise Unsupported("red.async")
     return _atomic("red", modifiers)

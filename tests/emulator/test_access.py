@@ -1,5 +1,8 @@
 """Loads, stores, atomics and address conversions alone, and the checks of memory."""
 
+import math
+import struct
+
 import numpy as np
 import pytest
 from programs import launch, program, text
@@ -218,6 +221,89 @@ def test_compare_and_swap_and_red():
     launch(program(body, params=IN_OUT), "k", out, cells)
     assert out[:, 0].tolist() == [7] * 8 + [100] * 24 and out[:, 1].tolist() == [0] + [5] * 31
     assert cells.tolist() == [100, 0, 5, 0, sum(range(32)), 31, int(np.float32(16).view(np.uint32)), 31, 3, 0]
+
+
+def small_float(code, type):
+    """The value of a float code as a Python float."""
+    if type == "f32":
+        return struct.unpack("<f", struct.pack("<I", code))[0]
+    if type == "f16":
+        return struct.unpack("<e", struct.pack("<H", code))[0]
+    return struct.unpack("<f", struct.pack("<I", code << 16))[0]
+
+
+def rounded_code(number, type):
+    """The code of an exact sum, rounded to nearest with ties to even, as Fraction arithmetic gives it."""
+    if math.isnan(number):
+        return {"f32": 0x7FFFFFFF, "f16": 0x7FFF, "bf16": 0x7FFF}[type]
+    if type == "f32":
+        return struct.unpack("<I", struct.pack("<f", number))[0]
+    if type == "f16":
+        return struct.unpack("<H", struct.pack("<e", number))[0]
+    bits = struct.unpack("<I", struct.pack("<f", number))[0]
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+def in_turn(operation, type, now, value):
+    """The code after one atomic update: a number wins over NaN in min and max, and -0 is below +0."""
+    left, right = small_float(now, type), small_float(value, type)
+    if operation == "add":
+        return rounded_code(left + right, type)
+    if math.isnan(left) or math.isnan(right):
+        return now if math.isnan(right) else value
+    ordered = sorted([(left, math.copysign(1, left), now), (right, math.copysign(1, right), value)])
+    return ordered[0 if operation == "min" else 1][2]
+
+
+VECTORS = [(operation, type, lanes) for operation in ("add", "min", "max") for type in ("f16", "bf16", "f16x2", "bf16x2") for lanes in (2, 4, 8) if lanes < 8 or type[-2:] == "16"]
+VECTORS += [("add", "f32", 2), ("add", "f32", 4)]
+
+
+@pytest.mark.parametrize("name", ["atom", "red"])
+@pytest.mark.parametrize("operation, type, lanes", VECTORS)
+def test_vector_atomics(name, operation, type, lanes, rng):
+    """Every element of a vector is updated by itself, in the order of the threads; three vectors, in turn."""
+    element = type.removesuffix("x2")
+    width, pack = (4, 1) if type == "f32" else (2, 2 if type.endswith("x2") else 1)
+    numbers = rng.integers(-8, 9, (32, lanes * pack)) * rng.choice([0.25, 1.0, 33.0], (32, lanes * pack))
+    codes = [[rounded_code(float(number), element) for number in row] for row in numbers]
+    if operation != "add":
+        codes[3][0], codes[4][1], codes[9][0] = 0x7FFF, 0x8000, 0x0000
+    values = np.array(codes, f"u{width}")
+    register, size = ("%rs", 16) if width * pack == 2 else ("%r", 32)
+    low, high = (", ".join(f"{register}{first + lane}" for lane in range(lanes)) for first in (1, 21))
+    loads = " ".join(f"ld.global.b{size} {register}{21 + lane}, [%rd4+{lane * width * pack}];" for lane in range(lanes))
+    stores = " ".join(f"st.global.b{size} [%rd8+{lane * width * pack}], {register}{1 + lane};" for lane in range(lanes))
+    total = width * pack * lanes
+    noftz = "" if type == "f32" else ".noftz"
+    body = f"""
+    ld.param.u64 %rd2, [in]; mul.wide.u32 %rd3, %r0, {total}; add.s64 %rd4, %rd2, %rd3; {loads}
+    rem.u32 %r20, %r0, 3; mul.wide.u32 %rd5, %r20, {total}; ld.param.u64 %rd6, [cells]; add.s64 %rd6, %rd6, %rd5;
+    {name}.global.{operation}{noftz}.v{lanes}.{type} {"" if name == "red" else f"{{{low}}}, "}[%rd6], {{{high}}};
+    ld.param.u64 %rd7, [out]; add.s64 %rd8, %rd7, %rd3; {stores if name == "atom" else ""}"""
+    out, cells = np.zeros_like(values), np.full((3, lanes * pack), rounded_code(1.0, element), f"u{width}")
+    want = [[rounded_code(1.0, element)] * (lanes * pack) for _ in range(3)]
+    olds = []
+    for thread, row in enumerate(codes):
+        olds.append(want[thread % 3])
+        want[thread % 3] = [in_turn(operation, element, now, value) for now, value in zip(want[thread % 3], row)]
+    launch(program(body, params=".param .u64 out, .param .u64 in, .param .u64 cells"), "k", out, values, cells)
+    assert cells.tolist() == want
+    assert name == "red" or out.tolist() == olds
+
+
+def test_vector_atomics_as_nvcc_writes_them_and_their_faults():
+    body = "ld.param.u64 %rd2, [in]; {guard} atom{space}.add.v2.f32 {{_, %f2}}, [%rd2+{at}], {{0f3F800000, 0f40000000}}; st.global.b32 [%rd0], %f2;"
+    out, cells = np.zeros(32, np.uint64), np.array([5, 0.5, 0, 0], np.float32)
+    launch(program(body.format(space=".global", at=0, guard=""), params=IN_OUT), "k", out, cells)
+    assert cells.tolist() == [37, 64.5, 0, 0] and (out.astype(np.uint32).view(np.float32) == 0.5 + 2 * np.arange(32)).all()
+    launch(program(body.format(space="", at=8, guard="setp.eq.u32 %p1, %r0, 7; mov.b32 %f2, 0f00000000; @%p1"), params=IN_OUT), "k", out, cells)
+    assert cells.tolist() == [37, 64.5, 1, 2]
+    fault(body.format(space="", at=4, guard=""), "no multiple of 8", arrays=(cells,), params=IN_OUT)
+    fault(body.format(space="", at=16, guard=""), "updates 8 bytes at .* in no allocation", arrays=(cells,), params=IN_OUT)
+    for form in ("shared.add.v2.f32", "global.min.v2.f32", "global.add.v8.f32", "global.add.noftz.v8.f16x2", "global.and.v2.b32", "global.add.v2.f64"):
+        with pytest.raises(Unsupported, match="in global memory there is"):
+            resolve(f"atom.{form}")
 
 
 # -- checks ---------------------------------------------------------------------------------------------------------
