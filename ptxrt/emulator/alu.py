@@ -566,14 +566,16 @@ def dp2a(modifiers: tuple[str, ...]) -> Semantics:
 
 
 def _extreme(name: str, modifiers: tuple[str, ...]) -> Semantics:
+    if modifiers[-1:] == ("relu",):  # nvcc writes max.s16x2.relu
+        modifiers = ("relu", *modifiers[:-1])
     type = modifiers[-1] if modifiers else ""
+    ufunc = np.minimum if name == "min" else np.maximum
     if type in _PACKED_INTEGERS:
-        _only(modifiers, type)
-        return Lanes(
-            "b32", "b32, b32", _packed_integers(np.minimum if name == "min" else np.maximum, _PACKED_INTEGERS[type]), scalars=True
-        )
+        relu = "relu" in modifiers
+        _only(modifiers, type, *(["relu"] if type == "s16x2" else []))
+        function = (lambda a, b: np.maximum(ufunc(a, b), np.int16(0))) if relu else ufunc
+        return Lanes("b32", "b32, b32", _packed_integers(function, _PACKED_INTEGERS[type]), scalars=True)
     if type in _INTEGERS:
-        ufunc = np.minimum if name == "min" else np.maximum
         if "relu" in modifiers:
             _only(modifiers, "relu", "s32")
             return Lanes(type, f"{type}, {type}", lambda a, b: np.maximum(ufunc(a, b), np.int32(0)), scalars=True)
@@ -602,13 +604,13 @@ def _extreme(name: str, modifiers: tuple[str, ...]) -> Semantics:
 
 @define("min")
 def min_(modifiers: tuple[str, ...]) -> Semantics:
-    """min of integers; min{.ftz}{.NaN}{.xorsign.abs} of floats, of three f32 too."""
+    """min{.relu} of integers; min{.ftz}{.NaN}{.xorsign.abs} of floats, of three f32 too."""
     return _extreme("min", modifiers)
 
 
 @define("max")
 def max_(modifiers: tuple[str, ...]) -> Semantics:
-    """max of integers; max{.ftz}{.NaN}{.xorsign.abs} of floats, of three f32 too."""
+    """max{.relu} of integers; max{.ftz}{.NaN}{.xorsign.abs} of floats, of three f32 too."""
     return _extreme("max", modifiers)
 
 

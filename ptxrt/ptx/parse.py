@@ -495,6 +495,7 @@ _LOC = re.compile(
 _REG = re.compile(r"\s*\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
 _PLUS = re.compile(r"(.+?)\s*([+-])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))", re.S)
 _NAME = re.compile(_IDENTIFIER)
+_SELECTED = re.compile(r"(.*[^.])\.([bh]\d+)\s*", re.S)
 #: Which bytes of the load behind it matter: 32 bits, ignored before anything else (PTX ISA 12, pragma strings).
 _USED_BYTES = re.compile(r'"\s*used_bytes_mask\s+(0[xX][0-9a-fA-F]+|\d+)\s*"')
 
@@ -650,20 +651,40 @@ class _BodyReader:
             guard = (register, negated)
         opcode, text = found["opcode"], found["operands"].strip()
         cache = self.scope.cache
-        operands = []
+        operands, selectors = [], []
         if text:
             parts = text.split(",") if "{" not in text and "[" not in text and "(" not in text else _split(text)
             if "[" in text:
                 parts = [piece for part in parts for piece in _opened(part)]
+            if opcode[0] == "v" and "." in text:
+                parts, selectors = self.without_selectors(opcode, parts)
             for part in parts:
                 operand = cache.get(part)
                 if operand is None:
                     operand = cache[part] = self.operand(part.strip())
                 operands.append(operand)
+            operands += selectors
         if opcode.startswith(_BRANCHES):
             self.branches.append((len(self.statements), self.scope))
         used, self.used_bytes = self.used_bytes if opcode.startswith("ld") else None, None
         self.statements.append(Instruction(opcode, tuple(operands), guard, self.line, self.location, used))
+
+    def without_selectors(self, opcode: str, parts: list[str]) -> tuple[list[str], list[Immediate]]:
+        """The operands d.b10, a.b3210, b.b7654, ... of a SIMD video instruction without their selectors, and those.
+
+        They become three immediates: a bit for each element that d takes, and for a and b a hexadecimal digit per element.
+        """
+        lanes = 4 if opcode.split(".")[0].endswith("4") else 2
+        found = [_SELECTED.fullmatch(part) for part in parts[:3]]
+        given = [match[2] if match else "" for match in found]
+        whole = "".join(str(number) for number in range(2 * lanes))
+        digits = [selector[1:] or default[::-1] for selector, default in zip(given, (whole[:lanes], whole[:lanes], whole[lanes:]))]
+        letter, mask = "bh"[lanes == 2], digits[0]
+        fits = all(selector[:1] in ("", letter) for selector in given) and all(set(each) <= set(whole) for each in digits)
+        if not fits or [len(each) for each in digits[1:]] != [lanes, lanes] or list(mask) != sorted(set(mask) & set(whole[:lanes]), reverse=True):
+            raise self.error(f"'{', '.join(part.strip() for part in parts)}' has a selector that {opcode} does not know")
+        parts = [match[1] if match else part for match, part in zip(found, parts)] + parts[3:]
+        return parts, [Immediate(sum(1 << int(digit) for digit in mask)), *(Immediate(int(each, 16)) for each in digits[1:])]
 
     def operand(self, text: str):
         """One operand; names that are declared nowhere stay Symbols (labels, functions, module variables)."""

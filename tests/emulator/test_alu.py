@@ -185,6 +185,15 @@ def test_packed_halves(execute):
     compare(execute, "add.s16x2", halves(lambda a, b: a + b, "s"), 32)
     compare(execute, "min.s16x2", halves(min, "s"), 32)
     compare(execute, "max.u16x2", halves(max, "u"), 32)
+    for form in ("relu.s16x2", "s16x2.relu"):
+        compare(execute, f"max.{form}", halves(lambda a, b: max(a, b, 0), "s"), 32)
+        compare(execute, f"min.{form}", halves(lambda a, b: max(min(a, b), 0), "s"), 32)
+
+
+@pytest.mark.parametrize("form", ["relu.s32", "s32.relu"])
+def test_extremes_that_are_not_negative(execute, form):
+    compare(execute, f"max.{form}", typed("s32", lambda a, b: max(a, b, 0)), 32)
+    compare(execute, f"min.{form}", typed("s32", lambda a, b: max(min(a, b), 0)), 32)
 
 
 @pytest.mark.parametrize("bits", [32, 64])
@@ -672,7 +681,7 @@ def test_small_floats(execute):
 
 @pytest.mark.parametrize(
     "opcode",
-    ["add.f128", "mul.u32", "mul.wide.u64", "div.sat.f32", "fma.rn.ftz.f64", "setp.lo.s32", "setp.equ.u32", "shl.s32", "lop3.and.b32", "prmt.b32.xx", "min.relu.u32", "selp.pred", "frobnicate.u32", "add.rn.s32"],
+    ["add.f128", "mul.u32", "mul.wide.u64", "div.sat.f32", "fma.rn.ftz.f64", "setp.lo.s32", "setp.equ.u32", "shl.s32", "lop3.and.b32", "prmt.b32.xx", "min.relu.u32", "max.u16x2.relu", "max.s16.relu", "selp.pred", "frobnicate.u32", "add.rn.s32"],
 )  # fmt: skip
 def test_what_is_refused(opcode):
     with pytest.raises(Unsupported, match=opcode.split(".")[0]):
