@@ -222,7 +222,7 @@ class Emulator:
 
     def load_text(self, text: str, name: str = "<ptx>") -> LoadedModule:
         """Load a PTX text. Refuses by name and line what it cannot execute."""
-        from ..ptx.parse import check_bodies, opcodes, parse
+        from ..ptx.parse import check_bodies, opcodes, parse, source_of
         from .instruction import Unsupported, resolve
 
         module = parse(text, name)
@@ -230,7 +230,7 @@ class Emulator:
             try:
                 resolve(opcode)
             except Unsupported as error:
-                raise Unsupported(f"{name}:{line}: {error}", line=line) from None
+                raise Unsupported(f"{name}:{line}: {error}{source_of(module, line)}", line=line) from None
         check_bodies(module)
         loaded = LoadedModule(self, module)
         self.modules.append(loaded)

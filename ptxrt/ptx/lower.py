@@ -179,7 +179,7 @@ class _Inliner:
         arguments = operands.pop(0).elements if operands and isinstance(operands[0], List) else ()
         function = self.module.functions.get(target.name) if isinstance(target, Symbol) else None
         if function is None:
-            raise self.error("calls through a register are not supported", call.line)
+            raise self.error(f"{call.opcode} through a register is not supported", call.line)
         if function.body is None:
             raise self.error(f"'{function.name}' is called and has no body here", call.line)
         if function.name in stack or len(stack) > _CALL_DEPTH:

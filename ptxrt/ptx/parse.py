@@ -71,6 +71,18 @@ def line_of(module: Module, position: int) -> int:
     return bisect_right(module.line_starts, position)
 
 
+def source_of(module: Module, line: int) -> str:
+    """` (kernel.cu:12)`: where a line of the text comes from; "" where no `.loc` of its function says so."""
+    position = module.line_starts[line - 1] + 1
+    bodies = [function.body for function in module.functions.values() if function.body is not None]
+    start = max((start for start, _ in bodies if start <= position), default=position)
+    marks = list(_MARK.finditer(module.text, start, module.line_starts[line - 1]))
+    return f" ({module.files.get(int(marks[-1][1]), '?')}:{marks[-1][2]})" if marks else ""
+
+
+_MARK = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Literals and small forms
 
@@ -360,13 +372,13 @@ def _opened(part: str) -> list[str]:
 
 # A statement starts behind `;`, a brace, a `.loc` line or a label. A name before `,` or `}` is an element of a vector.
 _HEAD = re.compile(
-    r"[;{}]\s*(?:\.loc\b[^\n]*\n\s*|[A-Za-z_$%][\w$]*\s*:(?!:)\s*)*(?:@!?[\w$%]+\s+)?([a-z]\w*(?:\.\w+(?:::\w+)*)*)(?=\s*;|\s+[^\s,}])"
+    r"[;{}]\s*(?:\.loc\b[^\n]*\n\s*|[A-Za-z_$%][\w$]*\s*:(?!:)\s*)*(?:@!?[\w$%]+\s+)?([a-z]\w*(?:\.\w+(?:::\w+)*)*)(?=\s*;|\s+[^\s,}:])"
 )
 
 
 _BODY_DIRECTIVE = re.compile(r"[;{}\n]\s*\.([a-z]+)\b")
 _BODY_DIRECTIVES = frozenset({"reg", "local", "shared", "param", "pragma", "loc", "branchtargets"})
-_CALL = re.compile(r"\bcall(?:\.uni)?\s+(?:\([^)]*\)\s*,\s*)?([\w$%]+)")
+_CALL = re.compile(r"\b(call(?:\.uni)?)\s+(?:\([^)]*\)\s*,\s*)?([\w$%]+)")
 
 
 def check_bodies(module: Module) -> None:
@@ -378,7 +390,8 @@ def check_bodies(module: Module) -> None:
     calls: dict[str, dict[str, int]] = {}
 
     def error(position: int, message: str) -> PtxSyntaxError:
-        return PtxSyntaxError(f"{module.name}:{line_of(module, position)}: {message}")
+        line = line_of(module, position)
+        return PtxSyntaxError(f"{module.name}:{line}: {message}{source_of(module, line)}")
 
     for function in module.functions.values():
         if function.body is None:
@@ -389,11 +402,15 @@ def check_bodies(module: Module) -> None:
                 raise error(match.start(1), f"the directive .{match[1]} is not known in a function (in '{function.name}')")
         callees = calls[function.name] = {}
         for match in _CALL.finditer(module.text, start, end):
-            name = match[1]
+            opcode, name = match[1], match[2]
             if name not in module.functions:
-                raise error(match.start(), f"a call through '{name}' is not supported: only functions of this text, by name")
+                raise error(
+                    match.start(),
+                    f"{opcode} through '{name}' (a pointer to a function, or a virtual function) is not supported: "
+                    "only functions of this text are called, by their names",
+                )
             if module.functions[name].body is None:
-                raise error(match.start(), f"'{name}' is called and has no body here")
+                raise error(match.start(), f"{opcode}: '{name}' is called and has no body here")
             callees.setdefault(name, match.start())
     finished: set[str] = set()
     for name in calls:
