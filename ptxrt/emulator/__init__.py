@@ -157,8 +157,8 @@ class Emulator:
     bank_conflicts: count them per line (`bank_conflicts`).
     races: find races between threads in shared memory; slow, for small shapes.
     profile: note where time goes (`profile`, see profile.py).
-    progress: called as progress(kernel, share done, seconds left) about once a second during long launches; by default
-        they are shown where stderr is a terminal.
+    progress: called as progress(kernel, share done, seconds left) about once a second during long launches, with estimates
+        (see progress.py); by default they are shown where stderr is a terminal.
     lanes: threads that run together.
     schedule: "together" runs all threads that stand at the same place at once, which is fast and hides a missing barrier;
         "warps" lets each warp run ahead alone as far as it can, which shows it.

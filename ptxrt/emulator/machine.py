@@ -20,6 +20,7 @@ from .check import Observer
 from .instruction import Fault, Semantics
 from .memory import SHARED_BASE, Access, CopyQueue, GlobalMemory, Region
 from .profile import SCHEDULING, TRANSLATION
+from .progress import Progress
 
 WARP = 32
 _NOWHERE = np.iinfo(np.int32).max  # the key of a thread that cannot run
@@ -51,6 +52,7 @@ class Launch:
         self.shared_bytes = (start if program.dynamic else program.shared_bytes) + shared_bytes
         self.local_bytes = program.frame_bytes
         self.uniform: list[np.ndarray] = []
+        self.meter: Optional[Progress] = None
 
     def special(self, name: str) -> int:
         """A special register that all threads share."""
@@ -464,6 +466,8 @@ class Batch:
         if profile is not None:
             profile.mark(SCHEDULING)
         self.count(number, executing, block.size)
+        if self.launch.meter is not None:
+            self.launch.meter.passed(self, number)
         terminator = self.code.program.blocks[number].terminator
         if self.parking is not None or isinstance(terminator, Exit):
             self.settle(terminator, lanes)
@@ -777,34 +781,6 @@ def blocking(executing: Executing, function: Callable, arguments: tuple, targets
 # Launching
 
 
-class Progress:
-    """Says how far a long launch is: calls back, or writes a line to a terminal."""
-
-    def __init__(self, name: str, total: int, callback: Optional[Callable[[str, float, float], None]]):
-        self.name, self.total, self.callback = name, total, callback
-        self.started = self.shown = time.monotonic()
-        self.visible = False
-
-    def update(self, done: int) -> None:
-        """`done` of `total` blocks have run; shown once a second where the whole takes more than three."""
-        now = time.monotonic()
-        spent = now - self.started
-        left = spent / done * (self.total - done)
-        if spent + left < 3 or now - self.shown < 1 or done == self.total:
-            return
-        self.shown = now
-        if self.callback is not None:
-            self.callback(self.name, done / self.total, left)
-        elif sys.stderr is not None and sys.stderr.isatty():
-            self.visible = True
-            sys.stderr.write(f"\r{self.name}: {100 * done // self.total} % emulated, about {left:.0f} s left \x1b[K")
-            sys.stderr.flush()
-
-    def close(self) -> None:
-        if self.visible:
-            sys.stderr.write("\r\x1b[K")
-
-
 def _three(value, what: str, limits: tuple[int, int, int]) -> tuple[int, int, int]:
     """A size of one to three positive numbers, as three."""
     numbers = (value,) if isinstance(value, (int, np.integer)) else tuple(value)
@@ -854,11 +830,13 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
     if emulator.find_races:
         per_batch = max(1, min(per_batch, _RACE_BYTES // max(4 * run.shared_bytes * run.warps * WARP, 1)))
     meter = Progress(name, run.blocks, emulator.progress)
+    run.meter = meter if meter.listened else None
     try:
         with np.errstate(all="ignore"):
             for first in range(0, run.blocks, per_batch):
-                count = min(per_batch, run.blocks - first)
-                Batch(run, first, count).run()
-                meter.update(first + count)
+                batch = Batch(run, first, min(per_batch, run.blocks - first))
+                meter.begin(first, batch.blocks)
+                batch.run()
+                meter.end(batch.issued)
     finally:
         meter.close()

@@ -109,6 +109,24 @@ class Code:
         """The uniform values of a launch, as far as the blocks that are compiled use them; `known` grows in place."""
         return self._translator.evaluate_uniforms(launch, known)
 
+    @property
+    def decoded(self) -> list[list["Decoded"]]:
+        """The instructions of each block."""
+        return self._translator.decoded
+
+    def row(self, register: Register) -> Optional[int]:
+        """The row of a register that lives across blocks."""
+        return self._translator.row_of.get(register.name)
+
+    def kept(self, operand) -> bool:
+        """Whether an operand is a register whose value can be looked up behind a block that reads it."""
+        return isinstance(operand, Register) and (self.row(operand) is not None or operand.name in self._translator.uniform)
+
+    def uniform_value(self, register: Register, launch) -> np.ndarray:
+        """The value in a launch of a uniform register that a block which has run looks up."""
+        slots = self._translator.uniform_slots
+        return next(launch.uniform[slot] for (name, _), slot in slots.items() if name == register.name)
+
 
 class Translator:
     """Translates one program. `addresses` gives the address of each variable in its space."""

@@ -309,18 +309,6 @@ def test_coverage(tmp_path, monkeypatch):
     assert check.merge(tmp_path)["test.ptx"]["k"] == {line: 2 * count for line, count in lines.items()}
 
 
-def test_progress():
-    from ptxrt.emulator.machine import Progress
-
-    calls = []
-    meter = Progress("k", 100, lambda *arguments: calls.append(arguments))
-    meter.started -= 10
-    meter.shown -= 10
-    meter.update(25)
-    meter.update(26)
-    assert len(calls) == 1 and calls[0][:2] == ("k", 0.25) and calls[0][2] == pytest.approx(30, abs=1)
-
-
 def test_launch_facts_are_checked():
     def refuse(message, text, *arguments, **facts):
         with pytest.raises(EmulatorFault, match=message):

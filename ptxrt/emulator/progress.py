@@ -1,0 +1,156 @@
+"""How far a long launch is: batches of blocks that are done, and inside of a batch how far its loops have counted.
+
+A batch whose like has run before is measured by the instructions that it took. In the first one a loop that ends with a
+comparison of two integers (`setp.ne.s32 %p, %i, %n; @%p bra top`) says by their distance, which shrinks, how long it will
+go on once it has turned twice; loops inside of such a loop are not asked. Nothing is looked at during the first second of a launch, nor
+where nobody listens.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Callable, NamedTuple, Optional
+
+import numpy as np
+
+from ..ptx.ir import Immediate, Register
+from ..ptx.lower import Branch
+from .codegen import UNSIGNED, register_bytes
+
+Listener = Callable[[str, float, float], None]
+
+_QUIET = 1.0  # seconds of a launch in which nothing is looked at, and between two messages
+_WORTH = 3.0  # a launch that takes less is not spoken of
+_STEPS = 64  # basic blocks between two looks at the clock
+_PAUSE = 0.05  # seconds between two looks at a loop
+
+
+class Countdown(NamedTuple):
+    """The end of a loop, blocks `header` to `latch`: it goes on until two integers meet."""
+
+    header: int
+    latch: int
+    left: object
+    right: object
+    dtype: np.dtype
+
+    def inside(self, other: "Countdown") -> bool:
+        """Whether this is the other loop or lies within it."""
+        return other.header <= self.header and self.latch <= other.latch
+
+    def distance(self, batch) -> float:
+        """How far the two are from each other, for the thread with the longest way; only behind the block `latch`."""
+        values = [_value_of(operand, batch).astype(self.dtype).astype(np.float64) for operand in (self.left, self.right)]
+        return float(np.abs(values[0] - values[1]).max())
+
+
+def _value_of(operand, batch) -> np.ndarray:
+    """An operand's bits over the executing threads."""
+    if isinstance(operand, Immediate):
+        return np.array(operand.value & 0xFFFF_FFFF_FFFF_FFFF, np.uint64)
+    kind, row = UNSIGNED[register_bytes(operand.type)], batch.code.row(operand)
+    if row is None:
+        return batch.code.uniform_value(operand, batch.launch)
+    held = None if batch.gathered is None else batch.gathered.held.get((kind, row))
+    if held is not None:
+        return held
+    values = batch.rows.arrays[kind][row]
+    lanes = batch.executing.lanes
+    return values if lanes is None else values[lanes]
+
+
+def countdowns(code) -> dict[int, Countdown]:
+    """The outermost loops of an entry that say how long they go on, by the block at their end."""
+    found = {}
+    for latch, block in enumerate(code.program.blocks):
+        end = block.terminator
+        if not isinstance(end, Branch) or min(end.taken, end.otherwise) > latch:
+            continue
+        for item in reversed(code.decoded[latch]):
+            if any(register.name == end.predicate.name for register in item.registers_written()):
+                words = item.instruction.opcode.split(".")
+                integers = words[0] == "setp" and len(words) == 3 and words[2][0] in "us" and len(item.sources) == 2
+                if integers and all(isinstance(each, Immediate) or code.kept(each) for each in item.sources):
+                    dtype = np.dtype(f"{'i' if words[2][0] == 's' else 'u'}{int(words[2][1:]) // 8}")
+                    found[latch] = Countdown(min(end.taken, end.otherwise), latch, *item.sources, dtype)
+                break
+    return {latch: loop for latch, loop in found.items() if not any(loop.inside(other) for other in found.values() if other is not loop)}
+
+
+class Progress:
+    """Says how far a long launch of `total` blocks is: calls back, or writes a line to a terminal."""
+
+    def __init__(self, name: str, total: int, listener: Optional[Listener]):
+        self.name, self.total, self.listener = name, total, listener
+        self.listened = listener is not None or (sys.stderr is not None and sys.stderr.isatty())
+        self.started = self.shown = self.batch_started = time.monotonic()
+        self.visible = False
+        self.loops: Optional[dict[int, Countdown]] = None
+        self.steps = 0
+        self.before = 0  # instructions that the batch before took
+        self.begin(0, total)
+
+    def begin(self, first: int, count: int) -> None:
+        """A batch of `count` blocks starts, behind `first` ones that are done."""
+        self.first, self.count = first, count
+        self.batch_started = time.monotonic()
+        self.followed: Optional[Countdown] = None
+        self.at = self.since = self.way = 0.0
+
+    def end(self, issued: int) -> None:
+        """The batch is done, with so many instructions."""
+        self.before = issued
+        self.show(self.first + self.count)
+
+    def passed(self, batch, number: int) -> None:
+        """A basic block of the batch has run."""
+        self.steps += 1
+        if self.loops is None or self.before:
+            if self.steps % _STEPS:
+                return
+            if time.monotonic() - self.started < _QUIET:
+                return
+            if self.before:
+                self.show(self.first + self.count * min(batch.issued / self.before, 0.99))
+            else:
+                self.loops = countdowns(batch.code)
+            return
+        loop = self.loops.get(number)
+        if loop is not None:
+            self.turned(loop, batch)
+
+    def turned(self, loop: Countdown, batch) -> None:
+        """A loop has come to its end once more."""
+        followed, now = self.followed, time.monotonic()
+        if loop is not followed:
+            self.followed, self.at, self.since, self.way = loop, now, now, loop.distance(batch)
+            return
+        if now - self.at < _PAUSE:
+            return
+        self.at, distance = now, loop.distance(batch)
+        if distance >= self.way:
+            self.since, self.way = now, distance
+            return
+        left = distance * (now - self.since) / (self.way - distance)
+        spent = now - self.batch_started
+        self.show(self.first + self.count * spent / (spent + left))
+
+    def show(self, done: float) -> None:
+        """`done` of `total` blocks have run; shown once a second where the whole takes more than three."""
+        now = time.monotonic()
+        spent = now - self.started
+        left = spent / done * (self.total - done)
+        if spent + left < _WORTH or now - self.shown < _QUIET or done == self.total:
+            return
+        self.shown = now
+        if self.listener is not None:
+            self.listener(self.name, done / self.total, left)
+        elif self.listened:
+            self.visible = True
+            sys.stderr.write(f"\r{self.name}: {100 * done / self.total:.0f} % emulated, about {left:.0f} s left \x1b[K")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        if self.visible:
+            sys.stderr.write("\r\x1b[K")
