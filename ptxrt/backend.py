@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+from abc import ABC, abstractmethod
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Protocol
 
 import numpy as np
 
-from .errors import AbiError, ArgumentError, MachineError
+from .errors import AbiError, ArgumentError, MachineError, remedy
 
 if TYPE_CHECKING:
     from .driver import Probe
@@ -58,7 +59,7 @@ class Facts:
     def read(cls, entry: str, data: bytes) -> "Facts":
         """Unpack the constant; PTX leaves trailing zero bytes out."""
         if len(data) > cls.SIZE:
-            raise AbiError(f"{entry}_launch has {len(data)} bytes, {cls.SIZE} are expected; run `make`")
+            raise AbiError(f"{entry}_launch has {len(data)} bytes, {cls.SIZE} are expected; {remedy()}")
         words = struct.unpack("<9i", data.ljust(cls.SIZE, b"\0"))
         threads, tile = (tuple(max(word, 1) for word in group) for group in (words[0:3], words[4:7]))
         return cls(threads, words[3], tile, max(words[7], 1), words[8])
@@ -111,7 +112,7 @@ class Queue:
         return f"stream {self.handle:#x} of {self.backend.describe()}"
 
 
-class Packet:
+class Packet(ABC):
     """One launch with everything but its arguments filled in.
 
     words: the parameters as a memoryview of 64-bit words, for addresses. raw: the same as bytes. `call()` launches in the
@@ -130,9 +131,9 @@ class Packet:
         self.queue: Queue | None = None
         self.call: Any = None
 
+    @abstractmethod
     def bind(self, queue: Queue) -> None:
         """Let `call` launch in a queue."""
-        raise NotImplementedError
 
     def retry(self) -> None:
         """Launch again what `call` could not."""
@@ -365,6 +366,19 @@ def default_machine() -> str:
     from .driver import probe
 
     return _best_machine(probe())
+
+
+def default_problem() -> str | None:
+    """What is wrong with the machine that PTXRT_MACHINE names; None where it is there, or nothing is named."""
+    asked = os.environ.get("PTXRT_MACHINE")
+    if not asked or asked == "emulator":
+        return None
+    if asked not in MACHINES:
+        return f"PTXRT_MACHINE is {asked!r}; set it to {', '.join(MACHINES[:-1])} or {MACHINES[-1]}, or unset it"
+    machine = machines()[asked]
+    if machine.available:
+        return None
+    return f"PTXRT_MACHINE asks for {asked}, which is not available ({machine.detail}); unset it, or name another machine"
 
 
 @lru_cache(maxsize=None)

@@ -143,17 +143,20 @@ def show(name):
 @as_json
 def devices(json_output):
     """Say which machines are there and, for those that are not, why."""
-    from .backend import default_machine, machines
+    from .backend import default_machine, default_problem, machines
     from .errors import PtxError
 
-    there = machines()
-    try:
-        default = default_machine()
-    except PtxError as error:
-        default = None
-        click.echo(f"no default: {error}", err=True)
+    there, default = machines(), None
+    problem = default_problem()
+    if problem is None:
+        try:
+            default = default_machine()
+        except PtxError as error:
+            problem = str(error)
+    if problem is not None:
+        click.echo(f"no default: {problem}", err=True)
     if json_output:
-        print_json({"default": default, "machines": {m.name: vars(m) for m in there.values()}})
+        print_json({"default": default, "problem": problem, "machines": {m.name: vars(m) for m in there.values()}})
         return
     for machine in there.values():
         click.echo(f"{machine}{' (the default)' if machine.name == default else ''}")

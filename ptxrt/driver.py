@@ -19,7 +19,7 @@ import numpy as np
 
 from . import units
 from .backend import Entry, Facts, MemoryInfo, Packet, Param, Queue, backend_for, scope
-from .errors import AbiError, ArgumentError, DriverError, OutOfMemory, PtxError
+from .errors import AbiError, ArgumentError, DriverError, OutOfMemory, PtxError, remedy
 from .files import module_kind
 from .pool import Pool
 from .ptx import parse
@@ -183,7 +183,7 @@ class DriverModule:
             if self._text is not None:
                 written = Facts.read(entry, self._text.constant(f"{entry}_launch"))
                 if written != facts:
-                    raise AbiError(f"{entry}: the loaded code says {facts}, its text {written}; run `make`")
+                    raise AbiError(f"{entry}: the loaded code says {facts}, its text {written}; {remedy()}")
             self._facts[entry] = facts
         return self._facts[entry]
 

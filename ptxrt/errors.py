@@ -3,7 +3,7 @@
     PtxError
       ArgumentError (ValueError)   an argument does not fit the declaration
         FileError                  a file is foreign, damaged or of the wrong kind
-      BuildError                   a module is missing or older than its source: run `make`
+      BuildError                   a module is missing or older than its source: run `make`, or reinstall the package
       AbiError                     a declaration and its compiled entry disagree
       LaunchError                  the machine failed
         MachineError               the machine that was asked for is not there
@@ -11,6 +11,17 @@
           OutOfMemory (MemoryError)  the device has no more memory; everything else stays usable
         EmulatorFault              bad address, unknown opcode, deadlock; with block, thread, line
 """
+
+from pathlib import Path
+
+_SOURCES = Path(__file__).parent.parent / "kernels_cu"
+
+
+def remedy() -> str:
+    """What to do about modules that are missing or do not fit: build them in a checkout, elsewhere install the package anew."""
+    if _SOURCES.is_dir():
+        return "run `make`"
+    return "the installed package is damaged: reinstall it (pip install --force-reinstall ptxrt)"
 
 
 class PtxError(Exception):

@@ -16,7 +16,7 @@ import numpy as np
 from .array import DeviceArray, allocate, as_arrays, as_output, upload
 from .backend import Backend, Entry, Facts, Module, Packet, Param, Queue, _scope, current
 from .binder import Bound, scalar_value
-from .errors import AbiError, ArgumentError
+from .errors import AbiError, ArgumentError, remedy
 from .kernel import Argument, Kernel, Parameter
 
 # Limits of grid x, y, z: CUDA programming guide, compute capabilities from 3.0 on.
@@ -493,7 +493,7 @@ def checked_entry(kernel: Kernel, module: Module, name: str) -> Entry:
     entry = module.entries.get(name)
     if entry is None:
         there = ", ".join(module.entries) or "none"
-        raise AbiError(f"{module.name} holds no entry {name}, which {kernel.name} declares; it holds {there}. Run `make`.")
+        raise AbiError(f"{module.name} holds no entry {name}, which {kernel.name} declares; it holds {there}; {remedy()}")
     fits = len(entry.params) == len(kernel.parameters) and all(map(_fits, kernel.parameters, entry.params))
     if not fits:
         declared = ", ".join(map(str, kernel.parameters))

@@ -7,7 +7,7 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
-from .errors import BuildError
+from .errors import BuildError, remedy
 
 MODULES = Path(__file__).parent / "modules"
 CHECKOUT = Path(__file__).parent.parent
@@ -29,7 +29,7 @@ def read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise BuildError(f"{path.name} is missing from {path.parent}; run `make`") from None
+        raise BuildError(f"{path.name} is missing from {path.parent}; {remedy()}") from None
 
 
 def record(unit: str) -> dict:
@@ -38,9 +38,9 @@ def record(unit: str) -> dict:
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise BuildError(f"the module {unit} is not built: {path} is missing; run `make`") from None
+        raise BuildError(f"the module {unit} is not built: {path} is missing; {remedy()}") from None
     except ValueError as error:
-        raise BuildError(f"{path} is damaged ({error}); run `make`") from error
+        raise BuildError(f"{path} is damaged ({error}); {remedy()}") from error
 
 
 @lru_cache(maxsize=None)

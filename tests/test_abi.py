@@ -3,7 +3,7 @@
 import pytest
 
 import ptxrt
-from ptxrt import ptx, units
+from ptxrt import errors, ptx, units
 from ptxrt.backend import Entry, Facts, Param
 from ptxrt.launch import checked_entry
 
@@ -104,6 +104,20 @@ def test_a_missing_module_says_make(monkeypatch, tmp_path):
     monkeypatch.setattr(units, "MODULES", tmp_path)
     with pytest.raises(ptxrt.BuildError, match="transpose_nowhere is not built.*run `make`"):
         units.read(units.text_path("transpose_nowhere", False))
+
+
+def test_an_installed_package_is_to_be_reinstalled(monkeypatch, tmp_path):
+    monkeypatch.setattr(units, "MODULES", tmp_path)
+    monkeypatch.setattr(units, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(errors, "_SOURCES", tmp_path / "kernels_cu")
+    (tmp_path / "damaged_unit.json").write_text("{")
+    (tmp_path / "lone_unit.json").write_text('{"sources": {}}')
+    for unit in ("transpose_nowhere", "damaged_unit", "lone_unit"):
+        with pytest.raises(ptxrt.BuildError, match=r"reinstall it \(pip install --force-reinstall ptxrt\)$") as caught:
+            units.read(units.text_path(unit, False))
+        assert "make" not in str(caught.value)
+    with pytest.raises(ptxrt.AbiError, match="reinstall it"):
+        checked_entry(ptxrt.kernels()["transpose_naive"], Loaded("other"), "transpose_naive")
 
 
 def test_a_module_older_than_its_source_says_so(monkeypatch, tmp_path):

@@ -90,6 +90,26 @@ def test_devices_says_what_is_there_and_why():
     assert "emulator: executes" in succeed("devices")
 
 
+@pytest.mark.parametrize(
+    "asked, said",
+    [
+        ("portable", "no default: PTXRT_MACHINE asks for portable, which is not available (no driver today); unset it, or name another machine"),
+        ("cuda", "no default: PTXRT_MACHINE is 'cuda'; set it to native, portable or emulator, or unset it"),
+    ],
+)
+def test_devices_says_what_is_wrong_with_the_machine_that_is_asked_for(monkeypatch, asked, said):
+    from ptxrt import backend
+
+    there = {name: backend.Machine(name, name == "emulator", "no driver today") for name in backend.MACHINES}
+    monkeypatch.setattr(backend, "machines", lambda: there)
+    monkeypatch.setenv("PTXRT_MACHINE", asked)
+    done = call("devices")
+    assert done.exit_code == 0 and said in done.output.splitlines() and "(the default)" not in done.output
+    assert json.loads(call("devices", "--json").stdout)["problem"] == said.removeprefix("no default: ")
+    monkeypatch.setenv("PTXRT_MACHINE", "emulator")
+    assert "emulator: no driver today (the default)" in succeed("devices")
+
+
 @pytest.mark.parametrize("name", [*ptxrt.kernels(), "attention", "quantize", "dequantize"])
 def test_help_of_every_command_comes_from_its_docstring(name):
     text = succeed("run", name, "--help")

@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import units
 from ..backend import Entry, Facts, MemoryInfo, Packet, Queue, backend_for, scope
-from ..errors import AbiError, ArgumentError, FileError, OutOfMemory
+from ..errors import AbiError, ArgumentError, FileError, MachineError, OutOfMemory
 from ..files import module_kind
 from . import Emulator
 
@@ -241,8 +241,8 @@ class EmulatorBackend:
         """There is nothing but the record."""
 
     def replay(self, captured: Any, queue: Queue) -> None:
-        """Never called: there is nothing but the record."""
-        raise NotImplementedError("the emulator keeps no graphs; their calls are run again")
+        """MachineError: there is nothing but the record."""
+        raise MachineError("the emulator keeps no graphs: their calls are run again")
 
     def is_capturing(self, queue: Queue) -> bool:
         """Never."""

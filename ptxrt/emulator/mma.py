@@ -21,6 +21,7 @@ Two arithmetics:
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Callable, Optional, Sequence
@@ -146,7 +147,7 @@ def _decoder(element: _Element, dtype: np.dtype) -> Callable[[np.ndarray], np.nd
     return lambda raw: np.take(table, raw.view("<u2"), mode="clip").view(np.float32).astype(dtype, copy=False)
 
 
-class _Fragment:
+class _Fragment(ABC):
     """A decoded A or B fragment. What an arithmetic needs of it is computed on first use.
 
     `raw` holds the containers in the order in which a matrix product takes them.
@@ -196,9 +197,9 @@ class _Fragment:
         return float(values[magnitude.max()]), float(values[smallest])
 
     @property
+    @abstractmethod
     def by_depth(self) -> np.ndarray:
         """`raw` as (depth, 8 or 1, 1 or 16, warps)."""
-        raise NotImplementedError
 
     @cached_property
     def exponents_by_depth(self) -> np.ndarray:
