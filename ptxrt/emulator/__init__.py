@@ -174,7 +174,7 @@ class Emulator:
         races: bool = False,
         profile: bool = False,
         progress: Optional[Callable[[str, float, float], None]] = None,
-        lanes: int = 8192,
+        lanes: int = 16384,
         schedule: str = "together",
     ):
         from .memory import GlobalMemory

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .instruction import Blocking, Fault, Semantics, Unsupported, define
+from .instruction import Blocking, Fault, Semantics, Unsupported, define, distinct
 
 _BARRIERS = 16
 _WARP = 32
@@ -110,7 +110,7 @@ def _barriers(batch) -> dict[int, _Barrier]:
         barriers = batch.state["barriers"] = {}
 
         def after_exit(lanes: np.ndarray) -> None:
-            blocks = np.unique(np.asarray(lanes) // (batch.warps * _WARP))
+            blocks = distinct(np.asarray(lanes) // (batch.warps * _WARP))
             for barrier in barriers.values():
                 barrier.release(blocks)
 
@@ -130,7 +130,7 @@ def _arrive(threads, number, count=None, *, waits: bool = True, reduction: str =
     if waits:
         threads.park(f"barrier {numbers[0]}")
     barriers = _barriers(threads.batch)
-    for each in np.unique(numbers).tolist():
+    for each in distinct(numbers).tolist():
         chosen = np.flatnonzero(numbers == each)
         if each not in barriers:
             barriers[each] = _Barrier(each, threads.batch)
@@ -142,7 +142,7 @@ def _arrive(threads, number, count=None, *, waits: bool = True, reduction: str =
             reduction=reduction,
             votes=None if votes is None else votes[chosen],
         )
-        barriers[each].release(np.unique(threads.block[chosen]))
+        barriers[each].release(distinct(threads.block[chosen]))
 
 
 @define("bar")

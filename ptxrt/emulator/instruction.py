@@ -253,6 +253,11 @@ def Blocking(destinations: str, sources: str, function: Function, *, aligned: bo
     return Semantics("blocking", signature(destinations), signature(sources), function, {"aligned": aligned})
 
 
+def distinct(numbers: np.ndarray) -> np.ndarray:
+    """The different values among small integers from 0 up, in order: np.unique sorts or hashes, which takes longer."""
+    return np.flatnonzero(np.bincount(numbers))
+
+
 Resolver = Callable[[tuple[str, ...]], Semantics]
 REGISTRY: dict[str, Resolver] = {}
 

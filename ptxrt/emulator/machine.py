@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import EmulatorFault
 from ..ptx.lower import Branch, Exit, Jump, Switch
 from .check import Observer
-from .instruction import Fault, Semantics
+from .instruction import Fault, Semantics, distinct
 from .memory import SHARED_BASE, Access, CopyQueue, GlobalMemory, Region
 from .profile import SCHEDULING, TRANSLATION
 from .progress import Progress
@@ -385,7 +385,7 @@ class Batch:
         if len(lanes) == ready:
             return low, lanes, True
         self.turns += 1
-        candidates = np.unique(key[key != _NOWHERE]).tolist()
+        candidates = distinct(key[key != _NOWHERE]).tolist()
         if self.turns % _FAIRNESS == 0:
             candidates.sort(key=lambda block: self.last_run.get(block, 0))
         for block in candidates:
@@ -695,7 +695,7 @@ def warps(executing: Executing, function: Callable, arguments: tuple, semantics:
         fault = Fault(_not_whole(executing), counts[lanes // WARP] < WARP)
         raise fault
     lanes = executing.lane_ids
-    present = np.unique(lanes // WARP)
+    present = distinct(lanes // WARP)
     slot = np.searchsorted(present, lanes // WARP) * WARP + lanes % WARP
     shape = (len(present), WARP)
     active = np.zeros(shape, bool)

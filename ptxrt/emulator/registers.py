@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .instruction import Blocking, Fault, Semantics, Unsupported, define
+from .instruction import Blocking, Fault, Semantics, Unsupported, define, distinct
 
 _FILE = 65536
 _GRANULE = 8
@@ -40,7 +40,7 @@ class _Pool:
         batch.on_exit(self.exited)
 
     def exited(self, lanes: np.ndarray) -> None:
-        for warp in np.unique(lanes // _WARP).tolist():
+        for warp in distinct(lanes // _WARP).tolist():
             if not self.batch.alive[warp * _WARP : (warp + 1) * _WARP].any():
                 self.left[warp // self.batch.warps] += self.held[warp]
                 self.held[warp] = 0
@@ -75,7 +75,7 @@ def _set(threads, count: int, grows: bool) -> None:
     if "registers" not in batch.state:
         batch.state["registers"] = _Pool(batch, first)
     pool = batch.state["registers"]
-    for warp in np.unique(threads.lane // _WARP).tolist():
+    for warp in distinct(threads.lane // _WARP).tolist():
         here = threads.lane // _WARP == warp
         if (pool.held[warp] > count) if grows else (pool.held[warp] < count):
             raise Fault(f"has {pool.held[warp]} registers and would {'grow' if grows else 'shrink'} to {count}", here)

@@ -378,7 +378,7 @@ _HEAD = re.compile(
 
 _BODY_DIRECTIVE = re.compile(r"[;{}\n]\s*\.([a-z]+)\b")
 _BODY_DIRECTIVES = frozenset({"reg", "local", "shared", "param", "pragma", "loc", "branchtargets"})
-_CALL = re.compile(r"\b(call(?:\.uni)?)\s+(?:\([^)]*\)\s*,\s*)?([\w$%]+)")
+_CALL = re.compile(r"(call(?<![\w$%.]call)(?:\.uni)?)\s+(?:\([^)]*\)\s*,\s*)?([\w$%]+)")
 
 
 def check_bodies(module: Module) -> None:
