@@ -104,6 +104,20 @@ COPY = """
 MBARRIER = """
     mov.u32 %r5, bar; setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared.b64 [%r5], 64; bar.sync 0;
 """
+# Sixteen bytes come by a bulk copy over what the threads stored, or read; then all read them.
+BULK = """
+    mov.u32 %r5, bar; mov.u32 %r2, box; setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared.b64 [%r5], 1;
+    and.b32 %r1, %r0, 3; shl.b32 %r1, %r1, 2; add.u32 %r1, %r1, %r2; setp.lt.u32 %p3, %r0, 4; ld.param.u64 %rd2, [out];
+    {order}
+    @!%p1 bra wait;
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r5], 16;
+    cp.async.bulk.shared::cta.{source}.mbarrier::complete_tx::bytes [{to}], [{at}], 16, [%r5];
+    wait: mbarrier.try_wait.parity.shared.b64 %p2, [%r5], 0; @!%p2 bra wait;
+    ld.shared.u32 %r4, [%r1]; bar.sync 0; st.global.u32 [%rd0], %r4;
+"""
+LOAD = BULK.replace("{source}", "global").replace("{to}", "%r2").replace("{at}", "%rd2")
+MOVE = BULK.replace("{source}", "shared::cta").replace("{to}", "%r2+64").replace("{at}", "%r2")
+STORE = "@%p3 st.shared.u32 [%r1], %r0;"
 ARRIVE = "mbarrier.arrive{}.shared.b64 _, [%r5];"
 WAIT = "again: mbarrier.try_wait.parity{}.shared.b64 %p2, [%r5], 0; @!%p2 bra again;"
 
@@ -129,6 +143,18 @@ WAIT = "again: mbarrier.try_wait.parity{}.shared.b64 %p2, [%r5], 0; @!%p2 bra ag
         (COPY, "cp.async.commit_group; cp.async.wait_group 1; bar.sync 0;", True),
         (MBARRIER + COPY, "cp.async.mbarrier.arrive.noinc.shared.b64 [%r5];" + WAIT.format(""), False),
         (MBARRIER + COPY, "cp.async.mbarrier.arrive.noinc.shared.b64 [%r5]; bar.sync 0;", True),
+        (LOAD, "bar.sync 0;", False),
+        (LOAD, STORE + "bar.sync 0;", True),
+        (LOAD, STORE + "fence.proxy.async; bar.sync 0;", False),
+        (LOAD, STORE + "fence.proxy.async.shared::cta; bar.sync 0;", False),
+        (LOAD, STORE + "bar.sync 0; @%p1 fence.proxy.async;", False),
+        (LOAD, STORE + "bar.sync 0; @!%p1 fence.proxy.async;", True),
+        (LOAD, "fence.proxy.async;" + STORE + "bar.sync 0;", True),
+        (LOAD, STORE + "fence.proxy.async;", True),
+        (LOAD, STORE + "fence.proxy.async; bar.sync 0; @%p3 ld.shared.u32 %r4, [%r1]; bar.sync 0;", False),
+        (LOAD, STORE + "fence.proxy.async; bar.sync 0; @%p3 ld.shared.u32 %r4, [%r1];", True),
+        (MOVE, STORE + "bar.sync 0;", True),
+        (MOVE, STORE + "fence.proxy.async; bar.sync 0;", False),
     ],
 )
 def test_small_programs(body, order, races, schedule):
@@ -140,4 +166,14 @@ def test_small_programs(body, order, races, schedule):
         emulator.launch(module.entries["k"], 1, 64, 0, struct.pack("<Q", out))
         return
     with pytest.raises(EmulatorFault, match="a race"):
+        emulator.launch(module.entries["k"], 1, 64, 0, struct.pack("<Q", out))
+
+
+def test_what_is_said_of_a_missing_proxy_fence():
+    emulator = Emulator(races=True)
+    module = emulator.load_text(program(LOAD.format(order=STORE + "bar.sync 0;"), before=BEFORE), "small.ptx")
+    out = emulator.alloc(64 * 8)
+    emulator.write(out, np.zeros(64, np.uint64))
+    said = r"starts a copy that overwrites 16 bytes of shared memory, and thread 0 wrote the byte at 0x410 at PTX line \d+: a race, no fence.proxy.async lies between"
+    with pytest.raises(EmulatorFault, match=said):
         emulator.launch(module.entries["k"], 1, 64, 0, struct.pack("<Q", out))

@@ -16,6 +16,7 @@ from typing import Optional
 import numpy as np
 
 from ..errors import ArgumentError
+from .check import READS_IN_BULK, WRITES_IN_BULK
 from .instruction import Blocking, Fault, Memory, Semantics, Unsupported, define
 from .mbarrier import Transfer, barriers
 from .memory import IN_FLIGHT, WRITTEN, Part
@@ -44,7 +45,7 @@ class _Side:
         self.unit, self.count = unit, len(address)
         try:
             self.parts = access.locate(space, address, unit, np.full(len(address), position), verb)
-            if verb == "reads":
+            if verb in ("reads", READS_IN_BULK):
                 for region, index, where in self.parts:
                     access._check_readable(region, index, unit, space, address, where)
         except Fault as fault:
@@ -114,8 +115,9 @@ def _load(space: str):
         for position, (to, at, bytes, on) in enumerate(zip(_flat(target, threads), _flat(source, threads), _flat(size, threads), barrier.tolist())):
             _check_chunks(position, to, at, bytes)
             if bytes:
-                source_side = _Side(threads, position, space, _chunks(at, bytes), _CHUNK, "reads")
-                target_side = _Side(threads, position, "shared", _chunks(to, bytes), _CHUNK, "copies to")
+                verb = READS_IN_BULK if space == "shared" else "reads"
+                source_side = _Side(threads, position, space, _chunks(at, bytes), _CHUNK, verb)
+                target_side = _Side(threads, position, "shared", _chunks(to, bytes), _CHUNK, WRITES_IN_BULK)
                 _await(threads, position, target_side, source_side, on, bytes)
         here.settle(np.unique(barrier))
 
@@ -235,7 +237,7 @@ def _load_tensor(rank: int):
             tensor = _map(threads, position, address, rank)
             unit, places, remote, inside = _box(threads, position, tensor, to, corner)
             source = _Side(threads, position, "global", remote if inside is None else remote[inside], unit, "reads")
-            side = _Side(threads, position, "shared", places, unit, "copies to")
+            side = _Side(threads, position, "shared", places, unit, WRITES_IN_BULK)
             _await(threads, position, side, source, on, tensor.box_bytes, inside, tensor.filling(unit))
         here.settle(np.unique(barrier))
 

@@ -140,9 +140,10 @@ class Observer:
 
     Asynchronous copies write, or read, from when they are issued until they are known to be over: an access by anyone in
     between is a race. cp.async is over for its own thread at its wait. What completes on an mbarrier is done by an agent
-    of its own, from which only the barrier tells; an agent stands in the clocks behind the threads. Bulk copies out of
-    shared memory go through the async proxy: they see a thread's writes only behind a fence.proxy.async. What is
-    fenced has clocks of its own, in the second half.
+    of its own, from which only the barrier tells; an agent stands in the clocks behind the threads. Bulk copies go
+    through the async proxy: they read what a thread wrote, and write over it, only behind a fence.proxy.async. What is
+    fenced has clocks of its own, in the second half. (What a thread has read may be written over without one, as
+    pipelines do that hand a buffer back by an mbarrier alone.)
     """
 
     def __init__(self, batch, count_conflicts: bool, find_races: bool):
@@ -259,29 +260,37 @@ class Observer:
     def fenced(self, lanes: np.ndarray) -> None:
         """What these threads know of is visible to bulk copies, too."""
         if self.races:
-            known = self.clock[np.divmod(lanes, self.lanes)]
+            block, thread = np.divmod(lanes, self.lanes)
+            known = self.clock[block, thread]
             known[:, self.agents :] = np.maximum(known[:, self.agents :], known[:, : self.agents])
-            self.clock[np.divmod(lanes, self.lanes)] = known
+            self.clock[block, thread] = known
+            self.clock[block, thread, thread] += 1
 
     def lent(self, lane: int, flat: np.ndarray, size: int) -> None:
         """A bulk copy out of shared memory reads these bytes until they are returned."""
         if not self.races:
             return
         at = _bytes_of(flat, size)
-        block, thread = divmod(lane, self.lanes)
+        self.check_fenced(np.full(len(at), lane), at, "starts a bulk copy of shared memory", 1)
+        self.read_clock[at, lane % self.lanes] = _NEVER_OVER
+
+    def check_fenced(self, lanes: np.ndarray, at: np.ndarray, does: str, size: int) -> None:
+        """A fault where a bulk copy of each of these threads meets a byte that a thread wrote, and nobody has fenced since."""
+        block, thread = np.divmod(lanes, self.lanes)
         writer = self.writer[at]
         visible = self.clock[block, thread, self.agents + np.maximum(writer, 0)]
         unfenced = (writer >= 0) & (writer < self.lanes) & (self.write_clock[at] > visible)
         if unfenced.any():
-            byte = int(at[int(np.argmax(unfenced))])
+            position = int(np.argmax(unfenced))
+            byte = int(at[position])
             fault = Fault(
-                f"starts a bulk copy of shared memory, and thread {int(self.writer[byte])} wrote the byte at "
+                f"{does}, and thread {int(self.writer[byte])} wrote the byte at "
                 f"0x{SHARED_BASE + byte % max(self.batch.shared_stride, 1):x} at PTX line {int(self.write_line[byte])}: a race, "
-                "no fence.proxy.async lies between"
+                "no fence.proxy.async lies between",
+                position // size,
             )
-            fault.lane_ids = np.array([lane])
+            fault.lane_ids = lanes[::size]
             raise fault
-        self.read_clock[at, thread] = _NEVER_OVER
 
     def returned(self, lane: int, flat: np.ndarray, size: int) -> None:
         """The copy has read these bytes, and its thread knows."""
@@ -304,13 +313,15 @@ class Observer:
         if other.any():
             position = int(np.argmax(other))
             self.fault(lanes, size, verb, position, at, int(writer[position]), "wrote")
-        if verb == "reads":
+        if verb in _BULK:
+            self.check_fenced(np.repeat(lanes, size), at, f"{verb} {size} bytes of shared memory", size)
+        if verb in ("reads", READS_IN_BULK):
             self.read_clock[at, thread] = np.maximum(self.read_clock[at, thread], mine)
             return
         if verb != "updates":
             self.check_reads(lanes, size, verb, block, thread, at)
         self.writer[at], self.atomic[at] = thread, verb == "updates"
-        self.write_clock[at] = _NEVER_OVER if verb == "copies to" else mine
+        self.write_clock[at] = _NEVER_OVER if verb in ("copies to", WRITES_IN_BULK) else mine
         self.write_line[at] = current_line(self.batch)
         both = self.writer[at] // WARP != thread // WARP  # in one warp, one of the values stays: PTX allows it
         if verb != "updates" and both.any():
@@ -347,6 +358,9 @@ class Observer:
         raise fault
 
 
+#: What an access by a bulk copy is called.
+READS_IN_BULK, WRITES_IN_BULK = "reads in bulk", "overwrites"
+_BULK = (READS_IN_BULK, WRITES_IN_BULK)
 _AGENTS = 32
 _NEVER_OVER = np.iinfo(np.int32).max  # the step of a copy that is not known to be over
 _PIECE = 4096  # bytes that are compared at once
