@@ -14,7 +14,7 @@ from typing import Callable, Optional
 import numpy as np
 
 from .alu import bf16_add, bf16x2_add, f16_add, f16x2_add
-from .floats import float_extreme, small_function
+from .floats import float_extreme, flushed, small_function
 from .instruction import DTYPES, Fault, Lanes, Memory, Semantics, Unsupported, define
 from .memory import ELEMENTS, LOCAL_WINDOW, SHARED_WINDOW, Access
 
@@ -223,6 +223,25 @@ _VECTORS: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
 }
 
 
+def _compare_and_swap(old, compare, new):
+    return np.where(old == compare, new, old)
+
+
+def _flushing_add(old, new):
+    """add.f32 in global memory: subnormals are zero, before and after."""
+    return flushed(np.add(flushed(old), flushed(new)))
+
+
+def combination(operation: str, type: str) -> tuple[np.dtype, Callable]:
+    """How memory is updated: the dtype of its elements, and a function (old, new) -> updated."""
+    size = DTYPES[type].itemsize
+    kind = "i" if type[0] == "s" else "f" if type in ("f32", "f64") else "u"
+    apply = _compare_and_swap if operation == "cas" else _OPERATIONS[operation][0]
+    if "f16" in type:
+        apply = _PACKED_ADD[type] if operation == "add" else small_function(type, float_extreme(operation))
+    return np.dtype(f"{kind}{size}"), apply
+
+
 def _ordered(elements: np.ndarray, index: np.ndarray, apply: Callable, value: np.ndarray, wants_old: bool):
     """Apply a read-modify-write in the order of the threads; returns what each found.
 
@@ -287,27 +306,9 @@ def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
     elif operation not in _OPERATIONS or type not in _OPERATIONS[operation][1]:
         raise Unsupported(f"{operation or 'no operation'} on {type or 'no type'}")
     bits = 8 * DTYPES[type].itemsize
-    dtype = (
-        np.dtype(f"i{bits // 8}")
-        if type[0] == "s"
-        else np.dtype(f"f{bits // 8}")
-        if type in ("f32", "f64")
-        else np.dtype(f"u{bits // 8}")
-    )
     wants_old = name == "atom"
 
-    if operation == "cas":
-
-        def apply(old, compare, new):
-            return np.where(old == compare, new, old)
-
-    elif operation == "add":
-        apply = _PACKED_ADD.get(type, np.add)
-    elif lanes > 1:
-        apply = small_function(type, float_extreme(operation))
-    else:
-        apply = _OPERATIONS[operation][0]
-
+    dtype, apply = combination(operation, type)
     integer_add = operation == "add" and type[0] in "us"
 
     def run(memory: Access, address: np.ndarray, *values):
@@ -326,7 +327,8 @@ def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
             if integer_add:
                 found = _prefix_add(elements, index, here[0])
             else:
-                found = _ordered(elements, index, apply, here, wants_old)
+                flushes = apply is np.add and type == "f32" and region is not memory.batch.shared
+                found = _ordered(elements, index, _flushing_add if flushes else apply, here, wants_old)
             if where is None:
                 result = found
             else:

@@ -1,11 +1,11 @@
-"""Bulk copies: cp.async.bulk and, of tensors, cp.async.bulk.tensor (PTX ISA 9.7.9.25.4 and 9.7.9.25.5).
+"""Bulk copies: cp.async.bulk and cp.reduce.async.bulk, and those of tensors (PTX ISA 9.7.9.25.4 and 9.7.9.25.5).
 
 Copies into shared memory complete bytes on an mbarrier and land when its phase is waited for (see mbarrier.py). Copies
 out of it belong to bulk groups of their thread: wait_group.read reads their source, wait_group writes their
 destination, each as late as that; the end of the thread does both. Until then the bytes may be neither read nor
 written, which `checks` and `races` tell.
 
-The state space .shared::cluster means the own block: a cluster has one.
+The state space .shared::cluster means the own block: a cluster has one. A multicast goes to that block.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Optional
 import numpy as np
 
 from ..errors import ArgumentError
+from .access import combination
 from .check import READS_IN_BULK, WRITES_IN_BULK
 from .instruction import Blocking, Fault, Memory, Semantics, Unsupported, define
 from .mbarrier import Transfer, barriers
@@ -25,7 +26,20 @@ from .tensor_map import ALIGNMENT, BYTES, TensorMap, decode, swizzled
 _CHUNK = 16
 _BOX_ALIGNMENT = 128
 _COMPLETES = "mbarrier::complete_tx::bytes"
+_MULTICAST = "multicast::cluster"
 _SHARED = ("shared::cta", "shared::cluster")
+_INTO_GLOBAL = {
+    "add": ("u32", "s32", "u64", "f32", "f64", "f16", "bf16"),
+    **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64", "f16", "bf16")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
+}
+_INTO_SHARED = {
+    "add": ("u32", "s32", "u64"),
+    **dict.fromkeys(("min", "max"), ("u32", "s32")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(("and", "or", "xor"), ("b32",)),
+}
 
 
 def _values(parts: list[Part], count: int, unit: int) -> np.ndarray:
@@ -37,15 +51,29 @@ def _values(parts: list[Part], count: int, unit: int) -> np.ndarray:
     return values
 
 
-class _Side:
-    """One side of a copy of one thread: elements of `unit` bytes, checked when the copy is issued."""
+class _Update:
+    """An operation of cp.reduce.async.bulk on elements of a type: (bytes there, bytes that come) -> bytes."""
 
-    def __init__(self, threads, position: int, space: str, address: np.ndarray, unit: int, verb: str):
+    def __init__(self, operation: str, type: str):
+        self.dtype, self.function = combination(operation, type)
+
+    def __call__(self, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        left, right = (np.ascontiguousarray(side).reshape(-1).view(self.dtype) for side in (old, new))
+        return np.ascontiguousarray(self.function(left, right)).view(np.uint8).reshape(old.shape)
+
+
+class _Side:
+    """One side of a copy of one thread: elements of `unit` bytes, checked when the copy is issued.
+
+    What is written and `updated` is read as well.
+    """
+
+    def __init__(self, threads, position: int, space: str, address: np.ndarray, unit: int, verb: str, updated: bool = False):
         access = threads.executing
         self.unit, self.count = unit, len(address)
         try:
             self.parts = access.locate(space, address, unit, np.full(len(address), position), verb)
-            if verb in ("reads", READS_IN_BULK):
+            if updated or verb in ("reads", READS_IN_BULK):
                 for region, index, where in self.parts:
                     access._check_readable(region, index, unit, space, address, where)
         except Fault as fault:
@@ -79,11 +107,14 @@ def _chunks(address: int, size: int) -> np.ndarray:
 # Into shared memory
 
 
-def _await(threads, position: int, target: _Side, source: _Side, barrier: int, bytes: int, inside=None, filling=None) -> None:
+def _await(
+    threads, position: int, target: _Side, source: _Side, barrier: int, bytes: int, inside=None, filling=None, update: Optional[_Update] = None
+) -> None:
     """Let a copy land on a barrier. `inside`: the elements that the source gives; the others are `filling`."""
     batch, lane = threads.batch, int(threads.lane[position])
-    target.mark(IN_FLIGHT)
-    batch.guarded = True
+    if update is None:
+        target.mark(IN_FLIGHT)
+        batch.guarded = True
 
     def land(barrier: int) -> None:
         values = source.read()
@@ -91,7 +122,7 @@ def _await(threads, position: int, target: _Side, source: _Side, barrier: int, b
             whole = np.broadcast_to(filling, (target.count, target.unit)).copy()
             whole[inside] = values
             values = whole
-        target.write(values)
+        target.write(values if update is None else update(target.read(), values))
         if batch.observer is not None:
             batch.observer.landed(np.full(target.count, lane), target.places, target.unit, barrier)
 
@@ -108,8 +139,18 @@ def _check_chunks(position: int, *numbers: int) -> None:
         raise Fault("starts a bulk copy whose addresses and size are not all multiples of 16", position)
 
 
-def _load(space: str):
-    def load(threads, target, source, size, mbarrier, policy=None):
+def _check_multicast(threads, mask) -> None:
+    """A multicast names the blocks of the cluster that get the data; there is one."""
+    wrong = np.broadcast_to(np.asarray(mask) != 1, len(threads.lane))
+    if wrong.any():
+        found = np.broadcast_to(mask, len(wrong))[int(np.argmax(wrong))]
+        raise Fault(f"multicasts to the blocks 0x{int(found):x} of its cluster, which has one (0x1)", wrong)
+
+
+def _load(space: str, multicast: bool = False, update: Optional[_Update] = None):
+    def load(threads, target, source, size, mbarrier, *more):
+        if multicast:
+            _check_multicast(threads, more[0])
         here = barriers(threads.batch)
         barrier = here.find(threads.executing, "shared", mbarrier)
         for position, (to, at, bytes, on) in enumerate(zip(_flat(target, threads), _flat(source, threads), _flat(size, threads), barrier.tolist())):
@@ -117,8 +158,8 @@ def _load(space: str):
             if bytes:
                 verb = READS_IN_BULK if space == "shared" else "reads"
                 source_side = _Side(threads, position, space, _chunks(at, bytes), _CHUNK, verb)
-                target_side = _Side(threads, position, "shared", _chunks(to, bytes), _CHUNK, WRITES_IN_BULK)
-                _await(threads, position, target_side, source_side, on, bytes)
+                target_side = _Side(threads, position, "shared", _chunks(to, bytes), _CHUNK, WRITES_IN_BULK, bool(update))
+                _await(threads, position, target_side, source_side, on, bytes, update=update)
         here.settle(np.unique(barrier))
 
     return load
@@ -131,12 +172,16 @@ def _load(space: str):
 class _Store:
     """A copy out of shared memory: first its source is read, later its destination written."""
 
-    def __init__(self, threads, position: int, group: int, source: _Side, target: _Side, inside: Optional[np.ndarray]):
+    def __init__(
+        self, threads, position: int, group: int, source: _Side, target: _Side, inside: Optional[np.ndarray], update: Optional[_Update] = None
+    ):
+        self.update = update
         self.lane, self.group = int(threads.lane[position]), group
         self.observer = threads.batch.observer
         self.source, self.target, self.inside = source, target, inside
         self.values: Optional[np.ndarray] = None
-        target.mark(IN_FLIGHT)
+        if update is None:  # several may update the same elements
+            target.mark(IN_FLIGHT)
         if self.observer is not None:
             self.observer.lent(self.lane, source.places, source.unit)
 
@@ -149,7 +194,7 @@ class _Store:
 
     def write(self) -> None:
         self.read()
-        self.target.write(self.values)
+        self.target.write(self.values if self.update is None else self.update(self.target.read(), self.values))
 
 
 class _Stores:
@@ -183,15 +228,18 @@ def _stores(batch) -> _Stores:
     return batch.state["stores"]
 
 
-def _store(threads, target, source, size, policy=None) -> None:
-    stores = _stores(threads.batch)
-    for position, (to, at, bytes) in enumerate(zip(_flat(target, threads), _flat(source, threads), _flat(size, threads))):
-        _check_chunks(position, to, at, bytes)
-        if bytes:
-            source_side = _Side(threads, position, "shared", _chunks(at, bytes), _CHUNK, "reads")
-            target_side = _Side(threads, position, "global", _chunks(to, bytes), _CHUNK, "writes")
-            group = int(stores.committed[threads.lane[position]])
-            stores.pending.append(_Store(threads, position, group, source_side, target_side, None))
+def _store(update: Optional[_Update] = None):
+    def store(threads, target, source, size, policy=None) -> None:
+        stores = _stores(threads.batch)
+        for position, (to, at, bytes) in enumerate(zip(_flat(target, threads), _flat(source, threads), _flat(size, threads))):
+            _check_chunks(position, to, at, bytes)
+            if bytes:
+                source_side = _Side(threads, position, "shared", _chunks(at, bytes), _CHUNK, "reads")
+                target_side = _Side(threads, position, "global", _chunks(to, bytes), _CHUNK, "updates" if update else "writes", bool(update))
+                group = int(stores.committed[threads.lane[position]])
+                stores.pending.append(_Store(threads, position, group, source_side, target_side, None, update))
+
+    return store
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -224,12 +272,22 @@ def _box(threads, position: int, map: TensorMap, shared: int, coordinates: list[
     return unit, places, remote, None if inside.all() else inside
 
 
+def _tensor_update(operation: str, dtype: str, position: int) -> _Update:
+    """The operation on elements of a tensor map's type."""
+    type = f"b{dtype[1:]}" if operation in ("and", "or", "xor") and dtype[0] in "us" else dtype
+    if type not in _INTO_GLOBAL[operation] or dtype == "f64":
+        raise Fault(f"reduces a box with .{operation}, which there is not for a tensor of {dtype}", position)
+    return _Update(operation, type)
+
+
 def _coordinates(vector, threads) -> list[list[int]]:
     return list(zip(*(_flat(each, threads) for each in vector)))
 
 
-def _load_tensor(rank: int):
-    def load(threads, target, map, coordinates, mbarrier, policy=None):
+def _load_tensor(rank: int, multicast: bool):
+    def load(threads, target, map, coordinates, mbarrier, *more):
+        if multicast:
+            _check_multicast(threads, more[0])
         here = barriers(threads.batch)
         barrier = here.find(threads.executing, "shared", mbarrier)
         operands = zip(_flat(target, threads), _flat(map, threads), _coordinates(coordinates, threads), barrier.tolist())
@@ -244,17 +302,19 @@ def _load_tensor(rank: int):
     return load
 
 
-def _store_tensor(rank: int):
+def _store_tensor(rank: int, operation: str = ""):
     def store(threads, map, coordinates, source, policy=None):
         stores = _stores(threads.batch)
         operands = zip(_flat(map, threads), _coordinates(coordinates, threads), _flat(source, threads))
         for position, (address, corner, at) in enumerate(operands):
             tensor = _map(threads, position, address, rank)
+            update = _tensor_update(operation, tensor.dtype, position) if operation else None
             unit, places, remote, inside = _box(threads, position, tensor, at, corner)
             side = _Side(threads, position, "shared", places, unit, "reads")
-            target = _Side(threads, position, "global", remote if inside is None else remote[inside], unit, "writes")
+            there, verb = remote if inside is None else remote[inside], "updates" if update else "writes"
+            target = _Side(threads, position, "global", there, unit, verb, bool(update))
             group = int(stores.committed[threads.lane[position]])
-            stores.pending.append(_Store(threads, position, group, side, target, inside))
+            stores.pending.append(_Store(threads, position, group, side, target, inside, update))
 
     return store
 
@@ -285,8 +345,10 @@ def cp_async_bulk(modifiers: tuple[str, ...]) -> Semantics:
             if words == (target, source, _COMPLETES):
                 space = source.partition(":")[0]
                 return Blocking("", f"[shared], [{space}], u32, [shared]{policy}", _load(space))
+    if words == ("shared::cluster", "global", _COMPLETES, _MULTICAST):
+        return Blocking("", f"[shared], [global], u32, [shared], b16{policy}", _load("global", multicast=True))
     if words == ("global", "shared::cta", "bulk_group"):
-        return Blocking("", f"[global], [shared], u32{policy}", _store)
+        return Blocking("", f"[global], [shared], u32{policy}", _store())
     if words == ("prefetch", "L2", "global"):
         return Memory("", f"[global], u32{policy}", _nothing)
     raise Unsupported(
@@ -304,10 +366,49 @@ def cp_async_bulk_tensor(modifiers: tuple[str, ...]) -> Semantics:
     policy = ", b64" if "L2::cache_hint" in hints else ""
     rank = _rank(words[:1])
     if words[1:] in [(target, "global", _COMPLETES) for target in _SHARED]:
-        return Blocking("", f"[shared], [generic], s32*{rank}, [shared]{policy}", _load_tensor(rank))
+        return Blocking("", f"[shared], [generic], s32*{rank}, [shared]{policy}", _load_tensor(rank, False))
+    if words[1:] == ("shared::cluster", "global", _COMPLETES, _MULTICAST):
+        return Blocking("", f"[shared], [generic], s32*{rank}, [shared], b16{policy}", _load_tensor(rank, True))
     if words[1:] == ("global", "shared::cta", "bulk_group"):
         return Blocking("", f"[generic], s32*{rank}, [shared]{policy}", _store_tensor(rank))
-    raise Unsupported(f"expected .shared::cta.global{{.tile}}.{_COMPLETES} or .global.shared::cta{{.tile}}.bulk_group")
+    raise Unsupported(
+        f"expected .shared::cta.global{{.tile}}.{_COMPLETES}, .shared::cluster.global{{.tile}}.{_COMPLETES}{{.{_MULTICAST}}} "
+        "or .global.shared::cta{.tile}.bulk_group"
+    )
+
+
+@define("cp.reduce.async.bulk")
+def cp_reduce_async_bulk(modifiers: tuple[str, ...]) -> Semantics:
+    """cp.reduce.async.bulk.global.shared::cta.bulk_group.op{.noftz}.type [dst], [src], size{, policy}.
+
+    cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.op.type [dst], [src], size, [mbar]
+    """
+    words, hints = _taken(modifiers, "L2::cache_hint")
+    for where, known in ((("global", "shared::cta", "bulk_group"), _INTO_GLOBAL), (("shared::cluster", "shared::cta", _COMPLETES), _INTO_SHARED)):
+        if words[:3] != where:
+            continue
+        operation, type = words[3] if len(words) > 3 else "", words[-1]
+        noftz = ("noftz",) if operation == "add" and type in ("f16", "bf16") else ()
+        if type not in known.get(operation, ()) or words[4:-1] != noftz:
+            forms = "; ".join(f".{name} of {', '.join(types)}" for name, types in known.items())
+            raise Unsupported(f"expected one of {forms} (.add.noftz of f16 and bf16)")
+        update = _Update(operation, type)
+        if known is _INTO_GLOBAL:
+            return Blocking("", "[global], [shared], u32" + (", b64" if hints else ""), _store(update))
+        if not hints:
+            return Blocking("", "[shared], [shared], u32, [shared]", _load("shared", update=update))
+    raise Unsupported(f"expected .global.shared::cta.bulk_group.op.type or .shared::cluster.shared::cta.{_COMPLETES}.op.type")
+
+
+@define("cp.reduce.async.bulk.tensor")
+def cp_reduce_async_bulk_tensor(modifiers: tuple[str, ...]) -> Semantics:
+    """cp.reduce.async.bulk.tensor.{1d..5d}.global.shared::cta.op{.tile}.bulk_group [map, {c}], [src]{, policy}."""
+    words, hints = _taken(modifiers, "L2::cache_hint", "tile")
+    rank = _rank(words[:1])
+    if len(words) != 5 or words[1:3] != ("global", "shared::cta") or words[3] not in _INTO_GLOBAL or words[4] != "bulk_group":
+        raise Unsupported(f"expected .global.shared::cta.{{{'|'.join(_INTO_GLOBAL)}}}{{.tile}}.bulk_group")
+    policy = ", b64" if "L2::cache_hint" in hints else ""
+    return Blocking("", f"[generic], s32*{rank}, [shared]{policy}", _store_tensor(rank, words[3]))
 
 
 def _rank(words: tuple[str, ...]) -> int:

@@ -306,6 +306,24 @@ def test_vector_atomics_as_nvcc_writes_them_and_their_faults():
             resolve(f"atom.{form}")
 
 
+@pytest.mark.parametrize("space, sum", [("global", 0x00000000), ("shared", 0x00000003)])
+def test_atomic_sums_of_floats_flush_in_global_memory_only(space, sum):
+    """Subnormals: ptxas writes ADD.F32.FTZ for global memory, and a loop with a plain FADD for shared memory."""
+    cells = np.array([1, 0x80000001, 0x00800001], np.uint32)
+    body = f"""
+    .shared .align 4 .b8 raw[4]; .reg .b64 %at; ld.param.u64 %rd2, [in]; ld.global.b32 %r1, [%rd2]; st.shared.b32 [raw], %r1;
+    mov.u64 %at, {"raw" if space == "shared" else "%rd2"}; atom.{space}.add.f32 %f1, [%at], 0f00000002;
+    st.global.b32 [%rd0], %f1; ld.{space}.b32 %r2, [%at]; st.global.b32 [%rd0+4], %r2;"""
+    out = np.zeros(1, np.uint64)
+    launch(program(body, params=IN_OUT), "k", out, cells, block=1)
+    assert out.view(np.uint32).tolist() == [1, sum]
+    if space == "global":
+        launch(program(body.replace("[%rd2]; st.sh", "[%rd2+8]; st.sh").replace("[%at], 0f00000002", "[%at+8], 0f80800000"), params=IN_OUT), "k", out, cells, block=1)
+        assert cells[2] == 0  # the difference of two normal numbers is subnormal
+        launch(program(body.replace("[%at], 0f00000002", "[%at+4], 0f80000002"), params=IN_OUT), "k", out, cells, block=1)
+        assert cells[1] == 0x80000000
+
+
 # -- checks ---------------------------------------------------------------------------------------------------------
 
 

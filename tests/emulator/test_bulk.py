@@ -145,6 +145,152 @@ def test_prefetches_have_no_effect():
     assert (tile == 0xEE).all()
 
 
+@pytest.mark.parametrize("mask, hint", [("1", ""), ("%mask", ".L2::cache_hint")])
+@pytest.mark.parametrize("tensor", [False, True])
+def test_multicast_to_the_own_block(mask, hint, tensor):
+    source, count = ("[%map, {0, 1}]", "") if tensor else ("[%data + 64]", "64")
+    form = "tensor.2d.shared::cluster.global.tile" if tensor else "shared::cluster.global"
+    operands = ", ".join(filter(None, ["[%tile]", source, count, "[%bar]", mask, "%policy" if hint else ""]))
+    body = f".reg .b16 %mask; mov.b16 %mask, WHICH; mov.b64 %policy, 0; {expect(64)} cp.async.bulk.{form}.{COMPLETES}.multicast::cluster{hint} {operands}; {WAIT}"
+    fields = ("u8", (64, 64), (64,), (64, 1), (1, 1), {})
+    tile, _ = run(body.replace("WHICH", "1"), DATA, fields)
+    assert (tile[:64] == DATA[64:128]).all() and (tile[64:] == 0xEE).all()
+    if mask != "1":
+        for wrong in (0, 2, 3):
+            with pytest.raises(EmulatorFault, match=f"multicasts to the blocks 0x{wrong:x} of its cluster, which has one"):
+                run(body.replace("WHICH", str(wrong)), DATA, fields)
+
+
+# Reductions: elements that come from the tile meet those in global or shared memory
+
+
+def value_of(code: int, type: str):
+    """The number that a code stands for."""
+    size = int(type[-2:]) // 8 if type != "bf16" else 2
+    if type[0] == "s":
+        return code - (1 << 8 * size) if code >> (8 * size - 1) else code
+    if type == "bf16":
+        return struct.unpack("<f", struct.pack("<I", code << 16))[0]
+    if type[0] == "f":
+        return struct.unpack({2: "<e", 4: "<f", 8: "<d"}[size], code.to_bytes(size, "little"))[0]
+    return code
+
+
+def code_of(number, type: str) -> int:
+    """The code of a number: integers wrap, floats round to nearest, ties to even."""
+    bits = 16 if type == "bf16" else int(type[-2:])
+    if type == "bf16":
+        code = struct.unpack("<I", struct.pack("<f", number))[0]
+        return (code + 0x7FFF + (code >> 16 & 1)) >> 16
+    if type[0] == "f":
+        return int.from_bytes(struct.pack({16: "<e", 32: "<f", 64: "<d"}[bits], number), "little")
+    return number % (1 << bits)
+
+
+def combined(operation: str, type: str, old: int, new: int) -> int:
+    """One element after a reduction."""
+    a, b = value_of(old, type), value_of(new, type)
+    return {
+        "add": lambda: code_of(a + b, type), "min": lambda: old if a <= b else new, "max": lambda: old if a >= b else new,
+        "inc": lambda: 0 if old >= new else old + 1, "dec": lambda: new if old == 0 or old > new else old - 1,
+        "and": lambda: old & new, "or": lambda: old | new, "xor": lambda: old ^ new,
+    }[operation]()  # fmt: skip
+
+
+REDUCTIONS = [("add", type) for type in ("u32", "s32", "u64", "f32", "f64", "f16", "bf16")]
+REDUCTIONS += [(operation, type) for operation in ("min", "max") for type in ("u32", "s32", "u64", "s64", "f16", "bf16")]
+REDUCTIONS += [("inc", "u32"), ("dec", "u32")] + [(operation, type) for operation in ("and", "or", "xor") for type in ("b32", "b64")]
+
+
+def elements(type: str, count: int, seed: int) -> list[int]:
+    """Codes of a type: the ends of the range for integers, small numbers and subnormals for floats."""
+    generator = np.random.default_rng(seed)
+    if type[0] == "f" or type == "bf16":
+        return [code_of(float(number), type) for number in generator.integers(-40, 40, count - 2) / 4] + [1, 3]
+    bits = int(type[1:])
+    edges = [0, 1, (1 << bits) - 1, 1 << bits - 1, (1 << bits - 1) - 1]
+    return (edges + [int.from_bytes(generator.bytes(bits // 8), "little") for _ in range(count)])[:count][:: 1 if seed % 2 else -1]
+
+
+def reduced(operation, type):
+    """(bytes that come, bytes there, bytes after) of 64 bytes."""
+    size = 2 if type == "bf16" else int(type[-2:]) // 8
+    new, old = elements(type, 64 // size, 1), elements(type, 64 // size, 2)
+    after = [combined(operation, type, a, b) for a, b in zip(old, new)]
+    return [np.frombuffer(b"".join(code.to_bytes(size, "little") for code in codes), np.uint8) for codes in (new, old, after)]
+
+
+def words_into_tile(raw: np.ndarray) -> str:
+    """Store 64 bytes at the start of the tile."""
+    return " ".join(f"st.shared.b32 [%tile + {4 * i}], {word};" for i, word in enumerate(raw.view(np.uint32).tolist()))
+
+
+@pytest.mark.parametrize("operation, type", REDUCTIONS)
+def test_reductions_into_global_memory(operation, type):
+    new, old, after = reduced(operation, type)
+    data = DATA.copy()
+    data[128:192] = old
+    noftz = ".noftz" if operation == "add" and type in ("f16", "bf16") else ""
+    copy = f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{operation}{noftz}.{type} [%data + 128], [%tile], 64;"
+    _, found = run(f"{words_into_tile(new)} fence.proxy.async; {copy} {COMMIT} cp.async.bulk.wait_group 0;", data, races=True)
+    data[128:192] = after
+    assert (found == data).all()
+
+
+@pytest.mark.parametrize("operation, type", [case for case in REDUCTIONS if case[1] in ("u32", "s32", "b32") or case == ("add", "u64")])
+def test_reductions_into_shared_memory(operation, type):
+    new, old, after = reduced(operation, type)
+    copy = f"cp.reduce.async.bulk.shared::cluster.shared::cta.{COMPLETES}.{operation}.{type} [%tile + 64], [%tile], 64, [%bar];"
+    body = f"{words_into_tile(new)} {words_into_tile(old).replace('%tile + ', '%tile + 64 + ')} fence.proxy.async; {expect(64)} {copy} {WAIT}"
+    for i in range(16):
+        body = body.replace(f"[%tile + 64 + {4 * i}]", f"[%tile + {64 + 4 * i}]")
+    tile, _ = run(body, DATA, races=True)
+    assert (tile[64:128] == after).all() and (tile[:64] == new).all() and (tile[128:] == 0xEE).all()
+
+
+@pytest.mark.parametrize("operation, dtype", [("add", "f32"), ("add", "bf16"), ("max", "s32"), ("xor", "u64"), ("inc", "u32"), ("min", "f16")])
+def test_reductions_of_tensors(operation, dtype):
+    """A box of two rows that sticks out on the right: what lies outside is left alone."""
+    type = f"b{dtype[1:]}" if operation == "xor" else dtype
+    size = 2 if dtype == "bf16" else int(dtype[-2:]) // 8
+    new, old, after = reduced(operation, type)
+    data = np.full((4, 64), 7, np.uint8)
+    columns = 32 // size
+    data[1, 32:64], data[2, 32:64] = old[:32], old[32:]
+    want = data.copy()
+    want[1, 32:48], want[2, 32:48] = after[:16], after[32:48]
+    copy = f"cp.reduce.async.bulk.tensor.2d.global.shared::cta.{operation}.tile.bulk_group [%map, {{{columns}, 1}}], [%tile];"
+    fields = (dtype, (48 // size, 4), (64,), (columns, 2), (1, 1), {})
+    _, found = run(f"{words_into_tile(new)} fence.proxy.async; {copy} {COMMIT} cp.async.bulk.wait_group 0;", data, fields)
+    assert (found == want).all()
+
+
+REDUCE = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%data + 128], [%tile], 64;"
+
+
+def test_reductions_add_up_and_are_performed_at_the_wait():
+    data = np.zeros(8192, np.uint8)
+    ones = words_into_tile(np.ones(16, np.uint32).view(np.uint8)) + "fence.proxy.async;"
+    _, found = run(f"{ones} {REDUCE} {COMMIT} {REDUCE} {REDUCE} {COMMIT} cp.async.bulk.wait_group 0;", data)
+    assert (found.view(np.uint32)[32:48] == 3).all() and found.view(np.uint32).sum() == 48
+    tile, _ = run(f"{ones} {REDUCE} {COMMIT} cp.async.bulk.wait_group.read 0; ld.global.b32 %x, [%data + 128]; st.shared.b32 [%tile], %x;", data)
+    assert tile[:4].view(np.uint32) == 0
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        (REDUCE.replace("[%data + 128]", "[%data + 136]"), "multiples of 16"),
+        (REDUCE.replace("[%data + 128]", "[%data + 8160]"), "starts a copy that updates 16 bytes .* in no allocation"),
+        (REDUCE.replace("[%data + 128]", "[%out]"), "of them that nothing wrote"),
+        ("cp.reduce.async.bulk.tensor.2d.global.shared::cta.inc.bulk_group [%map, {0, 0}], [%tile];", "reduces a box with .inc, which there is not for a tensor of u8"),
+    ],
+)
+def test_faults_of_reductions(body, message):
+    with pytest.raises(EmulatorFault, match=message):
+        run(body, DATA, ("u8", (64, 64), (64,), (64, 8), (1, 1), {}))
+
+
 # Tensors: every combination against loops over the elements
 
 
@@ -285,7 +431,15 @@ def test_maps_that_are_refused(change, message):
 @pytest.mark.parametrize(
     "opcode",
     [
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster",
+        "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes.multicast::cluster",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s64",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f16",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.f32",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.min.f32",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group",
+        "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.and.b64",
+        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.exch.bulk_group",
+        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.im2col_no_offs.bulk_group",
         "cp.async.bulk.tensor.6d.shared::cta.global.tile.mbarrier::complete_tx::bytes",
         "cp.async.bulk.tensor.3d.shared::cta.global.im2col.mbarrier::complete_tx::bytes",
         "cp.async.bulk.wait_group.write",
