@@ -2,14 +2,14 @@
 
     python benchmarks/emulator.py
 
-Prints the best and the median of five launches, and for the first launch what it takes beyond its run time.
+Prints the best and the median of five launches, and for the first launch what it takes beyond its run time; each in
+seconds, and in brackets the processor's seconds, which other work on the machine hardly changes.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -22,34 +22,38 @@ REPEATS = 5
 FIRST_DIMS = (32, 128, 256)
 
 
-def times(call) -> list[float]:
-    """Seconds of each of some calls, after one that is not counted."""
+def timed(call) -> np.ndarray:
+    """(seconds, processor's seconds) of a call."""
+    start = time.perf_counter(), time.process_time()
     call()
-    seconds = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return seconds
+    return np.array([time.perf_counter() - start[0], time.process_time() - start[1]])
+
+
+def times(call) -> np.ndarray:
+    """`timed` of some calls, after one that is not counted: (calls, 2)."""
+    call()
+    return np.array([timed(call) for _ in range(REPEATS)])
+
+
+def said(seconds: np.ndarray) -> str:
+    return "{:.3f} s ({:.3f})".format(*seconds)
 
 
 def random(*shape) -> np.ndarray:
     return np.random.default_rng(1).standard_normal(shape, np.float32)
 
 
-def report(name: str, seconds: list[float]) -> None:
-    print(f"{name:46} best {min(seconds):.3f} s   median {statistics.median(seconds):.3f} s")
+def report(name: str, seconds: np.ndarray) -> None:
+    print(f"{name:46} best {said(seconds.min(axis=0))}   median {said(np.median(seconds, axis=0))}")
 
 
 def first_launch(dim: int) -> None:
     """Print what the first launch of the attention of one head dimension adds, loading included."""
     x = random(1, 1, 1, dim)
-    start = time.perf_counter()
-    ptxrt.attention(x, x, x)
-    first = time.perf_counter() - start
-    beyond = first - min(times(lambda: ptxrt.attention(x, x, x)))
+    first = timed(lambda: ptxrt.attention(x, x, x))
+    beyond = first - times(lambda: ptxrt.attention(x, x, x)).min(axis=0)
     (counts,) = ptxrt.backend.current().emulator.coverage()[f"attention_mxfp4_bf16_dim{dim}.ptx"].values()
-    print(f"first launch, attention d={dim:<3} ({len(counts)} PTX lines) {'':4}beyond its run time {beyond:.3f} s", flush=True)
+    print(f"first launch, attention d={dim:<3} ({len(counts)} PTX lines) {'':4}beyond its run time {said(beyond)}", flush=True)
 
 
 def main() -> None:
@@ -66,9 +70,7 @@ def main() -> None:
     with ptxrt.using("emulator", checks=False):
         q, k, v = random(3, 1, 8, 1024, 128)
         name, call = "attention h=8 s=1024 d=128 causal, no checks", lambda: ptxrt.attention(q, k, v, causal=True)
-        start = time.perf_counter()
-        call()
-        print(f"{name:46} with its translation {time.perf_counter() - start:.3f} s")
+        print(f"{name:46} with its translation {said(timed(call))}")
         report(name, times(call))
     for dim in FIRST_DIMS:
         subprocess.run([sys.executable, __file__, str(dim)], check=True)
