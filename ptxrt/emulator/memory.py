@@ -396,9 +396,12 @@ class Access:
         for state, words in ((IN_FLIGHT, "that an asynchronous copy is still writing"), (OPAQUE, "that belong to an mbarrier")):
             what = words if (states == state).any() else what
         name = f" of {region}" if isinstance(region, Allocation) else f" of {space} memory"
-        raise Fault(
-            f"reads {size} bytes at 0x{int(address[position]):x}{name}, {int((states != WRITTEN).sum())} of them {what}", position
-        )
+        good = states == WRITTEN
+        rest = int((~good).sum())
+        hint = ""
+        if good[0] and good[: len(good) - rest].all() and not states[-rest:].any():
+            hint = ", the last ones (so do copies of a whole struct look that has padding behind its last field)"
+        raise Fault(f"reads {size} bytes at 0x{int(address[position]):x}{name}, {rest} of them {what}{hint}", position)
 
     def _check_not_in_flight(self, region: Region, index, size: int, address: np.ndarray, where) -> None:
         if region is not self.batch.shared or not self.batch.guarded:

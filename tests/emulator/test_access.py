@@ -529,6 +529,14 @@ def test_used_bytes_mask(mask, space, window):
             launch(program(wrong), "k", out, block=1)
 
 
+def test_padding_behind_the_last_field_is_named():
+    """nvcc reads it without a mask."""
+    body = "st.local.b64 [own], 1; st.local.b8 [own+8], 2; ld.local.v2.b64 {%rd2, %rd3}, [own]; st.global.b64 [%rd0], %rd3;"
+    fault(body, r"reads 16 bytes at 0x400 of local memory, 7 of them that nothing wrote, the last ones \(so do copies of a whole struct look", registers=".local .align 16 .b8 own[16];")
+    found = fault(body.replace("[own], 1", "[own], 1; st.local.b8 [own+12], 2"), "6 of them that nothing wrote", registers=".local .align 16 .b8 own[16];")
+    assert "struct" not in str(found)
+
+
 def test_a_race_for_bytes_that_do_not_matter_is_none():
     body = """
     .shared .align 8 .b8 raw[8]; .reg .pred %q;
