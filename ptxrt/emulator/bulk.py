@@ -108,9 +108,12 @@ def _chunks(address: int, size: int) -> np.ndarray:
 
 
 def _await(
-    threads, position: int, target: _Side, source: _Side, barrier: int, bytes: int, inside=None, filling=None, update: Optional[_Update] = None
+    threads, position: int, target: _Side, source: _Side, barrier: int, bytes: int, inside=None, filling=None, update=None
 ) -> None:
-    """Let a copy land on a barrier. `inside`: the elements that the source gives; the others are `filling`."""
+    """Let a copy land on a barrier, or with an `_Update` what it makes of the target.
+
+    `inside`: the elements that the source gives; the others are `filling`.
+    """
     batch, lane = threads.batch, int(threads.lane[position])
     if update is None:
         target.mark(IN_FLIGHT)
@@ -172,9 +175,7 @@ def _load(space: str, multicast: bool = False, update: Optional[_Update] = None)
 class _Store:
     """A copy out of shared memory: first its source is read, later its destination written."""
 
-    def __init__(
-        self, threads, position: int, group: int, source: _Side, target: _Side, inside: Optional[np.ndarray], update: Optional[_Update] = None
-    ):
+    def __init__(self, threads, position: int, group: int, source: _Side, target: _Side, inside=None, update: Optional[_Update] = None):
         self.update = update
         self.lane, self.group = int(threads.lane[position]), group
         self.observer = threads.batch.observer
@@ -235,9 +236,10 @@ def _store(update: Optional[_Update] = None):
             _check_chunks(position, to, at, bytes)
             if bytes:
                 source_side = _Side(threads, position, "shared", _chunks(at, bytes), _CHUNK, "reads")
-                target_side = _Side(threads, position, "global", _chunks(to, bytes), _CHUNK, "updates" if update else "writes", bool(update))
+                verb = "updates" if update else "writes"
+                target_side = _Side(threads, position, "global", _chunks(to, bytes), _CHUNK, verb, bool(update))
                 group = int(stores.committed[threads.lane[position]])
-                stores.pending.append(_Store(threads, position, group, source_side, target_side, None, update))
+                stores.pending.append(_Store(threads, position, group, source_side, target_side, update=update))
 
     return store
 
@@ -384,9 +386,8 @@ def cp_reduce_async_bulk(modifiers: tuple[str, ...]) -> Semantics:
     cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.op.type [dst], [src], size, [mbar]
     """
     words, hints = _taken(modifiers, "L2::cache_hint")
-    for where, known in ((("global", "shared::cta", "bulk_group"), _INTO_GLOBAL), (("shared::cluster", "shared::cta", _COMPLETES), _INTO_SHARED)):
-        if words[:3] != where:
-            continue
+    known = {("global", "shared::cta", "bulk_group"): _INTO_GLOBAL, ("shared::cluster", "shared::cta", _COMPLETES): _INTO_SHARED}.get(words[:3])
+    if known is not None:
         operation, type = words[3] if len(words) > 3 else "", words[-1]
         noftz = ("noftz",) if operation == "add" and type in ("f16", "bf16") else ()
         if type not in known.get(operation, ()) or words[4:-1] != noftz:

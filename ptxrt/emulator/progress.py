@@ -2,8 +2,8 @@
 
 A batch whose like has run before is measured by the instructions that it took. In the first one a loop that ends with a
 comparison of two integers (`setp.ne.s32 %p, %i, %n; @%p bra top`) says by their distance, which shrinks, how long it will
-go on once it has turned twice; loops inside of such a loop are not asked. Nothing is looked at during the first second of a launch, nor
-where nobody listens.
+go on once it has turned twice; loops inside of such a loop are not asked. Nothing is looked at during the first second of
+a launch, nor where nobody listens.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def countdowns(code) -> dict[int, Countdown]:
                     dtype = np.dtype(f"{'i' if words[2][0] == 's' else 'u'}{int(words[2][1:]) // 8}")
                     found[latch] = Countdown(min(end.taken, end.otherwise), latch, *item.sources, dtype)
                 break
-    return {latch: loop for latch, loop in found.items() if not any(loop.inside(other) for other in found.values() if other is not loop)}
+    loops = list(found.values())
+    return {loop.latch: loop for loop in loops if not any(loop.inside(other) for other in loops if other is not loop)}
 
 
 class Progress:

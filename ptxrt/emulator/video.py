@@ -38,7 +38,10 @@ _COMPARISONS: dict[str, Callable] = {
 
 
 def _elements(a, b, lanes: int, selector: int, signed: bool) -> list[np.ndarray]:
-    """The selected elements, lowest first, as int64. Digit i of the selector counts from the lowest element of a to the highest of b."""
+    """The selected elements, lowest first, as int64.
+
+    Digit i of the selector, in hexadecimal, counts from the lowest element of a to the highest of b.
+    """
     both = np.asarray(a, np.uint64) | (np.asarray(b, np.uint64) << np.uint64(32))
     bits = 32 // lanes
     picked = [(both >> np.uint64(bits * (selector >> 4 * lane & 15))) & np.uint64((1 << bits) - 1) for lane in range(lanes)]

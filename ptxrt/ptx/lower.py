@@ -233,8 +233,9 @@ class _Renamer:
             if renamed is None or type(renamed) is not type(operand):
                 renamed = cache[operand] = self.operand(operand)
             operands.append(renamed)
+        guard = self.guard(instruction.guard)
         return Instruction(
-            instruction.opcode, tuple(operands), self.guard(instruction.guard), instruction.line, instruction.location, instruction.used
+            instruction.opcode, tuple(operands), guard, instruction.line, instruction.location, instruction.used
         )
 
     def operand(self, operand):

@@ -512,7 +512,7 @@ _LOC = re.compile(
 _REG = re.compile(r"\s*\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
 _PLUS = re.compile(r"(.+?)\s*([+-])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))", re.S)
 _NAME = re.compile(_IDENTIFIER)
-_SELECTED = re.compile(r"(.*[^.])\.([bh]\d+)\s*", re.S)
+_SELECTED = re.compile(r"(.*[^.])\.([bh])(\d+)\s*", re.S)
 #: Which bytes of the load behind it matter: 32 bits, ignored before anything else (PTX ISA 12, pragma strings).
 _USED_BYTES = re.compile(r'"\s*used_bytes_mask\s+(0[xX][0-9a-fA-F]+|\d+)\s*"')
 
@@ -691,17 +691,18 @@ class _BodyReader:
 
         They become three immediates: a bit for each element that d takes, and for a and b a hexadecimal digit per element.
         """
-        lanes = 4 if opcode.split(".")[0].endswith("4") else 2
+        letter, defaults = ("b", ("3210", "3210", "7654")) if opcode.split(".")[0].endswith("4") else ("h", ("10", "10", "32"))
+        lanes, known = len(defaults[0]), set(defaults[1] + defaults[2])
         found = [_SELECTED.fullmatch(part) for part in parts[:3]]
-        given = [match[2] if match else "" for match in found]
-        whole = "".join(str(number) for number in range(2 * lanes))
-        digits = [selector[1:] or default[::-1] for selector, default in zip(given, (whole[:lanes], whole[:lanes], whole[lanes:]))]
-        letter, mask = "bh"[lanes == 2], digits[0]
-        fits = all(selector[:1] in ("", letter) for selector in given) and all(set(each) <= set(whole) for each in digits)
-        if not fits or [len(each) for each in digits[1:]] != [lanes, lanes] or list(mask) != sorted(set(mask) & set(whole[:lanes]), reverse=True):
+        mask, *sources = [match[3] if match else default for match, default in zip(found, defaults)]
+        if (
+            any(match and match[2] != letter for match in found)
+            or any(len(digits) != lanes or not known.issuperset(digits) for digits in sources)
+            or list(mask) != sorted(set(mask) & set(defaults[0]), reverse=True)
+        ):
             raise self.error(f"'{', '.join(part.strip() for part in parts)}' has a selector that {opcode} does not know")
         parts = [match[1] if match else part for match, part in zip(found, parts)] + parts[3:]
-        return parts, [Immediate(sum(1 << int(digit) for digit in mask)), *(Immediate(int(each, 16)) for each in digits[1:])]
+        return parts, [Immediate(sum(1 << int(digit) for digit in mask)), *(Immediate(int(digits, 16)) for digits in sources)]
 
     def operand(self, text: str):
         """One operand; names that are declared nowhere stay Symbols (labels, functions, module variables)."""
