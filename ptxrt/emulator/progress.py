@@ -71,7 +71,7 @@ def countdowns(code) -> dict[int, Countdown]:
             if any(register.name == end.predicate.name for register in item.registers_written()):
                 words = item.instruction.opcode.split(".")
                 integers = words[0] == "setp" and len(words) == 3 and words[2][0] in "us" and len(item.sources) == 2
-                if integers and all(isinstance(each, Immediate) or code.kept(each) for each in item.sources):
+                if integers and not item.uniform and all(isinstance(each, Immediate) or code.kept(each) for each in item.sources):
                     dtype = np.dtype(f"{'i' if words[2][0] == 's' else 'u'}{int(words[2][1:]) // 8}")
                     found[latch] = Countdown(min(end.taken, end.otherwise), latch, *item.sources, dtype)
                 break

@@ -87,3 +87,12 @@ def test_short_launches_and_those_without_listeners_are_left_alone(shares, monke
     assert shares(text, np.zeros(32, np.uint64))[0] == []
     monkeypatch.setattr(progress.Progress, "passed", None)  # not called
     launch(text, "k", np.zeros(32, np.uint64))
+
+
+def test_loops_that_tell_nothing_do_no_harm(shares):
+    """The end of this loop compares two values that never change; one in its middle leaves it."""
+    body = """mov.u32 %r9, %ntid.x; mov.u32 %r5, 0;
+    top: add.u32 %r5, %r5, 1; setp.ge.u32 %p2, %r5, 3000; @%p2 bra done; setp.ne.s32 %p1, %r9, 0; @%p1 bra top;
+    done: st.global.u64 [%rd0], %rd1;"""
+    heard, end = shares(program(body), np.zeros(32, np.uint64))
+    assert heard == [] and end > 1  # the loops were looked at
