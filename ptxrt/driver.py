@@ -311,6 +311,11 @@ class DriverBackend:
         """A function of cuda-python as it is; for benchmarks, which compare with it."""
         return getattr(self._driver, function)
 
+    def attribute(self, name: str) -> int:
+        """An attribute of the device by CUDA's name without CU_DEVICE_ATTRIBUTE_; for benchmarks, which say where they ran."""
+        which = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(_call("cuDeviceGetAttribute", which, _call("cuDeviceGet", self.device.ordinal)))
+
     # Modules
 
     def module(self, unit: str) -> DriverModule:

@@ -119,6 +119,8 @@ class FakeCuda:
             which.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: self.capability[0],
             which.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: self.capability[1],
             which.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: 101376,
+            which.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: 2,
+            which.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: 8192,
         }[attribute]
 
     # Contexts.

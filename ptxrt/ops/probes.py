@@ -91,7 +91,7 @@ def _declare_rate(depth: int, draw, cases):
         grid="blocks",
         fixed=dict(warps=8),
         cases=[dict(blocks=blocks, steps=steps, flip=flip) for blocks, steps, flip in cases],
-        flops=lambda *, blocks, warps, steps, flip: 2 * 16 * 8 * depth * 8 * steps * warps * blocks,
+        flops=lambda *, blocks, warps, steps, flip: 2 * 16 * 8 * depth * 8 * int(steps) * warps * blocks,
         draw=dict(a=draw, b=draw),
     )
 
