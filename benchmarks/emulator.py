@@ -17,20 +17,15 @@ import time
 import numpy as np
 
 import ptxrt
+from ptxrt.bench.timing import turns
 
 REPEATS = 5
 FIRST_DIMS = (32, 128, 256)
 
 
 def times(call) -> list[float]:
-    """Seconds of each of some calls, after one that is not counted."""
-    call()
-    seconds = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return seconds
+    """Seconds of each of some calls, after some that are not counted."""
+    return [microseconds / 1e6 for microseconds in turns({"call": call}, 1, REPEATS, lambda: None)["call"]]
 
 
 def random(*shape) -> np.ndarray:

@@ -302,6 +302,10 @@ class DriverBackend:
             finally:
                 _call("cuCtxPopCurrent")
 
+    def entered(self):
+        """The device's context as the calling thread's for a block: of other libraries, which go by what is current."""
+        return self._entered()
+
     def describe(self) -> str:
         """Machine and device; the device's number where it is not the first."""
         number = f" (device {self.device.ordinal})" if self.device.ordinal else ""

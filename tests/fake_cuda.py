@@ -56,6 +56,7 @@ class FakeCuda:
         self.primaries = [Handle(device=i) for i in range(devices)]
         self.primary = self.primaries[0]
         self.local = threading.local()
+        self.running = threading.RLock()
         self.streams = {}
         self.captures = {}
         self.programs = {}
@@ -255,11 +256,12 @@ class FakeCuda:
 
     def _run(self, stream, upto=None):
         """Do what a stream has to do, up to a place in it."""
-        done, todo = self.streams.setdefault(int(stream), ([], []))
-        while todo and (upto is None or len(done) < upto):
-            action = todo.pop(0)
-            done.append(None)
-            action()
+        with self.running:  # what one thread has begun is not done for another
+            done, todo = self.streams.setdefault(int(stream), ([], []))
+            while todo and (upto is None or len(done) < upto):
+                action = todo.pop(0)
+                done.append(None)
+                action()
 
     def _reach(self, points):
         for stream, upto in points.items():

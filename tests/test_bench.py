@@ -1,6 +1,10 @@
 """`ptxrt bench` and what it is made of: on the stand-in for the driver, whose every time is 0.25 ms, and at tiny sizes on a GPU."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,11 +13,13 @@ from test_driver import cuda, install  # noqa: F401
 
 import fake_cuda  # noqa: E402
 import ptxrt
+import ptxrt.formats
 from ptxrt import backend
 from ptxrt.bench import attention as bench_attention
 from ptxrt.bench import plots, quantizers, timing
 from ptxrt.commands import main
 
+ROOT = Path(__file__).resolve().parent.parent
 MACHINE = {"machine", "card", "device", "target", "multiprocessors", "l2_bytes"}
 TIMES = {"milliseconds", "fastest", "slowest", "repeat"}
 QUANTIZER_ROW = TIMES | {
@@ -263,7 +269,7 @@ def test_pictures_that_cannot_be_written_are_refused_before_anything_is_measured
 
 
 def test_a_picture_without_matplotlib_names_the_extra(cuda, monkeypatch, tmp_path):  # noqa: F811
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.backend_bases", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
     refuse(*QUANTIZE, "--plot", tmp_path / "picture.png", part="pip install 'ptxrt[plots]'")
     assert not list(tmp_path.iterdir())
 
@@ -274,6 +280,40 @@ def test_a_picture_that_fails_leaves_what_was_there(cuda, matplotlib, monkeypatc
     monkeypatch.setattr(plots, "write_atomically", lambda *arguments: (_ for _ in ()).throw(OSError("the disk is full")))
     refuse(*QUANTIZE, "--plot", path, part="the disk is full")
     assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
+
+
+# The scripts in benchmarks/
+
+
+@pytest.mark.parametrize("script", ["quantize_vs_torch", "attention_vs_torch"])
+def test_side_by_side_scripts_say_in_one_line_what_they_lack(script):
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, ROOT / "benchmarks" / f"{script}.py"], env=hidden, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr and done.stdout.startswith("skipped: ") and len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_plain_pytorch_quantizers_give_the_same_bytes(emulator, monkeypatch, dtype):
+    """What the quantizers are timed against computes the same, ties and zero blocks included."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import torch_quantizers
+
+    x = np.random.default_rng(3).standard_normal((64, 96), np.float32) * np.exp2(np.arange(64, dtype=np.float32) - 32)[:, None]
+    x[0], x[1, :32] = 0, np.tile([0.25, -0.75, 1.25, 1.75, -2.5, 3.5, 5, 6], 4)
+    x = x.astype(ptxrt.formats.FORMATS[dtype].dtype)
+    theirs = torch.from_numpy(x.astype(np.float32)).to(torch.float32 if dtype == "f32" else torch.bfloat16)
+    scale = torch_quantizers.nvfp4_global_scale(theirs)
+    for format, given, peer, arguments in [
+        ("mxfp4", None, torch_quantizers.mxfp4, (theirs,)),
+        ("nvfp4", None, torch_quantizers.nvfp4_of_own_scale, (theirs,)),
+        ("nvfp4", 0.125, torch_quantizers.nvfp4, (theirs, torch.tensor(0.125))),
+    ]:
+        q = ptxrt.quantize(x, format, global_scale=given)
+        if format == "nvfp4" and given is None:
+            assert q.global_scale == scale.numpy()
+        for ours, got in zip((q.codes, q.scales), peer(*arguments)):
+            np.testing.assert_array_equal(got.numpy(), ours.view(np.uint8))
 
 
 # On a GPU
