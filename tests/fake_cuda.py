@@ -56,7 +56,7 @@ class FakeCuda:
         self.primaries = [Handle(device=i) for i in range(devices)]
         self.primary = self.primaries[0]
         self.local = threading.local()
-        self.running = threading.RLock()
+        self.one_at_a_time = threading.RLock()
         self.streams = {}
         self.captures = {}
         self.programs = {}
@@ -82,7 +82,8 @@ class FakeCuda:
                 raise failing
             if failing is not None:
                 return failing, None
-            result = value(*arguments)
+            with self.one_at_a_time:  # what one thread has begun to do is not done for another
+                result = value(*arguments)
             if isinstance(result, real.CUresult):
                 return result, None
             values = result if isinstance(result, tuple) else () if result is None else (result,)
@@ -196,8 +197,8 @@ class FakeCuda:
 
     def cuModuleGetGlobal(self, module, name):
         data = module.text.constant(name.decode())
-        module.constant = ctypes.create_string_buffer(data, len(data))
-        return ctypes.addressof(module.constant), len(data)
+        constant = module.__dict__.setdefault("constants", {}).setdefault(name, ctypes.create_string_buffer(data, len(data)))
+        return ctypes.addressof(constant), len(data)
 
     def cuFuncSetAttribute(self, function, attribute, value):
         assert attribute == real.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -256,12 +257,11 @@ class FakeCuda:
 
     def _run(self, stream, upto=None):
         """Do what a stream has to do, up to a place in it."""
-        with self.running:  # what one thread has begun is not done for another
-            done, todo = self.streams.setdefault(int(stream), ([], []))
-            while todo and (upto is None or len(done) < upto):
-                action = todo.pop(0)
-                done.append(None)
-                action()
+        done, todo = self.streams.setdefault(int(stream), ([], []))
+        while todo and (upto is None or len(done) < upto):
+            action = todo.pop(0)
+            done.append(None)
+            action()
 
     def _reach(self, points):
         for stream, upto in points.items():
