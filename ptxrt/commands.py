@@ -623,8 +623,8 @@ def with_repeat(function):
     return click.option("--repeat", default=20, show_default=True, help="How often each call is timed.")(function)
 
 
-def with_dtypes(function):
-    return click.option("--dtype", "dtypes", multiple=True, type=click.Choice(["f32", "f16", "bf16"]), help="The dtype of x, q, k and v; may be repeated.")(function)
+def with_dtypes(help: str):
+    return click.option("--dtype", "dtypes", multiple=True, type=click.Choice(["f32", "f16", "bf16"]), help=help)
 
 
 def measure(ctx, plot: Path | None, json_output: bool, report: Callable[[], Mapping[str, Any]], table, draw) -> None:
@@ -662,8 +662,8 @@ def bench_quantizers(operation: str, help: str) -> None:
 
     @bench.command(operation, help=help)
     @click.option("--format", "formats", multiple=True, help="A block format; may be repeated. All by default.")
-    @with_dtypes
-    @click.option("--shape", "shapes", multiple=True, metavar="ROWSxCOLS", help="The shape of x, such as 8192x8192; may be repeated.")
+    @with_dtypes("The dtype of the values; may be repeated. All by default.")
+    @click.option("--shape", "shapes", multiple=True, metavar="ROWSxCOLS", help="The shape of the values, such as 8192x8192; may be repeated. Five from 1024x1024 to 8192x8192 by default.")
     @click.option("--axis", type=click.IntRange(-2, -1), default=-1, show_default=True, help="The axis that is cut into blocks.")
     @click.option("--l2", multiple=True, type=click.Choice(["warm", "flushed"]), help="What the L2 cache holds before each call: what the call before left there, or nothing of it. Both by default.")
     @with_repeat
@@ -683,7 +683,7 @@ bench_quantizers("dequantize", "Time the inverses of quantizers beside a copy on
 
 @bench.command("attention")
 @click.option("--format", "combinations", multiple=True, metavar="QK+PV", help="Formats of the two products, such as mxfp4+bf16; may be repeated. All by default.")
-@with_dtypes
+@with_dtypes("The dtype of q, k and v; may be repeated. bf16 by default.")
 @click.option("--shape", "shapes", multiple=True, metavar="SHAPE", help="Sizes such as b4h32s2048d128, or b1h32g8q16k32768d128 with g heads of keys; may be repeated.")
 @click.option("--causal/--no-causal", default=None, help="Only with, or only without the causal mask. Both by default.")
 @with_repeat
