@@ -1,8 +1,8 @@
 """Attention beside PyTorch's scaled_dot_product_attention in bf16, by its FlashAttention-2 and cuDNN backends, in one run.
 
-    python benchmarks/attention_vs_torch.py [--machine portable] [--repeat 20] [--json]
+    python benchmarks/attention_vs_torch.py [--machine portable] [--shape b4h32s2048d128]... [--repeat 20] [--json]
 
-Needs PyTorch for CUDA. Inputs are bf16 for all sides. Formats join by ptxrt.bench.attention.COMBINATIONS, shapes by the lists
+Needs PyTorch for CUDA. Inputs are bf16 for all sides. Formats join by ptxrt.bench.attention.COMBINATIONS, shapes by SHAPES
 below. Long problems are given in TFLOPS (half of the pairs with a causal mask); decoding, a few queries on many keys, in
 GB/s of Q, K, V and the output, beside a copy of as many bytes. A side that refuses a shape says why. Docs: docs/benchmarks.md.
 """
@@ -18,24 +18,20 @@ from ptxrt.describe import text_table
 from ptxrt.formats import bf16
 
 FLASH = "SDPA FlashAttention-2"
-PREFILL = [
-    (Shape.parse("b4h32s2048d128"), False),
-    (Shape.parse("b4h32s2048d128"), True),
-    (Shape.parse("b1h32s4096d128"), False),
-    (Shape.parse("b1h32s4096d128"), True),
-    (Shape.parse("b1h16s8192d128"), False),
-    (Shape.parse("b1h16s8192d128"), True),
-    (Shape.parse("b4h32s2048d64"), False),
-    (Shape.parse("b4h32s2048d64"), True),
-    (Shape.parse("b1h32s512d128"), False),
-    (Shape.parse("b1h32s512d128"), True),
+SHAPES = [
+    *map(Shape.parse, ("b4h32s2048d128", "b1h32s4096d128", "b1h16s8192d128", "b4h32s2048d64", "b1h32s512d128")),
+    *map(Shape.parse, ("b1h32g8q1k32768d128", "b1h8q1k32768d128", "b1h32g8q16k32768d128", "b1h8q16k32768d128")),
 ]
-DECODE = [
-    (Shape.parse("b1h32g8q1k32768d128"), False),
-    (Shape.parse("b1h8q1k32768d128"), False),
-    (Shape.parse("b1h32g8q16k32768d128"), False),
-    (Shape.parse("b1h8q16k32768d128"), False),
-]
+DECODING_QUERIES = 16
+
+
+def problems(shapes):
+    """(shape, whether causal, whether it is decoding): long ones with and without the mask, decoding without."""
+    for shape in shapes:
+        decodes = shape.queries <= DECODING_QUERIES < shape.keys
+        yield shape, False, decodes
+        if not decodes:
+            yield shape, True, False
 
 
 def torch_sides(torch, q, k, v, causal: bool) -> dict:
@@ -81,14 +77,13 @@ def tried(torch, sides: dict) -> tuple[dict, dict]:
     return outputs, refused
 
 
-def measure(torch, repeat: int) -> list[dict]:
+def measure(torch, shapes, repeat: int) -> list[dict]:
     """A row for each shape and side."""
     stream, side = peers.common_stream(torch)
     rows = []
     with stream, torch.cuda.stream(side):
         clock = Clock(stream, repeat)
-        for shape, causal in PREFILL + DECODE:
-            decodes = (shape, causal) in DECODE
+        for shape, causal, decodes in problems(shapes):
             l2 = FLUSHED if decodes else WARM
             arrays, tensors = zip(*(peers.both(torch, x.astype(bf16.dtype), stream) for x in shape.arrays()))
             sides = our_sides(torch, arrays, causal) | torch_sides(torch, *tensors, causal)
@@ -147,9 +142,9 @@ def table(head: dict, rows: list[dict]):
 
 def main() -> None:
     """Print the table."""
-    torch, options, backend = peers.torch_on_gpu(__doc__)
+    torch, options, backend = peers.torch_on_gpu(__doc__, Shape.parse)
     head = {"machine": about(backend), "torch": torch.__version__}
-    rows = measure(torch, options.repeat)
+    rows = measure(torch, options.shape or SHAPES, options.repeat)
     peers.report(options, head, rows, table(head, rows))
 
 

@@ -16,10 +16,21 @@ def skip(why: str):
     sys.exit(0)
 
 
-def torch_on_gpu(description: str):
-    """PyTorch, the options of the command line, and the backend that they choose; ends the script where one is not there."""
+def torch_on_gpu(description: str, parse_shape):
+    """PyTorch, the options of the command line, and the backend that they choose; ends the script where one is not there.
+
+    parse_shape: a shape of the script's from its text; `options.shape` are those asked for.
+    """
+
+    def shape(text: str):
+        try:
+            return parse_shape(text)
+        except ptxrt.ArgumentError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machine", choices=["native", "portable"], help="the best that is there by default")
+    parser.add_argument("--shape", type=shape, action="append", help="measure this shape alone; may be repeated")
     parser.add_argument("--repeat", type=int, default=REPEAT, help="how often each call is timed (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args()

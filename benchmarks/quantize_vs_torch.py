@@ -1,6 +1,6 @@
 """MXFP4 and NVFP4 quantizers beside torch.compile of plain PyTorch ones, and beside PyTorch's copy, in one run.
 
-    python benchmarks/quantize_vs_torch.py [--machine portable] [--repeat 20] [--json]
+    python benchmarks/quantize_vs_torch.py [--machine portable] [--shape 8192x8192]... [--repeat 20] [--json]
 
 Needs PyTorch for CUDA. Bytes are those that a quantizer must move: x, codes and scales once, and x once more where the global
 scale of NVFP4 is computed from it. `differing` counts bytes of codes and scales in which the two sides differ: Triton's
@@ -13,7 +13,7 @@ import numpy as np
 import peers
 
 import ptxrt
-from ptxrt.bench.quantizers import SHAPES
+from ptxrt.bench.quantizers import SHAPES, parse_shape
 from ptxrt.bench.timing import L2_STATES, Clock, about, title
 from ptxrt.describe import text_table
 from ptxrt.formats import FORMATS
@@ -29,13 +29,13 @@ def cases(x, scale):
     yield "nvfp4", "computed", {}, torch_quantizers.nvfp4_of_own_scale, (x,), 2 * x.nbytes
 
 
-def measure(torch, repeat: int) -> list[dict]:
+def measure(torch, shapes, repeat: int) -> list[dict]:
     """A row for each shape, dtype, format and state of the L2."""
     stream, side = peers.common_stream(torch)
     rows = []
     with stream, torch.cuda.stream(side):
         clock = Clock(stream, repeat)
-        for shape in SHAPES:
+        for shape in shapes:
             host = np.random.default_rng(0).standard_normal(shape, np.float32)
             for dtype in ("f32", "bf16"):
                 array, x = peers.both(torch, host.astype(FORMATS[dtype].dtype), stream)
@@ -47,7 +47,7 @@ def measure(torch, repeat: int) -> list[dict]:
                     theirs = compiled(*arguments)
                     out = ptxrt.quantize(array, format, **given)
                     got = [torch.from_dlpack(a.view(np.uint8)) for a in (out.codes, out.scales)]
-                    differing = sum(int((a != b).sum()) for a, b in zip(got, theirs))
+                    differing = sum(int((a != b.view(torch.uint8)).sum()) for a, b in zip(got, theirs))
                     prepared = ptxrt.prepare(ptxrt.quantize, array, format, **given, out=out)
                     sides = {"ptxrt": lambda: prepared(array), "torch": lambda: compiled(*arguments), "copy": lambda: y.copy_(x)}
                     moved = read + sum(a.nbytes for a in got)
@@ -87,9 +87,9 @@ def table(head: dict, rows: list[dict]):
 
 def main() -> None:
     """Print the table."""
-    torch, options, backend = peers.torch_on_gpu(__doc__)
+    torch, options, backend = peers.torch_on_gpu(__doc__, parse_shape)
     head = {"machine": about(backend), "torch": torch.__version__}
-    rows = measure(torch, options.repeat)
+    rows = measure(torch, options.shape or SHAPES, options.repeat)
     peers.report(options, head, rows, table(head, rows))
 
 

@@ -36,12 +36,12 @@ def nvfp4_global_scale(x: torch.Tensor) -> torch.Tensor:
 
 
 def nvfp4(x: torch.Tensor, global_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes uint8 [rows, cols / 2] and E4M3 scales uint8 [rows, cols / 16] of x [rows, cols]."""
+    """Codes uint8 [rows, cols / 2] and scales float8_e4m3fn [rows, cols / 16] of x [rows, cols]."""
     blocks = x.float().unflatten(-1, (-1, 16))
     scale = (blocks.abs().amax(-1) / 6 / global_scale).clamp(2**-9, 448).to(torch.float8_e4m3fn)
     step = global_scale * scale.float()
     scaled = (blocks / step.unsqueeze(-1)).clamp(-6, 6)
-    return packed_e2m1(scaled.flatten(-2)), scale.view(torch.uint8)
+    return packed_e2m1(scaled.flatten(-2)), scale
 
 
 def nvfp4_of_own_scale(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

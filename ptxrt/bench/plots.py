@@ -21,7 +21,8 @@ def check(path: Path) -> None:
         raise ArgumentError(f"--plot needs matplotlib ({error}); pip install 'ptxrt[plots]'") from error
     kinds = FigureCanvasBase.get_supported_filetypes()
     if path.suffix[1:].lower() not in kinds:
-        raise ArgumentError(f"--plot {path}: matplotlib writes no {path.suffix or 'file without a suffix'}; name it {', '.join(f'.{k}' for k in kinds)}")
+        there = ", ".join(f".{kind}" for kind in kinds)
+        raise ArgumentError(f"--plot {path}: matplotlib writes no {path.suffix or 'file without a suffix'}; there is {there}")
     if not path.parent.is_dir():
         raise ArgumentError(f"--plot {path}: there is no folder {path.parent}")
 

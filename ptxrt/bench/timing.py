@@ -77,7 +77,8 @@ def check_fits(what: str, nbytes: int, backend: Backend) -> None:
     """ArgumentError where arrays of that many bytes do not fit the device, before the host makes them."""
     free = backend.memory_info().free
     if nbytes > free:
-        raise ArgumentError(f"{what}: the arrays take {nbytes / 2**30:.1f} GiB, {backend.describe()} has {free / 2**30:.1f} GiB free; pass a smaller shape")
+        sizes = f"the arrays take {nbytes / 2**30:.1f} GiB, {backend.describe()} has {free / 2**30:.1f} GiB free"
+        raise ArgumentError(f"{what}: {sizes}; pass a smaller shape")
 
 
 @dataclass(frozen=True)
