@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -307,12 +308,14 @@ def take(function: str, name: str, value) -> Any:
         backend = foreign_backend(function, name, ordinal)
         queue = backend.queue()
         stream = {0: LEGACY_STREAM}.get(queue.handle, queue.handle)
+        place = backend.entered()  # PyTorch lends tensors of the current device alone
     elif kind in (CPU, CUDA_HOST):
-        backend, queue, stream = None, None, None
+        backend, queue, stream, place = None, None, None, nullcontext()
     else:
         refuse(f"it lies on the DLPack device {kind}; pass an array of the host or of CUDA")
     try:
-        capsule = _ask(value, stream)
+        with place:
+            capsule = _ask(value, stream)
     except Exception as error:
         refuse(error)
     return _open(function, name, capsule, backend, queue, refuse)

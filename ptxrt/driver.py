@@ -302,6 +302,10 @@ class DriverBackend:
             finally:
                 _call("cuCtxPopCurrent")
 
+    def entered(self):
+        """The device's context as the calling thread's for a block: of other libraries, which go by what is current."""
+        return self._entered()
+
     def describe(self) -> str:
         """Machine and device; the device's number where it is not the first."""
         number = f" (device {self.device.ordinal})" if self.device.ordinal else ""
@@ -310,6 +314,11 @@ class DriverBackend:
     def binding(self, function: str):
         """A function of cuda-python as it is; for benchmarks, which compare with it."""
         return getattr(self._driver, function)
+
+    def attribute(self, name: str) -> int:
+        """An attribute of the device by CUDA's name without CU_DEVICE_ATTRIBUTE_; for benchmarks, which say where they ran."""
+        which = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(_call("cuDeviceGetAttribute", which, _call("cuDeviceGet", self.device.ordinal)))
 
     # Modules
 

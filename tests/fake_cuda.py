@@ -56,6 +56,7 @@ class FakeCuda:
         self.primaries = [Handle(device=i) for i in range(devices)]
         self.primary = self.primaries[0]
         self.local = threading.local()
+        self.one_at_a_time = threading.RLock()
         self.streams = {}
         self.captures = {}
         self.programs = {}
@@ -81,7 +82,8 @@ class FakeCuda:
                 raise failing
             if failing is not None:
                 return failing, None
-            result = value(*arguments)
+            with self.one_at_a_time:  # what one thread has begun to do is not done for another
+                result = value(*arguments)
             if isinstance(result, real.CUresult):
                 return result, None
             values = result if isinstance(result, tuple) else () if result is None else (result,)
@@ -119,6 +121,8 @@ class FakeCuda:
             which.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: self.capability[0],
             which.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: self.capability[1],
             which.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: 101376,
+            which.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: 2,
+            which.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: 8192,
         }[attribute]
 
     # Contexts.
@@ -193,8 +197,8 @@ class FakeCuda:
 
     def cuModuleGetGlobal(self, module, name):
         data = module.text.constant(name.decode())
-        module.constant = ctypes.create_string_buffer(data, len(data))
-        return ctypes.addressof(module.constant), len(data)
+        constant = module.__dict__.setdefault("constants", {}).setdefault(name, ctypes.create_string_buffer(data, len(data)))
+        return ctypes.addressof(constant), len(data)
 
     def cuFuncSetAttribute(self, function, attribute, value):
         assert attribute == real.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

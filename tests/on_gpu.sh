@@ -21,8 +21,11 @@ for step in $steps; do
         done
         ;;
     time)
-        $python benchmarks/first_light.py
-        $python benchmarks/launch.py
+        for what in quantize dequantize attention launch; do
+            $python cli.py bench $what
+        done
+        $python benchmarks/quantize_vs_torch.py
+        $python benchmarks/attention_vs_torch.py
         ;;
     *)
         echo "unknown step $step: suite, sanitize or time" >&2

@@ -89,6 +89,12 @@ BUGS = [
         "a[1] = ptx::cvt_rn_bf16x2_f32(left[3], left[2]);", "a[1] = ptx::cvt_rn_bf16x2_f32(left[2], left[3]);"),
     Bug("mma", "containers_two_bits_low", ATTENTION, "tile/scale.cuh",
         "odd = codes >> 2 & 0x3c3c3c3cu", "odd = codes >> 4 & 0x0f0f0f0fu"),
+    Bug("mma", "rate_of_one_fragment_that_changes", "mma_rate_bf16", "op/mma_rate.cuh",
+        "for (uint32_t &word : left[i]) word ^= flip;", "for (uint32_t &word : left[0]) word ^= flip;"),
+    Bug("mma", "rate_with_a_column_of_b_twice", "mma_rate_bf16", "op/mma_rate.cuh",
+        "right[j / 2][j % 2]", "right[j / 2][0]"),
+    Bug("loads", "rate_before_the_tiles_are_complete", "mma_rate_bf16", "op/mma_rate.cuh",
+        "ptx::bar_sync();   // both tiles are complete", "// both tiles are complete"),
 
     # Mask and softmax
     Bug("softmax", "mask_off_by_one", ATTENTION, "op/attention.cuh",

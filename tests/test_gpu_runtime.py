@@ -292,7 +292,7 @@ def test_graphs(gpu):
     check(ptxrt.quantize(x, "mxfp4"), values)
 
 
-# Threads, processes, devices
+# Threads, processes
 
 
 def test_threads(gpu):
@@ -335,21 +335,3 @@ def test_processes_that_are_spawned(gpu):
     child.join(30)
     assert child.exitcode == 0 and used >= 0
     np.testing.assert_array_equal(codes, want(data())[0])
-
-
-def test_several_devices(gpu):
-    from ptxrt.driver import probe
-
-    if len(probe().devices) < 2:
-        pytest.skip("there is one device")
-    x = ptxrt.to_device(data(), device=1)
-    q = ptxrt.quantize(x, "mxfp4")
-    assert q.codes.device == 1
-    check(q, data())
-    here = ptxrt.to_device(q.codes, device=0)
-    np.testing.assert_array_equal(here.to_numpy(), want(data())[0])
-    with pytest.raises(ptxrt.ArgumentError, match="bring them to one device"):
-        ptxrt.kernels()["quantize_mxfp4"](x, codes=here)
-    torch = torch_on_gpu()
-    tensor = torch.ones(64, 256, device="cuda:1")
-    assert ptxrt.quantize(tensor, "mxfp4").codes.device == 1 and ptxrt.to_device(tensor).device == 1

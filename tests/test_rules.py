@@ -44,7 +44,10 @@ MODULES = {
     "graphs": {"errors", "array", "backend", "launch"},
     "tracing": {"backend", "describe", "launch"},
     "ops": {"prepared", "errors", "accuracy", "array", "blocks", "files", "formats", "kernel"},
-    "bench": {"errors", "array", "backend", "describe", "kernel", "launch", "ops", "prepared", "units"},
+    "bench": {
+        *("errors", "accuracy", "array", "backend", "blocks", "describe", "files", "formats", "kernel", "launch", "ops", "prepared"),
+        *("stream", "units"),
+    },
     "npy": {"errors", "files"},
     "describe": {"backend", "kernel", "ptx", "units"},
 }

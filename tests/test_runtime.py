@@ -558,18 +558,6 @@ def test_traces_hold_every_launch(either):
     assert json.loads(t.json()) == t.rows() and "GB/s" in str(t) and len(str(plain).splitlines()) == 4
 
 
-def test_the_benchmark_of_launches_pairs_its_sides(cuda):
-    from ptxrt.bench import launch_rows, launch_table
-
-    rows = launch_rows(calls=2, rounds=3)
-    assert rows[0]["ratio"] == 1 and [row["side"] for row in rows][:4] == [
-        *("bare cuLaunchKernel", "prepared quantize", "prepared kernel", "quantize(out=)"),
-    ]
-    assert all(row["fastest"] <= row["microseconds"] <= row["slowest"] for row in rows) and len(list(launch_table(rows))) == len(rows) + 2
-    with pytest.raises(ptxrt.ArgumentError, match="0 calls"):
-        launch_rows(calls=0)
-
-
 # What goes out and comes in
 
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 DIM = 64
 quantize_mxfp4, dequantize_mxfp4 = QUANTIZE["mxfp4"], DEQUANTIZE["mxfp4"]
 QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns", "quantize_nvfp4")
-UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4")}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
+UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4", "mma_rate_bf16")}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
 
 
 def compile_with(bug, folder: Path) -> Path:
@@ -128,6 +128,12 @@ def attends(queries, keys, causal, dtype):
     return not any(missed for _, missed in checks.values())
 
 
+def multiplies(case):
+    """A declared case of the probe of bf16's MMA, whose sums are exact."""
+    example = KERNELS["mma_rate_bf16"].example(case)
+    return np.array_equal(KERNELS["mma_rate_bf16"](**example), KERNELS["mma_rate_bf16"].reference(**example)["c"])
+
+
 CHECKS = {
     **{
         name: {
@@ -141,6 +147,7 @@ CHECKS = {
         "float32": lambda: dequantizes(np.float32),
         "float16": lambda: dequantizes(np.float16),
     },
+    "mma_rate_bf16": {case.id: lambda case=case: multiplies(case) for case in KERNELS["mma_rate_bf16"].cases},
     ATTENTION: {
         "ragged": lambda: attends(70, 130, False, np.float32),
         "causal": lambda: attends(40, 72, True, ml_dtypes.bfloat16),

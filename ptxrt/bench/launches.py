@@ -1,51 +1,31 @@
-"""Benchmarks that pair both sides in one run: turn by turn, so that all meet the same machine in the same state."""
+"""What the host spends on one launch: bare, prepared, by the friendly function, and by CuPy."""
 
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from statistics import median
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable, Iterator
 
 import numpy as np
 
-from .array import empty, to_device
-from .backend import current
-from .describe import text_table
-from .errors import ArgumentError
-from .launch import Plan, plan_launch
-from .ops.quantize import QUANTIZE, quantize
-from .prepared import prepare
+from .. import units
+from ..array import empty, to_device
+from ..describe import text_table
+from ..errors import ArgumentError
+from ..launch import Plan, plan_launch
+from ..ops.quantize import QUANTIZE, quantize
+from ..prepared import prepare
+from . import plots
+from .timing import about, gpu, title, turns
 
 # Small, so that the device keeps up and the host alone is measured.
 ROWS, COLS = 32, 1024
 
 
-def turns(sides: Mapping[str, Callable[[], Any]], calls: int, rounds: int, settle: Callable[[], Any]) -> dict[str, list[float]]:
-    """Microseconds of one call of each side, by round: every side calls `calls` times, then it is another's turn.
-
-    settle: called between turns, outside of the time; it waits until the device has nothing left to do.
-    """
-    samples: dict[str, list[float]] = {name: [] for name in sides}
-    for round in range(-2, rounds):
-        for name, call in sides.items():
-            settle()
-            start = time.perf_counter_ns()
-            for _ in range(calls):
-                call()
-            spent = time.perf_counter_ns() - start
-            if round >= 0:
-                samples[name].append(spent / calls / 1e3)
-    settle()
-    return samples
-
-
 def launch_rows(calls: int = 200, rounds: int = 60) -> list[dict[str, Any]]:
     """The host's time for one launch of quantize_mxfp4 by several ways, as rows: side, microseconds, fastest, slowest, ratio."""
-    backend = current()
-    if not backend.is_cuda:
-        raise ArgumentError("bench launch: the machine is the emulator, which launches nothing; choose a GPU machine")
+    backend = gpu("bench launch")
     if calls < 1 or rounds < 1:
         raise ArgumentError(f"bench launch: {calls} calls in {rounds} rounds; pass numbers from 1 on")
     kernel = QUANTIZE["mxfp4"]
@@ -102,8 +82,6 @@ def cupy_launch(plan: Plan, arrays: list) -> Callable[[], Any] | None:
         import cupy
     except ImportError:
         return None
-    from . import units
-
     path = units.fatbin_path(plan.bound.unit, plan.backend.name == "portable")
     function = cupy.RawModule(path=str(path)).get_function(plan.entry.name)
     values: list[Any] = [cupy.asarray(array) for array in arrays]
@@ -120,30 +98,22 @@ def cupy_launch(plan: Plan, arrays: list) -> Callable[[], Any] | None:
     return peer
 
 
-def launch_table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """The rows for a terminal."""
-    yield f"one launch of quantize_mxfp4 on float32 {rows[0]['shape']}, time of the host; {rows[0]['machine']}, Python {sys.version.split()[0]}"
+def launch_report(calls: int = 200, rounds: int = 60) -> dict[str, Any]:
+    """`launch_rows` and what they belong to: operation, machine, rows."""
+    rows = launch_rows(calls, rounds)
+    return {"operation": "launch", "machine": about(gpu("bench launch")), "rows": rows}
+
+
+def launch_table(report: dict[str, Any]) -> Iterator[str]:
+    """A report for a terminal."""
+    rows = report["rows"]
+    yield f"one launch of quantize_mxfp4 on float32 {rows[0]['shape']}, time of the host; {title(report['machine'])}, Python {sys.version.split()[0]}"
     head = ["way", "median us", "fastest", "slowest", "times bare"]
     body = [[r["side"], *(f"{r[name]:.2f}" for name in ("microseconds", "fastest", "slowest", "ratio"))] for r in rows]
     yield from text_table([head, *body])
 
 
-def draw(path: Path, rows: list[dict[str, Any]], value: str, label: str) -> None:
-    """Bars of one value of each row, to a file of any kind that matplotlib writes."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ArgumentError(f"--plot needs matplotlib ({error}); pip install 'ptxrt[plot]'") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 0.6 + 0.4 * len(rows)), layout="constrained")
-    axes.barh([row["side"] for row in rows], [row[value] for row in rows])
-    axes.invert_yaxis()
-    axes.set_xlabel(label)
-    try:
-        figure.savefig(path)
-    except ValueError as error:
-        raise ArgumentError(f"--plot {path}: {error}") from error
-    finally:
-        pyplot.close(figure)
+def draw_launches(path: Path, report: dict[str, Any]) -> None:
+    """The medians as a picture."""
+    heading = f"host time of one launch of quantize_mxfp4\n{title(report['machine'])}"
+    plots.bars(path, report["rows"], "side", "microseconds", "microseconds", heading)

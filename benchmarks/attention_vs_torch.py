@@ -1,0 +1,152 @@
+"""Attention beside PyTorch's scaled_dot_product_attention in bf16, by its FlashAttention-2 and cuDNN backends, in one run.
+
+    python benchmarks/attention_vs_torch.py [--machine portable] [--shape b4h32s2048d128]... [--repeat 20] [--json]
+
+Needs PyTorch for CUDA. Inputs are bf16 for all sides. Formats join by ptxrt.bench.attention.COMBINATIONS, shapes by SHAPES
+below. Long problems are given in TFLOPS (half of the pairs with a causal mask); decoding, a few queries on many keys, in
+GB/s of Q, K, V and the output, beside a copy of as many bytes. A side that refuses a shape says why. Docs: docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import peers
+
+import ptxrt
+from ptxrt.bench.attention import COMBINATIONS, Shape
+from ptxrt.bench.timing import FLUSHED, WARM, Clock, about, title
+from ptxrt.describe import text_table
+from ptxrt.formats import bf16
+
+FLASH = "SDPA FlashAttention-2"
+SHAPES = [
+    *map(Shape.parse, ("b4h32s2048d128", "b1h32s4096d128", "b1h16s8192d128", "b4h32s2048d64", "b1h32s512d128")),
+    *map(Shape.parse, ("b1h32g8q1k32768d128", "b1h8q1k32768d128", "b1h32g8q16k32768d128", "b1h8q16k32768d128")),
+]
+DECODING_QUERIES = 16
+
+
+def problems(shapes):
+    """(shape, whether causal, whether it is decoding): long ones with and without the mask, decoding without."""
+    for shape in shapes:
+        decodes = shape.queries <= DECODING_QUERIES < shape.keys
+        yield shape, False, decodes
+        if not decodes:
+            yield shape, True, False
+
+
+def torch_sides(torch, q, k, v, causal: bool) -> dict:
+    """SDPA by backend: name -> a call that gives the output."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def by(kind):
+        def call():
+            with sdpa_kernel(kind):
+                grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, **grouped)
+
+        return call
+
+    return {FLASH: by(SDPBackend.FLASH_ATTENTION), "SDPA cuDNN": by(SDPBackend.CUDNN_ATTENTION)}
+
+
+def our_sides(torch, arrays, causal: bool) -> dict:
+    """`ptxrt.attention` by formats: name -> a call that gives the output, written to the same memory each time."""
+
+    def by(qk, pv):
+        out = ptxrt.empty(arrays[0].shape, bf16.dtype)
+        tensor = torch.from_dlpack(out)
+
+        def call():
+            ptxrt.attention(*arrays, qk=qk, pv=pv, causal=causal, out=out)
+            return tensor
+
+        return call
+
+    return {f"ptxrt {qk}+{pv}": by(qk, pv) for qk, pv in COMBINATIONS}
+
+
+def tried(torch, sides: dict) -> tuple[dict, dict]:
+    """The outputs of the sides that take the problem, and what the others say."""
+    outputs, refused = {}, {}
+    for name, call in sides.items():
+        try:
+            outputs[name] = call()
+            torch.cuda.synchronize()
+        except (ptxrt.ArgumentError, RuntimeError) as error:
+            refused[name] = str(error).splitlines()[0]
+    return outputs, refused
+
+
+def measure(torch, shapes, repeat: int) -> list[dict]:
+    """A row for each shape and side."""
+    stream, side = peers.common_stream(torch)
+    rows = []
+    with stream, torch.cuda.stream(side):
+        clock = Clock(stream, repeat)
+        for shape, causal, decodes in problems(shapes):
+            l2 = FLUSHED if decodes else WARM
+            arrays, tensors = zip(*(peers.both(torch, x.astype(bf16.dtype), stream) for x in shape.arrays()))
+            sides = our_sides(torch, arrays, causal) | torch_sides(torch, *tensors, causal)
+            outputs, refused = tried(torch, sides)
+            sides = {name: call for name, call in sides.items() if name in outputs}
+            moved = shape.bytes(2)
+            if decodes:
+                source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
+                target = torch.empty_like(source)
+                sides["copy"] = lambda: target.copy_(source)
+            exact = reference(torch, *tensors, causal)
+            times = clock.times(sides, l2)
+            for name, time in times.items():
+                row = {"side": name, "shape": vars(shape), "causal": causal, "l2": l2, **time.fields()}
+                row["tflops"] = None if decodes else 2 * shape.flops(causal) / time.median / 1e9
+                row["gb_per_s"] = moved / time.median / 1e6 if decodes else None
+                row["share_of_copy"] = times["copy"].median / time.median if decodes else None
+                row["relative_l2"] = None if name == "copy" else error_of(outputs[name], exact)
+                row["times_flash"] = times[FLASH].median / time.median if FLASH in times else None
+                rows.append(row)
+            rows += [{"side": name, "shape": vars(shape), "causal": causal, "l2": l2, "refused": why} for name, why in refused.items()]
+    return rows
+
+
+def reference(torch, q, k, v, causal: bool):
+    """float64 attention of the first head and the last 64 queries at most."""
+    query, key, value = q[0, 0, -64:].double(), k[0, 0].double(), v[0, 0].double()
+    scores = query @ key.T * q.shape[-1] ** -0.5
+    if causal:
+        keys, first = key.shape[0], key.shape[0] - query.shape[0]
+        scores.masked_fill_(torch.arange(keys, device="cuda") > torch.arange(first, keys, device="cuda")[:, None], float("-inf"))
+    return scores.softmax(-1) @ value
+
+
+def error_of(result, exact) -> float:
+    """Relative L2 of the same slice of a result."""
+    got = result[0, 0, -64:].double()
+    return float((got - exact).norm() / exact.norm())
+
+
+def table(head: dict, rows: list[dict]):
+    """The rows for a terminal."""
+    yield f"attention on {title(head['machine'])}; PyTorch {head['torch']}"
+    yield f"medians of {max(row.get('repeat', 0) for row in rows)}, all sides of a shape in turns; bf16 inputs; L2 warm, for decoding flushed"
+    cells = [["shape", "mask", "side", "ms", "fastest..slowest", "TFLOPS", "GB/s", "of copy", "relative L2", "x FlashAttention-2"]]
+    for row in rows:
+        place = [str(Shape(**row["shape"])), "causal" if row["causal"] else "none", row["side"]]
+        if "refused" in row:
+            cells.append([*place, *[""] * 6, f"refused: {row['refused']}"])
+            continue
+        patterns = {"tflops": "{:.1f}", "gb_per_s": "{:.0f}", "share_of_copy": "{:.1%}", "relative_l2": "{:.1e}", "times_flash": "{:.2f}"}
+        figures = ["" if row[name] is None else pattern.format(row[name]) for name, pattern in patterns.items()]
+        cells.append([*place, f"{row['milliseconds']:.4f}", f"{row['fastest']:.4f}..{row['slowest']:.4f}", *figures])
+    yield from text_table(cells)
+
+
+def main() -> None:
+    """Print the table."""
+    torch, options, backend = peers.torch_on_gpu(__doc__, Shape.parse)
+    head = {"machine": about(backend), "torch": torch.__version__}
+    rows = measure(torch, options.shape or SHAPES, options.repeat)
+    peers.report(options, head, rows, table(head, rows))
+
+
+if __name__ == "__main__":
+    main()
