@@ -16,6 +16,10 @@ Two arithmetics:
     hardware   the rule published for Hopper and Blackwell tensor cores (MMA-Sim, arXiv 2511.10909): the K exact
                products and C are aligned to the largest exponent among them, each is cut off toward zero at 25
                fractional bits, the rest is added exactly, and the sum is cut off to f32 (rounded to f16).
+
+Packed e2m1 with a scale for each 16 or 32 k (kind::mxf4, kind::mxf4nvf4) is summed by groups of as many: a group's
+products add up exactly, and its sum times both scales is one term. `hardware` has four groups of 16 always, aligned to
+the largest exponent of C and of the scales, cut off at 35 bits.
 """
 
 from __future__ import annotations
@@ -340,16 +344,16 @@ class _Scaling:
         return by_row + by_column[:, None] - 2 * FORMATS["ue8m0"].bias
 
 
-def _checked(a: Sequence, b: Sequence) -> tuple[int, int, int, int]:
-    """The operands {byte-id, thread-id} of A and of B."""
-    named = (("byte-id-a", a[0], 4), ("thread-id-a", a[1], 2), ("byte-id-b", b[0], 4), ("thread-id-b", b[1], 4))
+def _checked(a: Sequence, b: Sequence, bytes: Sequence[int] = range(4)) -> tuple[int, int, int, int]:
+    """The operands {byte-id, thread-id} of A and of B; `bytes` are the byte-ids that the kind has."""
+    named = (("byte-id-a", a[0], bytes), ("thread-id-a", a[1], range(2)), ("byte-id-b", b[0], bytes), ("thread-id-b", b[1], range(4)))
     return tuple([_uniform(*each) for each in named])
 
 
-def _uniform(name: str, value, limit: int) -> int:
+def _uniform(name: str, value, choices: Sequence[int]) -> int:
     number = int(value) if value.ndim == 0 else int(value.flat[0])
-    if number >= limit or (value.ndim and (value != number).any()):
-        raise Fault(f"{name} of a block-scaled mma is one number below {limit} for all lanes")
+    if number not in choices or (value.ndim and (value != number).any()):
+        raise Fault(f"{name} of a block-scaled mma is one of {', '.join(map(str, choices))}, the same for all lanes")
     return number
 
 
@@ -489,6 +493,135 @@ def _f32_toward_zero(values: np.ndarray) -> np.ndarray:
     return cut.astype(np.float32)
 
 
+# Packed e2m1
+
+
+_PACKED_FRACTION_BITS = 35
+_E2M1 = FORMATS["e2m1"].values.astype(np.float32)
+#: Both elements of each byte, the low nibble first, as one complex number.
+_OF_BYTE = np.stack((np.tile(_E2M1, 16), np.repeat(_E2M1, 16)), axis=-1).reshape(-1).view(np.complex64)
+
+
+def _words(registers: Sequence[np.ndarray], *axes: int) -> np.ndarray:
+    """Registers (warps, 32), in pairs of rows for A, as words (h, row, warps, g, t / 2, t % 2) in another order of the axes.
+
+    h is the half of k that a register is in.
+    """
+    words = np.stack(registers).reshape(2, len(registers) // 2, -1, 8, 2, 2)
+    return np.ascontiguousarray(words.transpose(axes))
+
+
+def _packed_rows(registers: Sequence[np.ndarray]) -> np.ndarray:
+    """A as float32 (4 groups of 16 k, warps, 16 k, 16 rows)."""
+    words = _words(registers, 0, 4, 2, 5, 1, 3)  # (h, t / 2, warps, t % 2, row, g)
+    bytes = words.view(np.uint8).reshape(4, -1, 2, _ROWS, 4).swapaxes(-1, -2)
+    codes = np.empty((*bytes.shape[:-1], 2, _ROWS), np.uint8)  # (group, warps, t % 2, byte, nibble, 16)
+    np.bitwise_and(bytes, np.uint8(15), out=codes[..., 0, :])
+    np.right_shift(bytes, np.uint8(4), out=codes[..., 1, :])
+    return _PACKED_DECODER(codes).reshape(4, -1, 16, _ROWS)
+
+
+def _packed_columns(registers: Sequence[np.ndarray]) -> np.ndarray:
+    """B as float32 (4 groups of 16 k, warps, 8 columns, 16 k)."""
+    words = _words(registers, 0, 1, 4, 2, 3, 5)  # (h, 1, t / 2, warps, g, t % 2)
+    return _OF_BYTE.take(words.view(np.uint8)).view(np.float32).reshape(4, -1, _COLUMNS, 16)
+
+
+_PACKED_DECODER = _decoder(_Element("e2m1", 8), np.dtype(np.float32))
+
+
+@dataclass(frozen=True)
+class _ScaleType:
+    """The scales of packed operands: value and exponent of each byte, how many blocks 64 k have, and where they start.
+
+    The exponent is the field's, that of subnormals the smallest, and -126 for zero.
+    """
+
+    values: np.ndarray
+    exponents: np.ndarray
+    blocks: int
+    bytes: tuple[int, ...]
+
+
+def _ue4m3() -> _ScaleType:
+    code = np.arange(256) & 0x7F  # the sign bit means nothing
+    exponents = np.where(code == 0, -126, np.maximum(code >> 3, 1) - 7)
+    return _ScaleType(FORMATS["e4m3"].values[code], exponents.astype(np.int32), 4, (0,))
+
+
+_SCALE_TYPES = {
+    "ue8m0": _ScaleType(FORMATS["ue8m0"].values, np.arange(256, dtype=np.int32) - 127, 2, (0, 2)),
+    "ue4m3": _ue4m3(),
+}
+
+
+def _of_blocks(table: np.ndarray, scales: _Scales, lanes: np.ndarray, byte: int, blocks: int) -> np.ndarray:
+    """What `table` has for the scales of each block, (blocks, warps, len(lanes))."""
+    return table.take(scales.bytes[:, lanes, byte : byte + blocks].transpose(2, 0, 1))
+
+
+def _packed_terms(a: np.ndarray, b: np.ndarray, scale_a: np.ndarray, scale_b: np.ndarray) -> np.ndarray:
+    """The sums of groups of 16 k, times their scales: float64 (4, warps, 8, 16), exact.
+
+    A sum has 12 bits, a ue4m3 scale 4 and a ue8m0 scale 1: float64 holds all of it.
+    """
+    terms = np.matmul(b, a).astype(np.float64)
+    by_block = terms.reshape(len(scale_a), -1, *terms.shape[1:])
+    np.multiply(by_block, scale_b[:, None, :, :, None], out=by_block)
+    np.multiply(by_block, scale_a[:, None, :, None, :], out=by_block)
+    return terms
+
+
+def _packed_float64(terms: np.ndarray, c: np.ndarray, exponents: np.ndarray) -> np.ndarray:
+    """The exact sum of the terms and C, rounded to float64 and then to f32; register order."""
+    first, second = terms[0] + terms[1], terms[2] + terms[3]  # each exact: the same exponents, or few bits under ue4m3
+    total = first + second
+    lost = (total - first != second) & np.isfinite(total)
+    result = _in_register_order("output", total.reshape(-1, _OUTPUTS)) + c
+    if lost.any():  # scales far apart: the sum has more bits than float64
+        places = np.flatnonzero(_in_register_order("output", lost.reshape(-1, _OUTPUTS)) & np.isfinite(result))
+        halves = [_in_register_order("output", half.reshape(-1, _OUTPUTS)).reshape(-1)[places] for half in (first, second)]
+        sums = zip(*(half.tolist() for half in halves), c.reshape(-1)[places].tolist())
+        result.reshape(-1)[places] = [math.fsum(each) for each in sums]
+    return result.astype(np.float32)
+
+
+def _packed_hardware(terms: np.ndarray, c: np.ndarray, exponents: np.ndarray) -> np.ndarray:
+    """The terms and C aligned to the largest exponent and cut off, their sum cut off to f32; register order."""
+    by_column = c.swapaxes(0, 1).reshape(-1, _OUTPUTS).take(_TO_COLUMNS, axis=1).reshape(terms.shape[1:])
+    largest = np.maximum(exponents, _ACCUMULATORS["f32"].exponents(by_column))
+    shift = _power_of_two(_PACKED_FRACTION_BITS - largest, np.dtype(np.float64))
+    total = np.trunc(by_column * shift)
+    for term in terms:
+        total += np.trunc(term * shift)
+    result = _f32_toward_zero(total * _power_of_two(largest - _PACKED_FRACTION_BITS, np.dtype(np.float64)))
+    return _in_register_order("output", result.reshape(-1, _OUTPUTS))
+
+
+def _packed_function(arithmetic: Callable, type_: _ScaleType) -> Callable:
+    """What an mma does with packed A and B and scales that come prepared, and C and selectors as they are."""
+    accumulator = _ACCUMULATORS["f32"]
+
+    def multiply(a: np.ndarray, b: np.ndarray, c, scales_a: _Scales, select_a, scales_b: _Scales, select_b):
+        byte_a, thread_a, byte_b, thread_b = _checked(select_a, select_b, type_.bytes)
+        rows = scales_a, _SCALE_LANES_A[thread_a], byte_a, type_.blocks
+        columns = scales_b, _SCALE_LANES_B[thread_b], byte_b, type_.blocks
+        terms = _packed_terms(a, b, _of_blocks(type_.values, *rows), _of_blocks(type_.values, *columns))
+        exponents = None
+        if arithmetic is _packed_hardware:
+            by_row, by_column = _of_blocks(type_.exponents, *rows), _of_blocks(type_.exponents, *columns)
+            exponents = (by_column[..., None] + by_row[:, :, None]).max(axis=0)
+        return accumulator.write(arithmetic(terms, accumulator.read(c), exponents))
+
+    return multiply
+
+
+def _packed_semantics(type_: _ScaleType) -> Semantics:
+    functions = {"float64": _packed_function(_packed_float64, type_), "hardware": _packed_function(_packed_hardware, type_)}
+    prepare = [_packed_rows, _packed_columns, None, _Scales, None, _Scales, None]
+    return Warps("f32*4", "b32*4, b32*2, f32*4, b32, u16*2, b32, u16*2", functions, aligned=True, prepare=prepare)
+
+
 # The instruction
 
 
@@ -569,9 +702,22 @@ def _semantics(a: str, b: str, depth: int, accumulator: str, scaled: bool) -> Se
 
 
 _FORMS = (
-    "m16n8k16 and m16n8k8 of bf16 with f32, of f16 with f32 or f16, and "
-    "kind::mxf8f6f4.block_scale{.scale_vec::1X}.m16n8k32.row.col.f32.{e4m3|e5m2|e3m2|e2m3|e2m1}.{...}.f32.ue8m0"
+    "m16n8k16 and m16n8k8 of bf16 with f32, of f16 with f32 or f16, "
+    "kind::mxf8f6f4.block_scale{.scale_vec::1X}.m16n8k32.row.col.f32.{e4m3|e5m2|e3m2|e2m3|e2m1}.{...}.f32.ue8m0, "
+    "kind::mxf4.block_scale{.scale_vec::2X}.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue8m0, and "
+    "kind::mxf4nvf4.block_scale.m16n8k64.row.col.f32.e2m1.e2m1.f32 with scale_vec::2X and ue8m0 or scale_vec::4X and ue4m3"
 )
+#: The scale type of each kind and scale vector; kind::mxf4nvf4 has no default.
+_SCALES = {
+    ("kind::mxf8f6f4",): "ue8m0",
+    ("kind::mxf8f6f4", "scale_vec::1X"): "ue8m0",
+    ("kind::mxf4",): "ue8m0",
+    ("kind::mxf4", "scale_vec::2X"): "ue8m0",
+    ("kind::mxf4nvf4", "scale_vec::2X"): "ue8m0",
+    ("kind::mxf4nvf4", "scale_vec::4X"): "ue4m3",
+}
+_SCALING = {word for key in _SCALES for word in key} | {"kind::f8f6f4", "block_scale", "scale_vec::1X"}
+_CONTAINED = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
 
 
 @define("mma.sync.aligned")
@@ -589,14 +735,12 @@ def mma(modifiers: tuple[str, ...]) -> Semantics:
         d, a, b, c = types if len(types) == 4 else ("",) * 4
         if shape in ("m16n8k16", "m16n8k8") and a == b and c == d and (a, d) in (("bf16", "f32"), ("f16", "f32"), ("f16", "f16")):
             return _semantics(a, b, int(shape[6:]), d, scaled=False)
-    elif scaling in (["kind::mxf8f6f4", "block_scale"], ["kind::mxf8f6f4", "block_scale", "scale_vec::1X"]):
-        d, a, b, c, scale = types if len(types) == 5 else ("",) * 5
-        if shape == "m16n8k32" and a in _CONTAINED and b in _CONTAINED and (d, c, scale) == ("f32", "f32", "ue8m0"):
-            return _semantics(a, b, 32, "f32", scaled=True)
+    elif scaling[1:2] == ["block_scale"] and len(types) == 5:
+        kind = (scaling[0], *scaling[2:])
+        d, a, b, c, scale = types
+        if (d, c, scale) == ("f32", "f32", _SCALES.get(kind)):
+            if kind[0] == "kind::mxf8f6f4" and shape == "m16n8k32" and a in _CONTAINED and b in _CONTAINED:
+                return _semantics(a, b, 32, "f32", scaled=True)
+            if kind[0] != "kind::mxf8f6f4" and shape == "m16n8k64" and a == b == "e2m1":
+                return _packed_semantics(_SCALE_TYPES[scale])
     raise Unsupported(f"there are {_FORMS}")
-
-
-_SCALING = ("kind::mxf8f6f4", "kind::mxf4", "kind::mxf4nvf4", "kind::f8f6f4", "block_scale") + tuple(
-    f"scale_vec::{size}X" for size in (1, 2, 4)
-)
-_CONTAINED = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
