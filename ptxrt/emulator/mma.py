@@ -287,11 +287,11 @@ def _finite_values(name: str, dtype: np.dtype) -> np.ndarray:
 
 
 class _Scales:
-    """The ue8m0 scales in a 32-bit register of a warp: 2^(byte - 127), 0xff NaN."""
+    """The scales in a 32-bit register of a warp, four to a lane."""
 
     def __init__(self, register: np.ndarray):
         self.bytes = np.ascontiguousarray(register, np.uint32).view(np.uint8).reshape(len(register), _LANES, 4)
-        self._by_row: dict = {}
+        self.kept: dict = {}  # what was worked out for the rows of A
 
     def codes(self, lanes: np.ndarray, byte: int) -> np.ndarray:
         """(warps, len(lanes))"""
@@ -299,10 +299,10 @@ class _Scales:
 
     def by_row(self, thread: int, byte: int) -> np.ndarray:
         """float64 factor of the row of each output, register order; kept, since the next MMA asks for the same."""
-        if (thread, byte) not in self._by_row:
+        if (thread, byte) not in self.kept:
             factors = FORMATS["ue8m0"].values[self.codes(_SCALE_LANES_A[thread], byte)]
-            self._by_row[thread, byte] = _in_register_order("row", factors)
-        return self._by_row[thread, byte]
+            self.kept[thread, byte] = _in_register_order("row", factors)
+        return self.kept[thread, byte]
 
 
 #: By thread-id: the lanes that hold the scales of the rows of A, and of the columns of B.
@@ -534,7 +534,8 @@ _PACKED_DECODER = _decoder(_Element("e2m1", 8), np.dtype(np.float32))
 class _ScaleType:
     """The scales of packed operands: value and exponent of each byte, how many blocks 64 k have, and where they start.
 
-    The exponent is the field's, that of subnormals the smallest, and -126 for zero.
+    The exponent is the field's, that of subnormals the smallest, and -126 for zero. A product of two values with the sum of
+    16 or 32 products of elements, which has 13 bits at most, is exact in the dtype of the values.
     """
 
     values: np.ndarray
@@ -546,72 +547,93 @@ class _ScaleType:
 def _ue4m3() -> _ScaleType:
     code = np.arange(256) & 0x7F  # the sign bit means nothing
     exponents = np.where(code == 0, -126, np.maximum(code >> 3, 1) - 7)
-    return _ScaleType(FORMATS["e4m3"].values[code], exponents.astype(np.int32), 4, (0,))
+    return _ScaleType(FORMATS["e4m3"].values[code].astype(np.float32), exponents, 4, (0,))
 
 
 _SCALE_TYPES = {
-    "ue8m0": _ScaleType(FORMATS["ue8m0"].values, np.arange(256, dtype=np.int32) - 127, 2, (0, 2)),
+    "ue8m0": _ScaleType(FORMATS["ue8m0"].values, np.arange(256) - 127, 2, (0, 2)),
     "ue4m3": _ue4m3(),
 }
 
 
-def _of_blocks(table: np.ndarray, scales: _Scales, lanes: np.ndarray, byte: int, blocks: int) -> np.ndarray:
-    """What `table` has for the scales of each block, (blocks, warps, len(lanes))."""
-    return table.take(scales.bytes[:, lanes, byte : byte + blocks].transpose(2, 0, 1))
+@dataclass(frozen=True)
+class _PackedScaling:
+    """The scales of one MMA on packed operands."""
+
+    type: _ScaleType
+    a: _Scales
+    b: _Scales
+    byte_a: int
+    thread_a: int
+    byte_b: int
+    thread_b: int
+
+    def _of_rows(self, table: np.ndarray) -> np.ndarray:
+        """What `table` has for the rows' scales, (blocks, warps, 128); kept, since the next MMA asks for the same."""
+        key = (self.thread_a, self.byte_a, id(table))
+        if key not in self.a.kept:
+            codes = self.a.bytes[:, _SCALE_LANES_A[self.thread_a], self.byte_a : self.byte_a + self.type.blocks]
+            self.a.kept[key] = np.tile(table.take(codes.transpose(2, 0, 1)), _COLUMNS)
+        return self.a.kept[key]
+
+    def _of_columns(self, table: np.ndarray) -> np.ndarray:
+        codes = self.b.bytes[:, _SCALE_LANES_B[self.thread_b], self.byte_b : self.byte_b + self.type.blocks]
+        return np.repeat(table.take(codes.transpose(2, 0, 1)), _ROWS, axis=-1)
+
+    @property
+    def factors(self) -> np.ndarray:
+        """What the sum of each block is multiplied by, (blocks, warps, 128), outputs as [column][row]."""
+        return self._of_rows(self.type.values) * self._of_columns(self.type.values)
+
+    @property
+    def exponents(self) -> np.ndarray:
+        """The largest exponent of the blocks, (warps, 128)."""
+        return (self._of_rows(self.type.exponents) + self._of_columns(self.type.exponents)).max(axis=0)
 
 
-def _packed_terms(a: np.ndarray, b: np.ndarray, scale_a: np.ndarray, scale_b: np.ndarray) -> np.ndarray:
-    """The sums of groups of 16 k, times their scales: float64 (4, warps, 8, 16), exact.
-
-    A sum has 12 bits, a ue4m3 scale 4 and a ue8m0 scale 1: float64 holds all of it.
-    """
-    terms = np.matmul(b, a).astype(np.float64)
-    by_block = terms.reshape(len(scale_a), -1, *terms.shape[1:])
-    np.multiply(by_block, scale_b[:, None, :, :, None], out=by_block)
-    np.multiply(by_block, scale_a[:, None, :, None, :], out=by_block)
-    return terms
-
-
-def _packed_float64(terms: np.ndarray, c: np.ndarray, exponents: np.ndarray) -> np.ndarray:
-    """The exact sum of the terms and C, rounded to float64 and then to f32; register order."""
-    first, second = terms[0] + terms[1], terms[2] + terms[3]  # each exact: the same exponents, or few bits under ue4m3
-    total = first + second
-    lost = (total - first != second) & np.isfinite(total)
-    result = _in_register_order("output", total.reshape(-1, _OUTPUTS)) + c
-    if lost.any():  # scales far apart: the sum has more bits than float64
-        places = np.flatnonzero(_in_register_order("output", lost.reshape(-1, _OUTPUTS)) & np.isfinite(result))
-        halves = [_in_register_order("output", half.reshape(-1, _OUTPUTS)).reshape(-1)[places] for half in (first, second)]
-        sums = zip(*(half.tolist() for half in halves), c.reshape(-1)[places].tolist())
-        result.reshape(-1)[places] = [math.fsum(each) for each in sums]
+def _packed_float64(products: np.ndarray, c: np.ndarray, scaling: _PackedScaling) -> np.ndarray:
+    """The exact sum of all products and C, rounded to float64 and then to f32."""
+    if scaling.type.blocks == 4:
+        terms = products * scaling.factors
+        total = terms[0].astype(np.float64)  # ue4m3 has few exponents: every sum of these is exact
+        for term in terms[1:]:
+            total += term
+        return (_in_register_order("output", total) + c).astype(np.float32)
+    terms = (products[::2] + products[1::2]) * scaling.factors
+    total = terms[0] + terms[1]
+    result = _in_register_order("output", total) + c
+    lost = (total - terms[0] != terms[1]) & np.isfinite(total)
+    if lost.any():  # scales so far apart that the sum has more bits than float64
+        places = np.flatnonzero(_in_register_order("output", lost) & np.isfinite(result))
+        of_blocks = [_in_register_order("output", term).reshape(-1)[places].tolist() for term in terms]
+        result.reshape(-1)[places] = [math.fsum(each) for each in zip(*of_blocks, c.reshape(-1)[places].tolist())]
     return result.astype(np.float32)
 
 
-def _packed_hardware(terms: np.ndarray, c: np.ndarray, exponents: np.ndarray) -> np.ndarray:
-    """The terms and C aligned to the largest exponent and cut off, their sum cut off to f32; register order."""
-    by_column = c.swapaxes(0, 1).reshape(-1, _OUTPUTS).take(_TO_COLUMNS, axis=1).reshape(terms.shape[1:])
-    largest = np.maximum(exponents, _ACCUMULATORS["f32"].exponents(by_column))
+def _packed_hardware(products: np.ndarray, c: np.ndarray, scaling: _PackedScaling) -> np.ndarray:
+    """The scaled sums and C aligned to the largest exponent and cut off, their sum cut off to f32."""
+    c = c.swapaxes(0, 1).reshape(-1, _OUTPUTS).take(_TO_COLUMNS, axis=1)
+    largest = np.maximum(scaling.exponents, _ACCUMULATORS["f32"].exponents(c))
     shift = _power_of_two(_PACKED_FRACTION_BITS - largest, np.dtype(np.float64))
-    total = np.trunc(by_column * shift)
-    for term in terms:
-        total += np.trunc(term * shift)
-    result = _f32_toward_zero(total * _power_of_two(largest - _PACKED_FRACTION_BITS, np.dtype(np.float64)))
-    return _in_register_order("output", result.reshape(-1, _OUTPUTS))
+    total = np.trunc(c * shift)
+    factors = scaling.factors
+    for group, product in enumerate(products):
+        total += np.trunc(product * factors[group * len(factors) // 4] * shift)
+    return _in_register_order("output", _f32_toward_zero(total * _power_of_two(largest - _PACKED_FRACTION_BITS, np.dtype(np.float64))))
 
 
 def _packed_function(arithmetic: Callable, type_: _ScaleType) -> Callable:
-    """What an mma does with packed A and B and scales that come prepared, and C and selectors as they are."""
+    """What an mma does with packed A and B and scales that come prepared, and C and selectors as they are.
+
+    The arithmetic takes the sums of each 16 products, exact in float32 (4, warps, 128) with outputs as [column][row], and
+    C in register order, in which it returns D.
+    """
     accumulator = _ACCUMULATORS["f32"]
 
     def multiply(a: np.ndarray, b: np.ndarray, c, scales_a: _Scales, select_a, scales_b: _Scales, select_b):
-        byte_a, thread_a, byte_b, thread_b = _checked(select_a, select_b, type_.bytes)
-        rows = scales_a, _SCALE_LANES_A[thread_a], byte_a, type_.blocks
-        columns = scales_b, _SCALE_LANES_B[thread_b], byte_b, type_.blocks
-        terms = _packed_terms(a, b, _of_blocks(type_.values, *rows), _of_blocks(type_.values, *columns))
-        exponents = None
-        if arithmetic is _packed_hardware:
-            by_row, by_column = _of_blocks(type_.exponents, *rows), _of_blocks(type_.exponents, *columns)
-            exponents = (by_column[..., None] + by_row[:, :, None]).max(axis=0)
-        return accumulator.write(arithmetic(terms, accumulator.read(c), exponents))
+        scaling = _PackedScaling(type_, scales_a, scales_b, *_checked(select_a, select_b, type_.bytes))
+        products = np.matmul(b, a).reshape(4, -1, _OUTPUTS)
+        return accumulator.write(arithmetic(products, accumulator.read(c), scaling))
 
     return multiply
 
