@@ -109,14 +109,6 @@ __device__ inline uint32_t f16x2_from_e4m3x2(uint32_t pair) {
 // e5m2 is the upper half of f16.
 __device__ inline uint32_t f16x2_from_e5m2x2(uint32_t pair) { return __byte_perm(pair, 0, 0x1404); }
 
-// Elements 2 pair and 2 pair + 1 of a register of four e2m1 containers (bits 5..2 of each byte) as bf16x2.
-__device__ inline uint32_t bf16x2_from_e2m1_containers(uint32_t containers, int pair) {
-    const uint32_t spread = __byte_perm(containers, 0, pair == 0 ? 0x4140 : 0x4342);
-    // Sign to bit 15, exponent and mantissa to bits 8..6: the value times 2^-126, e2m1's subnormal as a bf16 subnormal.
-    const uint32_t shifted = (spread & 0x00200020u) << 10 | (spread & 0x001c001cu) << 4;
-    return mul_bf16x2(shifted, 0x7e807e80u);
-}
-
 // A ue8m0 scale (0..255) as bf16 in both halves: 2^(scale - 127), subnormal for 0, NaN for 255.
 __device__ inline uint32_t bf16x2_from_ue8m0(uint32_t scale) {
     uint32_t value = scale << 7;
