@@ -34,7 +34,7 @@ struct Bf16Mma {
 struct Mxf8f6f4E2m1Mma {
     __device__ static void multiply(tile::Accumulator &c, const tile::FragmentA &a, const tile::FragmentB &b) {
         constexpr uint32_t ones = 0x7f7f7f7f;
-        ptx::mma_m16n8k32_mxf8f6f4_e2m1_e2m1<0, 0, 0, 0>(c, a, b, ones, ones);
+        ptx::mma_m16n8k32_mxf8f6f4<ptx::E2m1, ptx::E2m1, 0, 0, 0, 0>(c, a, b, ones, ones);
     }
 };
 

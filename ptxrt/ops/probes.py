@@ -127,3 +127,194 @@ def mma_rate_mxf8f6f4_e2m1(
     On the portable machine this is the rate of the stand-in: bf16 MMAs and the conversions of their operands.
     """
     c[:] = _chains(a, b, flip, steps, lambda x: e2m1.values[x >> 2 & 15].astype(np.float64))
+
+
+# Matrix instructions, found by trying. Elements of an operand are numbered by lane, then register, then from a register's
+# lowest bits on; scales by lane, then byte of the scale register.
+
+
+def fragment_place(number, width, registers, depth):
+    """Row (A) or column (B), and k, of an element: `width` elements to each of `registers` registers, `depth` k in all.
+
+    Source: PTX ISA 9.0, 9.7.14.5, fragments of m16n8k16, m16n8k32 and m16n8k64.
+    """
+    lane, register, element = number // (registers * width), number // width % registers, number % width
+    upper, half = (register % 2, register // 2) if registers == 4 else (0, register)
+    return lane // 4 + 8 * upper, lane % 4 * width + element + depth // 2 * half
+
+
+def output_place(lane, i):
+    """Row and column of output i of a lane."""
+    return lane // 4 + 8 * (i // 2), lane % 4 * 2 + i % 2
+
+
+def _meets(width):
+    """For each element of A and each output, the element of B that meets it there, or -1: (elements, 32, 4)."""
+    depth = 8 * width
+    row_a, k_a = fragment_place(np.arange(128 * width), width, 4, depth)
+    element_b = np.arange(64 * width)
+    column_b, k_b = fragment_place(element_b, width, 2, depth)
+    at = np.empty((depth, 8), np.int32)
+    at[k_b, column_b] = element_b
+    row, column = output_place(*np.meshgrid(np.arange(32), np.arange(4), indexing="ij"))
+    return np.where(row == row_a[:, None, None], at[k_a[:, None, None], column], -1)
+
+
+def _scale_numbers(operand, width, blocks):
+    """The scale of each element by selectors: (byte selectors, thread selectors, elements). `blocks`: scales of 64 / 32 k.
+
+    Source: PTX ISA 9.0, 9.7.14.3.
+    """
+    registers, threads = (4, 2) if operand == "a" else (2, 4)
+    row, k = fragment_place(np.arange(32 * registers * width), width, registers, 8 * width)
+    byte = np.arange(0, 4, blocks)[:, None, None] + k * blocks // (8 * width)
+    thread = np.arange(threads)[:, None]
+    lane = 4 * (row % 8) + 2 * thread + row // 8 if operand == "a" else 4 * row + thread
+    return 4 * lane + byte
+
+
+@kernel(grid="elements_a", fixed=dict(elements_a=256), cases=[dict()])
+def probe_mma_bf16(meets: Out[i32, "elements_a 32 4"]):
+    """Find which elements mma.sync m16n8k16 of bf16 multiplies with which, and where the product goes.
+
+    For each of the elements of A, numbered by lane, register and half, a 1 stands there alone, and in
+    turn at each place of B: `meets` has, for output i of a lane, the number of B's element whose product
+    came out there, -1 for none, -2 for several or for a product that is not 1.
+    Source: PTX ISA 9.0, 9.7.14.5.
+    """
+    meets[:] = _meets(2)
+
+
+@kernel(grid="elements_a", fixed=dict(elements_a=256), cases=[dict()])
+def probe_mma_f16(meets: Out[i32, "elements_a 32 4"]):
+    """Find which elements mma.sync m16n8k16 of f16 multiplies with which, as `probe_mma_bf16` does.
+
+    Source: PTX ISA 9.0, 9.7.14.5.
+    """
+    meets[:] = _meets(2)
+
+
+@kernel(
+    grid="elements_a",
+    fixed=dict(elements_a=512, bytes=4, elements_b=256),
+    cases=[dict(scales_a=True, scales_b=True)]
+    + [dict(format_a=a, format_b=b) for a in range(3) for b in range(3) if (a, b) != (0, 0)],
+)
+def probe_mma_mxf8f6f4(
+    meets: Out[i32, "elements_a 32 4"],
+    scales_a: Out[i32, "bytes 2 elements_a"] = None,
+    scales_b: Out[i32, "bytes 4 elements_b"] = None,
+    format_a: Scalar[i32, 0, 1, 2] = 0,
+    format_b: Scalar[i32, 0, 1, 2] = 0,
+):
+    """Find which elements and scales mma.sync kind::mxf8f6f4 multiplies, as `probe_mma_mxf4` does.
+
+    Elements are numbered by lane, register and byte; `format_a` and `format_b` are 0 for e4m3, 1 for
+    e5m2 and 2 for e2m1 in containers. There are four byte selectors, 0 to 3; scales are found with e4m3.
+    Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
+    """
+    meets[:] = _meets(4)
+    if scales_a is not None:
+        scales_a[:] = _scale_numbers("a", 4, 1)
+    if scales_b is not None:
+        scales_b[:] = _scale_numbers("b", 4, 1)
+
+
+@kernel(grid="elements_a", fixed=dict(elements_a=1024, bytes=2, elements_b=512), cases=[dict()])
+def probe_mma_mxf4(
+    meets: Out[i32, "elements_a 32 4"],
+    scales_a: Out[i32, "bytes 2 elements_a"],
+    scales_b: Out[i32, "bytes 4 elements_b"],
+):
+    """Find which elements and scales mma.sync kind::mxf4 multiplies, and where the product goes.
+
+    `meets` is as in `probe_mma_bf16`, elements numbered by lane, register and nibble. `scales_a` has
+    for each element of A and each pair of selectors, byte 0 or 2 and thread 0 or 1, the scale that
+    multiplies it, numbered by lane and byte: one lane at a time has scales other than 1, four
+    different ones. `scales_b` is the same for B with threads 0 to 3. -2 stands for several or none.
+    Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
+    """
+    meets[:] = _meets(8)
+    scales_a[:], scales_b[:] = _scale_numbers("a", 8, 2), _scale_numbers("b", 8, 2)
+
+
+@kernel(grid="elements_a", fixed=dict(elements_a=1024, bytes=1, elements_b=512), cases=[dict()])
+def probe_mma_mxf4nvf4(
+    meets: Out[i32, "elements_a 32 4"],
+    scales_a: Out[i32, "bytes 2 elements_a"],
+    scales_b: Out[i32, "bytes 4 elements_b"],
+):
+    """Find which elements and scales mma.sync kind::mxf4nvf4 with ue4m3 scales multiplies, as `probe_mma_mxf4` does.
+
+    There is one byte selector, 0.
+    Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
+    """
+    meets[:] = _meets(8)
+    scales_a[:], scales_b[:] = _scale_numbers("a", 8, 4), _scale_numbers("b", 8, 4)
+
+
+# Matrices in shared memory
+
+
+def _lanes_registers_bytes():
+    return np.meshgrid(np.arange(32), np.arange(4), np.arange(4), indexing="ij")
+
+
+@kernel(grid="lanes", fixed=dict(lanes=32), cases=[dict()])
+def probe_ldmatrix(
+    m8n8: Out[i32, "lanes 4 4"],
+    m8n8_trans: Out[i32, "lanes 4 4"],
+    m16n16_trans_b8: Out[i32, "lanes 4 4"],
+    m8n16_b4x16_p64: Out[i32, "lanes 4 4"],
+    stored_m8n8: Out[i32, "lanes 16"],
+    stored_m8n8_trans: Out[i32, "lanes 16"],
+    stored_m16n8_trans_b8: Out[i32, "lanes 16"],
+):
+    """Find which bytes ldmatrix brings to which registers, and where stmatrix puts them, in every form with most registers.
+
+    Lane i gives the address of the 16 bytes of row i. The loads report, for each lane, register and
+    byte, 16 row + byte of where it came from; for 4-bit elements 32 row + nibble. The stores report,
+    for each row and byte, 16 lane + 4 register + byte of what came there.
+    Source: PTX ISA 9.0, 9.7.14.5.15 and 9.7.14.5.16.
+    """
+    lane, register, byte = _lanes_registers_bytes()
+    group, thread = lane // 4, lane % 4
+    m8n8[:] = 16 * (8 * register + group) + 4 * thread + byte
+    m8n8_trans[:] = 16 * (8 * register + 2 * thread + byte // 2) + 2 * group + byte % 2
+    m16n16_trans_b8[:] = 16 * (16 * (register // 2) + 4 * thread + byte) + group + 8 * (register % 2)
+    m8n16_b4x16_p64[:] = 32 * (8 * register + group) + 4 * thread + byte
+    row, byte = np.meshgrid(np.arange(32), np.arange(16), indexing="ij")
+    matrix, row = row // 8, row % 8
+    stored_m8n8[:] = 16 * (4 * row + byte // 4) + 4 * matrix + byte % 4
+    stored_m8n8_trans[:] = 16 * (4 * (byte // 2) + row // 2) + 4 * matrix + 2 * (row % 2) + byte % 2
+    stored_m16n8_trans_b8[:] = 16 * (4 * (byte % 8) + row // 2) + 4 * matrix + 2 * (byte // 8) + row % 2
+
+
+@kernel(grid="lanes", fixed=dict(lanes=32), cases=[dict()])
+def probe_fragments(
+    accumulator: Out[i32, "lanes 4 2"],
+    a: Out[i32, "lanes 4 4"],
+    b: Out[i32, "lanes 2 2 4"],
+    b_transposed: Out[i32, "lanes 2 2 4"],
+    scale_a: Out[i32, "lanes 4"],
+    scale_b: Out[i32, "lanes 4"],
+):
+    """Report where the kernels' tile code brings elements and scales, for comparison with what the other probes find.
+
+    `accumulator` holds row and column of each output. `a`, `b` (two neighbouring B) and `b_transposed`
+    hold, for each lane, register and byte, 32 row + byte of a tile of 16 rows of 32 bytes in shared
+    memory. `scale_a` and `scale_b` hold, for each lane and byte, which scale it is of rows with 8 and 4
+    scales: 8 row + block and 4 row + block.
+    Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
+    """
+    lane, register, byte = _lanes_registers_bytes()
+    group, thread = lane // 4, lane % 4
+    accumulator[:] = np.stack(output_place(lane[..., 0], register[..., 0]), axis=-1)
+    a[:] = 32 * (group + 8 * (register % 2)) + 16 * (register // 2) + 4 * thread + byte
+    b[:] = (32 * (group + 8 * (register // 2)) + 16 * (register % 2) + 4 * thread + byte).reshape(32, 2, 2, 4)
+    k = 8 * (register % 2) + 2 * thread + byte // 2
+    b_transposed[:] = (32 * k + 16 * (register // 2) + 2 * group + byte % 2).reshape(32, 2, 2, 4)
+    lane, byte = np.meshgrid(np.arange(32), np.arange(4), indexing="ij")
+    group, thread = lane // 4, lane % 4
+    scale_a[:] = 8 * (group + 8 * (thread % 2)) + 4 * (thread // 2) + byte
+    scale_b[:] = 4 * (8 * thread + group) + byte

@@ -1,0 +1,9 @@
+// probe_mma_bf16: which elements mma.sync m16n8k16 of bf16 multiplies, and where their product goes.
+#include "kernel.cuh"
+#include "op/probe.cuh"
+
+KERNEL(probe_mma_bf16, .threads = {32}, .tile = {1})
+(int *meets,   // [elements_a, 32, 4]
+ int elements_a) {
+    op::probe_elements<op::Bf16>(meets + blockIdx.x * 128, blockIdx.x);
+}

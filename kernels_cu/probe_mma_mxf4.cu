@@ -1,0 +1,11 @@
+// probe_mma_mxf4: which elements and scales mma.sync kind::mxf4 multiplies, and where their product goes.
+#include "kernel.cuh"
+#include "op/probe.cuh"
+
+KERNEL(probe_mma_mxf4, .threads = {32}, .tile = {1})
+(int *meets,      // [elements_a, 32, 4]
+ int *scales_a,   // [bytes, 2, elements_a]
+ int *scales_b,   // [bytes, 4, elements_b]
+ int elements_a, int bytes, int elements_b) {
+    op::probe_scaled_mma<op::Mxf4>(meets, scales_a, scales_b, blockIdx.x);
+}
