@@ -51,15 +51,36 @@ struct Tiling {
 // Starts copying a tile whose row r begins at row_start(r), null for a row of zeros; columns from `columns` on become
 // zeros, too. Called by the whole block.
 template <class Element, int threads, class Tile, class RowStart>
-__device__ inline void copy_rows(Tile &target, int columns, RowStart &&row_start) {
+__device__ inline void gather_rows(Tile &target, int columns, RowStart &&row_start) {
     constexpr int chunk_elements = tile::elements_per_chunk<Element>;
-#pragma unroll
-    for (int i = 0; i < ceil_div(Tile::rows * Tile::row_chunks, threads); ++i) {
-        const int item = i * threads + threadIdx.x, row = item / Tile::row_chunks, chunk = item % Tile::row_chunks;
-        if (Tile::rows * Tile::row_chunks % threads != 0 && row >= Tile::rows) break;
+#pragma unroll 1   // rare, and code beside the steady loop costs it registers
+    for (int item = threadIdx.x; item < Tile::rows * Tile::row_chunks; item += threads) {
+        const int row = item / Tile::row_chunks, chunk = item % Tile::row_chunks;
         const Element *start = row_start(row);
         const bool present = start && chunk * chunk_elements < columns;
         ptx::cp_async_cg_16(target.address(row, chunk), start + (present ? chunk * chunk_elements : 0), present);
+    }
+}
+
+// The same for rows that stand `row_bytes` apart; all `rows` of them are there, and all columns, where that is the tile's
+// number. A thread keeps its chunk and goes down the rows, so that a copy costs an addition.
+template <class Element, int threads, class Tile>
+__device__ inline void copy_rows(Tile &target, const Element *source, uint32_t row_bytes, int rows, int columns) {
+    constexpr int chunk_elements = tile::elements_per_chunk<Element>;
+    if (rows < Tile::rows || columns < Tile::row_chunks * chunk_elements || threads % Tile::row_chunks != 0) {
+        gather_rows<Element, threads>(target, columns, [&](int row) {
+            return row < rows ? reinterpret_cast<const Element *>(reinterpret_cast<const char *>(source) + row * size_t(row_bytes))
+                              : nullptr;
+        });
+        return;
+    }
+    constexpr int step = threads / Tile::row_chunks;
+    const int row = threadIdx.x / Tile::row_chunks, chunk = threadIdx.x % Tile::row_chunks;
+    uint32_t offset = row * row_bytes + 16 * chunk;
+#pragma unroll
+    for (int i = 0; i < Tile::rows / step; ++i) {
+        ptx::cp_async_cg_16(target.address(row + i * step, chunk), reinterpret_cast<const char *>(source) + offset, true);
+        offset += step * row_bytes;
     }
 }
 
@@ -207,19 +228,18 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
 
     const Element *k = operands.k + problem.at(operands.k_strides), *v = operands.v + problem.at(operands.v_strides);
+    const uint32_t k_row_bytes = operands.k_strides.key * sizeof(Element), v_row_bytes = operands.v_strides.key * sizeof(Element);
     const TileRange<Tiling::keys> range(problem, first_row, end_row);
     auto copy_tile = [&](int index) {
         auto &stage = shared.stage[(index - range.begin) % Tiling::stages];
         const int first = index * Tiling::keys;
-        copy_rows<Element, Tiling::threads>(stage.k, options.dim, [&](int row) {
-            return first + row < problem.keys ? k + (first + row) * operands.k_strides.key : nullptr;
-        });
-        copy_rows<Element, Tiling::threads>(stage.v, options.dim_v, [&](int row) {
-            return first + row < problem.keys ? v + (first + row) * operands.v_strides.key : nullptr;
-        });
+        copy_rows<Element, Tiling::threads>(stage.k, k + first * operands.k_strides.key, k_row_bytes, problem.keys - first,
+                                            options.dim);
+        copy_rows<Element, Tiling::threads>(stage.v, v + first * operands.v_strides.key, v_row_bytes, problem.keys - first,
+                                            options.dim_v);
     };
 
-    copy_rows<Element, Tiling::threads>(shared.q, options.dim, [&](int row) {
+    gather_rows<Element, Tiling::threads>(shared.q, options.dim, [&](int row) {
         return first_row + row < problem.rows ? operands.q + problem.at(operands.q_strides, first_row + row) : nullptr;
     });
     if (range.begin < range.end) copy_tile(range.begin);

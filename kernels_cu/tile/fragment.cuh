@@ -28,11 +28,11 @@ constexpr int mma_columns = 8;
 __device__ inline int accumulator_row(int i) { return ptx::laneid() / 4 + 8 * (i >> 1); }
 __device__ inline int accumulator_column(int i) { return 2 * (ptx::laneid() % 4) + (i & 1); }
 
-// A: 16 rows from `first_row`, the two chunks from `first_chunk`.
+// A: 16 rows from `first_row`, the two chunks from `first_chunk`; both are even and, as below, rows a multiple of 8.
 template <class Tile>
 __device__ inline void load_a(FragmentA &a, const Tile &tile, int first_row, int first_chunk) {
     const int lane = ptx::laneid();
-    ptx::ldmatrix_x4(a, tile.address(first_row + lane % 16, first_chunk + lane / 16));
+    ptx::ldmatrix_x4(a, Tile::moved(tile.address(lane % 16, lane / 16), first_row, first_chunk));
 }
 
 // B of two neighbouring tiles of 8 columns, stored as one row per column: 16 rows from `first_row`.
@@ -40,7 +40,7 @@ template <class Tile>
 __device__ inline void load_b(FragmentB (&b)[2], const Tile &tile, int first_row, int first_chunk) {
     const int lane = ptx::laneid();
     uint32_t registers[4];
-    ptx::ldmatrix_x4(registers, tile.address(first_row + lane % 8 + 8 * (lane / 16), first_chunk + lane / 8 % 2));
+    ptx::ldmatrix_x4(registers, Tile::moved(tile.address(lane % 8 + 8 * (lane / 16), lane / 8 % 2), first_row, first_chunk));
 #pragma unroll
     for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = registers[i];
 }
@@ -51,7 +51,7 @@ template <class Tile>
 __device__ inline void load_b_transposed(FragmentB (&b)[2], const Tile &tile, int first_row, int first_chunk) {
     const int lane = ptx::laneid();
     uint32_t registers[4];
-    ptx::ldmatrix_x4_trans(registers, tile.address(first_row + lane % 16, first_chunk + lane / 16));
+    ptx::ldmatrix_x4_trans(registers, Tile::moved(tile.address(lane % 16, lane / 16), first_row, first_chunk));
 #pragma unroll
     for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = registers[i];
 }
