@@ -19,6 +19,11 @@ __device__ inline void mma_m16n8k16_bf16(float (&c)[4], const uint32_t (&a)[4], 
     portable::mma_m16n8k16_bf16(c, a, b);   // sm_80 and newer, the same everywhere
 }
 
+// The same in f16.
+__device__ inline void mma_m16n8k16_f16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    portable::mma_m16n8k16_f16(c, a, b);
+}
+
 // c += (A scaled by rows) (B scaled by columns) with A 16x32 and B 32x8 in e2m1, one ue8m0 scale per row of A and per
 // column of B, c 16x8 in f32. Called by all 32 lanes.
 //   a, b     one element per byte; e2m1 stands in bits 5..2 of its byte, the others are 0
