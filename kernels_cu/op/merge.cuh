@@ -13,12 +13,12 @@ constexpr int merge_threads = 256;
 constexpr int merge_columns = 4;   // of a thread: 16 bytes of a segment's row
 constexpr int merge_tile = merge_threads * merge_columns;
 
-// Segments [splits][batch][heads][queries][dim_v] with their rows' maxima and sums [splits][batch][heads][queries].
+// Segments [splits][batch][heads][queries][width], of which dim_v columns count, with their rows' maxima and sums [splits][batch][heads][queries].
 struct Segments {
     const float *partial, *row_max, *row_sum;   // row_sum null: all are 1
     bool natural;                               // row_max in units of e instead of 2
     int splits;
-    int64_t batch, heads, queries, dim_v;
+    int64_t batch, heads, queries, width, dim_v;
 
     __device__ int64_t rows() const { return batch * heads * queries; }
 };
@@ -76,7 +76,7 @@ __device__ inline void merge_row(const Segments &segments, const Merged &merged,
         struct alignas(columns * sizeof(float)) {
             float element[columns];
         } part = {};
-        if (weight != 0.0f) part = *reinterpret_cast<const decltype(part) *>(segments.partial + at * segments.dim_v + column);
+        if (weight != 0.0f) part = *reinterpret_cast<const decltype(part) *>(segments.partial + at * segments.width + column);
         total = fmaf(weight, segments.row_sum ? segments.row_sum[at] : 1.0f, total);
 #pragma unroll
         for (int i = 0; i < columns; ++i) values[i] = fmaf(weight, part.element[i], values[i]);
@@ -102,7 +102,7 @@ __device__ inline void merge(const Segments &segments, const Merged &merged) {
     const int64_t first = (int64_t(blockIdx.x) * merge_threads + threadIdx.x) * merge_columns;
     const int64_t count = segments.rows() * segments.dim_v;
     if (first >= count) return;
-    if (segments.dim_v % merge_columns == 0) {
+    if (segments.dim_v % merge_columns == 0 && segments.width % merge_columns == 0) {
         merge_row<merge_columns>(segments, merged, first / segments.dim_v, first % segments.dim_v);
         return;
     }
