@@ -183,7 +183,7 @@ def splits_for(heads_kv: int, rows: int, keys: int) -> int:
     differently in other splits: a batch equals its items, and machines agree. Every run has keys.
     """
     units = -(-keys // SPLIT_UNIT)
-    blocks = heads_kv * -(-rows // _BLOCK_ROWS)
+    blocks = heads_kv * max(-(-rows // _BLOCK_ROWS), 1)
     wanted = max(1, min(_FILLING_BLOCKS // blocks, units // _FEWEST_UNITS))
     return -(-units // -(-units // wanted))
 
@@ -622,6 +622,13 @@ def _handed_back(call: Call, place: _Place, target: DeviceArray):
 
 def _run_in_kernel(call: Call, stream) -> tuple:
     """Launch the first attention, which takes what it is given as it is."""
+    first = _spelled("mxfp4", "bf16", "in_kernel")
+    if call.output is f16:
+        raise ArgumentError(f"attention: {first} takes out_dtype bfloat16 or float32; nearest: {_spelled('f16', 'f16', None)}")
+    if call.group != 1:
+        raise ArgumentError(f"attention: {first} takes as many heads in k and v as in q; nearest: {_spelled('bf16', 'bf16', None)}")
+    if call.v.shape[3] != call.q.shape[3]:
+        raise ArgumentError(f"attention: {first} takes v of q's head dimension; nearest: {_spelled('bf16', 'bf16', None)}")
     outputs = {f"out_{call.output}": True if call.out is None else call.out, "lse": call.return_lse}
     results = call.way.kernel(q=call.q, k=call.k, v=call.v, **outputs, scale=call.scale, causal=call.right == 0, stream=stream)
     return results if call.return_lse else (results,)
