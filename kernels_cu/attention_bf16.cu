@@ -8,7 +8,8 @@ VARIANTS(dim, 32, 64, 96, 128, 192, 256)
     KERNEL(JOIN(attention_bf16_dim, VARIANT_dim, suffix),                                                              \
            .threads = {op::Tiling<Element, VARIANT_dim, VARIANT_dim>::threads},                                        \
            .shared_bytes = sizeof(op::Tiling<Element, VARIANT_dim, VARIANT_dim>::Shared),                              \
-           .tile = {op::Tiling<Element, VARIANT_dim, VARIANT_dim>::rows, 1, 1})                                        \
+           .tile = {op::Tiling<Element, VARIANT_dim, VARIANT_dim>::rows, 1, 1},                                        \
+           .min_blocks = op::Tiling<Element, VARIANT_dim, VARIANT_dim>::blocks)                                        \
     (const Element *q,   /* [batch, heads_kv, group, queries, dim] */                                                  \
      const Element *k,   /* [batch, heads_kv, keys, dim] */                                                            \
      const Element *v,   /* [batch, heads_kv, keys, dim_v] */                                                          \
