@@ -25,20 +25,6 @@ __device__ inline uint32_t shfl_sync_idx_b32(uint32_t value, int source) {
     return result;
 }
 
-// Whether `predicate` holds in any lane.
-__device__ inline bool vote_sync_any(bool predicate) {
-    uint32_t result;
-    asm volatile("{\n"
-                 "  .reg .pred in, out;\n"
-                 "  setp.ne.u32 in, %1, 0;\n"
-                 "  vote.sync.any.pred out, in, 0xffffffff;\n"
-                 "  selp.u32 %0, 1, 0, out;\n"
-                 "}"
-                 : "=r"(result)
-                 : "r"(static_cast<uint32_t>(predicate)));
-    return result;
-}
-
 __device__ inline int laneid() {
     int lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
