@@ -13,7 +13,8 @@ VARIANTS(dim, 32, 64, 96, 128, 192, 256)
     (const Element *q,   /* [batch, heads_kv, group, queries, dim] */                                                  \
      const Element *k,   /* [batch, heads_kv, keys, dim] */                                                            \
      const Element *v,   /* [batch, heads_kv, keys, dim_v] */                                                          \
-     ATTENTION_PARAMETERS, STRIDES_Q(q), STRIDES_K(k), STRIDES_K(v), ATTENTION_STRIDES) {                              \
+     ATTENTION_ARRAYS, ATTENTION_SCALARS, int batch, int heads_kv, int group, int queries, int dim, int keys,          \
+     int dim_v, int sequences, int splits, STRIDES_Q(q), STRIDES_K(k), STRIDES_K(v), ATTENTION_STRIDES) {                              \
         using Tiling = op::Tiling<Element, VARIANT_dim, VARIANT_dim>;                                                  \
         op::attention<Tiling>(shared<typename Tiling::Shared>(),                                                       \
                               {q, k, v, THE_STRIDES_Q(q), THE_STRIDES_K(k), THE_STRIDES_K(v)}, ATTENTION_OPTIONS);     \
