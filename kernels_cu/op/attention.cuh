@@ -7,6 +7,7 @@
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/target.cuh"
+#include "../tile/block_tiles.cuh"
 #include "../tile/format.cuh"
 #include "../tile/fragment.cuh"
 #include "../tile/shared.cuh"
@@ -23,20 +24,29 @@ struct Operands {
     StridesK k_strides, v_strides;
 };
 
-// How a block divides the work: `warps` warps with `slices` times 16 rows each, tiles of `keys` keys in `stages` stages.
-// Two slices to a warp read K and V half as often, which issue-bound GPUs need; GeForce Blackwell, whose MMA takes four
-// times as long, gains more by twice as many warps.
+// How a block divides the work: `warps` warps with `slices` times 16 rows each, tiles of `keys` keys in `stages` stages,
+// `blocks` blocks to a multiprocessor, so that one computes scores while another multiplies.
+//
+// Two slices to a warp read K and V from shared memory half as often and issue fewer instructions to an MMA, which Ampere
+// and Hopper need. On GeForce Blackwell an MMA takes five times as long: there warps of one slice leave room for two blocks
+// in 100 KiB.
 template <class Element_, int dim_, int dim_v_>
 struct Tiling {
     using Element = Element_;
     static constexpr int dim = dim_, dim_v = dim_v_;
-    static constexpr bool small = dim <= 128;
-    static constexpr int slices = small && !ptx::has_block_scaled_mma ? 2 : 1;
-    static constexpr int warps = small && slices == 2 ? 4 : dim <= 192 ? 8 : 4;
+    static constexpr bool small = dim <= 128, wide = small && (!ptx::has_block_scaled_mma || dim <= 64);
+    static constexpr int slices = wide ? 2 : 1;
+    static constexpr int warps = small ? 4 : 8;
+    static constexpr int blocks = small ? 2 : 1;
+    static constexpr int keys = wide ? 64 : dim > 192 && ptx::shared_bytes_per_block < 128 * 1024 ? 16 : 32;
+    static constexpr int stages = 2;
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
-    static constexpr int keys = small ? 64 : 32;
-    static constexpr int stages = 2;
+
+    // The output of a block in a 16-bit type, over its Q.
+    template <class Output>
+    using OutputTile = tile::SharedTile<rows, dim_v * sizeof(Output)>;
+    static_assert(dim_v <= dim, "the output is staged where Q was");
 
     struct Shared {
         tile::SharedTile<rows, dim * sizeof(Element)> q;
@@ -45,42 +55,54 @@ struct Tiling {
             tile::SharedTile<keys, dim_v * sizeof(Element)> v;
         } stage[stages];
     };
-    static_assert(sizeof(Shared) <= 99 * 1024, "a block has 99 KiB on GeForce");
+    static_assert(sizeof(Shared) <= ptx::shared_bytes_per_block, "the tiles fit");
 };
 
-// Starts copying a tile whose row r begins at row_start(r), null for a row of zeros; columns from `columns` on become
-// zeros, too. Called by the whole block.
-template <class Element, int threads, class Tile, class RowStart>
-__device__ inline void gather_rows(Tile &target, int columns, RowStart &&row_start) {
+// Starts copying rows from `first_row` of a problem's Q; rows and columns that are not there become zeros. A thread keeps its
+// chunk and goes down the rows; only its first row is divided into query and head. Called by the whole block.
+template <class Element, int threads, class Tile>
+__device__ inline void copy_queries(Tile &target, const Element *q, const StridesQ &strides, const Problem &problem, int first_row) {
     constexpr int chunk_elements = tile::elements_per_chunk<Element>;
-#pragma unroll 1   // rare, and code beside the steady loop costs it registers
-    for (int item = threadIdx.x; item < Tile::rows * Tile::row_chunks; item += threads) {
-        const int row = item / Tile::row_chunks, chunk = item % Tile::row_chunks;
-        const Element *start = row_start(row);
-        const bool present = start && chunk * chunk_elements < columns;
-        ptx::cp_async_cg_16(target.address(row, chunk), start + (present ? chunk * chunk_elements : 0), present);
+    constexpr int columns = Tile::row_chunks, step = threads / columns, lanes = step * columns;   // a few idle where 3 divides
+    if (threadIdx.x >= lanes) return;
+    const int chunk = threadIdx.x % columns, group = problem.options.group;
+    const int query_step = problem.query_of(step), group_step = problem.group_of(step);
+    int row = threadIdx.x / columns, query = problem.query_of(first_row + row), head = problem.group_of(first_row + row);
+#pragma unroll 4
+    for (; row < Tile::rows; row += step) {
+        const bool present = first_row + row < problem.rows && chunk * chunk_elements < problem.options.dim;
+        const size_t at = present ? problem.at(strides, query, head) + chunk * chunk_elements : 0;
+        ptx::cp_async_cg_16(target.address(row, chunk), q + at, present);
+        query += query_step;
+        head += group_step;
+        if (head >= group) {
+            head -= group;
+            ++query;
+        }
     }
 }
 
-// The same for rows that stand `row_bytes` apart; all `rows` of them are there, and all columns, where that is the tile's
-// number. A thread keeps its chunk and goes down the rows, so that a copy costs an addition.
+// Starts copying rows that stand `row_bytes` apart; the first `rows` of them and the first `columns` columns are there, the
+// others become zeros. Called by the whole block.
 template <class Element, int threads, class Tile>
 __device__ inline void copy_rows(Tile &target, const Element *source, uint32_t row_bytes, int rows, int columns) {
     constexpr int chunk_elements = tile::elements_per_chunk<Element>;
-    if (rows < Tile::rows || columns < Tile::row_chunks * chunk_elements || threads % Tile::row_chunks != 0) {
-        gather_rows<Element, threads>(target, columns, [&](int row) {
-            return row < rows ? reinterpret_cast<const Element *>(reinterpret_cast<const char *>(source) + row * size_t(row_bytes))
-                              : nullptr;
-        });
-        return;
-    }
-    constexpr int step = threads / Tile::row_chunks;
+    constexpr int step = threads / Tile::row_chunks, lanes = step * Tile::row_chunks;
+    if (lanes < threads && threadIdx.x >= lanes) return;
     const int row = threadIdx.x / Tile::row_chunks, chunk = threadIdx.x % Tile::row_chunks;
+    const char *bytes = reinterpret_cast<const char *>(source);
     uint32_t offset = row * row_bytes + 16 * chunk;
+    if (rows >= Tile::rows && columns >= Tile::row_chunks * chunk_elements) {
 #pragma unroll
-    for (int i = 0; i < Tile::rows / step; ++i) {
-        ptx::cp_async_cg_16(target.address(row + i * step, chunk), reinterpret_cast<const char *>(source) + offset, true);
-        offset += step * row_bytes;
+        for (int i = 0; i < ceil_div(Tile::rows, step); ++i, offset += step * row_bytes)
+            if (Tile::rows % step == 0 || row + i * step < Tile::rows)
+                ptx::cp_async_cg_16(target.address(row + i * step, chunk), bytes + offset, true);
+    } else {
+#pragma unroll 1   // once in a block, and code costs the loop beside it registers
+        for (int i = row; i < Tile::rows; i += step, offset += step * row_bytes) {
+            const bool present = i < rows && chunk * chunk_elements < columns;
+            ptx::cp_async_cg_16(target.address(i, chunk), bytes + (present ? offset : 0), present);
+        }
     }
 }
 
@@ -132,42 +154,96 @@ __device__ inline void accumulate_values(tile::Accumulator (&o)[slices][dim_v / 
     }
 }
 
-// Takes the scores of a tile that starts at `first_key` to units of log2 and hides the keys that their rows do not see.
-template <int slices, int tiles>
-__device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, int warp_row, int first_key) {
-    const bool transforms = problem.transforms_scores();
-    const float factor = problem.options.scale * log2_e;
+// Calls body(score, slice, half, key) for every score of a lane; `key` counts from the start of the tile.
+template <class Order, int slices, int tiles, class Body>
+__device__ inline void for_scores(tile::Accumulator (&s)[slices][tiles], Body &&body) {
+#pragma unroll
+    for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int j = 0; j < tiles; ++j)
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    body(s[slice][j][2 * half + i], slice, half, Order::key(j, tile::accumulator_column(i)));
+}
+
+// Takes the scores of the tile that starts at `first_key` to units of log2 and hides the keys that their rows do not see.
+template <class Order, int slices, int tiles>
+__device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, int warp_row, int first_key,
+                                   float scale) {
+    const AttentionOptions &options = problem.options;
+    int query[slices][2], group[slices][2], first[slices][2], count[slices][2];   // visible: `count` keys of the tile from `first`
 #pragma unroll
     for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
-            const int query = problem.query_of(row), group = problem.group_of(row);
-            const int first = problem.first_visible(query), end = row < problem.rows ? problem.end_visible(query) : 0;
-#pragma unroll
-            for (int j = 0; j < tiles; ++j)
-#pragma unroll
-                for (int i = 2 * half; i < 2 * half + 2; ++i) {
-                    const int key = first_key + j * tile::mma_columns + tile::accumulator_column(i);
-                    float &score = s[slice][j][i];
-                    if (key < first || key >= end)
-                        score = -INFINITY;
-                    else
-                        score = transforms ? problem.transformed(score, query, group, key) : score * factor;
-                }
+            const int row = min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
+            query[slice][half] = problem.query_of(row);
+            group[slice][half] = problem.group_of(row);
+            first[slice][half] = problem.first_visible(query[slice][half]) - first_key;
+            count[slice][half] = max(problem.end_visible(query[slice][half]) - first_key - first[slice][half], 0);
         }
+    if (!problem.transforms_scores()) {
+        for_scores<Order>(s, [&](float &score, int slice, int half, int key) {
+            const bool visible = uint32_t(key - first[slice][half]) < uint32_t(count[slice][half]);
+            score = visible ? score * (scale * log2_e) : -INFINITY;
+        });
+        return;
+    }
+    for_scores<Order>(s, [&](float &score, int, int, int) { score *= scale; });
+    if (options.softcap > 0.0f)   // tanh x = 1 - 2 / (1 + e^2x), good to 2^-22 absolute
+        for_scores<Order>(s, [&](float &score, int, int, int) {
+            const float power = ptx::ex2_approx_ftz_f32(score * (2.0f * log2_e / options.softcap));
+            score = options.softcap * (1.0f - 2.0f * ptx::rcp_approx_ftz_f32(1.0f + power));
+        });
+    for_scores<Order>(s, [&](float &score, int slice, int half, int key) {
+        if (uint32_t(key - first[slice][half]) >= uint32_t(count[slice][half])) {
+            score = -INFINITY;
+            return;
+        }
+        if (options.mask)
+            score += options.mask[problem.at(options.mask_strides, query[slice][half], group[slice][half], first_key + key)];
+        if (options.allowed && !options.allowed[problem.at(options.allowed_strides, query[slice][half], group[slice][half], first_key + key)])
+            score = -INFINITY;
+        // A large finite mask stays finite: a row of nothing else is a mean, not a row without keys.
+        if (score != -INFINITY) score = fmaxf(score * log2_e, -0x1.fffffep127f);
+    });
 }
 
-// Two neighbouring columns of a row of the output, in whatever types are asked for; `columns` of them exist.
-template <class Element>
-__device__ inline void store_pair(Element *target, float left, float right, int columns) {
-    if (columns > 0) target[0] = Element(left);
-    if (columns > 1) target[1] = Element(right);
+// Writes the output of a warp's rows, columns g of which lie over the lanes as accumulators do, through `staging`, the
+// warp's own rows of shared memory, so that whole 16-byte chunks leave. Each row begins at row_start(row); columns is a
+// multiple of 8.
+template <class Element, class Tiling, class Softmax, class RowStart>
+__device__ inline void store_rows(const Softmax &softmax, typename Tiling::template OutputTile<Element> &staging, int warp_row,
+                                  int rows, int columns, const float (&factor)[Tiling::slices][2], RowStart &&row_start) {
+    __syncwarp();   // what stood in the staging rows was read
+#pragma unroll
+    for (int slice = 0; slice < Tiling::slices; ++slice)
+#pragma unroll
+        for (int j = 0; j < Tiling::dim_v / tile::mma_columns; ++j)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const tile::Accumulator &o = softmax.o[slice][j];
+                uint32_t *chunk = reinterpret_cast<uint32_t *>(
+                    &staging.at(warp_row + 16 * slice + tile::accumulator_row(2 * half), j));
+                chunk[tile::accumulator_column(0) / 2] = tile::rounded_pair(o[2 * half + 1] * factor[slice][half],
+                                                                            o[2 * half] * factor[slice][half], Element{});
+            }
+    __syncwarp();   // the rows are complete
+    using Tile = typename Tiling::template OutputTile<Element>;
+#pragma unroll 4
+    for (int item = ptx::laneid(); item < 16 * Tiling::slices * Tile::row_chunks; item += 32) {
+        const int row = item / Tile::row_chunks, chunk = item % Tile::row_chunks;
+        if (row < rows && 8 * chunk < columns)
+            *reinterpret_cast<uint4 *>(row_start(row) + 8 * chunk) = staging.at(warp_row + row, chunk);
+    }
 }
 
 // Divides by the sums and writes what is asked for; splits write what they have.
 template <class Tiling, class Softmax>
-__device__ inline void write_results(Softmax &softmax, const Problem &problem, int warp_row) {
+__device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &shared, const Problem &problem, int first_row,
+                                     int warp_row, float output_scale = 1.0f) {
     const AttentionOptions &options = problem.options;
     softmax.finish();
     if (options.sinks && problem.split == 0) {   // one more key, which has no value
@@ -188,30 +264,47 @@ __device__ inline void write_results(Softmax &softmax, const Problem &problem, i
                 if (sink[slice][half] > -INFINITY)
                     softmax.row_sum[slice][half] += ptx::ex2_approx_ftz_f32(sink[slice][half] - new_max[slice][half]);
     }
+
+    float factor[Tiling::slices][2];
 #pragma unroll
     for (int slice = 0; slice < Tiling::slices; ++slice)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
-            if (row >= problem.rows) continue;
             const float sum = softmax.row_sum[slice][half], max = softmax.row_max[slice][half];
-            const float divide = options.partial ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum;
-            const size_t bf16_at = problem.at(options.out_bf16_strides, row), f16_at = problem.at(options.out_f16_strides, row),
-                         f32_at = problem.at(options.out_f32_strides, row), partial_at = problem.split_row_at(row) * options.dim_v;
-#pragma unroll
-            for (int j = 0; j < Tiling::dim_v / tile::mma_columns; ++j) {
-                const int column = j * tile::mma_columns + tile::accumulator_column(0), columns = options.dim_v - column;
-                const float left = softmax.o[slice][j][2 * half] * divide, right = softmax.o[slice][j][2 * half + 1] * divide;
-                if (options.out_bf16) store_pair(options.out_bf16 + bf16_at + column, left, right, columns);
-                if (options.out_f16) store_pair(options.out_f16 + f16_at + column, left, right, columns);
-                if (options.out_f32) store_pair(options.out_f32 + f32_at + column, left, right, columns);
-                if (options.partial) store_pair(options.partial + partial_at + column, left, right, columns);
-            }
-            if (tile::accumulator_column(0) != 0) continue;
+            factor[slice][half] = output_scale * (options.partial ? 1.0f : sum == 0.0f ? 0.0f : __frcp_rn(sum));
+            if (row >= problem.rows || tile::accumulator_column(0) != 0) continue;
             if (options.lse)
                 options.lse[problem.row_at(row)] = sum == 0.0f ? -INFINITY : (max + ptx::lg2_approx_ftz_f32(sum)) * ln_2;
             if (options.row_max) options.row_max[problem.split_row_at(row)] = max;
             if (options.row_sum) options.row_sum[problem.split_row_at(row)] = sum;
+        }
+
+    const int rows = problem.rows - warp_row;
+    if (options.out_bf16)
+        store_rows<__nv_bfloat16, Tiling>(softmax, reinterpret_cast<typename Tiling::template OutputTile<__nv_bfloat16> &>(shared.q),
+                                          warp_row - first_row, rows, options.dim_v, factor, [&](int row) {
+                                              return options.out_bf16 + problem.at(options.out_bf16_strides, warp_row + row);
+                                          });
+    if (options.out_f16)
+        store_rows<__half, Tiling>(softmax, reinterpret_cast<typename Tiling::template OutputTile<__half> &>(shared.q),
+                                   warp_row - first_row, rows, options.dim_v, factor, [&](int row) {
+                                       return options.out_f16 + problem.at(options.out_f16_strides, warp_row + row);
+                                   });
+    if (!options.out_f32 && !options.partial) return;
+#pragma unroll
+    for (int slice = 0; slice < Tiling::slices; ++slice)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {   // four lanes of a row write 32 bytes together
+            const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
+            if (row >= problem.rows) continue;
+            float *target = options.partial ? options.partial + problem.split_row_at(row) * options.dim_v
+                                            : options.out_f32 + problem.at(options.out_f32_strides, row);
+#pragma unroll
+            for (int j = 0; j < Tiling::dim_v / tile::mma_columns; ++j)
+                if (j * tile::mma_columns < options.dim_v)
+                    *reinterpret_cast<float2 *>(target + j * tile::mma_columns + tile::accumulator_column(0)) = {
+                        softmax.o[slice][j][2 * half] * factor[slice][half], softmax.o[slice][j][2 * half + 1] * factor[slice][half]};
         }
 }
 
@@ -239,23 +332,26 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
                                             options.dim_v);
     };
 
-    gather_rows<Element, Tiling::threads>(shared.q, options.dim, [&](int row) {
-        return first_row + row < problem.rows ? operands.q + problem.at(operands.q_strides, first_row + row) : nullptr;
-    });
+    copy_queries<Element, Tiling::threads>(shared.q, operands.q, operands.q_strides, problem, first_row);
     if (range.begin < range.end) copy_tile(range.begin);
     ptx::cp_async_commit_group();
 
     OnlineSoftmax<Tiling::slices, Tiling::dim_v> softmax;
     softmax.start();
+    const bool idle = warp_row >= problem.rows;
+    const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
     auto step = [&](int index, auto masked) {
         ptx::cp_async_wait_group<0>();
         ptx::bar_sync();   // this tile has landed for everyone; everyone is done with the stage that is filled next
         if (index + 1 < range.end) copy_tile(index + 1);
         ptx::cp_async_commit_group();
         const auto &stage = shared.stage[(index - range.begin) % Tiling::stages];
+        // A warp without rows, or whose rows see nothing of this tile, only copies.
+        if (idle || (masked && index * Tiling::keys >= warp_end)) return;
         tile::Accumulator s[Tiling::slices][Tiling::keys / tile::mma_columns];
         multiply_scores<Element, Tiling::dim>(s, shared.q, warp_row - first_row, stage.k);
-        if constexpr (masked) mask_scores(s, problem, warp_row, index * Tiling::keys);
+        if constexpr (masked)
+            mask_scores<tile::NaturalKeys>(s, problem, warp_row, index * Tiling::keys, options.scale);
         softmax.template take<masked>(s, options.scale * log2_e);
         accumulate_values<Element, Tiling::dim_v>(softmax.o, s, stage.v);
     };
@@ -263,7 +359,7 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
         for (; range.plain_begin <= index && index < range.plain_end; ++index) step(index, std::false_type{});
         if (index < range.end) step(index, std::true_type{});
     }
-    write_results<Tiling>(softmax, problem, warp_row);
+    write_results<Tiling>(softmax, shared, problem, first_row, warp_row);
 }
 
 }  // namespace op

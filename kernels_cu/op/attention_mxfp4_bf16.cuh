@@ -126,7 +126,7 @@ __device__ inline void multiply_scores(tile::Accumulator (&s)[Tile::rows / tile:
                     tile::load_b(b, k.codes, 32 * group + 16 * pair, 2 * step);
                     static_for<2>([&](auto half) {
                         constexpr int thread = 2 * pair + half;
-                        ptx::mma_m16n8k32_mxf8f6f4_e2m1_e2m1<byte, word % 2, byte, thread>(
+                        ptx::mma_m16n8k32_mxf8f6f4<ptx::E2m1, ptx::E2m1, byte, word % 2, byte, thread>(
                             s[4 * group + thread], q.codes[step], b[half], q.scales[word / 2], k_scales);
                     });
                 });

@@ -49,11 +49,11 @@ struct AttentionOptions {
 
 // The parameters of every attention entry behind its operands, in order, and the options made of them: arguments, then axes,
 // then strides (those of q, k and v before those here).
-#define ATTENTION_PARAMETERS                                                                                                \
+#define ATTENTION_ARRAYS                                                                                                    \
     const float *mask, const uint8_t *allowed, const float *sinks, const int *query_starts, const int *query_ends,          \
         const int *key_starts, const int *key_ends, __nv_bfloat16 *out_bf16, __half *out_f16, float *out_f32, float *lse,   \
-        float *partial, float *row_max, float *row_sum, float scale, float softcap, int left, int right, int batch,         \
-        int heads_kv, int group, int queries, int dim, int keys, int dim_v, int sequences, int splits
+        float *partial, float *row_max, float *row_sum
+#define ATTENTION_SCALARS float scale, float softcap, int left, int right
 #define STRIDES_Q(array) long long array##_batch, long long array##_head, long long array##_group, long long array##_query
 #define STRIDES_K(array) long long array##_batch, long long array##_head, long long array##_key
 #define STRIDES_MASK(array) STRIDES_Q(array), long long array##_key
@@ -91,8 +91,8 @@ struct Problem {
         offset = keys - queries;
     }
 
-    __device__ int query_of(int row) const { return row / options.group; }
-    __device__ int group_of(int row) const { return row % options.group; }
+    __device__ int query_of(int row) const { return options.group == 1 ? row : row / options.group; }
+    __device__ int group_of(int row) const { return options.group == 1 ? 0 : row % options.group; }
 
     // The keys that a query sees: from first_visible to before end_visible; the end may lie before the start.
     __device__ int first_visible(int query) const { return max(query + offset - options.left, 0); }
@@ -103,27 +103,14 @@ struct Problem {
         return options.mask || options.allowed || options.softcap > 0.0f || !(options.scale > 0.0f);
     }
 
-    // A score on its way to the softmax, in units of log2, of a key that the window shows.
-    __device__ float transformed(float score, int query, int group, int key) const {
-        float value = score * options.scale;
-        if (options.softcap > 0.0f) {   // tanh x = 1 - 2 / (1 + e^2x), good to 2^-22 absolute
-            const float power = ptx::ex2_approx_ftz_f32(value * (2.0f * log2_e / options.softcap));
-            value = options.softcap * (1.0f - 2.0f * ptx::rcp_approx_ftz_f32(1.0f + power));
-        }
-        if (options.mask) value += options.mask[at(options.mask_strides, query, group, key)];
-        if (options.allowed && !options.allowed[at(options.allowed_strides, query, group, key)]) value = -INFINITY;
-        // A large finite mask stays finite: a row of nothing else is a mean, not a row without keys.
-        return value == -INFINITY ? value : fmaxf(value * log2_e, -0x1.fffffep127f);
-    }
-
     // Where elements of a row stand in the arrays with strides, and rows in those without.
     __device__ size_t at(const StridesMask &strides, int query, int group, int key) const {
         return batch * strides.batch + head * strides.head + group * strides.group + (first_query + query) * strides.query +
                key * strides.key;
     }
-    __device__ size_t at(const StridesQ &strides, int row) const {
-        return batch * strides.batch + head * strides.head + group_of(row) * strides.group +
-               (first_query + query_of(row)) * strides.query;
+    __device__ size_t at(const StridesQ &strides, int row) const { return at(strides, query_of(row), group_of(row)); }
+    __device__ size_t at(const StridesQ &strides, int query, int group) const {
+        return batch * strides.batch + head * strides.head + group * strides.group + (first_query + query) * strides.query;
     }
     __device__ size_t at(const StridesK &strides) const {
         return batch * strides.batch + head * strides.head + first_key * strides.key;

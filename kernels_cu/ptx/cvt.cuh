@@ -241,4 +241,62 @@ __device__ inline float cvt_f32_ue8m0(uint32_t scale) {
     return __uint_as_float(bf16x2 << 16);   // bf16 is the upper half of an f32
 }
 
+// The narrow element types by the names that PTX has for them, for templates over them.
+struct E4m3 {
+    static constexpr char name[] = "e4m3";
+};
+struct E5m2 {
+    static constexpr char name[] = "e5m2";
+};
+struct E3m2 {
+    static constexpr char name[] = "e3m2";
+};
+struct E2m3 {
+    static constexpr char name[] = "e2m3";
+};
+struct E2m1 {
+    static constexpr char name[] = "e2m1";
+};
+
+// Four values that are not negative to ue4m3 scales, values[i] in byte i: to nearest, ties to even, at most 448; NaN to 0x7f.
+// ue4m3 is e4m3 without its sign.
+__device__ inline uint32_t cvt_rn_satfinite_ue4m3x4_f32(const float *values) { return cvt_rn_satfinite_e4m3x4_f32(values); }
+
+// The ue4m3 scales of bytes 0 and 1 of `pair` as f16x2. Exact; bit 7 of a scale means nothing.
+__device__ inline uint32_t cvt_rn_f16x2_ue4m3x2(uint32_t pair) { return cvt_rn_f16x2_e4m3x2(pair & 0x7f7fu); }
+
+// Two magnitudes to ue8m0, the exponent rounded up: the smallest power of two that is not below. Signs are dropped; 0 and
+// what is below 2^-127 give 0, beyond 2^127 comes 254, NaN gives 255.
+__device__ inline uint32_t cvt_rp_satfinite_ue8m0x2_f32(float high, float low) {
+    if constexpr (has_narrow_conversions) {
+        uint16_t scales;
+        asm("cvt.rp.satfinite.ue8m0x2.f32 %0, %1, %2;" : "=h"(scales) : "f"(high), "f"(low));
+        return scales;
+    } else {
+        return portable::ue8m0_from_f32<true>(high) << 8 | portable::ue8m0_from_f32<true>(low);
+    }
+}
+
+// The same with the exponent rounded down: the largest power of two that is not above.
+__device__ inline uint32_t cvt_rz_satfinite_ue8m0x2_f32(float high, float low) {
+    if constexpr (has_narrow_conversions) {
+        uint16_t scales;
+        asm("cvt.rz.satfinite.ue8m0x2.f32 %0, %1, %2;" : "=h"(scales) : "f"(high), "f"(low));
+        return scales;
+    } else {
+        return portable::ue8m0_from_f32<false>(high) << 8 | portable::ue8m0_from_f32<false>(low);
+    }
+}
+
+// The ue8m0 scales of bytes 0 and 1 of `pair` as bf16x2. Exact.
+__device__ inline uint32_t cvt_rn_bf16x2_ue8m0x2(uint32_t pair) {
+    if constexpr (has_narrow_conversions) {
+        uint32_t values;
+        asm("cvt.rn.bf16x2.ue8m0x2 %0, %1;" : "=r"(values) : "h"(static_cast<uint16_t>(pair)));
+        return values;
+    } else {
+        return (portable::bf16x2_from_ue8m0(pair & 0xffu) & 0xffffu) | (portable::bf16x2_from_ue8m0(pair >> 8 & 0xffu) & 0xffff0000u);
+    }
+}
+
 }  // namespace ptx

@@ -20,7 +20,20 @@ constexpr int architecture = 0;
 constexpr bool has_block_scaled_mma = architecture_family == 12;
 constexpr bool has_narrow_conversions = architecture_family == 12;
 
+// ldmatrix and stmatrix of bytes, and of 4-bit elements. (Plain sm_120 rejects these, too.)
+constexpr bool has_byte_matrices = architecture_family == 12;
+
+// stmatrix, elect.sync.
+constexpr bool has_stmatrix = architecture >= 90;
+constexpr bool has_elect = architecture >= 90;
+
+// cp.async.bulk, and what its mbarriers need: arrive.expect_tx and try_wait. Where it is false, copy by cp.async.
+constexpr bool has_bulk_copy = architecture >= 90;
+
 // Conversions to and from e4m3 and e5m2.
 constexpr bool has_fp8_conversions = architecture >= 89;
+
+// Shared memory that one block can have. What is compiled for sm_80 also runs on sm_86 and sm_89, which have less than it.
+constexpr int shared_bytes_per_block = (architecture == 90 ? 227 : 99) * 1024;
 
 }  // namespace ptx

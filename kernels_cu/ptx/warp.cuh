@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "target.cuh"
+
 namespace ptx {
 
 // The value of lane ^ `lane_mask`.
@@ -20,20 +22,6 @@ __device__ inline float shfl_sync_bfly_f32(float value, int lane_mask) {
 __device__ inline uint32_t shfl_sync_idx_b32(uint32_t value, int source) {
     uint32_t result;
     asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=r"(result) : "r"(value), "r"(source));
-    return result;
-}
-
-// Whether `predicate` holds in any lane.
-__device__ inline bool vote_sync_any(bool predicate) {
-    uint32_t result;
-    asm volatile("{\n"
-                 "  .reg .pred in, out;\n"
-                 "  setp.ne.u32 in, %1, 0;\n"
-                 "  vote.sync.any.pred out, in, 0xffffffff;\n"
-                 "  selp.u32 %0, 1, 0, out;\n"
-                 "}"
-                 : "=r"(result)
-                 : "r"(static_cast<uint32_t>(predicate)));
     return result;
 }
 
@@ -56,5 +44,44 @@ __device__ inline uint32_t lanemask_lt() {
     asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
     return mask;
 }
+
+// Whether any lane, or every lane, says so; and a bit for each lane that does.
+__device__ inline bool vote_sync_any(bool says) {
+    int any;
+    asm volatile("{ .reg .pred p; setp.ne.s32 p, %1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.s32 %0, 1, 0, p; }"
+                 : "=r"(any)
+                 : "r"(static_cast<int>(says)));
+    return any;
+}
+
+__device__ inline bool vote_sync_all(bool says) {
+    int all;
+    asm volatile("{ .reg .pred p; setp.ne.s32 p, %1, 0; vote.sync.all.pred p, p, 0xffffffff; selp.s32 %0, 1, 0, p; }"
+                 : "=r"(all)
+                 : "r"(static_cast<int>(says)));
+    return all;
+}
+
+__device__ inline uint32_t vote_sync_ballot(bool says) {
+    uint32_t lanes;
+    asm volatile("{ .reg .pred p; setp.ne.s32 p, %1, 0; vote.sync.ballot.b32 %0, p, 0xffffffff; }"
+                 : "=r"(lanes)
+                 : "r"(static_cast<int>(says)));
+    return lanes;
+}
+
+// True in one lane, the same at every call. What it guards the compiler knows to run once: bulk copies need no loop over lanes.
+__device__ inline bool elect_sync() {
+    if constexpr (has_elect) {
+        int elected;
+        asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.s32 %0, 1, 0, p; }" : "=r"(elected));
+        return elected;
+    } else {
+        return laneid() == 0;
+    }
+}
+
+// All lanes arrive; what any of them wrote to memory before is visible to all of them after.
+__device__ inline void bar_warp_sync() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
 }  // namespace ptx

@@ -16,6 +16,10 @@ Two arithmetics:
     hardware   the rule published for Hopper and Blackwell tensor cores (MMA-Sim, arXiv 2511.10909): the K exact
                products and C are aligned to the largest exponent among them, each is cut off toward zero at 25
                fractional bits, the rest is added exactly, and the sum is cut off to f32 (rounded to f16).
+
+Packed e2m1 with a scale for each 16 or 32 k (kind::mxf4, kind::mxf4nvf4) is summed by groups of as many: a group's
+products add up exactly, and its sum times both scales is one term. `hardware` has four groups of 16 always, aligned to
+the largest exponent of C and of the scales, cut off at 35 bits.
 """
 
 from __future__ import annotations
@@ -283,11 +287,11 @@ def _finite_values(name: str, dtype: np.dtype) -> np.ndarray:
 
 
 class _Scales:
-    """The ue8m0 scales in a 32-bit register of a warp: 2^(byte - 127), 0xff NaN."""
+    """The scales in a 32-bit register of a warp, four to a lane."""
 
     def __init__(self, register: np.ndarray):
         self.bytes = np.ascontiguousarray(register, np.uint32).view(np.uint8).reshape(len(register), _LANES, 4)
-        self._by_row: dict = {}
+        self.kept: dict = {}  # what was worked out for the rows of A
 
     def codes(self, lanes: np.ndarray, byte: int) -> np.ndarray:
         """(warps, len(lanes))"""
@@ -295,10 +299,10 @@ class _Scales:
 
     def by_row(self, thread: int, byte: int) -> np.ndarray:
         """float64 factor of the row of each output, register order; kept, since the next MMA asks for the same."""
-        if (thread, byte) not in self._by_row:
+        if (thread, byte) not in self.kept:
             factors = FORMATS["ue8m0"].values[self.codes(_SCALE_LANES_A[thread], byte)]
-            self._by_row[thread, byte] = _in_register_order("row", factors)
-        return self._by_row[thread, byte]
+            self.kept[thread, byte] = _in_register_order("row", factors)
+        return self.kept[thread, byte]
 
 
 #: By thread-id: the lanes that hold the scales of the rows of A, and of the columns of B.
@@ -340,16 +344,16 @@ class _Scaling:
         return by_row + by_column[:, None] - 2 * FORMATS["ue8m0"].bias
 
 
-def _checked(a: Sequence, b: Sequence) -> tuple[int, int, int, int]:
-    """The operands {byte-id, thread-id} of A and of B."""
-    named = (("byte-id-a", a[0], 4), ("thread-id-a", a[1], 2), ("byte-id-b", b[0], 4), ("thread-id-b", b[1], 4))
+def _checked(a: Sequence, b: Sequence, bytes: Sequence[int] = range(4)) -> tuple[int, int, int, int]:
+    """The operands {byte-id, thread-id} of A and of B; `bytes` are the byte-ids that the kind has."""
+    named = (("byte-id-a", a[0], bytes), ("thread-id-a", a[1], range(2)), ("byte-id-b", b[0], bytes), ("thread-id-b", b[1], range(4)))
     return tuple([_uniform(*each) for each in named])
 
 
-def _uniform(name: str, value, limit: int) -> int:
+def _uniform(name: str, value, choices: Sequence[int]) -> int:
     number = int(value) if value.ndim == 0 else int(value.flat[0])
-    if number >= limit or (value.ndim and (value != number).any()):
-        raise Fault(f"{name} of a block-scaled mma is one number below {limit} for all lanes")
+    if number not in choices or (value.ndim and (value != number).any()):
+        raise Fault(f"{name} of a block-scaled mma is one of {', '.join(map(str, choices))}, the same for all lanes")
     return number
 
 
@@ -489,6 +493,157 @@ def _f32_toward_zero(values: np.ndarray) -> np.ndarray:
     return cut.astype(np.float32)
 
 
+# Packed e2m1
+
+
+_PACKED_FRACTION_BITS = 35
+_E2M1 = FORMATS["e2m1"].values.astype(np.float32)
+#: Both elements of each byte, the low nibble first, as one complex number.
+_OF_BYTE = np.stack((np.tile(_E2M1, 16), np.repeat(_E2M1, 16)), axis=-1).reshape(-1).view(np.complex64)
+
+
+def _words(registers: Sequence[np.ndarray], *axes: int) -> np.ndarray:
+    """Registers (warps, 32), in pairs of rows for A, as words (h, row, warps, g, t / 2, t % 2) in another order of the axes.
+
+    h is the half of k that a register is in.
+    """
+    words = np.stack(registers).reshape(2, len(registers) // 2, -1, 8, 2, 2)
+    return np.ascontiguousarray(words.transpose(axes))
+
+
+def _packed_rows(registers: Sequence[np.ndarray]) -> np.ndarray:
+    """A as float32 (4 groups of 16 k, warps, 16 k, 16 rows)."""
+    words = _words(registers, 0, 4, 2, 5, 1, 3)  # (h, t / 2, warps, t % 2, row, g)
+    bytes = words.view(np.uint8).reshape(4, -1, 2, _ROWS, 4).swapaxes(-1, -2)
+    codes = np.empty((*bytes.shape[:-1], 2, _ROWS), np.uint8)  # (group, warps, t % 2, byte, nibble, 16)
+    np.bitwise_and(bytes, np.uint8(15), out=codes[..., 0, :])
+    np.right_shift(bytes, np.uint8(4), out=codes[..., 1, :])
+    return _PACKED_DECODER(codes).reshape(4, -1, 16, _ROWS)
+
+
+def _packed_columns(registers: Sequence[np.ndarray]) -> np.ndarray:
+    """B as float32 (4 groups of 16 k, warps, 8 columns, 16 k)."""
+    words = _words(registers, 0, 1, 4, 2, 3, 5)  # (h, 1, t / 2, warps, g, t % 2)
+    return _OF_BYTE.take(words.view(np.uint8)).view(np.float32).reshape(4, -1, _COLUMNS, 16)
+
+
+_PACKED_DECODER = _decoder(_Element("e2m1", 8), np.dtype(np.float32))
+
+
+@dataclass(frozen=True)
+class _ScaleType:
+    """The scales of packed operands: value and exponent of each byte, how many blocks 64 k have, and where they start.
+
+    The exponent is the field's, that of subnormals the smallest, and -126 for zero. A product of two values with the sum of
+    16 or 32 products of elements, which has 13 bits at most, is exact in the dtype of the values.
+    """
+
+    values: np.ndarray
+    exponents: np.ndarray
+    blocks: int
+    bytes: tuple[int, ...]
+
+
+def _ue4m3() -> _ScaleType:
+    code = np.arange(256) & 0x7F  # the sign bit means nothing
+    exponents = np.where(code == 0, -126, np.maximum(code >> 3, 1) - 7)
+    return _ScaleType(FORMATS["e4m3"].values[code].astype(np.float32), exponents, 4, (0,))
+
+
+_SCALE_TYPES = {
+    "ue8m0": _ScaleType(FORMATS["ue8m0"].values, np.arange(256) - 127, 2, (0, 2)),
+    "ue4m3": _ue4m3(),
+}
+
+
+@dataclass(frozen=True)
+class _PackedScaling:
+    """The scales of one MMA on packed operands."""
+
+    type: _ScaleType
+    a: _Scales
+    b: _Scales
+    byte_a: int
+    thread_a: int
+    byte_b: int
+    thread_b: int
+
+    def _of_rows(self, table: np.ndarray) -> np.ndarray:
+        """What `table` has for the rows' scales, (blocks, warps, 128); kept, since the next MMA asks for the same."""
+        key = (self.thread_a, self.byte_a, id(table))
+        if key not in self.a.kept:
+            codes = self.a.bytes[:, _SCALE_LANES_A[self.thread_a], self.byte_a : self.byte_a + self.type.blocks]
+            self.a.kept[key] = np.tile(table.take(codes.transpose(2, 0, 1)), _COLUMNS)
+        return self.a.kept[key]
+
+    def _of_columns(self, table: np.ndarray) -> np.ndarray:
+        codes = self.b.bytes[:, _SCALE_LANES_B[self.thread_b], self.byte_b : self.byte_b + self.type.blocks]
+        return np.repeat(table.take(codes.transpose(2, 0, 1)), _ROWS, axis=-1)
+
+    @property
+    def factors(self) -> np.ndarray:
+        """What the sum of each block is multiplied by, (blocks, warps, 128), outputs as [column][row]."""
+        return self._of_rows(self.type.values) * self._of_columns(self.type.values)
+
+    @property
+    def exponents(self) -> np.ndarray:
+        """The largest exponent of the blocks, (warps, 128)."""
+        return (self._of_rows(self.type.exponents) + self._of_columns(self.type.exponents)).max(axis=0)
+
+
+def _packed_float64(products: np.ndarray, c: np.ndarray, scaling: _PackedScaling) -> np.ndarray:
+    """The exact sum of all products and C, rounded to float64 and then to f32."""
+    if scaling.type.blocks == 4:
+        terms = products * scaling.factors
+        total = terms[0].astype(np.float64)  # ue4m3 has few exponents: every sum of these is exact
+        for term in terms[1:]:
+            total += term
+        return (_in_register_order("output", total) + c).astype(np.float32)
+    terms = (products[::2] + products[1::2]) * scaling.factors
+    total = terms[0] + terms[1]
+    result = _in_register_order("output", total) + c
+    lost = (total - terms[0] != terms[1]) & np.isfinite(total)
+    if lost.any():  # scales so far apart that the sum has more bits than float64
+        places = np.flatnonzero(_in_register_order("output", lost) & np.isfinite(result))
+        of_blocks = [_in_register_order("output", term).reshape(-1)[places].tolist() for term in terms]
+        result.reshape(-1)[places] = [math.fsum(each) for each in zip(*of_blocks, c.reshape(-1)[places].tolist())]
+    return result.astype(np.float32)
+
+
+def _packed_hardware(products: np.ndarray, c: np.ndarray, scaling: _PackedScaling) -> np.ndarray:
+    """The scaled sums and C aligned to the largest exponent and cut off, their sum cut off to f32."""
+    c = c.swapaxes(0, 1).reshape(-1, _OUTPUTS).take(_TO_COLUMNS, axis=1)
+    largest = np.maximum(scaling.exponents, _ACCUMULATORS["f32"].exponents(c))
+    shift = _power_of_two(_PACKED_FRACTION_BITS - largest, np.dtype(np.float64))
+    total = np.trunc(c * shift)
+    factors = scaling.factors
+    for group, product in enumerate(products):
+        total += np.trunc(product * factors[group * len(factors) // 4] * shift)
+    return _in_register_order("output", _f32_toward_zero(total * _power_of_two(largest - _PACKED_FRACTION_BITS, np.dtype(np.float64))))
+
+
+def _packed_function(arithmetic: Callable, type_: _ScaleType) -> Callable:
+    """What an mma does with packed A and B and scales that come prepared, and C and selectors as they are.
+
+    The arithmetic takes the sums of each 16 products, exact in float32 (4, warps, 128) with outputs as [column][row], and
+    C in register order, in which it returns D.
+    """
+    accumulator = _ACCUMULATORS["f32"]
+
+    def multiply(a: np.ndarray, b: np.ndarray, c, scales_a: _Scales, select_a, scales_b: _Scales, select_b):
+        scaling = _PackedScaling(type_, scales_a, scales_b, *_checked(select_a, select_b, type_.bytes))
+        products = np.matmul(b, a).reshape(4, -1, _OUTPUTS)
+        return accumulator.write(arithmetic(products, accumulator.read(c), scaling))
+
+    return multiply
+
+
+def _packed_semantics(type_: _ScaleType) -> Semantics:
+    functions = {"float64": _packed_function(_packed_float64, type_), "hardware": _packed_function(_packed_hardware, type_)}
+    prepare = [_packed_rows, _packed_columns, None, _Scales, None, _Scales, None]
+    return Warps("f32*4", "b32*4, b32*2, f32*4, b32, u16*2, b32, u16*2", functions, aligned=True, prepare=prepare)
+
+
 # The instruction
 
 
@@ -569,9 +724,22 @@ def _semantics(a: str, b: str, depth: int, accumulator: str, scaled: bool) -> Se
 
 
 _FORMS = (
-    "m16n8k16 and m16n8k8 of bf16 with f32, of f16 with f32 or f16, and "
-    "kind::mxf8f6f4.block_scale{.scale_vec::1X}.m16n8k32.row.col.f32.{e4m3|e5m2|e3m2|e2m3|e2m1}.{...}.f32.ue8m0"
+    "m16n8k16 and m16n8k8 of bf16 with f32, of f16 with f32 or f16, "
+    "kind::mxf8f6f4.block_scale{.scale_vec::1X}.m16n8k32.row.col.f32.{e4m3|e5m2|e3m2|e2m3|e2m1}.{...}.f32.ue8m0, "
+    "kind::mxf4.block_scale{.scale_vec::2X}.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue8m0, and "
+    "kind::mxf4nvf4.block_scale.m16n8k64.row.col.f32.e2m1.e2m1.f32 with scale_vec::2X and ue8m0 or scale_vec::4X and ue4m3"
 )
+#: The scale type of each kind and scale vector; kind::mxf4nvf4 has no default.
+_SCALES = {
+    ("kind::mxf8f6f4",): "ue8m0",
+    ("kind::mxf8f6f4", "scale_vec::1X"): "ue8m0",
+    ("kind::mxf4",): "ue8m0",
+    ("kind::mxf4", "scale_vec::2X"): "ue8m0",
+    ("kind::mxf4nvf4", "scale_vec::2X"): "ue8m0",
+    ("kind::mxf4nvf4", "scale_vec::4X"): "ue4m3",
+}
+_SCALING = {word for key in _SCALES for word in key} | {"kind::f8f6f4", "block_scale", "scale_vec::1X"}
+_CONTAINED = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
 
 
 @define("mma.sync.aligned")
@@ -589,14 +757,12 @@ def mma(modifiers: tuple[str, ...]) -> Semantics:
         d, a, b, c = types if len(types) == 4 else ("",) * 4
         if shape in ("m16n8k16", "m16n8k8") and a == b and c == d and (a, d) in (("bf16", "f32"), ("f16", "f32"), ("f16", "f16")):
             return _semantics(a, b, int(shape[6:]), d, scaled=False)
-    elif scaling in (["kind::mxf8f6f4", "block_scale"], ["kind::mxf8f6f4", "block_scale", "scale_vec::1X"]):
-        d, a, b, c, scale = types if len(types) == 5 else ("",) * 5
-        if shape == "m16n8k32" and a in _CONTAINED and b in _CONTAINED and (d, c, scale) == ("f32", "f32", "ue8m0"):
-            return _semantics(a, b, 32, "f32", scaled=True)
+    elif scaling[1:2] == ["block_scale"] and len(types) == 5:
+        kind = (scaling[0], *scaling[2:])
+        d, a, b, c, scale = types
+        if (d, c, scale) == ("f32", "f32", _SCALES.get(kind)):
+            if kind[0] == "kind::mxf8f6f4" and shape == "m16n8k32" and a in _CONTAINED and b in _CONTAINED:
+                return _semantics(a, b, 32, "f32", scaled=True)
+            if kind[0] != "kind::mxf8f6f4" and shape == "m16n8k64" and a == b == "e2m1":
+                return _packed_semantics(_SCALE_TYPES[scale])
     raise Unsupported(f"there are {_FORMS}")
-
-
-_SCALING = ("kind::mxf8f6f4", "kind::mxf4", "kind::mxf4nvf4", "kind::f8f6f4", "block_scale") + tuple(
-    f"scale_vec::{size}X" for size in (1, 2, 4)
-)
-_CONTAINED = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")

@@ -11,7 +11,7 @@ HEADERS = ROOT / "kernels_cu" / "ptx"
 #: What nvcc emits by itself has no header; target.cuh is the guard.
 COMPILER_ONLY = {"alu", "control", "access"}
 #: Emulated, and used by no kernel of the collection.
-UNUSED = {"mbarrier", "bulk", "cluster", "registers"}
+UNUSED = {"cluster", "registers"}
 
 
 @pytest.mark.skipif(not HEADERS.is_dir(), reason="an installed package has no kernels_cu")

@@ -25,6 +25,7 @@ FORMATS = {
     "e3m2": (3, 2, 3, None),
     "e2m3": (2, 3, 1, None),
     "e2m1": (2, 1, 1, None),
+    "ue4m3": (4, 3, 7, "nan"),  # with a sign bit that means nothing
 }
 
 
@@ -77,6 +78,8 @@ def place_c(lane, i):
 
 def pack(codes, width):
     """Codes (warps, 32, elements) as registers: a list of (warps * 32,) uint32."""
+    if width == 8:  # two to a byte, the first in the low nibble
+        codes, width = codes[..., ::2] | codes[..., 1::2] << 4, 4
     dtype = np.uint16 if width == 2 else np.uint8
     words = np.ascontiguousarray(codes, dtype).view(np.uint32)
     return [words[..., index].reshape(-1) for index in range(words.shape[-1])]
@@ -95,10 +98,11 @@ def fragment(matrix, place, depth, width, count):
 class Form:
     """One spelling of mma, with its registers."""
 
-    def __init__(self, opcode, a, b, depth, accumulator="f32", scaled=False):
+    def __init__(self, opcode, a, b, depth, accumulator="f32", scaled=False, blocks=1, scale_type="ue8m0"):
         self.opcode, self.a, self.b, self.depth, self.accumulator, self.scaled = opcode, a, b, depth, accumulator, scaled
-        self.width = 4 if scaled else 2
-        self.shift = {name: 2 if scaled and name == "e2m1" else 0 for name in (a, b)}
+        self.blocks, self.scale_type = blocks, scale_type  # scales of a row; their type
+        self.width = {16: 2, 8: 2, 32: 4, 64: 8}[depth]
+        self.shift = {name: 2 if self.width == 4 and name == "e2m1" else 0 for name in (a, b)}
 
     def __repr__(self):
         return self.opcode
@@ -111,7 +115,7 @@ class Form:
 
     def run_containers(self, execute, a, b, c, arithmetic, scales=None, selectors=((0, 0), (0, 0))):
         warps, c = len(a), np.asarray(c)
-        count = 16 * self.depth // 32
+        count = 16 * self.depth // 32  # elements of A in a lane
         registers = {}
         for index, word in enumerate(pack(fragment(a, place_a, self.depth, self.width, count), self.width)):
             registers[f"a{index}"] = ("b32", word)
@@ -135,7 +139,8 @@ class Form:
 
         operands = [vector(outputs), vector(names["a"]), vector(names["b"]), vector(names["c"])]
         if self.scaled:
-            scale_a, scale_b = scales if scales is not None else (np.full(warps * 32, 0x7F7F7F7F, np.uint32),) * 2
+            one = np.full(warps * 32, 0x7F7F7F7F if self.scale_type == "ue8m0" else 0x38383838, np.uint32)
+            scale_a, scale_b = scales if scales is not None else (one, one)
             registers["sa"], registers["sb"] = ("b32", scale_a), ("b32", scale_b)
             (byte_a, thread_a), (byte_b, thread_b) = selectors
             operands += ["%sa", f"{{{byte_a}, {thread_a}}}", "%sb", f"{{{byte_b}, {thread_b}}}"]
@@ -156,6 +161,12 @@ def scaled(a, b, scale_vector=".scale_vec::1X"):
     return Form(f"mma.sync.aligned.kind::mxf8f6f4.block_scale{scale_vector}.m16n8k32.row.col.f32.{a}.{b}.f32.ue8m0", a, b, 32, scaled=True)
 
 
+def packed(kind, vector, scale_type, blocks, modifier=True):
+    vector = f".scale_vec::{vector}" if modifier else ""
+    opcode = f"mma.sync.aligned.kind::{kind}.block_scale{vector}.m16n8k64.row.col.f32.e2m1.e2m1.f32.{scale_type}"
+    return Form(opcode, "e2m1", "e2m1", 64, scaled=True, blocks=blocks, scale_type=scale_type)
+
+
 BF16 = Form("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "bf16", "bf16", 16)
 F16 = Form("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "f16", "f16", 16)
 F16_F16 = Form("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16", "f16", "f16", 16, accumulator="f16")
@@ -166,7 +177,11 @@ SHAPE_FIRST = Form(
     "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e2m1.e4m3.f32.ue8m0", "e2m1", "e4m3", 32, scaled=True
 )
 PLAIN = [BF16, F16, F16_F16, BF16_K8, F16_K8, F16_F16_K8]
-SCALED = [scaled("e4m3", "e4m3"), scaled("e2m1", "e2m1", ""), scaled("e4m3", "e2m1"), SHAPE_FIRST, scaled("e5m2", "e5m2"), scaled("e3m2", "e2m3")]
+CONTAINED = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
+SCALED = [scaled(a, b) for a in CONTAINED for b in CONTAINED] + [scaled("e2m1", "e2m1", ""), SHAPE_FIRST]
+MXF4 = packed("mxf4", "2X", "ue8m0", 2)
+NVF4 = packed("mxf4nvf4", "4X", "ue4m3", 4)
+PACKED = [MXF4, NVF4, packed("mxf4", "2X", "ue8m0", 2, modifier=False), packed("mxf4nvf4", "2X", "ue8m0", 2)]
 ARITHMETICS = ["float64", "hardware"]
 
 
@@ -174,7 +189,9 @@ ARITHMETICS = ["float64", "hardware"]
 
 
 def code_of(name, number):
-    """The code of a positive number that the format holds."""
+    """The code of a number that the format holds and that is not negative."""
+    if number == 0:
+        return 0
     _, mantissa_bits, bias, _ = FORMATS[name]
     exponent = math.frexp(number)[1] - 1
     code = ((exponent + bias - 1) << mantissa_bits) + int(number * 2.0 ** (mantissa_bits - exponent))
@@ -182,14 +199,15 @@ def code_of(name, number):
     return code
 
 
-@pytest.mark.parametrize("form", [BF16, F16_F16, BF16_K8, scaled("e4m3", "e4m3"), scaled("e2m1", "e4m3")], ids=repr)
+@pytest.mark.parametrize("form", [BF16, F16, F16_F16, BF16_K8, scaled("e4m3", "e4m3"), scaled("e2m1", "e4m3"), MXF4, NVF4], ids=repr)
 def test_one_element_of_a_selects_a_row_of_b(execute, form):
     """A holds a single 1 per warp, at each place in turn. D's row is that row of B, which tells k and the column."""
     places = [(row, k) for row in range(16) for k in range(form.depth)]
     a = np.zeros((len(places), 16, form.depth), np.int64)
     for warp, (row, k) in enumerate(places):
         a[warp, row, k] = code_of(form.a, 1)
-    for digit in (lambda k, n: 1 + k % 8, lambda k, n: 1 + k // 8, lambda k, n: 1 + n):
+    # Powers of two and digits that e2m1 has: 0 to 3.
+    for digit in (lambda k, n: k % 4, lambda k, n: k // 4 % 4, lambda k, n: k // 16, lambda k, n: n % 4, lambda k, n: n // 4):
         numbers = np.array([[digit(k, n) for n in range(8)] for k in range(form.depth)])
         codes = np.vectorize(lambda number: code_of(form.b, int(number)))(numbers)
         b = np.broadcast_to(codes, (len(places), form.depth, 8))
@@ -278,12 +296,62 @@ def test_scales_come_from_the_selected_lanes(execute, thread_a, thread_b, arithm
     assert (d[0].astype(np.uint32).view(np.float32) == np.array(expected, np.float32)).all()
 
 
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+@pytest.mark.parametrize("form, byte_a, byte_b", [(MXF4, 0, 0), (MXF4, 0, 2), (MXF4, 2, 0), (NVF4, 0, 0)], ids=repr)
+@pytest.mark.parametrize("thread_b", range(4))
+@pytest.mark.parametrize("thread_a", range(2))
+def test_packed_scales_come_from_the_selected_lanes(execute, thread_a, thread_b, form, byte_a, byte_b, arithmetic):
+    """The same with several scales a row, in the order of the bytes. B has ones in one block of k at a time."""
+    size = form.depth // form.blocks
+    bias, nan = (127, 0xFF) if form.scale_type == "ue8m0" else (7, 0x7F)
+
+    def code(exponent):
+        return exponent + bias if form.scale_type == "ue8m0" else exponent + bias << 3
+
+    for block in range(form.blocks):
+        words = np.full((2, 32, 4), nan, np.uint8)
+        for index in range(form.blocks):
+            for row in range(16):
+                words[0, 4 * (row % 8) + 2 * thread_a + row // 8, byte_a + index] = code(row // 4 - index)
+            for column in range(8):
+                words[1, 4 * column + thread_b, byte_b + index] = code(column // 2 + 2 * index - 4)
+        a, b = np.full((1, 16, 64), 2), np.zeros((1, 64, 8), np.int64)
+        b[:, block * size : (block + 1) * size] = 2
+        selectors = (byte_a, thread_a), (byte_b, thread_b)
+        d = form.run(execute, a, b, np.zeros((1, 16, 8), np.int64), arithmetic, words.view(np.uint32).reshape(2, 32), selectors)
+        expected = [[size * 2.0 ** (row // 4 + block + column // 2 - 4) for column in range(8)] for row in range(16)]
+        assert (d[0].astype(np.uint32).view(np.float32) == np.array(expected, np.float32)).all()
+
+
+@pytest.mark.parametrize("form, selectors", [(NVF4, ((1, 0), (0, 0))), (MXF4, ((0, 0), (1, 0))), (MXF4, ((0, 2), (0, 0))), (NVF4, ((0, 0), (0, 4)))])
+def test_selectors_that_a_kind_does_not_have_are_a_fault(execute, form, selectors):
+    zero = np.zeros((1, 16, 64), np.int64)
+    with pytest.raises(EmulatorFault, match="of a block-scaled mma is one of"):
+        form.run(execute, zero, zero.reshape(1, 64, 16)[..., :8], zero[..., :8], "float64", selectors=selectors)
+
+
 # Sums
 
 
-def exact_reference(form, a, b, c, scale):
+def scale_parts(form, code):
+    """(significand, exponent) of a scale."""
+    if form.scale_type == "ue8m0":
+        return 1, code - 127
+    return parts("ue4m3", code & 0x7F)
+
+
+def scaled_sums(form, a, b, scales):
+    """Per block of k: the exact sum of its products, and the significands and exponents of its two scales."""
+    size = form.depth // form.blocks
+    for block, (code_a, code_b) in enumerate(scales):
+        here = slice(block * size, (block + 1) * size)
+        (sa, ea), (sb, eb) = scale_parts(form, code_a), scale_parts(form, code_b)
+        yield sum(value(form.a, x) * value(form.b, y) for x, y in zip(a[here], b[here])), sa * sb, ea + eb
+
+
+def exact_reference(form, a, b, c, scales):
     """C + A B in fractions, rounded to float64 and then to the type of D."""
-    total = value(form.accumulator, c) + sum(value(form.a, x) * value(form.b, y) for x, y in zip(a, b)) * power(scale)
+    total = value(form.accumulator, c) + sum(products * factor * power(exponent) for products, factor, exponent in scaled_sums(form, a, b, scales))
     nearest = float(total)  # Python rounds a fraction to float64 correctly, to nearest even
     with np.errstate(over="ignore"):
         if form.accumulator == "f16":
@@ -291,8 +359,25 @@ def exact_reference(form, a, b, c, scale):
         return int(np.float64(nearest).astype(np.float32).view(np.uint32))
 
 
-def hardware_reference(form, a, b, c, scale):
+def packed_hardware_reference(form, a, b, c, scales):
+    """Groups of 16 products, exact; alignment to the largest exponent of scales and C, truncation at 35 fractional bits."""
+    significand, exponent = parts("f32", c)
+    terms = [(significand, exponent if significand else -126)]
+    for group in range(4):
+        here, (code_a, code_b) = slice(16 * group, 16 * group + 16), scales[group * form.blocks // 4]
+        products = sum(value("e2m1", x) * value("e2m1", y) for x, y in zip(a[here], b[here]))
+        (sa, ea), (sb, eb) = scale_parts(form, code_a), scale_parts(form, code_b)
+        terms.append((products * sa * sb, (ea if sa else -126) + (eb if sb else -126)))
+    largest = max(exponent for _, exponent in terms)
+    total = sum(int(significand * power(35 + exponent - largest)) for significand, exponent in terms)  # int() truncates
+    return truncated(total * power(largest - 35), "f32")
+
+
+def hardware_reference(form, a, b, c, scales):
     """Alignment to the largest exponent, truncation at 25 fractional bits, exact sum, truncation to D (RNE for f16)."""
+    if form.width == 8:
+        return packed_hardware_reference(form, a, b, c, scales)
+    scale = sum(scale_parts(form, code)[1] for code in scales[0])
     terms = [parts(form.accumulator, c)]
     for x, y in zip(a, b):
         (sx, ex), (sy, ey) = parts(form.a, x), parts(form.b, y)
@@ -346,12 +431,13 @@ def tiles(form, generator, kind):
     """Codes of A, B, C and scale exponents for two warps."""
     shape_a, shape_b, shape_c = (2, 16, form.depth), (2, form.depth, 8), (2, 16, 8)
     a, b, c = narrow(generator, form.a, shape_a), narrow(generator, form.b, shape_b), narrow(generator, form.accumulator, shape_c)
-    scales = generator.integers(120, 134, (2, 2, 32, 4), dtype=np.uint8)
+    scales = generator.integers(*((120, 134) if form.scale_type == "ue8m0" else (0x28, 0x48)), (2, 2, 32, 4), dtype=np.uint8)
     if kind == "wide":  # any finite code, subnormals and zeros too
         a, b = generator.choice(finite_codes(form.a), shape_a), generator.choice(finite_codes(form.b), shape_b)
         if form.accumulator == "f32":
             c = np.where(np.isfinite((bits := generator.integers(0, 1 << 32, shape_c, dtype=np.uint32)).view(np.float32)), bits, 0).astype(np.int64)
         scales = generator.integers(0, 255, (2, 2, 32, 4), dtype=np.uint8)
+        scales[scales == 0x7F] = 0 if form.scale_type == "ue4m3" else 0x7F
     if kind == "cancelling":  # the second half of the products takes the first away, but for one small term
         half = form.depth // 2
         a[..., half:] = a[..., :half]
@@ -372,7 +458,7 @@ def tiles(form, generator, kind):
 
 @pytest.mark.parametrize("kind", ["narrow", "wide", "cancelling", "far apart", "tied"])
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
-@pytest.mark.parametrize("form", [*PLAIN, *SCALED], ids=repr)
+@pytest.mark.parametrize("form", [*PLAIN, *SCALED, *PACKED], ids=repr)
 def test_sums_equal_fractions(execute, form, arithmetic, kind):
     generator = np.random.default_rng(sum(map(ord, form.opcode + kind)))
     a, b, c, scales = tiles(form, generator, kind)
@@ -386,10 +472,11 @@ def check(execute, form, arithmetic, a, b, c, scales):
     for warp in range(len(a)):
         for row in range(16):
             for column in range(8):
-                scale = 0
+                codes = [(127, 127)]
                 if form.scaled:
-                    scale = int(scales[0, warp, 4 * (row % 8) + row // 8, 0]) + int(scales[1, warp, 4 * column, 0]) - 254
-                arguments = a[warp, row].tolist(), b[warp, :, column].tolist(), int(c[warp, row, column]), scale
+                    of_row, of_column = scales[0, warp, 4 * (row % 8) + row // 8], scales[1, warp, 4 * column]
+                    codes = list(zip(of_row[: form.blocks].tolist(), of_column[: form.blocks].tolist()))
+                arguments = a[warp, row].tolist(), b[warp, :, column].tolist(), int(c[warp, row, column]), codes
                 expected = reference(form, *arguments)
                 found = int(d[warp, row, column])
                 sign = 0x80000000 if form.accumulator == "f32" else 0x8000
@@ -401,7 +488,7 @@ def check(execute, form, arithmetic, a, b, c, scales):
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_any_bits_equal_fractions(execute, data):
-    form = data.draw(st.sampled_from([BF16, F16, scaled("e4m3", "e2m1"), scaled("e5m2", "e3m2")]))
+    form = data.draw(st.sampled_from([BF16, F16, scaled("e4m3", "e2m1"), scaled("e5m2", "e3m2"), MXF4, NVF4]))
     arithmetic = data.draw(st.sampled_from(ARITHMETICS))
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     pool_a = generator.choice(finite_codes(form.a), 4)
@@ -409,7 +496,8 @@ def test_any_bits_equal_fractions(execute, data):
     a, b = generator.choice(pool_a, (1, 16, form.depth)), generator.choice(pool_b, (1, form.depth, 8))
     pool_c = [code for code in generator.integers(0, 1 << 32, 8).tolist() if parts("f32", code)] + [0]
     c = generator.choice(pool_c, (1, 16, 8))
-    scales = np.broadcast_to(generator.integers(60, 190, (2, 1, 32, 1), dtype=np.uint8), (2, 1, 32, 4)).copy()
+    limits = (60, 190) if form.scale_type == "ue8m0" else (0, 127)
+    scales = generator.integers(*limits, (2, 1, 32, 4), dtype=np.uint8)
     check(execute, form, arithmetic, a, b, c, scales)
 
 
@@ -460,6 +548,48 @@ def test_a_nan_scale_poisons_its_row_or_column(execute, arithmetic):
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
+@pytest.mark.parametrize("form", [MXF4, NVF4], ids=repr)
+def test_a_nan_scale_of_any_block_poisons(execute, form, arithmetic):
+    """A sign bit on a ue4m3 scale does nothing, on its NaN neither. Zero and the smallest scale are numbers."""
+    nan, unit = (0xFF, 127) if form is MXF4 else (0x7F, 0x38)
+    scales = np.full((2, 32, 4), unit, np.uint8)
+    scales[0, 4 * 5 + 1, form.blocks - 1] = nan  # row 13
+    scales[1, 4 * 2, 0] = nan  # column 2
+    scales[0, 0, 0] = 0  # row 0
+    if form is NVF4:
+        scales[0, 4 * 3, :] |= 0x80  # row 3
+        scales[0, 4 * 4, 0] = 0xFF  # row 4
+    one = np.full((1, 16, 64), 2)
+    d = form.run(execute, one, one.reshape(1, 64, 16)[..., :8], np.zeros((1, 16, 8), np.int64), arithmetic, scales.view(np.uint32).reshape(2, 32))[0]
+    expected = np.full((16, 8), f32_bits(64.0))
+    expected[0] = f32_bits(48.0) if form is NVF4 else f32_bits(32.0 + 2.0**-122) if arithmetic == "float64" else f32_bits(32.0)
+    expected[13], expected[:, 2] = 0x7FFFFFFF, 0x7FFFFFFF
+    if form is NVF4:
+        expected[4] = 0x7FFFFFFF
+    assert (d == expected).all()
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+@pytest.mark.parametrize("form", [MXF4, NVF4], ids=repr)
+def test_infinities_of_c_pass_a_packed_mma(execute, form, arithmetic):
+    zero, c = np.zeros((1, 16, 64), np.int64), np.zeros((1, 16, 8), np.int64)
+    c[0, 1, 2], c[0, 3, 4], c[0, 5, 6] = 0x7F800000, 0xFF800000, 0x7FC00001
+    d = form.run(execute, zero, zero.reshape(1, 64, 16)[..., :8], c, arithmetic)[0]
+    c[0, 5, 6] = 0x7FFFFFFF
+    assert (d == c[0]).all()
+
+
+def test_far_apart_blocks_are_summed_exactly(execute):
+    """Under float64 arithmetic: 2^100 + 2^-100 - 2^100 leaves the small block, as one rounding of the exact sum does."""
+    scales = np.full((2, 32, 4), 127, np.uint8)
+    scales[0, :, 0], scales[0, :, 1] = 227, 27
+    a, b, c = np.zeros((1, 16, 64), np.int64), np.zeros((1, 64, 8), np.int64), np.full((1, 16, 8), f32_bits(-(2.0**100)))
+    a[0, :, 0] = a[0, :, 63] = b[0, 0] = b[0, 63] = 2
+    d = MXF4.run(execute, a, b, c, "float64", scales.view(np.uint32).reshape(2, 32))
+    assert (d == f32_bits(2.0**-100)).all()
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
 def test_nan_of_e4m3_and_of_f16_accumulators(execute, arithmetic):
     form = scaled("e4m3", "e4m3")
     a = np.full((1, 16, 32), 0x38)
@@ -487,7 +617,16 @@ def test_nan_of_e4m3_and_of_f16_accumulators(execute, arithmetic):
         "kind::mxf8f6f4.block_scale.scale_vec::2X.m16n8k32.row.col.f32.e4m3.e4m3.f32.ue8m0",
         "kind::mxf8f6f4.block_scale.m16n8k32.row.col.f32.e4m3.e4m3.f32.ue4m3",
         "kind::mxf8f6f4.block_scale.m16n8k32.row.col.f16.e4m3.e4m3.f16.ue8m0",
-        "kind::mxf4.block_scale.scale_vec::2X.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue8m0",
+        "kind::mxf4.block_scale.scale_vec::1X.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue8m0",
+        "kind::mxf4.block_scale.scale_vec::4X.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue8m0",
+        "kind::mxf4.block_scale.scale_vec::2X.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue4m3",
+        "kind::mxf4.block_scale.scale_vec::2X.m16n8k32.row.col.f32.e2m1.e2m1.f32.ue8m0",
+        "kind::mxf4.block_scale.scale_vec::2X.m16n8k64.row.col.f32.e4m3.e2m1.f32.ue8m0",
+        "kind::mxf4nvf4.block_scale.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue4m3",
+        "kind::mxf4nvf4.block_scale.scale_vec::2X.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue4m3",
+        "kind::mxf4nvf4.block_scale.scale_vec::4X.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue8m0",
+        "kind::mxf4nvf4.scale_vec::4X.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue4m3",
+        "kind::f8f6f4.m16n8k32.row.col.f32.e4m3.e4m3.f32",
         "kind::mxf8f6f4.m16n8k32.row.col.f32.e4m3.e4m3.f32.ue8m0",
     ],
 )

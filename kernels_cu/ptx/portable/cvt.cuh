@@ -125,4 +125,50 @@ __device__ inline uint32_t bf16x2_from_ue8m0(uint32_t scale) {
     return value * 0x00010001u;
 }
 
+// A magnitude to ue8m0, the exponent rounded up or down, at most 254; NaN to 255. The scale is the exponent field, but for
+// 2^-127, which has scale 0 and no field of its own.
+template <bool up>
+__device__ inline uint32_t ue8m0_from_f32(float value) {
+    const uint32_t bits = __float_as_uint(value) & 0x7fffffffu;
+    const uint32_t rounded = up ? bits + (bits > 0x00400000u ? 0x7fffffu : 0u) : bits;
+    return bits > 0x7f800000u ? 255u : min(rounded >> 23, 254u);
+}
+
+// Bytes of the register pair {high, low}: nibble i of `selectors` names the one for byte i; its bit 3 asks for eight copies
+// of that byte's highest bit instead.
+__device__ inline uint32_t prmt_b32(uint32_t low, uint32_t high, uint32_t selectors) {
+    uint32_t bytes;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selectors));
+    return bytes;
+}
+
+// The upper bytes of four e2m1 values in f16, whose lower bytes are all 0; `codes` holds them in bits 15..0.
+__device__ inline uint32_t f16_upper_bytes_from_e2m1x4(uint32_t codes) {
+    const uint32_t magnitudes = prmt_b32(0x3e3c3800u, 0x46444240u, codes & 0x7777u);   // 0 0.5 1 1.5, 2 3 4 6
+    const uint32_t signs = prmt_b32(0x7f7f7f7fu, 0x7f7f7f7fu, codes);                  // 0 where negative
+    return magnitudes | (~(signs << 1) & 0x80808080u);
+}
+
+// Eight e2m1 codes as four f16x2, in order. Exact.
+__device__ inline void f16x2_from_e2m1x8(uint32_t codes, uint32_t (&values)[4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const uint32_t bytes = f16_upper_bytes_from_e2m1x4(half == 0 ? codes : codes >> 16);
+        values[2 * half] = __byte_perm(bytes, 0, 0x1404);
+        values[2 * half + 1] = __byte_perm(bytes, 0, 0x3424);
+    }
+}
+
+// Two registers of four e2m1 containers each (bits 5..2 of every byte) as f16x2, in order. Exact.
+__device__ inline void f16x2_from_e2m1_containers(uint32_t first, uint32_t second, uint32_t (&first_values)[2],
+                                                  uint32_t (&second_values)[2]) {
+    const uint32_t codes = (first >> 2 & 0x0f0f0f0fu) | (second << 2 & 0xf0f0f0f0u);   // taking turns
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const uint32_t bytes = f16_upper_bytes_from_e2m1x4(half == 0 ? codes : codes >> 16);
+        first_values[half] = __byte_perm(bytes, 0, 0x2404);
+        second_values[half] = __byte_perm(bytes, 0, 0x3414);
+    }
+}
+
 }  // namespace ptx::portable
