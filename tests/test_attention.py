@@ -585,6 +585,7 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
         (lambda: ptxrt.attention(q, k, v[:, :, :20]), "k and v the same heads and keys"),
         (lambda: ptxrt.attention(q, two[1], two[2]), "one batch"),
         (lambda: ptxrt.attention(q[:, :3], k, v), "3 heads of q are no multiple of 2 heads of k and v; nearest: 2 or 4"),
+        (lambda: ptxrt.attention(q[:, :1], k, v), "nearest: 2; there are"),
         (lambda: ptxrt.attention(q, k[:, :0], v[:, :0]), "no multiple of 0 heads"),
         (lambda: ptxrt.attention(*(np.zeros((1, 1, 4, 288), np.float32) for _ in range(3))), "head dimensions go up to 256"),
         (lambda: ptxrt.attention(q, k[:, :, :0], v[:, :, :0]), "there are no keys; pass at least one"),

@@ -357,7 +357,8 @@ def _check_shapes(way: Way, q, k, v, layout: str) -> None:
     if k.shape[3] != dim:
         fail(f"q and k have one head dimension; {dim} and {k.shape[3]} came")
     if heads_kv == 0 or heads % heads_kv:
-        near = f"{max(heads // heads_kv, 1) * heads_kv} or {(heads // heads_kv + 1) * heads_kv}" if heads_kv else "1 head of k or more"
+        below = f"{heads // heads_kv * heads_kv} or " if heads_kv and heads > heads_kv else ""
+        near = f"{below}{(heads // heads_kv + 1) * heads_kv}" if heads_kv else "1 head of k or more"
         fail(f"{heads} heads of q are no multiple of {heads_kv} heads of k and v; nearest: {near}")
     if k.shape[2] == 0:
         fail("there are no keys; pass at least one")
