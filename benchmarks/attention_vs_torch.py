@@ -12,7 +12,7 @@ from __future__ import annotations
 import peers
 
 import ptxrt
-from ptxrt.bench.attention import COMBINATIONS, Shape
+from ptxrt.bench.attention import COMBINATIONS, IN_KERNEL, Shape
 from ptxrt.bench.timing import FLUSHED, WARM, Clock, about, title
 from ptxrt.describe import text_table
 from ptxrt.formats import bf16
@@ -57,7 +57,7 @@ def our_sides(torch, arrays, causal: bool) -> dict:
         tensor = torch.from_dlpack(out)
 
         def call():
-            ptxrt.attention(*arrays, qk=qk, pv=pv, causal=causal, out=out)
+            ptxrt.attention(*arrays, qk=qk, pv=pv, quantize=IN_KERNEL.get((qk, pv)), causal=causal, out=out)
             return tensor
 
         return call

@@ -1,6 +1,6 @@
 // attention_mxfp4_bf16: attention that quantizes Q and K to MXFP4 as it loads them and multiplies P and V in bf16.
 #include "kernel.cuh"
-#include "op/attention.cuh"
+#include "op/attention_mxfp4_bf16.cuh"
 
 VARIANTS(dim, 32, 64, 96, 128, 160, 192, 224, 256)
 

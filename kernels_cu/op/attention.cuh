@@ -1,5 +1,4 @@
-// Fused attention that quantizes Q and K to MXFP4 as it loads them: S = Q K^T by block-scaled MMA on e2m1 in 8-bit
-// containers, online softmax in registers, P V by bf16 MMA. K is quantized once per block of 128 queries.
+// Fused attention on operands of 16 bits: S = Q K^T, online softmax in registers, O = P V, a tile of keys at a time.
 #pragma once
 
 #include <cstdint>
@@ -7,394 +6,364 @@
 #include "../kernel.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
-#include "../ptx/mma.cuh"
+#include "../ptx/target.cuh"
+#include "../tile/block_tiles.cuh"
 #include "../tile/format.cuh"
 #include "../tile/fragment.cuh"
-#include "../tile/scale.cuh"
 #include "../tile/shared.cuh"
+#include "problem.cuh"
+#include "softmax.cuh"
 
 namespace op {
 
-constexpr int attention_warps = 8;
-constexpr int attention_threads = 32 * attention_warps;
-constexpr int attention_queries = attention_warps * tile::mma_rows;   // one 16-row slice to a warp
-
-// Keys to a tile: as many as leave room for float32 input in 99 KiB and for the accumulators in the registers.
-template <int dim>
-constexpr int attention_keys = dim <= 128 ? 64 : 32;
-
-// One problem: Q [queries, dim], K and V [keys, dim] of one batch and head, contiguous, 16-byte aligned.
+// Q, K and V of bf16 or f16, in place.
 template <class Element>
 struct Operands {
     const Element *q, *k, *v;
-    int queries, keys;
+    StridesQ q_strides;
+    StridesK k_strides, v_strides;
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// MXFP4 tiles
+// How a block divides the work: `warps` warps with `slices` times 16 rows each, tiles of `keys` keys in `stages` stages,
+// `blocks` blocks to a multiprocessor, so that one computes scores while another multiplies.
+//
+// Two slices to a warp read K and V from shared memory half as often and issue fewer instructions to an MMA, which Ampere
+// and Hopper need. On GeForce Blackwell an MMA takes five times as long: there warps of one slice leave room for two blocks
+// in 100 KiB.
+template <class Element_, int dim_, int dim_v_>
+struct Tiling {
+    using Element = Element_;
+    static constexpr int dim = dim_, dim_v = dim_v_;
+    static constexpr bool small = dim <= 128, wide = small && (!ptx::has_block_scaled_mma || dim <= 64);
+    static constexpr int slices = wide ? 2 : 1;
+    static constexpr int warps = small ? 4 : 8;
+    static constexpr int blocks = small ? 2 : 1;
+    static constexpr int keys = wide ? 64 : dim > 192 && ptx::shared_bytes_per_block < 128 * 1024 ? 16 : 32;
+    static constexpr int stages = 2;
+    static constexpr int threads = 32 * warps;
+    static constexpr int rows = 16 * slices * warps;
 
-// Rows of dim values in MXFP4: e2m1 in 8-bit containers (a row is dim bytes) and the scales as words.
-template <int rows_, int dim_>
-struct Mxfp4Tile {
-    static constexpr int rows = rows_, dim = dim_;
-    tile::SharedTile<rows, dim> codes;
-    tile::ScaleWords<rows, dim / tile::mx_block> scales;
-};
+    // The output of a block in a 16-bit type, over its Q.
+    template <class Output>
+    using OutputTile = tile::SharedTile<rows, dim_v * sizeof(Output)>;
+    static_assert(dim_v <= dim, "the output is staged where Q was");
 
-// Four registers of containers, sixteen e2m1 values in order, from the sixteen floats of half an MX block. Where the
-// block's scale is NaN, codes are 0.
-__device__ inline uint4 encode_half_block(const float (&values)[16], uint32_t scale) {
-    const float reciprocal = tile::ue8m0_reciprocal(scale);
-    const uint32_t finite = scale == tile::ue8m0_nan ? 0 : 0xffffffffu;
-    uint32_t words[4];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float scaled[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) scaled[i] = values[8 * half + i] * reciprocal;
-        const uint32_t packed = ptx::cvt_rn_satfinite_e2m1x8_f32(scaled) & finite;
-        tile::e2m1_containers(packed, words[2 * half], words[2 * half + 1]);
-    }
-    return {words[0], words[1], words[2], words[3]};
-}
-
-// Fills `target` with the MXFP4 of the rows whose 16-byte chunk c of row r is source(r, c). Called by the whole block; the
-// caller puts a barrier before the tile is read.
-template <class Element, class Target, class Source>
-__device__ inline void quantize_rows(Target &target, Source &&source) {
-    using Lanes = tile::QuantizeLanes<decltype(Target::scales)::blocks_per_word>;
-    constexpr int words = decltype(Target::scales)::count;
-    constexpr int slices = Target::rows / Lanes::rows;
-    constexpr int chunk_values = tile::elements_per_chunk<Element>;
-
-    for (int item = threadIdx.x / 32; item < slices * words; item += attention_warps) {
-        const int row = item % slices * Lanes::rows + Lanes::row();
-        const int word = item / slices;
-        uint32_t scales = 0;
-#pragma unroll
-        for (int pass = 0; pass < Lanes::passes; ++pass) {
-            const int half_block = Lanes::half_block(word, pass);
-            float values[16];
-#pragma unroll
-            for (int i = 0; i < 16 / chunk_values; ++i) {
-                float some[chunk_values];
-                tile::unpack(source(row, half_block * (16 / chunk_values) + i), some, Element{});
-#pragma unroll
-                for (int j = 0; j < chunk_values; ++j) values[i * chunk_values + j] = some[j];
-            }
-            const uint32_t scale = tile::mx_scale<tile::E2m1>(Lanes::block_amax(tile::amax_of(values)), tile::ScaleRule::floor);
-            target.codes.at(row, half_block) = encode_half_block(values, scale);
-            scales |= Lanes::placed(scale, pass);
-        }
-        scales = Lanes::gathered(scales);
-        if (Lanes::stores_scales()) target.scales.words[word][row] = scales;
-    }
-}
-
-// The Q operand of one warp: its 16 rows and their scales, in registers for the whole kernel.
-template <int dim>
-struct QueryFragments {
-    static constexpr int steps = dim / 32;   // MMAs deep
-    tile::FragmentA codes[steps];
-    uint32_t scales[tile::operand_a_registers<dim / tile::mx_block>];
-
-    template <class Tile>
-    __device__ void load(const Tile &source, int first_row) {
-#pragma unroll
-        for (int step = 0; step < steps; ++step) tile::load_a(codes[step], source.codes, first_row, 2 * step);
-#pragma unroll
-        for (int i = 0; i < tile::operand_a_registers<steps>; ++i) scales[i] = source.scales.operand_a(2 * i, first_row);
-    }
-};
-
-// s = Q K^T of a warp's 16 queries and all keys of a tile; s[j] covers keys 8 j .. 8 j + 7.
-template <int dim, class Tile>
-__device__ inline void multiply_scores(tile::Accumulator (&s)[Tile::rows / tile::mma_columns],
-                                       const QueryFragments<dim> &q, const Tile &k) {
-    constexpr int per_word = decltype(Tile::scales)::blocks_per_word;
-#pragma unroll
-    for (auto &accumulator : s)
-#pragma unroll
-        for (float &element : accumulator) element = 0.0f;
-    static_for<Tile::rows / 32>([&](auto group) {   // 32 keys: four tiles of 8, whose scales stand in one register
-        static_for<decltype(Tile::scales)::count>([&](auto word) {
-            const uint32_t k_scales = k.scales.operand_b(word, 32 * group);
-            static_for<per_word>([&](auto byte) {
-                constexpr int step = word * per_word + byte;
-                static_for<2>([&](auto pair) {
-                    tile::FragmentB b[2];
-                    tile::load_b(b, k.codes, 32 * group + 16 * pair, 2 * step);
-                    static_for<2>([&](auto half) {
-                        constexpr int thread = 2 * pair + half;
-                        ptx::mma_m16n8k32_mxf8f6f4<ptx::E2m1, ptx::E2m1, byte, word % 2, byte, thread>(
-                            s[4 * group + thread], q.codes[step], b[half], q.scales[word / 2], k_scales);
-                    });
-                });
-            });
-        });
-    });
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Tiles of K and V as they come
-
-// Starts copying rows first .. first + rows - 1 of a matrix [valid, dim] into a tile; rows from `valid` on become zeros.
-template <class Element, int dim, class Tile>
-__device__ inline void copy_rows(Tile &target, const Element *matrix, int first, int valid) {
-    for (int i = threadIdx.x; i < Tile::rows * Tile::row_chunks; i += attention_threads) {
-        const int row = i / Tile::row_chunks, chunk = i % Tile::row_chunks;
-        const bool present = first + row < valid;
-        const Element *source = matrix + size_t(present ? first + row : 0) * dim + chunk * tile::elements_per_chunk<Element>;
-        ptx::cp_async_cg_16(target.address(row, chunk), source, present);
-    }
-}
-
-// A tile of V in bf16 from one in another type. Eight lanes take one chunk of eight rows, which keeps to all banks both
-// where they read and where they write.
-template <class Element, class Target, class Source>
-__device__ inline void convert_to_bf16(Target &target, Source &source) {
-    constexpr int parts = 8 / tile::elements_per_chunk<Element>;   // chunks read for one written
-    for (int i = threadIdx.x; i < Target::rows * Target::row_chunks; i += attention_threads) {
-        const int row = i % Target::rows, chunk = i / Target::rows;
-        float values[8];
-#pragma unroll
-        for (int part = 0; part < parts; ++part) {
-            float some[8 / parts];
-            tile::unpack(source.at(row, chunk * parts + part), some, Element{});
-#pragma unroll
-            for (int j = 0; j < 8 / parts; ++j) values[part * (8 / parts) + j] = some[j];
-        }
-        target.at(row, chunk) = tile::pack(values, __nv_bfloat16{});
-    }
-}
-
-// Shared memory of a block. Q is only there until every warp has its fragments.
-template <class Element, int dim, bool with_values>
-struct AttentionShared {
-    static constexpr int keys = attention_keys<dim>;
-    static constexpr bool converts_v = !std::is_same_v<Element, __nv_bfloat16>;
-    using Raw = tile::SharedTile<keys, dim * sizeof(Element)>;
-    using ValueTile = tile::SharedTile<keys, dim * sizeof(__nv_bfloat16)>;
-    struct Nothing {};
-
-    union {
-        Mxfp4Tile<attention_queries, dim> q;
+    struct Shared {
+        tile::SharedTile<rows, dim * sizeof(Element)> q;
         struct {
-            Raw k_raw;                                                          // as it came
-            std::conditional_t<with_values, Raw, Nothing> v_raw;                // bf16 is used from here
-            Mxfp4Tile<keys, dim> k;
-            std::conditional_t<with_values && converts_v, ValueTile, Nothing> v;   // f32 and f16 pass through here
-        };
+            tile::SharedTile<keys, dim * sizeof(Element)> k;
+            tile::SharedTile<keys, dim_v * sizeof(Element)> v;
+        } stage[stages];
     };
+    static_assert(sizeof(Shared) <= ptx::shared_bytes_per_block, "the tiles fit");
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Softmax
+// Starts copying rows from `first_row` of a problem's Q; rows and columns that are not there become zeros. A thread keeps its
+// chunk and goes down the rows; only its first row is divided into query and head. Called by the whole block.
+template <class Element, int threads, class Tile>
+__device__ inline void copy_queries(Tile &target, const Element *q, const StridesQ &strides, const Problem &problem, int first_row) {
+    constexpr int chunk_elements = tile::elements_per_chunk<Element>;
+    constexpr int columns = Tile::row_chunks, step = threads / columns, lanes = step * columns;   // a few idle where 3 divides
+    if (threadIdx.x >= lanes) return;
+    const int chunk = threadIdx.x % columns, group = problem.options.group;
+    const int query_step = problem.query_of(step), group_step = problem.group_of(step);
+    int row = threadIdx.x / columns, query = problem.query_of(first_row + row), head = problem.group_of(first_row + row);
+#pragma unroll 4
+    for (; row < Tile::rows; row += step) {
+        const bool present = first_row + row < problem.rows && chunk * chunk_elements < problem.options.dim;
+        const size_t at = present ? problem.at(strides, query, head) + chunk * chunk_elements : 0;
+        ptx::cp_async_cg_16(target.address(row, chunk), q + at, present);
+        query += query_step;
+        head += group_step;
+        if (head >= group) {
+            head -= group;
+            ++query;
+        }
+    }
+}
 
-// The running softmax of a warp's 16 queries: o is the unnormalized output, [h] belongs to rows g + 8 h of this lane.
-template <int dim>
-struct Softmax {
-    tile::Accumulator o[dim / tile::mma_columns];
-    float row_max[2];   // of the scaled scores, in units of log2; the same in the four lanes of a row
-    float row_sum[2];   // of this lane's columns only, until finish()
-
-    __device__ void start() {
+// Starts copying rows that stand `row_bytes` apart; the first `rows` of them and the first `columns` columns are there, the
+// others become zeros. Called by the whole block.
+template <class Element, int threads, class Tile>
+__device__ inline void copy_rows(Tile &target, const Element *source, uint32_t row_bytes, int rows, int columns) {
+    constexpr int chunk_elements = tile::elements_per_chunk<Element>;
+    constexpr int step = threads / Tile::row_chunks, lanes = step * Tile::row_chunks;
+    if (lanes < threads && threadIdx.x >= lanes) return;
+    const int row = threadIdx.x / Tile::row_chunks, chunk = threadIdx.x % Tile::row_chunks;
+    const char *bytes = reinterpret_cast<const char *>(source);
+    uint32_t offset = row * row_bytes + 16 * chunk;
+    if (rows >= Tile::rows && columns >= Tile::row_chunks * chunk_elements) {
 #pragma unroll
-        for (auto &accumulator : o)
+        for (int i = 0; i < ceil_div(Tile::rows, step); ++i, offset += step * row_bytes)
+            if (Tile::rows % step == 0 || row + i * step < Tile::rows)
+                ptx::cp_async_cg_16(target.address(row + i * step, chunk), bytes + offset, true);
+    } else {
+#pragma unroll 1   // once in a block, and code costs the loop beside it registers
+        for (int i = row; i < Tile::rows; i += step, offset += step * row_bytes) {
+            const bool present = i < rows && chunk * chunk_elements < columns;
+            ptx::cp_async_cg_16(target.address(i, chunk), bytes + (present ? offset : 0), present);
+        }
+    }
+}
+
+// s = Q K^T for the 16-row slices of Q from `first_row` and all keys of a tile; s[..][j] covers keys 8 j .. 8 j + 7.
+template <class Element, int dim, int slices, int tiles, class QueryTile, class KeyTile>
+__device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], const QueryTile &q, int first_row, const KeyTile &k) {
+#pragma unroll
+    for (auto &slice : s)
+#pragma unroll
+        for (auto &accumulator : slice)
 #pragma unroll
             for (float &element : accumulator) element = 0.0f;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            row_max[half] = -INFINITY;
-            row_sum[half] = 0.0f;
+    for (int step = 0; step < dim / 16; ++step) {
+        tile::FragmentA a[slices];
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice) tile::load_a(a[slice], q, first_row + 16 * slice, 2 * step);
+#pragma unroll
+        for (int pair = 0; pair < tiles / 2; ++pair) {
+            tile::FragmentB b[2];
+            tile::load_b(b, k, 16 * pair, 2 * step);
+#pragma unroll
+            for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) tile::multiply(s[slice][2 * pair + half], a[slice], b[half], Element{});
         }
     }
+}
 
-    // Turns scaled scores into probabilities below a new maximum and brings o and row_sum under it.
-    template <int tiles>
-    __device__ void take(tile::Accumulator (&s)[tiles]) {
-        float rescale[2], base[2];
+// o += P V for a tile of V [keys, dim_v]; P is rounded to the type of V.
+template <class Element, int dim_v, int slices, int tiles, class Tile>
+__device__ inline void accumulate_values(tile::Accumulator (&o)[slices][dim_v / tile::mma_columns],
+                                         const tile::Accumulator (&p)[slices][tiles], const Tile &v) {
+#pragma unroll
+    for (int step = 0; step < tiles / 2; ++step) {   // 16 keys
+        tile::FragmentA a[slices];
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice)
+            tile::accumulators_to_a(a[slice], p[slice][2 * step], p[slice][2 * step + 1], Element{});
+#pragma unroll
+        for (int columns = 0; columns < dim_v / 16; ++columns) {
+            tile::FragmentB b[2];
+            tile::load_b_transposed(b, v, 16 * step, 2 * columns);
+#pragma unroll
+            for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) tile::multiply(o[slice][2 * columns + half], a[slice], b[half], Element{});
+        }
+    }
+}
+
+// Calls body(score, slice, half, key) for every score of a lane; `key` counts from the start of the tile.
+template <class Order, int slices, int tiles, class Body>
+__device__ inline void for_scores(tile::Accumulator (&s)[slices][tiles], Body &&body) {
+#pragma unroll
+    for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int j = 0; j < tiles; ++j)
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    body(s[slice][j][2 * half + i], slice, half, Order::key(j, tile::accumulator_column(i)));
+}
+
+// Takes the scores of the tile that starts at `first_key` to units of log2 and hides the keys that their rows do not see.
+template <class Order, int slices, int tiles>
+__device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, int warp_row, int first_key,
+                                   float scale) {
+    const AttentionOptions &options = problem.options;
+    int query[slices][2], group[slices][2], first[slices][2], count[slices][2];   // visible: `count` keys of the tile from `first`
+#pragma unroll
+    for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float tile_max = -INFINITY;
-#pragma unroll
-            for (auto &scores : s) tile_max = fmaxf(tile_max, fmaxf(scores[2 * half], scores[2 * half + 1]));
-            tile_max = tile::reduce_row(tile_max, [](float a, float b) { return fmaxf(a, b); });
-            const float new_max = fmaxf(row_max[half], tile_max);
-            base[half] = new_max == -INFINITY ? 0.0f : new_max;   // no key yet: -inf less -inf would be NaN
-            rescale[half] = ptx::ex2_approx_ftz_f32(row_max[half] - base[half]);
-            row_max[half] = new_max;
-            row_sum[half] *= rescale[half];
+            const int row = min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
+            query[slice][half] = problem.query_of(row);
+            group[slice][half] = problem.group_of(row);
+            first[slice][half] = problem.first_visible(query[slice][half]) - first_key;
+            count[slice][half] = max(problem.end_visible(query[slice][half]) - first_key - first[slice][half], 0);
         }
-#pragma unroll
-        for (auto &scores : s)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                scores[i] = ptx::ex2_approx_ftz_f32(scores[i] - base[i / 2]);
-                row_sum[i / 2] += scores[i];
-            }
-#pragma unroll
-        for (auto &accumulator : o)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) accumulator[i] *= rescale[i / 2];
-    }
-
-    // o += P V for a tile of V [keys, dim] in bf16.
-    template <int tiles, class Tile>
-    __device__ void accumulate(const tile::Accumulator (&p)[tiles], const Tile &v) {
-        static_for<tiles / 2>([&](auto step) {   // 16 keys
-            tile::FragmentA a;
-            tile::accumulators_to_a(a, p[2 * step], p[2 * step + 1]);
-            static_for<dim / 16>([&](auto columns) {
-                tile::FragmentB b[2];
-                tile::load_b_transposed(b, v, 16 * step, 2 * columns);
-                static_for<2>([&](auto half) { ptx::mma_m16n8k16_bf16(o[2 * columns + half], a, b[half]); });
-            });
+    if (!problem.transforms_scores()) {
+        for_scores<Order>(s, [&](float &score, int slice, int half, int key) {
+            const bool visible = uint32_t(key - first[slice][half]) < uint32_t(count[slice][half]);
+            score = visible ? score * (scale * log2_e) : -INFINITY;
         });
+        return;
     }
-
-    // Adds up row_sum over the lanes of each row.
-    __device__ void finish() {
-#pragma unroll
-        for (float &sum : row_sum) sum = tile::reduce_row(sum, [](float a, float b) { return a + b; });
-    }
-};
-
-// ---------------------------------------------------------------------------------------------------------------------
-// The kernels
-
-// Quantizes a block's queries and hands each warp its fragments. Rows from `queries` on are zeros.
-template <class Element, int dim, class Shared>
-__device__ inline void load_queries(QueryFragments<dim> &fragments, Shared &shared, const Element *q, int first, int queries) {
-    quantize_rows<Element>(shared.q, [&](int row, int chunk) {
-        if (first + row >= queries) return uint4{};
-        const Element *source = q + size_t(first + row) * dim + chunk * tile::elements_per_chunk<Element>;
-        return __ldg(reinterpret_cast<const uint4 *>(source));
+    for_scores<Order>(s, [&](float &score, int, int, int) { score *= scale; });
+    if (options.softcap > 0.0f)   // tanh x = 1 - 2 / (1 + e^2x), good to 2^-22 absolute
+        for_scores<Order>(s, [&](float &score, int, int, int) {
+            const float power = ptx::ex2_approx_ftz_f32(score * (2.0f * log2_e / options.softcap));
+            score = options.softcap * (1.0f - 2.0f * ptx::rcp_approx_ftz_f32(1.0f + power));
+        });
+    for_scores<Order>(s, [&](float &score, int slice, int half, int key) {
+        if (uint32_t(key - first[slice][half]) >= uint32_t(count[slice][half])) {
+            score = -INFINITY;
+            return;
+        }
+        if (options.mask)
+            score += options.mask[problem.at(options.mask_strides, query[slice][half], group[slice][half], first_key + key)];
+        if (options.allowed && !options.allowed[problem.at(options.allowed_strides, query[slice][half], group[slice][half], first_key + key)])
+            score = -INFINITY;
+        // A large finite mask stays finite: a row of nothing else is a mean, not a row without keys.
+        if (score != -INFINITY) score = fmaxf(score * log2_e, -0x1.fffffep127f);
     });
-    ptx::bar_sync();   // all rows of Q are written before a warp reads its own
-    fragments.load(shared.q, threadIdx.x / 32 * tile::mma_rows);
-    ptx::bar_sync();   // all warps have their fragments before K is copied over Q
 }
 
-// The first key that query `row` does not see. Causal masks align the last query with the last key.
-__device__ inline int visible_keys(int row, int queries, int keys, bool causal) {
-    return causal ? min(keys, row + keys - queries + 1) : keys;
-}
-
-// O = softmax(scale Q K^T) V for 128 queries of one head. `out_bf16`, `out_f32` [queries, dim] and `lse` [queries] are
-// written where they are not null; a query that sees no key gets 0 and -inf.
-template <class Element, int dim>
-__device__ inline void attention_mxfp4_bf16(AttentionShared<Element, dim, true> &shared, const Operands<Element> &operands,
-                                            __nv_bfloat16 *out_bf16, float *out_f32, float *lse, float scale, bool causal) {
-    using Shared = AttentionShared<Element, dim, true>;
-    constexpr int keys_per_tile = attention_keys<dim>;
-    constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
-    const int queries = operands.queries, keys = operands.keys;
-    const int first_query = blockIdx.x * attention_queries;
-    const int warp_query = first_query + threadIdx.x / 32 * tile::mma_rows;
-
-    QueryFragments<dim> q;
-    load_queries<Element, dim>(q, shared, operands.q, first_query, queries);
-
-    Softmax<dim> softmax;
-    softmax.start();
-    const int last_query = min(first_query + attention_queries, queries) - 1;
-    const int tiles = ceil_div(max(visible_keys(last_query, queries, keys, causal), 0), keys_per_tile);
-    const int unmasked_keys = visible_keys(warp_query, queries, keys, causal);   // every query of the warp sees these
-
-    if (tiles > 0) copy_rows<Element, dim>(shared.k_raw, operands.k, 0, keys);
-    ptx::cp_async_commit_group();
-    for (int tile_index = 0; tile_index < tiles; ++tile_index) {
-        const int first_key = tile_index * keys_per_tile;
-
-        ptx::cp_async_wait_group<0>();
-        ptx::bar_sync();   // K has landed for everyone; everyone is done with V and the codes of the tile before
-        copy_rows<Element, dim>(shared.v_raw, operands.v, first_key, keys);
-        ptx::cp_async_commit_group();
-
-        quantize_rows<Element>(shared.k, [&](int row, int chunk) { return shared.k_raw.at(row, chunk); });
-        ptx::bar_sync();   // the codes of K are complete; nobody reads K as it came any more
-        if (tile_index + 1 < tiles) copy_rows<Element, dim>(shared.k_raw, operands.k, first_key + keys_per_tile, keys);
-        ptx::cp_async_commit_group();
-
-        tile::Accumulator s[keys_per_tile / tile::mma_columns];
-        multiply_scores(s, q, shared.k);
+// Writes the output of a warp's rows, columns g of which lie over the lanes as accumulators do, through `staging`, the
+// warp's own rows of shared memory, so that whole 16-byte chunks leave. Each row begins at row_start(row); columns is a
+// multiple of 8.
+template <class Element, class Tiling, class Softmax, class RowStart>
+__device__ inline void store_rows(const Softmax &softmax, typename Tiling::template OutputTile<Element> &staging, int warp_row,
+                                  int rows, int columns, const float (&factor)[Tiling::slices][2], RowStart &&row_start) {
+    __syncwarp();   // what stood in the staging rows was read
 #pragma unroll
-        for (auto &scores : s)
+    for (int slice = 0; slice < Tiling::slices; ++slice)
 #pragma unroll
-            for (float &score : scores) score *= scale * log2_e;
-        if (first_key + keys_per_tile > unmasked_keys) {
+        for (int j = 0; j < Tiling::dim_v / tile::mma_columns; ++j)
 #pragma unroll
-            for (int j = 0; j < keys_per_tile / tile::mma_columns; ++j)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int key = first_key + j * tile::mma_columns + tile::accumulator_column(i);
-                    const int query = warp_query + tile::accumulator_row(i);
-                    if (key >= visible_keys(query, queries, keys, causal)) s[j][i] = -INFINITY;
-                }
-        }
-        softmax.take(s);
-
-        ptx::cp_async_wait_group<1>();
-        ptx::bar_sync();   // V has landed for everyone
-        if constexpr (Shared::converts_v) {
-            convert_to_bf16<Element>(shared.v, shared.v_raw);
-            ptx::bar_sync();   // V in bf16 is complete
-            softmax.accumulate(s, shared.v);
-        } else {
-            softmax.accumulate(s, shared.v_raw);
-        }
-    }
-    softmax.finish();
-
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int query = warp_query + tile::accumulator_row(2 * half);
-        if (query >= queries) continue;
-        const float sum = softmax.row_sum[half];
-        const float normalize = sum == 0.0f ? 0.0f : ptx::rcp_approx_ftz_f32(sum);
-#pragma unroll
-        for (int j = 0; j < dim / tile::mma_columns; ++j) {
-            const size_t at = size_t(query) * dim + j * tile::mma_columns + tile::accumulator_column(0);
-            const float left = softmax.o[j][2 * half] * normalize, right = softmax.o[j][2 * half + 1] * normalize;
-            if (out_bf16) *reinterpret_cast<uint32_t *>(out_bf16 + at) = ptx::cvt_rn_bf16x2_f32(right, left);
-            if (out_f32) *reinterpret_cast<float2 *>(out_f32 + at) = {left, right};
-        }
-        if (lse && tile::accumulator_column(0) == 0)
-            lse[query] = sum == 0.0f ? -INFINITY : softmax.row_max[half] * ln_2 + ptx::lg2_approx_ftz_f32(sum) * ln_2;
-    }
-}
-
-// scores[queries][keys] = Q K^T of the same tiles, unscaled and unmasked, for 128 queries of one head.
-template <class Element, int dim>
-__device__ inline void probe_scores_mxfp4(AttentionShared<Element, dim, false> &shared, const Operands<Element> &operands,
-                                          float *scores) {
-    constexpr int keys_per_tile = attention_keys<dim>;
-    const int queries = operands.queries, keys = operands.keys;
-    const int first_query = blockIdx.x * attention_queries;
-    const int warp_query = first_query + threadIdx.x / 32 * tile::mma_rows;
-
-    QueryFragments<dim> q;
-    load_queries<Element, dim>(q, shared, operands.q, first_query, queries);
-    for (int first_key = 0; first_key < keys; first_key += keys_per_tile) {
-        copy_rows<Element, dim>(shared.k_raw, operands.k, first_key, keys);
-        ptx::cp_async_commit_group();
-        ptx::cp_async_wait_group<0>();
-        ptx::bar_sync();   // K has landed for everyone; everyone is done with the codes of the tile before
-        quantize_rows<Element>(shared.k, [&](int row, int chunk) { return shared.k_raw.at(row, chunk); });
-        ptx::bar_sync();   // the codes of K are complete; nobody reads K as it came any more
-
-        tile::Accumulator s[keys_per_tile / tile::mma_columns];
-        multiply_scores(s, q, shared.k);
-#pragma unroll
-        for (int j = 0; j < keys_per_tile / tile::mma_columns; ++j)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int query = warp_query + tile::accumulator_row(i);
-                const int key = first_key + j * tile::mma_columns + tile::accumulator_column(i);
-                if (query < queries && key < keys) scores[size_t(query) * keys + key] = s[j][i];
+            for (int half = 0; half < 2; ++half) {
+                const tile::Accumulator &o = softmax.o[slice][j];
+                uint32_t *chunk = reinterpret_cast<uint32_t *>(
+                    &staging.at(warp_row + 16 * slice + tile::accumulator_row(2 * half), j));
+                chunk[tile::accumulator_column(0) / 2] = tile::rounded_pair(o[2 * half + 1] * factor[slice][half],
+                                                                            o[2 * half] * factor[slice][half], Element{});
             }
+    __syncwarp();   // the rows are complete
+    using Tile = typename Tiling::template OutputTile<Element>;
+#pragma unroll 4
+    for (int item = ptx::laneid(); item < 16 * Tiling::slices * Tile::row_chunks; item += 32) {
+        const int row = item / Tile::row_chunks, chunk = item % Tile::row_chunks;
+        if (row < rows && 8 * chunk < columns)
+            *reinterpret_cast<uint4 *>(row_start(row) + 8 * chunk) = staging.at(warp_row + row, chunk);
     }
+}
+
+// Divides by the sums and writes what is asked for; splits write what they have.
+template <class Tiling, class Softmax>
+__device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &shared, const Problem &problem, int first_row,
+                                     int warp_row, float output_scale = 1.0f) {
+    const AttentionOptions &options = problem.options;
+    softmax.finish();
+    float sink_share[Tiling::slices][2] = {};   // of the denominator
+    if (options.sinks && problem.split == 0) {   // one more key, which has no value
+        float new_max[Tiling::slices][2], sink[Tiling::slices][2];
+#pragma unroll
+        for (int slice = 0; slice < Tiling::slices; ++slice)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int group = problem.group_of(warp_row + 16 * slice + tile::accumulator_row(2 * half));
+                sink[slice][half] = options.sinks[problem.head * options.group + group] * log2_e;
+                new_max[slice][half] = fmaxf(softmax.row_max[slice][half], ceilf(sink[slice][half]));
+            }
+        softmax.raise(new_max);
+#pragma unroll
+        for (int slice = 0; slice < Tiling::slices; ++slice)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                if (sink[slice][half] > -INFINITY)
+                    sink_share[slice][half] = ptx::ex2_approx_ftz_f32(sink[slice][half] - new_max[slice][half]);
+    }
+
+    float factor[Tiling::slices][2];
+#pragma unroll
+    for (int slice = 0; slice < Tiling::slices; ++slice)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
+            const float sum = softmax.row_sum[slice][half] + sink_share[slice][half], max = softmax.row_max[slice][half];
+            const float denominator = softmax.denominator(slice, half) + sink_share[slice][half];
+            factor[slice][half] = output_scale * (options.partial ? 1.0f : denominator == 0.0f ? 0.0f : __frcp_rn(denominator));
+            if (row >= problem.rows || tile::accumulator_column(0) != 0) continue;
+            if (options.lse)
+                options.lse[problem.row_at(row)] = sum == 0.0f ? -INFINITY : (max + ptx::lg2_approx_ftz_f32(sum)) * ln_2;
+            if (options.row_max) options.row_max[problem.split_row_at(row)] = max;
+            if (options.row_sum) options.row_sum[problem.split_row_at(row)] = denominator;
+        }
+
+    const int rows = problem.rows - warp_row;
+    if (options.out_bf16)
+        store_rows<__nv_bfloat16, Tiling>(softmax, reinterpret_cast<typename Tiling::template OutputTile<__nv_bfloat16> &>(shared.q),
+                                          warp_row - first_row, rows, options.dim_v, factor, [&](int row) {
+                                              return options.out_bf16 + problem.at(options.out_bf16_strides, warp_row + row);
+                                          });
+    if (options.out_f16)
+        store_rows<__half, Tiling>(softmax, reinterpret_cast<typename Tiling::template OutputTile<__half> &>(shared.q),
+                                   warp_row - first_row, rows, options.dim_v, factor, [&](int row) {
+                                       return options.out_f16 + problem.at(options.out_f16_strides, warp_row + row);
+                                   });
+    if (!options.out_f32 && !options.partial) return;
+#pragma unroll
+    for (int slice = 0; slice < Tiling::slices; ++slice)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {   // four lanes of a row write 32 bytes together
+            const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
+            if (row >= problem.rows) continue;
+            float *target = options.partial ? options.partial + problem.split_row_at(row) * options.dim_v
+                                            : options.out_f32 + problem.at(options.out_f32_strides, row);
+#pragma unroll
+            for (int j = 0; j < Tiling::dim_v / tile::mma_columns; ++j)
+                if (j * tile::mma_columns < options.dim_v)
+                    *reinterpret_cast<float2 *>(target + j * tile::mma_columns + tile::accumulator_column(0)) = {
+                        softmax.o[slice][j][2 * half] * factor[slice][half], softmax.o[slice][j][2 * half + 1] * factor[slice][half]};
+        }
+}
+
+// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys).
+template <class Tiling>
+__device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
+                                 const AttentionOptions &options) {
+    using Element = typename Tiling::Element;
+    const Problem problem(options);
+    // Where a mask is causal, later rows have more to do; they start first.
+    const int first_row = (gridDim.x - 1 - blockIdx.x) * Tiling::rows;
+    if (first_row >= problem.rows) return;   // packed sequences have different lengths
+    const int end_row = min(first_row + Tiling::rows, problem.rows);
+    const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
+
+    const Element *k = operands.k + problem.at(operands.k_strides), *v = operands.v + problem.at(operands.v_strides);
+    const uint32_t k_row_bytes = operands.k_strides.key * sizeof(Element), v_row_bytes = operands.v_strides.key * sizeof(Element);
+    const TileRange<Tiling::keys> range(problem, first_row, end_row);
+    auto copy_tile = [&](int index) {
+        auto &stage = shared.stage[(index - range.begin) % Tiling::stages];
+        const int first = index * Tiling::keys;
+        copy_rows<Element, Tiling::threads>(stage.k, k + first * operands.k_strides.key, k_row_bytes, problem.keys - first,
+                                            options.dim);
+        copy_rows<Element, Tiling::threads>(stage.v, v + first * operands.v_strides.key, v_row_bytes, problem.keys - first,
+                                            options.dim_v);
+    };
+
+    if (range.begin < range.end) {   // rows that see no key leave at once, by way of the place where Q would land
+        copy_queries<Element, Tiling::threads>(shared.q, operands.q, operands.q_strides, problem, first_row);
+        copy_tile(range.begin);
+    }
+    ptx::cp_async_commit_group();
+
+    OnlineSoftmax<Tiling::slices, Tiling::dim_v> softmax;
+    softmax.start();
+    const bool idle = warp_row >= problem.rows;
+    const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
+    auto step = [&](int index, auto masked) {
+        ptx::cp_async_wait_group<0>();
+        ptx::bar_sync();   // this tile has landed for everyone; everyone is done with the stage that is filled next
+        if (index + 1 < range.end) copy_tile(index + 1);
+        ptx::cp_async_commit_group();
+        const auto &stage = shared.stage[(index - range.begin) % Tiling::stages];
+        // A warp without rows, or whose rows see nothing of this tile, only copies.
+        if (idle || (masked && index * Tiling::keys >= warp_end)) return;
+        tile::Accumulator s[Tiling::slices][Tiling::keys / tile::mma_columns];
+        multiply_scores<Element, Tiling::dim>(s, shared.q, warp_row - first_row, stage.k);
+        if constexpr (masked)
+            mask_scores<tile::NaturalKeys>(s, problem, warp_row, index * Tiling::keys, options.scale);
+        softmax.template take<masked>(s, options.scale * log2_e);
+        accumulate_values<Element, Tiling::dim_v>(softmax.o, s, stage.v);
+    };
+    for (int index = range.begin; index < range.end; ++index) {
+        for (; range.plain_begin <= index && index < range.plain_end; ++index) step(index, std::false_type{});
+        if (index < range.end) step(index, std::true_type{});
+    }
+    write_results<Tiling>(softmax, shared, problem, first_row, warp_row);
 }
 
 }  // namespace op

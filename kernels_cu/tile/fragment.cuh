@@ -4,10 +4,14 @@
 // same bytes in the same places: a row of A and a column of B are 32 bytes, two 16-byte chunks.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <cstdint>
 
 #include "../ptx/cvt.cuh"
 #include "../ptx/ldmatrix.cuh"
+#include "../ptx/mma.cuh"
 #include "../ptx/warp.cuh"
 #include "shared.cuh"
 
@@ -24,11 +28,11 @@ constexpr int mma_columns = 8;
 __device__ inline int accumulator_row(int i) { return ptx::laneid() / 4 + 8 * (i >> 1); }
 __device__ inline int accumulator_column(int i) { return 2 * (ptx::laneid() % 4) + (i & 1); }
 
-// A: 16 rows from `first_row`, the two chunks from `first_chunk`.
+// A: 16 rows from `first_row`, the two chunks from `first_chunk`; both are even and, as below, rows a multiple of 8.
 template <class Tile>
 __device__ inline void load_a(FragmentA &a, const Tile &tile, int first_row, int first_chunk) {
     const int lane = ptx::laneid();
-    ptx::ldmatrix_x4(a, tile.address(first_row + lane % 16, first_chunk + lane / 16));
+    ptx::ldmatrix_x4(a, Tile::moved(tile.address(lane % 16, lane / 16), first_row, first_chunk));
 }
 
 // B of two neighbouring tiles of 8 columns, stored as one row per column: 16 rows from `first_row`.
@@ -36,7 +40,7 @@ template <class Tile>
 __device__ inline void load_b(FragmentB (&b)[2], const Tile &tile, int first_row, int first_chunk) {
     const int lane = ptx::laneid();
     uint32_t registers[4];
-    ptx::ldmatrix_x4(registers, tile.address(first_row + lane % 8 + 8 * (lane / 16), first_chunk + lane / 8 % 2));
+    ptx::ldmatrix_x4(registers, Tile::moved(tile.address(lane % 8 + 8 * (lane / 16), lane / 8 % 2), first_row, first_chunk));
 #pragma unroll
     for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = registers[i];
 }
@@ -47,18 +51,28 @@ template <class Tile>
 __device__ inline void load_b_transposed(FragmentB (&b)[2], const Tile &tile, int first_row, int first_chunk) {
     const int lane = ptx::laneid();
     uint32_t registers[4];
-    ptx::ldmatrix_x4_trans(registers, tile.address(first_row + lane % 16, first_chunk + lane / 16));
+    ptx::ldmatrix_x4_trans(registers, Tile::moved(tile.address(lane % 16, lane / 16), first_row, first_chunk));
 #pragma unroll
     for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = registers[i];
 }
 
-// Two neighbouring accumulators, rounded to bf16, as A of a following MMA whose k runs along their 16 columns. A lane holds
-// what it needs already.
-__device__ inline void accumulators_to_a(FragmentA &a, const Accumulator &left, const Accumulator &right) {
-    a[0] = ptx::cvt_rn_bf16x2_f32(left[1], left[0]);
-    a[1] = ptx::cvt_rn_bf16x2_f32(left[3], left[2]);
-    a[2] = ptx::cvt_rn_bf16x2_f32(right[1], right[0]);
-    a[3] = ptx::cvt_rn_bf16x2_f32(right[3], right[2]);
+// c += A B of 16-bit elements.
+__device__ inline void multiply(Accumulator &c, const FragmentA &a, const FragmentB &b, __nv_bfloat16) {
+    ptx::mma_m16n8k16_bf16(c, a, b);
+}
+__device__ inline void multiply(Accumulator &c, const FragmentA &a, const FragmentB &b, __half) { ptx::mma_m16n8k16_f16(c, a, b); }
+
+__device__ inline uint32_t rounded_pair(float high, float low, __nv_bfloat16) { return ptx::cvt_rn_bf16x2_f32(high, low); }
+__device__ inline uint32_t rounded_pair(float high, float low, __half) { return ptx::cvt_rn_f16x2_f32(high, low); }
+
+// Two neighbouring accumulators, rounded to 16 bits, as A of a following MMA whose k runs along their 16 columns. A lane
+// holds what it needs already.
+template <class Element>
+__device__ inline void accumulators_to_a(FragmentA &a, const Accumulator &left, const Accumulator &right, Element) {
+    a[0] = rounded_pair(left[1], left[0], Element{});
+    a[1] = rounded_pair(left[3], left[2], Element{});
+    a[2] = rounded_pair(right[1], right[0], Element{});
+    a[3] = rounded_pair(right[3], right[2], Element{});
 }
 
 // A reduction of one value over the four lanes that hold a row of an accumulator.

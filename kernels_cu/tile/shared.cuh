@@ -19,9 +19,11 @@ struct SharedTile {
 
     uint4 chunks[rows * row_chunks];
 
+    static constexpr int power = row_chunks % 8 == 0 ? 3 : row_chunks % 4 == 0 ? 2 : row_chunks % 2 == 0 ? 1 : 0;   // a
+    static constexpr int swizzled_chunks = 1 << power;
+
     __device__ static int index(int row, int chunk) {
-        constexpr int power = row_chunks % 8 == 0 ? 3 : row_chunks % 4 == 0 ? 2 : row_chunks % 2 == 0 ? 1 : 0;
-        return row * row_chunks + (chunk ^ (row >> (3 - power) & ((1 << power) - 1)));
+        return row * row_chunks + (chunk ^ (row >> (3 - power) & (swizzled_chunks - 1)));
     }
 
     __device__ uint4 &at(int row, int chunk) { return chunks[index(row, chunk)]; }
@@ -29,6 +31,13 @@ struct SharedTile {
     // The address in the shared state space, for ldmatrix and cp.async.
     __device__ uint32_t address(int row, int chunk) const {
         return static_cast<uint32_t>(__cvta_generic_to_shared(chunks)) + 16 * index(row, chunk);
+    }
+
+    // The address of (row + rows, chunk + chunks) from that of (row, chunk), where `rows` is a multiple of 8 and no bit of
+    // chunk % swizzled_chunks is set in `chunks`. With constants that is one exclusive or and an offset of the instruction.
+    __device__ static uint32_t moved(uint32_t address, int rows, int chunks) {
+        const int swizzled = chunks & (swizzled_chunks - 1);
+        return (address ^ (16 * swizzled)) + 16 * (chunks - swizzled + rows * row_chunks);
     }
 };
 

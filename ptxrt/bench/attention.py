@@ -16,14 +16,17 @@ from ..describe import text_table
 from ..errors import ArgumentError
 from ..formats import FORMATS, bf16
 from ..kernel import Kernel, random_array
-from ..ops.attention import attention, exact_attention, visible_pairs
+from ..ops.attention import attention, exact_attention
+from ..ops.attention_kernels import OPEN, visible_pairs
 from ..ops.probes import mma_rate_bf16, mma_rate_mxf8f6f4_e2m1
 from ..prepared import prepare
 from . import plots
 from .timing import REPEAT, WARM, Clock, Times, about, check_fits, checked_repeat, gpu, title
 
 # What is measured unasked: formats of the two products, one line each.
-COMBINATIONS = (("mxfp4", "bf16"),)
+COMBINATIONS = (("bf16", "bf16"), ("mxfp4", "bf16"))
+# Where operands are quantized as they are loaded.
+IN_KERNEL = {("mxfp4", "bf16"): "in_kernel"}
 # The probe of the MMA that multiplies each format on sm_12x. The portable machine multiplies them all as bf16.
 RATES: dict[str, Kernel] = {
     "bf16": mma_rate_bf16,
@@ -80,7 +83,7 @@ class Shape:
 
     def flops(self, causal: bool) -> int:
         """Of one of the two products: a multiplication and an addition for each visible pair and each element."""
-        return 2 * self.batch * self.heads * visible_pairs(self.queries, self.keys, causal) * self.dim
+        return 2 * self.batch * self.heads * visible_pairs(self.queries, self.keys, right=0 if causal else OPEN) * self.dim
 
     def bytes(self, itemsize: int, out_itemsize: int = 2) -> int:
         """Of Q, K and V read and the output written, each once."""
@@ -171,7 +174,7 @@ def attention_rows(
 
 
 def _prepared(q, k, v, qk: str, pv: str, causal: bool, out) -> Callable[[], Any]:
-    call = prepare(attention, q, k, v, qk=qk, pv=pv, causal=causal, out=out)
+    call = prepare(attention, q, k, v, qk=qk, pv=pv, quantize=IN_KERNEL.get((qk, pv)), causal=causal, out=out)
     return lambda: call(q, k, v)
 
 
@@ -184,7 +187,7 @@ def _figures(shape: Shape, causal: bool, times: Times, qk_rate: float, pv_rate: 
 def _error(out: np.ndarray, host: list[np.ndarray], causal: bool) -> float:
     """Relative L2 of the last queries of the first head: causal masks are aligned there, so they see what they saw."""
     q, k, v = (x[:1, :1] for x in host)
-    want, _ = exact_attention(q[:, :, -CHECKED_QUERIES:], k, v, q.shape[-1] ** -0.5, causal)
+    want, _ = exact_attention(q[:, :, -CHECKED_QUERIES:], k, v, causal=causal)
     return compare(out[:1, :1, -CHECKED_QUERIES:], want).relative_l2
 
 

@@ -1,124 +1,43 @@
-"""Fused attention: declarations, references and the friendly `attention`."""
+"""The friendly functions of attention, `attention` and `merge`, and `exact_attention`, what they compute in float64."""
 
-import math
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
-from ..accuracy import Tolerance
-from ..array import as_arrays, as_output
+from ..array import DeviceArray, allocate, as_arrays, to_device, upload
 from ..blocks import mxfp4
 from ..errors import ArgumentError
-from ..formats import bf16, f16, f32, format_of, i32
-from ..kernel import In, Out, Scalar, kernel
+from ..formats import Format, bf16, f16, f32, format_of
+from ..kernel import Kernel
 from ..prepared import remembered
+from .attention_call import Call, attention_call, checked_window, output_format, spelled
+from .attention_kernels import SPLIT_UNIT, attention_bf16, attention_merge, attention_mxfp4_bf16, exact_quotient, exact_sums, spans_of
+from .cast import cast
 
-DIMS = tuple(range(32, 257, 32))
+# Kernels load 16 bytes at a time: rows of 16-bit elements start at multiples of this many.
+_ROW_UNIT = 8
+# Blocks that fill a GPU (an RTX 5090 has 170 multiprocessors, an H200 132), the rows of one, and the fewest units of keys
+# that are worth a block of their own.
+_FILLING_BLOCKS, _BLOCK_ROWS, _FEWEST_UNITS = 160, 64, 4
 
 
-def visible(queries: int, keys: int, causal: bool) -> np.ndarray:
-    """Which keys a query sees, bool [queries, keys]; causal is aligned at the bottom right.
+@dataclass(frozen=True)
+class Way:
+    """One way to compute attention: the kernel, how its operands are made, and what they hold.
 
-    Key j is visible to query i if j <= i + keys - queries, so the last query sees every key.
+    operands: called with a call, its q, k and v on the device, and the place, it gives the kernel's arguments by name;
+    operands.values(q, k, v) is what they hold, as NumPy arrays, for references. output: the type of results where none is
+    asked for. lacks: options of `attention` that the kernel does not have. run: what to do in place of `_run`.
     """
-    if not causal:
-        return np.ones((queries, keys), bool)
-    return np.arange(keys) <= np.arange(queries)[:, None] + keys - queries
 
-
-def visible_pairs(queries: int, keys: int, causal: bool) -> int:
-    """How many pairs of query and key are visible."""
-    if not causal:
-        return queries * keys
-    first = max(keys - queries + 1, 0)  # keys that the first query sees, or 0
-    rows = min(queries, keys)  # queries that see at least one key
-    return rows * (keys + max(first, 1)) // 2
-
-
-def exact_attention(q, k, v, scale: float, causal: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Attention in float64: output [B, H, Sq, D] and log of the sum of exponentials [B, H, Sq].
-
-    Rows that see no key give 0 and -inf. NaN in a visible score gives NaN in its row.
-    """
-    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-    out, lse = np.zeros(q.shape), np.full(q.shape[:-1], -np.inf)
-    shown = visible(q.shape[2], k.shape[2], causal)
-    rows = shown.any(axis=1)
-    with np.errstate(invalid="ignore"):
-        for head in np.ndindex(*q.shape[:2]):
-            scores = np.where(shown[rows], (q[head][rows] @ k[head].T) * scale, -np.inf)
-            top = scores.max(axis=1, keepdims=True)
-            weights = np.exp(scores - top)
-            total = weights.sum(axis=1, keepdims=True)
-            out[head][rows] = (weights @ v[head]) / total
-            lse[head][rows] = (top + np.log(total))[:, 0]
-    return out, lse
-
-
-def _flops(*, batch, heads, queries, keys, dim, causal, scale):
-    """Two products of `dim` multiply-adds for each visible pair."""
-    return 4 * batch * heads * dim * visible_pairs(queries, keys, bool(causal))
-
-
-_BF16_REASON = "weights are rounded to bfloat16 before the second product"
-
-
-@kernel(
-    grid="queries heads batch",
-    variants=dict(dim=DIMS),
-    cases=[
-        *(
-            dict(batch=1, heads=1, queries=70, keys=130, dim=dim, scale=dim**-0.5, **rest)
-            for dim in DIMS
-            # The compiler makes a path of its own for each choice of outputs, and one for masks that are not causal.
-            for rest in (
-                dict(causal=1, out_bf16=True),
-                dict(causal=1, out_f32=True),
-                dict(causal=0, out_f32=True, lse=True),
-                dict(causal=1, out_bf16=True, out_f32=True, lse=True),
-            )
-        ),
-        dict(batch=1, heads=2, queries=64, keys=128, dim=64, scale=0.125, causal=0, out_f32=True, lse=True),
-        dict(batch=2, heads=1, queries=40, keys=72, dim=32, scale=0.2, causal=1, out_bf16=True, lse=True, format="f16"),
-        dict(batch=1, heads=1, queries=136, keys=40, dim=32, scale=0.2, causal=1, out_f32=True, lse=True, format="f32"),
-        dict(batch=1, heads=1, queries=1, keys=1, dim=32, scale=1.0, causal=0, out_f32=True, lse=True, format="f32"),
-    ],
-    tolerance=dict(
-        out_bf16=Tolerance(_BF16_REASON + ", as is the result", relative_l2=3e-3, cosine=0.99999, gain=1e-3),
-        out_f32=Tolerance(_BF16_REASON, relative_l2=2.5e-3, cosine=0.99999, gain=1e-3),
-        lse=Tolerance("float32 scores and sums, approximate exponentials and logarithm", relative_l2=1e-5, absolute=1e-4),
-    ),
-    flops=_flops,
-)
-def attention_mxfp4_bf16(
-    q: In[f32 | f16 | bf16, "batch heads queries dim"],
-    k: In[f32 | f16 | bf16, "batch heads keys dim"],
-    v: In[f32 | f16 | bf16, "batch heads keys dim"],
-    out_bf16: Out[bf16, "batch heads queries dim"] = None,
-    out_f32: Out[f32, "batch heads queries dim"] = None,
-    lse: Out[f32, "batch heads queries"] = None,
-    *,
-    scale: Scalar[f32],
-    causal: Scalar[i32] = 0,
-):
-    """Compute softmax(scale Q K^T) V with Q and K in MXFP4, weights and V in bfloat16.
-
-    Q and K are quantized in the kernel, to the bytes that `quantize_mxfp4` gives. Sums and softmax are
-    float32. With `causal` query i sees key j where j <= i + keys - queries; rows without keys give 0 and an
-    `lse` of -inf. `lse` is the natural logarithm of the sum of exponentials of the scaled scores. NaN propagates;
-    a block of Q or K with an infinity counts as NaN.
-    The reference is float64 attention of the dequantized Q and K and of V rounded to bfloat16.
-    """
-    q, k = (mxfp4.decode(*mxfp4.encode(x)) for x in (q, k))
-    out, sums = exact_attention(q, k, np.asarray(v, bf16.dtype), float(scale), bool(causal))
-    for buffer in (out_bf16, out_f32):
-        if buffer is not None:
-            buffer[:] = out
-    if lse is not None:
-        lse[:] = sums
-
-
-# (qk, pv, quantize) -> the kernel that computes it.
-ATTENTION = {("mxfp4", "bf16", "in_kernel"): attention_mxfp4_bf16}
+    kernel: Kernel
+    operands: Any
+    output: Format
+    lacks: tuple[str, ...] = ("smooth_k", "smooth_q")
+    run: Callable[..., tuple] | None = None
 
 
 @remembered
@@ -127,68 +46,331 @@ def attention(
     k,
     v,
     *,
-    qk="mxfp4",
-    pv="bf16",
-    quantize="in_kernel",
+    qk="bf16",
+    pv=None,
+    quantize=None,
     causal=False,
+    window=None,
     scale=None,
+    softcap=0.0,
+    mask=None,
+    sinks=None,
+    key_lengths=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    smooth_k="auto",
+    smooth_q=False,
     return_lse=False,
+    normalize=True,
+    layout="bhsd",
     out_dtype=None,
     out=None,
     stream=None,
 ):
-    """Compute softmax(scale Q K^T) V for q [B, H, Sq, D] and k, v [B, H, Sk, D] of float32, float16 or bfloat16.
+    """Compute softmax(scale Q K^T) V for q [B, H, Sq, D], k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv]; H is a multiple of Hkv.
 
-    qk, pv, quantize: formats of the two products, and where the inputs are quantized.
-    causal: query i sees key j where j <= i + Sk - Sq; rows without keys give 0 (and an lse of -inf).
-    scale: finite; 1 / sqrt(D) where None.
-    return_lse: also return the natural logarithm of the sum of exponentials, float32 [B, H, Sq].
-    out_dtype: bfloat16 (where None) or float32; out: an array to write to, whose dtype then decides.
-    stream: of the device; None is the library's own.
+    q, k and v are float32, float16 or bfloat16, on any strides; D and Dv up to 256; B, H and S change places with
+    layout="bshd". Heads h of q with the same h // (H / Hkv) share a head of k and v.
+    qk, pv: formats of the operands of the two products, "bf16" or "f16"; pv is qk's where None. float32, and a 16-bit type that
+    is not the format's, are rounded to it. qk="mxfp4", pv="bf16", quantize="in_kernel": Q and K quantized as they are loaded.
+    scale: finite; 1 / sqrt(D) where None. softcap: above 0, scores become softcap tanh(score / softcap).
+    causal: query i sees key j where j <= i + Sk - Sq. window: (left, right), whole numbers from 0 on or None for
+    open; i sees j where -left <= j - (i + Sk - Sq) <= right. With causal, right is 0.
+    mask: bool (False hides a key) or float (added to the scores), broadcast to [B, H, Sq, Sk].
+    sinks: [H], one logit for each head that joins the denominator alone.
+    key_lengths: [B] whole numbers: only the first keys of each batch are there, and Sk is that number.
+    cu_seqlens_q, cu_seqlens_k: packed sequences: q, k and v have B = 1, sequence i is rows cu[i] to cu[i + 1] of each;
+    N + 1 whole numbers from 0 to the whole length. Sq and Sk are then those of the sequence; masks go by whole rows.
+    smooth_k, smooth_q: for block formats; "auto" and False do nothing for others.
+    return_lse: also return the natural logarithm of each row's denominator, float32 [B, H, Sq].
+    normalize: where False, return (out, row_max, row_sum), all float32: out / row_sum is the output, the denominator is
+    2**row_max row_sum, and row_max is a whole number.
+    out_dtype: float32, float16 or bfloat16; bfloat16 where None, or float16 for pv="f16". out: an array of the output's
+    shape to write to, whose dtype then decides. stream: of the device; None is the library's own.
 
-    Sq and Sk are at least 1, D is a multiple of 32 up to 256. NaN propagates. NumPy arrays give NumPy
-    results; device arrays give device arrays, without waiting. ArgumentError for anything that does not fit.
+    Rows that see no key give 0, and an lse of -inf (or their sink). NaN in a row of Q, or in a key that it sees, gives NaN. Results do not
+    depend on the rest of the batch: each item's are those of a call of its own, bit for bit. NumPy arrays give NumPy
+    results; with any device array results stay on the device, without waiting. ArgumentError for what does not fit.
     """
-    chosen, arguments = attention_call(q, k, v, qk, pv, quantize, causal, scale, return_lse, out_dtype, out)
-    return chosen(**arguments, stream=stream)
+    call = attention_call(
+        *(ATTENTION, q, k, v, qk, pv, quantize, causal, window, scale, softcap, mask, sinks, key_lengths, cu_seqlens_q, cu_seqlens_k),
+        *(smooth_k, smooth_q, return_lse, normalize, layout, out_dtype, out),
+    )
+    results = (call.way.run or _run)(call, stream)
+    return results[0] if len(results) == 1 else results
 
 
-def attention_call(q, k, v, qk, pv, quantize, causal, scale, return_lse, out_dtype, out):
-    """The kernel that `attention` runs and the arguments, by name, that it runs with; both as checked as there."""
-    wanted = (qk, pv, quantize)
-    chosen = ATTENTION.get(wanted) if all(isinstance(word, str) for word in wanted) else None
-    if chosen is None:
-        known = "; ".join(f"qk={a!r}, pv={b!r}, quantize={c!r}" for a, b, c in ATTENTION)
-        raise ArgumentError(f"attention: no kernel for qk={qk!r}, pv={pv!r}, quantize={quantize!r}; there is {known}")
-    q, k, v = as_arrays("attention", q=q, k=k, v=v)
-    if scale is None:
-        scale = 1 / math.sqrt(q.shape[-1]) if q.shape and q.shape[-1] else 1.0
-    if not _is_finite(scale):
-        raise ArgumentError(f"attention: scale is {scale!r}; pass a finite number, or None for 1 / sqrt(D)")
-    if out is not None:
-        out = as_output("attention", "out", out)
-    output = _output_argument(chosen, out, out_dtype)
-    outputs = {output: True if out is None else out, "lse": bool(return_lse)}
-    return chosen, dict(q=q, k=k, v=v, **outputs, scale=scale, causal=bool(causal))
+def merge(outputs, lses, *, out_dtype=np.float32, stream=None):
+    """Merge attention over segments of the keys: (output, lse) of all, from the outputs and lses of each.
+
+    outputs: a sequence of arrays [..., S, D], or one with the segments in front; float32, float16 or bfloat16. lses:
+    their `return_lse` results [..., S], float32. output is the sum of exp(lse_i - lse) output_i, of `out_dtype`; lse the
+    logarithm of the sum of exp(lse_i), float32. A segment with an lse of -inf counts nothing; rows that are so in all give 0
+    and -inf. Sums are float32, in the order of the segments.
+    NumPy arrays give NumPy results; device arrays stay on the device, without waiting.
+    """
+    parts, logs = _segments("outputs", outputs), _segments("lses", lses)
+    shape = tuple(parts[0].shape)
+    for name, group, wanted in (("outputs", parts, shape), ("lses", logs, shape[:-1])):
+        for i, item in enumerate(group):
+            if tuple(item.shape) != wanted or len(group) != len(parts):
+                raise ArgumentError(
+                    f"merge: {name}[{i}] has shape {list(item.shape)} of {len(group)}; {len(parts)} outputs of {list(shape)} "
+                    f"have {len(parts)} lses of {list(shape[:-1])}"
+                )
+            if format_of(item.dtype, (f32, f16, bf16) if name == "outputs" else (f32,)) is None:
+                raise ArgumentError(f"merge: {name}[{i}] is {item.dtype}; outputs are float32, float16 or bfloat16, lses float32")
+    if not 2 <= len(shape) <= 4:
+        raise ArgumentError(f"merge: outputs[0] has shape {list(shape)}; pass [B, H, S, D], or fewer axes in front of S")
+    member = output_format("merge", out_dtype, None, f32)
+    place = _Place([*parts, *logs], stream)
+    rows = (1,) * (4 - len(shape)) + shape[:-1]
+    partial = _stacked([place.put(x).reshape(*rows, shape[-1]) for x in parts], place)
+    maxima = _stacked([place.put(x).reshape(*rows, 1) for x in logs], place).reshape(len(logs), *rows)
+    if 0 in partial.shape:
+        return tuple(place.back(place.empty(s, m)) for s, m in ((shape, member), (shape[:-1], f32)))
+    merged = {f"out_{member}": place.empty((*rows, shape[-1]), member), "lse": place.empty(rows, f32)}
+    attention_merge(partial, maxima, **merged, natural=1, stream=stream)
+    return tuple(place.back(x.reshape(s)) for x, s in zip(merged.values(), (shape, shape[:-1])))
 
 
-def _is_finite(value) -> bool:
-    try:
-        return math.isfinite(value)
-    except (TypeError, ValueError, OverflowError):
-        return False
+def exact_attention(
+    q,
+    k,
+    v,
+    *,
+    scale=None,
+    causal=False,
+    window=None,
+    softcap=0.0,
+    mask=None,
+    sinks=None,
+    key_lengths=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What `attention` computes, in float64 on the host: output [B, H, Sq, Dv] and lse [B, H, Sq], in the layout "bhsd"."""
+    q, k, v = (np.asarray(x) for x in (q, k, v))
+    heads, group = k.shape[1], q.shape[1] // k.shape[1]
+    left, right = checked_window(window, causal)
+
+    def grouped(x, *axes):
+        return None if x is None else np.broadcast_to(x, (q.shape[0], q.shape[1], *axes)).reshape(q.shape[0], heads, group, *axes)
+
+    spans = None
+    if cu_seqlens_q is not None:
+        ends = [(cu[:-1], cu[1:]) for cu in (np.asarray(cu_seqlens_q), np.asarray(cu_seqlens_k))]
+        spans = spans_of(len(ends[0][0]), 0, 0, *ends[0], *ends[1])
+    elif key_lengths is not None:
+        spans = spans_of(len(q), q.shape[2], k.shape[2], key_ends=np.asarray(key_lengths))
+    hides = mask is not None and np.asarray(mask).dtype == bool
+    sums = exact_sums(
+        *(grouped(q, *q.shape[2:]), k, v),
+        **dict(scale=q.shape[-1] ** -0.5 if scale is None else scale, left=left, right=right, softcap=softcap, spans=spans),
+        mask=None if hides else grouped(mask, q.shape[2], k.shape[2]),
+        allowed=grouped(mask, q.shape[2], k.shape[2]) if hides else None,
+        sinks=None if sinks is None else np.asarray(sinks).reshape(heads, group),
+    )
+    out, lse = exact_quotient(*sums)
+    return out.reshape(*q.shape[:-1], v.shape[-1]), lse.reshape(q.shape[:-1])
 
 
-def _output_argument(chosen, out, out_dtype) -> str:
-    """The name of the output that has the dtype asked for; bfloat16 where nothing says otherwise."""
-    try:
-        asked = None if out_dtype is None else np.dtype(out_dtype)
-    except TypeError:
-        asked = out_dtype
-    given = getattr(out, "dtype", None)
-    dtype = given if asked is None and given is not None else bf16.dtype if asked is None else asked
-    member = format_of(dtype, (bf16, f32)) if isinstance(dtype, np.dtype) else None
-    if member is None or (given is not None and given != dtype):
-        came = f"out_dtype={out_dtype!r}" + (f" with out of {given}" if given is not None else "")
-        raise ArgumentError(f"attention: {came}; results are bfloat16 or float32, and out has the dtype asked for")
-    return f"out_{member.name}"
+def splits_for(heads_kv: int, rows: int, keys: int) -> int:
+    """Into how many runs the keys of a call are split so that few rows still fill a GPU; 1 where many rows do.
+
+    rows: queries times heads of a group. It depends neither on the batch nor on the machine, since sums are rounded
+    differently in other splits: a batch equals its items, and machines agree. Every run has keys.
+    """
+    units = -(-keys // SPLIT_UNIT)
+    blocks = heads_kv * max(-(-rows // _BLOCK_ROWS), 1)
+    wanted = max(1, min(_FILLING_BLOCKS // blocks, units // _FEWEST_UNITS))
+    return -(-units // -(-units // wanted))
+
+
+# A call on a machine
+
+
+class _Place:
+    """Where a call runs: on the device of its device arrays, else on the current machine, with NumPy results."""
+
+    def __init__(self, arrays, stream):
+        self.stream = stream
+        self.backend = next((x.backend for x in arrays if isinstance(x, DeviceArray)), None)
+        self.on_host = self.backend is None
+
+    def put(self, x) -> DeviceArray:
+        """An array on the device."""
+        if isinstance(x, DeviceArray):
+            return x
+        placed = to_device(x, stream=self.stream) if self.backend is None else upload(self.backend, x, self.stream)
+        self.backend = placed.backend
+        return placed
+
+    def empty(self, shape: tuple[int, ...], member: Format) -> DeviceArray:
+        """A new array there."""
+        return allocate(self.backend, shape, member.dtype, self.backend.queue(self.stream))
+
+    def back(self, x: DeviceArray):
+        """A result as the caller gets it."""
+        return x.to_numpy(stream=self.stream) if self.on_host else x
+
+
+def _is_loadable(x: DeviceArray) -> bool:
+    """Whether kernels can load or store rows of an array 16 bytes at a time."""
+    moving = [stride for size, stride in zip(x.shape[:-1], x.strides) if size > 1]
+    whole = x.address % 16 == 0 and all(stride >= 0 and stride % 16 == 0 for stride in moving)
+    return whole and (x.shape[-1] == 1 or x.strides[-1] == x.dtype.itemsize) and x.shape[-1] % _ROW_UNIT == 0
+
+
+def _converted(x: DeviceArray, member: Format, place: _Place, target: DeviceArray | None = None) -> DeviceArray:
+    """Four axes in a format, by the kernel `cast`: in `target`, or in rows filled up with zeros so that kernels can load them."""
+    if target is None:
+        target = place.empty((*x.shape[:-1], -(-x.shape[-1] // _ROW_UNIT) * _ROW_UNIT), member)
+    if 0 not in target.shape:
+        cast(x, **{f"y_{member}": target}, stream=place.stream)
+    return target
+
+
+@dataclass(frozen=True)
+class _Floats:
+    """Operands of a 16-bit format: the arrays themselves where kernels can load them, else converted copies."""
+
+    member: Format
+
+    def __call__(self, call: Call, q: DeviceArray, k: DeviceArray, v: DeviceArray, place: _Place) -> dict[str, Any]:
+        """q, k and v as the kernel takes them."""
+        q, k, v = (x if self.member.holds(x.dtype) and _is_loadable(x) else _converted(x, self.member, place) for x in (q, k, v))
+        return dict(q=call.grouped(q), k=k, v=v)
+
+    def values(self, *operands) -> tuple:
+        """What the operands hold."""
+        with np.errstate(over="ignore"):
+            return tuple(np.asarray(x).astype(self.member.dtype) for x in operands)
+
+
+def _run(call: Call, stream) -> tuple:
+    """Launch what a call needs: conversions, the kernel, and where keys are split or sums wanted, the merge."""
+    place = _Place([*call.arrays.values(), call.out], stream)
+    q, k, v = (place.put(x) for x in (call.q, call.k, call.v))
+    arguments = call.way.operands(call, q, k, v, place) | _options(call, place)
+    packed = "query_starts" in call.sequences
+    (batch, heads, queries, _), dim_v = q.shape, v.shape[-1]
+    rows = (batch, k.shape[1], call.group, queries)
+    splits = 1 if packed else splits_for(k.shape[1], call.group * queries, k.shape[2])
+
+    if isinstance(call.out, DeviceArray):
+        target = call.out
+    elif call.transposed:
+        target = place.empty((batch, queries, heads, dim_v), call.output).transpose(0, 2, 1, 3)
+    else:
+        target = place.empty((batch, heads, queries, dim_v), call.output)
+    lse = place.empty(rows, f32) if call.return_lse else None
+    if splits > 1 or not call.normalize:
+        figures = _run_in_splits(call, place, arguments, splits, rows, target, lse)
+    else:
+        figures = () if lse is None else (lse,)
+        direct = target if _is_loadable(target) else place.empty((*target.shape[:-1], -(-dim_v // _ROW_UNIT) * _ROW_UNIT), call.output)
+        call.way.kernel(**arguments, **{f"out_{call.output}": call.grouped(direct)}, lse=lse, splits=1, stream=stream)
+        if direct is not target:
+            _converted(direct, call.output, place, target)
+    figures = tuple(place.back(x.reshape(batch, heads, queries)) for x in figures)
+    return (_handed_back(call, place, target), *figures)
+
+
+def _run_in_splits(call: Call, place: _Place, arguments, splits: int, rows: tuple[int, ...], target: DeviceArray, lse) -> tuple:
+    """Launch on several runs of the keys and merge them; gives (lse,), (row_max, row_sum) or nothing."""
+    width = -(-target.shape[-1] // _ROW_UNIT) * _ROW_UNIT
+    partial = place.empty((splits, *rows, width), f32)
+    row_max, row_sum = place.empty((splits, *rows), f32), place.empty((splits, *rows), f32)
+    call.way.kernel(**arguments, partial=partial, row_max=row_max, row_sum=row_sum, stream=place.stream)
+    whole = (rows[0], rows[1] * rows[2], rows[3])
+    figures = {} if lse is None else dict(lse=lse.reshape(whole))
+    if not call.normalize:
+        figures = dict(merged_max=place.empty(whole, f32), merged_sum=place.empty(whole, f32))
+    parts = (partial.reshape(splits, *whole, width), row_max.reshape(splits, *whole), row_sum.reshape(splits, *whole))
+    attention_merge(*parts, **{f"out_{call.output}": target}, **figures, stream=place.stream)
+    return tuple(figures.values())
+
+
+def _options(call: Call, place: _Place) -> dict[str, Any]:
+    """What kernels take beside their operands and outputs."""
+    batch, heads, queries, keys = *call.q.shape[:3], call.k.shape[2]
+    options = {name: place.put(array) for name, array in call.sequences.items()}
+    options["sequences"] = next((x.shape[0] for x in options.values()), batch)
+    if call.mask is not None:
+        mask = place.put(call.mask)
+        hides = mask.dtype == np.bool_
+        if not hides and mask.dtype != np.float32:
+            mask = _converted(mask, f32, place, place.empty(mask.shape, f32))
+        whole = call.grouped((mask.view(np.uint8) if hides else mask).broadcast_to((batch, heads, queries, keys)))
+        options["allowed" if hides else "mask"] = whole
+    if call.sinks is not None:
+        sinks = place.put(call.sinks)
+        if sinks.dtype != np.float32:
+            sinks = _converted(sinks[None, None, None], f32, place, place.empty((1, 1, 1, heads), f32))
+        options["sinks"] = sinks.reshape(call.k.shape[1], call.group)
+    return options | dict(scale=call.scale, softcap=call.softcap, left=call.left, right=call.right)
+
+
+def _handed_back(call: Call, place: _Place, target: DeviceArray):
+    """The output as the caller gets it."""
+    if isinstance(call.out, DeviceArray):
+        return call.given
+    result = place.back(target.transpose(0, 2, 1, 3) if call.transposed else target)
+    if call.given is None:
+        return result
+    np.copyto(call.given, result)
+    return call.given
+
+
+def _run_in_kernel(call: Call, stream) -> tuple:
+    """Launch the first attention, which takes what it is given as it is."""
+    first = spelled("mxfp4", "bf16", "in_kernel")
+    if call.output is f16:
+        raise ArgumentError(f"attention: {first} takes out_dtype bfloat16 or float32; nearest: {spelled('f16', 'f16', None)}")
+    if call.group != 1:
+        raise ArgumentError(f"attention: {first} takes as many heads in k and v as in q; nearest: {spelled('bf16', 'bf16', None)}")
+    if call.v.shape[3] != call.q.shape[3]:
+        raise ArgumentError(f"attention: {first} takes v of q's head dimension; nearest: {spelled('bf16', 'bf16', None)}")
+    outputs = {f"out_{call.output}": True if call.out is None else call.out, "lse": call.return_lse}
+    results = call.way.kernel(q=call.q, k=call.k, v=call.v, **outputs, scale=call.scale, causal=call.right == 0, stream=stream)
+    return results if call.return_lse else (results,)
+
+
+class _QuantizedInKernel:
+    """Operands that the kernel makes by itself."""
+
+    def values(self, q, k, v) -> tuple:
+        """What the kernel multiplies."""
+        return *(mxfp4.decode(*mxfp4.encode(x)) for x in (q, k)), np.asarray(v).astype(bf16.dtype)
+
+
+def _segments(name: str, arrays) -> list:
+    """The arrays of a sequence, or of one array's first axis."""
+    if isinstance(arrays, (list, tuple)):
+        there = list(arrays)
+    else:
+        (whole,) = as_arrays("merge", **{name: arrays})
+        there = [whole[i] for i in range(whole.shape[0])] if whole.shape else []
+    if not there:
+        raise ArgumentError(f"merge: {name} is {type(arrays).__name__} without segments; pass one array or more")
+    return list(as_arrays("merge", **{f"{name}[{i}]": x for i, x in enumerate(there)}))
+
+
+def _stacked(parts: Sequence[DeviceArray], place: _Place) -> DeviceArray:
+    """Arrays of four axes one after the other, as float32."""
+    stacked = place.empty((len(parts), *parts[0].shape), f32)
+    for part, target in zip(parts, stacked):
+        _converted(part, f32, place, target)
+    return stacked
+
+
+_FIRST_LACKS = ("window", "softcap", "mask", "sinks", "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "normalize", "layout")
+_FIRST_LACKS += ("smooth_k", "smooth_q")
+
+# (qk, pv, quantize) -> how it is computed. Another format is another line.
+ATTENTION = {
+    ("bf16", "bf16", None): Way(attention_bf16, _Floats(bf16), bf16),
+    ("f16", "f16", None): Way(attention_bf16, _Floats(f16), f16),
+    ("mxfp4", "bf16", "in_kernel"): Way(attention_mxfp4_bf16, _QuantizedInKernel(), bf16, _FIRST_LACKS, _run_in_kernel),
+}
