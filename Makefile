@@ -9,8 +9,9 @@ SAMPLE := --q data/minilm_q.npy --k data/minilm_k.npy --v data/minilm_v.npy
 build: .venv/ready
 	$(PY) build.py
 
+# A process to a core, eight at most; each takes tests from the end of another's list when its own is done.
 test: build
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 # The attention kernel, native PTX on the emulator; --compare fails beyond the kernel's tolerance and the limit.
 demo: .venv/ready
@@ -24,10 +25,11 @@ check: build
 coverage: build
 	$(PY) tests/ptx_coverage.py
 
-# make sass KERNEL='attention_mxfp4_bf16[dim=128]'
+# The figures of every kernel's machine code; with KERNEL='attention_mxfp4_bf16[dim=128]' its listing first, with RECORD=1
+# the figures become the record that the tests hold the kernels to.
 sass: build
-	$(PIP) nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
-	$(PY) build.py --sass $(if $(KERNEL),--only '$(KERNEL)')
+	$(if $(KERNEL),$(PY) build.py --sass --only '$(KERNEL)')
+	$(PY) tests/sass.py $(if $(KERNEL),--only '$(KERNEL)') $(if $(RECORD),--record)
 
 docs: build
 	$(PY) docs/generate.py

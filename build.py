@@ -71,7 +71,7 @@ FATBINS = {
     ".portable.fatbin": ("sm_90", "sm_80", "compute_80"),
 }
 LAUNCH_INTS = 9  # threads[3], shared_bytes, tile[3], min_blocks, spill_bytes
-SPILL_BYTES = 8
+SHARED_BYTES, SPILL_BYTES = 3, 8  # which of them
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ class Text(NamedTuple):
 
     target: Target
     text: str
-    sources: set  # paths below the source folder that the text depends on
+    sources: set  # paths below the source folder that the unit depends on; found with the native text
     usage: dict  # arch -> entry -> registers, spills, ...
     seconds: float
 
@@ -391,7 +391,9 @@ def compile_text(unit, target, sources, tools, folder, assemble):
     start = time.perf_counter()
     ptx, deps = folder / f"{unit.unit}.{target.compute}.ptx", folder / f"{unit.unit}.{target.compute}.d"
     arch = ["-gencode", f"arch={target.compute},code={target.compute}"]
-    files = ["-I", sources.name, "-MD", "-MF", deps, f"{sources.name}/{unit.source.name}", "-o", ptx]
+    # nvcc reads dependencies from the host's pass over the source, which knows no target: once for each unit is enough.
+    track = ["-MD", "-MF", deps] if target.native else []
+    files = ["-I", sources.name, *track, f"{sources.name}/{unit.source.name}", "-o", ptx]
     code, log = output_of([tools.nvcc, "-ptx", *arch, *NVCC_FLAGS, *unit.defines, *files], cwd=sources.parent)
     if code:
         raise CompileFailure(f"{unit.unit}: nvcc failed for {target.compute}\n{log.strip()}")
@@ -405,7 +407,8 @@ def compile_text(unit, target, sources, tools, folder, assemble):
         check_block_scaled(unit, text)
 
     base = os.path.realpath(sources) + os.sep
-    real = (os.path.realpath(sources.parent / name) for name in dependencies(deps.read_text(encoding="utf-8")))
+    named = dependencies(deps.read_text(encoding="utf-8")) if track else []
+    real = (os.path.realpath(sources.parent / name) for name in named)
     inside = {Path(path[len(base) :]).as_posix() for path in real if path.startswith(base)}
 
     tables = {}
@@ -635,7 +638,7 @@ def print_usage(units, modules):
             if not found:
                 continue
             cells = [f"{f['registers']} {f['spill_store_bytes']}/{f['spill_load_bytes']}" for f in map(found.get, archs)]
-            shared = found[archs[0]]["shared_bytes"] + facts[entry][3]
+            shared = found[archs[0]]["shared_bytes"] + facts[entry][SHARED_BYTES]
             rows.append([entry, *cells, f"{shared}"])
     if rows:
         print("\nregisters and spilled bytes (stores/loads) by target; shared memory in bytes (native, static + dynamic)")
@@ -675,25 +678,31 @@ def print_list(units, sources, modules, ptx_only):
         print(f"{unit.unit:44} {state}")
 
 
-def print_sass(units, modules):
-    """Print the machine code of each unit for sm_120a, without its encodings.
+def find_disassembler():
+    """Return the folder that holds cuobjdump and nvdisasm; raise ToolchainMissing where none does.
 
-    The disassembler is no part of the toolkit's compiler package; its two programs must lie in one folder.
+    They are no part of the toolkit's compiler package, and cuobjdump looks for the other beside itself.
     """
     folders = [folder for folder, _ in toolkit_folders()]
     folder = next((f for f in folders if all(shutil.which(n, path=str(f)) for n in ("cuobjdump", "nvdisasm"))), None)
     if not folder:
         raise ToolchainMissing(f"no cuobjdump with nvdisasm found: run {sys.executable} -m pip install {SASS_WHEELS}")
-    for unit in units:
-        file = modules / f"{unit.unit}.fatbin"
-        if not file.is_file():
-            raise BuildFailure(f"{unit.unit} is not built: run build.py --only {unit.unit}")
-        program = shutil.which("cuobjdump", path=str(folder))
-        code, text = output_of([program, "-sass", "-arch", "sm_120a", file], path=folder)
-        if code:
-            raise CompileFailure(f"cuobjdump failed on {file}\n{text}")
-        lines = (re.sub(r"\s*/\* 0x[0-9a-f]{16} \*/", "", line) for line in text.splitlines())
-        print("\n".join(line for line in lines if line.strip()))
+    return folder
+
+
+def sass_of(unit, modules, arch):
+    """Return the machine code of a built unit for one of its targets as a listing, without its encodings."""
+    folder = find_disassembler()
+    suffix = next(suffix for suffix, images in FATBINS.items() if arch in images)
+    file = modules / f"{unit.unit}{suffix}"
+    if not file.is_file():
+        raise BuildFailure(f"{unit.unit} is not built: run build.py --only {unit.unit}")
+    program = shutil.which("cuobjdump", path=str(folder))
+    code, text = output_of([program, "-sass", "-arch", arch, file], path=folder)
+    if code:
+        raise CompileFailure(f"cuobjdump failed on {file}\n{text}")
+    lines = (re.sub(r"\s*/\* 0x[0-9a-f]{16} \*/", "", line) for line in text.splitlines())
+    return "\n".join(line for line in lines if line.strip())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -723,7 +732,8 @@ def main(arguments=None):
         elif options.clean:
             shutil.rmtree(modules, ignore_errors=True)
         elif options.sass:
-            print_sass(select(find_units(sources), options.only), modules)
+            for unit in select(find_units(sources), options.only):
+                print(sass_of(unit, modules, TARGETS[0].cubins[0]))
         elif options.list:
             print_list(select(find_units(sources), options.only), sources, modules, options.ptx_only)
         else:

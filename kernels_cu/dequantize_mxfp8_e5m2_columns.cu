@@ -10,9 +10,9 @@
      Element *x,              /* [outer, rows, cols] */                                                      \
      int64_t outer, int64_t rows, int64_t cols) {                                                            \
         const int64_t values = int64_t(blockIdx.z) * rows * cols;   /* before this matrix */                 \
-        op::with_columns(cols, [&](auto whole) {                                                             \
-            op::dequantize_mx_columns<tile::E5m2, whole>(codes + values * 8 / 8, scales + values / 32, x + values, \
-                rows, cols);                                                                                 \
+        op::with_whole(cols, [&](auto whole) {                                                               \
+            op::dequantize_mx_columns<tile::E5m2>(codes + values * 8 / 8, scales + values / 32, x + values,  \
+                rows, cols, whole);                                                                          \
         });                                                                                                  \
     }
 

@@ -11,9 +11,9 @@
      Element *x,                  /* [outer, rows, cols] */                                                  \
      int64_t outer, int64_t rows, int64_t cols) {                                                            \
         const int64_t values = int64_t(blockIdx.z) * rows * cols;   /* before this matrix */                 \
-        op::with_columns(cols, [&](auto whole) {                                                             \
-            op::dequantize_nvfp4_columns<whole>(codes + values / 2, scales + values / 16, *global_scale,     \
-                x + values, rows, cols);                                                                     \
+        op::with_whole(cols, [&](auto whole) {                                                               \
+            op::dequantize_nvfp4_columns(codes + values / 2, scales + values / 16, *global_scale,            \
+                x + values, rows, cols, whole);                                                              \
         });                                                                                                  \
     }
 

@@ -10,10 +10,8 @@
      uint8_t *scales,    /* [outer, rows / 32, cols] */                                                      \
      int rule, int64_t outer, int64_t rows, int64_t cols) {                                                  \
         const int64_t values = int64_t(blockIdx.z) * rows * cols;   /* before this matrix */                 \
-        op::with_columns(cols, [&](auto whole) {                                                             \
-            op::quantize_mx_columns<tile::E2m1, whole>(x + values, codes + values * 4 / 8, scales + values / 32, \
-                rows, cols, tile::ScaleRule(rule));                                                          \
-        });                                                                                                  \
+        op::quantize_mx_columns<tile::E2m1>(x + values, codes + values * 4 / 8, scales + values / 32,        \
+            rows, cols, tile::ScaleRule(rule));                                                              \
     }
 
 INSTANCE(f32, float)

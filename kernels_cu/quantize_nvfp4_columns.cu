@@ -11,10 +11,8 @@
      uint8_t *scales,             /* [outer, rows / 16, cols] */                                             \
      int rule, int64_t outer, int64_t rows, int64_t cols) {                                                  \
         const int64_t values = int64_t(blockIdx.z) * rows * cols;   /* before this matrix */                 \
-        op::with_columns(cols, [&](auto whole) {                                                             \
-            op::quantize_nvfp4_columns<whole>(x + values, *global_scale, codes + values / 2,                 \
-                scales + values / 16, rows, cols, rule == 1);                                                \
-        });                                                                                                  \
+        op::quantize_nvfp4_columns(x + values, *global_scale, codes + values / 2,                            \
+            scales + values / 16, rows, cols, rule == 1);                                                    \
     }
 
 INSTANCE(f32, float)

@@ -1,5 +1,7 @@
 """Fixtures that all tests share: the machines."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,15 @@ def machine(request):
         pytest.skip(str(there))
     with ptxrt.using(request.param) as backend:
         yield backend
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections():
+    """Let gc.collect() in a test look at what the tests of its file made, not at every text parsed so far (seconds)."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

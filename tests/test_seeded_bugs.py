@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes
@@ -28,8 +27,8 @@ QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns",
 UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4", "mma_rate_bf16")}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
 
 
-def compile_with(bug, folder: Path) -> Path:
-    """A folder of modules from a copy of kernels_cu with one bug (or none); only what the bug's kernel needs."""
+def compile_with(bug, kernel: str, folder: Path) -> Path:
+    """A folder of modules from a copy of kernels_cu with one bug (or none): the native text of what the kernel's checks run."""
     sources, modules = folder / "kernels_cu", folder / "modules"
     shutil.copytree(ROOT / "kernels_cu", sources)
     if bug is not None:
@@ -37,23 +36,10 @@ def compile_with(bug, folder: Path) -> Path:
         text = path.read_text()
         assert text.count(bug.old) == 1, f"{bug}: its line is no longer in {bug.file}, or stands there twice"
         path.write_text(text.replace(bug.old, bug.new))
-    wanted = list(UNITS.values()) if bug is None else [UNITS[bug.kernel]]
     command = [sys.executable, str(ROOT / "build.py"), "--ptx-only", "--sources", str(sources), "--out", str(modules)]
-    for unit in wanted:
-        command += ["--only", unit]
-    done = subprocess.run([*command, "--jobs", "1"], capture_output=True, text=True)
+    done = subprocess.run([*command, "--only", UNITS[kernel]], capture_output=True, text=True)
     assert done.returncode == 0, f"{bug} does not compile:\n{done.stdout}{done.stderr}"
     return modules
-
-
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory):
-    """Modules by bug, None for the control; compiled two at a time."""
-    folder = tmp_path_factory.mktemp("seeded")
-    bugs = [None, *BUGS]
-    with ThreadPoolExecutor(2) as pool:
-        made = pool.map(lambda i: compile_with(bugs[i], folder / str(i)), range(len(bugs)))
-        return dict(zip(bugs, made))
 
 
 @pytest.fixture
@@ -157,14 +143,14 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("kernel", CHECKS)
-def test_the_unpatched_copy_passes(compiled, modules, kernel):
-    modules(compiled[None])
+def test_the_unpatched_copy_passes(modules, tmp_path, kernel):
+    modules(compile_with(None, kernel, tmp_path))
     assert what_fails(kernel) is None
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)
-def test_bug_is_caught(compiled, modules, bug):
-    modules(compiled[bug])
+def test_bug_is_caught(modules, tmp_path, bug):
+    modules(compile_with(bug, bug.kernel, tmp_path))
     assert what_fails(bug.kernel) is not None
 
 

@@ -1,0 +1,134 @@
+"""The machine code of every kernel against its record: no kernel gets worse unseen."""
+
+import pytest
+import sass
+
+UNITS = sass.build.find_units(sass.build.SOURCES)
+RECORD = sass.read_record()
+AGAIN = "if this is as it should be, write the record anew: make sass RECORD=1"
+
+# How far a kernel may fall behind its record. The compiler is one release and gives the same code everywhere; this is for
+# changes elsewhere that move a register or an address computation. Calls, spills and byte-wide accesses have no such reason.
+INSTRUCTIONS = 1.03
+REGISTERS = 8
+
+
+@pytest.fixture(scope="session")
+def disassembler():
+    try:
+        return sass.build.find_disassembler()
+    except sass.build.ToolchainMissing as missing:
+        pytest.skip(str(missing))
+
+
+def worse(figures: dict, recorded: dict) -> list[str]:
+    """What is worse than recorded by more than its margin, in words."""
+    found = []
+    for name, value in figures.items():
+        limit = recorded.get(name, 0)
+        if name.startswith("instructions"):
+            limit *= INSTRUCTIONS
+        elif name == "registers":
+            limit += REGISTERS
+        if value > limit:
+            found.append(f"{name} {value}, recorded {recorded.get(name)}")
+    return found
+
+
+def check(figures: dict, arch: str, entry: str) -> None:
+    assert entry in RECORD[arch], f"{entry} is not in {sass.RECORD.name}; {AGAIN}"
+    assert not (found := worse(figures, RECORD[arch][entry])), f"{entry} on {arch}: {'; '.join(found)}; {AGAIN}"
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.unit)
+def test_native_code_is_no_worse_than_recorded(disassembler, unit):
+    for entry, figures in sass.figures_of_unit(unit, sass.NATIVE).items():
+        check(figures.recorded(), sass.NATIVE, entry)
+        assert not figures.instructions["other"], f"{entry}: an opcode has no class in {sass.__file__}"
+
+
+@pytest.mark.parametrize("arch", [arch for arch in sass.ARCHS if arch != sass.NATIVE])
+def test_other_code_needs_no_more_than_recorded(arch):
+    """Registers and spills, as ptxas gave them: to read the whole code of these takes a minute."""
+    for unit in UNITS:
+        for entry, usage in sass.build.record_of(unit, sass.build.MODULES)["entries"].items():
+            spilled = max(usage[arch]["spill_store_bytes"], usage[arch]["spill_load_bytes"])
+            check({"registers": usage[arch]["registers"], "spill_bytes": spilled}, arch, entry)
+
+
+def test_the_record_has_no_others():
+    entries = {entry for unit in UNITS for entry in sass.build.record_of(unit, sass.build.MODULES)["entries"]}
+    assert {arch: set(recorded) - entries for arch, recorded in RECORD.items()} == {arch: set() for arch in RECORD}, AGAIN
+
+
+def test_worse_than_recorded_is_seen():
+    recorded = dict(registers=40, spill_bytes=0, shared_bytes=64, calls=0, byte_wide_shared=0, instructions_per_mma=10.0)
+    assert worse(recorded, recorded) == []
+    assert worse(recorded | {"registers": 48, "instructions_per_mma": 10.3}, recorded) == []
+    for change in (dict(registers=49), dict(spill_bytes=4), dict(calls=1), dict(byte_wide_shared=2), dict(instructions_per_mma=10.4)):
+        assert len(worse(recorded | change, recorded)) == 1
+
+
+# The reading of listings, on code made for it
+
+LISTING = """
+\t\tFunction : looping_f32
+        /*0000*/                   LDC R1, c[0x0][0x37c] ;
+        /*0010*/               @P0 EXIT ;
+        /*0020*/                   LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;
+        /*0030*/               @P1 BRA 0x70 ;
+        /*0040*/                   FMUL R4, R4, R5 ;
+        /*0050*/                   FMUL R5, R4, R5 ;
+        /*0060*/                   BRA 0x80 ;
+        /*0070*/                   FMUL R4, R4, R6 ;
+        /*0080*/                   STG.E.64 desc[UR4][R8.64], R4 ;
+        /*0090*/              @!P2 BRA 0x20 ;
+        /*00a0*/                   CALL.REL.NOINC 0xd0 ;
+        /*00b0*/                   STS.U8 [R3], R4 ;
+        /*00c0*/                   EXIT ;
+        /*00d0*/                   RET.REL.NODEC R2 0x0 ;
+        /*00e0*/                   BRA 0xe0;
+\t\tFunction : straight_bf16
+        /*0000*/                   LDG.E.U16 R4, desc[UR4][R2.64] ;
+        /*0010*/                   BRA.U UP0, 0x40 ;
+        /*0020*/                   SHF.L.U32 R4, R4, 0x10, RZ ;
+        /*0030*/                   LOP3.LUT R4, R4, 0x3, RZ, 0xc0, !PT ;
+        /*0040*/                   STG.E.U16 desc[UR4][R8.64], R4 ;
+        /*0050*/                   EXIT ;
+\t\tFunction : multiplying
+        /*0000*/                   LDSM.16.M88.4 R4, [R2] ;
+        /*0010*/                   QMMA.SF.16832.F32.E2M1.E2M1.E8 R8, R4, R6, R8, R1, R2, URZ ;
+        /*0020*/               @P0 BRA 0x50 ;
+        /*0030*/                   MUFU.EX2 R3, R3 ;
+        /*0040*/                   HMMA.16816.F32.BF16 R8, R4, R6, R8 ;
+        /*0050*/                   LDS R4, [R2] ;
+        /*0060*/               @P1 BRA 0x10 ;
+        /*0070*/                   STG.E.128 desc[UR4][R8.64], R8 ;
+        /*0080*/                   EXIT ;
+"""
+
+
+def figures(entry):
+    usage = dict(registers=40, spill_store_bytes=4, spill_load_bytes=8, shared_bytes=16)
+    return sass.figures_of(entry, sass.parse(LISTING)[entry], usage, 1024)
+
+
+def test_a_loop_counts_the_shorter_of_equal_ways():
+    found = figures("looping_f32")
+    assert found.looped and found.work == 4 and found.global_bytes == 24
+    assert found.instructions == {"global": 2, "control": 2, "float": 1}   # by way of 0x70
+    assert (found.total, found.calls, found.byte_wide_shared, found.spill_bytes, found.shared_bytes) == (1.25, 1, 1, 8, 1040)
+    assert found.issue_bound == pytest.approx(32 * 24 / 5 * 170 * 4 * 2.407)
+
+
+def test_without_a_loop_the_straight_line_counts():
+    found = figures("straight_bf16")
+    assert not found.looped and found.work == 1
+    assert found.instructions == {"global": 2, "control": 2}
+
+
+def test_matrix_instructions_come_before_short_ways():
+    found = figures("multiplying")
+    assert found.looped and (found.work, found.per) == (2, "mma")
+    assert found.instructions == {"mma": 2, "special": 1, "shared": 1, "control": 2}
+    assert found.recorded()["instructions_per_mma"] == 3
