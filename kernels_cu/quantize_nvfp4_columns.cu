@@ -4,7 +4,8 @@
 
 #define INSTANCE(dtype, Element)                                                                             \
     KERNEL(quantize_nvfp4_columns_##dtype, .threads = {op::columns_threads},                                 \
-           .tile = {op::columns_tile, op::columns_warps * tile::nvfp4_block, 1})                             \
+           .tile = {op::columns_tile, op::columns_warps * tile::nvfp4_block, 1}, \
+           .min_blocks = op::quantize_columns_blocks<Element>) \
     (const Element *x,            /* [outer, rows, cols] */                                                  \
      const float *global_scale,   /* [1] */                                                                  \
      uint8_t *codes,              /* [outer, rows / 2, cols] */                                              \
@@ -12,8 +13,12 @@
      int rule, int64_t outer, int64_t rows, int64_t cols) {                                                  \
         const int64_t values = int64_t(blockIdx.z) * rows * cols;   /* before this matrix */                 \
         op::with_columns(cols, [&](auto whole) {                                                             \
-            op::quantize_nvfp4_columns<whole>(x + values, *global_scale, codes + values / 2,                 \
-                scales + values / 16, rows, cols, rule == 1);                                                \
+            const auto run = [&](auto better_of_two) {                                                       \
+                op::quantize_nvfp4_columns<better_of_two, whole>(x + values, *global_scale, codes + values / 2, \
+                    scales + values / 16, rows, cols);                                                       \
+            };                                                                                               \
+            if (rule == 1) run(std::true_type{});                                                            \
+            else run(std::false_type{});                                                                     \
         });                                                                                                  \
     }
 

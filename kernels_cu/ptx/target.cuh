@@ -20,6 +20,9 @@ constexpr int architecture = 0;
 constexpr bool has_block_scaled_mma = architecture_family == 12;
 constexpr bool has_narrow_conversions = architecture_family == 12;
 
+// Threads that a multiprocessor holds: 2048 from sm_80 to sm_100, fewer on the consumer chips between and after.
+constexpr int resident_threads = architecture >= 120 ? 1536 : 2048;
+
 // Conversions to and from e4m3 and e5m2.
 constexpr bool has_fp8_conversions = architecture >= 89;
 
