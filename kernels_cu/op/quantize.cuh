@@ -18,12 +18,15 @@ constexpr int quantize_nvfp4_blocks = sizeof(Element) == 4 ? 3 : 4;
 // Values of a block of threads: in NVFP4 a lane takes whole blocks, otherwise sectors of memory.
 template <class Element>
 constexpr int quantize_tile = quantize_threads / 32 * tile::run_values<tile::sector_values<Element>>;
-constexpr int quantize_nvfp4_tile = quantize_threads / 32 * tile::run_values<tile::nvfp4_block>;
+template <class Element>
+constexpr int nvfp4_items = 16 / sizeof(Element);   // of a run
+template <class Element>
+constexpr int quantize_nvfp4_tile = quantize_threads / 32 * tile::run_values<tile::nvfp4_block, nvfp4_items<Element>>;
 
 // The first value of this warp's run.
-template <int lane_values>
+template <int run_values>
 __device__ inline size_t first_of_run() {
-    return (size_t(blockIdx.x) * (quantize_threads / 32) + threadIdx.x / 32) * tile::run_values<lane_values>;
+    return (size_t(blockIdx.x) * (quantize_threads / 32) + threadIdx.x / 32) * run_values;
 }
 
 // Loads this lane's values of an item; those past `here` are zeros.
@@ -40,9 +43,10 @@ __device__ inline void quantize_mx(const Element *x, uint32_t *codes, uint8_t *s
     constexpr int lane_values = tile::sector_values<Element>;
     using Share = tile::Share<Element, lane_values>;
     using Blocks = tile::RunBlocks<tile::mx_block, lane_values>;
-    const size_t first = first_of_run<lane_values>();
+    constexpr int run_values = tile::run_values<lane_values>;
+    const size_t first = first_of_run<run_values>();
     if (first >= count) return;
-    const int here = min(count - first, size_t(tile::run_values<lane_values>));
+    const int here = min(count - first, size_t(run_values));
 
     Share shares[tile::run_items];
 #pragma unroll
@@ -65,9 +69,10 @@ template <int bits, int block, class Element, class Decode>
 __device__ inline void dequantize(const uint32_t *codes, const uint8_t *scales, Element *x, size_t count, Decode &&decode) {
     using Chunks = tile::Chunks<Element, bits>;
     constexpr int lane_values = tile::sector_values<Element>;
-    const size_t first = first_of_run<lane_values>();
+    constexpr int run_values = tile::run_values<lane_values>;
+    const size_t first = first_of_run<run_values>();
     if (first >= count) return;
-    const int here = min(count - first, size_t(tile::run_values<lane_values>));
+    const int here = min(count - first, size_t(run_values));
 
     Chunks chunks[Chunks::items];
 #pragma unroll
@@ -102,17 +107,18 @@ __device__ inline void dequantize_mx(const uint32_t *codes, const uint8_t *scale
 template <bool better_of_two, class Element>
 __device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint32_t *codes, uint8_t *scales, size_t count) {
     using Share = tile::Share<Element, tile::nvfp4_block>;
-    const size_t first = first_of_run<tile::nvfp4_block>();
+    constexpr int run_values = tile::run_values<tile::nvfp4_block, nvfp4_items<Element>>;
+    const size_t first = first_of_run<run_values>();
     if (first >= count) return;
-    const int here = min(count - first, size_t(tile::run_values<tile::nvfp4_block>));
+    const int here = min(count - first, size_t(run_values));
     const tile::Nvfp4Global global(global_scale);
 
     Share share, next;
     load_item(x + first, 0, here, next);
-#pragma unroll 2   // four times this code would come from further away than the values
-    for (int item = 0; item < tile::run_items; ++item) {
+#pragma unroll 2   // more of this code would come from further away than the values
+    for (int item = 0; item < nvfp4_items<Element>; ++item) {
         share = next;
-        if (item + 1 < tile::run_items) load_item(x + first, item + 1, here, next);   // on its way while this one is worked on
+        if (item + 1 < nvfp4_items<Element>) load_item(x + first, item + 1, here, next);   // on its way while this one is worked on
         float values[2][8];
         share.unpack(values);
         tile::Codes<4> block_codes[2];

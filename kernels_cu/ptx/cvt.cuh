@@ -25,7 +25,8 @@ constexpr float e2m1_unit = has_narrow_conversions ? 1.0f : 0.5f;
 
 // Eight values, in such units, to e2m1: to nearest, ties to even, saturated at 6; of NaN, any code (the hardware's is +6).
 // values[i] lands in bits 4 i + 3 .. 4 i. Eight at once, because four conversions then merge into one register without a
-// permutation.
+// permutation. `below_7` promises magnitudes below 7.
+template <bool below_7 = false>
 __device__ inline uint32_t cvt_rn_satfinite_e2m1x8_units(const float (&values)[8]) {
     if constexpr (has_narrow_conversions) {
         uint32_t codes;
@@ -42,7 +43,7 @@ __device__ inline uint32_t cvt_rn_satfinite_e2m1x8_units(const float (&values)[8
               "f"(values[6]), "f"(values[7]));
         return codes;
     } else {
-        return portable::e2m1x8_from_halves(values);
+        return portable::e2m1x8_from_halves<below_7>(values);
     }
 }
 

@@ -47,6 +47,9 @@ struct E2m1 {
     static constexpr float largest = 6.0f, unit = ptx::e2m1_unit;
 
     __device__ static Codes<bits> encode(const float (&values)[8]) { return {{ptx::cvt_rn_satfinite_e2m1x8_units(values)}}; }
+    __device__ static Codes<bits> encode_below_7(const float (&values)[8]) {
+        return {{ptx::cvt_rn_satfinite_e2m1x8_units<true>(values)}};
+    }
     __device__ static Codes<bits> encode(const uint32_t (&pairs)[4], uint32_t factor) {
         return {{ptx::cvt_rn_satfinite_e2m1x8_bf16x2(pairs, factor)}};
     }

@@ -14,8 +14,8 @@ namespace tile {
 constexpr int run_items = 4;
 template <class Element>
 constexpr int sector_values = 32 / sizeof(Element);
-template <int lane_values>
-constexpr int run_values = run_items * 32 * lane_values;
+template <int lane_values, int items = run_items>
+constexpr int run_values = items * 32 * lane_values;
 
 // Where this lane's values of an item begin in the run.
 template <int lane_values>

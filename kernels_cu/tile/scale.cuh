@@ -74,9 +74,9 @@ struct Divisor {
         return result;
     }
 
-    // The dividend that quotient() takes for a value: one whose remainder is exact, and no quotient beyond 1024.
-    __device__ float fitted(float value) const {
-        return fmaxf(fminf(value * factor, 1024.0f * divisor), -1024.0f * divisor);
+    // The dividend that quotient() takes for a value: one whose remainder is exact, and no quotient beyond `limit`.
+    __device__ float fitted(float value, float limit) const {
+        return fmaxf(fminf(value * factor, limit * divisor), -limit * divisor);
     }
 
     // With a correctly rounded reciprocal one correction by the exact remainder gives the correctly rounded quotient
@@ -107,14 +107,18 @@ __device__ inline float sixth(float amax) {
 struct Nvfp4Global {
     float scale;
     Divisor divisor;
-    float most;   // see plain()
+    float least, most;   // see plain()
 
-    __device__ explicit Nvfp4Global(float scale)
-        : scale(scale), divisor(Divisor::any(scale)), most(scale >= 0x1p-80f && scale <= 0x1p80f ? 0x1p18f * scale : 0.0f) {}
+    __device__ explicit Nvfp4Global(float scale) : scale(scale), divisor(Divisor::any(scale)) {
+        const bool usual = scale >= 0x1p-56f && scale <= 0x1p80f;
+        least = usual ? 0.125f * scale : 1.0f;
+        most = usual ? 2816.0f * scale : 0.0f;
+    }
 
-    // Whether nothing on the way to the codes of a block with this largest magnitude leaves the range of plain arithmetic:
-    // of the blocks of common data all but those of zeros. False for NaN.
-    __device__ bool plain(float amax) const { return amax >= 0x1p-60f && amax <= most; }
+    // Whether a block with this largest magnitude has a scale from 2^-6 to 448 that was rounded by 1/16 at most, so that no
+    // quotient reaches 7, and nothing on the way to its codes leaves the range of plain arithmetic: of common data all
+    // blocks but those of zeros. False for NaN.
+    __device__ bool plain(float amax) const { return amax >= least && amax <= most; }
 };
 
 // The scale of an NVFP4 block.
@@ -146,8 +150,8 @@ __device__ inline float nvfp4_step(uint32_t code, float global_scale) {
 enum class Nvfp4Target { six, four };
 
 // The scale of a block whose largest magnitude is `amax` (NaN if any value is), and its values divided by the scale's step, in
-// units of e2m1's encode().
-__device__ inline Nvfp4Scale divide_by_step(float (&values)[2][8], float amax, Nvfp4Target target, const Nvfp4Global &global) {
+// units of e2m1's encode(). Beyond `limit` the quotients need not be true.
+__device__ inline Nvfp4Scale divide_by_step(float (&values)[2][8], float amax, Nvfp4Target target, const Nvfp4Global &global, float limit) {
     const bool six = target == Nvfp4Target::six;
     const auto each = [&](auto &&change) {
 #pragma unroll
@@ -162,19 +166,23 @@ __device__ inline Nvfp4Scale divide_by_step(float (&values)[2][8], float amax, N
         divisor = Divisor::plain(scale.step * (1.0f / E2m1::unit));
     } else {
         if ((__float_as_uint(amax) >> 23) != 255)
-            scale = Nvfp4Scale(global.divisor.quotient(global.divisor.fitted(six ? sixth(amax) : amax * 0.25f)), global.scale);
+            scale = Nvfp4Scale(global.divisor.quotient(global.divisor.fitted(six ? sixth(amax) : amax * 0.25f, 1024.0f)), global.scale);
         divisor = Divisor::any(scale.step == 0.0f ? 1.0f : scale.step * (1.0f / E2m1::unit));
-        each([&](float value) { return divisor.fitted(value); });
+        each([&](float value) { return divisor.fitted(value, limit * E2m1::unit); });
     }
     each([&](float value) { return divisor.quotient(value); });
     return scale;
 }
 
 // Quotients to codes; 0 where the step is.
+template <bool below_7>
 __device__ inline void encode_nvfp4(const float (&quotients)[2][8], const Nvfp4Scale &scale, Codes<4> (&codes)[2]) {
     const uint32_t keep = scale.step == 0.0f ? 0 : ~0u;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) codes[half].word[0] = E2m1::encode(quotients[half]).word[0] & keep;
+    for (int half = 0; half < 2; ++half) {
+        codes[half] = below_7 ? E2m1::encode_below_7(quotients[half]) : E2m1::encode(quotients[half]);
+        codes[half].word[0] &= keep;
+    }
 }
 
 // The squared error of eight values in units of the global scale: of each f32((quotient - code) value)^2, added pairwise.
@@ -207,8 +215,9 @@ __device__ inline Nvfp4Scale encode_nvfp4_block(const float (&values)[2][8], flo
         float quotients[2][8];
 #pragma unroll
         for (int j = 0; j < 16; ++j) quotients[j / 8][j % 8] = values[j / 8][j % 8];
-        scale[i] = divide_by_step(quotients, amax, i == 0 ? Nvfp4Target::six : Nvfp4Target::four, global);
-        encode_nvfp4(quotients, scale[i], candidate[i]);
+        // Errors need the quotients as they are, also the few beyond 7 of the smallest steps; codes alone do not.
+        scale[i] = divide_by_step(quotients, amax, i == 0 ? Nvfp4Target::six : Nvfp4Target::four, global, better_of_two ? 16.0f : 6.5f);
+        encode_nvfp4<!better_of_two>(quotients, scale[i], candidate[i]);
         if constexpr (better_of_two) {
             error[i] = __fadd_rn(squared_error(quotients[0], candidate[i][0], scale[i]), squared_error(quotients[1], candidate[i][1], scale[i]));
         }

@@ -33,17 +33,25 @@ __device__ inline uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) { 
 // steps of 1/2, min(2 a, a + 2, a / 2 + 4) is e2m1's code of a. The constants are even, so that ties go to even codes.
 
 // Eight values to e2m1 as the hardware converts them, but for NaN, which becomes any code. Value i lands in bits 4 i + 3 .. 4 i.
+// They come as halves, which cost nothing where they are products or quotients anyway.
 //
 // In f32 the pieces are sums of their saturated lengths, which leaves the adders all of the work: a value adds 4 on its way
-// to 2, 2 more to 4 and 1 more to 6, and where one of the three is no whole number, those after it are 0.
-// It takes the halves of the values, which cost nothing where they are products or quotients anyway.
+// to 2, 2 more to 4 and 1 more to 6, and where one of the three is no whole number, those after it are 0. Magnitudes that
+// are known to be below 7 need no saturation and one operation less: each piece is the sum with a constant of another last
+// bit (1/4, 1/2 and 1 in halves), whose integer difference to the first piece's constant is exact.
+template <bool below_7>
 __device__ inline uint32_t e2m1x8_from_halves(const float (&halves)[8]) {
     uint32_t codes[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const float half = fabsf(halves[i]);
-        const float first = __saturatef(half), second = __saturatef(half - 1.0f), third = __saturatef(half - 2.0f);
-        codes[i] = __float_as_uint(third + fmaf(second, 2.0f, fmaf(first, 4.0f, 0x1p23f)));
+        if constexpr (below_7) {
+            const int first = __float_as_int(half + 0x1p21f), second = __float_as_int(half + 0x1p22f), third = __float_as_int(half + 0x1p23f);
+            codes[i] = min(min(first, second - (1 << 23) + 2), third - (2 << 23) + 4);
+        } else {
+            const float first = __saturatef(half), second = __saturatef(half - 1.0f), third = __saturatef(half - 2.0f);
+            codes[i] = __float_as_uint(third + fmaf(second, 2.0f, fmaf(first, 4.0f, 0x1p23f)));
+        }
     }
     uint32_t bytes[4];   // the lowest of each holds two codes
 #pragma unroll
