@@ -4,8 +4,8 @@
 
 #define INSTANCE(dtype, Element)                                                                             \
     KERNEL(dequantize_mxfp8_columns_##dtype, .threads = {op::columns_threads},                               \
-           .tile = {op::columns_tile, op::columns_warps * tile::mx_block, 1}, \
-           .min_blocks = op::dequantize_columns_blocks<Element>) \
+           .tile = {op::columns_tile, op::columns_warps * tile::mx_block, 1},                                \
+           .min_blocks = op::dequantize_columns_blocks<Element>)                                             \
     (const uint8_t *codes,    /* [outer, rows * 8 / 8, cols] */                                              \
      const uint8_t *scales,   /* [outer, rows / 32, cols] */                                                 \
      Element *x,              /* [outer, rows, cols] */                                                      \

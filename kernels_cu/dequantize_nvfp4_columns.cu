@@ -4,8 +4,8 @@
 
 #define INSTANCE(dtype, Element)                                                                             \
     KERNEL(dequantize_nvfp4_columns_##dtype, .threads = {op::columns_threads},                               \
-           .tile = {op::columns_tile, op::columns_warps * tile::nvfp4_block, 1}, \
-           .min_blocks = op::dequantize_nvfp4_columns_blocks<Element>) \
+           .tile = {op::columns_tile, op::columns_warps * tile::nvfp4_block, 1},                             \
+           .min_blocks = op::dequantize_nvfp4_columns_blocks<Element>)                                       \
     (const uint8_t *codes,        /* [outer, rows / 2, cols] */                                              \
      const uint8_t *scales,       /* [outer, rows / 16, cols] */                                             \
      const float *global_scale,   /* [1] */                                                                  \

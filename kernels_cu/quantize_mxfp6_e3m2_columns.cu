@@ -4,8 +4,8 @@
 
 #define INSTANCE(dtype, Element)                                                                             \
     KERNEL(quantize_mxfp6_e3m2_columns_##dtype, .threads = {op::columns_threads},                            \
-           .tile = {op::columns_tile, op::columns_warps * tile::mx_block, 1}, \
-           .min_blocks = op::quantize_columns_blocks<Element>) \
+           .tile = {op::columns_tile, op::columns_warps * tile::mx_block, 1},                                \
+           .min_blocks = op::quantize_columns_blocks<Element>)                                               \
     (const Element *x,   /* [outer, rows, cols] */                                                           \
      uint8_t *codes,     /* [outer, rows * 6 / 8, cols] */                                                   \
      uint8_t *scales,    /* [outer, rows / 32, cols] */                                                      \

@@ -3,7 +3,8 @@
 #include "op/quantize.cuh"
 
 #define INSTANCE(dtype, Element)                                                                             \
-    KERNEL(quantize_nvfp4_##dtype, .threads = {op::quantize_threads}, .tile = {op::quantize_nvfp4_tile<Element>}, .min_blocks = op::quantize_nvfp4_blocks<Element>)  \
+    KERNEL(quantize_nvfp4_##dtype, .threads = {op::quantize_threads},                                        \
+           .tile = {op::quantize_nvfp4_tile<Element>}, .min_blocks = op::quantize_nvfp4_blocks<Element>)     \
     (const Element *x,            /* [rows, cols] */                                                         \
      const float *global_scale,   /* [1] */                                                                  \
      uint32_t *codes,             /* [rows, cols / 2] bytes */                                               \

@@ -4,8 +4,8 @@
 
 #define INSTANCE(dtype, Element)                                                                             \
     KERNEL(quantize_nvfp4_columns_##dtype, .threads = {op::columns_threads},                                 \
-           .tile = {op::columns_tile, op::columns_warps * tile::nvfp4_block, 1}, \
-           .min_blocks = op::quantize_columns_blocks<Element>) \
+           .tile = {op::columns_tile, op::columns_warps * tile::nvfp4_block, 1},                             \
+           .min_blocks = op::quantize_columns_blocks<Element>)                                               \
     (const Element *x,            /* [outer, rows, cols] */                                                  \
      const float *global_scale,   /* [1] */                                                                  \
      uint8_t *codes,              /* [outer, rows / 2, cols] */                                              \

@@ -124,7 +124,8 @@ __device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint
         tile::Codes<4> block_codes[2];
         const uint32_t scale = tile::encode_nvfp4_block<better_of_two>(values, share.amax(), global, block_codes).code;
         tile::store_codes(codes + first / 8, item, tile::LaneCodes<4, 2>(block_codes), here);
-        if (tile::run_value<tile::nvfp4_block>(item) < here) scales[first / tile::nvfp4_block + 32 * item + ptx::laneid()] = scale;
+        if (tile::run_value<tile::nvfp4_block>(item) < here)
+            scales[first / tile::nvfp4_block + 32 * item + ptx::laneid()] = scale;
     }
 }
 

@@ -79,7 +79,8 @@ __device__ inline void amax_of(const RowShare<float> (&share)[rows], float (&ama
     for (int column = 0; column < 4; ++column) {
         amax[column] = 0.0f;
 #pragma unroll
-        for (int row = 0; row < rows; ++row) amax[column] = ptx::max_nan_f32(amax[column], fabsf(__uint_as_float(share[row].word[column])));
+        for (int row = 0; row < rows; ++row)
+            amax[column] = ptx::max_nan_f32(amax[column], fabsf(__uint_as_float(share[row].word[column])));
     }
 }
 

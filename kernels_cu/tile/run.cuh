@@ -55,7 +55,7 @@ struct Share {
     static constexpr int group_chunks = 8 / elements_per_chunk<Element>;
     uint4 chunks[groups * group_chunks];
 
-    // 32-byte aligned.
+    // 16-byte aligned.
     __device__ void load(const Element *source) {
 #pragma unroll
         for (int i = 0; i < groups * group_chunks; ++i) chunks[i] = __ldg(reinterpret_cast<const uint4 *>(source) + i);

@@ -151,7 +151,8 @@ enum class Nvfp4Target { six, four };
 
 // The scale of a block whose largest magnitude is `amax` (NaN if any value is), and its values divided by the scale's step, in
 // units of e2m1's encode(). Beyond `limit` the quotients need not be true.
-__device__ inline Nvfp4Scale divide_by_step(float (&values)[2][8], float amax, Nvfp4Target target, const Nvfp4Global &global, float limit) {
+__device__ inline Nvfp4Scale divide_by_step(float (&values)[2][8], float amax, Nvfp4Target target, const Nvfp4Global &global,
+                                            float limit) {
     const bool six = target == Nvfp4Target::six;
     const auto each = [&](auto &&change) {
 #pragma unroll
@@ -166,7 +167,8 @@ __device__ inline Nvfp4Scale divide_by_step(float (&values)[2][8], float amax, N
         divisor = Divisor::plain(scale.step * (1.0f / E2m1::unit));
     } else {
         if ((__float_as_uint(amax) >> 23) != 255)
-            scale = Nvfp4Scale(global.divisor.quotient(global.divisor.fitted(six ? sixth(amax) : amax * 0.25f, 1024.0f)), global.scale);
+            scale = Nvfp4Scale(global.divisor.quotient(global.divisor.fitted(six ? sixth(amax) : amax * 0.25f, 1024.0f)),
+                               global.scale);
         divisor = Divisor::any(scale.step == 0.0f ? 1.0f : scale.step * (1.0f / E2m1::unit));
         each([&](float value) { return divisor.fitted(value, limit * E2m1::unit); });
     }
@@ -205,7 +207,8 @@ __device__ inline float squared_error(const float (&quotients)[8], const Codes<4
 // The scale of a block of 16 values and its codes. With `better_of_two` the largest value becomes 4 instead of 6 where that
 // makes the squared error smaller.
 template <bool better_of_two>
-__device__ inline Nvfp4Scale encode_nvfp4_block(const float (&values)[2][8], float amax, const Nvfp4Global &global, Codes<4> (&codes)[2]) {
+__device__ inline Nvfp4Scale encode_nvfp4_block(const float (&values)[2][8], float amax, const Nvfp4Global &global,
+                                                Codes<4> (&codes)[2]) {
     constexpr int candidates = better_of_two ? 2 : 1;
     Nvfp4Scale scale[candidates];
     Codes<4> candidate[candidates][2];
@@ -216,10 +219,12 @@ __device__ inline Nvfp4Scale encode_nvfp4_block(const float (&values)[2][8], flo
 #pragma unroll
         for (int j = 0; j < 16; ++j) quotients[j / 8][j % 8] = values[j / 8][j % 8];
         // Errors need the quotients as they are, also the few beyond 7 of the smallest steps; codes alone do not.
-        scale[i] = divide_by_step(quotients, amax, i == 0 ? Nvfp4Target::six : Nvfp4Target::four, global, better_of_two ? 16.0f : 6.5f);
+        const Nvfp4Target target = i == 0 ? Nvfp4Target::six : Nvfp4Target::four;
+        scale[i] = divide_by_step(quotients, amax, target, global, better_of_two ? 16.0f : 6.5f);
         encode_nvfp4<!better_of_two>(quotients, scale[i], candidate[i]);
         if constexpr (better_of_two) {
-            error[i] = __fadd_rn(squared_error(quotients[0], candidate[i][0], scale[i]), squared_error(quotients[1], candidate[i][1], scale[i]));
+            error[i] = __fadd_rn(squared_error(quotients[0], candidate[i][0], scale[i]),
+                                 squared_error(quotients[1], candidate[i][1], scale[i]));
         }
     }
     const bool four = better_of_two && scale[0].step != 0.0f && error[candidates - 1] < error[0];

@@ -46,7 +46,8 @@ __device__ inline uint32_t e2m1x8_from_halves(const float (&halves)[8]) {
     for (int i = 0; i < 8; ++i) {
         const float half = fabsf(halves[i]);
         if constexpr (below_7) {
-            const int first = __float_as_int(half + 0x1p21f), second = __float_as_int(half + 0x1p22f), third = __float_as_int(half + 0x1p23f);
+            const int first = __float_as_int(half + 0x1p21f), second = __float_as_int(half + 0x1p22f),
+                      third = __float_as_int(half + 0x1p23f);
             codes[i] = min(min(first, second - (1 << 23) + 2), third - (2 << 23) + 4);
         } else {
             const float first = __saturatef(half), second = __saturatef(half - 1.0f), third = __saturatef(half - 2.0f);
@@ -70,7 +71,8 @@ __device__ inline uint32_t e2m1x8_from_bf16x2(const uint32_t (&pairs)[4], uint32
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const uint32_t magnitudes = abs_bf16x2(pairs[i]);
-        const uint32_t lower = min_bf16x2(fma_rn_bf16x2(magnitudes, half, both_bf16(32.0f)), fma_rn_bf16x2(magnitudes, quarter, both_bf16(32.5f)));
+        const uint32_t lower = min_bf16x2(fma_rn_bf16x2(magnitudes, half, both_bf16(32.0f)),
+                                          fma_rn_bf16x2(magnitudes, quarter, both_bf16(32.5f)));
         const uint32_t all = min_bf16x2(lower, fma_rn_bf16x2(magnitudes, eighth, both_bf16(33.0f)));
         codes[i] = min_bf16x2(all, both_bf16(33.75f));
     }
@@ -107,7 +109,8 @@ __device__ inline uint32_t e2m3x4_from_bf16x2(const uint32_t *pairs, uint32_t fa
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const uint32_t magnitudes = abs_bf16x2(pairs[i]);
-        const uint32_t lower = min_bf16x2(fma_rn_bf16x2(magnitudes, half, both_bf16(8.0f)), fma_rn_bf16x2(magnitudes, quarter, both_bf16(8.5f)));
+        const uint32_t lower = min_bf16x2(fma_rn_bf16x2(magnitudes, half, both_bf16(8.0f)),
+                                          fma_rn_bf16x2(magnitudes, quarter, both_bf16(8.5f)));
         const uint32_t all = min_bf16x2(lower, fma_rn_bf16x2(magnitudes, eighth, both_bf16(9.0f)));
         codes[i] = min_bf16x2(all, both_bf16(9.9375f));
     }
