@@ -4,7 +4,7 @@
 
 #define INSTANCE(dtype, Element)                                                                             \
     KERNEL(amax_##dtype, .threads = {op::reduce_threads}, .shared_bytes = sizeof(op::ReduceShared),          \
-           .tile = {1})                                                                                      \
+           .tile = {1}, .min_blocks = op::reduce_blocks<Element>)                                            \
     (const Element *x,   /* [count] */                                                                       \
      float *partial,     /* [blocks] */                                                                      \
      int64_t count, int64_t blocks) {                                                                        \

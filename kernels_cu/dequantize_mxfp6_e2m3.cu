@@ -3,7 +3,7 @@
 #include "op/quantize.cuh"
 
 #define INSTANCE(dtype, Element)                                                                             \
-    KERNEL(dequantize_mxfp6_e2m3_##dtype, .threads = {op::quantize_threads}, .tile = {op::quantize_tile})            \
+    KERNEL(dequantize_mxfp6_e2m3_##dtype, .threads = {op::quantize_threads}, .tile = {op::quantize_tile<Element>})\
     (const uint32_t *codes,   /* [rows, cols * 6 / 8] bytes */                                               \
      const uint8_t *scales,   /* [rows, cols / 32] */                                                        \
      Element *x,              /* [rows, cols] */                                                             \

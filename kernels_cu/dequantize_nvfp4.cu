@@ -3,7 +3,7 @@
 #include "op/quantize.cuh"
 
 #define INSTANCE(dtype, Element)                                                                             \
-    KERNEL(dequantize_nvfp4_##dtype, .threads = {op::quantize_threads}, .tile = {op::quantize_tile})         \
+    KERNEL(dequantize_nvfp4_##dtype, .threads = {op::quantize_threads}, .tile = {op::quantize_tile<Element>})\
     (const uint32_t *codes,       /* [rows, cols / 2] bytes */                                               \
      const uint8_t *scales,       /* [rows, cols / 16] */                                                    \
      const float *global_scale,   /* [1] */                                                                  \

@@ -3,7 +3,8 @@
 #include "op/quantize.cuh"
 
 #define INSTANCE(dtype, Element)                                                                             \
-    KERNEL(quantize_mxfp4_##dtype, .threads = {op::quantize_threads}, .tile = {op::quantize_tile})              \
+    KERNEL(quantize_mxfp4_##dtype, .threads = {op::quantize_threads},                                        \
+           .tile = {op::quantize_tile<Element>}, .min_blocks = op::quantize_blocks)                          \
     (const Element *x,   /* [rows, cols] */                                                                  \
      uint32_t *codes,    /* [rows, cols * 4 / 8] bytes */                                                    \
      uint8_t *scales,    /* [rows, cols / 32] */                                                             \

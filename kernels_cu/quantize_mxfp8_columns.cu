@@ -4,14 +4,17 @@
 
 #define INSTANCE(dtype, Element)                                                                             \
     KERNEL(quantize_mxfp8_columns_##dtype, .threads = {op::columns_threads},                                 \
-           .tile = {op::columns_tile, op::columns_warps * tile::mx_block, 1})                                \
+           .tile = {op::columns_tile, op::columns_warps * tile::mx_block, 1},                                \
+           .min_blocks = op::quantize_columns_blocks<Element>)                                               \
     (const Element *x,   /* [outer, rows, cols] */                                                           \
      uint8_t *codes,     /* [outer, rows * 8 / 8, cols] */                                                   \
      uint8_t *scales,    /* [outer, rows / 32, cols] */                                                      \
      int rule, int64_t outer, int64_t rows, int64_t cols) {                                                  \
         const int64_t values = int64_t(blockIdx.z) * rows * cols;   /* before this matrix */                 \
-        op::quantize_mx_columns<tile::E4m3>(x + values, codes + values * 8 / 8, scales + values / 32,        \
-            rows, cols, tile::ScaleRule(rule));                                                              \
+        op::with_columns(cols, [&](auto whole) {                                                             \
+            op::quantize_mx_columns<tile::E4m3, whole>(x + values, codes + values * 8 / 8, scales + values / 32, \
+                rows, cols, tile::ScaleRule(rule));                                                          \
+        });                                                                                                  \
     }
 
 INSTANCE(f32, float)

@@ -3,13 +3,15 @@
 #include "op/quantize.cuh"
 
 #define INSTANCE(dtype, Element)                                                                             \
-    KERNEL(quantize_nvfp4_##dtype, .threads = {op::quantize_threads}, .tile = {op::quantize_tile})           \
+    KERNEL(quantize_nvfp4_##dtype, .threads = {op::quantize_threads},                                        \
+           .tile = {op::quantize_nvfp4_tile<Element>}, .min_blocks = op::quantize_nvfp4_blocks<Element>)     \
     (const Element *x,            /* [rows, cols] */                                                         \
      const float *global_scale,   /* [1] */                                                                  \
      uint32_t *codes,             /* [rows, cols / 2] bytes */                                               \
      uint8_t *scales,             /* [rows, cols / 16] */                                                    \
      int rule, int64_t rows, int64_t cols) {                                                                 \
-        op::quantize_nvfp4(x, *global_scale, codes, scales, rows *cols, rule == 1);                          \
+        if (rule == 1) op::quantize_nvfp4<true>(x, *global_scale, codes, scales, rows *cols);                \
+        else op::quantize_nvfp4<false>(x, *global_scale, codes, scales, rows *cols);                         \
     }
 
 INSTANCE(f32, float)

@@ -4,15 +4,22 @@
 
 #define INSTANCE(dtype, Element)                                                                             \
     KERNEL(quantize_nvfp4_columns_##dtype, .threads = {op::columns_threads},                                 \
-           .tile = {op::columns_tile, op::columns_warps * tile::nvfp4_block, 1})                             \
+           .tile = {op::columns_tile, op::columns_warps * tile::nvfp4_block, 1},                             \
+           .min_blocks = op::quantize_columns_blocks<Element>)                                               \
     (const Element *x,            /* [outer, rows, cols] */                                                  \
      const float *global_scale,   /* [1] */                                                                  \
      uint8_t *codes,              /* [outer, rows / 2, cols] */                                              \
      uint8_t *scales,             /* [outer, rows / 16, cols] */                                             \
      int rule, int64_t outer, int64_t rows, int64_t cols) {                                                  \
         const int64_t values = int64_t(blockIdx.z) * rows * cols;   /* before this matrix */                 \
-        op::quantize_nvfp4_columns(x + values, *global_scale, codes + values / 2,                            \
-            scales + values / 16, rows, cols, rule == 1);                                                    \
+        op::with_columns(cols, [&](auto whole) {                                                             \
+            const auto run = [&](auto better_of_two) {                                                       \
+                op::quantize_nvfp4_columns<better_of_two, whole>(x + values, *global_scale, codes + values / 2, \
+                    scales + values / 16, rows, cols);                                                       \
+            };                                                                                               \
+            if (rule == 1) run(std::true_type{});                                                            \
+            else run(std::false_type{});                                                                     \
+        });                                                                                                  \
     }
 
 INSTANCE(f32, float)

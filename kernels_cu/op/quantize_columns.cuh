@@ -14,146 +14,162 @@ using tile::columns_threads;
 using tile::columns_tile;
 using tile::columns_warps;
 
-// Calls body(whole) with tile::are_whole(cols) as a compile-time constant: two copies of the body, in each of which loads,
-// arithmetic and stores of different rows mix freely. For the quantizers, which load all before they compute, one copy with
-// a test before the loads and one before the stores is as fast, and half the code.
+// Blocks of threads on a multiprocessor: a lane holds all of its columns' blocks, 128 values.
+template <class Element>
+constexpr int quantize_columns_blocks = sizeof(Element) == 4 ? 3 : 4;
+template <class Element>
+constexpr int dequantize_columns_blocks = 4;
+template <class Element>
+constexpr int dequantize_nvfp4_columns_blocks = 6;   // blocks of half as many rows
+
+// Calls body(whole) with whether rows of `cols` begin at multiples of a lane's columns, as a compile-time constant: loads
+// that need no test go out together.
 template <class Body>
-__device__ inline void with_whole(int64_t cols, Body &&body) {
-    if (tile::are_whole(cols)) body(std::true_type{});
+__device__ inline void with_columns(int64_t cols, Body &&body) {
+    if (cols % tile::lane_columns == 0) body(std::true_type{});
     else body(std::false_type{});
 }
 
 // Codes [rows * bits / 8, cols] and scales [rows / 32, cols] of x[rows, cols] in an MX format; rows is a multiple of 32.
-template <class Format, class Element>
+template <class Format, bool whole, class Element>
 __device__ inline void quantize_mx_columns(const Element *x, uint8_t *codes, uint8_t *scales, int64_t rows, int64_t cols,
                                            tile::ScaleRule rule) {
-    const tile::ColumnBlock<tile::mx_block> block(rows, cols, tile::are_whole(cols));
+    const tile::ColumnBlock<tile::mx_block, whole> block(rows, cols);
     if (block.outside) return;
-    float values[tile::mx_block][4], reciprocal[4];
-    tile::load_values(x, block.first_row(), block.columns, values);
+    tile::RowShare<Element> shares[tile::mx_block];
+#pragma unroll
+    for (int row = 0; row < tile::mx_block; ++row) shares[row].load(x, block.first_row() + row, block.columns);
 
-    uint32_t scale_bytes = 0, finite = 0;   // a byte to a column; of ones where its block is finite
+    float amax[4];
+    tile::amax_of(shares, amax);
+    uint32_t scale[4], scale_bytes = 0, finite = 0;   // a byte to a column; of ones where its block is finite
 #pragma unroll
     for (int column = 0; column < 4; ++column) {
-        float amax = 0.0f;
-#pragma unroll
-        for (int row = 0; row < tile::mx_block; ++row) amax = ptx::max_nan_f32(amax, fabsf(values[row][column]));
-        const uint32_t scale = tile::mx_scale<Format>(amax, rule);
-        scale_bytes |= scale << (8 * column);
-        if (scale != tile::ue8m0_nan) finite |= 0xffu << (8 * column);
-        reciprocal[column] = tile::ue8m0_reciprocal(scale);
+        scale[column] = tile::mx_scale<Format>(amax[column], rule);
+        scale_bytes |= scale[column] << (8 * column);
+        if (scale[column] != tile::ue8m0_nan) finite |= 0xffu << (8 * column);
     }
-    tile::store_rows<uint8_t, 1>(scales, block.index, block.columns, {scale_bytes});
+    tile::store_bytes(scales, block.index, block.columns, scale_bytes);
 
-    constexpr int code_rows = tile::mx_block * Format::bits / 8;
-    uint32_t words[code_rows];
 #pragma unroll
     for (int group = 0; group < tile::mx_block / tile::group_rows; ++group) {
-        float scaled[tile::group_rows][4];
+        tile::Codes<Format::bits> column_codes[4];
 #pragma unroll
-        for (int row = 0; row < tile::group_rows; ++row)
+        for (int column = 0; column < 4; ++column) {
+            const tile::RowShare<Element> *rows = shares + group * tile::group_rows;
+            if constexpr (tile::is_bf16<Element>) {
+                uint32_t pairs[4];
+                tile::column_pairs(rows, column, pairs);
+                column_codes[column] = tile::encode_scaled<Format>(pairs, scale[column]);
+            } else {
+                float values[8];
+                tile::column_values(rows, column, values);
+                column_codes[column] = tile::encode_scaled<Format>(values, scale[column]);
+            }
+        }
+        uint32_t bytes[Format::bits];
+        tile::rows_of_bytes(column_codes, bytes);
+        const int64_t first_byte = block.first_row() / 8 * Format::bits + group * Format::bits;
 #pragma unroll
-            for (int column = 0; column < 4; ++column)
-                scaled[row][column] = values[group * tile::group_rows + row][column] * reciprocal[column];
-        tile::encode_group<Format>(scaled, words + group * (Format::bits / 2));
+        for (int i = 0; i < Format::bits; ++i) tile::store_bytes(codes, first_byte + i, block.columns, bytes[i] & finite);
+    }
+}
+
+// The codes of a lane's columns of a block, all of them loaded before the first is used.
+template <class Format, int block_rows, bool whole>
+__device__ inline void load_codes(const uint8_t *codes, const tile::ColumnBlock<block_rows, whole> &block,
+                                  uint32_t (&bytes)[block_rows / tile::group_rows][Format::bits]) {
+#pragma unroll
+    for (int i = 0; i < block_rows / 8 * Format::bits; ++i)
+        bytes[i / Format::bits][i % Format::bits] = tile::load_bytes(codes, block.first_row() / 8 * Format::bits + i, block.columns);
+}
+
+// Decodes one group of rows, multiplies each column by its factor and stores them.
+template <class Format, int block_rows, bool whole, class Element>
+__device__ inline void store_decoded(const uint32_t (&bytes)[Format::bits], const float (&factor)[4], Element *x,
+                                     const tile::ColumnBlock<block_rows, whole> &block, int group) {
+    tile::Codes<Format::bits> column_codes[4];
+    tile::columns_of_codes(bytes, column_codes);
+    float values[tile::group_rows][4];
+#pragma unroll
+    for (int column = 0; column < 4; ++column) {
+        float decoded[8];
+        Format::decode(column_codes[column], decoded);
+#pragma unroll
+        for (int row = 0; row < tile::group_rows; ++row) values[row][column] = decoded[row] * factor[column];
     }
 #pragma unroll
-    for (uint32_t &word : words) word &= finite;
-    tile::store_rows(codes, block.index * code_rows, block.columns, words);
+    for (int row = 0; row < tile::group_rows; ++row)
+        tile::store_row(x, block.first_row() + group * tile::group_rows + row, block.columns, values[row]);
 }
 
 // x[rows, cols] of such codes and scales.
-template <class Format, class Element>
-__device__ inline void dequantize_mx_columns(const uint8_t *codes, const uint8_t *scales, Element *x, int64_t rows, int64_t cols, bool whole) {
-    const tile::ColumnBlock<tile::mx_block> block(rows, cols, whole);
+template <class Format, bool whole, class Element>
+__device__ inline void dequantize_mx_columns(const uint8_t *codes, const uint8_t *scales, Element *x, int64_t rows, int64_t cols) {
+    const tile::ColumnBlock<tile::mx_block, whole> block(rows, cols);
     if (block.outside) return;
-    uint32_t scale_bytes[1];
-    tile::load_rows(scales, block.index, block.columns, scale_bytes);
+    const uint32_t scale_bytes = tile::load_bytes(scales, block.index, block.columns);
+    uint32_t bytes[tile::mx_block / tile::group_rows][Format::bits];
+    load_codes<Format>(codes, block, bytes);
     float scale[4];
 #pragma unroll
-    for (int column = 0; column < 4; ++column) scale[column] = ptx::cvt_f32_ue8m0(scale_bytes[0] >> (8 * column) & 0xffu);
+    for (int column = 0; column < 4; ++column) scale[column] = ptx::cvt_f32_ue8m0(scale_bytes >> (8 * column) & 0xffu);
 #pragma unroll
-    for (int group = 0; group < tile::mx_block / tile::group_rows; ++group) {
-        uint32_t words[Format::bits / 2];
-        tile::load_rows(codes, block.first_row() * Format::bits / 8 + group * (Format::bits / 2), block.columns, words);
-        float values[tile::group_rows][4];
-        tile::decode_group<Format>(words, values);
-#pragma unroll
-        for (int row = 0; row < tile::group_rows; ++row)
-#pragma unroll
-            for (int column = 0; column < 4; ++column) values[row][column] *= scale[column];
-        tile::store_values(x, block.first_row() + group * tile::group_rows, block.columns, values);
-    }
+    for (int group = 0; group < tile::mx_block / tile::group_rows; ++group)
+        store_decoded<Format>(bytes[group], scale, x, block, group);
 }
 
 // Codes [rows / 2, cols] and ue4m3 scales [rows / 16, cols] of x[rows, cols] in NVFP4; rows is a multiple of 16.
-template <class Element>
+template <bool better_of_two, bool whole, class Element>
 __device__ inline void quantize_nvfp4_columns(const Element *x, float global_scale, uint8_t *codes, uint8_t *scales, int64_t rows,
-                                              int64_t cols, bool four_over_six) {
-    const tile::ColumnBlock<tile::nvfp4_block> block(rows, cols, tile::are_whole(cols));
+                                              int64_t cols) {
+    const tile::ColumnBlock<tile::nvfp4_block, whole> block(rows, cols);
     if (block.outside) return;
-    const tile::Divisor global_divisor(global_scale);
-    float rows_of_four[tile::nvfp4_block][4], values[4][2][8];   // of each column the two halves of its block
-    tile::load_values(x, block.first_row(), block.columns, rows_of_four);
+    const tile::Nvfp4Global global(global_scale);
+    tile::RowShare<Element> shares[tile::nvfp4_block];
 #pragma unroll
-    for (int row = 0; row < tile::nvfp4_block; ++row)
-#pragma unroll
-        for (int column = 0; column < 4; ++column) values[column][row / 8][row % 8] = rows_of_four[row][column];
+    for (int row = 0; row < tile::nvfp4_block; ++row) shares[row].load(x, block.first_row() + row, block.columns);
 
-    uint32_t scale_bytes = 0, words[tile::nvfp4_block / 2] = {};   // word i: rows 2 i and 2 i + 1 of all columns
+    float amax[4];
+    tile::amax_of(shares, amax);
+    uint32_t scale_bytes = 0;
+    tile::Codes<4> column_codes[2][4];   // of the two halves of each column's block
 #pragma unroll
     for (int column = 0; column < 4; ++column) {
-        const tile::Nvfp4Block of_column(ptx::max_nan_f32(tile::amax_of(values[column][0]), tile::amax_of(values[column][1])));
-        tile::Nvfp4Scale scale = of_column.scale(tile::Nvfp4Target::six, global_divisor, global_scale);
-        tile::Codes<4> half_codes[2];
-        float scaled[2][8];
+        float values[2][8];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) half_codes[half] = tile::encode_nvfp4(values[column][half], scale, scaled[half]);
-        if (four_over_six) {
-            const tile::Nvfp4Scale other = of_column.scale(tile::Nvfp4Target::four, global_divisor, global_scale);
-            const float error = __fadd_rn(tile::squared_error(scaled[0], half_codes[0], scale), tile::squared_error(scaled[1], half_codes[1], scale));
-            tile::Codes<4> other_codes[2];
-#pragma unroll
-            for (int half = 0; half < 2; ++half) other_codes[half] = tile::encode_nvfp4(values[column][half], other, scaled[half]);
-            const float other_error = __fadd_rn(tile::squared_error(scaled[0], other_codes[0], other), tile::squared_error(scaled[1], other_codes[1], other));
-            if (scale.step != 0.0f && other_error < error) {
-                scale = other;
-#pragma unroll
-                for (int half = 0; half < 2; ++half) half_codes[half] = other_codes[half];
-            }
-        }
+        for (int half = 0; half < 2; ++half) tile::column_values(shares + 8 * half, column, values[half]);
+        tile::Codes<4> codes_of_half[2];
+        const tile::Nvfp4Scale scale = tile::encode_nvfp4_block<better_of_two>(values, amax[column], global, codes_of_half);
         scale_bytes |= scale.code << (8 * column);
 #pragma unroll
-        for (int i = 0; i < tile::nvfp4_block / 2; ++i)
-            words[i] |= (half_codes[i / 4].word[0] >> (8 * (i % 4)) & 0xffu) << (8 * column);
+        for (int half = 0; half < 2; ++half) column_codes[half][column] = codes_of_half[half];
     }
-    tile::store_rows<uint8_t, 1>(scales, block.index, block.columns, {scale_bytes});
-    tile::store_rows(codes, block.first_row() / 2, block.columns, words);
+    tile::store_bytes(scales, block.index, block.columns, scale_bytes);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        uint32_t bytes[4];
+        tile::rows_of_bytes(column_codes[half], bytes);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) tile::store_bytes(codes, block.first_row() / 2 + 4 * half + i, block.columns, bytes[i]);
+    }
 }
 
 // x[rows, cols] of such codes and scales.
-template <class Element>
+template <bool whole, class Element>
 __device__ inline void dequantize_nvfp4_columns(const uint8_t *codes, const uint8_t *scales, float global_scale, Element *x, int64_t rows,
-                                                int64_t cols, bool whole) {
-    const tile::ColumnBlock<tile::nvfp4_block> block(rows, cols, whole);
+                                                int64_t cols) {
+    const tile::ColumnBlock<tile::nvfp4_block, whole> block(rows, cols);
     if (block.outside) return;
-    uint32_t scale_bytes[1];
-    tile::load_rows(scales, block.index, block.columns, scale_bytes);
+    const uint32_t scale_bytes = tile::load_bytes(scales, block.index, block.columns);
+    uint32_t bytes[tile::nvfp4_block / tile::group_rows][tile::E2m1::bits];
+    load_codes<tile::E2m1>(codes, block, bytes);
     float step[4];
 #pragma unroll
-    for (int column = 0; column < 4; ++column) step[column] = tile::nvfp4_step(scale_bytes[0] >> (8 * column), global_scale);
+    for (int column = 0; column < 4; ++column) step[column] = tile::nvfp4_step(scale_bytes >> (8 * column), global_scale);
 #pragma unroll
-    for (int group = 0; group < tile::nvfp4_block / tile::group_rows; ++group) {
-        uint32_t words[2];
-        tile::load_rows(codes, block.first_row() / 2 + group * 2, block.columns, words);
-        float values[tile::group_rows][4];
-        tile::decode_group<tile::E2m1>(words, values);
-#pragma unroll
-        for (int row = 0; row < tile::group_rows; ++row)
-#pragma unroll
-            for (int column = 0; column < 4; ++column) values[row][column] *= step[column];
-        tile::store_values(x, block.first_row() + group * tile::group_rows, block.columns, values);
-    }
+    for (int group = 0; group < tile::nvfp4_block / tile::group_rows; ++group)
+        store_decoded<tile::E2m1>(bytes[group], step, x, block, group);
 }
 
 }  // namespace op

@@ -4,13 +4,21 @@
 #include <cstdint>
 
 #include "../ptx/barrier.cuh"
+#include "../ptx/target.cuh"
 #include "../ptx/warp.cuh"
-#include "../tile/run.cuh"
+#include "../tile/format.cuh"
 
 namespace op {
 
 constexpr int reduce_threads = 256;
 constexpr int reduce_chunk = 4096;   // consecutive values that a block takes at a time
+
+template <class Element>
+constexpr int reduce_vectors = reduce_chunk / (reduce_threads * tile::elements_per_chunk<Element>);   // of a thread: 4 or 2
+
+// Blocks on a multiprocessor: the fewer, the more bytes each thread has on their way.
+template <class Element>
+constexpr int reduce_blocks = 2 * ptx::resident_threads / (reduce_threads * reduce_vectors<Element>);
 
 struct ReduceShared {
     float of_warp[reduce_threads / 32];
@@ -27,35 +35,35 @@ __device__ inline float block_max(ReduceShared &shared, float value) {
     return value;
 }
 
-__device__ inline float finite_magnitude(float value) {
-    const float magnitude = fabsf(value);
-    return magnitude <= 3.4028235e38f ? magnitude : 0.0f;   // false for NaN, too
-}
-
 // partial[b] = the largest finite magnitude of the chunks b, b + gridDim.x, ... of x[count]; 0 if there is none.
 template <class Element>
 __device__ inline void amax(ReduceShared &shared, const Element *x, float *partial, int64_t count) {
-    float largest = 0.0f;
-    for (int64_t chunk = int64_t(blockIdx.x) * reduce_chunk; chunk < count; chunk += int64_t(gridDim.x) * reduce_chunk) {
-        constexpr int steps = reduce_chunk / (reduce_threads * tile::lane_values);
-        float values[steps][tile::lane_values];
+    constexpr int vectors = reduce_vectors<Element>;
+    const int64_t whole = count / reduce_chunk;   // chunks; what is left is the turn of one more block
+    uint4 next[vectors] = {};
+    const auto load = [&](int64_t chunk) {
+        if (chunk >= whole) return;
+        const uint4 *source = reinterpret_cast<const uint4 *>(x + chunk * reduce_chunk) + threadIdx.x;
 #pragma unroll
-        for (int step = 0; step < steps; ++step) {
-            const int64_t first = chunk + (step * reduce_threads + threadIdx.x) * tile::lane_values;
-            if (first + tile::lane_values <= count) {
-                tile::load_values(x + first, values[step]);
-            } else {
+        for (int i = 0; i < vectors; ++i) next[i] = __ldg(source + i * reduce_threads);
+    };
+    tile::FiniteMax<Element> largest;
+    load(blockIdx.x);
+#pragma unroll 2   // which spares the copies
+    for (int64_t chunk = blockIdx.x; chunk < whole; chunk += gridDim.x) {
+        uint4 here[vectors];
 #pragma unroll
-                for (int i = 0; i < tile::lane_values; ++i) values[step][i] = first + i < count ? float(x[first + i]) : 0.0f;
-            }
-        }
+        for (int i = 0; i < vectors; ++i) here[i] = next[i];
+        load(chunk + gridDim.x);   // on its way while this one is worked on
 #pragma unroll
-        for (int step = 0; step < steps; ++step)
-#pragma unroll
-            for (float value : values[step]) largest = fmaxf(largest, finite_magnitude(value));
+        for (const uint4 &vector : here) largest.take(vector);
     }
-    largest = block_max(shared, largest);
-    if (threadIdx.x == 0) partial[blockIdx.x] = largest;
+    if (blockIdx.x == whole % gridDim.x) {
+#pragma unroll 1
+        for (int64_t at = whole * reduce_chunk + threadIdx.x; at < count; at += reduce_threads) largest.take(float(x[at]));
+    }
+    const float of_block = block_max(shared, largest.value());
+    if (threadIdx.x == 0) partial[blockIdx.x] = of_block;
 }
 
 // global_scale[0] = f32(the largest of partial[blocks] / 2688), so that the largest value becomes 6 x 448; 1 where that is 0.

@@ -20,9 +20,14 @@ __device__ inline uint32_t cvt_rn_f16x2_f32(float high, float low) {
     return packed;
 }
 
-// Eight values to e2m1: to nearest, ties to even, saturated at 6, NaN to +6. values[i] lands in bits 4 i + 3 .. 4 i.
-// Eight at once, because four conversions then merge into one register without a permutation.
-__device__ inline uint32_t cvt_rn_satfinite_e2m1x8_f32(const float (&values)[8]) {
+// What the next function takes for a value of 1: the instruction 1, its stand-in 1/2.
+constexpr float e2m1_unit = has_narrow_conversions ? 1.0f : 0.5f;
+
+// Eight values, in such units, to e2m1: to nearest, ties to even, saturated at 6; of NaN, any code (the hardware's is +6).
+// values[i] lands in bits 4 i + 3 .. 4 i. Eight at once, because four conversions then merge into one register without a
+// permutation. `below_7` promises magnitudes below 7.
+template <bool below_7 = false>
+__device__ inline uint32_t cvt_rn_satfinite_e2m1x8_units(const float (&values)[8]) {
     if constexpr (has_narrow_conversions) {
         uint32_t codes;
         asm("{\n"
@@ -38,28 +43,38 @@ __device__ inline uint32_t cvt_rn_satfinite_e2m1x8_f32(const float (&values)[8])
               "f"(values[6]), "f"(values[7]));
         return codes;
     } else {
-        return portable::narrow_from_f32<4, 3, 1, 0, 8>(values, 6.0f);
+        return portable::e2m1x8_from_halves<below_7>(values);
     }
+}
+
+// Eight values to e2m1 as above.
+__device__ inline uint32_t cvt_rn_satfinite_e2m1x8_f32(const float (&values)[8]) {
+    float units[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) units[i] = has_narrow_conversions ? values[i] : values[i] * e2m1_unit;
+    return cvt_rn_satfinite_e2m1x8_units(units);
 }
 
 // The two floats of a pair of bf16.
 __device__ inline float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ inline float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
-// Eight bf16 values, pairs[i] holding values 2 i and 2 i + 1, to e2m1 as above.
-__device__ inline uint32_t cvt_rn_satfinite_e2m1x8_bf16x2(const uint32_t (&pairs)[4]) {
+// a b for both halves of bf16 pairs.
+__device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) { return portable::mul_bf16x2(a, b); }   // sm_80 and newer
+
+// Eight bf16 values times a power of two to e2m1 as above; pairs[i] holds values 2 i and 2 i + 1, `factor` twice the power.
+__device__ inline uint32_t cvt_rn_satfinite_e2m1x8_bf16x2(const uint32_t (&pairs)[4], uint32_t factor) {
     if constexpr (has_narrow_conversions) {
-        const float values[8] = {low_bf16(pairs[0]), high_bf16(pairs[0]), low_bf16(pairs[1]), high_bf16(pairs[1]),
-                                 low_bf16(pairs[2]), high_bf16(pairs[2]), low_bf16(pairs[3]), high_bf16(pairs[3])};
-        return cvt_rn_satfinite_e2m1x8_f32(values);
-    } else {
-        uint32_t bytes[4];
+        float values[8];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const uint32_t codes = portable::narrow_from_bf16x2<3, 1, 0>(pairs[i], 0x40c040c0u);
-            bytes[i] = codes | codes >> 12;
+            const uint32_t scaled = mul_bf16x2(pairs[i], factor);
+            values[2 * i] = low_bf16(scaled);
+            values[2 * i + 1] = high_bf16(scaled);
         }
-        return __byte_perm(__byte_perm(bytes[0], bytes[1], 0x0040), __byte_perm(bytes[2], bytes[3], 0x0040), 0x5410);
+        return cvt_rn_satfinite_e2m1x8_f32(values);
+    } else {
+        return portable::e2m1x8_from_bf16x2(pairs, factor);
     }
 }
 
@@ -77,7 +92,7 @@ __device__ inline uint32_t cvt_rn_satfinite_e4m3x4_f32(const float *values) {
             : "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]));
         return codes;
     } else {
-        uint32_t codes = portable::narrow_from_f32<8, 7, 3, -6, 4>(values, 448.0f);
+        uint32_t codes = portable::narrow_from_f32<7, 3, -6>(values, 448.0f);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             if (values[i] != values[i]) codes |= 0x7fu << (8 * i);
@@ -99,7 +114,7 @@ __device__ inline uint32_t cvt_rn_satfinite_e5m2x4_f32(const float *values) {
             : "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]));
         return codes;
     } else {
-        uint32_t codes = portable::narrow_from_f32<8, 7, 2, -14, 4>(values, 57344.0f);
+        uint32_t codes = portable::narrow_from_f32<7, 2, -14>(values, 57344.0f);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             if (values[i] != values[i]) codes |= 0x7fu << (8 * i);
@@ -107,7 +122,7 @@ __device__ inline uint32_t cvt_rn_satfinite_e5m2x4_f32(const float *values) {
     }
 }
 
-// Four values to e3m2, values[i] in byte i (bits 5..0): to nearest, ties to even, saturated; NaN to +28.
+// Four values to e3m2, values[i] in byte i (bits 5..0): to nearest, ties to even, saturated; NaN to 28 of either sign (the hardware's is +28).
 __device__ inline uint32_t cvt_rn_satfinite_e3m2x4_f32(const float *values) {
     if constexpr (has_narrow_conversions) {
         uint32_t codes;
@@ -121,11 +136,11 @@ __device__ inline uint32_t cvt_rn_satfinite_e3m2x4_f32(const float *values) {
             : "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]));
         return codes;
     } else {
-        return portable::narrow_from_f32<8, 5, 2, -2, 4>(values, 28.0f);
+        return portable::e3m2x4_from_f32(values);
     }
 }
 
-// Four values to e2m3, values[i] in byte i (bits 5..0): to nearest, ties to even, saturated; NaN to +7.5.
+// Four values to e2m3, values[i] in byte i (bits 5..0): to nearest, ties to even, saturated; NaN to 7.5 of either sign (the hardware's is +7.5).
 __device__ inline uint32_t cvt_rn_satfinite_e2m3x4_f32(const float *values) {
     if constexpr (has_narrow_conversions) {
         uint32_t codes;
@@ -139,7 +154,7 @@ __device__ inline uint32_t cvt_rn_satfinite_e2m3x4_f32(const float *values) {
             : "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]));
         return codes;
     } else {
-        return portable::narrow_from_f32<8, 5, 3, 0, 4>(values, 7.5f);
+        return portable::e2m3x4_from_f32(values);
     }
 }
 
@@ -183,14 +198,14 @@ __device__ inline uint32_t cvt_rn_f16x2_e5m2x2(uint32_t pair) {
     }
 }
 
-// Four bf16 values in two pairs to e3m2 as above.
-__device__ inline uint32_t cvt_rn_satfinite_e3m2x4_bf16x2(uint32_t first, uint32_t second) {
+// Four bf16 values in two pairs times a power of two, which `factor` holds twice, to e3m2 as above.
+__device__ inline uint32_t cvt_rn_satfinite_e3m2x4_bf16x2(const uint32_t *pairs, uint32_t factor) {
     if constexpr (has_narrow_conversions) {
+        const uint32_t first = mul_bf16x2(pairs[0], factor), second = mul_bf16x2(pairs[1], factor);
         const float values[4] = {low_bf16(first), high_bf16(first), low_bf16(second), high_bf16(second)};
         return cvt_rn_satfinite_e3m2x4_f32(values);
     } else {
-        return __byte_perm(portable::narrow_from_bf16x2<5, 2, -2>(first, 0x41e041e0u),
-                           portable::narrow_from_bf16x2<5, 2, -2>(second, 0x41e041e0u), 0x6420);
+        return portable::e3m2x4_from_bf16x2(pairs, factor);
     }
 }
 
@@ -205,14 +220,14 @@ __device__ inline uint32_t cvt_rn_f16x2_e3m2x2(uint32_t pair) {
     }
 }
 
-// Four bf16 values in two pairs to e2m3 as above.
-__device__ inline uint32_t cvt_rn_satfinite_e2m3x4_bf16x2(uint32_t first, uint32_t second) {
+// Four bf16 values in two pairs times a power of two, which `factor` holds twice, to e2m3 as above.
+__device__ inline uint32_t cvt_rn_satfinite_e2m3x4_bf16x2(const uint32_t *pairs, uint32_t factor) {
     if constexpr (has_narrow_conversions) {
+        const uint32_t first = mul_bf16x2(pairs[0], factor), second = mul_bf16x2(pairs[1], factor);
         const float values[4] = {low_bf16(first), high_bf16(first), low_bf16(second), high_bf16(second)};
         return cvt_rn_satfinite_e2m3x4_f32(values);
     } else {
-        return __byte_perm(portable::narrow_from_bf16x2<5, 3, 0>(first, 0x40f040f0u),
-                           portable::narrow_from_bf16x2<5, 3, 0>(second, 0x40f040f0u), 0x6420);
+        return portable::e2m3x4_from_bf16x2(pairs, factor);
     }
 }
 
@@ -226,9 +241,6 @@ __device__ inline uint32_t cvt_rn_f16x2_e2m3x2(uint32_t pair) {
         return portable::f16x2_from_e2m3x2(pair);
     }
 }
-
-// a b for both halves of bf16 pairs.
-__device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) { return portable::mul_bf16x2(a, b); }   // sm_80 and newer
 
 // A ue8m0 scale (0..255) as f32: 2^(scale - 127), subnormal for 0, NaN for 255. Exact.
 __device__ inline float cvt_f32_ue8m0(uint32_t scale) {

@@ -33,10 +33,56 @@ __device__ inline float max_nan_f32(float a, float b) {
     return result;
 }
 
-// The same for both halves of bf16 pairs.
+// The same for both halves of bf16 and f16 pairs.
 __device__ inline uint32_t max_nan_bf16x2(uint32_t a, uint32_t b) {
     uint32_t result;
     asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+__device__ inline uint32_t max_nan_f16x2(uint32_t a, uint32_t b) {
+    uint32_t result;
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+
+// |a| for both halves.
+__device__ inline uint32_t abs_bf16x2(uint32_t a) {
+    uint32_t result;
+    asm("abs.bf16x2 %0, %1;" : "=r"(result) : "r"(a));
+    return result;
+}
+__device__ inline uint32_t abs_f16x2(uint32_t a) {
+    uint32_t result;
+    asm("abs.f16x2 %0, %1;" : "=r"(result) : "r"(a));
+    return result;
+}
+
+// a b + c for both halves, rounded once.
+__device__ inline uint32_t fma_rn_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t result;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+    return result;
+}
+__device__ inline uint32_t fma_rn_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t result;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+    return result;
+}
+
+// The larger of both halves; of a NaN and a number the number.
+__device__ inline uint32_t max_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t result;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+__device__ inline uint32_t max_f16x2(uint32_t a, uint32_t b) {
+    uint32_t result;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+__device__ inline uint32_t min_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t result;
+    asm("min.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
     return result;
 }
 

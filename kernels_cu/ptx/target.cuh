@@ -30,6 +30,9 @@ constexpr bool has_elect = architecture >= 90;
 // cp.async.bulk, and what its mbarriers need: arrive.expect_tx and try_wait. Where it is false, copy by cp.async.
 constexpr bool has_bulk_copy = architecture >= 90;
 
+// Threads that a multiprocessor holds: 2048 from sm_80 to sm_100, fewer on the consumer chips between and after.
+constexpr int resident_threads = architecture >= 120 ? 1536 : 2048;
+
 // Conversions to and from e4m3 and e5m2.
 constexpr bool has_fp8_conversions = architecture >= 89;
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "../ptx/warp.cuh"
 #include "format.cuh"
@@ -14,202 +13,188 @@ constexpr int lane_columns = 4;
 
 // Where a lane stands: its first column in rows of `cols`, and how many of its columns there are. With `whole` all rows
 // begin at multiples of four elements, so that a lane's share of a row is one access.
+template <bool whole_>
 struct Columns {
+    static constexpr bool whole = whole_;
     int64_t first, cols;
     int present;
-    bool whole;
 
-    __device__ Columns(int64_t first, int64_t cols, bool whole)
-        : first(first), cols(cols), present(min(cols - first, int64_t(lane_columns))), whole(whole) {}
+    __device__ Columns(int64_t first, int64_t cols) : first(first), cols(cols), present(min(cols - first, int64_t(lane_columns))) {}
 };
 
-__device__ inline bool are_whole(int64_t cols) { return cols % lane_columns == 0; }
-
-constexpr int columns_threads = 256;
+constexpr int columns_threads = 128;
 constexpr int columns_warps = columns_threads / 32;
 constexpr int columns_tile = 32 * lane_columns;   // columns of a warp; each warp has its own block of rows
 
 // One matrix of a batch: blocks of `block` rows, and where this lane stands in it.
-template <int block>
+template <int block, bool whole>
 struct ColumnBlock {
-    Columns columns;
+    Columns<whole> columns;
     int64_t index;      // of the block of rows
     bool outside;
 
-    __device__ ColumnBlock(int64_t rows, int64_t cols, bool whole)
-        : columns((int64_t(blockIdx.x) * 32 + ptx::laneid()) * lane_columns, cols, whole),
+    __device__ ColumnBlock(int64_t rows, int64_t cols)
+        : columns((int64_t(blockIdx.x) * 32 + ptx::laneid()) * lane_columns, cols),
           index(int64_t(blockIdx.y) * columns_warps + threadIdx.x / 32),
           outside(index * block >= rows || columns.first >= cols) {}
 
     __device__ int64_t first_row() const { return index * block; }
 };
 
-// A lane's share of a row in memory: four elements of one, two or four bytes, in as many words.
-template <int bytes> struct Share4;
-template <> struct Share4<1> { using Element = uint8_t; using Vector = uint32_t; };
-template <> struct Share4<2> { using Element = uint16_t; using Vector = uint2; };
-template <> struct Share4<4> { using Element = uint32_t; using Vector = uint4; };
+// A lane's values of one row: four floats, or two pairs of 16-bit elements.
+template <class Element>
+struct RowShare {
+    static constexpr int words = sizeof(Element);
+    uint32_t word[words];
 
-// Loads this lane's shares of some rows; 0 where there is no column. One test of `whole` for all rows, so that their loads
-// go out together.
-template <class Element, int count>
-__device__ inline void load_rows(const Element *matrix, int64_t first_row, const Columns &at, uint32_t (&words)[count]) {
-    constexpr int size = sizeof(Element), rows = count / size;
-    using Share = Share4<size>;
-    const auto *source = reinterpret_cast<const typename Share::Element *>(matrix) + first_row * at.cols + at.first;
-    if (at.whole) {
+    // 0 where there is no column.
+    template <bool whole>
+    __device__ void load(const Element *matrix, int64_t row, const Columns<whole> &at) {
+        const Element *source = matrix + row * at.cols + at.first;
+        if constexpr (!whole) {
 #pragma unroll
-        for (int row = 0; row < rows; ++row) {
-            const auto share = __ldg(reinterpret_cast<const typename Share::Vector *>(source + row * at.cols));
-            memcpy(words + row * size, &share, sizeof(share));
-        }
-    } else {
+            for (uint32_t &one : word) one = 0;
 #pragma unroll
-        for (int row = 0; row < rows; ++row) {
-#pragma unroll
-            for (int i = 0; i < size; ++i) words[row * size + i] = 0;
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (i < at.present) words[row * size + i * size / 4] |= uint32_t(source[row * at.cols + i]) << (8 * (i * size % 4));
+            for (int i = 0; i < lane_columns; ++i)
+                if (i < at.present) put(i, source[i]);
+        } else if constexpr (words == 4) {
+            const uint4 loaded = __ldg(reinterpret_cast<const uint4 *>(source));
+            word[0] = loaded.x, word[1] = loaded.y, word[2] = loaded.z, word[3] = loaded.w;
+        } else {
+            const uint2 loaded = __ldg(reinterpret_cast<const uint2 *>(source));
+            word[0] = loaded.x, word[1] = loaded.y;
         }
     }
-}
 
-// The inverse.
-template <class Element, int count>
-__device__ inline void store_rows(Element *matrix, int64_t first_row, const Columns &at, const uint32_t (&words)[count]) {
-    constexpr int size = sizeof(Element), rows = count / size;
-    using Share = Share4<size>;
-    auto *target = reinterpret_cast<typename Share::Element *>(matrix) + first_row * at.cols + at.first;
-    if (at.whole) {
+    __device__ void put(int column, Element value) {
+        if constexpr (words == 4) word[column] = __float_as_uint(value);
+        else word[column / 2] |= uint32_t(*reinterpret_cast<const uint16_t *>(&value)) << (16 * (column % 2));
+    }
+};
+
+// The largest magnitude of each column of some rows; NaN if any value is.
+template <int rows>
+__device__ inline void amax_of(const RowShare<float> (&share)[rows], float (&amax)[4]) {
 #pragma unroll
-        for (int row = 0; row < rows; ++row) {
-            typename Share::Vector share;
-            memcpy(&share, words + row * size, sizeof(share));
-            *reinterpret_cast<typename Share::Vector *>(target + row * at.cols) = share;
-        }
-    } else {
+    for (int column = 0; column < 4; ++column) {
+        amax[column] = 0.0f;
 #pragma unroll
         for (int row = 0; row < rows; ++row)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (i < at.present) target[row * at.cols + i] = words[row * size + i * size / 4] >> (8 * (i * size % 4));
+            amax[column] = ptx::max_nan_f32(amax[column], fabsf(__uint_as_float(share[row].word[column])));
     }
 }
 
-// The floats of a lane's share of a row. Exact.
-__device__ inline void unpack_four(const uint32_t *words, float (&values)[4], float) {
-    unpack(uint4{words[0], words[1], words[2], words[3]}, values, float{});
-}
-
-template <class Element>
-__device__ inline void unpack_four(const uint32_t *words, float (&values)[4], Element) {
-    float eight[8];
-    unpack(uint4{words[0], words[1], 0, 0}, eight, Element{});
+template <int rows, class Element>
+__device__ inline void amax_of(const RowShare<Element> (&share)[rows], float (&amax)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) values[i] = eight[i];
-}
-
-// The inverse, rounded to nearest, ties to even.
-__device__ inline void pack_four(const float (&values)[4], uint32_t *words, float) {
+    for (int pair = 0; pair < 2; ++pair) {
+        uint32_t largest = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = __float_as_uint(values[i]);
-}
-
-template <class Element>
-__device__ inline void pack_four(const float (&values)[4], uint32_t *words, Element) {
-    const float eight[8] = {values[0], values[1], values[2], values[3]};
-    const uint4 packed = pack(eight, Element{});
-    words[0] = packed.x, words[1] = packed.y;
-}
-
-// The values of some rows as floats, from and to memory.
-template <class Element, int rows>
-__device__ inline void load_values(const Element *matrix, int64_t first_row, const Columns &at, float (&values)[rows][4]) {
-    uint32_t words[rows * sizeof(Element)];
-    load_rows(matrix, first_row, at, words);
-#pragma unroll
-    for (int row = 0; row < rows; ++row) unpack_four(words + row * sizeof(Element), values[row], Element{});
-}
-
-template <class Element, int rows>
-__device__ inline void store_values(Element *matrix, int64_t first_row, const Columns &at, const float (&values)[rows][4]) {
-    uint32_t words[rows * sizeof(Element)];
-#pragma unroll
-    for (int row = 0; row < rows; ++row) pack_four(values[row], words + row * sizeof(Element), Element{});
-    store_rows(matrix, first_row, at, words);
-}
-
-constexpr int group_rows = 4;   // of a column, whose codes fill `bits` / 2 bytes
-
-// The codes of four rows by four columns: word b holds byte b of every column's packed codes, column i in byte i.
-template <class Format>
-__device__ inline void encode_group(const float (&v)[group_rows][4], uint32_t *words) {
-    if constexpr (Format::bits == 4) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {   // two rows make a byte of each column
-            const float pairs[8] = {v[2 * i][0], v[2 * i + 1][0], v[2 * i][1], v[2 * i + 1][1],
-                                    v[2 * i][2], v[2 * i + 1][2], v[2 * i][3], v[2 * i + 1][3]};
-            words[i] = Format::encode(pairs).word[0];
-        }
-    } else if constexpr (Format::bits == 8) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const float rows[8] = {v[2 * i][0],     v[2 * i][1],     v[2 * i][2],     v[2 * i][3],
-                                   v[2 * i + 1][0], v[2 * i + 1][1], v[2 * i + 1][2], v[2 * i + 1][3]};
-            const Codes<8> codes = Format::encode(rows);
-            words[2 * i] = codes.word[0];
-            words[2 * i + 1] = codes.word[1];
-        }
-    } else {
-        uint32_t columns[4];   // 24 bits each
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const float two[8] = {v[0][2 * i],     v[1][2 * i],     v[2][2 * i],     v[3][2 * i],
-                                  v[0][2 * i + 1], v[1][2 * i + 1], v[2][2 * i + 1], v[3][2 * i + 1]};
-            const Codes<6> codes = Format::encode(two);
-            columns[2 * i] = codes.word[0];
-            columns[2 * i + 1] = codes.word[0] >> 24 | codes.word[1] << 8;
-        }
-#pragma unroll
-        for (int byte = 0; byte < 3; ++byte) {
-            const uint32_t selector = 0x0040u + 0x0011u * byte;   // byte `byte` of both sources
-            words[byte] = __byte_perm(__byte_perm(columns[0], columns[1], selector), __byte_perm(columns[2], columns[3], selector), 0x5410);
-        }
+        for (int row = 0; row < rows; ++row) largest = max_nan(largest, magnitudes(share[row].word[pair], Element{}), Element{});
+        const float2 both = unpack_pair(largest, Element{});
+        amax[2 * pair] = both.x;
+        amax[2 * pair + 1] = both.y;
     }
 }
 
-// The inverse.
-template <class Format>
-__device__ inline void decode_group(const uint32_t *words, float (&v)[group_rows][4]) {
-    float eight[8];
-    if constexpr (Format::bits == 4) {
+// Eight rows of one column, in order, as floats; of a 16-bit element also as pairs.
+template <class Element>
+__device__ inline void column_pairs(const RowShare<Element> *rows, int column, uint32_t (&pairs)[4]) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            Format::decode({{words[i]}}, eight);
+    for (int i = 0; i < 4; ++i)
+        pairs[i] = __byte_perm(rows[2 * i].word[column / 2], rows[2 * i + 1].word[column / 2], column % 2 ? 0x7632 : 0x5410);
+}
+
+__device__ inline void column_values(const RowShare<float> *rows, int column, float (&values)[8]) {
 #pragma unroll
-            for (int j = 0; j < 8; ++j) v[2 * i + j % 2][j / 2] = eight[j];
-        }
-    } else if constexpr (Format::bits == 8) {
+    for (int i = 0; i < 8; ++i) values[i] = __uint_as_float(rows[i].word[column]);
+}
+
+template <class Element>
+__device__ inline void column_values(const RowShare<Element> *rows, int column, float (&values)[8]) {
+    uint32_t pairs[4];
+    column_pairs(rows, column, pairs);
+    unpack(uint4{pairs[0], pairs[1], pairs[2], pairs[3]}, values, Element{});
+}
+
+template <class Element, bool whole>
+__device__ inline void store_row(Element *matrix, int64_t row, const Columns<whole> &at, const float (&values)[4]) {
+    Element *target = matrix + row * at.cols + at.first;
+    if constexpr (!whole) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            Format::decode({{words[2 * i], words[2 * i + 1]}}, eight);
-#pragma unroll
-            for (int j = 0; j < 8; ++j) v[2 * i + j / 4][j % 4] = eight[j];
-        }
+        for (int i = 0; i < 4; ++i)
+            if (i < at.present) target[i] = Element(values[i]);
+    } else if constexpr (sizeof(Element) == 4) {
+        store(target, pack(values, Element{}));
+    } else {
+        const float eight[8] = {values[0], values[1], values[2], values[3]};
+        const uint4 packed = pack(eight, Element{});
+        store(target, uint2{packed.x, packed.y});
+    }
+}
+
+// The same for bytes: byte i of a word belongs to column i.
+template <bool whole>
+__device__ inline uint32_t load_bytes(const uint8_t *matrix, int64_t row, const Columns<whole> &at) {
+    const uint8_t *source = matrix + row * at.cols + at.first;
+    uint32_t word = 0;
+    if constexpr (whole) {
+        word = __ldg(reinterpret_cast<const uint32_t *>(source));
     } else {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            uint32_t columns[2];
+        for (int i = 0; i < 4; ++i)
+            if (i < at.present) word |= uint32_t(source[i]) << (8 * i);
+    }
+    return word;
+}
+
+template <bool whole>
+__device__ inline void store_bytes(uint8_t *matrix, int64_t row, const Columns<whole> &at, uint32_t word) {
+    uint8_t *target = matrix + row * at.cols + at.first;
+    if constexpr (whole) {
+        *reinterpret_cast<uint32_t *>(target) = word;
+    } else {
 #pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                const uint32_t byte = 2 * i + j;   // of each word
-                columns[j] = __byte_perm(__byte_perm(words[0], words[1], byte | (4 + byte) << 4), words[2], 0x7010 + ((4 + byte) << 8)) & 0xffffffu;
-            }
-            Format::decode({{columns[0] | columns[1] << 24, columns[1] >> 8}}, eight);
+        for (int i = 0; i < 4; ++i)
+            if (i < at.present) target[i] = word >> (8 * i);
+    }
+}
+
+constexpr int group_rows = 8;   // of a column, whose codes fill as many bytes as a code has bits
+
+// Word b of `words` holds byte b of four columns, column i in byte i; and back. Of 6-bit codes the last two bytes of the second
+// four are nothing.
+__device__ inline void transpose_bytes(const uint32_t (&from)[4], uint32_t (&to)[4]) {
+    const uint32_t low01 = __byte_perm(from[0], from[1], 0x5140), low23 = __byte_perm(from[2], from[3], 0x5140);
+    const uint32_t high01 = __byte_perm(from[0], from[1], 0x7362), high23 = __byte_perm(from[2], from[3], 0x7362);
+    to[0] = __byte_perm(low01, low23, 0x5410);
+    to[1] = __byte_perm(low01, low23, 0x7632);
+    to[2] = __byte_perm(high01, high23, 0x5410);
+    to[3] = __byte_perm(high01, high23, 0x7632);
+}
+
+// The codes of eight rows of four columns as bytes to store, row of bytes by row.
+template <int bits>
+__device__ inline void rows_of_bytes(const Codes<bits> (&columns)[4], uint32_t (&bytes)[bits]) {
 #pragma unroll
-            for (int j = 0; j < 8; ++j) v[j % 4][2 * i + j / 4] = eight[j];
-        }
+    for (int i = 0; i < Codes<bits>::words; ++i) {
+        uint32_t rows[4];
+        transpose_bytes({columns[0].word[i], columns[1].word[i], columns[2].word[i], columns[3].word[i]}, rows);
+#pragma unroll
+        for (int j = 0; j < 4 && 4 * i + j < bits; ++j) bytes[4 * i + j] = rows[j];
+    }
+}
+
+template <int bits>
+__device__ inline void columns_of_codes(const uint32_t (&bytes)[bits], Codes<bits> (&columns)[4]) {
+#pragma unroll
+    for (int i = 0; i < Codes<bits>::words; ++i) {
+        uint32_t rows[4] = {}, words[4];
+#pragma unroll
+        for (int j = 0; j < 4 && 4 * i + j < bits; ++j) rows[j] = bytes[4 * i + j];
+        transpose_bytes(rows, words);
+#pragma unroll
+        for (int column = 0; column < 4; ++column) columns[column].word[i] = words[column];
     }
 }
 

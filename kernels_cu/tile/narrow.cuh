@@ -12,8 +12,9 @@ namespace tile {
 
 // A narrow format: `bits` of a code, `mantissa` bits and `max_exponent` of its largest value `largest`, as OCP MX v1.0,
 // section 5.3 has them. encode() gives eight codes, code i in bits `bits` i and up of the little-endian words; words past
-// 8 `bits` / 32 are not there, and of the last word of a 6-bit format only the lower half. It takes floats or pairs of bf16,
-// which need fewer instructions. decode() is its inverse.
+// 8 `bits` / 32 are not there, and of the last word of a 6-bit format only the lower half. It takes floats, or pairs of bf16 and
+// a power of two to multiply them by (in both halves of `factor`), which need fewer instructions;
+// floats come in units of `unit`. decode() is its inverse.
 template <int bits_>
 struct Codes {
     static constexpr int words = (8 * bits_ + 31) / 32;
@@ -34,12 +35,24 @@ __device__ inline void unpack_bf16(const uint32_t (&pairs)[4], float (&values)[8
     }
 }
 
+__device__ inline void unpack_scaled(const uint32_t (&pairs)[4], uint32_t factor, float (&values)[8]) {
+    uint32_t scaled[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scaled[i] = ptx::mul_bf16x2(pairs[i], factor);
+    unpack_bf16(scaled, values);
+}
+
 struct E2m1 {
     static constexpr int bits = 4, mantissa = 1, max_exponent = 2;
-    static constexpr float largest = 6.0f;
+    static constexpr float largest = 6.0f, unit = ptx::e2m1_unit;
 
-    __device__ static Codes<bits> encode(const float (&values)[8]) { return {{ptx::cvt_rn_satfinite_e2m1x8_f32(values)}}; }
-    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4]) { return {{ptx::cvt_rn_satfinite_e2m1x8_bf16x2(pairs)}}; }
+    __device__ static Codes<bits> encode(const float (&values)[8]) { return {{ptx::cvt_rn_satfinite_e2m1x8_units(values)}}; }
+    __device__ static Codes<bits> encode_below_7(const float (&values)[8]) {
+        return {{ptx::cvt_rn_satfinite_e2m1x8_units<true>(values)}};
+    }
+    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4], uint32_t factor) {
+        return {{ptx::cvt_rn_satfinite_e2m1x8_bf16x2(pairs, factor)}};
+    }
 
     __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {
         static_for<4>([&](auto i) {
@@ -50,15 +63,15 @@ struct E2m1 {
 
 struct E4m3 {
     static constexpr int bits = 8, mantissa = 3, max_exponent = 8;
-    static constexpr float largest = 448.0f;
+    static constexpr float largest = 448.0f, unit = 1.0f;
 
     __device__ static Codes<bits> encode(const float (&values)[8]) {
         return {{ptx::cvt_rn_satfinite_e4m3x4_f32(values), ptx::cvt_rn_satfinite_e4m3x4_f32(values + 4)}};
     }
 
-    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4]) {
+    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4], uint32_t factor) {
         float values[8];
-        unpack_bf16(pairs, values);
+        unpack_scaled(pairs, factor, values);
         return encode(values);
     }
 
@@ -71,15 +84,15 @@ struct E4m3 {
 
 struct E5m2 {
     static constexpr int bits = 8, mantissa = 2, max_exponent = 15;
-    static constexpr float largest = 57344.0f;
+    static constexpr float largest = 57344.0f, unit = 1.0f;
 
     __device__ static Codes<bits> encode(const float (&values)[8]) {
         return {{ptx::cvt_rn_satfinite_e5m2x4_f32(values), ptx::cvt_rn_satfinite_e5m2x4_f32(values + 4)}};
     }
 
-    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4]) {
+    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4], uint32_t factor) {
         float values[8];
-        unpack_bf16(pairs, values);
+        unpack_scaled(pairs, factor, values);
         return encode(values);
     }
 
@@ -92,7 +105,7 @@ struct E5m2 {
 
 // Four 6-bit codes, one in bits 5..0 of each byte, as 24 bits; and back.
 __device__ inline uint32_t pack_6bit(uint32_t bytes) {
-    return (bytes & 0x3fu) | (bytes >> 2 & 0xfc0u) | (bytes >> 4 & 0x3f000u) | (bytes >> 6 & 0xfc0000u);
+    return __dp4a(bytes, 0x00004001u, 0u) + (__dp4a(bytes, 0x40010000u, 0u) << 12);   // 64 of each second byte
 }
 __device__ inline uint32_t unpack_6bit(uint32_t packed) {
     return (packed & 0x3fu) | (packed & 0xfc0u) << 2 | (packed & 0x3f000u) << 4 | (packed & 0xfc0000u) << 6;
@@ -110,15 +123,15 @@ __device__ inline void split_6bit(const Codes<6> &codes, uint32_t &first, uint32
 
 struct E3m2 {
     static constexpr int bits = 6, mantissa = 2, max_exponent = 4;
-    static constexpr float largest = 28.0f;
+    static constexpr float largest = 28.0f, unit = 1.0f;
 
     __device__ static Codes<bits> encode(const float (&values)[8]) {
         return join_6bit(ptx::cvt_rn_satfinite_e3m2x4_f32(values), ptx::cvt_rn_satfinite_e3m2x4_f32(values + 4));
     }
 
-    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4]) {
-        return join_6bit(ptx::cvt_rn_satfinite_e3m2x4_bf16x2(pairs[0], pairs[1]),
-                         ptx::cvt_rn_satfinite_e3m2x4_bf16x2(pairs[2], pairs[3]));
+    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4], uint32_t factor) {
+        return join_6bit(ptx::cvt_rn_satfinite_e3m2x4_bf16x2(pairs, factor),
+                         ptx::cvt_rn_satfinite_e3m2x4_bf16x2(pairs + 2, factor));
     }
 
     __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {
@@ -132,15 +145,15 @@ struct E3m2 {
 
 struct E2m3 {
     static constexpr int bits = 6, mantissa = 3, max_exponent = 2;
-    static constexpr float largest = 7.5f;
+    static constexpr float largest = 7.5f, unit = 1.0f;
 
     __device__ static Codes<bits> encode(const float (&values)[8]) {
         return join_6bit(ptx::cvt_rn_satfinite_e2m3x4_f32(values), ptx::cvt_rn_satfinite_e2m3x4_f32(values + 4));
     }
 
-    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4]) {
-        return join_6bit(ptx::cvt_rn_satfinite_e2m3x4_bf16x2(pairs[0], pairs[1]),
-                         ptx::cvt_rn_satfinite_e2m3x4_bf16x2(pairs[2], pairs[3]));
+    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4], uint32_t factor) {
+        return join_6bit(ptx::cvt_rn_satfinite_e2m3x4_bf16x2(pairs, factor),
+                         ptx::cvt_rn_satfinite_e2m3x4_bf16x2(pairs + 2, factor));
     }
 
     __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {

@@ -1,4 +1,4 @@
-// A run of 1024 consecutive values held by a warp, eight to a lane at a time: how blocks, codes and scales lie in it.
+// A run of consecutive values held by a warp: how a lane's values, blocks, codes and scales lie in it.
 #pragma once
 
 #include <cstdint>
@@ -10,109 +10,118 @@
 
 namespace tile {
 
-constexpr int run_values = 1024;
-constexpr int lane_values = 8;                              // consecutive values of a lane: its share of an item
-constexpr int run_items = run_values / (32 * lane_values);  // 256 values each
+// A run is four items, of each of which a lane has some consecutive values: mostly 32 bytes, a sector of memory.
+constexpr int run_items = 4;
+template <class Element>
+constexpr int sector_values = 32 / sizeof(Element);
+template <int lane_values, int items = run_items>
+constexpr int run_values = items * 32 * lane_values;
 
 // Where this lane's values of an item begin in the run.
-__device__ inline int run_value(int item) { return (32 * item + ptx::laneid()) * lane_values; }
+template <int lane_values>
+__device__ inline int run_value(int item) {
+    return (32 * item + ptx::laneid()) * lane_values;
+}
 
-// Eight values from memory, 16-byte aligned.
-__device__ inline void load_values(const float *source, float (&values)[8]) {
-    float low[4], high[4];
-    unpack(__ldg(reinterpret_cast<const uint4 *>(source)), low, float{});
-    unpack(__ldg(reinterpret_cast<const uint4 *>(source) + 1), high, float{});
+// The codes of a lane's values of an item, from those of eight values each. Of 6-bit codes of eight values the last word is
+// half full.
+template <int bits, int groups>
+struct LaneCodes {
+    static constexpr int words = (8 * groups * bits + 31) / 32;
+    uint32_t word[words];
+
+    __device__ explicit LaneCodes(const Codes<bits> (&of_group)[groups]) {
+        if constexpr (bits == 6 && groups == 2) {
+            word[0] = of_group[0].word[0];
+            word[1] = __byte_perm(of_group[0].word[1], of_group[1].word[0], 0x5410);
+            word[2] = __byte_perm(of_group[1].word[0], of_group[1].word[1], 0x5432);
+        } else {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] = i < 4 ? low[i] : high[i - 4];
-}
-
-template <class Element>
-__device__ inline void load_values(const Element *source, float (&values)[8]) {
-    unpack(__ldg(reinterpret_cast<const uint4 *>(source)), values, Element{});
-}
-
-// A lane's eight values of an item, in the form in which they are scaled and encoded with the fewest instructions.
-template <class Element>
-struct Share {
-    float values[8];
-
-    __device__ void load(const Element *source) { load_values(source, values); }
+            for (int i = 0; i < words; ++i) word[i] = of_group[i / (words / groups)].word[i % (words / groups)];
+        }
+    }
+    __device__ LaneCodes() {}
 
     __device__ void clear() {
 #pragma unroll
-        for (float &value : values) value = 0.0f;
+        for (uint32_t &one : word) one = 0;
+    }
+};
+
+// A lane's values of an item.
+template <class Element, int lane_values>
+struct Share {
+    static constexpr int groups = lane_values / 8;   // of eight values
+    static constexpr int group_chunks = 8 / elements_per_chunk<Element>;
+    uint4 chunks[groups * group_chunks];
+
+    // 16-byte aligned.
+    __device__ void load(const Element *source) {
+#pragma unroll
+        for (int i = 0; i < groups * group_chunks; ++i) chunks[i] = __ldg(reinterpret_cast<const uint4 *>(source) + i);
     }
 
-    __device__ void unpack(float (&floats)[8]) const {
+    __device__ void clear() {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) floats[i] = values[i];
+        for (uint4 &chunk : chunks) chunk = {0, 0, 0, 0};
+    }
+
+    __device__ void unpack(float (&values)[groups][8]) const {
+        constexpr int some = elements_per_chunk<Element>;
+#pragma unroll
+        for (int i = 0; i < groups * group_chunks; ++i) {
+            float of_chunk[some];
+            tile::unpack(chunks[i], of_chunk, Element{});
+#pragma unroll
+            for (int j = 0; j < some; ++j) values[i / group_chunks][i % group_chunks * some + j] = of_chunk[j];
+        }
     }
 
     // The largest magnitude; NaN if any value is.
-    __device__ float amax() const { return amax_of(values); }
+    __device__ float amax() const { return amax_of(chunks, Element{}); }
 
-    // The codes of all values times `factor`, a power of two.
+    // The codes of all values times 2^(127 - scale).
     template <class Format>
-    __device__ Codes<Format::bits> encode(float factor) const {
-        float scaled[8];
+    __device__ LaneCodes<Format::bits, groups> encode(uint32_t scale) const {
+        Codes<Format::bits> codes[groups];
+        if constexpr (is_bf16<Element>) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) scaled[i] = values[i] * factor;
-        return Format::encode(scaled);
+            for (int i = 0; i < groups; ++i)
+                codes[i] = encode_scaled<Format>({chunks[i].x, chunks[i].y, chunks[i].z, chunks[i].w}, scale);
+        } else {
+            float values[groups][8];
+            unpack(values);
+#pragma unroll
+            for (int i = 0; i < groups; ++i) codes[i] = encode_scaled<Format>(values[i], scale);
+        }
+        return LaneCodes<Format::bits, groups>(codes);
     }
 };
 
-// In bf16 a product with a power of two is exact, too (what underflows has code 0 either way), two at a time.
-template <>
-struct Share<__nv_bfloat16> {
-    uint32_t pairs[4];
-
-    __device__ void load(const __nv_bfloat16 *source) {
-        const uint4 chunk = __ldg(reinterpret_cast<const uint4 *>(source));
-        pairs[0] = chunk.x, pairs[1] = chunk.y, pairs[2] = chunk.z, pairs[3] = chunk.w;
-    }
-
-    __device__ void clear() {
-#pragma unroll
-        for (uint32_t &pair : pairs) pair = 0;
-    }
-
-    __device__ void unpack(float (&floats)[8]) const { unpack_bf16(pairs, floats); }
-
-    __device__ float amax() const {
-        uint32_t largest = pairs[0] & 0x7fff7fffu;
-#pragma unroll
-        for (int i = 1; i < 4; ++i) largest = ptx::max_nan_bf16x2(largest, pairs[i] & 0x7fff7fffu);
-        return ptx::max_nan_f32(ptx::low_bf16(largest), ptx::high_bf16(largest));
-    }
-
-    template <class Format>
-    __device__ Codes<Format::bits> encode(float factor) const {
-        const uint32_t both = __byte_perm(__float_as_uint(factor), 0, 0x3232);   // its bf16 is the upper half
-        uint32_t scaled[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) scaled[i] = ptx::mul_bf16x2(pairs[i], both);
-        return Format::encode(scaled);
-    }
-};
-
-// The codes of one item to memory; the run's codes begin at `run_codes`. Values at `count` and beyond (a multiple of the
-// block) are not there. 6-bit codes take two items at a time: see below.
-__device__ inline void store_codes(uint32_t *run_codes, const Codes<4> (&codes)[run_items], int count) {
-#pragma unroll
-    for (int item = 0; item < run_items; ++item)
-        if (run_value(item) < count) run_codes[run_value(item) / 8] = codes[item].word[0];
+// The codes of an item to memory, where those of the run begin at `run_codes`. Values at `count` and beyond (a multiple of
+// the block) are not there.
+template <int bits, int groups>
+__device__ inline void store_codes(uint32_t *run_codes, int item, const LaneCodes<bits, groups> &codes, int count) {
+    if (run_value<8 * groups>(item) >= count) return;
+    constexpr int words = LaneCodes<bits, groups>::words;
+    uint32_t *target = run_codes + (32 * item + ptx::laneid()) * words;
+    const uint32_t(&word)[words] = codes.word;
+    if constexpr (words == 1) target[0] = word[0];
+    else if constexpr (words == 2) store(target, uint2{word[0], word[1]});
+    else if constexpr (words == 4) store(target, uint4{word[0], word[1], word[2], word[3]});
+    else target[0] = word[0], target[1] = word[1], target[2] = word[2];
 }
 
-__device__ inline void store_codes(uint32_t *run_codes, const Codes<8> (&codes)[run_items], int count) {
+// Those of all items.
+template <int bits, int groups>
+__device__ inline void store_codes(uint32_t *run_codes, const LaneCodes<bits, groups> (&codes)[run_items], int count) {
 #pragma unroll
-    for (int item = 0; item < run_items; ++item)
-        if (run_value(item) < count)
-            *reinterpret_cast<uint2 *>(run_codes + run_value(item) / 4) = {codes[item].word[0], codes[item].word[1]};
+    for (int item = 0; item < run_items; ++item) store_codes(run_codes, item, codes[item], count);
 }
 
-// A lane's 48 bits are no whole words, a pair's 96 are: the even lane stores the pair's words of one item, the odd lane
-// those of the next.
-__device__ inline void store_codes(uint32_t *run_codes, const Codes<6> (&codes)[run_items], int count) {
+// Eight 6-bit codes of a lane are 48 bits and no whole words, a pair's 96 are: the even lane stores the pair's words of one
+// item, the odd lane those of the next.
+__device__ inline void store_codes(uint32_t *run_codes, const LaneCodes<6, 1> (&codes)[run_items], int count) {
     const bool odd = ptx::laneid() % 2;
 #pragma unroll
     for (int item = 0; item < run_items; item += 2) {
@@ -124,70 +133,20 @@ __device__ inline void store_codes(uint32_t *run_codes, const Codes<6> (&codes)[
             low[i] = odd ? received : one;
             high[i] = odd ? next : received;
         }
-        const int first = run_value(item + odd) & ~15;
+        const int first = run_value<8>(item + odd) & ~15;
         if (first >= count) continue;
         uint32_t *target = run_codes + first / 16 * 3;
         target[0] = low[0];
-        target[1] = (low[1] & 0xffffu) | high[0] << 16;
-        target[2] = high[0] >> 16 | high[1] << 16;
+        target[1] = __byte_perm(low[1], high[0], 0x5410);
+        target[2] = __byte_perm(high[0], high[1], 0x5432);
     }
 }
 
-// On the way back a lane takes one 16-byte chunk of the result at a time, so that the stores of a warp are consecutive:
-// eight values of a 16-bit element, four of f32.
-template <class Element>
-struct Chunks {
-    static constexpr int values = elements_per_chunk<Element>;
-    static constexpr int items = run_values / (32 * values);
-
-    __device__ static int first(int item) { return (32 * item + ptx::laneid()) * values; }
-
-    // This lane's codes of an item, in the lowest bits; the words above them are not defined.
-    __device__ static void load_codes(const uint32_t *run_codes, int item, Codes<4> &codes) {
-        if constexpr (values == 8) codes.word[0] = __ldg(run_codes + first(item) / 8);
-        else codes.word[0] = __ldg(reinterpret_cast<const uint16_t *>(run_codes) + first(item) / 4);
-    }
-
-    __device__ static void load_codes(const uint32_t *run_codes, int item, Codes<8> &codes) {
-        codes.word[1] = 0;
-        if constexpr (values == 8) {
-            const uint2 words = __ldg(reinterpret_cast<const uint2 *>(run_codes + first(item) / 4));
-            codes.word[0] = words.x;
-            codes.word[1] = words.y;
-        } else {
-            codes.word[0] = __ldg(run_codes + first(item) / 4);
-        }
-    }
-
-    __device__ static void load_codes(const uint32_t *run_codes, int item, Codes<6> &codes) {
-        // 48 or 24 bits, which begin somewhere in a word. The last lane of four reads no word past its own.
-        const int bit = first(item) * 6, shift = bit % 32;
-        const uint32_t *source = run_codes + bit / 32;
-        const uint32_t low = __ldg(source), high = values == 8 || shift > 8 ? __ldg(source + 1) : 0;
-        codes.word[0] = __funnelshift_r(low, high, shift);
-        codes.word[1] = high >> shift;
-    }
-
-    // Which of the run's blocks the lane's values belong to.
-    template <int block>
-    __device__ static int block_index(int item) {
-        return first(item) / block;
-    }
-
-    __device__ static void store(Element *run, int item, const float (&decoded)[8]) {
-        float some[values];
-#pragma unroll
-        for (int i = 0; i < values; ++i) some[i] = decoded[i];
-        *reinterpret_cast<uint4 *>(run + first(item)) = pack(some, Element{});
-    }
-};
-
 // Blocks of `block` values in a run.
-template <int block>
+template <int block, int lane_values>
 struct RunBlocks {
-    static constexpr int lanes = block / lane_values;      // of a block: 4 or 2
+    static constexpr int lanes = block / lane_values;   // of a block: 4, 2 or 1
     static constexpr int item_blocks = 32 / lanes;
-    static constexpr int count = run_items * item_blocks;  // 32 or 64
 
     // The larger amax of all lanes of the block; NaN if any is.
     __device__ static float amax(float of_lane) {
@@ -196,32 +155,69 @@ struct RunBlocks {
         return of_lane;
     }
 
-    // The sum over the lanes of the block.
-    __device__ static float sum(float of_lane) {
+    // Stores the run's scale bytes; scales[i] is the scale of this lane's block of item i. All lanes of a block have it, so
+    // each stores that of another item: 32 bytes at a time. Blocks at `present` and beyond are not there.
+    __device__ static void store_scales(uint8_t *run_scales, const uint32_t (&scales)[run_items], int present) {
+        const int part = ptx::laneid() % lanes, in_item = ptx::laneid() / lanes;
 #pragma unroll
-        for (int mask = 1; mask < lanes; mask *= 2) of_lane += ptx::shfl_sync_bfly_f32(of_lane, mask);
-        return of_lane;
+        for (int first = 0; first < run_items; first += lanes) {
+            uint32_t scale = scales[first];
+#pragma unroll
+            for (int i = 1; i < lanes; ++i)
+                if (part == i) scale = scales[first + i];
+            const int index = (first + part) * item_blocks + in_item;
+            if (index < present) run_scales[index] = scale;
+        }
+    }
+};
+
+// On the way back a lane takes one 16-byte chunk of the result at a time, so that the stores of a warp are consecutive:
+// eight values of a 16-bit element, four of f32. Loads and what is made of them are apart, so that all loads of a run go out
+// before the first is waited for.
+template <class Element, int bits>
+struct Chunks {
+    static constexpr int values = elements_per_chunk<Element>;
+    static constexpr int items = run_values<sector_values<Element>> / (32 * values);
+
+    __device__ static int first(int item) { return (32 * item + ptx::laneid()) * values; }
+
+    uint32_t low = 0, high = 0;   // the words that hold this lane's codes
+    uint32_t scale = 0;           // of its block
+
+    // The codes from value `at` of the run on.
+    __device__ void load(const uint32_t *run_codes, int at) {
+        if constexpr (values * bits == 16) {
+            low = __ldg(reinterpret_cast<const uint16_t *>(run_codes) + at / 4);
+        } else if constexpr (values * bits == 32) {
+            low = __ldg(run_codes + at / values);
+        } else if constexpr (values * bits == 64) {
+            const uint2 words = __ldg(reinterpret_cast<const uint2 *>(run_codes) + at / values);
+            low = words.x, high = words.y;
+        } else {   // 48 or 24 bits, which begin somewhere in a word; one word may hold all 24
+            const uint32_t *source = run_codes + at * 6 / 32;
+            low = __ldg(source);
+            high = __ldg(source + (values == 8 || at * 6 % 32 > 8));
+        }
     }
 
-    // Stores the run's scale bytes as words; scales[i] is the scale of this lane's block of item i. Blocks at `present` and
-    // beyond are not there.
-    __device__ static void store_scales(uint8_t *run_scales, const uint32_t (&scales)[run_items], int present) {
-        const uint32_t packed = scales[0] | scales[1] << 8 | scales[2] << 16 | scales[3] << 24;
-        const int first = 4 * (ptx::laneid() % (count / 4));   // this lane's word: blocks first .. first + 3, of one item
-        const int item = first / item_blocks;
-        uint32_t word = 0;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const uint32_t received = ptx::shfl_sync_idx_b32(packed, (first + j) % item_blocks * lanes);
-            word |= (received >> (8 * item) & 0xffu) << (8 * j);
-        }
-        if (ptx::laneid() >= count / 4) return;
-        if (first + 4 <= present) {
-            *reinterpret_cast<uint32_t *>(run_scales + first) = word;
+    // In the lowest bits; those above are not defined.
+    __device__ Codes<bits> codes(int at) const {
+        Codes<bits> result;
+        if constexpr (bits == 6) {
+            result.word[0] = __funnelshift_r(low, high, at * 6);
+            result.word[1] = high >> (at * 6 % 32);
         } else {
-#pragma unroll 1   // at most once, in the last run
-            for (int j = 0; first + j < present; ++j) run_scales[first + j] = word >> (8 * j);
+            result.word[0] = low;
+            if constexpr (bits == 8) result.word[1] = high;
         }
+        return result;
+    }
+
+    __device__ static void store(Element *target, const float (&decoded)[8]) {
+        float some[values];
+#pragma unroll
+        for (int i = 0; i < values; ++i) some[i] = decoded[i];
+        tile::store(target, pack(some, Element{}));
     }
 };
 

@@ -26,47 +26,73 @@ enum class ScaleRule { floor, ceil, rceil, even };
 // Clamped to ue8m0's smallest; NaN where amax, or amax after rounding, is not finite.
 template <class Format>
 __device__ inline uint32_t mx_scale(float amax, ScaleRule rule) {
-    uint32_t bits = __float_as_uint(amax);   // no sign
-    if (rule == ScaleRule::rceil) {
-        bits = __float_as_uint(amax * (1.0f / Format::largest));
-        // The exponent rounded up; 2^-127, which has no exponent field of its own, is scale 0.
-        const uint32_t mantissa = bits & 0x7fffffu;
-        const uint32_t up = (bits >> 23) == 0 ? mantissa > 0x400000u : mantissa != 0;
-        return (__float_as_uint(amax) >> 23) == 255 || (bits >> 23) == 255 ? ue8m0_nan : (bits >> 23) + up;
-    }
-    if (rule == ScaleRule::even && (bits >> 23) != 255) bits += 1u << (22 - Format::mantissa);
-    const int exponent = bits >> 23;
-    const int up = rule == ScaleRule::ceil && (bits & 0x7fffffu) != 0;
-    return exponent == 255 ? ue8m0_nan : max(exponent + up - Format::max_exponent, 0);
+    // No branches: what depends on the rule alone is computed once for all blocks.
+    const bool rceil = rule == ScaleRule::rceil, even = rule == ScaleRule::even;
+    const uint32_t bits = __float_as_uint(amax * (rceil ? 1.0f / Format::largest : 1.0f));   // no sign
+    const uint32_t up = rceil || rule == ScaleRule::ceil ? 0x7fffffu : even ? 1u << (22 - Format::mantissa) : 0;
+    const uint32_t not_finite = 0x7f800000u - (even ? up : 0);
+    int exponent = (bits + up) >> 23;
+    if (rceil && bits <= 0x400000u) exponent = 0;   // 2^-127 has no exponent field of its own
+    return __float_as_uint(amax) >= not_finite ? ue8m0_nan : max(exponent - (rceil ? 0 : Format::max_exponent), 0);
 }
 
 // 1 / 2^(scale - 127), exact; meaningless for ue8m0_nan and 254, which no finite block has.
 __device__ inline float ue8m0_reciprocal(uint32_t scale) { return __uint_as_float((254 - scale) << 23); }
 
+// The codes of eight values times 2^(127 - scale).
+template <class Format>
+__device__ inline Codes<Format::bits> encode_scaled(const float (&values)[8], uint32_t scale) {
+    const float factor = Format::unit * ue8m0_reciprocal(scale);
+    float scaled[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) scaled[i] = values[i] * factor;
+    return Format::encode(scaled);
+}
+
+// In bf16 such a product is exact, too (what underflows has code 0 either way), and two at a time.
+template <class Format>
+__device__ inline Codes<Format::bits> encode_scaled(const uint32_t (&pairs)[4], uint32_t scale) {
+    return Format::encode(pairs, (254 - scale) * 0x00800080u);   // ue8m0_reciprocal as bf16, twice
+}
+
 // A divisor that is used many times: f32 division, correctly rounded, without the subroutine that covers all of f32.
 // Quotients that are subnormal may be rounded twice: no format here tells them from 0.
 struct Divisor {
-    float prescale, scale, mantissa, reciprocal;   // divisor = mantissa / (prescale scale) with mantissa in [1, 2)
+    float divisor, reciprocal, factor;   // of the divisor times a power of two, `factor`
 
-    // `divisor` is positive and finite.
-    __device__ explicit Divisor(float divisor) {
-        prescale = divisor < 0x1p-126f ? 0x1p24f : 1.0f;
-        const uint32_t bits = __float_as_uint(divisor * prescale), exponent = bits >> 23;
-        scale = exponent < 254 ? __uint_as_float((254 - exponent) << 23) : 0x1p-127f;
-        mantissa = __uint_as_float((bits & 0x7fffffu) | 0x3f800000u);
-        reciprocal = ptx::rcp_approx_ftz_f32(mantissa);
-        reciprocal = fmaf(fmaf(-mantissa, reciprocal, 1.0f), reciprocal, reciprocal);
+    // Of a divisor from 2^-90 to 2^120, as it is.
+    __device__ static Divisor plain(float divisor) {
+        const float reciprocal = ptx::rcp_approx_ftz_f32(divisor);
+        return {divisor, fmaf(fmaf(-divisor, reciprocal, 1.0f), reciprocal, reciprocal), 1.0f};
     }
 
-    // value / divisor, or something beyond `limit` where that is. With a correctly rounded reciprocal one correction by the
-    // exact remainder gives the correctly rounded quotient (Markstein, IBM J. Res. Dev. 34, 1990).
-    __device__ float quotient(float value, float limit = 8.0f) const {
-        const float scaled = fmaxf(fminf(value * prescale * scale, 2.0f * limit), -2.0f * limit);
-        const float result = scaled * reciprocal;
+    // Of any that is positive and finite.
+    __device__ static Divisor any(float divisor) {
+        const float factor = divisor < 0x1p-90f ? 0x1p100f : divisor > 0x1p120f ? 0x1p-64f : 1.0f;
+        Divisor result = plain(divisor * factor);
+        result.factor = factor;
+        return result;
+    }
+
+    // The dividend that quotient() takes for a value: one whose remainder is exact, and no quotient beyond `limit`.
+    __device__ float fitted(float value, float limit) const {
+        return fmaxf(fminf(value * factor, limit * divisor), -limit * divisor);
+    }
+
+    // With a correctly rounded reciprocal one correction by the exact remainder gives the correctly rounded quotient
+    // (Markstein, IBM J. Res. Dev. 34, 1990).
+    __device__ float quotient(float fitted_value) const {
+        const float result = fitted_value * reciprocal;
         // The remainder with its sign turned twice: so written, a quotient of -0 stays -0.
-        return fmaf(-fmaf(mantissa, result, -scaled), reciprocal, result);
+        return fmaf(-fmaf(divisor, result, -fitted_value), reciprocal, result);
     }
 };
+
+// value / 6, correctly rounded where the remainder is no subnormal: from 2^-60 on.
+__device__ inline float plain_sixth(float value) {
+    const float quotient = value * (1.0f / 6.0f);
+    return fmaf(fmaf(-6.0f, quotient, value), 1.0f / 6.0f, quotient);
+}
 
 // amax / 6, correctly rounded, subnormals too.
 __device__ inline float sixth(float amax) {
@@ -74,10 +100,26 @@ __device__ inline float sixth(float amax) {
         const uint32_t units = __float2uint_rn(amax * 0x1p100f * 0x1p49f), quotient = units / 6, rest = units - 6 * quotient;
         return __uint_as_float(quotient + (rest > 3 || (rest == 3 && (quotient & 1))));
     }
-    const float up = amax < 0x1p-60f ? 0x1p64f : 1.0f, down = amax < 0x1p-60f ? 0x1p-64f : 1.0f;
-    const float scaled = amax * up, quotient = scaled * (1.0f / 6.0f);
-    return fmaf(fmaf(-6.0f, quotient, scaled), 1.0f / 6.0f, quotient) * down;
+    return amax < 0x1p-60f ? plain_sixth(amax * 0x1p64f) * 0x1p-64f : plain_sixth(amax);
 }
+
+// NVFP4's global scale, as all blocks of a thread need it.
+struct Nvfp4Global {
+    float scale;
+    Divisor divisor;
+    float least, most;   // see plain()
+
+    __device__ explicit Nvfp4Global(float scale) : scale(scale), divisor(Divisor::any(scale)) {
+        const bool usual = scale >= 0x1p-56f && scale <= 0x1p80f;
+        least = usual ? 0.125f * scale : 1.0f;
+        most = usual ? 2816.0f * scale : 0.0f;
+    }
+
+    // Whether a block with this largest magnitude has a scale from 2^-6 to 448 that was rounded by 1/16 at most, so that no
+    // quotient reaches 7, and nothing on the way to its codes leaves the range of plain arithmetic: of common data all
+    // blocks but those of zeros. False for NaN.
+    __device__ bool plain(float amax) const { return amax >= least && amax <= most; }
+};
 
 // The scale of an NVFP4 block.
 struct Nvfp4Scale {
@@ -87,10 +129,9 @@ struct Nvfp4Scale {
 
     __device__ Nvfp4Scale() {}   // of a block that is not finite
 
-    // `target` is f32(amax / 6) or f32(amax / 4).
-    __device__ Nvfp4Scale(float target, const Divisor &global_divisor, float global_scale) {
-        const float wanted = fminf(fmaxf(global_divisor.quotient(target, 512.0f), 0x1p-9f), 448.0f);
-        const float four[4] = {wanted, 0.0f, 0.0f, 0.0f};
+    // `wanted` is f32(f32(amax / 6) / global scale), or the same of 4.
+    __device__ Nvfp4Scale(float wanted, float global_scale) {
+        const float four[4] = {fminf(fmaxf(wanted, 0x1p-9f), 448.0f), 0.0f, 0.0f, 0.0f};
         code = ptx::cvt_rn_satfinite_e4m3x4_f32(four) & 0xffu;
         float unused;
         unpack_pair(ptx::cvt_rn_f16x2_e4m3x2(code), value, unused);
@@ -108,35 +149,52 @@ __device__ inline float nvfp4_step(uint32_t code, float global_scale) {
 // What the largest value of a block becomes: 6, the largest e2m1, or 4, whose neighbours are nearer.
 enum class Nvfp4Target { six, four };
 
-// A block by its largest magnitude (NaN if any value is); its scale has step 0 if a value is not finite.
-struct Nvfp4Block {
-    float amax;
-
-    __device__ explicit Nvfp4Block(float amax) : amax(amax) {}
-
-    __device__ Nvfp4Scale scale(Nvfp4Target target, const Divisor &global_divisor, float global_scale) const {
-        if ((__float_as_uint(amax) >> 23) == 255) return {};
-        return Nvfp4Scale(target == Nvfp4Target::six ? sixth(amax) : amax * 0.25f, global_divisor, global_scale);
-    }
-};
-
-// Eight values in e2m1 under a scale; `scaled` are the values in steps. Where the step is 0, so are the codes.
-__device__ inline Codes<4> encode_nvfp4(const float (&values)[8], const Nvfp4Scale &scale, float (&scaled)[8]) {
-    const Divisor divisor(scale.step == 0.0f ? 1.0f : scale.step);
+// The scale of a block whose largest magnitude is `amax` (NaN if any value is), and its values divided by the scale's step, in
+// units of e2m1's encode(). Beyond `limit` the quotients need not be true.
+__device__ inline Nvfp4Scale divide_by_step(float (&values)[2][8], float amax, Nvfp4Target target, const Nvfp4Global &global,
+                                            float limit) {
+    const bool six = target == Nvfp4Target::six;
+    const auto each = [&](auto &&change) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) scaled[i] = divisor.quotient(values[i]);
-    const Codes<4> codes = E2m1::encode(scaled);
-    return {{scale.step == 0.0f ? 0u : codes.word[0]}};
+        for (auto &half : values)
+#pragma unroll
+            for (float &value : half) value = change(value);
+    };
+    Nvfp4Scale scale;
+    Divisor divisor;
+    if (global.plain(amax)) {
+        scale = Nvfp4Scale(global.divisor.quotient(six ? plain_sixth(amax) : amax * 0.25f), global.scale);
+        divisor = Divisor::plain(scale.step * (1.0f / E2m1::unit));
+    } else {
+        if ((__float_as_uint(amax) >> 23) != 255)
+            scale = Nvfp4Scale(global.divisor.quotient(global.divisor.fitted(six ? sixth(amax) : amax * 0.25f, 1024.0f)),
+                               global.scale);
+        divisor = Divisor::any(scale.step == 0.0f ? 1.0f : scale.step * (1.0f / E2m1::unit));
+        each([&](float value) { return divisor.fitted(value, limit * E2m1::unit); });
+    }
+    each([&](float value) { return divisor.quotient(value); });
+    return scale;
 }
 
-// The squared error of eight values in units of the global scale: of each f32((scaled - code) value)^2, added pairwise.
+// Quotients to codes; 0 where the step is.
+template <bool below_7>
+__device__ inline void encode_nvfp4(const float (&quotients)[2][8], const Nvfp4Scale &scale, Codes<4> (&codes)[2]) {
+    const uint32_t keep = scale.step == 0.0f ? 0 : ~0u;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        codes[half] = below_7 ? E2m1::encode_below_7(quotients[half]) : E2m1::encode(quotients[half]);
+        codes[half].word[0] &= keep;
+    }
+}
+
+// The squared error of eight values in units of the global scale: of each f32((quotient - code) value)^2, added pairwise.
 // Every operation is rounded by itself, because a choice between scales, and so the bytes, depends on it.
-__device__ inline float squared_error(const float (&scaled)[8], const Codes<4> &codes, const Nvfp4Scale &scale) {
+__device__ inline float squared_error(const float (&quotients)[8], const Codes<4> &codes, const Nvfp4Scale &scale) {
     float errors[8];
     E2m1::decode(codes, errors);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        const float error = __fmul_rn(__fsub_rn(scaled[i], errors[i]), scale.value);
+        const float error = __fmul_rn(__fsub_rn(quotients[i] * (1.0f / E2m1::unit), errors[i]), scale.value);
         errors[i] = __fmul_rn(error, error);
     }
 #pragma unroll
@@ -144,6 +202,35 @@ __device__ inline float squared_error(const float (&scaled)[8], const Codes<4> &
 #pragma unroll
         for (int i = 0; i < 8; i += 2 * width) errors[i] = __fadd_rn(errors[i], errors[i + width]);
     return errors[0];
+}
+
+// The scale of a block of 16 values and its codes. With `better_of_two` the largest value becomes 4 instead of 6 where that
+// makes the squared error smaller.
+template <bool better_of_two>
+__device__ inline Nvfp4Scale encode_nvfp4_block(const float (&values)[2][8], float amax, const Nvfp4Global &global,
+                                                Codes<4> (&codes)[2]) {
+    constexpr int candidates = better_of_two ? 2 : 1;
+    Nvfp4Scale scale[candidates];
+    Codes<4> candidate[candidates][2];
+    float error[candidates] = {};
+#pragma unroll
+    for (int i = 0; i < candidates; ++i) {
+        float quotients[2][8];
+#pragma unroll
+        for (int j = 0; j < 16; ++j) quotients[j / 8][j % 8] = values[j / 8][j % 8];
+        // Errors need the quotients as they are, also the few beyond 7 of the smallest steps; codes alone do not.
+        const Nvfp4Target target = i == 0 ? Nvfp4Target::six : Nvfp4Target::four;
+        scale[i] = divide_by_step(quotients, amax, target, global, better_of_two ? 16.0f : 6.5f);
+        encode_nvfp4<!better_of_two>(quotients, scale[i], candidate[i]);
+        if constexpr (better_of_two) {
+            error[i] = __fadd_rn(squared_error(quotients[0], candidate[i][0], scale[i]),
+                                 squared_error(quotients[1], candidate[i][1], scale[i]));
+        }
+    }
+    const bool four = better_of_two && scale[0].step != 0.0f && error[candidates - 1] < error[0];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) codes[half] = candidate[four ? candidates - 1 : 0][half];
+    return scale[four ? candidates - 1 : 0];
 }
 
 // The largest magnitude of some values; NaN if any is.

@@ -1,88 +1,184 @@
-// Stand-ins for the conversions to and from e2m1 and ue8m0, exact to the bit, with integer and bf16 arithmetic.
+// Stand-ins for the conversions to and from narrow formats, exact to the bit, with f32, bf16 and integer arithmetic.
 #pragma once
 
 #include <cstdint>
 
+#include "../math.cuh"
+
 namespace ptx::portable {
 
 // a b in both halves; fma because mul.bf16x2 needs sm_90. -0 as the addend keeps the sign of a zero product.
-__device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
-    uint32_t product;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
-    return product;
+__device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) { return fma_rn_bf16x2(a, b, 0x80008000u); }
+__device__ inline uint32_t mul_f16x2(uint32_t a, uint32_t b) { return fma_rn_f16x2(a, b, 0x80008000u); }
+
+// A bf16 constant in both halves.
+constexpr uint32_t both_bf16(float value) { return (__builtin_bit_cast(uint32_t, value) >> 16) * 0x00010001u; }
+
+// Byte i holds the low byte, with `upper` the high byte, of 16-bit half i of two registers.
+__device__ inline uint32_t gather_bytes(uint32_t first, uint32_t second, bool upper) {
+    return __byte_perm(first, second, upper ? 0x7531 : 0x6420);
 }
 
-__device__ inline uint32_t max_bf16x2(uint32_t a, uint32_t b) {
-    uint32_t result;
-    asm("max.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-    return result;
+// The upper bytes of four floats.
+__device__ inline uint32_t upper_bytes(const float *values) {
+    return __byte_perm(__byte_perm(__float_as_uint(values[0]), __float_as_uint(values[1]), 0x0073),
+                       __byte_perm(__float_as_uint(values[2]), __float_as_uint(values[3]), 0x0073), 0x5410);
 }
 
-__device__ inline uint32_t min_bf16x2(uint32_t a, uint32_t b) {
-    uint32_t result;
-    asm("min.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-    return result;
+// Bits of `a` where `mask` is set, of `b` elsewhere.
+__device__ inline uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) { return (a & mask) | (b & ~mask); }
+
+// All rounding here is that of one addition to a constant whose last bit is a step of the format. A format with few binades
+// is a chain of straight pieces whose slope halves, so its code is the smallest of the pieces, each rounded by itself: with
+// steps of 1/2, min(2 a, a + 2, a / 2 + 4) is e2m1's code of a. The constants are even, so that ties go to even codes.
+
+// Eight values to e2m1 as the hardware converts them, but for NaN, which becomes any code. Value i lands in bits 4 i + 3 .. 4 i.
+// They come as halves, which cost nothing where they are products or quotients anyway.
+//
+// In f32 the pieces are sums of their saturated lengths, which leaves the adders all of the work: a value adds 4 on its way
+// to 2, 2 more to 4 and 1 more to 6, and where one of the three is no whole number, those after it are 0. Magnitudes that
+// are known to be below 7 need no saturation and one operation less: each piece is the sum with a constant of another last
+// bit (1/4, 1/2 and 1 in halves), whose integer difference to the first piece's constant is exact.
+template <bool below_7>
+__device__ inline uint32_t e2m1x8_from_halves(const float (&halves)[8]) {
+    uint32_t codes[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float half = fabsf(halves[i]);
+        if constexpr (below_7) {
+            const int first = __float_as_int(half + 0x1p21f), second = __float_as_int(half + 0x1p22f),
+                      third = __float_as_int(half + 0x1p23f);
+            codes[i] = min(min(first, second - (1 << 23) + 2), third - (2 << 23) + 4);
+        } else {
+            const float first = __saturatef(half), second = __saturatef(half - 1.0f), third = __saturatef(half - 2.0f);
+            codes[i] = __float_as_uint(third + fmaf(second, 2.0f, fmaf(first, 4.0f, 0x1p23f)));
+        }
+    }
+    uint32_t bytes[4];   // the lowest of each holds two codes
+#pragma unroll
+    for (int i = 0; i < 4; ++i) bytes[i] = codes[2 * i] + (codes[2 * i + 1] << 4);
+    const uint32_t packed = __byte_perm(__byte_perm(bytes[0], bytes[1], 0x0040), __byte_perm(bytes[2], bytes[3], 0x0040), 0x5410);
+    const float even[4] = {halves[0], halves[2], halves[4], halves[6]}, odd[4] = {halves[1], halves[3], halves[5], halves[7]};
+    return packed | (upper_bytes(odd) & 0x80808080u) | (upper_bytes(even) >> 4 & 0x08080808u);
 }
 
-// Floats to codes with `mantissa` mantissa bits, smallest normal exponent `min_exponent` and largest value `largest`: to
-// nearest, ties to even, saturated, NaN to the largest. values[i] lands at bit `stride` i, its sign at bit `sign` from there.
+// The same of eight bf16 values times a power of two, which stands in both halves of `factor`; pairs[i] holds values 2 i and
+// 2 i + 1. Codes are counted in quarters from 32, whose lower byte is 0.
+__device__ inline uint32_t e2m1x8_from_bf16x2(const uint32_t (&pairs)[4], uint32_t factor) {
+    const uint32_t half = mul_bf16x2(factor, both_bf16(0.5f)), quarter = mul_bf16x2(factor, both_bf16(0.25f)),
+                   eighth = mul_bf16x2(factor, both_bf16(0.125f));
+    uint32_t codes[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t magnitudes = abs_bf16x2(pairs[i]);
+        const uint32_t lower = min_bf16x2(fma_rn_bf16x2(magnitudes, half, both_bf16(32.0f)),
+                                          fma_rn_bf16x2(magnitudes, quarter, both_bf16(32.5f)));
+        const uint32_t all = min_bf16x2(lower, fma_rn_bf16x2(magnitudes, eighth, both_bf16(33.0f)));
+        codes[i] = min_bf16x2(all, both_bf16(33.75f));
+    }
+    // In order of bytes: values 0, 2, 1, 3 and 4, 6, 5, 7; then the even ones and the odd ones.
+    const uint32_t first = __byte_perm(codes[0], codes[1], 0x6240), second = __byte_perm(codes[2], codes[3], 0x6240);
+    const uint32_t first_signs = __byte_perm(pairs[0], pairs[1], 0x7351), second_signs = __byte_perm(pairs[2], pairs[3], 0x7351);
+    const uint32_t packed = __byte_perm(first, second, 0x5410) + (__byte_perm(first, second, 0x7632) << 4);
+    const uint32_t even = __byte_perm(first_signs, second_signs, 0x5410), odd = __byte_perm(first_signs, second_signs, 0x7632);
+    return select_bits(0x08080808u, even >> 4, select_bits(0x80808080u, odd, packed));
+}
+
+// Four codes in the lower five bits of a byte each, the signs of their values in bit 7 of the bytes of `signs`: both as 6-bit
+// codes.
+__device__ inline uint32_t with_signs_6bit(uint32_t codes, uint32_t signs) { return codes | (signs >> 2 & 0x20202020u); }
+
+// Four values to e2m3 as the hardware converts them, but for the sign of NaN; byte i holds value i. Steps of 1/8.
+__device__ inline uint32_t e2m3x4_from_f32(const float *values) {
+    uint32_t codes[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float magnitude = fminf(fabsf(values[i]), 7.5f);
+        const float first = __saturatef(magnitude * 0.5f), second = __saturatef(fmaf(magnitude, 0.5f, -1.0f)),
+                    third = __saturatef(fmaf(magnitude, 0.25f, -1.0f));
+        codes[i] = __float_as_uint(fmaf(third, 8.0f, fmaf(second, 8.0f, fmaf(first, 16.0f, 0x1p23f))));
+    }
+    const uint32_t packed = __byte_perm(__byte_perm(codes[0], codes[1], 0x0040), __byte_perm(codes[2], codes[3], 0x0040), 0x5410);
+    return with_signs_6bit(packed, upper_bytes(values));
+}
+
+__device__ inline uint32_t e2m3x4_from_bf16x2(const uint32_t *pairs, uint32_t factor) {
+    const uint32_t half = mul_bf16x2(factor, both_bf16(0.5f)), quarter = mul_bf16x2(factor, both_bf16(0.25f)),
+                   eighth = mul_bf16x2(factor, both_bf16(0.125f));
+    uint32_t codes[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t magnitudes = abs_bf16x2(pairs[i]);
+        const uint32_t lower = min_bf16x2(fma_rn_bf16x2(magnitudes, half, both_bf16(8.0f)),
+                                          fma_rn_bf16x2(magnitudes, quarter, both_bf16(8.5f)));
+        const uint32_t all = min_bf16x2(lower, fma_rn_bf16x2(magnitudes, eighth, both_bf16(9.0f)));
+        codes[i] = min_bf16x2(all, both_bf16(9.9375f));
+    }
+    return with_signs_6bit(gather_bytes(codes[0], codes[1], false), gather_bytes(pairs[0], pairs[1], true));
+}
+
+// e3m2 has too many binades for pieces. Adding 2^5 times a value's own binade, no less than the smallest normal one, to a
+// bf16 rounds it to that binade's step (in f32, 2^21 times); the sum less the same is the rounded value. As the format's
+// subnormals are those of bf16 (or f16) times a power of two, so are the codes the value's bits after that multiplication.
+__device__ inline uint32_t e3m2x4_from_f32(const float *values) {
+    uint32_t rounded[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        float pair[2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const float magnitude = fminf(fabsf(values[2 * i + j]), 28.0f);
+            const float binade = fmaxf(__uint_as_float(__float_as_uint(magnitude) & 0x7f800000u), 0.25f);
+            pair[j] = fmaf(binade, -0x1p21f, fmaf(binade, 0x1p21f, magnitude));
+        }
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(rounded[i]) : "f"(pair[1]), "f"(pair[0]));
+        rounded[i] = mul_bf16x2(rounded[i], both_bf16(0x1p-124f)) >> 5;
+    }
+    return with_signs_6bit(gather_bytes(rounded[0], rounded[1], false), upper_bytes(values));
+}
+
+__device__ inline uint32_t e3m2x4_from_bf16x2(const uint32_t *pairs, uint32_t factor) {
+    uint32_t rounded[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t magnitudes = min_bf16x2(mul_bf16x2(abs_bf16x2(pairs[i]), factor), both_bf16(28.0f));
+        const uint32_t binades = max_bf16x2(magnitudes & 0x7f807f80u, both_bf16(0.25f));
+        const uint32_t value = fma_rn_bf16x2(binades, both_bf16(-32.0f), fma_rn_bf16x2(binades, both_bf16(32.0f), magnitudes));
+        rounded[i] = mul_bf16x2(value, both_bf16(0x1p-124f)) >> 5;
+    }
+    return with_signs_6bit(gather_bytes(rounded[0], rounded[1], false), gather_bytes(pairs[0], pairs[1], true));
+}
+
+// Four floats to codes with `mantissa` mantissa bits, smallest normal exponent `min_exponent` and largest value `largest`: to
+// nearest, ties to even, saturated, NaN to the largest. values[i] lands in byte i, its sign in bit `sign` of that.
 //
 // Adding 2^(23 - mantissa) times a value's binade rounds it to that binade's step and leaves the number of steps in the
 // lowest bits of the sum; below the smallest normal the step stays, as subnormals want. The code is that number plus
 // 2^mantissa for each binade above the smallest, whose exponent stands in the upper bits of the same sum. Constants and
 // signs are collected for all values at once.
-template <int stride, int sign, int mantissa, int min_exponent, int count>
+template <int sign, int mantissa, int min_exponent>
 __device__ inline uint32_t narrow_from_f32(const float *values, float largest) {
-    static_assert(stride * count == 32, "the codes fill a register");
     constexpr int shift = 23 - mantissa;   // of an exponent field to the codes' exponent
     constexpr uint32_t smallest_magic = uint32_t(127 + min_exponent + shift) << 23;
     uint32_t codes = 0, signs = 0, ones = 0;
 #pragma unroll
-    for (int i = count - 1; i >= 0; --i) {
+    for (int i = 3; i >= 0; --i) {
         const float value = fmaxf(fminf(values[i], largest), -largest);   // fminf makes +largest of a NaN
         const uint32_t word = __float_as_uint(value);
         const uint32_t magic = max((word & 0x7f800000u) + (uint32_t(shift) << 23), smallest_magic);
         const uint32_t sum = __float_as_uint(fabsf(value) + __uint_as_float(magic));
-        codes = (codes << stride) + (sum & ((4u << mantissa) - 1)) + (sum >> shift);
+        codes = (codes << 8) + (sum & ((4u << mantissa) - 1)) + (sum >> shift);
         signs = __funnelshift_l(word, signs, 1);
-        ones = ones << stride | 1u;
+        ones = ones << 8 | 1u;
     }
     codes -= ones * (smallest_magic >> shift);
-    uint32_t spread = 0;
-    if constexpr (count == 8) {   // 4 bits: bit i moves to bit 4 i
-        spread = (signs | signs << 12) & 0x000f000fu;
-        spread = (spread | spread << 6) & 0x03030303u;
-        spread = (spread | spread << 3) & 0x11111111u;
-    } else {   // 8 bits: bit i moves to bit 8 i, which is where copies 7 bits apart put it
-        spread = signs * 0x00204081u & ones;
-    }
-    return codes | spread << sign;
-}
-
-// The same for a pair of bf16, which all these formats can be rounded from in bf16: a code of the low half in bits 7..0, of
-// the high half in bits 23..16, the sign at bit `sign` of each. 7 instead of 23 mantissa bits, otherwise as above.
-template <int sign, int mantissa, int min_exponent>
-__device__ inline uint32_t narrow_from_bf16x2(uint32_t pair, uint32_t largest) {
-    constexpr int shift = 7 - mantissa;
-    constexpr uint32_t halves = 0x00010001u, smallest = uint32_t(127 + min_exponent) << 7;
-    const uint32_t magnitude = min_bf16x2(pair & 0x7fff7fffu, largest);   // the minimum drops a NaN
-    const uint32_t magic = max_bf16x2(magnitude & 0x7f807f80u, halves * smallest) + halves * (uint32_t(shift) << 7);
-    uint32_t sum;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(magnitude), "r"(0x3f803f80u), "r"(magic));
-    sum -= halves * (smallest + (uint32_t(shift) << 7));
-    const uint32_t codes = sum + ((sum & halves * 0xff80u) >> shift);
-    return (codes & halves * ((1u << sign) - 1)) | (pair >> (15 - sign) & halves << sign);
+    // Sign i moves to bit 8 i, which is where copies 7 bits apart put it.
+    return codes | (signs * 0x00204081u & ones) << sign;
 }
 
 // Two codes to f16x2, exact. `pair` holds one in bits 7..0, one in bits 15..8 (e2m1: bits 3..0 and 7..4). A code's exponent
 // and mantissa go where those of f16 are, which gives the value times a power of two, subnormals included; one exact
 // multiplication undoes it.
-__device__ inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
-    uint32_t product;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
-    return product;
-}
-
 __device__ inline uint32_t f16x2_from_e2m1x2(uint32_t pair) {
     const uint32_t spread = (pair & 0xfu) | (pair & 0xf0u) << 12;
     return mul_f16x2((spread & 0x00080008u) << 12 | (spread & 0x00070007u) << 9, 0x74007400u);   // 2^14
