@@ -70,11 +70,11 @@ def probe_scores_mxfp4(
 
 
 # Small integers: all sums are exact, in whatever order and precision they are taken.
-def _small_integers(rng: np.random.Generator, member, shape) -> np.ndarray:
+def _small_integers(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return rng.integers(-4, 5, shape).astype(member.dtype)
 
 
-def _containers(rng: np.random.Generator, member, shape) -> np.ndarray:
+def _containers(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return rng.integers(0, 16, shape, dtype=np.uint8) << np.uint8(2)
 
 
