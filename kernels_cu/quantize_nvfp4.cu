@@ -10,8 +10,9 @@
      uint32_t *codes,             /* [rows, cols / 2] bytes */                                               \
      uint8_t *scales,             /* [rows, cols / 16] */                                                    \
      int rule, int64_t rows, int64_t cols) {                                                                 \
-        if (rule == 1) op::quantize_nvfp4<true>(x, *global_scale, codes, scales, rows *cols);                \
-        else op::quantize_nvfp4<false>(x, *global_scale, codes, scales, rows *cols);                         \
+        tile::with_nvfp4_rule(rule, [&](auto better_of_two) {                                                \
+            op::quantize_nvfp4<better_of_two>(x, *global_scale, codes, scales, rows *cols);                  \
+        });                                                                                                  \
     }
 
 INSTANCE(f32, float)

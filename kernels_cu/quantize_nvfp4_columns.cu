@@ -13,12 +13,10 @@
      int rule, int64_t outer, int64_t rows, int64_t cols) {                                                  \
         const int64_t values = int64_t(blockIdx.z) * rows * cols;   /* before this matrix */                 \
         op::with_columns(cols, [&](auto whole) {                                                             \
-            const auto run = [&](auto better_of_two) {                                                       \
+            tile::with_nvfp4_rule(rule, [&](auto better_of_two) {                                            \
                 op::quantize_nvfp4_columns<better_of_two, whole>(x + values, *global_scale, codes + values / 2, \
                     scales + values / 16, rows, cols);                                                       \
-            };                                                                                               \
-            if (rule == 1) run(std::true_type{});                                                            \
-            else run(std::false_type{});                                                                     \
+            });                                                                                              \
         });                                                                                                  \
     }
 

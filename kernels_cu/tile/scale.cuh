@@ -233,6 +233,13 @@ __device__ inline Nvfp4Scale encode_nvfp4_block(const float (&values)[2][8], flo
     return scale[four ? candidates - 1 : 0];
 }
 
+// Calls body(better_of_two) with NVFP4's rule, 0 or 1, as a compile-time constant: the second one needs more registers.
+template <class Body>
+__device__ inline void with_nvfp4_rule(int rule, Body &&body) {
+    if (rule == 1) body(std::true_type{});
+    else body(std::false_type{});
+}
+
 // The largest magnitude of some values; NaN if any is.
 template <int count>
 __device__ inline float amax_of(const float (&values)[count]) {
