@@ -4,8 +4,9 @@
 
 KERNEL(probe_mma_mxf4, .threads = {32}, .tile = {1})
 (int *meets,      // [elements_a, 32, 4]
- int *scales_a,   // [bytes, 2, elements_a]
- int *scales_b,   // [bytes, 4, elements_b]
- int elements_a, int bytes, int elements_b) {
-    op::probe_scaled_mma<op::Mxf4>(meets, scales_a, scales_b, blockIdx.x);
+ int *scales_a,   // [bytes, 2, registers_a]
+ int *scales_b,   // [bytes, 4, registers_b]
+ int elements_a, int bytes, int registers_a, int registers_b) {
+    op::probe_elements<op::Mxf4>(meets + blockIdx.x * 128, blockIdx.x);
+    op::probe_scales<op::Mxf4>(scales_a, scales_b, blockIdx.x);
 }

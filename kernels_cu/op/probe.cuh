@@ -90,45 +90,57 @@ struct Mxf4nvf4 : PackedE2m1, ScalesUe4m3 {
     }
 };
 
-template <class Instruction>
-constexpr int elements_a = 32 * 4 * Instruction::width;
-template <class Instruction>
-constexpr int elements_b = 32 * 2 * Instruction::width;
+constexpr int registers_a = 32 * 4, registers_b = 32 * 2;   // of all lanes
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Experiments. Each is done by one warp.
 
-// An operand, as registers of ones, of which element `number` alone is left.
-template <int width, int registers>
-__device__ inline void set_only(uint32_t (&operand)[registers], uint32_t ones, int number) {
-    const uint32_t element = 0xffffffffu >> (32 - 32 / width) << (32 / width * (number % width));
-    const int mine = number / width - registers * ptx::laneid();
+// An operand, given as registers of ones, of which register `number` is left, and there the bits of `mask`.
+template <int registers>
+__device__ inline void set_only(uint32_t (&operand)[registers], uint32_t ones, int number, uint32_t mask = 0xffffffffu) {
+    const int mine = number - registers * ptx::laneid();
 #pragma unroll
-    for (int i = 0; i < registers; ++i) operand[i] = mine == i ? ones & element : 0;
+    for (int i = 0; i < registers; ++i) operand[i] = mine == i ? ones & mask : 0;
 }
+
+// What one output does over a series of trials: how often it is not what it was without, when last, and what it is then.
+struct Witness {
+    float before, seen = 0.0f;
+    int trial = 0, times = 0;
+
+    __device__ void look(float output, int number) {
+        const bool changed = output != before;
+        seen = changed ? output : seen;
+        trial = changed ? number : trial;
+        times += changed;
+    }
+};
 
 // meets[lane][i]: the element of B whose product with element `number` of A is output i of the lane. One register of one lane of
 // B at a time is not 0; the product tells which of its elements it is.
 template <class Instruction>
 __device__ inline void probe_elements(int *meets, int number) {
+    constexpr int width = Instruction::width, bits = 32 / width;
     uint32_t a[4];
-    set_only<Instruction::width>(a, Instruction::ones_a, number);
-    int found[4] = {nothing, nothing, nothing, nothing};
+    set_only(a, Instruction::ones_a, number / width, 0xffffffffu >> (32 - bits) << (bits * (number % width)));
+    Witness outputs[4] = {{0.0f}, {0.0f}, {0.0f}, {0.0f}};
 #pragma unroll 1
-    for (int place = 0; place < 64; ++place) {
-        const int mine = place - 2 * ptx::laneid();
-        const uint32_t b[2] = {mine == 0 ? Instruction::digits_b : 0, mine == 1 ? Instruction::digits_b : 0};
+    for (int place = 0; place < registers_b; ++place) {
+        uint32_t b[2];
+        set_only(b, Instruction::digits_b, place);
         float c[4] = {};
         Instruction::template multiply<0, 0, 0, 0>(c, a, b, Instruction::unit_scales, Instruction::unit_scales);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int magnitude = fabsf(c[i]), element = magnitude - 1 + (c[i] < 0.0f ? 4 : 0);
-            const bool fits = fabsf(c[i]) == magnitude && magnitude <= 4 && element < Instruction::width && found[i] == nothing;
-            found[i] = c[i] == 0.0f ? found[i] : fits ? place * Instruction::width + element : not_one;
-        }
+        for (int i = 0; i < 4; ++i) outputs[i].look(c[i], place);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) meets[4 * ptx::laneid() + i] = found[i];
+    for (int i = 0; i < 4; ++i) {
+        const float seen = outputs[i].seen;
+        const int digit = fabsf(seen), element = digit - 1 + (seen < 0.0f ? 4 : 0);
+        const bool fits = outputs[i].times == 1 && fabsf(seen) == digit && 1 <= digit && digit <= 4 && element < width;
+        meets[4 * ptx::laneid() + i] =
+            outputs[i].times == 0 ? nothing : fits ? outputs[i].trial * width + element : not_one;
+    }
 }
 
 // What two outputs found together.
@@ -137,86 +149,83 @@ __device__ inline int agreed(int first, int second) {
 }
 
 // The scale, of those in one operand's scale register, that multiplies what multiply(c, scales) leaves in c with unit scales,
-// which is 0 and 1. One lane at a time has scales 2, 4, 8, 16.
+// which is 0 or the number of elements of a register. One lane at a time has scales 2, 4, 8, 16.
 template <class Instruction, class Multiply>
 __device__ inline int probe_scale(Multiply &&multiply) {
-    constexpr int unscaled = -3;
-    int found[4];
+    constexpr float whole = Instruction::width;
     float unit[4] = {};
     multiply(unit, Instruction::unit_scales);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) found[i] = unit[i] == 0.0f ? nothing : unit[i] == 1.0f ? unscaled : not_one;
+    Witness outputs[4] = {{unit[0]}, {unit[1]}, {unit[2]}, {unit[3]}};
 #pragma unroll 1
     for (int lane = 0; lane < 32; ++lane) {
         float c[4] = {};
         multiply(c, ptx::laneid() == lane ? Instruction::scales_2_4_8_16 : Instruction::unit_scales);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int byte = int(__float_as_uint(c[i]) >> 23) - 128;   // of a power of two
-            const bool fits = c[i] == float(2 << (byte & 3)) && found[i] == unscaled;
-            found[i] = c[i] == unit[i] ? found[i] : fits ? 4 * lane + byte : not_one;
-        }
+        for (int i = 0; i < 4; ++i) outputs[i].look(c[i], lane);
     }
+    int found[4];
 #pragma unroll
-    for (int &number : found) number = number == unscaled ? not_one : number;
+    for (int i = 0; i < 4; ++i) {
+        const float seen = outputs[i].seen;
+        const int byte = seen == 2 * whole ? 0 : seen == 4 * whole ? 1 : seen == 8 * whole ? 2 : 3;
+        const bool fits = unit[i] == whole && outputs[i].times == 1 && seen == float(2 << byte) * whole;
+        found[i] = unit[i] == 0.0f && outputs[i].times == 0 ? nothing : fits ? 4 * outputs[i].trial + byte : not_one;
+    }
     int all = agreed(agreed(found[0], found[1]), agreed(found[2], found[3]));
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) all = agreed(all, ptx::shfl_sync_bfly_b32(all, distance));
     return all;
 }
 
-// scales_a[byte selector][thread selector][elements of A]: the scale that multiplies element `number` of A, B being all ones.
+// scales_a[byte selector][thread selector][registers of A]: the scale that multiplies all elements of register `number` of A, those
+// of B being ones.
 template <class Instruction>
 __device__ inline void probe_scales_a(int *scales, int number) {
     uint32_t a[4];
-    set_only<Instruction::width>(a, Instruction::ones_a, number);
+    set_only(a, Instruction::ones_a, number);
     const uint32_t b[2] = {Instruction::ones_b, Instruction::ones_b};
     static_for<Instruction::bytes>([&](auto byte) {
         static_for<2>([&](auto thread) {
             const int found = probe_scale<Instruction>([&](float (&c)[4], uint32_t scale) {
                 Instruction::template multiply<byte * Instruction::byte_step, thread, 0, 0>(c, a, b, scale, Instruction::unit_scales);
             });
-            if (ptx::laneid() == 0) scales[(byte * 2 + thread) * elements_a<Instruction> + number] = found;
+            if (ptx::laneid() == 0) scales[(byte * 2 + thread) * registers_a + number] = found;
         });
     });
 }
 
-// scales_b[byte selector][thread selector][elements of B]: the same for B.
+// scales_b[byte selector][thread selector][registers of B]: the same for B.
 template <class Instruction>
 __device__ inline void probe_scales_b(int *scales, int number) {
     const uint32_t a[4] = {Instruction::ones_a, Instruction::ones_a, Instruction::ones_a, Instruction::ones_a};
     uint32_t b[2];
-    set_only<Instruction::width>(b, Instruction::ones_b, number);
+    set_only(b, Instruction::ones_b, number);
     static_for<Instruction::bytes>([&](auto byte) {
         static_for<4>([&](auto thread) {
             const int found = probe_scale<Instruction>([&](float (&c)[4], uint32_t scale) {
                 Instruction::template multiply<0, 0, byte * Instruction::byte_step, thread>(c, a, b, Instruction::unit_scales, scale);
             });
-            if (ptx::laneid() == 0) scales[(byte * 4 + thread) * elements_b<Instruction> + number] = found;
+            if (ptx::laneid() == 0) scales[(byte * 4 + thread) * registers_b + number] = found;
         });
     });
 }
 
-// All of it for element `number` of A and, as far as there is one, of B. Scales are left out where there is nowhere to put them.
+// The scales of register `number` of A and of B, as far as there is one, each left out where there is nowhere to put it.
 template <class Instruction>
-__device__ inline void probe_scaled_mma(int *meets, int *scales_a, int *scales_b, int number) {
-    probe_elements<Instruction>(meets + number * 128, number);
-    if (scales_a != nullptr) probe_scales_a<Instruction>(scales_a, number);
-    if (scales_b != nullptr && number < elements_b<Instruction>) probe_scales_b<Instruction>(scales_b, number);
+__device__ inline void probe_scales(int *scales_a, int *scales_b, int number) {
+    if (scales_a != nullptr && number < registers_a) probe_scales_a<Instruction>(scales_a, number);
+    if (scales_b != nullptr && number < registers_b) probe_scales_b<Instruction>(scales_b, number);
 }
 
-// The same for a pair of formats: 0 e4m3, 1 e5m2, 2 e2m1. Scales are found with e4m3.
-__device__ inline void probe_mxf8f6f4(int *meets, int *scales_a, int *scales_b, int format_a, int format_b, int number) {
+// Elements of kind::mxf8f6f4 for a pair of formats: 0 e4m3, 1 e5m2, 2 e2m1.
+__device__ inline void probe_elements_mxf8f6f4(int *meets, int format_a, int format_b, int number) {
     using Formats = std::tuple<ptx::E4m3, ptx::E5m2, ptx::E2m1>;
     static_for<3>([&](auto first) {
         static_for<3>([&](auto second) {
             using Instruction = Mxf8f6f4<std::tuple_element_t<first, Formats>, std::tuple_element_t<second, Formats>>;
-            if (format_a == first && format_b == second) probe_elements<Instruction>(meets + number * 128, number);
+            if (format_a == first && format_b == second) probe_elements<Instruction>(meets, number);
         });
     });
-    using Instruction = Mxf8f6f4<ptx::E4m3, ptx::E4m3>;
-    if (scales_a != nullptr) probe_scales_a<Instruction>(scales_a, number);
-    if (scales_b != nullptr && number < elements_b<Instruction>) probe_scales_b<Instruction>(scales_b, number);
 }
 
 }  // namespace op

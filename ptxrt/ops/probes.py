@@ -161,12 +161,12 @@ def _meets(width):
 
 
 def _scale_numbers(operand, width, blocks):
-    """The scale of each element by selectors: (byte selectors, thread selectors, elements). `blocks`: scales of 64 / 32 k.
+    """The scale of each register's elements by selectors: (byte selectors, thread selectors, registers). `blocks`: scales of a row.
 
     Source: PTX ISA 9.0, 9.7.14.3.
     """
     registers, threads = (4, 2) if operand == "a" else (2, 4)
-    row, k = fragment_place(np.arange(32 * registers * width), width, registers, 8 * width)
+    row, k = fragment_place(width * np.arange(32 * registers), width, registers, 8 * width)
     byte = np.arange(0, 4, blocks)[:, None, None] + k * blocks // (8 * width)
     thread = np.arange(threads)[:, None]
     lane = 4 * (row % 8) + 2 * thread + row // 8 if operand == "a" else 4 * row + thread
@@ -178,8 +178,8 @@ def probe_mma_bf16(meets: Out[i32, "elements_a 32 4"]):
     """Find which elements mma.sync m16n8k16 of bf16 multiplies with which, and where the product goes.
 
     For each of the elements of A, numbered by lane, register and half, a 1 stands there alone, and in
-    turn at each place of B: `meets` has, for output i of a lane, the number of B's element whose product
-    came out there, -1 for none, -2 for several or for a product that is not 1.
+    each register of B in turn the numbers from 1 on: `meets` has, for output i of a lane, the number of
+    B's element whose product came out there, -1 for none, -2 for several or for another product.
     Source: PTX ISA 9.0, 9.7.14.5.
     """
     meets[:] = _meets(2)
@@ -196,14 +196,14 @@ def probe_mma_f16(meets: Out[i32, "elements_a 32 4"]):
 
 @kernel(
     grid="elements_a",
-    fixed=dict(elements_a=512, bytes=4, elements_b=256),
+    fixed=dict(elements_a=512, bytes=4, registers_a=128, registers_b=64),
     cases=[dict(scales_a=True, scales_b=True)]
     + [dict(format_a=a, format_b=b) for a in range(3) for b in range(3) if (a, b) != (0, 0)],
 )
 def probe_mma_mxf8f6f4(
     meets: Out[i32, "elements_a 32 4"],
-    scales_a: Out[i32, "bytes 2 elements_a"] = None,
-    scales_b: Out[i32, "bytes 4 elements_b"] = None,
+    scales_a: Out[i32, "bytes 2 registers_a"] = None,
+    scales_b: Out[i32, "bytes 4 registers_b"] = None,
     format_a: Scalar[i32, 0, 1, 2] = 0,
     format_b: Scalar[i32, 0, 1, 2] = 0,
 ):
@@ -220,29 +220,30 @@ def probe_mma_mxf8f6f4(
         scales_b[:] = _scale_numbers("b", 4, 1)
 
 
-@kernel(grid="elements_a", fixed=dict(elements_a=1024, bytes=2, elements_b=512), cases=[dict()])
+@kernel(grid="elements_a", fixed=dict(elements_a=1024, bytes=2, registers_a=128, registers_b=64), cases=[dict()])
 def probe_mma_mxf4(
     meets: Out[i32, "elements_a 32 4"],
-    scales_a: Out[i32, "bytes 2 elements_a"],
-    scales_b: Out[i32, "bytes 4 elements_b"],
+    scales_a: Out[i32, "bytes 2 registers_a"],
+    scales_b: Out[i32, "bytes 4 registers_b"],
 ):
     """Find which elements and scales mma.sync kind::mxf4 multiplies, and where the product goes.
 
     `meets` is as in `probe_mma_bf16`, elements numbered by lane, register and nibble. `scales_a` has
-    for each element of A and each pair of selectors, byte 0 or 2 and thread 0 or 1, the scale that
-    multiplies it, numbered by lane and byte: one lane at a time has scales other than 1, four
-    different ones. `scales_b` is the same for B with threads 0 to 3. -2 stands for several or none.
+    for each register of A, numbered by lane, and each pair of selectors, byte 0 or 2 and thread 0 or 1,
+    the scale that multiplies all its elements, numbered by lane and byte: one lane at a time has scales
+    other than 1, four different ones. `scales_b` is the same for B with threads 0 to 3. -2 stands for
+    several or none.
     Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
     """
     meets[:] = _meets(8)
     scales_a[:], scales_b[:] = _scale_numbers("a", 8, 2), _scale_numbers("b", 8, 2)
 
 
-@kernel(grid="elements_a", fixed=dict(elements_a=1024, bytes=1, elements_b=512), cases=[dict()])
+@kernel(grid="elements_a", fixed=dict(elements_a=1024, bytes=1, registers_a=128, registers_b=64), cases=[dict()])
 def probe_mma_mxf4nvf4(
     meets: Out[i32, "elements_a 32 4"],
-    scales_a: Out[i32, "bytes 2 elements_a"],
-    scales_b: Out[i32, "bytes 4 elements_b"],
+    scales_a: Out[i32, "bytes 2 registers_a"],
+    scales_b: Out[i32, "bytes 4 registers_b"],
 ):
     """Find which elements and scales mma.sync kind::mxf4nvf4 with ue4m3 scales multiplies, as `probe_mma_mxf4` does.
 

@@ -54,6 +54,12 @@ __device__ inline int first_of_quad() { return laneid() & ~3; }
 // ---------------------------------------------------------------------------------------------------------------------
 // ue8m0 scales: one for each 32 products
 
+// What a ue8m0 scale in byte `byte` of a word stands for: 2^(scale - 127), which is subnormal for 0, and NaN for 255.
+__device__ inline float factor_from_ue8m0(uint32_t word, int byte) {
+    const uint32_t bits = (byte < 3 ? word << (23 - 8 * byte) : word >> 1) & 0x7f800000u;
+    return __uint_as_float((bits + 0x00800000u & 0x7f000000u) == 0 ? bits | 0x00400000u : bits);   // 0 and 255
+}
+
 // A in f16, 16 deep a fragment, and what the sums of each 32-deep block are multiplied by, in rows g and g + 8.
 template <int blocks>
 struct OperandA {
@@ -96,7 +102,7 @@ struct OperandA {
         for (int row = 0; row < 2; ++row) {
             const uint32_t word = shfl_sync_idx_b32(scales, first_of_quad() + 2 * thread + row);
 #pragma unroll
-            for (int block = 0; block < blocks; ++block) rows[block][row] = cvt_f32_ue8m0(word >> (8 * (byte + block)) & 0xffu);
+            for (int block = 0; block < blocks; ++block) rows[block][row] = factor_from_ue8m0(word, byte + block);
         }
     }
 };
@@ -116,7 +122,7 @@ __device__ inline void multiply(float (&c)[4], const OperandA<blocks> &a, const 
         mma_m16n8k16_f16(p, a.f16[2 * block + 1], b[2 * block + 1]);
         float columns[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) columns[i] = cvt_f32_ue8m0(words[i] >> (8 * (byte + block)) & 0xffu);
+        for (int i = 0; i < 2; ++i) columns[i] = factor_from_ue8m0(words[i], byte + block);
 #pragma unroll
         for (int i = 0; i < 4; ++i) c[i] = fmaf(p[i] * a.rows[block][i / 2], columns[i % 2], c[i]);
     }

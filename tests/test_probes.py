@@ -1,0 +1,118 @@
+"""What the probes of the matrix instructions find, against the tile code, the emulator's layouts and docs/fragments.md."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ptxrt
+from ptxrt.emulator import mma
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+
+pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="an installed package has no docs")
+
+if DOCS.is_dir():
+    _spec = importlib.util.spec_from_file_location("fragments_of_docs", DOCS / "fragments.py")
+    fragments = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(fragments)
+    KINDS = {name: (width, selectors) for name, _, width, selectors in fragments.KINDS}
+else:
+    KINDS = {}
+
+SCALED = [name for name, (_, selectors) in KINDS.items() if selectors]
+
+
+@pytest.fixture(scope="session", params=["emulator", pytest.param("native", marks=pytest.mark.gpu)])
+def found(request):
+    """Findings of all probes, from a card where there is one."""
+    there = ptxrt.machines()[request.param]
+    if not there.available:
+        pytest.skip(str(there))
+    with ptxrt.using(request.param):
+        return fragments.all_findings()
+
+
+def kind_of(found, name):
+    return fragments.Kind(name, KINDS[name][0], found[name], found["probe_fragments"])
+
+
+def tile_k(byte, element, width):
+    """k of an element that lies in byte `byte` of a row in shared memory."""
+    return {2: byte // 2, 4: byte, 8: 2 * byte + element % 2}[width]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_tile_code_loads_a_where_the_instruction_takes_it(found, name):
+    kind = kind_of(found, name)
+    assert sorted(map(tuple, kind.a.tolist())) == [(row, k) for row in range(16) for k in range(kind.depth)]
+    for number, (row, k) in enumerate(kind.a.tolist()):
+        lane, register, element = kind.where(number, 4)
+        place = int(found["probe_fragments"]["a"][lane, register, element * 4 // kind.width])
+        assert (place // 32, tile_k(place % 32, element, kind.width)) == (row, k)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_tile_code_loads_b_where_the_instruction_takes_it(found, name):
+    """Both of the neighbouring tiles of columns; `Kind` has compared the first with the columns of the products."""
+    kind = kind_of(found, name)
+    assert sorted(map(tuple, kind.b.tolist())) == [(column, k) for column in range(8) for k in range(kind.depth)]
+    first, second = found["probe_fragments"]["b"].swapaxes(0, 1)
+    assert (second == first + 32 * 8).all()
+
+
+@pytest.mark.parametrize("name", ["probe_mma_bf16", "probe_mma_f16"])
+def test_the_transposed_load_brings_b_where_the_instruction_takes_it(found, name):
+    kind = kind_of(found, name)
+    for number, (column, k) in enumerate(kind.b.tolist()):
+        lane, register, element = kind.where(number, 2)
+        for tile in range(2):
+            place = int(found["probe_fragments"]["b_transposed"][lane, tile, register, 2 * element])
+            assert (place // 32, place % 32 // 2) == (k, column + 8 * tile)
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_the_tile_code_brings_scales_where_the_instruction_takes_them(found, name):
+    """Thread pair p of a quad has word p of A's rows; thread t has the scales of the columns of tile t of B."""
+    kind, tiles = kind_of(found, name), found["probe_fragments"]
+    for index, selector in enumerate(KINDS[name][1]):
+        for block in range(kind.blocks):
+            for row in range(16):
+                for thread in range(2):
+                    number = kind.scale("a", row, block, index, thread)
+                    assert tiles["scale_a"][divmod(number, 4)] == 8 * row + 4 * thread + selector + block
+            for column in range(8):
+                for thread in range(4):
+                    number = kind.scale("b", column, block, index, thread)
+                    assert tiles["scale_b"][divmod(number, 4)] == 4 * (8 * thread + column) + selector + block
+
+
+def test_the_emulator_has_the_same_accumulators_and_scale_lanes(found):
+    accumulator = found["probe_fragments"]["accumulator"]
+    assert (accumulator[..., 0].T == mma._ROW).all() and (accumulator[..., 1].T == mma._COLUMN).all()
+    for name in SCALED:
+        kind = kind_of(found, name)
+        for lanes, operand in ((mma._SCALE_LANES_A, "a"), (mma._SCALE_LANES_B, "b")):
+            for thread, row in np.ndindex(lanes.shape):
+                assert kind.scale(operand, row, 0, 0, thread) // 4 == lanes[thread, row]
+
+
+def test_a_contradiction_between_probe_and_tile_code_is_an_error(found):
+    tiles = dict(found["probe_fragments"])
+    tiles["b"] = np.roll(tiles["b"], 4, axis=0)
+    with pytest.raises(ValueError, match="loads columns of B to where other columns are multiplied"):
+        fragments.Kind("wrong", 2, found["probe_mma_bf16"], tiles).b
+    meets = found["probe_mma_bf16"]["meets"].copy()
+    meets[7, meets[7] >= 0] = -2
+    with pytest.raises(ValueError, match="element 7 of A does not meet one element of B"):
+        fragments.Kind("wrong", 2, {"meets": meets}, found["probe_fragments"]).a
+    meets = found["probe_mma_bf16"]["meets"].copy()
+    meets[7] = meets[8]
+    swapped = fragments.Kind("wrong", 2, {"meets": meets}, found["probe_fragments"])
+    assert swapped.a[7].tolist() == swapped.a[8].tolist()
+
+
+def test_the_document_is_what_the_probes_find(found):
+    assert (DOCS / "fragments.md").read_text(encoding="utf-8") == fragments.fragments_markdown(found), "run `make docs`"
