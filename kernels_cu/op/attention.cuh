@@ -38,7 +38,8 @@ struct Tiling {
     static constexpr int warps = small ? 4 : 8;
     static constexpr int blocks = small ? 2 : 1;
     static constexpr int keys = wide ? 64 : dim > 192 && ptx::shared_bytes_per_block < 128 * 1024 ? 16 : 32;
-    static constexpr int stages = 2;
+    static constexpr int stages = 2;   // one is read while the other fills
+    static constexpr int headroom = 8;   // P up to 2^8: bf16 and f16 are as accurate there
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
 
@@ -81,33 +82,49 @@ __device__ inline void copy_queries(Tile &target, const Element *q, const Stride
     }
 }
 
-// Starts copying rows that stand `row_bytes` apart; the first `rows` of them and the first `columns` columns are there, the
-// others become zeros. Called by the whole block.
+// The rows of K or V on their way into the stages, one tile of keys after another: a thread keeps its chunk of a row and
+// goes down the rows.
 template <class Element, int threads, class Tile>
-__device__ inline void copy_rows(Tile &target, const Element *source, uint32_t row_bytes, int rows, int columns) {
-    constexpr int chunk_elements = tile::elements_per_chunk<Element>;
-    constexpr int step = threads / Tile::row_chunks, lanes = step * Tile::row_chunks;
-    if (lanes < threads && threadIdx.x >= lanes) return;
-    const int row = threadIdx.x / Tile::row_chunks, chunk = threadIdx.x % Tile::row_chunks;
-    const char *bytes = reinterpret_cast<const char *>(source);
-    uint32_t offset = row * row_bytes + 16 * chunk;
-    if (rows >= Tile::rows && columns >= Tile::row_chunks * chunk_elements) {
+struct RowCopier {
+    // Rows that the block copies at once: a multiple of 8, so that all of a thread's rows have the same swizzle. Where 3
+    // divides the chunks of a row, some threads have none.
+    static constexpr int step = threads / Tile::row_chunks / 8 * 8, lanes = step * Tile::row_chunks;
+    static_assert(step > 0 && Tile::rows % step == 0, "the block goes through a tile in whole steps");
+
+    const char *source;    // this thread's chunk in its next row
+    size_t step_bytes;
+    uint32_t target;       // where that goes in the first stage
+    bool present;          // whether rows have this chunk
+
+    __device__ RowCopier(const Tile &first_stage, const Element *first_row, long long stride, int columns) {
+        const int row = threadIdx.x / Tile::row_chunks, chunk = threadIdx.x % Tile::row_chunks;
+        present = chunk * tile::elements_per_chunk<Element> < columns;
+        source = reinterpret_cast<const char *>(first_row + row * stride) + (present ? 16 * chunk : 0);
+        step_bytes = step * stride * sizeof(Element);
+        target = first_stage.address(row, chunk);
+    }
+
+    // Starts copying the next tile to `stage_offset` bytes behind the first stage. Only its first `rows` rows are there; the
+    // others become zeros.
+    __device__ void copy(uint32_t stage_offset, int rows) {
+        if (lanes < threads && threadIdx.x >= lanes) return;
+        if (rows >= Tile::rows) {
 #pragma unroll
-        for (int i = 0; i < ceil_div(Tile::rows, step); ++i, offset += step * row_bytes)
-            if (Tile::rows % step == 0 || row + i * step < Tile::rows)
-                ptx::cp_async_cg_16(target.address(row + i * step, chunk), bytes + offset, true);
-    } else {
-#pragma unroll 1   // once in a block, and code costs the loop beside it registers
-        for (int i = row; i < Tile::rows; i += step, offset += step * row_bytes) {
-            const bool present = i < rows && chunk * chunk_elements < columns;
-            ptx::cp_async_cg_16(target.address(i, chunk), bytes + (present ? offset : 0), present);
+            for (int i = 0; i < Tile::rows; i += step, source += step_bytes)
+                ptx::cp_async_cg_16(Tile::moved(target + stage_offset, i, 0), source, present);
+        } else {   // the last tile
+            const int row = threadIdx.x / Tile::row_chunks;
+#pragma unroll 1
+            for (int i = 0; i < Tile::rows; i += step, source += step_bytes)
+                ptx::cp_async_cg_16(Tile::moved(target + stage_offset, i, 0), source, present && row + i < rows);
         }
     }
-}
+};
 
-// s = Q K^T for the 16-row slices of Q from `first_row` and all keys of a tile; s[..][j] covers keys 8 j .. 8 j + 7.
-template <class Element, int dim, int slices, int tiles, class QueryTile, class KeyTile>
-__device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], const QueryTile &q, int first_row, const KeyTile &k) {
+// s = Q K^T for 16-row slices of Q and all keys of a tile; s[..][j] covers keys 8 j .. 8 j + 7. q and k are this lane's
+// addresses as of tile::address_a and address_b.
+template <class Element, int dim, class QueryTile, class KeyTile, int slices, int tiles>
+__device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], uint32_t q, uint32_t k) {
 #pragma unroll
     for (auto &slice : s)
 #pragma unroll
@@ -118,11 +135,11 @@ __device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], co
     for (int step = 0; step < dim / 16; ++step) {
         tile::FragmentA a[slices];
 #pragma unroll
-        for (int slice = 0; slice < slices; ++slice) tile::load_a(a[slice], q, first_row + 16 * slice, 2 * step);
+        for (int slice = 0; slice < slices; ++slice) tile::load_a<QueryTile>(a[slice], q, 16 * slice, 2 * step);
 #pragma unroll
         for (int pair = 0; pair < tiles / 2; ++pair) {
             tile::FragmentB b[2];
-            tile::load_b(b, k, 16 * pair, 2 * step);
+            tile::load_b<KeyTile>(b, k, 16 * pair, 2 * step);
 #pragma unroll
             for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
@@ -131,10 +148,10 @@ __device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], co
     }
 }
 
-// o += P V for a tile of V [keys, dim_v]; P is rounded to the type of V.
-template <class Element, int dim_v, int slices, int tiles, class Tile>
+// o += P V for a tile of V [keys, dim_v]; P is rounded to the type of V. v is this lane's tile::address_b_transposed.
+template <class Element, int dim_v, class Tile, int slices, int tiles>
 __device__ inline void accumulate_values(tile::Accumulator (&o)[slices][dim_v / tile::mma_columns],
-                                         const tile::Accumulator (&p)[slices][tiles], const Tile &v) {
+                                         const tile::Accumulator (&p)[slices][tiles], uint32_t v) {
 #pragma unroll
     for (int step = 0; step < tiles / 2; ++step) {   // 16 keys
         tile::FragmentA a[slices];
@@ -144,7 +161,7 @@ __device__ inline void accumulate_values(tile::Accumulator (&o)[slices][dim_v / 
 #pragma unroll
         for (int columns = 0; columns < dim_v / 16; ++columns) {
             tile::FragmentB b[2];
-            tile::load_b_transposed(b, v, 16 * step, 2 * columns);
+            tile::load_b_transposed<Tile>(b, v, 16 * step, 2 * columns);
 #pragma unroll
             for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
@@ -171,7 +188,7 @@ __device__ inline void for_scores(tile::Accumulator (&s)[slices][tiles], Body &&
 template <int slices, int tiles>
 __device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, int warp_row, int first_key) {
     const AttentionOptions &options = problem.options;
-    int query[slices][2], group[slices][2], first[slices][2], count[slices][2];   // visible: `count` keys of the tile from `first`
+    int query[slices][2], group[slices][2], first[slices][2], end[slices][2];   // a row sees keys first .. end - 1 of the tile
 #pragma unroll
     for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
@@ -180,13 +197,13 @@ __device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const 
             query[slice][half] = problem.query_of(row);
             group[slice][half] = problem.group_of(row);
             first[slice][half] = problem.first_visible(query[slice][half]) - first_key;
-            count[slice][half] = max(problem.end_visible(query[slice][half]) - first_key - first[slice][half], 0);
+            end[slice][half] = problem.end_visible(query[slice][half]) - first_key;
         }
     if (!problem.transforms_scores()) {
-        for_scores(s, [&](float &score, int slice, int half, int key) {
-            const bool visible = uint32_t(key - first[slice][half]) < uint32_t(count[slice][half]);
-            score = visible ? score * (options.scale * log2_e) : -INFINITY;
-        });
+        const float factor = options.scale * log2_e;
+        for_scores(s, [&](float &score, int slice, int half, int key) { score = key < end[slice][half] ? score * factor : -INFINITY; });
+        if (options.left < problem.keys)   // a window
+            for_scores(s, [&](float &score, int slice, int half, int key) { score = key >= first[slice][half] ? score : -INFINITY; });
         return;
     }
     for_scores(s, [&](float &score, int, int, int) { score *= options.scale; });
@@ -196,7 +213,7 @@ __device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const 
             score = options.softcap * (1.0f - 2.0f * ptx::rcp_approx_ftz_f32(1.0f + power));
         });
     for_scores(s, [&](float &score, int slice, int half, int key) {
-        if (uint32_t(key - first[slice][half]) >= uint32_t(count[slice][half])) {
+        if (key < first[slice][half] || key >= end[slice][half]) {
             score = -INFINITY;
             return;
         }
@@ -318,40 +335,50 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
 
-    const Element *k = operands.k + problem.at(operands.k_strides), *v = operands.v + problem.at(operands.v_strides);
-    const uint32_t k_row_bytes = operands.k_strides.key * sizeof(Element), v_row_bytes = operands.v_strides.key * sizeof(Element);
+    using Stage = std::remove_reference_t<decltype(shared.stage[0])>;
+    using QueryTile = decltype(Tiling::Shared::q);
+    using KeyTile = decltype(Stage::k);
+    using ValueTile = decltype(Stage::v);
     const TileRange<Tiling::keys> range(problem, first_row, end_row);
-    auto copy_tile = [&](int index) {
-        auto &stage = shared.stage[(index - range.begin) % Tiling::stages];
-        const int first = index * Tiling::keys;
-        copy_rows<Element, Tiling::threads>(stage.k, k + first * operands.k_strides.key, k_row_bytes, problem.keys - first,
-                                            options.dim);
-        copy_rows<Element, Tiling::threads>(stage.v, v + first * operands.v_strides.key, v_row_bytes, problem.keys - first,
-                                            options.dim_v);
+    RowCopier<Element, Tiling::threads, KeyTile> k_rows(
+        shared.stage[0].k, operands.k + problem.at(operands.k_strides) + range.begin * Tiling::keys * operands.k_strides.key,
+        operands.k_strides.key, options.dim);
+    RowCopier<Element, Tiling::threads, ValueTile> v_rows(
+        shared.stage[0].v, operands.v + problem.at(operands.v_strides) + range.begin * Tiling::keys * operands.v_strides.key,
+        operands.v_strides.key, options.dim_v);
+    auto copy_tile = [&](int index, uint32_t stage_offset) {
+        k_rows.copy(stage_offset, problem.keys - index * Tiling::keys);
+        v_rows.copy(stage_offset, problem.keys - index * Tiling::keys);
     };
 
     copy_queries<Element, Tiling::threads>(shared.q, operands.q, operands.q_strides, problem, first_row);
-    if (range.begin < range.end) copy_tile(range.begin);
+    if (range.begin < range.end) copy_tile(range.begin, 0);
     ptx::cp_async_commit_group();
 
-    OnlineSoftmax<Tiling::slices, Tiling::dim_v> softmax;
+    OnlineSoftmax<Tiling::slices, Tiling::dim_v, Tiling::headroom> softmax;
     softmax.start();
     const bool idle = warp_row >= problem.rows;
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
+    const uint32_t q = tile::address_a(shared.q) + (warp_row - first_row) * sizeof(shared.q) / Tiling::rows;
+    const uint32_t k = tile::address_b(shared.stage[0].k), v = tile::address_b_transposed(shared.stage[0].v);
+    uint32_t stage_offset = 0;   // of the tile at hand
     auto step = [&](int index, auto masked) {
         ptx::cp_async_wait_group<0>();
         ptx::bar_sync();   // this tile has landed for everyone; everyone is done with the stage that is filled next
-        if (index + 1 < range.end) copy_tile(index + 1);
-        ptx::cp_async_commit_group();
-        const auto &stage = shared.stage[(index - range.begin) % Tiling::stages];
+        const uint32_t current = stage_offset;
+        stage_offset = sizeof(Stage) - stage_offset;
+        auto copy_next = [&] {
+            if (index + 1 < range.end) copy_tile(index + 1, stage_offset);
+            ptx::cp_async_commit_group();
+        };
         // A warp without rows, or whose rows see nothing of this tile, only copies.
-        if (idle || (masked && index * Tiling::keys >= warp_end)) return;
+        if (idle || (masked && index * Tiling::keys >= warp_end)) return copy_next();
         tile::Accumulator s[Tiling::slices][Tiling::keys / tile::mma_columns];
-        multiply_scores<Element, Tiling::dim>(s, shared.q, warp_row - first_row, stage.k);
-        if constexpr (masked)
-            mask_scores(s, problem, warp_row, index * Tiling::keys);
+        multiply_scores<Element, Tiling::dim, QueryTile, KeyTile>(s, q, k + current);
+        copy_next();   // hides under the last of these MMAs
+        if constexpr (masked) mask_scores(s, problem, warp_row, index * Tiling::keys);
         softmax.template take<masked>(s, options.scale * log2_e);
-        accumulate_values<Element, Tiling::dim_v>(softmax.o, s, stage.v);
+        accumulate_values<Element, Tiling::dim_v, ValueTile>(softmax.o, s, v + current);
     };
     for (int index = range.begin; index < range.end; ++index) {
         for (; range.plain_begin <= index && index < range.plain_end; ++index) step(index, std::false_type{});
