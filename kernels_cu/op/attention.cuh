@@ -170,7 +170,8 @@ __device__ inline void accumulate_values(tile::Accumulator (&o)[slices][dim_v / 
     }
 }
 
-// Calls body(score, slice, half, j * 8 + column) for every score of a lane; the last is the key's place in the tile.
+// Calls body(score, slice, half, key) for every score of a lane; `key` is its place in the tile behind the lane's first, a
+// constant.
 template <int slices, int tiles, class Body>
 __device__ inline void for_scores(tile::Accumulator (&s)[slices][tiles], Body &&body) {
 #pragma unroll
@@ -180,50 +181,55 @@ __device__ inline void for_scores(tile::Accumulator (&s)[slices][tiles], Body &&
 #pragma unroll
             for (int j = 0; j < tiles; ++j)
 #pragma unroll
-                for (int i = 0; i < 2; ++i)
-                    body(s[slice][j][2 * half + i], slice, half, j * tile::mma_columns + tile::accumulator_column(i));
+                for (int i = 0; i < 2; ++i) body(s[slice][j][2 * half + i], slice, half, j * tile::mma_columns + i);
 }
 
-// Takes the scores of the tile that starts at `first_key` to units of log2 and hides the keys that their rows do not see.
-template <int slices, int tiles>
-__device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, int warp_row, int first_key) {
+// Scales, caps and masks scores and takes them to units of log2. What it makes of keys that a row does not see is hidden
+// afterwards; masks are read of keys that are there.
+template <int slices, int tiles, class RowOf>
+__device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, RowOf &&row_of, int first_key) {
     const AttentionOptions &options = problem.options;
-    int query[slices][2], group[slices][2], first[slices][2], end[slices][2];   // a row sees keys first .. end - 1 of the tile
-#pragma unroll
-    for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
-            query[slice][half] = problem.query_of(row);
-            group[slice][half] = problem.group_of(row);
-            first[slice][half] = problem.first_visible(query[slice][half]) - first_key;
-            end[slice][half] = problem.end_visible(query[slice][half]) - first_key;
-        }
-    if (!problem.transforms_scores()) {
-        const float factor = options.scale * log2_e;
-        for_scores(s, [&](float &score, int slice, int half, int key) { score = key < end[slice][half] ? score * factor : -INFINITY; });
-        if (options.left < problem.keys)   // a window
-            for_scores(s, [&](float &score, int slice, int half, int key) { score = key >= first[slice][half] ? score : -INFINITY; });
-        return;
-    }
     for_scores(s, [&](float &score, int, int, int) { score *= options.scale; });
     if (options.softcap > 0.0f)   // tanh x = 1 - 2 / (1 + e^2x), good to 2^-22 absolute
         for_scores(s, [&](float &score, int, int, int) {
             const float power = ptx::ex2_approx_ftz_f32(score * (2.0f * log2_e / options.softcap));
             score = options.softcap * (1.0f - 2.0f * ptx::rcp_approx_ftz_f32(1.0f + power));
         });
+    const int lane_key = first_key + tile::accumulator_column(0), keys = problem.keys - lane_key;
     for_scores(s, [&](float &score, int slice, int half, int key) {
-        if (key < first[slice][half] || key >= end[slice][half]) {
-            score = -INFINITY;
-            return;
-        }
-        if (options.mask)
-            score += options.mask[problem.at(options.mask_strides, query[slice][half], group[slice][half], first_key + key)];
-        if (options.allowed && !options.allowed[problem.at(options.allowed_strides, query[slice][half], group[slice][half], first_key + key)])
+        const int row = row_of(slice, half), query = problem.query_of(row), group = problem.group_of(row);
+        if (key < keys && options.mask) score += options.mask[problem.at(options.mask_strides, query, group, lane_key + key)];
+        if (key < keys && options.allowed && !options.allowed[problem.at(options.allowed_strides, query, group, lane_key + key)])
             score = -INFINITY;
         // A large finite mask stays finite: a row of nothing else is a mean, not a row without keys.
         if (score != -INFINITY) score = fmaxf(score * log2_e, -0x1.fffffep127f);
     });
+}
+
+// Takes the scores of the tile that starts at `first_key` to units of log2 and hides the keys that their rows do not see.
+template <int slices, int tiles>
+__device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, int warp_row, int first_key) {
+    const AttentionOptions &options = problem.options;
+    auto row_of = [&](int slice, int half) { return min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1); };
+    if (problem.transforms_scores()) {
+        transform_scores(s, problem, row_of, first_key);
+    } else {
+        for_scores(s, [&](float &score, int, int, int) { score *= options.scale * log2_e; });
+    }
+    // Seen are the keys of the tile before the end and, under a window, not before the first.
+    int bound[slices][2];
+    auto bound_by = [&](auto &&key_of) {
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                bound[slice][half] = key_of(problem.query_of(row_of(slice, half))) - first_key - tile::accumulator_column(0);
+    };
+    bound_by([&](int query) { return problem.end_visible(query); });
+    for_scores(s, [&](float &score, int slice, int half, int key) { score = key < bound[slice][half] ? score : -INFINITY; });
+    if (options.left >= problem.keys) return;
+    bound_by([&](int query) { return problem.first_visible(query); });
+    for_scores(s, [&](float &score, int slice, int half, int key) { score = key >= bound[slice][half] ? score : -INFINITY; });
 }
 
 // Writes the output of a warp's rows, columns g of which lie over the lanes as accumulators do, through `staging`, the
