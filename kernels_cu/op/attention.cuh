@@ -27,19 +27,28 @@ struct Operands {
 // `blocks` blocks to a multiprocessor, so that one computes scores while another multiplies.
 //
 // Two slices to a warp read K and V from shared memory half as often and issue fewer instructions to an MMA, which Ampere
-// and Hopper need. On GeForce Blackwell an MMA takes five times as long: there warps of one slice leave room for two blocks
-// in 100 KiB.
+// and Hopper need; there Q stays in registers where they have room. On GeForce Blackwell an MMA takes five times as long:
+// there warps of one slice leave room for two blocks in 100 KiB.
 template <class Element_, int dim_, int dim_v_>
 struct Tiling {
     using Element = Element_;
     static constexpr int dim = dim_, dim_v = dim_v_;
     static constexpr bool small = dim <= 128, wide = small && (!ptx::has_block_scaled_mma || dim <= 64);
+    static constexpr bool roomy = ptx::shared_bytes_per_block > 128 * 1024;
     static constexpr int slices = wide ? 2 : 1;
     static constexpr int warps = small ? 4 : 8;
     static constexpr int blocks = small ? 2 : 1;
-    static constexpr int keys = wide ? 64 : dim > 192 && ptx::shared_bytes_per_block < 128 * 1024 ? 16 : 32;
+    static constexpr int keys = wide || (!small && roomy) ? 64 : dim > 192 ? 16 : 32;
     static constexpr int stages = 2;   // one is read while the other fills
     static constexpr int headroom = 8;   // P up to 2^8: bf16 and f16 are as accurate there
+#ifndef QKEEP
+#define QKEEP ((wide && dim <= 64) || (!small && roomy && dim <= 192))
+#endif
+#ifndef KW
+#define KW 2
+#endif
+    static constexpr bool keeps_q = QKEEP;
+    static constexpr int key_warps = wide ? KW : 1;   // at most so many warps share rows and divide a tile's keys
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
 
@@ -62,22 +71,23 @@ struct Tiling {
 // chunk and goes down the rows; only its first row is divided into query and head. Called by the whole block.
 template <class Element, int threads, class Tile>
 __device__ inline void copy_queries(Tile &target, const Element *q, const StridesQ &strides, const Problem &problem, int first_row) {
-    constexpr int chunk_elements = tile::elements_per_chunk<Element>;
     constexpr int columns = Tile::row_chunks, step = threads / columns, lanes = step * columns;   // a few idle where 3 divides
     if (threadIdx.x >= lanes) return;
-    const int chunk = threadIdx.x % columns, group = problem.options.group;
-    const int query_step = problem.query_of(step), group_step = problem.group_of(step);
-    int row = threadIdx.x / columns, query = problem.query_of(first_row + row), head = problem.group_of(first_row + row);
+    const int first = threadIdx.x / columns, chunk = threadIdx.x % columns, column = chunk * tile::elements_per_chunk<Element>;
+    const int group = problem.options.group, group_step = problem.group_of(step);
+    const bool present = column < problem.options.dim;
+    int head = problem.group_of(first_row + first);
+    const Element *source = q + problem.at(strides, problem.query_of(first_row + first), head) + (present ? column : 0);
+    const long long row_step = problem.query_of(step) * strides.query + group_step * strides.group;
+    const long long next_query = strides.query - group * strides.group;
 #pragma unroll 4
-    for (; row < Tile::rows; row += step) {
-        const bool present = first_row + row < problem.rows && chunk * chunk_elements < problem.options.dim;
-        const size_t at = present ? problem.at(strides, query, head) + chunk * chunk_elements : 0;
-        ptx::cp_async_cg_16(target.address(row, chunk), q + at, present);
-        query += query_step;
+    for (int row = first; row < Tile::rows; row += step) {
+        ptx::cp_async_cg_16(target.address(row, chunk), source, present && first_row + row < problem.rows);
+        source += row_step;
         head += group_step;
         if (head >= group) {
             head -= group;
-            ++query;
+            source += next_query;
         }
     }
 }
@@ -121,10 +131,41 @@ struct RowCopier {
     }
 };
 
-// s = Q K^T for 16-row slices of Q and all keys of a tile; s[..][j] covers keys 8 j .. 8 j + 7. q and k are this lane's
-// addresses as of tile::address_a and address_b.
-template <class Element, int dim, class QueryTile, class KeyTile, int slices, int tiles>
-__device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], uint32_t q, uint32_t k) {
+// The rows of Q that a warp works on as A of its MMAs: `kept` in registers or read where they are needed.
+template <class Tile, int slices, int steps, bool kept>
+struct WarpQueries {
+    uint32_t address;   // this lane's, as of tile::address_a
+    tile::FragmentA fragments[kept ? steps : 1][slices];
+
+    // Called once Q has landed.
+    __device__ void keep() {
+        if constexpr (kept)
+#pragma unroll
+            for (int step = 0; step < steps; ++step) read(fragments[step], step);
+    }
+
+    // Columns 16 step .. + 15.
+    __device__ void load(tile::FragmentA (&a)[slices], int step) const {
+        if constexpr (kept) {
+#pragma unroll
+            for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) a[slice][i] = fragments[step][slice][i];
+        } else {
+            read(a, step);
+        }
+    }
+
+    __device__ void read(tile::FragmentA (&a)[slices], int step) const {
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice) tile::load_a<Tile>(a[slice], address, 16 * slice, 2 * step);
+    }
+};
+
+// s = Q K^T for the rows of a warp and some keys of a tile; s[..][j] covers keys 8 j .. 8 j + 7. k is this lane's address as
+// of tile::address_b.
+template <class Element, int dim, class KeyTile, class Queries, int slices, int tiles>
+__device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], const Queries &q, uint32_t k) {
 #pragma unroll
     for (auto &slice : s)
 #pragma unroll
@@ -134,8 +175,7 @@ __device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], ui
 #pragma unroll
     for (int step = 0; step < dim / 16; ++step) {
         tile::FragmentA a[slices];
-#pragma unroll
-        for (int slice = 0; slice < slices; ++slice) tile::load_a<QueryTile>(a[slice], q, 16 * slice, 2 * step);
+        q.load(a, step);
 #pragma unroll
         for (int pair = 0; pair < tiles / 2; ++pair) {
             tile::FragmentB b[2];
@@ -329,22 +369,25 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
         }
 }
 
-// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys).
-template <class Tiling>
-__device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
-                                 const AttentionOptions &options) {
+// O = softmax(scale Q K^T) V for Tiling::rows rows / key_warps of one head of K and V (and one split of its keys): groups of
+// key_warps warps share their rows and divide the keys of every tile.
+template <class Tiling, int key_warps>
+__device__ inline void attend(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
+                              const AttentionOptions &options) {
     using Element = typename Tiling::Element;
-    const Problem problem(options);
-    // Where a mask is causal, later rows have more to do; they start first.
-    const int first_row = (gridDim.x - 1 - blockIdx.x) * Tiling::rows;
-    if (first_row >= problem.rows) return;   // packed sequences have different lengths
-    const int end_row = min(first_row + Tiling::rows, problem.rows);
-    const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
-
     using Stage = std::remove_reference_t<decltype(shared.stage[0])>;
     using QueryTile = decltype(Tiling::Shared::q);
     using KeyTile = decltype(Stage::k);
     using ValueTile = decltype(Stage::v);
+    const Problem problem(options);
+    // Where a mask is causal, later rows have more to do; they start first.
+    const int first_row = (gridDim.x - 1 - blockIdx.x) * Tiling::rows;
+    if (first_row >= problem.rows) return;   // packed sequences have different lengths
+    const int end_row = min(first_row + Tiling::rows, problem.rows), warp = threadIdx.x / 32;
+    const int warp_row = first_row + warp / key_warps * 16 * Tiling::slices;
+    constexpr int keys = Tiling::keys / key_warps;                    // of a tile, for this warp
+    const int warp_key = key_warps == 1 ? 0 : warp % key_warps * keys;   // from here
+
     const TileRange<Tiling::keys> range(problem, first_row, end_row);
     RowCopier<Element, Tiling::threads, KeyTile> k_rows(
         shared.stage[0].k, operands.k + problem.at(operands.k_strides) + range.begin * Tiling::keys * operands.k_strides.key,
@@ -363,10 +406,17 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
 
     OnlineSoftmax<Tiling::slices, Tiling::dim_v, Tiling::headroom> softmax;
     softmax.start();
+    WarpQueries<QueryTile, Tiling::slices, Tiling::dim / 16, Tiling::keeps_q> q{
+        tile::address_a(shared.q) + uint32_t((warp_row - first_row) * (sizeof(shared.q) / Tiling::rows))};
+    if constexpr (Tiling::keeps_q) {
+        ptx::cp_async_wait_group<0>();
+        ptx::bar_sync();   // Q has landed for everyone
+        q.keep();
+    }
+    const uint32_t k = KeyTile::moved(tile::address_b(shared.stage[0].k), warp_key, 0);
+    const uint32_t v = ValueTile::moved(tile::address_b_transposed(shared.stage[0].v), warp_key, 0);
     const bool idle = warp_row >= problem.rows;
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
-    const uint32_t q = tile::address_a(shared.q) + (warp_row - first_row) * sizeof(shared.q) / Tiling::rows;
-    const uint32_t k = tile::address_b(shared.stage[0].k), v = tile::address_b_transposed(shared.stage[0].v);
     uint32_t stage_offset = 0;   // of the tile at hand
     auto step = [&](int index, auto masked) {
         ptx::cp_async_wait_group<0>();
@@ -377,12 +427,14 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
             if (index + 1 < range.end) copy_tile(index + 1, stage_offset);
             ptx::cp_async_commit_group();
         };
-        // A warp without rows, or whose rows see nothing of this tile, only copies.
-        if (idle || (masked && index * Tiling::keys >= warp_end)) return copy_next();
-        tile::Accumulator s[Tiling::slices][Tiling::keys / tile::mma_columns];
-        multiply_scores<Element, Tiling::dim, QueryTile, KeyTile>(s, q, k + current);
-        copy_next();   // hides under the last of these MMAs
-        if constexpr (masked) mask_scores(s, problem, warp_row, index * Tiling::keys);
+        // A warp without rows, or whose rows see nothing of its keys, only copies.
+        const int first_key = index * Tiling::keys + warp_key;
+        if (idle || (masked && first_key >= warp_end)) return copy_next();
+        tile::Accumulator s[Tiling::slices][keys / tile::mma_columns];
+        if (key_warps > 1) copy_next();   // few rows wait for memory
+        multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current);
+        if (key_warps == 1) copy_next();   // many rows wait for MMAs: it hides under the last of these
+        if constexpr (masked) mask_scores(s, problem, warp_row, first_key);
         softmax.template take<masked>(s, options.scale * log2_e);
         accumulate_values<Element, Tiling::dim_v, ValueTile>(softmax.o, s, v + current);
     };
@@ -390,7 +442,25 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
         for (; range.plain_begin <= index && index < range.plain_end; ++index) step(index, std::false_type{});
         if (index < range.end) step(index, std::true_type{});
     }
+    if constexpr (key_warps > 1) {
+        ptx::cp_async_wait_group<0>();
+        ptx::bar_sync();   // nobody reads or fills the stages any more
+        static_assert(sizeof(shared.stage) >= (Tiling::warps - Tiling::warps / key_warps) * sizeof(float) * softmax.join_words);
+        softmax.template join<key_warps>(reinterpret_cast<float *>(shared.stage));
+        if (warp % key_warps != 0) return;
+    }
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row);
+}
+
+// The same for Tiling::rows rows. Where there are fewer in all, more warps share them: a matter of shapes, so that results
+// do not depend on what else is computed.
+template <class Tiling>
+__device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
+                                 const AttentionOptions &options) {
+    if constexpr (Tiling::key_warps > 1)
+        if (Problem(options).rows <= Tiling::rows / Tiling::key_warps)
+            return attend<Tiling, Tiling::key_warps>(shared, operands, options);
+    attend<Tiling, 1>(shared, operands, options);
 }
 
 }  // namespace op
