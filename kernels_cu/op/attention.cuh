@@ -41,14 +41,7 @@ struct Tiling {
     static constexpr int keys = wide || (!small && roomy) ? 64 : dim > 192 ? 16 : 32;
     static constexpr int stages = 2;   // one is read while the other fills
     static constexpr int headroom = 8;   // P up to 2^8: bf16 and f16 are as accurate there
-#ifndef QKEEP
-#define QKEEP ((wide && dim <= 64) || (!small && roomy && dim <= 192))
-#endif
-#ifndef KW
-#define KW 2
-#endif
-    static constexpr bool keeps_q = QKEEP;
-    static constexpr int key_warps = wide ? KW : 1;   // at most so many warps share rows and divide a tile's keys
+    static constexpr bool keeps_q = (wide && dim <= 64) || (!small && roomy && dim <= 192);
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
 
@@ -70,7 +63,8 @@ struct Tiling {
 // Starts copying rows from `first_row` of a problem's Q; rows and columns that are not there become zeros. A thread keeps its
 // chunk and goes down the rows; only its first row is divided into query and head. Called by the whole block.
 template <class Element, int threads, class Tile>
-__device__ inline void copy_queries(Tile &target, const Element *q, const StridesQ &strides, const Problem &problem, int first_row) {
+__device__ inline void copy_queries(Tile &target, const Element *q, const StridesQ &strides, const Problem &problem,
+                                    int first_row) {
     constexpr int columns = Tile::row_chunks, step = threads / columns, lanes = step * columns;   // a few idle where 3 divides
     if (threadIdx.x >= lanes) return;
     const int first = threadIdx.x / columns, chunk = threadIdx.x % columns, column = chunk * tile::elements_per_chunk<Element>;
@@ -227,7 +221,8 @@ __device__ inline void for_scores(tile::Accumulator (&s)[slices][tiles], Body &&
 // Scales, caps and masks scores and takes them to units of log2. What it makes of keys that a row does not see is hidden
 // afterwards; masks are read of keys that are there.
 template <int slices, int tiles, class RowOf>
-__device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, RowOf &&row_of, int first_key) {
+__device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, RowOf &&row_of,
+                                        int first_key) {
     const AttentionOptions &options = problem.options;
     for_scores(s, [&](float &score, int, int, int) { score *= options.scale; });
     if (options.softcap > 0.0f)   // tanh x = 1 - 2 / (1 + e^2x), good to 2^-22 absolute
@@ -238,8 +233,10 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
     const int lane_key = first_key + tile::accumulator_column(0), keys = problem.keys - lane_key;
     for_scores(s, [&](float &score, int slice, int half, int key) {
         const int row = row_of(slice, half), query = problem.query_of(row), group = problem.group_of(row);
-        if (key < keys && options.mask) score += options.mask[problem.at(options.mask_strides, query, group, lane_key + key)];
-        if (key < keys && options.allowed && !options.allowed[problem.at(options.allowed_strides, query, group, lane_key + key)])
+        if (key < keys && options.mask)
+            score += options.mask[problem.at(options.mask_strides, query, group, lane_key + key)];
+        if (key < keys && options.allowed &&
+            !options.allowed[problem.at(options.allowed_strides, query, group, lane_key + key)])
             score = -INFINITY;
         // A large finite mask stays finite: a row of nothing else is a mean, not a row without keys.
         if (score != -INFINITY) score = fmaxf(score * log2_e, -0x1.fffffep127f);
@@ -250,7 +247,9 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
 template <int slices, int tiles>
 __device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, int warp_row, int first_key) {
     const AttentionOptions &options = problem.options;
-    auto row_of = [&](int slice, int half) { return min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1); };
+    auto row_of = [&](int slice, int half) {
+        return min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
+    };
     if (problem.transforms_scores()) {
         transform_scores(s, problem, row_of, first_key);
     } else {
@@ -369,11 +368,10 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
         }
 }
 
-// O = softmax(scale Q K^T) V for Tiling::rows rows / key_warps of one head of K and V (and one split of its keys): groups of
-// key_warps warps share their rows and divide the keys of every tile.
-template <class Tiling, int key_warps>
-__device__ inline void attend(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
-                              const AttentionOptions &options) {
+// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys).
+template <class Tiling>
+__device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
+                                 const AttentionOptions &options) {
     using Element = typename Tiling::Element;
     using Stage = std::remove_reference_t<decltype(shared.stage[0])>;
     using QueryTile = decltype(Tiling::Shared::q);
@@ -383,17 +381,16 @@ __device__ inline void attend(typename Tiling::Shared &shared, const Operands<ty
     // Where a mask is causal, later rows have more to do; they start first.
     const int first_row = (gridDim.x - 1 - blockIdx.x) * Tiling::rows;
     if (first_row >= problem.rows) return;   // packed sequences have different lengths
-    const int end_row = min(first_row + Tiling::rows, problem.rows), warp = threadIdx.x / 32;
-    const int warp_row = first_row + warp / key_warps * 16 * Tiling::slices;
-    constexpr int keys = Tiling::keys / key_warps;                    // of a tile, for this warp
-    const int warp_key = key_warps == 1 ? 0 : warp % key_warps * keys;   // from here
+    const int end_row = min(first_row + Tiling::rows, problem.rows);
+    const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
 
     const TileRange<Tiling::keys> range(problem, first_row, end_row);
+    const int begin_key = range.begin * Tiling::keys;
     RowCopier<Element, Tiling::threads, KeyTile> k_rows(
-        shared.stage[0].k, operands.k + problem.at(operands.k_strides) + range.begin * Tiling::keys * operands.k_strides.key,
+        shared.stage[0].k, operands.k + problem.at(operands.k_strides) + begin_key * operands.k_strides.key,
         operands.k_strides.key, options.dim);
     RowCopier<Element, Tiling::threads, ValueTile> v_rows(
-        shared.stage[0].v, operands.v + problem.at(operands.v_strides) + range.begin * Tiling::keys * operands.v_strides.key,
+        shared.stage[0].v, operands.v + problem.at(operands.v_strides) + begin_key * operands.v_strides.key,
         operands.v_strides.key, options.dim_v);
     auto copy_tile = [&](int index, uint32_t stage_offset) {
         k_rows.copy(stage_offset, problem.keys - index * Tiling::keys);
@@ -413,8 +410,7 @@ __device__ inline void attend(typename Tiling::Shared &shared, const Operands<ty
         ptx::bar_sync();   // Q has landed for everyone
         q.keep();
     }
-    const uint32_t k = KeyTile::moved(tile::address_b(shared.stage[0].k), warp_key, 0);
-    const uint32_t v = ValueTile::moved(tile::address_b_transposed(shared.stage[0].v), warp_key, 0);
+    const uint32_t k = tile::address_b(shared.stage[0].k), v = tile::address_b_transposed(shared.stage[0].v);
     const bool idle = warp_row >= problem.rows;
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
     uint32_t stage_offset = 0;   // of the tile at hand
@@ -427,14 +423,12 @@ __device__ inline void attend(typename Tiling::Shared &shared, const Operands<ty
             if (index + 1 < range.end) copy_tile(index + 1, stage_offset);
             ptx::cp_async_commit_group();
         };
-        // A warp without rows, or whose rows see nothing of its keys, only copies.
-        const int first_key = index * Tiling::keys + warp_key;
-        if (idle || (masked && first_key >= warp_end)) return copy_next();
-        tile::Accumulator s[Tiling::slices][keys / tile::mma_columns];
-        if (key_warps > 1) copy_next();   // few rows wait for memory
+        // A warp without rows, or whose rows see nothing of this tile, only copies.
+        if (idle || (masked && index * Tiling::keys >= warp_end)) return copy_next();
+        tile::Accumulator s[Tiling::slices][Tiling::keys / tile::mma_columns];
         multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current);
-        if (key_warps == 1) copy_next();   // many rows wait for MMAs: it hides under the last of these
-        if constexpr (masked) mask_scores(s, problem, warp_row, first_key);
+        copy_next();   // hides under the last of these MMAs
+        if constexpr (masked) mask_scores(s, problem, warp_row, index * Tiling::keys);
         softmax.template take<masked>(s, options.scale * log2_e);
         accumulate_values<Element, Tiling::dim_v, ValueTile>(softmax.o, s, v + current);
     };
@@ -442,25 +436,7 @@ __device__ inline void attend(typename Tiling::Shared &shared, const Operands<ty
         for (; range.plain_begin <= index && index < range.plain_end; ++index) step(index, std::false_type{});
         if (index < range.end) step(index, std::true_type{});
     }
-    if constexpr (key_warps > 1) {
-        ptx::cp_async_wait_group<0>();
-        ptx::bar_sync();   // nobody reads or fills the stages any more
-        static_assert(sizeof(shared.stage) >= (Tiling::warps - Tiling::warps / key_warps) * sizeof(float) * softmax.join_words);
-        softmax.template join<key_warps>(reinterpret_cast<float *>(shared.stage));
-        if (warp % key_warps != 0) return;
-    }
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row);
-}
-
-// The same for Tiling::rows rows. Where there are fewer in all, more warps share them: a matter of shapes, so that results
-// do not depend on what else is computed.
-template <class Tiling>
-__device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
-                                 const AttentionOptions &options) {
-    if constexpr (Tiling::key_warps > 1)
-        if (Problem(options).rows <= Tiling::rows / Tiling::key_warps)
-            return attend<Tiling, Tiling::key_warps>(shared, operands, options);
-    attend<Tiling, 1>(shared, operands, options);
 }
 
 }  // namespace op

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../kernel.cuh"
-#include "../ptx/barrier.cuh"
 #include "../ptx/math.cuh"
 #include "../ptx/warp.cuh"
 #include "../tile/fragment.cuh"
@@ -104,47 +103,6 @@ struct OnlineSoftmax {
                     accumulator[2 * half + 1] *= factor;
                 }
             }
-    }
-
-    static constexpr int row_values = 2 + dim_v / 4;   // of a lane in each of its rows: maximum, sum, output
-    static constexpr int join_words = 32 * 2 * slices * row_values;
-
-    // The first of `warps` neighbouring warps takes in what the others made of other keys of the same rows, in their order.
-    // `words` is shared memory, join_words for each of the others. Called by the whole block.
-    template <int warps>
-    __device__ void join(float *words) {
-        const int warp = threadIdx.x / 32, place = warp % warps;
-        words += (warp / warps * (warps - 1) - 1) * join_words + ptx::laneid();   // of warp `place` behind place * join_words
-        auto for_rows = [&](auto &&body) {
-#pragma unroll
-            for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) body(slice, half, 32 * row_values * (2 * slice + half));
-        };
-        if (place > 0)
-            for_rows([&](int slice, int half, int row) {
-                float *word = words + place * join_words + row;
-                word[0] = row_max[slice][half];
-                word[32] = row_sum[slice][half];
-#pragma unroll
-                for (int i = 0; i < dim_v / 4; ++i) word[32 * (2 + i)] = o[slice][i / 2][2 * half + i % 2];
-            });
-        ptx::bar_sync();
-        if (place > 0) return;
-#pragma unroll 1
-        for (int other = 1; other < warps; ++other)
-            for_rows([&](int slice, int half, int row) {
-                const float *word = words + other * join_words + row;
-                const float max = fmaxf(row_max[slice][half], word[0]);
-                const float mine = rescale(row_max[slice][half], max), others = rescale(word[0], max);
-                row_max[slice][half] = max;
-                row_sum[slice][half] = row_sum[slice][half] * mine + word[32] * others;
-#pragma unroll
-                for (int i = 0; i < dim_v / 4; ++i) {
-                    float &element = o[slice][i / 2][2 * half + i % 2];
-                    element = element * mine + word[32 * (2 + i)] * others;
-                }
-            });
     }
 
     // Adds up row_sum over the lanes of each row.
