@@ -28,18 +28,21 @@ struct Operands {
 // `blocks` blocks to a multiprocessor, so that one computes scores while another multiplies.
 //
 // Two slices to a warp read K and V from shared memory half as often and issue fewer instructions to an MMA, which Ampere
-// and Hopper need. On GeForce Blackwell an MMA takes five times as long: there warps of one slice leave room for two blocks
-// in 100 KiB.
+// and Hopper need; there Q stays in registers where they have room. On GeForce Blackwell an MMA takes five times as long:
+// there warps of one slice leave room for two blocks in 100 KiB.
 template <class Element_, int dim_, int dim_v_>
 struct Tiling {
     using Element = Element_;
     static constexpr int dim = dim_, dim_v = dim_v_;
     static constexpr bool small = dim <= 128, wide = small && (!ptx::has_block_scaled_mma || dim <= 64);
+    static constexpr bool roomy = ptx::shared_bytes_per_block > 128 * 1024;
     static constexpr int slices = wide ? 2 : 1;
     static constexpr int warps = small ? 4 : 8;
     static constexpr int blocks = small ? 2 : 1;
-    static constexpr int keys = wide ? 64 : dim > 192 && ptx::shared_bytes_per_block < 128 * 1024 ? 16 : 32;
-    static constexpr int stages = 2;
+    static constexpr int keys = wide || (!small && roomy) ? 64 : dim > 192 ? 16 : 32;
+    static constexpr int stages = 2;   // one is read while the other fills
+    static constexpr int headroom = 8;   // P up to 2^8: bf16 and f16 are as accurate there
+    static constexpr bool keeps_q = (wide && dim <= 64) || (!small && roomy && dim <= 192);
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
 
@@ -61,54 +64,103 @@ struct Tiling {
 // Starts copying rows from `first_row` of a problem's Q; rows and columns that are not there become zeros. A thread keeps its
 // chunk and goes down the rows; only its first row is divided into query and head. Called by the whole block.
 template <class Element, int threads, class Tile>
-__device__ inline void copy_queries(Tile &target, const Element *q, const StridesQ &strides, const Problem &problem, int first_row) {
-    constexpr int chunk_elements = tile::elements_per_chunk<Element>;
+__device__ inline void copy_queries(Tile &target, const Element *q, const StridesQ &strides, const Problem &problem,
+                                    int first_row) {
     constexpr int columns = Tile::row_chunks, step = threads / columns, lanes = step * columns;   // a few idle where 3 divides
     if (threadIdx.x >= lanes) return;
-    const int chunk = threadIdx.x % columns, group = problem.options.group;
-    const int query_step = problem.query_of(step), group_step = problem.group_of(step);
-    int row = threadIdx.x / columns, query = problem.query_of(first_row + row), head = problem.group_of(first_row + row);
+    const int first = threadIdx.x / columns, chunk = threadIdx.x % columns, column = chunk * tile::elements_per_chunk<Element>;
+    const int group = problem.options.group, group_step = problem.group_of(step);
+    const bool present = column < problem.options.dim;
+    int head = problem.group_of(first_row + first);
+    const Element *source = q + problem.at(strides, problem.query_of(first_row + first), head) + (present ? column : 0);
+    const long long row_step = problem.query_of(step) * strides.query + group_step * strides.group;
+    const long long next_query = strides.query - group * strides.group;
 #pragma unroll 4
-    for (; row < Tile::rows; row += step) {
-        const bool present = first_row + row < problem.rows && chunk * chunk_elements < problem.options.dim;
-        const size_t at = present ? problem.at(strides, query, head) + chunk * chunk_elements : 0;
-        ptx::cp_async_cg_16(target.address(row, chunk), q + at, present);
-        query += query_step;
+    for (int row = first; row < Tile::rows; row += step) {
+        ptx::cp_async_cg_16(target.address(row, chunk), source, present && first_row + row < problem.rows);
+        source += row_step;
         head += group_step;
         if (head >= group) {
             head -= group;
-            ++query;
+            source += next_query;
         }
     }
 }
 
-// Starts copying rows that stand `row_bytes` apart; the first `rows` of them and the first `columns` columns are there, the
-// others become zeros. Called by the whole block.
+// The rows of K or V on their way into the stages, one tile of keys after another: a thread keeps its chunk of a row and
+// goes down the rows.
 template <class Element, int threads, class Tile>
-__device__ inline void copy_rows(Tile &target, const Element *source, uint32_t row_bytes, int rows, int columns) {
-    constexpr int chunk_elements = tile::elements_per_chunk<Element>;
-    constexpr int step = threads / Tile::row_chunks, lanes = step * Tile::row_chunks;
-    if (lanes < threads && threadIdx.x >= lanes) return;
-    const int row = threadIdx.x / Tile::row_chunks, chunk = threadIdx.x % Tile::row_chunks;
-    const char *bytes = reinterpret_cast<const char *>(source);
-    uint32_t offset = row * row_bytes + 16 * chunk;
-    if (rows >= Tile::rows && columns >= Tile::row_chunks * chunk_elements) {
+struct RowCopier {
+    // Rows that the block copies at once: a multiple of 8, so that all of a thread's rows have the same swizzle. Where 3
+    // divides the chunks of a row, some threads have none.
+    static constexpr int step = threads / Tile::row_chunks / 8 * 8, lanes = step * Tile::row_chunks;
+    static_assert(step > 0 && Tile::rows % step == 0, "the block goes through a tile in whole steps");
+
+    const char *source;    // this thread's chunk in its next row
+    size_t step_bytes;
+    uint32_t target;       // where that goes in the first stage
+    bool present;          // whether rows have this chunk
+
+    __device__ RowCopier(const Tile &first_stage, const Element *first_row, long long stride, int columns) {
+        const int row = threadIdx.x / Tile::row_chunks, chunk = threadIdx.x % Tile::row_chunks;
+        present = chunk * tile::elements_per_chunk<Element> < columns;
+        source = reinterpret_cast<const char *>(first_row + row * stride) + (present ? 16 * chunk : 0);
+        step_bytes = step * stride * sizeof(Element);
+        target = first_stage.address(row, chunk);
+    }
+
+    // Starts copying the next tile to `stage_offset` bytes behind the first stage. Only its first `rows` rows are there; the
+    // others become zeros.
+    __device__ void copy(uint32_t stage_offset, int rows) {
+        if (lanes < threads && threadIdx.x >= lanes) return;
+        if (rows >= Tile::rows) {
 #pragma unroll
-        for (int i = 0; i < ceil_div(Tile::rows, step); ++i, offset += step * row_bytes)
-            if (Tile::rows % step == 0 || row + i * step < Tile::rows)
-                ptx::cp_async_cg_16(target.address(row + i * step, chunk), bytes + offset, true);
-    } else {
-#pragma unroll 1   // once in a block, and code costs the loop beside it registers
-        for (int i = row; i < Tile::rows; i += step, offset += step * row_bytes) {
-            const bool present = i < rows && chunk * chunk_elements < columns;
-            ptx::cp_async_cg_16(target.address(i, chunk), bytes + (present ? offset : 0), present);
+            for (int i = 0; i < Tile::rows; i += step, source += step_bytes)
+                ptx::cp_async_cg_16(Tile::moved(target + stage_offset, i, 0), source, present);
+        } else {   // the last tile
+            const int row = threadIdx.x / Tile::row_chunks;
+#pragma unroll 1
+            for (int i = 0; i < Tile::rows; i += step, source += step_bytes)
+                ptx::cp_async_cg_16(Tile::moved(target + stage_offset, i, 0), source, present && row + i < rows);
         }
     }
-}
+};
 
-// s = Q K^T for the 16-row slices of Q from `first_row` and all keys of a tile; s[..][j] covers keys 8 j .. 8 j + 7.
-template <class Element, int dim, int slices, int tiles, class QueryTile, class KeyTile>
-__device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], const QueryTile &q, int first_row, const KeyTile &k) {
+// The rows of Q that a warp works on as A of its MMAs: `kept` in registers or read where they are needed.
+template <class Tile, int slices, int steps, bool kept>
+struct WarpQueries {
+    uint32_t address;   // this lane's, as of tile::address_a
+    tile::FragmentA fragments[kept ? steps : 1][slices];
+
+    // Called once Q has landed.
+    __device__ void keep() {
+        if constexpr (kept)
+#pragma unroll
+            for (int step = 0; step < steps; ++step) read(fragments[step], step);
+    }
+
+    // Columns 16 step .. + 15.
+    __device__ void load(tile::FragmentA (&a)[slices], int step) const {
+        if constexpr (kept) {
+#pragma unroll
+            for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) a[slice][i] = fragments[step][slice][i];
+        } else {
+            read(a, step);
+        }
+    }
+
+    __device__ void read(tile::FragmentA (&a)[slices], int step) const {
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice) tile::load_a<Tile>(a[slice], address, 16 * slice, 2 * step);
+    }
+};
+
+// s = Q K^T for the rows of a warp and some keys of a tile; s[..][j] covers keys 8 j .. 8 j + 7. k is this lane's address as
+// of tile::address_b.
+template <class Element, int dim, class KeyTile, class Queries, int slices, int tiles>
+__device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], const Queries &q, uint32_t k) {
 #pragma unroll
     for (auto &slice : s)
 #pragma unroll
@@ -118,12 +170,11 @@ __device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], co
 #pragma unroll
     for (int step = 0; step < dim / 16; ++step) {
         tile::FragmentA a[slices];
-#pragma unroll
-        for (int slice = 0; slice < slices; ++slice) tile::load_a(a[slice], q, first_row + 16 * slice, 2 * step);
+        q.load(a, step);
 #pragma unroll
         for (int pair = 0; pair < tiles / 2; ++pair) {
             tile::FragmentB b[2];
-            tile::load_b(b, k, 16 * pair, 2 * step);
+            tile::load_b<KeyTile>(b, k, 16 * pair, 2 * step);
 #pragma unroll
             for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
@@ -132,10 +183,10 @@ __device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], co
     }
 }
 
-// o += P V for a tile of V [keys, dim_v]; P is rounded to the type of V.
-template <class Element, int dim_v, int slices, int tiles, class Tile>
+// o += P V for a tile of V [keys, dim_v]; P is rounded to the type of V. v is this lane's tile::address_b_transposed.
+template <class Element, int dim_v, class Tile, int slices, int tiles>
 __device__ inline void accumulate_values(tile::Accumulator (&o)[slices][dim_v / tile::mma_columns],
-                                         const tile::Accumulator (&p)[slices][tiles], const Tile &v) {
+                                         const tile::Accumulator (&p)[slices][tiles], uint32_t v) {
 #pragma unroll
     for (int step = 0; step < tiles / 2; ++step) {   // 16 keys
         tile::FragmentA a[slices];
@@ -145,7 +196,7 @@ __device__ inline void accumulate_values(tile::Accumulator (&o)[slices][dim_v / 
 #pragma unroll
         for (int columns = 0; columns < dim_v / 16; ++columns) {
             tile::FragmentB b[2];
-            tile::load_b_transposed(b, v, 16 * step, 2 * columns);
+            tile::load_b_transposed<Tile>(b, v, 16 * step, 2 * columns);
 #pragma unroll
             for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
@@ -154,7 +205,8 @@ __device__ inline void accumulate_values(tile::Accumulator (&o)[slices][dim_v / 
     }
 }
 
-// Calls body(score, slice, half, key) for every score of a lane; `key` counts from the start of the tile.
+// Calls body(score, slice, half, key) for every score of a lane; `key` is its place in the tile behind the lane's first, a
+// constant (the orders of block_tiles.cuh are linear in the bits of tile and column).
 template <class Order, int slices, int tiles, class Body>
 __device__ inline void for_scores(tile::Accumulator (&s)[slices][tiles], Body &&body) {
 #pragma unroll
@@ -164,8 +216,32 @@ __device__ inline void for_scores(tile::Accumulator (&s)[slices][tiles], Body &&
 #pragma unroll
             for (int j = 0; j < tiles; ++j)
 #pragma unroll
-                for (int i = 0; i < 2; ++i)
-                    body(s[slice][j][2 * half + i], slice, half, Order::key(j, tile::accumulator_column(i)));
+                for (int i = 0; i < 2; ++i) body(s[slice][j][2 * half + i], slice, half, Order::key(j, i));
+}
+
+// Scales, caps and masks scores and takes them to units of log2. What it makes of keys that a row does not see is hidden
+// afterwards; masks are read of keys that are there.
+template <class Order, int slices, int tiles, class RowOf>
+__device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, RowOf &&row_of,
+                                        int first_key, float scale) {
+    const AttentionOptions &options = problem.options;
+    for_scores<Order>(s, [&](float &score, int, int, int) { score *= scale; });
+    if (options.softcap > 0.0f)   // tanh x = 1 - 2 / (1 + e^2x), good to 2^-22 absolute
+        for_scores<Order>(s, [&](float &score, int, int, int) {
+            const float power = ptx::ex2_approx_ftz_f32(score * (2.0f * log2_e / options.softcap));
+            score = options.softcap * (1.0f - 2.0f * ptx::rcp_approx_ftz_f32(1.0f + power));
+        });
+    const int lane_key = first_key + Order::key(0, tile::accumulator_column(0)), keys = problem.keys - lane_key;
+    for_scores<Order>(s, [&](float &score, int slice, int half, int key) {
+        const int row = row_of(slice, half), query = problem.query_of(row), group = problem.group_of(row);
+        if (key < keys && options.mask)
+            score += options.mask[problem.at(options.mask_strides, query, group, lane_key + key)];
+        if (key < keys && options.allowed &&
+            !options.allowed[problem.at(options.allowed_strides, query, group, lane_key + key)])
+            score = -INFINITY;
+        // A large finite mask stays finite: a row of nothing else is a mean, not a row without keys.
+        if (score != -INFINITY) score = fmaxf(score * log2_e, -0x1.fffffep127f);
+    });
 }
 
 // Takes the scores of the tile that starts at `first_key` to units of log2 and hides the keys that their rows do not see.
@@ -173,42 +249,28 @@ template <class Order, int slices, int tiles>
 __device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, int warp_row, int first_key,
                                    float scale) {
     const AttentionOptions &options = problem.options;
-    int query[slices][2], group[slices][2], first[slices][2], count[slices][2];   // visible: `count` keys of the tile from `first`
-#pragma unroll
-    for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
-            query[slice][half] = problem.query_of(row);
-            group[slice][half] = problem.group_of(row);
-            first[slice][half] = problem.first_visible(query[slice][half]) - first_key;
-            count[slice][half] = max(problem.end_visible(query[slice][half]) - first_key - first[slice][half], 0);
-        }
-    if (!problem.transforms_scores()) {
-        for_scores<Order>(s, [&](float &score, int slice, int half, int key) {
-            const bool visible = uint32_t(key - first[slice][half]) < uint32_t(count[slice][half]);
-            score = visible ? score * (scale * log2_e) : -INFINITY;
-        });
-        return;
+    auto row_of = [&](int slice, int half) {
+        return min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
+    };
+    if (problem.transforms_scores()) {
+        transform_scores<Order>(s, problem, row_of, first_key, scale);
+    } else {
+        for_scores<Order>(s, [&](float &score, int, int, int) { score *= scale * log2_e; });
     }
-    for_scores<Order>(s, [&](float &score, int, int, int) { score *= scale; });
-    if (options.softcap > 0.0f)   // tanh x = 1 - 2 / (1 + e^2x), good to 2^-22 absolute
-        for_scores<Order>(s, [&](float &score, int, int, int) {
-            const float power = ptx::ex2_approx_ftz_f32(score * (2.0f * log2_e / options.softcap));
-            score = options.softcap * (1.0f - 2.0f * ptx::rcp_approx_ftz_f32(1.0f + power));
-        });
-    for_scores<Order>(s, [&](float &score, int slice, int half, int key) {
-        if (uint32_t(key - first[slice][half]) >= uint32_t(count[slice][half])) {
-            score = -INFINITY;
-            return;
-        }
-        if (options.mask)
-            score += options.mask[problem.at(options.mask_strides, query[slice][half], group[slice][half], first_key + key)];
-        if (options.allowed && !options.allowed[problem.at(options.allowed_strides, query[slice][half], group[slice][half], first_key + key)])
-            score = -INFINITY;
-        // A large finite mask stays finite: a row of nothing else is a mean, not a row without keys.
-        if (score != -INFINITY) score = fmaxf(score * log2_e, -0x1.fffffep127f);
-    });
+    // Seen are the keys of the tile before the end and, under a window, not before the first.
+    int bound[slices][2];
+    auto bound_by = [&](auto &&key_of) {
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                bound[slice][half] = key_of(problem.query_of(row_of(slice, half))) - first_key - Order::key(0, tile::accumulator_column(0));
+    };
+    bound_by([&](int query) { return problem.end_visible(query); });
+    for_scores<Order>(s, [&](float &score, int slice, int half, int key) { score = key < bound[slice][half] ? score : -INFINITY; });
+    if (options.left >= problem.keys) return;
+    bound_by([&](int query) { return problem.first_visible(query); });
+    for_scores<Order>(s, [&](float &score, int slice, int half, int key) { score = key >= bound[slice][half] ? score : -INFINITY; });
 }
 
 // Writes the output of a warp's rows, columns g of which lie over the lanes as accumulators do, through `staging`, the
@@ -315,6 +377,10 @@ template <class Tiling>
 __device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
                                  const AttentionOptions &options) {
     using Element = typename Tiling::Element;
+    using Stage = std::remove_reference_t<decltype(shared.stage[0])>;
+    using QueryTile = decltype(Tiling::Shared::q);
+    using KeyTile = decltype(Stage::k);
+    using ValueTile = decltype(Stage::v);
     const Problem problem(options);
     // Where a mask is causal, later rows have more to do; they start first.
     const int first_row = (gridDim.x - 1 - blockIdx.x) * Tiling::rows;
@@ -322,42 +388,55 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
 
-    const Element *k = operands.k + problem.at(operands.k_strides), *v = operands.v + problem.at(operands.v_strides);
-    const uint32_t k_row_bytes = operands.k_strides.key * sizeof(Element), v_row_bytes = operands.v_strides.key * sizeof(Element);
     const TileRange<Tiling::keys> range(problem, first_row, end_row);
-    auto copy_tile = [&](int index) {
-        auto &stage = shared.stage[(index - range.begin) % Tiling::stages];
-        const int first = index * Tiling::keys;
-        copy_rows<Element, Tiling::threads>(stage.k, k + first * operands.k_strides.key, k_row_bytes, problem.keys - first,
-                                            options.dim);
-        copy_rows<Element, Tiling::threads>(stage.v, v + first * operands.v_strides.key, v_row_bytes, problem.keys - first,
-                                            options.dim_v);
+    const int begin_key = range.begin * Tiling::keys;
+    RowCopier<Element, Tiling::threads, KeyTile> k_rows(
+        shared.stage[0].k, operands.k + problem.at(operands.k_strides) + begin_key * operands.k_strides.key,
+        operands.k_strides.key, options.dim);
+    RowCopier<Element, Tiling::threads, ValueTile> v_rows(
+        shared.stage[0].v, operands.v + problem.at(operands.v_strides) + begin_key * operands.v_strides.key,
+        operands.v_strides.key, options.dim_v);
+    auto copy_tile = [&](int index, uint32_t stage_offset) {
+        k_rows.copy(stage_offset, problem.keys - index * Tiling::keys);
+        v_rows.copy(stage_offset, problem.keys - index * Tiling::keys);
     };
 
     if (range.begin < range.end) {   // rows that see no key leave at once, by way of the place where Q would land
         copy_queries<Element, Tiling::threads>(shared.q, operands.q, operands.q_strides, problem, first_row);
-        copy_tile(range.begin);
+        copy_tile(range.begin, 0);
     }
     ptx::cp_async_commit_group();
 
-    OnlineSoftmax<Tiling::slices, Tiling::dim_v> softmax;
+    OnlineSoftmax<Tiling::slices, Tiling::dim_v, Tiling::headroom> softmax;
     softmax.start();
+    WarpQueries<QueryTile, Tiling::slices, Tiling::dim / 16, Tiling::keeps_q> q{
+        tile::address_a(shared.q) + uint32_t((warp_row - first_row) * (sizeof(shared.q) / Tiling::rows))};
+    if constexpr (Tiling::keeps_q) {
+        ptx::cp_async_wait_group<0>();
+        ptx::bar_sync();   // Q has landed for everyone
+        q.keep();
+    }
+    const uint32_t k = tile::address_b(shared.stage[0].k), v = tile::address_b_transposed(shared.stage[0].v);
     const bool idle = warp_row >= problem.rows;
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
+    uint32_t stage_offset = 0;   // of the tile at hand
     auto step = [&](int index, auto masked) {
         ptx::cp_async_wait_group<0>();
         ptx::bar_sync();   // this tile has landed for everyone; everyone is done with the stage that is filled next
-        if (index + 1 < range.end) copy_tile(index + 1);
-        ptx::cp_async_commit_group();
-        const auto &stage = shared.stage[(index - range.begin) % Tiling::stages];
+        const uint32_t current = stage_offset;
+        stage_offset = sizeof(Stage) - stage_offset;
+        auto copy_next = [&] {
+            if (index + 1 < range.end) copy_tile(index + 1, stage_offset);
+            ptx::cp_async_commit_group();
+        };
         // A warp without rows, or whose rows see nothing of this tile, only copies.
-        if (idle || (masked && index * Tiling::keys >= warp_end)) return;
+        if (idle || (masked && index * Tiling::keys >= warp_end)) return copy_next();
         tile::Accumulator s[Tiling::slices][Tiling::keys / tile::mma_columns];
-        multiply_scores<Element, Tiling::dim>(s, shared.q, warp_row - first_row, stage.k);
-        if constexpr (masked)
-            mask_scores<tile::NaturalKeys>(s, problem, warp_row, index * Tiling::keys, options.scale);
+        multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current);
+        copy_next();   // hides under the last of these MMAs
+        if constexpr (masked) mask_scores<tile::NaturalKeys>(s, problem, warp_row, index * Tiling::keys, options.scale);
         softmax.template take<masked>(s, options.scale * log2_e);
-        accumulate_values<Element, Tiling::dim_v>(softmax.o, s, stage.v);
+        accumulate_values<Element, Tiling::dim_v, ValueTile>(softmax.o, s, v + current);
     };
     for (int index = range.begin; index < range.end; ++index) {
         for (; range.plain_begin <= index && index < range.plain_end; ++index) step(index, std::false_type{});

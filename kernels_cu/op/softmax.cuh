@@ -12,9 +12,10 @@ namespace op {
 // to rows g + 8 h of a slice.
 //
 // The maximum is kept in units of log2 and rounded up to an integer, so that probabilities are the exact ones times a power
-// of two: rescaling is exact, and neither the order of tiles nor how keys are split changes a probability's mantissa.
-// `more` column tiles behind those of the output go along with it.
-template <int slices, int dim_v, int more = 0>
+// of two: rescaling is exact, and neither the order of tiles nor how keys are split changes a probability's mantissa. For
+// the same reason a row may keep its maximum until a score exceeds it by more than `headroom`: its sum and output are then
+// larger by a power of two, and less is rescaled. `more` column tiles behind those of the output go along with it.
+template <int slices, int dim_v, int headroom = 0, int more = 0>
 struct OnlineSoftmax {
     tile::Accumulator o[slices][dim_v / tile::mma_columns + more];
     float row_max[slices][2];   // the same in the four lanes of a row
@@ -40,24 +41,37 @@ struct OnlineSoftmax {
         return __uint_as_float(__float_as_uint(fmaxf(steps, -127.0f) + (0x1.8p23f + 127.0f)) << 23);
     }
 
+    // What brings values under a maximum under another, at least as large; -inf means none yet.
+    __device__ static float rescale(float max, float new_max) { return power_of_two(max == new_max ? 0.0f : max - new_max); }
+
     // Turns scores into probabilities below a new maximum and brings o and row_sum under it. `factor` takes a score to units
     // of log2; `masked` scores are there already and may be -inf.
     template <bool masked, int tiles>
     __device__ void take(tile::Accumulator (&s)[slices][tiles], float factor) {
-        float new_max[slices][2];
+        float tile_max[slices][2];
         bool grows = false;
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float tile_max = fmaxf(s[slice][0][2 * half], s[slice][0][2 * half + 1]);
+                float &max = tile_max[slice][half];
+                max = fmaxf(s[slice][0][2 * half], s[slice][0][2 * half + 1]);
 #pragma unroll
-                for (int j = 1; j < tiles; ++j) tile_max = fmaxf(tile_max, fmaxf(s[slice][j][2 * half], s[slice][j][2 * half + 1]));
-                tile_max = tile::reduce_row(tile_max, [](float a, float b) { return fmaxf(a, b); });
-                new_max[slice][half] = fmaxf(row_max[slice][half], ceilf(masked ? tile_max : tile_max * factor));
-                grows |= new_max[slice][half] > row_max[slice][half];
+                for (int j = 1; j < tiles; ++j) max = fmaxf(max, fmaxf(s[slice][j][2 * half], s[slice][j][2 * half + 1]));
+                max = tile::reduce_row(max, [](float a, float b) { return fmaxf(a, b); });
+                if (!masked) max *= factor;
+                grows |= max > row_max[slice][half] + headroom;
             }
-        if (ptx::vote_sync_any(grows)) raise(new_max);
+        if (ptx::vote_sync_any(grows)) {
+#pragma unroll
+            for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {   // a row decides by itself, whatever its warp does
+                    float &max = tile_max[slice][half];
+                    max = max > row_max[slice][half] + headroom ? ceilf(max) : row_max[slice][half];
+                }
+            raise(tile_max);
+        }
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice) {
             float base[2];
@@ -80,14 +94,13 @@ struct OnlineSoftmax {
         for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float steps = row_max[slice][half] == new_max[slice][half] ? 0.0f : row_max[slice][half] - new_max[slice][half];
-                const float rescale = power_of_two(steps);
+                const float factor = rescale(row_max[slice][half], new_max[slice][half]);
                 row_max[slice][half] = new_max[slice][half];
-                row_sum[slice][half] *= rescale;
+                row_sum[slice][half] *= factor;
 #pragma unroll
                 for (auto &accumulator : o[slice]) {
-                    accumulator[2 * half] *= rescale;
-                    accumulator[2 * half + 1] *= rescale;
+                    accumulator[2 * half] *= factor;
+                    accumulator[2 * half + 1] *= factor;
                 }
             }
     }

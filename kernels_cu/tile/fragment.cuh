@@ -28,32 +28,56 @@ constexpr int mma_columns = 8;
 __device__ inline int accumulator_row(int i) { return ptx::laneid() / 4 + 8 * (i >> 1); }
 __device__ inline int accumulator_column(int i) { return 2 * (ptx::laneid() % 4) + (i & 1); }
 
+// Where this lane reads A, B or B transposed of a tile: the address for the fragment at row 0 and chunk 0, from which the
+// others are moved by constants. Worked out before a loop, it costs the loop nothing.
+template <class Tile>
+__device__ inline uint32_t address_a(const Tile &tile) {
+    return tile.address(ptx::laneid() % 16, ptx::laneid() / 16);
+}
+template <class Tile>
+__device__ inline uint32_t address_b(const Tile &tile) {
+    return tile.address(ptx::laneid() % 8 + 8 * (ptx::laneid() / 16), ptx::laneid() / 8 % 2);
+}
+template <class Tile>
+__device__ inline uint32_t address_b_transposed(const Tile &tile) {
+    return tile.address(ptx::laneid() % 16, ptx::laneid() / 16);
+}
+
 // A: 16 rows from `first_row`, the two chunks from `first_chunk`; both are even and, as below, rows a multiple of 8.
 template <class Tile>
+__device__ inline void load_a(FragmentA &a, uint32_t address, int first_row, int first_chunk) {
+    ptx::ldmatrix_x4(a, Tile::moved(address, first_row, first_chunk));
+}
+template <class Tile>
 __device__ inline void load_a(FragmentA &a, const Tile &tile, int first_row, int first_chunk) {
-    const int lane = ptx::laneid();
-    ptx::ldmatrix_x4(a, Tile::moved(tile.address(lane % 16, lane / 16), first_row, first_chunk));
+    load_a<Tile>(a, address_a(tile), first_row, first_chunk);
 }
 
 // B of two neighbouring tiles of 8 columns, stored as one row per column: 16 rows from `first_row`.
 template <class Tile>
-__device__ inline void load_b(FragmentB (&b)[2], const Tile &tile, int first_row, int first_chunk) {
-    const int lane = ptx::laneid();
+__device__ inline void load_b(FragmentB (&b)[2], uint32_t address, int first_row, int first_chunk) {
     uint32_t registers[4];
-    ptx::ldmatrix_x4(registers, Tile::moved(tile.address(lane % 8 + 8 * (lane / 16), lane / 8 % 2), first_row, first_chunk));
+    ptx::ldmatrix_x4(registers, Tile::moved(address, first_row, first_chunk));
 #pragma unroll
     for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = registers[i];
+}
+template <class Tile>
+__device__ inline void load_b(FragmentB (&b)[2], const Tile &tile, int first_row, int first_chunk) {
+    load_b<Tile>(b, address_b(tile), first_row, first_chunk);
 }
 
 // The same for 16-bit elements stored as one row per k: 16 rows from `first_row`, the two chunks (16 columns) from
 // `first_chunk`.
 template <class Tile>
-__device__ inline void load_b_transposed(FragmentB (&b)[2], const Tile &tile, int first_row, int first_chunk) {
-    const int lane = ptx::laneid();
+__device__ inline void load_b_transposed(FragmentB (&b)[2], uint32_t address, int first_row, int first_chunk) {
     uint32_t registers[4];
-    ptx::ldmatrix_x4_trans(registers, Tile::moved(tile.address(lane % 16, lane / 16), first_row, first_chunk));
+    ptx::ldmatrix_x4_trans(registers, Tile::moved(address, first_row, first_chunk));
 #pragma unroll
     for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = registers[i];
+}
+template <class Tile>
+__device__ inline void load_b_transposed(FragmentB (&b)[2], const Tile &tile, int first_row, int first_chunk) {
+    load_b_transposed<Tile>(b, address_b_transposed(tile), first_row, first_chunk);
 }
 
 // c += A B of 16-bit elements.
