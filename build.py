@@ -2,7 +2,8 @@
 
 A *unit* is one compilation: a `.cu` file, or one variant of it. A file asks for variants with lines such as
 `VARIANTS(dim, 32, 64)` at top level; each value is compiled with `-DVARIANT_dim=VALUE` into a unit NAME_dimVALUE.
-Several such lines mean every combination. Each unit becomes
+`VARIANTS(dim dim_v, 64 64, 192 128)` names combinations of two axes, NAME_dim192_dim_v128 for the last. Several such
+lines mean every combination of them. Each unit becomes
 
     UNIT.ptx              the compute_120f text that ptxas assembles for the `native` machine
     UNIT.fatbin           that text assembled for sm_120a and for sm_121a
@@ -120,10 +121,10 @@ class Unit(NamedTuple):
 
 def variants_of(text):
     """Return the combinations that the VARIANTS lines of a source ask for, as dicts; [{}] without such a line."""
-    axes = []
-    for axis, values in re.findall(r"^VARIANTS\(\s*(\w+)\s*,([^)]*)\)", text, re.MULTILINE):
-        axes.append([(axis, int(value)) for value in values.split(",")])
-    return [dict(choice) for choice in itertools.product(*axes)]
+    lines = []
+    for axes, values in re.findall(r"^VARIANTS\(([\w\s]+),([^)]*)\)", text, re.MULTILINE):
+        lines.append([list(zip(axes.split(), map(int, value.split()), strict=True)) for value in values.split(",")])
+    return [dict(itertools.chain.from_iterable(choice)) for choice in itertools.product(*lines)]
 
 
 def find_units(sources):

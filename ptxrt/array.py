@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from .backend import Backend, Queue, current, place, scope
-from .binder import ALIGNMENT
+from .binder import ALIGNMENT, row_major_strides
 from .errors import ArgumentError, LaunchError
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -97,18 +97,23 @@ class Borrowed(Memory):
 
 
 class Signature:
-    """What a plan depends on of a device array; arrays that are alike in this share one object."""
+    """What a plan depends on of a device array; arrays that are alike in this share one object.
 
-    __slots__ = ("backend", "shape", "dtype", "is_contiguous", "is_aligned", "writeable", "nbytes")
+    strides: in bytes, None for row-major order. nbytes: of all elements; extent: from the first byte to behind the last.
+    """
 
-    def __init__(self, backend, shape, dtype, is_contiguous, is_aligned, writeable):
-        self.backend, self.shape, self.dtype = backend, shape, dtype
-        self.is_contiguous, self.is_aligned, self.writeable = is_contiguous, is_aligned, writeable
-        self.nbytes = prod(shape) * dtype.itemsize
+    __slots__ = ("backend", "shape", "dtype", "strides", "is_contiguous", "is_aligned", "writeable", "nbytes", "extent")
+
+    def __init__(self, backend, shape, dtype, strides, is_aligned, writeable):
+        self.backend, self.shape, self.dtype, self.strides = backend, shape, dtype, strides
+        self.is_contiguous, self.is_aligned, self.writeable = strides is None, is_aligned, writeable
+        self.nbytes = self.extent = prod(shape) * dtype.itemsize
+        if strides is not None:
+            self.extent = dtype.itemsize + sum((size - 1) * stride for size, stride in zip(shape, strides) if stride > 0)
 
     def __str__(self) -> str:
         words = [f"{self.dtype} {list(self.shape)} on {self.backend.describe()}"]
-        words += [] if self.is_contiguous else ["not in row-major order"]
+        words += [] if self.is_contiguous else [f"with strides of {list(self.strides)} bytes"]
         words += [] if self.is_aligned else [f"not aligned to {ALIGNMENT} bytes"]
         return ", ".join(words + ([] if self.writeable else ["read-only"]))
 
@@ -148,11 +153,11 @@ class DeviceArray:
         self.dtype = dtype = np.dtype(dtype)
         self.writeable = writeable
         if strides is None:
-            self.strides, contiguous = _row_major(shape, dtype.itemsize), True
+            self.strides, gaps = row_major_strides(shape, dtype.itemsize), None
         else:
             self.strides = tuple(strides)
-            contiguous = _is_row_major(shape, self.strides, dtype.itemsize)
-        self.signature = _signature(memory.backend, shape, dtype, contiguous, address % ALIGNMENT == 0, writeable)
+            gaps = None if _is_row_major(shape, self.strides, dtype.itemsize) else self.strides
+        self.signature = _signature(memory.backend, shape, dtype, gaps, address % ALIGNMENT == 0, writeable)
 
     @property
     def is_contiguous(self) -> bool:
@@ -196,19 +201,89 @@ class DeviceArray:
         raise TypeError("a DeviceArray is not in host memory; download it with .to_numpy()")
 
     def to_numpy(self, *, stream=None) -> np.ndarray:
-        """Download into a new NumPy array, after everything that writes it; this waits."""
-        if not self.is_contiguous:
-            raise ArgumentError(f"to_numpy: strides of {list(self.strides)} bytes; only row-major arrays are downloaded")
+        """Download into a new NumPy array in row-major order, after everything that writes it; this waits.
+
+        A view is read in pieces without gaps; one of many small pieces is better copied on the device first.
+        """
         refuse_recording("to_numpy waits for the device")
         host = np.empty(self.shape, self.dtype)
         if host.nbytes:
             queue = self.backend.queue(stream)
             self.memory.acquire(queue, False)
-            self.backend.read(self.address, host, queue)
+            if self.is_contiguous:
+                self.backend.read(self.address, host, queue)
+            else:
+                host[...] = self._read_pieces(queue)
         return host
 
+    def _read_pieces(self, queue: Queue) -> np.ndarray:
+        """The elements of a view, in an array that broadcasts to its shape: what is repeated is read once."""
+        once = self[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in self.strides)]
+        order = sorted(range(self.ndim), key=lambda axis: -once.strides[axis])
+        sorted_view = once.transpose(order)
+        outer = next(i for i in range(self.ndim + 1) if sorted_view[(0,) * i].is_contiguous)
+        host = np.empty(sorted_view.shape, self.dtype)
+        for piece in np.ndindex(host.shape[:outer]):
+            self.backend.read(sorted_view[piece].address, host[(*piece, ...)], queue)
+        return host.transpose(np.argsort(order))
+
+    # Views: the same memory, nothing is copied
+
+    def transpose(self, *axes) -> "DeviceArray":
+        """The same memory with its axes in another order: that of `axes`, or reversed where none are named."""
+        try:
+            order = tuple(map(index, axes[0] if len(axes) == 1 and hasattr(axes[0], "__iter__") else axes))
+        except TypeError:
+            order = (self.ndim,)
+        order = tuple(axis + self.ndim if axis < 0 else axis for axis in order) or tuple(range(self.ndim))[::-1]
+        if sorted(order) != list(range(self.ndim)):
+            raise ArgumentError(f"transpose: the axes are {list(axes)}; pass each of the {self.ndim} axes of {self!r} once")
+        shape, strides = (tuple(item[axis] for axis in order) for item in (self.shape, self.strides))
+        return DeviceArray(self.memory, self.address, shape, self.dtype, strides, self.writeable)
+
+    def broadcast_to(self, shape) -> "DeviceArray":
+        """The same memory, read-only, with axes put in front and axes of size 1 repeated, as in NumPy."""
+        sizes = _checked_shape("broadcast_to", shape)
+        added = len(sizes) - self.ndim
+        if added < 0 or any(mine not in (1, wanted) for mine, wanted in zip(self.shape, sizes[added:])):
+            raise ArgumentError(f"broadcast_to: {self!r} does not broadcast to {list(sizes)}; axes of size 1 are repeated, others stay")
+        kept = tuple(stride if mine == wanted else 0 for mine, wanted, stride in zip(self.shape, sizes[added:], self.strides))
+        return DeviceArray(self.memory, self.address, sizes, self.dtype, (0,) * added + kept, False)
+
+    def __getitem__(self, key) -> "DeviceArray":
+        """A view of a part, by whole numbers, slices, None and ..., as in NumPy; ArgumentError for anything else."""
+        keys = list(key) if isinstance(key, tuple) else [key]
+        axes = [k for k in keys if k is not None and k is not Ellipsis]
+        whole = [slice(None)] * (self.ndim - len(axes))
+        at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
+        keys = keys[:at] + whole + keys[at + 1 :]
+        shape, strides, address, axis = [], [], self.address, 0
+        try:
+            for k in keys:
+                if k is None:
+                    shape.append(1)
+                    strides.append(0)
+                    continue
+                size, stride = self.shape[axis], self.strides[axis]
+                inside = range(size)[k if isinstance(k, slice) else index(k)]  # raises for what an axis does not take
+                first = inside if isinstance(inside, int) else inside.start
+                if isinstance(inside, range):
+                    shape.append(len(inside))
+                    strides.append(stride * inside.step)
+                address += first * stride if size else 0
+                axis += 1
+        except (IndexError, TypeError, ValueError) as error:
+            raise ArgumentError(f"{self!r} is cut by whole numbers, slices, None and ...; {key!r} came: {error}") from None
+        return DeviceArray(self.memory, address, shape, self.dtype, strides, self.writeable)
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
     def reshape(self, *shape) -> "DeviceArray":
-        """The same memory under another shape of as many elements; one size may be -1."""
+        """The same memory under another shape of as many elements; one size may be -1.
+
+        ArgumentError where a view's elements do not lie so that the shape has strides.
+        """
         try:
             sizes = tuple(map(index, shape[0] if len(shape) == 1 and hasattr(shape[0], "__iter__") else shape))
         except TypeError:
@@ -218,9 +293,11 @@ class DeviceArray:
         known = prod(size for size in sizes if size != -1)
         if sizes.count(-1) == 1 and known and self.size % known == 0:
             sizes = tuple(self.size // known if size == -1 else size for size in sizes)
-        if not self.is_contiguous or -1 in sizes or prod(sizes) != self.size:
-            raise ArgumentError(f"reshape: {self!r} has no row-major view of shape {list(shape)}")
-        return DeviceArray(self.memory, self.address, sizes, self.dtype, None, self.writeable)
+        fits = -1 not in sizes and prod(sizes) == self.size
+        strides = _reshaped_strides(self.shape, self.strides, sizes) if fits and not self.is_contiguous else None
+        if not fits or (strides is None and not self.is_contiguous):
+            raise ArgumentError(f"reshape: {self!r} with strides of {list(self.strides)} bytes has no view of shape {list(shape)}")
+        return DeviceArray(self.memory, self.address, sizes, self.dtype, strides, self.writeable)
 
     def view(self, dtype) -> "DeviceArray":
         """The same memory under another dtype; as in NumPy the last axis grows or shrinks with the item's size."""
@@ -270,17 +347,29 @@ class DeviceArray:
         return dlpack.give(self, stream, max_version, dl_device, copy)
 
 
-def _row_major(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    strides, step = [], itemsize
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
-
-
 def _is_row_major(shape, strides, itemsize: int) -> bool:
-    wanted = _row_major(shape, itemsize)
+    wanted = row_major_strides(shape, itemsize)
     return 0 in shape or all(s == w for s, w, n in zip(strides, wanted, shape) if n != 1)
+
+
+def _reshaped_strides(shape, strides, sizes) -> tuple[int, ...] | None:
+    """The strides of a view of as many elements, more than 0, under the shape `sizes`; None where no strides reach them.
+
+    Both shapes are cut into the shortest runs of equal size; a run of the old axes must lie like a single axis.
+    """
+    old, new = [(size, stride) for size, stride in zip(shape, strides) if size != 1], list(sizes)
+    found: list[int] = []
+    while old:
+        run, cut = [old.pop(0)], [new.pop(0)]
+        while prod(cut) != prod(size for size, _ in run):
+            if prod(cut) < prod(size for size, _ in run):
+                cut.append(new.pop(0))
+            else:
+                run.append(old.pop(0))
+        if any(stride != size * inner for (_, stride), (size, inner) in zip(run, run[1:])):
+            return None
+        found += [run[-1][1] * prod(cut[i + 1 :]) for i in range(len(cut))]
+    return (*found, *(0 for _ in new))
 
 
 def refuse_recording(what: str) -> None:

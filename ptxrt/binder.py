@@ -28,7 +28,7 @@ ALIGNMENT = 16
 class Bound:
     """A call whose arguments fit the declaration: nothing is allocated, nothing launched yet.
 
-    inputs: arrays by name; outputs: by name an array to write to, True to allocate, None to omit.
+    inputs: arrays by name, None where omitted; outputs: by name an array to write to, True to allocate, None to omit.
     """
 
     kernel: "Kernel"
@@ -58,13 +58,32 @@ class Bound:
 
     @property
     def present(self) -> tuple[Argument, ...]:
-        """The arrays that take part: all inputs and the outputs that are not omitted."""
-        return tuple(a for a in self.kernel.arrays if a.direction == "in" or self.outputs[a.name] is not None)
+        """The arrays that take part: those that are not omitted."""
+        return tuple(a for a in self.kernel.arrays if self.given(a) is not None)
+
+    def given(self, argument: Argument):
+        """The array of an argument; True for an output to allocate, None for what is omitted."""
+        return (self.inputs if argument.direction == "in" else self.outputs)[argument.name]
 
     @cached_property
     def bytes_moved(self) -> int:
-        """Bytes of all arrays that take part: what the kernel must move at least."""
-        return sum(prod(self.shape_of(a)) * self.format_of(a).itemsize for a in self.present)
+        """Bytes of all arrays that take part, repeated elements once: what the kernel must move at least."""
+        return sum(self._distinct(a) * self.format_of(a).itemsize for a in self.present)
+
+    def _distinct(self, argument: Argument) -> int:
+        """How many elements an array has in memory."""
+        shape, strides = self.shape_of(argument), getattr(self.given(argument), "strides", None)
+        return prod(size for size, stride in zip(shape, strides or shape) if stride or not size)
+
+    def strides_of(self, argument: Argument) -> tuple[int, ...]:
+        """The strides, in elements, that the kernel is given of an argument: zeros for one that is omitted."""
+        array = self.given(argument)
+        if array is None:
+            return (0,) * len(argument.strides)
+        sizes = self.shape_of(argument)
+        if array is True:
+            return tuple(prod(sizes[i + 1 :]) for i in range(len(argument.strides)))
+        return tuple(stride // array.dtype.itemsize for stride in array.strides[: len(argument.strides)])
 
     @cached_property
     def flops(self) -> int | None:
@@ -79,7 +98,7 @@ def bind(kernel: Kernel, arrays: Sequence[Any], dtype, named: Mapping[str, Any])
     outputs = {a.name: _output(kernel, a, given) for a in kernel.outputs}
     scalars = {a.name: _scalar(kernel, a, given) for a in kernel.scalars}
     member = _choose_format(kernel, inputs, outputs, dtype)
-    axes = _Axes(kernel, inputs, given).solve()
+    axes = _Axes(kernel, inputs, outputs, given).solve()
     bound = Bound(kernel, axes, member, inputs, outputs, scalars)
     for a in kernel.outputs:
         array = outputs[a.name]
@@ -109,6 +128,8 @@ def _by_name(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any]) ->
 def _input(kernel: Kernel, a: Argument, given: Mapping[str, Any]):
     array = given.get(a.name)
     if array is None:
+        if a.optional:
+            return None
         _fail(kernel, a, "is missing", f"Call {kernel.declaration}.")
     if not _is_array(array):
         _fail(kernel, a, f"is a {type(array).__name__}", "Pass a NumPy array or a device array.")
@@ -148,12 +169,47 @@ def _check_array(kernel: Kernel, a: Argument, array) -> None:
         came = f"has shape {list(array.shape)}, {rank} dimension{'s' * (rank != 1)} where {wanted} are needed"
         _fail(kernel, a, came, "Reshape it.")
     # NumPy arrays of any layout are fine, since uploading copies; a device array is used where it lies.
-    if not getattr(array, "is_contiguous", True):
-        came = f"{list(array.shape)} has strides of {list(array.strides)} bytes"
-        _fail(kernel, a, came, "Copy it to row-major order first.")
-    if getattr(array, "address", 0) % ALIGNMENT:
-        came = f"starts at {array.address:#x}, which is no multiple of {ALIGNMENT} bytes"
+    alignment = ALIGNMENT if a.placement.aligned else array.dtype.itemsize
+    if getattr(array, "address", 0) % alignment:
+        came = f"starts at {array.address:#x}, which is no multiple of {alignment} bytes"
         _fail(kernel, a, came, "Copy it to memory of its own first.")
+    if a.strides or not getattr(array, "is_contiguous", True):
+        _check_strides(kernel, a, array, alignment)
+
+
+def _check_strides(kernel: Kernel, a: Argument, array, alignment: int) -> None:
+    """Whether the kernel can find every element, and load rows that start at multiples of `alignment` bytes."""
+    itemsize, shape = array.dtype.itemsize, tuple(array.shape)
+    strides = array.strides if hasattr(array, "address") else row_major_strides(shape, itemsize)
+    came = f"{list(shape)} has strides of {list(strides)} bytes"
+    axes = list(zip(shape, strides))
+    given, rest = axes[: len(a.strides)], axes[len(a.strides) :]
+    if not a.strides or any(size > 1 and stride != itemsize for size, stride in rest):
+        advice = "Copy it to row-major order first." if not a.strides else "Copy it so that the last axis lies without gaps."
+        _fail(kernel, a, came, advice)
+    if any(size > 1 and (stride < 0 or stride % alignment) for size, stride in given):
+        _fail(kernel, a, came, f"Copy it so that they are multiples of {alignment}, from 0 on.")
+    if a.direction == "out" and _repeats(axes, itemsize):
+        _fail(kernel, a, came, "Pass an array whose elements do not share memory.")
+
+
+def row_major_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """The strides in bytes of an array without gaps whose last axis moves fastest."""
+    strides, step = [], itemsize
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def _repeats(axes: Sequence[tuple[int, int]], itemsize: int) -> bool:
+    """Whether elements of (size, stride) axes may share bytes: an axis steps over less than all that lies within."""
+    covered = itemsize
+    for size, stride in sorted(axes, key=lambda axis: axis[1]):
+        if size > 1 and stride < covered:
+            return True
+        covered += (size - 1) * stride
+    return False
 
 
 def _scalar(kernel: Kernel, a: Argument, given: Mapping[str, Any]):
@@ -196,7 +252,7 @@ def _choose_format(kernel: Kernel, inputs: Mapping[str, Any], outputs: Mapping[s
     chosen: Format | None = None
     chooser = ""
     for a in kernel.arrays:
-        array = inputs.get(a.name, outputs.get(a.name))
+        array = inputs[a.name] if a.direction == "in" else outputs[a.name]
         if not a.is_union or array is None or array is True:
             continue
         member = next(f for f in a.formats if f.holds(array.dtype))
@@ -220,11 +276,11 @@ def _choose_format(kernel: Kernel, inputs: Mapping[str, Any], outputs: Mapping[s
 
 
 class _Axes:
-    """Solves the axes of one call from the inputs' shapes, the axes given by name and the fixed ones."""
+    """Solves the axes of one call from the inputs' shapes, the axes given by name, the fixed ones and given outputs."""
 
-    def __init__(self, kernel: Kernel, inputs: Mapping[str, Any], given: Mapping[str, Any]):
+    def __init__(self, kernel: Kernel, inputs: Mapping[str, Any], outputs: Mapping[str, Any], given: Mapping[str, Any]):
         self.kernel = kernel
-        self.inputs = inputs
+        self.arrays = {**inputs, **{name: array for name, array in outputs.items() if array is not True}}
         self.axes: dict[str, int] = {}
         self.origin: dict[str, str] = {}  # axis -> the argument that fixed it, for messages
         for axis in kernel.axes:
@@ -239,14 +295,16 @@ class _Axes:
     def solve(self) -> dict[str, int]:
         """The sizes of all axes, checked against every input, the variants and all quotients."""
         kernel, axes = self.kernel, self.axes
-        self._solve_inputs()
+        self._solve_arrays(kernel.inputs)
         for axis, size in kernel.fixed.items():
             if axes.setdefault(axis, size) != size:
                 raise ArgumentError(f"{kernel.name}: the axis {axis} is {axes[axis]} in {self.origin[axis]}; it is always {size}")
+        if any(axis not in axes for axis in kernel.axes):
+            self._solve_arrays(kernel.outputs)
         missing = [axis for axis in kernel.axes if axis not in axes]
         if missing:
             words = ", ".join(f"{axis}=..." for axis in missing)
-            raise ArgumentError(f"{kernel.name}: no input fixes {', '.join(missing)}; pass {words}. Declared: {kernel.declaration}")
+            raise ArgumentError(f"{kernel.name}: no array fixes {', '.join(missing)}; pass {words}. Declared: {kernel.declaration}")
         self._check_variants()
         for a in kernel.arrays:
             for dim in a.shape.dims:
@@ -260,9 +318,9 @@ class _Axes:
             raise ArgumentError(f"{kernel.name}: {empty[0]} is 0 in {source}, but the result is not empty; pass at least 1")
         return axes
 
-    def _solve_inputs(self) -> None:
-        """Fix what the inputs' shapes fix, and check the rest of them."""
-        dims = [(a, i, dim) for a in self.kernel.inputs for i, dim in enumerate(a.shape.dims)]
+    def _solve_arrays(self, arguments: Sequence[Argument]) -> None:
+        """Fix what the shapes of given arrays fix, and check the rest of them."""
+        dims = [(a, i, dim) for a in arguments if self.arrays.get(a.name) is not None for i, dim in enumerate(a.shape.dims)]
         # Axes that stand alone come first: a product or quotient is then checked against them.
         pending = sorted(dims, key=lambda entry: not entry[2].is_axis)
         progress = True
@@ -272,14 +330,14 @@ class _Axes:
 
     def _settle(self, a: Argument, i: int, dim: Dim) -> bool:
         """Check one dimension or solve it for its one unknown axis; False where it must wait."""
-        size = int(self.inputs[a.name].shape[i])
+        size = int(self.arrays[a.name].shape[i])
         if all(axis in self.axes for axis in dim.axes):
             self._check_size(a, i, dim, size)
             return True
         try:
             solved = dim.solve(size, self.axes)
         except DimensionError as error:
-            _fail(self.kernel, a, f"has shape {list(self.inputs[a.name].shape)}: {error}", "Give it a size that divides.")
+            _fail(self.kernel, a, f"has shape {list(self.arrays[a.name].shape)}: {error}", "Give it a size that divides.")
         if solved:
             axis, value = solved
             self.axes[axis], self.origin[axis] = value, a.name
@@ -294,7 +352,7 @@ class _Axes:
         if wanted != size:
             known = ", ".join(f"{axis} is {self.axes[axis]} in {self.origin[axis]}" for axis in dim.axes)
             reason = f", since {known}" if known else ""
-            came = f"has shape {list(self.inputs[a.name].shape)}, where dimension {i} ({dim}) must be {wanted}{reason}"
+            came = f"has shape {list(self.arrays[a.name].shape)}, where dimension {i} ({dim}) must be {wanted}{reason}"
             _fail(self.kernel, a, came, "Pass arrays that agree.")
 
     def _fail_multiple(self, dim: Dim, a: Argument) -> NoReturn:
@@ -310,12 +368,18 @@ class _Axes:
         )
 
     def _check_variants(self) -> None:
-        for axis, values in self.kernel.variants.items():
-            size = self.axes[axis]
-            if size not in values:
-                above = [value for value in values if value >= size]
-                advice = f"pad it with zeros to {above[0]}" if above else f"the largest is {values[-1]}"
-                raise ArgumentError(
-                    f"{self.kernel.name}: {axis} is {size} in {self.origin[axis]}; compiled for {', '.join(map(str, values))}. "
-                    f"Nearest: {advice}."
-                )
+        kernel = self.kernel
+        if kernel.unit_for(self.axes):
+            return
+        for words, there in kernel.variants.items():
+            axes = words.split()
+            came = ", ".join(f"{axis} is {self.axes[axis]} in {self.origin[axis]}" for axis in axes)
+            choices = [values if isinstance(values, tuple) else (values,) for values in there]
+            sizes = [self.axes[axis] for axis in axes]
+            above = [choice for choice in choices if all(value >= size for value, size in zip(choice, sizes))]
+            if above and (kernel.filled or tuple(sizes) in choices):
+                continue
+            compiled = ", ".join(" x ".join(map(str, choice)) for choice in choices)
+            nearest = " x ".join(map(str, above[0] if above else choices[-1]))
+            advice = f"pad it with zeros to {nearest}" if above else f"the largest is {nearest}"
+            raise ArgumentError(f"{kernel.name}: {came}; compiled for {compiled}. Nearest: {advice}.")

@@ -331,8 +331,8 @@ def print_report(report: Mapping[str, Any], notes: list[str]) -> None:
             click.echo(f"    limit: relative L2 <= {figures['limit']:g}")
 
 
-def file_option(name: str, help: str) -> click.Option:
-    return click.Option([f"--{name.replace('_', '-')}", name], type=click.Path(path_type=Path), required=True, help=help)
+def file_option(name: str, help: str, required: bool = True) -> click.Option:
+    return click.Option([f"--{name.replace('_', '-')}", name], type=click.Path(path_type=Path), required=required, help=help)
 
 
 def read_inputs(paths: Mapping[str, Path], dtype: str | None) -> tuple[dict[str, tuple[Path, Any]], list[str]]:
@@ -362,15 +362,17 @@ _DTYPE_HELP = "Convert floating-point inputs to this format first."
 
 def kernel_command(kernel) -> click.Command:
     """The command of a declared kernel: a file for each input, numbers for scalars and axes, flags for optional outputs."""
-    given = {axis for a in kernel.inputs for axis in a.shape.axes} | set(kernel.fixed)
-    axes = [axis for axis in kernel.axes if axis not in given]
-    params: list[click.Parameter] = [file_option(a.name, f"The .npy of {a.name}: {a}.") for a in kernel.inputs]
+    fixed = {axis for a in kernel.inputs if not a.optional for axis in a.shape.axes} | set(kernel.fixed)
+    may_fix = {axis for a in kernel.inputs for axis in a.shape.axes}
+    params: list[click.Parameter] = [file_option(a.name, f"The .npy of {a.name}: {a}.", not a.optional) for a in kernel.inputs]
     params += [click.Option([f"--{a.name.replace('_', '-')}", a.name], is_flag=True, help=f"Write {a.name}: {a}.") for a in kernel.outputs if a.optional]
     for a in kernel.scalars:
         number = float if a.formats[0].kind == "float" else int
         default = {"required": True} if a.default is None else {"default": a.default, "show_default": True}
         params.append(click.Option([f"--{a.name.replace('_', '-')}", a.name], type=number, help=f"A number of {a}.", **default))
-    params += [click.Option([f"--{axis.replace('_', '-')}", axis], type=int, required=True, help="Size of this axis.") for axis in axes]
+    for axis in (axis for axis in kernel.axes if axis not in fixed):
+        help = "Size of this axis" + (", where no file fixes it." if axis in may_fix else ".")
+        params.append(click.Option([f"--{axis.replace('_', '-')}", axis], type=int, required=axis not in may_fix, help=help))
     if kernel.unions:
         names = [f.name for f in kernel.unions]
         params.append(click.Option(["--dtype"], type=click.Choice(names), help=_DTYPE_HELP if any(a.is_union for a in kernel.inputs) else "The format to write."))
@@ -385,7 +387,9 @@ def kernel_job(kernel, options: Mapping[str, Any]) -> Job:
     options = dict(options)
     dtype = options.pop("dtype", None)
     converts = any(a.is_union for a in kernel.inputs)
-    inputs, notes = read_inputs({a.name: options.pop(a.name) for a in kernel.inputs}, dtype if converts else None)
+    files = {a.name: options.pop(a.name) for a in kernel.inputs}
+    inputs, notes = read_inputs({name: file for name, file in files.items() if file}, dtype if converts else None)
+    options = {name: value for name, value in options.items() if value is not None}
     arguments = {name: array for name, (_, array) in inputs.items()} | options
     if dtype and not converts:
         arguments["dtype"] = FORMATS[dtype].dtype

@@ -52,7 +52,8 @@ def argument_rows(kernel: Kernel) -> list[list[str]]:
     rows = []
     for a in kernel.arguments:
         shape = "number" if a.direction == "scalar" else str(a.shape)
-        note = "optional" if a.optional else f"default {a.default}" if a.default is not None else ""
+        notes = ["optional"] * a.optional + [f"default {a.default}"] * (a.default is not None) + [str(a.placement)] * bool(a.placement.words)
+        note = ", ".join(notes)
         rows.append([a.name, a.direction, " or ".join(f.name for f in a.formats), shape, note])
     return [["argument", "direction", "format", "shape", "note"], *rows]
 
@@ -60,7 +61,9 @@ def argument_rows(kernel: Kernel) -> list[list[str]]:
 def grid_words(kernel: Kernel) -> str:
     """What the grid covers, and the sizes that are compiled in or fixed."""
     words = ["grid x, y, z over " + ", ".join(map(str, kernel.grid))]
-    words += [f"{axis} compiled for {', '.join(map(str, values))}" for axis, values in kernel.variants.items()]
+    for axes, values in kernel.variants.items():
+        there = ", ".join(" x ".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in values)
+        words.append(f"{' x '.join(axes.split())} compiled for {there}" + (", less is filled up with zeros" if kernel.filled else ""))
     words += [f"{axis} always {size}" for axis, size in kernel.fixed.items()]
     return "; ".join(words)
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import operator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
@@ -28,31 +30,63 @@ REGISTRY: dict[str, "Kernel"] = {}
 
 
 @dataclass(frozen=True)
+class Placement:
+    """Where the elements of an argument may lie in memory; the third item of an annotation.
+
+    strides: how many of the axes have a stride that the kernel is given, in elements: "none" (row-major order),
+    "rows" (all but the last, which lies without gaps) or "all"; a stride of 0 repeats elements.
+    aligned: whether the kernel moves 16 bytes at a time, so that the first element of the array, and of each row of
+    "rows", must lie at a multiple of 16 bytes.
+    """
+
+    strides: str
+    aligned: bool
+    words: str
+
+    def __str__(self) -> str:
+        return self.words
+
+
+row_major = Placement("none", True, "")
+unaligned = Placement("none", False, "starting at any element")
+strided = Placement("rows", True, "rows of any strides")
+scattered = Placement("all", False, "elements at any strides")
+
+
+@dataclass(frozen=True)
 class _Spec:
-    """One annotation: In[formats, shape], Out[formats, shape] or Scalar[format, choices...]."""
+    """One annotation: In[formats, shape, placement], Out[formats, shape, placement] or Scalar[format, choices...]."""
 
     direction: str
     formats: tuple[Format, ...]
     shape: Shape
     choices: tuple[Any, ...] = ()
+    placement: Placement = row_major
 
 
 def _formats(item: Format | Union) -> tuple[Format, ...]:
     return item.members if isinstance(item, Union) else (item,)
 
 
+def _array_spec(direction: str, formats: Format | Union, shape: str, placement: Placement = row_major) -> _Spec:
+    return _Spec(direction, _formats(formats), parse_shape(shape), (), placement)
+
+
 class In:
-    """`In[f32 | f16, "rows cols"]`: an array that the kernel reads."""
+    """`In[f32 | f16, "rows cols"]`: an array that the kernel reads; `= None` makes it optional.
+
+    A third item says where its elements may lie: `strided`, `scattered` or `unaligned`; row-major order without it.
+    """
 
     def __class_getitem__(cls, item) -> _Spec:
-        return _Spec("in", _formats(item[0]), parse_shape(item[1]))
+        return _array_spec("in", *item)
 
 
 class Out:
-    """`Out[f32, "rows cols"]`: an array that the kernel writes whole; `= None` makes it optional."""
+    """`Out[f32, "rows cols"]`: an array that the kernel writes whole; `= None` makes it optional. A third item as for In."""
 
     def __class_getitem__(cls, item) -> _Spec:
-        return _Spec("out", _formats(item[0]), parse_shape(item[1]))
+        return _array_spec("out", *item)
 
 
 class Scalar:
@@ -70,8 +104,8 @@ class Scalar:
 class Argument:
     """One declared argument: its name, direction ("in", "out", "scalar"), formats and shape.
 
-    `optional` is meant for outputs: an omitted one is passed as address 0. `choices` are the numbers
-    that a scalar may be, if not all.
+    `optional`: an array that is omitted is passed as address 0. `choices` are the numbers that a scalar may be, if
+    not all. `placement`: where the elements of an array may lie.
     """
 
     name: str
@@ -81,6 +115,12 @@ class Argument:
     optional: bool = False
     default: Any = None
     choices: tuple[Any, ...] = ()
+    placement: Placement = row_major
+
+    @property
+    def strides(self) -> tuple[Dim, ...]:
+        """The dimensions whose strides the kernel is given."""
+        return self.shape.dims[: {"none": 0, "rows": len(self.shape) - 1, "all": len(self.shape)}[self.placement.strides]]
 
     @property
     def is_union(self) -> bool:
@@ -91,19 +131,21 @@ class Argument:
         formats = "|".join(f.name for f in self.formats)
         if self.direction == "scalar":
             return formats + (f" of {', '.join(map(str, self.choices))}" if self.choices else "")
-        return f"{formats} {self.shape}"
+        return f"{formats} {self.shape}" + (f", {self.placement}" if self.placement.words else "")
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of the compiled entry: kind is "array", "scalar" or "axis"."""
+    """One parameter of the compiled entry: kind is "array", "scalar", "axis" or "stride" (of which dimension)."""
 
     kind: str
     name: str
     format: Format | None = None
+    dim: int = 0
 
     def __str__(self) -> str:
-        return {"array": "address of ", "axis": "axis "}.get(self.kind, f"{self.format} ") + self.name
+        words = {"array": "address of ", "axis": "axis ", "stride": f"stride {self.dim} of "}
+        return words.get(self.kind, f"{self.format} ") + self.name
 
 
 @dataclass(frozen=True)
@@ -117,46 +159,50 @@ class Unit:
 
 @dataclass(frozen=True)
 class Case:
-    """One declared test size: axes, scalars, optional outputs that are asked for, and the format of the unions."""
+    """One declared test size: axes, scalars, optional arrays that take part, and the format of the unions."""
 
     axes: Mapping[str, int] = field(hash=False)
     scalars: Mapping[str, Any] = field(hash=False)
-    outputs: tuple[str, ...]
+    optional: tuple[str, ...]
     format: Format | None
 
     @property
     def id(self) -> str:
         """A short name for test ids and reports."""
         parts = [f"{name}{value:g}" for name, value in {**self.axes, **self.scalars}.items()]
-        return "-".join(parts + list(self.outputs) + ([self.format.name] if self.format else []))
+        return "-".join(parts + list(self.optional) + ([self.format.name] if self.format else []))
 
 
 def kernel(
     *,
     grid: str,
-    variants: Mapping[str, Sequence[int]] | None = None,
+    variants: Mapping[str, Sequence[int | tuple[int, ...]]] | None = None,
+    filled: bool = False,
     fixed: Mapping[str, int] | None = None,
     cases: Sequence[Mapping[str, Any]] = (),
     tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
     flops: str | Callable[..., int] | None = None,
-    draw: Mapping[str, Callable[[np.random.Generator, Format, Sequence[int]], np.ndarray]] | None = None,
+    draw: Mapping[str, Callable[[np.random.Generator, Format, Sequence[int], Mapping[str, int]], np.ndarray]] | None = None,
 ) -> Callable[[Callable], "Kernel"]:
     """Declare a kernel; the function below becomes a callable `Kernel` in REGISTRY.
 
     grid: words for grid x, y, z, each an axis or a product of axes, covered by tiles.
-    variants: axes that are compiled in, with the values that exist.
+    variants: axes that are compiled in, with the values that exist; several axes with the combinations that exist
+        are one key, "dim dim_v": ((64, 64), (192, 128)).
+    filled: whether a compiled size may be larger than the arrays': the smallest that holds them is chosen, the entry is given
+        the arrays' own sizes and fills up with zeros.
     fixed: axes that have one size and need not be given.
-    cases: sizes of axes, values of scalars, optional outputs (name=True) and, to restrict it, the
+    cases: sizes of axes, values of scalars, optional arrays (name=True) and, to restrict it, the
         format of the unions (format="bf16"); tests, `check` and the documentation loop over them.
     tolerance: for all outputs or by output; absent means exact.
     flops: a product of axes, or a function of axes and scalars by keyword.
-    draw: for inputs whose examples cannot be any random contents, how to draw them: (rng, format, shape) -> array.
+    draw: for inputs whose examples cannot be any random contents, how to draw them: (rng, format, shape, axes) -> array.
     """
 
     def declare(function: Callable) -> Kernel:
         if function.__name__ in REGISTRY:
             raise ValueError(f"a kernel called {function.__name__} is declared already")
-        declared = Kernel(function, grid, variants or {}, fixed or {}, cases, tolerance, flops, draw or {})
+        declared = Kernel(function, grid, variants or {}, filled, fixed or {}, cases, tolerance, flops, draw or {})
         REGISTRY[declared.name] = declared
         return declared
 
@@ -166,7 +212,7 @@ def kernel(
 class Kernel:
     """A declared kernel. Calling it launches it on the current machine (see `__call__`)."""
 
-    def __init__(self, function, grid, variants, fixed, cases, tolerance, flops, draw):
+    def __init__(self, function, grid, variants, filled, fixed, cases, tolerance, flops, draw):
         self.function = function
         self.name = self.__name__ = function.__name__
         self.__doc__ = inspect.getdoc(function)
@@ -180,7 +226,8 @@ class Kernel:
         self.scalar_names = frozenset(a.name for a in self.scalars)
         self.axes = tuple(dict.fromkeys(axis for a in self.arrays for axis in a.shape.axes))
         self.grid: tuple[Dim, ...] = parse_shape(grid).dims
-        self.variants = {axis: tuple(values) for axis, values in variants.items()}
+        self.variants = {axes: tuple(values) for axes, values in variants.items()}
+        self.filled = filled
         self.fixed = dict(fixed)
         self.unions = next((a.formats for a in self.arguments if a.is_union), ())
         self._tolerance = tolerance
@@ -193,7 +240,7 @@ class Kernel:
     def _check_declaration(self) -> None:
         """Raise ValueError where the declaration contradicts itself: a mistake of whoever writes it."""
         unknown = [axis for dim in self.grid for axis in dim.axes if axis not in self.axes]
-        unknown += [axis for axis in (*self.variants, *self.fixed) if axis not in self.axes]
+        unknown += [axis for axis in (*" ".join(self.variants).split(), *self.fixed) if axis not in self.axes]
         if unknown or not 1 <= len(self.grid) <= 3:
             raise ValueError(f"{self.name}: grid, variants and fixed name one to three words over {self.axes}; {unknown} are none")
         if not self.__doc__:
@@ -206,14 +253,14 @@ class Kernel:
         """One Case for every format of the unions (or the one that the case names)."""
         axes = {axis: case[axis] for axis in self.axes if axis in case}
         scalars = {a.name: case[a.name] for a in self.scalars if a.name in case}
-        outputs = tuple(a.name for a in self.outputs if case.get(a.name))
+        optional = tuple(a.name for a in self.arrays if a.optional and case.get(a.name))
         unknown = set(case) - set(self.axes) - set(self.by_name) - {"format"}
         if unknown:
             raise ValueError(f"{self.name}: a case names {sorted(unknown)}, which is no axis and no argument")
         named = case.get("format")
         for member in self.unions or (None,):
             if named is None or member.name == named:
-                yield Case(axes, scalars, outputs, member)
+                yield Case(axes, scalars, optional, member)
 
     def __repr__(self) -> str:
         return f"<kernel {self.declaration}>"
@@ -232,26 +279,40 @@ class Kernel:
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        """What the compiled entry takes: the arguments in order, then the axes in order of first appearance."""
-        return tuple(
-            Parameter("scalar", a.name, a.formats[0]) if a.direction == "scalar" else Parameter("array", a.name)
-            for a in self.arguments
-        ) + tuple(Parameter("axis", axis) for axis in self.axes)
+        """What the compiled entry takes: the arguments in order, the axes in order of first appearance, the strides."""
+        return (
+            *(Parameter(*(("scalar", a.name, a.formats[0]) if a.direction == "scalar" else ("array", a.name))) for a in self.arguments),
+            *(Parameter("axis", axis) for axis in self.axes),
+            *(Parameter("stride", a.name, None, i) for a in self.arrays for i in range(len(a.strides))),
+        )
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
         """Every compilation of this kernel, in the order of the variants."""
-        combinations = itertools.product(*self.variants.values())
-        variants = [dict(zip(self.variants, values)) for values in combinations]
-        return tuple(Unit(self.unit_name(v), self.name, v) for v in variants)
+        choices = [
+            [tuple(zip(words.split(), values if isinstance(values, tuple) else (values,))) for values in there]
+            for words, there in self.variants.items()
+        ]
+        variants = [dict(itertools.chain.from_iterable(choice)) for choice in itertools.product(*choices)]
+        return tuple(Unit(self._name_of(v), self.name, v) for v in variants)
+
+    def _name_of(self, variant: Mapping[str, int]) -> str:
+        """NAME, then _axisvalue for each axis that is compiled in."""
+        return self.name + "".join(f"_{axis}{size}" for axis, size in variant.items())
 
     def entries(self, unit: Unit) -> tuple[str, ...]:
         """The entries that a unit must hold: one for each format of the unions."""
         return tuple(self.entry_name(unit.variant, member) for member in self.unions or (None,))
 
+    def unit_for(self, axes: Mapping[str, int]) -> Unit | None:
+        """The unit for these sizes: compiled for them, or, where it fills up, the smallest that holds them; None without one."""
+        fits = operator.ge if self.filled else operator.eq
+        there = [unit for unit in self.units if all(fits(size, axes[axis]) for axis, size in unit.variant.items())]
+        return min(there, key=lambda unit: prod(unit.variant.values()), default=None)
+
     def unit_name(self, axes: Mapping[str, int]) -> str:
-        """NAME, then _axisvalue for each variant."""
-        return self.name + "".join(f"_{axis}{axes[axis]}" for axis in self.variants)
+        """The name of the unit for these sizes, for which there is one."""
+        return self.unit_for(axes).name
 
     def entry_name(self, axes: Mapping[str, int], member: Format | None) -> str:
         """The unit's name, then _format where the declaration chooses among formats."""
@@ -281,8 +342,8 @@ class Kernel:
     def bind(self, *arrays, dtype=None, **named) -> Bound:
         """Check a call against the declaration and give its sizes; pure, nothing is launched.
 
-        Positional arguments are the inputs in order. By name: inputs, scalars, axes that no input
-        fixes, and outputs (an array to write to, True to allocate, None or False to omit where
+        Positional arguments are the inputs in order. By name: inputs (None to omit where optional), scalars,
+        axes that no array fixes, and outputs (an array to write to, True to allocate, None or False to omit where
         optional). `dtype` chooses the format where only outputs have a choice.
         Raises ArgumentError with the declaration in words.
         """
@@ -312,13 +373,14 @@ class Kernel:
         rng = np.random.default_rng(seed)
         axes = {**self.fixed, **case.axes}
         example: dict[str, Any] = {}
-        for a in self.inputs:
+        inputs = [a for a in self.inputs if not a.optional or a.name in case.optional]
+        for a in inputs:
             draw = self._draw.get(a.name, random_array)
-            example[a.name] = draw(rng, case.format if a.is_union else a.formats[0], a.shape.sizes(axes))
-        bound_by_inputs = {axis for a in self.inputs for axis in a.shape.axes}
+            example[a.name] = draw(rng, case.format if a.is_union else a.formats[0], a.shape.sizes(axes), axes)
+        bound_by_inputs = {axis for a in inputs for axis in a.shape.axes}
         example.update({axis: size for axis, size in axes.items() if axis not in bound_by_inputs})
         example.update(case.scalars)
-        example.update({name: True for name in case.outputs})
+        example.update({a.name: True for a in self.outputs if a.name in case.optional})
         if case.format and not any(a.is_union for a in self.inputs):
             example["dtype"] = case.format.dtype
         return example
@@ -349,7 +411,9 @@ def _argument(parameter: inspect.Parameter) -> Argument:
     if not isinstance(spec, _Spec):
         raise ValueError(f"{parameter.name} is annotated {spec!r}; use In[...], Out[...] or Scalar[...]")
     has_default = parameter.default is not inspect.Parameter.empty
-    optional = spec.direction == "out" and has_default
+    optional = spec.direction != "scalar" and has_default
+    if optional and parameter.default is not None:
+        raise ValueError(f"{parameter.name} has the default {parameter.default!r}; an array that may be omitted has None")
     return Argument(
         parameter.name,
         spec.direction,
@@ -358,10 +422,11 @@ def _argument(parameter: inspect.Parameter) -> Argument:
         optional,
         parameter.default if has_default and spec.direction == "scalar" else None,
         spec.choices,
+        spec.placement,
     )
 
 
-def random_array(rng: np.random.Generator, member: Format, shape: Sequence[int]) -> np.ndarray:
+def random_array(rng: np.random.Generator, member: Format, shape: Sequence[int], axes: Mapping[str, int] | None = None) -> np.ndarray:
     """Random contents for one format: normal floats, any bytes for codes, scales around 1."""
     if member.name == "ue8m0":
         return rng.integers(119, 136, shape, dtype=np.uint8)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
@@ -102,7 +103,8 @@ class Scalar:
 class Plan:
     """A launch of one entry with one grid, for any arrays and numbers.
 
-    slots: by array the 64-bit word of the parameters that takes its address; writes: whether it is written; sizes: its bytes.
+    slots: by array the 64-bit word of the parameters that takes its address; writes: whether it is written; sizes: its
+    bytes, gaps between its elements included.
     scalars: the numbers. receipt: of a launch, given the numbers.
     """
 
@@ -322,11 +324,11 @@ def _run_anew(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any], s
     if recorder is not None and not on_device:
         raise ArgumentError(f"{recorder.name} records launches on device arrays; {kernel.name} was given none. Use ptxrt.to_device.")
     queue = backend.queue(stream)
-    plan = None if _is_empty(bound) else plan_launch(bound, backend)
+    inputs = {a.name: _on_device(a, bound.inputs[a.name], backend, queue) for a in kernel.inputs}
+    plan = None if _is_empty(bound) else plan_launch(replace(bound, inputs=inputs), backend)
     if plan and key and on_device:
         _remember(kernel, key, plan, positional)
 
-    inputs = {name: a if isinstance(a, DeviceArray) else upload(backend, a, queue) for name, a in bound.inputs.items()}
     outputs = {a.name: _output_buffer(bound, a, backend, queue) for a in kernel.outputs}
     present = {name: array for name, array in outputs.items() if array is not None}
     if plan:
@@ -397,7 +399,7 @@ def _check_places(bound: Bound) -> tuple[Backend, bool]:
 
     ArgumentError for arrays of another machine than the one chosen, several devices, overlaps and mixtures.
     """
-    given = {**bound.inputs, **{name: a for name, a in bound.outputs.items() if a is not None and a is not True}}
+    given = {a.name: bound.given(a) for a in bound.present if bound.given(a) is not True}
     on_device = {name: array for name, array in given.items() if isinstance(array, DeviceArray)}
     name = bound.kernel.name
     if not on_device:
@@ -425,11 +427,21 @@ def _check_places(bound: Bound) -> tuple[Backend, bool]:
 
 
 def _overlap(a: DeviceArray, b: DeviceArray) -> bool:
-    return a.address < b.address + b.nbytes and b.address < a.address + a.nbytes
+    return a.address < b.address + b.signature.extent and b.address < a.address + a.signature.extent
+
+
+def _on_device(argument: Argument, array, backend: Backend, queue: Queue) -> DeviceArray | None:
+    """An input on the device; of a NumPy array that may be broadcast there, what is repeated is uploaded once."""
+    if array is None or isinstance(array, DeviceArray):
+        return array
+    if argument.placement.strides != "all":
+        return upload(backend, array, queue)
+    once = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
+    return upload(backend, once, queue).broadcast_to(array.shape)
 
 
 def _output_buffer(bound: Bound, argument, backend: Backend, queue: Queue) -> DeviceArray | None:
-    wanted = bound.outputs[argument.name]
+    wanted = bound.given(argument)
     if wanted is None or isinstance(wanted, DeviceArray):
         return wanted
     return allocate(backend, bound.shape_of(argument), bound.format_of(argument).dtype, queue)
@@ -448,12 +460,11 @@ def plan_launch(bound: Bound, backend: Backend) -> Plan:
         argument = kernel.by_name.get(parameter.name)
         if parameter.kind == "scalar":
             scalars.append(Scalar(kernel, argument, param.offset))
-        elif parameter.kind == "axis":
-            data = _integer_bytes(kernel.name, index, param, bound.axes[parameter.name])
-            template[param.offset : param.offset + param.size] = data
-        elif argument.direction == "in" or bound.outputs[argument.name] is not None:
-            nbytes = int(np.prod(bound.shape_of(argument), dtype=np.int64)) * bound.format_of(argument).itemsize
-            arrays.append((argument.name, param.offset, argument.direction == "out", nbytes))
+        elif parameter.kind in ("axis", "stride"):
+            value = bound.axes[parameter.name] if parameter.kind == "axis" else bound.strides_of(argument)[parameter.dim]
+            template[param.offset : param.offset + param.size] = _integer_bytes(kernel.name, index, param, value)
+        elif bound.given(argument) is not None:
+            arrays.append((argument.name, param.offset, argument.direction == "out", _extent(bound, argument)))
     # What outlives the call must not hold its arrays.
     bytes_moved, axes = bound.bytes_moved, bound.axes
 
@@ -465,9 +476,18 @@ def plan_launch(bound: Bound, backend: Backend) -> Plan:
         )
 
     plan = Plan(backend, entry, grid, facts.threads, facts.shared_bytes, bytes(template), arrays, scalars, describe)
+    inputs = {name: None for name in bound.inputs}
     outputs = {name: wanted if wanted is None else True if wanted is True else wanted.dtype for name, wanted in bound.outputs.items()}
-    plan.bound = Bound(kernel, bound.axes, bound.format, {}, outputs, {})
+    plan.bound = Bound(kernel, bound.axes, bound.format, inputs, outputs, {})
     return plan
+
+
+def _extent(bound: Bound, argument: Argument) -> int:
+    """Bytes from the first of an array to behind its last."""
+    given = bound.given(argument)
+    if isinstance(given, DeviceArray):
+        return given.signature.extent
+    return prod(bound.shape_of(argument)) * bound.format_of(argument).itemsize
 
 
 def grid_of(bound: Bound, tile: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -512,6 +532,8 @@ def _fits(declared: Parameter, param: Param) -> bool:
         return param.size == 8 and param.type in _INTEGERS
     if declared.kind == "axis":
         return param.size in (4, 8) and param.type in _INTEGERS
+    if declared.kind == "stride":
+        return param.size == 8 and param.type in _INTEGERS
     kinds = _FLOATS if declared.format.kind == "float" else _INTEGERS
     return param.size == declared.format.itemsize and param.type in kinds
 

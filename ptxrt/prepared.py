@@ -227,13 +227,16 @@ class _Prepared:
             given = next((i for i, stand in enumerate(stands) if item is stand), None)
             if given is not None:
                 parts.append(("given", given))
-            elif isinstance(item, DeviceArray) and isinstance(item.memory, _Stand) and item.shape == self.leaves[item.memory.leaf].shape:
-                if item.dtype != self.leaves[item.memory.leaf].dtype:
-                    return None
+            elif isinstance(item, DeviceArray) and isinstance(item.memory, _Stand) and self._is_leaf(item):
                 parts.append(("leaf", item.memory.leaf))
             else:
                 return None
         return (tuple if type(result) is tuple else None), parts
+
+    def _is_leaf(self, array: DeviceArray) -> bool:
+        """Whether an array over an argument's memory is that argument, and no view of it."""
+        leaf = self.leaves[array.memory.leaf]
+        return array.signature is leaf.signature and array.address == leaf.address
 
     def _template(self, result: Any, stands: list) -> Callable[[Sequence, list], Any]:
         """How a call's result comes from its arguments and leaves."""
@@ -241,11 +244,11 @@ class _Prepared:
             if result is stand:
                 return lambda given, leaves: given[i]
         if isinstance(result, DeviceArray) and isinstance(result.memory, _Stand):
-            leaf, shape, dtype = result.memory.leaf, result.shape, result.dtype
-            if (shape, dtype) == (self.leaves[leaf].shape, self.leaves[leaf].dtype):
+            leaf, view = result.memory.leaf, (result.shape, result.dtype, result.signature.strides, result.writeable)
+            if self._is_leaf(result):
                 return lambda given, leaves: leaves[leaf]
             offset = result.address - result.memory.address
-            return lambda given, leaves: DeviceArray(leaves[leaf].memory, leaves[leaf].address + offset, shape, dtype, None, result.writeable)
+            return lambda given, leaves: DeviceArray(leaves[leaf].memory, leaves[leaf].address + offset, *view)
         if type(result) in (tuple, list):
             parts = [self._template(item, stands) for item in result]
             return lambda given, leaves: type(result)([part(given, leaves) for part in parts])

@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_refused_in_the_words_of_the_declaration(sample, ca
 
 
 def test_axes_that_nothing_fixes_are_asked_for():
-    with pytest.raises(ptxrt.ArgumentError, match="no input fixes blocks_z, blocks_y, blocks_x; pass blocks_z=..."):
+    with pytest.raises(ptxrt.ArgumentError, match="no array fixes blocks_z, blocks_y, blocks_x; pass blocks_z=..."):
         ptxrt.kernels()["thread_identity"].bind()
 
 

@@ -120,8 +120,8 @@ def test_every_declaration_has_its_source_and_every_source_its_declaration():
 def test_variants_are_those_of_the_sources():
     for kernel in ptxrt.kernels().values():
         text = (KERNELS / f"{kernel.name}.cu").read_text()
-        found = re.findall(r"^VARIANTS\((\w+),([^)]*)\)", text, re.M)
-        assert {axis: tuple(map(int, values.split(","))) for axis, values in found} == kernel.variants
+        found = {axes: [tuple(map(int, value.split())) for value in values.split(",")] for axes, values in re.findall(r"^VARIANTS\(([\w ]+),([^)]*)\)", text, re.M)}
+        assert found == {axes: [v if isinstance(v, tuple) else (v,) for v in values] for axes, values in kernel.variants.items()}
 
 
 @needs_sources

@@ -6,7 +6,7 @@ from ..accuracy import Tolerance
 from ..blocks import mxfp4
 from ..formats import bf16, f16, f32, i32
 from ..kernel import In, Out, kernel
-from .attention import DIMS
+from .attention_kernels import DIMS
 
 IDENTITY_BLOCK = (8, 4, 3)
 

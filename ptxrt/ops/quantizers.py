@@ -51,7 +51,7 @@ float16 and bfloat16 are that value rounded to nearest, ties to even. A scale by
 Source: NVIDIA, Introducing NVFP4."""
 
 
-def _positive(rng: np.random.Generator, member, shape) -> np.ndarray:
+def _positive(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     """Global scales for examples: positive, around those of normal values."""
     return np.exp2(rng.uniform(-12, 2, shape)).astype(np.float32)
 

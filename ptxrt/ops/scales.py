@@ -25,7 +25,7 @@ def amax(x: In[f32 | f16 | bf16, "count"], partial: Out[f32, "blocks"]):
     partial[:] = whole.reshape(rounds, partial.size, AMAX_RUN).max(axis=(0, 2))
 
 
-def _magnitudes(rng: np.random.Generator, member, shape) -> np.ndarray:
+def _magnitudes(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return np.abs(rng.standard_normal(shape)).astype(np.float32)
 
 

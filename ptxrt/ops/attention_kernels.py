@@ -1,0 +1,347 @@
+"""The declarations of every attention kernel, and attention in float64, which is their reference."""
+
+import math
+
+import numpy as np
+
+from ..accuracy import Tolerance
+from ..blocks import mxfp4
+from ..formats import bf16, f16, f32, i32, u8
+from ..kernel import In, Out, Scalar, kernel, scattered, strided, unaligned
+
+# Head dimensions of the first attention.
+DIMS = tuple(range(32, 257, 32))
+# Head dimensions of Q and K, and of V.
+HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
+# A window that is open on one side.
+OPEN = 2**30
+# Keys to a unit of splitting.
+SPLIT_UNIT = 64
+_LOG2_E = math.log2(math.e)
+
+
+def visible(queries: int, keys: int, left: int = OPEN, right: int = OPEN) -> np.ndarray:
+    """Which keys a query sees, bool [queries, keys]; windows are aligned at the bottom right.
+
+    Key j is visible to query i if -left <= j - (i + keys - queries) <= right; causal is right = 0.
+    """
+    distance = np.arange(keys) - (np.arange(queries)[:, None] + keys - queries)
+    return (-left <= distance) & (distance <= right)
+
+
+def visible_pairs(queries: int, keys: int, left: int = OPEN, right: int = OPEN) -> int:
+    """How many pairs of query and key are visible."""
+    place = np.arange(queries, dtype=np.int64) + keys - queries
+    return int(np.maximum(np.minimum(place + right + 1, keys) - np.maximum(place - left, 0), 0).sum())
+
+
+def exact_sums(
+    q, k, v, *, scale, left=OPEN, right=OPEN, softcap=0.0, mask=None, allowed=None, sinks=None, spans=None, part=slice(None)
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Attention in float64 before the division: by row the largest score, the sum of exponentials, and their product with V.
+
+    q: [batch, heads_kv, group, queries, dim], k and v: [batch, heads_kv, keys, dim], where each head of k serves the group
+    of q. mask, allowed: [batch, heads_kv, group, queries, keys]; sinks: [heads_kv, group]. spans: for each sequence its
+    batch, its queries and its keys (two slices); every batch whole where None. part: a slice of each sequence's keys.
+    A score is scale q.k, capped to softcap tanh(score / softcap), plus the mask; exponentials are relative to the largest.
+    Rows without keys have a largest score of -inf and zeros. NaN in a visible score gives NaN in its row.
+    """
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    top, total = np.full(q.shape[:-1], -np.inf), np.zeros(q.shape[:-1])
+    weighted = np.zeros((*q.shape[:-1], v.shape[-1]))
+    for batch, rows, columns in spans or [(b, slice(0, q.shape[3]), slice(0, k.shape[2])) for b in range(q.shape[0])]:
+        shown = visible(rows.stop - rows.start, columns.stop - columns.start, left, right)[:, part]
+        columns = slice(columns.start, columns.stop)
+        for head, member in np.ndindex(*q.shape[1:3]):
+            at = (batch, head, member, rows)
+            keys, values = k[batch, head, columns][part], v[batch, head, columns][part]
+            with np.errstate(invalid="ignore", over="ignore"):
+                scores = q[at] @ keys.T * scale
+                if softcap:
+                    scores = softcap * np.tanh(scores / softcap)
+                if mask is not None:
+                    scores = scores + np.asarray(mask[at][:, columns][:, part], np.float64)
+                hidden = ~shown if allowed is None else ~shown | (np.asarray(allowed[at][:, columns][:, part]) == 0)
+                scores = np.where(hidden, -np.inf, scores)
+                sink = -np.inf if sinks is None else float(sinks[head, member])
+                top[at] = np.maximum(scores.max(axis=1, initial=-np.inf), sink)
+                base = np.where(top[at] == -np.inf, 0.0, top[at])
+                weights = np.exp(scores - base[:, None])
+                total[at] = weights.sum(axis=1) + np.exp(sink - base)
+                weighted[at] = weights @ values
+    return top, total, weighted
+
+
+def exact_quotient(top: np.ndarray, total: np.ndarray, weighted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Output and natural logarithm of the sum of exponentials from `exact_sums`; 0 and -inf for rows without keys."""
+    with np.errstate(divide="ignore"):
+        return weighted / np.where(total == 0, 1.0, total)[..., None], top + np.log(total)
+
+
+def spans_of(sequences: int, queries: int, keys: int, query_starts=None, query_ends=None, key_starts=None, key_ends=None) -> list:
+    """The spans of `exact_sums` from the arguments of a kernel."""
+    spans = []
+    for i in range(sequences):
+        first, last = (0 if a is None else int(a[i]) for a in (query_starts, key_starts))
+        ends = (whole if a is None else int(a[i]) for a, whole in ((query_ends, queries), (key_ends, keys)))
+        rows, columns = (slice(start, end) for start, end in zip((first, last), ends))
+        spans.append((i if query_starts is None else 0, rows, columns))
+    return spans
+
+
+_BF16_REASON = "weights are rounded to bfloat16 before the second product"
+
+
+def _flops(*, batch, heads_kv, group, queries, keys, dim, dim_v, sequences, left, right, **others):
+    """Two products of a multiply-add for each visible pair, padding included; unknown for packed sequences."""
+    if sequences != batch:
+        return None
+    return 2 * batch * heads_kv * group * (dim + dim_v) * visible_pairs(queries, keys, int(left), int(right))
+
+
+def _starts(axis: str):
+    """Examples of where sequences begin along an axis; with `_ends` they share it evenly."""
+    return lambda rng, member, shape, axes: (np.arange(shape[0]) * axes[axis] // shape[0]).astype(np.int32)
+
+
+def _ends(axis: str):
+    return lambda rng, member, shape, axes: (np.arange(1, shape[0] + 1) * axes[axis] // shape[0]).astype(np.int32)
+
+
+def _masks(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Examples of masks: small numbers, large finite ones, and infinities."""
+    return rng.choice(np.array([0, 0.5, -1.25, -3e38, -np.inf], np.float32), shape, p=(0.5, 0.2, 0.2, 0.05, 0.05))
+
+
+def _flags(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    return (rng.random(shape) < 0.8).astype(np.uint8)
+
+
+def _case(batch=1, heads_kv=1, group=1, queries=70, keys=130, dim=32, dim_v=None, sequences=None, splits=1, **rest) -> dict:
+    axes = dict(batch=batch, heads_kv=heads_kv, group=group, queries=queries, dim=dim, keys=keys, dim_v=dim_v or dim)
+    numbers = dict(scale=dim**-0.5, left=OPEN, right=OPEN)
+    return {**axes, "sequences": sequences or batch, "splits": splits, **numbers, **rest}
+
+
+_PACKED = dict(query_starts=True, query_ends=True, key_starts=True, key_ends=True)
+_PARTIAL = dict(partial=True, row_max=True, row_sum=True)
+_BF16_OUTPUT = Tolerance("weights are rounded to 16 bits before the second product, as is the result", relative_l2=3e-3, cosine=0.99999, gain=1e-3)
+_OUTPUT = Tolerance("weights are rounded to 16 bits before the second product", relative_l2=2.5e-3, cosine=0.99999, gain=1e-3)
+_SUMS = Tolerance("float32 scores and sums, approximate exponentials and logarithm", relative_l2=1e-5, absolute=1e-4)
+_ROW_SUMS = Tolerance("float32 scores and sums, approximate exponentials", relative_l2=1e-5)
+
+
+@kernel(
+    grid="group*queries splits*heads_kv sequences",
+    variants={"dim dim_v": HEAD_DIMS},
+    filled=True,
+    cases=[
+        *(_case(dim=dim, dim_v=dim_v, right=0, out_bf16=True, lse=True) for dim, dim_v in HEAD_DIMS),
+        _case(dim=24, dim_v=16, batch=2, heads_kv=2, group=3, queries=25, keys=70, out_f32=True, sinks=True, softcap=2.0),
+        _case(batch=2, group=2, keys=100, mask=True, out_f16=True, lse=True, left=40, right=7, format="f16"),
+        _case(group=2, keys=100, allowed=True, key_ends=True, out_bf16=True, out_f16=True, out_f32=True, lse=True, format="bf16"),
+        _case(batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, format="bf16"),
+        _case(heads_kv=2, group=2, queries=75, keys=95, sequences=3, right=0, **_PACKED, out_f32=True, lse=True),
+        _case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **_PARTIAL),
+        _case(queries=1, keys=1, out_bf16=True, lse=True, format="f16"),
+    ],
+    tolerance=dict(out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=_SUMS, row_sum=_ROW_SUMS),
+    flops=_flops,
+    draw=dict(
+        query_starts=_starts("queries"),
+        query_ends=_ends("queries"),
+        key_starts=_starts("keys"),
+        key_ends=_ends("keys"),
+        mask=_masks,
+        allowed=_flags,
+    ),
+)
+def attention_bf16(
+    q: In[bf16 | f16, "batch heads_kv group queries dim", strided],
+    k: In[bf16 | f16, "batch heads_kv keys dim", strided],
+    v: In[bf16 | f16, "batch heads_kv keys dim_v", strided],
+    mask: In[f32, "batch heads_kv group queries keys", scattered] = None,
+    allowed: In[u8, "batch heads_kv group queries keys", scattered] = None,
+    sinks: In[f32, "heads_kv group", unaligned] = None,
+    query_starts: In[i32, "sequences", unaligned] = None,
+    query_ends: In[i32, "sequences", unaligned] = None,
+    key_starts: In[i32, "sequences", unaligned] = None,
+    key_ends: In[i32, "sequences", unaligned] = None,
+    out_bf16: Out[bf16, "batch heads_kv group queries dim_v", strided] = None,
+    out_f16: Out[f16, "batch heads_kv group queries dim_v", strided] = None,
+    out_f32: Out[f32, "batch heads_kv group queries dim_v", strided] = None,
+    lse: Out[f32, "batch heads_kv group queries"] = None,
+    partial: Out[f32, "splits batch heads_kv group queries dim_v"] = None,
+    row_max: Out[f32, "splits batch heads_kv group queries"] = None,
+    row_sum: Out[f32, "splits batch heads_kv group queries"] = None,
+    *,
+    scale: Scalar[f32],
+    softcap: Scalar[f32] = 0.0,
+    left: Scalar[i32],
+    right: Scalar[i32],
+):
+    """Compute softmax(scale Q K^T) V with operands of 16 bits: a head of K and V for each group of heads of Q.
+
+    Sums and softmax are float32, weights are rounded to the operands' type before the second product.
+    softcap: scores become softcap tanh(score / softcap) where it is above 0; then the mask is added. A key is hidden by
+    a mask of -inf, by a 0 in `allowed`, and outside of the window: key j of a sequence is visible to its query i if
+    -left <= j - (i + keys - queries) <= right. sinks: a logit for each head that joins the denominator alone.
+    Sequences: batch i whole; with query_starts and query_ends, rows of a batch of one; key_ends alone are the numbers of
+    keys of each batch. Rows outside of every sequence are not written. `lse` is the natural logarithm of the
+    denominator; rows without keys give 0 and -inf.
+    partial, row_max and row_sum, instead of all others: the keys of each sequence in `splits` runs of whole units of
+    64, of which each is summed by itself, relative to 2**row_max, a whole number; `attention_merge` finishes.
+    """
+    rest = dict(scale=float(scale), softcap=float(softcap), left=int(left), right=int(right), mask=mask, allowed=allowed)
+    sequences = next((len(x) for x in (query_starts, query_ends, key_starts, key_ends) if x is not None), len(q))
+    rest["spans"] = spans_of(sequences, q.shape[3], k.shape[2], query_starts, query_ends, key_starts, key_ends)
+    if partial is None and row_max is None and row_sum is None:
+        out, sums = exact_quotient(*exact_sums(q, k, v, sinks=sinks, **rest))
+        _store(out, out_bf16, out_f16, out_f32)
+        _store(sums, lse)
+        return
+    splits = next(len(x) for x in (partial, row_max, row_sum) if x is not None)
+    run = -(-(-(-k.shape[2] // SPLIT_UNIT)) // splits) * SPLIT_UNIT
+    for i in range(splits):
+        part = slice(i * run, (i + 1) * run)
+        top, total, weighted = exact_sums(q, k, v, sinks=sinks if i == 0 else None, part=part, **rest)
+        unit = np.ceil(top * _LOG2_E)
+        factor = np.exp2(np.where(top == -np.inf, 0.0, top * _LOG2_E - np.where(top == -np.inf, 0.0, unit)))
+        for buffer, values in ((partial, weighted * factor[..., None]), (row_max, unit), (row_sum, total * factor)):
+            if buffer is not None:
+                buffer[i] = values
+
+
+def _store(values: np.ndarray, *buffers) -> None:
+    for buffer in buffers:
+        if buffer is not None:
+            buffer[...] = values
+
+
+def _maxima(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Examples of maxima: whole numbers, and -inf for segments without keys."""
+    return np.where(rng.random(shape) < 0.1, -np.inf, rng.integers(-20, 20, shape)).astype(np.float32)
+
+
+def _positive_sums(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    return rng.uniform(1, 100, shape).astype(np.float32)
+
+
+_EXACT_MERGE = Tolerance("float32 sums of a few terms, approximate exponentials", relative_l2=1e-6)
+_ROUNDED_MERGE = Tolerance("the result is rounded", relative_l2=3e-3)
+
+
+@kernel(
+    grid="batch*heads*queries*dim_v",
+    cases=[
+        dict(splits=3, batch=2, heads=3, queries=7, width=64, dim_v=64, row_sum=True, out_f32=True, out_bf16=True, out_f16=True, lse=True),
+        dict(splits=5, batch=1, heads=2, queries=9, width=24, dim_v=21, out_f32=True, lse=True, natural=1),
+        dict(splits=1, batch=1, heads=1, queries=40, width=16, dim_v=12, row_sum=True, out_f32=True, merged_max=True, merged_sum=True),
+    ],
+    tolerance=dict(
+        out_bf16=_ROUNDED_MERGE,
+        out_f16=Tolerance("the result is rounded", relative_l2=4e-4),
+        out_f32=_EXACT_MERGE,
+        lse=Tolerance("approximate logarithm", relative_l2=1e-6),
+        merged_sum=_EXACT_MERGE,
+    ),
+    draw=dict(row_max=_maxima, row_sum=_positive_sums),
+)
+def attention_merge(
+    partial: In[f32, "splits batch heads queries width"],
+    row_max: In[f32, "splits batch heads queries"],
+    row_sum: In[f32, "splits batch heads queries"] = None,
+    out_bf16: Out[bf16, "batch heads queries dim_v", scattered] = None,
+    out_f16: Out[f16, "batch heads queries dim_v", scattered] = None,
+    out_f32: Out[f32, "batch heads queries dim_v", scattered] = None,
+    lse: Out[f32, "batch heads queries"] = None,
+    merged_max: Out[f32, "batch heads queries"] = None,
+    merged_sum: Out[f32, "batch heads queries"] = None,
+    *,
+    natural: Scalar[i32, 0, 1] = 0,
+):
+    """Merge attention over several segments of the keys into attention over all of them, in the order of the segments.
+
+    A segment's row counts 2**row_max row_sum, or, where `natural`, exp(row_max); without `row_sum` that is 1, and `partial` is
+    divided already. The first dim_v of the `width` columns are merged. lse: the natural logarithm of the
+    whole; merged_max: the largest row_max; merged_sum: the whole relative to it, by which the outputs are divided only where it is not
+    asked for. Rows whose segments all have a row_max of -inf give 0 and -inf.
+    """
+    top = row_max.max(axis=0).astype(np.float64)
+    base = np.where(top == -np.inf, 0.0, top)
+    power = np.exp if natural else np.exp2
+    weights = power(row_max.astype(np.float64) - base)
+    total = (weights if row_sum is None else weights * row_sum).sum(axis=0)
+    merged = np.einsum("s...,s...d->...d", weights, partial.astype(np.float64))[..., : _width(out_bf16, out_f16, out_f32)]
+    divided = merged / np.where(total == 0, 1.0, total)[..., None]
+    _store(divided if merged_sum is None else merged, out_bf16, out_f16, out_f32)
+    with np.errstate(divide="ignore"):
+        _store(top * (1 if natural else math.log(2)) + np.log(total), lse)
+    _store(top, merged_max)
+    _store(total, merged_sum)
+
+
+def _width(*buffers) -> int | None:
+    return next((buffer.shape[-1] for buffer in buffers if buffer is not None), None)
+
+
+def _first_flops(*, batch, heads, queries, keys, dim, causal, scale):
+    """Two products of `dim` multiply-adds for each visible pair."""
+    return 4 * batch * heads * dim * visible_pairs(queries, keys, right=0 if causal else OPEN)
+
+
+@kernel(
+    grid="queries heads batch",
+    variants=dict(dim=DIMS),
+    cases=[
+        *(
+            dict(batch=1, heads=1, queries=70, keys=130, dim=dim, scale=dim**-0.5, **rest)
+            for dim in DIMS
+            # The compiler makes a path of its own for each choice of outputs, and one for masks that are not causal.
+            for rest in (
+                dict(causal=1, out_bf16=True),
+                dict(causal=1, out_f32=True),
+                dict(causal=0, out_f32=True, lse=True),
+                dict(causal=1, out_bf16=True, out_f32=True, lse=True),
+            )
+        ),
+        dict(batch=1, heads=2, queries=64, keys=128, dim=64, scale=0.125, causal=0, out_f32=True, lse=True),
+        dict(batch=2, heads=1, queries=40, keys=72, dim=32, scale=0.2, causal=1, out_bf16=True, lse=True, format="f16"),
+        dict(batch=1, heads=1, queries=136, keys=40, dim=32, scale=0.2, causal=1, out_f32=True, lse=True, format="f32"),
+        dict(batch=1, heads=1, queries=1, keys=1, dim=32, scale=1.0, causal=0, out_f32=True, lse=True, format="f32"),
+    ],
+    tolerance=dict(
+        out_bf16=Tolerance(_BF16_REASON + ", as is the result", relative_l2=3e-3, cosine=0.99999, gain=1e-3),
+        out_f32=Tolerance(_BF16_REASON, relative_l2=2.5e-3, cosine=0.99999, gain=1e-3),
+        lse=Tolerance("float32 scores and sums, approximate exponentials and logarithm", relative_l2=1e-5, absolute=1e-4),
+    ),
+    flops=_first_flops,
+)
+def attention_mxfp4_bf16(
+    q: In[f32 | f16 | bf16, "batch heads queries dim"],
+    k: In[f32 | f16 | bf16, "batch heads keys dim"],
+    v: In[f32 | f16 | bf16, "batch heads keys dim"],
+    out_bf16: Out[bf16, "batch heads queries dim"] = None,
+    out_f32: Out[f32, "batch heads queries dim"] = None,
+    lse: Out[f32, "batch heads queries"] = None,
+    *,
+    scale: Scalar[f32],
+    causal: Scalar[i32] = 0,
+):
+    """Compute softmax(scale Q K^T) V with Q and K in MXFP4, weights and V in bfloat16.
+
+    Q and K are quantized in the kernel, to the bytes that `quantize_mxfp4` gives. Sums and softmax are
+    float32. With `causal` query i sees key j where j <= i + keys - queries; rows without keys give 0 and an
+    `lse` of -inf. `lse` is the natural logarithm of the sum of exponentials of the scaled scores. NaN propagates;
+    a block of Q or K with an infinity counts as NaN.
+    The reference is float64 attention of the dequantized Q and K and of V rounded to bfloat16.
+    """
+    q, k = (mxfp4.decode(*mxfp4.encode(x)) for x in (q, k))
+    q, v = q[:, :, None], np.asarray(v, bf16.dtype)
+    right = 0 if causal else OPEN
+    out, sums = (x[:, :, 0] for x in exact_quotient(*exact_sums(q, k, v, scale=float(scale), right=right)))
+    for buffer in (out_bf16, out_f32):
+        if buffer is not None:
+            buffer[:] = out
+    if lse is not None:
+        lse[:] = sums
