@@ -50,6 +50,7 @@ class Placement:
 row_major = Placement("none", True, "")
 unaligned = Placement("none", False, "starting at any element")
 strided = Placement("rows", True, "rows of any strides")
+loose = Placement("rows", False, "rows of any strides, starting at any element")
 scattered = Placement("all", False, "elements at any strides")
 
 
@@ -75,7 +76,7 @@ def _array_spec(direction: str, formats: Format | Union, shape: str, placement: 
 class In:
     """`In[f32 | f16, "rows cols"]`: an array that the kernel reads; `= None` makes it optional.
 
-    A third item says where its elements may lie: `strided`, `scattered` or `unaligned`; row-major order without it.
+    A third item says where its elements may lie: `strided`, `loose`, `scattered` or `unaligned`; row-major order without it.
     """
 
     def __class_getitem__(cls, item) -> _Spec:
@@ -179,6 +180,7 @@ def kernel(
     variants: Mapping[str, Sequence[int | tuple[int, ...]]] | None = None,
     filled: bool = False,
     fixed: Mapping[str, int] | None = None,
+    derived: Mapping[str, Callable[[Mapping[str, int]], int]] | None = None,
     cases: Sequence[Mapping[str, Any]] = (),
     tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
     flops: str | Callable[..., int] | None = None,
@@ -192,6 +194,8 @@ def kernel(
     filled: whether a compiled size may be larger than the arrays': the smallest that holds them is chosen, the entry is given
         the arrays' own sizes and fills up with zeros.
     fixed: axes that have one size and need not be given.
+    derived: axes that follow from others, in an order in which they can be worked out: from the axes known so far, the axis itself
+        among them where the call gives it, its size. One that is no axis of an array comes after those that are.
     cases: sizes of axes, values of scalars, optional arrays (name=True) and, to restrict it, the
         format of the unions (format="bf16"); tests, `check` and the documentation loop over them.
     tolerance: for all outputs or by output; absent means exact.
@@ -202,7 +206,7 @@ def kernel(
     def declare(function: Callable) -> Kernel:
         if function.__name__ in REGISTRY:
             raise ValueError(f"a kernel called {function.__name__} is declared already")
-        declared = Kernel(function, grid, variants or {}, filled, fixed or {}, cases, tolerance, flops, draw or {})
+        declared = Kernel(function, grid, variants or {}, filled, fixed or {}, derived or {}, cases, tolerance, flops, draw or {})
         REGISTRY[declared.name] = declared
         return declared
 
@@ -212,7 +216,7 @@ def kernel(
 class Kernel:
     """A declared kernel. Calling it launches it on the current machine (see `__call__`)."""
 
-    def __init__(self, function, grid, variants, filled, fixed, cases, tolerance, flops, draw):
+    def __init__(self, function, grid, variants, filled, fixed, derived, cases, tolerance, flops, draw):
         self.function = function
         self.name = self.__name__ = function.__name__
         self.__doc__ = inspect.getdoc(function)
@@ -224,7 +228,8 @@ class Kernel:
         self.outputs = tuple(a for a in self.arguments if a.direction == "out")
         self.scalars = tuple(a for a in self.arguments if a.direction == "scalar")
         self.scalar_names = frozenset(a.name for a in self.scalars)
-        self.axes = tuple(dict.fromkeys(axis for a in self.arrays for axis in a.shape.axes))
+        self.derived = dict(derived)
+        self.axes = tuple(dict.fromkeys([*(axis for a in self.arrays for axis in a.shape.axes), *self.derived]))
         self.grid: tuple[Dim, ...] = parse_shape(grid).dims
         self.variants = {axes: tuple(values) for axes, values in variants.items()}
         self.filled = filled
