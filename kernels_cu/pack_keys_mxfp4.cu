@@ -14,7 +14,7 @@ using Tile = tile::KeyTile<tile::Mxfp4, op::tile_keys, VARIANT_dim>;
      const int *key_ends,         /* [batch] or null */                                                                \
      uint8_t *packed,             /* [batch, heads, tiles, tile_bytes] */                                              \
      int rule, PACK_AXES(x)) {                                                                                         \
-        op::pack_keys(shared<Tile>(), PACK_ARGUMENTS(x), mean, rule, nullptr);                                         \
+        op::pack_keys(shared<Tile>(), KEY_ARRAY(x), {packed, tiles}, mean, rule, nullptr);                             \
     }
 
 INSTANCE(_f32, float)

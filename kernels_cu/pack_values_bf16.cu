@@ -11,7 +11,7 @@ VARIANTS(dim, 32, 64, 96, 128, 192, 256)
      const int *key_ends,   /* [batch] or null */                                                                      \
      uint8_t *packed,       /* [batch, heads, tiles, tile_bytes] */                                                    \
      PACK_AXES(x)) {                                                                                                   \
-        op::pack_values_16<__nv_bfloat16, VARIANT_dim>(PACK_ARGUMENTS(x));                                             \
+        op::pack_values_16<__nv_bfloat16, VARIANT_dim>(KEY_ARRAY(x), {packed, tiles});                                 \
     }
 
 INSTANCE(_f32, float)

@@ -13,7 +13,7 @@ using Tile = tile::ValueTile<tile::Mxfp8, op::tile_keys, VARIANT_dim>;
      const int *key_ends,         /* [batch] or null */                                                                \
      uint8_t *packed,             /* [batch, heads, tiles, tile_bytes] */                                              \
      int rule, PACK_AXES(x)) {                                                                                         \
-        op::pack_values(shared<op::PackValuesShared<Tile, Element>>(), PACK_ARGUMENTS(x), rule, nullptr);              \
+        op::pack_values(shared<op::PackValuesShared<Tile, Element>>(), KEY_ARRAY(x), {packed, tiles}, rule, nullptr);  \
     }
 
 INSTANCE(_f32, float)

@@ -14,7 +14,7 @@ using Tile = tile::ValueTile<tile::Nvfp4, op::tile_keys, VARIANT_dim>;
      const int *key_ends,         /* [batch] or null */                                                                \
      uint8_t *packed,             /* [batch, heads, tiles, tile_bytes] */                                              \
      int rule, PACK_AXES(x)) {                                                                                         \
-        op::pack_values(shared<op::PackValuesShared<Tile, Element>>(), PACK_ARGUMENTS(x), rule, global_scale);         \
+        op::pack_values(shared<op::PackValuesShared<Tile, Element>>(), KEY_ARRAY(x), {packed, tiles}, rule, global_scale);\
     }
 
 INSTANCE(_f32, float)

@@ -8,6 +8,7 @@
 #include "../tile/narrow.cuh"
 #include "../tile/packing.cuh"
 #include "../tile/scale.cuh"
+#include "keys.cuh"
 
 namespace op {
 
@@ -105,44 +106,31 @@ struct EncoderOf<tile::Nvfp4> {
     using Type = Nvfp4Encoder;
 };
 
-// What a packing entry is given: x[batch, heads, keys, cols] with strides in elements, and where the tiles go,
-// packed[batch, heads, tiles, tile_bytes]. The grid is tiles x heads x batch.
-template <class Element>
-struct PackArguments {
-    const Element *x;
-    const int *key_ends;   // [batch] or null: keys from there on count as past the end
-    uint8_t *packed;
-    int heads, keys, cols, tiles;
-    int64_t batch_stride, head_stride, key_stride;
+// Where tiles go: packed[batch, heads, tiles, tile_bytes]. The grid is tiles x heads x batch.
+struct Packed {
+    uint8_t *first;
+    int tiles;
 
-    // The rows of x that this block's tile is made of.
-    __device__ tile::Rows<Element> rows() const {
-        const int end = min(key_ends ? key_ends[blockIdx.z] : keys, keys), first = blockIdx.x * tile_keys;
-        return {x + blockIdx.z * batch_stride + blockIdx.y * head_stride + first * key_stride, key_stride, max(end - first, 0), cols};
-    }
-    __device__ size_t head() const { return size_t(blockIdx.z) * heads + blockIdx.y; }
-    __device__ uint8_t *target(size_t tile_bytes) const { return packed + (head() * tiles + blockIdx.x) * tile_bytes; }
+    // The tile of this block.
+    __device__ uint8_t *tile(size_t head, size_t tile_bytes) const { return first + (head * tiles + blockIdx.x) * tile_bytes; }
 };
 
-// The axes and strides of every packing entry, in order, and the arguments made of them.
-#define PACK_AXES(x)                                                                                                        \
-    int batch, int heads, int keys, int cols, int tiles, int tile_bytes, int dim, int64_t x##_batch, int64_t x##_head,      \
-        int64_t x##_key
-#define PACK_ARGUMENTS(x) op::PackArguments{x, key_ends, packed, heads, keys, cols, tiles, x##_batch, x##_head, x##_key}
+// The axes and strides of every packing entry, in order.
+#define PACK_AXES(x) int batch, int heads, int keys, int cols, int tiles, int tile_bytes, int dim, KEY_STRIDES(x)
 
 // One tile of keys, less mean[batch, heads, cols] where that is given. Blocks without any value of x have a scale of 1.
 template <class Tile, class Element>
-__device__ inline void pack_keys(Tile &tile, const PackArguments<Element> &arguments, const float *mean, int rule, const float *global_scale) {
+__device__ inline void pack_keys(Tile &tile, const KeyArray<Element> &x, Packed packed, const float *mean, int rule, const float *global_scale) {
     using Packing = tile::KeyPacking<Tile>;
     using Blocks = typename Packing::Blocks;
     using Encoder = typename EncoderOf<typename Tile::Format>::Type;
-    const tile::Rows<Element> rows = arguments.rows();
+    const tile::Rows<Element> rows = x.rows(blockIdx.x * tile_keys, tile_keys);
     tile::Eight<Element> loaded[Packing::items];
     rows.load(loaded, Packing::row(), Packing::step, Packing::column());
     float mean_values[8] = {};
     if (mean) {
         tile::Eight<float> of_columns[1];
-        tile::Rows<float>(mean + arguments.head() * arguments.cols, 0, 1, arguments.cols).load(of_columns, 0, 0, Packing::column());
+        tile::Rows<float>(mean + x.head() * x.cols, 0, 1, x.cols).load(of_columns, 0, 0, Packing::column());
         of_columns[0].unpack(mean_values);
     }
 
@@ -161,17 +149,17 @@ __device__ inline void pack_keys(Tile &tile, const PackArguments<Element> &argum
         Packing::put(tile, row, codes[0], rows.holds(row, Packing::first_of_block()) ? scale : Encoder::one);
     }
     ptx::bar_sync();   // the tile is whole
-    tile::copy_out<Packing::threads>(tile, arguments.target(sizeof(Tile)));
+    tile::copy_out<Packing::threads>(tile, packed.tile(x.head(), sizeof(Tile)));
 }
 
 // One tile of values in 16 bits, SharedTile<64, 2 dim_v>: rounded to nearest, ties to even.
 template <class Narrow, int dim_v, class Element>
-__device__ inline void pack_values_16(const PackArguments<Element> &arguments) {
+__device__ inline void pack_values_16(const KeyArray<Element> &x, Packed packed) {
     using Tile = tile::SharedTile<tile_keys, dim_v * 2>;
     using Packing = tile::RowPacking<tile_keys, dim_v>;
     tile::Eight<Element> loaded[Packing::items];
-    arguments.rows().load(loaded, Packing::row(), Packing::step, Packing::column());
-    Tile &tile = *reinterpret_cast<Tile *>(arguments.target(sizeof(Tile)));
+    x.rows(blockIdx.x * tile_keys, tile_keys).load(loaded, Packing::row(), Packing::step, Packing::column());
+    Tile &tile = *reinterpret_cast<Tile *>(packed.tile(x.head(), sizeof(Tile)));
 #pragma unroll
     for (int item = 0; item < Packing::items; ++item) {
         float values[8];
@@ -189,12 +177,12 @@ struct PackValuesShared {
 
 // One tile of values. Blocks without any value of x have a scale of 1.
 template <class Tile, class Element>
-__device__ inline void pack_values(PackValuesShared<Tile, Element> &shared, const PackArguments<Element> &arguments, int rule,
+__device__ inline void pack_values(PackValuesShared<Tile, Element> &shared, const KeyArray<Element> &x, Packed packed, int rule,
                                    const float *global_scale) {
     using Packing = tile::ValuePacking<Tile, Element>;
     using Blocks = typename Packing::Blocks;
     using Encoder = typename EncoderOf<typename Tile::Format>::Type;
-    const tile::Rows<Element> rows = arguments.rows();
+    const tile::Rows<Element> rows = x.rows(blockIdx.x * tile_keys, tile_keys);
     Packing::load(shared.staged, rows);
     ptx::cp_async_commit_group();
     const Encoder encoder(rule, global_scale);
@@ -212,7 +200,7 @@ __device__ inline void pack_values(PackValuesShared<Tile, Element> &shared, cons
         Packing::put(shared.tile, block, codes, present ? scale : Encoder::one);
     }
     ptx::bar_sync();   // the tile is whole
-    tile::copy_out<Packing::threads>(shared.tile, arguments.target(sizeof(Tile)));
+    tile::copy_out<Packing::threads>(shared.tile, packed.tile(x.head(), sizeof(Tile)));
 }
 
 }  // namespace op
