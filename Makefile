@@ -16,7 +16,7 @@ test: build
 demo: .venv/ready
 	$(PY) build.py --ptx-only --only 'attention_mxfp4_bf16[dim=32]'
 	mkdir -p build
-	$(PY) cli.py --machine emulator run attention $(SAMPLE) --out-dtype float32 -o build/demo.npy --compare --format-limit 0.2
+	$(PY) cli.py --machine emulator run attention $(SAMPLE) --qk mxfp4 --pv bf16 --quantize in_kernel --out-dtype float32 -o build/demo.npy --compare --format-limit 0.2
 
 check: build
 	$(PY) cli.py check

@@ -36,7 +36,7 @@ def attention_row(batch, heads, seq, dim, causal, dtype, stream) -> str:
 
     times = paired(
         {
-            "ptxrt": lambda: ptxrt.attention(*ours[:3], causal=causal, out=ours[3], stream=stream),
+            "ptxrt": lambda: ptxrt.attention(*ours[:3], qk="mxfp4", pv="bf16", quantize="in_kernel", causal=causal, out=ours[3], stream=stream),
             "fa2": flash_attention_2,
         },
         stream,

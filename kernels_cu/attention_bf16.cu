@@ -4,19 +4,20 @@
 
 VARIANTS(dim dim_v, 32 32, 64 64, 96 96, 128 128, 192 128, 192 192, 256 256)
 
-#define INSTANCE(suffix, Element)                                                                                      \
-    KERNEL(JOIN(JOIN(attention_bf16_dim, VARIANT_dim, _dim_v), VARIANT_dim_v, suffix),                                 \
-           .threads = {op::Tiling<Element, VARIANT_dim, VARIANT_dim_v>::threads},                                      \
-           .shared_bytes = sizeof(op::Tiling<Element, VARIANT_dim, VARIANT_dim_v>::Shared),                            \
-           .tile = {op::Tiling<Element, VARIANT_dim, VARIANT_dim_v>::rows, 1, 1},                                      \
-           .min_blocks = op::Tiling<Element, VARIANT_dim, VARIANT_dim_v>::blocks)                                      \
-    (const Element *q,   /* [batch, heads_kv, group, queries, dim] */                                                  \
-     const Element *k,   /* [batch, heads_kv, keys, dim] */                                                            \
-     const Element *v,   /* [batch, heads_kv, keys, dim_v] */                                                          \
-     ATTENTION_PARAMETERS, STRIDES_Q(q), STRIDES_K(k), STRIDES_K(v), ATTENTION_STRIDES) {                              \
-        using Tiling = op::Tiling<Element, VARIANT_dim, VARIANT_dim_v>;                                                  \
-        op::attention<Tiling>(shared<typename Tiling::Shared>(),                                                       \
-                              {q, k, v, THE_STRIDES_Q(q), THE_STRIDES_K(k), THE_STRIDES_K(v)}, ATTENTION_OPTIONS);     \
+template <class Element>
+using Tiling = op::Tiling<Element, VARIANT_dim, VARIANT_dim_v>;
+
+#define INSTANCE(suffix, Element)                                                                                              \
+    KERNEL(JOIN(JOIN(attention_bf16_dim, VARIANT_dim, _dim_v), VARIANT_dim_v, suffix), .threads = {Tiling<Element>::threads},  \
+           .shared_bytes = sizeof(Tiling<Element>::Shared), .tile = {Tiling<Element>::rows, 1, 1},                             \
+           .min_blocks = Tiling<Element>::blocks)                                                                              \
+    (const Element *q,   /* [batch, heads_kv, group, queries, dim] */                                                          \
+     const Element *k,   /* [batch, heads_kv, keys, dim] */                                                                    \
+     const Element *v,   /* [batch, heads_kv, keys, dim_v] */                                                                  \
+     ATTENTION_ARRAYS, ATTENTION_SCALARS, int batch, int heads_kv, int group, int queries, int dim, int keys, int dim_v,       \
+     int sequences, int splits, STRIDES_Q(q), STRIDES_K(k), STRIDES_K(v), ATTENTION_STRIDES) {                                 \
+        op::attention<Tiling<Element>>(shared<typename Tiling<Element>::Shared>(),                                             \
+                                       {q, k, v, THE_STRIDES_Q(q), THE_STRIDES_K(k), THE_STRIDES_K(v)}, ATTENTION_OPTIONS);    \
     }
 
 INSTANCE(_bf16, __nv_bfloat16)

@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 # Public name -> the module that defines it.
 _HOME = {
     "attention": "ops.attention",
+    "merge": "ops.attention",
     "quantize": "ops.quantize",
     "dequantize": "ops.quantize",
     "QuantizedArray": "ops.quantized",
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
     )
     from .graphs import graph
     from .launch import last_launches
-    from .ops.attention import attention
+    from .ops.attention import attention, merge
     from .ops.quantize import dequantize, quantize, swizzle_scales, unswizzle_scales
     from .ops.quantized import QuantizedArray
     from .prepared import prepare

@@ -184,6 +184,8 @@ def _check_strides(kernel: Kernel, a: Argument, array, alignment: int) -> None:
     came = f"{list(shape)} has strides of {list(strides)} bytes"
     axes = list(zip(shape, strides))
     given, rest = axes[: len(a.strides)], axes[len(a.strides) :]
+    if 0 in shape:
+        return
     if not a.strides or any(size > 1 and stride != itemsize for size, stride in rest):
         advice = "Copy it to row-major order first." if not a.strides else "Copy it so that the last axis lies without gaps."
         _fail(kernel, a, came, advice)

@@ -425,13 +425,41 @@ def _dtype_option(help: str) -> click.Option:
     return click.Option(["--dtype"], type=click.Choice(["f32", "f16", "bf16"]), help=help)
 
 
-_ATTENTION_HELP = {
-    "qk": "Format of the product of q and k.",
-    "pv": "Format of the product of weights and v.",
-    "quantize": "Where q and k are quantized.",
-    "causal": "Hide later keys from each query; aligned at the bottom right.",
-    "return_lse": "Write lse, too: the logarithm of the sum of exponentials.",
+# What `run attention` says of the keyword arguments of `ptxrt.attention`, by their kind of option.
+_ATTENTION_WORDS = {
+    "qk": "Format of q and k in their product.",
+    "pv": "Format of the weights and v in theirs; that of --qk by default.",
+    "quantize": "in_kernel: quantize q and k as they are loaded.",
+    "smooth_k": "Subtract the mean key: auto, true or false.",
+    "layout": "Order of the axes: bhsd or bshd.",
 }
+_ATTENTION_NUMBERS = {"scale": "Factor of the scores; 1 / sqrt(dim) by default.", "softcap": "Scores become softcap tanh(score / softcap)."}
+_ATTENTION_FLAGS = {
+    "causal": "Hide later keys from each query; aligned at the bottom right.",
+    "smooth_q": "Subtract the mean of each block of queries.",
+    "return_lse": "Write lse, too: the logarithm of the sum of exponentials.",
+    "normalize": "Divide the output by the sums; else write row_max and row_sum, too.",
+}
+_ATTENTION_FILES = {
+    "mask": "The .npy of a mask of bool or float that broadcasts to [B, H, Sq, Sk].",
+    "sinks": "The .npy of one logit for each head of q.",
+    "key_lengths": "The .npy of the number of keys of each batch.",
+    "cu_seqlens_q": "The .npy of where packed sequences begin and end in q.",
+    "cu_seqlens_k": "The .npy of where they do in k and v.",
+}
+
+
+class Window(click.ParamType):
+    """LEFT,RIGHT: whole numbers, or nothing for an open side."""
+
+    name = "left,right"
+
+    def convert(self, value, param, ctx):
+        try:
+            left, right = (int(side) if side.strip() else None for side in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not LEFT,RIGHT, such as 128,0 or 128, for open on the right", param, ctx)
+        return left, right
 
 
 def attention_command() -> click.Command:
@@ -442,36 +470,60 @@ def attention_command() -> click.Command:
         option = f"--{p.name.replace('_', '-')}"
         if p.kind is p.POSITIONAL_OR_KEYWORD:
             params.append(file_option(p.name, f"The .npy of {p.name}."))
-        elif p.name == "scale":
-            params.append(click.Option([option], type=float, help="Factor of the scores; 1 / sqrt(dim) by default."))
+        elif p.name in _ATTENTION_FILES:
+            params.append(file_option(p.name, _ATTENTION_FILES[p.name], False))
+        elif p.name in _ATTENTION_NUMBERS:
+            params.append(click.Option([option], type=float, default=p.default, help=_ATTENTION_NUMBERS[p.name]))
+        elif p.name in _ATTENTION_FLAGS:
+            names = f"{option}/--no-{option[2:]}" if p.default else option
+            params.append(click.Option([names], is_flag=True, default=p.default, help=_ATTENTION_FLAGS[p.name]))
+        elif p.name in _ATTENTION_WORDS:
+            params.append(click.Option([option], default=p.default, show_default=p.default is not None, help=_ATTENTION_WORDS[p.name]))
+        elif p.name == "window":
+            params.append(click.Option([option], type=Window(), help="How far each query sees; a side without a number is open."))
         elif p.name == "out_dtype":
-            params.append(click.Option([option], type=click.Choice(["bfloat16", "float32"]), help="bfloat16 by default."))
-        elif isinstance(p.default, bool):
-            params.append(click.Option([option], is_flag=True, help=_ATTENTION_HELP[p.name]))
-        elif isinstance(p.default, str):
-            params.append(click.Option([option], default=p.default, show_default=True, help=_ATTENTION_HELP[p.name]))
-    params.append(_dtype_option(_DTYPE_HELP))
+            params.append(click.Option([option], type=click.Choice(["bfloat16", "float16", "float32"]), help="bfloat16 by default, float16 for f16."))
+    params.append(_dtype_option("Convert q, k and v to this format first."))
     return job_command("attention", inspect.getdoc(function), params, attention_job, quantizes=True)
 
 
 def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
-    """The Job of `run attention`: the kernel that the function picks, also held against exact attention."""
-    from .formats import FORMATS, bf16
-    from .launch import run as launch
+    """The Job of `run attention`: held against exact attention of what the formats hold, and of q, k and v themselves."""
+    import numpy as np
+
+    from .formats import bf16
     from .ops.attention import attention_call, exact_attention
 
     inputs, notes = read_inputs({"q": q, "k": k, "v": v}, dtype)
-    arrays = {name: array for name, (_, array) in inputs.items()}
-    chosen = bf16.dtype if out_dtype == "bfloat16" else out_dtype
-    kernel, arguments = attention_call(**arrays, **options, out_dtype=chosen, out=None)
+    further, _ = read_inputs({name: options.pop(name) for name in _ATTENTION_FILES if options[name] or options.pop(name)}, None)
+    arrays = [array for _, array in inputs.values()]
+    options |= {name: array for name, (_, array) in further.items()}
+    options["smooth_k"] = {"true": True, "false": False}.get(options["smooth_k"], options["smooth_k"])
+    options["out_dtype"] = bf16.dtype if out_dtype == "bfloat16" else out_dtype
+    call = attention_call(*arrays, **options)
+    names = [f"out_{call.output}", *(["row_max", "row_sum"] if not call.normalize else ["lse"] if call.return_lse else [])]
+
+    def run():
+        results = _attention()(*arrays, **options)
+        return dict(zip(names, results if isinstance(results, tuple) else (results,)))
+
+    meant = ("causal", "window", "scale", "softcap", *further)
+
+    def wanted(results, *operands):
+        out, lse = exact_attention(*operands, **{name: options[name] for name in meant})
+        if not call.normalize:
+            sums = np.exp(lse - np.where(np.isfinite(lse), results["row_max"], 0) * np.log(2))
+            out, lse = out * sums[..., None], sums
+        out = out.transpose(0, 2, 1, 3) if call.transposed else out
+        return {names[0]: out, names[-1]: lse} if len(names) > 1 else {names[0]: out}
 
     def exact(results):
-        want, _ = exact_attention(*arrays.values(), scale=arguments["scale"], causal=options["causal"])
-        name = next(iter(results))
-        return name, results[name], want
+        return names[0], results[names[0]], wanted(results, call.q, call.k, call.v)[names[0]]
 
-    outputs = 1 + options["return_lse"]
-    return Job(kernel.name, inputs, outputs, lambda: launch(kernel, (), arguments), lambda _: kernel.reference(**arguments), exact, notes)
+    def reference(results):
+        return wanted(results, *call.way.values(call.q, call.k, call.v))
+
+    return Job(call.way.kernel.name, {**inputs, **further}, len(names), run, reference, exact, notes)
 
 
 def quantize_command() -> click.Command:

@@ -427,6 +427,9 @@ def _add(value: Any, add: Callable, leaves: list, held: list) -> bool:
         add(repr(value))  # 0.0 and -0.0 are equal
     elif kind is type and issubclass(value, np.generic):
         add(value)
+    elif kind is tuple and all(type(item) in _EXACT for item in value):
+        add(value)
+        add(tuple(map(type, value)))
     elif kind in _HOLDERS or _holds_arrays(kind, value):
         add(kind)
         for item in value.__dict__.values():

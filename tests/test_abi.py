@@ -87,6 +87,15 @@ def test_the_declared_list_fits_in_either_size():
         checked_entry(kernel, Loaded("transpose_naive", POINTER, Param("u64", 8, 0), size, size), "transpose_naive")
 
 
+def test_strides_are_parameters_of_eight_bytes():
+    kernel = ptxrt.kernels()["cast"]
+    arrays, axes = (POINTER,) * 4, (SIZE,) * 5
+    checked_entry(kernel, Loaded("cast", *arrays, *axes, *(Param("u64", 8, 0),) * 16), "cast")
+    for strides in ((Param("u64", 8, 0),) * 15, (SIZE,) * 16, (POINTER,) * 16):
+        with pytest.raises(ptxrt.AbiError, match="axis width, stride 0 of x, stride 1 of x, .*stride 3 of y_bf16"):
+            checked_entry(kernel, Loaded("cast", *arrays, *axes, *strides), "cast")
+
+
 def test_a_missing_entry_is_an_abi_error():
     kernel = ptxrt.kernels()["transpose_naive"]
     with pytest.raises(ptxrt.AbiError, match="module holds no entry transpose_naive.*it holds other"):

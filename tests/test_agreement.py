@@ -9,7 +9,7 @@ import pytest
 
 import ptxrt
 from ptxrt.blocks import BLOCK_FORMATS
-from ptxrt.ops.attention import attention_mxfp4_bf16
+from ptxrt.ops.attention_kernels import attention_mxfp4_bf16
 from ptxrt.ops.probes import probe_scores_mxfp4
 from ptxrt.ops.quantizers import DEQUANTIZE, QUANTIZE
 

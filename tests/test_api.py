@@ -13,7 +13,7 @@ import ptxrt
 from ptxrt import kernel as kernel_module
 from ptxrt.accuracy import Tolerance
 from ptxrt.formats import bf16, e2m1x2, f16, f32, i32
-from ptxrt.kernel import In, Out, Scalar, kernel
+from ptxrt.kernel import In, Out, Scalar, kernel, scattered, strided, unaligned
 from ptxrt.launch import GRID_LIMITS, grid_of
 from ptxrt.ops.transpose import transpose_naive, transpose_tiled
 
@@ -82,6 +82,115 @@ def test_variants_name_units_and_entries(registry):
     assert [u.name for u in varied.units] == [f"varied_dim{d}_way{w}" for d in (32, 64) for w in (1, 2)]
     assert varied.entries(varied.units[3]) == ("varied_dim64_way2_f32", "varied_dim64_way2_bf16")
     assert varied.bind(np.zeros((3, 64), ml_dtypes.bfloat16), way=1).entry == "varied_dim64_way1_bf16"
+
+
+def test_axes_may_vary_together(registry):
+    @kernel(grid="n", variants={"dim dim_v": ((32, 32), (64, 32)), "way": (1, 2)})
+    def paired(q: In[f32, "n dim"], v: In[f32, "n dim_v"], y: Out[f32, "n way"]):
+        """Pair."""
+
+    assert [u.name for u in paired.units] == [f"paired_dim{d}_dim_v32_way{w}" for d in (32, 64) for w in (1, 2)]
+    assert paired.units[2].variant == dict(dim=64, dim_v=32, way=1)
+    assert paired.bind(np.zeros((3, 64), np.float32), np.zeros((3, 32), np.float32), way=2).unit == "paired_dim64_dim_v32_way2"
+    words = r"dim is 64 in q, dim_v is 64 in v; compiled for 32 x 32, 64 x 32. Nearest: the largest is 64 x 32"
+    with pytest.raises(ptxrt.ArgumentError, match=words):
+        paired.bind(np.zeros((3, 64), np.float32), np.zeros((3, 64), np.float32), way=1)
+    with pytest.raises(ptxrt.ArgumentError, match="way is 3 in the call; compiled for 1, 2"):
+        paired.bind(np.zeros((3, 64), np.float32), np.zeros((3, 32), np.float32), way=3)
+
+
+def test_the_smallest_variant_that_holds_the_sizes_is_filled_up(registry):
+    @kernel(grid="n", variants={"dim dim_v": ((64, 64), (192, 128), (192, 192), (256, 256))}, filled=True)
+    def filled(q: In[f32, "n dim"], v: In[f32, "n dim_v"], y: Out[f32, "n"]):
+        """Fill."""
+
+    for dim, dim_v, want in [(64, 64, "64_dim_v64"), (1, 3, "64_dim_v64"), (65, 1, "192_dim_v128"), (64, 130, "192_dim_v192"), (200, 8, "256_dim_v256")]:
+        bound = filled.bind(np.zeros((3, dim), np.float32), np.zeros((3, dim_v), np.float32))
+        assert bound.unit == f"filled_dim{want}" and bound.axes == dict(n=3, dim=dim, dim_v=dim_v)
+    with pytest.raises(ptxrt.ArgumentError, match="dim is 257 in q, dim_v is 8 in v; compiled for 64 x 64, .*Nearest: the largest is 256 x 256"):
+        filled.bind(np.zeros((3, 257), np.float32), np.zeros((3, 8), np.float32))
+
+
+@pytest.fixture
+def optional(registry):
+    """A kernel whose optional arrays bring axes of their own."""
+
+    @kernel(grid="n", cases=[dict(n=4, parts=2, runs=1, starts=True, sums=True), dict(n=4, parts=3, runs=5)])
+    def optional(
+        x: In[f32, "n"],
+        starts: In[i32, "parts", unaligned] = None,
+        y: Out[f32, "n"] = None,
+        sums: Out[f32, "runs n"] = None,
+        *,
+        factor: Scalar[f32] = 1,
+    ):
+        """Be optional."""
+
+    return optional
+
+
+def test_optional_inputs_may_be_left_out(optional):
+    x, starts = np.zeros(4, np.float32), np.zeros(2, np.int32)
+    bound = optional.bind(x, starts=starts, runs=1, y=True)
+    assert bound.axes == dict(n=4, parts=2, runs=1) and [a.name for a in bound.present] == ["x", "starts", "y"]
+    bound = optional.bind(x, None, parts=3, runs=1, y=True)
+    assert bound.inputs == dict(x=x, starts=None) and bound.axes["parts"] == 3 and bound.bytes_moved == 32
+    assert optional.bind(x, starts, sums=np.zeros((7, 4), np.float32)).axes["runs"] == 7
+    assert "starts: In i32 [parts], starting at any element or None" in optional.declaration
+    for call, words in [
+        (lambda: optional.bind(x, y=True), "no array fixes parts, runs; pass parts=..., runs=..."),
+        (lambda: optional.bind(x, starts, parts=3, runs=1), r"starts has shape \[2\], where dimension 0 \(parts\) must be 3"),
+        (lambda: optional.bind(None, starts, runs=1), "x is missing"),
+        (lambda: optional.bind(x, False, parts=1, runs=1), "starts is a bool"),
+        (lambda: optional.bind(x, starts, sums=np.zeros((7, 5), np.float32)), r"sums has shape \[7, 5\], where dimension 1 \(n\) must be 4|not \[7, 4\]"),
+    ]:
+        with pytest.raises(ptxrt.ArgumentError, match=words):
+            call()
+
+
+def test_examples_give_the_optional_arrays_that_a_case_names(optional):
+    first, second = optional.cases
+    assert first.id == "n4-parts2-runs1-starts-sums"
+    assert set(optional.example(first)) == {"x", "starts", "sums", "runs"} and set(optional.example(second)) == {"x", "parts", "runs"}
+
+
+def test_an_array_that_may_be_omitted_has_none_for_its_default(registry):
+    with pytest.raises(ValueError, match="x has the default 3"):
+
+        @kernel(grid="n")
+        def wrong(x: In[f32, "n"] = 3):
+            """Be wrong."""
+
+
+def test_strides_are_parameters_after_the_axes(registry):
+    @kernel(grid="n")
+    def placed(x: In[f32, "n rows cols", strided], m: In[f32, "n cols", scattered] = None, y: Out[f32, "n rows cols", strided] = None):
+        """Place."""
+
+    assert [str(p) for p in placed.parameters] == [
+        *("address of x", "address of m", "address of y", "axis n", "axis rows", "axis cols"),
+        *("stride 0 of x", "stride 1 of x", "stride 0 of m", "stride 1 of m", "stride 0 of y", "stride 1 of y"),
+    ]
+    assert placed.declaration.startswith("placed(x: In f32 [n, rows, cols], rows of any strides, m: In f32 [n, cols], elements at any strides or None")
+    with ptxrt.using("emulator"):
+        x = ptxrt.to_device(np.zeros((3, 5, 8), np.float32))
+        m = ptxrt.to_device(np.zeros((8, 3), np.float32))
+        turned = x.transpose(1, 0, 2)
+        bound = placed.bind(turned, m[:, 1:2].transpose().broadcast_to((5, 8)), y=True)
+        by_name = {a.name: bound.strides_of(a) for a in placed.arrays}
+        assert by_name == dict(x=(8, 40), m=(0, 3), y=(24, 8))
+        assert bound.bytes_moved == 4 * (120 + 8 + 120)  # what is repeated is read once
+        assert placed.bind(turned).strides_of(placed.by_name["m"]) == (0, 0)
+        for call, words in [
+            (lambda: placed.bind(x.transpose(2, 1, 0)), r"strides of \[4, 32, 160\] bytes.*Copy it so that the last axis lies without gaps"),
+            (lambda: placed.bind(x[:, :, 1:7]), "starts at .* no multiple of 16 bytes"),
+            (lambda: placed.bind(ptxrt.to_device(np.zeros((3, 5, 6), np.float32))), r"strides of \[120, 24, 4\] bytes.*multiples of 16"),
+            (lambda: placed.bind(np.zeros((3, 5, 6), np.float32)), "multiples of 16"),
+            (lambda: placed.bind(x[::-1]), r"strides of \[-160, 32, 4\] bytes.*from 0 on"),
+            (lambda: placed.bind(x, y=x[:1].broadcast_to((3, 5, 8))), "y .*elements do not share memory"),
+        ]:
+            with pytest.raises(ptxrt.ArgumentError, match=words):
+                call()
 
 
 def test_the_reference_runs_without_a_machine(sample):
@@ -331,6 +440,83 @@ def test_device_arrays_do_not_pass_for_numpy(emulator):
         array.__cuda_array_interface__
 
 
+def test_views_share_memory_as_those_of_numpy_do(emulator, rng):
+    x = rng.standard_normal((3, 4, 6), dtype=np.float32)
+    array = ptxrt.to_device(x)
+    for view in (
+        *(lambda a: a.transpose(), lambda a: a.transpose(1, 0, 2), lambda a: a.transpose((2, -3, 1)), lambda a: a[1], lambda a: a[-1, ..., 2]),
+        *(lambda a: a[:, 1:3], lambda a: a[..., ::2], lambda a: a[::-1, None, 2:0:-1], lambda a: a[1:1], lambda a: a[2, 3, 4], lambda a: a[...]),
+        *(lambda a: a.transpose(0, 2, 1).reshape(3, 2, 3, 4), lambda a: a[:, :2].reshape(3, 1, 12), lambda a: a[:, :, 1:3].reshape(-1, 2, 2, 1)),
+        *(lambda a: a.transpose(1, 0, 2)[1].reshape(3, 2, 3), lambda a: a.reshape(72)[3:40:5], lambda a: a[:, :1].reshape(3, 6), lambda a: a[1][1][1]),
+    ):
+        there, want = view(array), view(x)
+        assert there.shape == want.shape and there.memory is array.memory
+        assert 0 in want.shape or all(a == b for a, b, n in zip(there.strides, want.strides, want.shape) if n > 1)
+        np.testing.assert_array_equal(there.to_numpy(), want)
+    wide = array[:, :1].broadcast_to((2, 3, 5, 6))
+    np.testing.assert_array_equal(wide.to_numpy(), np.broadcast_to(x[:, :1], (2, 3, 5, 6)))
+    assert not wide.writeable and [part.shape for part in array] == [(4, 6)] * 3
+    for call, words in [
+        (lambda: array.transpose(0, 1), "pass each of the 3 axes"),
+        (lambda: array.transpose(0, 1, 1), "pass each of the 3 axes"),
+        (lambda: array.transpose(0, 1, "2"), "pass each of the 3 axes"),
+        (lambda: array.broadcast_to((3, 4, 7)), r"does not broadcast to \[3, 4, 7\]"),
+        (lambda: array.broadcast_to((6,)), "does not broadcast"),
+        (lambda: array.transpose().reshape(72), r"strides of \[4, 24, 96\] bytes has no view of shape \[72\]"),
+        (lambda: array[3], "index out of range"),
+        (lambda: array[0, 0, 0, 0], "is cut by whole numbers"),
+        (lambda: array[[0, 1]], "is cut by whole numbers"),
+        (lambda: array[1.5], "is cut by whole numbers"),
+        (lambda: array[x > 0], "is cut by whole numbers"),
+        (lambda: array[..., ...], "is cut by whole numbers"),
+    ]:
+        with pytest.raises(ptxrt.ArgumentError, match=words):
+            call()
+
+
+def test_views_with_gaps_are_read_where_something_wrote(emulator):
+    """What lies between the elements of a view is not read: here nothing wrote it."""
+    whole = ptxrt.empty((1, 1, 4, 24), np.float32)
+    part = whole[..., 4:20]
+    ptxrt.kernels()["cast"](ptxrt.to_device(np.ones((1, 1, 4, 16), np.float32)), y_f32=part)
+    np.testing.assert_array_equal(part.to_numpy(), np.ones((1, 1, 4, 16)))
+    with pytest.raises(ptxrt.EmulatorFault, match="where no kernel wrote"):
+        whole.to_numpy()
+
+
+def test_arrays_of_any_strides_go_in_and_out(machine, rng):
+    """NumPy's and device arrays alike, also repeated ones; the numbers are those of a copy."""
+    cast = ptxrt.kernels()["cast"]
+    x = rng.standard_normal((2, 5, 3, 16), dtype=np.float32)
+    there = ptxrt.to_device(x)
+    for view in (lambda a: a.transpose(0, 2, 1, 3), lambda a: a.transpose(3, 1, 2, 0), lambda a: a[:, ::2, :, 1:8]):
+        want = np.ascontiguousarray(view(x))
+        np.testing.assert_array_equal(cast(view(x), width=want.shape[-1], y_f32=True), want)
+        np.testing.assert_array_equal(cast(view(there), width=want.shape[-1], y_f32=True).to_numpy(), want)
+        out = ptxrt.to_device(np.zeros((*want.shape[::-1],), np.float32))
+        cast(view(there), y_f32=out.transpose())
+        np.testing.assert_array_equal(out.to_numpy(), want.transpose())
+    repeated = np.broadcast_to(x[:, :1], (2, 5, 3, 16))
+    np.testing.assert_array_equal(cast(repeated, width=16, y_f32=True), repeated)
+    np.testing.assert_array_equal(cast(there[:, :1].broadcast_to((2, 5, 3, 16)), width=16, y_f32=True).to_numpy(), repeated)
+
+
+def test_plans_know_strides(emulator, rng):
+    """Calls that differ in strides alone are different calls, also prepared ones, and gaps count as occupied."""
+    cast = ptxrt.kernels()["cast"]
+    x = ptxrt.to_device(rng.standard_normal((4, 4, 4, 16), dtype=np.float32))
+    for _ in range(2):
+        for order in ((0, 1, 2, 3), (1, 0, 2, 3), (2, 1, 0, 3)):
+            np.testing.assert_array_equal(cast(x.transpose(order), width=16, y_f32=True).to_numpy(), x.to_numpy().transpose(order))
+    turned, y = x.transpose(1, 0, 2, 3), ptxrt.empty((4, 4, 4, 16), np.float32)
+    prepared = ptxrt.prepare(cast, turned, y_f32=y)
+    np.testing.assert_array_equal(prepared(turned).to_numpy(), turned.to_numpy())
+    with pytest.raises(ptxrt.ArgumentError, match=r"it was prepared with .*strides of \[256, 1024, 64, 4\] bytes"):
+        prepared(x)
+    with pytest.raises(ptxrt.ArgumentError, match="overlap in memory"):
+        cast(x[:, :, :, :8], y_f32=x[:, :, :, 8:])
+
+
 def test_wrong_views_are_refused(emulator):
     array = ptxrt.to_device(np.zeros((2, 3), np.float32))
     assert array.view(np.int32).dtype == np.int32
@@ -565,7 +751,7 @@ def test_any_call_of_attention_is_checked(q, k, v, out, scale, out_dtype):
     from ptxrt.ops.attention import attention_call
 
     try:
-        chosen, arguments = attention_call(q, k, v, "mxfp4", "bf16", "in_kernel", False, scale, True, out_dtype, out)
-        chosen.bind(**arguments)
+        made = attention_call(q, k, v, scale=scale, out_dtype=out_dtype, out=out, return_lse=True)
+        assert made.q.shape[1] == made.group * made.k.shape[1]
     except ptxrt.ArgumentError as error:
         assert "attention" in str(error)

@@ -1,293 +1,697 @@
-"""Attention on every machine: exact scores, the known configurations, masks, ragged sizes, errors."""
+"""`attention` in bf16 and f16 on every machine: every option against a restatement of the algorithm and against float64."""
 
 import ml_dtypes
 import numpy as np
 import pytest
+from attention_restated import restated
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ptxrt
-from ptxrt.ops.attention import DIMS, attention_mxfp4_bf16, exact_attention, visible, visible_pairs
-from ptxrt.ops.probes import probe_scores_mxfp4
+from ptxrt.ops.attention import ATTENTION, exact_attention, splits_for
+from ptxrt.ops.attention_kernels import OPEN, SPLIT_UNIT, exact_quotient, exact_sums, visible, visible_pairs
 
 BF16 = ml_dtypes.bfloat16
-DTYPES = [np.float32, np.float16, BF16]
+DTYPES = {"bf16": BF16, "f16": np.float16}
+# Relative L2 against the restatement: what rounding to a bfloat16 output costs is 1.7e-3; weights next to a rounding boundary
+# may go either way where a sum of products or an exponential differs in its last bit.
+RESTATED = 2.5e-3
+# Against float64 attention of the inputs as rounded: each weight is rounded to 8 or 11 bits.
+EXACT = {"bf16": 4e-3, "f16": 3e-3}
+
+# Scores are kept in units of log2, where float32 ends: larger penalties count as this one.
+LEAST_LSE = float(np.finfo(np.float32).min) * np.log(2)
 
 
-def reference(q, k, v, **options):
-    """Float64 attention of the dequantized Q and K and of V rounded to bfloat16, and its lse."""
-    options = {"scale": q.shape[-1] ** -0.5, "causal": False, **options}
-    want = attention_mxfp4_bf16.reference(q, k, v, out_f32=True, lse=True, **options)
-    return want["out_f32"], want["lse"]
+def random_qkv(rng, batch, heads, queries, keys, dim, *, heads_kv=None, dim_v=None, dtype=np.float32):
+    """Normal q, k and v; heads_kv and dim_v are those of q where they are not given."""
+    heads_kv, dim_v = heads_kv or heads, dim_v or dim
+    shapes = (batch, heads, queries, dim), (batch, heads_kv, keys, dim), (batch, heads_kv, keys, dim_v)
+    return tuple(rng.standard_normal(shape, dtype=np.float32).astype(dtype) for shape in shapes)
 
 
-def assert_close(got, want):
-    """The project's tolerance for attention, from the declaration."""
-    output = "out_f32" if got.dtype == np.float32 else "out_bf16"
-    comparison = ptxrt.compare(got, want)
-    missed = attention_mxfp4_bf16.tolerance(output).misses(comparison)
-    assert not missed, f"{', '.join(missed)}; {comparison}"
+def rounded(format, *arrays):
+    """What operands of a format hold."""
+    return tuple(np.asarray(x).astype(DTYPES[format]) for x in arrays)
+
+
+def relative(got, want):
+    """The relative L2 between two arrays."""
+    return ptxrt.compare(got, want).relative_l2
 
 
 def assert_lse(got, want):
+    """Float32 sums and an approximate logarithm: 1e-4 of the larger of 1 and |lse|."""
     assert got.dtype == np.float32
-    missed = attention_mxfp4_bf16.tolerance("lse").misses(ptxrt.compare(got, want))
-    assert not missed, missed
+    seen = np.isfinite(want)
+    np.testing.assert_array_equal(got[~seen], want[~seen])
+    assert (np.abs(got[seen] - want[seen]) <= 1e-4 * np.maximum(1, np.abs(want[seen]))).all()
 
 
-def random_qkv(rng, batch, heads, queries, keys, dim, dtype=np.float32):
-    return tuple(rng.standard_normal((batch, heads, n, dim), dtype=np.float32).astype(dtype) for n in (queries, keys, keys))
+def check(q, k, v, format="bf16", **options):
+    """Compare a call with the restatement and with float64; gives its output."""
+    out, lse = ptxrt.attention(q, k, v, qk=format, return_lse=True, out_dtype=BF16, **options)
+    causal, window = options.get("causal", False), options.get("window")
+    left, right = (OPEN if side is None else side for side in window or (None, None))
+    again = {name: options[name] for name in ("scale", "softcap", "mask", "sinks") if name in options}
+    same, same_lse = restated(q, k, v, DTYPES[format], left=left, right=0 if causal else right, lengths=options.get("key_lengths"), **again)
+    want, want_lse = exact_attention(*rounded(format, q, k, v), causal=causal, window=window, key_lengths=options.get("key_lengths"), **again)
+    assert out.dtype == BF16 and relative(out, same) <= RESTATED and relative(out, want) <= EXACT[format]
+    assert_lse(lse, same_lse)
+    assert_lse(lse, np.where(want_lse == -np.inf, want_lse, np.maximum(want_lse, LEAST_LSE)).astype(np.float32))
+    assert not out.astype(np.float32)[want_lse == -np.inf].any()
+    return out
 
 
-# Scores
+# The grid: lengths that FlashAttention, FlashInfer and SageAttention test, each option beside others
+
+LENGTHS = [(1, 1), (1, 239), (3, 17), (17, 3), (113, 203), (127, 64), (203, 113), (239, 128)]
+OPTIONS = [
+    dict(),
+    dict(causal=True),
+    dict(window=(20, 5)),
+    dict(window=(11, None), causal=True),
+    dict(window=(None, 30)),
+    dict(window=(0, 0)),
+    dict(softcap=0.7),
+    dict(scale=0.9, causal=True),
+]
 
 
-def test_identities_give_the_identity(machine):
-    eye = np.eye(64, dtype=np.float32)[None, None]
-    np.testing.assert_array_equal(probe_scores_mxfp4(eye, eye)[0, 0], np.eye(64))
+@pytest.mark.parametrize("index, lengths", list(enumerate(LENGTHS)), ids=str)
+def test_lengths(machine, rng, index, lengths):
+    """Every pair of lengths with two of the options; over all pairs every option comes twice."""
+    for options in (OPTIONS[index % len(OPTIONS)], OPTIONS[(3 * index + 1) % len(OPTIONS)]):
+        check(*random_qkv(rng, 1, 1, *lengths, 32), **options)
 
 
-@pytest.mark.parametrize("value, want", [(1.0, 32.0), (2.0, 128.0), (6.0, 36 * 32.0)])
-def test_constant_inputs_give_constant_scores(machine, value, want):
-    x = np.full((1, 1, 16, 32), value, np.float32)
-    np.testing.assert_array_equal(probe_scores_mxfp4(x, x), np.full((1, 1, 16, 16), want))
+@pytest.mark.parametrize("dim, dim_v", [(1, 1), (20, 20), (64, 40), (72, 128), (96, 96), (128, 128), (192, 128)])
+@pytest.mark.parametrize("format", DTYPES)
+def test_head_dims(machine, rng, dim, dim_v, format):
+    check(*random_qkv(rng, 1, 1, 19, 70, dim, dim_v=dim_v), format, causal=True)
 
 
-def test_scales_multiply_on_both_sides(machine):
-    ones = np.ones((1, 1, 16, 32), np.float32)
-    np.testing.assert_array_equal(probe_scores_mxfp4(8 * ones, ones), np.full((1, 1, 16, 16), 256.0))
-    np.testing.assert_array_equal(probe_scores_mxfp4(ones, 8 * ones), np.full((1, 1, 16, 16), 256.0))
+@pytest.mark.parametrize("heads, heads_kv", [(2, 1), (3, 1), (4, 1), (6, 1), (8, 1), (6, 2), (4, 4)])
+def test_grouped_heads(machine, rng, heads, heads_kv):
+    check(*random_qkv(rng, 2, heads, 7, 66, 32, heads_kv=heads_kv), causal=True)
 
 
-@pytest.mark.parametrize("dim", DIMS)
-def test_small_integers_give_exact_scores(machine, rng, dim):
-    q, k = (rng.integers(-2, 3, (1, 1, n, dim)).astype(np.float32) for n in (48, 56))
-    # Every block holds a 2, so that none of its values is rounded.
-    q[..., ::32] = 2
-    k[..., ::32] = -2
-    want = q.astype(np.float64) @ k.astype(np.float64).swapaxes(-1, -2)
-    np.testing.assert_array_equal(probe_scores_mxfp4(q, k), want)
+MASKS = {
+    "bool": lambda rng, shape: rng.random(shape) < 0.6,
+    "infinite": lambda rng, shape: rng.choice(np.float32([0, -np.inf]), shape),
+    "large": lambda rng, shape: rng.choice(np.float32([0, -1e30, -3e38]), shape),
+    "bias": lambda rng, shape: (3 * rng.standard_normal(shape)).astype(np.float32),
+}
 
 
-def test_blocks_of_different_scales_keep_apart(machine, rng):
-    """Each row and each block of 32 has its own power of two: a scale of the wrong lane shows."""
-    q, k = (rng.integers(-2, 3, (1, 1, 64, 128)).astype(np.float32) for _ in range(2))
-    q[..., ::32], k[..., ::32] = 2, 2
-    blocks = np.arange(128) // 32
-    q *= 2.0 ** ((np.arange(64)[:, None] * 3 + blocks) % 7)
-    k *= 2.0 ** -((np.arange(64)[:, None] * 5 + 2 * blocks) % 5)
-    want = q.astype(np.float64) @ k.astype(np.float64).swapaxes(-1, -2)
-    np.testing.assert_array_equal(probe_scores_mxfp4(q, k), want)
+@pytest.mark.parametrize("shape", [(17, 90), (1, 90), (2, 1, 1, 90), (4, 17, 1), (2, 4, 17, 90), ()], ids=str)
+def test_masks_broadcast(machine, rng, shape):
+    for kind in ("bool", "bias"):
+        check(*random_qkv(rng, 2, 4, 17, 90, 32, heads_kv=2), mask=MASKS[kind](rng, shape))
 
 
-# Attention
+@pytest.mark.parametrize("kind", MASKS)
+def test_masks_with_all_else(machine, rng, kind):
+    """With windows, a softcap and sinks at once; the last row is hidden whole."""
+    mask = MASKS[kind](rng, (33, 130))
+    if kind != "bias":
+        mask[-1] = mask.min()
+    check(*random_qkv(rng, 1, 2, 33, 130, 32), mask=mask, window=(90, 4), softcap=2.0)
+    check(*random_qkv(rng, 1, 2, 33, 130, 32), mask=mask, causal=True, sinks=np.float32([0.3, -2]))
 
 
-@pytest.mark.parametrize(
-    "dim, keys, batch, heads",
-    [(128, 64, 1, 1), (128, 128, 1, 1), (64, 64, 1, 1), (64, 128, 1, 1), (128, 128, 1, 4), (128, 128, 2, 4)],
-)
-def test_configurations_on_halves(machine, rng, dim, keys, batch, heads):
-    halves = np.array([-1, -0.5, 0, 0.5, 1], np.float32)
-    q, k, v = (rng.choice(halves, (batch, heads, n, dim)) for n in (64, keys, keys))
-    want, _ = reference(q, k, v)
-    assert_close(ptxrt.attention(q, k, v), want)
-    assert_close(ptxrt.attention(q, k, v, out_dtype=np.float32), want)
+def test_masks_of_other_types(machine, rng):
+    q, k, v = random_qkv(rng, 1, 2, 9, 40, 32)
+    bias = rng.integers(-8, 9, (9, 40)) / np.float32(4)  # exact in every type
+    want = ptxrt.attention(q, k, v, mask=bias)
+    for dtype in (np.float16, BF16, np.float64):
+        np.testing.assert_array_equal(ptxrt.attention(q, k, v, mask=bias.astype(dtype)), want)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
-def test_random_inputs_and_the_error_of_the_format(machine, rng, dtype, capsys):
-    q, k, v = random_qkv(rng, 1, 2, 96, 160, 64, dtype)
-    got, lse = ptxrt.attention(q, k, v, out_dtype=np.float32, return_lse=True)
-    want, want_lse = reference(q, k, v)
-    assert_close(got, want)
-    assert_lse(lse, want_lse)
-    plain, _ = exact_attention(q, k, v, 0.125, False)
-    with capsys.disabled():
-        print(f"\n{np.dtype(dtype).name}: against the unquantized inputs {ptxrt.compare(got, plain)}")
-    assert ptxrt.compare(got, plain).relative_l2 < 0.25
+def test_large_finite_masks_are_relative(machine, rng):
+    """A row in which every key has the same large penalty is as without it, within what float32 resolves there."""
+    q, k, v = random_qkv(rng, 1, 1, 8, 100, 32)
+    mask = np.full((8, 100), -1e4, np.float32)
+    assert relative(ptxrt.attention(q, k, v, mask=mask), ptxrt.attention(q, k, v)) < 5e-3
+    mask[:, 50:] = -1e30
+    assert relative(ptxrt.attention(q, k, v, mask=mask), ptxrt.attention(q, k[:, :, :50], v[:, :, :50])) < 5e-3
+    mask[:] = -1e30  # scores vanish beside it: the mean of all values
+    assert relative(ptxrt.attention(q, k, v, mask=mask), np.broadcast_to(v.mean(axis=2, keepdims=True), (1, 1, 8, 32))) < 5e-3
 
 
-@pytest.mark.parametrize(
-    "queries, keys, causal",
-    [
-        *((queries, keys, False) for queries, keys in [(1, 1), (1, 65), (7, 3), (17, 63), (65, 1), (129, 64), (130, 131)]),
-        *((queries, keys, True) for queries, keys in [(1, 1), (1, 70), (64, 64), (70, 70), (33, 100), (100, 33), (140, 5), (129, 200)]),
-    ],
-)
-def test_ragged_and_causal_shapes(machine, rng, queries, keys, causal):
-    q, k, v = random_qkv(rng, 1, 2, queries, keys, 32)
-    want, want_lse = reference(q, k, v, causal=causal)
-    got, lse = ptxrt.attention(q, k, v, causal=causal, return_lse=True, out_dtype=np.float32)
-    assert_close(got, want)
-    assert_lse(lse, want_lse)
-    hidden = ~visible(queries, keys, causal).any(axis=1)
-    assert not got[:, :, hidden].any() and (lse[:, :, hidden] == -np.inf).all()
+@pytest.mark.parametrize("sinks", [[0.0, 5.0], [-np.inf, 2.0], [60.0, -60.0]], ids=str)
+def test_sinks(machine, rng, sinks):
+    sinks = np.float32(sinks)
+    q, k, v = random_qkv(rng, 2, 2, 30, 70, 32)
+    check(q, k, v, sinks=sinks)
+    out, lse = ptxrt.attention(q, k[:, :, :5], v[:, :, :5], causal=True, sinks=sinks, return_lse=True)  # 25 rows see no key
+    assert not out[:, :, :25].astype(np.float32).any()
+    np.testing.assert_allclose(lse[:, :, :25], np.broadcast_to(sinks[:, None], (2, 2, 25)), rtol=1e-6, atol=1e-6)
 
 
-def test_rows_without_keys_are_zero_in_bfloat16_too(machine, rng):
-    q, k, v = random_qkv(rng, 1, 1, 20, 8, 32)
-    got, lse = ptxrt.attention(q, k, v, causal=True, return_lse=True)
-    assert got.dtype == BF16 and not got[:, :, :12].astype(np.float32).any()
-    assert (lse[:, :, :12] == -np.inf).all() and np.isfinite(lse[:, :, 12:]).all()
+def test_key_lengths_hide_what_lies_behind(machine, rng):
+    """NaN and infinities behind the last key change no bit, in K or in V."""
+    q, k, v = random_qkv(rng, 5, 2, 9, 140, 32)
+    lengths = np.array([140, 64, 65, 1, 0])
+    for causal in (False, True):
+        out = check(q, k, v, key_lengths=lengths, causal=causal)
+        for batch, length in enumerate(lengths):
+            k[batch, :, length:], v[batch, :, length:] = np.nan, np.inf
+        np.testing.assert_array_equal(ptxrt.attention(q, k, v, key_lengths=lengths, causal=causal).view(np.uint16), out.view(np.uint16))
+        k, v = np.nan_to_num(k), np.nan_to_num(v, posinf=0)
+    assert not out[4].astype(np.float32).any()
 
 
-@pytest.mark.parametrize("dim", DIMS)
-def test_large_scores_stay_finite(machine, rng, dim):
-    q, k, v = random_qkv(rng, 1, 1, 40, 72, dim)
-    q, k = 30 * q, 30 * k
-    got, lse = ptxrt.attention(q, k, v, return_lse=True)
-    want, want_lse = reference(q, k, v)
-    assert_close(got, want)
-    assert ptxrt.compare(lse, want_lse).relative_l2 < 1e-5
+@pytest.mark.parametrize("options", [dict(), dict(causal=True), dict(window=(9, 3)), dict(sinks=np.float32([1, -1, 0, 2]))], ids=str)
+def test_packed_sequences_equal_separate_calls(machine, rng, options):
+    cu_q, cu_k = [0, 5, 5, 75, 90], [0, 70, 80, 90, 220]
+    q, k, v = (x.transpose(0, 2, 1, 3) for x in random_qkv(rng, 1, 4, 90, 220, 32, heads_kv=2))
+    layout = dict(layout="bshd", return_lse=True, **options)
+    out, lse = ptxrt.attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **layout)
+    assert out.shape == (1, 90, 4, 32) and lse.shape == (1, 4, 90)
+    for i in range(4):
+        rows, columns = slice(*cu_q[i : i + 2]), slice(*cu_k[i : i + 2])
+        alone, its_lse = ptxrt.attention(q[:, rows], k[:, columns], v[:, columns], **layout)
+        np.testing.assert_array_equal(out[:, rows].view(np.uint16), alone.view(np.uint16))
+        np.testing.assert_array_equal(lse[..., rows], its_lse)
+    want, _ = exact_attention(*(x.transpose(0, 2, 1, 3) for x in rounded("bf16", q, k, v)), cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
+    assert relative(out.transpose(0, 2, 1, 3), want) <= EXACT["bf16"]
 
 
-@pytest.mark.parametrize("scale", [0.0, 0.05, 1.0, -0.3])
+# Inputs whose results are known
+
+
+@pytest.mark.parametrize("format", DTYPES)
+def test_values_of_one_give_one(machine, rng, format):
+    """Within an ulp of bfloat16, 2**-7 at most, and half of that on average: the weights are divided by their own sum."""
+    q, k, v = random_qkv(rng, 1, 2, 40, 150, 32)
+    for options in (dict(), dict(causal=True), dict(softcap=1.0)):
+        got = ptxrt.attention(3 * q, k, np.ones_like(v), qk=format, **options).astype(np.float32)
+        assert (np.abs(got - 1) <= 2.0**-7).all() and abs(got.mean() - 1) < 2.0**-9
+
+
+def test_values_of_the_identity_show_the_weights(machine, rng):
+    """V = identity with causal: each output is a row of weights, so that a key out of its place shows."""
+    q, k, _ = random_qkv(rng, 1, 1, 64, 64, 64)
+    got = ptxrt.attention(q, k, np.eye(64, dtype=np.float32)[None, None], causal=True, out_dtype=np.float32)[0, 0]
+    scores = np.where(visible(64, 64, right=0), q[0, 0].astype(BF16).astype(np.float64) @ k[0, 0].astype(BF16).astype(np.float64).T / 8, -np.inf)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    assert (got[~visible(64, 64, right=0)] == 0).all()
+    np.testing.assert_allclose(got, weights, rtol=2.0**-8 + 1e-5)  # one rounding of each weight to 8 bits
+
+
+def test_one_hot_rows_choose_their_key(machine):
+    """Row i of Q points at key (7 i) % 70 alone, with 2000 times the weight of all others together."""
+    keys = np.eye(70, 128, dtype=np.float32)
+    rows = (7 * np.arange(70) + 3) % 70
+    values = np.random.default_rng(5).integers(-8, 9, (70, 128)).astype(np.float32)
+    out = ptxrt.attention(12 * keys[rows][None, None], keys[None, None], values[None, None], scale=1.0, out_dtype=np.float32)
+    np.testing.assert_allclose(out[0, 0], values[rows], rtol=0, atol=8 * (2.0**-8 + 2 * 70 * np.exp(-12)))
+
+
+def test_block_structured_queries(machine, rng):
+    """Blocks of 16 queries that see one block of keys each: a row of another block shows at once."""
+    blocks = np.kron(np.eye(8, dtype=np.float32), np.ones((16, 8), np.float32))[None, None]
+    v = rng.standard_normal((1, 1, 128, 64), dtype=np.float32)
+    got = ptxrt.attention(10 * blocks, blocks, v, scale=1.0, out_dtype=np.float32)
+    want = v.astype(BF16).astype(np.float32).reshape(8, 16, 64).mean(axis=1).repeat(16, axis=0)
+    assert relative(got[0, 0], want) < 2e-3
+
+
+def test_a_shift_of_all_keys_changes_nothing(machine, rng):
+    """K plus a constant vector that K and Q hold exactly: softmax is blind to it."""
+    q, k, v = random_qkv(rng, 1, 1, 20, 90, 32)
+    q, k = np.round(q * 4) / 4, np.round(k * 4) / 4
+    want, want_lse = ptxrt.attention(q, k, v, return_lse=True)
+    shifted, lse = ptxrt.attention(q, k + 8, v, return_lse=True)
+    assert relative(shifted, want) < 5e-3  # two roundings of the weights and two of the output
+    np.testing.assert_allclose(lse - want_lse, (8 * q.sum(axis=-1)) * 32**-0.5, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("format", DTYPES)
+def test_scores_up_to_60(machine, rng, format):
+    q, k, v = random_qkv(rng, 1, 1, 40, 130, 32)
+    scores = q[0, 0] @ k[0, 0].T
+    check(q * np.float32(60 / np.abs(scores).max() * 32**0.5), k, v, format)
+    for sign in (-1, 1):
+        ramp = np.linspace(0, 60, 130, dtype=np.float32)[None, None, :, None] * np.eye(1, 32, dtype=np.float32)
+        check(np.full((1, 1, 5, 32), sign, np.float32), ramp, v, format, scale=1.0)
+
+
+@pytest.mark.parametrize("bits", [8, 11, 14])
+def test_one_key_above_all_others(machine, rng, bits):
+    """A sink key whose weight is 2**bits times that of each of 1023 others: their share must not be lost."""
+    k = np.zeros((1, 1, 1024, 32), np.float32)
+    k[0, 0, 7, 0] = bits / np.log2(np.e)
+    q, v = np.eye(1, 32, dtype=np.float32)[None, None], rng.standard_normal((1, 1, 1024, 32), dtype=np.float32)
+    k = k.astype(BF16)
+    got = ptxrt.attention(q, k, v, scale=1.0, out_dtype=np.float32)
+    want, _ = exact_attention(q, k, v.astype(BF16), scale=1.0)
+    assert relative(got, want) < 4e-3
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, -0.3])
 def test_any_scale(machine, rng, scale):
-    q, k, v = random_qkv(rng, 1, 1, 24, 40, 32)
-    want, want_lse = reference(q, k, v, scale=np.float32(scale))
-    got, lse = ptxrt.attention(q, k, v, scale=scale, out_dtype=np.float32, return_lse=True)
-    assert_close(got, want)
-    assert_lse(lse, want_lse)
-
-
-def test_rows_grow_along_the_keys(machine):
-    """Scores that rise from tile to tile: every new maximum rescales what was summed."""
-    q = np.ones((1, 1, 16, 32), np.float32)
-    k = np.repeat(np.arange(1, 201, dtype=np.float32)[:, None] / 16, 32, 1)[None, None]
-    v = np.broadcast_to(np.linspace(-1, 1, 200, dtype=np.float32)[:, None], (1, 1, 200, 32))
-    for keys in (k, k[:, :, ::-1]):
-        want, want_lse = reference(q, keys, v)
-        got, lse = ptxrt.attention(q, keys, v, out_dtype=np.float32, return_lse=True)
-        assert_close(got, want)
-        assert_lse(lse, want_lse)
+    check(*random_qkv(rng, 1, 1, 24, 70, 32), scale=scale)
 
 
 # NaN
 
 
-def test_what_lies_behind_the_last_key_cannot_matter(machine, rng):
-    """The second head starts where the first one ends: its NaN stay its own."""
-    q, k, v = random_qkv(rng, 1, 2, 20, 37, 32)
-    want, _ = reference(q, k, v)
-    k[:, 1], v[:, 1] = np.nan, np.nan
-    got = ptxrt.attention(q, k, v, out_dtype=np.float32)
-    assert_close(got[:, 0], want[:, 0])
-    assert np.isnan(got[:, 1]).all()
-
-
-def test_nan_and_infinity_propagate(machine, rng):
+def test_nan_propagates_to_the_rows_that_see_it(machine, rng):
     q, k, v = random_qkv(rng, 1, 1, 70, 70, 32)
-    for special in (np.nan, np.inf):
-        spoiled = q.copy()
-        spoiled[0, 0, 5, 3] = special
-        got, lse = ptxrt.attention(spoiled, k, v, return_lse=True, out_dtype=np.float32)
-        assert np.isnan(got[0, 0, 5]).all() and np.isnan(lse[0, 0, 5])
-        assert np.isfinite(np.delete(got, 5, axis=2)).all()
-        spoiled = k.copy()
-        spoiled[0, 0, 9, 3] = special
-        got, lse = ptxrt.attention(q, spoiled, v, return_lse=True)
-        assert np.isnan(got.astype(np.float32)).all() and np.isnan(lse).all()
-    spoiled = v.copy()
-    spoiled[0, 0, 9, 3] = np.nan
-    got = ptxrt.attention(q, k, spoiled, out_dtype=np.float32)
-    assert np.isnan(got[..., 3]).all() and np.isfinite(np.delete(got, 3, axis=3)).all()
+    clean = ptxrt.attention(q, k, v)
+    spoiled = q.copy()
+    spoiled[0, 0, 5, 3] = np.nan
+    got, lse = ptxrt.attention(spoiled, k, v, return_lse=True)
+    assert np.isnan(got[0, 0, 5].astype(np.float32)).all() and np.isnan(lse[0, 0, 5])
+    np.testing.assert_array_equal(np.delete(got, 5, axis=2).view(np.uint16), np.delete(clean, 5, axis=2).view(np.uint16))
+    spoiled = k.copy()
+    spoiled[0, 0, 40, 3] = np.nan
+    got = ptxrt.attention(q, spoiled, v, causal=True).astype(np.float32)
+    assert np.isfinite(got[0, 0, :40]).all() and np.isnan(got[0, 0, 40:]).all()
 
 
-def test_a_key_that_the_mask_hides_may_be_nan(machine, rng):
-    q, k, v = random_qkv(rng, 1, 1, 70, 70, 32)
-    want, _ = reference(q, k, v, causal=True)
-    k[0, 0, 69] = np.nan
-    got = ptxrt.attention(q, k, v, causal=True, out_dtype=np.float32)
-    assert_close(got[:, :, :69], want[:, :, :69])
-    assert np.isnan(got[:, :, 69]).all()
+# Properties
 
 
-# Outputs and errors
+@st.composite
+def problems(draw):
+    """Small problems of any shape: the arrays and options that hold for every one of their batches and heads."""
+    batch, heads_kv, group = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    queries, keys, dim = draw(st.integers(1, 40)), draw(st.integers(1, 140)), draw(st.sampled_from([8, 24, 32]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    arrays = random_qkv(rng, batch, heads_kv * group, queries, keys, dim, heads_kv=heads_kv, dtype=BF16)
+    options = dict(causal=draw(st.booleans()), softcap=draw(st.sampled_from([0.0, 1.5])), qk=draw(st.sampled_from(list(DTYPES))))
+    if draw(st.booleans()):
+        options["window"] = draw(st.tuples(*(st.none() | st.integers(0, 50) for _ in range(2))))
+    return rng, *arrays, options
 
 
-def test_out_decides_the_dtype_and_is_returned(machine, rng):
-    q, k, v = random_qkv(rng, 1, 1, 16, 16, 32)
-    for dtype in (np.float32, BF16):
-        out = np.empty((1, 1, 16, 32), dtype)
+def bits(x):
+    return x.view({2: np.uint16, 4: np.uint32}[x.itemsize])
+
+
+@settings(max_examples=12, deadline=None)
+@given(problem=problems())
+def test_a_batch_equals_its_items(problem):
+    _, q, k, v, options = problem
+    with ptxrt.using("emulator"):
+        out, lse = ptxrt.attention(q, k, v, return_lse=True, **options)
+        for i in range(len(q)):
+            alone, its_lse = ptxrt.attention(q[i : i + 1], k[i : i + 1], v[i : i + 1], return_lse=True, **options)
+            np.testing.assert_array_equal(bits(out[i : i + 1]), bits(alone))
+            np.testing.assert_array_equal(lse[i : i + 1], its_lse)
+
+
+@settings(max_examples=12, deadline=None)
+@given(problem=problems())
+def test_grouped_heads_equal_repeated_ones(problem):
+    _, q, k, v, options = problem
+    group = q.shape[1] // k.shape[1]
+    with ptxrt.using("emulator"):
+        out = ptxrt.attention(q, k, v, **options)
+        np.testing.assert_array_equal(bits(out), bits(ptxrt.attention(q, k.repeat(group, 1), v.repeat(group, 1), **options)))
+
+
+@settings(max_examples=12, deadline=None)
+@given(problem=problems())
+def test_keys_may_be_permuted_with_their_values(problem):
+    """Without a mask the order of keys changes nothing but that of float32 sums."""
+    rng, q, k, v, options = problem
+    order = rng.permutation(k.shape[2])
+    options = {name: options[name] for name in ("softcap", "qk")}
+    with ptxrt.using("emulator"):
+        got = ptxrt.attention(q, k[:, :, order], v[:, :, order], out_dtype=np.float32, **options)
+        assert relative(got, ptxrt.attention(q, k, v, out_dtype=np.float32, **options)) < 1e-5
+
+
+@settings(max_examples=12, deadline=None)
+@given(problem=problems(), at=st.floats(0, 1))
+def test_segments_merge_to_the_whole(problem, at):
+    """Segments merged equal one pass to 1e-5: weights are rounded alike, whatever the maximum they are relative to."""
+    _, q, k, v, options = problem
+    cut = max(1, min(k.shape[2] - 1, round(at * k.shape[2])))
+    options = {name: options[name] for name in ("softcap", "qk")}
+    with ptxrt.using("emulator"):
+        whole, whole_lse = ptxrt.attention(q, k, v, return_lse=True, out_dtype=np.float32, **options)
+        parts = [slice(0, cut), slice(cut, None)] if k.shape[2] > 1 else [slice(None)]
+        outs, lses = zip(*(ptxrt.attention(q, k[:, :, p], v[:, :, p], return_lse=True, out_dtype=np.float32, **options) for p in parts))
+        out, lse = ptxrt.merge(outs, lses)
+    assert relative(out, whole) < 1e-5
+    np.testing.assert_allclose(lse, whole_lse, rtol=1e-5, atol=1e-5)
+
+
+# Splits, sums and merging
+
+
+def test_few_rows_are_split_by_shapes_alone():
+    assert splits_for(8, 1, 32768) == 20 and splits_for(8, 16, 32768) == 20
+    assert splits_for(32, 512, 512) == 1 and splits_for(32, 2048, 2048) == 1 and splits_for(1, 1, 100) == 1
+    for heads_kv in (1, 2, 8, 200):
+        for rows in (1, 64, 65, 5000):
+            for keys in (1, 63, 64, 65, 1000, 4097, 10**6):
+                units, splits = -(-keys // SPLIT_UNIT), splits_for(heads_kv, rows, keys)
+                run = -(-units // splits)
+                assert (splits - 1) * run < units <= splits * run, "every run has keys, and together they have all"
+
+
+def test_split_keys_give_what_one_pass_gives(machine, rng):
+    """Rows few enough to be split, against the same rows among so many that nothing is."""
+    q, k, v = random_qkv(rng, 1, 2, 3, 1000, 32, heads_kv=1, dtype=BF16)
+    sinks = np.float32([1.0, -1.0])
+    for options in (dict(), dict(causal=True, sinks=sinks), dict(window=(300, 0)), dict(mask=rng.random((3, 1000)) < 0.5), dict(softcap=1.0)):
+        with ptxrt.trace() as trace:
+            got, lse = ptxrt.attention(q, k, v, return_lse=True, out_dtype=np.float32, **options)
+        assert [launch.kernel for launch in trace.launches] == ["attention_bf16", "attention_merge"]
+        want, want_lse = exact_attention(q, k, v, **options)
+        assert relative(got, want) < 2.5e-3
+        assert_lse(lse, want_lse.astype(np.float32))
+    whole = ptxrt.kernels()["attention_bf16"]
+    one, its_lse = whole(q.reshape(1, 1, 2, 3, 32), k, v, out_f32=True, lse=True, scale=32**-0.5, left=OPEN, right=OPEN, sequences=1, splits=1)
+    assert relative(ptxrt.attention(q, k, v, out_dtype=np.float32), one.reshape(q.shape)) < 1e-5
+
+
+@pytest.mark.parametrize("keys", [40, 1000])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_sums_before_the_division(machine, rng, keys, layout):
+    q, k, v = random_qkv(rng, 2, 2, 5, keys, 32, dim_v=20)
+    want, want_lse = exact_attention(*rounded("bf16", q, k, v), causal=True)
+    given = (q, k, v) if layout == "bhsd" else tuple(x.transpose(0, 2, 1, 3) for x in (q, k, v))
+    out, row_max, row_sum = ptxrt.attention(*given, normalize=False, causal=True, layout=layout)
+    out = out if layout == "bhsd" else out.transpose(0, 2, 1, 3)
+    assert out.dtype == row_max.dtype == row_sum.dtype == np.float32 and (row_max == np.ceil(row_max)).all()
+    assert relative(out / row_sum[..., None], want) < 2.5e-3
+    assert_lse(((row_max + np.log2(row_sum)) * np.log(2)).astype(np.float32), want_lse.astype(np.float32))
+
+
+def test_rows_without_keys_have_no_sums(machine, rng):
+    out, row_max, row_sum = ptxrt.attention(*random_qkv(rng, 1, 1, 20, 8, 32), normalize=False, causal=True)
+    assert not out[:, :, :12].any() and (row_max[:, :, :12] == -np.inf).all() and not row_sum[:, :, :12].any()
+    assert (row_sum[:, :, 12:] > 0).all()
+
+
+def merged(outs, lses):
+    """The formula of `merge` in float64."""
+    outs, lses = (np.asarray([np.asarray(x, np.float64) for x in group]) for group in (outs, lses))
+    top = lses.max(axis=0)
+    weights = np.exp(lses - np.where(np.isfinite(top), top, 0))
+    total = weights.sum(axis=0)
+    with np.errstate(divide="ignore"):
+        return (weights[..., None] * outs).sum(axis=0) / np.where(total, total, 1)[..., None], top + np.log(total)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 17, 64), (1, 1, 5, 21), (4, 8), (3, 9, 128)], ids=str)
+@pytest.mark.parametrize("spread", [1, 30, 1000])
+def test_merge_is_its_formula(machine, rng, shape, spread):
+    """Relative L2 of 1e-6: float32 sums of four terms, and exponentials within 2**-21."""
+    outs = [rng.standard_normal(shape, dtype=np.float32) for _ in range(4)]
+    lses = [(spread * rng.standard_normal(shape[:-1])).astype(np.float32) for _ in range(4)]
+    lses[0][..., 0], lses[2][..., 1] = -np.inf, -np.inf
+    for i in range(4):
+        lses[i][..., 2] = -np.inf
+    want, want_lse = merged(outs, lses)
+    for given in ((outs, lses), (np.stack(outs), np.stack(lses)), (list(map(ptxrt.to_device, outs)), list(map(ptxrt.to_device, lses)))):
+        out, lse = (x if isinstance(x, np.ndarray) else x.to_numpy() for x in ptxrt.merge(*given))
+        assert out.dtype == lse.dtype == np.float32 and relative(out, want) < 1e-6 and relative(lse, want_lse) < 1e-6
+        assert not out[..., 2, :].any() and (lse[..., 2] == -np.inf).all()
+
+
+def test_merge_takes_and_gives_other_types(machine, rng):
+    outs = [rng.standard_normal((1, 2, 5, 32)).astype(dtype) for dtype in (BF16, np.float16, np.float32)]
+    lses = [rng.standard_normal((1, 2, 5)).astype(np.float32) for _ in outs]
+    out, lse = ptxrt.merge(outs, lses, out_dtype=BF16)
+    want, want_lse = merged(outs, lses)
+    assert out.dtype == BF16 and relative(out, want) < 3e-3 and relative(lse, want_lse) < 1e-6
+    same, its_lse = ptxrt.merge(outs[2:], lses[2:])
+    np.testing.assert_array_equal(same, outs[2])
+    np.testing.assert_allclose(its_lse, lses[2], rtol=1e-6)
+
+
+# Layouts, types, places
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BF16], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("format", DTYPES)
+def test_inputs_of_every_type(machine, rng, dtype, format):
+    q, k, v = random_qkv(rng, 1, 2, 20, 40, 24, dtype=dtype)
+    got = ptxrt.attention(q, k, v, qk=format)
+    assert got.dtype == DTYPES[format]
+    np.testing.assert_array_equal(bits(got), bits(ptxrt.attention(*rounded(format, q, k, v), qk=format)))
+    mixed = ptxrt.attention(q.astype(DTYPES[format]), k, v.astype(DTYPES[format]), qk=format)
+    np.testing.assert_array_equal(bits(mixed), bits(got))
+
+
+def test_a_layout_is_strides_alone(machine, rng):
+    """One buffer [B, S, 3, H, D] that holds q, k and v: nothing is copied, and the result is that of separate arrays."""
+    whole = rng.standard_normal((2, 40, 3, 4, 32), dtype=np.float32).astype(BF16)
+    q, k, v = (whole[:, :, i] for i in range(3))
+    want = ptxrt.attention(*(x.transpose(0, 2, 1, 3) for x in (q, k, v)), causal=True)
+    there = ptxrt.to_device(whole)
+    with ptxrt.trace() as trace:
+        got = ptxrt.attention(there[:, :, 0], there[:, :, 1], there[:, :, 2], causal=True, layout="bshd")
+        views = ptxrt.attention(*(there[:, :, i].transpose(0, 2, 1, 3) for i in range(3)), causal=True)
+    assert [launch.kernel for launch in trace.launches] == ["attention_bf16"] * 2
+    assert got.shape == (2, 40, 4, 32) and got.is_contiguous
+    np.testing.assert_array_equal(bits(got.to_numpy().transpose(0, 2, 1, 3)), bits(want))
+    np.testing.assert_array_equal(bits(views.to_numpy()), bits(want))
+    np.testing.assert_array_equal(bits(ptxrt.attention(q, k, v, causal=True, layout="bshd").transpose(0, 2, 1, 3)), bits(want))
+
+
+def test_rows_that_kernels_cannot_load_are_copied(machine, rng):
+    """Odd strides, odd starts and repeated heads, on the device."""
+    whole = rng.standard_normal((2, 30, 81), dtype=np.float32).astype(BF16)
+    there = ptxrt.to_device(whole)
+    x, device_x = whole[:, None, :, 3:35], there[:, None, :, 3:35]
+    np.testing.assert_array_equal(bits(ptxrt.attention(device_x, device_x, device_x).to_numpy()), bits(ptxrt.attention(x, x, x)))
+    q = np.broadcast_to(whole[:, None, :, :32], (2, 3, 30, 32))
+    once = ptxrt.to_device(np.ascontiguousarray(whole[:, None, :, :32]))
+    np.testing.assert_array_equal(bits(ptxrt.attention(once.broadcast_to((2, 3, 30, 32)), once, once).to_numpy()), bits(ptxrt.attention(q, q[:, :1], q[:, :1])))
+
+
+@pytest.mark.parametrize("dim_v", [32, 20])
+@pytest.mark.parametrize("keys", [40, 1000])
+def test_out_is_written_wherever_it_lies(machine, rng, dim_v, keys):
+    q, k, v = random_qkv(rng, 1, 2, 7, keys, 32, dim_v=dim_v, dtype=BF16)
+    for dtype in (BF16, np.float16, np.float32):
+        want = ptxrt.attention(q, k, v, out_dtype=dtype)
+        out = np.empty_like(want)
         assert ptxrt.attention(q, k, v, out=out) is out
-        assert_close(out, reference(q, k, v)[0])
+        np.testing.assert_array_equal(bits(out), bits(want))
+        place = ptxrt.to_device(np.zeros((1, 2, 7, dim_v + 12), dtype))
+        target = place[..., 4 : dim_v + 4]
+        device = tuple(map(ptxrt.to_device, (q, k, v)))
+        assert ptxrt.attention(*device, out=target) is target
+        np.testing.assert_array_equal(bits(target.to_numpy()), bits(want))
+        assert not place.to_numpy()[..., dim_v + 4 :].any() and not place.to_numpy()[..., :4].any()
+        turned = ptxrt.empty((1, 7, 2, dim_v), dtype)
+        ptxrt.attention(*device, out=turned.transpose(0, 2, 1, 3))
+        np.testing.assert_array_equal(bits(turned.to_numpy().transpose(0, 2, 1, 3)), bits(want))
 
 
-def test_device_arrays_give_device_arrays(machine, rng):
-    q, k, v = random_qkv(rng, 1, 2, 16, 24, 32)
-    got, lse = ptxrt.attention(*map(ptxrt.to_device, (q, k, v)), return_lse=True)
-    assert isinstance(got, ptxrt.DeviceArray) and isinstance(lse, ptxrt.DeviceArray)
-    want, want_lse = reference(q, k, v)
-    assert_close(got.to_numpy(), want)
-    assert_lse(lse.to_numpy(), want_lse)
+def test_device_arrays_of_lengths_masks_and_sinks(machine, rng):
+    q, k, v = random_qkv(rng, 2, 4, 9, 70, 32, heads_kv=2)
+    options = dict(key_lengths=np.int32([60, 5]), mask=rng.random((2, 1, 9, 70)) < 0.7, sinks=np.float32([0, 1, -1, 0.5]))
+    want = ptxrt.attention(q, k, v, **options)
+    device = {name: ptxrt.to_device(array) for name, array in options.items()}
+    got = ptxrt.attention(*map(ptxrt.to_device, (q, k, v)), **device)
+    assert isinstance(got, ptxrt.DeviceArray)
+    np.testing.assert_array_equal(bits(got.to_numpy()), bits(want))
+    half = dict(device, sinks=ptxrt.to_device(options["sinks"].astype(np.float16)), mask=ptxrt.to_device(np.where(options["mask"], 0, -np.inf).astype(BF16)))
+    np.testing.assert_array_equal(bits(ptxrt.attention(*map(ptxrt.to_device, (q, k, v)), **half).to_numpy()), bits(want))
 
 
-def test_wrong_calls_say_what_to_do(emulator, rng):
-    q, k, v = random_qkv(rng, 1, 2, 16, 24, 64)
-    for call, words in [
-        (lambda: ptxrt.attention(q, k, v, qk="nvfp4"), "no kernel for qk='nvfp4'.*there is qk='mxfp4', pv='bf16', quantize='in_kernel'"),
-        (lambda: ptxrt.attention(q, k, v, pv=["bf16"]), "no kernel for"),
-        (lambda: ptxrt.attention(q, k, v, scale=float("nan")), "scale is nan"),
-        (lambda: ptxrt.attention(q, k, v, scale=float("inf")), "scale is inf"),
-        (lambda: ptxrt.attention(q, k, v, scale="1"), "scale is '1'"),
-        (lambda: ptxrt.attention(q, k, v, scale=10**400), "scale is 1000"),
-        (lambda: ptxrt.attention(q, k, v, scale=1e300), "scale is 1e\\+300"),
-        (lambda: ptxrt.attention(q, k, v, out_dtype=np.float16), "bfloat16 or float32"),
-        (lambda: ptxrt.attention(q, k, v, out_dtype="nothing"), "bfloat16 or float32"),
-        (lambda: ptxrt.attention(q, k, v, out=np.empty(q.shape, np.float32), out_dtype=BF16), "out has the dtype asked for"),
-        (lambda: ptxrt.attention(q, k, v, out=q.astype(np.float64)), "bfloat16 or float32"),
-        (lambda: ptxrt.attention(q, k, v, out=[0]), "out is a list"),
-        (lambda: ptxrt.attention(q, k, v, out=np.empty((1, 2, 16, 32), np.float32)), r"out_f32 has shape \[1, 2, 16, 32\], not \[1, 2, 16, 64\]"),
-        (lambda: ptxrt.attention(q[0], k, v), "q has shape .*3 dimensions where 4 are needed"),
-        (lambda: ptxrt.attention(q, k[..., :32], v), r"k has shape .*dimension 3 \(dim\) must be 64, since dim is 64 in q"),
-        (lambda: ptxrt.attention(q, k, v[:, :, :20]), "must be 24, since keys is 24 in k"),
-        (lambda: ptxrt.attention(q, k[:, :1], v), "must be 2, since heads is 2 in q"),
-        (lambda: ptxrt.attention(q, k.astype(np.float16), v), "k is float16, but q is float32"),
-        (lambda: ptxrt.attention(*(x[..., :48] for x in (q, k, v))), "dim is 48 in q; compiled for 32, 64, .*Nearest: pad it with zeros to 64"),
-        (lambda: ptxrt.attention(*(np.zeros((1, 1, 4, 288), np.float32) for _ in range(3))), "Nearest: the largest is 256"),
-        (lambda: ptxrt.attention(q, k[:, :, :0], v[:, :, :0]), "keys is 0 in k, but the result is not empty"),
-        (lambda: ptxrt.attention(q.astype(np.float64), k, v), "q is float64"),
-        (lambda: ptxrt.attention(q, None, v), "k is object|k is"),
-    ]:
-        with pytest.raises(ptxrt.ArgumentError, match=words):
-            call()
+def test_prepared_calls_and_graphs(machine, rng):
+    """Splits, casts and views are recorded with everything else."""
+    for keys, dtype in ((40, BF16), (1000, np.float32)):
+        first, second = ([ptxrt.to_device(x) for x in random_qkv(rng, 1, 4, 5, keys, 32, heads_kv=2, dtype=dtype)] for _ in range(2))
+        options = dict(causal=True, window=(300, None), layout="bhsd", return_lse=True)
+        out = ptxrt.empty((1, 4, 5, 32), BF16)
+        prepared = ptxrt.prepare(ptxrt.attention, *first, out=out, **options)
+        got, lse = prepared(*second)
+        want, want_lse = ptxrt.attention(*second, **options)
+        np.testing.assert_array_equal(bits(got.to_numpy()), bits(want.to_numpy()))
+        np.testing.assert_array_equal(lse.to_numpy(), want_lse.to_numpy())
+        with ptxrt.graph() as graph:
+            again, _ = ptxrt.attention(*second, **options)
+        graph.launch()
+        np.testing.assert_array_equal(bits(again.to_numpy()), bits(want.to_numpy()))
 
 
-def test_an_empty_batch_gives_an_empty_result(emulator):
+def test_prepared_results_may_be_views(machine, rng):
+    x = [ptxrt.to_device(a) for a in random_qkv(rng, 1, 3, 3, 8, 32, dtype=BF16)]
+    prepared = ptxrt.prepare(lambda q, k, v, out: ptxrt.attention(q, k, v, out=out).transpose(0, 2, 1, 3), *x, ptxrt.empty((1, 3, 3, 32), BF16))
+    out = ptxrt.empty((1, 3, 3, 32), BF16)
+    np.testing.assert_array_equal(bits(prepared(*x, out).to_numpy()), bits(out.to_numpy().transpose(0, 2, 1, 3)))
+
+
+def test_remembered_calls_know_their_options(machine, rng):
+    """Calls with `out` that differ in a window, a layout or strides alone."""
+    q, k, v = (ptxrt.to_device(x) for x in random_qkv(rng, 1, 8, 8, 8, 32, dtype=BF16))
+    out = ptxrt.empty((1, 8, 8, 32), BF16)
+    for _ in range(2):
+        for options in (dict(), dict(window=(1, 0)), dict(window=(0, 1)), dict(layout="bshd")):
+            for there in (out, out.transpose(0, 2, 1, 3)):
+                want = ptxrt.attention(q, k, v, **options).to_numpy()
+                np.testing.assert_array_equal(bits(ptxrt.attention(q, k, v, out=there, **options).to_numpy()), bits(want))
+
+
+def test_empty_calls(emulator):
     x = np.zeros((0, 2, 16, 32), np.float32)
     out, lse = ptxrt.attention(x, x, x, return_lse=True)
     assert out.shape == (0, 2, 16, 32) and lse.shape == (0, 2, 16)
+    assert ptxrt.attention(np.zeros((1, 2, 0, 20), np.float32), *(np.zeros((1, 2, 5, 20), np.float32),) * 2).shape == (1, 2, 0, 20)
 
 
-# The reference
+# Wrong calls
+
+
+def test_wrong_calls_say_what_to_do(emulator, rng):
+    q, k, v = random_qkv(rng, 1, 4, 16, 24, 32, heads_kv=2)
+    two = random_qkv(rng, 2, 2, 16, 24, 32)
+    device = list(map(ptxrt.to_device, (q, k, v)))
+    for call, words in [
+        (lambda: ptxrt.attention(q, k, v, qk="nvfp9"), "no kernel for qk='nvfp9', pv='nvfp9'; nearest: .*There is qk='bf16', pv='bf16'"),
+        (lambda: ptxrt.attention(q, k, v, pv=["bf16"]), "no kernel for"),
+        (lambda: ptxrt.attention(q, k, v, pv="f16"), "no kernel for qk='bf16', pv='f16'; nearest: "),
+        (lambda: ptxrt.attention(q, k, v, quantize="in_kernel"), "nearest: qk='bf16', pv='bf16'"),
+        (lambda: ptxrt.attention(q, k, v, smooth_k=True), "has no smooth_k; leave it out"),
+        (lambda: ptxrt.attention(q, k, v, smooth_k="on"), "smooth_k is 'on'; pass True, False or 'auto'"),
+        (lambda: ptxrt.attention(q, k, v, smooth_q=True), "has no smooth_q"),
+        (lambda: ptxrt.attention(q, k, v, scale=float("nan")), "scale is nan"),
+        (lambda: ptxrt.attention(q, k, v, scale="1"), "scale is '1'"),
+        (lambda: ptxrt.attention(q, k, v, scale=10**400), "scale is 1000"),
+        (lambda: ptxrt.attention(q, k, v, scale=1e300), "scale is 1e\\+300"),
+        (lambda: ptxrt.attention(q, k, v, softcap=-1), "softcap is -1; pass a number above 0, or 0 for none"),
+        (lambda: ptxrt.attention(q, k, v, softcap=np.inf), "softcap is inf"),
+        (lambda: ptxrt.attention(q, k, v, causal="yes"), "causal is 'yes'; pass True or False"),
+        (lambda: ptxrt.attention(q, k, v, window=3), "window is 3; pass \\(left, right\\)"),
+        (lambda: ptxrt.attention(q, k, v, window=(-1, 0)), "window is \\(-1, 0\\).*None for open"),
+        (lambda: ptxrt.attention(q, k, v, window=(1.5, 0)), "window is \\(1.5, 0\\)"),
+        (lambda: ptxrt.attention(q, k, v, layout="bsd"), "layout is 'bsd'; pass 'bhsd' or 'bshd'"),
+        (lambda: ptxrt.attention(q, k, v, out_dtype=np.float64), "bfloat16, float16 or float32"),
+        (lambda: ptxrt.attention(q, k, v, out_dtype="nothing"), "bfloat16, float16 or float32"),
+        (lambda: ptxrt.attention(q, k, v, out=np.empty(q.shape, np.float32), out_dtype=BF16), "out has the dtype asked for"),
+        (lambda: ptxrt.attention(q, k, v, out=[0]), "out is a list"),
+        (lambda: ptxrt.attention(q, k, v, out=np.empty((1, 4, 16, 31), BF16)), r"out has shape \[1, 4, 16, 31\], not \[1, 4, 16, 32\]"),
+        (lambda: ptxrt.attention(q, k, v, out=np.broadcast_to(BF16(0), q.shape)), "out is read-only"),
+        (lambda: ptxrt.attention(*device, out=np.empty(q.shape, BF16)), "out is a NumPy array, q is on the device"),
+        (lambda: ptxrt.attention(*device, out=device[0].view(np.uint16).view(BF16).reshape(1, 4, 16, 64)), r"out has shape|float32"),
+        (lambda: ptxrt.attention(q, k, v, normalize=False, out_dtype=BF16), "normalize=False gives float32"),
+        (lambda: ptxrt.attention(q, k, v, normalize=False, return_lse=True), r"\(row_max \+ log2 row_sum\) ln 2; leave out return_lse"),
+        (lambda: ptxrt.attention(q[0], k, v), r"q has shape \[4, 16, 32\], 3 dimensions where 4 are needed; reshape it to \[B, H, S, D\]"),
+        (lambda: ptxrt.attention(q, k[..., :16], v), "q and k have one head dimension; 32 and 16 came"),
+        (lambda: ptxrt.attention(q, k, v[:, :, :20]), "k and v the same heads and keys"),
+        (lambda: ptxrt.attention(q, two[1], two[2]), "one batch"),
+        (lambda: ptxrt.attention(q[:, :3], k, v), "3 heads of q are no multiple of 2 heads of k and v; nearest: 2 or 4"),
+        (lambda: ptxrt.attention(q[:, :1], k, v), "nearest: 2; there are"),
+        (lambda: ptxrt.attention(q, k[:, :0], v[:, :0]), "no multiple of 0 heads"),
+        (lambda: ptxrt.attention(*(np.zeros((1, 1, 4, 288), np.float32) for _ in range(3))), "head dimensions go up to 256"),
+        (lambda: ptxrt.attention(q, k[:, :, :0], v[:, :, :0]), "there are no keys; pass at least one"),
+        (lambda: ptxrt.attention(q, k, v[..., :0]), "a head dimension is 0"),
+        (lambda: ptxrt.attention(q.astype(np.float64), k, v), "q is float64.*convert it to float32, float16 or bfloat16"),
+        (lambda: ptxrt.attention(q, None, v), "k is None"),
+        (lambda: ptxrt.attention(q, k, v, mask=np.zeros((16, 23), bool)), r"mask is bool \[16, 23\]; pass bool or float that broadcasts to \[B, H, Sq, Sk\]"),
+        (lambda: ptxrt.attention(q, k, v, mask=np.zeros((16, 24), np.int32)), "mask is int32"),
+        (lambda: ptxrt.attention(q, k, v, mask=np.zeros((1, 1, 1, 16, 24), bool)), "mask is bool"),
+        (lambda: ptxrt.attention(q, k, v, sinks=np.zeros(2, np.float32)), r"sinks are float32 \[2\]; pass one float for each of 4 heads of q"),
+        (lambda: ptxrt.attention(q, k, v, key_lengths=[25]), r"key_lengths is \[25\]; pass a whole number from 0 to 24 for each of 1 batches"),
+        (lambda: ptxrt.attention(q, k, v, key_lengths=[1, 2]), "key_lengths is"),
+        (lambda: ptxrt.attention(q, k, v, key_lengths=[1.5]), "key_lengths is float64"),
+        (lambda: ptxrt.attention(q, k, v, key_lengths=ptxrt.to_device(np.int64([3]))), "key_lengths is int64.*pass int32"),
+        (lambda: ptxrt.attention(q, k, v, cu_seqlens_q=[0, 16]), "one of cu_seqlens_q and cu_seqlens_k came"),
+        (lambda: ptxrt.attention(q, k, v, cu_seqlens_q=[0, 16], cu_seqlens_k=[0, 24], key_lengths=[3]), "no key_lengths"),
+        (lambda: ptxrt.attention(q, k, v, cu_seqlens_q=[0, 15], cu_seqlens_k=[0, 24]), r"cu_seqlens_q is \[0, 15\]; pass N \+ 1 whole numbers that rise from 0 to 16"),
+        (lambda: ptxrt.attention(q, k, v, cu_seqlens_q=[0, 9, 5, 16], cu_seqlens_k=[0, 1, 2, 24]), "that rise from 0 to 16"),
+        (lambda: ptxrt.attention(q, k, v, cu_seqlens_q=[0, 5, 16], cu_seqlens_k=[0, 24]), "cu_seqlens_q has 3 numbers, cu_seqlens_k 2"),
+        (lambda: ptxrt.attention(*two, cu_seqlens_q=[0, 16], cu_seqlens_k=[0, 24]), "packed sequences have a batch of 1, 2 came"),
+        (lambda: ptxrt.merge([], []), "outputs is list without segments"),
+        (lambda: ptxrt.merge([q], [q[..., 0], q[..., 0]]), "1 outputs of .* have 1 lses"),
+        (lambda: ptxrt.merge([q], [q]), r"lses\[0\] has shape \[1, 4, 16, 32\]"),
+        (lambda: ptxrt.merge([q], [q[..., 0].astype(np.float16)]), r"lses\[0\] is float16"),
+        (lambda: ptxrt.merge([q[0, 0, 0]], [q[0, 0, 0, 0]]), "fewer axes in front of S"),
+        (lambda: ptxrt.merge([q], [q[..., 0]], out_dtype=int), "merge: out_dtype=<class 'int'>"),
+    ]:
+        with pytest.raises(ptxrt.ArgumentError, match=words) as caught:
+            call()
+        assert str(caught.value).split(":")[0] in ("attention", "merge", "attention_bf16")
+
+
+# The references
 
 
 def test_visible_pairs_are_counted():
-    for queries in range(1, 9):
-        for keys in range(1, 9):
-            for causal in (False, True):
-                assert visible_pairs(queries, keys, causal) == visible(queries, keys, causal).sum()
+    for queries in range(1, 8):
+        for keys in range(1, 8):
+            for left in (OPEN, 0, 2):
+                for right in (OPEN, 0, 1):
+                    assert visible_pairs(queries, keys, left, right) == visible(queries, keys, left, right).sum()
 
 
 def test_the_reference_agrees_with_a_plain_loop(rng):
-    q, k, v = (x.astype(np.float64) for x in random_qkv(rng, 1, 1, 5, 4, 3))
-    out, lse = exact_attention(q, k, v, 0.7, True)
-    for i in range(5):
-        seen = [j for j in range(4) if j <= i + 4 - 5]
-        weights = [np.exp(0.7 * (q[0, 0, i] @ k[0, 0, j])) for j in seen]
-        want = sum((w * v[0, 0, j] for w, j in zip(weights, seen)), np.zeros(3)) / (sum(weights) or 1)
-        np.testing.assert_allclose(out[0, 0, i], want, rtol=1e-12, atol=1e-300)
-        np.testing.assert_allclose(lse[0, 0, i], np.log(sum(weights)) if seen else -np.inf, rtol=1e-12)
+    """Every option at once, in scalars."""
+    q, k, v = (x.astype(np.float64) for x in random_qkv(rng, 2, 4, 5, 6, 3, heads_kv=2, dim_v=2))
+    mask, sinks, lengths = rng.standard_normal((2, 4, 5, 6)), rng.standard_normal(4), [6, 4]
+    options = dict(scale=0.7, window=(2, 1), softcap=1.2, mask=mask, sinks=sinks, key_lengths=lengths)
+    out, lse = exact_attention(q, k, v, **options)
+    for b, h, i in np.ndindex(2, 4, 5):
+        total, value = np.exp(sinks[h]), np.zeros(2)
+        for j in range(lengths[b]):
+            if -2 <= j - (i + lengths[b] - 5) <= 1:
+                weight = np.exp(1.2 * np.tanh(0.7 * (q[b, h, i] @ k[b, h // 2, j]) / 1.2) + mask[b, h, i, j])
+                total, value = total + weight, value + weight * v[b, h // 2, j]
+        np.testing.assert_allclose(out[b, h, i], value / total, rtol=1e-12)
+        np.testing.assert_allclose(lse[b, h, i], np.log(total), rtol=1e-12)
 
 
-# Shared memory
+def test_parts_of_the_reference_add_up(rng):
+    q, k, v = random_qkv(rng, 1, 2, 4, 200, 8)
+    whole = exact_sums(q[:, :, None], k, v, scale=0.5, right=0)
+    parts = [exact_sums(q[:, :, None], k, v, scale=0.5, right=0, part=slice(a, b)) for a, b in ((0, 64), (64, 128), (128, 192), (192, 256))]
+    outs, lses = zip(*(exact_quotient(*part) for part in parts))
+    for got, want in zip(merged(outs, lses), exact_quotient(*whole)):
+        np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
-@pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
-def test_no_bank_conflicts(rng, dim, dtype):
-    """The native text, with whole and ragged tiles: every access to shared memory takes as few passes as its width allows."""
-    with ptxrt.using("emulator", bank_conflicts=True) as backend:
-        ptxrt.attention(*random_qkv(rng, 1, 1, 130, 150, dim, dtype), causal=True, return_lse=True)
-        entry = ptxrt.last_launches()[-1].entry
-        counted = backend.emulator.bank_conflicts[f"attention_mxfp4_bf16_dim{dim}.ptx"]
-    assert counted[entry] == {}
+def test_every_way_is_reached_by_its_name():
+    for (qk, pv, quantize), way in ATTENTION.items():
+        assert way.kernel.name in ptxrt.kernels() and (quantize is None) == (way.run is None)
+
+
+# Real sizes, on a GPU
+
+
+@pytest.fixture(params=["portable", "native"])
+def gpu(request):
+    """A GPU machine."""
+    there = ptxrt.machines()[request.param]
+    if not there.available:
+        pytest.skip(str(there))
+    with ptxrt.using(request.param) as backend:
+        yield backend
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("queries, keys", [(1, 1), (1, 1023), (3, 799), (17, 513), (113, 203), (127, 512), (239, 1), (513, 799), (799, 513), (1023, 1024), (1024, 1023)])
+@pytest.mark.parametrize("heads, heads_kv", [(4, 4), (6, 2), (8, 1)])
+@pytest.mark.parametrize("format", DTYPES)
+def test_the_grid_at_real_sizes(gpu, rng, queries, keys, heads, heads_kv, format):
+    for dim, options in zip((32, 64, 96, 128, 192, 256, 40, 128), OPTIONS):
+        check(*random_qkv(rng, 2, heads, queries, keys, dim, heads_kv=heads_kv), format, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("format", DTYPES)
+def test_the_error_on_normal_inputs(gpu, rng, format):
+    """B2 H4 S1024 D128, N(0, 1): against float64 attention of the inputs, and against a step-by-step computation in bf16."""
+    q, k, v = random_qkv(rng, 2, 4, 1024, 1024, 128)
+    got = ptxrt.compare(ptxrt.attention(q, k, v, qk=format), exact_attention(q, k, v)[0])
+    assert got.cosine >= 0.99999 and got.relative_l2 <= 5e-3 and abs(got.gain - 1) <= 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("queries, keys", [(1, 32768), (16, 32768)])
+def test_long_keys_and_few_rows(gpu, rng, queries, keys):
+    q, k, v = random_qkv(rng, 1, 32, queries, keys, 128, heads_kv=8, dtype=BF16)
+    check(q, k, v, causal=True)

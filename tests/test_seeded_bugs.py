@@ -16,7 +16,7 @@ from seeded_bugs import ATTENTION, BUGS
 import ptxrt
 from ptxrt import backend, units
 from ptxrt.emulator.backend import EmulatorBackend
-from ptxrt.ops.attention import attention_mxfp4_bf16
+from ptxrt.ops.attention_kernels import attention_mxfp4_bf16
 from ptxrt.ops.quantizers import DEQUANTIZE, QUANTIZE
 
 KERNELS = ptxrt.kernels()

@@ -7,6 +7,7 @@
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/target.cuh"
+#include "../tile/block_tiles.cuh"
 #include "../tile/format.cuh"
 #include "../tile/fragment.cuh"
 #include "../tile/shared.cuh"
@@ -153,8 +154,8 @@ __device__ inline void accumulate_values(tile::Accumulator (&o)[slices][dim_v / 
     }
 }
 
-// Calls body(score, slice, half, j * 8 + column) for every score of a lane; the last is the key's place in the tile.
-template <int slices, int tiles, class Body>
+// Calls body(score, slice, half, key) for every score of a lane; `key` counts from the start of the tile.
+template <class Order, int slices, int tiles, class Body>
 __device__ inline void for_scores(tile::Accumulator (&s)[slices][tiles], Body &&body) {
 #pragma unroll
     for (int slice = 0; slice < slices; ++slice)
@@ -164,12 +165,13 @@ __device__ inline void for_scores(tile::Accumulator (&s)[slices][tiles], Body &&
             for (int j = 0; j < tiles; ++j)
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
-                    body(s[slice][j][2 * half + i], slice, half, j * tile::mma_columns + tile::accumulator_column(i));
+                    body(s[slice][j][2 * half + i], slice, half, Order::key(j, tile::accumulator_column(i)));
 }
 
 // Takes the scores of the tile that starts at `first_key` to units of log2 and hides the keys that their rows do not see.
-template <int slices, int tiles>
-__device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, int warp_row, int first_key) {
+template <class Order, int slices, int tiles>
+__device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, int warp_row, int first_key,
+                                   float scale) {
     const AttentionOptions &options = problem.options;
     int query[slices][2], group[slices][2], first[slices][2], count[slices][2];   // visible: `count` keys of the tile from `first`
 #pragma unroll
@@ -183,19 +185,19 @@ __device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const 
             count[slice][half] = max(problem.end_visible(query[slice][half]) - first_key - first[slice][half], 0);
         }
     if (!problem.transforms_scores()) {
-        for_scores(s, [&](float &score, int slice, int half, int key) {
+        for_scores<Order>(s, [&](float &score, int slice, int half, int key) {
             const bool visible = uint32_t(key - first[slice][half]) < uint32_t(count[slice][half]);
-            score = visible ? score * (options.scale * log2_e) : -INFINITY;
+            score = visible ? score * (scale * log2_e) : -INFINITY;
         });
         return;
     }
-    for_scores(s, [&](float &score, int, int, int) { score *= options.scale; });
+    for_scores<Order>(s, [&](float &score, int, int, int) { score *= scale; });
     if (options.softcap > 0.0f)   // tanh x = 1 - 2 / (1 + e^2x), good to 2^-22 absolute
-        for_scores(s, [&](float &score, int, int, int) {
+        for_scores<Order>(s, [&](float &score, int, int, int) {
             const float power = ptx::ex2_approx_ftz_f32(score * (2.0f * log2_e / options.softcap));
             score = options.softcap * (1.0f - 2.0f * ptx::rcp_approx_ftz_f32(1.0f + power));
         });
-    for_scores(s, [&](float &score, int slice, int half, int key) {
+    for_scores<Order>(s, [&](float &score, int slice, int half, int key) {
         if (uint32_t(key - first[slice][half]) >= uint32_t(count[slice][half])) {
             score = -INFINITY;
             return;
@@ -241,7 +243,7 @@ __device__ inline void store_rows(const Softmax &softmax, typename Tiling::templ
 // Divides by the sums and writes what is asked for; splits write what they have.
 template <class Tiling, class Softmax>
 __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &shared, const Problem &problem, int first_row,
-                                     int warp_row) {
+                                     int warp_row, float output_scale = 1.0f) {
     const AttentionOptions &options = problem.options;
     softmax.finish();
     if (options.sinks && problem.split == 0) {   // one more key, which has no value
@@ -270,7 +272,7 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
         for (int half = 0; half < 2; ++half) {
             const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
             const float sum = softmax.row_sum[slice][half], max = softmax.row_max[slice][half];
-            factor[slice][half] = options.partial ? 1.0f : sum == 0.0f ? 0.0f : __frcp_rn(sum);
+            factor[slice][half] = output_scale * (options.partial ? 1.0f : sum == 0.0f ? 0.0f : __frcp_rn(sum));
             if (row >= problem.rows || tile::accumulator_column(0) != 0) continue;
             if (options.lse)
                 options.lse[problem.row_at(row)] = sum == 0.0f ? -INFINITY : (max + ptx::lg2_approx_ftz_f32(sum)) * ln_2;
@@ -349,7 +351,7 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
         tile::Accumulator s[Tiling::slices][Tiling::keys / tile::mma_columns];
         multiply_scores<Element, Tiling::dim>(s, shared.q, warp_row - first_row, stage.k);
         if constexpr (masked)
-            mask_scores(s, problem, warp_row, index * Tiling::keys);
+            mask_scores<tile::NaturalKeys>(s, problem, warp_row, index * Tiling::keys, options.scale);
         softmax.template take<masked>(s, options.scale * log2_e);
         accumulate_values<Element, Tiling::dim_v>(softmax.o, s, stage.v);
     };

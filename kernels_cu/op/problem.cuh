@@ -49,11 +49,11 @@ struct AttentionOptions {
 
 // The parameters of every attention entry behind its operands, in order, and the options made of them: arguments, then axes,
 // then strides (those of q, k and v before those here).
-#define ATTENTION_PARAMETERS                                                                                                \
+#define ATTENTION_ARRAYS                                                                                                    \
     const float *mask, const uint8_t *allowed, const float *sinks, const int *query_starts, const int *query_ends,          \
         const int *key_starts, const int *key_ends, __nv_bfloat16 *out_bf16, __half *out_f16, float *out_f32, float *lse,   \
-        float *partial, float *row_max, float *row_sum, float scale, float softcap, int left, int right, int batch,         \
-        int heads_kv, int group, int queries, int dim, int keys, int dim_v, int sequences, int splits
+        float *partial, float *row_max, float *row_sum
+#define ATTENTION_SCALARS float scale, float softcap, int left, int right
 #define STRIDES_Q(array) long long array##_batch, long long array##_head, long long array##_group, long long array##_query
 #define STRIDES_K(array) long long array##_batch, long long array##_head, long long array##_key
 #define STRIDES_MASK(array) STRIDES_Q(array), long long array##_key

@@ -13,9 +13,10 @@ namespace op {
 //
 // The maximum is kept in units of log2 and rounded up to an integer, so that probabilities are the exact ones times a power
 // of two: rescaling is exact, and neither the order of tiles nor how keys are split changes a probability's mantissa.
-template <int slices, int dim_v>
+// `more` column tiles behind those of the output go along with it.
+template <int slices, int dim_v, int more = 0>
 struct OnlineSoftmax {
-    tile::Accumulator o[slices][dim_v / tile::mma_columns];
+    tile::Accumulator o[slices][dim_v / tile::mma_columns + more];
     float row_max[slices][2];   // the same in the four lanes of a row
     float row_sum[slices][2];   // of this lane's columns only, until finish()
 

@@ -1,0 +1,496 @@
+// Fused attention on operands in block formats: block-scaled MMAs for S = Q K^T and O = P V, with P quantized in registers.
+//
+// K and V come as tiles that one bulk copy each brings to shared memory (tile/block_tiles.cuh). The columns of S stand for keys
+// in the order that makes P an operand where it lies. The denominator is the sum of P as it is multiplied, codes times scales:
+// one more column of V, all ones.
+#pragma once
+
+#include <cstdint>
+
+#include "../kernel.cuh"
+#include "../ptx/barrier.cuh"
+#include "../ptx/bulk.cuh"
+#include "../ptx/cp_async.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/target.cuh"
+#include "../tile/block_tiles.cuh"
+#include "../tile/fragment.cuh"
+#include "attention.cuh"
+#include "problem.cuh"
+#include "softmax.cuh"
+
+namespace op {
+
+// Q in codes and scales, K and V in tiles, and what NVFP4 multiplies all values by (null: nothing).
+struct BlockOperands {
+    const uint8_t *q_codes, *q_scales, *k_tiles, *v_tiles;
+    const float *q_global, *k_global, *v_global;
+    int q_bytes, q_blocks, tiles;   // of a row of Q; of a head of K and V
+    StridesQ q_codes_strides, q_scales_strides;
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Probabilities as operand A
+
+// P of 16 rows and `tiles` column tiles of S.
+template <class Format, int tiles>
+struct ProbabilityFragments {
+    static constexpr int steps = 8 * tiles / Format::depth;
+    tile::FragmentA codes[steps];
+    uint32_t scales[steps];
+};
+
+// The largest of the scores of column tiles `first` .. first + count - 1 in one row of this lane.
+template <int first, int count, int tiles>
+__device__ inline float lane_max(const tile::Accumulator (&s)[tiles], int half) {
+    float result = fmaxf(s[first][2 * half], s[first][2 * half + 1]);
+#pragma unroll
+    for (int j = first + 1; j < first + count; ++j) result = fmaxf(result, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
+    return result;
+}
+
+// Eight scores of a row, of four neighbouring column tiles, as probabilities 2^(score factor - base).
+template <bool masked>
+__device__ inline void exponentials(float (&p)[8], const tile::Accumulator *s, int half, float factor, float base) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float score = s[i / 2][2 * half + i % 2];
+        p[i] = ptx::ex2_approx_ftz_f32(masked ? score - base : fmaf(score, factor, -base));
+    }
+}
+
+// How P becomes codes and scales. `headroom`: row_max is so many steps of 2 below the rounded-up maximum, so that the scale
+// range of P is used from its top and a tail far below the maximum survives.
+//
+// encode() takes the scores of 16 rows; group_max[h][half] is the largest score of 32 keys (h) in a row, reduced over as many
+// lanes of the quad as share a scale; row_max is that of the row already.
+template <class Format>
+struct Probabilities;
+
+// e4m3 without a scale of its own: P is at most 2^8 of e4m3's 448.
+template <>
+struct Probabilities<tile::Mxfp8> {
+    using Order = tile::KeysByFours;
+    static constexpr float headroom = 8.0f;
+    static constexpr uint32_t one = 0x38383838u, unit_scale = 0x7f7f7f7fu;
+
+    __device__ static float shared_max(float lane_max) { return lane_max; }
+
+    template <bool masked, int tiles>
+    __device__ static void encode(ProbabilityFragments<tile::Mxfp8, tiles> &p, const tile::Accumulator (&s)[tiles],
+                                  const float (&)[tiles / 4][2], const float (&row_max)[2], float factor) {
+#pragma unroll
+        for (int step = 0; step < tiles / 4; ++step) {
+            p.scales[step] = unit_scale;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float values[8];
+                exponentials<masked>(values, &s[4 * step], half, factor, row_max[half]);
+                p.codes[step][half] = ptx::cvt_rn_satfinite_e4m3x4_f32(values);
+                p.codes[step][2 + half] = ptx::cvt_rn_satfinite_e4m3x4_f32(values + 4);
+            }
+        }
+    }
+};
+
+// e2m1 with one power of two for 32 keys: the smallest under which nothing saturates.
+template <>
+struct Probabilities<tile::Mxfp4> {
+    using Order = tile::KeysByEights;
+    static constexpr float headroom = 0.0f;
+    static constexpr uint32_t one = 0x22222222u, unit_scale = 0x7f7f7f7fu;
+
+    __device__ static float shared_max(float lane_max) {
+        return tile::reduce_row(lane_max, [](float a, float b) { return fmaxf(a, b); });
+    }
+
+    template <bool masked, int tiles>
+    __device__ static void encode(ProbabilityFragments<tile::Mxfp4, tiles> &p, const tile::Accumulator (&s)[tiles],
+                                  const float (&group_max)[tiles / 4][2], const float (&row_max)[2], float factor) {
+        constexpr float log2_6 = 2.584962500721156f;
+#pragma unroll
+        for (int step = 0; step < tiles / 8; ++step) {
+            uint32_t words[2] = {};   // of rows g and g + 8
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    // Beyond 2^-40 below the maximum a block counts as that much.
+                    const float exponent =
+                        fmaxf(ceilf((masked ? group_max[2 * step + h][half] : group_max[2 * step + h][half] * factor) - log2_6),
+                              row_max[half] - 40.0f);
+                    float values[8];
+                    exponentials<masked>(values, &s[8 * step + 4 * h], half, factor, exponent);
+                    p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
+                    words[half] |= static_cast<uint32_t>(static_cast<int>(exponent - row_max[half]) + 127) << (8 * h);
+                }
+            p.scales[step] = words[ptx::laneid() % 2];   // even lanes carry row g, odd ones row g + 8
+        }
+    }
+};
+
+// e2m1 with one ue4m3 scale for 16 keys, which is at most 2^11 / 6 of ue4m3's 448.
+template <>
+struct Probabilities<tile::Nvfp4> {
+    using Order = tile::KeysByEights;
+    static constexpr float headroom = 11.0f;
+    static constexpr uint32_t one = 0x22222222u, unit_scale = 0x38383838u;
+
+    // Two lanes of a quad hold the 16 keys of a block.
+    __device__ static float shared_max(float lane_max) { return fmaxf(lane_max, ptx::shfl_sync_bfly_f32(lane_max, 1)); }
+
+    template <bool masked, int tiles>
+    __device__ static void encode(ProbabilityFragments<tile::Nvfp4, tiles> &p, const tile::Accumulator (&s)[tiles],
+                                  const float (&group_max)[tiles / 4][2], const float (&row_max)[2], float factor) {
+        constexpr float log2_6 = 2.584962500721156f;
+#pragma unroll
+        for (int step = 0; step < tiles / 8; ++step) {
+            float scales[4];   // of (row g, first 32 keys), (g, last 32), (g + 8, first), (g + 8, last)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const float largest = group_max[2 * step + h][half];
+                    float base = masked ? largest - log2_6 : fmaf(largest, factor, -log2_6);
+                    if (masked) base = fmaxf(base, row_max[half] - 40.0f);   // a block without visible keys
+                    float values[8];
+                    exponentials<masked>(values, &s[8 * step + 4 * h], half, factor, base);
+                    p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
+                    scales[2 * half + h] = ptx::ex2_approx_ftz_f32(base - row_max[half]);
+                }
+            // A lane has every second block of both rows, its neighbour at distance 2 the others.
+            const uint32_t own = ptx::cvt_rn_satfinite_e4m3x4_f32(scales), other = ptx::shfl_sync_bfly_b32(own, 2);
+            p.scales[step] = __byte_perm(own, other, ptx::laneid() % 2 ? 0x7362 : 0x5140);
+        }
+    }
+};
+
+// Online softmax with quantized P: behind the columns of o comes the sum of P.
+template <class Format, int slices, int dim_v>
+struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1> {
+    using Base = OnlineSoftmax<slices, dim_v, 1>;
+    using P = Probabilities<Format>;
+    static constexpr int sum_column = dim_v / tile::mma_columns;
+
+    // Turns scores into P below a new maximum and brings o under it.
+    template <bool masked, int tiles>
+    __device__ void take(ProbabilityFragments<Format, tiles> (&p)[slices], const tile::Accumulator (&s)[slices][tiles], float factor) {
+        float group_max[slices][tiles / 4][2], new_max[slices][2], base[slices][2];
+        bool grows = false;
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                static_for<tiles / 4>(
+                    [&](auto h) { group_max[slice][h][half] = P::shared_max(lane_max<4 * h, 4>(s[slice], half)); });
+                float tile_max = group_max[slice][0][half];
+#pragma unroll
+                for (int h = 1; h < tiles / 4; ++h) tile_max = fmaxf(tile_max, group_max[slice][h][half]);
+                tile_max = tile::reduce_row(tile_max, [](float a, float b) { return fmaxf(a, b); });
+                new_max[slice][half] = fmaxf(this->row_max[slice][half], ceilf(masked ? tile_max : tile_max * factor) - P::headroom);
+                grows |= new_max[slice][half] > this->row_max[slice][half];
+            }
+        if (ptx::vote_sync_any(grows)) this->raise(new_max);
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)   // no key yet: -inf less -inf would be NaN
+                base[slice][half] = masked && this->row_max[slice][half] == -INFINITY ? 0.0f : this->row_max[slice][half];
+            P::template encode<masked>(p[slice], s[slice], group_max[slice], base[slice], factor);
+        }
+    }
+
+    // o += P V, and the sums of P.
+    template <int tiles, class Tile>
+    __device__ void accumulate(const ProbabilityFragments<Format, tiles> (&p)[slices], const Tile &v) {
+        const tile::FragmentB ones = {P::one, P::one};
+        static_for<Tile::steps>([&](auto step) {
+            static_for<Tile::groups>([&](auto group) {
+                const uint32_t scales = v.scales_b(step, group);
+                constexpr int group_tiles = 4 * Tile::columns_per_word, tiles_left = dim_v / 8 - group_tiles * group;
+                static_for<(tiles_left < group_tiles ? tiles_left : group_tiles) / 2>([&](auto pair) {
+                    tile::FragmentB b[2];
+                    tile::load_b(b, v.codes, 8 * (group_tiles * group + 2 * pair), 2 * step);
+                    static_for<2>([&](auto half) {
+                        constexpr int j = 2 * pair + half;
+                        static_for<slices>([&](auto slice) {
+                            tile::multiply<0, 0, j / 4 * Tile::step_blocks, j % 4>(
+                                this->o[slice][group_tiles * group + j], Format{}, p[slice].codes[step], p[slice].scales[step],
+                                b[half], scales);
+                        });
+                    });
+                });
+            });
+            static_for<slices>([&](auto slice) {
+                tile::multiply<0, 0, 0, 0>(this->o[slice][sum_column], Format{}, p[slice].codes[step], p[slice].scales[step], ones,
+                                           P::unit_scale);
+            });
+        });
+    }
+
+    __device__ void finish() {
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) this->row_sum[slice][half] = this->o[slice][sum_column][2 * half];
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Q and scores
+
+// Q of a warp's slices: operand A at each step and its scales, two words of a row to a register.
+template <class Format, int slices, int dim>
+struct BlockQueries {
+    static constexpr int steps = dim / Format::depth, words = ceil_div(steps, Format::steps_per_word);
+    tile::FragmentA codes[slices][steps];
+    uint32_t scales[slices][ceil_div(words, 2)];
+
+    // Rows from `warp_row` on; rows and columns that are not there are zeros.
+    __device__ void load(const BlockOperands &operands, const Problem &problem, int warp_row) {
+        const int thread = ptx::laneid() % 4;
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
+                const uint8_t *source = operands.q_codes + problem.at(operands.q_codes_strides, min(row, problem.rows - 1));
+#pragma unroll
+                for (int step = 0; step < steps; ++step)
+#pragma unroll
+                    for (int chunk = 0; chunk < 2; ++chunk) {
+                        const int byte = 32 * step + 16 * chunk + 4 * thread;
+                        const bool present = row < problem.rows && byte < operands.q_bytes;
+                        codes[slice][step][2 * chunk + half] = present ? __ldg(reinterpret_cast<const uint32_t *>(source + byte)) : 0;
+                    }
+            }
+            const int row = min(warp_row + 16 * slice + ptx::laneid() / 4 + 8 * (thread % 2), problem.rows - 1);
+            const uint8_t *source = operands.q_scales + problem.at(operands.q_scales_strides, row);
+#pragma unroll
+            for (int i = 0; i < ceil_div(words, 2); ++i) {
+                uint32_t word = 0;
+#pragma unroll
+                for (int byte = 0; byte < 4; ++byte) {
+                    const int block = 4 * (2 * i + thread / 2) + byte;
+                    if (block < operands.q_blocks) word |= uint32_t(__ldg(source + block)) << (8 * byte);
+                }
+                scales[slice][i] = word;
+            }
+        }
+    }
+};
+
+// s = Q K^T for all keys of a tile, columns in `Order`.
+template <class Order, class Format, int slices, int dim, int tiles, class Tile>
+__device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tiles], const BlockQueries<Format, slices, dim> &q, const Tile &k) {
+#pragma unroll
+    for (auto &slice : s)
+#pragma unroll
+        for (auto &accumulator : slice)
+#pragma unroll
+            for (float &element : accumulator) element = 0.0f;
+    const uint32_t lane_address = k.template lane_address<Order>();
+    static_for<tiles / 4>([&](auto group) {
+        const auto &k_scales = k.template scales_b<Order>(group);
+        static_for<Tile::steps>([&](auto step) {
+            constexpr int word = step / Format::steps_per_word, byte = step % Format::steps_per_word * (4 / Format::steps_per_word);
+            static_for<2>([&](auto pair) {
+                tile::FragmentB b[2];
+                Tile::template load_b<Order, 2 * group + pair, step>(b, lane_address);
+                static_for<2>([&](auto half) {
+                    static_for<slices>([&](auto slice) {
+                        tile::multiply<byte, word % 2, byte, 2 * pair + half>(s[slice][4 * group + 2 * pair + half], Format{},
+                                                                             q.codes[slice][step], q.scales[slice][word / 2],
+                                                                             b[half], k_scales[word]);
+                    });
+                });
+            });
+        });
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The kernel
+
+constexpr int block_keys = 64;   // of a tile, in memory as in a stage
+
+// How a block divides the work. Warps of two slices read K and V half as often; two blocks to a multiprocessor keep its tensor
+// cores busy while one is in its softmax.
+template <class ScoreFormat_, class ValueFormat_, int dim_, int dim_v_>
+struct BlockTiling {
+    using ScoreFormat = ScoreFormat_;
+    using ValueFormat = ValueFormat_;
+    static constexpr int dim = dim_, dim_v = dim_v_;
+    static constexpr bool small = dim <= 128 && dim_v <= 128;
+    static constexpr int slices = small ? 2 : 1;
+    static constexpr int warps = small ? 4 : 8;
+    static constexpr int blocks = small ? 2 : 1;
+    static constexpr int threads = 32 * warps;
+    static constexpr int rows = 16 * slices * warps;
+
+    using Keys = tile::KeyTile<ScoreFormat, block_keys, dim>;
+    using Values = tile::ValueTile<ValueFormat, block_keys, dim_v>;
+    struct Stage {
+        Keys k;
+        Values v;
+    };
+    static constexpr int budget = 99 * 1024 / blocks - 1024;
+    static constexpr int stages = budget / int(sizeof(Stage)) < 4 ? budget / int(sizeof(Stage)) : 4;
+    static_assert(stages >= 2, "one stage is filled while another is read");
+
+    template <class Output>
+    using OutputTile = tile::SharedTile<rows, dim_v * sizeof(Output)>;
+    struct Shared {
+        union {
+            Stage stage[stages];
+            OutputTile<__nv_bfloat16> q;   // when all tiles were read, the output is staged here
+        };
+        alignas(16) uint64_t full[stages], empty[stages];
+    };
+};
+
+// The stages of a block: filled by bulk copies that one lane starts, so that no warp waits for another but through the stages;
+// where there is no bulk copy, by all threads between barriers of the block.
+template <class Tiling>
+struct Pipeline {
+    typename Tiling::Shared &shared;
+    const typename Tiling::Keys *k;
+    const typename Tiling::Values *v;
+    int begin, end;   // tiles
+    // How many tiles a warp may be ahead of another when the next stage is filled.
+    static constexpr int slack = Tiling::stages > 2 ? 2 : 1, ahead = ptx::has_bulk_copy ? Tiling::stages - slack : 1;
+
+    __device__ static uint32_t address(const void *shared) { return static_cast<uint32_t>(__cvta_generic_to_shared(shared)); }
+    __device__ auto &stage_of(int index) const { return shared.stage[(index - begin) % Tiling::stages]; }
+
+    // Called by the whole block.
+    __device__ void start() {
+        if constexpr (ptx::has_bulk_copy) {
+            if (threadIdx.x == 0) {
+                for (int i = 0; i < Tiling::stages; ++i) {
+                    ptx::mbarrier_init(address(&shared.full[i]), 1);
+                    ptx::mbarrier_init(address(&shared.empty[i]), Tiling::warps);
+                }
+                ptx::fence_mbarrier_init();
+            }
+            ptx::bar_sync();   // the barriers are there
+        }
+        for (int index = begin; index < begin + ahead; ++index) fill(index);
+    }
+
+    // Fills the stage of a tile when all warps are done with the tile before in it. By all warps.
+    __device__ void fill(int index) {
+        if constexpr (ptx::has_bulk_copy) {
+            if (index >= end || threadIdx.x >= 32 || !ptx::elect_sync()) return;
+            const int turn = (index - begin) / Tiling::stages, slot = (index - begin) % Tiling::stages;
+            const uint32_t full = address(&shared.full[slot]);
+            if (turn > 0) ptx::mbarrier_wait_parity(address(&shared.empty[slot]), (turn - 1) & 1);
+            ptx::mbarrier_arrive_expect_tx(full, sizeof(typename Tiling::Stage));
+            ptx::cp_async_bulk_shared_global(address(&shared.stage[slot].k), k + index, sizeof(typename Tiling::Keys), full);
+            ptx::cp_async_bulk_shared_global(address(&shared.stage[slot].v), v + index, sizeof(typename Tiling::Values), full);
+        } else {
+            if (index < end) {
+                copy(stage_of(index).k, k + index);
+                copy(stage_of(index).v, v + index);
+            }
+            ptx::cp_async_commit_group();
+        }
+    }
+
+    template <class Tile>
+    __device__ void copy(Tile &target, const Tile *source) {
+        for (uint32_t at = 16 * threadIdx.x; at < sizeof(Tile); at += 16 * Tiling::threads)
+            ptx::cp_async_cg_16(address(&target) + at, reinterpret_cast<const char *>(source) + at, true);
+    }
+
+    // The stage of a tile, when it is there; starts filling another. By all warps, for every tile in turn.
+    __device__ const typename Tiling::Stage &take(int index) {
+        if constexpr (ptx::has_bulk_copy) {
+            fill(index + ahead);
+            __syncwarp();
+            ptx::mbarrier_wait_parity(address(&shared.full[(index - begin) % Tiling::stages]), (index - begin) / Tiling::stages & 1);
+        } else {
+            ptx::cp_async_wait_group<0>();
+            ptx::bar_sync();   // this tile has landed for everyone; everyone is done with the stage that is filled next
+            fill(index + ahead);
+        }
+        return stage_of(index);
+    }
+
+    // This warp is done with a tile.
+    __device__ void release(int index) {
+        if constexpr (ptx::has_bulk_copy) {
+            __syncwarp();   // all its lanes are
+            if (ptx::laneid() == 0) ptx::mbarrier_arrive(address(&shared.empty[(index - begin) % Tiling::stages]));
+        }
+    }
+};
+
+// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys).
+template <class Tiling>
+__device__ inline void attention_blocks(typename Tiling::Shared &shared, const BlockOperands &operands, const AttentionOptions &options) {
+    using Softmax = BlockSoftmax<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v>;
+    using Order = typename Softmax::P::Order;
+    const Problem problem(options);
+    // Where a mask is causal, later rows have more to do; they start first.
+    const int first_row = (gridDim.x - 1 - blockIdx.x) * Tiling::rows;
+    if (first_row >= problem.rows) return;
+    const int end_row = min(first_row + Tiling::rows, problem.rows);
+    const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
+    const float scale = options.scale * (operands.q_global ? *operands.q_global : 1.0f) * (operands.k_global ? *operands.k_global : 1.0f);
+
+    const TileRange<block_keys> range(problem, first_row, end_row);
+    const size_t first_tile = size_t(problem.batch * options.heads_kv + problem.head) * operands.tiles;
+    Pipeline<Tiling> pipeline{shared, reinterpret_cast<const typename Tiling::Keys *>(operands.k_tiles) + first_tile,
+                              reinterpret_cast<const typename Tiling::Values *>(operands.v_tiles) + first_tile, range.begin, range.end};
+    pipeline.start();
+
+    BlockQueries<typename Tiling::ScoreFormat, Tiling::slices, Tiling::dim> q;
+    q.load(operands, problem, warp_row);
+    Softmax softmax;
+    softmax.start();
+    const bool idle = warp_row >= problem.rows;
+    const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
+    auto step = [&](int index, auto masked) {
+        const auto &stage = pipeline.take(index);
+        // A warp without rows, or whose rows see nothing of this tile, only keeps the stages moving.
+        if (!idle && !(masked && index * block_keys >= warp_end)) {
+            tile::Accumulator s[Tiling::slices][block_keys / tile::mma_columns];
+            multiply_block_scores<Order>(s, q, stage.k);
+            if constexpr (masked) mask_scores<Order>(s, problem, warp_row, index * block_keys, scale);
+            ProbabilityFragments<typename Tiling::ValueFormat, block_keys / tile::mma_columns> p[Tiling::slices];
+            softmax.template take<masked>(p, s, scale * log2_e);
+            softmax.accumulate(p, stage.v);
+        }
+        pipeline.release(index);
+    };
+    for (int index = range.begin; index < range.end; ++index) {
+        for (; range.plain_begin <= index && index < range.plain_end; ++index) step(index, std::false_type{});
+        if (index < range.end) step(index, std::true_type{});
+    }
+    ptx::bar_sync();   // every warp is done with the stages, over which the output goes
+    write_results<Tiling>(softmax, shared, problem, first_row, warp_row, operands.v_global ? *operands.v_global : 1.0f);
+}
+
+}  // namespace op
+
+// The parameters of an entry on block formats, and its body.
+#define BLOCK_ATTENTION(name, ScoreFormat, ValueFormat, dim_, dim_v_)                                                       \
+    KERNEL(name, .threads = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::threads},                             \
+           .shared_bytes = sizeof(op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::Shared),                         \
+           .tile = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::rows, 1, 1},                                   \
+           .min_blocks = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::blocks, .spill_bytes = 64)                \
+    (const uint8_t *q_codes,    /* [batch, heads_kv, group, queries, q_bytes] */                                            \
+     const uint8_t *q_scales,   /* [batch, heads_kv, group, queries, q_blocks] */                                           \
+     const uint8_t *k_tiles,    /* [batch, heads_kv, tiles, k_bytes]: tile::KeyTile */                                      \
+     const uint8_t *v_tiles,    /* [batch, heads_kv, tiles, v_bytes]: tile::ValueTile */                                    \
+     const float *q_global, const float *k_global, const float *v_global, ATTENTION_ARRAYS, ATTENTION_SCALARS, int batch,   \
+     int heads_kv, int group, int queries, int q_bytes, int q_blocks, int tiles, int k_bytes, int v_bytes, int keys,        \
+     int dim_v, int sequences, int splits, STRIDES_Q(q_codes), STRIDES_Q(q_scales), ATTENTION_STRIDES) {                    \
+        using Tiling = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>;                                             \
+        const int dim = dim_;                                                                                               \
+        op::attention_blocks<Tiling>(shared<typename Tiling::Shared>(),                                                     \
+                                     {q_codes, q_scales, k_tiles, v_tiles, q_global, k_global, v_global, q_bytes, q_blocks, \
+                                      tiles, THE_STRIDES_Q(q_codes), THE_STRIDES_Q(q_scales)},                              \
+                                     ATTENTION_OPTIONS);                                                                    \
+    }

@@ -1,0 +1,59 @@
+"""The algorithm of the 16-bit attention kernels restated in NumPy: tiles of keys, an integer running maximum, rounded weights.
+
+What remains between a kernel and this is the order of float32 sums and the last bits of exponentials.
+"""
+
+import numpy as np
+
+from ptxrt.ops.attention_kernels import OPEN, visible
+
+TILE = 64
+LOG2_E = np.float32(1.4426950408889634)
+
+
+def restated(q, k, v, dtype, *, scale=None, left=OPEN, right=OPEN, softcap=0.0, mask=None, sinks=None, lengths=None):
+    """Output in float32 and lse of q [B, H, Sq, D], k and v [B, Hkv, Sk, D]; mask broadcasts to [B, H, Sq, Sk]."""
+    q, k, v = (np.asarray(x).astype(dtype).astype(np.float32) for x in (q, k, v))
+    scale = np.float32(q.shape[-1] ** -0.5 if scale is None else scale)
+    group = q.shape[1] // k.shape[1]
+    out, lse = np.zeros((*q.shape[:-1], v.shape[-1]), np.float32), np.full(q.shape[:-1], -np.inf, np.float32)
+    mask = None if mask is None else np.broadcast_to(mask, (*q.shape[:-1], k.shape[2]))
+    for batch, head in np.ndindex(*q.shape[:2]):
+        keys = k.shape[2] if lengths is None else int(lengths[batch])
+        rows = q[batch, head]
+        shown = visible(len(rows), keys, left, right)
+        top, total = np.full(len(rows), -np.inf, np.float32), np.zeros(len(rows), np.float32)
+        values = np.zeros((len(rows), v.shape[-1]), np.float32)
+        for first in range(0, keys, TILE):
+            tile = slice(first, min(first + TILE, keys))
+            scores = rows @ k[batch, head // group, tile].T * scale
+            if softcap:
+                scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
+            if mask is not None:
+                added = mask[batch, head, :, tile]
+                scores = np.where(added, scores, np.float32(-np.inf)) if mask.dtype == bool else scores + added.astype(np.float32)
+            with np.errstate(over="ignore"):  # a large finite mask stays finite: a row of nothing else is a mean
+                scores = np.where(scores == -np.inf, scores, np.maximum(scores * LOG2_E, np.finfo(np.float32).min))
+            scores = np.where(shown[:, tile], scores, np.float32(-np.inf))
+            new_top = np.maximum(top, np.ceil(scores.max(axis=1)))
+            top, total, values = rescaled(top, new_top, total, values)
+            base = np.where(top == -np.inf, np.float32(0), top)
+            weights = np.exp2(scores - base[:, None])
+            total += weights.sum(axis=1, dtype=np.float32)
+            values += weights.astype(dtype).astype(np.float32) @ v[batch, head // group, tile]
+        if sinks is not None:
+            sink = np.float32(sinks[head]) * LOG2_E
+            top, total, values = rescaled(top, np.maximum(top, np.ceil(sink)), total, values)
+            total += np.exp2(sink - top)
+        seen = total > 0
+        out[batch, head][seen] = values[seen] / total[seen, None]
+        with np.errstate(divide="ignore"):
+            lse[batch, head] = (top + np.log2(total)) * np.float32(np.log(2))
+    return out, lse
+
+
+def rescaled(top, new_top, total, values):
+    """Sums brought under a new maximum: by a power of two, exactly."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        factor = np.exp2(np.where(top == new_top, 0, top - new_top)).astype(np.float32)
+    return new_top, total * factor, values * factor[:, None]
