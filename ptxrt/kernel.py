@@ -194,8 +194,8 @@ def kernel(
     filled: whether a compiled size may be larger than the arrays': the smallest that holds them is chosen, the entry is given
         the arrays' own sizes and fills up with zeros.
     fixed: axes that have one size and need not be given.
-    derived: axes that follow from others, in an order in which they can be worked out: from the axes known so far, the axis itself
-        among them where the call gives it, its size. One that is no axis of an array comes after those that are.
+    derived: axes that follow from others, in an order in which they can be worked out: the size from the axes known so far, the
+        axis itself among them where the call gives it. They may be axes of no array, of which the entry is told nothing.
     cases: sizes of axes, values of scalars, optional arrays (name=True) and, to restrict it, the
         format of the unions (format="bf16"); tests, `check` and the documentation loop over them.
     tolerance: for all outputs or by output; absent means exact.
@@ -287,7 +287,7 @@ class Kernel:
         """What the compiled entry takes: the arguments in order, the axes in order of first appearance, the strides."""
         return (
             *(Parameter(*(("scalar", a.name, a.formats[0]) if a.direction == "scalar" else ("array", a.name))) for a in self.arguments),
-            *(Parameter("axis", axis) for axis in self.axes),
+            *(Parameter("axis", axis) for axis in dict.fromkeys(axis for a in self.arrays for axis in a.shape.axes)),
             *(Parameter("stride", a.name, None, i) for a in self.arrays for i in range(len(a.strides))),
         )
 

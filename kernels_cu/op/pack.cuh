@@ -116,7 +116,7 @@ struct Packed {
 };
 
 // The axes and strides of every packing entry, in order.
-#define PACK_AXES(x) int batch, int heads, int keys, int cols, int tiles, int tile_bytes, int dim, KEY_STRIDES(x)
+#define PACK_AXES(x) int batch, int heads, int keys, int cols, int tiles, int tile_bytes, KEY_STRIDES(x)
 
 // One tile of keys, less mean[batch, heads, cols] where that is given. Blocks without any value of x have a scale of 1.
 template <class Tile, class Element>
