@@ -246,6 +246,7 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
                                      int warp_row, float output_scale = 1.0f) {
     const AttentionOptions &options = problem.options;
     softmax.finish();
+    float sink_share[Tiling::slices][2] = {};   // of the denominator
     if (options.sinks && problem.split == 0) {   // one more key, which has no value
         float new_max[Tiling::slices][2], sink[Tiling::slices][2];
 #pragma unroll
@@ -262,7 +263,7 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
 #pragma unroll
             for (int half = 0; half < 2; ++half)
                 if (sink[slice][half] > -INFINITY)
-                    softmax.row_sum[slice][half] += ptx::ex2_approx_ftz_f32(sink[slice][half] - new_max[slice][half]);
+                    sink_share[slice][half] = ptx::ex2_approx_ftz_f32(sink[slice][half] - new_max[slice][half]);
     }
 
     float factor[Tiling::slices][2];
@@ -271,13 +272,14 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
-            const float sum = softmax.row_sum[slice][half], max = softmax.row_max[slice][half];
-            factor[slice][half] = output_scale * (options.partial ? 1.0f : sum == 0.0f ? 0.0f : __frcp_rn(sum));
+            const float sum = softmax.row_sum[slice][half] + sink_share[slice][half], max = softmax.row_max[slice][half];
+            const float denominator = softmax.denominator(slice, half) + sink_share[slice][half];
+            factor[slice][half] = output_scale * (options.partial ? 1.0f : denominator == 0.0f ? 0.0f : __frcp_rn(denominator));
             if (row >= problem.rows || tile::accumulator_column(0) != 0) continue;
             if (options.lse)
                 options.lse[problem.row_at(row)] = sum == 0.0f ? -INFINITY : (max + ptx::lg2_approx_ftz_f32(sum)) * ln_2;
             if (options.row_max) options.row_max[problem.split_row_at(row)] = max;
-            if (options.row_sum) options.row_sum[problem.split_row_at(row)] = sum;
+            if (options.row_sum) options.row_sum[problem.split_row_at(row)] = denominator;
         }
 
     const int rows = problem.rows - warp_row;

@@ -49,21 +49,26 @@ __device__ inline float lane_max(const tile::Accumulator (&s)[tiles], int half) 
     return result;
 }
 
-// Eight scores of a row, of four neighbouring column tiles, as probabilities 2^(score factor - base).
-template <bool masked>
-__device__ inline void exponentials(float (&p)[8], const tile::Accumulator *s, int half, float factor, float base) {
+// Eight scores of a row, of column tiles first .. first + 3, as probabilities 2^(score factor - base).
+template <bool masked, int first, int tiles>
+__device__ inline void exponentials(float (&p)[8], const tile::Accumulator (&s)[tiles], int half, float factor, float base) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        const float score = s[i / 2][2 * half + i % 2];
+        const float score = s[first + i / 2][2 * half + i % 2];
         p[i] = ptx::ex2_approx_ftz_f32(masked ? score - base : fmaf(score, factor, -base));
     }
+}
+
+__device__ inline float sum_of(const float (&p)[8]) {
+    return ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]));
 }
 
 // How P becomes codes and scales. `headroom`: row_max is so many steps of 2 below the rounded-up maximum, so that the scale
 // range of P is used from its top and a tail far below the maximum survives.
 //
 // encode() takes the scores of 16 rows; group_max[h][half] is the largest score of 32 keys (h) in a row, reduced over as many
-// lanes of the quad as share a scale; row_max is that of the row already.
+// lanes of the quad as share a scale; row_max is that of the row already. Where `sums`, P before it is rounded is added to
+// row_sum, for the logarithm of the sum alone.
 template <class Format>
 struct Probabilities;
 
@@ -76,20 +81,20 @@ struct Probabilities<tile::Mxfp8> {
 
     __device__ static float shared_max(float lane_max) { return lane_max; }
 
-    template <bool masked, int tiles>
+    template <bool masked, bool sums, int tiles>
     __device__ static void encode(ProbabilityFragments<tile::Mxfp8, tiles> &p, const tile::Accumulator (&s)[tiles],
-                                  const float (&)[tiles / 4][2], const float (&row_max)[2], float factor) {
-#pragma unroll
-        for (int step = 0; step < tiles / 4; ++step) {
+                                  const float (&)[tiles / 4][2], const float (&row_max)[2], float (&row_sum)[2], float factor) {
+        static_for<tiles / 4>([&](auto step) {
             p.scales[step] = unit_scale;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 float values[8];
-                exponentials<masked>(values, &s[4 * step], half, factor, row_max[half]);
+                exponentials<masked, 4 * step>(values, s, half, factor, row_max[half]);
                 p.codes[step][half] = ptx::cvt_rn_satfinite_e4m3x4_f32(values);
                 p.codes[step][2 + half] = ptx::cvt_rn_satfinite_e4m3x4_f32(values + 4);
+                if constexpr (sums) row_sum[half] += sum_of(values);
             }
-        }
+        });
     }
 };
 
@@ -104,28 +109,31 @@ struct Probabilities<tile::Mxfp4> {
         return tile::reduce_row(lane_max, [](float a, float b) { return fmaxf(a, b); });
     }
 
-    template <bool masked, int tiles>
+    template <bool masked, bool sums, int tiles>
     __device__ static void encode(ProbabilityFragments<tile::Mxfp4, tiles> &p, const tile::Accumulator (&s)[tiles],
-                                  const float (&group_max)[tiles / 4][2], const float (&row_max)[2], float factor) {
-        constexpr float log2_6 = 2.584962500721156f;
+                                  const float (&group_max)[tiles / 4][2], const float (&row_max)[2], float (&row_sum)[2],
+                                  float factor) {
+        constexpr float log2_6 = 2.584962500721156f, to_scale = 0x1.8p23f + 127.0f;   // leaves a whole number + 127 in the low bits
+        static_for<tiles / 8>([&](auto step) {
+            uint32_t words[2];   // of rows g and g + 8
 #pragma unroll
-        for (int step = 0; step < tiles / 8; ++step) {
-            uint32_t words[2] = {};   // of rows g and g + 8
-#pragma unroll
-            for (int h = 0; h < 2; ++h)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    // Beyond 2^-40 below the maximum a block counts as that much.
-                    const float exponent =
-                        fmaxf(ceilf((masked ? group_max[2 * step + h][half] : group_max[2 * step + h][half] * factor) - log2_6),
-                              row_max[half] - 40.0f);
+            for (int half = 0; half < 2; ++half) {
+                uint32_t scale[2];
+                static_for<2>([&](auto h) {
+                    // The block's exponent below the row's, rounded up; beyond 2^-40 a block counts as that much.
+                    const float below = masked ? group_max[2 * step + h][half] - (row_max[half] + log2_6)
+                                               : fmaf(group_max[2 * step + h][half], factor, -(row_max[half] + log2_6));
+                    const float rounded = __fadd_ru(fmaxf(below, -40.0f), to_scale);
                     float values[8];
-                    exponentials<masked>(values, &s[8 * step + 4 * h], half, factor, exponent);
+                    exponentials<masked, 8 * step + 4 * h>(values, s, half, factor, row_max[half] + (rounded - to_scale));
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
-                    words[half] |= static_cast<uint32_t>(static_cast<int>(exponent - row_max[half]) + 127) << (8 * h);
-                }
-            p.scales[step] = words[ptx::laneid() % 2];   // even lanes carry row g, odd ones row g + 8
-        }
+                    scale[h] = __float_as_uint(rounded);
+                    if constexpr (sums) row_sum[half] = fmaf(__uint_as_float(scale[h] << 23), sum_of(values), row_sum[half]);
+                });
+                words[half] = __byte_perm(scale[0], scale[1], 0x7740);
+            }
+            p.scales[step] = ptx::laneid() % 2 ? words[1] : words[0];   // even lanes carry row g, odd ones row g + 8
+        });
     }
 };
 
@@ -139,41 +147,42 @@ struct Probabilities<tile::Nvfp4> {
     // Two lanes of a quad hold the 16 keys of a block.
     __device__ static float shared_max(float lane_max) { return fmaxf(lane_max, ptx::shfl_sync_bfly_f32(lane_max, 1)); }
 
-    template <bool masked, int tiles>
+    template <bool masked, bool sums, int tiles>
     __device__ static void encode(ProbabilityFragments<tile::Nvfp4, tiles> &p, const tile::Accumulator (&s)[tiles],
-                                  const float (&group_max)[tiles / 4][2], const float (&row_max)[2], float factor) {
+                                  const float (&group_max)[tiles / 4][2], const float (&row_max)[2], float (&row_sum)[2],
+                                  float factor) {
         constexpr float log2_6 = 2.584962500721156f;
-#pragma unroll
-        for (int step = 0; step < tiles / 8; ++step) {
+        static_for<tiles / 8>([&](auto step) {
             float scales[4];   // of (row g, first 32 keys), (g, last 32), (g + 8, first), (g + 8, last)
-#pragma unroll
-            for (int h = 0; h < 2; ++h)
+            static_for<2>([&](auto h) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const float largest = group_max[2 * step + h][half];
                     float base = masked ? largest - log2_6 : fmaf(largest, factor, -log2_6);
                     if (masked) base = fmaxf(base, row_max[half] - 40.0f);   // a block without visible keys
                     float values[8];
-                    exponentials<masked>(values, &s[8 * step + 4 * h], half, factor, base);
+                    exponentials<masked, 8 * step + 4 * h>(values, s, half, factor, base);
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
                     scales[2 * half + h] = ptx::ex2_approx_ftz_f32(base - row_max[half]);
+                    if constexpr (sums) row_sum[half] = fmaf(scales[2 * half + h], sum_of(values), row_sum[half]);
                 }
+            });
             // A lane has every second block of both rows, its neighbour at distance 2 the others.
             const uint32_t own = ptx::cvt_rn_satfinite_e4m3x4_f32(scales), other = ptx::shfl_sync_bfly_b32(own, 2);
             p.scales[step] = __byte_perm(own, other, ptx::laneid() % 2 ? 0x7362 : 0x5140);
-        }
+        });
     }
 };
 
-// Online softmax with quantized P: behind the columns of o comes the sum of P.
+// Online softmax with quantized P: behind the columns of o comes the sum of P as it is multiplied, which o is divided by.
 template <class Format, int slices, int dim_v>
 struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1> {
     using Base = OnlineSoftmax<slices, dim_v, 1>;
     using P = Probabilities<Format>;
     static constexpr int sum_column = dim_v / tile::mma_columns;
 
-    // Turns scores into P below a new maximum and brings o under it.
-    template <bool masked, int tiles>
+    // Turns scores into P below a new maximum and brings o under it; where `sums`, keeps the sum of exact P, too.
+    template <bool masked, bool sums, int tiles>
     __device__ void take(ProbabilityFragments<Format, tiles> (&p)[slices], const tile::Accumulator (&s)[slices][tiles], float factor) {
         float group_max[slices][tiles / 4][2], new_max[slices][2], base[slices][2];
         bool grows = false;
@@ -196,7 +205,7 @@ struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1> {
 #pragma unroll
             for (int half = 0; half < 2; ++half)   // no key yet: -inf less -inf would be NaN
                 base[slice][half] = masked && this->row_max[slice][half] == -INFINITY ? 0.0f : this->row_max[slice][half];
-            P::template encode<masked>(p[slice], s[slice], group_max[slice], base[slice], factor);
+            P::template encode<masked, sums>(p[slice], s[slice], group_max[slice], base[slice], this->row_sum[slice], factor);
         }
     }
 
@@ -228,12 +237,7 @@ struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1> {
         });
     }
 
-    __device__ void finish() {
-#pragma unroll
-        for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) this->row_sum[slice][half] = this->o[slice][sum_column][2 * half];
-    }
+    __device__ float denominator(int slice, int half) const { return this->o[slice][sum_column][2 * half]; }
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -314,17 +318,17 @@ __device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tile
 
 constexpr int block_keys = 64;   // of a tile, in memory as in a stage
 
-// How a block divides the work. Warps of two slices read K and V half as often; two blocks to a multiprocessor keep its tensor
-// cores busy while one is in its softmax.
+// How a block divides the work: three or four warps to each quarter of a multiprocessor, so that one multiplies while others are
+// in their softmax, and as many rows to a block as that gives, so that K and V come from L2 seldom.
 template <class ScoreFormat_, class ValueFormat_, int dim_, int dim_v_>
 struct BlockTiling {
     using ScoreFormat = ScoreFormat_;
     using ValueFormat = ValueFormat_;
     static constexpr int dim = dim_, dim_v = dim_v_;
-    static constexpr bool small = dim <= 128 && dim_v <= 128;
-    static constexpr int slices = small ? 2 : 1;
-    static constexpr int warps = small ? 4 : 8;
-    static constexpr int blocks = small ? 2 : 1;
+    static constexpr int widest = dim > dim_v ? dim : dim_v;
+    static constexpr int slices = 1;
+    static constexpr int warps = widest > 64 && widest <= 128 ? 12 : 8;
+    static constexpr int blocks = widest <= 64 ? 2 : 1;
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
 
@@ -357,8 +361,8 @@ struct Pipeline {
     const typename Tiling::Keys *k;
     const typename Tiling::Values *v;
     int begin, end;   // tiles
-    // How many tiles a warp may be ahead of another when the next stage is filled.
-    static constexpr int slack = Tiling::stages > 2 ? 2 : 1, ahead = ptx::has_bulk_copy ? Tiling::stages - slack : 1;
+    // Tiles on their way; warps may drift apart by the stages that are left. Tiles of e2m1 are done with sooner.
+    static constexpr int ahead = ptx::has_bulk_copy && Tiling::stages > 3 && Tiling::ValueFormat::bits == 4 ? 2 : 1;
 
     __device__ static uint32_t address(const void *shared) { return static_cast<uint32_t>(__cvta_generic_to_shared(shared)); }
     __device__ auto &stage_of(int index) const { return shared.stage[(index - begin) % Tiling::stages]; }
@@ -428,7 +432,7 @@ struct Pipeline {
 
 // O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys).
 template <class Tiling>
-__device__ inline void attention_blocks(typename Tiling::Shared &shared, const BlockOperands &operands, const AttentionOptions &options) {
+__device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared, const BlockOperands &operands, const AttentionOptions &options) {
     using Softmax = BlockSoftmax<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v>;
     using Order = typename Softmax::P::Order;
     const Problem problem(options);
@@ -451,7 +455,7 @@ __device__ inline void attention_blocks(typename Tiling::Shared &shared, const B
     softmax.start();
     const bool idle = warp_row >= problem.rows;
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
-    auto step = [&](int index, auto masked) {
+    auto step = [&](int index, auto masked, auto sums) __attribute__((always_inline)) {   // its arrays are registers
         const auto &stage = pipeline.take(index);
         // A warp without rows, or whose rows see nothing of this tile, only keeps the stages moving.
         if (!idle && !(masked && index * block_keys >= warp_end)) {
@@ -459,14 +463,18 @@ __device__ inline void attention_blocks(typename Tiling::Shared &shared, const B
             multiply_block_scores<Order>(s, q, stage.k);
             if constexpr (masked) mask_scores<Order>(s, problem, warp_row, index * block_keys, scale);
             ProbabilityFragments<typename Tiling::ValueFormat, block_keys / tile::mma_columns> p[Tiling::slices];
-            softmax.template take<masked>(p, s, scale * log2_e);
+            softmax.template take<masked, sums>(p, s, scale * log2_e);
             softmax.accumulate(p, stage.v);
         }
         pipeline.release(index);
     };
     for (int index = range.begin; index < range.end; ++index) {
-        for (; range.plain_begin <= index && index < range.plain_end; ++index) step(index, std::false_type{});
-        if (index < range.end) step(index, std::true_type{});
+        const int stop = range.plain_begin <= index ? range.plain_end : index;
+        if (options.lse)
+            for (; index < stop; ++index) step(index, std::false_type{}, std::true_type{});
+        else
+            for (; index < stop; ++index) step(index, std::false_type{}, std::false_type{});
+        if (index < range.end) step(index, std::true_type{}, std::true_type{});
     }
     ptx::bar_sync();   // every warp is done with the stages, over which the output goes
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row, operands.v_global ? *operands.v_global : 1.0f);

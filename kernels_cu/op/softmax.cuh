@@ -92,6 +92,9 @@ struct OnlineSoftmax {
             }
     }
 
+    // What o is divided by.
+    __device__ float denominator(int slice, int half) const { return row_sum[slice][half]; }
+
     // Adds up row_sum over the lanes of each row.
     __device__ void finish() {
 #pragma unroll
