@@ -325,7 +325,10 @@ class _Axes:
         """Fix the axes that follow from those known so far, and check those of them that are given."""
         axes = self.axes
         for axis, size_of in self.kernel.derived.items():
-            size = size_of(axes)
+            try:
+                size = size_of(axes)
+            except KeyError:  # an axis that it follows from is missing, which is said below
+                continue
             if axes.setdefault(axis, size) != size:
                 raise ArgumentError(f"{self.kernel.name}: the axis {axis} is {axes[axis]} in {self.origin[axis]}; it must be {size} here")
             self.origin.setdefault(axis, "the sizes of the arrays")

@@ -101,6 +101,10 @@ class Scalar:
         return _Spec("scalar", _formats(member), parse_shape(""), tuple(choices))
 
 
+class Axis:
+    """`dim: Axis`: no argument, but the size of that axis, which the body is told."""
+
+
 @dataclass(frozen=True)
 class Argument:
     """One declared argument: its name, direction ("in", "out", "scalar"), formats and shape.
@@ -221,7 +225,9 @@ class Kernel:
         self.name = self.__name__ = function.__name__
         self.__doc__ = inspect.getdoc(function)
         self.__module__ = function.__module__
-        self.arguments = tuple(_argument(p) for p in inspect.signature(function).parameters.values())
+        parameters = inspect.signature(function).parameters.values()
+        self.arguments = tuple(_argument(p) for p in parameters if p.annotation is not Axis)
+        self.body_axes = tuple(p.name for p in parameters if p.annotation is Axis)
         self.by_name = {a.name: a for a in self.arguments}
         self.arrays = tuple(a for a in self.arguments if a.direction != "scalar")
         self.inputs = tuple(a for a in self.arguments if a.direction == "in")
@@ -365,7 +371,7 @@ class Kernel:
         bound = self.bind(*arrays, dtype=dtype, **named)
         wanted = {a: bound.outputs[a.name] is not None for a in self.outputs}
         outputs = {a.name: self._reference_buffer(bound, a) if wanted[a] else None for a in self.outputs}
-        self.function(**bound.inputs, **outputs, **bound.scalars)
+        self.function(**bound.inputs, **outputs, **bound.scalars, **{axis: bound.axes[axis] for axis in self.body_axes})
         return {name: array for name, array in outputs.items() if array is not None}
 
     def _reference_buffer(self, bound: Bound, a: Argument) -> np.ndarray:

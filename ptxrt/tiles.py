@@ -98,7 +98,7 @@ class TileLayout:
 
         def xor(row):
             far = (row >> 3 & 3) << (power > 2)
-            return (row >> (3 - power) ^ (far if power > 1 else 0)) & ((1 << power) - 1)
+            return (row >> (3 - power) ^ far) & ((1 << power) - 1)
 
         return swizzled(TILE_KEYS, row_chunks, xor)
 

@@ -494,7 +494,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
      const uint8_t *v_tiles,    /* [batch, heads_kv, tiles, v_bytes]: tile::ValueTile */                                    \
      const float *q_global, const float *k_global, const float *v_global, ATTENTION_ARRAYS, ATTENTION_SCALARS, int batch,   \
      int heads_kv, int group, int queries, int q_bytes, int q_blocks, int tiles, int k_bytes, int v_bytes, int keys,        \
-     int dim_v, int sequences, int splits, STRIDES_Q(q_codes), STRIDES_Q(q_scales), ATTENTION_STRIDES) {                    \
+     int sequences, int dim_v, int splits, STRIDES_Q(q_codes), STRIDES_Q(q_scales), ATTENTION_STRIDES) {                    \
         using Tiling = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>;                                             \
         const int dim = dim_;                                                                                               \
         op::attention_blocks<Tiling>(shared<typename Tiling::Shared>(),                                                     \

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../tile/packing.cuh"
+#include "../tile/rows.cuh"
 
 namespace op {
 

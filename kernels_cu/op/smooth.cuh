@@ -6,7 +6,7 @@
 #include "../kernel.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/warp.cuh"
-#include "../tile/packing.cuh"
+#include "../tile/rows.cuh"
 #include "keys.cuh"
 
 namespace op {

@@ -4,8 +4,8 @@ import numpy as np
 
 from ..blocks import BLOCK_FORMATS
 from ..formats import bf16, f16, f32, i32, u8
-from ..kernel import In, Kernel, Out, Scalar, kernel, loose, unaligned
-from ..tiles import TILE_DIMS, TileLayout, tile_dim, tile_layout, tiles_of
+from ..kernel import Axis, In, Kernel, Out, Scalar, kernel, loose, unaligned
+from ..tiles import TILE_DIMS, tile_dim, tile_layout, tiles_of
 from .quantizers import positive
 
 _PACK_KEYS = """Quantize keys to {element} in blocks of {block} along the head dimension, as tiles of 64 keys that attention reads.
@@ -27,12 +27,6 @@ x is filled up with zeros to whole tiles and to `dim`; keys from key_ends of the
 Bytes of a tile: `SharedTile` in kernels_cu/tile/shared.cuh, `ptxrt.tiles.TileLayout` in Python."""
 
 _LEVEL = " The global scale is 1 where it is omitted."
-
-
-def _layout_of(format: str, role: str, packed: np.ndarray) -> TileLayout:
-    """The layout of tiles of so many bytes."""
-    layouts = (tile_layout(format, role, dim) for dim in TILE_DIMS[format])
-    return next(layout for layout in layouts if layout.nbytes == packed.shape[-1])
 
 
 def _key_ends(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
@@ -85,8 +79,8 @@ def _packer(format: str, role: str) -> Kernel:
     block = BLOCK_FORMATS[format]
     rules = Scalar[(i32, *range(len(block.rules)))]
 
-    def encode(packed, x, rule, **others):
-        packed[:] = _layout_of(format, role, packed).encode(x, rule=block.rules[rule], **others)
+    def encode(packed, x, dim, rule, **others):
+        packed[:] = tile_layout(format, role, dim).encode(x, rule=block.rules[rule], **others)
 
     def keys_mx(
         x: In[f32 | f16 | bf16, "batch heads keys cols", loose],
@@ -95,8 +89,9 @@ def _packer(format: str, role: str) -> Kernel:
         *,
         packed: Out[u8, "batch heads tiles tile_bytes"],
         rule: rules = 0,
+        dim: Axis,
     ):
-        encode(packed, x, rule, mean=mean, key_ends=key_ends)
+        encode(packed, x, dim, rule, mean=mean, key_ends=key_ends)
 
     def keys_nv(
         x: In[f32 | f16 | bf16, "batch heads keys cols", loose],
@@ -106,8 +101,9 @@ def _packer(format: str, role: str) -> Kernel:
         *,
         packed: Out[u8, "batch heads tiles tile_bytes"],
         rule: rules = 0,
+        dim: Axis,
     ):
-        encode(packed, x, rule, mean=mean, global_scale=global_scale, key_ends=key_ends)
+        encode(packed, x, dim, rule, mean=mean, global_scale=global_scale, key_ends=key_ends)
 
     def values_mx(
         x: In[f32 | f16 | bf16, "batch heads keys cols", loose],
@@ -115,8 +111,9 @@ def _packer(format: str, role: str) -> Kernel:
         *,
         packed: Out[u8, "batch heads tiles tile_bytes"],
         rule: rules = 0,
+        dim: Axis,
     ):
-        encode(packed, x, rule, key_ends=key_ends)
+        encode(packed, x, dim, rule, key_ends=key_ends)
 
     def values_nv(
         x: In[f32 | f16 | bf16, "batch heads keys cols", loose],
@@ -125,8 +122,9 @@ def _packer(format: str, role: str) -> Kernel:
         *,
         packed: Out[u8, "batch heads tiles tile_bytes"],
         rule: rules = 0,
+        dim: Axis,
     ):
-        encode(packed, x, rule, global_scale=global_scale, key_ends=key_ends)
+        encode(packed, x, dim, rule, global_scale=global_scale, key_ends=key_ends)
 
     body = {"k": (keys_mx, keys_nv), "v": (values_mx, values_nv)}[role][block.two_level]
     return _declare(format, role, _PACK_KEYS if role == "k" else _PACK_VALUES, body)
@@ -140,8 +138,9 @@ def _rounding_packer(format: str) -> Kernel:
         key_ends: In[i32, "batch", unaligned] = None,
         *,
         packed: Out[u8, "batch heads tiles tile_bytes"],
+        dim: Axis,
     ):
-        packed[:] = _layout_of(format, "v", packed).encode(x, key_ends=key_ends)
+        packed[:] = tile_layout(format, "v", dim).encode(x, key_ends=key_ends)
 
     return _declare(format, "v", _PACK_ROWS, values)
 
