@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, Sequence
 
 import numpy as np
 
 from ..array import DeviceArray, allocate, as_arrays, as_output, to_device, upload
-from ..blocks import mxfp4
+from ..blocks import BLOCK_FORMATS, mxfp4
 from ..errors import ArgumentError
 from ..formats import Format, bf16, f16, f32, format_of
 from ..kernel import Kernel
 from ..prepared import remembered
+from .attention_blocks import BLOCK_ATTENTION
 from .attention_kernels import HEAD_DIMS, OPEN, SPLIT_UNIT, attention_bf16, attention_merge, attention_mxfp4_bf16, exact_quotient, exact_sums, spans_of
 from .cast import cast
+from .operands import Operand, quantize_operand, with_whole_rows
+from .quantize import dequantize
+from .quantized import QuantizedArray
+from .smoothing import row_dot
 
 # Kernels load 16 bytes at a time: rows of 16-bit elements start at multiples of this many.
 _ROW_UNIT = 8
@@ -30,7 +35,8 @@ class Way:
 
     operands: (call, q, k, v on the device, stream) -> arguments of the kernel by name. values: (q, k, v as NumPy arrays) ->
     what the operands hold, for references. output: the type of results where none is asked for. lacks: options of
-    `attention` that the kernel does not have. run: what to do in place of `_run`.
+    `attention` that the kernel does not have. run: what to do in place of `_run`. formats: by the names of operands that may be
+    quantized before, their formats.
     """
 
     kernel: Kernel
@@ -39,6 +45,7 @@ class Way:
     output: Format
     lacks: tuple[str, ...] = ("smooth_k", "smooth_q")
     run: Callable[..., tuple] | None = None
+    formats: dict[str, str] = field(default_factory=dict)
 
 
 @remembered
@@ -74,6 +81,8 @@ def attention(
     layout="bshd". Heads h of q with the same h // (H / Hkv) share a head of k and v.
     qk, pv: formats of the operands of the two products, "bf16" or "f16"; pv is qk's where None. float32, and a 16-bit type that
     is not the format's, are rounded to it. qk="mxfp4", pv="bf16", quantize="in_kernel": Q and K quantized as they are loaded.
+    "mxfp8", "mxfp4", "nvfp4", and "nvfp4" with pv="mxfp8": q, k and v are quantized first, as `quantize_operand` does; what it gives
+    may stand in their place, so that K and V are quantized once and used many times.
     scale: finite; 1 / sqrt(D) where None. softcap: above 0, scores become softcap tanh(score / softcap).
     causal: query i sees key j where j <= i + Sk - Sq. window: (left, right), whole numbers from 0 on or None for
     open; i sees j where -left <= j - (i + Sk - Sq) <= right. With causal, right is 0.
@@ -82,7 +91,9 @@ def attention(
     key_lengths: [B] whole numbers: only the first keys of each batch are there, and Sk is that number.
     cu_seqlens_q, cu_seqlens_k: packed sequences: q, k and v have B = 1, sequence i is rows cu[i] to cu[i + 1] of each;
     N + 1 whole numbers from 0 to the whole length. Sq and Sk are then those of the sequence; masks go by whole rows.
-    smooth_k, smooth_q: for block formats; "auto" and False do nothing for others.
+    smooth_k: for block formats, whether the mean of the keys is subtracted before they are quantized; lse is that of the scores as
+    they were. "auto" does so for 4-bit qk where there are neither softcap nor sinks, and normalize is True.
+    smooth_q: for block formats; False does nothing.
     return_lse: also return the natural logarithm of each row's denominator, float32 [B, H, Sq].
     normalize: where False, return (out, row_max, row_sum), all float32: out / row_sum is the output, the denominator is
     2**row_max row_sum, and row_max is a whole number.
@@ -207,6 +218,7 @@ class Call:
     softcap: float
     left: int
     right: int
+    smooth: bool
     mask: Any
     sinks: Any
     sequences: dict[str, Any]
@@ -226,7 +238,8 @@ class Call:
     def arrays(self) -> dict[str, Any]:
         """Every array of the call, by name."""
         named = dict(q=self.q, k=self.k, v=self.v, mask=self.mask, sinks=self.sinks, **self.sequences)
-        return {name: array for name, array in named.items() if array is not None}
+        codes = {name: x.codes if isinstance(x, Operand) else x for name, x in named.items()}
+        return {name: array for name, array in codes.items() if array is not None}
 
     def grouped(self, x):
         """An array [batch, heads, ...] with heads as [heads_kv, group]."""
@@ -267,7 +280,7 @@ def attention_call(
     if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
         raise ArgumentError(f"attention: layout is {layout!r}; pass 'bhsd' or 'bshd'")
     transposed = layout == "bshd"
-    q, k, v = (_in_order(name, x, transposed) for name, x in zip("qkv", as_arrays("attention", q=q, k=k, v=v)))
+    q, k, v = (_taken(way, (qk, pv, quantize), name, x, transposed) for name, x in zip("qkv", (q, k, v)))
     _check_shapes(way, q, k, v, layout)
     (batch, heads, queries, dim), (_, heads_kv, keys, dim_v) = q.shape, v.shape
     if scale is None:
@@ -284,8 +297,9 @@ def attention_call(
     member = _output_format("attention", out_dtype, given, way.output if normalize else f32)
     if not normalize and member is not f32:
         raise ArgumentError(f"attention: normalize=False gives float32; {member.dtype} was asked for")
+    smooth = _smooths(way, k, smooth_k, dict(softcap=bool(softcap), sinks=sinks is not None, normalize=not normalize))
     call = Call(
-        *(way, q, k, v, scale, softcap, left, right),
+        *(way, q, k, v, scale, softcap, left, right, smooth),
         mask=_checked_mask(mask, (batch, heads, queries, keys)),
         sinks=_checked_sinks(sinks, heads),
         sequences=_checked_sequences(key_lengths, cu_seqlens_q, cu_seqlens_k, batch, queries, keys),
@@ -332,6 +346,36 @@ def _check_options(way: Way, asked, smooth_k, *options) -> None:
             raise ArgumentError(f"attention: {_spelled(asked[0], asked[1] or asked[0], asked[2])} has no {name}; {advice}")
 
 
+def _taken(way: Way, asked, name: str, x, transposed: bool):
+    """q, k or v: an array [batch, heads, length, dim], or an operand of the format that the way takes."""
+    if not isinstance(x, QuantizedArray):
+        (x,) = as_arrays("attention", **{name: x})
+        return _in_order(name, x, transposed)
+    wanted = way.formats.get(name)
+    if x.role != name or x.format != wanted:
+        takes = f"quantize_operand({name}, {wanted!r}, role={name!r})" if wanted else "an array: pass what was quantized, or ptxrt.dequantize of it"
+        raise ArgumentError(f"attention: {name} is {x!r}; {_spelled(asked[0], asked[1] or asked[0], asked[2])} takes {takes}")
+    return x
+
+
+def _smooths(way: Way, k, smooth_k, hindrances: dict[str, bool]) -> bool:
+    """Whether the keys are less their mean; ArgumentError where that was asked for and cannot be, or was not and is."""
+    if not way.formats:
+        return False
+    there = [name for name, active in hindrances.items() if active]
+    hindered = f"with {' and '.join(there)} the scores must be those of the keys as they are"
+    if isinstance(k, Operand):
+        smoothed = k.mean is not None
+        if smooth_k != "auto" and bool(smooth_k) != smoothed:
+            raise ArgumentError(f"attention: smooth_k is {smooth_k!r}, k is {k!r}; quantize it with smooth={bool(smooth_k)}, or leave out smooth_k")
+        if smoothed and there:
+            raise ArgumentError(f"attention: k is {k!r}; {hindered}: quantize it with smooth=False")
+        return smoothed
+    if smooth_k != "auto" and smooth_k and there:
+        raise ArgumentError(f"attention: smooth_k is {smooth_k!r}; {hindered}: leave out smooth_k")
+    return not there and BLOCK_FORMATS[way.formats["k"]].bits == 4 if smooth_k == "auto" else bool(smooth_k)
+
+
 def _in_order(name: str, x, transposed: bool):
     """An array of the caller's layout as [batch, heads, length, dim]."""
     if len(x.shape) != 4:
@@ -349,7 +393,7 @@ def _check_shapes(way: Way, q, k, v, layout: str) -> None:
         raise ArgumentError(f"attention: {what}; there are {shapes}{order}")
 
     for name, x in zip("qkv", (q, k, v)):
-        if format_of(x.dtype) is None:
+        if not isinstance(x, Operand) and format_of(x.dtype) is None:
             raise ArgumentError(f"attention: {name} is {x.dtype} {list(x.shape)}; convert it to float32, float16 or bfloat16")
     if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3]:
         fail("q, k and v have one batch, and k and v the same heads and keys")
@@ -367,6 +411,8 @@ def _check_shapes(way: Way, q, k, v, layout: str) -> None:
     largest = max(HEAD_DIMS)
     if dim > largest[0] or dim_v > largest[1]:
         fail(f"head dimensions go up to {largest[0]}; split the heads")
+    if way.formats:
+        _block_dim(way.kernel, k, v)
 
 
 def _checked_window(window, causal) -> tuple[int, int]:
@@ -499,10 +545,12 @@ class _Place:
         self.backend = next((x.backend for x in arrays if isinstance(x, DeviceArray)), None)
         self.on_host = self.backend is None
 
-    def put(self, x) -> DeviceArray:
-        """An array on the device."""
+    def put(self, x):
+        """An array or an operand on the device."""
         if isinstance(x, DeviceArray):
             return x
+        if isinstance(x, Operand):
+            return x if x.on_device else Operand(**{name: self.put(array) for name, array in x.arrays.items()}, **x.description)
         placed = to_device(x, stream=self.stream) if self.backend is None else upload(self.backend, x, self.stream)
         self.backend = placed.backend
         return placed
@@ -549,11 +597,62 @@ class _Floats:
             return tuple(np.asarray(x).astype(self.member.dtype) for x in operands)
 
 
+def _block_dim(kernel: Kernel, k, v) -> int:
+    """The head dimension of a kernel on block formats for keys and values; ArgumentError where operands were not quantized for it."""
+    there = kernel.variants["dim"]
+    smallest = min(dim for dim in there if dim >= max(k.shape[-1], v.shape[-1]))
+    given = {name: x.dim for name, x in (("k", k), ("v", v)) if isinstance(x, Operand)}
+    dim = max(given.values(), default=smallest)
+    if set(given.values()) - {dim} or dim < smallest or dim not in there:
+        came = " and ".join(f"{name} for {size}" for name, size in given.items())
+        wanted = max(dim, smallest)
+        wanted = min(size for size in there if size >= wanted)
+        raise ArgumentError(f"attention: {came} were quantized, which take one head dimension; quantize_operand(..., dim={wanted})")
+    return dim
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Operands of block formats: those quantized before, else quantized here."""
+
+    kernel: Kernel
+    formats: dict[str, str]
+
+    def __call__(self, call: Call, q, k, v, place: _Place) -> dict[str, Any]:
+        """Codes and scales of q, tiles of k and v, and the mean that was taken from k."""
+        dim = _block_dim(self.kernel, k, v)
+        ends = call.sequences.get("key_ends")
+        options = dict(dim=dim, key_lengths=None if ends is None else place.put(ends))
+        q = self._quantized("q", q, call, place)
+        k = self._quantized("k", k, call, place, smooth=call.smooth, **options)
+        v = self._quantized("v", v, call, place, **options)
+        levels = {f"{name}_global": x.global_scale.reshape(1) for name, x in (("q", q), ("k", k), ("v", v)) if x.global_scale is not None}
+        arguments = dict(q_codes=call.grouped(q.codes), q_scales=call.grouped(q.scales), k_tiles=k.codes, v_tiles=v.codes)
+        return {**arguments, **levels, "keys": k.shape[2], "dim": dim, "mean": k.mean}
+
+    def _quantized(self, role: str, x, call: Call, place: _Place, **options) -> Operand:
+        if isinstance(x, Operand):
+            return x
+        x, layout = (x.transpose(0, 2, 1, 3), "bshd") if call.transposed else (x, "bhsd")
+        return quantize_operand(x, self.formats[role], role=role, layout=layout, **options, stream=place.stream)
+
+    def values(self, *operands) -> tuple:
+        """What the operands hold."""
+        return tuple(np.asarray(x if isinstance(x, Operand) else quantize_operand(x, self.formats[role], role=role)) for role, x in zip("qkv", operands))
+
+
+def _true_lse(call: Call, q, mean: DeviceArray, lse: DeviceArray, place: _Place) -> DeviceArray:
+    """The log-sum-exp of all scores, from that of the scores with keys less their mean."""
+    values = dequantize(q, stream=place.stream) if isinstance(q, Operand) else with_whole_rows(q, place.stream)
+    return row_dot(call.grouped(values), mean, add=lse, scale=call.scale, stream=place.stream)
+
+
 def _run(call: Call, stream) -> tuple:
     """Launch what a call needs: conversions, the kernel, and where keys are split or sums wanted, the merge."""
     place = _Place([*call.arrays.values(), call.out], stream)
     q, k, v = (place.put(x) for x in (call.q, call.k, call.v))
     arguments = call.way.operands(call, q, k, v, place) | _options(call, place)
+    mean = arguments.pop("mean", None)
     packed = "query_starts" in call.sequences
     (batch, heads, queries, _), dim_v = q.shape, v.shape[-1]
     rows = (batch, k.shape[1], call.group, queries)
@@ -571,6 +670,8 @@ def _run(call: Call, stream) -> tuple:
         call.way.kernel(**arguments, **{f"out_{call.output}": call.grouped(direct)}, lse=lse, splits=1, stream=stream)
         if direct is not target:
             _converted(direct, call.output, place, target)
+    if mean is not None and lse is not None:
+        figures = (_true_lse(call, q, mean, figures[0].reshape(rows), place),)
     figures = tuple(place.back(x.reshape(batch, heads, queries)) for x in figures)
     return (_handed_back(call, place, target), *figures)
 
@@ -662,9 +763,19 @@ def _stacked(parts: Sequence[DeviceArray], place: _Place) -> DeviceArray:
 
 _FIRST_LACKS = ("window", "softcap", "mask", "sinks", "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "smooth_k", "smooth_q", "normalize", "layout")
 
+
+
+def _on_blocks(qk: str, pv: str) -> Way:
+    """Attention on operands in block formats."""
+    kernel, formats = BLOCK_ATTENTION[qk, pv], dict(q=qk, k=qk, v=pv)
+    operands = _Blocks(kernel, formats)
+    return Way(kernel, operands, operands.values, bf16, ("smooth_q", "cu_seqlens_q", "cu_seqlens_k"), formats=formats)
+
+
 # (qk, pv, quantize) -> how it is computed. Another format is another line.
 ATTENTION = {
     ("bf16", "bf16", None): Way(attention_bf16, _Floats(bf16), _Floats(bf16).values, bf16),
     ("f16", "f16", None): Way(attention_bf16, _Floats(f16), _Floats(f16).values, f16),
+    **{(qk, pv, None): _on_blocks(qk, pv) for qk, pv in BLOCK_ATTENTION},
     ("mxfp4", "bf16", "in_kernel"): Way(attention_mxfp4_bf16, None, _quantized_in_kernel, bf16, _FIRST_LACKS, _run_in_kernel),
 }

@@ -114,7 +114,8 @@ class Operand(QuantizedArray):
         return f"Operand({self.format}, role={self.role!r}, shape={list(self.shape)}{more}, {self.nbytes} bytes)"
 
     @property
-    def _description(self) -> dict:
+    def description(self) -> dict:
+        """What it is beside its arrays, by the names of the constructor."""
         return dict(format=self.format, role=self.role, shape=self.shape, dim=self.dim)
 
     def __array__(self, dtype=None, copy=None):
@@ -180,7 +181,7 @@ def quantize_operand(
     ends = _checked_lengths(name, key_lengths, shape, on_host)
 
     source = to_device(x, stream=stream) if on_host else x
-    source = _with_whole_rows(source, stream)
+    source = with_whole_rows(source, stream)
     rows = source if layout == "bhsd" else source.transpose(0, 2, 1, 3)
     ends = None if ends is None else to_device(ends, stream=stream)
     mean, scale = _scanned(rows, ends, smooth, block, given, stream)
@@ -322,7 +323,7 @@ def _checked_lengths(function: str, lengths, shape: tuple[int, ...], on_host: bo
 # What happens before packing
 
 
-def _with_whole_rows(x: DeviceArray, stream) -> DeviceArray:
+def with_whole_rows(x: DeviceArray, stream) -> DeviceArray:
     """x, or a copy of it where its rows have gaps, so that kernels cannot walk along them."""
     return x if x.shape[-1] == 1 or x.strides[-1] == x.dtype.itemsize else _copied(x, stream)
 

@@ -256,17 +256,18 @@ class QuantizedArray:
         """The same with NumPy arrays; itself where it holds them already."""
         if not self.on_device:
             return self
-        host = {name: array.to_numpy(stream=stream) for name, array in self._arrays.items()}
-        return type(self)(**{"scales": None, **host}, **self._description)
+        host = {name: array.to_numpy(stream=stream) for name, array in self.arrays.items()}
+        return type(self)(**{"scales": None, **host}, **self.description)
 
     @property
-    def _arrays(self) -> dict:
+    def arrays(self) -> dict:
         """The arrays that are there, by the names of the constructor."""
         arrays = dict(codes=self.codes, scales=self.scales, global_scale=self.global_scale, mean=self.mean)
         return {name: array for name, array in arrays.items() if array is not None}
 
     @property
-    def _description(self) -> dict:
+    def description(self) -> dict:
+        """What it is beside its arrays, by the names of the constructor."""
         return dict(format=self.format, shape=self.shape, axis=self.axis, scale_layout=self.scale_layout)
 
     def __array__(self, dtype=None, copy=None):
@@ -281,8 +282,8 @@ class QuantizedArray:
 
     def save(self, path) -> None:
         """Write to `path` as .npz (the name is used as given); the file appears whole or not at all."""
-        fields = {name: array if array.dtype.kind == "f" and name in ("global_scale", "mean") else array.view(np.uint8) for name, array in self.to_numpy()._arrays.items()}
-        for name, value in self._description.items():
+        fields = {name: array if array.dtype.kind == "f" and name in ("global_scale", "mean") else array.view(np.uint8) for name, array in self.to_numpy().arrays.items()}
+        for name, value in self.description.items():
             if value is not None:
                 fields[name] = np.array(value, np.int64 if isinstance(value, (int, tuple)) else None)
         buffer = io.BytesIO()
