@@ -96,7 +96,7 @@ class ProgramEntry:
                 space[param.offset : param.offset + param.size] = place
             else:
                 # What an entry writes is not known; every array may be.
-                used.append((f"argument {index}", param.offset, True, place.nbytes))
+                used.append((f"argument {index}", param.offset, True, place.signature.extent if isinstance(place, DeviceArray) else place.nbytes))
         receipt = Launch(
             *(self._program, backend.name, backend.describe(), self.name, grid, block, int(shared_bytes)), module=self._digest
         )

@@ -334,8 +334,10 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
                                             options.dim_v);
     };
 
-    copy_queries<Element, Tiling::threads>(shared.q, operands.q, operands.q_strides, problem, first_row);
-    if (range.begin < range.end) copy_tile(range.begin);
+    if (range.begin < range.end) {   // rows that see no key leave at once, by way of the place where Q would land
+        copy_queries<Element, Tiling::threads>(shared.q, operands.q, operands.q_strides, problem, first_row);
+        copy_tile(range.begin);
+    }
     ptx::cp_async_commit_group();
 
     OnlineSoftmax<Tiling::slices, Tiling::dim_v> softmax;

@@ -1,13 +1,18 @@
-"""The declarations of the attention kernels on block formats, made from the table of those that are compiled."""
+"""The attention kernels on block formats: their declarations, made from the table of those that are compiled, and their operands."""
+
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..accuracy import Tolerance
 from ..blocks import BLOCK_FORMATS
+from ..errors import ArgumentError
 from ..formats import bf16, f16, f32, i32, u8
 from ..kernel import Axis, In, Kernel, Out, Scalar, kernel, loose, scattered, strided, unaligned
 from ..tiles import TILE_DIMS, tile_layout, tiles_of
 from .attention_kernels import OPEN, PARTIAL, SUMS, attend, ends_of, example_flags, example_masks, starts_of, visible_flops
+from .operands import Operand, quantize_operand
 
 # Formats of Q and K, and of V.
 FORMATS = (("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("nvfp4", "mxfp8"))
@@ -166,3 +171,54 @@ def _level(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 
 # (format of Q and K, format of V) -> the kernel.
 BLOCK_ATTENTION = {formats: _declare(*formats) for formats in FORMATS}
+
+
+@dataclass(frozen=True)
+class BlockOperands:
+    """Operands in block formats: those quantized before as they are, arrays quantized for the call."""
+
+    kernel: Kernel
+    qk: str
+    pv: str
+
+    @property
+    def formats(self) -> dict[str, str]:
+        """Formats of q, k and v."""
+        return dict(q=self.qk, k=self.qk, v=self.pv)
+
+    def check(self, k, v) -> None:
+        """ArgumentError where keys and values were not quantized for one head dimension."""
+        self.dim(k, v)
+
+    def dim(self, k, v) -> int:
+        """The compiled head dimension for keys and values: the one they were quantized for, else the smallest that holds both."""
+        there = self.kernel.variants["dim"]
+        smallest = min(dim for dim in there if dim >= max(k.shape[-1], v.shape[-1]))
+        given = {name: x.dim for name, x in (("k", k), ("v", v)) if isinstance(x, Operand)}
+        wanted = max(*given.values(), smallest, key=there.index) if set(given.values()) <= set(there) else smallest
+        if set(given.values()) - {wanted}:
+            came = " and ".join(f"{name} for a head dimension of {size}" for name, size in given.items())
+            raise ArgumentError(f"attention: {came} were quantized; these need one of {wanted}: pass dim={wanted} to quantize_operand")
+        return wanted
+
+    def __call__(self, call, q, k, v, place) -> dict[str, Any]:
+        """Codes and scales of q, tiles of k and v, global scales, and the mean that was taken from k."""
+        dim, ends = self.dim(k, v), call.sequences.get("key_ends")
+        options = dict(dim=dim, key_lengths=None if ends is None else place.put(ends))
+        q = self._quantized("q", q, call, place)
+        k = self._quantized("k", k, call, place, smooth=call.smooth, **options)
+        v = self._quantized("v", v, call, place, **options)
+        levels = {f"{x.role}_global": x.global_scale.reshape(1) for x in (q, k, v) if x.global_scale is not None}
+        codes = dict(q_codes=call.grouped(q.codes), q_scales=call.grouped(q.scales), k_tiles=k.codes, v_tiles=v.codes)
+        return {**codes, **levels, "keys": k.shape[2], "dim": dim, "mean": k.mean}
+
+    def _quantized(self, role: str, x, call, place, **options) -> Operand:
+        if isinstance(x, Operand):
+            return x
+        x, layout = (x.transpose(0, 2, 1, 3), "bshd") if call.transposed else (x, "bhsd")
+        return quantize_operand(x, self.formats[role], role=role, layout=layout, **options, stream=place.stream)
+
+    def values(self, q, k, v) -> tuple:
+        """What the operands hold, on the host."""
+        given = zip(self.formats.items(), (q, k, v))
+        return tuple(np.asarray(x if isinstance(x, Operand) else quantize_operand(x, format, role=role)) for (role, format), x in given)

@@ -1,0 +1,349 @@
+"""What a call of `attention` asks for: its arguments, checked against each other before anything is uploaded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..array import DeviceArray, as_arrays, as_output
+from ..blocks import BLOCK_FORMATS
+from ..errors import ArgumentError
+from ..formats import Format, f32, format_of
+from .attention_kernels import HEAD_DIMS, OPEN
+from .operands import Operand
+from .quantized import QuantizedArray
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `attention` whose arguments fit each other. q, k, v and out are in the order [batch, heads, length, dim].
+
+    smooth: whether keys are multiplied less their mean. given: the array that the caller passed as out, which is returned. sequences: starts and ends of rows and keys by the
+    kernel's names for them.
+    """
+
+    way: Any
+    q: Any
+    k: Any
+    v: Any
+    scale: float
+    softcap: float
+    left: int
+    right: int
+    smooth: bool
+    mask: Any
+    sinks: Any
+    sequences: dict[str, Any]
+    return_lse: bool
+    normalize: bool
+    transposed: bool
+    output: Format
+    out: Any
+    given: Any
+
+    @property
+    def group(self) -> int:
+        """Heads of q for each of k and v."""
+        return self.q.shape[1] // max(self.k.shape[1], 1)
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """Every array of the call, by name."""
+        named = dict(q=self.q, k=self.k, v=self.v, mask=self.mask, sinks=self.sinks, **self.sequences)
+        arrays = {name: x.codes if isinstance(x, Operand) else x for name, x in named.items()}
+        return {name: array for name, array in arrays.items() if array is not None}
+
+    def grouped(self, x):
+        """An array [batch, heads, ...] with heads as [heads_kv, group]."""
+        return x.reshape(x.shape[0], self.k.shape[1], self.group, *x.shape[2:])
+
+
+def attention_call(
+    ways,
+    q,
+    k,
+    v,
+    qk="bf16",
+    pv=None,
+    quantize=None,
+    causal=False,
+    window=None,
+    scale=None,
+    softcap=0.0,
+    mask=None,
+    sinks=None,
+    key_lengths=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    smooth_k="auto",
+    smooth_q=False,
+    return_lse=False,
+    normalize=True,
+    layout="bhsd",
+    out_dtype=None,
+    out=None,
+) -> Call:
+    """The arguments of `attention`, checked; nothing is uploaded or launched. ways: what `attention` knows, by formats."""
+    way = _way(ways, qk, pv, quantize)
+    if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
+        raise ArgumentError(f"attention: layout is {layout!r}; pass 'bhsd' or 'bshd'")
+    transposed = layout == "bshd"
+    q, k, v = (_taken(ways, way, name, x, transposed) for name, x in zip("qkv", (q, k, v)))
+    _check_shapes(q, k, v, layout)
+    way.operands.check(k, v)
+    (batch, heads, queries, dim), (_, heads_kv, keys, dim_v) = q.shape, v.shape
+    if scale is None:
+        scale = 1 / math.sqrt(dim)
+    if not _is_finite(scale):
+        raise ArgumentError(f"attention: scale is {scale!r}; pass a finite number, or None for 1 / sqrt(D)")
+    if softcap is None or not _is_finite(softcap) or softcap < 0:
+        raise ArgumentError(f"attention: softcap is {softcap!r}; pass a number above 0, or 0 for none")
+    left, right = checked_window(window, _flag("causal", causal))
+    return_lse, normalize = _flag("return_lse", return_lse), _flag("normalize", normalize)
+    if return_lse and not normalize:
+        words = "returns row_max and row_sum, of which lse is (row_max + log2 row_sum) ln 2; leave out return_lse"
+        raise ArgumentError(f"attention: normalize=False {words}")
+    given = None if out is None else as_output("attention", "out", out)
+    member = output_format("attention", out_dtype, given, way.output if normalize else f32)
+    if not normalize and member is not f32:
+        raise ArgumentError(f"attention: normalize=False gives float32; {member.dtype} was asked for")
+    automatic = isinstance(smooth_k, str) and smooth_k == "auto"
+    smooth_k, smooth_q = not automatic and _flag("smooth_k", smooth_k, ", or 'auto'"), _flag("smooth_q", smooth_q)
+    options = dict(mask=mask, sinks=sinks, key_lengths=key_lengths, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, window=window)
+    flags = dict(softcap=softcap, normalize=not normalize, layout=transposed, smooth_k=smooth_k, smooth_q=smooth_q)
+    _check_lacks(ways, way, [n for n, option in options.items() if option is not None] + [n for n, flag in flags.items() if flag])
+    smooth = _smooths(way, k, None if automatic else smooth_k, dict(softcap=softcap > 0, sinks=sinks is not None, normalize=not normalize))
+    call = Call(
+        *(way, q, k, v, scale, softcap, left, right, smooth),
+        mask=_checked_mask(mask, (batch, heads, queries, keys)),
+        sinks=_checked_sinks(sinks, heads),
+        sequences=_checked_sequences(key_lengths, cu_seqlens_q, cu_seqlens_k, batch, queries, keys),
+        **dict(return_lse=return_lse, normalize=normalize, transposed=transposed, output=member),
+        out=None if given is None else _in_order("out", given, transposed),
+        given=given,
+    )
+    _check_out(call, (batch, heads, queries, dim_v))
+    return call
+
+
+def _way(ways, qk, pv, quantize):
+    """The way that is asked for; ArgumentError that names the nearest one otherwise."""
+    asked = (qk, qk if pv is None else pv, quantize)
+    words = all(isinstance(word, (str, type(None))) for word in asked)
+    if words and asked in ways:
+        return ways[asked]
+    nearest = max(ways, key=lambda known: sum(a == b for a, b in zip(known, asked)) if words else 0)
+    known = "; ".join(spelled(*formats) for formats in ways)
+    raise ArgumentError(f"attention: no kernel for {spelled(*asked)}; nearest: {spelled(*nearest)}. There is {known}")
+
+
+def spelled(qk, pv, quantize=None) -> str:
+    """A choice of formats as it is written in a call."""
+    return f"qk={qk!r}, pv={pv!r}" + (f", quantize={quantize!r}" if quantize is not None else "")
+
+
+def _check_lacks(ways, way, options: list[str]) -> None:
+    """ArgumentError for an option that the kernel does not have, with the first way that has it."""
+    for name in options:
+        if name in way.lacks:
+            asked = _formats_of(ways, way)
+            others = [formats for formats, known in ways.items() if name not in known.lacks]
+            advice = f"nearest: {spelled(*others[0])}" if others else "leave it out"
+            raise ArgumentError(f"attention: {spelled(*asked)} has no {name}; {advice}")
+
+
+def _formats_of(ways, way):
+    """The formats by which a way is asked for."""
+    return next(formats for formats, known in ways.items() if known is way)
+
+
+def _taken(ways, way, name: str, x, transposed: bool):
+    """q, k or v: an array [batch, heads, length, dim], or an operand of the format that the way takes."""
+    if not isinstance(x, QuantizedArray):
+        (x,) = as_arrays("attention", **{name: x})
+        return _in_order(name, x, transposed)
+    wanted = way.operands.formats.get(name)
+    if x.role != name or x.format != wanted:
+        takes = f"quantize_operand({name}, {wanted!r}, role={name!r})" if wanted else f"{name} as an array"
+        raise ArgumentError(f"attention: {name} is {x!r}; {spelled(*_formats_of(ways, way))} takes {takes}")
+    return x
+
+
+def _smooths(way, k, wanted: bool | None, hindrances: dict[str, bool]) -> bool:
+    """Whether keys are multiplied less their mean: as wanted, and where that is None as the format or the operand has it."""
+    formats = way.operands.formats
+    there = [name for name, active in hindrances.items() if active]
+    hindered = f"with {' and '.join(there)} scores must be those of the keys as they are"
+    if isinstance(k, Operand):
+        smoothed = k.mean is not None
+        if wanted is not None and wanted != smoothed:
+            raise ArgumentError(f"attention: smooth_k is {wanted}, but k is {k!r}; quantize it with smooth={wanted}, or leave out smooth_k")
+        if smoothed and there:
+            raise ArgumentError(f"attention: k is {k!r}; {hindered}: quantize it with smooth=False")
+        return smoothed
+    if wanted and there:
+        raise ArgumentError(f"attention: smooth_k is True; {hindered}: leave out smooth_k")
+    return bool(formats) and not there and BLOCK_FORMATS[formats["k"]].bits == 4 if wanted is None else wanted
+
+
+def _in_order(name: str, x, transposed: bool):
+    """An array of the caller's layout as [batch, heads, length, dim]."""
+    if len(x.shape) != 4:
+        came = f"{name} has shape {list(x.shape)}, {len(x.shape)} dimensions where 4 are needed"
+        raise ArgumentError(f"attention: {came}; reshape it to {'[B, S, H, D]' if transposed else '[B, H, S, D]'}")
+    return x.transpose(0, 2, 1, 3) if transposed else x
+
+
+def _check_shapes(q, k, v, layout: str) -> None:
+    """ArgumentError where q, k and v do not fit each other, or no kernel holds them."""
+
+    def fail(what: str):
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in zip("qkv", (q, k, v)))
+        order = "" if layout == "bhsd" else ", here as [B, H, S, D]"
+        raise ArgumentError(f"attention: {what}; there are {shapes}{order}")
+
+    for name, x in zip("qkv", (q, k, v)):
+        if not isinstance(x, Operand) and format_of(x.dtype) is None:
+            raise ArgumentError(f"attention: {name} is {x.dtype} {list(x.shape)}; convert it to float32, float16 or bfloat16")
+    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3]:
+        fail("q, k and v have one batch, and k and v the same heads and keys")
+    heads, heads_kv, dim, dim_v = q.shape[1], k.shape[1], q.shape[3], v.shape[3]
+    if k.shape[3] != dim:
+        fail(f"q and k have one head dimension; {dim} and {k.shape[3]} came")
+    if heads_kv == 0 or heads % heads_kv:
+        below = f"{heads // heads_kv * heads_kv} or " if heads_kv and heads > heads_kv else ""
+        near = f"{below}{(heads // heads_kv + 1) * heads_kv}" if heads_kv else "1 head of k or more"
+        fail(f"{heads} heads of q are no multiple of {heads_kv} heads of k and v; nearest: {near}")
+    if k.shape[2] == 0:
+        fail("there are no keys; pass at least one")
+    if min(dim, dim_v) == 0:
+        fail("a head dimension is 0; pass at least 1")
+    largest = max(HEAD_DIMS)
+    if dim > largest[0] or dim_v > largest[1]:
+        fail(f"head dimensions go up to {largest[0]}; split the heads")
+
+
+def checked_window(window, causal) -> tuple[int, int]:
+    """How far to the left and right of its place a query sees."""
+    sides = window if isinstance(window, (tuple, list)) and len(window) == 2 else (None, None) if window is None else (False,)
+    whole = all(side is None or (isinstance(side, (int, np.integer)) and not isinstance(side, bool) and side >= 0) for side in sides)
+    if not whole or len(sides) != 2:
+        raise ArgumentError(f"attention: window is {window!r}; pass (left, right), each a whole number from 0 on, or None for open")
+    left, right = (OPEN if side is None else min(int(side), OPEN) for side in sides)
+    return left, 0 if causal else right
+
+
+def _checked_mask(mask, shape: tuple[int, ...]):
+    """A mask of bool or float that broadcasts to `shape`, with four axes."""
+    if mask is None:
+        return None
+    (mask,) = as_arrays("attention", mask=mask)
+    if isinstance(mask, np.ndarray) and mask.dtype == np.float64:
+        with np.errstate(over="ignore"):
+            mask = mask.astype(np.float32)
+    fits = len(mask.shape) <= 4 and all(size in (1, wanted) for size, wanted in zip(mask.shape[::-1], shape[::-1]))
+    if not fits or (mask.dtype != np.bool_ and format_of(mask.dtype) is None):
+        wanted = f"bool or float that broadcasts to [B, H, Sq, Sk], {list(shape)}"
+        raise ArgumentError(f"attention: mask is {mask.dtype} {list(mask.shape)}; pass {wanted}")
+    return mask.reshape((1,) * (4 - len(mask.shape)) + tuple(mask.shape))
+
+
+def _checked_sinks(sinks, heads: int):
+    if sinks is None:
+        return None
+    (sinks,) = as_arrays("attention", sinks=sinks)
+    if isinstance(sinks, np.ndarray) and sinks.dtype == np.float64:
+        sinks = sinks.astype(np.float32)
+    if tuple(sinks.shape) != (heads,) or format_of(sinks.dtype) is None:
+        raise ArgumentError(f"attention: sinks are {sinks.dtype} {list(sinks.shape)}; pass one float for each of {heads} heads of q")
+    return sinks
+
+
+def _checked_sequences(key_lengths, cu_q, cu_k, batch: int, queries: int, keys: int) -> dict[str, Any]:
+    """Where sequences begin and end, by the kernel's names."""
+    if cu_q is None and cu_k is None:
+        if key_lengths is None:
+            return {}
+        lengths = _whole_numbers("key_lengths", key_lengths, f"one for each of {batch} batches")
+        if lengths.shape != (batch,) or (isinstance(lengths, np.ndarray) and not ((0 <= lengths) & (lengths <= keys)).all()):
+            wanted = f"a whole number from 0 to {keys} for each of {batch} batches"
+            raise ArgumentError(f"attention: key_lengths {_shown(lengths)}; pass {wanted}")
+        return dict(key_ends=lengths)
+    if cu_q is None or cu_k is None or key_lengths is not None:
+        what = "one of cu_seqlens_q and cu_seqlens_k" if key_lengths is None else "key_lengths beside cu_seqlens"
+        raise ArgumentError(f"attention: {what} came; packed sequences need both cu_seqlens and no key_lengths")
+    if batch != 1:
+        advice = "reshape [total, H, D] to [1, total, H, D], layout='bshd'"
+        raise ArgumentError(f"attention: packed sequences have a batch of 1, {batch} came; {advice}")
+    edges = []
+    for name, cu, whole in (("cu_seqlens_q", cu_q, queries), ("cu_seqlens_k", cu_k, keys)):
+        cu = _whole_numbers(name, cu, "N + 1 for N sequences")
+        known = isinstance(cu, np.ndarray) and len(cu.shape) == 1 and len(cu) >= 2
+        if len(cu.shape) != 1 or cu.shape[0] < 2 or (known and (cu[0] != 0 or cu[-1] != whole or (np.diff(cu) < 0).any())):
+            raise ArgumentError(f"attention: {name} {_shown(cu)}; pass N + 1 whole numbers that rise from 0 to {whole}")
+        edges.append(cu)
+    if edges[0].shape != edges[1].shape:
+        raise ArgumentError(f"attention: cu_seqlens_q has {edges[0].shape[0]} numbers, cu_seqlens_k {edges[1].shape[0]}; pass as many")
+    return dict(query_starts=edges[0][:-1], query_ends=edges[0][1:], key_starts=edges[1][:-1], key_ends=edges[1][1:])
+
+
+def _whole_numbers(name: str, value, wanted: str):
+    """An array of int32; what lies on the host may be of any whole type."""
+    (array,) = as_arrays("attention", **{name: value})
+    if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and (array.size == 0 or -(2**31) <= array.min() <= array.max() < 2**31):
+        return array.astype(np.int32)
+    if isinstance(array, np.ndarray) or array.dtype != np.int32:
+        raise ArgumentError(f"attention: {name} is {array.dtype} {list(array.shape)}; pass int32, {wanted}")
+    return array
+
+
+def _shown(numbers) -> str:
+    """Whole numbers as messages show them; what lies on a device is not looked at."""
+    few = isinstance(numbers, np.ndarray) and numbers.size <= 16
+    return f"is {numbers.tolist()}" if few else f"is {numbers.dtype} {list(numbers.shape)}"
+
+
+def _check_out(call: Call, shape: tuple[int, ...]) -> None:
+    """ArgumentError where results cannot be written to `out`."""
+    if call.out is None:
+        return
+    if tuple(call.out.shape) != shape:
+        wanted = (shape[0], shape[2], shape[1], shape[3]) if call.transposed else shape
+        raise ArgumentError(f"attention: out has shape {list(call.given.shape)}, not {list(wanted)}; pass an array of that shape")
+    if isinstance(call.out, np.ndarray):
+        device = next((name for name, array in call.arrays.items() if isinstance(array, DeviceArray)), None)
+        if device:
+            raise ArgumentError(f"attention: out is a NumPy array, {device} is on the device; pass both on one side")
+        if not call.out.flags.writeable:
+            raise ArgumentError("attention: out is read-only; pass an array that can be written")
+
+
+def _flag(name: str, value, more: str = "") -> bool:
+    if not isinstance(value, (bool, np.bool_)) and not (isinstance(value, int) and value in (0, 1)):
+        raise ArgumentError(f"attention: {name} is {value!r}; pass True or False{more}")
+    return bool(value)
+
+
+def _is_finite(value) -> bool:
+    try:
+        return math.isfinite(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def output_format(function: str, asked, given, default: Format) -> Format:
+    """The format of results: that of `given`, where there is an array, else the dtype asked for, else the default."""
+    try:
+        dtype = None if asked is None else np.dtype(asked)
+    except (TypeError, ValueError):
+        dtype = asked
+    there = getattr(given, "dtype", None)
+    wanted = there if dtype is None and there is not None else default.dtype if dtype is None else dtype
+    member = format_of(wanted) if isinstance(wanted, np.dtype) else None
+    if member is None or (there is not None and there != wanted):
+        came = f"out_dtype={asked!r}" + (f" with out of {there}" if there is not None else "")
+        raise ArgumentError(f"{function}: {came}; results are bfloat16, float16 or float32, and out has the dtype asked for")
+    return member
