@@ -327,8 +327,8 @@ struct BlockTiling {
     static constexpr int dim = dim_, dim_v = dim_v_;
     static constexpr int widest = dim > dim_v ? dim : dim_v;
     static constexpr int slices = 1;
-    static constexpr int warps = widest > 64 && widest <= 128 ? 12 : 8;
-    static constexpr int blocks = widest <= 64 ? 2 : 1;
+    static constexpr int warps = ptx::has_block_scaled_mma && widest > 64 && widest <= 128 ? 12 : 8;   // stand-ins need registers
+    static constexpr int blocks = ptx::has_block_scaled_mma && widest <= 64 ? 2 : 1;
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
 
