@@ -19,6 +19,8 @@ _HOME = {
     "quantize": "ops.quantize",
     "dequantize": "ops.quantize",
     "QuantizedArray": "ops.quantized",
+    "Operand": "ops.operands",
+    "quantize_operand": "ops.operands",
     "swizzle_scales": "ops.quantize",
     "unswizzle_scales": "ops.quantize",
     "DeviceArray": "array",
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from .graphs import graph
     from .launch import last_launches
     from .ops.attention import attention, merge
+    from .ops.operands import Operand, quantize_operand
     from .ops.quantize import dequantize, quantize, swizzle_scales, unswizzle_scales
     from .ops.quantized import QuantizedArray
     from .prepared import prepare

@@ -301,6 +301,7 @@ class _Axes:
         for axis, size in kernel.fixed.items():
             if axes.setdefault(axis, size) != size:
                 raise ArgumentError(f"{kernel.name}: the axis {axis} is {axes[axis]} in {self.origin[axis]}; it is always {size}")
+        self._derive()
         if any(axis not in axes for axis in kernel.axes):
             self._solve_arrays(kernel.outputs)
         missing = [axis for axis in kernel.axes if axis not in axes]
@@ -319,6 +320,18 @@ class _Axes:
             source = self.origin[empty[0]]
             raise ArgumentError(f"{kernel.name}: {empty[0]} is 0 in {source}, but the result is not empty; pass at least 1")
         return axes
+
+    def _derive(self) -> None:
+        """Fix the axes that follow from those known so far, and check those of them that are given."""
+        axes = self.axes
+        for axis, size_of in self.kernel.derived.items():
+            try:
+                size = size_of(axes)
+            except KeyError:  # an axis that it follows from is missing, which is said below
+                continue
+            if axes.setdefault(axis, size) != size:
+                raise ArgumentError(f"{self.kernel.name}: the axis {axis} is {axes[axis]} in {self.origin[axis]}; it must be {size} here")
+            self.origin.setdefault(axis, "the sizes of the arrays")
 
     def _solve_arrays(self, arguments: Sequence[Argument]) -> None:
         """Fix what the shapes of given arrays fix, and check the rest of them."""

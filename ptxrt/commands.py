@@ -374,8 +374,8 @@ def kernel_command(kernel) -> click.Command:
         default = {"required": True} if a.default is None else {"default": a.default, "show_default": True}
         params.append(click.Option([f"--{a.name.replace('_', '-')}", a.name], type=number, help=f"A number of {a}.", **default))
     for axis in (axis for axis in kernel.axes if axis not in fixed):
-        help = "Size of this axis" + (", where no file fixes it." if axis in may_fix else ".")
-        params.append(click.Option([f"--{axis.replace('_', '-')}", axis], type=int, required=axis not in may_fix, help=help))
+        help = "Size of this axis" + (", where no file fixes it." if axis in may_fix else "; it follows from the others." if axis in kernel.derived else ".")
+        params.append(click.Option([f"--{axis.replace('_', '-')}", axis], type=int, required=axis not in may_fix and axis not in kernel.derived, help=help))
     if kernel.unions:
         names = [f.name for f in kernel.unions]
         params.append(click.Option(["--dtype"], type=click.Choice(names), help=_DTYPE_HELP if any(a.is_union for a in kernel.inputs) else "The format to write."))

@@ -50,6 +50,7 @@ class Placement:
 row_major = Placement("none", True, "")
 unaligned = Placement("none", False, "starting at any element")
 strided = Placement("rows", True, "rows of any strides")
+loose = Placement("rows", False, "rows of any strides, starting at any element")
 scattered = Placement("all", False, "elements at any strides")
 
 
@@ -75,7 +76,7 @@ def _array_spec(direction: str, formats: Format | Union, shape: str, placement: 
 class In:
     """`In[f32 | f16, "rows cols"]`: an array that the kernel reads; `= None` makes it optional.
 
-    A third item says where its elements may lie: `strided`, `scattered` or `unaligned`; row-major order without it.
+    A third item says where its elements may lie: `strided`, `loose`, `scattered` or `unaligned`; row-major order without it.
     """
 
     def __class_getitem__(cls, item) -> _Spec:
@@ -98,6 +99,10 @@ class Scalar:
     def __class_getitem__(cls, item) -> _Spec:
         member, *choices = item if isinstance(item, tuple) else (item,)
         return _Spec("scalar", _formats(member), parse_shape(""), tuple(choices))
+
+
+class Axis:
+    """`dim: Axis`: no argument, but the size of that axis, which the body is told."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +184,7 @@ def kernel(
     variants: Mapping[str, Sequence[int | tuple[int, ...]]] | None = None,
     filled: bool = False,
     fixed: Mapping[str, int] | None = None,
+    derived: Mapping[str, Callable[[Mapping[str, int]], int]] | None = None,
     cases: Sequence[Mapping[str, Any]] = (),
     tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
     flops: str | Callable[..., int] | None = None,
@@ -192,6 +198,8 @@ def kernel(
     filled: whether a compiled size may be larger than the arrays': the smallest that holds them is chosen, the entry is given
         the arrays' own sizes and fills up with zeros.
     fixed: axes that have one size and need not be given.
+    derived: axes that follow from others, in an order in which they can be worked out: the size from the axes known so far, the
+        axis itself among them where the call gives it. They may be axes of no array, of which the entry is told nothing.
     cases: sizes of axes, values of scalars, optional arrays (name=True) and, to restrict it, the
         format of the unions (format="bf16"); tests, `check` and the documentation loop over them.
     tolerance: for all outputs or by output; absent means exact.
@@ -202,7 +210,7 @@ def kernel(
     def declare(function: Callable) -> Kernel:
         if function.__name__ in REGISTRY:
             raise ValueError(f"a kernel called {function.__name__} is declared already")
-        declared = Kernel(function, grid, variants or {}, filled, fixed or {}, cases, tolerance, flops, draw or {})
+        declared = Kernel(function, grid, variants or {}, filled, fixed or {}, derived or {}, cases, tolerance, flops, draw or {})
         REGISTRY[declared.name] = declared
         return declared
 
@@ -212,19 +220,22 @@ def kernel(
 class Kernel:
     """A declared kernel. Calling it launches it on the current machine (see `__call__`)."""
 
-    def __init__(self, function, grid, variants, filled, fixed, cases, tolerance, flops, draw):
+    def __init__(self, function, grid, variants, filled, fixed, derived, cases, tolerance, flops, draw):
         self.function = function
         self.name = self.__name__ = function.__name__
         self.__doc__ = inspect.getdoc(function)
         self.__module__ = function.__module__
-        self.arguments = tuple(_argument(p) for p in inspect.signature(function).parameters.values())
+        parameters = inspect.signature(function).parameters.values()
+        self.arguments = tuple(_argument(p) for p in parameters if p.annotation is not Axis)
+        self.body_axes = tuple(p.name for p in parameters if p.annotation is Axis)
         self.by_name = {a.name: a for a in self.arguments}
         self.arrays = tuple(a for a in self.arguments if a.direction != "scalar")
         self.inputs = tuple(a for a in self.arguments if a.direction == "in")
         self.outputs = tuple(a for a in self.arguments if a.direction == "out")
         self.scalars = tuple(a for a in self.arguments if a.direction == "scalar")
         self.scalar_names = frozenset(a.name for a in self.scalars)
-        self.axes = tuple(dict.fromkeys(axis for a in self.arrays for axis in a.shape.axes))
+        self.derived = dict(derived)
+        self.axes = tuple(dict.fromkeys([*(axis for a in self.arrays for axis in a.shape.axes), *self.derived]))
         self.grid: tuple[Dim, ...] = parse_shape(grid).dims
         self.variants = {axes: tuple(values) for axes, values in variants.items()}
         self.filled = filled
@@ -282,7 +293,7 @@ class Kernel:
         """What the compiled entry takes: the arguments in order, the axes in order of first appearance, the strides."""
         return (
             *(Parameter(*(("scalar", a.name, a.formats[0]) if a.direction == "scalar" else ("array", a.name))) for a in self.arguments),
-            *(Parameter("axis", axis) for axis in self.axes),
+            *(Parameter("axis", axis) for axis in dict.fromkeys(axis for a in self.arrays for axis in a.shape.axes)),
             *(Parameter("stride", a.name, None, i) for a in self.arrays for i in range(len(a.strides))),
         )
 
@@ -360,7 +371,7 @@ class Kernel:
         bound = self.bind(*arrays, dtype=dtype, **named)
         wanted = {a: bound.outputs[a.name] is not None for a in self.outputs}
         outputs = {a.name: self._reference_buffer(bound, a) if wanted[a] else None for a in self.outputs}
-        self.function(**bound.inputs, **outputs, **bound.scalars)
+        self.function(**bound.inputs, **outputs, **bound.scalars, **{axis: bound.axes[axis] for axis in self.body_axes})
         return {name: array for name, array in outputs.items() if array is not None}
 
     def _reference_buffer(self, bound: Bound, a: Argument) -> np.ndarray:

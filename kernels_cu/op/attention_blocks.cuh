@@ -327,8 +327,8 @@ struct BlockTiling {
     static constexpr int dim = dim_, dim_v = dim_v_;
     static constexpr int widest = dim > dim_v ? dim : dim_v;
     static constexpr int slices = 1;
-    static constexpr int warps = widest > 64 && widest <= 128 ? 12 : 8;
-    static constexpr int blocks = widest <= 64 ? 2 : 1;
+    static constexpr int warps = ptx::has_block_scaled_mma && widest > 64 && widest <= 128 ? 12 : 8;   // stand-ins need registers
+    static constexpr int blocks = ptx::has_block_scaled_mma && widest <= 64 ? 2 : 1;
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
 
@@ -494,7 +494,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
      const uint8_t *v_tiles,    /* [batch, heads_kv, tiles, v_bytes]: tile::ValueTile */                                    \
      const float *q_global, const float *k_global, const float *v_global, ATTENTION_ARRAYS, ATTENTION_SCALARS, int batch,   \
      int heads_kv, int group, int queries, int q_bytes, int q_blocks, int tiles, int k_bytes, int v_bytes, int keys,        \
-     int dim_v, int sequences, int splits, STRIDES_Q(q_codes), STRIDES_Q(q_scales), ATTENTION_STRIDES) {                    \
+     int sequences, int dim_v, int splits, STRIDES_Q(q_codes), STRIDES_Q(q_scales), ATTENTION_STRIDES) {                    \
         using Tiling = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>;                                             \
         const int dim = dim_;                                                                                               \
         op::attention_blocks<Tiling>(shared<typename Tiling::Shared>(),                                                     \

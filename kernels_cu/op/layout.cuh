@@ -37,6 +37,11 @@ __device__ inline void pad_last(const uint8_t *x, uint8_t *y, size_t rows, size_
     });
 }
 
+// y[rows, count] = the bytes of x[rows, width] at places[count] of each row.
+__device__ inline void gather_bytes(const uint8_t *x, const int *places, uint8_t *y, size_t rows, size_t width, size_t count) {
+    store_bytes(y, first_byte(), rows * count, [&](size_t i) { return x[i / count * width + places[i % count]]; });
+}
+
 // A matrix of scales [rows, blocks] stands in tiles of 128 rows x 4 blocks, 512 bytes each, the tiles of a row of tiles next
 // to each other; row r and block b of a tile are byte (r % 32) 16 + (r / 32) 4 + b. Source: cuBLAS, "1D block scaling".
 // Row `outer` cols + col of that matrix is scales[outer][.][col].

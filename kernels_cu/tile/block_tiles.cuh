@@ -47,7 +47,8 @@ struct KeysByEights {   // P in e2m1, MMAs 64 deep
 // `keys` keys of `dim` values, in natural order, with their scales along `dim`.
 //
 // Rows of codes are swizzled so that ldmatrix meets no bank conflict in any of the three orders: eight rows that differ in bits
-// {0, 1, 2}, {0, 2, 3} or {0, 3, 4} of their number get eight different places. (Rows of 32 bytes leave two of them twice.)
+// {0, 1, 2}, {0, 2, 3} or {0, 3, 4} of their number get eight different places. (Rows of an odd multiple of 32 bytes
+// get four places, each twice.)
 template <class Format_, int keys_, int dim_>
 struct alignas(128) KeyTile {
     using Format = Format_;
@@ -66,7 +67,7 @@ struct alignas(128) KeyTile {
     // What a row's chunk number is xored with. Linear in the bits of `row`, so parts of a row number can be xored apart.
     __host__ __device__ static constexpr int swizzle(int row) {
         const int near = row >> (3 - power), far = (row >> 3 & 3) << (power > 2 ? 1 : 0);
-        return (near ^ (power > 1 ? far : 0)) & (swizzled_chunks - 1);
+        return (near ^ far) & (swizzled_chunks - 1);
     }
     __host__ __device__ static constexpr int index(int row, int chunk) { return row * row_chunks + (chunk ^ swizzle(row)); }
 

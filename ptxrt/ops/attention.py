@@ -13,9 +13,13 @@ from ..errors import ArgumentError
 from ..formats import Format, bf16, f16, f32, format_of
 from ..kernel import Kernel
 from ..prepared import remembered
+from .attention_blocks import BLOCK_ATTENTION, BlockOperands
 from .attention_call import Call, attention_call, checked_window, output_format, spelled
 from .attention_kernels import SPLIT_UNIT, attention_bf16, attention_merge, attention_mxfp4_bf16, exact_quotient, exact_sums, spans_of
 from .cast import cast
+from .operands import Operand, with_whole_rows
+from .quantize import dequantize
+from .smoothing import row_dot
 
 # Kernels load 16 bytes at a time: rows of 16-bit elements start at multiples of this many.
 _ROW_UNIT = 8
@@ -28,8 +32,9 @@ _FILLING_BLOCKS, _BLOCK_ROWS, _FEWEST_UNITS = 160, 64, 4
 class Way:
     """One way to compute attention: the kernel, how its operands are made, and what they hold.
 
-    operands: called with a call, its q, k and v on the device, and the place, it gives the kernel's arguments by name;
-    operands.values(q, k, v) is what they hold, as NumPy arrays, for references. output: the type of results where none is
+    operands: called with a call, its q, k and v on the device, and the place, it gives the kernel's arguments by name, and
+    `mean`, what keys are less; operands.values(q, k, v) is what they hold, as NumPy arrays, for references. operands.formats:
+    by name the formats of those that may be quantized before, which operands.check(k, v) looks at. output: the type of results where none is
     asked for. lacks: options of `attention` that the kernel does not have. run: what to do in place of `_run`.
     """
 
@@ -73,6 +78,8 @@ def attention(
     layout="bshd". Heads h of q with the same h // (H / Hkv) share a head of k and v.
     qk, pv: formats of the operands of the two products, "bf16" or "f16"; pv is qk's where None. float32, and a 16-bit type that
     is not the format's, are rounded to it. qk="mxfp4", pv="bf16", quantize="in_kernel": Q and K quantized as they are loaded.
+    "mxfp8", "mxfp4", "nvfp4", and "nvfp4" with pv="mxfp8": q, k and v are quantized first, as `quantize_operand` does; what it gives
+    may stand in their place, so that K and V are quantized once and used many times.
     scale: finite; 1 / sqrt(D) where None. softcap: above 0, scores become softcap tanh(score / softcap).
     causal: query i sees key j where j <= i + Sk - Sq. window: (left, right), whole numbers from 0 on or None for
     open; i sees j where -left <= j - (i + Sk - Sq) <= right. With causal, right is 0.
@@ -81,7 +88,9 @@ def attention(
     key_lengths: [B] whole numbers: only the first keys of each batch are there, and Sk is that number.
     cu_seqlens_q, cu_seqlens_k: packed sequences: q, k and v have B = 1, sequence i is rows cu[i] to cu[i + 1] of each;
     N + 1 whole numbers from 0 to the whole length. Sq and Sk are then those of the sequence; masks go by whole rows.
-    smooth_k, smooth_q: for block formats; "auto" and False do nothing for others.
+    smooth_k: for block formats, whether keys are quantized less their mean, which softmax does not see; lse is that of the scores
+    as they were. "auto" does so for 4-bit qk where there are neither softcap nor sinks and normalize is True.
+    smooth_q: for block formats; False does nothing.
     return_lse: also return the natural logarithm of each row's denominator, float32 [B, H, Sq].
     normalize: where False, return (out, row_max, row_sum), all float32: out / row_sum is the output, the denominator is
     2**row_max row_sum, and row_max is a whole number.
@@ -198,10 +207,12 @@ class _Place:
         self.backend = next((x.backend for x in arrays if isinstance(x, DeviceArray)), None)
         self.on_host = self.backend is None
 
-    def put(self, x) -> DeviceArray:
-        """An array on the device."""
+    def put(self, x):
+        """An array or an operand on the device."""
         if isinstance(x, DeviceArray):
             return x
+        if isinstance(x, Operand):
+            return x if x.on_device else Operand(**{name: self.put(array) for name, array in x.arrays.items()}, **x.description)
         placed = to_device(x, stream=self.stream) if self.backend is None else upload(self.backend, x, self.stream)
         self.backend = placed.backend
         return placed
@@ -236,11 +247,15 @@ class _Floats:
     """Operands of a 16-bit format: the arrays themselves where kernels can load them, else converted copies."""
 
     member: Format
+    formats = {}
+
+    def check(self, k, v) -> None:
+        """Arrays of any head dimensions will do."""
 
     def __call__(self, call: Call, q: DeviceArray, k: DeviceArray, v: DeviceArray, place: _Place) -> dict[str, Any]:
         """q, k and v as the kernel takes them."""
         q, k, v = (x if self.member.holds(x.dtype) and _is_loadable(x) else _converted(x, self.member, place) for x in (q, k, v))
-        return dict(q=call.grouped(q), k=k, v=v)
+        return dict(q=call.grouped(q), k=k, v=v, mean=None)
 
     def values(self, *operands) -> tuple:
         """What the operands hold."""
@@ -248,11 +263,18 @@ class _Floats:
             return tuple(np.asarray(x).astype(self.member.dtype) for x in operands)
 
 
+def _true_lse(call: Call, q, mean: DeviceArray, lse: DeviceArray, place: _Place) -> DeviceArray:
+    """The log-sum-exp of all scores, from that of the scores with keys less their mean."""
+    values = dequantize(q, stream=place.stream) if isinstance(q, Operand) else with_whole_rows(q, place.stream)
+    return row_dot(call.grouped(values), mean, add=lse, scale=call.scale, stream=place.stream)
+
+
 def _run(call: Call, stream) -> tuple:
     """Launch what a call needs: conversions, the kernel, and where keys are split or sums wanted, the merge."""
     place = _Place([*call.arrays.values(), call.out], stream)
     q, k, v = (place.put(x) for x in (call.q, call.k, call.v))
     arguments = call.way.operands(call, q, k, v, place) | _options(call, place)
+    mean = arguments.pop("mean")
     packed = "query_starts" in call.sequences
     (batch, heads, queries, _), dim_v = q.shape, v.shape[-1]
     rows = (batch, k.shape[1], call.group, queries)
@@ -273,6 +295,8 @@ def _run(call: Call, stream) -> tuple:
         call.way.kernel(**arguments, **{f"out_{call.output}": call.grouped(direct)}, lse=lse, splits=1, stream=stream)
         if direct is not target:
             _converted(direct, call.output, place, target)
+    if mean is not None and figures:
+        figures = (_true_lse(call, q, mean, figures[0].reshape(rows), place),)
     figures = tuple(place.back(x.reshape(batch, heads, queries)) for x in figures)
     return (_handed_back(call, place, target), *figures)
 
@@ -340,6 +364,11 @@ def _run_in_kernel(call: Call, stream) -> tuple:
 class _QuantizedInKernel:
     """Operands that the kernel makes by itself."""
 
+    formats = {}
+
+    def check(self, k, v) -> None:
+        """Arrays of any head dimensions will do."""
+
     def values(self, q, k, v) -> tuple:
         """What the kernel multiplies."""
         return *(mxfp4.decode(*mxfp4.encode(x)) for x in (q, k)), np.asarray(v).astype(bf16.dtype)
@@ -368,9 +397,18 @@ def _stacked(parts: Sequence[DeviceArray], place: _Place) -> DeviceArray:
 _FIRST_LACKS = ("window", "softcap", "mask", "sinks", "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "normalize", "layout")
 _FIRST_LACKS += ("smooth_k", "smooth_q")
 
+
+
+def _on_blocks(qk: str, pv: str) -> Way:
+    """Attention on operands in block formats. Packed sequences begin inside of tiles, which its kernels do not know."""
+    kernel = BLOCK_ATTENTION[qk, pv]
+    return Way(kernel, BlockOperands(kernel, qk, pv), bf16, ("smooth_q", "cu_seqlens_q", "cu_seqlens_k"))
+
+
 # (qk, pv, quantize) -> how it is computed. Another format is another line.
 ATTENTION = {
     ("bf16", "bf16", None): Way(attention_bf16, _Floats(bf16), bf16),
     ("f16", "f16", None): Way(attention_bf16, _Floats(f16), f16),
+    **{(qk, pv, None): _on_blocks(qk, pv) for qk, pv in BLOCK_ATTENTION},
     ("mxfp4", "bf16", "in_kernel"): Way(attention_mxfp4_bf16, _QuantizedInKernel(), bf16, _FIRST_LACKS, _run_in_kernel),
 }

@@ -9,16 +9,19 @@ from typing import Any
 import numpy as np
 
 from ..array import DeviceArray, as_arrays, as_output
+from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import Format, f32, format_of
 from .attention_kernels import HEAD_DIMS, OPEN
+from .operands import Operand
+from .quantized import QuantizedArray
 
 
 @dataclass(frozen=True)
 class Call:
     """A call of `attention` whose arguments fit each other. q, k, v and out are in the order [batch, heads, length, dim].
 
-    given: the array that the caller passed as out, which is returned. sequences: starts and ends of rows and keys by the
+    smooth: whether keys are multiplied less their mean. given: the array that the caller passed as out, which is returned. sequences: starts and ends of rows and keys by the
     kernel's names for them.
     """
 
@@ -30,6 +33,7 @@ class Call:
     softcap: float
     left: int
     right: int
+    smooth: bool
     mask: Any
     sinks: Any
     sequences: dict[str, Any]
@@ -49,7 +53,8 @@ class Call:
     def arrays(self) -> dict[str, Any]:
         """Every array of the call, by name."""
         named = dict(q=self.q, k=self.k, v=self.v, mask=self.mask, sinks=self.sinks, **self.sequences)
-        return {name: array for name, array in named.items() if array is not None}
+        arrays = {name: x.codes if isinstance(x, Operand) else x for name, x in named.items()}
+        return {name: array for name, array in arrays.items() if array is not None}
 
     def grouped(self, x):
         """An array [batch, heads, ...] with heads as [heads_kv, group]."""
@@ -86,8 +91,9 @@ def attention_call(
     if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
         raise ArgumentError(f"attention: layout is {layout!r}; pass 'bhsd' or 'bshd'")
     transposed = layout == "bshd"
-    q, k, v = (_in_order(name, x, transposed) for name, x in zip("qkv", as_arrays("attention", q=q, k=k, v=v)))
+    q, k, v = (_taken(ways, way, name, x, transposed) for name, x in zip("qkv", (q, k, v)))
     _check_shapes(q, k, v, layout)
+    way.operands.check(k, v)
     (batch, heads, queries, dim), (_, heads_kv, keys, dim_v) = q.shape, v.shape
     if scale is None:
         scale = 1 / math.sqrt(dim)
@@ -109,8 +115,9 @@ def attention_call(
     options = dict(mask=mask, sinks=sinks, key_lengths=key_lengths, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, window=window)
     flags = dict(softcap=softcap, normalize=not normalize, layout=transposed, smooth_k=smooth_k, smooth_q=smooth_q)
     _check_lacks(ways, way, [n for n, option in options.items() if option is not None] + [n for n, flag in flags.items() if flag])
+    smooth = _smooths(way, k, None if automatic else smooth_k, dict(softcap=softcap > 0, sinks=sinks is not None, normalize=not normalize))
     call = Call(
-        *(way, q, k, v, scale, softcap, left, right),
+        *(way, q, k, v, scale, softcap, left, right, smooth),
         mask=_checked_mask(mask, (batch, heads, queries, keys)),
         sinks=_checked_sinks(sinks, heads),
         sequences=_checked_sequences(key_lengths, cu_seqlens_q, cu_seqlens_k, batch, queries, keys),
@@ -142,10 +149,44 @@ def _check_lacks(ways, way, options: list[str]) -> None:
     """ArgumentError for an option that the kernel does not have, with the first way that has it."""
     for name in options:
         if name in way.lacks:
-            (asked,) = (formats for formats, known in ways.items() if known is way)
+            asked = _formats_of(ways, way)
             others = [formats for formats, known in ways.items() if name not in known.lacks]
             advice = f"nearest: {spelled(*others[0])}" if others else "leave it out"
             raise ArgumentError(f"attention: {spelled(*asked)} has no {name}; {advice}")
+
+
+def _formats_of(ways, way):
+    """The formats by which a way is asked for."""
+    return next(formats for formats, known in ways.items() if known is way)
+
+
+def _taken(ways, way, name: str, x, transposed: bool):
+    """q, k or v: an array [batch, heads, length, dim], or an operand of the format that the way takes."""
+    if not isinstance(x, QuantizedArray):
+        (x,) = as_arrays("attention", **{name: x})
+        return _in_order(name, x, transposed)
+    wanted = way.operands.formats.get(name)
+    if x.role != name or x.format != wanted:
+        takes = f"quantize_operand({name}, {wanted!r}, role={name!r})" if wanted else f"{name} as an array"
+        raise ArgumentError(f"attention: {name} is {x!r}; {spelled(*_formats_of(ways, way))} takes {takes}")
+    return x
+
+
+def _smooths(way, k, wanted: bool | None, hindrances: dict[str, bool]) -> bool:
+    """Whether keys are multiplied less their mean: as wanted, and where that is None as the format or the operand has it."""
+    formats = way.operands.formats
+    there = [name for name, active in hindrances.items() if active]
+    hindered = f"with {' and '.join(there)} scores must be those of the keys as they are"
+    if isinstance(k, Operand):
+        smoothed = k.mean is not None
+        if wanted is not None and wanted != smoothed:
+            raise ArgumentError(f"attention: smooth_k is {wanted}, but k is {k!r}; quantize it with smooth={wanted}, or leave out smooth_k")
+        if smoothed and there:
+            raise ArgumentError(f"attention: k is {k!r}; {hindered}: quantize it with smooth=False")
+        return smoothed
+    if wanted and there:
+        raise ArgumentError(f"attention: smooth_k is True; {hindered}: leave out smooth_k")
+    return bool(formats) and not there and BLOCK_FORMATS[formats["k"]].bits == 4 if wanted is None else wanted
 
 
 def _in_order(name: str, x, transposed: bool):
@@ -165,7 +206,7 @@ def _check_shapes(q, k, v, layout: str) -> None:
         raise ArgumentError(f"attention: {what}; there are {shapes}{order}")
 
     for name, x in zip("qkv", (q, k, v)):
-        if format_of(x.dtype) is None:
+        if not isinstance(x, Operand) and format_of(x.dtype) is None:
             raise ArgumentError(f"attention: {name} is {x.dtype} {list(x.shape)}; convert it to float32, float16 or bfloat16")
     if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3]:
         fail("q, k and v have one batch, and k and v the same heads and keys")

@@ -89,31 +89,58 @@ def spans_of(sequences: int, queries: int, keys: int, query_starts=None, query_e
     return spans
 
 
+def attend(q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroom: int = 0) -> None:
+    """What attention kernels write, from operands as they are multiplied: `outputs` and `lse`, or `parts` alone.
+
+    options, sequences: the arguments of the kernels by name. headroom: how far row_max lies below the whole number above
+    the largest score, in steps of log2.
+    """
+    rest = {name: options[name] for name in ("mask", "allowed")}
+    rest |= dict(scale=float(options["scale"]), softcap=float(options["softcap"]), left=int(options["left"]), right=int(options["right"]))
+    count = next((len(x) for x in sequences.values() if x is not None), len(q))
+    rest["spans"] = spans_of(count, q.shape[3], k.shape[2], **sequences)
+    if all(buffer is None for buffer in parts):
+        out, sums = exact_quotient(*exact_sums(q, k, v, sinks=options["sinks"], **rest))
+        _store(out, *outputs)
+        _store(sums, lse)
+        return
+    splits = next(len(x) for x in parts if x is not None)
+    run = -(-(-(-k.shape[2] // SPLIT_UNIT)) // splits) * SPLIT_UNIT
+    for i in range(splits):
+        part = slice(i * run, (i + 1) * run)
+        top, total, weighted = exact_sums(q, k, v, sinks=options["sinks"] if i == 0 else None, part=part, **rest)
+        unit = np.ceil(top * _LOG2_E) - headroom
+        factor = np.exp2(np.where(top == -np.inf, 0.0, top * _LOG2_E - np.where(top == -np.inf, 0.0, unit)))
+        for buffer, values in zip(parts, (weighted * factor[..., None], unit, total * factor)):
+            if buffer is not None:
+                buffer[i] = values
+
+
 _BF16_REASON = "weights are rounded to bfloat16 before the second product"
 
 
-def _flops(*, batch, heads_kv, group, queries, keys, dim, dim_v, sequences, left, right, **others):
+def visible_flops(*, batch, heads_kv, group, queries, keys, dim, dim_v, sequences, left, right, **others):
     """Two products of a multiply-add for each visible pair, padding included; unknown for packed sequences."""
     if sequences != batch:
         return None
     return 2 * batch * heads_kv * group * (dim + dim_v) * visible_pairs(queries, keys, int(left), int(right))
 
 
-def _starts(axis: str):
-    """Examples of where sequences begin along an axis; with `_ends` they share it evenly."""
+def starts_of(axis: str):
+    """Examples of where sequences begin along an axis; with `ends_of` they share it evenly."""
     return lambda rng, member, shape, axes: (np.arange(shape[0]) * axes[axis] // shape[0]).astype(np.int32)
 
 
-def _ends(axis: str):
+def ends_of(axis: str):
     return lambda rng, member, shape, axes: (np.arange(1, shape[0] + 1) * axes[axis] // shape[0]).astype(np.int32)
 
 
-def _masks(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+def example_masks(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     """Examples of masks: small numbers, large finite ones, and infinities."""
     return rng.choice(np.array([0, 0.5, -1.25, -3e38, -np.inf], np.float32), shape, p=(0.5, 0.2, 0.2, 0.05, 0.05))
 
 
-def _flags(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+def example_flags(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return (rng.random(shape) < 0.8).astype(np.uint8)
 
 
@@ -123,11 +150,11 @@ def _case(batch=1, heads_kv=1, group=1, queries=70, keys=130, dim=32, dim_v=None
     return {**axes, "sequences": sequences or batch, "splits": splits, **numbers, **rest}
 
 
-_PACKED = dict(query_starts=True, query_ends=True, key_starts=True, key_ends=True)
-_PARTIAL = dict(partial=True, row_max=True, row_sum=True)
+PACKED = dict(query_starts=True, query_ends=True, key_starts=True, key_ends=True)
+PARTIAL = dict(partial=True, row_max=True, row_sum=True)
 _BF16_OUTPUT = Tolerance("weights are rounded to 16 bits before the second product, as is the result", relative_l2=3e-3, cosine=0.99999, gain=1e-3)
 _OUTPUT = Tolerance("weights are rounded to 16 bits before the second product", relative_l2=2.5e-3, cosine=0.99999, gain=1e-3)
-_SUMS = Tolerance("float32 scores and sums, approximate exponentials and logarithm", relative_l2=1e-5, absolute=1e-4)
+SUMS = Tolerance("float32 scores and sums, approximate exponentials and logarithm", relative_l2=1e-5, absolute=1e-4)
 _ROW_SUMS = Tolerance("float32 scores and sums, approximate exponentials", relative_l2=1e-5)
 
 
@@ -141,19 +168,19 @@ _ROW_SUMS = Tolerance("float32 scores and sums, approximate exponentials", relat
         _case(batch=2, group=2, keys=100, mask=True, out_f16=True, lse=True, left=40, right=7, format="f16"),
         _case(group=2, keys=100, allowed=True, key_ends=True, out_bf16=True, out_f16=True, out_f32=True, lse=True, format="bf16"),
         _case(batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, format="bf16"),
-        _case(heads_kv=2, group=2, queries=75, keys=95, sequences=3, right=0, **_PACKED, out_f32=True, lse=True),
-        _case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **_PARTIAL),
+        _case(heads_kv=2, group=2, queries=75, keys=95, sequences=3, right=0, **PACKED, out_f32=True, lse=True),
+        _case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **PARTIAL),
         _case(queries=1, keys=1, out_bf16=True, lse=True, format="f16"),
     ],
-    tolerance=dict(out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=_SUMS, row_sum=_ROW_SUMS),
-    flops=_flops,
+    tolerance=dict(out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=SUMS, row_sum=_ROW_SUMS),
+    flops=visible_flops,
     draw=dict(
-        query_starts=_starts("queries"),
-        query_ends=_ends("queries"),
-        key_starts=_starts("keys"),
-        key_ends=_ends("keys"),
-        mask=_masks,
-        allowed=_flags,
+        query_starts=starts_of("queries"),
+        query_ends=ends_of("queries"),
+        key_starts=starts_of("keys"),
+        key_ends=ends_of("keys"),
+        mask=example_masks,
+        allowed=example_flags,
     ),
 )
 def attention_bf16(
@@ -192,24 +219,9 @@ def attention_bf16(
     partial, row_max and row_sum, instead of all others: the keys of each sequence in `splits` runs of whole units of
     64, of which each is summed by itself, relative to 2**row_max, a whole number; `attention_merge` finishes.
     """
-    rest = dict(scale=float(scale), softcap=float(softcap), left=int(left), right=int(right), mask=mask, allowed=allowed)
-    sequences = next((len(x) for x in (query_starts, query_ends, key_starts, key_ends) if x is not None), len(q))
-    rest["spans"] = spans_of(sequences, q.shape[3], k.shape[2], query_starts, query_ends, key_starts, key_ends)
-    if partial is None and row_max is None and row_sum is None:
-        out, sums = exact_quotient(*exact_sums(q, k, v, sinks=sinks, **rest))
-        _store(out, out_bf16, out_f16, out_f32)
-        _store(sums, lse)
-        return
-    splits = next(len(x) for x in (partial, row_max, row_sum) if x is not None)
-    run = -(-(-(-k.shape[2] // SPLIT_UNIT)) // splits) * SPLIT_UNIT
-    for i in range(splits):
-        part = slice(i * run, (i + 1) * run)
-        top, total, weighted = exact_sums(q, k, v, sinks=sinks if i == 0 else None, part=part, **rest)
-        unit = np.ceil(top * _LOG2_E)
-        factor = np.exp2(np.where(top == -np.inf, 0.0, top * _LOG2_E - np.where(top == -np.inf, 0.0, unit)))
-        for buffer, values in ((partial, weighted * factor[..., None]), (row_max, unit), (row_sum, total * factor)):
-            if buffer is not None:
-                buffer[i] = values
+    options = dict(scale=scale, softcap=softcap, left=left, right=right, mask=mask, allowed=allowed, sinks=sinks)
+    sequences = dict(query_starts=query_starts, query_ends=query_ends, key_starts=key_starts, key_ends=key_ends)
+    attend(q, k, v, options, sequences, (out_bf16, out_f16, out_f32), lse, (partial, row_max, row_sum))
 
 
 def _store(values: np.ndarray, *buffers) -> None:

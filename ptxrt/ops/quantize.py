@@ -42,11 +42,11 @@ def quantize(
     NumPy arrays give NumPy codes and scales; device arrays stay on the device, without waiting.
     """
     block = block_format("quantize", format)
-    rule = _rule_number(block, scale_rule)
+    rule = rule_number("quantize", block, scale_rule)
     (x,) = as_arrays("quantize", x=x)
     layout = _checked_layout(x, block, axis, scale_layout, pad)
     on_host = isinstance(x, np.ndarray)
-    given = _given_global_scale(block, global_scale, on_host)
+    given = given_global_scale("quantize", block, global_scale, on_host)
     if out is not None:
         _check_quantized_out(out, layout, on_host)
     target = None if on_host else out
@@ -108,6 +108,10 @@ def dequantize(q, dtype=np.float32, *, out=None, stream=None):
         member = None
     if member is None:
         raise ArgumentError(f"dequantize: dtype is {dtype!r}; pass float32, float16 or bfloat16")
+    if q.role is not None:
+        from .operands import dequantize_operand
+
+        return dequantize_operand(q, member, out, stream)
     target = None if on_host else out
 
     codes, scales = (to_device(a, stream=stream) for a in (q.codes, q.scales)) if on_host else (q.codes, q.scales)
@@ -137,7 +141,7 @@ def dequantize(q, dtype=np.float32, *, out=None, stream=None):
 def quantize_reference(x, format, *, axis=-1, scale_rule=None, scale_layout="linear", global_scale=None, pad=False) -> QuantizedArray:
     """What `quantize` gives for NumPy arrays, computed on the host from the definitions alone."""
     block = block_format("quantize", format)
-    rule = block.rules[_rule_number(block, scale_rule)]
+    rule = block.rules[rule_number("quantize", block, scale_rule)]
     layout = _checked_layout(x, block, axis, scale_layout, pad)
     widths = [(0, 0)] * len(layout.shape)
     widths[layout.axis] = (0, layout.padded - layout.length)
@@ -145,7 +149,7 @@ def quantize_reference(x, format, *, axis=-1, scale_rule=None, scale_layout="lin
     if block.two_level:
         magnitudes = np.abs(x.astype(np.float32))
         finite = magnitudes[np.isfinite(magnitudes)]
-        given = _given_global_scale(block, global_scale, True)
+        given = given_global_scale("quantize", block, global_scale, True)
         level = (block.global_scale(finite.max(initial=0)) if given is None else given,)
     codes, scales = block.encode(np.pad(x, widths), *level, rule, axis=layout.axis)
     fields = dict(format=format, shape=layout.shape, axis=layout.axis, scale_layout=scale_layout)
@@ -186,12 +190,12 @@ def unswizzle_scales(swizzled, shape, *, axis=-1, stream=None):
 # What calls have in common
 
 
-def _rule_number(block: BlockFormat, rule) -> int:
+def rule_number(function: str, block: BlockFormat, rule) -> int:
     """The number by which kernels know a rule."""
     if rule is None:
         return 0
     if not isinstance(rule, str) or rule not in block.rules:
-        raise ArgumentError(f"quantize: scale_rule is {rule!r}; {block.name} has {', '.join(map(repr, block.rules))}")
+        raise ArgumentError(f"{function}: scale_rule is {rule!r}; {block.name} has {', '.join(map(repr, block.rules))}")
     return block.rules.index(rule)
 
 
@@ -214,15 +218,15 @@ def _checked_layout(x, block: BlockFormat, axis, scale_layout, pad) -> Layout:
     )
 
 
-def _given_global_scale(block: BlockFormat, value, on_host: bool):
+def given_global_scale(function: str, block: BlockFormat, value, on_host: bool):
     """A given global scale as an array without axes; None where none is given."""
     if value is None:
         return None
     if not block.two_level:
-        raise ArgumentError(f"quantize: global_scale is {value!r}; {block.name} has none, pass None")
-    given = checked_global_scale("quantize", value)
+        raise ArgumentError(f"{function}: global_scale is {value!r}; {block.name} has none, pass None")
+    given = checked_global_scale(function, value)
     if on_host and isinstance(given, DeviceArray):
-        raise ArgumentError("quantize: global_scale is on the device, x is a NumPy array; pass a number")
+        raise ArgumentError(f"{function}: global_scale is on the device, x is a NumPy array; pass a number")
     return given
 
 

@@ -179,8 +179,11 @@ class QuantizedArray:
     "mxfp6_e2m3" or "nvfp4". global_scale: the float32 scale that nvfp4 has, None for the others.
     A length that is no multiple of the block is padded with zeros in codes and scales; `shape` is
     that of the values. All arrays are NumPy arrays or all are device arrays. `np.asarray(q)` gives
-    float32 values, decoded on the host.
+    float32 values, decoded on the host. role: None; `Operand` has one.
     """
+
+    role: str | None = None
+    mean = None
 
     def __init__(self, codes, scales, *, format, shape, axis=-1, scale_layout="linear", global_scale=None):
         name = "QuantizedArray"
@@ -202,7 +205,7 @@ class QuantizedArray:
 
     def _checked_global_scale(self, value):
         """None, or an array without axes where the codes are."""
-        if not self.layout.format.two_level:
+        if self.layout.format is None or not self.layout.format.two_level:
             if value is not None:
                 raise ArgumentError(f"QuantizedArray: global_scale is {value!r}; {self.format} has none, pass None")
             return None
@@ -243,7 +246,7 @@ class QuantizedArray:
     @property
     def nbytes(self) -> int:
         """Bytes of codes and scales."""
-        return prod(self.codes.shape) + prod(self.scales.shape)
+        return sum(prod(array.shape) for array in (self.codes, self.scales) if array is not None)
 
     def __repr__(self) -> str:
         more = (f", axis={self.axis}" if self.axis != -1 else "") + (f", scales {self.scale_layout}" if self.scale_layout != "linear" else "")
@@ -253,12 +256,18 @@ class QuantizedArray:
         """The same with NumPy arrays; itself where it holds them already."""
         if not self.on_device:
             return self
-        codes, scales = self.codes.to_numpy(stream=stream), self.scales.to_numpy(stream=stream)
-        global_scale = None if self.global_scale is None else self.global_scale.to_numpy(stream=stream)
-        return QuantizedArray(codes, scales, global_scale=global_scale, **self._description)
+        host = {name: array.to_numpy(stream=stream) for name, array in self.arrays.items()}
+        return type(self)(**{"scales": None, **host}, **self.description)
 
     @property
-    def _description(self) -> dict:
+    def arrays(self) -> dict:
+        """The arrays that are there, by the names of the constructor."""
+        arrays = dict(codes=self.codes, scales=self.scales, global_scale=self.global_scale, mean=self.mean)
+        return {name: array for name, array in arrays.items() if array is not None}
+
+    @property
+    def description(self) -> dict:
+        """What it is beside its arrays, by the names of the constructor."""
         return dict(format=self.format, shape=self.shape, axis=self.axis, scale_layout=self.scale_layout)
 
     def __array__(self, dtype=None, copy=None):
@@ -273,17 +282,10 @@ class QuantizedArray:
 
     def save(self, path) -> None:
         """Write to `path` as .npz (the name is used as given); the file appears whole or not at all."""
-        host = self.to_numpy()
-        fields = dict(
-            codes=host.codes.view(np.uint8),
-            scales=host.scales.view(np.uint8),
-            format=np.array(self.format),
-            shape=np.array(self.shape, np.int64),
-            axis=np.array(self.axis, np.int64),
-            scale_layout=np.array(self.scale_layout),
-        )
-        if host.global_scale is not None:
-            fields["global_scale"] = host.global_scale
+        fields = {name: array if array.dtype.kind == "f" and name in ("global_scale", "mean") else array.view(np.uint8) for name, array in self.to_numpy().arrays.items()}
+        for name, value in self.description.items():
+            if value is not None:
+                fields[name] = np.array(value, np.int64 if isinstance(value, (int, tuple)) else None)
         buffer = io.BytesIO()
         np.savez(buffer, **fields)
         write_atomically(path, buffer.getvalue())
@@ -301,24 +303,28 @@ class QuantizedArray:
                     raise ValueError("it holds a single array")
                 with archive:
                     fields = {name: archive[name] for name in archive.files}
-                return cls(**_from_file(fields))
+                if "role" in fields:
+                    from .operands import Operand
+
+                    return Operand(**_from_file(fields, {"codes", "format", "role", "shape"}, {"scales", "dim", "global_scale", "mean"}))
+                wanted = {"codes", "scales", "format", "shape"}
+                if fields.keys() & {"axis", "scale_layout"}:
+                    wanted |= {"axis", "scale_layout"}
+                return QuantizedArray(**_from_file(fields, wanted, {"global_scale"}))
             except _DAMAGE as error:
                 raise FileError(f"{path} is no quantized array: {error}. Write one with QuantizedArray.save.") from error
 
 
-def _from_file(fields: dict[str, np.ndarray]) -> dict:
-    """Arguments of QuantizedArray from the arrays of a file; ValueError where one is not what `save` writes."""
-    wanted = {"codes", "scales", "format", "shape"}
-    if fields.keys() & {"axis", "scale_layout"}:
-        wanted |= {"axis", "scale_layout"}
-    if fields.keys() - {"global_scale"} != wanted:
+def _from_file(fields: dict[str, np.ndarray], wanted: set[str], optional: set[str]) -> dict:
+    """Arguments of a constructor from the arrays of a file; ValueError where one is not what `save` writes."""
+    if fields.keys() - optional != wanted:
         raise ValueError(f"it holds {', '.join(fields) or 'nothing'} where {', '.join(sorted(wanted))} are expected")
     if fields["shape"].dtype.kind != "i":
         raise ValueError("its shape is no list of whole numbers")
     arguments = {**fields, "shape": tuple(fields["shape"].tolist())}
-    for name, kind in (("format", "U"), ("scale_layout", "U"), ("axis", "i"), ("global_scale", "f")):
-        if name in fields:
-            if fields[name].shape != () or fields[name].dtype.kind != kind:
-                raise ValueError(f"its {name} is no {'name' if kind == 'U' else 'number'}")
-            arguments[name] = fields[name].item()
+    kinds = dict(format="U", role="U", scale_layout="U", axis="i", dim="i", global_scale="f")
+    for name in kinds.keys() & fields.keys():
+        if fields[name].shape != () or fields[name].dtype.kind != kinds[name]:
+            raise ValueError(f"its {name} is no {'name' if kinds[name] == 'U' else 'number'}")
+        arguments[name] = fields[name].item()
     return arguments

@@ -51,7 +51,7 @@ float16 and bfloat16 are that value rounded to nearest, ties to even. A scale by
 Source: NVIDIA, Introducing NVFP4."""
 
 
-def _positive(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+def positive(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     """Global scales for examples: positive, around those of normal values."""
     return np.exp2(rng.uniform(-12, 2, shape)).astype(np.float32)
 
@@ -116,7 +116,7 @@ def _quantizer(f: BlockFormat, layout, suffix: str) -> Kernel:
 
     cases, name = _with_rules(f, _cases(f, layout)), f"quantize_{f.name}{suffix}"
     if f.two_level:
-        return _declare(f, name, _QUANTIZE_NV, layout, quantize_nv, cases, draw=dict(global_scale=_positive))
+        return _declare(f, name, _QUANTIZE_NV, layout, quantize_nv, cases, draw=dict(global_scale=positive))
     return _declare(f, name, _QUANTIZE_MX, layout, quantize_mx, cases)
 
 
@@ -145,7 +145,7 @@ def _dequantizer(f: BlockFormat, layout, suffix: str) -> Kernel:
 
     cases, name = _cases(f, layout), f"dequantize_{f.name}{suffix}"
     if f.two_level:
-        return _declare(f, name, _DEQUANTIZE_NV, layout, dequantize_nv, cases, draw=dict(global_scale=_positive))
+        return _declare(f, name, _DEQUANTIZE_NV, layout, dequantize_nv, cases, draw=dict(global_scale=positive))
     return _declare(f, name, _DEQUANTIZE_MX, layout, dequantize_mx, cases)
 
 

@@ -1,9 +1,9 @@
-"""Kernels around the quantizers: the global scale of NVFP4, the 128x4 layout of scales, rows padded and cut."""
+"""Kernels around the quantizers: the global scale of NVFP4, the 128x4 layout of scales, rows padded, cut and rearranged."""
 
 import numpy as np
 
 from ..blocks import nvfp4, swizzled_offsets
-from ..formats import bf16, f16, f32, u8
+from ..formats import bf16, f16, f32, i32, u8
 from ..kernel import In, Out, Scalar, kernel
 
 # Consecutive values that a block of `amax` takes at once.
@@ -94,3 +94,13 @@ def pad_last(x: In[u8, "rows source_bytes"], y: Out[u8, "rows target_bytes"]):
     """Copy rows of bytes into rows of another length: filled up with zeros, or cut."""
     kept = min(x.shape[1], y.shape[1])
     y[:, :kept], y[:, kept:] = x[:, :kept], 0
+
+
+@kernel(
+    grid="rows*count",
+    cases=[dict(rows=3, width=100, count=77), dict(rows=1, width=1, count=5), dict(rows=9, width=4096, count=4096)],
+    draw=dict(places=lambda rng, member, shape, axes: rng.integers(0, axes["width"], shape).astype(np.int32)),
+)
+def gather_bytes(x: In[u8, "rows width"], places: In[i32, "count"], y: Out[u8, "rows count"]):
+    """Give the bytes at `places` of every row, in their order; places lie from 0 to width - 1."""
+    y[:] = x[:, places]

@@ -1,0 +1,206 @@
+// Keys and values quantized into the tiles that attention reads.
+#pragma once
+
+#include <cstdint>
+
+#include "../ptx/barrier.cuh"
+#include "../tile/block_tiles.cuh"
+#include "../tile/narrow.cuh"
+#include "../tile/packing.cuh"
+#include "../tile/scale.cuh"
+#include "keys.cuh"
+
+namespace op {
+
+constexpr int tile_keys = 64;
+
+// How a block is encoded: encode<Blocks>(values, codes) gives its scale. A lane has Blocks::groups groups of eight of its
+// values, and Blocks joins what lanes found of it. The bytes are those of the quantizer of the format.
+template <class Narrow>
+struct MxEncoder {
+    static constexpr uint32_t one = 0x7f;   // the scale that stands for 1
+    tile::ScaleRule rule;
+
+    __device__ MxEncoder(int rule, const float *) : rule(tile::ScaleRule(rule)) {}
+
+    template <class Blocks>
+    __device__ uint32_t encode(const float (&values)[Blocks::groups][8], tile::Codes<Narrow::bits> (&codes)[Blocks::groups]) const {
+        float amax = 0.0f;
+#pragma unroll
+        for (int i = 0; i < Blocks::groups; ++i) amax = ptx::max_nan_f32(amax, tile::amax_of(values[i]));
+        const uint32_t scale = tile::mx_scale<Narrow>(Blocks::amax(amax), rule);
+        const float factor = tile::ue8m0_reciprocal(scale);
+#pragma unroll
+        for (int i = 0; i < Blocks::groups; ++i) {
+            float scaled[8];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) scaled[j] = values[i][j] * factor;
+            codes[i] = Narrow::encode(scaled);
+#pragma unroll
+            for (uint32_t &word : codes[i].word)
+                if (scale == tile::ue8m0_nan) word = 0;
+        }
+        return scale;
+    }
+};
+
+struct Nvfp4Encoder {
+    static constexpr uint32_t one = 0x38;
+    float global_scale;
+    tile::Divisor divisor;
+    bool four_over_six;
+
+    __device__ Nvfp4Encoder(int rule, const float *global_scale)
+        : global_scale(global_scale ? *global_scale : 1.0f), divisor(this->global_scale), four_over_six(rule == 1) {}
+
+    template <class Blocks>
+    __device__ uint32_t encode(const float (&values)[Blocks::groups][8], tile::Codes<4> (&codes)[Blocks::groups]) const {
+        float amax = 0.0f;
+#pragma unroll
+        for (int i = 0; i < Blocks::groups; ++i) amax = ptx::max_nan_f32(amax, tile::amax_of(values[i]));
+        const tile::Nvfp4Block block(Blocks::amax(amax));
+        tile::Nvfp4Scale scale = block.scale(tile::Nvfp4Target::six, divisor, global_scale);
+        const float error = encode_to<Blocks>(scale, values, codes);
+        if (four_over_six) {   // the whole warp, for what lanes exchange
+            const tile::Nvfp4Scale other = block.scale(tile::Nvfp4Target::four, divisor, global_scale);
+            tile::Codes<4> other_codes[Blocks::groups];
+            const float other_error = encode_to<Blocks>(other, values, other_codes);
+            if (scale.step != 0.0f && other_error < error) {
+                scale = other;
+#pragma unroll
+                for (int i = 0; i < Blocks::groups; ++i) codes[i] = other_codes[i];
+            }
+        }
+        return scale.code;
+    }
+
+private:
+    // Codes under a scale, and the squared error where a choice depends on it.
+    template <class Blocks>
+    __device__ float encode_to(const tile::Nvfp4Scale &scale, const float (&values)[Blocks::groups][8],
+                               tile::Codes<4> (&codes)[Blocks::groups]) const {
+        float errors[Blocks::groups];
+#pragma unroll
+        for (int i = 0; i < Blocks::groups; ++i) {
+            float scaled[8];
+            codes[i] = tile::encode_nvfp4(values[i], scale, scaled);
+            errors[i] = four_over_six ? tile::squared_error(scaled, codes[i], scale) : 0.0f;
+        }
+        static_assert(Blocks::groups <= 2, "a sum in the order of the definition");
+        return four_over_six ? Blocks::sum(Blocks::groups == 1 ? errors[0] : __fadd_rn(errors[0], errors[Blocks::groups - 1])) : 0.0f;
+    }
+};
+
+template <class Format>
+struct EncoderOf;
+template <>
+struct EncoderOf<tile::Mxfp8> {
+    using Type = MxEncoder<tile::E4m3>;
+};
+template <>
+struct EncoderOf<tile::Mxfp4> {
+    using Type = MxEncoder<tile::E2m1>;
+};
+template <>
+struct EncoderOf<tile::Nvfp4> {
+    using Type = Nvfp4Encoder;
+};
+
+// Where tiles go: packed[batch, heads, tiles, tile_bytes]. The grid is tiles x heads x batch.
+struct Packed {
+    uint8_t *first;
+    int tiles;
+
+    // The tile of this block.
+    __device__ uint8_t *tile(size_t head, size_t tile_bytes) const { return first + (head * tiles + blockIdx.x) * tile_bytes; }
+};
+
+// The axes and strides of every packing entry, in order.
+#define PACK_AXES(x) int batch, int heads, int keys, int cols, int tiles, int tile_bytes, KEY_STRIDES(x)
+
+// One tile of keys, less mean[batch, heads, cols] where that is given. Blocks without any value of x have a scale of 1.
+template <class Tile, class Element>
+__device__ inline void pack_keys(Tile &tile, const KeyArray<Element> &x, Packed packed, const float *mean, int rule, const float *global_scale) {
+    using Packing = tile::KeyPacking<Tile>;
+    using Blocks = typename Packing::Blocks;
+    using Encoder = typename EncoderOf<typename Tile::Format>::Type;
+    const tile::Rows<Element> rows = x.rows(blockIdx.x * tile_keys, tile_keys);
+    tile::Eight<Element> loaded[Packing::items];
+    rows.load(loaded, Packing::row(), Packing::step, Packing::column());
+    float mean_values[8] = {};
+    if (mean) {
+        tile::Eight<float> of_columns[1];
+        tile::Rows<float>(mean + x.head() * x.cols, 0, 1, x.cols).load(of_columns, 0, 0, Packing::column());
+        of_columns[0].unpack(mean_values);
+    }
+
+    const Encoder encoder(rule, global_scale);
+#pragma unroll
+    for (int item = 0; item < Packing::items; ++item) {
+        const int row = Packing::row() + item * Packing::step;
+        float values[1][8];
+        loaded[item].unpack(values[0]);
+        if (mean && row < rows.rows) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) values[0][i] -= mean_values[i];
+        }
+        tile::Codes<Tile::Format::bits> codes[1];
+        const uint32_t scale = encoder.template encode<Blocks>(values, codes);
+        Packing::put(tile, row, codes[0], rows.holds(row, Packing::first_of_block()) ? scale : Encoder::one);
+    }
+    ptx::bar_sync();   // the tile is whole
+    tile::copy_out<Packing::threads>(tile, packed.tile(x.head(), sizeof(Tile)));
+}
+
+// One tile of values in 16 bits, SharedTile<64, 2 dim_v>: rounded to nearest, ties to even.
+template <class Narrow, int dim_v, class Element>
+__device__ inline void pack_values_16(const KeyArray<Element> &x, Packed packed) {
+    using Tile = tile::SharedTile<tile_keys, dim_v * 2>;
+    using Packing = tile::RowPacking<tile_keys, dim_v>;
+    tile::Eight<Element> loaded[Packing::items];
+    x.rows(blockIdx.x * tile_keys, tile_keys).load(loaded, Packing::row(), Packing::step, Packing::column());
+    Tile &tile = *reinterpret_cast<Tile *>(packed.tile(x.head(), sizeof(Tile)));
+#pragma unroll
+    for (int item = 0; item < Packing::items; ++item) {
+        float values[8];
+        loaded[item].unpack(values);
+        tile.at(Packing::row() + item * Packing::step, Packing::column() / 8) = tile::pack(values, Narrow{});
+    }
+}
+
+// A tile of values on its way: as loaded, and as written.
+template <class Tile, class Element>
+struct PackValuesShared {
+    Tile tile;
+    typename tile::ValuePacking<Tile, Element>::Staged staged;
+};
+
+// One tile of values. Blocks without any value of x have a scale of 1.
+template <class Tile, class Element>
+__device__ inline void pack_values(PackValuesShared<Tile, Element> &shared, const KeyArray<Element> &x, Packed packed, int rule,
+                                   const float *global_scale) {
+    using Packing = tile::ValuePacking<Tile, Element>;
+    using Blocks = typename Packing::Blocks;
+    using Encoder = typename EncoderOf<typename Tile::Format>::Type;
+    const tile::Rows<Element> rows = x.rows(blockIdx.x * tile_keys, tile_keys);
+    Packing::load(shared.staged, rows);
+    ptx::cp_async_commit_group();
+    const Encoder encoder(rule, global_scale);
+    Packing::put_rest(shared.tile);
+    ptx::cp_async_wait_group<0>();
+    ptx::bar_sync();   // all values are there
+
+#pragma unroll 1
+    for (int block = 0; block < Packing::blocks; ++block) {
+        float values[Blocks::groups][8];
+        Packing::unpack(shared.staged, block, values);
+        tile::Codes<Tile::Format::bits> codes[Blocks::groups];
+        const uint32_t scale = encoder.template encode<Blocks>(values, codes);
+        const bool present = rows.holds(Packing::first_key() + block * Tile::Format::block, Packing::column());
+        Packing::put(shared.tile, block, codes, present ? scale : Encoder::one);
+    }
+    ptx::bar_sync();   // the tile is whole
+    tile::copy_out<Packing::threads>(shared.tile, packed.tile(x.head(), sizeof(Tile)));
+}
+
+}  // namespace op

@@ -1,0 +1,166 @@
+// What a first read of operands finds, their mean over the keys of a head and their largest magnitude, and what follows from it.
+#pragma once
+
+#include <cstdint>
+
+#include "../kernel.cuh"
+#include "../ptx/barrier.cuh"
+#include "../ptx/warp.cuh"
+#include "../tile/rows.cuh"
+#include "keys.cuh"
+
+namespace op {
+
+constexpr int smooth_threads = 256;
+constexpr int scan_run = 256;          // keys that a block reads
+constexpr int scan_columns = 256;      // that it has room for at a time
+
+struct ScanShared {
+    float of_team[smooth_threads * 8];
+};
+
+// The largest of the threads' values, all at least 0, in thread 0.
+__device__ inline float block_max(ScanShared &shared, float value) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) value = fmaxf(value, ptx::shfl_sync_bfly_f32(value, mask));
+    if (threadIdx.x % 32 == 0) shared.of_team[threadIdx.x / 32] = value;
+    ptx::bar_sync();   // every warp's maximum is there
+#pragma unroll
+    for (int warp = 0; warp < smooth_threads / 32; ++warp) value = fmaxf(value, shared.of_team[warp]);
+    return value;
+}
+
+// sums[runs, batch, heads, cols] = the sums over runs of keys, largest[runs, batch, heads] = their largest finite magnitudes;
+// each may be null. One run to a block; the grid is runs x heads x batch. A team of threads takes a row, neighbouring teams
+// take neighbouring rows; every sum is in an order that depends on the shape alone.
+template <class Element>
+__device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x, float *sums, float *largest) {
+    constexpr int unroll = 4;
+    const int cols = x.cols;
+    const tile::Rows<Element> rows = x.rows(blockIdx.x * scan_run, scan_run);
+    const size_t run = (size_t(blockIdx.x) * x.batch + blockIdx.z) * x.heads + blockIdx.y;
+    float magnitude = 0.0f;
+    for (int first_column = 0; first_column < cols; first_column += scan_columns) {
+        const int team = min(ceil_div(cols - first_column, 8), scan_columns / 8), teams = smooth_threads / team;
+        const int column = first_column + threadIdx.x % team * 8, first = threadIdx.x / team;
+        float of_columns[8] = {};
+        for (int row = first; row < scan_run && first < teams; row += unroll * teams) {
+            tile::Eight<Element> loaded[unroll];
+            rows.load(loaded, row, teams, column);
+#pragma unroll
+            for (const tile::Eight<Element> &eight : loaded) {
+                float values[8];
+                eight.unpack(values);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    of_columns[i] += values[i];
+                    magnitude = fmaxf(magnitude, fabsf(fmaf(values[i], 0.0f, values[i])));   // what is not finite becomes NaN
+                }
+            }
+        }
+        if (!sums) continue;
+        if (first_column > 0) ptx::bar_sync();   // the sums of the columns before are read
+#pragma unroll
+        for (int i = 0; i < 8; i += 4)
+            *reinterpret_cast<float4 *>(&shared.of_team[threadIdx.x * 8 + i]) = {of_columns[i], of_columns[i + 1], of_columns[i + 2],
+                                                                                of_columns[i + 3]};
+        ptx::bar_sync();   // the sums of all teams are there
+        const int mine = threadIdx.x;
+        if (mine < team * 8 && first_column + mine < cols) {
+            float sum = 0.0f;
+            for (int i = 0; i < teams; ++i) sum += shared.of_team[i * team * 8 + mine];
+            sums[run * cols + first_column + mine] = sum;
+        }
+    }
+    if (!largest) return;
+    ptx::bar_sync();   // the sums are read
+    magnitude = block_max(shared, magnitude);
+    if (threadIdx.x == 0) largest[run] = magnitude;
+}
+
+// global_scale[0] = the smallest power of two under which `factor` times the largest of largest[count] fits NVFP4: is at most
+// 448 x 6; 1 where all are 0. A power of two changes no code, so that the operands of a batch are those of its items.
+__device__ inline void operand_scale(ScanShared &shared, const float *largest, float *global_scale, float factor, int count) {
+    float magnitude = 0.0f;
+    for (int i = threadIdx.x; i < count; i += smooth_threads) magnitude = fmaxf(magnitude, largest[i]);
+    magnitude = block_max(shared, magnitude);
+    if (threadIdx.x > 0) return;
+    const uint32_t bits = __float_as_uint(__fdiv_rn(magnitude, 2688.0f) * factor);
+    const uint32_t exponent = max((bits >> 23) + ((bits & 0x7fffffu) != 0), 1u);
+    global_scale[0] = magnitude == 0.0f ? 1.0f : __uint_as_float(exponent << 23);
+}
+
+constexpr int mean_columns = 32;   // of a block, whose warps share the runs
+
+struct MeanShared {
+    float of_warp[smooth_threads / 32][mean_columns];
+};
+
+// mean[batch, columns] = the sum of sums[runs, batch, columns] over the runs, over the number of keys; 0 where there are
+// none. The grid is columns x batch.
+__device__ inline void mean_keys(MeanShared &shared, const float *sums, const int *key_ends, float *mean, int keys, int runs,
+                                 int batch, int columns) {
+    constexpr int warps = smooth_threads / 32;
+    const int warp = threadIdx.x / mean_columns, lane = threadIdx.x % mean_columns, column = blockIdx.x * mean_columns + lane;
+    float sum = 0.0f;
+    if (column < columns) {
+#pragma unroll 8
+        for (int run = warp; run < runs; run += warps) sum += __ldg(sums + (size_t(run) * batch + blockIdx.y) * columns + column);
+    }
+    shared.of_warp[warp][lane] = sum;
+    ptx::bar_sync();   // the sums of all warps are there
+    if (warp > 0 || column >= columns) return;
+    for (int i = 1; i < warps; ++i) sum += shared.of_warp[i][lane];
+    const int count = key_ends ? min(key_ends[blockIdx.y], keys) : keys;
+    mean[size_t(blockIdx.y) * columns + column] = count > 0 ? __fdiv_rn(sum, float(count)) : 0.0f;
+}
+
+// y[batch, heads, rows, cols] = x + mean[batch, heads, cols], of rows of x[batch, heads, rows, width] with strides: the first
+// `cols` of each. The grid is rows x heads x batch.
+__device__ inline void add_mean(const KeyArray<float> &x, const float *mean, float *y, int cols) {
+    const int row = blockIdx.x;
+    const float *source = x.rows(0, x.keys).at(row, 0);
+    float *target = y + (x.head() * x.keys + row) * cols;
+    for (int column = threadIdx.x; column < cols; column += blockDim.x) target[column] = source[column] + mean[x.head() * cols + column];
+}
+
+constexpr int dot_team = 8;                              // lanes that share a row
+constexpr int dot_rows = smooth_threads / dot_team;      // of a block
+
+// Rows of queries q[batch, heads_kv, group, queries, cols] with strides in elements.
+template <class Element>
+struct QueryRows {
+    const Element *q;
+    int64_t batch, head, group, query;   // strides
+    int heads_kv, groups, queries, cols;
+};
+
+// out[row] = scale times the sum of q[row, cols] y[batch, head, cols], plus add[row] where that is given; -inf stays. The grid
+// is rows x heads_kv x batch; arrays without strides are in row-major order.
+template <class Element>
+__device__ inline void row_dot(const QueryRows<Element> &x, const float *y, const float *add, float *out, float scale) {
+    const int row = blockIdx.x * dot_rows + threadIdx.x / dot_team, count = x.groups * x.queries;
+    const int here = min(row, count - 1);   // lanes past the end stay for the exchange
+    const size_t head = size_t(blockIdx.z) * x.heads_kv + blockIdx.y;
+    const tile::Rows<Element> of_q(x.q + blockIdx.z * x.batch + blockIdx.y * x.head + here / x.queries * x.group + here % x.queries * x.query, 0, 1, x.cols);
+    const tile::Rows<float> of_y(y + head * x.cols, 0, 1, x.cols);
+    float sum = 0.0f;
+    for (int column = threadIdx.x % dot_team * 8; column < x.cols; column += dot_team * 8) {
+        tile::Eight<Element> q_eight[1];
+        tile::Eight<float> y_eight[1];
+        of_q.load(q_eight, 0, 0, column);
+        of_y.load(y_eight, 0, 0, column);
+        float q_values[8], y_values[8];
+        q_eight[0].unpack(q_values);
+        y_eight[0].unpack(y_values);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum = fmaf(q_values[i], y_values[i], sum);
+    }
+#pragma unroll
+    for (int mask = 1; mask < dot_team; mask *= 2) sum += ptx::shfl_sync_bfly_f32(sum, mask);
+    if (row >= count || threadIdx.x % dot_team != 0) return;
+    const float before = add ? add[head * count + row] : 0.0f;
+    out[head * count + row] = before == -INFINITY ? before : before + sum * scale;
+}
+
+}  // namespace op

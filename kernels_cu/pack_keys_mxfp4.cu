@@ -1,0 +1,22 @@
+// pack_keys_mxfp4: keys as tiles of e2m1 codes and ue8m0 scales along the head dimension.
+#include "kernel.cuh"
+#include "op/pack.cuh"
+
+VARIANTS(dim, 64, 128, 192, 256)
+
+using Tile = tile::KeyTile<tile::Mxfp4, op::tile_keys, VARIANT_dim>;
+
+#define INSTANCE(suffix, Element)                                                                                      \
+    KERNEL(JOIN(pack_keys_mxfp4_dim, VARIANT_dim, suffix), .threads = {tile::KeyPacking<Tile>::threads},               \
+           .shared_bytes = sizeof(Tile), .tile = {1, 1, 1})                                                            \
+    (const Element *x,            /* [batch, heads, keys, cols] */                                                     \
+     const float *mean,           /* [batch, heads, cols] or null */                                                   \
+     const int *key_ends,         /* [batch] or null */                                                                \
+     uint8_t *packed,             /* [batch, heads, tiles, tile_bytes] */                                              \
+     int rule, PACK_AXES(x)) {                                                                                         \
+        op::pack_keys(shared<Tile>(), KEY_ARRAY(x), {packed, tiles}, mean, rule, nullptr);                             \
+    }
+
+INSTANCE(_f32, float)
+INSTANCE(_f16, __half)
+INSTANCE(_bf16, __nv_bfloat16)

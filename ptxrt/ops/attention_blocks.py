@@ -1,0 +1,224 @@
+"""The attention kernels on block formats: their declarations, made from the table of those that are compiled, and their operands."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..accuracy import Tolerance
+from ..blocks import BLOCK_FORMATS
+from ..errors import ArgumentError
+from ..formats import bf16, f16, f32, i32, u8
+from ..kernel import Axis, In, Kernel, Out, Scalar, kernel, loose, scattered, strided, unaligned
+from ..tiles import TILE_DIMS, tile_layout, tiles_of
+from .attention_kernels import OPEN, PARTIAL, SUMS, attend, ends_of, example_flags, example_masks, starts_of, visible_flops
+from .operands import Operand, quantize_operand
+
+# Formats of Q and K, and of V.
+FORMATS = (("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("nvfp4", "mxfp8"))
+# How far a row's maximum lies below the scores', so that weights use the range of their format from its top.
+HEADROOM = {"mxfp8": 8, "mxfp4": 0, "nvfp4": 11}
+
+_TEXT = """Compute softmax(scale Q K^T) V with Q and K in {qk}, weights and V in {pv}: a head of K and V for each group of heads of Q.
+
+q_codes and q_scales are those of `quantize` along the last axis, k_tiles those of `pack_keys_{qk}`, v_tiles those of
+`pack_values_{pv}`; `keys` of their 64 tiles are there. q_global, k_global, v_global: global scales of NVFP4, 1 where omitted.
+Sums and softmax are float32. Weights are rounded to {weights}; they are divided by their sum as it is multiplied.
+All else as for `attention_bf16`, but that row_max lies {headroom} below the largest score rounded up, in units of log2.
+The reference is float64 attention of what the operands hold."""
+_WEIGHTS = {
+    "mxfp8": "e4m3",
+    "mxfp4": "e2m1 with a power of two for 32 keys, under which none saturates",
+    "nvfp4": "e2m1 with a ue4m3 scale for 16 keys, whose largest becomes 6",
+}
+# Relative to weights that are not rounded, of normal scores: measured are two thirds of these.
+_ROUNDING = {"mxfp8": 0.04, "mxfp4": 0.25, "nvfp4": 0.13}
+
+
+def _normal(rng: np.random.Generator, *shape) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def _operands(qk: str, pv: str) -> dict:
+    """How examples of each operand are drawn."""
+    block = BLOCK_FORMATS[qk]
+
+    def codes(rng, member, shape, axes):
+        # Of values up to about 2; scales that are drawn beside them take their size back.
+        return block.encode(_normal(rng, *shape[:-1], shape[-1] * 8 // block.bits), *([1.0] if block.two_level else []))[0]
+
+    def scales(rng, member, shape, axes):
+        values = np.full((*shape[:-1], shape[-1] * block.block), 2.0, np.float32) * np.exp2(rng.integers(-1, 2, (*shape[:-1], 1)))
+        return block.encode(values, *([1.0] if block.two_level else []))[1]
+
+    def tiles(format, role):
+        def draw(rng, member, shape, axes):
+            return tile_layout(format, role, axes["dim"]).encode(_normal(rng, *shape[:2], axes["keys"], axes["dim"]))
+
+        return draw
+
+    return dict(q_codes=codes, q_scales=scales, k_tiles=tiles(qk, "k"), v_tiles=tiles(pv, "v"))
+
+
+def _derived(qk: str, pv: str) -> dict:
+    """`dim` from the bytes of a tile of keys, and what must agree with it."""
+    block = BLOCK_FORMATS[qk]
+
+    def dim(axes):
+        sizes = {tile_layout(qk, "k", dim).nbytes: dim for dim in TILE_DIMS[qk]}
+        return sizes.get(axes["k_bytes"], axes.get("dim", 0))
+
+    return dict(
+        dim=dim,
+        k_bytes=lambda axes: tile_layout(qk, "k", axes["dim"]).nbytes if axes["dim"] else 0,
+        v_bytes=lambda axes: tile_layout(pv, "v", axes["dim"]).nbytes if axes["dim"] else 0,
+        q_blocks=lambda axes: axes["q_bytes"] * 8 // block.bits // block.block,
+        tiles=lambda axes: tiles_of(axes["keys"]),
+    )
+
+
+def _cases(qk: str, pv: str) -> list[dict]:
+    block, dims = BLOCK_FORMATS[qk], TILE_DIMS[qk]
+
+    def case(batch=1, heads_kv=1, group=1, queries=70, keys=130, dim=dims[0], cols=None, dim_v=None, splits=1, **rest) -> dict:
+        cols = cols or dim
+        sizes = dict(q_bytes=cols * block.bits // 8, q_blocks=cols // block.block, tiles=tiles_of(keys))
+        tiles = dict(k_bytes=tile_layout(qk, "k", dim).nbytes, v_bytes=tile_layout(pv, "v", dim).nbytes)
+        axes = dict(batch=batch, heads_kv=heads_kv, group=group, queries=queries, keys=keys, dim=dim, dim_v=dim_v or dim)
+        return {**axes, **sizes, **tiles, "sequences": batch, "splits": splits, "scale": dim**-0.5, "left": OPEN, "right": OPEN, **rest}
+
+    return [
+        *(case(dim=dim, right=0, out_bf16=True, lse=True) for dim in dims),
+        case(cols=dims[0] - 32 or 32, dim_v=24, batch=2, heads_kv=2, group=3, queries=25, keys=70, out_f32=True, sinks=True, softcap=2.0),
+        case(batch=2, group=2, keys=100, mask=True, out_f16=True, lse=True, left=40, right=7),
+        case(group=2, keys=100, allowed=True, key_ends=True, out_bf16=True, out_f16=True, out_f32=True, lse=True),
+        case(batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, q_global=True, k_global=True, v_global=True),
+        case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **PARTIAL),
+        case(queries=1, keys=1, out_bf16=True, lse=True),
+    ]
+
+
+def _declare(qk: str, pv: str) -> Kernel:
+    block, weights = BLOCK_FORMATS[qk], _ROUNDING[pv]
+
+    def body(
+        q_codes: In[u8, "batch heads_kv group queries q_bytes", loose],
+        q_scales: In[u8, "batch heads_kv group queries q_blocks", loose],
+        k_tiles: In[u8, "batch heads_kv tiles k_bytes"],
+        v_tiles: In[u8, "batch heads_kv tiles v_bytes"],
+        q_global: In[f32, "1", unaligned] = None,
+        k_global: In[f32, "1", unaligned] = None,
+        v_global: In[f32, "1", unaligned] = None,
+        mask: In[f32, "batch heads_kv group queries keys", scattered] = None,
+        allowed: In[u8, "batch heads_kv group queries keys", scattered] = None,
+        sinks: In[f32, "heads_kv group", unaligned] = None,
+        query_starts: In[i32, "sequences", unaligned] = None,
+        query_ends: In[i32, "sequences", unaligned] = None,
+        key_starts: In[i32, "sequences", unaligned] = None,
+        key_ends: In[i32, "sequences", unaligned] = None,
+        out_bf16: Out[bf16, "batch heads_kv group queries dim_v", strided] = None,
+        out_f16: Out[f16, "batch heads_kv group queries dim_v", strided] = None,
+        out_f32: Out[f32, "batch heads_kv group queries dim_v", strided] = None,
+        lse: Out[f32, "batch heads_kv group queries"] = None,
+        partial: Out[f32, "splits batch heads_kv group queries dim_v"] = None,
+        row_max: Out[f32, "splits batch heads_kv group queries"] = None,
+        row_sum: Out[f32, "splits batch heads_kv group queries"] = None,
+        *,
+        scale: Scalar[f32],
+        softcap: Scalar[f32] = 0.0,
+        left: Scalar[i32],
+        right: Scalar[i32],
+        keys: Axis,
+        dim: Axis,
+        dim_v: Axis,
+    ):
+        outputs, parts = (out_bf16, out_f16, out_f32), (partial, row_max, row_sum)
+        q = block.decode(q_codes, q_scales, *([1.0 if q_global is None else q_global] if block.two_level else []))
+        q = np.pad(q, [(0, 0)] * 4 + [(0, dim - q.shape[-1])])
+        k, v = tile_layout(qk, "k", dim).decode(k_tiles, k_global), tile_layout(pv, "v", dim).decode(v_tiles, v_global)[..., :dim_v]
+        options = dict(scale=scale, softcap=softcap, left=left, right=right, mask=mask, allowed=allowed, sinks=sinks)
+        sequences = dict(query_starts=query_starts, query_ends=query_ends, key_starts=key_starts, key_ends=key_ends)
+        attend(q, k[:, :, :keys], v[:, :, :keys], options, sequences, outputs, lse, parts, HEADROOM[pv])
+
+    body.__name__ = body.__qualname__ = f"attention_{qk}" + (f"_{pv}" if pv != qk else "")
+    body.__doc__ = _TEXT.format(qk=qk, pv=pv, weights=_WEIGHTS[pv], headroom=HEADROOM[pv])
+    rounded = Tolerance(f"weights are rounded to {BLOCK_FORMATS[pv].element.name}, the reference's are not", relative_l2=weights)
+    return kernel(
+        grid="group*queries splits*heads_kv sequences",
+        variants={"dim": TILE_DIMS[qk]},
+        derived=_derived(qk, pv),
+        cases=_cases(qk, pv),
+        tolerance=dict(out_bf16=rounded, out_f16=rounded, out_f32=rounded, partial=rounded, row_sum=rounded, lse=SUMS),
+        flops=visible_flops,
+        draw=dict(
+            **_operands(qk, pv),
+            q_global=_level,
+            k_global=_level,
+            v_global=_level,
+            query_starts=starts_of("queries"),
+            query_ends=ends_of("queries"),
+            key_starts=starts_of("keys"),
+            key_ends=ends_of("keys"),
+            mask=example_masks,
+            allowed=example_flags,
+        ),
+    )(body)
+
+
+def _level(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    return np.exp2(rng.integers(-1, 2, shape)).astype(np.float32)
+
+
+# (format of Q and K, format of V) -> the kernel.
+BLOCK_ATTENTION = {formats: _declare(*formats) for formats in FORMATS}
+
+
+@dataclass(frozen=True)
+class BlockOperands:
+    """Operands in block formats: those quantized before as they are, arrays quantized for the call."""
+
+    kernel: Kernel
+    qk: str
+    pv: str
+
+    @property
+    def formats(self) -> dict[str, str]:
+        """Formats of q, k and v."""
+        return dict(q=self.qk, k=self.qk, v=self.pv)
+
+    def check(self, k, v) -> None:
+        """ArgumentError where keys and values were not quantized for one head dimension."""
+        self.dim(k, v)
+
+    def dim(self, k, v) -> int:
+        """The compiled head dimension for keys and values: the one they were quantized for, else the smallest that holds both."""
+        there = self.kernel.variants["dim"]
+        smallest = min(dim for dim in there if dim >= max(k.shape[-1], v.shape[-1]))
+        given = {name: x.dim for name, x in (("k", k), ("v", v)) if isinstance(x, Operand)}
+        wanted = max(*given.values(), smallest, key=there.index) if set(given.values()) <= set(there) else smallest
+        if set(given.values()) - {wanted}:
+            came = " and ".join(f"{name} for a head dimension of {size}" for name, size in given.items())
+            raise ArgumentError(f"attention: {came} were quantized; these need one of {wanted}: pass dim={wanted} to quantize_operand")
+        return wanted
+
+    def __call__(self, call, q, k, v, place) -> dict[str, Any]:
+        """Codes and scales of q, tiles of k and v, global scales, and the mean that was taken from k."""
+        dim, ends = self.dim(k, v), call.sequences.get("key_ends")
+        options = dict(dim=dim, key_lengths=None if ends is None else place.put(ends))
+        q = self._quantized("q", q, call, place)
+        k = self._quantized("k", k, call, place, smooth=call.smooth, **options)
+        v = self._quantized("v", v, call, place, **options)
+        levels = {f"{x.role}_global": x.global_scale.reshape(1) for x in (q, k, v) if x.global_scale is not None}
+        codes = dict(q_codes=call.grouped(q.codes), q_scales=call.grouped(q.scales), k_tiles=k.codes, v_tiles=v.codes)
+        return {**codes, **levels, "keys": k.shape[2], "dim": dim, "mean": k.mean}
+
+    def _quantized(self, role: str, x, call, place, **options) -> Operand:
+        if isinstance(x, Operand):
+            return x
+        x, layout = (x.transpose(0, 2, 1, 3), "bshd") if call.transposed else (x, "bhsd")
+        return quantize_operand(x, self.formats[role], role=role, layout=layout, **options, stream=place.stream)
+
+    def values(self, q, k, v) -> tuple:
+        """What the operands hold, on the host."""
+        given = zip(self.formats.items(), (q, k, v))
+        return tuple(np.asarray(x if isinstance(x, Operand) else quantize_operand(x, format, role=role)) for (role, format), x in given)

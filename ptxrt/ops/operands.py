@@ -1,0 +1,362 @@
+"""Operands of attention, quantized ahead: `Operand`, a QuantizedArray with a role, and `quantize_operand`, which makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from ..array import DeviceArray, as_arrays, empty, to_device, upload
+from ..blocks import BLOCK_FORMATS, BlockFormat
+from ..errors import ArgumentError
+from ..formats import Format, f32, format_of
+from ..tiles import TILE_DIMS, TILE_KEYS, TileLayout, tile_dim, tile_layout, tiles_of
+from .cast import cast
+from .packers import PACK_KEYS, PACK_VALUES
+from .quantize import given_global_scale, quantize, rule_number
+from .quantized import QuantizedArray, checked_shape
+from .quantizers import DEQUANTIZE, DEQUANTIZE_COLUMNS
+from .scales import gather_bytes
+from .smoothing import add_mean, mean_keys, operand_scale, scan_keys
+
+ROLES = ("q", "k", "v")
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """Where the codes of keys or values of a shape [batch, heads, length, dim] lie: tiles of 64 of them."""
+
+    tile: TileLayout
+    shape: tuple[int, ...]
+
+    @property
+    def format(self) -> BlockFormat | None:
+        """The block format; None in 16 bits."""
+        return self.tile.block
+
+    @property
+    def axis(self) -> int:
+        """The axis that is cut into blocks."""
+        return self.tile.axis
+
+    @property
+    def scale_layout(self) -> str:
+        """Scales stand in the tiles."""
+        return "tiles"
+
+    @property
+    def codes_shape(self) -> tuple[int, ...]:
+        """The shape of the tiles."""
+        batch, heads, length, _ = self.shape
+        return (batch, heads, tiles_of(length), self.tile.nbytes)
+
+
+_tiled = lru_cache(maxsize=1024)(Tiled)
+
+
+class Operand(QuantizedArray):
+    """Queries, keys or values [batch, heads, length, dim] as attention reads them.
+
+    role: "q", "k" or "v". Queries have codes and scales as `quantize` gives them along the last axis. Keys and values
+    have tiles of 64: codes is uint8 [batch, heads, ceil(length / 64), bytes of a tile], scales is None, and
+    `layout.tile.dim` is the head dimension they are filled up to. mean: float32 [batch, heads, dim], what was
+    taken from keys before; None where nothing was. Values of an operand (`dequantize`, `np.asarray`) have it again.
+    format: "mxfp8", "mxfp4", "nvfp4"; of values also "bf16" and "f16".
+    """
+
+    def __init__(self, codes, scales=None, *, format, role, shape, dim=None, global_scale=None, mean=None):
+        _check_role("Operand", role, format)
+        shape = checked_shape("Operand", shape)
+        if len(shape) != 4:
+            raise ArgumentError(f"Operand: shape is {list(shape)}; pass [batch, heads, length, dim]")
+        self.role, self.mean = role, None
+        if role == "q":
+            super().__init__(codes, scales, format=format, shape=shape, global_scale=global_scale)
+            if mean is not None or dim is not None:
+                raise ArgumentError("Operand: queries have no mean and no dim; leave them out")
+            return
+        if scales is not None:
+            raise ArgumentError(f"Operand: scales of role {role!r} stand in the tiles; pass None")
+        self.layout = _tiled(tile_layout(format, role, checked_dim("Operand", format, shape[-1], dim)), shape)
+        (self.codes,), self.scales = as_arrays("Operand", codes=codes), None
+        if tuple(self.codes.shape) != self.layout.codes_shape or self.codes.dtype != np.uint8:
+            raise ArgumentError(
+                f"Operand: codes are {self.codes.dtype} {list(self.codes.shape)}; role {role!r} in {format} of shape {list(shape)} "
+                f"filled up to {self.layout.tile.dim} has uint8 {list(self.layout.codes_shape)}"
+            )
+        self.global_scale = self._checked_global_scale(global_scale)
+        if mean is not None:
+            self.mean = self._checked_mean(mean)
+
+    def _checked_mean(self, mean):
+        (mean,) = as_arrays("Operand", mean=mean)
+        wanted = (*self.shape[:2], self.shape[3])
+        if self.role != "k" or tuple(mean.shape) != wanted or not f32.holds(mean.dtype):
+            raise ArgumentError(f"Operand: mean of role {self.role!r} is {mean.dtype} {list(mean.shape)}; keys have float32 {list(wanted)} or None")
+        if isinstance(mean, DeviceArray) != self.on_device:
+            raise ArgumentError("Operand: codes and mean are on different machines; pass both from one")
+        return mean
+
+    @property
+    def format(self) -> str:
+        """The name of the format."""
+        return self.layout.format.name if self.role == "q" else self.layout.tile.format
+
+    @property
+    def dim(self) -> int | None:
+        """The head dimension that tiles are filled up to; None of queries."""
+        return None if self.role == "q" else self.layout.tile.dim
+
+    def __repr__(self) -> str:
+        more = ", less their mean" if self.mean is not None else ""
+        return f"Operand({self.format}, role={self.role!r}, shape={list(self.shape)}{more}, {self.nbytes} bytes)"
+
+    @property
+    def description(self) -> dict:
+        """What it is beside its arrays, by the names of the constructor."""
+        return dict(format=self.format, role=self.role, shape=self.shape, dim=self.dim)
+
+    def __array__(self, dtype=None, copy=None):
+        if self.role == "q":
+            return super().__array__(dtype, copy)
+        if copy is False:
+            raise ValueError("an Operand has no float array to share; leave out copy=False")
+        host, (length, dim) = self.to_numpy(), self.shape[2:]
+        values = self.layout.tile.decode(host.codes, host.global_scale)[:, :, :length, :dim].astype(np.float32)
+        if host.mean is not None:
+            values = values + host.mean[:, :, None]
+        values = np.ascontiguousarray(values)
+        return values if dtype is None else values.astype(dtype)
+
+
+def quantize_operand(
+    x,
+    format,
+    *,
+    role,
+    smooth=None,
+    layout="bhsd",
+    scale_rule=None,
+    global_scale=None,
+    key_lengths=None,
+    dim=None,
+    stream=None,
+) -> Operand:
+    """Quantize queries, keys or values as attention reads them: x [B, H, S, D] of float32, float16 or bfloat16, D up to 256.
+
+    format: "mxfp8", "mxfp4" or "nvfp4"; of values also "bf16" and "f16", which only rounds. role: "q", "k" or "v".
+    Queries and keys have their blocks along D, values along S; keys and values stand in tiles of 64, filled up with zeros.
+    smooth: of keys, whether their mean over S is subtracted first (softmax does not see it; attention undoes it in its
+    log-sum-exp); None does so for 4-bit formats. layout: "bhsd", or "bshd" for x [B, S, H, D]; the result has the shape
+    [B, H, S, D] either way. scale_rule: as for `quantize`.
+    global_scale: of nvfp4, a positive number or a float32 device scalar; None takes the smallest power of two under which
+    no finite value saturates, so that codes of a batch are those of its items. key_lengths: [B] whole numbers, int32 on a device:
+    keys and values from there on count as zeros, whatever they hold.
+    dim: the head dimension that tiles are filled up to, one of those compiled; None takes the smallest that holds D. Keys and
+    values of one call agree in it. stream: of the device.
+
+    NumPy arrays give an Operand of NumPy arrays; device arrays stay on the device, without waiting. Kernels: `scan_keys` and
+    `mean_keys` for the mean, `operand_scale` for the global scale (a second read of x), `pack_keys_NAME`, `pack_values_NAME`.
+    """
+    name = "quantize_operand"
+    _check_role(name, role, format)
+    block = BLOCK_FORMATS.get(format)
+    rule = rule_number(name, block, scale_rule) if block else None
+    if not block and (scale_rule is not None or global_scale is not None):
+        raise ArgumentError(f"{name}: {format} has no scales; leave out scale_rule and global_scale")
+    smooth = _checked_smooth(smooth, role, block)
+    if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
+        raise ArgumentError(f"{name}: layout is {layout!r}; pass 'bhsd' or 'bshd'")
+    (x,) = as_arrays(name, x=x)
+    if len(x.shape) != 4 or format_of(x.dtype) is None:
+        raise ArgumentError(f"{name}: x is {x.dtype} {list(x.shape)}; pass float32, float16 or bfloat16 with four axes, {' '.join(layout).upper()}")
+    if role == "q" and (dim is not None or key_lengths is not None):
+        raise ArgumentError(f"{name}: queries have no dim and no key_lengths; leave them out")
+    shape = tuple(x.shape) if layout == "bhsd" else tuple(x.shape[i] for i in (0, 2, 1, 3))
+    checked = checked_dim(name, format, shape[-1], dim)
+    on_host = isinstance(x, np.ndarray)
+    given = None if block is None else given_global_scale(name, block, global_scale, on_host)
+    ends = _checked_lengths(name, key_lengths, shape, on_host)
+
+    source = to_device(x, stream=stream) if on_host else x
+    source = with_whole_rows(source, stream)
+    rows = source if layout == "bhsd" else source.transpose(0, 2, 1, 3)
+    ends = None if ends is None else to_device(ends, stream=stream)
+    mean, scale = _scanned(rows, ends, smooth, block, given, stream)
+    if role == "q":
+        plain = quantize(_contiguous(source, stream), format, scale_rule=scale_rule, global_scale=scale, pad=True, stream=stream)
+        parts = (plain.codes, plain.scales) if layout == "bhsd" else (a.transpose(0, 2, 1, 3) for a in (plain.codes, plain.scales))
+        result = Operand(*parts, format=format, role=role, shape=shape, global_scale=plain.global_scale)
+    else:
+        arguments = dict(key_ends=ends, dim=checked, stream=stream)
+        if block:
+            arguments["rule"] = rule
+        if scale is not None:
+            arguments["global_scale"] = scale.reshape(1)
+        if mean is not None:
+            arguments["mean"] = mean
+        codes = (PACK_KEYS if role == "k" else PACK_VALUES)[format](rows, **arguments)
+        result = Operand(codes, format=format, role=role, shape=shape, dim=checked, global_scale=scale, mean=mean)
+    return result.to_numpy(stream=stream) if on_host else result
+
+
+def dequantize_operand(q: Operand, member: Format, out, stream):
+    """The values of an operand on the device or, where it holds NumPy arrays, on the host; see `dequantize`."""
+    on_host = not q.on_device
+    device = {name: to_device(getattr(q, name), stream=stream) for name in ("codes", "scales", "global_scale", "mean") if getattr(q, name) is not None}
+    values = _values_of_queries(q, device, member, stream) if q.role == "q" else _values_of_tiles(q, device, member, stream)
+    if not on_host:
+        if out is None:
+            return values
+        if values.size:
+            cast(values, **{f"y_{member}": out}, stream=stream)
+        return out
+    values = values.to_numpy(stream=stream)
+    if out is None:
+        return values
+    np.copyto(out, values)
+    return out
+
+
+def _values_of_queries(q: Operand, device: dict, member: Format, stream) -> DeviceArray:
+    """Values [batch, heads, length, dim] of queries."""
+    codes, scales = device["codes"], device["scales"]
+    turned = not codes.is_contiguous
+    if turned:  # from an array of the layout "bshd"
+        codes, scales = (a.transpose(0, 2, 1, 3) for a in (codes, scales))
+    codes, scales = (_contiguous(a, stream) for a in (codes, scales))
+    matrix = [a.reshape(prod(a.shape[:-1]), a.shape[-1]) for a in (codes, scales)]
+    level = [device["global_scale"].reshape(1)] if "global_scale" in device else []
+    values = DEQUANTIZE[q.format](*matrix, *level, dtype=member.dtype, stream=stream)
+    values = values.reshape(*codes.shape[:-1], values.shape[-1])[..., : q.shape[-1]]
+    return values.transpose(0, 2, 1, 3) if turned else values
+
+
+def _values_of_tiles(q: Operand, device: dict, member: Format, stream) -> DeviceArray:
+    """Values [batch, heads, length, dim] of keys or values, with what smoothing took from keys."""
+    tile, (batch, heads, length, dim) = q.layout.tile, q.shape
+    if 0 in q.shape:
+        return empty(q.shape, member.dtype, device=device["codes"].device)
+    tiles = device["codes"]
+    count = prod(tiles.shape[:3])
+    tiles = tiles.reshape(count, tile.nbytes)
+
+    def plain(places: np.ndarray) -> DeviceArray:
+        where = upload(tiles.backend, np.ascontiguousarray(places, np.int32).reshape(-1), stream)
+        return gather_bytes(tiles, where, stream=stream).reshape(count, *places.shape)
+
+    wanted = f32 if "mean" in device else member
+    codes = plain(tile.codes_places)
+    if tile.block is None:
+        values, wanted = codes.reshape(count * TILE_KEYS, 2 * tile.dim).view(tile.element.dtype), tile.element
+    else:
+        scales = plain(tile.scale_places)
+        level = [device["global_scale"].reshape(1)] if "global_scale" in device else []
+        if q.role == "k":
+            codes, scales = (a.reshape(count * TILE_KEYS, a.shape[-1]) for a in (codes, scales))
+        kernel = (DEQUANTIZE if q.role == "k" else DEQUANTIZE_COLUMNS)[q.format]
+        values = kernel(codes, scales, *level, dtype=wanted.dtype, stream=stream)
+    values = values.reshape(batch, heads, tiles_of(length) * TILE_KEYS, tile.dim)[:, :, :length, :dim]
+    if "mean" in device:
+        values, wanted = add_mean(values, device["mean"], stream=stream), f32
+    if wanted is not member or not values.is_contiguous:
+        target = empty(q.shape, member.dtype, device=values.device)
+        cast(values, **{f"y_{member}": target}, stream=stream)
+        return target
+    return values
+
+
+# Checks
+
+
+def checked_dim(function: str, format: str, cols: int, dim) -> int:
+    """The head dimension that tiles are filled up to; ArgumentError where none that is compiled holds `cols`."""
+    there = TILE_DIMS[format]
+    if cols < 1 or cols > there[-1]:
+        raise ArgumentError(f"{function}: the head dimension is {cols}; {format} takes 1 to {there[-1]}")
+    if dim is None:
+        return tile_dim(format, cols)
+    if isinstance(dim, bool) or dim not in there or dim < cols:
+        raise ArgumentError(f"{function}: dim is {dim!r} for a head dimension of {cols}; {format} has {', '.join(str(d) for d in there if d >= cols)}")
+    return int(dim)
+
+
+def _check_role(function: str, role, format) -> None:
+    """ArgumentError for a role that does not exist, or not in this format."""
+    if not isinstance(role, str) or role not in ROLES:
+        raise ArgumentError(f"{function}: role is {role!r}; pass 'q', 'k' or 'v'")
+    there = TILE_DIMS if role == "v" else PACK_KEYS
+    if not isinstance(format, str) or format not in there:
+        plain = f"; attention takes {'queries' if role == 'q' else 'keys'} in {format} as they are" if format in ("bf16", "f16") else ""
+        raise ArgumentError(f"{function}: format is {format!r}; role {role!r} has {', '.join(map(repr, there))}{plain}")
+
+
+def _checked_smooth(smooth, role: str, block: BlockFormat | None) -> bool:
+    if smooth is None:
+        return role == "k" and block.bits == 4
+    if not isinstance(smooth, (bool, np.bool_)):
+        raise ArgumentError(f"quantize_operand: smooth is {smooth!r}; pass True, False or None")
+    if smooth and role != "k":
+        raise ArgumentError(f"quantize_operand: smooth=True with role {role!r}; only keys are smoothed")
+    return bool(smooth)
+
+
+def _checked_lengths(function: str, lengths, shape: tuple[int, ...], on_host: bool):
+    """How many keys of each batch are there, int32; None for all."""
+    if lengths is None:
+        return None
+    (array,) = as_arrays(function, key_lengths=lengths)
+    whole = array.dtype == np.int32 or (isinstance(array, np.ndarray) and array.dtype.kind in "iu")
+    if tuple(array.shape) != shape[:1] or not whole:
+        raise ArgumentError(f"{function}: key_lengths is {array.dtype} {list(array.shape)}; pass a whole number (int32) for each of {shape[0]} batches")
+    if isinstance(array, DeviceArray):
+        if on_host:
+            raise ArgumentError(f"{function}: key_lengths is on the device, x is a NumPy array; pass both from one side")
+        return array
+    if array.size and not (0 <= array.min() and array.max() <= shape[2]):
+        raise ArgumentError(f"{function}: key_lengths is {array.tolist()}; x has {shape[2]} keys")
+    return array.astype(np.int32)
+
+
+# What happens before packing
+
+
+def with_whole_rows(x: DeviceArray, stream) -> DeviceArray:
+    """x, or a copy of it where its rows have gaps, so that kernels cannot walk along them."""
+    return x if x.shape[-1] == 1 or x.strides[-1] == x.dtype.itemsize else _copied(x, stream)
+
+
+def _contiguous(x: DeviceArray, stream) -> DeviceArray:
+    """x, or a copy of it in row-major order."""
+    return x if x.is_contiguous else _copied(x, stream)
+
+
+def _copied(x: DeviceArray, stream) -> DeviceArray:
+    target = empty(x.shape, x.dtype, device=x.device)
+    if x.size:
+        cast(x, **{f"y_{format_of(x.dtype)}": target}, stream=stream)
+    return target
+
+
+def _scanned(x: DeviceArray, ends, smooth: bool, block: BlockFormat | None, given, stream):
+    """The mean of the keys where it is wanted, and the global scale where there is one: given, or from one read of x."""
+    two_level = block is not None and block.two_level
+    if isinstance(given, np.ndarray):
+        given = upload(x.backend, given, stream)
+    if not x.size:
+        mean = upload(x.backend, np.zeros((*x.shape[:2], x.shape[3]), np.float32), stream) if smooth else None
+        return mean, upload(x.backend, np.ones((), np.float32), stream) if two_level and given is None else given
+    wanted = dict(sums=smooth, largest=two_level and given is None)
+    wanted = {name: True for name, there in wanted.items() if there}
+    if not wanted:
+        return None, given
+    results = scan_keys(x, key_ends=ends, **wanted, stream=stream)
+    found = dict(zip(wanted, results if isinstance(results, tuple) else (results,)))
+    mean = mean_keys(found["sums"], key_ends=ends, keys=x.shape[2], stream=stream) if smooth else None
+    if "largest" in found:
+        # What is left of a key is at most its magnitude and that of the mean.
+        largest = found["largest"].reshape(prod(found["largest"].shape))
+        given = operand_scale(largest, factor=2.0 if smooth else 1.0, stream=stream).reshape(())
+    return mean, given

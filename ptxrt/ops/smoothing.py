@@ -1,0 +1,129 @@
+"""The kernels of what a first read of operands finds: the mean of the keys, global scales, and what smoothing takes from scores."""
+
+import numpy as np
+
+from ..accuracy import Tolerance
+from ..formats import bf16, f16, f32, i32
+from ..kernel import In, Out, Scalar, kernel, loose, unaligned
+
+# Keys that a block of `scan_keys` reads.
+SCAN_RUN = 256
+
+_SUMS = Tolerance("float32 sums of up to 256 values, in another order", relative_l2=3e-7)
+_SIZES = [(1, 8), (300, 64), (256, 128), (513, 256), (70, 20), (40, 300)]
+_CASES = [
+    *(dict(batch=1, heads=2, keys=keys, cols=cols, sums=True, largest=True) for keys, cols in _SIZES),
+    dict(batch=3, heads=2, keys=270, cols=96, key_ends=True, sums=True, largest=True),
+    dict(batch=2, heads=1, keys=70, cols=40, sums=True),
+    dict(batch=2, heads=1, keys=70, cols=40, largest=True),
+]
+
+
+def _key_ends(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Examples of where the keys of batches end: from none to all."""
+    return np.linspace(0, axes["keys"], shape[0]).astype(np.int32)
+
+
+def _rows_with_garbage(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Examples of keys: a few of the last are not finite, which sums take over and magnitudes pass by."""
+    x = rng.standard_normal(shape).astype(np.float32)
+    x[:, 0, -1, 0], x[:, 0, -1, -1] = np.nan, np.inf
+    return x.astype(member.dtype)
+
+
+@kernel(
+    grid="runs heads batch",
+    derived=dict(runs=lambda axes: -(-axes["keys"] // SCAN_RUN)),
+    cases=_CASES,
+    tolerance=dict(sums=_SUMS),
+    draw=dict(key_ends=_key_ends, x=_rows_with_garbage),
+)
+def scan_keys(
+    x: In[f32 | f16 | bf16, "batch heads keys cols", loose],
+    key_ends: In[i32, "batch", unaligned] = None,
+    sums: Out[f32, "runs batch heads cols"] = None,
+    largest: Out[f32, "runs batch heads"] = None,
+):
+    """Sum the keys of each head over runs of 256, and find their largest finite magnitude; keys from key_ends on are left out.
+
+    Sums are float32 in a fixed order; where the keys of a run have no finite value, `largest` is 0.
+    `mean_keys` and `operand_scale` finish.
+    """
+    runs = next(len(y) for y in (sums, largest) if y is not None)
+    whole = np.zeros((*x.shape[:2], runs * SCAN_RUN, x.shape[3]))
+    for i, end in enumerate(key_ends if key_ends is not None else [x.shape[2]] * len(x)):
+        whole[i, :, : min(end, x.shape[2])] = x[i, :, : min(end, x.shape[2])]
+    whole = np.moveaxis(whole.reshape(*x.shape[:2], runs, SCAN_RUN, x.shape[3]), 2, 0)
+    if sums is not None:
+        with np.errstate(invalid="ignore"):
+            sums[:] = whole.sum(axis=3)
+    if largest is not None:
+        largest[:] = np.where(np.isfinite(whole), np.abs(whole), 0).max(axis=(3, 4))
+
+
+@kernel(grid="1", cases=[dict(count=1, factor=1.0), dict(count=700, factor=2.0)], draw=dict(largest=lambda rng, member, shape, axes: (np.abs(rng.standard_normal(shape)) * 1e3).astype(np.float32)))
+def operand_scale(largest: In[f32, "count"], *, global_scale: Out[f32, "1"], factor: Scalar[f32] = 1.0):
+    """Give the smallest power of two under which `factor` times the largest magnitude is at most 2688, for NVFP4; 1 for 0.
+
+    2688 is 448 * 6, the largest scale times the largest code. Under a power of two codes are those under any other, as long
+    as scales are neither subnormal nor saturated: what a batch is quantized to does not depend on the rest of it.
+    """
+    quotient = np.float32(largest.max(initial=0)) / np.float32(2688) * np.float32(factor)
+    mantissa, exponent = np.frexp(np.maximum(quotient, np.float32(2.0**-126)))
+    global_scale[:] = np.ldexp(np.float32(1), exponent - (mantissa == 0.5)) if largest.any() else 1
+
+
+@kernel(
+    grid="heads*cols batch",
+    cases=[dict(runs=1, batch=1, heads=1, cols=5, keys=7), dict(runs=19, batch=2, heads=3, cols=40, keys=4800), dict(runs=2, batch=3, heads=2, cols=32, keys=270, key_ends=True)],
+    tolerance=Tolerance("float32 sums of few values, in another order", relative_l2=3e-7),
+    draw=dict(key_ends=lambda rng, member, shape, axes: (np.arange(shape[0]) * 100).astype(np.int32)),
+)
+def mean_keys(
+    sums: In[f32, "runs batch heads cols"],
+    key_ends: In[i32, "batch", unaligned] = None,
+    *,
+    mean: Out[f32, "batch heads cols"],
+    keys: Scalar[i32],
+):
+    """Give the mean of the keys of each head from their sums over runs: over `keys`, or key_ends where that is less.
+
+    0 where there are no keys. Sums are float32 in a fixed order.
+    """
+    count = np.full(mean.shape[0], keys) if key_ends is None else np.minimum(key_ends, keys)
+    mean[:] = np.where(count > 0, sums.sum(axis=0, dtype=np.float64).T / np.maximum(count, 1), 0).T
+
+
+@kernel(
+    grid="group*queries heads_kv batch",
+    cases=[
+        *(dict(batch=2, heads_kv=3, group=2, queries=37, cols=cols, scale=0.5) for cols in (8, 64, 128, 256, 20)),
+        dict(batch=1, heads_kv=1, group=1, queries=1, cols=1, scale=-1.0, add=True),
+        dict(batch=1, heads_kv=2, group=4, queries=9, cols=96, scale=0.1, add=True),
+    ],
+    tolerance=Tolerance("float32 sums in another order; terms of both signs cancel", absolute=2e-5),
+    draw=dict(add=lambda rng, member, shape, axes: np.where(rng.random(shape) < 0.2, -np.inf, rng.standard_normal(shape)).astype(np.float32)),
+)
+def row_dot(
+    q: In[f32 | f16 | bf16, "batch heads_kv group queries cols", loose],
+    y: In[f32, "batch heads_kv cols"],
+    add: In[f32, "batch heads_kv group queries"] = None,
+    *,
+    out: Out[f32, "batch heads_kv group queries"],
+    scale: Scalar[f32] = 1.0,
+):
+    """Give scale q.y of each row of q with the vector of its head, plus `add` where that is given; -inf stays.
+
+    With y the mean that was taken from the keys and add the log-sum-exp of the scores that are left, that of all scores.
+    """
+    dots = np.float64(scale) * np.einsum("bhgqc,bhc->bhgq", q.astype(np.float64), y.astype(np.float64))
+    out[:] = dots if add is None else np.where(add == -np.inf, add, add + dots)
+
+
+@kernel(
+    grid="keys heads batch",
+    cases=[dict(batch=2, heads=3, keys=5, width=64, cols=50), dict(batch=1, heads=1, keys=1, width=256, cols=256)],
+)
+def add_mean(x: In[f32, "batch heads keys width", loose], mean: In[f32, "batch heads cols"], *, y: Out[f32, "batch heads keys cols"]):
+    """Add the vector of its head to the first `cols` of each row, in float32."""
+    y[:] = x[..., : y.shape[-1]] + mean[:, :, None]

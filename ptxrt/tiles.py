@@ -1,0 +1,206 @@
+"""How the keys and values of attention lie in tiles of 64 keys: `TileLayout`, the twin of kernels_cu/tile/block_tiles.cuh.
+
+A layout is two tables of places: where in a tile each byte of plain codes stands, and where each scale. Plain
+codes and scales are those of `blocks.py`, with blocks along the last axis for keys and along the keys for values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from .blocks import BLOCK_FORMATS, BlockFormat
+from .formats import Format, bf16, f16
+
+# Keys of a tile.
+TILE_KEYS = 64
+_CHUNK = 16  # bytes, the unit of every swizzle
+_ALL, _WHOLE_DEPTHS = (32, 64, 96, 128, 192, 256), (64, 128, 192, 256)
+# Format -> the head dimensions that tiles are compiled for: whole steps of its matrix instruction.
+TILE_DIMS = {"mxfp8": _ALL, "mxfp4": _WHOLE_DEPTHS, "nvfp4": _WHOLE_DEPTHS, "bf16": _ALL, "f16": _ALL}
+# Values that the matrix instruction of a block format multiplies at once, along the blocks.
+_DEPTHS = {"mxfp8": 32, "mxfp4": 64, "nvfp4": 64}
+# The scale bytes that stand for 1.
+_ONES = {"mxfp8": 0x7F, "mxfp4": 0x7F, "nvfp4": 0x38}
+
+
+def tile_dim(format: str, cols: int) -> int:
+    """The smallest compiled head dimension that holds `cols`; `cols` itself where none does."""
+    return min((dim for dim in TILE_DIMS[format] if dim >= cols), default=cols)
+
+
+def tiles_of(keys: int) -> int:
+    """How many tiles hold so many keys."""
+    return -(-keys // TILE_KEYS)
+
+
+def swizzled(rows: int, row_chunks: int, xor) -> np.ndarray:
+    """Where byte b of row r stands, [rows, 16 row_chunks]: in chunk (b / 16) ^ xor(r) of the row."""
+    row, byte = np.ogrid[:rows, : row_chunks * _CHUNK]
+    return (row * row_chunks + (byte // _CHUNK ^ xor(row))) * _CHUNK + byte % _CHUNK
+
+
+def _power(row_chunks: int) -> int:
+    """log2 of the largest power of two, at most 8, that divides the chunks of a row."""
+    return next(power for power in (3, 2, 1, 0) if row_chunks % (1 << power) == 0)
+
+
+def shared_tile(rows: int, row_bytes: int) -> np.ndarray:
+    """The places of a SharedTile (kernels_cu/tile/shared.cuh): [rows, row_bytes]."""
+    power = _power(row_bytes // _CHUNK)
+    return swizzled(rows, row_bytes // _CHUNK, lambda row: row >> (3 - power) & ((1 << power) - 1))
+
+
+@dataclass(frozen=True)
+class TileLayout:
+    """Tiles of `role` "k" or "v" in a format: "mxfp8", "mxfp4", "nvfp4" or, for values, "bf16" and "f16".
+
+    dim: the head dimension compiled for. codes_places: of keys [64, bytes of a row], of values in block formats
+    [bytes of a column, dim], in 16 bits [64, 2 dim]. scale_places: of keys [64, dim / block], of values
+    [64 / block, dim]. nbytes: of a tile. Bytes of a tile at no place are 0.
+    """
+
+    format: str
+    role: str
+    dim: int
+
+    @property
+    def block(self) -> BlockFormat | None:
+        """The block format; None in 16 bits."""
+        return BLOCK_FORMATS.get(self.format)
+
+    @property
+    def element(self) -> Format:
+        """The 16-bit format of the values."""
+        return {"bf16": bf16, "f16": f16}[self.format]
+
+    @property
+    def axis(self) -> int:
+        """The axis of [..., keys, dim] along which blocks lie."""
+        return -1 if self.role == "k" else -2
+
+    @cached_property
+    def code_bytes(self) -> int:
+        """Bytes of codes, which come first."""
+        return TILE_KEYS * self.dim * (self.block.bits if self.block else 16) // 8
+
+    @cached_property
+    def codes_places(self) -> np.ndarray:
+        """Where the bytes of plain codes stand in a tile."""
+        if not self.block:
+            return shared_tile(TILE_KEYS, 2 * self.dim)
+        if self.role == "v":
+            return shared_tile(self.dim, TILE_KEYS * self.block.bits // 8).T
+        row_chunks = self.dim * self.block.bits // 8 // _CHUNK
+        power = max(_power(row_chunks), 1)
+
+        def xor(row):
+            far = (row >> 3 & 3) << (power > 2)
+            return (row >> (3 - power) ^ far) & ((1 << power) - 1)
+
+        return swizzled(TILE_KEYS, row_chunks, xor)
+
+    @cached_property
+    def scale_places(self) -> np.ndarray:
+        """Where the plain scales stand in a tile; none in 16 bits."""
+        if not self.block:
+            return np.zeros((0, self.dim), np.int64)
+        if self.role == "k":
+            row, block = np.ogrid[:TILE_KEYS, : self.dim // self.block.block]
+            return self.code_bytes + row * self._words * 4 + block
+        block, column = np.ogrid[: TILE_KEYS // self.block.block, : self.dim]
+        tile, lane = column // 8, 4 * (column % 8) + column // 8 % 4
+        step, group = block // self._step_blocks, tile // 4 // self._columns_per_word
+        byte = tile // 4 % self._columns_per_word * self._step_blocks + block % self._step_blocks
+        return self.code_bytes + 4 * ((step * self._groups + group) * 32 + lane) + byte
+
+    @property
+    def _words(self) -> int:
+        """Of keys: 32-bit words that the scales of one fill."""
+        return -(-self.dim // self.block.block // 4)
+
+    @property
+    def _step_blocks(self) -> int:
+        """Of values: scales of a column for one matrix instruction."""
+        return _DEPTHS[self.format] // self.block.block
+
+    @property
+    def _columns_per_word(self) -> int:
+        return 4 // self._step_blocks
+
+    @property
+    def _groups(self) -> int:
+        return -(-self.dim // (32 * self._columns_per_word))
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of a tile."""
+        if not self.block:
+            return self.code_bytes
+        if self.role == "k":
+            return self.code_bytes + TILE_KEYS * self._words * 4
+        return self.code_bytes + TILE_KEYS // _DEPTHS[self.format] * self._groups * 128
+
+    def join(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """Tiles [..., nbytes] of plain codes and scales of each tile (uint8, in the shapes of the places)."""
+        tiles = np.zeros((*codes.shape[:-2], self.nbytes), np.uint8)
+        tiles[..., self.codes_places] = codes
+        tiles[..., self.scale_places] = scales
+        return tiles
+
+    def split(self, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Plain codes and scales of each tile: the inverse of `join`."""
+        return tiles[..., self.codes_places], tiles[..., self.scale_places]
+
+    def encode(self, x: np.ndarray, *, rule: str | None = None, mean=None, global_scale=None, key_ends=None) -> np.ndarray:
+        """Tiles [batch, heads, tiles, nbytes] of x [batch, heads, keys, cols], filled up with zeros.
+
+        mean: [batch, heads, cols], subtracted first, in float32. key_ends: [batch], keys from there on are zeros. A block
+        that holds no value of x has a scale of 1.
+        """
+        batch, heads, keys, cols = x.shape
+        tiles = tiles_of(keys)
+        there = np.zeros((batch, heads, tiles * TILE_KEYS, self.dim), bool)
+        for i in range(batch):
+            there[i, :, : keys if key_ends is None else min(key_ends[i], keys), : min(cols, self.dim)] = True
+        whole = np.zeros(there.shape, np.float32)
+        whole[:, :, :keys, :cols] = x
+        if mean is not None:
+            with np.errstate(invalid="ignore"):
+                whole[:, :, :keys, :cols] -= mean[:, :, None]
+        whole[~there] = 0
+        if not self.block:
+            with np.errstate(over="ignore"):
+                codes = whole.astype(self.element.dtype).view(np.uint8)
+            return self.join(self._by_tile(codes, tiles), np.zeros((batch, heads, tiles, 0, self.dim), np.uint8))
+        level = () if not self.block.two_level else (1 if global_scale is None else global_scale,)
+        codes, scales = self.block.encode(whole, *level, rule or self.block.rules[0], axis=self.axis)
+        starts = there[..., :: self.block.block] if self.role == "k" else there[..., :: self.block.block, :]
+        scales = np.where(starts, scales, np.uint8(_ONES[self.format]))
+        return self.join(self._by_tile(codes, tiles), self._by_tile(scales, tiles))
+
+    def decode(self, tiles: np.ndarray, global_scale=None) -> np.ndarray:
+        """Values [batch, heads, 64 tiles, dim] of tiles: float32, or of the 16-bit type."""
+        codes, scales = (self._by_head(part) for part in self.split(tiles))
+        if not self.block:
+            return np.ascontiguousarray(codes).view(self.element.dtype)
+        level = () if not self.block.two_level else (1 if global_scale is None else global_scale,)
+        return self.block.decode(codes, scales, *level, axis=self.axis)
+
+    @staticmethod
+    def _by_tile(plain: np.ndarray, tiles: int) -> np.ndarray:
+        """[batch, heads, rows, cols] as [batch, heads, tiles, rows of a tile, cols]."""
+        return plain.reshape(*plain.shape[:2], tiles, -1 if plain.size else 0, plain.shape[-1])
+
+    @staticmethod
+    def _by_head(plain: np.ndarray) -> np.ndarray:
+        """The inverse."""
+        return plain.reshape(*plain.shape[:2], plain.shape[2] * plain.shape[3], plain.shape[4])
+
+
+@lru_cache(maxsize=None)
+def tile_layout(format: str, role: str, dim: int) -> TileLayout:
+    """The layout, made once."""
+    return TileLayout(format, role, dim)

@@ -1,0 +1,326 @@
+"""Tiles of keys and values, and quantize_operand: bytes on every machine, what goes in and comes out, files, errors."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import exact_blocks
+import ptxrt
+from ptxrt.blocks import BLOCK_FORMATS
+from ptxrt.ops.operands import Operand
+from ptxrt.ops.packers import PACK_KEYS, PACK_VALUES
+from ptxrt.tiles import TILE_DIMS, TILE_KEYS, tile_layout
+
+DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
+BLOCKS = ["mxfp8", "mxfp4", "nvfp4"]
+RULES = [(name, rule) for name in BLOCKS for rule in BLOCK_FORMATS[name].rules]
+ROLES = [*(("k", name) for name in BLOCKS), *(("v", name) for name in TILE_DIMS)]
+ELEMENTS = {**exact_blocks.MX, "nvfp4": exact_blocks.E2M1}
+LAYOUTS = [tile_layout(format, role, dim) for role, format in ROLES for dim in TILE_DIMS[format]]
+each_operand = pytest.mark.parametrize("role, format", ROLES)
+
+
+# Layouts
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_byte_has_one_place(layout):
+    """Codes fill the first bytes, scales lie behind them, and no two bytes share a place."""
+    places = np.concatenate([layout.codes_places.ravel(), layout.scale_places.ravel()])
+    assert len(np.unique(places)) == len(places) and places.max() < layout.nbytes
+    np.testing.assert_array_equal(np.sort(layout.codes_places.ravel()), np.arange(layout.code_bytes))
+    assert layout.nbytes % 128 == 0  # tiles lie one behind the other, each where bulk copies and swizzles want it
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_split_undoes_join(layout, rng):
+    codes, scales = (rng.integers(0, 256, (3, *places.shape), dtype=np.uint8) for places in (layout.codes_places, layout.scale_places))
+    for got, want in zip(layout.split(layout.join(codes, scales)), (codes, scales)):
+        np.testing.assert_array_equal(got, want)
+
+
+# The lanes that read a matrix of an ldmatrix together, by the order of keys that a format of weights takes (block_tiles.cuh).
+ORDERS = {
+    "natural": lambda j, column: 8 * j + column,
+    "fours": lambda j, column: 16 * (j // 2) + 4 * (column // 2) + 2 * (j % 2) + column % 2,
+    "eights": lambda j, column: 32 * (j // 4) + 8 * (column // 2) + 2 * (j % 4) + column % 2,
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout.role == "k"], ids=str)
+def test_ldmatrix_meets_no_bank_conflict(layout, order):
+    """Eight rows of a matrix stand in eight different groups of four banks; of an odd multiple of 32 bytes two at a time may meet."""
+    for j in range(TILE_KEYS // 8):
+        rows = [ORDERS[order](j, column) for column in range(8)]
+        for chunk in range(layout.codes_places.shape[1] // 16):
+            banks = layout.codes_places[rows, 16 * chunk] // 16 % 8
+            assert len(set(banks)) >= (4 if layout.codes_places.shape[1] % 64 else 8)
+
+
+# Kernels
+
+
+def packed(role, format, x, **options):
+    return (PACK_KEYS if role == "k" else PACK_VALUES)[format](x, **options)
+
+
+def as_values(blocks: np.ndarray, role: str) -> np.ndarray:
+    """Blocks [n, size] as x [1, 1, keys, 64]: along the last axis, or down the columns."""
+    size = blocks.shape[1]
+    blocks = np.resize(blocks, (-(-blocks.size // (64 * 64)) * 64 * 64 // size, size))
+    rows = (blocks if role == "k" else blocks.reshape(-1, 64, size).transpose(0, 2, 1)).reshape(-1, 64)
+    return np.ascontiguousarray(rows[None, None], np.float32)
+
+
+@pytest.mark.parametrize("format, rule", RULES)
+@pytest.mark.parametrize("role", ["k", "v"])
+@pytest.mark.parametrize("text", ["native", "portable"])
+def test_hard_blocks_byte_for_byte(text, role, format, rule):
+    """Rounding boundaries, subnormals, outliers, zeros of both signs, NaN and infinity: the codes and scales of exact arithmetic."""
+    block = BLOCK_FORMATS[format]
+    x = as_values(exact_blocks.hard_blocks(ELEMENTS[format], block.block), role)
+    level = dict(global_scale=np.float32([0.37])) if block.two_level else {}
+    with ptxrt.using("emulator", ptx=text):
+        tiles = packed(role, format, x, rule=block.rules.index(rule), **level)
+    codes, scales = tile_layout(format, role, 64).split(tiles[0, 0])
+    runs = x[0, 0] if role == "k" else np.ascontiguousarray(x[0, 0].reshape(-1, 64, 64).transpose(0, 2, 1)).reshape(-1, 64)
+    if role == "v":
+        codes, scales = codes.transpose(0, 2, 1), scales.transpose(0, 2, 1)
+    want = exact_blocks.encode_nvfp4(runs, np.float32(0.37), rule) if block.two_level else exact_blocks.encode(runs, format, rule)
+    np.testing.assert_array_equal(scales.reshape(want[1].shape), want[1])
+    np.testing.assert_array_equal(codes.reshape(want[0].shape), want[0])
+
+
+@each_operand
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("cols, gap", [(64, 0), (64, 8), (64, 3), (40, 0), (41, 0)])
+def test_rows_anywhere_in_memory(machine, rng, role, format, dtype, cols, gap):
+    """Rows at any stride: of [B, S, H, D], with gaps of whole and of broken units of 16 bytes, and starting beside one."""
+    storage = rng.standard_normal((2, 70, 3, cols + gap)).astype(dtype)
+    view = ptxrt.to_device(storage).transpose(0, 2, 1, 3)[..., gap:]
+    want = tile_layout(format, role, 64).encode(storage.transpose(0, 2, 1, 3)[..., gap:])
+    np.testing.assert_array_equal(packed(role, format, view, dim=64).to_numpy(), want)
+
+
+@each_operand
+def test_tiles_of_larger_dims(machine, rng, role, format):
+    """An operand may be filled up to more than the smallest dim that holds it."""
+    x = rng.standard_normal((1, 1, 65, 40)).astype(np.float32)
+    for dim in TILE_DIMS[format][-3:]:
+        np.testing.assert_array_equal(packed(role, format, x, dim=dim), tile_layout(format, role, dim).encode(x))
+
+
+@each_operand
+def test_garbage_behind_the_last_key_is_not_read(machine, rng, role, format):
+    x = rng.standard_normal((3, 2, 130, 64)).astype(np.float32)
+    ends = np.array([0, 65, 130], np.int32)
+    clean = x.copy()
+    for batch, end in enumerate(ends):
+        x[batch, :, end:], clean[batch, :, end:] = np.nan, 0
+    got = ptxrt.quantize_operand(x, format, role=role, key_lengths=ends)
+    want = ptxrt.quantize_operand(clean, format, role=role, key_lengths=ends)
+    np.testing.assert_array_equal(got.codes, want.codes)
+    assert np.isfinite(np.asarray(got)).all()
+
+
+def test_wrong_sizes_of_tiles_are_refused(emulator, rng):
+    x = rng.standard_normal((1, 1, 64, 64)).astype(np.float32)
+    with pytest.raises(ptxrt.ArgumentError, match="tile_bytes is 4096 in the call; it must be 4352"):
+        packed("k", "mxfp8", x, tile_bytes=4096)
+    with pytest.raises(ptxrt.ArgumentError, match="tiles is 2 in the call; it must be 1"):
+        packed("k", "mxfp8", x, tiles=2)
+    with pytest.raises(ptxrt.ArgumentError, match="dim is 32 in the call; it must be 64"):
+        packed("k", "mxfp8", x, dim=32)
+    with pytest.raises(ptxrt.ArgumentError, match="dim is 100 in the call; compiled for 32"):
+        packed("k", "mxfp8", x, dim=100)
+    with pytest.raises(ptxrt.ArgumentError, match="compiled for .*256. Nearest: the largest is 256"):
+        packed("k", "mxfp8", np.zeros((1, 1, 64, 300), np.float32))
+
+
+# quantize_operand
+
+
+def held(x, format, role, **options):
+    """What an operand of x holds, by quantize and dequantize of x [B, H, S, D] filled up with zeros."""
+    if format in ("bf16", "f16"):
+        return np.asarray(x).astype({"bf16": ml_dtypes.bfloat16, "f16": np.float16}[format]).astype(np.float32)
+    return ptxrt.dequantize(ptxrt.quantize(x, format, axis=-2 if role == "v" else -1, pad=True, **options))
+
+
+def random_operand(rng, *shape, dtype=np.float32):
+    return rng.standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("role, format", [*ROLES, *(("q", name) for name in BLOCKS)])
+@pytest.mark.parametrize("shape", [(1, 2, 70, 64), (2, 1, 64, 40), (1, 1, 1, 1), (1, 2, 130, 100)], ids=str)
+def test_operands_hold_what_quantize_gives(machine, rng, role, format, shape):
+    x = random_operand(rng, *shape)
+    operand = ptxrt.quantize_operand(x, format, role=role, **(dict(smooth=False) if role == "k" else {}))
+    assert (operand.role, operand.format, operand.shape, operand.mean) == (role, format, shape, None)
+    level = dict(global_scale=operand.global_scale) if format == "nvfp4" else {}
+    want = held(x, format, role, **level)
+    np.testing.assert_array_equal(np.asarray(operand), want)
+    np.testing.assert_array_equal(ptxrt.dequantize(operand), want)
+    np.testing.assert_array_equal(ptxrt.dequantize(operand, ml_dtypes.bfloat16), want.astype(ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize("role, format", [("q", "mxfp8"), ("q", "nvfp4"), *ROLES])
+def test_a_layout_is_strides_alone(machine, rng, role, format):
+    x = random_operand(rng, 2, 70, 3, 64, dtype=np.float16)
+    turned = ptxrt.quantize_operand(x, format, role=role, layout="bshd")
+    plain = ptxrt.quantize_operand(np.ascontiguousarray(x.transpose(0, 2, 1, 3)), format, role=role)
+    assert turned.shape == plain.shape == (2, 3, 70, 64)
+    np.testing.assert_array_equal(turned.codes, plain.codes)
+    if role == "q":
+        np.testing.assert_array_equal(turned.scales, plain.scales)
+    on_device = ptxrt.quantize_operand(ptxrt.to_device(x), format, role=role, layout="bshd")
+    assert on_device.on_device
+    out = ptxrt.empty((2, 3, 70, 64), np.float32)
+    want = np.asarray(plain)
+    np.testing.assert_array_equal(np.asarray(on_device), want)
+    np.testing.assert_array_equal(ptxrt.dequantize(on_device).to_numpy(), want)
+    assert ptxrt.dequantize(on_device, out=out) is out
+    np.testing.assert_array_equal(out.to_numpy(), want)
+
+
+def test_views_are_taken_where_they_lie(machine, rng):
+    """Repeated and cut rows: where kernels cannot walk along them, from a copy."""
+    x = random_operand(rng, 1, 2, 70, 80)
+    base = ptxrt.to_device(x)
+    for view, want in [(base[..., 8:], x[..., 8:]), (base[..., ::2], x[..., ::2]), (base[:, :1].broadcast_to((1, 4, 70, 80)), x[:, [0] * 4])]:
+        for role in ("q", "k", "v"):
+            got = ptxrt.quantize_operand(view, "mxfp8", role=role)
+            np.testing.assert_array_equal(got.to_numpy().codes, ptxrt.quantize_operand(np.ascontiguousarray(want), "mxfp8", role=role).codes)
+
+
+@pytest.mark.parametrize("format", BLOCKS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
+def test_smoothing_takes_the_mean(machine, rng, format, dtype):
+    """The mean of keys with a bias for each channel, the tiles of what is left, and both together again."""
+    x = (random_operand(rng, 2, 2, 300, 64) + 8 * random_operand(rng, 1, 2, 1, 64)).astype(dtype)
+    operand = ptxrt.quantize_operand(x, format, role="k", smooth=True)
+    exact = x.astype(np.float64).mean(axis=2)
+    assert np.abs(operand.mean - exact).max() <= 1e-5  # float32 sums of 300 numbers up to 30
+    tile = tile_layout(format, "k", 64)
+    np.testing.assert_array_equal(operand.codes, tile.encode(x.astype(np.float32), mean=operand.mean, global_scale=operand.global_scale))
+    values = np.asarray(operand)
+    np.testing.assert_array_equal(values, tile.decode(operand.codes, operand.global_scale)[:, :, :300] + operand.mean[:, :, None])
+    np.testing.assert_array_equal(ptxrt.dequantize(operand), values)
+    assert ptxrt.compare(values, x.astype(np.float32)).relative_l2 < ptxrt.compare(ptxrt.dequantize(ptxrt.quantize(x, format)), x.astype(np.float32)).relative_l2
+
+
+def test_keys_of_four_bits_are_smoothed_unless_asked(machine, rng):
+    x = random_operand(rng, 1, 1, 70, 64)
+    assert [ptxrt.quantize_operand(x, format, role="k").mean is not None for format in BLOCKS] == [False, True, True]
+    assert ptxrt.quantize_operand(x, "mxfp4", role="k", smooth=False).mean is None
+    assert ptxrt.quantize_operand(x, "mxfp4", role="v").mean is None
+
+
+def test_the_mean_is_of_the_keys_that_are_there(machine, rng):
+    x = random_operand(rng, 3, 2, 600, 64)
+    lengths = np.array([0, 257, 600])
+    operand = ptxrt.quantize_operand(x, "mxfp4", role="k", key_lengths=lengths)
+    for batch, length in enumerate(lengths):
+        want = x[batch, :, :length].mean(axis=1, dtype=np.float64) if length else 0
+        assert np.abs(operand.mean[batch] - want).max() <= 1e-6  # float32 sums of 600 numbers around 1
+
+
+@pytest.mark.parametrize("role", ["q", "k", "v"])
+def test_global_scales_are_powers_of_two(machine, rng, role):
+    """The smallest that holds all finite values; twice that where what is left of a key may be twice as large."""
+    for size in (1.0, 0.37, 3e-20, 1e30):
+        x = random_operand(rng, 1, 2, 70, 64) * np.float32(size)
+        x[0, 1, 3, 7] = np.nan
+        operand = ptxrt.quantize_operand(x, "nvfp4", role=role, **(dict(smooth=False) if role == "k" else {}))
+        mantissa, exponent = np.frexp(np.float32(np.nanmax(np.abs(x))) / np.float32(2688))
+        assert operand.global_scale == np.ldexp(1.0, exponent - (mantissa == 0.5))
+    x = random_operand(rng, 1, 2, 70, 64)
+    assert ptxrt.quantize_operand(x, "nvfp4", role="k").global_scale == 2 * ptxrt.quantize_operand(x, "nvfp4", role="k", smooth=False).global_scale
+    assert ptxrt.quantize_operand(0 * x, "nvfp4", role=role).global_scale == 1
+    assert ptxrt.quantize_operand(x, "nvfp4", role=role, global_scale=0.3).global_scale == np.float32(0.3)
+
+
+@pytest.mark.parametrize("role, format", [("q", "nvfp4"), *ROLES])
+def test_a_batch_is_its_items(machine, rng, role, format):
+    """Codes and scales do not depend on the rest of a batch, whatever its size."""
+    x = random_operand(rng, 3, 2, 90, 64) * np.float32([1, 7, 0.02])[:, None, None, None]
+    whole = ptxrt.quantize_operand(x, format, role=role)
+    for i in range(3):
+        item = ptxrt.quantize_operand(x[i : i + 1], format, role=role)
+        np.testing.assert_array_equal(np.asarray(whole)[i], np.asarray(item)[0])
+        if item.global_scale is None:
+            np.testing.assert_array_equal(whole.codes[i], item.codes[0])
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 0, 64), (0, 2, 70, 64), (1, 0, 70, 64)], ids=str)
+@pytest.mark.parametrize("role, format", [("q", "mxfp8"), ("q", "nvfp4"), *ROLES])
+def test_empty_operands(emulator, role, format, shape):
+    operand = ptxrt.quantize_operand(np.zeros(shape, np.float32), format, role=role)
+    assert ptxrt.dequantize(operand).shape == np.asarray(operand).shape == operand.shape == shape
+
+
+# Files and construction
+
+
+@pytest.mark.parametrize("role, format", [("q", "nvfp4"), ("q", "mxfp8"), *ROLES])
+def test_files_keep_the_role(emulator, rng, tmp_path, role, format):
+    operand = ptxrt.quantize_operand(random_operand(rng, 1, 2, 70, 60), format, role=role)
+    operand.save(tmp_path / "x.npz")
+    back = ptxrt.QuantizedArray.load(tmp_path / "x.npz")
+    assert isinstance(back, Operand) and repr(back) == repr(operand) and back.dim == operand.dim
+    for name in ("codes", "scales", "global_scale", "mean"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(operand, name))
+
+
+def test_damaged_files_are_refused(emulator, rng, tmp_path):
+    operand = ptxrt.quantize_operand(random_operand(rng, 1, 1, 70, 64), "mxfp4", role="k")
+    operand.save(tmp_path / "x.npz")
+    with np.load(tmp_path / "x.npz") as archive:
+        fields = dict(archive)
+    for change in (dict(role=np.array("w")), dict(role=np.array(3)), dict(dim=np.array(128)), dict(codes=fields["codes"][..., :-1]), dict(mean=fields["mean"][..., :-1]), dict(format=np.array("bf16")), dict(more=np.array(1))):
+        np.savez(tmp_path / "y.npz", **{**fields, **change})
+        with pytest.raises(ptxrt.FileError):
+            ptxrt.QuantizedArray.load(tmp_path / "y.npz")
+
+
+def test_wrong_calls_say_what_to_do(emulator, rng):
+    x = random_operand(rng, 1, 2, 70, 64)
+
+    def refused(match, **options):
+        with pytest.raises(ptxrt.ArgumentError, match=match):
+            ptxrt.quantize_operand(**{**dict(x=x, format="mxfp8", role="k"), **options})
+
+    refused("role is 'w'; pass 'q', 'k' or 'v'", role="w")
+    refused("format is 'mxfp6_e3m2'; role 'k' has 'mxfp4', 'mxfp8', 'nvfp4'", format="mxfp6_e3m2")
+    refused("attention takes keys in bf16 as they are", format="bf16")
+    refused("only keys are smoothed", role="v", smooth=True)
+    refused("smooth is 'auto'; pass True, False or None", smooth="auto")
+    refused("layout is 'sbhd'", layout="sbhd")
+    refused("pass float32, float16 or bfloat16 with four axes, B H S D", x=x[0])
+    refused("x is int64", x=x.astype(np.int64))
+    refused("the head dimension is 257; mxfp8 takes 1 to 256", x=np.zeros((1, 1, 1, 257), np.float32))
+    refused("dim is 32 for a head dimension of 64; mxfp8 has 64, 96, 128, 192, 256", dim=32)
+    refused("scale_rule is 'amax'; mxfp8 has 'floor'", scale_rule="amax")
+    refused("global_scale is 2; mxfp8 has none", global_scale=2)
+    refused("bf16 has no scales", format="bf16", role="v", scale_rule="floor")
+    refused("queries have no dim", role="q", dim=64)
+    refused("key_lengths is float64", key_lengths=np.array([3.0]))
+    refused(r"key_lengths is \[71\]; x has 70 keys", key_lengths=[71])
+    refused("key_lengths is on the device", key_lengths=ptxrt.to_device(np.array([3], np.int32)))
+
+
+def test_wrong_operands_say_what_to_do(emulator, rng):
+    good = ptxrt.quantize_operand(random_operand(rng, 1, 2, 70, 64), "mxfp8", role="k", smooth=True)
+    fields = dict(codes=good.codes, format="mxfp8", role="k", shape=good.shape, mean=good.mean)
+    for match, change in [
+        ("filled up to 64 has uint8", dict(codes=good.codes[..., 1:])),
+        ("filled up to 128 has uint8", dict(dim=128)),
+        ("scales of role 'k' stand in the tiles", dict(scales=good.codes)),
+        ("keys have float32", dict(mean=good.mean[:, :1])),
+        ("mean of role 'v'", dict(role="v")),
+        ("pass .batch, heads, length, dim.", dict(shape=(2, 70, 64))),
+        ("mxfp8 has none", dict(global_scale=1)),
+    ]:
+        with pytest.raises(ptxrt.ArgumentError, match=match):
+            Operand(**{**fields, **change})
