@@ -1,4 +1,4 @@
-// operand_scale: the global scale of an attention operand in NVFP4, a power of two.
+// operand_scale: the global scale of an attention operand in NVFP4, a power of two over 6.
 #include "kernel.cuh"
 #include "op/smooth.cuh"
 

@@ -1,10 +1,11 @@
-"""The algorithm of the 16-bit attention kernels restated in NumPy: tiles of keys, an integer running maximum, rounded weights.
+"""The algorithm of the attention kernels restated in NumPy: tiles of keys, an integer running maximum, rounded weights.
 
 What remains between a kernel and this is the order of float32 sums and the last bits of exponentials.
 """
 
 import numpy as np
 
+from ptxrt.formats import e2m1, e4m3
 from ptxrt.ops.attention_kernels import OPEN, visible
 
 TILE = 64
@@ -57,3 +58,68 @@ def rescaled(top, new_top, total, values):
     with np.errstate(invalid="ignore", over="ignore"):
         factor = np.exp2(np.where(top == new_top, 0, top - new_top)).astype(np.float32)
     return new_top, total * factor, values * factor[:, None]
+
+
+def in_e4m3(weights):
+    """Weights up to 2^8 of e4m3's 448, without a scale of their own."""
+    return e4m3.values[e4m3.encode(weights)]
+
+
+def in_mxfp4(weights):
+    """e2m1 under the smallest power of two for 32 neighbouring keys with which none saturates; no less than 2^-40."""
+    blocks = weights.reshape(*weights.shape[:-1], -1, 32)
+    with np.errstate(divide="ignore"):
+        exponent = np.maximum(np.ceil(np.log2(blocks.max(axis=-1, keepdims=True) / 6)), -40)
+    scale = np.exp2(exponent).astype(np.float32)
+    return (e2m1.values[e2m1.encode(blocks / scale)] * scale).reshape(weights.shape)
+
+
+def in_nvfp4(weights):
+    """e2m1 for 16 neighbouring keys whose largest is 6, under that scale rounded to e4m3."""
+    blocks = weights.reshape(*weights.shape[:-1], -1, 16)
+    scale = np.maximum(blocks.max(axis=-1, keepdims=True) / np.float32(6), np.float32(2.0**-40))
+    return (e2m1.values[e2m1.encode(blocks / scale)] * e4m3.values[e4m3.encode(scale)]).reshape(weights.shape)
+
+
+# By the format of V how weights are rounded, and how far the maximum lies below that of the scores, in steps of log2.
+WEIGHTS = {"mxfp8": (in_e4m3, 8), "mxfp4": (in_mxfp4, 0), "nvfp4": (in_nvfp4, 11)}
+
+
+def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sinks=None):
+    """Output and lse of what operands in block formats hold, float32: q [B, H, Sq, D], k and v [B, Hkv, Sk, D]."""
+    rounded_weights, headroom = WEIGHTS[pv]
+    left, right = window or (OPEN, 0 if causal else OPEN)
+    scale = np.float32(q.shape[-1] ** -0.5)
+    group = q.shape[1] // k.shape[1]
+    out, lse = np.zeros((*q.shape[:-1], v.shape[-1]), np.float32), np.full(q.shape[:-1], -np.inf, np.float32)
+    shown = visible(q.shape[2], k.shape[2], left, right)
+    for batch, head in np.ndindex(*q.shape[:2]):
+        rows = q[batch, head]
+        top, total, exact = np.full(len(rows), -np.inf, np.float32), np.zeros(len(rows), np.float32), np.zeros(len(rows), np.float32)
+        values = np.zeros((len(rows), v.shape[-1]), np.float32)
+        for first in range(0, k.shape[2], TILE):
+            tile = slice(first, min(first + TILE, k.shape[2]))
+            scores = np.full((len(rows), TILE), -np.inf, np.float32)
+            found = rows @ k[batch, head // group, tile].T * scale
+            if softcap:
+                found = np.float32(softcap) * np.tanh(found / np.float32(softcap))
+            scores[:, : found.shape[1]] = np.where(shown[:, tile], found * LOG2_E, np.float32(-np.inf))
+            new_top = np.maximum(top, np.ceil(scores.max(axis=1)) - headroom)
+            top, total, both = rescaled(top, new_top, total, np.concatenate([values, exact[:, None]], axis=1))
+            values, exact = both[:, :-1], both[:, -1]
+            base = np.where(top == -np.inf, np.float32(0), top)
+            weights = np.exp2(scores - base[:, None])
+            exact = exact + weights.sum(axis=1, dtype=np.float32)
+            weights = rounded_weights(weights)
+            total = total + weights.sum(axis=1, dtype=np.float32)
+            values = values + weights[:, : found.shape[1]] @ v[batch, head // group, tile]
+        if sinks is not None:
+            sink = np.float32(sinks[head]) * LOG2_E
+            top, total, both = rescaled(top, np.maximum(top, np.ceil(sink)), total, np.concatenate([values, exact[:, None]], axis=1))
+            share = np.exp2(sink - top)
+            total, values, exact = total + share, both[:, :-1], both[:, -1] + share
+        seen = total > 0
+        out[batch, head][seen] = values[seen] / total[seen, None]
+        with np.errstate(divide="ignore"):
+            lse[batch, head] = (top + np.log2(exact)) * np.float32(np.log(2))
+    return out, lse

@@ -78,16 +78,17 @@ __device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x,
     if (threadIdx.x == 0) largest[run] = magnitude;
 }
 
-// global_scale[0] = the smallest power of two under which `factor` times the largest of largest[count] fits NVFP4: is at most
-// 448 x 6; 1 where all are 0. A power of two changes no code, so that the operands of a batch are those of its items.
+// global_scale[0] = the smallest power of two over 6 under which `factor` times the largest of largest[count] fits NVFP4: is at
+// most 448 x 6; 1 where all are 0. Another power of two changes no code, so that the operands of a batch are those of its
+// items; and a block of equal powers of two is exact, since 6 is its code.
 __device__ inline void operand_scale(ScanShared &shared, const float *largest, float *global_scale, float factor, int count) {
     float magnitude = 0.0f;
     for (int i = threadIdx.x; i < count; i += smooth_threads) magnitude = fmaxf(magnitude, largest[i]);
     magnitude = block_max(shared, magnitude);
     if (threadIdx.x > 0) return;
-    const uint32_t bits = __float_as_uint(__fdiv_rn(magnitude, 2688.0f) * factor);
-    const uint32_t exponent = max((bits >> 23) + ((bits & 0x7fffffu) != 0), 1u);
-    global_scale[0] = magnitude == 0.0f ? 1.0f : __uint_as_float(exponent << 23);
+    const uint32_t bits = __float_as_uint(__fdiv_rn(magnitude, 448.0f) * factor);
+    const uint32_t exponent = max((bits >> 23) + ((bits & 0x7fffffu) != 0), 4u);   // a sixth of it is no subnormal
+    global_scale[0] = magnitude == 0.0f ? 1.0f : __uint_as_float(exponent << 23) * (1.0f / 6.0f);
 }
 
 constexpr int mean_columns = 32;   // of a block, whose warps share the runs

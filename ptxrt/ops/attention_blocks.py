@@ -22,7 +22,8 @@ HEADROOM = {"mxfp8": 8, "mxfp4": 0, "nvfp4": 11}
 _TEXT = """Compute softmax(scale Q K^T) V with Q and K in {qk}, weights and V in {pv}: a head of K and V for each group of heads of Q.
 
 q_codes and q_scales are those of `quantize` along the last axis, k_tiles those of `pack_keys_{qk}`, v_tiles those of
-`pack_values_{pv}`; `keys` of their 64 tiles are there. q_global, k_global, v_global: global scales of NVFP4, 1 where omitted.
+`pack_values_{pv}`, of which `keys` are there. q_global, k_global, v_global: what all of them are multiplied by, the global
+scales of NVFP4; 1 where omitted.
 Sums and softmax are float32. Weights are rounded to {weights}; they are divided by their sum as it is multiplied.
 All else as for `attention_bf16`, but that row_max lies {headroom} below the largest score rounded up, in units of log2.
 The reference is float64 attention of what the operands hold."""
@@ -133,9 +134,10 @@ def _declare(qk: str, pv: str) -> Kernel:
         dim_v: Axis,
     ):
         outputs, parts = (out_bf16, out_f16, out_f32), (partial, row_max, row_sum)
-        q = block.decode(q_codes, q_scales, *([1.0 if q_global is None else q_global] if block.two_level else []))
+        q = block.decode(q_codes, q_scales, *([1.0] if block.two_level else []))
         q = np.pad(q, [(0, 0)] * 4 + [(0, dim - q.shape[-1])])
-        k, v = tile_layout(qk, "k", dim).decode(k_tiles, k_global), tile_layout(pv, "v", dim).decode(v_tiles, v_global)[..., :dim_v]
+        k, v = tile_layout(qk, "k", dim).decode(k_tiles), tile_layout(pv, "v", dim).decode(v_tiles)[..., :dim_v]
+        q, k, v = (x if level is None else x * np.float64(level) for x, level in ((q, q_global), (k, k_global), (v, v_global)))
         options = dict(scale=scale, softcap=softcap, left=left, right=right, mask=mask, allowed=allowed, sinks=sinks)
         sequences = dict(query_starts=query_starts, query_ends=query_ends, key_starts=key_starts, key_ends=key_ends)
         attend(q, k[:, :, :keys], v[:, :, :keys], options, sequences, outputs, lse, parts, HEADROOM[pv])
@@ -192,10 +194,9 @@ class BlockOperands:
 
     def dim(self, k, v) -> int:
         """The compiled head dimension for keys and values: the one they were quantized for, else the smallest that holds both."""
-        there = self.kernel.variants["dim"]
-        smallest = min(dim for dim in there if dim >= max(k.shape[-1], v.shape[-1]))
         given = {name: x.dim for name, x in (("k", k), ("v", v)) if isinstance(x, Operand)}
-        wanted = max(*given.values(), smallest, key=there.index) if set(given.values()) <= set(there) else smallest
+        least = max(k.shape[-1], v.shape[-1], *given.values())
+        wanted = min(dim for dim in self.kernel.variants["dim"] if dim >= least)
         if set(given.values()) - {wanted}:
             came = " and ".join(f"{name} for a head dimension of {size}" for name, size in given.items())
             raise ArgumentError(f"attention: {came} were quantized; these need one of {wanted}: pass dim={wanted} to quantize_operand")

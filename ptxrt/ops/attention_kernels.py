@@ -93,7 +93,7 @@ def attend(q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroo
     """What attention kernels write, from operands as they are multiplied: `outputs` and `lse`, or `parts` alone.
 
     options, sequences: the arguments of the kernels by name. headroom: how far row_max lies below the whole number above
-    the largest score, in steps of log2.
+    the largest score, in steps of log2; it is never below a sink.
     """
     rest = {name: options[name] for name in ("mask", "allowed")}
     rest |= dict(scale=float(options["scale"]), softcap=float(options["softcap"]), left=int(options["left"]), right=int(options["right"]))
@@ -107,9 +107,12 @@ def attend(q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroo
     splits = next(len(x) for x in parts if x is not None)
     run = -(-(-(-k.shape[2] // SPLIT_UNIT)) // splits) * SPLIT_UNIT
     for i in range(splits):
-        part = slice(i * run, (i + 1) * run)
-        top, total, weighted = exact_sums(q, k, v, sinks=options["sinks"] if i == 0 else None, part=part, **rest)
-        unit = np.ceil(top * _LOG2_E) - headroom
+        part, sinks = slice(i * run, (i + 1) * run), options["sinks"] if i == 0 else None
+        top, total, weighted = exact_sums(q, k, v, sinks=sinks, part=part, **rest)
+        unit = np.ceil(top * _LOG2_E)
+        if headroom:
+            unit = np.ceil(exact_sums(q, k, v, part=part, **rest)[0] * _LOG2_E) - headroom
+            unit = unit if sinks is None else np.maximum(unit, np.ceil(np.float64(sinks) * _LOG2_E)[..., None])
         factor = np.exp2(np.where(top == -np.inf, 0.0, top * _LOG2_E - np.where(top == -np.inf, 0.0, unit)))
         for buffer, values in zip(parts, (weighted * factor[..., None], unit, total * factor)):
             if buffer is not None:

@@ -151,7 +151,7 @@ def quantize_operand(
     smooth: of keys, whether their mean over S is subtracted first (softmax does not see it; attention undoes it in its
     log-sum-exp); None does so for 4-bit formats. layout: "bhsd", or "bshd" for x [B, S, H, D]; the result has the shape
     [B, H, S, D] either way. scale_rule: as for `quantize`.
-    global_scale: of nvfp4, a positive number or a float32 device scalar; None takes the smallest power of two under which
+    global_scale: of nvfp4, a positive number or a float32 device scalar; None takes the smallest 2**n / 6 under which
     no finite value saturates, so that codes of a batch are those of its items. key_lengths: [B] whole numbers, int32 on a device:
     keys and values from there on count as zeros, whatever they hold.
     dim: the head dimension that tiles are filled up to, one of those compiled; None takes the smallest that holds D. Keys and

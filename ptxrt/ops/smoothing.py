@@ -63,14 +63,14 @@ def scan_keys(
 
 @kernel(grid="1", cases=[dict(count=1, factor=1.0), dict(count=700, factor=2.0)], draw=dict(largest=lambda rng, member, shape, axes: (np.abs(rng.standard_normal(shape)) * 1e3).astype(np.float32)))
 def operand_scale(largest: In[f32, "count"], *, global_scale: Out[f32, "1"], factor: Scalar[f32] = 1.0):
-    """Give the smallest power of two under which `factor` times the largest magnitude is at most 2688, for NVFP4; 1 for 0.
+    """Give the smallest 2**n / 6 under which `factor` times the largest magnitude fits NVFP4, is at most 448 * 6; 1 for 0.
 
-    2688 is 448 * 6, the largest scale times the largest code. Under a power of two codes are those under any other, as long
-    as scales are neither subnormal nor saturated: what a batch is quantized to does not depend on the rest of it.
+    Under another n codes are the same, as long as scales are neither subnormal nor saturated: what a batch is
+    quantized to does not depend on the rest of it. A block whose largest value is a power of two has it exactly, as code 6.
     """
-    quotient = np.float32(largest.max(initial=0)) / np.float32(2688) * np.float32(factor)
-    mantissa, exponent = np.frexp(np.maximum(quotient, np.float32(2.0**-126)))
-    global_scale[:] = np.ldexp(np.float32(1), exponent - (mantissa == 0.5)) if largest.any() else 1
+    quotient = np.float32(largest.max(initial=0)) / np.float32(448) * np.float32(factor)
+    mantissa, exponent = np.frexp(np.maximum(quotient, np.float32(2.0**-123)))
+    global_scale[:] = np.ldexp(np.float32(1 / 6), exponent - (mantissa == 0.5)) if largest.any() else 1
 
 
 @kernel(
