@@ -487,7 +487,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
     KERNEL(name, .threads = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::threads},                             \
            .shared_bytes = sizeof(op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::Shared),                         \
            .tile = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::rows, 1, 1},                                   \
-           .min_blocks = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::blocks, .spill_bytes = 64)                \
+           .min_blocks = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::blocks, .spill_bytes = 128)                \
     (const uint8_t *q_codes,    /* [batch, heads_kv, group, queries, q_bytes] */                                            \
      const uint8_t *q_scales,   /* [batch, heads_kv, group, queries, q_blocks] */                                           \
      const uint8_t *k_tiles,    /* [batch, heads_kv, tiles, k_bytes]: tile::KeyTile */                                      \

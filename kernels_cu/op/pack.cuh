@@ -29,13 +29,9 @@ struct MxEncoder {
 #pragma unroll
         for (int i = 0; i < Blocks::groups; ++i) amax = ptx::max_nan_f32(amax, tile::amax_of(values[i]));
         const uint32_t scale = tile::mx_scale<Narrow>(Blocks::amax(amax), rule);
-        const float factor = tile::ue8m0_reciprocal(scale);
 #pragma unroll
         for (int i = 0; i < Blocks::groups; ++i) {
-            float scaled[8];
-#pragma unroll
-            for (int j = 0; j < 8; ++j) scaled[j] = values[i][j] * factor;
-            codes[i] = Narrow::encode(scaled);
+            codes[i] = tile::encode_scaled<Narrow>(values[i], scale);
 #pragma unroll
             for (uint32_t &word : codes[i].word)
                 if (scale == tile::ue8m0_nan) word = 0;
@@ -46,25 +42,23 @@ struct MxEncoder {
 
 struct Nvfp4Encoder {
     static constexpr uint32_t one = 0x38;
-    float global_scale;
-    tile::Divisor divisor;
+    tile::Nvfp4Global global;
     bool four_over_six;
 
-    __device__ Nvfp4Encoder(int rule, const float *global_scale)
-        : global_scale(global_scale ? *global_scale : 1.0f), divisor(this->global_scale), four_over_six(rule == 1) {}
+    __device__ Nvfp4Encoder(int rule, const float *global_scale) : global(global_scale ? *global_scale : 1.0f), four_over_six(rule == 1) {}
 
     template <class Blocks>
     __device__ uint32_t encode(const float (&values)[Blocks::groups][8], tile::Codes<4> (&codes)[Blocks::groups]) const {
         float amax = 0.0f;
 #pragma unroll
         for (int i = 0; i < Blocks::groups; ++i) amax = ptx::max_nan_f32(amax, tile::amax_of(values[i]));
-        const tile::Nvfp4Block block(Blocks::amax(amax));
-        tile::Nvfp4Scale scale = block.scale(tile::Nvfp4Target::six, divisor, global_scale);
-        const float error = encode_to<Blocks>(scale, values, codes);
+        amax = Blocks::amax(amax);
+        tile::Nvfp4Scale scale;
+        const float error = encode_to<Blocks>(scale, values, amax, tile::Nvfp4Target::six, codes);
         if (four_over_six) {   // the whole warp, for what lanes exchange
-            const tile::Nvfp4Scale other = block.scale(tile::Nvfp4Target::four, divisor, global_scale);
+            tile::Nvfp4Scale other;
             tile::Codes<4> other_codes[Blocks::groups];
-            const float other_error = encode_to<Blocks>(other, values, other_codes);
+            const float other_error = encode_to<Blocks>(other, values, amax, tile::Nvfp4Target::four, other_codes);
             if (scale.step != 0.0f && other_error < error) {
                 scale = other;
 #pragma unroll
@@ -75,19 +69,22 @@ struct Nvfp4Encoder {
     }
 
 private:
-    // Codes under a scale, and the squared error where a choice depends on it.
+    // The scale for a target and the codes under it; returns the squared error where a choice depends on it.
     template <class Blocks>
-    __device__ float encode_to(const tile::Nvfp4Scale &scale, const float (&values)[Blocks::groups][8],
+    __device__ float encode_to(tile::Nvfp4Scale &scale, const float (&values)[Blocks::groups][8], float amax, tile::Nvfp4Target target,
                                tile::Codes<4> (&codes)[Blocks::groups]) const {
+        float quotients[Blocks::groups][8];
+#pragma unroll
+        for (int i = 0; i < 8 * Blocks::groups; ++i) quotients[i / 8][i % 8] = values[i / 8][i % 8];
+        // Errors need the quotients as they are, also the few beyond 7 of the smallest steps; codes alone do not.
+        scale = tile::divide_by_step(quotients, amax, target, global, four_over_six ? 16.0f : 6.5f);
+        tile::encode_nvfp4<false>(quotients, scale, codes);
+        if (!four_over_six) return 0.0f;
         float errors[Blocks::groups];
 #pragma unroll
-        for (int i = 0; i < Blocks::groups; ++i) {
-            float scaled[8];
-            codes[i] = tile::encode_nvfp4(values[i], scale, scaled);
-            errors[i] = four_over_six ? tile::squared_error(scaled, codes[i], scale) : 0.0f;
-        }
+        for (int i = 0; i < Blocks::groups; ++i) errors[i] = tile::squared_error(quotients[i], codes[i], scale);
         static_assert(Blocks::groups <= 2, "a sum in the order of the definition");
-        return four_over_six ? Blocks::sum(Blocks::groups == 1 ? errors[0] : __fadd_rn(errors[0], errors[Blocks::groups - 1])) : 0.0f;
+        return Blocks::sum(Blocks::groups == 1 ? errors[0] : __fadd_rn(errors[0], errors[Blocks::groups - 1]));
     }
 };
 

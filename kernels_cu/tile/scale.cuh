@@ -151,14 +151,15 @@ enum class Nvfp4Target { six, four };
 
 // The scale of a block whose largest magnitude is `amax` (NaN if any value is), and its values divided by the scale's step, in
 // units of e2m1's encode(). Beyond `limit` the quotients need not be true.
-__device__ inline Nvfp4Scale divide_by_step(float (&values)[2][8], float amax, Nvfp4Target target, const Nvfp4Global &global,
+template <int groups>
+__device__ inline Nvfp4Scale divide_by_step(float (&values)[groups][8], float amax, Nvfp4Target target, const Nvfp4Global &global,
                                             float limit) {
     const bool six = target == Nvfp4Target::six;
     const auto each = [&](auto &&change) {
 #pragma unroll
-        for (auto &half : values)
+        for (auto &group : values)
 #pragma unroll
-            for (float &value : half) value = change(value);
+            for (float &value : group) value = change(value);
     };
     Nvfp4Scale scale;
     Divisor divisor;
@@ -177,13 +178,13 @@ __device__ inline Nvfp4Scale divide_by_step(float (&values)[2][8], float amax, N
 }
 
 // Quotients to codes; 0 where the step is.
-template <bool below_7>
-__device__ inline void encode_nvfp4(const float (&quotients)[2][8], const Nvfp4Scale &scale, Codes<4> (&codes)[2]) {
+template <bool below_7, int groups>
+__device__ inline void encode_nvfp4(const float (&quotients)[groups][8], const Nvfp4Scale &scale, Codes<4> (&codes)[groups]) {
     const uint32_t keep = scale.step == 0.0f ? 0 : ~0u;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        codes[half] = below_7 ? E2m1::encode_below_7(quotients[half]) : E2m1::encode(quotients[half]);
-        codes[half].word[0] &= keep;
+    for (int group = 0; group < groups; ++group) {
+        codes[group] = below_7 ? E2m1::encode_below_7(quotients[group]) : E2m1::encode(quotients[group]);
+        codes[group].word[0] &= keep;
     }
 }
 
