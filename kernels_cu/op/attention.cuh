@@ -442,6 +442,7 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
         for (; range.plain_begin <= index && index < range.plain_end; ++index) step(index, std::false_type{});
         if (index < range.end) step(index, std::true_type{});
     }
+    if constexpr (Tiling::dim != Tiling::dim_v && !Tiling::keeps_q) ptx::bar_sync();   // rows of the output lie over Q of other warps
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row);
 }
 
