@@ -25,6 +25,7 @@ class Bug:
 
 
 ATTENTION = "attention_mxfp4_bf16"
+PRODUCT = "attention_bf16"
 
 BUGS = [
     # The quantizers and their inverses
@@ -112,4 +113,40 @@ BUGS = [
         "base[half] = new_max == -INFINITY ? 0.0f : new_max;", "base[half] = new_max;"),
     Bug("softmax", "lse_in_base_two", ATTENTION, "op/attention_mxfp4_bf16.cuh",
         "ptx::lg2_approx_ftz_f32(sum) * ln_2;", "ptx::lg2_approx_ftz_f32(sum);"),
+
+    # Windows, groups, sequences, splits and sinks
+    Bug("options", "window_too_narrow_on_the_left", PRODUCT, "op/problem.cuh",
+        "max(query + offset - options.left, 0)", "max(query + offset - options.left + 1, 0)"),
+    Bug("options", "window_too_narrow_on_the_right", PRODUCT, "op/problem.cuh",
+        "min(query + offset + options.right + 1, keys)", "min(query + offset + options.right, keys)"),
+    Bug("options", "windows_aligned_at_the_top", PRODUCT, "op/problem.cuh",
+        "offset = keys - queries;", "offset = 0;"),
+    Bug("options", "heads_of_a_group_exchanged", PRODUCT, "op/problem.cuh",
+        "return options.group == 1 ? 0 : row % options.group;", "return options.group == 1 ? 0 : (row + 1) % options.group;"),
+    Bug("options", "key_lengths_ignored", PRODUCT, "op/problem.cuh",
+        "(options.key_ends ? options.key_ends[sequence] : options.keys)", "options.keys"),
+    Bug("options", "packed_sequences_start_at_zero", PRODUCT, "op/problem.cuh",
+        "first_key = options.key_starts ? options.key_starts[sequence] : 0;", "first_key = 0;"),
+    Bug("options", "softcap_is_no_bound", PRODUCT, "op/attention.cuh",
+        "score = options.softcap * (1.0f", "score = (1.0f"),
+    Bug("options", "splits_overlap", PRODUCT, "op/problem.cuh",
+        "min(split_begin + split_keys, problem.keys)", "problem.keys"),
+    Bug("options", "a_sink_in_every_split", PRODUCT, "op/attention.cuh",
+        "if (options.sinks && problem.split == 0) {", "if (options.sinks) {"),
+    Bug("options", "maximum_not_whole", PRODUCT, "op/softmax.cuh",
+        "ceilf(masked ? tile_max : tile_max * factor)", "(masked ? tile_max : tile_max * factor)"),
+    Bug("options", "sums_not_brought_under_a_new_maximum", PRODUCT, "op/softmax.cuh",
+        "row_sum[slice][half] *= rescale;", ""),
+
+    # Merging and converting
+    Bug("around", "segments_merged_without_their_sums", "attention_merge", "op/merge.cuh",
+        "segments.row_sum ? segments.row_sum[at] : 1.0f", "1.0f"),
+    Bug("around", "natural_maxima_taken_for_powers_of_two", "attention_merge", "op/merge.cuh",
+        "segments.natural ? exp_f32(max - top)", "segments.natural ? ptx::ex2_approx_ftz_f32(max - top)"),
+    Bug("around", "merged_lse_in_base_two", "attention_merge", "op/merge.cuh",
+        "segments.natural ? fmaf(log2_total, ln_2, top)", "segments.natural ? log2_total + top"),
+    Bug("around", "segments_have_the_width_of_the_output", "attention_merge", "op/merge.cuh",
+        "segments.partial + at * segments.width + column", "segments.partial + at * segments.dim_v + column"),
+    Bug("around", "filled_up_with_the_next_row", "cast", "op/cast.cuh",
+        "first + i < cols ? float(source[i * x.column]) : 0.0f", "first + i < width ? float(source[i * x.column]) : 0.0f"),
 ]

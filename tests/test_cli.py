@@ -181,15 +181,14 @@ def test_attention_takes_every_option(qkv, tmp_path):
     report = json.loads(succeed("run", "attention", *qkv, *options, "--key-lengths", tmp_path / "lengths.npy", "--return-lse", "--compare", "--json"))
     assert report["failures"] == [] and report["entry"].endswith("_f16") and list(report["outputs"]) == ["out_f16", "lse"]
     assert report["inputs"]["mask"]["shape"] == [40, 72] and "lse against the reference" in report["compare"]
-    turned = list(qkv)
-    for path in turned[1::2]:
+    refuse("run", "attention", *qkv, "--window", "3", part="is not LEFT,RIGHT")
+    refuse("run", "attention", *qkv, "--softcap", -1, part="softcap is -1.0; pass a number above 0")
+    for path in qkv[1::2]:
         np.save(path, np.load(path).transpose(0, 2, 1, 3))
-    text = succeed("run", "attention", *turned, "--no-normalize", "--causal", "--layout", "bshd", "--compare", "-o", tmp_path / "sums.npz")
+    text = succeed("run", "attention", *qkv, "--no-normalize", "--causal", "--layout", "bshd", "--compare", "-o", tmp_path / "sums.npz")
     with np.load(tmp_path / "sums.npz") as stored:
         assert sorted(stored.files) == ["out_f32", "row_max", "row_sum"] and stored["out_f32"].shape == (1, 40, 2, 32)
     assert "row_sum against the reference" in text
-    refuse("run", "attention", *qkv, "--window", "3", part="is not LEFT,RIGHT")
-    refuse("run", "attention", *qkv, "--softcap", -1, part="softcap is -1.0; pass a number above 0")
 
 
 def test_dtype_converts_and_says_so(qkv, tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from seeded_bugs import ATTENTION, BUGS
+from seeded_bugs import ATTENTION, BUGS, PRODUCT
 
 import ptxrt
 from ptxrt import backend, units
@@ -25,7 +25,10 @@ ROOT = Path(__file__).parent.parent
 DIM = 64
 quantize_mxfp4, dequantize_mxfp4 = QUANTIZE["mxfp4"], DEQUANTIZE["mxfp4"]
 QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns", "quantize_nvfp4")
-UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4")}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
+# Kernels whose declared cases are their checks, in the smallest variant.
+DECLARED = (PRODUCT, "attention_merge", "cast")
+UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4", *DECLARED)}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
+UNITS[PRODUCT] = f"{PRODUCT}[dim=32]"
 
 
 def compile_with(bug, folder: Path) -> Path:
@@ -128,6 +131,21 @@ def attends(queries, keys, causal, dtype):
     return not any(missed for _, missed in checks.values())
 
 
+def passes(kernel, case):
+    """A declared case, against the reference."""
+    example = kernel.example(case)
+    got, want = kernel(**example), kernel.reference(**example)
+    results = dict(zip(want, got if isinstance(got, tuple) else (got,)))
+    return not any(missed for _, missed in kernel.check(results, want).values())
+
+
+def declared_cases(name):
+    """Checks by name: every case of the smallest variant."""
+    kernel = KERNELS[name]
+    cases = [case for case in kernel.cases if kernel.unit_name(case.axes) == kernel.units[0].name]
+    return {case.id: lambda case=case: passes(kernel, case) for case in cases}
+
+
 CHECKS = {
     **{
         name: {
@@ -146,6 +164,7 @@ CHECKS = {
         "causal": lambda: attends(40, 72, True, ml_dtypes.bfloat16),
         "rows without keys": lambda: attends(136, 40, True, np.float16),
     },
+    **{name: declared_cases(name) for name in DECLARED},
 }
 
 
@@ -164,4 +183,4 @@ def test_bug_is_caught(compiled, modules, bug):
 def test_there_are_enough():
     """At least four bugs in each part of the kernels."""
     parts = [bug.part for bug in BUGS]
-    assert {part: parts.count(part) >= 4 for part in parts} == dict.fromkeys(("quantizer", "loads", "mma", "softmax"), True)
+    assert {part: parts.count(part) >= 4 for part in parts} == dict.fromkeys(("quantizer", "loads", "mma", "softmax", "options", "around"), True)

@@ -17,10 +17,10 @@ struct SharedTile {
     static constexpr int row_chunks = row_bytes / 16;
     static_assert(row_bytes % 16 == 0, "a row is whole 16-byte chunks");
 
-    uint4 chunks[rows * row_chunks];
-
     static constexpr int power = row_chunks % 8 == 0 ? 3 : row_chunks % 4 == 0 ? 2 : row_chunks % 2 == 0 ? 1 : 0;   // a
     static constexpr int swizzled_chunks = 1 << power;
+
+    alignas(16 * swizzled_chunks) uint4 chunks[rows * row_chunks];   // so that moved() may work on the bits of an address
 
     __device__ static int index(int row, int chunk) {
         return row * row_chunks + (chunk ^ (row >> (3 - power) & (swizzled_chunks - 1)));
