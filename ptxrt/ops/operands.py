@@ -24,7 +24,7 @@ from .smoothing import add_mean, mean_keys, operand_scale, scan_keys
 ROLES = ("q", "k", "v")
 # The scale rules of operands that differ from `quantize`'s: under "floor" the largest values of a block saturate, all in one
 # direction, which makes outputs smaller and log-sum-exps wrong. docs/accuracy.md compares them.
-OPERAND_RULES = {"mxfp8": "rceil", "mxfp4": "even"}
+_RULES = {"mxfp8": "rceil", "mxfp4": "even"}
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def quantize_operand(
     name = "quantize_operand"
     _check_role(name, role, format)
     block = BLOCK_FORMATS.get(format)
-    scale_rule = OPERAND_RULES.get(format) if scale_rule is None else scale_rule
+    scale_rule = operand_rule(format) if scale_rule is None else scale_rule
     rule = rule_number(name, block, scale_rule) if block else None
     if not block and (scale_rule is not None or global_scale is not None):
         raise ArgumentError(f"{name}: {format} has no scales; leave out scale_rule and global_scale")
@@ -274,6 +274,11 @@ def _values_of_tiles(q: Operand, device: dict, member: Format, stream) -> Device
 
 
 # Checks
+
+
+def operand_rule(format: str) -> str | None:
+    """The scale rule of operands where none is asked for; None of a format without scales."""
+    return _RULES.get(format, BLOCK_FORMATS[format].rules[0]) if format in BLOCK_FORMATS else None
 
 
 def checked_dim(function: str, format: str, cols: int, dim) -> int:
