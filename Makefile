@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 SAMPLE := --q data/minilm_q.npy --k data/minilm_k.npy --v data/minilm_v.npy
 
-.PHONY: build test demo check coverage sass docs wheel clean
+.PHONY: build test demo check coverage sass docs accuracy wheel clean
 
 build: .venv/ready
 	$(PY) build.py
@@ -33,6 +33,10 @@ sass: build
 
 docs: build
 	$(PY) docs/generate.py
+
+# docs/accuracy.md and its pictures, on the emulator: about a minute. MACHINE=portable or native measures a card.
+accuracy: build
+	$(PY) docs/accuracy.py $(if $(MACHINE),--machine $(MACHINE))
 
 wheel: .venv/ready
 	$(PY) -m pip wheel --no-deps --wheel-dir dist .

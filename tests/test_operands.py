@@ -7,7 +7,7 @@ import pytest
 import exact_blocks
 import ptxrt
 from ptxrt.blocks import BLOCK_FORMATS
-from ptxrt.ops.operands import Operand
+from ptxrt.ops.operands import Operand, operand_rule
 from ptxrt.ops.packers import PACK_KEYS, PACK_VALUES
 from ptxrt.tiles import TILE_DIMS, TILE_KEYS, tile_layout
 
@@ -159,7 +159,7 @@ def test_operands_hold_what_quantize_gives(machine, rng, role, format, shape):
     operand = ptxrt.quantize_operand(x, format, role=role, **(dict(smooth=False) if role == "k" else {}))
     assert (operand.role, operand.format, operand.shape, operand.mean) == (role, format, shape, None)
     level = dict(global_scale=operand.global_scale) if format == "nvfp4" else {}
-    want = held(x, format, role, **level)
+    want = held(x, format, role, scale_rule=operand_rule(format), **level)
     np.testing.assert_array_equal(np.asarray(operand), want)
     np.testing.assert_array_equal(ptxrt.dequantize(operand), want)
     np.testing.assert_array_equal(ptxrt.dequantize(operand, ml_dtypes.bfloat16), want.astype(ml_dtypes.bfloat16))
@@ -203,7 +203,7 @@ def test_smoothing_takes_the_mean(machine, rng, format, dtype):
     exact = x.astype(np.float64).mean(axis=2)
     assert np.abs(operand.mean - exact).max() <= 1e-5  # float32 sums of 300 numbers up to 30
     tile = tile_layout(format, "k", 64)
-    np.testing.assert_array_equal(operand.codes, tile.encode(x.astype(np.float32), mean=operand.mean, global_scale=operand.global_scale))
+    np.testing.assert_array_equal(operand.codes, tile.encode(x.astype(np.float32), rule=operand_rule(format), mean=operand.mean, global_scale=operand.global_scale))
     values = np.asarray(operand)
     np.testing.assert_array_equal(values, tile.decode(operand.codes, operand.global_scale)[:, :, :300] + operand.mean[:, :, None])
     np.testing.assert_array_equal(ptxrt.dequantize(operand), values)

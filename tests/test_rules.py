@@ -25,6 +25,7 @@ MODULES = {
     "dims": set(),
     "formats": set(),
     "blocks": {"formats"},
+    "tiles": {"blocks", "formats"},
     "accuracy": {"errors"},
     "files": {"errors"},
     "units": {"errors"},
@@ -43,7 +44,7 @@ MODULES = {
     "prepared": {"errors", "array", "backend", "formats", "kernel", "launch"},
     "graphs": {"errors", "array", "backend", "launch"},
     "tracing": {"backend", "describe", "launch"},
-    "ops": {"prepared", "errors", "accuracy", "array", "blocks", "files", "formats", "kernel"},
+    "ops": {"prepared", "errors", "accuracy", "array", "blocks", "files", "formats", "kernel", "tiles"},
     "bench": {
         *("errors", "accuracy", "array", "backend", "blocks", "describe", "files", "formats", "kernel", "launch", "ops", "prepared"),
         *("stream", "units"),

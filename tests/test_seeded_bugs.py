@@ -25,9 +25,12 @@ DIM = 64
 quantize_mxfp4, dequantize_mxfp4 = QUANTIZE["mxfp4"], DEQUANTIZE["mxfp4"]
 QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns", "quantize_nvfp4")
 # Kernels whose declared cases are their checks, in the smallest variant.
-DECLARED = (PRODUCT, "attention_merge", "cast", "mma_rate_bf16")
+DECLARED = (
+    *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16"),
+    *("pack_keys_mxfp4", "pack_values_nvfp4", "scan_keys", "operand_scale", "row_dot"),
+)
 UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4", *DECLARED)}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
-UNITS[PRODUCT] = f"{PRODUCT}[dim=32]"
+UNITS |= {PRODUCT: f"{PRODUCT}[dim=32]", "pack_keys_mxfp4": "pack_keys_mxfp4[dim=64]", "pack_values_nvfp4": "pack_values_nvfp4[dim=64]"}
 
 
 def compile_with(bug, kernel: str, folder: Path) -> Path:
@@ -169,4 +172,4 @@ def test_bug_is_caught(modules, tmp_path, bug):
 def test_there_are_enough():
     """At least four bugs in each part of the kernels."""
     parts = [bug.part for bug in BUGS]
-    assert {part: parts.count(part) >= 4 for part in parts} == dict.fromkeys(("quantizer", "loads", "mma", "softmax", "options", "around"), True)
+    assert {part: parts.count(part) >= 4 for part in parts} == dict.fromkeys(("quantizer", "loads", "mma", "softmax", "options", "around", "operands"), True)

@@ -41,7 +41,6 @@ struct Tiling {
     static constexpr int blocks = small ? 2 : 1;
     static constexpr int keys = wide || (!small && roomy) ? 64 : dim > 192 ? 16 : 32;
     static constexpr int stages = 2;   // one is read while the other fills
-    static constexpr int headroom = 8;   // P up to 2^8: bf16 and f16 are as accurate there
     static constexpr bool keeps_q = (wide && dim <= 64) || (!small && roomy && dim <= 192);
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
@@ -407,8 +406,9 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
     }
     ptx::cp_async_commit_group();
 
-    OnlineSoftmax<Tiling::slices, Tiling::dim_v, Tiling::headroom> softmax;
-    softmax.start();
+    OnlineSoftmax<Tiling::slices, Tiling::dim_v> softmax;
+    // P up to 2^8, where bf16 and f16 are as accurate; maxima that are given out are those of the rows.
+    softmax.start(options.partial ? 0.0f : 8.0f);
     WarpQueries<QueryTile, Tiling::slices, Tiling::dim / 16, Tiling::keeps_q> q{
         tile::address_a(shared.q) + uint32_t((warp_row - first_row) * (sizeof(shared.q) / Tiling::rows))};
     if constexpr (Tiling::keeps_q) {
@@ -442,6 +442,7 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
         for (; range.plain_begin <= index && index < range.plain_end; ++index) step(index, std::false_type{});
         if (index < range.end) step(index, std::true_type{});
     }
+    if constexpr (Tiling::dim != Tiling::dim_v && !Tiling::keeps_q) ptx::bar_sync();   // rows of the output lie over Q of other warps
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row);
 }
 

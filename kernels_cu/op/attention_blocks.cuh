@@ -176,8 +176,8 @@ struct Probabilities<tile::Nvfp4> {
 
 // Online softmax with quantized P: behind the columns of o comes the sum of P as it is multiplied, which o is divided by.
 template <class Format, int slices, int dim_v>
-struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 0, 1> {
-    using Base = OnlineSoftmax<slices, dim_v, 0, 1>;
+struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1> {
+    using Base = OnlineSoftmax<slices, dim_v, 1>;
     using P = Probabilities<Format>;
     static constexpr int sum_column = dim_v / tile::mma_columns;
 

@@ -15,13 +15,15 @@ namespace op {
 // of two: rescaling is exact, and neither the order of tiles nor how keys are split changes a probability's mantissa. For
 // the same reason a row may keep its maximum until a score exceeds it by more than `headroom`: its sum and output are then
 // larger by a power of two, and less is rescaled. `more` column tiles behind those of the output go along with it.
-template <int slices, int dim_v, int headroom = 0, int more = 0>
+template <int slices, int dim_v, int more = 0>
 struct OnlineSoftmax {
     tile::Accumulator o[slices][dim_v / tile::mma_columns + more];
     float row_max[slices][2];   // the same in the four lanes of a row
     float row_sum[slices][2];   // of this lane's columns only, until finish()
+    float headroom;
 
-    __device__ void start() {
+    __device__ void start(float headroom = 0.0f) {
+        this->headroom = headroom;
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice) {
 #pragma unroll

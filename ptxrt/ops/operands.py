@@ -22,6 +22,9 @@ from .scales import gather_bytes
 from .smoothing import add_mean, mean_keys, operand_scale, scan_keys
 
 ROLES = ("q", "k", "v")
+# The scale rules of operands that differ from `quantize`'s: under "floor" the largest values of a block saturate, all in one
+# direction, which makes outputs smaller and log-sum-exps wrong. docs/accuracy.md compares them.
+_RULES = {"mxfp8": "rceil", "mxfp4": "even"}
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,8 @@ def quantize_operand(
     Queries and keys have their blocks along D, values along S; keys and values stand in tiles of 64, filled up with zeros.
     smooth: of keys, whether their mean over S is subtracted first (softmax does not see it; attention undoes it in its
     log-sum-exp); None does so for 4-bit formats. layout: "bhsd", or "bshd" for x [B, S, H, D]; the result has the shape
-    [B, H, S, D] either way. scale_rule: as for `quantize`.
+    [B, H, S, D] either way. scale_rule: as for `quantize`, but None is "rceil" of
+    mxfp8 and "even" of mxfp4, which keep the gain of attention.
     global_scale: of nvfp4, a positive number or a float32 device scalar; None takes the smallest 2**n / 6 under which
     no finite value saturates, so that codes of a batch are those of its items. key_lengths: [B] whole numbers, int32 on a device:
     keys and values from there on count as zeros, whatever they hold.
@@ -163,6 +167,7 @@ def quantize_operand(
     name = "quantize_operand"
     _check_role(name, role, format)
     block = BLOCK_FORMATS.get(format)
+    scale_rule = operand_rule(format) if scale_rule is None else scale_rule
     rule = rule_number(name, block, scale_rule) if block else None
     if not block and (scale_rule is not None or global_scale is not None):
         raise ArgumentError(f"{name}: {format} has no scales; leave out scale_rule and global_scale")
@@ -269,6 +274,11 @@ def _values_of_tiles(q: Operand, device: dict, member: Format, stream) -> Device
 
 
 # Checks
+
+
+def operand_rule(format: str) -> str | None:
+    """The scale rule of operands where none is asked for; None of a format without scales."""
+    return _RULES.get(format, BLOCK_FORMATS[format].rules[0]) if format in BLOCK_FORMATS else None
 
 
 def checked_dim(function: str, format: str, cols: int, dim) -> int:

@@ -1,0 +1,347 @@
+"""docs/accuracy.md with its pictures: the error of attention by format, data and scale rule, against float64; for `make accuracy`.
+
+    python docs/accuracy.py [--machine emulator, portable or native] [--folder DIR]
+"""
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Callable
+
+import ml_dtypes
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+import ptxrt  # noqa: E402
+from ptxrt.accuracy import Comparison, Tolerance, compare  # noqa: E402
+from ptxrt.bench import plots  # noqa: E402
+from ptxrt.ops.attention import ATTENTION, exact_attention  # noqa: E402
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Formats, and what is asked of them
+
+
+@dataclass(frozen=True)
+class Formats:
+    """One choice of formats. normal: bounds on N(0,1), of lse in mean absolute error; sink: on the rounding of weights beside a sink."""
+
+    qk: str
+    pv: str
+    quantize: str | None = None
+    normal: Tolerance | None = None
+    lse: float | None = None
+    sink: float | None = None
+
+    def __str__(self) -> str:
+        return (self.qk if self.qk == self.pv else f"{self.qk}+{self.pv}") + (" in the kernel" if self.quantize else "")
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """The arguments of `attention`."""
+        return dict(qk=self.qk, pv=self.pv, quantize=self.quantize)
+
+    @property
+    def operands(self):
+        """How `attention` makes its operands."""
+        return ATTENTION[self.qk, self.pv, self.quantize].operands
+
+    @property
+    def is_quantized_before(self) -> bool:
+        """Whether operands are in a block format before the kernel starts."""
+        return bool(self.operands.formats)
+
+
+def _normal(relative_l2: float, cosine: float, gain: float) -> Tolerance:
+    return Tolerance("what peers and emulations of the formats reach on normal data", relative_l2, cosine, gain)
+
+
+FORMATS = (
+    Formats("bf16", "bf16", normal=_normal(4e-3, 0.99999, 1e-3)),
+    Formats("f16", "f16", normal=_normal(4e-3, 0.99999, 1e-3)),
+    Formats("mxfp8", "mxfp8", normal=_normal(0.06, 0.998, 0.005), lse=0.008, sink=0.02),
+    Formats("nvfp4", "mxfp8", normal=_normal(0.15, 0.989, 0.015)),
+    Formats("nvfp4", "nvfp4", normal=_normal(0.20, 0.980, 0.025), lse=0.015, sink=0.10),
+    Formats("mxfp4", "mxfp4", normal=_normal(0.27, 0.965, 0.05), lse=0.035),
+    Formats("mxfp4", "bf16", "in_kernel"),
+)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Data
+
+
+@dataclass(frozen=True)
+class Data:
+    """Queries, keys and values. options: of `attention` for formats that are quantized before."""
+
+    name: str
+    text: str
+    make: Callable[[], tuple[np.ndarray, np.ndarray, np.ndarray]]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """q, k and v."""
+        return self.make()
+
+    @cached_property
+    def exact(self) -> tuple[np.ndarray, np.ndarray]:
+        """Output and lse in float64."""
+        return exact_attention(*self.arrays)
+
+
+def normal(batch: int, heads: int, length: int, dim: int, score_deviation: float = 1.0, bias: float = 0.0):
+    """N(0,1), queries times a factor; keys have a bias of that deviation for each head and channel."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((batch, heads, length, dim), np.float32) for _ in range(3))
+    return np.float32(score_deviation) * q, k + np.float32(bias) * rng.standard_normal((batch, heads, 1, dim), np.float32), v
+
+
+def beside_a_sink(bits: float, queries: int = 64, keys: int = 4096, dim: int = 128):
+    """One key `bits` steps of log2 above the mean score of all others, whose values have a mean for each channel, so that losing them shows.
+
+    Queries are a vector of signs with a little noise, and the key is that vector, so long that its score is ln 2 times `bits`.
+    """
+    rng = np.random.default_rng(0)
+    signs = np.sign(rng.standard_normal(dim)).astype(np.float32)
+    q = signs + np.float32(0.25) * rng.standard_normal((1, 1, queries, dim), np.float32)
+    k = rng.standard_normal((1, 1, keys, dim), np.float32)
+    k[:, :, keys // 2] = signs * np.float32(bits * np.log(2) / np.sqrt(dim))
+    return q, k, rng.standard_normal((1, 1, 1, dim), np.float32) + rng.standard_normal((1, 1, keys, dim), np.float32)
+
+
+def of_a_model():
+    """The queries, keys and values of data/."""
+    return tuple(np.load(ROOT / "data" / f"minilm_{name}.npy").astype(np.float32) for name in "qkv")
+
+
+NORMAL = Data("N(0,1)", "N(0,1), B2 H4 S1024 D128", lambda: normal(2, 4, 1024, 128))
+SMALL = Data("N(0,1)", "N(0,1), B1 H2 S512 D128", lambda: normal(1, 2, 512, 128))
+BIAS = "keys with a bias of N(0, 6) for each channel, B1 H2 S512 D128"
+DATA = (
+    NORMAL,
+    Data("scores N(0,2)", "N(0,1) with queries doubled, so that scores have a deviation of 2, B1 H2 S512 D128", lambda: normal(1, 2, 512, 128, 2.0)),
+    Data("bias, smoothed", BIAS + ", `smooth_k=True` for formats quantized before", lambda: normal(1, 2, 512, 128, bias=6.0), dict(smooth_k=True)),
+    Data("bias, as it is", BIAS + ", `smooth_k=False`", lambda: normal(1, 2, 512, 128, bias=6.0), dict(smooth_k=False)),
+    Data("a model", "layer 2 of all-MiniLM-L6-v2, B1 H12 S256 D32 (data/README.md)", of_a_model),
+)
+SINKS = {bits: Data(f"a sink of {bits} bits", "", lambda bits=bits: beside_a_sink(bits)) for bits in (8, 11, 14)}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Figures
+
+
+@dataclass(frozen=True)
+class Figures:
+    """An output against the wanted one, and the mean absolute error of lse; None where there is none."""
+
+    out: Comparison
+    lse: float | None = None
+
+    def misses(self, formats: Formats) -> list[str]:
+        """What is worse than is asked for on N(0,1), in words."""
+        found = formats.normal.misses(self.out) if formats.normal else []
+        return found + ([f"lse {self.lse:.4f} > {formats.lse}"] if formats.lse is not None and not self.lse <= formats.lse else [])
+
+
+def measured(formats: Formats, data: Data, scale_rule: str | None = None) -> Figures:
+    """`attention` on the current machine against float64 attention of the same inputs; scale_rule: of all operands."""
+    arrays = data.arrays
+    if scale_rule is not None:
+        arrays = [ptxrt.quantize_operand(x, formats.operands.formats[role], role=role, scale_rule=scale_rule) for role, x in zip("qkv", arrays)]
+    options = data.options if formats.is_quantized_before else {}
+    out, lse = ptxrt.attention(*arrays, **formats.words, **options, return_lse=True)
+    want, want_lse = data.exact
+    return Figures(compare(out, want), float(np.abs(lse - want_lse).mean()))
+
+
+def weights_alone(formats: Formats, data: Data, out: np.ndarray) -> Comparison:
+    """Output of `attention` against float64 attention of what its operands hold: what the rounding of weights and sums adds."""
+    held = [np.asarray(x, np.float32) for x in formats.operands.values(*data.arrays)]
+    return compare(out, exact_attention(*held)[0])
+
+
+def step_by_step(data: Data) -> Figures:
+    """Attention as a program of bfloat16 arrays computes it: scores, weights and output rounded to it one after the other."""
+
+    def rounded(x: np.ndarray) -> np.ndarray:
+        return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+    q, k, v = map(rounded, data.arrays)
+    scores = rounded(rounded(q @ k.swapaxes(-1, -2)) * np.float32(q.shape[-1] ** -0.5))
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return Figures(compare(rounded(rounded(weights / weights.sum(axis=-1, keepdims=True)) @ v), data.exact[0]))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The page
+
+
+HEAD = """# Accuracy of attention
+
+What the formats cost: `attention` by format and data against float64 attention of the same float32 inputs. Written by
+
+    {command}
+
+on {machine}; run it with `--machine portable` or `--machine native` for the figures of a card (`--folder DIR` to have them elsewhere).
+Outputs are what `attention` gives by itself, bfloat16 (float16 of f16).
+
+- *relative L2* is |got − want| / |want|; *gain* the factor by which the output follows the wanted one (least squares, 1 is right):
+  a cosine does not see it, and saturation makes it less than 1; *lse* the mean absolute error of the log-sum-exp.
+- *asked* is what this library holds itself to on N(0,1), as tests do on smaller arrays: relative L2 and lse at most, cosine at least, gain
+  within so much of 1. A figure that misses it is **bold**.
+- The first format is that of Q and K, the second that of weights and V; one name stands for both.
+- Where keys are split over blocks (docs/numerics.md), as they are at B2 H4 S1024 and B1 H2 S512 but not at B1 H12 S256, lse of formats with
+  quantized weights is that of the weights as they are multiplied, which weighs most in mxfp4; where they are not, it is that of the exact ones.
+
+![Relative L2 by format and data](accuracy_data.png)
+"""
+
+SINK_HEAD = """
+## Beside a sink
+
+One key 8, 11 or 14 steps of log2 above 4095 others, which hold {shares} of the weight. A weight of 2^-14 must survive beside one of 1: where
+the tail is rounded away the error is the tail's share. S4096 D128, 64 queries; the values have a mean for each channel. *weights* is against
+float64 attention of what the quantized operands hold, so that only the rounding of the weights counts, and is what is asked for; *inputs*
+against that of the inputs. Outputs are float32 here.
+"""
+
+RULES_HEAD = """
+## Scale rules
+
+How the scale of a block follows from its largest value (docs/numerics.md), for Q, K and V alike, N(0,1), B1 H2 S512 D128. `floor`, the default of `quantize`
+and the rule of OCP MX, saturates the top of a block, all in one direction, so that scores and values shrink: gain and lse suffer. `quantize_operand` and `attention`
+take the rule in *italics* unless they are told otherwise. `four_over_six` is better than `amax` for a second encoding of every block.
+
+![Gain by scale rule](accuracy_rules.png)
+"""
+
+RULED = [(formats, rule) for formats in FORMATS if formats.qk == formats.pv and formats.is_quantized_before for rule in ptxrt.blocks.BLOCK_FORMATS[formats.qk].rules]
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Markdown."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]) + "\n"
+
+
+def capital(text: str) -> str:
+    """Text with a capital first."""
+    return text[0].upper() + text[1:]
+
+
+def bold(text: str, fails: bool) -> str:
+    return f"**{text}**" if fails else text
+
+
+def cells(figures: Figures, formats: Formats | None = None) -> list[str]:
+    """relative L2, cosine, gain, lse; those that miss what is asked of `formats` are bold."""
+    asked, out = formats and formats.normal, figures.out
+    return [
+        bold(f"{out.relative_l2:.2e}", bool(asked) and not out.relative_l2 <= asked.relative_l2),
+        bold(f"{out.cosine:.6f}", bool(asked) and not out.cosine >= asked.cosine),
+        bold(f"{out.gain:.4f}", bool(asked) and not abs(out.gain - 1) <= asked.gain),
+        "" if figures.lse is None else bold(f"{figures.lse:.1e}", bool(formats and formats.lse) and not figures.lse <= formats.lse),
+    ]
+
+
+def asked_cells(formats: Formats) -> list[str]:
+    """The bounds of `cells`."""
+    if formats.normal is None:
+        return ["", "", "", ""]
+    bounds = formats.normal
+    return [f"{bounds.relative_l2:g}", f"{bounds.cosine:g}", f"± {bounds.gain:g}", f"{formats.lse:g}" if formats.lse else ""]
+
+
+COLUMNS = ["relative L2", "cosine", "gain", "lse"]
+
+
+def data_section(found: dict[tuple[str, str], Figures]) -> str:
+    """A table for each data set."""
+    parts = []
+    for data in DATA:
+        parts.append(f"## {capital(data.name)}\n\n{capital(data.text)}.\n")
+        if data is not NORMAL:
+            rows = [[str(formats), *cells(found[data.name, str(formats)])] for formats in FORMATS]
+            parts.append(table(["format", *COLUMNS], rows))
+            continue
+        rows = []
+        for formats in FORMATS:
+            pairs = zip(cells(found[data.name, str(formats)], formats), asked_cells(formats))
+            rows.append([str(formats), *(cell for pair in pairs for cell in pair)])
+        extra = [cell for value in cells(step_by_step(data)) for cell in (value, "")]
+        rows.insert(1, ["bf16, step by step in NumPy", *extra])
+        parts.append(table(["format", *(name for column in COLUMNS for name in (column, "asked"))], rows))
+    return "\n" + "\n".join(parts)
+
+
+def share_beside(data: Data) -> float:
+    """The mean weight of all keys but that of `beside_a_sink`."""
+    q, k, _ = data.arrays
+    sink = k.shape[2] // 2
+    return float(1 - np.exp(q.astype(np.float64) @ k[0, 0, sink] * q.shape[-1] ** -0.5 - data.exact[1]).mean())
+
+
+def spoken(words: list[str]) -> str:
+    """A list in words."""
+    return ", ".join(words[:-1]) + " and " + words[-1]
+
+
+def sink_section() -> str:
+    """The table of weights beside a sink."""
+    rows = []
+    for formats in FORMATS:
+        row = [str(formats), f"{formats.sink:g}" if formats.sink else ""]
+        for data in SINKS.values():
+            out = ptxrt.attention(*data.arrays, **formats.words, out_dtype=np.float32)
+            alone, beside = weights_alone(formats, data, out).relative_l2, compare(out, data.exact[0])
+            row += [bold(f"{alone:.1e}", bool(formats.sink) and not alone <= formats.sink), f"{beside.relative_l2:.1e}"]
+        rows.append(row)
+    return SINK_HEAD.format(shares=spoken([f"{100 * share_beside(data):.0f} %" for data in SINKS.values()])) + "\n" + table(["format", "asked", *(f"{bits} bits, {what}" for bits in SINKS for what in ("weights", "inputs"))], rows)
+
+
+def rules_section(found: dict[tuple[str, str], Figures]) -> str:
+    """The table of scale rules."""
+    rows = []
+    for formats, rule in RULED:
+        name = f"*{rule}*" if rule == ptxrt.ops.operands.operand_rule(formats.qk) else rule
+        rows.append([str(formats), name, *cells(found[str(formats), rule], formats)])
+    return RULES_HEAD + "\n" + table(["format", "rule", *COLUMNS], rows)
+
+
+def draw(folder: Path, of_data: dict[tuple[str, str], Figures], of_rules: dict[tuple[str, str], Figures]) -> None:
+    """The two pictures."""
+    names = [data.name for data in DATA]
+    figure, ((axes,),) = plots.figure_of(1, 1, len(names))
+    plots.grouped_bars(axes, names, {str(f): [of_data[name, str(f)].out.relative_l2 for name in names] for f in FORMATS})
+    axes.set_yscale("log")
+    axes.set_ylabel("relative L2 against float64")
+    plots.save(figure, folder / "accuracy_data.png", axes)
+
+    rows = [dict(rule=f"{formats}, {rule}", shortfall=100 * (1 - of_rules[str(formats), rule].out.gain)) for formats, rule in RULED]
+    plots.bars(folder / "accuracy_rules.png", rows, "rule", "shortfall", "outputs are smaller by so many percent", "gain by scale rule, N(0,1)")
+
+
+def main() -> None:
+    """Measure everything and write the page and its pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--machine", default="emulator", choices=("emulator", "portable", "native"))
+    parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parent)
+    options = parser.parse_args()
+    plots.check(options.folder / "accuracy_data.png")
+    command = "python docs/accuracy.py" + ("" if options.machine == "emulator" else f" --machine {options.machine}")
+    with ptxrt.using(options.machine) as backend:
+        of_data = {(data.name, str(formats)): measured(formats, data) for data in DATA for formats in FORMATS}
+        of_rules = {(str(formats), rule): measured(formats, SMALL, rule) for formats, rule in RULED}
+        machine = "the emulator, which runs the PTX for sm_120a" if options.machine == "emulator" else f"a card ({backend.describe()})"
+        page = HEAD.format(command=command, machine=machine) + data_section(of_data) + sink_section() + rules_section(of_rules)
+    (options.folder / "accuracy.md").write_text(page, encoding="utf-8", newline="\n")
+    draw(options.folder, of_data, of_rules)
+    print(f"wrote {options.folder / 'accuracy.md'} and its pictures")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The error of attention against float64 on N(0,1) data, by the bounds of docs/accuracy.md, and weights beside a sink."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ptxrt
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="an installed package has no docs")
+
+if DOCS.is_dir():
+    _spec = importlib.util.spec_from_file_location("accuracy_of_docs", DOCS / "accuracy.py")
+    accuracy = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)  # dataclasses look their module up
+    _spec.loader.exec_module(accuracy)
+    BOUNDED = [formats for formats in accuracy.FORMATS if formats.normal]
+    # As many keys as are not split, since lse of splits is of rounded weights; dim 128 as in the bounds.
+    NORMAL = accuracy.Data("N(0,1)", "", lambda: accuracy.normal(1, 2, 384, 128))
+    BIASED = accuracy.Data("bias", "", lambda: accuracy.normal(1, 1, 384, 128, bias=6.0))
+    SINK = accuracy.Data("sink", "", lambda: accuracy.beside_a_sink(11, queries=16, keys=2048))
+else:
+    BOUNDED = []
+
+
+@pytest.fixture(params=["native", "portable"])
+def text(request):
+    """Run a test on each text of the kernels."""
+    with ptxrt.using("emulator", ptx=request.param):
+        yield
+
+
+@pytest.mark.parametrize("formats", BOUNDED, ids=str)
+def test_normal_data(text, formats):
+    assert accuracy.measured(formats, NORMAL).misses(formats) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("formats", BOUNDED, ids=str)
+@pytest.mark.parametrize("name", ["portable", "native"])
+def test_normal_data_on_a_card(name, formats):
+    there = ptxrt.machines()[name]
+    if not there.available:
+        pytest.skip(str(there))
+    with ptxrt.using(name):
+        assert accuracy.measured(formats, NORMAL).misses(formats) == []
+
+
+def test_bf16_against_the_same_step_by_step(emulator):
+    """At most twice the error of scores, weights and output rounded to bfloat16 one after the other."""
+    found = accuracy.measured(accuracy.FORMATS[0], NORMAL)
+    assert found.out.relative_l2 <= 2 * accuracy.step_by_step(NORMAL).out.relative_l2
+
+
+@pytest.mark.parametrize("formats", [formats for formats in BOUNDED if formats.is_quantized_before and "4" in formats.qk], ids=str)
+def test_smoothing_undoes_a_bias_of_keys(emulator, formats):
+    """Four-bit keys are smoothed without being asked: they are as good with a bias as without, and useless as they are."""
+    assert accuracy.measured(formats, BIASED).out.cosine >= formats.normal.cosine
+    plain = accuracy.Data("", "", lambda: BIASED.arrays, dict(smooth_k=False))
+    assert accuracy.measured(formats, plain).out.cosine < 0.9
+
+
+@pytest.mark.parametrize("formats", [formats for formats in BOUNDED if formats.sink], ids=str)
+def test_a_tail_beside_a_sink_survives(emulator, formats):
+    """One key holds a third of the weight, 2047 others the rest, each 2^-11 of it."""
+    out = ptxrt.attention(*SINK.arrays, **formats.words, out_dtype=np.float32)
+    assert accuracy.share_beside(SINK) > 0.5
+    assert accuracy.weights_alone(formats, SINK, out).relative_l2 <= formats.sink
+
+
+@pytest.mark.parametrize("format, worse", [("mxfp8", "floor"), ("mxfp4", "floor")])
+def test_the_rules_of_operands_keep_the_gain(emulator, format, worse):
+    """What saturation costs under the rule of OCP MX, which the bounds do not allow for."""
+    formats = next(f for f in BOUNDED if f.qk == f.pv == format)
+    gains = [accuracy.measured(formats, NORMAL, rule).out.gain for rule in (None, worse)]
+    assert 1 - gains[1] > 2 * abs(1 - gains[0])
