@@ -8,6 +8,6 @@ KERNEL(mma_rate_mxf8f6f4_e2m1, .threads = {op::mma_rate_threads}, .shared_bytes 
  const uint8_t *b,   // [4, 8, 32]
  float *c,           // [blocks, warps, 8, 16, 8]
  int steps, uint32_t flip, int blocks, int warps) {
-    op::mma_rate<op::Mxf8f6f4E2m1Mma>(shared<op::MmaRateShared>(), a, b,
-                                      c + size_t(blockIdx.x) * warps * op::mma_rate_chains * 128, steps, flip);
+    op::mma_rate<op::Mxf8f6f4Mma<ptx::E2m1>>(shared<op::MmaRateShared>(), a, b,
+                                             c + size_t(blockIdx.x) * warps * op::mma_rate_chains * 128, steps, flip);
 }

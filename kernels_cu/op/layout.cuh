@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "../ptx/math.cuh"
+
 namespace op {
 
 constexpr int layout_threads = 256;
@@ -10,16 +12,41 @@ constexpr int layout_tile = 4 * layout_threads;   // bytes of a block of threads
 
 __device__ inline size_t first_byte() { return (size_t(blockIdx.x) * layout_threads + threadIdx.x) * 4; }
 
-// Bytes at .. at + 3 of an array of `count`, from a function of the index; at is a multiple of 4.
+// n / d and what is left, for 0 <= n < 2^42, which is more than a grid has bytes, and d > 0. The compiler's own division of 64
+// bits is a call, and one of 32 bits would not do for 4 GiB. A float tells the quotient but for a part of 2^-21, and what is
+// left is exact; told twice it is off by 1.25 at most.
+struct Quotient {
+    int64_t quotient = 0, rest;
+
+    __device__ Quotient(int64_t n, int64_t d) : rest(n) {
+        const float inverse = ptx::rcp_approx_ftz_f32(float(d));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) add(__float2ll_rz(float(rest) * inverse), d);
+        if (rest < 0) add(-1, d);
+        if (rest < 0) add(-1, d);
+        if (rest >= d) add(1, d);
+    }
+    __device__ void add(int64_t part, int64_t d) { quotient += part, rest -= part * d; }
+};
+
+// The four bytes at a multiple of four.
+__device__ inline uint32_t word_at(const uint8_t *x, size_t at) { return *reinterpret_cast<const uint32_t *>(x + at); }
+__device__ inline void store_word(uint8_t *x, size_t at, uint32_t word) { *reinterpret_cast<uint32_t *>(x + at) = word; }
+
+// Stores the bytes at .. at + 3 of an array of `count`, which `next` gives one after the other; at is a multiple of 4, and
+// one of the array.
 template <class Source>
-__device__ inline void store_bytes(uint8_t *target, size_t at, size_t count, Source &&source) {
+__device__ inline void store_bytes(uint8_t *target, size_t at, size_t count, Source &&next) {
+    const int there = min(count - at, size_t(4));
     uint32_t word = 0;
+#pragma unroll
     for (int i = 0; i < 4; ++i)
-        if (at + i < count) word |= uint32_t(source(at + i)) << (8 * i);
-    if (at + 4 <= count) {
-        *reinterpret_cast<uint32_t *>(target + at) = word;
+        if (i < there) word |= uint32_t(next()) << (8 * i);
+    if (there == 4) {
+        store_word(target, at, word);
     } else {
-        for (int i = 0; at + i < count; ++i) target[at + i] = word >> (8 * i);
+#pragma unroll 1
+        for (int i = 0; i < there; ++i) target[at + i] = word >> (8 * i);
     }
 }
 
@@ -28,18 +55,49 @@ __device__ inline void fill(float *x, float value, size_t count) {
     if (i < count) x[i] = value;
 }
 
+// A place in rows of `width`, and the way to the next.
+struct RowPlace {
+    size_t row, column, width;
+
+    __device__ RowPlace(size_t at, size_t width) : width(width) {
+        const Quotient place(at, width);
+        row = place.quotient, column = place.rest;
+    }
+    // Whether it begins another row.
+    __device__ bool advance() {
+        const bool ended = ++column == width;
+        if (ended) column = 0, ++row;
+        return ended;
+    }
+};
+
 // Rows of target_bytes from rows of source_bytes: cut, or filled up with zeros.
 __device__ inline void pad_last(const uint8_t *x, uint8_t *y, size_t rows, size_t source_bytes, size_t target_bytes) {
-    const size_t count = rows * target_bytes;
-    store_bytes(y, first_byte(), count, [&](size_t i) {
-        const size_t row = i / target_bytes, column = i % target_bytes;
-        return column < source_bytes ? x[row * source_bytes + column] : uint8_t(0);
+    const size_t at = first_byte(), count = rows * target_bytes;
+    if (at >= count) return;
+    RowPlace place(at, target_bytes);
+    const uint8_t *source = x + place.row * source_bytes;
+    if ((source_bytes | target_bytes) % 4 == 0) {   // a word comes from one word
+        store_word(y, at, place.column < source_bytes ? word_at(source, place.column) : 0);
+        return;
+    }
+    store_bytes(y, at, count, [&] {
+        const uint8_t byte = place.column < source_bytes ? source[place.column] : uint8_t(0);
+        if (place.advance()) source += source_bytes;
+        return byte;
     });
 }
 
 // y[rows, count] = the bytes of x[rows, width] at places[count] of each row.
 __device__ inline void gather_bytes(const uint8_t *x, const int *places, uint8_t *y, size_t rows, size_t width, size_t count) {
-    store_bytes(y, first_byte(), rows * count, [&](size_t i) { return x[i / count * width + places[i % count]]; });
+    if (first_byte() >= rows * count) return;
+    RowPlace place(first_byte(), count);
+    const uint8_t *source = x + place.row * width;
+    store_bytes(y, first_byte(), rows * count, [&] {
+        const uint8_t byte = source[places[place.column]];
+        if (place.advance()) source += width;
+        return byte;
+    });
 }
 
 // A matrix of scales [rows, blocks] stands in tiles of 128 rows x 4 blocks, 512 bytes each, the tiles of a row of tiles next
@@ -50,29 +108,50 @@ struct ScaleTiles {
 
     __device__ size_t row_tiles() const { return (blocks + 3) / 4; }
 
-    // Scale i of scales[outer][blocks][cols] in the tiles.
-    __device__ size_t offset(size_t i) const {
-        const size_t row = i / (blocks * cols) * cols + i % cols, block = i / cols % blocks;
-        return (row / 128 * row_tiles() + block / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4;
-    }
+    // Whether each word of the tiles is a word of the scales.
+    __device__ bool whole_words() const { return cols == 1 && blocks % 4 == 0; }
 
-    // The scale at a byte of the tiles; 0 outside the matrix.
-    __device__ uint8_t at(const uint8_t *scales, size_t offset) const {
-        const size_t tile = offset / 512, inside = offset % 512;
-        const size_t row = tile / row_tiles() * 128 + inside / 4 % 4 * 32 + inside / 16;
-        const size_t block = tile % row_tiles() * 4 + inside % 4;
-        if (row >= outer * cols || block >= blocks) return 0;
-        return scales[(row / cols * blocks + block) * cols + row % cols];
+    // Where the scale of a row and a block stands.
+    __device__ size_t offset(size_t row, size_t block) const {
+        const int in_tile = row % 128;
+        return (row / 128 * row_tiles() + block / 4) * 512 + (in_tile % 32 * 16 + in_tile / 32 * 4 + int(block % 4));
     }
 };
 
 __device__ inline void swizzle_scales(const uint8_t *scales, uint8_t *swizzled, ScaleTiles tiles, size_t bytes) {
-    store_bytes(swizzled, first_byte(), bytes, [&](size_t offset) { return tiles.at(scales, offset); });
+    const size_t at = first_byte();
+    if (at >= bytes) return;
+    // A word is four blocks of a row. A grid has fewer than 2^32 tiles.
+    const uint32_t tile = at / 512, row_tiles = tiles.row_tiles(), word = at % 512 / 4;
+    const size_t row = size_t(tile / row_tiles) * 128 + word % 4 * 32 + word / 4, block = size_t(tile % row_tiles) * 4;
+    if (tiles.whole_words() && at + 4 <= bytes) {
+        store_word(swizzled, at, row < tiles.outer ? word_at(scales, row * tiles.blocks + block) : 0);
+        return;
+    }
+    const RowPlace line(row, tiles.cols);   // row: outer
+    int left = line.row < tiles.outer ? min(tiles.blocks - block, size_t(4)) : 0;
+    const uint8_t *source = scales + (line.row * tiles.blocks + block) * tiles.cols + line.column;
+    store_bytes(swizzled, at, bytes, [&] {
+        const uint8_t scale = left-- > 0 ? *source : uint8_t(0);
+        source += tiles.cols;
+        return scale;
+    });
 }
 
 __device__ inline void unswizzle_scales(const uint8_t *swizzled, uint8_t *scales, size_t bytes, ScaleTiles tiles) {
-    store_bytes(scales, first_byte(), tiles.outer * tiles.blocks * tiles.cols, [&](size_t i) {
-        const size_t offset = tiles.offset(i);
+    const size_t at = first_byte(), count = tiles.outer * tiles.blocks * tiles.cols;
+    if (at >= count) return;
+    if (tiles.whole_words() && bytes % 4 == 0) {
+        const RowPlace place(at, tiles.blocks);
+        const size_t offset = tiles.offset(place.row, place.column);
+        store_word(scales, at, offset < bytes ? word_at(swizzled, offset) : 0);
+        return;
+    }
+    RowPlace line(at, tiles.cols);           // row: outer and block
+    RowPlace slab(line.row, tiles.blocks);   // row: outer, column: block
+    store_bytes(scales, at, count, [&] {
+        const size_t offset = tiles.offset(slab.row * tiles.cols + line.column, slab.column);
+        if (line.advance()) slab.advance();
         return offset < bytes ? swizzled[offset] : uint8_t(0);
     });
 }

@@ -30,11 +30,26 @@ struct Bf16Mma {
     }
 };
 
-// e2m1 in 8-bit containers, all scales 1.
-struct Mxf8f6f4E2m1Mma {
+// All scales are 1.
+constexpr uint32_t ones_ue8m0 = 0x7f7f7f7f, ones_ue4m3 = 0x38383838;
+
+// 8-bit containers.
+template <class Format>
+struct Mxf8f6f4Mma {
     __device__ static void multiply(tile::Accumulator &c, const tile::FragmentA &a, const tile::FragmentB &b) {
-        constexpr uint32_t ones = 0x7f7f7f7f;
-        ptx::mma_m16n8k32_mxf8f6f4<ptx::E2m1, ptx::E2m1, 0, 0, 0, 0>(c, a, b, ones, ones);
+        ptx::mma_m16n8k32_mxf8f6f4<Format, Format, 0, 0, 0, 0>(c, a, b, ones_ue8m0, ones_ue8m0);
+    }
+};
+
+// Packed e2m1 under scales of 32 and of 16.
+struct Mxf4Mma {
+    __device__ static void multiply(tile::Accumulator &c, const tile::FragmentA &a, const tile::FragmentB &b) {
+        ptx::mma_m16n8k64_mxf4<0, 0, 0, 0>(c, a, b, ones_ue8m0, ones_ue8m0);
+    }
+};
+struct Mxf4nvf4Mma {
+    __device__ static void multiply(tile::Accumulator &c, const tile::FragmentA &a, const tile::FragmentB &b) {
+        ptx::mma_m16n8k64_mxf4nvf4<0, 0>(c, a, b, ones_ue4m3, ones_ue4m3);
     }
 };
 

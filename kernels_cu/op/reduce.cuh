@@ -39,18 +39,19 @@ __device__ inline float block_max(ReduceShared &shared, float value) {
 template <class Element>
 __device__ inline void amax(ReduceShared &shared, const Element *x, float *partial, int64_t count) {
     constexpr int vectors = reduce_vectors<Element>;
-    const int64_t whole = count / reduce_chunk;   // chunks; what is left is the turn of one more block
+    const uint32_t whole = count / reduce_chunk;   // chunks, by 32 bits; what is left is the turn of one more block
     uint4 next[vectors] = {};
-    const auto load = [&](int64_t chunk) {
+    const auto load = [&](uint32_t chunk) {
         if (chunk >= whole) return;
-        const uint4 *source = reinterpret_cast<const uint4 *>(x + chunk * reduce_chunk) + threadIdx.x;
+        const uint4 *source = reinterpret_cast<const uint4 *>(x + size_t(chunk) * reduce_chunk) + threadIdx.x;
 #pragma unroll
         for (int i = 0; i < vectors; ++i) next[i] = __ldg(source + i * reduce_threads);
     };
     tile::FiniteMax<Element> largest;
-    load(blockIdx.x);
+    uint32_t chunk = blockIdx.x;
+    load(chunk);
 #pragma unroll 2   // which spares the copies
-    for (int64_t chunk = blockIdx.x; chunk < whole; chunk += gridDim.x) {
+    for (; chunk < whole; chunk += gridDim.x) {
         uint4 here[vectors];
 #pragma unroll
         for (int i = 0; i < vectors; ++i) here[i] = next[i];
@@ -58,20 +59,25 @@ __device__ inline void amax(ReduceShared &shared, const Element *x, float *parti
 #pragma unroll
         for (const uint4 &vector : here) largest.take(vector);
     }
-    if (blockIdx.x == whole % gridDim.x) {
+    if (chunk == whole) {
 #pragma unroll 1
-        for (int64_t at = whole * reduce_chunk + threadIdx.x; at < count; at += reduce_threads) largest.take(float(x[at]));
+        for (int64_t at = int64_t(whole) * reduce_chunk + threadIdx.x; at < count; at += reduce_threads) largest.take(float(x[at]));
     }
     const float of_block = block_max(shared, largest.value());
     if (threadIdx.x == 0) partial[blockIdx.x] = of_block;
 }
+
+// x / 2688 rounded to nearest, for finite x, without the call that a division of floats is. 1 / 2688 is off by a part of
+// 2^-54, so that a quotient that f64 holds comes out exact, the middle between two floats among them. Every other is further
+// from such a middle than a part of 2^-34, for 2688 is 21 times a power of two: to round twice does no harm.
+__device__ inline float divided_by_2688(float x) { return float(x * (1.0 / 2688.0)); }
 
 // global_scale[0] = f32(the largest of partial[blocks] / 2688), so that the largest value becomes 6 x 448; 1 where that is 0.
 __device__ inline void nvfp4_global_scale(ReduceShared &shared, const float *partial, float *global_scale, int64_t blocks) {
     float largest = 0.0f;
     for (int64_t i = threadIdx.x; i < blocks; i += reduce_threads) largest = fmaxf(largest, partial[i]);
     largest = block_max(shared, largest);
-    const float scale = __fdiv_rn(largest, 2688.0f);
+    const float scale = divided_by_2688(largest);
     if (threadIdx.x == 0) global_scale[0] = scale == 0.0f ? 1.0f : scale;
 }
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..accuracy import Tolerance
 from ..blocks import mxfp4
-from ..formats import bf16, e2m1, f16, f32, i32, u8, u32
+from ..formats import bf16, e2m1, e2m1x2, e4m3, f16, f32, i32, u8, u32
 from ..kernel import In, Out, Scalar, kernel
 from .attention_kernels import DIMS
 
@@ -78,6 +78,20 @@ def _containers(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return rng.integers(0, 16, shape, dtype=np.uint8) << np.uint8(2)
 
 
+def _integer_codes(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """e4m3 codes of the integers that have four bits."""
+    return e4m3.encode(rng.integers(-15, 16, shape).astype(np.float32))
+
+
+def _any_bytes(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    return rng.integers(0, 256, shape, dtype=np.uint8)
+
+
+def _packed_values(codes: np.ndarray) -> np.ndarray:
+    """Values of e2m1 codes, two to a byte, the first in the low nibble."""
+    return e2m1.values[np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)].astype(np.float64)
+
+
 def _chains(a: np.ndarray, b: np.ndarray, flip: int, steps: int, values) -> np.ndarray:
     """Sums [8, 16, 8] in float64 of A B over steps, after each of which bits of A's 32-bit words flip; `values` of what is stored."""
     flipped = (np.ascontiguousarray(a).view(np.uint32) ^ np.uint32(flip)).view(a.dtype)
@@ -124,9 +138,57 @@ def mma_rate_mxf8f6f4_e2m1(
 ):
     """Do what `mma_rate_bf16` does by mma.m16n8k32 of kind::mxf8f6f4 on e2m1 codes in bits 5 to 2 of bytes, all scales 1.
 
-    On the portable machine this is the rate of the stand-in: bf16 MMAs and the conversions of their operands.
+    On the portable machine this is the rate of the stand-in: f16 MMAs and the conversions of their operands.
     """
     c[:] = _chains(a, b, flip, steps, lambda x: e2m1.values[x >> 2 & 15].astype(np.float64))
+
+
+@_declare_rate(32, _integer_codes, [(1, 1, 0), (2, 5, 0x00200004), (1, 4, 0x20000000)])
+def mma_rate_mxf8f6f4_e4m3(
+    a: In[u8, "2 16 32"],
+    b: In[u8, "4 8 32"],
+    c: Out[f32, "blocks warps 8 16 8"],
+    *,
+    steps: Scalar[i32],
+    flip: Scalar[u32] = 0x80808080,
+):
+    """Do what `mma_rate_bf16` does by mma.m16n8k32 of kind::mxf8f6f4 on e4m3 codes, all scales 1.
+
+    On the portable machine this is the rate of the stand-in: f16 MMAs and the conversions of their operands.
+    """
+    c[:] = _chains(a, b, flip, steps, lambda x: e4m3.values[x].astype(np.float64))
+
+
+@_declare_rate(64, _any_bytes, [(1, 1, 0), (2, 5, 0x00800001), (1, 4, 0x20000000)])
+def mma_rate_mxf4(
+    a: In[e2m1x2, "2 16 32"],
+    b: In[e2m1x2, "4 8 32"],
+    c: Out[f32, "blocks warps 8 16 8"],
+    *,
+    steps: Scalar[i32],
+    flip: Scalar[u32] = 0x88888888,
+):
+    """Do what `mma_rate_bf16` does by mma.m16n8k64 of kind::mxf4 on pairs of e2m1 codes, all scales 1.
+
+    On the portable machine this is the rate of the stand-in: f16 MMAs and the conversions of their operands.
+    """
+    c[:] = _chains(a, b, flip, steps, _packed_values)
+
+
+@_declare_rate(64, _any_bytes, [(1, 1, 0), (2, 5, 0x00800001), (1, 4, 0x20000000)])
+def mma_rate_mxf4nvf4(
+    a: In[e2m1x2, "2 16 32"],
+    b: In[e2m1x2, "4 8 32"],
+    c: Out[f32, "blocks warps 8 16 8"],
+    *,
+    steps: Scalar[i32],
+    flip: Scalar[u32] = 0x88888888,
+):
+    """Do what `mma_rate_mxf4` does by mma.m16n8k64 of kind::mxf4nvf4, all scales 1 in ue4m3.
+
+    On the portable machine this is the rate of the stand-in: f16 MMAs and the conversions of their operands.
+    """
+    c[:] = _chains(a, b, flip, steps, _packed_values)
 
 
 # Matrix instructions, found by trying. Elements of an operand are numbered by lane, then register, then from a register's

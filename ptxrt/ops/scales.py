@@ -49,6 +49,9 @@ _SWIZZLE_CASES = [
     dict(outer=130, blocks=6, cols=1, bytes=2048),
     dict(outer=3, blocks=5, cols=70, bytes=2048),
     dict(outer=256, blocks=4, cols=1, bytes=1024),
+    dict(outer=130, blocks=12, cols=1, bytes=3072),
+    dict(outer=130, blocks=8, cols=1, bytes=1030),
+    dict(outer=2, blocks=3, cols=1, bytes=7),
 ]
 
 
