@@ -253,6 +253,16 @@ def test_a_batch_is_its_items(machine, rng, role, format):
             np.testing.assert_array_equal(whole.codes[i], item.codes[0])
 
 
+@pytest.mark.parametrize("role, format", [("q", "nvfp4"), *ROLES])
+def test_prepared_calls(machine, rng, role, format):
+    """Operands of device arrays come from launches alone."""
+    first, second = (ptxrt.to_device(random_operand(rng, 1, 2, 70, 64)) for _ in range(2))
+    call = ptxrt.prepare(ptxrt.quantize_operand, first, format, role=role)
+    want = [np.asarray(ptxrt.quantize_operand(x, format, role=role)) for x in (first, second)]
+    for x, values in zip((second, first), reversed(want)):
+        np.testing.assert_array_equal(np.asarray(call(x)), values)
+
+
 @pytest.mark.parametrize("shape", [(1, 2, 0, 64), (0, 2, 70, 64), (1, 0, 70, 64)], ids=str)
 @pytest.mark.parametrize("role, format", [("q", "mxfp8"), ("q", "nvfp4"), *ROLES])
 def test_empty_operands(emulator, role, format, shape):
