@@ -364,6 +364,10 @@ struct Pipeline {
     // Tiles on their way; warps may drift apart by the stages that are left. Tiles of e2m1 are done with sooner.
     static constexpr int ahead = ptx::has_bulk_copy && Tiling::stages > 3 && Tiling::ValueFormat::bits == 4 ? 2 : 1;
 
+    // A warp says once that it is done with a stage. On the stand-ins every lane does: compute-sanitizer, which watches those, does
+    // not follow a warp's barrier to the lane that speaks for it.
+    static constexpr bool lanes_speak = !ptx::has_block_scaled_mma;
+
     __device__ static uint32_t address(const void *shared) { return static_cast<uint32_t>(__cvta_generic_to_shared(shared)); }
     __device__ auto &stage_of(int index) const { return shared.stage[(index - begin) % Tiling::stages]; }
 
@@ -373,7 +377,7 @@ struct Pipeline {
             if (threadIdx.x == 0) {
                 for (int i = 0; i < Tiling::stages; ++i) {
                     ptx::mbarrier_init(address(&shared.full[i]), 1);
-                    ptx::mbarrier_init(address(&shared.empty[i]), Tiling::warps);
+                    ptx::mbarrier_init(address(&shared.empty[i]), lanes_speak ? Tiling::threads : Tiling::warps);
                 }
                 ptx::fence_mbarrier_init();
             }
@@ -425,7 +429,7 @@ struct Pipeline {
     __device__ void release(int index) {
         if constexpr (ptx::has_bulk_copy) {
             __syncwarp();   // all its lanes are
-            if (ptx::laneid() == 0) ptx::mbarrier_arrive(address(&shared.empty[(index - begin) % Tiling::stages]));
+            if (lanes_speak || ptx::laneid() == 0) ptx::mbarrier_arrive(address(&shared.empty[(index - begin) % Tiling::stages]));
         }
     }
 };
