@@ -2,17 +2,22 @@
 
     python benchmarks/attention_vs_torch.py [--machine portable] [--shape b4h32s2048d128]... [--repeat 20] [--json]
 
-Needs PyTorch for CUDA. Inputs are bf16 for all sides. Formats join by ptxrt.bench.attention.COMBINATIONS, shapes by SHAPES
-below. Long problems are given in TFLOPS (half of the pairs with a causal mask); decoding, a few queries on many keys, in
-GB/s of Q, K, V and the output, beside a copy of as many bytes. A side that refuses a shape says why. Docs: docs/benchmarks.md.
+Needs PyTorch for CUDA. Inputs are bf16 for all sides; in block formats this library is measured twice, on operands quantized
+before and from the arrays. Formats join by ptxrt.bench.attention.RATES, shapes by SHAPES below. Long problems are given in
+TFLOPS (half of the pairs with a causal mask); decoding, a few queries on many keys, in GB/s of what a side reads of K and V,
+beside a copy. A side that refuses a shape says why. Docs: docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Callable
+
 import peers
 
 import ptxrt
-from ptxrt.bench.attention import COMBINATIONS, IN_KERNEL, Shape
+from ptxrt.bench.attention import COMBINATIONS, IN_KERNEL, QUANTIZED, Shape, quantized_operands, sides_of
 from ptxrt.bench.timing import FLUSHED, WARM, Clock, about, title
 from ptxrt.describe import text_table
 from ptxrt.formats import bf16
@@ -25,6 +30,19 @@ SHAPES = [
 DECODING_QUERIES = 16
 
 
+@dataclass(frozen=True)
+class Side:
+    """One way to compute attention: `call` gives the output; `keys` K and V as it reads them."""
+
+    call: Callable[[], Any]
+    keys: Callable[[], tuple]
+
+    @property
+    def key_bytes(self) -> int:
+        """Of K and V, scales included."""
+        return sum(x.nbytes for x in self.keys())
+
+
 def problems(shapes):
     """(shape, whether causal, whether it is decoding): long ones with and without the mask, decoding without."""
     for shape in shapes:
@@ -35,7 +53,7 @@ def problems(shapes):
 
 
 def torch_sides(torch, q, k, v, causal: bool) -> dict:
-    """SDPA by backend: name -> a call that gives the output."""
+    """SDPA by backend: name -> Side."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     def by(kind):
@@ -44,33 +62,37 @@ def torch_sides(torch, q, k, v, causal: bool) -> dict:
                 grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
                 return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, **grouped)
 
-        return call
+        return Side(call, lambda: (k, v))
 
     return {FLASH: by(SDPBackend.FLASH_ATTENTION), "SDPA cuDNN": by(SDPBackend.CUDNN_ATTENTION)}
 
 
 def our_sides(torch, arrays, causal: bool) -> dict:
-    """`ptxrt.attention` by formats: name -> a call that gives the output, written to the same memory each time."""
+    """`ptxrt.attention` by formats and operands: name -> Side; the output is written to the same memory each time."""
 
-    def by(qk, pv):
+    def by(qk, pv, operands):
         out = ptxrt.empty(arrays[0].shape, bf16.dtype)
         tensor = torch.from_dlpack(out)
 
+        @cache
+        def given():
+            return quantized_operands(*arrays, qk, pv) if operands == QUANTIZED else arrays
+
         def call():
-            ptxrt.attention(*arrays, qk=qk, pv=pv, quantize=IN_KERNEL.get((qk, pv)), causal=causal, out=out)
+            ptxrt.attention(*given(), qk=qk, pv=pv, quantize=IN_KERNEL.get((qk, pv)), causal=causal, out=out)
             return tensor
 
-        return call
+        return Side(call, lambda: given()[1:])
 
-    return {f"ptxrt {qk}+{pv}": by(qk, pv) for qk, pv in COMBINATIONS}
+    return {f"ptxrt {qk}+{pv}, {operands}": by(qk, pv, operands) for qk, pv, operands in sides_of(COMBINATIONS)}
 
 
 def tried(torch, sides: dict) -> tuple[dict, dict]:
     """The outputs of the sides that take the problem, and what the others say."""
     outputs, refused = {}, {}
-    for name, call in sides.items():
+    for name, side in sides.items():
         try:
-            outputs[name] = call()
+            outputs[name] = side.call()
             torch.cuda.synchronize()
         except (ptxrt.ArgumentError, RuntimeError) as error:
             refused[name] = str(error).splitlines()[0]
@@ -88,19 +110,21 @@ def measure(torch, shapes, repeat: int) -> list[dict]:
             arrays, tensors = zip(*(peers.both(torch, x.astype(bf16.dtype), stream) for x in shape.arrays()))
             sides = our_sides(torch, arrays, causal) | torch_sides(torch, *tensors, causal)
             outputs, refused = tried(torch, sides)
-            sides = {name: call for name, call in sides.items() if name in outputs}
-            moved = shape.bytes(2)
+            calls = {name: side.call for name, side in sides.items() if name in outputs}
+            moved = {name: sides[name].key_bytes for name in calls}
             if decodes:
-                source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
+                source = torch.empty(shape.bytes(2) // 2, dtype=torch.uint8, device="cuda")
                 target = torch.empty_like(source)
-                sides["copy"] = lambda: target.copy_(source)
+                calls["copy"], moved["copy"] = lambda: target.copy_(source), 2 * source.nbytes
             exact = reference(torch, *tensors, causal)
-            times = clock.times(sides, l2)
+            times = clock.times(calls, l2)
+            rates = {name: moved[name] / time.median / 1e6 for name, time in times.items()}
             for name, time in times.items():
                 row = {"side": name, "shape": vars(shape), "causal": causal, "l2": l2, **time.fields()}
                 row["tflops"] = None if decodes else 2 * shape.flops(causal) / time.median / 1e9
-                row["gb_per_s"] = moved / time.median / 1e6 if decodes else None
-                row["share_of_copy"] = times["copy"].median / time.median if decodes else None
+                row["key_bytes"] = moved[name] if decodes else None
+                row["gb_per_s"] = rates[name] if decodes else None
+                row["share_of_copy"] = rates[name] / rates["copy"] if decodes else None
                 row["relative_l2"] = None if name == "copy" else error_of(outputs[name], exact)
                 row["times_flash"] = times[FLASH].median / time.median if FLASH in times else None
                 rows.append(row)

@@ -363,17 +363,23 @@ class FakeCuda:
         """Run the declared kernel's body on the arrays at the addresses that were passed."""
         kernel = max((k for k in ptxrt.kernels().values() if name.startswith(k.name)), key=lambda k: len(k.name))
         member = next((m for m in kernel.unions if name.endswith(f"_{m}")), None)
-        by_name = dict(zip((p.name for p in kernel.parameters), values))
-        axes = {axis: int.from_bytes(by_name[axis], "little") for axis in kernel.axes}
-        arguments = {a.name: np.frombuffer(by_name[a.name], a.formats[0].dtype)[0] for a in kernel.scalars}
+        given = {(p.kind, p.name, p.dim): value for p, value in zip(kernel.parameters, values)}
+        unit = max((u for u in kernel.units if name.startswith(u.name)), key=lambda u: len(u.name))
+        axes = {axis: int.from_bytes(value, "little") for (kind, axis, _), value in given.items() if kind == "axis"} | unit.variant
+        axes.update({axis: size(axes) for axis, size in kernel.derived.items() if axis not in axes})
+        arguments = {a.name: np.frombuffer(given["scalar", a.name, 0], a.formats[0].dtype)[0] for a in kernel.scalars}
         for a in kernel.arrays:
-            address = int.from_bytes(by_name[a.name], "little")
+            address = int.from_bytes(given["array", a.name, 0], "little")
             dtype = (member if a.is_union else a.formats[0]).dtype
-            arguments[a.name] = view(address, a.shape.sizes(axes), dtype) if address else None
-        kernel.function(**arguments)
+            strides = [int.from_bytes(given["stride", a.name, i], "little") for i in range(len(a.strides))]
+            arguments[a.name] = view(address, a.shape.sizes(axes), dtype, strides) if address else None
+        kernel.function(**arguments, **{axis: axes[axis] for axis in kernel.body_axes})
 
 
-def view(address, shape, dtype):
-    """The memory at an address as a NumPy array."""
-    nbytes = prod(shape) * np.dtype(dtype).itemsize
-    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8).view(dtype).reshape(shape)
+def view(address, shape, dtype, strides=()):
+    """The memory at an address as a NumPy array; strides of the first axes in elements, those of others as in row-major order."""
+    itemsize = np.dtype(dtype).itemsize
+    strides = [*strides, *(prod(shape[i + 1 :]) for i in range(len(strides), len(shape)))]
+    extent = sum((size - 1) * stride for size, stride in zip(shape, strides)) + 1 if 0 not in shape else 0
+    elements = np.frombuffer((ctypes.c_char * (extent * itemsize)).from_address(address), np.uint8).view(dtype)
+    return np.lib.stride_tricks.as_strided(elements, shape, [stride * itemsize for stride in strides])

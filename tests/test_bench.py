@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from ptxrt import backend
 from ptxrt.bench import attention as bench_attention
 from ptxrt.bench import plots, quantizers, timing
 from ptxrt.commands import main
+from ptxrt.tiles import tile_layout
 
 ROOT = Path(__file__).resolve().parent.parent
 MACHINE = {"machine", "card", "device", "target", "multiprocessors", "l2_bytes"}
@@ -26,12 +28,29 @@ QUANTIZER_ROW = TIMES | {
     *("operation", "format", "global_scale", "dtype", "shape", "axis", "l2", "bytes", "gb_per_s", "copy_gb_per_s", "share_of_copy"),
 }
 ATTENTION_ROW = TIMES | {
-    *("qk", "pv", "dtype", "shape", "causal", "l2", "tflops", "share_of_mma_rate", "mma_tflops", "relative_l2"),
+    *("qk", "pv", "operands", "dtype", "shape", "causal", "l2", "tflops", "share_of_mma_rate", "mma_tflops", "relative_l2"),
 }
 LAUNCH_ROW = {"side", "microseconds", "fastest", "slowest", "ratio", "machine", "shape"}
 
 QUANTIZE = ("bench", "quantize", "--shape", "32x64", "--repeat", "2")
 ATTENTION = ("bench", "attention", "--shape", "b1h2s32d32", "--repeat", "2")
+# All that attention is measured with unasked: formats of the two products, and what it is given.
+SIDES = [
+    *(("bf16", "bf16", "arrays"), ("f16", "f16", "arrays")),
+    *((*pair, operands) for pair in (("mxfp8", "mxfp8"), ("nvfp4", "nvfp4"), ("nvfp4", "mxfp8"), ("mxfp4", "mxfp4")) for operands in ("quantized", "arrays")),
+    ("mxfp4", "bf16", "arrays"),
+]
+# Between which relative L2 of normal values with few keys lies: half of the least and twice the most that came at the shapes
+# below. A wrong slice gives 1.4.
+ERRORS = {
+    ("bf16", "bf16"): (7e-4, 7e-3),
+    ("f16", "f16"): (7e-4, 7e-3),
+    ("mxfp8", "mxfp8"): (0.02, 0.13),
+    ("nvfp4", "nvfp4"): (0.06, 0.32),
+    ("nvfp4", "mxfp8"): (0.05, 0.27),
+    ("mxfp4", "mxfp4"): (0.08, 0.48),
+    ("mxfp4", "bf16"): (0.05, 0.32),
+}
 LAUNCH = ("bench", "launch", "--calls", "2", "--rounds", "3")
 
 
@@ -96,30 +115,70 @@ def test_attention_reports_rates_and_errors(cuda):  # noqa: F811
     found = report(*ATTENTION, "--shape", "b1h1q1k64d64", "--dtype", "bf16", "--dtype", "f32")
     assert set(found) == {"operation", "machine", "rows"} and set(found["machine"]) == MACHINE
     rows = found["rows"]
-    assert [(r["shape"]["dim"], r["dtype"], r["causal"]) for r in rows] == [
-        (dim, dtype, causal) for dim in (32, 64) for dtype in ("bf16", "f32") for causal in (False, True)
+    assert [(r["shape"]["dim"], r["dtype"], r["causal"], r["qk"], r["pv"], r["operands"]) for r in rows] == [
+        (dim, dtype, causal, *side) for dim in (32, 64) for dtype in ("bf16", "f32") for causal in (False, True) for side in SIDES
     ]  # fmt: skip
     for row in rows:
-        assert set(row) == ATTENTION_ROW and (row["qk"], row["pv"]) == ("mxfp4", "bf16") and row["l2"] == "warm"
+        assert set(row) == ATTENTION_ROW and row["l2"] == "warm"
         assert set(row["mma_tflops"]) == {"mma_rate_bf16"}  # all that the portable machine multiplies with
-        assert 0.05 < row["relative_l2"] < 0.5  # that of MXFP4 scores on normal values; a wrong slice gives 1.4
+        least, most = ERRORS[row["qk"], row["pv"]]
+        assert least < row["relative_l2"] < most
     # 2 heads, 32 x 32 pairs, 32 elements, 2 products of 2 flops, in 0.25 ms; with the mask 33 / 64 of the pairs.
-    assert rows[0]["tflops"] == pytest.approx(2 * 32 * 32 * 32 * 4 / 0.25e-3 / 1e12)
-    assert rows[1]["tflops"] == pytest.approx(rows[0]["tflops"] * 33 / 64)
-    (rate,) = rows[0]["mma_tflops"].values()
+    plain, masked = (next(r for r in rows if r["causal"] is causal) for causal in (False, True))
+    assert plain["tflops"] == pytest.approx(2 * 32 * 32 * 32 * 4 / 0.25e-3 / 1e12)
+    assert masked["tflops"] == pytest.approx(plain["tflops"] * 33 / 64)
+    (rate,) = plain["mma_tflops"].values()
     # 2 multiprocessors with 2 blocks of 8 warps each, 8 chains of MMAs of 2 x 16 x 8 x 16 flops.
     assert rate == pytest.approx(4 * 8 * 8 * bench_attention.RATE_STEPS * 4096 / 0.25e-3 / 1e12)
-    assert rows[0]["share_of_mma_rate"] == pytest.approx(rows[0]["tflops"] / rate)
+    assert plain["share_of_mma_rate"] == pytest.approx(plain["tflops"] / rate)
 
 
-def test_native_machines_are_held_against_the_mma_of_each_format(install):  # noqa: F811
+def test_quantized_operands_are_those_that_a_call_on_arrays_makes(cuda):  # noqa: F811
+    rows = report(*ATTENTION, "--format", "nvfp4+mxfp8", "--format", "mxfp4")["rows"]
+    given, arrays = ([r for r in rows if r["operands"] == operands] for operands in ("quantized", "arrays"))
+    assert len(given) == len(arrays) == 4
+    assert [r["relative_l2"] for r in given] == [r["relative_l2"] for r in arrays]
+
+
+@pytest.mark.parametrize("operands, packs", [("quantized", 0), ("arrays", 2)])
+def test_quantized_operands_leave_the_kernel_alone_to_be_timed(cuda, operands, packs):  # noqa: F811
+    arrays = [ptxrt.to_device(x) for x in bench_attention.Shape.parse("b1h1s32d64").arrays()]
+    call = bench_attention._prepared(arrays, ("mxfp4", "mxfp4", operands), True, ptxrt.empty((1, 1, 32, 64), np.float32))
+    cuda.calls.clear()
+    call()
+    names = [arguments[0].entry.name for name, arguments in cuda.calls if name == "cuLaunchKernel"]
+    assert [name.split("_")[0] for name in names].count("pack") == packs and names[-1].startswith("attention_mxfp4")
+    assert operands == "arrays" or len(names) == 1
+
+
+def test_every_attention_is_measured():
+    assert {(qk, pv): quantize for qk, pv, quantize in ptxrt.ops.attention.ATTENTION} == {
+        pair: bench_attention.IN_KERNEL.get(pair) for pair in bench_attention.COMBINATIONS
+    }
+    assert [(*pair, given) for pair in bench_attention.COMBINATIONS for given in bench_attention.operands_of(pair)] == SIDES
+
+
+def test_native_machines_are_held_against_the_mma_of_each_product(install):  # noqa: F811
     install(fake_cuda.FakeCuda(capability=(12, 0)))
     with ptxrt.using("native"):
         rows = bench_attention.attention_rows(shapes=[bench_attention.Shape.parse("b1h1s32d32")], causal=[True], repeat=1)
-    (row,) = rows
-    e2m1, bf16 = row["mma_tflops"]["mma_rate_mxf8f6f4_e2m1"], row["mma_tflops"]["mma_rate_bf16"]
-    assert e2m1 == 2 * bf16  # by the stand-in, for which everything takes as long
-    assert row["share_of_mma_rate"] == pytest.approx(row["tflops"] / 2 * (1 / e2m1 + 1 / bf16))
+    assert len(rows) == len(SIDES)
+    by_formats = {(row["qk"], row["pv"]): row for row in rows}
+    bf16 = by_formats["bf16", "bf16"]["mma_tflops"]["mma_rate_bf16"]
+    # Relative to bf16's by the stand-in, for which everything takes as long: the depths of the instructions.
+    depths = {"mma_rate_bf16": 1, "mma_rate_mxf8f6f4_e2m1": 2, "mma_rate_mxf8f6f4_e4m3": 2, "mma_rate_mxf4": 4, "mma_rate_mxf4nvf4": 4}
+    for pair, products in {
+        ("bf16", "bf16"): ("bf16", "bf16"),
+        ("f16", "f16"): ("bf16", "bf16"),
+        ("mxfp8", "mxfp8"): ("mxf8f6f4_e4m3", "mxf8f6f4_e4m3"),
+        ("nvfp4", "nvfp4"): ("mxf4nvf4", "mxf4nvf4"),
+        ("nvfp4", "mxfp8"): ("mxf4nvf4", "mxf8f6f4_e4m3"),
+        ("mxfp4", "mxfp4"): ("mxf4", "mxf4"),
+        ("mxfp4", "bf16"): ("mxf8f6f4_e2m1", "bf16"),
+    }.items():
+        row, names = by_formats[pair], [f"mma_rate_{product}" for product in products]
+        assert row["mma_tflops"] == {name: depths[name] * bf16 for name in names}
+        assert row["share_of_mma_rate"] == pytest.approx(row["tflops"] / bf16 * sum(1 / depths[name] for name in names) / 2)
 
 
 def test_launches_pair_their_sides(cuda):  # noqa: F811
@@ -139,7 +198,10 @@ def test_tables_name_card_machine_and_state(cuda):  # noqa: F811
         [name, "f16", "32x64", state] for state in ("warm", "flushed") for name in ("copy", "mxfp4")
     ]  # fmt: skip
     text = call(*ATTENTION, "--no-causal").stdout
-    assert "attention on portable, Fake GPU" in text and len(text.splitlines()) == 4 and "b1 h2 s32 d32  none" in text
+    lines = text.splitlines()
+    assert "attention on portable, Fake GPU" in text and len(lines) == 3 + len(SIDES)
+    assert [tuple(line.split()[:3]) for line in lines[3:]] == [(f"{qk}+{pv}", operands, "bf16") for qk, pv, operands in SIDES]
+    assert all("b1 h2 s32 d32  none" in line for line in lines[3:])
     assert "Fake GPU" in call(*LAUNCH).stdout
 
 
@@ -203,8 +265,8 @@ def test_the_emulator_is_refused_in_one_line(emulator, command):
         (("attention", "--repeat", "-1"), "pass a number from 1 on"),
         (("attention", "--format", "mxfp4+"), "write QK+PV"),
         (("attention", "--format", "mxfp4+bf16+bf16"), "write QK+PV"),
-        (("attention", "--format", "int4+bf16"), "no MMA's rate is known for 'int4'"),
-        (("attention", "--format", "bf16+mxfp4", "--shape", "b1h1s32d32"), "no kernel for qk='bf16', pv='mxfp4'"),
+        (("attention", "--format", "int4+bf16"), "there is no attention in int4+bf16; there is bf16+bf16"),
+        (("attention", "--format", "bf16+mxfp4", "--shape", "b1h1s32d32"), "there is no attention in bf16+mxfp4"),
         (("attention", "--shape", "b4h32d128"), "write b4h32s2048d128"),
         (("attention", "--shape", "b4h32s32q32k32d128"), "write b4h32s2048d128"),
         (("attention", "--shape", "b4b4h32s32d128"), "write b4h32s2048d128"),
@@ -258,7 +320,7 @@ def test_pictures_say_what_they_show(cuda, matplotlib, tmp_path):  # noqa: F811
             assert words in text, words
         assert call(*ATTENTION, "--plot", path).exit_code == 0
     text = path.read_text()
-    for words in ("Fake GPU", "mxfp4+bf16", "TFLOPS", "b1 h2 s32 d32 causal", "share of the MMA rate"):
+    for words in ("Fake GPU", "mxfp4+bf16, arrays", "nvfp4+mxfp8, quantized", "TFLOPS", "b1 h2 s32 d32 causal", "share of the MMA rate"):
         assert words in text, words
 
 
@@ -290,6 +352,24 @@ def test_side_by_side_scripts_say_in_one_line_what_they_lack(script):
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, ROOT / "benchmarks" / f"{script}.py"], env=hidden, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr and done.stdout.startswith("skipped: ") and len(done.stdout.splitlines()) == 1
+
+
+def test_side_by_side_attention_has_every_side(emulator, monkeypatch):
+    """Each gives what attention gives, and says how many bytes of K and V it reads."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import attention_vs_torch
+
+    shape = bench_attention.Shape.parse("b1h1q16k128d64")
+    arrays = [ptxrt.to_device(x.astype(ptxrt.formats.bf16.dtype)) for x in shape.arrays()]
+    with_tensors_for_arrays = SimpleNamespace(from_dlpack=lambda array: array)
+    sides = attention_vs_torch.our_sides(with_tensors_for_arrays, arrays, False)
+    assert list(sides) == [f"ptxrt {qk}+{pv}, {operands}" for qk, pv, operands in SIDES]
+    for (qk, pv, operands), side in zip(SIDES, sides.values()):
+        options = dict(qk=qk, pv=pv, quantize=bench_attention.IN_KERNEL.get((qk, pv)))
+        wanted = ptxrt.attention(*arrays, **options, out=ptxrt.empty(arrays[0].shape, ptxrt.formats.bf16.dtype))
+        np.testing.assert_array_equal(side.call().to_numpy().view(np.uint16), wanted.to_numpy().view(np.uint16))
+        tiles = 2 * (tile_layout(qk, "k", 64).nbytes + tile_layout(pv, "v", 64).nbytes) if operands == "quantized" else None
+        assert side.key_bytes == (tiles or 2 * 128 * 64 * 2)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -337,6 +417,7 @@ def test_tiny_shapes_run_on_a_gpu(gpu):
             assert all(set(row) == QUANTIZER_ROW and 0 < row["fastest"] <= row["milliseconds"] <= row["slowest"] < 100 for row in rows)
     rows = report("bench", "attention", "--shape", "b1h2s128d64", "--repeat", "3")["rows"]
     assert all(set(row) == ATTENTION_ROW and row["share_of_mma_rate"] > 0 and row["relative_l2"] < 0.5 for row in rows)
+    assert len(rows) == 2 * len(SIDES)
     assert report(*LAUNCH)["rows"]
 
 

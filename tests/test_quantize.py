@@ -224,6 +224,16 @@ def test_arrays_without_a_finite_value_have_a_global_scale_of_1(machine):
         assert ptxrt.quantize(x, "nvfp4").global_scale == 1
 
 
+def test_the_global_scale_is_rounded_once(machine, rng):
+    """Also where it is subnormal, in the middle between two of those, and at both ends of float32."""
+    multiples = 1344 * np.arange(1, 12, dtype=np.uint32)  # bits of subnormals: 1344 of their steps are half a step of the quotient
+    bits = [*multiples, 1, 1343, 1345, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, *rng.integers(1, 0x7F800000, 12, dtype=np.uint32)]
+    for largest in np.array(bits, np.uint32).view(np.float32):
+        quotient = np.float32(largest) / np.float32(2688)  # one division of float32, rounded once
+        (got,) = np.asarray(ptxrt.kernels()["nvfp4_global_scale"](np.array([largest], np.float32)))
+        assert got == (quotient or 1), largest
+
+
 def test_a_given_global_scale_is_kept(machine, rng):
     x = rng.standard_normal((4, 64)).astype(np.float32)
     for g in (0.01, np.float64(0.01), np.array([0.01]), ml_dtypes.bfloat16(0.01), 2):

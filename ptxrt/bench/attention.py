@@ -1,4 +1,4 @@
-"""Fused attention: time, TFLOPS, the share of the card's own rate of MMAs, and the error, by formats and shapes."""
+"""Fused attention: time, TFLOPS, the share of the card's own rate of MMAs, and the error, by formats, operands and shapes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,30 @@ from ..errors import ArgumentError
 from ..formats import FORMATS, bf16
 from ..kernel import Kernel, random_array
 from ..ops.attention import attention, exact_attention
+from ..ops.attention_blocks import BLOCK_ATTENTION
 from ..ops.attention_kernels import OPEN, visible_pairs
-from ..ops.probes import mma_rate_bf16, mma_rate_mxf8f6f4_e2m1
+from ..ops.operands import quantize_operand
+from ..ops.probes import mma_rate_bf16, mma_rate_mxf4, mma_rate_mxf4nvf4, mma_rate_mxf8f6f4_e2m1, mma_rate_mxf8f6f4_e4m3
 from ..prepared import prepare
 from . import plots
 from .timing import REPEAT, WARM, Clock, Times, about, check_fits, checked_repeat, gpu, title
 
-# What is measured unasked: formats of the two products, one line each.
-COMBINATIONS = (("bf16", "bf16"), ("mxfp4", "bf16"))
+# Formats (of Q and K, of V) -> the probes of the MMAs that multiply Q K^T and P V on sm_12x. f16 multiplies as bf16 does.
+RATES: dict[tuple[str, str], tuple[Kernel, Kernel]] = {
+    ("bf16", "bf16"): (mma_rate_bf16, mma_rate_bf16),
+    ("f16", "f16"): (mma_rate_bf16, mma_rate_bf16),
+    ("mxfp8", "mxfp8"): (mma_rate_mxf8f6f4_e4m3, mma_rate_mxf8f6f4_e4m3),
+    ("nvfp4", "nvfp4"): (mma_rate_mxf4nvf4, mma_rate_mxf4nvf4),
+    ("nvfp4", "mxfp8"): (mma_rate_mxf4nvf4, mma_rate_mxf8f6f4_e4m3),
+    ("mxfp4", "mxfp4"): (mma_rate_mxf4, mma_rate_mxf4),
+    ("mxfp4", "bf16"): (mma_rate_mxf8f6f4_e2m1, mma_rate_bf16),
+}
+# What is measured unasked.
+COMBINATIONS = tuple(RATES)
 # Where operands are quantized as they are loaded.
 IN_KERNEL = {("mxfp4", "bf16"): "in_kernel"}
-# The probe of the MMA that multiplies each format on sm_12x. The portable machine multiplies them all as bf16.
-RATES: dict[str, Kernel] = {
-    "bf16": mma_rate_bf16,
-    "mxfp4": mma_rate_mxf8f6f4_e2m1,
-}
+# What a call is given: operands that were quantized before, so that the kernel alone is timed, or plain arrays.
+QUANTIZED, ARRAYS = "quantized", "arrays"
 # Some tenths of a millisecond on every card, and more than the launch of its blocks takes.
 RATE_STEPS = 4096
 # Queries whose results are held against float64.
@@ -94,11 +103,29 @@ class Shape:
 SHAPES = tuple(map(Shape.parse, ("b4h32s2048d128", "b1h32s4096d128", "b1h16s8192d128", "b4h32s2048d64")))
 
 
-def rate_of(format: str, backend: Backend) -> Kernel:
-    """The probe of the MMA that multiplies a format on a machine."""
-    if format not in RATES:
-        raise ArgumentError(f"bench attention: no MMA's rate is known for {format!r}; there is {', '.join(RATES)}")
-    return RATES[format] if backend.name == "native" else RATES["bf16"]
+def rates_of(pair: tuple[str, str], backend: Backend) -> tuple[Kernel, Kernel]:
+    """The probes of the MMAs of the two products on a machine; the portable one multiplies all formats in 16 bits."""
+    return RATES[pair if backend.name == "native" else ("bf16", "bf16")]
+
+
+def operands_of(pair: tuple[str, str]) -> tuple[str, ...]:
+    """What attention in these formats can be given."""
+    return (QUANTIZED, ARRAYS) if pair in BLOCK_ATTENTION else (ARRAYS,)
+
+
+def quantized_operands(q, k, v, qk: str, pv: str) -> tuple:
+    """q, k and v as `attention` would quantize them for a call."""
+    q, k = quantize_operand(q, qk, role="q"), quantize_operand(k, qk, role="k")
+    return q, k, quantize_operand(v, pv, role="v", dim=k.dim)
+
+
+def sides_of(combinations: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """(qk, pv, operands) for all that is measured; ArgumentError for formats without a kernel."""
+    for qk, pv in combinations:
+        if (qk, pv) not in RATES:
+            there = ", ".join("+".join(pair) for pair in RATES)
+            raise ArgumentError(f"bench attention: there is no attention in {qk}+{pv}; there is {there}")
+    return [(*pair, given) for pair in combinations for given in operands_of(pair)]
 
 
 @dataclass(frozen=True)
@@ -133,10 +160,11 @@ def attention_rows(
     causal: Sequence[bool] = (False, True),
     repeat: int = REPEAT,
 ) -> list[dict[str, Any]]:
-    """Time `attention` on the current GPU machine; a row for each (qk, pv), dtype of the inputs, Shape, and causal or not.
+    """Time `attention` on the current GPU machine; a row for each (qk, pv), what it is given, dtype, Shape, and causal or not.
 
-    Empty choices mean COMBINATIONS, bf16, SHAPES. All combinations of a shape, and the MMAs' rates, are timed in turns, with
-    what the call just before left in the L2. Fields: qk, pv, dtype, shape (by name), causal, l2, milliseconds (median),
+    Empty choices mean COMBINATIONS, bf16, SHAPES. All sides of a shape, and the MMAs' rates, are timed in turns, with
+    what the call just before left in the L2. Fields: qk, pv, operands ("quantized": the kernel alone, on operands that were
+    quantized before; "arrays": all launches of a call on arrays), dtype, shape (by name), causal, l2, milliseconds (median),
     fastest, slowest, repeat, tflops (4 flops for each visible pair and element), mma_tflops (of each probe of a rate, by
     name), share_of_mma_rate (the time that the two products would take at those rates / the time), relative_l2 (of the
     last queries of the first head, against float64 attention of the inputs).
@@ -145,37 +173,41 @@ def attention_rows(
     backend = gpu("bench attention")
     clock = Clock(repeat=checked_repeat("bench attention", repeat))
     combinations = tuple(combinations) or COMBINATIONS
-    rates = {kernel: Rate.of(kernel, backend) for pair in combinations for kernel in (rate_of(format, backend) for format in pair)}
+    measured = sides_of(combinations)
+    rates = {kernel: Rate.of(kernel, backend) for pair in combinations for kernel in rates_of(pair, backend)}
     rows = []
     for shape in shapes or SHAPES:
-        check_fits("bench attention", shape.bytes(4), backend)
+        # Each side holds an output and copies of its operands, of 16 bits at most.
+        check_fits("bench attention", shape.bytes(4) + len(measured) * shape.bytes(2), backend)
         arrays = shape.arrays()
         for dtype in dtypes or ("bf16",):
             host = [array.astype(FORMATS[dtype].dtype) for array in arrays]
-            q, k, v = (to_device(array, device=backend.ordinal) for array in host)
+            given = [to_device(array, device=backend.ordinal) for array in host]
             for masked in causal:
-                sides, outputs = {}, {}
-                for qk, pv in combinations:
-                    out = outputs[qk, pv] = empty(q.shape, bf16.dtype, device=backend.ordinal)
-                    sides[f"{qk}+{pv}"] = _prepared(q, k, v, qk, pv, masked, out)
-                times = clock.times({**sides, **{rate.name: rate.call for rate in rates.values()}})
-                measured = {kernel: rate.flops / times[rate.name].median / 1e9 for kernel, rate in rates.items()}
-                for qk, pv in combinations:
-                    used = {name: measured[rate_of(name, backend)] for name in (qk, pv)}
+                outputs = {side: empty(given[0].shape, bf16.dtype, device=backend.ordinal) for side in measured}
+                calls = {side: _prepared(given, side, masked, out) for side, out in outputs.items()}
+                times = clock.times({**calls, **{kernel: rate.call for kernel, rate in rates.items()}})
+                tflops = {kernel: rate.flops / times[kernel].median / 1e9 for kernel, rate in rates.items()}
+                for side in measured:
+                    qk, pv, operands = side
+                    used = [(kernel, tflops[kernel]) for kernel in rates_of((qk, pv), backend)]
                     rows.append(
                         {
-                            **{"qk": qk, "pv": pv, "dtype": dtype, "shape": vars(shape), "causal": bool(masked), "l2": WARM},
-                            **_figures(shape, masked, times[f"{qk}+{pv}"], used[qk], used[pv]),
-                            "mma_tflops": {rate_of(name, backend).name: rate for name, rate in used.items()},
-                            "relative_l2": _error(outputs[qk, pv].to_numpy(), host, masked),
+                            **{"qk": qk, "pv": pv, "operands": operands, "dtype": dtype, "shape": vars(shape)},
+                            **{"causal": bool(masked), "l2": WARM},
+                            **_figures(shape, masked, times[side], *(rate for _, rate in used)),
+                            "mma_tflops": {kernel.name: rate for kernel, rate in used},
+                            "relative_l2": _error(outputs[side].to_numpy(), host, masked),
                         }
                     )
     return rows
 
 
-def _prepared(q, k, v, qk: str, pv: str, causal: bool, out) -> Callable[[], Any]:
-    call = prepare(attention, q, k, v, qk=qk, pv=pv, quantize=IN_KERNEL.get((qk, pv)), causal=causal, out=out)
-    return lambda: call(q, k, v)
+def _prepared(arrays: Sequence, side: tuple[str, str, str], causal: bool, out) -> Callable[[], Any]:
+    qk, pv, operands = side
+    given = quantized_operands(*arrays, qk, pv) if operands == QUANTIZED else arrays
+    call = prepare(attention, *given, qk=qk, pv=pv, quantize=IN_KERNEL.get((qk, pv)), causal=causal, out=out)
+    return lambda: call(*given)
 
 
 def _figures(shape: Shape, causal: bool, times: Times, qk_rate: float, pv_rate: float) -> dict[str, Any]:
@@ -201,11 +233,11 @@ def attention_table(report: dict[str, Any]) -> Iterator[str]:
     """A report for a terminal."""
     rows = report["rows"]
     yield f"attention on {title(report['machine'])}"
-    yield f"medians of {rows[0]['repeat']}, all formats of a shape and the MMAs' rates in turns, L2 warm"
-    head = ["qk+pv", "input", "shape", "mask", "ms", "fastest..slowest", "TFLOPS", "of MMA rate", "relative L2", "MMA TFLOPS"]
+    yield f"medians of {rows[0]['repeat']}, all sides of a shape and the MMAs' rates in turns, L2 warm"
+    head = ["qk+pv", "operands", "input", "shape", "mask", "ms", "fastest..slowest", "TFLOPS", "of MMA rate", "relative L2", "MMA TFLOPS"]
     body = [
         [
-            *(f"{row['qk']}+{row['pv']}", row["dtype"], str(Shape(**row["shape"])), "causal" if row["causal"] else "none"),
+            *(f"{row['qk']}+{row['pv']}", row["operands"], row["dtype"], str(Shape(**row["shape"])), "causal" if row["causal"] else "none"),
             *(f"{row['milliseconds']:.4f}", f"{row['fastest']:.4f}..{row['slowest']:.4f}", f"{row['tflops']:.1f}"),
             *(f"{row['share_of_mma_rate']:.1%}", f"{row['relative_l2']:.2e}"),
             ", ".join(f"{name.removeprefix('mma_rate_')} {rate:.0f}" for name, rate in row["mma_tflops"].items()),
@@ -216,16 +248,16 @@ def attention_table(report: dict[str, Any]) -> Iterator[str]:
 
 
 def draw_attention(path: Path, report: dict[str, Any]) -> None:
-    """A report as a picture: TFLOPS by shape and formats, with the share of the MMAs' rate on each bar; a panel for each dtype."""
+    """A report as a picture: TFLOPS by shape and side, with the share of the MMAs' rate on each bar; a panel for each dtype."""
     rows = report["rows"]
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
     groups = list(dict.fromkeys(_group(row) for row in rows))
-    formats = list(dict.fromkeys(f"{row['qk']}+{row['pv']}" for row in rows))
-    by_place = {(row["dtype"], _group(row), f"{row['qk']}+{row['pv']}"): row for row in rows}
+    sides = list(dict.fromkeys(_side(row) for row in rows))
+    by_place = {(row["dtype"], _group(row), _side(row)): row for row in rows}
     figure, panels = plots.figure_of(len(dtypes), 1, len(groups))
     figure.suptitle(f"attention: {title(report['machine'])}")
     for dtype, (axes,) in zip(dtypes, panels):
-        chosen = {name: [by_place.get((dtype, group, name)) for group in groups] for name in formats}
+        chosen = {name: [by_place.get((dtype, group, name)) for group in groups] for name in sides}
         plots.grouped_bars(axes, groups, {name: [row and row["tflops"] for row in found] for name, found in chosen.items()})
         for bars, found in zip(axes.containers, chosen.values()):
             axes.bar_label(bars, [f"{row['share_of_mma_rate']:.0%}" for row in found if row], fontsize="x-small")
@@ -236,3 +268,7 @@ def draw_attention(path: Path, report: dict[str, Any]) -> None:
 
 def _group(row: dict[str, Any]) -> str:
     return f"{Shape(**row['shape'])}{' causal' if row['causal'] else ''}"
+
+
+def _side(row: dict[str, Any]) -> str:
+    return f"{row['qk']}+{row['pv']}, {row['operands']}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Hashable, Iterable, Mapping, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from ..formats import bf16
 from ..ops.probes import mma_rate_bf16
 from ..ops.scales import amax, fill_f32
 from ..stream import Event
+
+Name = TypeVar("Name", bound=Hashable)
 
 REPEAT = 20
 WARM_UP = 3
@@ -134,13 +136,13 @@ class Clock:
         """Read a large buffer. It leaves nothing in the cache that must be written back first, as writing one would."""
         amax(self._large, partial=self._partial, blocks=self._partial.size, stream=self.stream)
 
-    def times(self, calls: Mapping[str, Callable[[], Any]], l2: str = WARM) -> dict[str, Times]:
+    def times(self, calls: Mapping[Name, Callable[[], Any]], l2: str = WARM) -> dict[Name, Times]:
         """Times of each call by name; the sides alternate call by call.
 
         l2: "warm": the same call has just run; "flushed": a buffer of four times the L2's size was read before.
         """
         (l2,) = checked_states("Clock.times", [l2])
-        samples: dict[str, list[float]] = {name: [] for name in calls}
+        samples: dict[Name, list[float]] = {name: [] for name in calls}
         for turn in range(-WARM_UP, self.repeat):
             for name, call in calls.items():
                 if l2 == WARM:
