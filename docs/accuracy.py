@@ -195,8 +195,6 @@ Outputs are what `attention` gives by itself, bfloat16 (float16 of f16).
 - *asked* is what this library holds itself to on N(0,1), as tests do on smaller arrays: relative L2 and lse at most, cosine at least, gain
   within so much of 1. A figure that misses it is **bold**.
 - The first format is that of Q and K, the second that of weights and V; one name stands for both.
-- Where keys are split over blocks (docs/numerics.md), as they are at B2 H4 S1024 and B1 H2 S512 but not at B1 H12 S256, lse of formats with
-  quantized weights is that of the weights as they are multiplied, which weighs most in mxfp4; where they are not, it is that of the exact ones.
 
 ![Relative L2 by format and data](accuracy_data.png)
 """

@@ -9,6 +9,7 @@ KERNEL(attention_merge, .threads = {op::merge_threads}, .tile = {op::merge_tile}
 (const float *partial,       // [splits, batch, heads, queries, width]
  const float *row_max,       // [splits, batch, heads, queries]
  const float *row_sum,       // the same or null
+ const float *exact_sum,     // the same or null
  __nv_bfloat16 *out_bf16,    // [batch, heads, queries, dim_v] or null
  __half *out_f16,            // the same
  float *out_f32,             // the same
@@ -16,6 +17,6 @@ KERNEL(attention_merge, .threads = {op::merge_threads}, .tile = {op::merge_tile}
  float *merged_max,          // the same
  float *merged_sum,          // the same
  int natural, int splits, int batch, int heads, int queries, int width, int dim_v, STRIDES(out_bf16), STRIDES(out_f16), STRIDES(out_f32)) {
-    op::merge({partial, row_max, row_sum, natural != 0, splits, batch, heads, queries, width, dim_v},
+    op::merge({partial, row_max, row_sum, exact_sum, natural != 0, splits, batch, heads, queries, width, dim_v},
               {STRIDED(out_bf16), STRIDED(out_f16), STRIDED(out_f32), lse, merged_max, merged_sum});
 }

@@ -18,8 +18,7 @@ if DOCS.is_dir():
     accuracy = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)  # dataclasses look their module up
     _spec.loader.exec_module(accuracy)
     BOUNDED = [formats for formats in accuracy.FORMATS if formats.normal]
-    # As many keys as are not split, since lse of splits is of rounded weights; dim 128 as in the bounds.
-    NORMAL = accuracy.Data("N(0,1)", "", lambda: accuracy.normal(1, 2, 384, 128))
+    NORMAL = accuracy.Data("N(0,1)", "", lambda: accuracy.normal(1, 1, 512, 128))  # keys are split in two
     BIASED = accuracy.Data("bias", "", lambda: accuracy.normal(1, 1, 384, 128, bias=6.0))
     SINK = accuracy.Data("sink", "", lambda: accuracy.beside_a_sink(11, queries=16, keys=2048))
 else:

@@ -330,7 +330,11 @@ def test_keys_may_be_permuted_with_their_values(problem):
 @settings(max_examples=12, deadline=None)
 @given(problem=problems(), at=st.floats(0, 1))
 def test_segments_merge_to_the_whole(problem, at):
-    """Segments merged equal one pass to 1e-5: weights are rounded alike, whatever the maximum they are relative to."""
+    """Segments merged equal one pass: weights are rounded alike, whatever the maximum they are relative to.
+
+    But for those so near a tie of the 16-bit type that the float32 rounding of their exponents, relative to another maximum,
+    moves them over it: seldom more than one in a thousand, and by one bit. Hence 1e-4 and not 1e-5.
+    """
     _, q, k, v, options = problem
     cut = max(1, min(k.shape[2] - 1, round(at * k.shape[2])))
     options = {name: options[name] for name in ("softcap", "qk")}
@@ -339,7 +343,7 @@ def test_segments_merge_to_the_whole(problem, at):
         parts = [slice(0, cut), slice(cut, None)] if k.shape[2] > 1 else [slice(None)]
         outs, lses = zip(*(ptxrt.attention(q, k[:, :, p], v[:, :, p], return_lse=True, out_dtype=np.float32, **options) for p in parts))
         out, lse = ptxrt.merge(outs, lses)
-    assert relative(out, whole) < 1e-5
+    assert relative(out, whole) < 1e-4
     np.testing.assert_allclose(lse, whole_lse, rtol=1e-5, atol=1e-5)
 
 

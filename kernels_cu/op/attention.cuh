@@ -301,10 +301,11 @@ __device__ inline void store_rows(const Softmax &softmax, typename Tiling::templ
     }
 }
 
-// Divides by the sums and writes what is asked for; splits write what they have.
+// Divides by the sums and writes what is asked for; splits write what they have. exact_sum (or null): as row_sum, of the weights
+// before they are rounded, where those differ.
 template <class Tiling, class Softmax>
 __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &shared, const Problem &problem, int first_row,
-                                     int warp_row, float output_scale = 1.0f) {
+                                     int warp_row, float output_scale = 1.0f, float *exact_sum = nullptr) {
     const AttentionOptions &options = problem.options;
     softmax.finish();
     float sink_share[Tiling::slices][2] = {};   // of the denominator
@@ -341,6 +342,7 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
                 options.lse[problem.row_at(row)] = sum == 0.0f ? -INFINITY : (max + ptx::lg2_approx_ftz_f32(sum)) * ln_2;
             if (options.row_max) options.row_max[problem.split_row_at(row)] = max;
             if (options.row_sum) options.row_sum[problem.split_row_at(row)] = denominator;
+            if (exact_sum) exact_sum[problem.split_row_at(row)] = sum;
         }
 
     const int rows = problem.rows - warp_row;
@@ -411,7 +413,7 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
     softmax.start(options.partial ? 0.0f : 8.0f);
     WarpQueries<QueryTile, Tiling::slices, Tiling::dim / 16, Tiling::keeps_q> q{
         tile::address_a(shared.q) + uint32_t((warp_row - first_row) * (sizeof(shared.q) / Tiling::rows))};
-    if constexpr (Tiling::keeps_q) {
+    if (Tiling::keeps_q && range.begin < range.end) {
         ptx::cp_async_wait_group<0>();
         ptx::bar_sync();   // Q has landed for everyone
         q.keep();

@@ -436,7 +436,8 @@ struct Pipeline {
 
 // O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys).
 template <class Tiling>
-__device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared, const BlockOperands &operands, const AttentionOptions &options) {
+__device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared, const BlockOperands &operands, const AttentionOptions &options,
+                                                 float *exact_sum) {
     using Softmax = BlockSoftmax<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v>;
     using Order = typename Softmax::P::Order;
     const Problem problem(options);
@@ -476,13 +477,13 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
         const int stop = range.plain_begin <= index ? range.plain_end : index;
         // On the stand-ins, whose speed is not the point, one loop less.
         if constexpr (ptx::has_block_scaled_mma)
-            if (!options.lse)
+            if (!options.lse && !exact_sum)
                 for (; index < stop; ++index) step(index, std::false_type{}, std::false_type{});
         for (; index < stop; ++index) step(index, std::false_type{}, std::true_type{});
         if (index < range.end) step(index, std::true_type{}, std::true_type{});
     }
     ptx::bar_sync();   // every warp is done with the stages, over which the output goes
-    write_results<Tiling>(softmax, shared, problem, first_row, warp_row, operands.v_global ? *operands.v_global : 1.0f);
+    write_results<Tiling>(softmax, shared, problem, first_row, warp_row, operands.v_global ? *operands.v_global : 1.0f, exact_sum);
 }
 
 }  // namespace op
@@ -497,13 +498,15 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
      const uint8_t *q_scales,   /* [batch, heads_kv, group, queries, q_blocks] */                                           \
      const uint8_t *k_tiles,    /* [batch, heads_kv, tiles, k_bytes]: tile::KeyTile */                                      \
      const uint8_t *v_tiles,    /* [batch, heads_kv, tiles, v_bytes]: tile::ValueTile */                                    \
-     const float *q_global, const float *k_global, const float *v_global, ATTENTION_ARRAYS, ATTENTION_SCALARS, int batch,   \
-     int heads_kv, int group, int queries, int q_bytes, int q_blocks, int tiles, int k_bytes, int v_bytes, int keys,        \
-     int sequences, int dim_v, int splits, STRIDES_Q(q_codes), STRIDES_Q(q_scales), ATTENTION_STRIDES) {                    \
+     const float *q_global, const float *k_global, const float *v_global, ATTENTION_ARRAYS,                                 \
+     float *exact_sum,          /* [splits, batch, heads_kv, group, queries] */                                             \
+     ATTENTION_SCALARS, int batch, int heads_kv, int group, int queries, int q_bytes, int q_blocks, int tiles, int k_bytes, \
+     int v_bytes, int keys, int sequences, int dim_v, int splits, STRIDES_Q(q_codes), STRIDES_Q(q_scales),                  \
+     ATTENTION_STRIDES) {                                                                                                   \
         using Tiling = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>;                                             \
         const int dim = dim_;                                                                                               \
         op::attention_blocks<Tiling>(shared<typename Tiling::Shared>(),                                                     \
                                      {q_codes, q_scales, k_tiles, v_tiles, q_global, k_global, v_global, q_bytes, q_blocks, \
                                       tiles, THE_STRIDES_Q(q_codes), THE_STRIDES_Q(q_scales)},                              \
-                                     ATTENTION_OPTIONS);                                                                    \
+                                     ATTENTION_OPTIONS, exact_sum);                                                         \
     }

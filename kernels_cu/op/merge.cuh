@@ -16,6 +16,7 @@ constexpr int merge_tile = merge_threads * merge_columns;
 // Segments [splits][batch][heads][queries][width], of which dim_v columns count, with their rows' maxima and sums [splits][batch][heads][queries].
 struct Segments {
     const float *partial, *row_max, *row_sum;   // row_sum null: all are 1
+    const float *exact_sum;                     // what lse is of; null: row_sum
     bool natural;                               // row_max in units of e instead of 2
     int splits;
     int64_t batch, heads, queries, width, dim_v;
@@ -91,7 +92,16 @@ __device__ inline void merge_row(const Segments &segments, const Merged &merged,
     store_columns(merged.out_f16, batch, head, query, column, values);
     store_columns(merged.out_f32, batch, head, query, column, values);
     if (column != 0) return;
-    const float log2_total = ptx::lg2_approx_ftz_f32(total), ln_2 = 0.693147182f;
+    float exact = total;
+    if (segments.exact_sum) {
+        exact = 0.0f;
+#pragma unroll 1   // once a row: registers are worth more
+        for (int split = 0; split < segments.splits; ++split) {
+            const int64_t at = split * rows + row;
+            exact = fmaf(segment_weight(segments, segments.row_max[at], top), segments.exact_sum[at], exact);
+        }
+    }
+    const float log2_total = ptx::lg2_approx_ftz_f32(exact), ln_2 = 0.693147182f;
     if (merged.lse) merged.lse[row] = segments.natural ? fmaf(log2_total, ln_2, top) : (top + log2_total) * ln_2;
     if (merged.max) merged.max[row] = top;
     if (merged.sum) merged.sum[row] = total;

@@ -36,6 +36,7 @@ class Way:
     `mean`, what keys are less; operands.values(q, k, v) is what they hold, as NumPy arrays, for references. operands.formats:
     by name the formats of those that may be quantized before, which operands.check(k, v) looks at. output: the type of results where none is
     asked for. lacks: options of `attention` that the kernel does not have. run: what to do in place of `_run`.
+    sums: what splits give beside `partial` and `row_max` where lse is wanted.
     """
 
     kernel: Kernel
@@ -43,6 +44,7 @@ class Way:
     output: Format
     lacks: tuple[str, ...] = ("smooth_k", "smooth_q")
     run: Callable[..., tuple] | None = None
+    sums: tuple[str, ...] = ("row_sum",)
 
 
 @remembered
@@ -305,14 +307,15 @@ def _run_in_splits(call: Call, place: _Place, arguments, splits: int, rows: tupl
     """Launch on several runs of the keys and merge them; gives (lse,), (row_max, row_sum) or nothing."""
     width = -(-target.shape[-1] // _ROW_UNIT) * _ROW_UNIT
     partial = place.empty((splits, *rows, width), f32)
-    row_max, row_sum = place.empty((splits, *rows), f32), place.empty((splits, *rows), f32)
-    call.way.kernel(**arguments, partial=partial, row_max=row_max, row_sum=row_sum, stream=place.stream)
+    wanted = call.way.sums if lse is not None else ("row_sum",)
+    figures_of_rows = {name: place.empty((splits, *rows), f32) for name in ("row_max", *wanted)}
+    call.way.kernel(**arguments, partial=partial, **figures_of_rows, stream=place.stream)
     whole = (rows[0], rows[1] * rows[2], rows[3])
     figures = {} if lse is None else dict(lse=lse.reshape(whole))
     if not call.normalize:
         figures = dict(merged_max=place.empty(whole, f32), merged_sum=place.empty(whole, f32))
-    parts = (partial.reshape(splits, *whole, width), row_max.reshape(splits, *whole), row_sum.reshape(splits, *whole))
-    attention_merge(*parts, **{f"out_{call.output}": target}, **figures, stream=place.stream)
+    parts = {name: x.reshape(splits, *whole) for name, x in figures_of_rows.items()}
+    attention_merge(partial.reshape(splits, *whole, width), **parts, **{f"out_{call.output}": target}, **figures, stream=place.stream)
     return tuple(figures.values())
 
 
@@ -402,7 +405,7 @@ _FIRST_LACKS += ("smooth_k", "smooth_q")
 def _on_blocks(qk: str, pv: str) -> Way:
     """Attention on operands in block formats. Packed sequences begin inside of tiles, which its kernels do not know."""
     kernel = BLOCK_ATTENTION[qk, pv]
-    return Way(kernel, BlockOperands(kernel, qk, pv), bf16, ("smooth_q", "cu_seqlens_q", "cu_seqlens_k"))
+    return Way(kernel, BlockOperands(kernel, qk, pv), bf16, ("smooth_q", "cu_seqlens_q", "cu_seqlens_k"), sums=("row_sum", "exact_sum"))
 
 
 # (qk, pv, quantize) -> how it is computed. Another format is another line.

@@ -11,7 +11,7 @@ from ..errors import ArgumentError
 from ..formats import bf16, f16, f32, i32, u8
 from ..kernel import Axis, In, Kernel, Out, Scalar, kernel, loose, scattered, strided, unaligned
 from ..tiles import TILE_DIMS, tile_layout, tiles_of
-from .attention_kernels import OPEN, PARTIAL, SUMS, attend, ends_of, example_flags, example_masks, starts_of, visible_flops
+from .attention_kernels import OPEN, PARTIAL, ROW_SUMS, SUMS, attend, ends_of, example_flags, example_masks, starts_of, visible_flops
 from .operands import Operand, quantize_operand
 
 # Formats of Q and K, and of V.
@@ -25,6 +25,7 @@ q_codes and q_scales are those of `quantize` along the last axis, k_tiles those 
 `pack_values_{pv}`, of which `keys` are there. q_global, k_global, v_global: what all of them are multiplied by, the global
 scales of NVFP4; 1 where omitted.
 Sums and softmax are float32. Weights are rounded to {weights}; they are divided by their sum as it is multiplied.
+lse is of the weights before they are rounded, as is exact_sum, beside row_sum.
 All else as for `attention_bf16`, but that row_max lies {headroom} below the largest score rounded up, in units of log2.
 The reference is float64 attention of what the operands hold."""
 _WEIGHTS = {
@@ -94,7 +95,7 @@ def _cases(qk: str, pv: str) -> list[dict]:
         case(batch=2, group=2, keys=100, mask=True, out_f16=True, lse=True, left=40, right=7),
         case(group=2, keys=100, allowed=True, key_ends=True, out_bf16=True, out_f16=True, out_f32=True, lse=True),
         case(batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, q_global=True, k_global=True, v_global=True),
-        case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **PARTIAL),
+        case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **PARTIAL, exact_sum=True),
         case(queries=1, keys=1, out_bf16=True, lse=True),
     ]
 
@@ -124,6 +125,7 @@ def _declare(qk: str, pv: str) -> Kernel:
         partial: Out[f32, "splits batch heads_kv group queries dim_v"] = None,
         row_max: Out[f32, "splits batch heads_kv group queries"] = None,
         row_sum: Out[f32, "splits batch heads_kv group queries"] = None,
+        exact_sum: Out[f32, "splits batch heads_kv group queries"] = None,
         *,
         scale: Scalar[f32],
         softcap: Scalar[f32] = 0.0,
@@ -133,7 +135,7 @@ def _declare(qk: str, pv: str) -> Kernel:
         dim: Axis,
         dim_v: Axis,
     ):
-        outputs, parts = (out_bf16, out_f16, out_f32), (partial, row_max, row_sum)
+        outputs, parts = (out_bf16, out_f16, out_f32), (partial, row_max, row_sum, exact_sum)
         q = block.decode(q_codes, q_scales, *([1.0] if block.two_level else []))
         q = np.pad(q, [(0, 0)] * 4 + [(0, dim - q.shape[-1])])
         k, v = tile_layout(qk, "k", dim).decode(k_tiles), tile_layout(pv, "v", dim).decode(v_tiles)[..., :dim_v]
@@ -150,7 +152,7 @@ def _declare(qk: str, pv: str) -> Kernel:
         variants={"dim": TILE_DIMS[qk]},
         derived=_derived(qk, pv),
         cases=_cases(qk, pv),
-        tolerance=dict(out_bf16=rounded, out_f16=rounded, out_f32=rounded, partial=rounded, row_sum=rounded, lse=SUMS),
+        tolerance=dict(out_bf16=rounded, out_f16=rounded, out_f32=rounded, partial=rounded, row_sum=rounded, exact_sum=ROW_SUMS, lse=SUMS),
         flops=visible_flops,
         draw=dict(
             **_operands(qk, pv),

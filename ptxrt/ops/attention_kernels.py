@@ -92,6 +92,7 @@ def spans_of(sequences: int, queries: int, keys: int, query_starts=None, query_e
 def attend(q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroom: int = 0) -> None:
     """What attention kernels write, from operands as they are multiplied: `outputs` and `lse`, or `parts` alone.
 
+    parts: partial, row_max, row_sum and, of kernels that round weights before they sum them, exact_sum.
     options, sequences: the arguments of the kernels by name. headroom: how far row_max lies below the whole number above
     the largest score, in steps of log2; it is never below a sink.
     """
@@ -114,7 +115,7 @@ def attend(q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroo
             unit = np.ceil(exact_sums(q, k, v, part=part, **rest)[0] * _LOG2_E) - headroom
             unit = unit if sinks is None else np.maximum(unit, np.ceil(np.float64(sinks) * _LOG2_E)[..., None])
         factor = np.exp2(np.where(top == -np.inf, 0.0, top * _LOG2_E - np.where(top == -np.inf, 0.0, unit)))
-        for buffer, values in zip(parts, (weighted * factor[..., None], unit, total * factor)):
+        for buffer, values in zip(parts, (weighted * factor[..., None], unit, total * factor, total * factor)):
             if buffer is not None:
                 buffer[i] = values
 
@@ -158,7 +159,7 @@ PARTIAL = dict(partial=True, row_max=True, row_sum=True)
 _BF16_OUTPUT = Tolerance("weights are rounded to 16 bits before the second product, as is the result", relative_l2=3e-3, cosine=0.99999, gain=1e-3)
 _OUTPUT = Tolerance("weights are rounded to 16 bits before the second product", relative_l2=2.5e-3, cosine=0.99999, gain=1e-3)
 SUMS = Tolerance("float32 scores and sums, approximate exponentials and logarithm", relative_l2=1e-5, absolute=1e-4)
-_ROW_SUMS = Tolerance("float32 scores and sums, approximate exponentials", relative_l2=1e-5)
+ROW_SUMS = Tolerance("float32 scores and sums, approximate exponentials", relative_l2=1e-5)
 
 
 @kernel(
@@ -175,7 +176,7 @@ _ROW_SUMS = Tolerance("float32 scores and sums, approximate exponentials", relat
         _case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **PARTIAL),
         _case(queries=1, keys=1, out_bf16=True, lse=True, format="f16"),
     ],
-    tolerance=dict(out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=SUMS, row_sum=_ROW_SUMS),
+    tolerance=dict(out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=SUMS, row_sum=ROW_SUMS),
     flops=visible_flops,
     draw=dict(
         query_starts=starts_of("queries"),
@@ -252,6 +253,7 @@ _ROUNDED_MERGE = Tolerance("the result is rounded", relative_l2=3e-3)
         dict(splits=3, batch=2, heads=3, queries=7, width=64, dim_v=64, row_sum=True, out_f32=True, out_bf16=True, out_f16=True, lse=True),
         dict(splits=5, batch=1, heads=2, queries=9, width=24, dim_v=21, out_f32=True, lse=True, natural=1),
         dict(splits=1, batch=1, heads=1, queries=40, width=16, dim_v=12, row_sum=True, out_f32=True, merged_max=True, merged_sum=True),
+        dict(splits=3, batch=1, heads=2, queries=9, width=16, dim_v=16, row_sum=True, exact_sum=True, out_f32=True, lse=True),
     ],
     tolerance=dict(
         out_bf16=_ROUNDED_MERGE,
@@ -260,12 +262,13 @@ _ROUNDED_MERGE = Tolerance("the result is rounded", relative_l2=3e-3)
         lse=Tolerance("approximate logarithm", relative_l2=1e-6),
         merged_sum=_EXACT_MERGE,
     ),
-    draw=dict(row_max=_maxima, row_sum=_positive_sums),
+    draw=dict(row_max=_maxima, row_sum=_positive_sums, exact_sum=_positive_sums),
 )
 def attention_merge(
     partial: In[f32, "splits batch heads queries width"],
     row_max: In[f32, "splits batch heads queries"],
     row_sum: In[f32, "splits batch heads queries"] = None,
+    exact_sum: In[f32, "splits batch heads queries"] = None,
     out_bf16: Out[bf16, "batch heads queries dim_v", scattered] = None,
     out_f16: Out[f16, "batch heads queries dim_v", scattered] = None,
     out_f32: Out[f32, "batch heads queries dim_v", scattered] = None,
@@ -279,7 +282,7 @@ def attention_merge(
 
     A segment's row counts 2**row_max row_sum, or, where `natural`, exp(row_max); without `row_sum` that is 1, and `partial` is
     divided already. The first dim_v of the `width` columns are merged. lse: the natural logarithm of the
-    whole; merged_max: the largest row_max; merged_sum: the whole relative to it, by which the outputs are divided only where it is not
+    whole, with `exact_sum`, where that is given, in place of row_sum; merged_max: the largest row_max; merged_sum: the whole relative to it, by which the outputs are divided only where it is not
     asked for. Rows whose segments all have a row_max of -inf give 0 and -inf.
     """
     top = row_max.max(axis=0).astype(np.float64)
@@ -291,7 +294,8 @@ def attention_merge(
     divided = merged / np.where(total == 0, 1.0, total)[..., None]
     _store(divided if merged_sum is None else merged, out_bf16, out_f16, out_f32)
     with np.errstate(divide="ignore"):
-        _store(top * (1 if natural else math.log(2)) + np.log(total), lse)
+        exact = total if exact_sum is None else (weights * exact_sum).sum(axis=0)
+        _store(top * (1 if natural else math.log(2)) + np.log(exact), lse)
     _store(top, merged_max)
     _store(total, merged_sum)
 
