@@ -236,9 +236,9 @@ class Flow:
             ways = [(*best[j][:2], j) for j in self.onward[i] if j in best and place[j] > place[i]]
             if start in self.after[i] or self.blocks[i][-1].stem in ("EXIT", "RET"):
                 ways.append((0, 0, None))
-            if ways:
-                done, cost, following = max(ways, key=lambda way: way[:2])
-                best[i] = (done + sum(map(work, self.blocks[i])), cost - len(self.blocks[i]), following)
+            # A block that is left backwards only, as where loops that wait are nested, ends its way.
+            done, cost, following = max(ways or [(0, 0, None)], key=lambda way: way[:2])
+            best[i] = (done + sum(map(work, self.blocks[i])), cost - len(self.blocks[i]), following)
         path, here = [], start
         while here is not None:
             path += self.blocks[here]

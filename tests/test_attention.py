@@ -560,7 +560,7 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
         (lambda: ptxrt.attention(q, k, v, pv=["bf16"]), "no kernel for"),
         (lambda: ptxrt.attention(q, k, v, pv="f16"), "no kernel for qk='bf16', pv='f16'; nearest: "),
         (lambda: ptxrt.attention(q, k, v, quantize="in_kernel"), "nearest: qk='bf16', pv='bf16'"),
-        (lambda: ptxrt.attention(q, k, v, smooth_k=True), "has no smooth_k; leave it out"),
+        (lambda: ptxrt.attention(q, k, v, smooth_k=True), "has no smooth_k; nearest: qk='mxfp8'"),
         (lambda: ptxrt.attention(q, k, v, smooth_k="on"), "smooth_k is 'on'; pass True or False, or 'auto'"),
         (lambda: ptxrt.attention(q, k, v, smooth_q=True), "has no smooth_q"),
         (lambda: ptxrt.attention(q, k, v, scale=float("nan")), "scale is nan"),
