@@ -235,7 +235,7 @@ def test_what_it_lacks_is_named_with_what_has_it(emulator, rng):
         (lambda: attention(q, k, v, mask=np.ones((16, 24), bool)), "has no mask; nearest"),
         (lambda: attention(q, q, q, layout="bshd"), "has no layout; nearest"),
         (lambda: attention(q, k, v, normalize=False), "has no normalize; nearest"),
-        (lambda: attention(q, k, v, smooth_k=True), "has no smooth_k; leave it out"),
+        (lambda: attention(q, k, v, smooth_k=True), "has no smooth_k; nearest: qk='mxfp8'"),
         (lambda: attention(q, k, v, pv="bf17"), "no kernel for qk='mxfp4', pv='bf17', quantize='in_kernel'; nearest: qk='mxfp4', pv='bf16', quantize='in_kernel'"),
         (lambda: attention(q, k, v, out_dtype=np.float16), "takes out_dtype bfloat16 or float32"),
         (lambda: attention(q, k[:, :1], v[:, :1]), "takes as many heads in k and v as in q"),
