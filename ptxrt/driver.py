@@ -458,8 +458,8 @@ class DriverBackend:
             _call("cuMemFree", address)
 
     def settle(self, mark: Any) -> Event:
-        """An event for a mark."""
-        return self._record(mark) if isinstance(mark, Queue) else mark
+        """An event for a mark, of the mark's own device: an event is recorded in streams of one context alone."""
+        return mark.backend._record(mark) if isinstance(mark, Queue) else mark
 
     def everything(self) -> Event | None:
         """An event after all work of the context, whoever started it; None where the driver cannot say."""

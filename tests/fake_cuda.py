@@ -58,6 +58,7 @@ class FakeCuda:
         self.local = threading.local()
         self.one_at_a_time = threading.RLock()
         self.streams = {}
+        self.homes = {}  # the context of each stream that was created here
         self.captures = {}
         self.programs = {}
 
@@ -269,8 +270,9 @@ class FakeCuda:
 
     def cuStreamCreate(self, flags):
         assert flags == real.CUstream_flags.CU_STREAM_NON_BLOCKING
-        self._in_context()
-        return Handle()
+        handle = Handle()
+        self.homes[int(handle)] = self._in_context()
+        return handle
 
     def cuStreamCreateWithPriority(self, flags, priority):
         return self.cuStreamCreate(flags)[1]
@@ -287,11 +289,13 @@ class FakeCuda:
             return real.CUresult.CUDA_ERROR_NOT_READY
 
     def cuEventCreate(self, flags):
-        return Handle(timed=flags == real.CUevent_flags.CU_EVENT_DEFAULT)
+        return Handle(timed=flags == real.CUevent_flags.CU_EVENT_DEFAULT, home=self._in_context())
 
     def cuEventRecord(self, event, stream):
         stream = int(stream)
         assert stream not in self.captures, "an event in a capture"
+        if self.homes.get(stream, event.home) is not event.home:
+            return real.CUresult.CUDA_ERROR_INVALID_HANDLE
         done, todo = self.streams.setdefault(stream, ([], []))
         event.stream, event.points = stream, {stream: len(done) + len(todo)}
 
