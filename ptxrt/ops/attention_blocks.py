@@ -219,8 +219,9 @@ class BlockOperands:
 
     def __call__(self, call, q, k, v, place) -> dict[str, Any]:
         """Codes and scales of q, tiles of k and v, global scales, and the mean that was taken from k."""
-        dim, ends = self.dim(k, v), call.sequences.get("key_ends")
-        options = dict(dim=dim, key_lengths=None if ends is None else place.put(ends))
+        dim, packed = self.dim(k, v), call.cu_seqlens_k is not None
+        given = call.cu_seqlens_k if packed else call.sequences.get("key_ends")
+        options = dict(dim=dim) if given is None else {"dim": dim, "cu_seqlens" if packed else "key_lengths": place.put(given)}
         q = self._quantized("q", q, call, place)
         k = self._quantized("k", k, call, place, smooth=call.smooth, **options)
         v = self._quantized("v", v, call, place, **options)
@@ -234,7 +235,11 @@ class BlockOperands:
         x, layout = (x.transpose(0, 2, 1, 3), "bshd") if call.transposed else (x, "bhsd")
         return quantize_operand(x, self.formats[role], role=role, layout=layout, **options, stream=place.stream)
 
-    def values(self, q, k, v) -> tuple:
+    def values(self, q, k, v, cu_seqlens_k=None) -> tuple:
         """What the operands hold, on the host."""
-        given = zip(self.formats.items(), (q, k, v))
-        return tuple(np.asarray(x if isinstance(x, Operand) else quantize_operand(x, format, role=role)) for (role, format), x in given)
+
+        def held(role: str, x):
+            options = {} if role == "q" else dict(cu_seqlens=cu_seqlens_k)
+            return x if isinstance(x, Operand) else quantize_operand(x, self.formats[role], role=role, **options)
+
+        return tuple(np.asarray(held(role, x)) for role, x in zip("qkv", (q, k, v)))
