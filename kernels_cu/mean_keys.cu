@@ -3,9 +3,10 @@
 #include "op/smooth.cuh"
 
 KERNEL(mean_keys, .threads = {op::smooth_threads}, .shared_bytes = sizeof(op::MeanShared), .tile = {op::mean_columns, 1})
-(const float *sums,      // [runs, batch, heads, cols]
- const int *key_ends,    // [batch] or null
- float *mean,            // [batch, heads, cols]
- int keys, int runs, int batch, int heads, int cols) {
-    op::mean_keys(shared<op::MeanShared>(), sums, key_ends, mean, keys, runs, batch, heads * cols);
+(const float *sums,       // [runs, batch, heads, cols]
+ const int *key_starts,   // [sequences] or null
+ const int *key_ends,     // [sequences] or null
+ float *mean,             // [sequences, heads, cols]
+ int keys, int runs, int batch, int heads, int cols, int sequences) {
+    op::mean_keys(shared<op::MeanShared>(), sums, key_starts, key_ends, mean, keys, runs, batch, heads * cols);
 }

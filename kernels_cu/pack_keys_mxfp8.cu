@@ -10,8 +10,9 @@ using Tile = tile::KeyTile<tile::Mxfp8, op::tile_keys, VARIANT_dim>;
     KERNEL(JOIN(pack_keys_mxfp8_dim, VARIANT_dim, suffix), .threads = {tile::KeyPacking<Tile>::threads},               \
            .shared_bytes = sizeof(Tile), .tile = {1, 1, 1})                                                            \
     (const Element *x,            /* [batch, heads, keys, cols] */                                                     \
-     const float *mean,           /* [batch, heads, cols] or null */                                                   \
-     const int *key_ends,         /* [batch] or null */                                                                \
+     const float *mean,           /* [sequences, heads, cols] or null */                                               \
+     const int *key_starts,       /* [sequences] or null */                                                            \
+     const int *key_ends,         /* [sequences] or null */                                                            \
      uint8_t *packed,             /* [batch, heads, tiles, tile_bytes] */                                              \
      int rule, PACK_AXES(x)) {                                                                                         \
         op::pack_keys(shared<Tile>(), KEY_ARRAY(x), {packed, tiles}, mean, rule, nullptr);                             \

@@ -10,9 +10,10 @@ using Tile = tile::KeyTile<tile::Nvfp4, op::tile_keys, VARIANT_dim>;
     KERNEL(JOIN(pack_keys_nvfp4_dim, VARIANT_dim, suffix), .threads = {tile::KeyPacking<Tile>::threads},               \
            .shared_bytes = sizeof(Tile), .tile = {1, 1, 1})                                                            \
     (const Element *x,            /* [batch, heads, keys, cols] */                                                     \
-     const float *mean,           /* [batch, heads, cols] or null */                                                   \
+     const float *mean,           /* [sequences, heads, cols] or null */                                               \
      const float *global_scale,   /* [1] or null */                                                                    \
-     const int *key_ends,         /* [batch] or null */                                                                \
+     const int *key_starts,       /* [sequences] or null */                                                            \
+     const int *key_ends,         /* [sequences] or null */                                                            \
      uint8_t *packed,             /* [batch, heads, tiles, tile_bytes] */                                              \
      int rule, PACK_AXES(x)) {                                                                                         \
         op::pack_keys(shared<Tile>(), KEY_ARRAY(x), {packed, tiles}, mean, rule, global_scale);                        \

@@ -8,7 +8,8 @@ VARIANTS(dim, 32, 64, 128)
     KERNEL(JOIN(pack_values_f16_dim, VARIANT_dim, suffix),                                                             \
            .threads = {tile::RowPacking<op::tile_keys, VARIANT_dim>::threads}, .tile = {1, 1, 1})                      \
     (const Element *x,      /* [batch, heads, keys, cols] */                                                           \
-     const int *key_ends,   /* [batch] or null */                                                                      \
+     const int *key_starts, /* [sequences] or null */                                                                  \
+     const int *key_ends,   /* [sequences] or null */                                                                  \
      uint8_t *packed,       /* [batch, heads, tiles, tile_bytes] */                                                    \
      PACK_AXES(x)) {                                                                                                   \
         op::pack_values_16<__half, VARIANT_dim>(KEY_ARRAY(x), {packed, tiles});                                        \

@@ -11,7 +11,8 @@ using Tile = tile::ValueTile<tile::Nvfp4, op::tile_keys, VARIANT_dim>;
            .shared_bytes = sizeof(op::PackValuesShared<Tile, Element>), .tile = {1, 1, 1})                             \
     (const Element *x,            /* [batch, heads, keys, cols] */                                                     \
      const float *global_scale,   /* [1] or null */                                                                    \
-     const int *key_ends,         /* [batch] or null */                                                                \
+     const int *key_starts,       /* [sequences] or null */                                                            \
+     const int *key_ends,         /* [sequences] or null */                                                            \
      uint8_t *packed,             /* [batch, heads, tiles, tile_bytes] */                                              \
      int rule, PACK_AXES(x)) {                                                                                         \
         op::pack_values(shared<op::PackValuesShared<Tile, Element>>(), KEY_ARRAY(x), {packed, tiles}, rule, global_scale);\

@@ -1,16 +1,18 @@
-// row_dot: the product of each query with one vector of its head: what smoothing took from its scores.
+// row_dot: the product of each query with one vector of its sequence and head: what smoothing took from its scores.
 #include "kernel.cuh"
 #include "op/smooth.cuh"
 
 #define INSTANCE(suffix, Element)                                                                                      \
     KERNEL(row_dot##suffix, .threads = {op::smooth_threads}, .tile = {op::dot_rows, 1, 1})                             \
-    (const Element *q,   /* [batch, heads_kv, group, queries, cols] */                                                 \
-     const float *y,     /* [batch, heads_kv, cols] */                                                                 \
-     const float *add,   /* [batch, heads_kv, group, queries] or null */                                               \
-     float *out,         /* the same */                                                                                \
-     float scale, int batch, int heads_kv, int group, int queries, int cols, int64_t q_batch, int64_t q_head,          \
-     int64_t q_group, int64_t q_query) {                                                                               \
-        op::row_dot(op::QueryRows<Element>{q, q_batch, q_head, q_group, q_query, heads_kv, group, queries, cols}, y, add, out, scale);\
+    (const Element *q,          /* [batch, heads_kv, group, queries, cols] */                                          \
+     const float *y,            /* [sequences, heads_kv, cols] */                                                      \
+     const int *query_starts,   /* [sequences] or null */                                                              \
+     const float *add,          /* [batch, heads_kv, group, queries] or null */                                        \
+     float *out,                /* the same */                                                                         \
+     float scale, int batch, int heads_kv, int group, int queries, int cols, int sequences, int64_t q_batch,           \
+     int64_t q_head, int64_t q_group, int64_t q_query) {                                                               \
+        op::row_dot(op::QueryRows<Element>{q, q_batch, q_head, q_group, q_query, heads_kv, group, queries, cols,       \
+                                           query_starts, sequences}, y, add, out, scale);                              \
     }
 
 INSTANCE(_f32, float)

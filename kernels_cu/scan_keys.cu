@@ -6,10 +6,11 @@
     KERNEL(scan_keys##suffix, .threads = {op::smooth_threads}, .shared_bytes = sizeof(op::ScanShared),                 \
            .tile = {1, 1, 1}, .min_blocks = 4)                                                                         \
     (const Element *x,      /* [batch, heads, keys, cols] */                                                           \
-     const int *key_ends,   /* [batch] or null */                                                                      \
+     const int *key_starts, /* [sequences] or null */                                                                  \
+     const int *key_ends,   /* [sequences] or null */                                                                  \
      float *sums,           /* [runs, batch, heads, cols] or null */                                                   \
      float *largest,        /* [runs, batch, heads] or null */                                                         \
-     int batch, int heads, int keys, int cols, int runs, KEY_STRIDES(x)) {                                             \
+     int batch, int heads, int keys, int cols, int sequences, int runs, KEY_STRIDES(x)) {                              \
         op::scan_keys(shared<op::ScanShared>(), KEY_ARRAY(x), sums, largest);                                          \
     }
 

@@ -525,7 +525,7 @@ def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
         return names[0], results[names[0]], wanted(results, call.q, call.k, call.v)[names[0]]
 
     def reference(results):
-        return wanted(results, *call.way.operands.values(call.q, call.k, call.v))
+        return wanted(results, *call.way.operands.values(call.q, call.k, call.v, call.cu_seqlens_k))
 
     return Job(call.way.kernel.name, {**inputs, **further}, len(names), run, reference, exact, notes)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from .blocks import BLOCK_FORMATS, BlockFormat
 from .formats import Format, bf16, f16
+from .sequences import first_units, units_of
 
 # Keys of a tile.
 TILE_KEYS = 64
@@ -31,9 +32,9 @@ def tile_dim(format: str, cols: int) -> int:
     return min((dim for dim in TILE_DIMS[format] if dim >= cols), default=cols)
 
 
-def tiles_of(keys: int) -> int:
-    """How many tiles hold so many keys."""
-    return -(-keys // TILE_KEYS)
+def tiles_of(keys: int, sequences: int = 1) -> int:
+    """How many tiles hold so many keys of so many packed sequences, each of which begins with a tile of its own."""
+    return units_of(keys, TILE_KEYS, sequences)
 
 
 def swizzled(rows: int, row_chunks: int, xor) -> np.ndarray:
@@ -154,23 +155,28 @@ class TileLayout:
         """Plain codes and scales of each tile: the inverse of `join`."""
         return tiles[..., self.codes_places], tiles[..., self.scale_places]
 
-    def encode(self, x: np.ndarray, *, rule: str | None = None, mean=None, global_scale=None, key_ends=None) -> np.ndarray:
+    def encode(self, x: np.ndarray, *, rule: str | None = None, mean=None, global_scale=None, key_starts=None, key_ends=None) -> np.ndarray:
         """Tiles [batch, heads, tiles, nbytes] of x [batch, heads, keys, cols], filled up with zeros.
 
-        mean: [batch, heads, cols], subtracted first, in float32. key_ends: [batch], keys from there on are zeros. A block
-        that holds no value of x has a scale of 1.
+        key_ends: [batch], keys from there on are zeros. key_starts: with key_ends, [sequences], where packed sequences of a
+        batch of one begin, each with a tile of its own. mean: [batch or sequences, heads, cols], subtracted first, in float32. A
+        block that holds no value of x has a scale of 1.
         """
         batch, heads, keys, cols = x.shape
-        tiles = tiles_of(keys)
+        packed = key_starts is not None
+        tiles = tiles_of(keys, len(key_starts) if packed else 1)
         there = np.zeros((batch, heads, tiles * TILE_KEYS, self.dim), bool)
-        for i in range(batch):
-            there[i, :, : keys if key_ends is None else min(key_ends[i], keys), : min(cols, self.dim)] = True
         whole = np.zeros(there.shape, np.float32)
-        whole[:, :, :keys, :cols] = x
-        if mean is not None:
-            with np.errstate(invalid="ignore"):
-                whole[:, :, :keys, :cols] -= mean[:, :, None]
-        whole[~there] = 0
+        starts = key_starts if packed else np.zeros(batch, np.int64)
+        rows = first_units(starts, TILE_KEYS) * TILE_KEYS if packed else starts
+        for i, (start, row) in enumerate(zip(starts, rows)):
+            count = max((keys if key_ends is None else min(key_ends[i], keys)) - start, 0)
+            source = (0 if packed else i, slice(None), slice(start, start + count))
+            target = (*source[:2], slice(row, row + count), slice(cols))
+            whole[target], there[target] = x[source], True
+            if mean is not None:
+                with np.errstate(invalid="ignore"):
+                    whole[target] -= mean[i][:, None]
         if not self.block:
             with np.errstate(over="ignore"):
                 codes = whole.astype(self.element.dtype).view(np.uint8)

@@ -26,6 +26,7 @@ class Bug:
 
 ATTENTION = "attention_mxfp4_bf16"
 PRODUCT = "attention_bf16"
+BLOCKS = "attention_mxfp8"
 
 BUGS = [
     # The quantizers and their inverses
@@ -133,6 +134,8 @@ BUGS = [
         "(options.key_ends ? options.key_ends[sequence] : options.keys)", "options.keys"),
     Bug("options", "packed_sequences_start_at_zero", PRODUCT, "op/problem.cuh",
         "first_key = options.key_starts ? options.key_starts[sequence] : 0;", "first_key = 0;"),
+    Bug("options", "packed_sequences_share_tiles", BLOCKS, "op/problem.cuh",
+        "first_unit(first_key, blockIdx.z, tile_keys)", "first_key / tile_keys"),
     Bug("options", "softcap_is_no_bound", PRODUCT, "op/attention.cuh",
         "score = options.softcap * (1.0f", "score = (1.0f"),
     Bug("options", "splits_overlap", PRODUCT, "op/problem.cuh",
@@ -170,7 +173,7 @@ BUGS = [
     Bug("operands", "scales_of_columns_in_one_byte", "pack_values_nvfp4", "tile/block_tiles.cuh",
         "byte = j / 4 % columns_per_word * step_blocks + block % step_blocks;", "byte = j / 4 % columns_per_word * step_blocks;"),
     Bug("operands", "key_ends_ignored", "pack_values_nvfp4", "op/keys.cuh",
-        "key_ends ? min(key_ends[blockIdx.z], keys) : keys", "keys"),
+        "key_ends ? min(key_ends[sequence], keys) : keys", "keys"),
     Bug("operands", "values_read_before_they_are_there", "pack_values_nvfp4", "op/pack.cuh",
         "ptx::bar_sync();   // all values are there", ""),
     Bug("operands", "the_worse_of_two_scales", "pack_values_nvfp4", "op/pack.cuh",
@@ -183,6 +186,16 @@ BUGS = [
         "for (int i = 0; i < teams; ++i) sum +=", "for (int i = 1; i < teams; ++i) sum +="),
     Bug("operands", "power_of_two_rounded_down", "operand_scale", "op/smooth.cuh",
         "(bits >> 23) + ((bits & 0x7fffffu) != 0)", "(bits >> 23)"),
+    Bug("operands", "tiles_of_two_sequences", "pack_keys_mxfp4", "op/sequences.cuh",
+        "if (first(middle) <= place) low", "if (first(middle) < place) low"),
+    Bug("operands", "every_tile_begins_its_sequence", "pack_keys_mxfp4", "op/keys.cuh",
+        "first = start + (index - first_unit(start, sequence, size)) * size;", "first = start;"),
+    Bug("operands", "mean_of_the_first_sequence", "pack_keys_mxfp4", "op/pack.cuh",
+        "x.head(unit.sequence)", "x.head()"),
+    Bug("operands", "runs_of_the_next_sequence_too", "mean_keys", "op/smooth.cuh",
+        "runs = min(ceil_div(count, scan_run), runs - first);", "runs -= first;"),
+    Bug("operands", "rows_of_a_group_take_their_heads_sequence", "row_dot", "op/smooth.cuh",
+        "sequence_of(x.query_starts, x.sequences, here % x.queries)", "sequence_of(x.query_starts, x.sequences, here / x.queries)"),
     Bug("operands", "lanes_of_a_row_not_joined", "row_dot", "op/smooth.cuh",
         "for (int mask = 1; mask < dot_team; mask *= 2) sum +=", "for (int mask = 2; mask < dot_team; mask *= 2) sum +="),
 ]

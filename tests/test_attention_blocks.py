@@ -124,6 +124,62 @@ def test_smoothing_is_undone_in_the_log_sum_exp(machine, rng, qk, pv, keys):
     assert np.abs(lse - held_lse).max() <= 1e-4 * max(1, np.abs(held_lse).max())  # 1000 keys are split
 
 
+def packed_qkv(rng, dim=64):
+    """Sequences around the length of a tile, of 0 queries and of 0 keys: cu_seqlens of queries and keys, and keys with a bias."""
+    cu_q, cu_k = (np.concatenate([[0], np.cumsum(lengths)]) for lengths in ([3, 63, 0, 20, 65, 2], [1, 63, 64, 130, 65, 0]))
+    q, k, v = random_qkv(rng, 1, 2, cu_q[-1], cu_k[-1], dim, heads_kv=1)
+    return cu_q, cu_k, q, k + 3 * rng.standard_normal((1, 1, 1, dim)).astype(np.float32), v
+
+
+@each_format
+@pytest.mark.parametrize("options", [dict(causal=True, smooth_k=True, return_lse=True), dict(window=(40, 9), sinks=np.float32([1, -1]))], ids=str)
+def test_packed_sequences_equal_separate_calls(machine, rng, qk, pv, options):
+    """Bit for bit, the logarithms of smoothed scores too."""
+    cu_q, cu_k, *arrays = packed_qkv(rng)
+    q, k, v = (x.transpose(0, 2, 1, 3) for x in arrays)
+    options = dict(options, qk=qk, pv=pv, layout="bshd")
+    whole = ptxrt.attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
+    out, *lse = whole if isinstance(whole, tuple) else (whole,)
+    for rows, keys in zip(map(slice, cu_q, cu_q[1:]), map(slice, cu_k, cu_k[1:])):
+        if keys.start == keys.stop:
+            assert not out[:, rows].astype(np.float32).any() and all((x[..., rows] == -np.inf).all() for x in lse)
+        elif rows.start < rows.stop:
+            alone = ptxrt.attention(q[:, rows], k[:, keys], v[:, keys], **options)
+            alone, *its_lse = alone if isinstance(alone, tuple) else (alone,)
+            np.testing.assert_array_equal(out[:, rows].view(np.uint16), alone.view(np.uint16))
+            np.testing.assert_array_equal([x[..., rows] for x in lse], its_lse)
+
+
+@each_format
+def test_packed_operands_are_quantized_once(machine, rng, qk, pv):
+    """Operands hold their sequences, whoever reads them: attention over them is that over what they hold."""
+    cu_q, cu_k, q, k, v = packed_qkv(rng, 40)
+    of_k, of_v = (ptxrt.quantize_operand(x, format, role=role, cu_seqlens=cu_k) for x, format, role in ((k, qk, "k"), (v, pv, "v")))
+    options = dict(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, normalize=of_k.mean is not None)
+    got = ptxrt.attention(q, of_k, of_v, qk=qk, pv=pv, **options, out_dtype=np.float32)
+    for x, want in zip(got, ptxrt.attention(q, k, v, qk=qk, pv=pv, **options, out_dtype=np.float32)):
+        np.testing.assert_array_equal(x, want)
+    if not options.pop("normalize"):
+        got = got[0] / np.where(got[2] == 0, 1, got[2])[..., None]
+    want, _ = exact_attention(*(np.asarray(x) for x in (ptxrt.quantize_operand(q, qk, role="q"), of_k, of_v)), **options)
+    assert relative(got, want) <= {"mxfp8": 0.04, "mxfp4": 0.25, "nvfp4": 0.13}[pv]  # weights are rounded
+
+
+def test_packed_sequences_on_the_device(machine, rng):
+    """Calls wait for nothing, so that one prepared for some lengths serves any others of as many sequences."""
+    cu_q, cu_k, *arrays = packed_qkv(rng)
+    others = [cu[-1] - cu[::-1] for cu in (cu_q, cu_k)]
+    q, k, v = map(ptxrt.to_device, arrays)
+    first, second = ([ptxrt.to_device(cu.astype(np.int32)) for cu in pair] for pair in ((cu_q, cu_k), others))
+    out = ptxrt.empty(q.shape, np.float32)
+    options = dict(qk="nvfp4", pv="mxfp8")
+    call = ptxrt.prepare(lambda q, k, v, a, b, out: ptxrt.attention(q, k, v, cu_seqlens_q=a, cu_seqlens_k=b, out=out, **options), q, k, v, *first, out)
+    for pair, lengths in ((first, (cu_q, cu_k)), (second, others)):
+        call(q, k, v, *pair, out)
+        want = ptxrt.attention(*arrays, cu_seqlens_q=lengths[0], cu_seqlens_k=lengths[1], out_dtype=np.float32, **options)
+        np.testing.assert_array_equal(out.to_numpy(), want)
+
+
 @each_format
 def test_values_of_one_give_one(machine, rng, qk, pv):
     q, k, _ = random_qkv(rng, 1, 2, 30, 100, 64)
@@ -173,6 +229,12 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
     narrow = ptxrt.quantize_operand(v[..., :32], "mxfp8", role="v")
     refused("v for a head dimension of 32 were quantized; these need one of 64", q, k, narrow, **mixed)
     refused("q and k have one head dimension; 32 and 64 came", ptxrt.quantize_operand(q[..., :32], "nvfp4", role="q"), of_k, of_v, **mixed)
-    refused("has no cu_seqlens_q", q, k, v, **mixed, cu_seqlens_q=[0, 20], cu_seqlens_k=[0, 70])
+    packed = [ptxrt.quantize_operand(x, format, role=role, cu_seqlens=[0, 30, 70]) for x, format, role in ((k, "nvfp4", "k"), (v, "mxfp8", "v"))]
+    two = dict(mixed, cu_seqlens_q=[0, 5, 20], cu_seqlens_k=[0, 30, 70])
+    refused("k is .* of 2 packed sequences, less their mean, .*; pass cu_seqlens_q, and the cu_seqlens it was quantized with", q, *packed, **mixed)
+    refused(r"v is .* of 2 packed sequences.*cu_seqlens_k is \[0, 70\]; quantize it with cu_seqlens=cu_seqlens_k", q, k, packed[1], **mixed, cu_seqlens_q=[0, 20], cu_seqlens_k=[0, 70])
+    refused(r"k is .*cu_seqlens_k is \[0, 31, 70\]; quantize it with", q, *packed, **dict(two, cu_seqlens_k=[0, 31, 70]))
+    refused(r"k is Operand\(nvfp4.*quantize it with cu_seqlens=cu_seqlens_k", q, of_k, packed[1], **two)
+    refused("key_lengths beside cu_seqlens came", q, *packed, **two, key_lengths=[70])
     refused("has no smooth_q", q, k, v, **mixed, smooth_q=True)
     assert ptxrt.attention(of_q, of_k, of_v, **mixed).shape == (1, 2, 20, 64)

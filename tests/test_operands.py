@@ -112,6 +112,39 @@ def test_tiles_of_larger_dims(machine, rng, role, format):
 
 
 @each_operand
+def test_packed_sequences_have_tiles_of_their_own(machine, rng, role, format):
+    """Those of each sequence alone, and zeros between them; what an operand holds is what its sequences hold."""
+    cu = np.concatenate([[0], np.cumsum([1, 63, 64, 0, 65, 130, 0])])
+    x = rng.standard_normal((1, 2, cu[-1], 40)).astype(np.float32)
+    x += 2 * rng.standard_normal((1, 2, 1, 40)).astype(np.float32)
+    whole = ptxrt.quantize_operand(x, format, role=role, cu_seqlens=cu)
+    tile = whole.layout.tile
+    tiles = np.repeat(tile.encode(np.zeros((1, 2, 1, 1), np.float32), key_ends=[0]), whole.codes.shape[2], axis=2)
+    values = np.empty(x.shape, np.float32)
+    for i, keys in enumerate(map(slice, cu, cu[1:])):
+        alone = ptxrt.quantize_operand(x[:, :, keys], format, role=role)
+        values[:, :, keys] = np.asarray(alone)
+        if whole.global_scale is not None:  # values are the same under any power of two, scales under one
+            alone = ptxrt.quantize_operand(x[:, :, keys], format, role=role, global_scale=whole.global_scale)
+        first = cu[i] // TILE_KEYS + i
+        tiles[:, :, first : first + alone.codes.shape[2]] = alone.codes
+        if whole.mean is not None:
+            np.testing.assert_array_equal(whole.mean[i], alone.mean[0])
+    np.testing.assert_array_equal(whole.codes, tiles)
+    np.testing.assert_array_equal(np.asarray(whole), values)
+    np.testing.assert_array_equal(ptxrt.dequantize(whole), values)
+
+
+def test_means_of_packed_sequences_are_those_of_each_alone(machine, rng):
+    """Sequences of several runs, behind each other at any place."""
+    cu = np.concatenate([[0], np.cumsum([300, 1, 0, 2600, 255])])
+    x = rng.standard_normal((1, 1, cu[-1], 8)).astype(np.float32)
+    whole = ptxrt.quantize_operand(x, "mxfp4", role="k", cu_seqlens=cu)
+    for i, keys in enumerate(map(slice, cu, cu[1:])):
+        np.testing.assert_array_equal(whole.mean[i], ptxrt.quantize_operand(x[:, :, keys], "mxfp4", role="k").mean[0])
+
+
+@each_operand
 def test_garbage_behind_the_last_key_is_not_read(machine, rng, role, format):
     x = rng.standard_normal((3, 2, 130, 64)).astype(np.float32)
     ends = np.array([0, 65, 130], np.int32)
@@ -283,6 +316,14 @@ def test_files_keep_the_role(emulator, rng, tmp_path, role, format):
         np.testing.assert_array_equal(getattr(back, name), getattr(operand, name))
 
 
+def test_files_keep_packed_sequences(emulator, rng, tmp_path):
+    operand = ptxrt.quantize_operand(random_operand(rng, 1, 2, 70, 60), "nvfp4", role="k", cu_seqlens=[0, 3, 70])
+    operand.save(tmp_path / "x.npz")
+    back = ptxrt.QuantizedArray.load(tmp_path / "x.npz")
+    assert repr(back) == repr(operand) and back.cu_seqlens.tolist() == [0, 3, 70]
+    np.testing.assert_array_equal(np.asarray(back), np.asarray(operand))
+
+
 def test_damaged_files_are_refused(emulator, rng, tmp_path):
     operand = ptxrt.quantize_operand(random_operand(rng, 1, 1, 70, 64), "mxfp4", role="k")
     operand.save(tmp_path / "x.npz")
@@ -317,6 +358,13 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
     refused("queries have no dim", role="q", dim=64)
     refused("key_lengths is float64", key_lengths=np.array([3.0]))
     refused(r"key_lengths is \[71\]; x has 70 keys", key_lengths=[71])
+    refused("cu_seqlens is float64", cu_seqlens=np.array([0.0, 70.0]))
+    refused(r"cu_seqlens is \[0, 71\]; pass N \+ 1 whole numbers that rise from 0 to 70", cu_seqlens=[0, 71])
+    refused("that rise from 0 to 70", cu_seqlens=[0, 50, 40, 70])
+    refused("key_lengths beside cu_seqlens came", cu_seqlens=[0, 70], key_lengths=[70])
+    refused("packed sequences have a batch of 1, 2 came", x=np.zeros((2, 2, 70, 64), np.float32), cu_seqlens=[0, 70])
+    refused("queries have no dim, no key_lengths and no cu_seqlens", role="q", cu_seqlens=[0, 70])
+    refused("cu_seqlens is on the device", cu_seqlens=ptxrt.to_device(np.array([0, 70], np.int32)))
     refused("key_lengths is on the device", key_lengths=ptxrt.to_device(np.array([3], np.int32)))
 
 
@@ -331,6 +379,9 @@ def test_wrong_operands_say_what_to_do(emulator, rng):
         ("mean of role 'v'", dict(role="v")),
         ("pass .batch, heads, length, dim.", dict(shape=(2, 70, 64))),
         ("mxfp8 has none", dict(global_scale=1)),
+        ("filled up to 64 of 2 packed sequences has uint8", dict(cu_seqlens=[0, 64, 70])),
+        ("rise from 0 to 70", dict(cu_seqlens=[0, 71])),
+        ("codes and cu_seqlens are on different machines", dict(cu_seqlens=ptxrt.to_device(np.array([0, 70], np.int32)))),
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=match):
             Operand(**{**fields, **change})

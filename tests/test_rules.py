@@ -25,7 +25,8 @@ MODULES = {
     "dims": set(),
     "formats": set(),
     "blocks": {"formats"},
-    "tiles": {"blocks", "formats"},
+    "sequences": set(),
+    "tiles": {"blocks", "formats", "sequences"},
     "accuracy": {"errors"},
     "files": {"errors"},
     "units": {"errors"},
@@ -44,7 +45,7 @@ MODULES = {
     "prepared": {"errors", "array", "backend", "formats", "kernel", "launch"},
     "graphs": {"errors", "array", "backend", "launch"},
     "tracing": {"backend", "describe", "launch"},
-    "ops": {"prepared", "errors", "accuracy", "array", "blocks", "files", "formats", "kernel", "tiles"},
+    "ops": {"prepared", "errors", "accuracy", "array", "blocks", "files", "formats", "kernel", "sequences", "tiles"},
     "bench": {
         *("errors", "accuracy", "array", "backend", "blocks", "describe", "files", "formats", "kernel", "launch", "ops", "prepared"),
         *("stream", "units"),

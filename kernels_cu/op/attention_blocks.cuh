@@ -449,7 +449,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
     const float scale = options.scale * (operands.q_global ? *operands.q_global : 1.0f) * (operands.k_global ? *operands.k_global : 1.0f);
 
     const TileRange<block_keys> range(problem, first_row, end_row);
-    const size_t first_tile = size_t(problem.batch * options.heads_kv + problem.head) * operands.tiles;
+    const size_t first_tile = size_t(problem.batch * options.heads_kv + problem.head) * operands.tiles + problem.first_tile(block_keys);
     Pipeline<Tiling> pipeline{shared, reinterpret_cast<const typename Tiling::Keys *>(operands.k_tiles) + first_tile,
                               reinterpret_cast<const typename Tiling::Values *>(operands.v_tiles) + first_tile, range.begin, range.end};
     pipeline.start();

@@ -4,30 +4,49 @@
 #include <cstdint>
 
 #include "../tile/rows.cuh"
+#include "sequences.cuh"
 
 namespace op {
 
+// At most `keys` keys of a sequence from `first` on, counted in the whole array.
+struct KeyUnit {
+    int sequence, first, keys;
+};
+
 // x[batch, heads, keys, cols] with strides in elements. A block of threads works on head blockIdx.y of batch blockIdx.z.
+// Sequence i is batch i or, where there are key_starts, keys key_starts[i] .. key_ends[i] - 1 of a batch of one.
 template <class Element>
 struct KeyArray {
     const Element *x;
-    const int *key_ends;   // [batch] or null: keys from there on are not there
-    int batch, heads, keys, cols;
+    const int *key_starts;   // [sequences] or null
+    const int *key_ends;     // [sequences] or null: keys from there on are not there
+    int batch, heads, keys, cols, sequences;
     int64_t batch_stride, head_stride, key_stride;
 
-    // At most `most` keys of the block's head, from first_key on.
-    __device__ tile::Rows<Element> rows(int first_key, int most) const {
-        const int end = key_ends ? min(key_ends[blockIdx.z], keys) : keys;
-        return {x + blockIdx.z * batch_stride + blockIdx.y * head_stride + first_key * key_stride, key_stride,
-                max(min(end - first_key, most), 0), cols};
+    // Unit number `index` of `size` keys; one that belongs to no sequence has none.
+    __device__ KeyUnit unit(int index, int size) const {
+        int sequence = blockIdx.z, start = 0, first = index * size;
+        if (key_starts) {
+            sequence = last_sequence(sequences, index, [&](int i) { return first_unit(__ldg(key_starts + i), i, size); });
+            start = __ldg(key_starts + sequence);
+            first = start + (index - first_unit(start, sequence, size)) * size;
+        }
+        const int end = key_ends ? min(key_ends[sequence], keys) : keys;
+        return {sequence, first, first < start ? 0 : max(min(end - first, size), 0)};
     }
 
-    // Which of all heads that is.
-    __device__ size_t head() const { return size_t(blockIdx.z) * heads + blockIdx.y; }
+    // The keys of a unit, of the block's head.
+    __device__ tile::Rows<Element> rows(const KeyUnit &unit) const {
+        return {x + blockIdx.z * batch_stride + blockIdx.y * head_stride + unit.first * key_stride, key_stride, unit.keys, cols};
+    }
+
+    // Which of all heads the block has, and which of those of a sequence's.
+    __device__ size_t head() const { return head(blockIdx.z); }
+    __device__ size_t head(int sequence) const { return size_t(sequence) * heads + blockIdx.y; }
 };
 
 // The strides of such an array as parameters, and the array made of the parameters.
 #define KEY_STRIDES(x) int64_t x##_batch, int64_t x##_head, int64_t x##_key
-#define KEY_ARRAY(x) op::KeyArray{x, key_ends, batch, heads, keys, cols, x##_batch, x##_head, x##_key}
+#define KEY_ARRAY(x) op::KeyArray{x, key_starts, key_ends, batch, heads, keys, cols, sequences, x##_batch, x##_head, x##_key}
 
 }  // namespace op

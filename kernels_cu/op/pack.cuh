@@ -113,21 +113,22 @@ struct Packed {
 };
 
 // The axes and strides of every packing entry, in order.
-#define PACK_AXES(x) int batch, int heads, int keys, int cols, int tiles, int tile_bytes, KEY_STRIDES(x)
+#define PACK_AXES(x) int batch, int heads, int keys, int cols, int sequences, int tiles, int tile_bytes, KEY_STRIDES(x)
 
-// One tile of keys, less mean[batch, heads, cols] where that is given. Blocks without any value of x have a scale of 1.
+// One tile of keys, less mean[sequences, heads, cols] where that is given. Blocks without any value of x have a scale of 1.
 template <class Tile, class Element>
 __device__ inline void pack_keys(Tile &tile, const KeyArray<Element> &x, Packed packed, const float *mean, int rule, const float *global_scale) {
     using Packing = tile::KeyPacking<Tile>;
     using Blocks = typename Packing::Blocks;
     using Encoder = typename EncoderOf<typename Tile::Format>::Type;
-    const tile::Rows<Element> rows = x.rows(blockIdx.x * tile_keys, tile_keys);
+    const KeyUnit unit = x.unit(blockIdx.x, tile_keys);
+    const tile::Rows<Element> rows = x.rows(unit);
     tile::Eight<Element> loaded[Packing::items];
     rows.load(loaded, Packing::row(), Packing::step, Packing::column());
     float mean_values[8] = {};
     if (mean) {
         tile::Eight<float> of_columns[1];
-        tile::Rows<float>(mean + x.head() * x.cols, 0, 1, x.cols).load(of_columns, 0, 0, Packing::column());
+        tile::Rows<float>(mean + x.head(unit.sequence) * x.cols, 0, 1, x.cols).load(of_columns, 0, 0, Packing::column());
         of_columns[0].unpack(mean_values);
     }
 
@@ -155,7 +156,7 @@ __device__ inline void pack_values_16(const KeyArray<Element> &x, Packed packed)
     using Tile = tile::SharedTile<tile_keys, dim_v * 2>;
     using Packing = tile::RowPacking<tile_keys, dim_v>;
     tile::Eight<Element> loaded[Packing::items];
-    x.rows(blockIdx.x * tile_keys, tile_keys).load(loaded, Packing::row(), Packing::step, Packing::column());
+    x.rows(x.unit(blockIdx.x, tile_keys)).load(loaded, Packing::row(), Packing::step, Packing::column());
     Tile &tile = *reinterpret_cast<Tile *>(packed.tile(x.head(), sizeof(Tile)));
 #pragma unroll
     for (int item = 0; item < Packing::items; ++item) {
@@ -179,7 +180,7 @@ __device__ inline void pack_values(PackValuesShared<Tile, Element> &shared, cons
     using Packing = tile::ValuePacking<Tile, Element>;
     using Blocks = typename Packing::Blocks;
     using Encoder = typename EncoderOf<typename Tile::Format>::Type;
-    const tile::Rows<Element> rows = x.rows(blockIdx.x * tile_keys, tile_keys);
+    const tile::Rows<Element> rows = x.rows(x.unit(blockIdx.x, tile_keys));
     Packing::load(shared.staged, rows);
     ptx::cp_async_commit_group();
     const Encoder encoder(rule, global_scale);
@@ -198,6 +199,20 @@ __device__ inline void pack_values(PackValuesShared<Tile, Element> &shared, cons
     }
     ptx::bar_sync();   // the tile is whole
     tile::copy_out<Packing::threads>(shared.tile, packed.tile(x.head(), sizeof(Tile)));
+}
+
+constexpr int unpack_warps = 8;   // of a block, each with a row
+
+// y[heads, keys, words] = the rows of packed sequences, out of x[heads, rows, words], in which each begins with a tile of its
+// own. The grid is keys x heads.
+__device__ inline void unpack_rows(const uint32_t *x, const int *key_starts, uint32_t *y, int rows, int keys, int words, int sequences) {
+    const int key = blockIdx.x * unpack_warps + threadIdx.x / 32;
+    if (key >= keys) return;
+    const int sequence = sequence_of(key_starts, sequences, key), start = __ldg(key_starts + sequence);
+    const int row = first_unit(start, sequence, tile_keys) * tile_keys + key - start;
+    const uint32_t *source = x + (size_t(blockIdx.y) * rows + row) * words;
+    uint32_t *target = y + (size_t(blockIdx.y) * keys + key) * words;
+    for (int word = threadIdx.x % 32; word < words; word += 32) target[word] = source[word];
 }
 
 }  // namespace op

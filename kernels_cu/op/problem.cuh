@@ -9,6 +9,7 @@
 #include "../kernel.cuh"
 #include "../ptx/cvt.cuh"
 #include "../ptx/math.cuh"
+#include "sequences.cuh"
 
 namespace op {
 
@@ -97,6 +98,9 @@ struct Problem {
     // The keys that a query sees: from first_visible to before end_visible; the end may lie before the start.
     __device__ int first_visible(int query) const { return max(query + offset - options.left, 0); }
     __device__ int end_visible(int query) const { return min(query + offset + options.right + 1, keys); }
+
+    // The sequence's first tile of keys among those of operands in tiles: packed sequences have tiles of their own.
+    __device__ int first_tile(int tile_keys) const { return options.key_starts ? first_unit(first_key, blockIdx.z, tile_keys) : 0; }
 
     // Whether scores need more than a factor before the softmax; then no tile is plain.
     __device__ bool transforms_scores() const {

@@ -30,14 +30,14 @@ __device__ inline float block_max(ScanShared &shared, float value) {
     return value;
 }
 
-// sums[runs, batch, heads, cols] = the sums over runs of keys, largest[runs, batch, heads] = their largest finite magnitudes;
+// sums[runs, batch, heads, cols] = the sums over runs of keys, units of `scan_run`, largest[runs, batch, heads] = their largest finite magnitudes;
 // each may be null. One run to a block; the grid is runs x heads x batch. A team of threads takes a row, neighbouring teams
 // take neighbouring rows; every sum is in an order that depends on the shape alone.
 template <class Element>
 __device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x, float *sums, float *largest) {
     constexpr int unroll = 4;
     const int cols = x.cols;
-    const tile::Rows<Element> rows = x.rows(blockIdx.x * scan_run, scan_run);
+    const tile::Rows<Element> rows = x.rows(x.unit(blockIdx.x, scan_run));
     const size_t run = (size_t(blockIdx.x) * x.batch + blockIdx.z) * x.heads + blockIdx.y;
     float magnitude = 0.0f;
     for (int first_column = 0; first_column < cols; first_column += scan_columns) {
@@ -97,32 +97,40 @@ struct MeanShared {
     float of_warp[smooth_threads / 32][mean_columns];
 };
 
-// mean[batch, columns] = the sum of sums[runs, batch, columns] over the runs, over the number of keys; 0 where there are
-// none. The grid is columns x batch.
-__device__ inline void mean_keys(MeanShared &shared, const float *sums, const int *key_ends, float *mean, int keys, int runs,
-                                 int batch, int columns) {
+// mean[sequences, columns] = the sum of sums[runs, batch, columns] over the runs of a sequence, over the number of its keys; 0
+// where there are none. The grid is columns x sequences.
+__device__ inline void mean_keys(MeanShared &shared, const float *sums, const int *key_starts, const int *key_ends, float *mean,
+                                 int keys, int runs, int batch, int columns) {
     constexpr int warps = smooth_threads / 32;
     const int warp = threadIdx.x / mean_columns, lane = threadIdx.x % mean_columns, column = blockIdx.x * mean_columns + lane;
+    const int sequence = blockIdx.y;
+    int count = key_ends ? min(key_ends[sequence], keys) : keys;
+    const float *its_sums = sums + size_t(sequence) * columns;
+    if (key_starts) {
+        const int start = key_starts[sequence], first = first_unit(start, sequence, scan_run);
+        count = max(count - start, 0);
+        its_sums = sums + size_t(first) * batch * columns;
+        runs = min(ceil_div(count, scan_run), runs - first);
+    }
     float sum = 0.0f;
     if (column < columns) {
 #pragma unroll 8
-        for (int run = warp; run < runs; run += warps) sum += __ldg(sums + (size_t(run) * batch + blockIdx.y) * columns + column);
+        for (int run = warp; run < runs; run += warps) sum += __ldg(its_sums + size_t(run) * batch * columns + column);
     }
     shared.of_warp[warp][lane] = sum;
     ptx::bar_sync();   // the sums of all warps are there
     if (warp > 0 || column >= columns) return;
     for (int i = 1; i < warps; ++i) sum += shared.of_warp[i][lane];
-    const int count = key_ends ? min(key_ends[blockIdx.y], keys) : keys;
-    mean[size_t(blockIdx.y) * columns + column] = count > 0 ? __fdiv_rn(sum, float(count)) : 0.0f;
+    mean[size_t(sequence) * columns + column] = count > 0 ? __fdiv_rn(sum, float(count)) : 0.0f;
 }
 
-// y[batch, heads, rows, cols] = x + mean[batch, heads, cols], of rows of x[batch, heads, rows, width] with strides: the first
+// y[batch, heads, rows, cols] = x + mean[sequences, heads, cols], of rows of x[batch, heads, rows, width] with strides: the first
 // `cols` of each. The grid is rows x heads x batch.
 __device__ inline void add_mean(const KeyArray<float> &x, const float *mean, float *y, int cols) {
-    const int row = blockIdx.x;
-    const float *source = x.rows(0, x.keys).at(row, 0);
+    const int row = blockIdx.x, sequence = x.key_starts ? sequence_of(x.key_starts, x.sequences, row) : blockIdx.z;
+    const float *source = x.rows({sequence, row, 1}).at(0, 0), *its_mean = mean + x.head(sequence) * cols;
     float *target = y + (x.head() * x.keys + row) * cols;
-    for (int column = threadIdx.x; column < cols; column += blockDim.x) target[column] = source[column] + mean[x.head() * cols + column];
+    for (int column = threadIdx.x; column < cols; column += blockDim.x) target[column] = source[column] + its_mean[column];
 }
 
 constexpr int dot_team = 8;                              // lanes that share a row
@@ -134,17 +142,20 @@ struct QueryRows {
     const Element *q;
     int64_t batch, head, group, query;   // strides
     int heads_kv, groups, queries, cols;
+    const int *query_starts;             // [sequences] or null: batch i is sequence i
+    int sequences;
 };
 
-// out[row] = scale times the sum of q[row, cols] y[batch, head, cols], plus add[row] where that is given; -inf stays. The grid
+// out[row] = scale times the sum of q[row, cols] y[sequence, head, cols], plus add[row] where that is given; -inf stays. The grid
 // is rows x heads_kv x batch; arrays without strides are in row-major order.
 template <class Element>
 __device__ inline void row_dot(const QueryRows<Element> &x, const float *y, const float *add, float *out, float scale) {
     const int row = blockIdx.x * dot_rows + threadIdx.x / dot_team, count = x.groups * x.queries;
     const int here = min(row, count - 1);   // lanes past the end stay for the exchange
+    const int sequence = x.query_starts ? sequence_of(x.query_starts, x.sequences, here % x.queries) : blockIdx.z;
     const size_t head = size_t(blockIdx.z) * x.heads_kv + blockIdx.y;
     const tile::Rows<Element> of_q(x.q + blockIdx.z * x.batch + blockIdx.y * x.head + here / x.queries * x.group + here % x.queries * x.query, 0, 1, x.cols);
-    const tile::Rows<float> of_y(y + head * x.cols, 0, 1, x.cols);
+    const tile::Rows<float> of_y(y + (size_t(sequence) * x.heads_kv + blockIdx.y) * x.cols, 0, 1, x.cols);
     float sum = 0.0f;
     for (int column = threadIdx.x % dot_team * 8; column < x.cols; column += dot_team * 8) {
         tile::Eight<Element> q_eight[1];

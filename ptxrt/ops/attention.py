@@ -33,7 +33,7 @@ class Way:
     """One way to compute attention: the kernel, how its operands are made, and what they hold.
 
     operands: called with a call, its q, k and v on the device, and the place, it gives the kernel's arguments by name, and
-    `mean`, what keys are less; operands.values(q, k, v) is what they hold, as NumPy arrays, for references. operands.formats:
+    `mean`, what keys are less; operands.values(q, k, v, cu_seqlens_k) is what they hold, as NumPy arrays, for references. operands.formats:
     by name the formats of those that may be quantized before, which operands.check(k, v) looks at. output: the type of results where none is
     asked for. lacks: options of `attention` that the kernel does not have. run: what to do in place of `_run`.
     sums: what splits give beside `partial` and `row_max` where lse is wanted.
@@ -259,16 +259,18 @@ class _Floats:
         q, k, v = (x if self.member.holds(x.dtype) and _is_loadable(x) else _converted(x, self.member, place) for x in (q, k, v))
         return dict(q=call.grouped(q), k=k, v=v, mean=None)
 
-    def values(self, *operands) -> tuple:
+    def values(self, q, k, v, cu_seqlens_k=None) -> tuple:
         """What the operands hold."""
         with np.errstate(over="ignore"):
-            return tuple(np.asarray(x).astype(self.member.dtype) for x in operands)
+            return tuple(np.asarray(x).astype(self.member.dtype) for x in (q, k, v))
 
 
 def _true_lse(call: Call, q, mean: DeviceArray, lse: DeviceArray, place: _Place) -> DeviceArray:
     """The log-sum-exp of all scores, from that of the scores with keys less their mean."""
     values = dequantize(q, stream=place.stream) if isinstance(q, Operand) else with_whole_rows(q, place.stream)
-    return row_dot(call.grouped(values), mean, add=lse, scale=call.scale, stream=place.stream)
+    starts = call.sequences.get("query_starts")
+    starts = None if starts is None else place.put(starts)
+    return row_dot(call.grouped(values), mean, starts, add=lse, scale=call.scale, stream=place.stream)
 
 
 def _run(call: Call, stream) -> tuple:
@@ -372,7 +374,7 @@ class _QuantizedInKernel:
     def check(self, k, v) -> None:
         """Arrays of any head dimensions will do."""
 
-    def values(self, q, k, v) -> tuple:
+    def values(self, q, k, v, cu_seqlens_k=None) -> tuple:
         """What the kernel multiplies."""
         return *(mxfp4.decode(*mxfp4.encode(x)) for x in (q, k)), np.asarray(v).astype(bf16.dtype)
 
@@ -403,9 +405,9 @@ _FIRST_LACKS += ("smooth_k", "smooth_q")
 
 
 def _on_blocks(qk: str, pv: str) -> Way:
-    """Attention on operands in block formats. Packed sequences begin inside of tiles, which its kernels do not know."""
+    """Attention on operands in block formats."""
     kernel = BLOCK_ATTENTION[qk, pv]
-    return Way(kernel, BlockOperands(kernel, qk, pv), bf16, ("smooth_q", "cu_seqlens_q", "cu_seqlens_k"), sums=("row_sum", "exact_sum"))
+    return Way(kernel, BlockOperands(kernel, qk, pv), bf16, ("smooth_q",), sums=("row_sum", "exact_sum"))
 
 
 # (qk, pv, quantize) -> how it is computed. Another format is another line.

@@ -10,8 +10,9 @@ from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import bf16, f16, f32, i32, u8
 from ..kernel import Axis, In, Kernel, Out, Scalar, kernel, loose, scattered, strided, unaligned
-from ..tiles import TILE_DIMS, tile_layout, tiles_of
-from .attention_kernels import OPEN, PARTIAL, ROW_SUMS, SUMS, attend, ends_of, example_flags, example_masks, starts_of, visible_flops
+from ..sequences import ends_of, rows_in_units, starts_of, units_axis
+from ..tiles import TILE_DIMS, TILE_KEYS, tile_layout, tiles_of
+from .attention_kernels import OPEN, PACKED, PARTIAL, ROW_SUMS, SUMS, attend, example_flags, example_masks, visible_flops
 from .operands import Operand, quantize_operand
 
 # Formats of Q and K, and of V.
@@ -22,7 +23,7 @@ HEADROOM = {"mxfp8": 8, "mxfp4": 0, "nvfp4": 11}
 _TEXT = """Compute softmax(scale Q K^T) V with Q and K in {qk}, weights and V in {pv}: a head of K and V for each group of heads of Q.
 
 q_codes and q_scales are those of `quantize` along the last axis, k_tiles those of `pack_keys_{qk}`, v_tiles those of
-`pack_values_{pv}`, of which `keys` are there. q_global, k_global, v_global: what all of them are multiplied by, the global
+`pack_values_{pv}`, of which `keys` are there; those of packed sequences with the same key_starts. q_global, k_global, v_global: what all of them are multiplied by, the global
 scales of NVFP4; 1 where omitted.
 Sums and softmax are float32. Weights are rounded to {weights}; they are divided by their sum as it is multiplied.
 lse is of the weights before they are rounded, as is exact_sum, beside row_sum.
@@ -55,7 +56,11 @@ def _operands(qk: str, pv: str) -> dict:
 
     def tiles(format, role):
         def draw(rng, member, shape, axes):
-            return tile_layout(format, role, axes["dim"]).encode(_normal(rng, *shape[:2], axes["keys"], axes["dim"]))
+            x, packed = _normal(rng, *shape[:2], axes["keys"], axes["dim"]), {}
+            if axes["sequences"] != axes["batch"]:
+                sizes = (axes["sequences"],)
+                packed = {name: of("keys")(rng, i32, sizes, axes) for name, of in (("key_starts", starts_of), ("key_ends", ends_of))}
+            return tile_layout(format, role, axes["dim"]).encode(x, **packed)
 
         return draw
 
@@ -75,19 +80,19 @@ def _derived(qk: str, pv: str) -> dict:
         k_bytes=lambda axes: tile_layout(qk, "k", axes["dim"]).nbytes if axes["dim"] else 0,
         v_bytes=lambda axes: tile_layout(pv, "v", axes["dim"]).nbytes if axes["dim"] else 0,
         q_blocks=lambda axes: axes["q_bytes"] * 8 // block.bits // block.block,
-        tiles=lambda axes: tiles_of(axes["keys"]),
+        tiles=units_axis(TILE_KEYS),
     )
 
 
 def _cases(qk: str, pv: str) -> list[dict]:
     block, dims = BLOCK_FORMATS[qk], TILE_DIMS[qk]
 
-    def case(batch=1, heads_kv=1, group=1, queries=70, keys=130, dim=dims[0], cols=None, dim_v=None, splits=1, **rest) -> dict:
+    def case(batch=1, heads_kv=1, group=1, queries=70, keys=130, dim=dims[0], cols=None, dim_v=None, sequences=None, splits=1, **rest) -> dict:
         cols = cols or dim
-        sizes = dict(q_bytes=cols * block.bits // 8, q_blocks=cols // block.block, tiles=tiles_of(keys))
+        sizes = dict(q_bytes=cols * block.bits // 8, q_blocks=cols // block.block, tiles=tiles_of(keys, sequences or 1))
         tiles = dict(k_bytes=tile_layout(qk, "k", dim).nbytes, v_bytes=tile_layout(pv, "v", dim).nbytes)
         axes = dict(batch=batch, heads_kv=heads_kv, group=group, queries=queries, keys=keys, dim=dim, dim_v=dim_v or dim)
-        return {**axes, **sizes, **tiles, "sequences": batch, "splits": splits, "scale": dim**-0.5, "left": OPEN, "right": OPEN, **rest}
+        return {**axes, **sizes, **tiles, "sequences": sequences or batch, "splits": splits, "scale": dim**-0.5, "left": OPEN, "right": OPEN, **rest}
 
     return [
         *(case(dim=dim, right=0, out_bf16=True, lse=True) for dim in dims),
@@ -95,6 +100,8 @@ def _cases(qk: str, pv: str) -> list[dict]:
         case(batch=2, group=2, keys=100, mask=True, out_f16=True, lse=True, left=40, right=7),
         case(group=2, keys=100, allowed=True, key_ends=True, out_bf16=True, out_f16=True, out_f32=True, lse=True),
         case(batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, q_global=True, k_global=True, v_global=True),
+        case(heads_kv=2, group=2, queries=75, keys=230, sequences=3, right=0, **PACKED, out_f32=True, lse=True),
+        case(group=2, queries=9, keys=330, sequences=2, splits=3, sinks=True, **PACKED, **PARTIAL, exact_sum=True),
         case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **PARTIAL, exact_sum=True),
         case(queries=1, keys=1, out_bf16=True, lse=True),
     ]
@@ -140,9 +147,10 @@ def _declare(qk: str, pv: str) -> Kernel:
         q = np.pad(q, [(0, 0)] * 4 + [(0, dim - q.shape[-1])])
         k, v = tile_layout(qk, "k", dim).decode(k_tiles), tile_layout(pv, "v", dim).decode(v_tiles)[..., :dim_v]
         q, k, v = (x if level is None else x * np.float64(level) for x, level in ((q, q_global), (k, k_global), (v, v_global)))
+        rows = slice(keys) if key_starts is None else rows_in_units(key_starts, keys, TILE_KEYS)
         options = dict(scale=scale, softcap=softcap, left=left, right=right, mask=mask, allowed=allowed, sinks=sinks)
         sequences = dict(query_starts=query_starts, query_ends=query_ends, key_starts=key_starts, key_ends=key_ends)
-        attend(q, k[:, :, :keys], v[:, :, :keys], options, sequences, outputs, lse, parts, HEADROOM[pv])
+        attend(q, k[:, :, rows], v[:, :, rows], options, sequences, outputs, lse, parts, HEADROOM[pv])
 
     body.__name__ = body.__qualname__ = f"attention_{qk}" + (f"_{pv}" if pv != qk else "")
     body.__doc__ = _TEXT.format(qk=qk, pv=pv, weights=_WEIGHTS[pv], headroom=HEADROOM[pv])
@@ -211,8 +219,9 @@ class BlockOperands:
 
     def __call__(self, call, q, k, v, place) -> dict[str, Any]:
         """Codes and scales of q, tiles of k and v, global scales, and the mean that was taken from k."""
-        dim, ends = self.dim(k, v), call.sequences.get("key_ends")
-        options = dict(dim=dim, key_lengths=None if ends is None else place.put(ends))
+        dim, packed = self.dim(k, v), call.cu_seqlens_k is not None
+        given = call.cu_seqlens_k if packed else call.sequences.get("key_ends")
+        options = dict(dim=dim) if given is None else {"dim": dim, "cu_seqlens" if packed else "key_lengths": place.put(given)}
         q = self._quantized("q", q, call, place)
         k = self._quantized("k", k, call, place, smooth=call.smooth, **options)
         v = self._quantized("v", v, call, place, **options)
@@ -226,7 +235,11 @@ class BlockOperands:
         x, layout = (x.transpose(0, 2, 1, 3), "bshd") if call.transposed else (x, "bhsd")
         return quantize_operand(x, self.formats[role], role=role, layout=layout, **options, stream=place.stream)
 
-    def values(self, q, k, v) -> tuple:
+    def values(self, q, k, v, cu_seqlens_k=None) -> tuple:
         """What the operands hold, on the host."""
-        given = zip(self.formats.items(), (q, k, v))
-        return tuple(np.asarray(x if isinstance(x, Operand) else quantize_operand(x, format, role=role)) for (role, format), x in given)
+
+        def held(role: str, x):
+            options = {} if role == "q" else dict(cu_seqlens=cu_seqlens_k)
+            return x if isinstance(x, Operand) else quantize_operand(x, self.formats[role], role=role, **options)
+
+        return tuple(np.asarray(held(role, x)) for role, x in zip("qkv", (q, k, v)))

@@ -13,7 +13,7 @@ from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import Format, f32, format_of
 from .attention_kernels import HEAD_DIMS, OPEN
-from .operands import Operand
+from .operands import Operand, checked_cu_seqlens, shown, whole_numbers
 from .quantized import QuantizedArray
 
 
@@ -22,7 +22,7 @@ class Call:
     """A call of `attention` whose arguments fit each other. q, k, v and out are in the order [batch, heads, length, dim].
 
     smooth: whether keys are multiplied less their mean. given: the array that the caller passed as out, which is returned. sequences: starts and ends of rows and keys by the
-    kernel's names for them.
+    kernel's names for them. cu_seqlens_k: where packed sequences of keys begin and end; None without.
     """
 
     way: Any
@@ -37,6 +37,7 @@ class Call:
     mask: Any
     sinks: Any
     sequences: dict[str, Any]
+    cu_seqlens_k: Any
     return_lse: bool
     normalize: bool
     transposed: bool
@@ -116,11 +117,14 @@ def attention_call(
     flags = dict(softcap=softcap, normalize=not normalize, layout=transposed, smooth_k=smooth_k, smooth_q=smooth_q)
     _check_lacks(ways, way, [n for n, option in options.items() if option is not None] + [n for n, flag in flags.items() if flag])
     smooth = _smooths(way, k, None if automatic else smooth_k, dict(softcap=softcap > 0, sinks=sinks is not None, normalize=not normalize))
+    sequences, cu_k = _checked_sequences(key_lengths, cu_seqlens_q, cu_seqlens_k, batch, queries, keys)
+    _check_packing(cu_k, k=k, v=v)
     call = Call(
         *(way, q, k, v, scale, softcap, left, right, smooth),
         mask=_checked_mask(mask, (batch, heads, queries, keys)),
         sinks=_checked_sinks(sinks, heads),
-        sequences=_checked_sequences(key_lengths, cu_seqlens_q, cu_seqlens_k, batch, queries, keys),
+        sequences=sequences,
+        cu_seqlens_k=cu_k,
         **dict(return_lse=return_lse, normalize=normalize, transposed=transposed, output=member),
         out=None if given is None else _in_order("out", given, transposed),
         given=given,
@@ -262,48 +266,38 @@ def _checked_sinks(sinks, heads: int):
     return sinks
 
 
-def _checked_sequences(key_lengths, cu_q, cu_k, batch: int, queries: int, keys: int) -> dict[str, Any]:
-    """Where sequences begin and end, by the kernel's names."""
+def _checked_sequences(key_lengths, cu_q, cu_k, batch: int, queries: int, keys: int) -> tuple[dict[str, Any], Any]:
+    """Where sequences begin and end, by the kernel's names, and those of packed keys as one array."""
     if cu_q is None and cu_k is None:
         if key_lengths is None:
-            return {}
-        lengths = _whole_numbers("key_lengths", key_lengths, f"one for each of {batch} batches")
+            return {}, None
+        lengths = whole_numbers("attention", "key_lengths", key_lengths, f"one for each of {batch} batches")
         if lengths.shape != (batch,) or (isinstance(lengths, np.ndarray) and not ((0 <= lengths) & (lengths <= keys)).all()):
             wanted = f"a whole number from 0 to {keys} for each of {batch} batches"
-            raise ArgumentError(f"attention: key_lengths {_shown(lengths)}; pass {wanted}")
-        return dict(key_ends=lengths)
+            raise ArgumentError(f"attention: key_lengths {shown(lengths)}; pass {wanted}")
+        return dict(key_ends=lengths), None
     if cu_q is None or cu_k is None or key_lengths is not None:
         what = "one of cu_seqlens_q and cu_seqlens_k" if key_lengths is None else "key_lengths beside cu_seqlens"
         raise ArgumentError(f"attention: {what} came; packed sequences need both cu_seqlens and no key_lengths")
-    if batch != 1:
-        advice = "reshape [total, H, D] to [1, total, H, D], layout='bshd'"
-        raise ArgumentError(f"attention: packed sequences have a batch of 1, {batch} came; {advice}")
-    edges = []
-    for name, cu, whole in (("cu_seqlens_q", cu_q, queries), ("cu_seqlens_k", cu_k, keys)):
-        cu = _whole_numbers(name, cu, "N + 1 for N sequences")
-        known = isinstance(cu, np.ndarray) and len(cu.shape) == 1 and len(cu) >= 2
-        if len(cu.shape) != 1 or cu.shape[0] < 2 or (known and (cu[0] != 0 or cu[-1] != whole or (np.diff(cu) < 0).any())):
-            raise ArgumentError(f"attention: {name} {_shown(cu)}; pass N + 1 whole numbers that rise from 0 to {whole}")
-        edges.append(cu)
-    if edges[0].shape != edges[1].shape:
-        raise ArgumentError(f"attention: cu_seqlens_q has {edges[0].shape[0]} numbers, cu_seqlens_k {edges[1].shape[0]}; pass as many")
-    return dict(query_starts=edges[0][:-1], query_ends=edges[0][1:], key_starts=edges[1][:-1], key_ends=edges[1][1:])
+    cu_q = checked_cu_seqlens("attention", "cu_seqlens_q", cu_q, batch, queries)
+    cu_k = checked_cu_seqlens("attention", "cu_seqlens_k", cu_k, batch, keys)
+    if cu_q.shape != cu_k.shape:
+        raise ArgumentError(f"attention: cu_seqlens_q has {cu_q.shape[0]} numbers, cu_seqlens_k {cu_k.shape[0]}; pass as many")
+    return dict(query_starts=cu_q[:-1], query_ends=cu_q[1:], key_starts=cu_k[:-1], key_ends=cu_k[1:]), cu_k
 
 
-def _whole_numbers(name: str, value, wanted: str):
-    """An array of int32; what lies on the host may be of any whole type."""
-    (array,) = as_arrays("attention", **{name: value})
-    if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and (array.size == 0 or -(2**31) <= array.min() <= array.max() < 2**31):
-        return array.astype(np.int32)
-    if isinstance(array, np.ndarray) or array.dtype != np.int32:
-        raise ArgumentError(f"attention: {name} is {array.dtype} {list(array.shape)}; pass int32, {wanted}")
-    return array
-
-
-def _shown(numbers) -> str:
-    """Whole numbers as messages show them; what lies on a device is not looked at."""
-    few = isinstance(numbers, np.ndarray) and numbers.size <= 16
-    return f"is {numbers.tolist()}" if few else f"is {numbers.dtype} {list(numbers.shape)}"
+def _check_packing(cu_k, **operands) -> None:
+    """ArgumentError where operands were not quantized for the sequences of the call, as far as that can be seen."""
+    for name, x in operands.items():
+        if not isinstance(x, Operand) or (x.sequences is None and cu_k is None):
+            continue
+        if cu_k is None:
+            raise ArgumentError(f"attention: {name} is {x!r}; pass cu_seqlens_q, and the cu_seqlens it was quantized with as cu_seqlens_k")
+        differ = x.sequences != cu_k.shape[0] - 1
+        if not differ and isinstance(cu_k, np.ndarray) and isinstance(x.cu_seqlens, np.ndarray):
+            differ = (x.cu_seqlens != cu_k).any()
+        if differ:
+            raise ArgumentError(f"attention: {name} is {x!r}, cu_seqlens_k {shown(cu_k)}; quantize it with cu_seqlens=cu_seqlens_k")
 
 
 def _check_out(call: Call, shape: tuple[int, ...]) -> None:

@@ -8,6 +8,7 @@ from ..accuracy import Tolerance
 from ..blocks import mxfp4
 from ..formats import bf16, f16, f32, i32, u8
 from ..kernel import In, Out, Scalar, kernel, scattered, strided, unaligned
+from ..sequences import ends_of, starts_of
 
 # Head dimensions of the first attention.
 DIMS = tuple(range(32, 257, 32))
@@ -128,15 +129,6 @@ def visible_flops(*, batch, heads_kv, group, queries, keys, dim, dim_v, sequence
     if sequences != batch:
         return None
     return 2 * batch * heads_kv * group * (dim + dim_v) * visible_pairs(queries, keys, int(left), int(right))
-
-
-def starts_of(axis: str):
-    """Examples of where sequences begin along an axis; with `ends_of` they share it evenly."""
-    return lambda rng, member, shape, axes: (np.arange(shape[0]) * axes[axis] // shape[0]).astype(np.int32)
-
-
-def ends_of(axis: str):
-    return lambda rng, member, shape, axes: (np.arange(1, shape[0] + 1) * axes[axis] // shape[0]).astype(np.int32)
 
 
 def example_masks(rng: np.random.Generator, member, shape, axes) -> np.ndarray:

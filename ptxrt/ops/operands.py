@@ -12,9 +12,10 @@ from ..array import DeviceArray, as_arrays, empty, to_device, upload
 from ..blocks import BLOCK_FORMATS, BlockFormat
 from ..errors import ArgumentError
 from ..formats import Format, f32, format_of
+from ..sequences import rows_in_units, sequences_of
 from ..tiles import TILE_DIMS, TILE_KEYS, TileLayout, tile_dim, tile_layout, tiles_of
 from .cast import cast
-from .packers import PACK_KEYS, PACK_VALUES
+from .packers import PACK_KEYS, PACK_VALUES, unpack_rows
 from .quantize import given_global_scale, quantize, rule_number
 from .quantized import QuantizedArray, checked_shape
 from .quantizers import DEQUANTIZE, DEQUANTIZE_COLUMNS
@@ -29,10 +30,11 @@ _RULES = {"mxfp8": "rceil", "mxfp4": "even"}
 
 @dataclass(frozen=True)
 class Tiled:
-    """Where the codes of keys or values of a shape [batch, heads, length, dim] lie: tiles of 64 of them."""
+    """Where the codes of keys or values of a shape [batch, heads, length, dim] lie: tiles of 64 of them, of packed sequences each its own."""
 
     tile: TileLayout
     shape: tuple[int, ...]
+    sequences: int = 1
 
     @property
     def format(self) -> BlockFormat | None:
@@ -53,7 +55,7 @@ class Tiled:
     def codes_shape(self) -> tuple[int, ...]:
         """The shape of the tiles."""
         batch, heads, length, _ = self.shape
-        return (batch, heads, tiles_of(length), self.tile.nbytes)
+        return (batch, heads, tiles_of(length, self.sequences), self.tile.nbytes)
 
 
 _tiled = lru_cache(maxsize=1024)(Tiled)
@@ -66,28 +68,34 @@ class Operand(QuantizedArray):
     have tiles of 64: codes is uint8 [batch, heads, ceil(length / 64), bytes of a tile], scales is None, and
     `layout.tile.dim` is the head dimension they are filled up to. mean: float32 [batch, heads, dim], what was
     taken from keys before; None where nothing was. Values of an operand (`dequantize`, `np.asarray`) have it again.
+    cu_seqlens: int32 [N + 1], where N packed sequences of a batch of 1 begin and end; None without. There are N - 1 tiles
+    more, since each sequence begins with one of its own, and a mean for each: [N, heads, dim].
     format: "mxfp8", "mxfp4", "nvfp4"; of values also "bf16" and "f16".
     """
 
-    def __init__(self, codes, scales=None, *, format, role, shape, dim=None, global_scale=None, mean=None):
+    def __init__(self, codes, scales=None, *, format, role, shape, dim=None, global_scale=None, mean=None, cu_seqlens=None):
         _check_role("Operand", role, format)
         shape = checked_shape("Operand", shape)
         if len(shape) != 4:
             raise ArgumentError(f"Operand: shape is {list(shape)}; pass [batch, heads, length, dim]")
-        self.role, self.mean = role, None
+        self.role, self.mean, self.cu_seqlens = role, None, None
         if role == "q":
             super().__init__(codes, scales, format=format, shape=shape, global_scale=global_scale)
-            if mean is not None or dim is not None:
-                raise ArgumentError("Operand: queries have no mean and no dim; leave them out")
+            if mean is not None or dim is not None or cu_seqlens is not None:
+                raise ArgumentError("Operand: queries have no mean, no dim and no cu_seqlens; leave them out")
             return
         if scales is not None:
             raise ArgumentError(f"Operand: scales of role {role!r} stand in the tiles; pass None")
-        self.layout = _tiled(tile_layout(format, role, checked_dim("Operand", format, shape[-1], dim)), shape)
         (self.codes,), self.scales = as_arrays("Operand", codes=codes), None
+        if cu_seqlens is not None:
+            self.cu_seqlens = checked_cu_seqlens("Operand", "cu_seqlens", cu_seqlens, shape[0], shape[2])
+            if isinstance(self.cu_seqlens, DeviceArray) != self.on_device:
+                raise ArgumentError("Operand: codes and cu_seqlens are on different machines; pass both from one")
+        self.layout = _tiled(tile_layout(format, role, checked_dim("Operand", format, shape[-1], dim)), shape, self.sequences or 1)
         if tuple(self.codes.shape) != self.layout.codes_shape or self.codes.dtype != np.uint8:
             raise ArgumentError(
                 f"Operand: codes are {self.codes.dtype} {list(self.codes.shape)}; role {role!r} in {format} of shape {list(shape)} "
-                f"filled up to {self.layout.tile.dim} has uint8 {list(self.layout.codes_shape)}"
+                f"filled up to {self.layout.tile.dim}{self._of_sequences} has uint8 {list(self.layout.codes_shape)}"
             )
         self.global_scale = self._checked_global_scale(global_scale)
         if mean is not None:
@@ -95,7 +103,7 @@ class Operand(QuantizedArray):
 
     def _checked_mean(self, mean):
         (mean,) = as_arrays("Operand", mean=mean)
-        wanted = (*self.shape[:2], self.shape[3])
+        wanted = (self.sequences or self.shape[0], self.shape[1], self.shape[3])
         if self.role != "k" or tuple(mean.shape) != wanted or not f32.holds(mean.dtype):
             raise ArgumentError(f"Operand: mean of role {self.role!r} is {mean.dtype} {list(mean.shape)}; keys have float32 {list(wanted)} or None")
         if isinstance(mean, DeviceArray) != self.on_device:
@@ -112,8 +120,17 @@ class Operand(QuantizedArray):
         """The head dimension that tiles are filled up to; None of queries."""
         return None if self.role == "q" else self.layout.tile.dim
 
+    @property
+    def sequences(self) -> int | None:
+        """How many packed sequences there are; None where they are batches."""
+        return None if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+
+    @property
+    def _of_sequences(self) -> str:
+        return f" of {self.sequences} packed sequences" if self.sequences else ""
+
     def __repr__(self) -> str:
-        more = ", less their mean" if self.mean is not None else ""
+        more = self._of_sequences + (", less their mean" if self.mean is not None else "")
         return f"Operand({self.format}, role={self.role!r}, shape={list(self.shape)}{more}, {self.nbytes} bytes)"
 
     @property
@@ -127,9 +144,11 @@ class Operand(QuantizedArray):
         if copy is False:
             raise ValueError("an Operand has no float array to share; leave out copy=False")
         host, (length, dim) = self.to_numpy(), self.shape[2:]
-        values = self.layout.tile.decode(host.codes, host.global_scale)[:, :, :length, :dim].astype(np.float32)
+        starts = None if host.cu_seqlens is None else host.cu_seqlens[:-1]
+        rows = slice(length) if starts is None else rows_in_units(starts, length, TILE_KEYS)
+        values = self.layout.tile.decode(host.codes, host.global_scale)[:, :, rows, :dim].astype(np.float32)
         if host.mean is not None:
-            values = values + host.mean[:, :, None]
+            values = values + (host.mean[:, :, None] if starts is None else host.mean[sequences_of(starts, length)].transpose(1, 0, 2)[None])
         values = np.ascontiguousarray(values)
         return values if dtype is None else values.astype(dtype)
 
@@ -144,6 +163,7 @@ def quantize_operand(
     scale_rule=None,
     global_scale=None,
     key_lengths=None,
+    cu_seqlens=None,
     dim=None,
     stream=None,
 ) -> Operand:
@@ -158,6 +178,8 @@ def quantize_operand(
     global_scale: of nvfp4, a positive number or a float32 device scalar; None takes the smallest 2**n / 6 under which
     no finite value saturates, so that codes of a batch are those of its items. key_lengths: [B] whole numbers, int32 on a device:
     keys and values from there on count as zeros, whatever they hold.
+    cu_seqlens: of keys and values with B = 1, packed sequences: i is rows cu[i] to cu[i + 1]; N + 1 whole numbers from 0 to S.
+    Each is quantized, and smoothed, as it would be by itself, and for calls with this cu_seqlens_k alone.
     dim: the head dimension that tiles are filled up to, one of those compiled; None takes the smallest that holds D. Keys and
     values of one call agree in it. stream: of the device.
 
@@ -177,25 +199,34 @@ def quantize_operand(
     (x,) = as_arrays(name, x=x)
     if len(x.shape) != 4 or format_of(x.dtype) is None:
         raise ArgumentError(f"{name}: x is {x.dtype} {list(x.shape)}; pass float32, float16 or bfloat16 with four axes, {' '.join(layout).upper()}")
-    if role == "q" and (dim is not None or key_lengths is not None):
-        raise ArgumentError(f"{name}: queries have no dim and no key_lengths; leave them out")
+    if role == "q" and not dim is key_lengths is cu_seqlens is None:
+        raise ArgumentError(f"{name}: queries have no dim, no key_lengths and no cu_seqlens; leave them out")
     shape = tuple(x.shape) if layout == "bhsd" else tuple(x.shape[i] for i in (0, 2, 1, 3))
     checked = checked_dim(name, format, shape[-1], dim)
     on_host = isinstance(x, np.ndarray)
     given = None if block is None else given_global_scale(name, block, global_scale, on_host)
-    ends = _checked_lengths(name, key_lengths, shape, on_host)
+    ends, starts = _checked_lengths(name, key_lengths, shape, on_host), None
+    if cu_seqlens is not None:
+        cu_seqlens = checked_cu_seqlens(name, "cu_seqlens", cu_seqlens, shape[0], shape[2])
+        if ends is not None:
+            raise ArgumentError(f"{name}: key_lengths beside cu_seqlens came; pass one of them")
+        if on_host and isinstance(cu_seqlens, DeviceArray):
+            raise ArgumentError(f"{name}: cu_seqlens is on the device, x is a NumPy array; pass both from one side")
 
     source = to_device(x, stream=stream) if on_host else x
     source = with_whole_rows(source, stream)
     rows = source if layout == "bhsd" else source.transpose(0, 2, 1, 3)
+    if cu_seqlens is not None:
+        cu_seqlens = cu_seqlens if isinstance(cu_seqlens, DeviceArray) else upload(source.backend, cu_seqlens, stream)
+        starts, ends = cu_seqlens[:-1], cu_seqlens[1:]
     ends = None if ends is None else to_device(ends, stream=stream)
-    mean, scale = _scanned(rows, ends, smooth, block, given, stream)
+    mean, scale = _scanned(rows, starts, ends, smooth, block, given, stream)
     if role == "q":
         plain = quantize(_contiguous(source, stream), format, scale_rule=scale_rule, global_scale=scale, pad=True, stream=stream)
         parts = (plain.codes, plain.scales) if layout == "bhsd" else (a.transpose(0, 2, 1, 3) for a in (plain.codes, plain.scales))
         result = Operand(*parts, format=format, role=role, shape=shape, global_scale=plain.global_scale)
     else:
-        arguments = dict(key_ends=ends, dim=checked, stream=stream)
+        arguments = dict(key_starts=starts, key_ends=ends, dim=checked, stream=stream)
         if block:
             arguments["rule"] = rule
         if scale is not None:
@@ -203,14 +234,14 @@ def quantize_operand(
         if mean is not None:
             arguments["mean"] = mean
         codes = (PACK_KEYS if role == "k" else PACK_VALUES)[format](rows, **arguments)
-        result = Operand(codes, format=format, role=role, shape=shape, dim=checked, global_scale=scale, mean=mean)
+        result = Operand(codes, format=format, role=role, shape=shape, dim=checked, global_scale=scale, mean=mean, cu_seqlens=cu_seqlens)
     return result.to_numpy(stream=stream) if on_host else result
 
 
 def dequantize_operand(q: Operand, member: Format, out, stream):
     """The values of an operand on the device or, where it holds NumPy arrays, on the host; see `dequantize`."""
     on_host = not q.on_device
-    device = {name: to_device(getattr(q, name), stream=stream) for name in ("codes", "scales", "global_scale", "mean") if getattr(q, name) is not None}
+    device = {name: to_device(getattr(q, name), stream=stream) for name in q.arrays}
     values = _values_of_queries(q, device, member, stream) if q.role == "q" else _values_of_tiles(q, device, member, stream)
     if not on_host:
         if out is None:
@@ -263,9 +294,13 @@ def _values_of_tiles(q: Operand, device: dict, member: Format, stream) -> Device
             codes, scales = (a.reshape(count * TILE_KEYS, a.shape[-1]) for a in (codes, scales))
         kernel = (DEQUANTIZE if q.role == "k" else DEQUANTIZE_COLUMNS)[q.format]
         values = kernel(codes, scales, *level, dtype=wanted.dtype, stream=stream)
-    values = values.reshape(batch, heads, tiles_of(length) * TILE_KEYS, tile.dim)[:, :, :length, :dim]
+    values = values.reshape(batch, heads, q.layout.codes_shape[2] * TILE_KEYS, tile.dim)
+    starts = device["cu_seqlens"][:-1] if q.sequences else None
+    if starts is not None:
+        values = unpack_rows(values[0].view(np.uint32), starts, keys=length, stream=stream).view(wanted.dtype)[None]
+    values = values[:, :, :length, :dim]
     if "mean" in device:
-        values, wanted = add_mean(values, device["mean"], stream=stream), f32
+        values, wanted = add_mean(values, device["mean"], starts, stream=stream), f32
     if wanted is not member or not values.is_contiguous:
         target = empty(q.shape, member.dtype, device=values.device)
         cast(values, **{f"y_{member}": target}, stream=stream)
@@ -330,6 +365,34 @@ def _checked_lengths(function: str, lengths, shape: tuple[int, ...], on_host: bo
     return array.astype(np.int32)
 
 
+def checked_cu_seqlens(function: str, name: str, value, batch: int, whole: int):
+    """Where packed sequences begin and end, int32 [N + 1]; ArgumentError unless they rise from 0 to `whole`, where that can be seen."""
+    if batch != 1:
+        advice = "reshape [total, H, D] to [1, total, H, D], layout='bshd'"
+        raise ArgumentError(f"{function}: packed sequences have a batch of 1, {batch} came; {advice}")
+    cu = whole_numbers(function, name, value, "N + 1 for N sequences")
+    known = isinstance(cu, np.ndarray) and len(cu.shape) == 1 and len(cu) >= 2
+    if len(cu.shape) != 1 or cu.shape[0] < 2 or (known and (cu[0] != 0 or cu[-1] != whole or (np.diff(cu) < 0).any())):
+        raise ArgumentError(f"{function}: {name} {shown(cu)}; pass N + 1 whole numbers that rise from 0 to {whole}")
+    return cu
+
+
+def whole_numbers(function: str, name: str, value, wanted: str):
+    """An array of int32; what lies on the host may be of any whole type."""
+    (array,) = as_arrays(function, **{name: value})
+    if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and (array.size == 0 or -(2**31) <= array.min() <= array.max() < 2**31):
+        return array.astype(np.int32)
+    if isinstance(array, np.ndarray) or array.dtype != np.int32:
+        raise ArgumentError(f"{function}: {name} is {array.dtype} {list(array.shape)}; pass int32, {wanted}")
+    return array
+
+
+def shown(numbers) -> str:
+    """Whole numbers as messages show them; what lies on a device is not looked at."""
+    few = isinstance(numbers, np.ndarray) and numbers.size <= 16
+    return f"is {numbers.tolist()}" if few else f"is {numbers.dtype} {list(numbers.shape)}"
+
+
 # What happens before packing
 
 
@@ -350,21 +413,22 @@ def _copied(x: DeviceArray, stream) -> DeviceArray:
     return target
 
 
-def _scanned(x: DeviceArray, ends, smooth: bool, block: BlockFormat | None, given, stream):
+def _scanned(x: DeviceArray, starts, ends, smooth: bool, block: BlockFormat | None, given, stream):
     """The mean of the keys where it is wanted, and the global scale where there is one: given, or from one read of x."""
     two_level = block is not None and block.two_level
     if isinstance(given, np.ndarray):
         given = upload(x.backend, given, stream)
     if not x.size:
-        mean = upload(x.backend, np.zeros((*x.shape[:2], x.shape[3]), np.float32), stream) if smooth else None
+        sequences = x.shape[0] if starts is None else starts.shape[0]
+        mean = upload(x.backend, np.zeros((sequences, x.shape[1], x.shape[3]), np.float32), stream) if smooth else None
         return mean, upload(x.backend, np.ones((), np.float32), stream) if two_level and given is None else given
     wanted = dict(sums=smooth, largest=two_level and given is None)
     wanted = {name: True for name, there in wanted.items() if there}
     if not wanted:
         return None, given
-    results = scan_keys(x, key_ends=ends, **wanted, stream=stream)
+    results = scan_keys(x, key_starts=starts, key_ends=ends, **wanted, stream=stream)
     found = dict(zip(wanted, results if isinstance(results, tuple) else (results,)))
-    mean = mean_keys(found["sums"], key_ends=ends, keys=x.shape[2], stream=stream) if smooth else None
+    mean = mean_keys(found["sums"], key_starts=starts, key_ends=ends, keys=x.shape[2], stream=stream) if smooth else None
     if "largest" in found:
         # What is left of a key is at most its magnitude and that of the mean.
         largest = found["largest"].reshape(prod(found["largest"].shape))

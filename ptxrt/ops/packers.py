@@ -1,11 +1,12 @@
-"""The declarations of the kernels that quantize keys and values into the tiles of `tiles.py`, made from its tables."""
+"""The declarations of the kernels that quantize keys and values into the tiles of `tiles.py`, made from its tables, and of what takes them out."""
 
 import numpy as np
 
 from ..blocks import BLOCK_FORMATS
-from ..formats import bf16, f16, f32, i32, u8
+from ..formats import bf16, f16, f32, i32, u8, u32
 from ..kernel import Axis, In, Kernel, Out, Scalar, kernel, loose, unaligned
-from ..tiles import TILE_DIMS, tile_dim, tile_layout, tiles_of
+from ..sequences import ends_of, rows_in_units, sequences_axis, starts_of, units_axis, units_of
+from ..tiles import TILE_DIMS, TILE_KEYS, tile_dim, tile_layout
 from .quantizers import positive
 
 _PACK_KEYS = """Quantize keys to {element} in blocks of {block} along the head dimension, as tiles of 64 keys that attention reads.
@@ -13,24 +14,32 @@ _PACK_KEYS = """Quantize keys to {element} in blocks of {block} along the head d
 The codes and scales are those of `quantize_{name}` by the same `rule`, of x less `mean`, a float32 difference. x is filled up
 with zeros to whole tiles and to `dim`; keys from key_ends of their batch on count as past the end. A block that holds no value
 of x has a scale of 1.{level}
+{packed}
 Bytes of a tile: `KeyTile` in kernels_cu/tile/block_tiles.cuh, `ptxrt.tiles.TileLayout` in Python."""
 
 _PACK_VALUES = """Quantize values to {element} in blocks of {block} along the keys, as tiles of 64 keys that attention reads, transposed.
 
 The codes and scales are those of `quantize_{name}_columns` by the same `rule`. x is filled up with zeros to whole tiles and to
 `dim`; keys from key_ends of their batch on count as past the end. A block that holds no value of x has a scale of 1.{level}
+{packed}
 Bytes of a tile: `ValueTile` in kernels_cu/tile/block_tiles.cuh, `ptxrt.tiles.TileLayout` in Python."""
 
 _PACK_ROWS = """Round values to {name}, to nearest, ties to even, as tiles of 64 keys that attention reads.
 
 x is filled up with zeros to whole tiles and to `dim`; keys from key_ends of their batch on count as past the end.
+{packed}
 Bytes of a tile: `SharedTile` in kernels_cu/tile/shared.cuh, `ptxrt.tiles.TileLayout` in Python."""
+
+_PACKED = """Packed sequences: with key_starts, sequence i is keys key_starts[i] to key_ends[i] of a batch of one. It begins with
+tile floor(key_starts[i] / 64) + i, so that none share a tile; key_starts[0] is 0. A tile without keys is zeros."""
 
 _LEVEL = " The global scale is 1 where it is omitted."
 
 
 def _key_ends(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of where the keys of batches end: none, some, all, and past the last."""
+    """Examples of where the keys of batches end: none, some, all, and past the last; of packed sequences, without a gap."""
+    if axes["sequences"] != axes["batch"]:
+        return ends_of("keys")(rng, member, shape, axes)
     return (np.arange(shape[0])[::-1] * axes["keys"] * 3 // 4).astype(np.int32)
 
 
@@ -38,7 +47,8 @@ def _derived(format: str, role: str) -> dict:
     """`dim`: the smallest compiled one that holds the array, or a larger one that is asked for."""
     return dict(
         dim=lambda axes: axes["dim"] if axes.get("dim", 0) >= axes["cols"] else tile_dim(format, axes["cols"]),
-        tiles=lambda axes: tiles_of(axes["keys"]),
+        sequences=sequences_axis,
+        tiles=units_axis(TILE_KEYS),
         tile_bytes=lambda axes: tile_layout(format, role, axes["dim"]).nbytes if axes["dim"] in TILE_DIMS[format] else 0,
     )
 
@@ -46,15 +56,18 @@ def _derived(format: str, role: str) -> dict:
 def _cases(format: str, role: str) -> list[dict]:
     """Every compiled size; then ragged keys and columns, optional arguments, and every rule."""
     sizes = TILE_DIMS[format]
-    small, size = sizes[0], dict(batch=1, heads=2, keys=70)
+    small, size = sizes[0], dict(batch=1, heads=2, keys=70, sequences=1)
     cases = [dict(size, cols=dim, dim=dim, format=member) for dim, member in zip(sizes, ["bf16", "f32", "f16"] * 2)]
-    cases += [dict(size, batch=3, cols=small - 8, dim=small, key_ends=True), dict(size, keys=1, cols=small - 27, dim=small)]
+    cases += [dict(size, batch=3, sequences=3, cols=small - 8, dim=small, key_ends=True), dict(size, keys=1, cols=small - 27, dim=small)]
     cases += [dict(size, keys=130, cols=small + 8, dim=sizes[1])]
+    packed = dict(size, keys=330, cols=small, dim=small, sequences=4, key_starts=True, key_ends=True)
+    cases += [packed]
     block = BLOCK_FORMATS.get(format)
     if not block:
         return cases
     more = dict(mean=role == "k", global_scale=block.two_level)
     cases += [dict(size, cols=small - 13, dim=small, **more), dict(size, cols=small, dim=small, key_ends=True, **more)]
+    cases += [dict(packed, **more)]
     return cases + [dict(size, cols=small, dim=small, rule=rule, **more) for rule in range(1, len(block.rules))]
 
 
@@ -64,13 +77,13 @@ def _declare(format: str, role: str, text: str, body) -> Kernel:
     body.__name__ = body.__qualname__ = f"pack_{'keys' if role == 'k' else 'values'}_{format}"
     element = block.element.name.upper() if block else ""
     level = _LEVEL if block and block.two_level else ""
-    body.__doc__ = text.format(name=format, element=element, block=block.block if block else "", level=level)
+    body.__doc__ = text.format(name=format, element=element, block=block.block if block else "", level=level, packed=_PACKED)
     return kernel(
         grid="tiles heads batch",
         variants={"dim": TILE_DIMS[format]},
         derived=_derived(format, role),
         cases=[{name: value for name, value in case.items() if value is not False} for case in _cases(format, role)],
-        draw=dict(key_ends=_key_ends, global_scale=positive),
+        draw=dict(key_starts=starts_of("keys"), key_ends=_key_ends, global_scale=positive),
     )(body)
 
 
@@ -84,47 +97,51 @@ def _packer(format: str, role: str) -> Kernel:
 
     def keys_mx(
         x: In[f32 | f16 | bf16, "batch heads keys cols", loose],
-        mean: In[f32, "batch heads cols"] = None,
-        key_ends: In[i32, "batch", unaligned] = None,
+        mean: In[f32, "sequences heads cols"] = None,
+        key_starts: In[i32, "sequences", unaligned] = None,
+        key_ends: In[i32, "sequences", unaligned] = None,
         *,
         packed: Out[u8, "batch heads tiles tile_bytes"],
         rule: rules = 0,
         dim: Axis,
     ):
-        encode(packed, x, dim, rule, mean=mean, key_ends=key_ends)
+        encode(packed, x, dim, rule, mean=mean, key_starts=key_starts, key_ends=key_ends)
 
     def keys_nv(
         x: In[f32 | f16 | bf16, "batch heads keys cols", loose],
-        mean: In[f32, "batch heads cols"] = None,
+        mean: In[f32, "sequences heads cols"] = None,
         global_scale: In[f32, "1"] = None,
-        key_ends: In[i32, "batch", unaligned] = None,
+        key_starts: In[i32, "sequences", unaligned] = None,
+        key_ends: In[i32, "sequences", unaligned] = None,
         *,
         packed: Out[u8, "batch heads tiles tile_bytes"],
         rule: rules = 0,
         dim: Axis,
     ):
-        encode(packed, x, dim, rule, mean=mean, global_scale=global_scale, key_ends=key_ends)
+        encode(packed, x, dim, rule, mean=mean, global_scale=global_scale, key_starts=key_starts, key_ends=key_ends)
 
     def values_mx(
         x: In[f32 | f16 | bf16, "batch heads keys cols", loose],
-        key_ends: In[i32, "batch", unaligned] = None,
+        key_starts: In[i32, "sequences", unaligned] = None,
+        key_ends: In[i32, "sequences", unaligned] = None,
         *,
         packed: Out[u8, "batch heads tiles tile_bytes"],
         rule: rules = 0,
         dim: Axis,
     ):
-        encode(packed, x, dim, rule, key_ends=key_ends)
+        encode(packed, x, dim, rule, key_starts=key_starts, key_ends=key_ends)
 
     def values_nv(
         x: In[f32 | f16 | bf16, "batch heads keys cols", loose],
         global_scale: In[f32, "1"] = None,
-        key_ends: In[i32, "batch", unaligned] = None,
+        key_starts: In[i32, "sequences", unaligned] = None,
+        key_ends: In[i32, "sequences", unaligned] = None,
         *,
         packed: Out[u8, "batch heads tiles tile_bytes"],
         rule: rules = 0,
         dim: Axis,
     ):
-        encode(packed, x, dim, rule, global_scale=global_scale, key_ends=key_ends)
+        encode(packed, x, dim, rule, global_scale=global_scale, key_starts=key_starts, key_ends=key_ends)
 
     body = {"k": (keys_mx, keys_nv), "v": (values_mx, values_nv)}[role][block.two_level]
     return _declare(format, role, _PACK_KEYS if role == "k" else _PACK_VALUES, body)
@@ -135,12 +152,13 @@ def _rounding_packer(format: str) -> Kernel:
 
     def values(
         x: In[f32 | f16 | bf16, "batch heads keys cols", loose],
-        key_ends: In[i32, "batch", unaligned] = None,
+        key_starts: In[i32, "sequences", unaligned] = None,
+        key_ends: In[i32, "sequences", unaligned] = None,
         *,
         packed: Out[u8, "batch heads tiles tile_bytes"],
         dim: Axis,
     ):
-        packed[:] = tile_layout(format, "v", dim).encode(x, key_ends=key_ends)
+        packed[:] = tile_layout(format, "v", dim).encode(x, key_starts=key_starts, key_ends=key_ends)
 
     return _declare(format, "v", _PACK_ROWS, values)
 
@@ -148,3 +166,17 @@ def _rounding_packer(format: str) -> Kernel:
 # Format -> the kernel that packs keys, and values.
 PACK_KEYS = {format: _packer(format, "k") for format in BLOCK_FORMATS if format in TILE_DIMS}
 PACK_VALUES = {format: (_packer(format, "v") if format in BLOCK_FORMATS else _rounding_packer(format)) for format in TILE_DIMS}
+
+
+@kernel(
+    grid="keys heads",
+    derived=dict(rows=lambda axes: units_of(axes["keys"], TILE_KEYS, axes["sequences"]) * TILE_KEYS),
+    cases=[dict(heads=2, keys=330, sequences=4, rows=576, words=33), dict(heads=1, keys=3, sequences=5, rows=320, words=8)],
+    draw=dict(key_starts=starts_of("keys")),
+)
+def unpack_rows(x: In[u32, "heads rows words"], key_starts: In[i32, "sequences", unaligned], *, y: Out[u32, "heads keys words"]):
+    """Give the rows of packed sequences, one behind the other, out of tiles of 64 rows, in which each begins with a tile of its own.
+
+    Row j of sequence i stands at 64 (floor(key_starts[i] / 64) + i) + j; key_starts rise from 0, and rows do not overlap.
+    """
+    y[:] = x[:, rows_in_units(key_starts, y.shape[1], TILE_KEYS)]

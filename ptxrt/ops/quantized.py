@@ -183,7 +183,7 @@ class QuantizedArray:
     """
 
     role: str | None = None
-    mean = None
+    mean = cu_seqlens = None
 
     def __init__(self, codes, scales, *, format, shape, axis=-1, scale_layout="linear", global_scale=None):
         name = "QuantizedArray"
@@ -262,7 +262,7 @@ class QuantizedArray:
     @property
     def arrays(self) -> dict:
         """The arrays that are there, by the names of the constructor."""
-        arrays = dict(codes=self.codes, scales=self.scales, global_scale=self.global_scale, mean=self.mean)
+        arrays = dict(codes=self.codes, scales=self.scales, global_scale=self.global_scale, mean=self.mean, cu_seqlens=self.cu_seqlens)
         return {name: array for name, array in arrays.items() if array is not None}
 
     @property
@@ -282,7 +282,8 @@ class QuantizedArray:
 
     def save(self, path) -> None:
         """Write to `path` as .npz (the name is used as given); the file appears whole or not at all."""
-        fields = {name: array if array.dtype.kind == "f" and name in ("global_scale", "mean") else array.view(np.uint8) for name, array in self.to_numpy().arrays.items()}
+        numbers = ("global_scale", "mean", "cu_seqlens")
+        fields = {name: array if name in numbers else array.view(np.uint8) for name, array in self.to_numpy().arrays.items()}
         for name, value in self.description.items():
             if value is not None:
                 fields[name] = np.array(value, np.int64 if isinstance(value, (int, tuple)) else None)
@@ -306,7 +307,7 @@ class QuantizedArray:
                 if "role" in fields:
                     from .operands import Operand
 
-                    return Operand(**_from_file(fields, {"codes", "format", "role", "shape"}, {"scales", "dim", "global_scale", "mean"}))
+                    return Operand(**_from_file(fields, {"codes", "format", "role", "shape"}, {"scales", "dim", "global_scale", "mean", "cu_seqlens"}))
                 wanted = {"codes", "scales", "format", "shape"}
                 if fields.keys() & {"axis", "scale_layout"}:
                     wanted |= {"axis", "scale_layout"}

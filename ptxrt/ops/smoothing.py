@@ -5,6 +5,7 @@ import numpy as np
 from ..accuracy import Tolerance
 from ..formats import bf16, f16, f32, i32
 from ..kernel import In, Out, Scalar, kernel, loose, unaligned
+from ..sequences import ends_of, first_units, sequences_axis, sequences_of, starts_of, units_axis
 
 # Keys that a block of `scan_keys` reads.
 SCAN_RUN = 256
@@ -13,14 +14,17 @@ _SUMS = Tolerance("float32 sums of up to 256 values, in another order", relative
 _SIZES = [(1, 8), (300, 64), (256, 128), (513, 256), (70, 20), (40, 300)]
 _CASES = [
     *(dict(batch=1, heads=2, keys=keys, cols=cols, sums=True, largest=True) for keys, cols in _SIZES),
-    dict(batch=3, heads=2, keys=270, cols=96, key_ends=True, sums=True, largest=True),
+    dict(batch=3, sequences=3, heads=2, keys=270, cols=96, key_ends=True, sums=True, largest=True),
+    dict(batch=1, sequences=3, heads=2, keys=900, cols=24, key_starts=True, key_ends=True, sums=True, largest=True),
     dict(batch=2, heads=1, keys=70, cols=40, sums=True),
     dict(batch=2, heads=1, keys=70, cols=40, largest=True),
 ]
 
 
 def _key_ends(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of where the keys of batches end: from none to all."""
+    """Examples of where the keys of batches end, from none to all; of packed sequences, without a gap."""
+    if axes["sequences"] != axes["batch"]:
+        return ends_of("keys")(rng, member, shape, axes)
     return np.linspace(0, axes["keys"], shape[0]).astype(np.int32)
 
 
@@ -33,26 +37,32 @@ def _rows_with_garbage(rng: np.random.Generator, member, shape, axes) -> np.ndar
 
 @kernel(
     grid="runs heads batch",
-    derived=dict(runs=lambda axes: -(-axes["keys"] // SCAN_RUN)),
+    derived=dict(sequences=sequences_axis, runs=units_axis(SCAN_RUN)),
     cases=_CASES,
     tolerance=dict(sums=_SUMS),
-    draw=dict(key_ends=_key_ends, x=_rows_with_garbage),
+    draw=dict(key_starts=starts_of("keys"), key_ends=_key_ends, x=_rows_with_garbage),
 )
 def scan_keys(
     x: In[f32 | f16 | bf16, "batch heads keys cols", loose],
-    key_ends: In[i32, "batch", unaligned] = None,
+    key_starts: In[i32, "sequences", unaligned] = None,
+    key_ends: In[i32, "sequences", unaligned] = None,
     sums: Out[f32, "runs batch heads cols"] = None,
     largest: Out[f32, "runs batch heads"] = None,
 ):
     """Sum the keys of each head over runs of 256, and find their largest finite magnitude; keys from key_ends on are left out.
 
     Sums are float32 in a fixed order; where the keys of a run have no finite value, `largest` is 0.
+    Packed sequences: with key_starts, sequence i is keys key_starts[i] to key_ends[i] of a batch of one. Its runs begin with
+    number floor(key_starts[i] / 256) + i, so that its sums are those of a call of its own.
     `mean_keys` and `operand_scale` finish.
     """
     runs = next(len(y) for y in (sums, largest) if y is not None)
     whole = np.zeros((*x.shape[:2], runs * SCAN_RUN, x.shape[3]))
-    for i, end in enumerate(key_ends if key_ends is not None else [x.shape[2]] * len(x)):
-        whole[i, :, : min(end, x.shape[2])] = x[i, :, : min(end, x.shape[2])]
+    starts = np.zeros(len(x), np.int32) if key_starts is None else key_starts
+    rows = starts if key_starts is None else first_units(starts, SCAN_RUN) * SCAN_RUN
+    for i, (start, row) in enumerate(zip(starts, rows)):
+        batch, end = i if key_starts is None else 0, x.shape[2] if key_ends is None else min(key_ends[i], x.shape[2])
+        whole[batch, :, row : row + end - start] = x[batch, :, start:end]
     whole = np.moveaxis(whole.reshape(*x.shape[:2], runs, SCAN_RUN, x.shape[3]), 2, 0)
     if sums is not None:
         with np.errstate(invalid="ignore"):
@@ -74,39 +84,58 @@ def operand_scale(largest: In[f32, "count"], *, global_scale: Out[f32, "1"], fac
 
 
 @kernel(
-    grid="heads*cols batch",
-    cases=[dict(runs=1, batch=1, heads=1, cols=5, keys=7), dict(runs=19, batch=2, heads=3, cols=40, keys=4800), dict(runs=2, batch=3, heads=2, cols=32, keys=270, key_ends=True)],
+    grid="heads*cols sequences",
+    derived=dict(sequences=sequences_axis),
+    cases=[
+        dict(runs=1, batch=1, heads=1, cols=5, keys=7),
+        dict(runs=19, batch=2, heads=3, cols=40, keys=4800),
+        dict(runs=2, batch=3, sequences=3, heads=2, cols=32, keys=270, key_ends=True),
+        dict(runs=33, batch=1, sequences=3, heads=2, cols=20, keys=7900, key_starts=True, key_ends=True),
+    ],
     tolerance=Tolerance("float32 sums of few values, in another order", relative_l2=3e-7),
-    draw=dict(key_ends=lambda rng, member, shape, axes: (np.arange(shape[0]) * 100).astype(np.int32)),
+    draw=dict(
+        key_starts=lambda rng, member, shape, axes: (np.arange(shape[0]) ** 2 * 800).astype(np.int32),
+        key_ends=lambda rng, member, shape, axes: (np.arange(shape[0]) ** 2 * 1800 + 400 if axes["batch"] == 1 else np.arange(shape[0]) * 100).astype(np.int32),
+    ),
 )
 def mean_keys(
     sums: In[f32, "runs batch heads cols"],
-    key_ends: In[i32, "batch", unaligned] = None,
+    key_starts: In[i32, "sequences", unaligned] = None,
+    key_ends: In[i32, "sequences", unaligned] = None,
     *,
-    mean: Out[f32, "batch heads cols"],
+    mean: Out[f32, "sequences heads cols"],
     keys: Scalar[i32],
 ):
     """Give the mean of the keys of each head from their sums over runs: over `keys`, or key_ends where that is less.
 
-    0 where there are no keys. Sums are float32 in a fixed order.
+    0 where there are no keys. Sums are float32 in a fixed order. Packed sequences as for `scan_keys`.
     """
-    count = np.full(mean.shape[0], keys) if key_ends is None else np.minimum(key_ends, keys)
-    mean[:] = np.where(count > 0, sums.sum(axis=0, dtype=np.float64).T / np.maximum(count, 1), 0).T
+    starts = np.zeros(len(mean), np.int32) if key_starts is None else key_starts
+    counts = np.maximum((keys if key_ends is None else np.minimum(key_ends, keys)) - starts, 0)
+    for i, count in enumerate(counts):
+        its = sums[:, i] if key_starts is None else sums[first_units(starts, SCAN_RUN)[i] :][: -(-count // SCAN_RUN), 0]
+        mean[i] = its.sum(axis=0, dtype=np.float64) / max(count, 1) if count else 0
 
 
 @kernel(
     grid="group*queries heads_kv batch",
+    derived=dict(sequences=sequences_axis),
     cases=[
-        *(dict(batch=2, heads_kv=3, group=2, queries=37, cols=cols, scale=0.5) for cols in (8, 64, 128, 256, 20)),
-        dict(batch=1, heads_kv=1, group=1, queries=1, cols=1, scale=-1.0, add=True),
-        dict(batch=1, heads_kv=2, group=4, queries=9, cols=96, scale=0.1, add=True),
+        *(dict(batch=2, sequences=2, heads_kv=3, group=2, queries=37, cols=cols, scale=0.5) for cols in (8, 64, 128, 256, 20)),
+        dict(batch=1, sequences=1, heads_kv=1, group=1, queries=1, cols=1, scale=-1.0, add=True),
+        dict(batch=1, sequences=1, heads_kv=2, group=4, queries=9, cols=96, scale=0.1, add=True),
+        dict(batch=1, sequences=5, heads_kv=2, group=2, queries=45, cols=40, scale=0.5, query_starts=True, add=True),
     ],
     tolerance=Tolerance("float32 sums in another order; terms of both signs cancel", absolute=2e-5),
-    draw=dict(add=lambda rng, member, shape, axes: np.where(rng.random(shape) < 0.2, -np.inf, rng.standard_normal(shape)).astype(np.float32)),
+    draw=dict(
+        query_starts=starts_of("queries"),
+        add=lambda rng, member, shape, axes: np.where(rng.random(shape) < 0.2, -np.inf, rng.standard_normal(shape)).astype(np.float32),
+    ),
 )
 def row_dot(
     q: In[f32 | f16 | bf16, "batch heads_kv group queries cols", loose],
-    y: In[f32, "batch heads_kv cols"],
+    y: In[f32, "sequences heads_kv cols"],
+    query_starts: In[i32, "sequences", unaligned] = None,
     add: In[f32, "batch heads_kv group queries"] = None,
     *,
     out: Out[f32, "batch heads_kv group queries"],
@@ -114,16 +143,30 @@ def row_dot(
 ):
     """Give scale q.y of each row of q with the vector of its head, plus `add` where that is given; -inf stays.
 
-    With y the mean that was taken from the keys and add the log-sum-exp of the scores that are left, that of all scores.
+    With query_starts, rows of packed sequences in a batch of one take the vector of theirs. With y the mean that was taken from the keys and add the log-sum-exp of the scores that are left, that of all scores.
     """
-    dots = np.float64(scale) * np.einsum("bhgqc,bhc->bhgq", q.astype(np.float64), y.astype(np.float64))
+    y = y[:, :, None, None] if query_starts is None else y[sequences_of(query_starts, q.shape[3])].transpose(1, 0, 2)[None, :, None]
+    dots = np.float64(scale) * (q.astype(np.float64) * y.astype(np.float64)).sum(axis=-1)
     out[:] = dots if add is None else np.where(add == -np.inf, add, add + dots)
 
 
 @kernel(
     grid="keys heads batch",
-    cases=[dict(batch=2, heads=3, keys=5, width=64, cols=50), dict(batch=1, heads=1, keys=1, width=256, cols=256)],
+    derived=dict(sequences=sequences_axis),
+    cases=[
+        dict(batch=2, sequences=2, heads=3, keys=5, width=64, cols=50),
+        dict(batch=1, sequences=1, heads=1, keys=1, width=256, cols=256),
+        dict(batch=1, sequences=3, heads=2, keys=7, width=40, cols=33, key_starts=True),
+    ],
+    draw=dict(key_starts=starts_of("keys")),
 )
-def add_mean(x: In[f32, "batch heads keys width", loose], mean: In[f32, "batch heads cols"], *, y: Out[f32, "batch heads keys cols"]):
-    """Add the vector of its head to the first `cols` of each row, in float32."""
-    y[:] = x[..., : y.shape[-1]] + mean[:, :, None]
+def add_mean(
+    x: In[f32, "batch heads keys width", loose],
+    mean: In[f32, "sequences heads cols"],
+    key_starts: In[i32, "sequences", unaligned] = None,
+    *,
+    y: Out[f32, "batch heads keys cols"],
+):
+    """Add the vector of its head to the first `cols` of each row, in float32; with key_starts, that of its sequence and head."""
+    its_mean = mean[:, :, None] if key_starts is None else mean[sequences_of(key_starts, x.shape[2])].transpose(1, 0, 2)[None]
+    y[:] = x[..., : y.shape[-1]] + its_mean

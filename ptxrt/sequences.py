@@ -1,0 +1,57 @@
+"""Packed sequences, which stand one behind the other: how they are cut into units (tiles, runs) that no two of them share.
+
+The twin of kernels_cu/op/sequences.cuh: sequence i has units of its own from number floor(start / size) + i on, so that nobody
+has to add up lengths.
+"""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+import numpy as np
+
+
+def units_of(elements: int, size: int, sequences: int = 1) -> int:
+    """How many units of `size` hold so many elements of so many sequences, of any lengths."""
+    return -(-elements // size) + sequences - 1 if elements else 0
+
+
+def first_units(starts, size: int) -> np.ndarray:
+    """The number of the first unit of each sequence."""
+    starts = np.asarray(starts, np.int64)
+    return starts // size + np.arange(len(starts))
+
+
+def sequences_of(starts, elements: int) -> np.ndarray:
+    """The sequence that each of so many elements belongs to; of several that begin with it the last, since the others are empty."""
+    return np.maximum(np.searchsorted(np.asarray(starts), np.arange(elements), side="right") - 1, 0)
+
+
+def rows_in_units(starts, elements: int, size: int) -> np.ndarray:
+    """Where each of so many elements stands among those of all units."""
+    sequence = sequences_of(starts, elements)
+    return (first_units(starts, size) * size - np.asarray(starts))[sequence] + np.arange(elements)
+
+
+# Axes and examples of kernels. Without packed sequences each batch is one, so that a kernel knows how many units there are from
+# `sequences` alone.
+
+
+def sequences_axis(axes: Mapping[str, int]) -> int:
+    """The axis `sequences`: any number of packed ones in a batch of one."""
+    return axes.get("sequences", 1) if axes["batch"] == 1 else axes["batch"]
+
+
+def units_axis(size: int):
+    """How many units hold the keys of a batch, from its axes."""
+    return lambda axes: units_of(axes["keys"], size, 1 + axes["sequences"] - axes["batch"])
+
+
+def starts_of(axis: str):
+    """Examples of where sequences begin along an axis; with `ends_of` they share it evenly."""
+    return lambda rng, member, shape, axes: (np.arange(shape[0]) * axes[axis] // shape[0]).astype(np.int32)
+
+
+def ends_of(axis: str):
+    """Examples of where they end."""
+    return lambda rng, member, shape, axes: (np.arange(1, shape[0] + 1) * axes[axis] // shape[0]).astype(np.int32)
