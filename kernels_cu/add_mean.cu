@@ -1,12 +1,12 @@
-// add_mean: rows, each with a vector of its head added.
+// add_mean: rows, each with the vector of its run of rows added.
 #include "kernel.cuh"
 #include "op/smooth.cuh"
 
 KERNEL(add_mean, .threads = {128}, .tile = {1, 1, 1})
 (const float *x,      // [batch, heads, keys, width]
- const float *mean,   // [batch, heads, cols]
+ const float *mean,   // [batch, heads, blocks, cols]
  float *y,            // [batch, heads, keys, cols]
- int batch, int heads, int keys, int width, int cols, KEY_STRIDES(x)) {
+ int run, int batch, int heads, int keys, int width, int blocks, int cols, KEY_STRIDES(x)) {
     const int *key_ends = nullptr;
-    op::add_mean(KEY_ARRAY(x), mean, y, cols);
+    op::add_mean(KEY_ARRAY(x), mean, y, run, blocks, cols);
 }

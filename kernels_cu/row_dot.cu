@@ -6,11 +6,10 @@
     KERNEL(row_dot##suffix, .threads = {op::smooth_threads}, .tile = {op::dot_rows, 1, 1})                             \
     (const Element *q,   /* [batch, heads_kv, group, queries, cols] */                                                 \
      const float *y,     /* [batch, heads_kv, cols] */                                                                 \
-     const float *add,   /* [batch, heads_kv, group, queries] or null */                                               \
-     float *out,         /* the same */                                                                                \
+     float *out,         /* [batch, heads_kv, group, queries] */                                                       \
      float scale, int batch, int heads_kv, int group, int queries, int cols, int64_t q_batch, int64_t q_head,          \
      int64_t q_group, int64_t q_query) {                                                                               \
-        op::row_dot(op::QueryRows<Element>{q, q_batch, q_head, q_group, q_query, heads_kv, group, queries, cols}, y, add, out, scale);\
+        op::row_dot(op::QueryRows<Element>{q, q_batch, q_head, q_group, q_query, heads_kv, group, queries, cols}, y, out, scale);\
     }
 
 INSTANCE(_f32, float)

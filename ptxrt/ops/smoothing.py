@@ -1,4 +1,4 @@
-"""The kernels of what a first read of operands finds: the mean of the keys, global scales, and what smoothing takes from scores."""
+"""The kernels of what a first read of operands finds: means of keys and of blocks of queries, global scales, and what smoothing takes from scores."""
 
 import numpy as np
 
@@ -8,6 +8,8 @@ from ..kernel import In, Out, Scalar, kernel, loose, unaligned
 
 # Keys that a block of `scan_keys` reads.
 SCAN_RUN = 256
+# Neighbouring queries that share a mean.
+SMOOTH_QUERIES = 64
 
 _SUMS = Tolerance("float32 sums of up to 256 values, in another order", relative_l2=3e-7)
 _SIZES = [(1, 8), (300, 64), (256, 128), (513, 256), (70, 20), (40, 300)]
@@ -95,35 +97,63 @@ def mean_keys(
 
 
 @kernel(
+    grid="blocks heads batch",
+    derived=dict(blocks=lambda axes: -(-axes["queries"] // SMOOTH_QUERIES)),
+    cases=[dict(batch=2, heads=2, queries=queries, cols=cols, blocks=-(-queries // SMOOTH_QUERIES)) for queries, cols in ((1, 8), (64, 64), (130, 128), (70, 20), (65, 300))],
+    tolerance=Tolerance("float32 sums of up to 64 values, in another order", relative_l2=3e-7),
+)
+def less_block_means(
+    x: In[f32 | f16 | bf16, "batch heads queries cols", loose],
+    *,
+    mean: Out[f32, "batch heads blocks cols"],
+    y: Out[f32, "batch heads queries cols"],
+):
+    """Take from the queries of each head the mean of their block of 64; the last block has those that are left.
+
+    Sums are float32 in a fixed order, divided once; y is the float32 difference.
+    """
+    for block in range(mean.shape[2]):
+        rows = slice(block * SMOOTH_QUERIES, (block + 1) * SMOOTH_QUERIES)
+        mean[:, :, block] = x[:, :, rows].mean(axis=2, dtype=np.float64)
+        y[:, :, rows] = x[:, :, rows].astype(np.float64) - mean[:, :, block, None]
+
+
+@kernel(
     grid="group*queries heads_kv batch",
     cases=[
         *(dict(batch=2, heads_kv=3, group=2, queries=37, cols=cols, scale=0.5) for cols in (8, 64, 128, 256, 20)),
-        dict(batch=1, heads_kv=1, group=1, queries=1, cols=1, scale=-1.0, add=True),
-        dict(batch=1, heads_kv=2, group=4, queries=9, cols=96, scale=0.1, add=True),
+        dict(batch=1, heads_kv=1, group=1, queries=1, cols=1, scale=-1.0),
     ],
     tolerance=Tolerance("float32 sums in another order; terms of both signs cancel", absolute=2e-5),
-    draw=dict(add=lambda rng, member, shape, axes: np.where(rng.random(shape) < 0.2, -np.inf, rng.standard_normal(shape)).astype(np.float32)),
 )
 def row_dot(
     q: In[f32 | f16 | bf16, "batch heads_kv group queries cols", loose],
     y: In[f32, "batch heads_kv cols"],
-    add: In[f32, "batch heads_kv group queries"] = None,
     *,
     out: Out[f32, "batch heads_kv group queries"],
     scale: Scalar[f32] = 1.0,
 ):
-    """Give scale q.y of each row of q with the vector of its head, plus `add` where that is given; -inf stays.
+    """Give scale q.y of each row of q with the vector of its head.
 
-    With y the mean that was taken from the keys and add the log-sum-exp of the scores that are left, that of all scores.
+    With y the mean that was taken from the keys, that is what all scores of the row lack.
     """
-    dots = np.float64(scale) * np.einsum("bhgqc,bhc->bhgq", q.astype(np.float64), y.astype(np.float64))
-    out[:] = dots if add is None else np.where(add == -np.inf, add, add + dots)
+    out[:] = np.float64(scale) * np.einsum("bhgqc,bhc->bhgq", q.astype(np.float64), y.astype(np.float64))
 
 
 @kernel(
     grid="keys heads batch",
-    cases=[dict(batch=2, heads=3, keys=5, width=64, cols=50), dict(batch=1, heads=1, keys=1, width=256, cols=256)],
+    cases=[
+        dict(batch=2, heads=3, keys=5, width=64, blocks=1, cols=50, run=5),
+        dict(batch=1, heads=1, keys=1, width=256, blocks=1, cols=256, run=1),
+        dict(batch=2, heads=2, keys=70, width=32, blocks=2, cols=32, run=64),
+    ],
 )
-def add_mean(x: In[f32, "batch heads keys width", loose], mean: In[f32, "batch heads cols"], *, y: Out[f32, "batch heads keys cols"]):
-    """Add the vector of its head to the first `cols` of each row, in float32."""
-    y[:] = x[..., : y.shape[-1]] + mean[:, :, None]
+def add_mean(
+    x: In[f32, "batch heads keys width", loose],
+    mean: In[f32, "batch heads blocks cols"],
+    *,
+    y: Out[f32, "batch heads keys cols"],
+    run: Scalar[i32],
+):
+    """Add to the first `cols` of each row the vector of its run of `run` rows, in float32; `blocks` vectors are there for all."""
+    y[:] = x[..., : y.shape[-1]] + np.repeat(mean, run, axis=2)[:, :, : y.shape[2]]
