@@ -16,6 +16,7 @@ using Tiling = op::Tiling<Element, VARIANT_dim, VARIANT_dim_v>;
      const Element *v,   /* [batch, heads_kv, keys, dim_v] */                                                                  \
      ATTENTION_ARRAYS, ATTENTION_SCALARS, int batch, int heads_kv, int group, int queries, int dim, int keys, int dim_v,       \
      int sequences, int splits, STRIDES_Q(q), STRIDES_K(k), STRIDES_K(v), ATTENTION_STRIDES) {                                 \
+        const float *const row_shift = nullptr;   /* nothing is smoothed */                                                    \
         op::attention<Tiling<Element>>(shared<typename Tiling<Element>::Shared>(),                                             \
                                        {q, k, v, THE_STRIDES_Q(q), THE_STRIDES_K(k), THE_STRIDES_K(v)}, ATTENTION_OPTIONS);    \
     }

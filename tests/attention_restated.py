@@ -85,8 +85,11 @@ def in_nvfp4(weights):
 WEIGHTS = {"mxfp8": (in_e4m3, 8), "mxfp4": (in_mxfp4, 0), "nvfp4": (in_nvfp4, 11)}
 
 
-def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sinks=None):
-    """Output and lse of what operands in block formats hold, float32: q [B, H, Sq, D], k and v [B, Hkv, Sk, D]."""
+def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sinks=None, shift=None):
+    """Output and lse of what operands in block formats hold, float32: q [B, H, Sq, D], k and v [B, Hkv, Sk, D].
+
+    shift: [B, H, Sq], what smoothing of keys took from all scores of a row, relative to which weights are rounded unless there is a softcap.
+    """
     rounded_weights, headroom = WEIGHTS[pv]
     left, right = window or (OPEN, 0 if causal else OPEN)
     scale = np.float32(q.shape[-1] ** -0.5)
@@ -95,6 +98,7 @@ def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sink
     shown = visible(q.shape[2], k.shape[2], left, right)
     for batch, head in np.ndindex(*q.shape[:2]):
         rows = q[batch, head]
+        base_score = np.zeros(len(rows), np.float32) if shift is None or softcap else np.float32(shift[batch, head]) * LOG2_E
         top, total, exact = np.full(len(rows), -np.inf, np.float32), np.zeros(len(rows), np.float32), np.zeros(len(rows), np.float32)
         values = np.zeros((len(rows), v.shape[-1]), np.float32)
         for first in range(0, k.shape[2], TILE):
@@ -103,7 +107,7 @@ def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sink
             found = rows @ k[batch, head // group, tile].T * scale
             if softcap:
                 found = np.float32(softcap) * np.tanh(found / np.float32(softcap))
-            scores[:, : found.shape[1]] = np.where(shown[:, tile], found * LOG2_E, np.float32(-np.inf))
+            scores[:, : found.shape[1]] = np.where(shown[:, tile], found * LOG2_E - base_score[:, None], np.float32(-np.inf))
             new_top = np.maximum(top, np.ceil(scores.max(axis=1)) - headroom)
             top, total, both = rescaled(top, new_top, total, np.concatenate([values, exact[:, None]], axis=1))
             values, exact = both[:, :-1], both[:, -1]
@@ -114,12 +118,12 @@ def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sink
             total = total + weights.sum(axis=1, dtype=np.float32)
             values = values + weights[:, : found.shape[1]] @ v[batch, head // group, tile]
         if sinks is not None:
-            sink = np.float32(sinks[head]) * LOG2_E
+            sink = np.float32(sinks[head]) * LOG2_E - base_score
             top, total, both = rescaled(top, np.maximum(top, np.ceil(sink)), total, np.concatenate([values, exact[:, None]], axis=1))
             share = np.exp2(sink - top)
             total, values, exact = total + share, both[:, :-1], both[:, -1] + share
         seen = total > 0
         out[batch, head][seen] = values[seen] / total[seen, None]
         with np.errstate(divide="ignore"):
-            lse[batch, head] = (top + np.log2(exact)) * np.float32(np.log(2))
+            lse[batch, head] = (top + np.log2(exact) + base_score) * np.float32(np.log(2))
     return out, lse

@@ -200,14 +200,6 @@ def test_prepared_calls_take_operands(machine, rng, qk, pv):
         np.testing.assert_array_equal(ptxrt.attention(*given, qk=qk, pv=pv, out=out).to_numpy(), want)
 
 
-def test_keys_are_not_smoothed_where_scores_must_be_their_own(machine, rng):
-    q, k, v = random_qkv(rng, 1, 2, 20, 70, 64)
-    for options in (dict(softcap=2.0), dict(sinks=np.float32([1, 2])), dict(normalize=False)):
-        plain = operands(q, k, v, "nvfp4", "nvfp4", smooth=False)
-        got, want = (ptxrt.attention(*x, qk="nvfp4", **options) for x in ((q, k, v), plain))
-        np.testing.assert_array_equal(got[0], want[0])
-
-
 def test_wrong_calls_say_what_to_do(emulator, rng):
     q, k, v = random_qkv(rng, 1, 2, 20, 70, 64)
     of_q, of_k, of_v = operands(q, k, v, "nvfp4", "mxfp8")
@@ -222,8 +214,7 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
     refused("qk='bf16', pv='bf16' takes k as an array", q, of_k, v)
     refused(r"v is QuantizedArray.*takes quantize_operand\(v, 'mxfp8', role='v'\)", q, k, ptxrt.quantize(v, "mxfp8"), **mixed)
     refused("smooth_k is False, but k is Operand.*quantize it with smooth=False", q, of_k, v, **mixed, smooth_k=False)
-    refused("with softcap scores must be those.*quantize it with smooth=False", q, of_k, v, **mixed, softcap=1.0)
-    refused("smooth_k is True; with sinks", q, k, v, **mixed, smooth_k=True, sinks=np.zeros(2, np.float32))
+    refused("smooth_q is True, but q is Operand.*quantize it with smooth=True", of_q, k, v, **mixed, smooth_q=True)
     wide = ptxrt.quantize_operand(v, "mxfp8", role="v", dim=128)
     refused("k for a head dimension of 64 and v for a head dimension of 128 were quantized; these need one of 128", q, of_k, wide, **mixed)
     narrow = ptxrt.quantize_operand(v[..., :32], "mxfp8", role="v")
@@ -236,5 +227,5 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
     refused(r"k is .*cu_seqlens_k is \[0, 31, 70\]; quantize it with", q, *packed, **dict(two, cu_seqlens_k=[0, 31, 70]))
     refused(r"k is Operand\(nvfp4.*quantize it with cu_seqlens=cu_seqlens_k", q, of_k, packed[1], **two)
     refused("key_lengths beside cu_seqlens came", q, *packed, **two, key_lengths=[70])
-    refused("has no smooth_q", q, k, v, **mixed, smooth_q=True)
+    refused("smooth_q takes means of blocks of queries, which packed sequences would share; leave out smooth_q", q, *packed, **two, smooth_q=True)
     assert ptxrt.attention(of_q, of_k, of_v, **mixed).shape == (1, 2, 20, 64)

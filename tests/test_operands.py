@@ -345,7 +345,7 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
     refused("role is 'w'; pass 'q', 'k' or 'v'", role="w")
     refused("format is 'mxfp6_e3m2'; role 'k' has 'mxfp4', 'mxfp8', 'nvfp4'", format="mxfp6_e3m2")
     refused("attention takes keys in bf16 as they are", format="bf16")
-    refused("only keys are smoothed", role="v", smooth=True)
+    refused("only queries and keys are smoothed", role="v", smooth=True)
     refused("smooth is 'auto'; pass True, False or None", smooth="auto")
     refused("layout is 'sbhd'", layout="sbhd")
     refused("pass float32, float16 or bfloat16 with four axes, B H S D", x=x[0])
@@ -375,7 +375,7 @@ def test_wrong_operands_say_what_to_do(emulator, rng):
         ("filled up to 64 has uint8", dict(codes=good.codes[..., 1:])),
         ("filled up to 128 has uint8", dict(dim=128)),
         ("scales of role 'k' stand in the tiles", dict(scales=good.codes)),
-        ("keys have float32", dict(mean=good.mean[:, :1])),
+        ("it has float32", dict(mean=good.mean[:, :1])),
         ("mean of role 'v'", dict(role="v")),
         ("pass .batch, heads, length, dim.", dict(shape=(2, 70, 64))),
         ("mxfp8 has none", dict(global_scale=1)),

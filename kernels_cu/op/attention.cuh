@@ -225,6 +225,10 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
                                         int first_key, float scale) {
     const AttentionOptions &options = problem.options;
     for_scores<Order>(s, [&](float &score, int, int, int) { score *= scale; });
+    if (options.softcap > 0.0f && options.row_shift)   // a cap is of whole scores
+        for_scores<Order>(s, [&](float &score, int slice, int half, int) {
+            score += options.row_shift[problem.row_at(row_of(slice, half))];
+        });
     if (options.softcap > 0.0f)   // tanh x = 1 - 2 / (1 + e^2x), good to 2^-22 absolute
         for_scores<Order>(s, [&](float &score, int, int, int) {
             const float power = ptx::ex2_approx_ftz_f32(score * (2.0f * log2_e / options.softcap));
@@ -301,6 +305,30 @@ __device__ inline void store_rows(const Softmax &softmax, typename Tiling::templ
     }
 }
 
+// What the scores of a warp's rows lack since smoothing, in units of log2: scores that a cap has seen are whole.
+template <int slices>
+struct RowShift {
+    float whole[slices][2] = {}, fraction[slices][2] = {};   // in (-1, 0]
+
+    template <class Softmax>
+    __device__ RowShift(const Softmax &softmax, const Problem &problem, int warp_row) {
+        const AttentionOptions &options = problem.options;
+        if (!options.row_shift || options.softcap > 0.0f) return;
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (softmax.row_max[slice][half] == -INFINITY) continue;   // a row without scores lacks nothing
+                const int row = min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
+                const float shift = options.row_shift[problem.row_at(row)] * log2_e;
+                whole[slice][half] = ceilf(shift);
+                fraction[slice][half] = shift - whole[slice][half];
+            }
+    }
+
+    __device__ float at(int slice, int half) const { return whole[slice][half] + fraction[slice][half]; }
+};
+
 // Divides by the sums and writes what is asked for; splits write what they have. exact_sum (or null): as row_sum, of the weights
 // before they are rounded, where those differ.
 template <class Tiling, class Softmax>
@@ -308,6 +336,7 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
                                      int warp_row, float output_scale = 1.0f, float *exact_sum = nullptr) {
     const AttentionOptions &options = problem.options;
     softmax.finish();
+    const RowShift<Tiling::slices> shift(softmax, problem, warp_row);
     float sink_share[Tiling::slices][2] = {};   // of the denominator
     if (options.sinks && problem.split == 0) {   // one more key, which has no value
         float new_max[Tiling::slices][2], sink[Tiling::slices][2];
@@ -316,7 +345,7 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int group = problem.group_of(warp_row + 16 * slice + tile::accumulator_row(2 * half));
-                sink[slice][half] = options.sinks[problem.head * options.group + group] * log2_e;
+                sink[slice][half] = options.sinks[problem.head * options.group + group] * log2_e - shift.at(slice, half);
                 new_max[slice][half] = fmaxf(softmax.row_max[slice][half], ceilf(sink[slice][half]));
             }
         softmax.raise(new_max);
@@ -336,13 +365,15 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
             const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
             const float sum = softmax.row_sum[slice][half] + sink_share[slice][half], max = softmax.row_max[slice][half];
             const float denominator = softmax.denominator(slice, half) + sink_share[slice][half];
-            factor[slice][half] = output_scale * (options.partial ? 1.0f : denominator == 0.0f ? 0.0f : __frcp_rn(denominator));
+            // row_max is whole: what is left of the shift goes into sums and outputs that are relative to it.
+            const float part = options.partial && options.row_shift ? ptx::ex2_approx_ftz_f32(shift.fraction[slice][half]) : 1.0f;
+            factor[slice][half] = output_scale * (options.partial ? part : denominator == 0.0f ? 0.0f : __frcp_rn(denominator));
             if (row >= problem.rows || tile::accumulator_column(0) != 0) continue;
             if (options.lse)
-                options.lse[problem.row_at(row)] = sum == 0.0f ? -INFINITY : (max + ptx::lg2_approx_ftz_f32(sum)) * ln_2;
-            if (options.row_max) options.row_max[problem.split_row_at(row)] = max;
-            if (options.row_sum) options.row_sum[problem.split_row_at(row)] = denominator;
-            if (exact_sum) exact_sum[problem.split_row_at(row)] = sum;
+                options.lse[problem.row_at(row)] = sum == 0.0f ? -INFINITY : (max + ptx::lg2_approx_ftz_f32(sum) + shift.at(slice, half)) * ln_2;
+            if (options.row_max) options.row_max[problem.split_row_at(row)] = max + shift.whole[slice][half];
+            if (options.row_sum) options.row_sum[problem.split_row_at(row)] = denominator * part;
+            if (exact_sum) exact_sum[problem.split_row_at(row)] = sum * part;
         }
 
     const int rows = problem.rows - warp_row;

@@ -21,11 +21,15 @@
 
 namespace op {
 
-// Q in codes and scales, K and V in tiles, and what NVFP4 multiplies all values by (null: nothing).
+constexpr int block_keys = 64;   // of a tile, in memory as in a stage
+
+// Q in codes and scales, K and V in tiles, and what NVFP4 multiplies all values by (null: nothing). mean_scores (or null): the
+// scores that smoothing took from Q, in the units of a product of codes and scales; [batch, heads_kv, group, query_blocks, keys
+// of all tiles].
 struct BlockOperands {
     const uint8_t *q_codes, *q_scales, *k_tiles, *v_tiles;
-    const float *q_global, *k_global, *v_global;
-    int q_bytes, q_blocks, tiles;   // of a row of Q; of a head of K and V
+    const float *q_global, *k_global, *v_global, *mean_scores;
+    int q_bytes, q_blocks, tiles, query_blocks;   // of a row of Q; of a head of K and V, and of Q
     StridesQ q_codes_strides, q_scales_strides;
 };
 
@@ -284,15 +288,55 @@ struct BlockQueries {
     }
 };
 
-// s = Q K^T for all keys of a tile, columns in `Order`.
-template <class Order, class Format, int slices, int dim, int tiles, class Tile>
-__device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tiles], const BlockQueries<Format, slices, dim> &q, const Tile &k) {
+// The scores that the means of queries have, for the rows of a warp.
+template <class Order, int slices>
+struct MeanScores {
+    int rows[slices][2] = {};   // which of all means
+
+    __device__ MeanScores(const BlockOperands &operands, const Problem &problem, int warp_row) {
+        if (!operands.mean_scores) return;
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
+                const int head = (problem.batch * problem.options.heads_kv + problem.head) * problem.options.group + problem.group_of(row);
+                rows[slice][half] = head * operands.query_blocks + (problem.first_query + problem.query_of(row)) / smooth_queries;
+            }
+    }
+
+    // Those of the tile `index` of keys.
+    template <int tiles>
+    __device__ void load(tile::Accumulator (&s)[slices][tiles], const BlockOperands &operands, int index) const {
+        const int lane_key = index * block_keys + Order::key(0, tile::accumulator_column(0));
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float *source = operands.mean_scores + int64_t(rows[slice][half]) * (operands.tiles * block_keys) + lane_key;
+#pragma unroll
+                for (int j = 0; j < tiles; ++j) {
+                    const float2 pair = __ldg(reinterpret_cast<const float2 *>(source + Order::key(j, 0)));
+                    s[slice][j][2 * half] = pair.x;
+                    s[slice][j][2 * half + 1] = pair.y;
+                }
+            }
+    }
+};
+
+template <int slices, int tiles>
+__device__ inline void clear_scores(tile::Accumulator (&s)[slices][tiles]) {
 #pragma unroll
     for (auto &slice : s)
 #pragma unroll
         for (auto &accumulator : slice)
 #pragma unroll
             for (float &element : accumulator) element = 0.0f;
+}
+
+// s += Q K^T for all keys of a tile, columns in `Order`.
+template <class Order, class Format, int slices, int dim, int tiles, class Tile>
+__device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tiles], const BlockQueries<Format, slices, dim> &q, const Tile &k) {
     const uint32_t lane_address = k.template lane_address<Order>();
     static_for<tiles / 4>([&](auto group) {
         const auto &k_scales = k.template scales_b<Order>(group);
@@ -315,8 +359,6 @@ __device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tile
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The kernel
-
-constexpr int block_keys = 64;   // of a tile, in memory as in a stage
 
 // How a block divides the work: three or four warps to each quarter of a multiprocessor, so that one multiplies while others are
 // in their softmax, and as many rows to a block as that gives, so that K and V come from L2 seldom.
@@ -448,7 +490,8 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
     const float scale = options.scale * (operands.q_global ? *operands.q_global : 1.0f) * (operands.k_global ? *operands.k_global : 1.0f);
 
-    const TileRange<block_keys> range(problem, first_row, end_row);
+    TileRange<block_keys> range(problem, first_row, end_row);
+    if (operands.mean_scores) range.plain_end = range.plain_begin;
     const size_t first_tile = size_t(problem.batch * options.heads_kv + problem.head) * operands.tiles + problem.first_tile(block_keys);
     Pipeline<Tiling> pipeline{shared, reinterpret_cast<const typename Tiling::Keys *>(operands.k_tiles) + first_tile,
                               reinterpret_cast<const typename Tiling::Values *>(operands.v_tiles) + first_tile, range.begin, range.end};
@@ -456,6 +499,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
 
     BlockQueries<typename Tiling::ScoreFormat, Tiling::slices, Tiling::dim> q;
     q.load(operands, problem, warp_row);
+    const MeanScores<Order, Tiling::slices> mean_scores(operands, problem, warp_row);
     Softmax softmax;
     softmax.start();
     const bool idle = warp_row >= problem.rows;
@@ -465,6 +509,8 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
         // A warp without rows, or whose rows see nothing of this tile, only keeps the stages moving.
         if (!idle && !(masked && index * block_keys >= warp_end)) {
             tile::Accumulator s[Tiling::slices][block_keys / tile::mma_columns];
+            if (masked && operands.mean_scores) mean_scores.load(s, operands, index);
+            else clear_scores(s);
             multiply_block_scores<Order>(s, q, stage.k);
             if constexpr (masked) mask_scores<Order>(s, problem, warp_row, index * block_keys, scale);
             ProbabilityFragments<typename Tiling::ValueFormat, block_keys / tile::mma_columns> p[Tiling::slices];
@@ -498,15 +544,18 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
      const uint8_t *q_scales,   /* [batch, heads_kv, group, queries, q_blocks] */                                           \
      const uint8_t *k_tiles,    /* [batch, heads_kv, tiles, k_bytes]: tile::KeyTile */                                      \
      const uint8_t *v_tiles,    /* [batch, heads_kv, tiles, v_bytes]: tile::ValueTile */                                    \
-     const float *q_global, const float *k_global, const float *v_global, ATTENTION_ARRAYS,                                 \
+     const float *q_global, const float *k_global, const float *v_global,                                                   \
+     const float *mean_scores,  /* [batch, heads_kv, group, query_blocks, 64 tiles] or null */                              \
+     const float *row_shift,    /* [batch, heads_kv, group, queries] or null */                                             \
+     ATTENTION_ARRAYS,                                                                                                      \
      float *exact_sum,          /* [splits, batch, heads_kv, group, queries] */                                             \
      ATTENTION_SCALARS, int batch, int heads_kv, int group, int queries, int q_bytes, int q_blocks, int tiles, int k_bytes, \
-     int v_bytes, int keys, int sequences, int dim_v, int splits, STRIDES_Q(q_codes), STRIDES_Q(q_scales),                  \
-     ATTENTION_STRIDES) {                                                                                                   \
+     int v_bytes, int query_blocks, int keys, int sequences, int dim_v, int splits, STRIDES_Q(q_codes),                     \
+     STRIDES_Q(q_scales), ATTENTION_STRIDES) {                                                                              \
         using Tiling = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>;                                             \
         const int dim = dim_;                                                                                               \
         op::attention_blocks<Tiling>(shared<typename Tiling::Shared>(),                                                     \
-                                     {q_codes, q_scales, k_tiles, v_tiles, q_global, k_global, v_global, q_bytes, q_blocks, \
-                                      tiles, THE_STRIDES_Q(q_codes), THE_STRIDES_Q(q_scales)},                              \
+                                     {q_codes, q_scales, k_tiles, v_tiles, q_global, k_global, v_global, mean_scores,       \
+                                      q_bytes, q_blocks, tiles, query_blocks, THE_STRIDES_Q(q_codes), THE_STRIDES_Q(q_scales)},      \
                                      ATTENTION_OPTIONS, exact_sum);                                                         \
     }

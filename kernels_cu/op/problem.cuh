@@ -18,6 +18,9 @@ constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
 // Keys to a unit of splitting: every tile size divides it, so that a split begins where a tile does.
 constexpr int split_unit = 64;
 
+// Neighbouring queries of a head that share a mean where queries are smoothed.
+constexpr int smooth_queries = 64;
+
 // Strides in elements over the axes before the last, which is contiguous.
 struct StridesQ {   // [batch, heads_kv, group, queries, dim]
     long long batch, head, group, query;
@@ -34,6 +37,7 @@ struct AttentionOptions {
     const float *mask;              // added to the scaled scores
     const uint8_t *allowed;         // 0 hides a key
     const float *sinks;             // [heads_kv, group]: one logit per head that joins the denominator
+    const float *row_shift;         // [batch, heads_kv, group, queries]: what the scaled scores of a row lack, all alike
     const int *query_starts, *query_ends, *key_starts, *key_ends;   // [sequences]
     __nv_bfloat16 *out_bf16;        // [batch, heads_kv, group, queries, dim_v]
     __half *out_f16;
@@ -64,8 +68,9 @@ struct AttentionOptions {
 #define THE_STRIDES_K(array) {array##_batch, array##_head, array##_key}
 #define THE_STRIDES_MASK(array) {array##_batch, array##_head, array##_group, array##_query, array##_key}
 #define ATTENTION_OPTIONS                                                                                                   \
-    {mask, allowed, sinks, query_starts, query_ends, key_starts, key_ends, out_bf16, out_f16, out_f32, lse, partial,        \
-     row_max, row_sum, scale, softcap, left, right, batch, heads_kv, group, queries, dim, keys, dim_v, sequences, splits,   \
+    {mask, allowed, sinks, row_shift, query_starts, query_ends, key_starts, key_ends, out_bf16, out_f16, out_f32, lse,      \
+     partial, row_max, row_sum, scale, softcap, left, right, batch, heads_kv, group, queries, dim, keys, dim_v, sequences,  \
+     splits,                                                                                                                \
      THE_STRIDES_MASK(mask), THE_STRIDES_MASK(allowed), THE_STRIDES_Q(out_bf16), THE_STRIDES_Q(out_f16), THE_STRIDES_Q(out_f32)}
 
 // The part of a problem that one block works on: one sequence, one head of K and V with the heads of Q that share it, one

@@ -1,4 +1,5 @@
-// What a first read of operands finds, their mean over the keys of a head and their largest magnitude, and what follows from it.
+// What a first read of operands finds, means over the keys of a head and blocks of queries and the largest magnitude, and what follows
+// from it.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include "../ptx/warp.cuh"
 #include "../tile/rows.cuh"
 #include "keys.cuh"
+#include "problem.cuh"
 
 namespace op {
 
@@ -124,13 +126,63 @@ __device__ inline void mean_keys(MeanShared &shared, const float *sums, const in
     mean[size_t(sequence) * columns + column] = count > 0 ? __fdiv_rn(sum, float(count)) : 0.0f;
 }
 
-// y[batch, heads, rows, cols] = x + mean[sequences, heads, cols], of rows of x[batch, heads, rows, width] with strides: the first
-// `cols` of each. The grid is rows x heads x batch.
-__device__ inline void add_mean(const KeyArray<float> &x, const float *mean, float *y, int cols) {
+// mean[batch, heads, blocks, cols] = the means of blocks of queries, y[batch, heads, queries, cols] = x less them. One block of
+// queries to a block of threads; the grid is blocks x heads x batch. Sums are in an order that depends on the shape alone.
+template <class Element>
+__device__ inline void less_block_means(ScanShared &shared, const KeyArray<Element> &x, float *mean, float *y) {
+    constexpr int unroll = 4;
+    const int cols = x.cols, first_query = blockIdx.x * smooth_queries;
+    const tile::Rows<Element> rows = x.rows(x.unit(blockIdx.x, smooth_queries));
+    float *means = mean + (x.head() * gridDim.x + blockIdx.x) * cols, *target = y + (x.head() * x.keys + first_query) * cols;
+    for (int first_column = 0; first_column < cols; first_column += scan_columns) {
+        const int team = min(ceil_div(cols - first_column, 8), scan_columns / 8), teams = smooth_threads / team;
+        const int column = first_column + threadIdx.x % team * 8, first = threadIdx.x / team;
+        const int last = first < teams ? rows.rows : 0;   // threads of no team have no rows
+        auto for_eights = [&](auto &&body) {
+            for (int row = first; row < last; row += unroll * teams) {
+                tile::Eight<Element> loaded[unroll];
+                rows.load(loaded, row, teams, column);
+#pragma unroll
+                for (int i = 0; i < unroll; ++i) {
+                    float values[8];
+                    loaded[i].unpack(values);
+                    body(row + i * teams, values);
+                }
+            }
+        };
+        float sums[8] = {};
+        for_eights([&](int, const float (&values)[8]) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sums[i] += values[i];
+        });
+        if (first_column > 0) ptx::bar_sync();   // the means of the columns before are read
+#pragma unroll
+        for (int i = 0; i < 8; ++i) shared.of_team[threadIdx.x * 8 + i] = sums[i];
+        ptx::bar_sync();   // the sums of all teams are there
+        const int mine = threadIdx.x;
+        float sum = 0.0f;
+        for (int i = 0; i < teams && mine < team * 8; ++i) sum += shared.of_team[i * team * 8 + mine];
+        sum = __fdiv_rn(sum, float(rows.rows));
+        ptx::bar_sync();   // all sums are read
+        shared.of_team[mine] = sum;
+        if (mine < team * 8 && first_column + mine < cols) means[first_column + mine] = sum;
+        ptx::bar_sync();   // the means are there
+        for_eights([&](int row, const float (&values)[8]) {
+            if (row >= rows.rows) return;
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                if (column + i < cols) target[size_t(row) * cols + column + i] = values[i] - shared.of_team[column - first_column + i];
+        });
+    }
+}
+
+// y[batch, heads, rows, cols] = x + mean[sequences, heads, blocks, cols], of rows of x[batch, heads, rows, width] with strides: the
+// first `cols` of each; `run` rows share a mean. The grid is rows x heads x batch.
+__device__ inline void add_mean(const KeyArray<float> &x, const float *mean, float *y, int run, int blocks, int cols) {
     const int row = blockIdx.x, sequence = x.key_starts ? sequence_of(x.key_starts, x.sequences, row) : blockIdx.z;
-    const float *source = x.rows({sequence, row, 1}).at(0, 0), *its_mean = mean + x.head(sequence) * cols;
+    const float *source = x.rows({sequence, row, 1}).at(0, 0), *added = mean + (x.head(sequence) * blocks + row / run) * cols;
     float *target = y + (x.head() * x.keys + row) * cols;
-    for (int column = threadIdx.x; column < cols; column += blockDim.x) target[column] = source[column] + its_mean[column];
+    for (int column = threadIdx.x; column < cols; column += blockDim.x) target[column] = source[column] + added[column];
 }
 
 constexpr int dot_team = 8;                              // lanes that share a row
@@ -146,10 +198,10 @@ struct QueryRows {
     int sequences;
 };
 
-// out[row] = scale times the sum of q[row, cols] y[sequence, head, cols], plus add[row] where that is given; -inf stays. The grid
-// is rows x heads_kv x batch; arrays without strides are in row-major order.
+// out[row] = scale times the sum of q[row, cols] y[sequence, head, cols]. The grid is rows x heads_kv x batch; arrays without
+// strides are in row-major order.
 template <class Element>
-__device__ inline void row_dot(const QueryRows<Element> &x, const float *y, const float *add, float *out, float scale) {
+__device__ inline void row_dot(const QueryRows<Element> &x, const float *y, float *out, float scale) {
     const int row = blockIdx.x * dot_rows + threadIdx.x / dot_team, count = x.groups * x.queries;
     const int here = min(row, count - 1);   // lanes past the end stay for the exchange
     const int sequence = x.query_starts ? sequence_of(x.query_starts, x.sequences, here % x.queries) : blockIdx.z;
@@ -170,9 +222,7 @@ __device__ inline void row_dot(const QueryRows<Element> &x, const float *y, cons
     }
 #pragma unroll
     for (int mask = 1; mask < dot_team; mask *= 2) sum += ptx::shfl_sync_bfly_f32(sum, mask);
-    if (row >= count || threadIdx.x % dot_team != 0) return;
-    const float before = add ? add[head * count + row] : 0.0f;
-    out[head * count + row] = before == -INFINITY ? before : before + sum * scale;
+    if (row < count && threadIdx.x % dot_team == 0) out[head * count + row] = sum * scale;
 }
 
 }  // namespace op

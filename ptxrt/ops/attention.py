@@ -17,9 +17,7 @@ from .attention_blocks import BLOCK_ATTENTION, BlockOperands
 from .attention_call import Call, attention_call, checked_window, output_format, spelled
 from .attention_kernels import SPLIT_UNIT, attention_bf16, attention_merge, attention_mxfp4_bf16, exact_quotient, exact_sums, spans_of
 from .cast import cast
-from .operands import Operand, with_whole_rows
-from .quantize import dequantize
-from .smoothing import row_dot
+from .operands import Operand
 
 # Kernels load 16 bytes at a time: rows of 16-bit elements start at multiples of this many.
 _ROW_UNIT = 8
@@ -32,8 +30,8 @@ _FILLING_BLOCKS, _BLOCK_ROWS, _FEWEST_UNITS = 160, 64, 4
 class Way:
     """One way to compute attention: the kernel, how its operands are made, and what they hold.
 
-    operands: called with a call, its q, k and v on the device, and the place, it gives the kernel's arguments by name, and
-    `mean`, what keys are less; operands.values(q, k, v, cu_seqlens_k) is what they hold, as NumPy arrays, for references. operands.formats:
+    operands: called with a call, its q, k and v on the device, and the place, it gives the kernel's arguments by
+    name; operands.values(q, k, v, cu_seqlens_k) is what they hold, as NumPy arrays, for references. operands.formats:
     by name the formats of those that may be quantized before, which operands.check(k, v) looks at. output: the type of results where none is
     asked for. lacks: options of `attention` that the kernel does not have. run: what to do in place of `_run`.
     sums: what splits give beside `partial` and `row_max` where lse is wanted.
@@ -90,9 +88,10 @@ def attention(
     key_lengths: [B] whole numbers: only the first keys of each batch are there, and Sk is that number.
     cu_seqlens_q, cu_seqlens_k: packed sequences: q, k and v have B = 1, sequence i is rows cu[i] to cu[i + 1] of each;
     N + 1 whole numbers from 0 to the whole length. Sq and Sk are then those of the sequence; masks go by whole rows.
-    smooth_k: for block formats, whether keys are quantized less their mean, which softmax does not see; lse is that of the scores
-    as they were. "auto" does so for 4-bit qk where there are neither softcap nor sinks and normalize is True.
-    smooth_q: for block formats; False does nothing.
+    smooth_k: for block formats, whether keys are quantized less their mean, which softmax does not see; softcap, sinks, lse and
+    row_max are of the scores as they were. "auto" does so for 4-bit qk.
+    smooth_q: for block formats, whether queries are quantized less the mean of each 64 of a head, whose scores a kernel adds; it costs
+    speed. What was quantized before is as it was quantized.
     return_lse: also return the natural logarithm of each row's denominator, float32 [B, H, Sq].
     normalize: where False, return (out, row_max, row_sum), all float32: out / row_sum is the output, the denominator is
     2**row_max row_sum, and row_max is a whole number.
@@ -257,7 +256,7 @@ class _Floats:
     def __call__(self, call: Call, q: DeviceArray, k: DeviceArray, v: DeviceArray, place: _Place) -> dict[str, Any]:
         """q, k and v as the kernel takes them."""
         q, k, v = (x if self.member.holds(x.dtype) and _is_loadable(x) else _converted(x, self.member, place) for x in (q, k, v))
-        return dict(q=call.grouped(q), k=k, v=v, mean=None)
+        return dict(q=call.grouped(q), k=k, v=v)
 
     def values(self, q, k, v, cu_seqlens_k=None) -> tuple:
         """What the operands hold."""
@@ -265,20 +264,11 @@ class _Floats:
             return tuple(np.asarray(x).astype(self.member.dtype) for x in (q, k, v))
 
 
-def _true_lse(call: Call, q, mean: DeviceArray, lse: DeviceArray, place: _Place) -> DeviceArray:
-    """The log-sum-exp of all scores, from that of the scores with keys less their mean."""
-    values = dequantize(q, stream=place.stream) if isinstance(q, Operand) else with_whole_rows(q, place.stream)
-    starts = call.sequences.get("query_starts")
-    starts = None if starts is None else place.put(starts)
-    return row_dot(call.grouped(values), mean, starts, add=lse, scale=call.scale, stream=place.stream)
-
-
 def _run(call: Call, stream) -> tuple:
     """Launch what a call needs: conversions, the kernel, and where keys are split or sums wanted, the merge."""
     place = _Place([*call.arrays.values(), call.out], stream)
     q, k, v = (place.put(x) for x in (call.q, call.k, call.v))
     arguments = call.way.operands(call, q, k, v, place) | _options(call, place)
-    mean = arguments.pop("mean")
     packed = "query_starts" in call.sequences
     (batch, heads, queries, _), dim_v = q.shape, v.shape[-1]
     rows = (batch, k.shape[1], call.group, queries)
@@ -299,8 +289,6 @@ def _run(call: Call, stream) -> tuple:
         call.way.kernel(**arguments, **{f"out_{call.output}": call.grouped(direct)}, lse=lse, splits=1, stream=stream)
         if direct is not target:
             _converted(direct, call.output, place, target)
-    if mean is not None and figures:
-        figures = (_true_lse(call, q, mean, figures[0].reshape(rows), place),)
     figures = tuple(place.back(x.reshape(batch, heads, queries)) for x in figures)
     return (_handed_back(call, place, target), *figures)
 
@@ -407,7 +395,7 @@ _FIRST_LACKS += ("smooth_k", "smooth_q")
 def _on_blocks(qk: str, pv: str) -> Way:
     """Attention on operands in block formats."""
     kernel = BLOCK_ATTENTION[qk, pv]
-    return Way(kernel, BlockOperands(kernel, qk, pv), bf16, ("smooth_q",), sums=("row_sum", "exact_sum"))
+    return Way(kernel, BlockOperands(kernel, qk, pv), bf16, sums=("row_sum", "exact_sum"))
 
 
 # (qk, pv, quantize) -> how it is computed. Another format is another line.

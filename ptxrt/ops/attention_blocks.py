@@ -1,4 +1,4 @@
-"""The attention kernels on block formats: their declarations, made from the table of those that are compiled, and their operands."""
+"""The attention kernels on block formats and what smoothing needs beside them: their declarations, made from the table of those compiled, and their operands."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,9 @@ from ..kernel import Axis, In, Kernel, Out, Scalar, kernel, loose, scattered, st
 from ..sequences import ends_of, rows_in_units, starts_of, units_axis
 from ..tiles import TILE_DIMS, TILE_KEYS, tile_layout, tiles_of
 from .attention_kernels import OPEN, PACKED, PARTIAL, ROW_SUMS, SUMS, attend, example_flags, example_masks, visible_flops
-from .operands import Operand, quantize_operand
+from .operands import Operand, quantize_operand, with_whole_rows
+from .quantize import dequantize
+from .smoothing import SMOOTH_QUERIES, row_dot
 
 # Formats of Q and K, and of V.
 FORMATS = (("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("nvfp4", "mxfp8"))
@@ -25,9 +27,12 @@ _TEXT = """Compute softmax(scale Q K^T) V with Q and K in {qk}, weights and V in
 q_codes and q_scales are those of `quantize` along the last axis, k_tiles those of `pack_keys_{qk}`, v_tiles those of
 `pack_values_{pv}`, of which `keys` are there; those of packed sequences with the same key_starts. q_global, k_global, v_global: what all of them are multiplied by, the global
 scales of NVFP4; 1 where omitted.
+Of smoothed operands: mean_scores are added to q.k before it is multiplied by anything, those of query i / 64 and the keys of all
+tiles, as `mean_scores_{qk}` gives them; row_shift is added to all scaled scores of a row.
 Sums and softmax are float32. Weights are rounded to {weights}; they are divided by their sum as it is multiplied.
 lse is of the weights before they are rounded, as is exact_sum, beside row_sum.
-All else as for `attention_bf16`, but that row_max lies {headroom} below the largest score rounded up, in units of log2.
+All else as for `attention_bf16`, but that row_max lies {headroom} below the largest score rounded up, in units of log2; row_shift, where
+there is no softcap, and the scores without it are rounded up each by itself.
 The reference is float64 attention of what the operands hold."""
 _WEIGHTS = {
     "mxfp8": "e4m3",
@@ -80,16 +85,18 @@ def _derived(qk: str, pv: str) -> dict:
         k_bytes=lambda axes: tile_layout(qk, "k", axes["dim"]).nbytes if axes["dim"] else 0,
         v_bytes=lambda axes: tile_layout(pv, "v", axes["dim"]).nbytes if axes["dim"] else 0,
         q_blocks=lambda axes: axes["q_bytes"] * 8 // block.bits // block.block,
+        query_blocks=lambda axes: -(-axes["queries"] // SMOOTH_QUERIES),
         tiles=units_axis(TILE_KEYS),
     )
 
 
 def _cases(qk: str, pv: str) -> list[dict]:
-    block, dims = BLOCK_FORMATS[qk], TILE_DIMS[qk]
+    block, dims, smoothed = BLOCK_FORMATS[qk], TILE_DIMS[qk], dict(row_shift=True, mean_scores=True)
 
     def case(batch=1, heads_kv=1, group=1, queries=70, keys=130, dim=dims[0], cols=None, dim_v=None, sequences=None, splits=1, **rest) -> dict:
         cols = cols or dim
-        sizes = dict(q_bytes=cols * block.bits // 8, q_blocks=cols // block.block, tiles=tiles_of(keys, sequences or 1))
+        sizes = dict(q_bytes=cols * block.bits // 8, q_blocks=cols // block.block, query_blocks=-(-queries // SMOOTH_QUERIES))
+        sizes["tiles"] = tiles_of(keys, sequences or 1)
         tiles = dict(k_bytes=tile_layout(qk, "k", dim).nbytes, v_bytes=tile_layout(pv, "v", dim).nbytes)
         axes = dict(batch=batch, heads_kv=heads_kv, group=group, queries=queries, keys=keys, dim=dim, dim_v=dim_v or dim)
         return {**axes, **sizes, **tiles, "sequences": sequences or batch, "splits": splits, "scale": dim**-0.5, "left": OPEN, "right": OPEN, **rest}
@@ -103,6 +110,9 @@ def _cases(qk: str, pv: str) -> list[dict]:
         case(heads_kv=2, group=2, queries=75, keys=230, sequences=3, right=0, **PACKED, out_f32=True, lse=True),
         case(group=2, queries=9, keys=330, sequences=2, splits=3, sinks=True, **PACKED, **PARTIAL, exact_sum=True),
         case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **PARTIAL, exact_sum=True),
+        case(heads_kv=2, group=3, queries=43, keys=200, splits=2, sinks=True, right=0, **smoothed, q_global=True, **PARTIAL, exact_sum=True),
+        case(batch=2, group=2, queries=70, keys=100, sinks=True, softcap=2.0, **smoothed, out_f32=True, lse=True),
+        case(queries=130, keys=70, sinks=True, **smoothed, k_global=True, out_bf16=True, lse=True),
         case(queries=1, keys=1, out_bf16=True, lse=True),
     ]
 
@@ -118,6 +128,8 @@ def _declare(qk: str, pv: str) -> Kernel:
         q_global: In[f32, "1", unaligned] = None,
         k_global: In[f32, "1", unaligned] = None,
         v_global: In[f32, "1", unaligned] = None,
+        mean_scores: In[f32, "batch heads_kv group query_blocks 64*tiles"] = None,
+        row_shift: In[f32, "batch heads_kv group queries"] = None,
         mask: In[f32, "batch heads_kv group queries keys", scattered] = None,
         allowed: In[u8, "batch heads_kv group queries keys", scattered] = None,
         sinks: In[f32, "heads_kv group", unaligned] = None,
@@ -147,10 +159,16 @@ def _declare(qk: str, pv: str) -> Kernel:
         q = np.pad(q, [(0, 0)] * 4 + [(0, dim - q.shape[-1])])
         k, v = tile_layout(qk, "k", dim).decode(k_tiles), tile_layout(pv, "v", dim).decode(v_tiles)[..., :dim_v]
         q, k, v = (x if level is None else x * np.float64(level) for x, level in ((q, q_global), (k, k_global), (v, v_global)))
+        more = None if row_shift is None else row_shift[..., None]
+        if mean_scores is not None:
+            levels = [np.float64(level) for level in (q_global, k_global) if level is not None]
+            of_rows = np.repeat(mean_scores, SMOOTH_QUERIES, axis=3)[:, :, :, : q.shape[3], :keys]
+            more = of_rows * np.float64(scale) * np.prod(levels) + (0 if more is None else more)
+        more = None if more is None else np.broadcast_to(more, (*q.shape[:4], keys))
         rows = slice(keys) if key_starts is None else rows_in_units(key_starts, keys, TILE_KEYS)
         options = dict(scale=scale, softcap=softcap, left=left, right=right, mask=mask, allowed=allowed, sinks=sinks)
         sequences = dict(query_starts=query_starts, query_ends=query_ends, key_starts=key_starts, key_ends=key_ends)
-        attend(q, k[:, :, rows], v[:, :, rows], options, sequences, outputs, lse, parts, HEADROOM[pv])
+        attend(q, k[:, :, rows], v[:, :, rows], options, sequences, outputs, lse, parts, HEADROOM[pv], more, row_shift)
 
     body.__name__ = body.__qualname__ = f"attention_{qk}" + (f"_{pv}" if pv != qk else "")
     body.__doc__ = _TEXT.format(qk=qk, pv=pv, weights=_WEIGHTS[pv], headroom=HEADROOM[pv])
@@ -164,6 +182,8 @@ def _declare(qk: str, pv: str) -> Kernel:
         flops=visible_flops,
         draw=dict(
             **_operands(qk, pv),
+            mean_scores=_mean_scores,
+            row_shift=lambda rng, member, shape, axes: 3 * _normal(rng, *shape),
             q_global=_level,
             k_global=_level,
             v_global=_level,
@@ -177,12 +197,60 @@ def _declare(qk: str, pv: str) -> Kernel:
     )(body)
 
 
+def _mean_scores(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Examples that make up a good part of scores."""
+    return np.float32(np.sqrt(axes["dim"])) * _normal(rng, *shape)
+
+
 def _level(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return np.exp2(rng.integers(-1, 2, shape)).astype(np.float32)
 
 
 # (format of Q and K, format of V) -> the kernel.
 BLOCK_ATTENTION = {formats: _declare(*formats) for formats in FORMATS}
+
+
+_MEAN_TEXT = """Multiply vectors, means of queries, with keys in {format}: what smoothing of queries takes from scores.
+
+k_tiles are those of `pack_keys_{format}`; keys behind the last have scores of 0. Vectors count as the sums of two bfloat16, within 2^-17 of
+themselves, keys as what their codes and scales stand for; products are exact, sums float32. q_global: what scores are divided by, so that
+they are in the units of the codes and scales of a query."""
+
+
+def _declare_mean_scores(format: str) -> Kernel:
+    """Declare the kernel for keys of a format."""
+    dims = TILE_DIMS[format]
+    sizes = {dim: dict(dim=dim, k_bytes=tile_layout(format, "k", dim).nbytes) for dim in dims}
+
+    def body(
+        mean: In[f32, "batch heads_kv rows cols"],
+        k_tiles: In[u8, "batch heads_kv tiles k_bytes"],
+        q_global: In[f32, "1", unaligned] = None,
+        *,
+        scores: Out[f32, "batch heads_kv rows 64*tiles"],
+        dim: Axis,
+    ):
+        keys = tile_layout(format, "k", dim).decode(k_tiles)[..., : mean.shape[-1]]
+        scores[:] = mean.astype(np.float64) @ keys.swapaxes(-1, -2) / (1 if q_global is None else np.float64(q_global))
+
+    body.__name__ = body.__qualname__ = f"mean_scores_{format}"
+    body.__doc__ = _MEAN_TEXT.format(format=format)
+    tiles = _operands(format, format)["k_tiles"]
+    return kernel(
+        grid="tiles heads_kv batch",
+        variants={"dim": dims},
+        derived={name: size for name, size in _derived(format, format).items() if name in ("dim", "k_bytes")},
+        cases=[
+            *(dict(batch=1, heads_kv=1, rows=3, cols=dim, tiles=2, **sizes[dim]) for dim in dims),
+            dict(batch=2, heads_kv=2, rows=70, cols=dims[0] - 3, tiles=1, **sizes[dims[0]], q_global=True),
+        ],
+        tolerance=Tolerance("float32 sums; a vector is rounded to 16 bits", relative_l2=1e-5),
+        draw=dict(k_tiles=lambda rng, member, shape, axes: tiles(rng, member, shape, {**axes, "keys": 64 * axes["tiles"]}), q_global=_level),
+    )(body)
+
+
+# Format of K -> the kernel.
+MEAN_SCORES = {format: _declare_mean_scores(format) for format in dict.fromkeys(qk for qk, _ in FORMATS)}
 
 
 @dataclass(frozen=True)
@@ -218,16 +286,31 @@ class BlockOperands:
         return wanted
 
     def __call__(self, call, q, k, v, place) -> dict[str, Any]:
-        """Codes and scales of q, tiles of k and v, global scales, and the mean that was taken from k."""
+        """Codes and scales of q, tiles of k and v, global scales, and what smoothing took from scores."""
+        as_given = q
         dim, packed = self.dim(k, v), call.cu_seqlens_k is not None
         given = call.cu_seqlens_k if packed else call.sequences.get("key_ends")
         options = dict(dim=dim) if given is None else {"dim": dim, "cu_seqlens" if packed else "key_lengths": place.put(given)}
-        q = self._quantized("q", q, call, place)
-        k = self._quantized("k", k, call, place, smooth=call.smooth, **options)
+        q = self._quantized("q", q, call, place, smooth=call.smooth_q)
+        k = self._quantized("k", k, call, place, smooth=call.smooth_k, **options)
         v = self._quantized("v", v, call, place, **options)
         levels = {f"{x.role}_global": x.global_scale.reshape(1) for x in (q, k, v) if x.global_scale is not None}
         codes = dict(q_codes=call.grouped(q.codes), q_scales=call.grouped(q.scales), k_tiles=k.codes, v_tiles=v.codes)
-        return {**codes, **levels, "keys": k.shape[2], "dim": dim, "mean": k.mean}
+        smoothed = {}
+        if q.mean is not None:
+            smoothed["mean_scores"] = self._mean_scores(call, q.mean, k.codes, levels.get("q_global"), dim, place)
+        if k.mean is not None and call.shows_scores:
+            values = dequantize(as_given, stream=place.stream) if isinstance(as_given, Operand) else with_whole_rows(as_given, place.stream)
+            starts = place.put(call.sequences["query_starts"]) if packed else None
+            smoothed["row_shift"] = row_dot(call.grouped(values), k.mean, starts, scale=call.scale, stream=place.stream)
+        return {**codes, **levels, **smoothed, "keys": k.shape[2], "dim": dim}
+
+    def _mean_scores(self, call, mean, k_tiles, q_global, dim: int, place):
+        """The scores of the means of blocks of queries with all keys."""
+        batch, heads, blocks, cols = mean.shape
+        rows = mean.reshape(batch, heads // call.group, call.group * blocks, cols)
+        scores = MEAN_SCORES[self.qk](rows, k_tiles, q_global, dim=dim, stream=place.stream)
+        return scores.reshape(batch, heads // call.group, call.group, blocks, scores.shape[-1])
 
     def _quantized(self, role: str, x, call, place, **options) -> Operand:
         if isinstance(x, Operand):

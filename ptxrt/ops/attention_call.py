@@ -21,8 +21,9 @@ from .quantized import QuantizedArray
 class Call:
     """A call of `attention` whose arguments fit each other. q, k, v and out are in the order [batch, heads, length, dim].
 
-    smooth: whether keys are multiplied less their mean. given: the array that the caller passed as out, which is returned. sequences: starts and ends of rows and keys by the
-    kernel's names for them. cu_seqlens_k: where packed sequences of keys begin and end; None without.
+    smooth_k, smooth_q: whether keys are multiplied less their mean, and queries less those of their blocks. given: the array that the
+    caller passed as out, which is returned. sequences: starts and ends of rows and keys by the kernel's names for them.
+    cu_seqlens_k: where packed sequences of keys begin and end; None without.
     """
 
     way: Any
@@ -33,7 +34,8 @@ class Call:
     softcap: float
     left: int
     right: int
-    smooth: bool
+    smooth_k: bool
+    smooth_q: bool
     mask: Any
     sinks: Any
     sequences: dict[str, Any]
@@ -49,6 +51,11 @@ class Call:
     def group(self) -> int:
         """Heads of q for each of k and v."""
         return self.q.shape[1] // max(self.k.shape[1], 1)
+
+    @property
+    def shows_scores(self) -> bool:
+        """Whether anything depends on scores as they are, not only on their differences in a row."""
+        return self.softcap > 0 or self.sinks is not None or self.return_lse or not self.normalize
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -116,11 +123,14 @@ def attention_call(
     options = dict(mask=mask, sinks=sinks, key_lengths=key_lengths, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, window=window)
     flags = dict(softcap=softcap, normalize=not normalize, layout=transposed, smooth_k=smooth_k, smooth_q=smooth_q)
     _check_lacks(ways, way, [n for n, option in options.items() if option is not None] + [n for n, flag in flags.items() if flag])
-    smooth = _smooths(way, k, None if automatic else smooth_k, dict(softcap=softcap > 0, sinks=sinks is not None, normalize=not normalize))
+    smooth_k, smooth_q = _smooths_keys(way, k, None if automatic else smooth_k), _smooths_queries(q, smooth_q)
     sequences, cu_k = _checked_sequences(key_lengths, cu_seqlens_q, cu_seqlens_k, batch, queries, keys)
     _check_packing(cu_k, k=k, v=v)
+    if smooth_q and cu_k is not None:
+        advice = "leave out smooth_q" if not isinstance(q, Operand) else "quantize q with smooth=False"
+        raise ArgumentError(f"attention: smooth_q takes means of blocks of queries, which packed sequences would share; {advice}")
     call = Call(
-        *(way, q, k, v, scale, softcap, left, right, smooth),
+        *(way, q, k, v, scale, softcap, left, right, smooth_k, smooth_q),
         mask=_checked_mask(mask, (batch, heads, queries, keys)),
         sinks=_checked_sinks(sinks, heads),
         sequences=sequences,
@@ -176,21 +186,23 @@ def _taken(ways, way, name: str, x, transposed: bool):
     return x
 
 
-def _smooths(way, k, wanted: bool | None, hindrances: dict[str, bool]) -> bool:
+def _smooths_keys(way, k, wanted: bool | None) -> bool:
     """Whether keys are multiplied less their mean: as wanted, and where that is None as the format or the operand has it."""
     formats = way.operands.formats
-    there = [name for name, active in hindrances.items() if active]
-    hindered = f"with {' and '.join(there)} scores must be those of the keys as they are"
     if isinstance(k, Operand):
         smoothed = k.mean is not None
         if wanted is not None and wanted != smoothed:
             raise ArgumentError(f"attention: smooth_k is {wanted}, but k is {k!r}; quantize it with smooth={wanted}, or leave out smooth_k")
-        if smoothed and there:
-            raise ArgumentError(f"attention: k is {k!r}; {hindered}: quantize it with smooth=False")
         return smoothed
-    if wanted and there:
-        raise ArgumentError(f"attention: smooth_k is True; {hindered}: leave out smooth_k")
-    return bool(formats) and not there and BLOCK_FORMATS[formats["k"]].bits == 4 if wanted is None else wanted
+    return bool(formats) and BLOCK_FORMATS[formats["k"]].bits == 4 if wanted is None else wanted
+
+
+def _smooths_queries(q, wanted: bool) -> bool:
+    """Whether queries are multiplied less the means of their blocks: as wanted, or as the operand has it."""
+    smoothed = isinstance(q, Operand) and q.mean is not None
+    if wanted and isinstance(q, Operand) and not smoothed:
+        raise ArgumentError(f"attention: smooth_q is True, but q is {q!r}; quantize it with smooth=True, or leave out smooth_q")
+    return wanted or smoothed
 
 
 def _in_order(name: str, x, transposed: bool):

@@ -37,14 +37,15 @@ def visible_pairs(queries: int, keys: int, left: int = OPEN, right: int = OPEN) 
 
 
 def exact_sums(
-    q, k, v, *, scale, left=OPEN, right=OPEN, softcap=0.0, mask=None, allowed=None, sinks=None, spans=None, part=slice(None)
+    q, k, v, *, scale, left=OPEN, right=OPEN, softcap=0.0, mask=None, allowed=None, sinks=None, spans=None, part=slice(None), more=None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Attention in float64 before the division: by row the largest score, the sum of exponentials, and their product with V.
 
     q: [batch, heads_kv, group, queries, dim], k and v: [batch, heads_kv, keys, dim], where each head of k serves the group
     of q. mask, allowed: [batch, heads_kv, group, queries, keys]; sinks: [heads_kv, group]. spans: for each sequence its
     batch, its queries and its keys (two slices); every batch whole where None. part: a slice of each sequence's keys.
-    A score is scale q.k, capped to softcap tanh(score / softcap), plus the mask; exponentials are relative to the largest.
+    A score is scale q.k, plus `more` (of the shape of a mask) where that is given, capped to softcap tanh(score / softcap), plus
+    the mask; exponentials are relative to the largest.
     Rows without keys have a largest score of -inf and zeros. NaN in a visible score gives NaN in its row.
     """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
@@ -58,6 +59,8 @@ def exact_sums(
             keys, values = k[batch, head, columns][part], v[batch, head, columns][part]
             with np.errstate(invalid="ignore", over="ignore"):
                 scores = q[at] @ keys.T * scale
+                if more is not None:
+                    scores = scores + np.asarray(more[at][:, columns][:, part], np.float64)
                 if softcap:
                     scores = softcap * np.tanh(scores / softcap)
                 if mask is not None:
@@ -90,17 +93,18 @@ def spans_of(sequences: int, queries: int, keys: int, query_starts=None, query_e
     return spans
 
 
-def attend(q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroom: int = 0) -> None:
+def attend(q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroom: int = 0, more=None, row_shift=None) -> None:
     """What attention kernels write, from operands as they are multiplied: `outputs` and `lse`, or `parts` alone.
 
     parts: partial, row_max, row_sum and, of kernels that round weights before they sum them, exact_sum.
     options, sequences: the arguments of the kernels by name. headroom: how far row_max lies below the whole number above
-    the largest score, in steps of log2; it is never below a sink.
+    the largest score, in steps of log2; it is never below a sink. more: what is added to scores before a cap, as `exact_sums`
+    takes it; of that, row_shift is alike in all scores of a row, which without a cap are rounded up without it, as it is by itself.
     """
     rest = {name: options[name] for name in ("mask", "allowed")}
     rest |= dict(scale=float(options["scale"]), softcap=float(options["softcap"]), left=int(options["left"]), right=int(options["right"]))
     count = next((len(x) for x in sequences.values() if x is not None), len(q))
-    rest["spans"] = spans_of(count, q.shape[3], k.shape[2], **sequences)
+    rest |= dict(spans=spans_of(count, q.shape[3], k.shape[2], **sequences), more=more)
     if all(buffer is None for buffer in parts):
         out, sums = exact_quotient(*exact_sums(q, k, v, sinks=options["sinks"], **rest))
         _store(out, *outputs)
@@ -111,10 +115,12 @@ def attend(q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroo
     for i in range(splits):
         part, sinks = slice(i * run, (i + 1) * run), options["sinks"] if i == 0 else None
         top, total, weighted = exact_sums(q, k, v, sinks=sinks, part=part, **rest)
-        unit = np.ceil(top * _LOG2_E)
-        if headroom:
-            unit = np.ceil(exact_sums(q, k, v, part=part, **rest)[0] * _LOG2_E) - headroom
-            unit = unit if sinks is None else np.maximum(unit, np.ceil(np.float64(sinks) * _LOG2_E)[..., None])
+        of_scores = exact_sums(q, k, v, part=part, **rest)[0] * _LOG2_E
+        shift = np.zeros_like(top) if row_shift is None or rest["softcap"] else np.where(of_scores == -np.inf, 0, row_shift * _LOG2_E)
+        unit = np.ceil(of_scores - shift) - headroom
+        if sinks is not None:
+            unit = np.maximum(unit, np.ceil(np.float64(sinks)[..., None] * _LOG2_E - shift))
+        unit += np.ceil(shift)
         factor = np.exp2(np.where(top == -np.inf, 0.0, top * _LOG2_E - np.where(top == -np.inf, 0.0, unit)))
         for buffer, values in zip(parts, (weighted * factor[..., None], unit, total * factor, total * factor)):
             if buffer is not None:

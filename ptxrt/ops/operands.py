@@ -20,7 +20,7 @@ from .quantize import given_global_scale, quantize, rule_number
 from .quantized import QuantizedArray, checked_shape
 from .quantizers import DEQUANTIZE, DEQUANTIZE_COLUMNS
 from .scales import gather_bytes
-from .smoothing import add_mean, mean_keys, operand_scale, scan_keys
+from .smoothing import SMOOTH_QUERIES, add_mean, less_block_means, mean_keys, operand_scale, scan_keys
 
 ROLES = ("q", "k", "v")
 # The scale rules of operands that differ from `quantize`'s: under "floor" the largest values of a block saturate, all in one
@@ -66,10 +66,11 @@ class Operand(QuantizedArray):
 
     role: "q", "k" or "v". Queries have codes and scales as `quantize` gives them along the last axis. Keys and values
     have tiles of 64: codes is uint8 [batch, heads, ceil(length / 64), bytes of a tile], scales is None, and
-    `layout.tile.dim` is the head dimension they are filled up to. mean: float32 [batch, heads, dim], what was
-    taken from keys before; None where nothing was. Values of an operand (`dequantize`, `np.asarray`) have it again.
-    cu_seqlens: int32 [N + 1], where N packed sequences of a batch of 1 begin and end; None without. There are N - 1 tiles
-    more, since each sequence begins with one of its own, and a mean for each: [N, heads, dim].
+    `layout.tile.dim` is the head dimension they are filled up to. mean: float32, what was taken before from keys, [batch, heads, dim], or
+    from blocks of 64 queries, [batch, heads, ceil(length / 64), dim]; None where nothing was. Values of an operand
+    (`dequantize`, `np.asarray`) have it again.
+    cu_seqlens: int32 [N + 1], where N packed sequences of keys or values of a batch of 1 begin and end; None without. There are N - 1
+    tiles more, since each sequence begins with one of its own, and a mean for each: [N, heads, dim].
     format: "mxfp8", "mxfp4", "nvfp4"; of values also "bf16" and "f16".
     """
 
@@ -81,8 +82,9 @@ class Operand(QuantizedArray):
         self.role, self.mean, self.cu_seqlens = role, None, None
         if role == "q":
             super().__init__(codes, scales, format=format, shape=shape, global_scale=global_scale)
-            if mean is not None or dim is not None or cu_seqlens is not None:
-                raise ArgumentError("Operand: queries have no mean, no dim and no cu_seqlens; leave them out")
+            if dim is not None or cu_seqlens is not None:
+                raise ArgumentError("Operand: queries have no dim and no cu_seqlens; leave them out")
+            self.mean = None if mean is None else self._checked_mean(mean)
             return
         if scales is not None:
             raise ArgumentError(f"Operand: scales of role {role!r} stand in the tiles; pass None")
@@ -98,14 +100,15 @@ class Operand(QuantizedArray):
                 f"filled up to {self.layout.tile.dim}{self._of_sequences} has uint8 {list(self.layout.codes_shape)}"
             )
         self.global_scale = self._checked_global_scale(global_scale)
-        if mean is not None:
-            self.mean = self._checked_mean(mean)
+        self.mean = None if mean is None else self._checked_mean(mean)
 
     def _checked_mean(self, mean):
         (mean,) = as_arrays("Operand", mean=mean)
-        wanted = (self.sequences or self.shape[0], self.shape[1], self.shape[3])
-        if self.role != "k" or tuple(mean.shape) != wanted or not f32.holds(mean.dtype):
-            raise ArgumentError(f"Operand: mean of role {self.role!r} is {mean.dtype} {list(mean.shape)}; keys have float32 {list(wanted)} or None")
+        (batch, heads, length, dim), role = self.shape, self.role
+        wanted = (batch, heads, -(-length // SMOOTH_QUERIES), dim) if role == "q" else (self.sequences or batch, heads, dim)
+        if role == "v" or tuple(mean.shape) != wanted or not f32.holds(mean.dtype):
+            there = "it has None" if role == "v" else f"it has float32 {list(wanted)} or None"
+            raise ArgumentError(f"Operand: mean of role {role!r} is {mean.dtype} {list(mean.shape)}; {there}")
         if isinstance(mean, DeviceArray) != self.on_device:
             raise ArgumentError("Operand: codes and mean are on different machines; pass both from one")
         return mean
@@ -139,16 +142,21 @@ class Operand(QuantizedArray):
         return dict(format=self.format, role=self.role, shape=self.shape, dim=self.dim)
 
     def __array__(self, dtype=None, copy=None):
-        if self.role == "q":
-            return super().__array__(dtype, copy)
         if copy is False:
             raise ValueError("an Operand has no float array to share; leave out copy=False")
         host, (length, dim) = self.to_numpy(), self.shape[2:]
         starts = None if host.cu_seqlens is None else host.cu_seqlens[:-1]
-        rows = slice(length) if starts is None else rows_in_units(starts, length, TILE_KEYS)
-        values = self.layout.tile.decode(host.codes, host.global_scale)[:, :, rows, :dim].astype(np.float32)
+        if self.role == "q":
+            values = super().__array__()
+        else:
+            rows = slice(length) if starts is None else rows_in_units(starts, length, TILE_KEYS)
+            values = self.layout.tile.decode(host.codes, host.global_scale)[:, :, rows, :dim].astype(np.float32)
         if host.mean is not None:
-            values = values + (host.mean[:, :, None] if starts is None else host.mean[sequences_of(starts, length)].transpose(1, 0, 2)[None])
+            if self.role == "q":
+                mean = host.mean.repeat(SMOOTH_QUERIES, axis=2)[:, :, :length]
+            else:
+                mean = host.mean[:, :, None] if starts is None else host.mean[sequences_of(starts, length)].transpose(1, 0, 2)[None]
+            values = values + mean
         values = np.ascontiguousarray(values)
         return values if dtype is None else values.astype(dtype)
 
@@ -171,8 +179,8 @@ def quantize_operand(
 
     format: "mxfp8", "mxfp4" or "nvfp4"; of values also "bf16" and "f16", which only rounds. role: "q", "k" or "v".
     Queries and keys have their blocks along D, values along S; keys and values stand in tiles of 64, filled up with zeros.
-    smooth: of keys, whether their mean over S is subtracted first (softmax does not see it; attention undoes it in its
-    log-sum-exp); None does so for 4-bit formats. layout: "bhsd", or "bshd" for x [B, S, H, D]; the result has the shape
+    smooth: of keys, whether their mean over S is subtracted first, of queries, whether that of each 64 of a head is; attention
+    undoes it. None does so for keys of 4-bit formats. layout: "bhsd", or "bshd" for x [B, S, H, D]; the result has the shape
     [B, H, S, D] either way. scale_rule: as for `quantize`, but None is "rceil" of
     mxfp8 and "even" of mxfp4, which keep the gain of attention.
     global_scale: of nvfp4, a positive number or a float32 device scalar; None takes the smallest 2**n / 6 under which
@@ -184,7 +192,7 @@ def quantize_operand(
     values of one call agree in it. stream: of the device.
 
     NumPy arrays give an Operand of NumPy arrays; device arrays stay on the device, without waiting. Kernels: `scan_keys` and
-    `mean_keys` for the mean, `operand_scale` for the global scale (a second read of x), `pack_keys_NAME`, `pack_values_NAME`.
+    `mean_keys`, or `less_block_means`, for the mean, `operand_scale` for the global scale (a second read of x), `pack_keys_NAME`, `pack_values_NAME`.
     """
     name = "quantize_operand"
     _check_role(name, role, format)
@@ -220,11 +228,15 @@ def quantize_operand(
         cu_seqlens = cu_seqlens if isinstance(cu_seqlens, DeviceArray) else upload(source.backend, cu_seqlens, stream)
         starts, ends = cu_seqlens[:-1], cu_seqlens[1:]
     ends = None if ends is None else to_device(ends, stream=stream)
-    mean, scale = _scanned(rows, starts, ends, smooth, block, given, stream)
+    block_means = None
+    if role == "q" and smooth:
+        block_means, source = _less_block_means(rows, stream)
+        rows, layout = source, "bhsd"
+    mean, scale = _scanned(rows, starts, ends, smooth and role == "k", block, given, stream)
     if role == "q":
         plain = quantize(_contiguous(source, stream), format, scale_rule=scale_rule, global_scale=scale, pad=True, stream=stream)
         parts = (plain.codes, plain.scales) if layout == "bhsd" else (a.transpose(0, 2, 1, 3) for a in (plain.codes, plain.scales))
-        result = Operand(*parts, format=format, role=role, shape=shape, global_scale=plain.global_scale)
+        result = Operand(*parts, format=format, role=role, shape=shape, global_scale=plain.global_scale, mean=block_means)
     else:
         arguments = dict(key_starts=starts, key_ends=ends, dim=checked, stream=stream)
         if block:
@@ -265,9 +277,26 @@ def _values_of_queries(q: Operand, device: dict, member: Format, stream) -> Devi
     codes, scales = (_contiguous(a, stream) for a in (codes, scales))
     matrix = [a.reshape(prod(a.shape[:-1]), a.shape[-1]) for a in (codes, scales)]
     level = [device["global_scale"].reshape(1)] if "global_scale" in device else []
-    values = DEQUANTIZE[q.format](*matrix, *level, dtype=member.dtype, stream=stream)
+    wanted = f32 if "mean" in device else member
+    values = DEQUANTIZE[q.format](*matrix, *level, dtype=wanted.dtype, stream=stream)
     values = values.reshape(*codes.shape[:-1], values.shape[-1])[..., : q.shape[-1]]
-    return values.transpose(0, 2, 1, 3) if turned else values
+    values = values.transpose(0, 2, 1, 3) if turned else values
+    return values if "mean" not in device else _as(member, _with_mean(values, device["mean"], None, SMOOTH_QUERIES, stream), stream)
+
+
+def _with_mean(values: DeviceArray, mean: DeviceArray, starts, run: int, stream) -> DeviceArray:
+    """float32 values with the means of runs of rows added, or of packed sequences."""
+    return add_mean(values, mean, starts, run=run, stream=stream) if values.size else values
+
+
+def _as(member: Format, values: DeviceArray, stream) -> DeviceArray:
+    """The values in a format, in row-major order."""
+    if values.is_contiguous and member.holds(values.dtype):
+        return values
+    target = empty(values.shape, member.dtype, device=values.device)
+    if values.size:
+        cast(values, **{f"y_{member}": target}, stream=stream)
+    return target
 
 
 def _values_of_tiles(q: Operand, device: dict, member: Format, stream) -> DeviceArray:
@@ -300,12 +329,9 @@ def _values_of_tiles(q: Operand, device: dict, member: Format, stream) -> Device
         values = unpack_rows(values[0].view(np.uint32), starts, keys=length, stream=stream).view(wanted.dtype)[None]
     values = values[:, :, :length, :dim]
     if "mean" in device:
-        values, wanted = add_mean(values, device["mean"], starts, stream=stream), f32
-    if wanted is not member or not values.is_contiguous:
-        target = empty(q.shape, member.dtype, device=values.device)
-        cast(values, **{f"y_{member}": target}, stream=stream)
-        return target
-    return values
+        mean = device["mean"]
+        values = _with_mean(values, mean.reshape(*mean.shape[:2], 1, dim), starts, length, stream)
+    return _as(member, values, stream)
 
 
 # Checks
@@ -343,8 +369,8 @@ def _checked_smooth(smooth, role: str, block: BlockFormat | None) -> bool:
         return role == "k" and block.bits == 4
     if not isinstance(smooth, (bool, np.bool_)):
         raise ArgumentError(f"quantize_operand: smooth is {smooth!r}; pass True, False or None")
-    if smooth and role != "k":
-        raise ArgumentError(f"quantize_operand: smooth=True with role {role!r}; only keys are smoothed")
+    if smooth and role == "v":
+        raise ArgumentError("quantize_operand: smooth=True with role 'v'; only queries and keys are smoothed")
     return bool(smooth)
 
 
@@ -411,6 +437,14 @@ def _copied(x: DeviceArray, stream) -> DeviceArray:
     if x.size:
         cast(x, **{f"y_{format_of(x.dtype)}": target}, stream=stream)
     return target
+
+
+def _less_block_means(x: DeviceArray, stream) -> tuple[DeviceArray, DeviceArray]:
+    """The means of blocks of queries, and the queries less them, float32."""
+    if x.size:
+        return less_block_means(x, stream=stream)
+    batch, heads, queries, dim = x.shape
+    return tuple(empty((batch, heads, rows, dim), np.float32, device=x.device) for rows in (-(-queries // SMOOTH_QUERIES), queries))
 
 
 def _scanned(x: DeviceArray, starts, ends, smooth: bool, block: BlockFormat | None, given, stream):

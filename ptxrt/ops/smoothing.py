@@ -1,4 +1,4 @@
-"""The kernels of what a first read of operands finds: the mean of the keys, global scales, and what smoothing takes from scores."""
+"""The kernels of what a first read of operands finds: means of keys and of blocks of queries, global scales, and what smoothing takes from scores."""
 
 import numpy as np
 
@@ -9,6 +9,8 @@ from ..sequences import ends_of, first_units, sequences_axis, sequences_of, star
 
 # Keys that a block of `scan_keys` reads.
 SCAN_RUN = 256
+# Neighbouring queries that share a mean.
+SMOOTH_QUERIES = 64
 
 _SUMS = Tolerance("float32 sums of up to 256 values, in another order", relative_l2=3e-7)
 _SIZES = [(1, 8), (300, 64), (256, 128), (513, 256), (70, 20), (40, 300)]
@@ -118,55 +120,80 @@ def mean_keys(
 
 
 @kernel(
+    grid="blocks heads batch",
+    derived=dict(blocks=lambda axes: -(-axes["queries"] // SMOOTH_QUERIES)),
+    cases=[dict(batch=2, heads=2, queries=queries, cols=cols, blocks=-(-queries // SMOOTH_QUERIES)) for queries, cols in ((1, 8), (64, 64), (130, 128), (70, 20), (65, 300))],
+    tolerance=Tolerance("float32 sums of up to 64 values, in another order", relative_l2=3e-7),
+)
+def less_block_means(
+    x: In[f32 | f16 | bf16, "batch heads queries cols", loose],
+    *,
+    mean: Out[f32, "batch heads blocks cols"],
+    y: Out[f32, "batch heads queries cols"],
+):
+    """Take from the queries of each head the mean of their block of 64; the last block has those that are left.
+
+    Sums are float32 in a fixed order, divided once; y is the float32 difference.
+    """
+    for block in range(mean.shape[2]):
+        rows = slice(block * SMOOTH_QUERIES, (block + 1) * SMOOTH_QUERIES)
+        mean[:, :, block] = x[:, :, rows].mean(axis=2, dtype=np.float64)
+        y[:, :, rows] = x[:, :, rows].astype(np.float64) - mean[:, :, block, None]
+
+
+@kernel(
     grid="group*queries heads_kv batch",
     derived=dict(sequences=sequences_axis),
     cases=[
         *(dict(batch=2, sequences=2, heads_kv=3, group=2, queries=37, cols=cols, scale=0.5) for cols in (8, 64, 128, 256, 20)),
-        dict(batch=1, sequences=1, heads_kv=1, group=1, queries=1, cols=1, scale=-1.0, add=True),
-        dict(batch=1, sequences=1, heads_kv=2, group=4, queries=9, cols=96, scale=0.1, add=True),
-        dict(batch=1, sequences=5, heads_kv=2, group=2, queries=45, cols=40, scale=0.5, query_starts=True, add=True),
+        dict(batch=1, sequences=1, heads_kv=1, group=1, queries=1, cols=1, scale=-1.0),
+        dict(batch=1, sequences=5, heads_kv=2, group=2, queries=45, cols=40, scale=0.5, query_starts=True),
     ],
     tolerance=Tolerance("float32 sums in another order; terms of both signs cancel", absolute=2e-5),
-    draw=dict(
-        query_starts=starts_of("queries"),
-        add=lambda rng, member, shape, axes: np.where(rng.random(shape) < 0.2, -np.inf, rng.standard_normal(shape)).astype(np.float32),
-    ),
+    draw=dict(query_starts=starts_of("queries")),
 )
 def row_dot(
     q: In[f32 | f16 | bf16, "batch heads_kv group queries cols", loose],
     y: In[f32, "sequences heads_kv cols"],
     query_starts: In[i32, "sequences", unaligned] = None,
-    add: In[f32, "batch heads_kv group queries"] = None,
     *,
     out: Out[f32, "batch heads_kv group queries"],
     scale: Scalar[f32] = 1.0,
 ):
-    """Give scale q.y of each row of q with the vector of its head, plus `add` where that is given; -inf stays.
+    """Give scale q.y of each row of q with the vector of its head.
 
-    With query_starts, rows of packed sequences in a batch of one take the vector of theirs. With y the mean that was taken from the keys and add the log-sum-exp of the scores that are left, that of all scores.
+    With y the mean that was taken from the keys, that is what all scores of the row lack. With query_starts, rows of packed
+    sequences in a batch of one take the vector of theirs.
     """
     y = y[:, :, None, None] if query_starts is None else y[sequences_of(query_starts, q.shape[3])].transpose(1, 0, 2)[None, :, None]
-    dots = np.float64(scale) * (q.astype(np.float64) * y.astype(np.float64)).sum(axis=-1)
-    out[:] = dots if add is None else np.where(add == -np.inf, add, add + dots)
+    out[:] = np.float64(scale) * (q.astype(np.float64) * y.astype(np.float64)).sum(axis=-1)
 
 
 @kernel(
     grid="keys heads batch",
     derived=dict(sequences=sequences_axis),
     cases=[
-        dict(batch=2, sequences=2, heads=3, keys=5, width=64, cols=50),
-        dict(batch=1, sequences=1, heads=1, keys=1, width=256, cols=256),
-        dict(batch=1, sequences=3, heads=2, keys=7, width=40, cols=33, key_starts=True),
+        dict(batch=2, sequences=2, heads=3, keys=5, width=64, blocks=1, cols=50, run=5),
+        dict(batch=1, sequences=1, heads=1, keys=1, width=256, blocks=1, cols=256, run=1),
+        dict(batch=2, sequences=2, heads=2, keys=70, width=32, blocks=2, cols=32, run=64),
+        dict(batch=1, sequences=3, heads=2, keys=7, width=40, blocks=1, cols=33, run=7, key_starts=True),
     ],
     draw=dict(key_starts=starts_of("keys")),
 )
 def add_mean(
     x: In[f32, "batch heads keys width", loose],
-    mean: In[f32, "sequences heads cols"],
+    mean: In[f32, "sequences heads blocks cols"],
     key_starts: In[i32, "sequences", unaligned] = None,
     *,
     y: Out[f32, "batch heads keys cols"],
+    run: Scalar[i32],
 ):
-    """Add the vector of its head to the first `cols` of each row, in float32; with key_starts, that of its sequence and head."""
-    its_mean = mean[:, :, None] if key_starts is None else mean[sequences_of(key_starts, x.shape[2])].transpose(1, 0, 2)[None]
-    y[:] = x[..., : y.shape[-1]] + its_mean
+    """Add to the first `cols` of each row the vector of its run of `run` rows, in float32; `blocks` vectors are there for all.
+
+    With key_starts, rows of packed sequences in a batch of one take those of theirs.
+    """
+    added = np.repeat(mean, run, axis=2)[:, :, : y.shape[2]]
+    if key_starts is not None:
+        rows = np.arange(y.shape[2])
+        added = added[sequences_of(key_starts, len(rows)), :, rows].transpose(1, 0, 2)[None]
+    y[:] = x[..., : y.shape[-1]] + added

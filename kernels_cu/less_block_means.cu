@@ -1,0 +1,18 @@
+// less_block_means: the means of blocks of 64 queries, and the queries less them.
+#include "kernel.cuh"
+#include "op/smooth.cuh"
+
+#define INSTANCE(suffix, Element)                                                                                      \
+    KERNEL(less_block_means##suffix, .threads = {op::smooth_threads}, .shared_bytes = sizeof(op::ScanShared),          \
+           .tile = {1, 1, 1})                                                                                          \
+    (const Element *x,   /* [batch, heads, queries, cols] */                                                           \
+     float *mean,        /* [batch, heads, blocks, cols] */                                                            \
+     float *y,           /* [batch, heads, queries, cols] */                                                           \
+     int batch, int heads, int queries, int cols, int blocks, int64_t x_batch, int64_t x_head, int64_t x_query) {      \
+        const op::KeyArray<Element> rows{x, nullptr, nullptr, batch, heads, queries, cols, batch, x_batch, x_head, x_query};           \
+        op::less_block_means(shared<op::ScanShared>(), rows, mean, y);                                                 \
+    }
+
+INSTANCE(_f32, float)
+INSTANCE(_f16, __half)
+INSTANCE(_bf16, __nv_bfloat16)

@@ -1,0 +1,7 @@
+// mean_scores_mxfp4: scores of means of queries with keys in MXFP4.
+#include "kernel.cuh"
+#include "op/mean_scores.cuh"
+
+VARIANTS(dim, 64, 128)
+
+MEAN_SCORES(JOIN(mean_scores_mxfp4_dim, VARIANT_dim, ), tile::Mxfp4, VARIANT_dim)

@@ -1,0 +1,7 @@
+// mean_scores_mxfp8: scores of means of queries with keys in MXFP8.
+#include "kernel.cuh"
+#include "op/mean_scores.cuh"
+
+VARIANTS(dim, 32, 64, 128)
+
+MEAN_SCORES(JOIN(mean_scores_mxfp8_dim, VARIANT_dim, ), tile::Mxfp8, VARIANT_dim)

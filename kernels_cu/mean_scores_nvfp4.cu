@@ -1,0 +1,7 @@
+// mean_scores_nvfp4: scores of means of queries with keys in NVFP4.
+#include "kernel.cuh"
+#include "op/mean_scores.cuh"
+
+VARIANTS(dim, 64, 128)
+
+MEAN_SCORES(JOIN(mean_scores_nvfp4_dim, VARIANT_dim, ), tile::Nvfp4, VARIANT_dim)
