@@ -49,14 +49,11 @@ __device__ inline float lane_max(const tile::Accumulator (&s)[tiles], int half) 
     return result;
 }
 
-// Eight scores of a row, of column tiles first .. first + 3, as probabilities 2^(score factor - base).
-template <bool masked, int first, int tiles>
-__device__ inline void exponentials(float (&p)[8], const tile::Accumulator (&s)[tiles], int half, float factor, float base) {
+// Eight scores of a row, of column tiles first .. first + 3, as probabilities 2^exponent(score).
+template <int first, int tiles, class Exponent>
+__device__ inline void exponentials(float (&p)[8], const tile::Accumulator (&s)[tiles], int half, Exponent &&exponent) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float score = s[first + i / 2][2 * half + i % 2];
-        p[i] = ptx::ex2_approx_ftz_f32(masked ? score - base : fmaf(score, factor, -base));
-    }
+    for (int i = 0; i < 8; ++i) p[i] = ptx::ex2_approx_ftz_f32(exponent(s[first + i / 2][2 * half + i % 2]));
 }
 
 __device__ inline float sum_of(const float (&p)[8]) {
@@ -67,8 +64,9 @@ __device__ inline float sum_of(const float (&p)[8]) {
 // range of P is used from its top and a tail far below the maximum survives.
 //
 // encode() takes the scores of 16 rows; group_max[h][half] is the largest score of 32 keys (h) in a row, reduced over as many
-// lanes of the quad as share a scale; row_max is that of the row already. Where `sums`, P before it is rounded is added to
-// row_sum, for the logarithm of the sum alone.
+// lanes of the quad as share a scale; row_max is that of the row already. Codes and scales are the same under any row_max, but
+// for a power of two: what is rounded to them comes from Exponents, or from exponents without a row_max in them. Where `sums`, P
+// before it is rounded is added to row_sum, for the logarithm of the sum alone.
 template <class Format>
 struct Probabilities;
 
@@ -88,8 +86,9 @@ struct Probabilities<tile::Mxfp8> {
             p.scales[step] = unit_scale;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                const Exponents below(row_max[half]);
                 float values[8];
-                exponentials<masked, 4 * step>(values, s, half, factor, row_max[half]);
+                exponentials<4 * step>(values, s, half, [&](float score) { return below(score, factor); });
                 p.codes[step][half] = ptx::cvt_rn_satfinite_e4m3x4_f32(values);
                 p.codes[step][2 + half] = ptx::cvt_rn_satfinite_e4m3x4_f32(values + 4);
                 if constexpr (sums) row_sum[half] += sum_of(values);
@@ -118,14 +117,15 @@ struct Probabilities<tile::Mxfp4> {
             uint32_t words[2];   // of rows g and g + 8
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                const Exponents below(row_max[half]);
                 uint32_t scale[2];
                 static_for<2>([&](auto h) {
                     // The block's exponent below the row's, rounded up; beyond 2^-40 a block counts as that much.
-                    const float below = masked ? group_max[2 * step + h][half] - (row_max[half] + log2_6)
-                                               : fmaf(group_max[2 * step + h][half], factor, -(row_max[half] + log2_6));
-                    const float rounded = __fadd_ru(fmaxf(below, -40.0f), to_scale);
+                    const float exponent = below(group_max[2 * step + h][half], factor) - log2_6;
+                    const float rounded = __fadd_ru(fmaxf(exponent, -40.0f), to_scale);
+                    const float base = row_max[half] + (rounded - to_scale);
                     float values[8];
-                    exponentials<masked, 8 * step + 4 * h>(values, s, half, factor, row_max[half] + (rounded - to_scale));
+                    exponentials<8 * step + 4 * h>(values, s, half, [&](float score) { return fmaf(score, factor, -base); });
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
                     scale[h] = __float_as_uint(rounded);
                     if constexpr (sums) row_sum[half] = fmaf(__uint_as_float(scale[h] << 23), sum_of(values), row_sum[half]);
@@ -158,12 +158,12 @@ struct Probabilities<tile::Nvfp4> {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const float largest = group_max[2 * step + h][half];
-                    float base = masked ? largest - log2_6 : fmaf(largest, factor, -log2_6);
+                    float base = fmaf(largest, factor, -log2_6);
                     if (masked) base = fmaxf(base, row_max[half] - 40.0f);   // a block without visible keys
                     float values[8];
-                    exponentials<masked, 8 * step + 4 * h>(values, s, half, factor, base);
+                    exponentials<8 * step + 4 * h>(values, s, half, [&](float score) { return fmaf(score, factor, -base); });
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
-                    scales[2 * half + h] = ptx::ex2_approx_ftz_f32(base - row_max[half]);
+                    scales[2 * half + h] = ptx::ex2_approx_ftz_f32(Exponents(row_max[half])(base, 1.0f));
                     if constexpr (sums) row_sum[half] = fmaf(scales[2 * half + h], sum_of(values), row_sum[half]);
                 }
             });
@@ -196,7 +196,7 @@ struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1> {
 #pragma unroll
                 for (int h = 1; h < tiles / 4; ++h) tile_max = fmaxf(tile_max, group_max[slice][h][half]);
                 tile_max = tile::reduce_row(tile_max, [](float a, float b) { return fmaxf(a, b); });
-                new_max[slice][half] = fmaxf(this->row_max[slice][half], ceilf(masked ? tile_max : tile_max * factor) - P::headroom);
+                new_max[slice][half] = fmaxf(this->row_max[slice][half], ceilf(tile_max * factor) - P::headroom);
                 grows |= new_max[slice][half] > this->row_max[slice][half];
             }
         if (ptx::vote_sync_any(grows)) this->raise(new_max);
@@ -458,6 +458,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
     q.load(operands, problem, warp_row);
     Softmax softmax;
     softmax.start();
+    const float factor = score_factor(problem, scale);
     const bool idle = warp_row >= problem.rows;
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
     auto step = [&](int index, auto masked, auto sums) __attribute__((always_inline)) {   // its arrays are registers
@@ -468,7 +469,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
             multiply_block_scores<Order>(s, q, stage.k);
             if constexpr (masked) mask_scores<Order>(s, problem, warp_row, index * block_keys, scale);
             ProbabilityFragments<typename Tiling::ValueFormat, block_keys / tile::mma_columns> p[Tiling::slices];
-            softmax.template take<masked, sums>(p, s, scale * log2_e);
+            softmax.template take<masked, sums>(p, s, factor);
             softmax.accumulate(p, stage.v);
         }
         pipeline.release(index);
