@@ -24,6 +24,10 @@ struct Operands {
     StridesK k_strides, v_strides;
 };
 
+// How far scores may exceed a row's maximum: P up to 2^8, where bf16 and f16 are as accurate; maxima that are given out are those
+// of the rows.
+__device__ inline float headroom_in_16_bits(bool gives_maxima) { return gives_maxima ? 0.0f : 8.0f; }
+
 // How a block divides the work: `warps` warps with `slices` times 16 rows each, tiles of `keys` keys in `stages` stages,
 // `blocks` blocks to a multiprocessor, so that one computes scores while another multiplies.
 //
@@ -411,8 +415,7 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
     ptx::cp_async_commit_group();
 
     OnlineSoftmax<Tiling::slices, Tiling::dim_v> softmax;
-    // P up to 2^8, where bf16 and f16 are as accurate; maxima that are given out are those of the rows.
-    softmax.start(options.partial ? 0.0f : 8.0f);
+    softmax.start(headroom_in_16_bits(options.partial != nullptr));
     WarpQueries<QueryTile, Tiling::slices, Tiling::dim / 16, Tiling::keeps_q> q{
         tile::address_a(shared.q) + uint32_t((warp_row - first_row) * (sizeof(shared.q) / Tiling::rows))};
     if (Tiling::keeps_q && range.begin < range.end) {

@@ -1,8 +1,9 @@
-// Fused attention on operands in block formats: block-scaled MMAs for S = Q K^T and O = P V, with P quantized in registers.
+// Fused attention on operands in block formats: block-scaled MMAs for S = Q K^T and O = P V, with P quantized in registers; or V
+// in 16 bits, and P rounded to it.
 //
 // K and V come as tiles that one bulk copy each brings to shared memory (tile/block_tiles.cuh). The columns of S stand for keys
-// in the order that makes P an operand where it lies. The denominator is the sum of P as it is multiplied, codes times scales:
-// one more column of V, all ones.
+// in the order that makes P an operand where it lies. How P is made of scores and multiplied by V is a WeightedValues for each
+// format of V.
 #pragma once
 
 #include <cstdint>
@@ -174,12 +175,31 @@ struct Probabilities<tile::Nvfp4> {
     }
 };
 
-// Online softmax with quantized P: behind the columns of o comes the sum of P as it is multiplied, which o is divided by.
+// ---------------------------------------------------------------------------------------------------------------------
+// Softmax and O = P V
+
+// The running softmax by the format of V: the order of the keys, start(), add() of a tile, denominator(), and what OnlineSoftmax
+// has. sums_apart: sums of exact P are another work than the denominator's, and are kept where `sums` asks for them.
+//
+// In block formats P is quantized: the denominator is the sum of P as it is multiplied, codes times scales, which is one more
+// column of V, all ones, and of o.
 template <class Format, int slices, int dim_v>
-struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1> {
-    using Base = OnlineSoftmax<slices, dim_v, 1>;
+struct WeightedValues : OnlineSoftmax<slices, dim_v, 1> {
     using P = Probabilities<Format>;
+    using Order = typename P::Order;
+    static constexpr bool sums_apart = true;
     static constexpr int sum_column = dim_v / tile::mma_columns;
+
+    // Whether maxima are given out or not, P::headroom says where they are.
+    __device__ void start(bool) { OnlineSoftmax<slices, dim_v, 1>::start(); }
+
+    // Adds the values of a tile, weighed by its scores.
+    template <bool masked, bool sums, int tiles, class Tile>
+    __device__ void add(const tile::Accumulator (&s)[slices][tiles], const Tile &v, float factor) {
+        ProbabilityFragments<Format, tiles> p[slices];
+        take<masked, sums>(p, s, factor);
+        accumulate(p, v);
+    }
 
     // Turns scores into P below a new maximum and brings o under it; where `sums`, keeps the sum of exact P, too.
     template <bool masked, bool sums, int tiles>
@@ -238,6 +258,21 @@ struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1> {
     }
 
     __device__ float denominator(int slice, int half) const { return this->o[slice][sum_column][2 * half]; }
+};
+
+// In 16 bits P is rounded, and the denominator is the sum of exact P: as op/attention.cuh has it.
+template <int slices, int dim_v>
+struct WeightedValues<tile::Bf16, slices, dim_v> : OnlineSoftmax<slices, dim_v> {
+    using Order = tile::NaturalKeys;
+    static constexpr bool sums_apart = false;
+
+    __device__ void start(bool gives_maxima) { OnlineSoftmax<slices, dim_v>::start(headroom_in_16_bits(gives_maxima)); }
+
+    template <bool masked, bool, int tiles, class Tile>
+    __device__ void add(tile::Accumulator (&s)[slices][tiles], const Tile &v, float factor) {
+        this->template take<masked>(s, factor);
+        accumulate_values<tile::Bf16::Element, dim_v, Tile>(this->o, s, tile::address_b_transposed(v));
+    }
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -438,8 +473,8 @@ struct Pipeline {
 template <class Tiling>
 __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared, const BlockOperands &operands, const AttentionOptions &options,
                                                  float *exact_sum) {
-    using Softmax = BlockSoftmax<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v>;
-    using Order = typename Softmax::P::Order;
+    using Softmax = WeightedValues<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v>;
+    using Order = typename Softmax::Order;
     const Problem problem(options);
     // Where a mask is causal, later rows have more to do; they start first.
     const int first_row = (gridDim.x - 1 - blockIdx.x) * Tiling::rows;
@@ -457,7 +492,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
     BlockQueries<typename Tiling::ScoreFormat, Tiling::slices, Tiling::dim> q;
     q.load(operands, problem, warp_row);
     Softmax softmax;
-    softmax.start();
+    softmax.start(options.partial != nullptr);
     const float factor = score_factor(problem, scale);
     const bool idle = warp_row >= problem.rows;
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
@@ -468,16 +503,14 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
             tile::Accumulator s[Tiling::slices][block_keys / tile::mma_columns];
             multiply_block_scores<Order>(s, q, stage.k);
             if constexpr (masked) mask_scores<Order>(s, problem, warp_row, index * block_keys, scale);
-            ProbabilityFragments<typename Tiling::ValueFormat, block_keys / tile::mma_columns> p[Tiling::slices];
-            softmax.template take<masked, sums>(p, s, factor);
-            softmax.accumulate(p, stage.v);
+            softmax.template add<masked, sums>(s, stage.v, factor);
         }
         pipeline.release(index);
     };
     for (int index = range.begin; index < range.end; ++index) {
         const int stop = range.plain_begin <= index ? range.plain_end : index;
         // On the stand-ins, whose speed is not the point, one loop less.
-        if constexpr (ptx::has_block_scaled_mma)
+        if constexpr (ptx::has_block_scaled_mma && Softmax::sums_apart)
             if (!options.lse && !exact_sum)
                 for (; index < stop; ++index) step(index, std::false_type{}, std::false_type{});
         for (; index < stop; ++index) step(index, std::false_type{}, std::true_type{});
