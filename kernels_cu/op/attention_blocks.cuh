@@ -1,8 +1,9 @@
-// Fused attention on operands in block formats: block-scaled MMAs for S = Q K^T and O = P V, with P quantized in registers.
+// Fused attention on operands in block formats: block-scaled MMAs for S = Q K^T and O = P V, with P quantized in registers; or V
+// in 16 bits, and P rounded to it.
 //
 // K and V come as tiles that one bulk copy each brings to shared memory (tile/block_tiles.cuh). The columns of S stand for keys
-// in the order that makes P an operand where it lies. The denominator is the sum of P as it is multiplied, codes times scales:
-// one more column of V, all ones.
+// in the order that makes P an operand where it lies. How P is made of scores and multiplied by V is a WeightedValues for each
+// format of V.
 #pragma once
 
 #include <cstdint>
@@ -53,14 +54,11 @@ __device__ inline float lane_max(const tile::Accumulator (&s)[tiles], int half) 
     return result;
 }
 
-// Eight scores of a row, of column tiles first .. first + 3, as probabilities 2^(score factor - base).
-template <bool masked, int first, int tiles>
-__device__ inline void exponentials(float (&p)[8], const tile::Accumulator (&s)[tiles], int half, float factor, float base) {
+// Eight scores of a row, of column tiles first .. first + 3, as probabilities 2^exponent(score).
+template <int first, int tiles, class Exponent>
+__device__ inline void exponentials(float (&p)[8], const tile::Accumulator (&s)[tiles], int half, Exponent &&exponent) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float score = s[first + i / 2][2 * half + i % 2];
-        p[i] = ptx::ex2_approx_ftz_f32(masked ? score - base : fmaf(score, factor, -base));
-    }
+    for (int i = 0; i < 8; ++i) p[i] = ptx::ex2_approx_ftz_f32(exponent(s[first + i / 2][2 * half + i % 2]));
 }
 
 __device__ inline float sum_of(const float (&p)[8]) {
@@ -71,8 +69,9 @@ __device__ inline float sum_of(const float (&p)[8]) {
 // range of P is used from its top and a tail far below the maximum survives.
 //
 // encode() takes the scores of 16 rows; group_max[h][half] is the largest score of 32 keys (h) in a row, reduced over as many
-// lanes of the quad as share a scale; row_max is that of the row already. Where `sums`, P before it is rounded is added to
-// row_sum, for the logarithm of the sum alone.
+// lanes of the quad as share a scale; row_max is that of the row already. Codes and scales are the same under any row_max, but
+// for a power of two: what is rounded to them comes from Exponents, or from exponents without a row_max in them. Where `sums`, P
+// before it is rounded is added to row_sum, for the logarithm of the sum alone.
 template <class Format>
 struct Probabilities;
 
@@ -92,8 +91,9 @@ struct Probabilities<tile::Mxfp8> {
             p.scales[step] = unit_scale;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                const Exponents below(row_max[half]);
                 float values[8];
-                exponentials<masked, 4 * step>(values, s, half, factor, row_max[half]);
+                exponentials<4 * step>(values, s, half, [&](float score) { return below(score, factor); });
                 p.codes[step][half] = ptx::cvt_rn_satfinite_e4m3x4_f32(values);
                 p.codes[step][2 + half] = ptx::cvt_rn_satfinite_e4m3x4_f32(values + 4);
                 if constexpr (sums) row_sum[half] += sum_of(values);
@@ -122,14 +122,15 @@ struct Probabilities<tile::Mxfp4> {
             uint32_t words[2];   // of rows g and g + 8
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                const Exponents below(row_max[half]);
                 uint32_t scale[2];
                 static_for<2>([&](auto h) {
                     // The block's exponent below the row's, rounded up; beyond 2^-40 a block counts as that much.
-                    const float below = masked ? group_max[2 * step + h][half] - (row_max[half] + log2_6)
-                                               : fmaf(group_max[2 * step + h][half], factor, -(row_max[half] + log2_6));
-                    const float rounded = __fadd_ru(fmaxf(below, -40.0f), to_scale);
+                    const float exponent = below(group_max[2 * step + h][half], factor) - log2_6;
+                    const float rounded = __fadd_ru(fmaxf(exponent, -40.0f), to_scale);
+                    const float base = row_max[half] + (rounded - to_scale);
                     float values[8];
-                    exponentials<masked, 8 * step + 4 * h>(values, s, half, factor, row_max[half] + (rounded - to_scale));
+                    exponentials<8 * step + 4 * h>(values, s, half, [&](float score) { return fmaf(score, factor, -base); });
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
                     scale[h] = __float_as_uint(rounded);
                     if constexpr (sums) row_sum[half] = fmaf(__uint_as_float(scale[h] << 23), sum_of(values), row_sum[half]);
@@ -162,12 +163,12 @@ struct Probabilities<tile::Nvfp4> {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const float largest = group_max[2 * step + h][half];
-                    float base = masked ? largest - log2_6 : fmaf(largest, factor, -log2_6);
+                    float base = fmaf(largest, factor, -log2_6);
                     if (masked) base = fmaxf(base, row_max[half] - 40.0f);   // a block without visible keys
                     float values[8];
-                    exponentials<masked, 8 * step + 4 * h>(values, s, half, factor, base);
+                    exponentials<8 * step + 4 * h>(values, s, half, [&](float score) { return fmaf(score, factor, -base); });
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
-                    scales[2 * half + h] = ptx::ex2_approx_ftz_f32(base - row_max[half]);
+                    scales[2 * half + h] = ptx::ex2_approx_ftz_f32(Exponents(row_max[half])(base, 1.0f));
                     if constexpr (sums) row_sum[half] = fmaf(scales[2 * half + h], sum_of(values), row_sum[half]);
                 }
             });
@@ -178,12 +179,31 @@ struct Probabilities<tile::Nvfp4> {
     }
 };
 
-// Online softmax with quantized P: behind the columns of o comes the sum of P as it is multiplied, which o is divided by.
+// ---------------------------------------------------------------------------------------------------------------------
+// Softmax and O = P V
+
+// The running softmax by the format of V: the order of the keys, start(), add() of a tile, denominator(), and what OnlineSoftmax
+// has. sums_apart: sums of exact P are another work than the denominator's, and are kept where `sums` asks for them.
+//
+// In block formats P is quantized: the denominator is the sum of P as it is multiplied, codes times scales, which is one more
+// column of V, all ones, and of o.
 template <class Format, int slices, int dim_v>
-struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1> {
-    using Base = OnlineSoftmax<slices, dim_v, 1>;
+struct WeightedValues : OnlineSoftmax<slices, dim_v, 1> {
     using P = Probabilities<Format>;
+    using Order = typename P::Order;
+    static constexpr bool sums_apart = true;
     static constexpr int sum_column = dim_v / tile::mma_columns;
+
+    // Whether maxima are given out or not, P::headroom says where they are.
+    __device__ void start(bool) { OnlineSoftmax<slices, dim_v, 1>::start(); }
+
+    // Adds the values of a tile, weighed by its scores.
+    template <bool masked, bool sums, int tiles, class Tile>
+    __device__ void add(const tile::Accumulator (&s)[slices][tiles], const Tile &v, float factor) {
+        ProbabilityFragments<Format, tiles> p[slices];
+        take<masked, sums>(p, s, factor);
+        accumulate(p, v);
+    }
 
     // Turns scores into P below a new maximum and brings o under it; where `sums`, keeps the sum of exact P, too.
     template <bool masked, bool sums, int tiles>
@@ -200,7 +220,7 @@ struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1> {
 #pragma unroll
                 for (int h = 1; h < tiles / 4; ++h) tile_max = fmaxf(tile_max, group_max[slice][h][half]);
                 tile_max = tile::reduce_row(tile_max, [](float a, float b) { return fmaxf(a, b); });
-                new_max[slice][half] = fmaxf(this->row_max[slice][half], ceilf(masked ? tile_max : tile_max * factor) - P::headroom);
+                new_max[slice][half] = fmaxf(this->row_max[slice][half], ceilf(tile_max * factor) - P::headroom);
                 grows |= new_max[slice][half] > this->row_max[slice][half];
             }
         if (ptx::vote_sync_any(grows)) this->raise(new_max);
@@ -242,6 +262,21 @@ struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1> {
     }
 
     __device__ float denominator(int slice, int half) const { return this->o[slice][sum_column][2 * half]; }
+};
+
+// In 16 bits P is rounded, and the denominator is the sum of exact P: as op/attention.cuh has it.
+template <int slices, int dim_v>
+struct WeightedValues<tile::Bf16, slices, dim_v> : OnlineSoftmax<slices, dim_v> {
+    using Order = tile::NaturalKeys;
+    static constexpr bool sums_apart = false;
+
+    __device__ void start(bool gives_maxima) { OnlineSoftmax<slices, dim_v>::start(headroom_in_16_bits(gives_maxima)); }
+
+    template <bool masked, bool, int tiles, class Tile>
+    __device__ void add(tile::Accumulator (&s)[slices][tiles], const Tile &v, float factor) {
+        this->template take<masked>(s, factor);
+        accumulate_values<tile::Bf16::Element, dim_v, Tile>(this->o, s, tile::address_b_transposed(v));
+    }
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -480,8 +515,8 @@ struct Pipeline {
 template <class Tiling>
 __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared, const BlockOperands &operands, const AttentionOptions &options,
                                                  float *exact_sum) {
-    using Softmax = BlockSoftmax<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v>;
-    using Order = typename Softmax::P::Order;
+    using Softmax = WeightedValues<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v>;
+    using Order = typename Softmax::Order;
     const Problem problem(options);
     // Where a mask is causal, later rows have more to do; they start first.
     const int first_row = (gridDim.x - 1 - blockIdx.x) * Tiling::rows;
@@ -501,7 +536,8 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
     q.load(operands, problem, warp_row);
     const MeanScores<Order, Tiling::slices> mean_scores(operands, problem, warp_row);
     Softmax softmax;
-    softmax.start();
+    softmax.start(options.partial != nullptr);
+    const float factor = score_factor(problem, scale);
     const bool idle = warp_row >= problem.rows;
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
     auto step = [&](int index, auto masked, auto sums) __attribute__((always_inline)) {   // its arrays are registers
@@ -513,16 +549,14 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
             else clear_scores(s);
             multiply_block_scores<Order>(s, q, stage.k);
             if constexpr (masked) mask_scores<Order>(s, problem, warp_row, index * block_keys, scale);
-            ProbabilityFragments<typename Tiling::ValueFormat, block_keys / tile::mma_columns> p[Tiling::slices];
-            softmax.template take<masked, sums>(p, s, scale * log2_e);
-            softmax.accumulate(p, stage.v);
+            softmax.template add<masked, sums>(s, stage.v, factor);
         }
         pipeline.release(index);
     };
     for (int index = range.begin; index < range.end; ++index) {
         const int stop = range.plain_begin <= index ? range.plain_end : index;
         // On the stand-ins, whose speed is not the point, one loop less.
-        if constexpr (ptx::has_block_scaled_mma)
+        if constexpr (ptx::has_block_scaled_mma && Softmax::sums_apart)
             if (!options.lse && !exact_sum)
                 for (; index < stop; ++index) step(index, std::false_type{}, std::false_type{});
         for (; index < stop; ++index) step(index, std::false_type{}, std::true_type{});

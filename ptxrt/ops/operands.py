@@ -71,7 +71,7 @@ class Operand(QuantizedArray):
     (`dequantize`, `np.asarray`) have it again.
     cu_seqlens: int32 [N + 1], where N packed sequences of keys or values of a batch of 1 begin and end; None without. There are N - 1
     tiles more, since each sequence begins with one of its own, and a mean for each: [N, heads, dim].
-    format: "mxfp8", "mxfp4", "nvfp4"; of values also "bf16" and "f16".
+    format: "mxfp8", "mxfp4", "nvfp4"; of values also "bf16".
     """
 
     def __init__(self, codes, scales=None, *, format, role, shape, dim=None, global_scale=None, mean=None, cu_seqlens=None):
@@ -177,7 +177,7 @@ def quantize_operand(
 ) -> Operand:
     """Quantize queries, keys or values as attention reads them: x [B, H, S, D] of float32, float16 or bfloat16, D up to 128.
 
-    format: "mxfp8", "mxfp4" or "nvfp4"; of values also "bf16" and "f16", which only rounds. role: "q", "k" or "v".
+    format: "mxfp8", "mxfp4" or "nvfp4"; of values also "bf16", which only rounds. role: "q", "k" or "v".
     Queries and keys have their blocks along D, values along S; keys and values stand in tiles of 64, filled up with zeros.
     smooth: of keys, whether their mean over S is subtracted first, of queries, whether that of each 64 of a head is; attention
     undoes it. None does so for keys of 4-bit formats. layout: "bhsd", or "bshd" for x [B, S, H, D]; the result has the shape
