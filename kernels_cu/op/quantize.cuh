@@ -3,10 +3,12 @@
 
 #include <cstdint>
 
+#include "../kernel.cuh"
 #include "../tile/format.cuh"
 #include "../tile/narrow.cuh"
 #include "../tile/run.cuh"
 #include "../tile/scale.cuh"
+#include "../tile/thresholds.cuh"
 
 namespace op {
 
@@ -102,30 +104,97 @@ __device__ inline void dequantize_mx(const uint32_t *codes, const uint8_t *scale
     });
 }
 
+// The codes of a lane's block of NVFP4, whatever it holds; returns the scale.
+template <bool better_of_two, class Share>
+__device__ inline uint32_t encode_nvfp4(const Share &share, const tile::Nvfp4Global &global, tile::Codes<4> (&codes)[2]) {
+    float values[2][8];
+    share.unpack(values);
+    return tile::encode_nvfp4_block<better_of_two>(values, share.amax(), global, codes).code;
+}
+
+// The NVFP4 blocks of a lane: those with the numbers laneid, laneid + 32 and so on of the warp's run.
+template <class Element>
+struct Nvfp4Lane {
+    using Share = tile::Share<Element, tile::nvfp4_block>;
+    static constexpr int run_values = tile::run_values<tile::nvfp4_block, nvfp4_items<Element>>;
+    const Element *x;
+    uint32_t *codes;
+    uint8_t *scales;
+    int items;   // that there are from here on
+
+    __device__ Nvfp4Lane(const Element *x, uint32_t *codes, uint8_t *scales, size_t count) {
+        const size_t first = first_of_run<run_values>() + ptx::laneid() * tile::nvfp4_block;
+        this->x = x + first;
+        this->codes = codes + first / 8;
+        this->scales = scales + first / tile::nvfp4_block;
+        items = first < count ? ceil_div<int>(min(count - first, size_t(run_values)), 32 * tile::nvfp4_block) : 0;
+    }
+
+    // No branch: past the end, the last again.
+    __device__ void load(int item, Share &share) const { share.load(x + min(item, items - 1) * (32 * tile::nvfp4_block)); }
+
+    __device__ void store(int item, const tile::Codes<4> (&block_codes)[2], uint32_t scale) const {
+        if (item >= items) return;
+        tile::store(codes + item * (32 * tile::nvfp4_block / 8), uint2{block_codes[0].word[0], block_codes[1].word[0]});
+        scales[item * 32] = scale;
+    }
+
+    // On to item `item`, which is 0 from now on.
+    __device__ void advance(int item) {
+        x += item * (32 * tile::nvfp4_block);
+        codes += item * (32 * tile::nvfp4_block / 8);
+        scales += item * 32;
+        items -= item;
+    }
+};
+
 // Codes [count / 2] and ue4m3 scales [count / 16] of x[count] in NVFP4 under a given global scale; count is a multiple of
 // 16. With `better_of_two` a block's largest value goes to 4 instead of 6 where that makes the squared error smaller.
 template <bool better_of_two, class Element>
 __device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint32_t *codes, uint8_t *scales, size_t count) {
-    using Share = tile::Share<Element, tile::nvfp4_block>;
-    constexpr int run_values = tile::run_values<tile::nvfp4_block, nvfp4_items<Element>>;
-    const size_t first = first_of_run<run_values>();
-    if (first >= count) return;
-    const int here = min(count - first, size_t(run_values));
+    Nvfp4Lane<Element> lane(x, codes, scales, count);
+    if (lane.items == 0) return;
     const tile::Nvfp4Global global(global_scale);
-
-    Share share, next;
-    load_item(x + first, 0, here, next);
-#pragma unroll 2   // more of this code would come from further away than the values
-    for (int item = 0; item < nvfp4_items<Element>; ++item) {
-        share = next;
-        if (item + 1 < nvfp4_items<Element>) load_item(x + first, item + 1, here, next);   // on its way while this one is worked on
-        float values[2][8];
-        share.unpack(values);
-        tile::Codes<4> block_codes[2];
-        const uint32_t scale = tile::encode_nvfp4_block<better_of_two>(values, share.amax(), global, block_codes).code;
-        tile::store_codes(codes + first / 8, item, tile::LaneCodes<4, 2>(block_codes), here);
-        if (tile::run_value<tile::nvfp4_block>(item) < here)
-            scales[first / tile::nvfp4_block + 32 * item + ptx::laneid()] = scale;
+    typename Nvfp4Lane<Element>::Share share;
+    tile::Codes<4> block_codes[2];
+    const auto divide = [&](int item) {
+        const uint32_t scale = encode_nvfp4<better_of_two>(share, global, block_codes);
+        lane.store(item, block_codes, scale);
+    };
+    if constexpr (tile::uses_thresholds<Element> && !better_of_two) {
+        constexpr int held = 4;   // items: one that is worked on, the others on their way
+        typename Nvfp4Lane<Element>::Share shares[held];
+#pragma unroll
+        for (int i = 0; i < held; ++i) lane.load(i, shares[i]);
+        uint32_t others = 0;   // items without thresholds
+#pragma unroll 1
+        for (int first = 0; first < nvfp4_items<Element>; first += held) {
+#pragma unroll
+            for (int i = 0; i < held; ++i) {
+                const float amax = shares[i].amax();
+                if (!tile::has_thresholds<Element>(amax, global)) others |= 1u << (first + i);
+                const tile::Nvfp4Scale scale = tile::plain_nvfp4_scale(amax, global);
+                shares[i].encode(tile::E2m1Thresholds<Element>({scale.step, amax}), block_codes);
+                lane.store(i, block_codes, scale.code);
+                if (first + held < nvfp4_items<Element>) lane.load(held + i, shares[i]);
+            }
+            lane.advance(held);
+        }
+        lane.advance(-nvfp4_items<Element>);
+        for (; others; others &= others - 1) {
+            const int item = __ffs(others) - 1;
+            lane.load(item, share);
+            divide(item);
+        }
+    } else {
+        typename Nvfp4Lane<Element>::Share next;
+        lane.load(0, next);
+#pragma unroll 1   // more of this code would come from further away than the values
+        for (int item = 0; item < nvfp4_items<Element>; ++item) {
+            share = next;
+            if (item + 1 < nvfp4_items<Element>) lane.load(item + 1, next);   // on its way while this one is worked on
+            divide(item);
+        }
     }
 }
 
