@@ -21,14 +21,14 @@ constexpr int quantize_nvfp4_blocks = sizeof(Element) == 4 ? 3 : 4;
 template <class Element>
 constexpr int quantize_tile = quantize_threads / 32 * tile::run_values<tile::sector_values<Element>>;
 template <class Element>
-constexpr int nvfp4_items = 16 / sizeof(Element);   // of a run
+constexpr int nvfp4_items = tile::uses_thresholds<Element> ? 4 : 16 / sizeof(Element);   // of a run
 template <class Element>
 constexpr int quantize_nvfp4_tile = quantize_threads / 32 * tile::run_values<tile::nvfp4_block, nvfp4_items<Element>>;
 
 // The first value of this warp's run.
 template <int run_values>
-__device__ inline size_t first_of_run() {
-    return (size_t(blockIdx.x) * (quantize_threads / 32) + threadIdx.x / 32) * run_values;
+__device__ inline size_t first_of_run(uint32_t block = blockIdx.x) {
+    return (size_t(block) * (quantize_threads / 32) + threadIdx.x / 32) * run_values;
 }
 
 // Loads this lane's values of an item; those past `here` are zeros.
@@ -104,15 +104,8 @@ __device__ inline void dequantize_mx(const uint32_t *codes, const uint8_t *scale
     });
 }
 
-// The codes of a lane's block of NVFP4, whatever it holds; returns the scale.
-template <bool better_of_two, class Share>
-__device__ inline uint32_t encode_nvfp4(const Share &share, const tile::Nvfp4Global &global, tile::Codes<4> (&codes)[2]) {
-    float values[2][8];
-    share.unpack(values);
-    return tile::encode_nvfp4_block<better_of_two>(values, share.amax(), global, codes).code;
-}
-
-// The NVFP4 blocks of a lane: those with the numbers laneid, laneid + 32 and so on of the warp's run.
+// The NVFP4 blocks of a lane: those with the numbers laneid, laneid + 32 and so on of the warp's run. The first blocks of
+// threads take the last runs, which the L2 still holds where amax() has just read the array.
 template <class Element>
 struct Nvfp4Lane {
     using Share = tile::Share<Element, tile::nvfp4_block>;
@@ -120,10 +113,10 @@ struct Nvfp4Lane {
     const Element *x;
     uint32_t *codes;
     uint8_t *scales;
-    int items;   // that there are from here on
+    int items;   // of the run, that there are
 
     __device__ Nvfp4Lane(const Element *x, uint32_t *codes, uint8_t *scales, size_t count) {
-        const size_t first = first_of_run<run_values>() + ptx::laneid() * tile::nvfp4_block;
+        const size_t first = first_of_run<run_values>(gridDim.x - 1 - blockIdx.x) + ptx::laneid() * tile::nvfp4_block;
         this->x = x + first;
         this->codes = codes + first / 8;
         this->scales = scales + first / tile::nvfp4_block;
@@ -138,49 +131,37 @@ struct Nvfp4Lane {
         tile::store(codes + item * (32 * tile::nvfp4_block / 8), uint2{block_codes[0].word[0], block_codes[1].word[0]});
         scales[item * 32] = scale;
     }
-
-    // On to item `item`, which is 0 from now on.
-    __device__ void advance(int item) {
-        x += item * (32 * tile::nvfp4_block);
-        codes += item * (32 * tile::nvfp4_block / 8);
-        scales += item * 32;
-        items -= item;
-    }
 };
 
 // Codes [count / 2] and ue4m3 scales [count / 16] of x[count] in NVFP4 under a given global scale; count is a multiple of
 // 16. With `better_of_two` a block's largest value goes to 4 instead of 6 where that makes the squared error smaller.
 template <bool better_of_two, class Element>
 __device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint32_t *codes, uint8_t *scales, size_t count) {
-    Nvfp4Lane<Element> lane(x, codes, scales, count);
+    constexpr int items = nvfp4_items<Element>;
+    const Nvfp4Lane<Element> lane(x, codes, scales, count);
     if (lane.items == 0) return;
     const tile::Nvfp4Global global(global_scale);
     typename Nvfp4Lane<Element>::Share share;
     tile::Codes<4> block_codes[2];
-    const auto divide = [&](int item) {
-        const uint32_t scale = encode_nvfp4<better_of_two>(share, global, block_codes);
+    const auto divide = [&](int item) {   // whatever the block holds
+        float values[2][8];
+        share.unpack(values);
+        const uint32_t scale = tile::encode_nvfp4_block<better_of_two>(values, share.amax(), global, block_codes).code;
         lane.store(item, block_codes, scale);
     };
     if constexpr (tile::uses_thresholds<Element> && !better_of_two) {
-        constexpr int held = 4;   // items: one that is worked on, the others on their way
-        typename Nvfp4Lane<Element>::Share shares[held];
+        typename Nvfp4Lane<Element>::Share shares[items];
 #pragma unroll
-        for (int i = 0; i < held; ++i) lane.load(i, shares[i]);
+        for (int item = 0; item < items; ++item) lane.load(item, shares[item]);
         uint32_t others = 0;   // items without thresholds
-#pragma unroll 1
-        for (int first = 0; first < nvfp4_items<Element>; first += held) {
 #pragma unroll
-            for (int i = 0; i < held; ++i) {
-                const float amax = shares[i].amax();
-                if (!tile::has_thresholds<Element>(amax, global)) others |= 1u << (first + i);
-                const tile::Nvfp4Scale scale = tile::plain_nvfp4_scale(amax, global);
-                shares[i].encode(tile::E2m1Thresholds<Element>({scale.step, amax}), block_codes);
-                lane.store(i, block_codes, scale.code);
-                if (first + held < nvfp4_items<Element>) lane.load(held + i, shares[i]);
-            }
-            lane.advance(held);
+        for (int item = 0; item < items; ++item) {
+            const float amax = shares[item].amax();
+            if (!tile::has_thresholds<Element>(amax, global)) others |= 1u << item;
+            const tile::Nvfp4Scale scale = tile::plain_nvfp4_scale(amax, global);
+            shares[item].encode(tile::E2m1Thresholds<Element>({scale.step, amax}), block_codes);
+            lane.store(item, block_codes, scale.code);
         }
-        lane.advance(-nvfp4_items<Element>);
         for (; others; others &= others - 1) {
             const int item = __ffs(others) - 1;
             lane.load(item, share);
@@ -190,9 +171,9 @@ __device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint
         typename Nvfp4Lane<Element>::Share next;
         lane.load(0, next);
 #pragma unroll 1   // more of this code would come from further away than the values
-        for (int item = 0; item < nvfp4_items<Element>; ++item) {
+        for (int item = 0; item < items; ++item) {
             share = next;
-            if (item + 1 < nvfp4_items<Element>) lane.load(item + 1, next);   // on its way while this one is worked on
+            if (item + 1 < items) lane.load(item + 1, next);   // on its way while this one is worked on
             divide(item);
         }
     }

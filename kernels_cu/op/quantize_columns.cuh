@@ -18,6 +18,8 @@ using tile::columns_warps;
 // Blocks of threads on a multiprocessor: a lane holds all of its columns' blocks, 128 values.
 template <class Element>
 constexpr int quantize_columns_blocks = sizeof(Element) == 4 ? 3 : 4;
+template <class Format, class Element>   // eight bits a code need more registers
+constexpr int quantize_mx_columns_blocks = Format::bits == 8 ? 2 : quantize_columns_blocks<Element>;
 template <class Element>
 constexpr int dequantize_columns_blocks = 4;
 template <class Element>
