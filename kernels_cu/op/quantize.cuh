@@ -3,10 +3,12 @@
 
 #include <cstdint>
 
+#include "../kernel.cuh"
 #include "../tile/format.cuh"
 #include "../tile/narrow.cuh"
 #include "../tile/run.cuh"
 #include "../tile/scale.cuh"
+#include "../tile/thresholds.cuh"
 
 namespace op {
 
@@ -19,14 +21,14 @@ constexpr int quantize_nvfp4_blocks = sizeof(Element) == 4 ? 3 : 4;
 template <class Element>
 constexpr int quantize_tile = quantize_threads / 32 * tile::run_values<tile::sector_values<Element>>;
 template <class Element>
-constexpr int nvfp4_items = 16 / sizeof(Element);   // of a run
+constexpr int nvfp4_items = tile::uses_thresholds<Element> ? 4 : 16 / sizeof(Element);   // of a run
 template <class Element>
 constexpr int quantize_nvfp4_tile = quantize_threads / 32 * tile::run_values<tile::nvfp4_block, nvfp4_items<Element>>;
 
 // The first value of this warp's run.
 template <int run_values>
-__device__ inline size_t first_of_run() {
-    return (size_t(blockIdx.x) * (quantize_threads / 32) + threadIdx.x / 32) * run_values;
+__device__ inline size_t first_of_run(uint32_t block = blockIdx.x) {
+    return (size_t(block) * (quantize_threads / 32) + threadIdx.x / 32) * run_values;
 }
 
 // Loads this lane's values of an item; those past `here` are zeros.
@@ -102,30 +104,78 @@ __device__ inline void dequantize_mx(const uint32_t *codes, const uint8_t *scale
     });
 }
 
+// The NVFP4 blocks of a lane: those with the numbers laneid, laneid + 32 and so on of the warp's run. The first blocks of
+// threads take the last runs, which the L2 still holds where amax() has just read the array.
+template <class Element>
+struct Nvfp4Lane {
+    using Share = tile::Share<Element, tile::nvfp4_block>;
+    static constexpr int run_values = tile::run_values<tile::nvfp4_block, nvfp4_items<Element>>;
+    const Element *x;
+    uint32_t *codes;
+    uint8_t *scales;
+    int items;   // of the run, that there are
+
+    __device__ Nvfp4Lane(const Element *x, uint32_t *codes, uint8_t *scales, size_t count) {
+        const size_t first = first_of_run<run_values>(gridDim.x - 1 - blockIdx.x) + ptx::laneid() * tile::nvfp4_block;
+        this->x = x + first;
+        this->codes = codes + first / 8;
+        this->scales = scales + first / tile::nvfp4_block;
+        items = first < count ? ceil_div<int>(min(count - first, size_t(run_values)), 32 * tile::nvfp4_block) : 0;
+    }
+
+    // No branch: past the end, the last again.
+    __device__ void load(int item, Share &share) const { share.load(x + min(item, items - 1) * (32 * tile::nvfp4_block)); }
+
+    __device__ void store(int item, const tile::Codes<4> (&block_codes)[2], uint32_t scale) const {
+        if (item >= items) return;
+        tile::store(codes + item * (32 * tile::nvfp4_block / 8), uint2{block_codes[0].word[0], block_codes[1].word[0]});
+        scales[item * 32] = scale;
+    }
+};
+
 // Codes [count / 2] and ue4m3 scales [count / 16] of x[count] in NVFP4 under a given global scale; count is a multiple of
 // 16. With `better_of_two` a block's largest value goes to 4 instead of 6 where that makes the squared error smaller.
 template <bool better_of_two, class Element>
 __device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint32_t *codes, uint8_t *scales, size_t count) {
-    using Share = tile::Share<Element, tile::nvfp4_block>;
-    constexpr int run_values = tile::run_values<tile::nvfp4_block, nvfp4_items<Element>>;
-    const size_t first = first_of_run<run_values>();
-    if (first >= count) return;
-    const int here = min(count - first, size_t(run_values));
+    constexpr int items = nvfp4_items<Element>;
+    const Nvfp4Lane<Element> lane(x, codes, scales, count);
+    if (lane.items == 0) return;
     const tile::Nvfp4Global global(global_scale);
-
-    Share share, next;
-    load_item(x + first, 0, here, next);
-#pragma unroll 2   // more of this code would come from further away than the values
-    for (int item = 0; item < nvfp4_items<Element>; ++item) {
-        share = next;
-        if (item + 1 < nvfp4_items<Element>) load_item(x + first, item + 1, here, next);   // on its way while this one is worked on
+    typename Nvfp4Lane<Element>::Share share;
+    tile::Codes<4> block_codes[2];
+    const auto divide = [&](int item) {   // whatever the block holds
         float values[2][8];
         share.unpack(values);
-        tile::Codes<4> block_codes[2];
         const uint32_t scale = tile::encode_nvfp4_block<better_of_two>(values, share.amax(), global, block_codes).code;
-        tile::store_codes(codes + first / 8, item, tile::LaneCodes<4, 2>(block_codes), here);
-        if (tile::run_value<tile::nvfp4_block>(item) < here)
-            scales[first / tile::nvfp4_block + 32 * item + ptx::laneid()] = scale;
+        lane.store(item, block_codes, scale);
+    };
+    if constexpr (tile::uses_thresholds<Element> && !better_of_two) {
+        typename Nvfp4Lane<Element>::Share shares[items];
+#pragma unroll
+        for (int item = 0; item < items; ++item) lane.load(item, shares[item]);
+        uint32_t others = 0;   // items without thresholds
+#pragma unroll
+        for (int item = 0; item < items; ++item) {
+            const float amax = shares[item].amax();
+            if (!tile::has_thresholds<Element>(amax, global)) others |= 1u << item;
+            const tile::Nvfp4Scale scale = tile::plain_nvfp4_scale(amax, global);
+            shares[item].encode(tile::E2m1Thresholds<Element>({scale.step, amax}), block_codes);
+            lane.store(item, block_codes, scale.code);
+        }
+        for (; others; others &= others - 1) {
+            const int item = __ffs(others) - 1;
+            lane.load(item, share);
+            divide(item);
+        }
+    } else {
+        typename Nvfp4Lane<Element>::Share next;
+        lane.load(0, next);
+#pragma unroll 1   // more of this code would come from further away than the values
+        for (int item = 0; item < items; ++item) {
+            share = next;
+            if (item + 1 < items) lane.load(item + 1, next);   // on its way while this one is worked on
+            divide(item);
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 #include "../tile/format.cuh"
 #include "../tile/narrow.cuh"
 #include "../tile/scale.cuh"
+#include "../tile/thresholds.cuh"
 
 namespace op {
 
@@ -17,6 +18,8 @@ using tile::columns_warps;
 // Blocks of threads on a multiprocessor: a lane holds all of its columns' blocks, 128 values.
 template <class Element>
 constexpr int quantize_columns_blocks = sizeof(Element) == 4 ? 3 : 4;
+template <class Format, class Element>   // eight bits a code need more registers
+constexpr int quantize_mx_columns_blocks = Format::bits == 8 ? 2 : quantize_columns_blocks<Element>;
 template <class Element>
 constexpr int dequantize_columns_blocks = 4;
 template <class Element>
@@ -132,7 +135,36 @@ __device__ inline void quantize_nvfp4_columns(const Element *x, float global_sca
 
     float amax[4];
     tile::amax_of(shares, amax);
-    uint32_t scale_bytes = 0;
+    const auto store = [&](uint32_t scale_bytes, const uint32_t (&bytes)[8]) {
+        tile::store_bytes(scales, block.index, block.columns, scale_bytes);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) tile::store_bytes(codes, block.first_row() / 2 + i, block.columns, bytes[i]);
+    };
+    uint32_t scale_bytes = 0, bytes[8];
+    if constexpr (tile::uses_thresholds<Element> && !better_of_two) {
+        using Thresholds = tile::E2m1Thresholds<Element>;
+        bool all = true;
+#pragma unroll
+        for (float one : amax) all = all && tile::has_thresholds<Element>(one, global);
+        if (all) {
+            uint32_t pairs[2][8];   // of columns: the codes of two rows in the upper byte of each half
+#pragma unroll
+            for (int pair = 0; pair < 2; ++pair) {
+                const float low_amax = amax[2 * pair], high_amax = amax[2 * pair + 1];
+                const tile::Nvfp4Scale low = tile::plain_nvfp4_scale(low_amax, global), high = tile::plain_nvfp4_scale(high_amax, global);
+                scale_bytes |= (low.code | high.code << 8) << (16 * pair);
+                const Thresholds thresholds({low.step, low_amax}, {high.step, high_amax});
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    pairs[pair][i] = tile::join_upper_nibbles(thresholds.codes(shares[2 * i].word[pair]),
+                                                              thresholds.codes(shares[2 * i + 1].word[pair]));
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i) bytes[i] = tile::upper_bytes(pairs[0][i], pairs[1][i]);
+            store(scale_bytes, bytes);
+            return;
+        }
+    }
     tile::Codes<4> column_codes[2][4];   // of the two halves of each column's block
 #pragma unroll
     for (int column = 0; column < 4; ++column) {
@@ -145,14 +177,14 @@ __device__ inline void quantize_nvfp4_columns(const Element *x, float global_sca
 #pragma unroll
         for (int half = 0; half < 2; ++half) column_codes[half][column] = codes_of_half[half];
     }
-    tile::store_bytes(scales, block.index, block.columns, scale_bytes);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        uint32_t bytes[4];
-        tile::rows_of_bytes(column_codes[half], bytes);
+        uint32_t of_half[4];
+        tile::rows_of_bytes(column_codes[half], of_half);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) tile::store_bytes(codes, block.first_row() / 2 + 4 * half + i, block.columns, bytes[i]);
+        for (int i = 0; i < 4; ++i) bytes[4 * half + i] = of_half[i];
     }
+    store(scale_bytes, bytes);
 }
 
 // x[rows, cols] of such codes and scales.

@@ -78,6 +78,18 @@ __device__ inline uint32_t cvt_rn_satfinite_e2m1x8_bf16x2(const uint32_t (&pairs
     }
 }
 
+// Two values to e4m3, `low` in bits 7 .. 0, `high` in bits 15 .. 8: to nearest, ties to even, saturated; NaN to 0x7f.
+__device__ inline uint32_t cvt_rn_satfinite_e4m3x2_f32(float high, float low) {
+    if constexpr (has_fp8_conversions) {
+        uint16_t codes;
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+        return codes;
+    } else {
+        const float values[4] = {low, high};
+        return portable::e4m3x4_from_f32(values) & 0xffffu;
+    }
+}
+
 // Four values to e4m3, values[i] in byte i: to nearest, ties to even, saturated; NaN to 0x7f.
 __device__ inline uint32_t cvt_rn_satfinite_e4m3x4_f32(const float *values) {
     if constexpr (has_fp8_conversions) {
@@ -92,11 +104,7 @@ __device__ inline uint32_t cvt_rn_satfinite_e4m3x4_f32(const float *values) {
             : "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]));
         return codes;
     } else {
-        uint32_t codes = portable::narrow_from_f32<7, 3, -6>(values, 448.0f);
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (values[i] != values[i]) codes |= 0x7fu << (8 * i);
-        return codes;
+        return portable::e4m3x4_from_f32(values);
     }
 }
 
@@ -114,11 +122,7 @@ __device__ inline uint32_t cvt_rn_satfinite_e5m2x4_f32(const float *values) {
             : "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]));
         return codes;
     } else {
-        uint32_t codes = portable::narrow_from_f32<7, 2, -14>(values, 57344.0f);
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (values[i] != values[i]) codes |= 0x7fu << (8 * i);
-        return codes;
+        return portable::e5m2x4_from_f32(values);
     }
 }
 

@@ -86,4 +86,29 @@ __device__ inline uint32_t min_bf16x2(uint32_t a, uint32_t b) {
     return result;
 }
 
+// Bits of `a` where `mask` is set, of `b` elsewhere. Of C++ with a constant mask the compiler makes two instructions.
+__device__ inline uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {
+    uint32_t result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(result) : "r"(mask), "r"(a), "r"(b));
+    return result;
+}
+
+// Pairs of 16-bit integers, from sm_90 on (has_packed_integers), where a sum and the minimum or maximum of it are one
+// instruction of the machine. relu: at least 0.
+__device__ inline uint32_t add_s16x2(uint32_t a, uint32_t b) {
+    uint32_t result;
+    asm("add.s16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+__device__ inline uint32_t max_s16x2(uint32_t a, uint32_t b) {
+    uint32_t result;
+    asm("max.s16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+__device__ inline uint32_t min_relu_s16x2(uint32_t a, uint32_t b) {
+    uint32_t result;
+    asm("min.relu.s16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+
 }  // namespace ptx

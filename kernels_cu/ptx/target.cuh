@@ -33,6 +33,9 @@ constexpr bool has_bulk_copy = architecture >= 90;
 // Threads that a multiprocessor holds: 2048 from sm_80 to sm_100, fewer on the consumer chips between and after.
 constexpr int resident_threads = architecture >= 120 ? 1536 : 2048;
 
+// Sums, minima and maxima of pairs of 16-bit integers.
+constexpr bool has_packed_integers = architecture >= 90;
+
 // Conversions to and from e4m3 and e5m2.
 constexpr bool has_fp8_conversions = architecture >= 89;
 

@@ -42,6 +42,14 @@ __device__ inline void unpack_scaled(const uint32_t (&pairs)[4], uint32_t factor
     unpack_bf16(scaled, values);
 }
 
+// The values of two words of four byte-wide codes.
+template <class Format>
+__device__ inline void unpack_bytes(const uint32_t (&four)[2], float (&values)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        unpack_pair(Format::pair(four[i / 2] >> (16 * (i % 2)) & 0xffffu), values[2 * i], values[2 * i + 1]);
+}
+
 struct E2m1 {
     static constexpr int bits = 4, mantissa = 1, max_exponent = 2;
     static constexpr float largest = 6.0f, unit = ptx::e2m1_unit;
@@ -61,46 +69,37 @@ struct E2m1 {
     }
 };
 
-struct E4m3 {
-    static constexpr int bits = 8, mantissa = 3, max_exponent = 8;
-    static constexpr float largest = 448.0f, unit = 1.0f;
+// Formats of a byte a code: `Format` has bytes(), which makes four of four floats, and pair(), the values of two in f16.
+template <class Format>
+struct ByteCodes {
+    static constexpr int bits = 8;
+    static constexpr float unit = 1.0f;
 
-    __device__ static Codes<bits> encode(const float (&values)[8]) {
-        return {{ptx::cvt_rn_satfinite_e4m3x4_f32(values), ptx::cvt_rn_satfinite_e4m3x4_f32(values + 4)}};
-    }
+    __device__ static Codes<8> encode(const float (&values)[8]) { return {{Format::bytes(values), Format::bytes(values + 4)}}; }
 
-    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4], uint32_t factor) {
+    __device__ static Codes<8> encode(const uint32_t (&pairs)[4], uint32_t factor) {
         float values[8];
         unpack_scaled(pairs, factor, values);
         return encode(values);
     }
 
-    __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            unpack_pair(ptx::cvt_rn_f16x2_e4m3x2(codes.word[i / 2] >> (16 * (i % 2)) & 0xffffu), values[2 * i], values[2 * i + 1]);
-    }
+    __device__ static void decode(const Codes<8> &codes, float (&values)[8]) { unpack_bytes<Format>(codes.word, values); }
 };
 
-struct E5m2 {
-    static constexpr int bits = 8, mantissa = 2, max_exponent = 15;
-    static constexpr float largest = 57344.0f, unit = 1.0f;
+struct E4m3 : ByteCodes<E4m3> {
+    static constexpr int mantissa = 3, max_exponent = 8;
+    static constexpr float largest = 448.0f;
 
-    __device__ static Codes<bits> encode(const float (&values)[8]) {
-        return {{ptx::cvt_rn_satfinite_e5m2x4_f32(values), ptx::cvt_rn_satfinite_e5m2x4_f32(values + 4)}};
-    }
+    __device__ static uint32_t bytes(const float *values) { return ptx::cvt_rn_satfinite_e4m3x4_f32(values); }
+    __device__ static uint32_t pair(uint32_t codes) { return ptx::cvt_rn_f16x2_e4m3x2(codes); }
+};
 
-    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4], uint32_t factor) {
-        float values[8];
-        unpack_scaled(pairs, factor, values);
-        return encode(values);
-    }
+struct E5m2 : ByteCodes<E5m2> {
+    static constexpr int mantissa = 2, max_exponent = 15;
+    static constexpr float largest = 57344.0f;
 
-    __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            unpack_pair(ptx::cvt_rn_f16x2_e5m2x2(codes.word[i / 2] >> (16 * (i % 2)) & 0xffffu), values[2 * i], values[2 * i + 1]);
-    }
+    __device__ static uint32_t bytes(const float *values) { return ptx::cvt_rn_satfinite_e5m2x4_f32(values); }
+    __device__ static uint32_t pair(uint32_t codes) { return ptx::cvt_rn_f16x2_e5m2x2(codes); }
 };
 
 // Four 6-bit codes, one in bits 5..0 of each byte, as 24 bits; and back.
@@ -121,48 +120,41 @@ __device__ inline void split_6bit(const Codes<6> &codes, uint32_t &first, uint32
     second = unpack_6bit(codes.word[0] >> 24 | codes.word[1] << 8);
 }
 
-struct E3m2 {
-    static constexpr int bits = 6, mantissa = 2, max_exponent = 4;
-    static constexpr float largest = 28.0f, unit = 1.0f;
+// The same for formats of six bits a code, which bytes() leaves in bits 5..0; it takes pairs of bf16 and a factor, too.
+template <class Format>
+struct SixBitCodes {
+    static constexpr int bits = 6;
+    static constexpr float unit = 1.0f;
 
-    __device__ static Codes<bits> encode(const float (&values)[8]) {
-        return join_6bit(ptx::cvt_rn_satfinite_e3m2x4_f32(values), ptx::cvt_rn_satfinite_e3m2x4_f32(values + 4));
+    __device__ static Codes<6> encode(const float (&values)[8]) { return join_6bit(Format::bytes(values), Format::bytes(values + 4)); }
+
+    __device__ static Codes<6> encode(const uint32_t (&pairs)[4], uint32_t factor) {
+        return join_6bit(Format::bytes(pairs, factor), Format::bytes(pairs + 2, factor));
     }
 
-    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4], uint32_t factor) {
-        return join_6bit(ptx::cvt_rn_satfinite_e3m2x4_bf16x2(pairs, factor),
-                         ptx::cvt_rn_satfinite_e3m2x4_bf16x2(pairs + 2, factor));
-    }
-
-    __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {
+    __device__ static void decode(const Codes<6> &codes, float (&values)[8]) {
         uint32_t four[2];
         split_6bit(codes, four[0], four[1]);
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            unpack_pair(ptx::cvt_rn_f16x2_e3m2x2(four[i / 2] >> (16 * (i % 2)) & 0xffffu), values[2 * i], values[2 * i + 1]);
+        unpack_bytes<Format>(four, values);
     }
 };
 
-struct E2m3 {
-    static constexpr int bits = 6, mantissa = 3, max_exponent = 2;
-    static constexpr float largest = 7.5f, unit = 1.0f;
+struct E3m2 : SixBitCodes<E3m2> {
+    static constexpr int mantissa = 2, max_exponent = 4;
+    static constexpr float largest = 28.0f;
 
-    __device__ static Codes<bits> encode(const float (&values)[8]) {
-        return join_6bit(ptx::cvt_rn_satfinite_e2m3x4_f32(values), ptx::cvt_rn_satfinite_e2m3x4_f32(values + 4));
-    }
+    __device__ static uint32_t bytes(const float *values) { return ptx::cvt_rn_satfinite_e3m2x4_f32(values); }
+    __device__ static uint32_t bytes(const uint32_t *pairs, uint32_t factor) { return ptx::cvt_rn_satfinite_e3m2x4_bf16x2(pairs, factor); }
+    __device__ static uint32_t pair(uint32_t codes) { return ptx::cvt_rn_f16x2_e3m2x2(codes); }
+};
 
-    __device__ static Codes<bits> encode(const uint32_t (&pairs)[4], uint32_t factor) {
-        return join_6bit(ptx::cvt_rn_satfinite_e2m3x4_bf16x2(pairs, factor),
-                         ptx::cvt_rn_satfinite_e2m3x4_bf16x2(pairs + 2, factor));
-    }
+struct E2m3 : SixBitCodes<E2m3> {
+    static constexpr int mantissa = 3, max_exponent = 2;
+    static constexpr float largest = 7.5f;
 
-    __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {
-        uint32_t four[2];
-        split_6bit(codes, four[0], four[1]);
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            unpack_pair(ptx::cvt_rn_f16x2_e2m3x2(four[i / 2] >> (16 * (i % 2)) & 0xffffu), values[2 * i], values[2 * i + 1]);
-    }
+    __device__ static uint32_t bytes(const float *values) { return ptx::cvt_rn_satfinite_e2m3x4_f32(values); }
+    __device__ static uint32_t bytes(const uint32_t *pairs, uint32_t factor) { return ptx::cvt_rn_satfinite_e2m3x4_bf16x2(pairs, factor); }
+    __device__ static uint32_t pair(uint32_t codes) { return ptx::cvt_rn_f16x2_e2m3x2(codes); }
 };
 
 }  // namespace tile

@@ -7,6 +7,7 @@
 #include "format.cuh"
 #include "narrow.cuh"
 #include "scale.cuh"
+#include "thresholds.cuh"
 
 namespace tile {
 
@@ -95,6 +96,14 @@ struct Share {
             for (int i = 0; i < groups; ++i) codes[i] = encode_scaled<Format>(values[i], scale);
         }
         return LaneCodes<Format::bits, groups>(codes);
+    }
+
+    // The e2m1 codes by thresholds.
+    __device__ void encode(const E2m1Thresholds<Element> &thresholds, Codes<4> (&codes)[groups]) const {
+#pragma unroll
+        for (int i = 0; i < groups; ++i)
+            codes[i] = join_upper_nibbles({thresholds.codes(chunks[i].x), thresholds.codes(chunks[i].y),
+                                           thresholds.codes(chunks[i].z), thresholds.codes(chunks[i].w)});
     }
 };
 

@@ -112,7 +112,7 @@ struct Nvfp4Global {
     __device__ explicit Nvfp4Global(float scale) : scale(scale), divisor(Divisor::any(scale)) {
         const bool usual = scale >= 0x1p-56f && scale <= 0x1p80f;
         least = usual ? 0.125f * scale : 1.0f;
-        most = usual ? 2816.0f * scale : 0.0f;
+        most = usual ? 2816.0f * scale : -1.0f;
     }
 
     // Whether a block with this largest magnitude has a scale from 2^-6 to 448 that was rounded by 1/16 at most, so that no
@@ -131,13 +131,17 @@ struct Nvfp4Scale {
 
     // `wanted` is f32(f32(amax / 6) / global scale), or the same of 4.
     __device__ Nvfp4Scale(float wanted, float global_scale) {
-        const float four[4] = {fminf(fmaxf(wanted, 0x1p-9f), 448.0f), 0.0f, 0.0f, 0.0f};
-        code = ptx::cvt_rn_satfinite_e4m3x4_f32(four) & 0xffu;
+        code = ptx::cvt_rn_satfinite_e4m3x2_f32(0.0f, fmaxf(wanted, 0x1p-9f));   // at most 448
         float unused;
         unpack_pair(ptx::cvt_rn_f16x2_e4m3x2(code), value, unused);
         step = global_scale * value;
     }
 };
+
+// The scale of a plain block, or of one of zeros where the global scale is usual.
+__device__ inline Nvfp4Scale plain_nvfp4_scale(float amax, const Nvfp4Global &global) {
+    return Nvfp4Scale(global.divisor.quotient(plain_sixth(amax)), global.scale);
+}
 
 // f32(global scale x scale) of a ue4m3 byte, whose bit 7 means nothing.
 __device__ inline float nvfp4_step(uint32_t code, float global_scale) {

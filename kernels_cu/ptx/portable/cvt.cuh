@@ -25,9 +25,6 @@ __device__ inline uint32_t upper_bytes(const float *values) {
                        __byte_perm(__float_as_uint(values[2]), __float_as_uint(values[3]), 0x0073), 0x5410);
 }
 
-// Bits of `a` where `mask` is set, of `b` elsewhere.
-__device__ inline uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) { return (a & mask) | (b & ~mask); }
-
 // All rounding here is that of one addition to a constant whose last bit is a step of the format. A format with few binades
 // is a chain of straight pieces whose slope halves, so its code is the smallest of the pieces, each rounded by itself: with
 // steps of 1/2, min(2 a, a + 2, a / 2 + 4) is e2m1's code of a. The constants are even, so that ties go to even codes.
@@ -174,6 +171,20 @@ __device__ inline uint32_t narrow_from_f32(const float *values, float largest) {
     codes -= ones * (smallest_magic >> shift);
     // Sign i moves to bit 8 i, which is where copies 7 bits apart put it.
     return codes | (signs * 0x00204081u & ones) << sign;
+}
+
+// NaN to 0x7f.
+__device__ inline uint32_t with_nan_7f(const float *values, uint32_t codes) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        if (values[i] != values[i]) codes |= 0x7fu << (8 * i);
+    return codes;
+}
+__device__ inline uint32_t e4m3x4_from_f32(const float *values) {
+    return with_nan_7f(values, narrow_from_f32<7, 3, -6>(values, 448.0f));
+}
+__device__ inline uint32_t e5m2x4_from_f32(const float *values) {
+    return with_nan_7f(values, narrow_from_f32<7, 2, -14>(values, 57344.0f));
 }
 
 // Two codes to f16x2, exact. `pair` holds one in bits 7..0, one in bits 15..8 (e2m1: bits 3..0 and 7..4). A code's exponent

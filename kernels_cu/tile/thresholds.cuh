@@ -1,0 +1,116 @@
+// E2m1 codes of 16-bit values divided by any step, two at a time and without a division: by comparison with the smallest value
+// of each code.
+#pragma once
+
+#include <cstdint>
+
+#include "../ptx/math.cuh"
+#include "../ptx/target.cuh"
+#include "format.cuh"
+#include "scale.cuh"
+
+namespace tile {
+
+// Whether this pays: of floats a register holds one, and where an instruction converts to e2m1 a division costs less.
+template <class Element>
+constexpr bool uses_thresholds = sizeof(Element) == 2 && ptx::has_packed_integers && !ptx::has_narrow_conversions;
+
+// The codes of f32(value / step), correctly rounded, for pairs whose halves may have a step each.
+//
+// The code's magnitude is the number of those of 0.25, 0.75, 1.25, 1.75, 2.5, 3.5 and 5 that the quotient reaches; ties are
+// even, so that it has to exceed the first, third, fifth and seventh, called odd, and may equal the others, called even. A
+// quotient is rounded up to an even bound b from half a unit in the last place below, and down to an odd one from as much
+// above: the code is reached by values >= (b - half) step, > (b + half) step. The latter product has at least 25 significant
+// bits, so it is no value, and >= says the same. Such a product rounded upwards by one fma, and the result to the 16-bit
+// format upwards, is therefore the smallest value with that code. Times powers of two there are four of them: odd ones 1 and
+// 1.25, of which 0.25 and 1.25, 2.5, 5 are made, even ones 1.5 and 1.75, of which 0.75 and 1.75, 3.5 are made.
+//
+// As integers the magnitudes are in order and an octave is a constant, so that one addition counts the bounds an octave apart:
+// the sum's octaves are their number.
+template <class Element>
+struct E2m1Thresholds {
+    static constexpr int octave_bits = is_bf16<Element> ? 7 : 10;
+    static constexpr uint32_t octave = 0x00010001u << octave_bits;
+
+    uint32_t first_odd, odd, first_even, even;   // to be added to magnitudes
+    uint32_t factor;                             // of f16: see Step
+
+    // A step from 2^-100 (of f16 2^-22) to 2^100, or any where all values are 0; the values are up to `amax`, their quotients
+    // below 7. In f16 small ones are multiplied by 2^10, because subnormals have no octaves.
+    struct Step {
+        float value, factor = 1.0f;
+
+        __device__ Step(float step, float amax) : value(step) {
+            if constexpr (!is_bf16<Element>) {
+                if (amax < 0x1p-4f) factor = 0x1p10f;
+                value = fmaxf(step, 0x1p-22f) * factor;
+            }
+        }
+    };
+
+    __device__ explicit E2m1Thresholds(Step step) : E2m1Thresholds(step, step) {}
+
+    // Of the lower and of the upper halves.
+    __device__ E2m1Thresholds(Step low_step, Step high_step) {
+        factor = ptx::cvt_rn_f16x2_f32(high_step.factor, low_step.factor);
+        const Half low(low_step.value), high(high_step.value);
+        first_odd = __byte_perm(low.first_odd, high.first_odd, 0x7632);
+        odd = __byte_perm(low.odd, high.odd, 0x7632);
+        first_even = __byte_perm(low.first_even, high.first_even, 0x7632);
+        even = __byte_perm(low.even, high.even, 0x7632);
+    }
+
+    // The code of each value in the upper four bits of its half; the other bits mean nothing.
+    __device__ uint32_t codes(uint32_t pair) const {
+        uint32_t magnitude = magnitudes(pair, Element{});
+        if constexpr (!is_bf16<Element>) magnitude = ptx::fma_rn_f16x2(magnitude, factor, 0);
+        const uint32_t odds = ptx::max_s16x2(ptx::add_s16x2(magnitude, odd),
+                                             ptx::min_relu_s16x2(ptx::add_s16x2(magnitude, first_odd), octave));
+        const uint32_t evens = ptx::max_s16x2(ptx::add_s16x2(magnitude, even),
+                                              ptx::min_relu_s16x2(ptx::add_s16x2(magnitude, first_even), octave));
+        const uint32_t sum = (odds & ~(octave - 0x00010001u)) + evens;
+        return ptx::select_bits(0x70007000u, sum << (12 - octave_bits), pair);   // whose sign is where it should be
+    }
+
+private:
+    struct Half {
+        uint32_t first_odd, odd, first_even, even;   // in their upper halves
+
+        __device__ explicit Half(float step) {
+            const float half = step * 0x1p-24f;   // a unit in the last place of 1 to 2
+            first_odd = less(3, __fmaf_ru(step, 1.0f, half));   // 1 octave less (1 - 2 octaves)
+            odd = less(2, __fmaf_ru(step, 1.25f, half));
+            first_even = less(2, __fmaf_ru(step, 1.5f, -half));
+            even = less(2, __fmaf_ru(step, 1.75f, -half));
+        }
+
+        // Some octaves less the smallest magnitude from `bound` on, rounded down where the bound is rounded up.
+        __device__ static uint32_t less(uint32_t octaves, float bound) {
+            if constexpr (is_bf16<Element>) return (octaves << 23) - __float_as_uint(bound);
+            else return ((octaves + 112) << 26) - (__float_as_uint(bound) << 3);   // exponents of f16 begin 112 later
+        }
+    };
+};
+
+// Whether an NVFP4 block with this largest magnitude (NaN if any value is) has a step as above, with plain_nvfp4_scale().
+template <class Element>
+__device__ inline bool has_thresholds(float amax, const Nvfp4Global &global) {
+    const float least = is_bf16<Element> ? global.least : fmaxf(global.least, 0x1.cp-20f);   // 7 x 2^-22
+    return amax <= global.most && (amax >= least || amax == 0.0f);
+}
+
+// The upper bytes of both halves of two words, in order.
+__device__ inline uint32_t upper_bytes(uint32_t first, uint32_t second) { return __byte_perm(first, second, 0x7531); }
+
+// Two words of codes() to one with two codes in the upper byte of each half, that of `first` below.
+__device__ inline uint32_t join_upper_nibbles(uint32_t first, uint32_t second) {
+    return ptx::select_bits(0xf0f0f0f0u, second, first >> 4);
+}
+
+// Four words of codes() to the codes of eight values in order, value i in bits 4 i + 3 .. 4 i.
+__device__ inline Codes<4> join_upper_nibbles(const uint32_t (&words)[4]) {
+    const uint32_t first = upper_bytes(words[0], words[1]), second = upper_bytes(words[2], words[3]);
+    return {{join_upper_nibbles(__byte_perm(first, second, 0x6420), __byte_perm(first, second, 0x7531))}};
+}
+
+}  // namespace tile
