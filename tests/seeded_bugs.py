@@ -26,7 +26,7 @@ class Bug:
 
 ATTENTION = "attention_mxfp4_bf16"
 PRODUCT = "attention_bf16"
-BLOCKS = "attention_mxfp8"
+MXFP8, MXFP4, NVFP4 = "attention_mxfp8", "attention_mxfp4", "attention_nvfp4"
 
 BUGS = [
     # The quantizers and their inverses
@@ -121,6 +121,60 @@ BUGS = [
     Bug("softmax", "lse_in_base_two", ATTENTION, "op/attention_mxfp4_bf16.cuh",
         "ptx::lg2_approx_ftz_f32(sum) * ln_2;", "ptx::lg2_approx_ftz_f32(sum);"),
 
+    # Attention on block formats: operands, scales, weights, stages
+    Bug("blocks", "scales_of_query_rows_swapped", NVFP4, "op/attention_blocks.cuh",
+        "ptx::laneid() / 4 + 8 * (thread % 2), problem.rows - 1", "ptx::laneid() / 4 + 8 * (1 - thread % 2), problem.rows - 1"),
+    Bug("blocks", "scales_of_keys_in_natural_order", NVFP4, "tile/block_tiles.cuh",
+        "scales[Order::key(4 * group + lane % 4, lane / 4)]", "scales[8 * (4 * group + lane % 4) + lane / 4]"),
+    Bug("blocks", "key_rows_in_natural_order", MXFP8, "tile/block_tiles.cuh",
+        "index(Order::key(lane / 16, lane % 8), lane / 8 % 2)", "index(NaturalKeys::key(lane / 16, lane % 8), lane / 8 % 2)"),
+    Bug("blocks", "keys_swizzled_by_another_bit", NVFP4, "tile/block_tiles.cuh",
+        "far = (row >> 3 & 3)", "far = (row >> 4 & 3)"),
+    Bug("blocks", "scales_of_weights_swapped", NVFP4, "op/attention_blocks.cuh",
+        "laneid() % 2 ? 0x7362 : 0x5140", "laneid() % 2 ? 0x5140 : 0x7362"),
+    Bug("blocks", "scales_of_weights_of_one_row", MXFP4, "op/attention_blocks.cuh",
+        "ptx::laneid() % 2 ? words[1] : words[0]", "words[0]"),
+    Bug("blocks", "maximum_not_shared_by_a_block", NVFP4, "op/attention_blocks.cuh",
+        "return fmaxf(lane_max, ptx::shfl_sync_bfly_f32(lane_max, 1));", "return lane_max;"),
+    Bug("blocks", "masked_by_the_natural_key", MXFP8, "op/attention_blocks.cuh",
+        "mask_scores<Order>(", "mask_scores<tile::NaturalKeys>("),
+    Bug("blocks", "the_tail_taken_as_plain", NVFP4, "op/attention_blocks.cuh",
+        "range.plain_begin <= index ? range.plain_end : index;", "range.plain_begin <= index ? range.end : index;"),
+    Bug("blocks", "blocks_without_keys_divide_nothing", NVFP4, "op/attention_blocks.cuh",
+        "if (masked) base = fmaxf(base, row_max[half] - 40.0f);", ""),
+    Bug("blocks", "no_guard_before_the_first_key", MXFP8, "op/attention_blocks.cuh",
+        "masked && this->row_max[slice][half] == -INFINITY ? 0.0f : this", "this"),
+    Bug("blocks", "a_column_not_rescaled", NVFP4, "op/softmax.cuh",
+        "accumulator[2 * half + 1] *= factor;", ""),
+    Bug("blocks", "weights_low_in_the_range_of_e4m3", MXFP8, "op/attention_blocks.cuh",
+        "headroom = 8.0f", "headroom = 0.0f"),
+    Bug("blocks", "scales_of_weights_low_in_their_range", NVFP4, "op/attention_blocks.cuh",
+        "headroom = 11.0f", "headroom = 2.0f"),
+    Bug("blocks", "sums_of_the_wrong_row", NVFP4, "op/attention_blocks.cuh",
+        "return this->o[slice][sum_column][2 * half];", "return this->o[slice][sum_column][0];"),
+    Bug("blocks", "ones_of_another_scale", NVFP4, "op/attention_blocks.cuh",
+        "one = 0x22222222u, unit_scale = 0x38383838u", "one = 0x22222222u, unit_scale = 0x3838383cu"),
+    Bug("blocks", "scales_of_the_first_columns_of_values", NVFP4, "tile/block_tiles.cuh",
+        "return scales[step][group][ptx::laneid()];", "return scales[step][0][ptx::laneid()];"),
+    Bug("blocks", "scales_of_values_from_another_byte", MXFP4, "op/attention_blocks.cuh",
+        "tile::multiply<0, 0, j / 4 * Tile::step_blocks, j % 4>", "tile::multiply<0, 0, 0, j % 4>"),
+    Bug("blocks", "global_scale_of_values_left_out", NVFP4, "op/attention_blocks.cuh",
+        "operands.v_global ? *operands.v_global : 1.0f", "1.0f"),
+    Bug("blocks", "sums_of_a_block_without_its_scale", NVFP4, "op/attention_blocks.cuh",
+        "row_sum[half] = fmaf(scales[2 * half + h], sum_of(values), row_sum[half])", "row_sum[half] += sum_of(values)"),
+    Bug("blocks", "no_sums_where_lse_is_wanted", NVFP4, "op/attention_blocks.cuh",
+        "if (!options.lse && !exact_sum)", "if (!exact_sum)"),
+    Bug("blocks", "tiles_read_before_they_are_there", NVFP4, "op/attention_blocks.cuh",
+        "ptx::mbarrier_wait_parity(address(&shared.full[(index - begin) % Tiling::stages]), (index - begin) / Tiling::stages & 1);", ""),
+    Bug("blocks", "stages_filled_while_they_are_read", NVFP4, "op/attention_blocks.cuh",
+        "if (turn > 0) ptx::mbarrier_wait_parity(address(&shared.empty[slot]), (turn - 1) & 1);", ""),
+    Bug("blocks", "one_lane_speaks_before_the_others_are_done", NVFP4, "op/attention_blocks.cuh",
+        "__syncwarp();   // all its lanes are", ""),
+    Bug("blocks", "a_stage_is_empty_one_warp_too_soon", MXFP8, "op/attention_blocks.cuh",
+        "lanes_speak ? Tiling::threads : Tiling::warps)", "lanes_speak ? Tiling::threads : Tiling::warps - 1)"),
+    Bug("blocks", "output_over_stages_that_are_read", NVFP4, "op/attention_blocks.cuh",
+        "ptx::bar_sync();   // every warp is done with the stages, over which the output goes", ""),
+
     # Windows, groups, sequences, splits and sinks
     Bug("options", "window_too_narrow_on_the_left", PRODUCT, "op/problem.cuh",
         "max(query + offset - options.left, 0)", "max(query + offset - options.left + 1, 0)"),
@@ -134,7 +188,7 @@ BUGS = [
         "(options.key_ends ? options.key_ends[sequence] : options.keys)", "options.keys"),
     Bug("options", "packed_sequences_start_at_zero", PRODUCT, "op/problem.cuh",
         "first_key = options.key_starts ? options.key_starts[sequence] : 0;", "first_key = 0;"),
-    Bug("options", "packed_sequences_share_tiles", BLOCKS, "op/problem.cuh",
+    Bug("options", "packed_sequences_share_tiles", MXFP4, "op/problem.cuh",
         "first_unit(first_key, blockIdx.z, tile_keys)", "first_key / tile_keys"),
     Bug("options", "softcap_is_no_bound", PRODUCT, "op/attention.cuh",
         "score = options.softcap * (1.0f", "score = (1.0f"),

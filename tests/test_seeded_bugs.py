@@ -10,13 +10,17 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from seeded_bugs import ATTENTION, BLOCKS, BUGS, PRODUCT
+from attention_restated import restated_blocks
+from seeded_bugs import ATTENTION, BUGS, MXFP4, MXFP8, NVFP4, PRODUCT
 
 import ptxrt
 from ptxrt import backend, units
+from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.emulator.backend import EmulatorBackend
-from ptxrt.ops.attention_kernels import attention_mxfp4_bf16
+from ptxrt.ops.attention import exact_attention
+from ptxrt.ops.attention_kernels import OPEN, attention_mxfp4_bf16
 from ptxrt.ops.quantizers import DEQUANTIZE, QUANTIZE
+from ptxrt.tiles import tile_layout
 
 KERNELS = ptxrt.kernels()
 
@@ -26,11 +30,12 @@ quantize_mxfp4, dequantize_mxfp4 = QUANTIZE["mxfp4"], DEQUANTIZE["mxfp4"]
 QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns", "quantize_nvfp4")
 # Kernels whose declared cases are their checks, in the smallest variant.
 DECLARED = (
-    *(PRODUCT, BLOCKS, "attention_merge", "cast", "mma_rate_bf16"),
+    *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16"),
     *("pack_keys_mxfp4", "pack_values_nvfp4", "scan_keys", "mean_keys", "operand_scale", "row_dot"),
 )
 UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4", *DECLARED)}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
-UNITS |= {PRODUCT: f"{PRODUCT}[dim=32]", BLOCKS: f"{BLOCKS}[dim=32]", "pack_keys_mxfp4": "pack_keys_mxfp4[dim=64]", "pack_values_nvfp4": "pack_values_nvfp4[dim=64]"}
+UNITS |= {name: f"{name}[dim={DIM}]" for name in (MXFP8, MXFP4, NVFP4)}
+UNITS |= {PRODUCT: f"{PRODUCT}[dim=32]", "pack_keys_mxfp4": "pack_keys_mxfp4[dim=64]", "pack_values_nvfp4": "pack_values_nvfp4[dim=64]"}
 
 
 def compile_with(bug, kernel: str, folder: Path) -> Path:
@@ -57,7 +62,7 @@ def modules(monkeypatch):
         monkeypatch.setattr(units, "CHECKOUT", folder)   # its sources are patched on purpose
         units.check_fresh.cache_clear()
 
-    before = backend.enter(backend=EmulatorBackend(schedule="warps"))
+    before = backend.enter(backend=EmulatorBackend(schedule="warps", races=True))
     yield use
     backend.leave(before, "backend")
     units.check_fresh.cache_clear()
@@ -120,12 +125,65 @@ def attends(queries, keys, causal, dtype):
     return not any(missed for _, missed in checks.values())
 
 
+def in_blocks(format: str, q, k, v, **arguments):
+    """`attention_FORMAT` on arrays that are quantized on the host: its results, and what the operands hold.
+
+    q: [1, heads_kv, group, queries, dim]; global scales of 2, a half and 4, which multiply what tiles and codes hold.
+    """
+    block, level = BLOCK_FORMATS[format], ()
+    if block.two_level:
+        level = (1.0,)
+    codes, scales = block.encode(q, *level)
+    tiles = {f"{role}_tiles": tile_layout(format, role, DIM).encode(x) for role, x in (("k", k), ("v", v))}
+    globals = dict(q_global=2.0, k_global=0.5, v_global=4.0)
+    shape = dict(keys=k.shape[2], dim=DIM, dim_v=DIM, sequences=1, splits=1, scale=DIM**-0.5)
+    given = {name: np.float32([value]) for name, value in globals.items()}
+    results = KERNELS[f"attention_{format}"](codes, scales, *tiles.values(), **given, **shape, **arguments)
+    held = [block.decode(codes, scales, *level)]
+    held += [tile_layout(format, role, DIM).decode(tiles[f"{role}_tiles"])[:, :, : k.shape[2]] for role in "kv"]
+    held = [x * np.float32(level) for x, level in zip(held, globals.values())]
+    return results, [held[0].reshape(1, -1, *q.shape[3:]), *held[1:]]
+
+
+def attends_in_blocks(format):
+    """Against the restatement, with every kind of tile on the way: hidden from some rows and half hidden, plain, causal, ragged.
+
+    More tiles than stages; scales differ from row to row and block to block, and later keys score higher.
+    """
+    rng = np.random.default_rng(13)
+    q, k, v = (rng.standard_normal((1, *shape, DIM), dtype=np.float32) for shape in ((1, 2, 20), (1, 330), (1, 330)))
+    k *= np.linspace(0.5, 2, 330, dtype=np.float32)[:, None] * np.exp2(rng.integers(-1, 2, (330, 2)), dtype=np.float32).repeat(DIM // 2, axis=1)
+    q *= np.exp2(rng.integers(-1, 2, (1, 1, 2, 20, 1)), dtype=np.float32)
+    v *= np.exp2(rng.integers(-2, 3, (DIM,)), dtype=np.float32)
+    (out, lse), held = in_blocks(format, q, k, v, left=200, right=0, out_f32=True, lse=True)
+    want, want_lse = restated_blocks(*held, format, window=(200, 0))
+    close = np.abs(lse.reshape(want_lse.shape) - want_lse) <= 1e-4 * np.maximum(1, np.abs(want_lse))
+    return ptxrt.compare(out.reshape(want.shape), want).relative_l2 <= 2.5e-3 and close.all()
+
+
+def keeps_the_tail(format):
+    """One key 11 steps of log2 above 1023 others, which hold a third of the weight, against float64 of what the operands hold."""
+    rng = np.random.default_rng(17)
+    q, k, v = (np.zeros((1, *shape, DIM), np.float32) for shape in ((1, 1, 3), (1, 1024), (1, 1024)))
+    q[..., 0], k[..., 500, 0] = 1, 11 * np.log(2) * DIM**0.5
+    v += rng.standard_normal((1, 1, 1, DIM), np.float32) + rng.standard_normal(v.shape, np.float32) / 4
+    out, held = in_blocks(format, q, k, v, left=OPEN, right=OPEN, out_f32=True)
+    bound = dict(mxfp8=0.02, nvfp4=0.10)[format]
+    return ptxrt.compare(out.reshape(1, 1, 3, DIM), exact_attention(*held)[0]).relative_l2 <= bound
+
+
 def passes(kernel, case):
     """A declared case, against the reference."""
     example = kernel.example(case)
     got, want = kernel(**example), kernel.reference(**example)
     results = dict(zip(want, got if isinstance(got, tuple) else (got,)))
     return not any(missed for _, missed in kernel.check(results, want).values())
+
+
+def attends_to_packed_sequences():
+    """The declared case of packed sequences."""
+    kernel = KERNELS[MXFP4]
+    return passes(kernel, next(case for case in kernel.cases if "key_starts" in case.id and "partial" not in case.id))
 
 
 def declared_cases(name):
@@ -153,6 +211,9 @@ CHECKS = {
         "causal": lambda: attends(40, 72, True, ml_dtypes.bfloat16),
         "rows without keys": lambda: attends(136, 40, True, np.float16),
     },
+    MXFP8: {"tiles of every kind": lambda: attends_in_blocks("mxfp8"), "sink": lambda: keeps_the_tail("mxfp8")},
+    MXFP4: {"tiles of every kind": lambda: attends_in_blocks("mxfp4"), "packed": lambda: attends_to_packed_sequences()},
+    NVFP4: {"tiles of every kind": lambda: attends_in_blocks("nvfp4"), "sink": lambda: keeps_the_tail("nvfp4")},
     **{name: declared_cases(name) for name in DECLARED},
 }
 
@@ -172,4 +233,4 @@ def test_bug_is_caught(modules, tmp_path, bug):
 def test_there_are_enough():
     """At least four bugs in each part of the kernels."""
     parts = [bug.part for bug in BUGS]
-    assert {part: parts.count(part) >= 4 for part in parts} == dict.fromkeys(("quantizer", "loads", "mma", "softmax", "options", "around", "operands"), True)
+    assert {part: parts.count(part) >= 4 for part in parts} == dict.fromkeys(("quantizer", "loads", "mma", "softmax", "blocks", "options", "around", "operands"), True)

@@ -244,6 +244,7 @@ class Batch:
         self.issued = 0
         self.last_run: dict[int, int] = {}
         self.turns = 0
+        self.collective = np.array([block.collective for block in self.code.blocks])
         self.one_by_one = launch.emulator.schedule == "warps"
         self.focus, self.patience = 0, _PATIENCE
 
@@ -368,16 +369,18 @@ class Batch:
 
     def choose(self) -> Optional[tuple[int, Optional[np.ndarray], bool]]:
         """The basic block to run next, its threads (None: all lanes), and whether no other thread can run."""
-        key = self.key
+        key = able = self.key_of_whole_warps()
         if self.one_by_one:
-            key = self.key_of_one_warp()
+            key = self.key_of_one_warp(able)
         low = int(key.min())
         if low == _NOWHERE:
             if not self.alive.any():
                 return None
             if any([callback() for callback in self.idle_callbacks]):
                 return self.choose()
-            raise self.deadlock()
+            if able is self.key:
+                raise self.deadlock()
+            key, low = self.key, int(self.key.min())  # nobody comes: the instruction says who is missing
         lanes = np.flatnonzero(key == low)
         if len(lanes) == self.lanes:
             return low, None, True
@@ -397,23 +400,33 @@ class Batch:
                 return block, lanes, False
         return low, np.flatnonzero(key == low), False
 
-    def key_of_one_warp(self) -> np.ndarray:
+    def key_of_whole_warps(self) -> np.ndarray:
+        """The key without threads that come to a .sync instruction while others of their warp wait: for those they wait, too."""
+        if not self.parked.any():
+            return self.key
+        able = self.key != _NOWHERE
+        waits = np.repeat(self.parked.reshape(-1, WARP).any(axis=1), WARP) & able
+        if waits.any():
+            waits[waits] = self.collective[self.key[waits]]
+        return np.where(waits, np.int32(_NOWHERE), self.key) if waits.any() else self.key
+
+    def key_of_one_warp(self, key: np.ndarray) -> np.ndarray:
         """The key with one warp alone: the first one that can run, until it waits or ends.
 
         So nobody waits for it by accident. A warp that spins for another one's sake is left after a while.
         """
-        able = (self.key != _NOWHERE).reshape(-1, WARP).any(axis=1)
+        able = (key != _NOWHERE).reshape(-1, WARP).any(axis=1)
         if not able.any():
-            return self.key
+            return key
         self.patience -= 1
         if not able[self.focus] or self.patience < 0:
             following = np.flatnonzero(able)
             later = following[following > self.focus] if self.patience < 0 else following
             self.focus, self.patience = int((later if len(later) else following)[0]), _PATIENCE
-        key = np.full_like(self.key, _NOWHERE)
+        alone = np.full_like(key, _NOWHERE)
         warp = slice(self.focus * WARP, (self.focus + 1) * WARP)
-        key[warp] = self.key[warp]
-        return key
+        alone[warp] = key[warp]
+        return alone
 
     def complete_warps(self, lanes: np.ndarray) -> np.ndarray:
         """Those lanes whose warp has no thread that can run elsewhere."""
@@ -480,7 +493,7 @@ class Batch:
             target = self.switch(terminator, result, lanes)
         if target is None:
             return None
-        if together and not block.blocking:
+        if together and not block.blocking and not (self.collective[target] and self.parked.any()):
             self.position = target
             return target
         self.key[slice(None) if lanes is None else lanes] = target

@@ -120,6 +120,29 @@ def test_phases_follow_each_other(execute):
         assert run(execute, body, {"d": "b32"}, schedule=schedule)["d"].tolist() == expected
 
 
+@pytest.mark.parametrize("schedule", ["together", "warps"])
+@pytest.mark.parametrize("form", ["try_wait", "test_wait"])
+def test_a_warp_waits_for_the_lane_that_waits(execute, form, schedule):
+    """Lane 0 waits for the other warps; its own warp meets behind that, with the rest there first, and sees what lane 0 saw."""
+    body = f"""
+        .reg .pred %warp; .reg .b32 %mask;
+        setp.lt.u32 %warp, %t, 32;
+        st.shared.b32 [%at], %t;
+        @!%warp mbarrier.arrive.shared.b64 _, [%bar];
+        @!%first bra behind;
+        {wait(0, form=form)}
+    behind:
+        @!%warp bra done;
+        bar.warp.sync 0xffffffff;
+        ld.shared.b32 %d, [%at+128];
+        activemask.b32 %mask; setp.ne.u32 %p, %mask, 0xffffffff; @%p trap;
+    done:
+        @%warp bra end; mov.u32 %d, %t;
+    end:
+    """
+    assert (run(execute, body, {"d": "b32"}, count=64, schedule=schedule)["d"] == np.r_[32:64, 32:96]).all()
+
+
 def test_one_thread_after_the_other_completes_phases(execute):
     """A count of 1: 96 arrivals of one instruction are 96 phases; the state counts them, whoever comes first."""
     body = "mbarrier.arrive.shared.b64 %s, [%bar]; cvt.u32.u64 %d, %s;"
