@@ -251,7 +251,7 @@ def _declare_mean_scores(format: str) -> Kernel:
             dict(batch=2, heads_kv=2, rows=70, cols=dims[0] - 3, tiles=1, **sizes[dims[0]], q_global=True),
         ],
         tolerance=Tolerance("float32 sums; a vector is rounded to 16 bits", relative_l2=1e-5),
-        draw=dict(k_tiles=lambda rng, member, shape, axes: tiles(rng, member, shape, {**axes, "keys": 64 * axes["tiles"]}), q_global=_level),
+        draw=dict(k_tiles=lambda rng, member, shape, axes: tiles(rng, member, shape, {**axes, "keys": 64 * axes["tiles"], "sequences": axes["batch"]}), q_global=_level),
     )(body)
 
 
