@@ -89,7 +89,8 @@ def attention(
     sinks: [H], one logit for each head that joins the denominator alone.
     key_lengths: [B] whole numbers: only the first keys of each batch are there, and Sk is that number.
     cu_seqlens_q, cu_seqlens_k: packed sequences: q, k and v have B = 1, sequence i is rows cu[i] to cu[i + 1] of each;
-    N + 1 whole numbers from 0 to the whole length. Sq and Sk are then those of the sequence; masks go by whole rows.
+    N + 1 whole numbers from 0 to the whole length. Sq and Sk are then those of the sequence; masks have the whole lengths.
+    Block formats quantize each by itself; operands quantized before have this cu_seqlens_k.
     smooth_k: for block formats, whether keys are quantized less their mean, which softmax does not see; lse is that of the scores
     as they were. "auto" does so for 4-bit qk where there are neither softcap nor sinks and normalize is True.
     smooth_q: for block formats; False does nothing.

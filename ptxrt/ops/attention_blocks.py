@@ -100,7 +100,7 @@ def _cases(qk: str, pv: str) -> list[dict]:
         case(batch=2, group=2, keys=100, mask=True, out_f16=True, lse=True, left=40, right=7),
         case(group=2, keys=100, allowed=True, key_ends=True, out_bf16=True, out_f16=True, out_f32=True, lse=True),
         case(batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, q_global=True, k_global=True, v_global=True),
-        case(heads_kv=2, group=2, queries=75, keys=230, sequences=3, right=0, **PACKED, out_f32=True, lse=True),
+        case(heads_kv=2, group=2, queries=75, keys=230, sequences=3, right=0, **PACKED, mask=True, out_f32=True, lse=True),
         case(group=2, queries=9, keys=330, sequences=2, splits=3, sinks=True, **PACKED, **PARTIAL, exact_sum=True),
         case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **PARTIAL, exact_sum=True),
         case(queries=1, keys=1, out_bf16=True, lse=True),
