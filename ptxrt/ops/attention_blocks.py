@@ -23,8 +23,8 @@ HEADROOM = {"mxfp8": 8, "mxfp4": 0, "nvfp4": 11}
 _TEXT = """Compute softmax(scale Q K^T) V with Q and K in {qk}, weights and V in {pv}: a head of K and V for each group of heads of Q.
 
 q_codes and q_scales are those of `quantize` along the last axis, k_tiles those of `pack_keys_{qk}`, v_tiles those of
-`pack_values_{pv}`, of which `keys` are there; those of packed sequences with the same key_starts. q_global, k_global, v_global: what all of them are multiplied by, the global
-scales of NVFP4; 1 where omitted.
+`pack_values_{pv}`, of which `keys` are there; those of packed sequences were packed with the same key_starts. q_global,
+k_global, v_global: what all of them are multiplied by, the global scales of NVFP4; 1 where omitted.
 Sums and softmax are float32. Weights are rounded to {weights}; they are divided by their sum as it is multiplied.
 lse is of the weights before they are rounded, as is exact_sum, beside row_sum.
 All else as for `attention_bf16`, but that row_max lies {headroom} below the largest score rounded up, in units of log2.
