@@ -178,6 +178,19 @@ def test_packed_sequences_equal_separate_calls(machine, rng, options):
     assert relative(out.transpose(0, 2, 1, 3), want) <= EXACT["bf16"]
 
 
+@pytest.mark.parametrize("format", ["bf16", "mxfp8"])
+def test_masks_of_packed_sequences_have_the_whole_lengths(machine, rng, format):
+    """Sequence i has the part of the mask that its rows and its keys share."""
+    cu_q, cu_k = [0, 1, 9, 20], [0, 5, 70, 100]
+    q, k, v = random_qkv(rng, 1, 2, 20, 100, 32)
+    mask = np.where(rng.random((20, 100)) < 0.3, -np.inf, rng.standard_normal((20, 100)) * 2).astype(np.float32)
+    for mask in (mask, mask > 0):
+        got = ptxrt.attention(q, k, v, qk=format, mask=mask, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+        for rows, keys in zip(map(slice, cu_q, cu_q[1:]), map(slice, cu_k, cu_k[1:])):
+            alone = ptxrt.attention(q[:, :, rows], k[:, :, keys], v[:, :, keys], qk=format, mask=mask[rows, keys])
+            np.testing.assert_array_equal(got[:, :, rows].view(np.uint16), alone.view(np.uint16))
+
+
 # Inputs whose results are known
 
 

@@ -115,7 +115,7 @@ struct Problem {
     // Where elements of a row stand in the arrays with strides, and rows in those without.
     __device__ size_t at(const StridesMask &strides, int query, int group, int key) const {
         return batch * strides.batch + head * strides.head + group * strides.group + (first_query + query) * strides.query +
-               key * strides.key;
+               (first_key + key) * strides.key;
     }
     __device__ size_t at(const StridesQ &strides, int row) const { return at(strides, query_of(row), group_of(row)); }
     __device__ size_t at(const StridesQ &strides, int query, int group) const {

@@ -87,11 +87,12 @@ def attention(
     sinks: [H], one logit for each head that joins the denominator alone.
     key_lengths: [B] whole numbers: only the first keys of each batch are there, and Sk is that number.
     cu_seqlens_q, cu_seqlens_k: packed sequences: q, k and v have B = 1, sequence i is rows cu[i] to cu[i + 1] of each;
-    N + 1 whole numbers from 0 to the whole length. Sq and Sk are then those of the sequence; masks go by whole rows.
+    N + 1 whole numbers from 0 to the whole length. Sq and Sk are then those of the sequence; masks have the whole lengths.
+    Block formats quantize each by itself; operands quantized before have this cu_seqlens_k.
     smooth_k: for block formats, whether keys are quantized less their mean, which softmax does not see; softcap, sinks, lse and
     row_max are of the scores as they were. "auto" does so for 4-bit qk.
     smooth_q: for block formats, whether queries are quantized less the mean of each 64 of a head, whose scores a kernel adds; it costs
-    speed. What was quantized before is as it was quantized.
+    speed, and packed sequences cannot have it. What was quantized before is as it was quantized.
     return_lse: also return the natural logarithm of each row's denominator, float32 [B, H, Sq].
     normalize: where False, return (out, row_max, row_sum), all float32: out / row_sum is the output, the denominator is
     2**row_max row_sum, and row_max is a whole number. `merge` takes them from several segments of the keys.

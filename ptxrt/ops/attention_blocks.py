@@ -28,8 +28,8 @@ HEADROOM = {"mxfp8": 8, "mxfp4": 0, "nvfp4": 11, "bf16": 0}
 _TEXT = """Compute softmax(scale Q K^T) V with Q and K in {qk}, weights and V in {pv}: a head of K and V for each group of heads of Q.
 
 q_codes and q_scales are those of `quantize` along the last axis, k_tiles those of `pack_keys_{qk}`, v_tiles those of
-`pack_values_{pv}`, of which `keys` are there; those of packed sequences with the same key_starts. q_global, k_global, v_global: what all of them are multiplied by, the global
-scales of NVFP4; 1 where omitted.
+`pack_values_{pv}`, of which `keys` are there; those of packed sequences were packed with the same key_starts. q_global,
+k_global, v_global: what all of them are multiplied by, the global scales of NVFP4; 1 where omitted.
 Of smoothed operands: mean_scores are added to q.k before it is multiplied by anything, those of query i / 64 and the keys of all
 tiles, as `mean_scores_{qk}` gives them; row_shift is added to all scaled scores of a row.
 Sums and softmax are float32. Weights are rounded to {weights}; they are divided by their sum {divisor}.
@@ -111,7 +111,7 @@ def _cases(qk: str, pv: str) -> list[dict]:
         case(batch=2, group=2, keys=100, mask=True, out_f16=True, lse=True, left=40, right=7),
         case(group=2, keys=100, allowed=True, key_ends=True, out_bf16=True, out_f16=True, out_f32=True, lse=True),
         case(batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, q_global=True, k_global=True, v_global=True),
-        case(heads_kv=2, group=2, queries=75, keys=230, sequences=3, right=0, **PACKED, out_f32=True, lse=True),
+        case(heads_kv=2, group=2, queries=75, keys=230, sequences=3, right=0, **PACKED, mask=True, out_f32=True, lse=True),
         case(group=2, queries=9, keys=330, sequences=2, splits=3, sinks=True, **PACKED, **PARTIAL, exact_sum=True),
         case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **PARTIAL, exact_sum=True),
         case(heads_kv=2, group=3, queries=43, keys=200, splits=2, sinks=True, right=0, **smoothed, q_global=True, **PARTIAL, exact_sum=True),

@@ -171,6 +171,7 @@ ROW_SUMS = Tolerance("float32 scores and sums, approximate exponentials", relati
         _case(group=2, keys=100, allowed=True, key_ends=True, out_bf16=True, out_f16=True, out_f32=True, lse=True, format="bf16"),
         _case(batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, format="bf16"),
         _case(heads_kv=2, group=2, queries=75, keys=95, sequences=3, right=0, **PACKED, out_f32=True, lse=True),
+        _case(heads_kv=2, group=2, queries=75, keys=95, sequences=3, **PACKED, mask=True, allowed=True, out_f32=True, lse=True, format="bf16"),
         _case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **PARTIAL),
         _case(queries=1, keys=1, out_bf16=True, lse=True, format="f16"),
     ],

@@ -207,7 +207,7 @@ def quantize_operand(
     (x,) = as_arrays(name, x=x)
     if len(x.shape) != 4 or format_of(x.dtype) is None:
         raise ArgumentError(f"{name}: x is {x.dtype} {list(x.shape)}; pass float32, float16 or bfloat16 with four axes, {' '.join(layout).upper()}")
-    if role == "q" and not dim is key_lengths is cu_seqlens is None:
+    if role == "q" and any(option is not None for option in (dim, key_lengths, cu_seqlens)):
         raise ArgumentError(f"{name}: queries have no dim, no key_lengths and no cu_seqlens; leave them out")
     shape = tuple(x.shape) if layout == "bhsd" else tuple(x.shape[i] for i in (0, 2, 1, 3))
     checked = checked_dim(name, format, shape[-1], dim)
