@@ -97,11 +97,12 @@ class Data:
         return exact_attention(*self.arrays)
 
 
-def normal(batch: int, heads: int, length: int, dim: int, score_deviation: float = 1.0, bias: float = 0.0):
-    """N(0,1), queries times a factor; keys have a bias of that deviation for each head and channel."""
+def normal(batch: int, heads: int, length: int, dim: int, score_deviation: float = 1.0, bias: float = 0.0, query_bias: float = 0.0):
+    """N(0,1), queries times a factor; keys and queries have a bias of those deviations for each head and channel."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((batch, heads, length, dim), np.float32) for _ in range(3))
-    return np.float32(score_deviation) * q, k + np.float32(bias) * rng.standard_normal((batch, heads, 1, dim), np.float32), v
+    of_keys, of_queries = (np.float32(size) * rng.standard_normal((batch, heads, 1, dim), np.float32) for size in (bias, query_bias))
+    return np.float32(score_deviation) * q + of_queries, k + of_keys, v
 
 
 def beside_a_sink(bits: float, queries: int = 64, keys: int = 4096, dim: int = 128):
@@ -125,11 +126,19 @@ def of_a_model():
 NORMAL = Data("N(0,1)", "N(0,1), B2 H4 S1024 D128", lambda: normal(2, 4, 1024, 128))
 SMALL = Data("N(0,1)", "N(0,1), B1 H2 S512 D128", lambda: normal(1, 2, 512, 128))
 BIAS = "keys with a bias of N(0, 6) for each channel, B1 H2 S512 D128"
+BOTH = "a quarter of N(0,1) about a bias of N(0,1) for queries, keys with a bias of N(0, 6) for each channel, B1 H2 S512 D128"
 DATA = (
     NORMAL,
     Data("scores N(0,2)", "N(0,1) with queries doubled, so that scores have a deviation of 2, B1 H2 S512 D128", lambda: normal(1, 2, 512, 128, 2.0)),
     Data("bias, smoothed", BIAS + ", `smooth_k=True` for formats quantized before", lambda: normal(1, 2, 512, 128, bias=6.0), dict(smooth_k=True)),
     Data("bias, as it is", BIAS + ", `smooth_k=False`", lambda: normal(1, 2, 512, 128, bias=6.0), dict(smooth_k=False)),
+    *(
+        Data(f"both biased, {name}", f"{BOTH}, `{words}` for formats quantized before", lambda: normal(1, 2, 512, 128, 0.25, 6.0, 1.0), options)
+        for name, words, options in (
+            ("smooth_k", "smooth_k=True", dict(smooth_k=True)),
+            ("smooth_q", "smooth_k=True, smooth_q=True", dict(smooth_k=True, smooth_q=True)),
+        )
+    ),
     Data("a model", "layer 2 of all-MiniLM-L6-v2, B1 H12 S256 D32 (data/README.md)", of_a_model),
 )
 SINKS = {bits: Data(f"a sink of {bits} bits", "", lambda bits=bits: beside_a_sink(bits)) for bits in (8, 11, 14)}

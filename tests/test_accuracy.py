@@ -20,6 +20,7 @@ if DOCS.is_dir():
     BOUNDED = [formats for formats in accuracy.FORMATS if formats.normal]
     NORMAL = accuracy.Data("N(0,1)", "", lambda: accuracy.normal(1, 1, 512, 128))  # keys are split in two
     BIASED = accuracy.Data("bias", "", lambda: accuracy.normal(1, 1, 384, 128, bias=6.0))
+    BOTH_BIASED = accuracy.Data("both", "", lambda: accuracy.normal(1, 1, 192, 128, 0.25, 6.0, 1.0))
     SINK = accuracy.Data("sink", "", lambda: accuracy.beside_a_sink(11, queries=16, keys=2048))
 else:
     BOUNDED = []
@@ -60,6 +61,17 @@ def test_smoothing_undoes_a_bias_of_keys(emulator, formats):
     assert accuracy.measured(formats, BIASED).out.cosine >= formats.normal.cosine
     plain = accuracy.Data("", "", lambda: BIASED.arrays, dict(smooth_k=False))
     assert accuracy.measured(formats, plain).out.cosine < 0.9
+
+
+@pytest.mark.parametrize("formats", [formats for formats in BOUNDED if formats.is_quantized_before and formats.pv == "mxfp8"], ids=str)
+def test_smoothing_of_queries(emulator, formats):
+    """Queries that differ less than they have in common are rounded in steps of what they differ by."""
+    errors = []
+    for smooth_q in (False, True):
+        data = accuracy.Data("", "", lambda: BOTH_BIASED.arrays, dict(smooth_k=True, smooth_q=smooth_q))
+        errors.append(accuracy.measured(formats, data))
+    assert errors[1].out.cosine >= formats.normal.cosine
+    assert errors[1].out.relative_l2 < 0.9 * errors[0].out.relative_l2
 
 
 @pytest.mark.parametrize("formats", [formats for formats in BOUNDED if formats.sink], ids=str)

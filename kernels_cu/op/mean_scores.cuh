@@ -6,11 +6,12 @@
 #include "../kernel.cuh"
 #include "../ptx/barrier.cuh"
 #include "../tile/block_tiles.cuh"
+#include "../tile/format.cuh"
 #include "../tile/fragment.cuh"
 #include "../tile/narrow.cuh"
-#include "../tile/packing.cuh"
 #include "../tile/scale.cuh"
 #include "../tile/shared.cuh"
+#include "../tile/unpacking.cuh"
 
 namespace op {
 
