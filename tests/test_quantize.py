@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import exact_blocks
 import ptxrt
-from ptxrt.blocks import BLOCK_FORMATS, swizzled_offsets
+from ptxrt.blocks import BLOCK_FORMATS, nvfp4, swizzled_offsets
+from ptxrt.formats import ue4m3_values
 from ptxrt.ops.quantize import quantize_reference
 from ptxrt.ops.quantizers import QUANTIZE
 
@@ -70,11 +71,13 @@ def test_nvfp4_under_any_global_scale(machine, rng, rule, g):
     assert_bytes(ptxrt.quantize(x, "nvfp4", scale_rule=rule, global_scale=g), *exact(x, "nvfp4", rule, g))
 
 
+E2M1_BOUNDARIES = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+
+
 def boundary_blocks(g: np.float32) -> np.ndarray:
     """Blocks of 16 for each scale of e4m3 whose quotients by f32(g * scale) lie on the boundaries of e2m1 and two steps beside."""
     step = g * np.float32(exact_blocks.E4M3.magnitudes[1:])
-    boundaries = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
-    near = (boundaries[:, None] * step).astype(np.float32).view(np.uint32)[..., None] + np.arange(-2, 3)
+    near = (E2M1_BOUNDARIES[:, None] * step).astype(np.float32).view(np.uint32)[..., None] + np.arange(-2, 3)
     values = np.moveaxis(near, 1, 0).reshape(step.size, -1).astype(np.uint32).view(np.float32)  # 35 to a scale
     blocks = np.pad(values, ((0, 0), (0, 10))).reshape(step.size, 3, 15)
     return np.concatenate([blocks, np.repeat((6 * step)[:, None, None], 3, 1)], axis=2).reshape(-1, 16).astype(np.float32)
@@ -88,6 +91,30 @@ def test_nvfp4_quotients_are_correctly_rounded(machine, rng, rule):
         q = ptxrt.quantize(x, "nvfp4", scale_rule=rule, global_scale=g)
         assert_same(q, quantize_reference(x, "nvfp4", scale_rule=rule, global_scale=g))
     assert_bytes(q, *exact(x, "nvfp4", rule, g))
+
+
+def narrow_boundary_blocks(rng, g: np.float32, dtype) -> np.ndarray:
+    """Blocks of 16 with largest values from too small for a scale to too large, and as large: 0, and the others two steps around boundaries."""
+    largest = (g * np.exp2(rng.uniform(-8, 12, 96), dtype=np.float32)).astype(dtype)
+    largest[:4] = 0
+    scales = nvfp4.encode(np.repeat(largest[:, None], 16, 1), g)[1]
+    near = (E2M1_BOUNDARIES * g * ue4m3_values(scales)).astype(dtype).view(np.uint16)[..., None].astype(int) + np.arange(-2, 3)
+    values = np.maximum(near, 0).astype(np.uint16).view(dtype).reshape(96, 35)
+    blocks = np.pad(values, ((0, 0), (0, 10))).reshape(96, 3, 15)
+    blocks = np.concatenate([np.minimum(blocks, largest[:, None, None]), np.repeat(largest[:, None, None], 3, 1)], axis=2).reshape(-1, 16)
+    return np.where(rng.random(blocks.shape) < 0.5, -blocks, blocks)
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("dtype, g", [(ml_dtypes.bfloat16, g) for g in (1.0, 0.37, 1 / 2688, 2.0**-56, 1e-18, 2.0**80, 3e24)] + [(np.float16, g) for g in (1.0, 0.37, 1 / 2688, 2.0**-12, 2.0**-17, 8.0)])  # fmt: skip
+def test_nvfp4_codes_of_narrow_dtypes_change_at_the_right_value(machine, rng, dtype, g, axis):
+    """The portable build does not divide them: it compares with the smallest value of each code."""
+    x = narrow_boundary_blocks(rng, np.float32(g), dtype).reshape(-1, 96)
+    x = np.ascontiguousarray(x.T) if axis == 0 else x
+    x[:, 40:] = np.where(rng.random(x[:, 40:].shape) < 0.002, dtype(np.nan), x[:, 40:])  # some of them divide
+    with ptxrt.using("emulator", ptx="portable") if machine.name == "emulator" else ptxrt.using(machine.name):
+        q = ptxrt.quantize(x, "nvfp4", axis=axis, global_scale=np.float32(g))
+    assert_same(q, quantize_reference(x, "nvfp4", axis=axis, global_scale=np.float32(g)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=lambda d: np.dtype(d).name)

@@ -11,7 +11,7 @@ The state space .shared::cluster means the own block: a cluster has one. A multi
 from __future__ import annotations
 
 from collections import deque
-from typing import Optional
+from typing import Collection, Optional, Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from .check import READS_IN_BULK, WRITES_IN_BULK
 from .instruction import Blocking, Fault, Memory, Semantics, Unsupported, define
 from .mbarrier import Transfer, barriers
 from .memory import IN_FLIGHT, WRITTEN, Part
-from .tensor_map import ALIGNMENT, BYTES, TensorMap, decode, swizzled
+from .tensor_map import ALIGNMENT, BYTES, Im2colMap, TensorMap, decode, swizzled
 
 _CHUNK = 16
 _BOX_ALIGNMENT = 128
@@ -248,8 +248,8 @@ def _store(update: Optional[_Update] = None):
 # Tensors
 
 
-def _map(threads, position: int, address: int, rank: int) -> TensorMap:
-    """The tensor map at a generic address."""
+def _map(threads, position: int, address: int, rank: int, im2col: bool = False) -> TensorMap:
+    """The tensor map at a generic address, of the mode that the instruction names."""
     memory = threads.batch.memory
     allocation = memory.find(address)
     offset = address - allocation.base if allocation is not None else 0
@@ -261,16 +261,22 @@ def _map(threads, position: int, address: int, rank: int) -> TensorMap:
         raise Fault(f"uses a tensor map at 0x{address:x}: {error}", position) from None
     if found.rank != rank:
         raise Fault(f"copies {rank} dimensions with a tensor map of {found.rank}", position)
+    if isinstance(found, Im2colMap) != im2col:
+        raise Fault(f"copies by .{_mode(im2col)} with a tensor map for .{_mode(not im2col)}", position)
     return found
 
 
-def _box(threads, position: int, map: TensorMap, shared: int, coordinates: list[int]):
+def _mode(im2col: bool) -> str:
+    return "im2col" if im2col else "tile"
+
+
+def _box(threads, position: int, map: TensorMap, shared: int, coordinates: list[int], offsets: Sequence[int] = ()):
     """(unit, shared addresses, global addresses, inside or None) of the box at these coordinates."""
     if shared % _BOX_ALIGNMENT:
         raise Fault(f"copies a box at 0x{shared:x} of shared memory, which is no multiple of {_BOX_ALIGNMENT}", position)
     unit = map.unit(coordinates[0])
-    remote, inside = map.locate(coordinates, unit)
-    places = swizzled(shared + map.places(unit)[0], map.swizzle).astype(np.uint64)
+    remote, inside = map.locate(coordinates, unit, offsets)
+    places = swizzled(shared + map.places(unit), map.swizzle).astype(np.uint64)
     return unit, places, remote, None if inside.all() else inside
 
 
@@ -286,16 +292,19 @@ def _coordinates(vector, threads) -> list[list[int]]:
     return list(zip(*(_flat(each, threads) for each in vector)))
 
 
-def _load_tensor(rank: int, multicast: bool):
+def _load_tensor(rank: int, multicast: bool, im2col: bool):
     def load(threads, target, map, coordinates, mbarrier, *more):
+        offsets, *more = more if im2col else ((), *more)
         if multicast:
             _check_multicast(threads, more[0])
         here = barriers(threads.batch)
         barrier = here.find(threads.executing, "shared", mbarrier)
-        operands = zip(_flat(target, threads), _flat(map, threads), _coordinates(coordinates, threads), barrier.tolist())
-        for position, (to, address, corner, on) in enumerate(operands):
-            tensor = _map(threads, position, address, rank)
-            unit, places, remote, inside = _box(threads, position, tensor, to, corner)
+        corners = _coordinates(coordinates, threads)
+        moves = _coordinates(offsets, threads) if im2col else [()] * len(corners)
+        operands = zip(_flat(target, threads), _flat(map, threads), corners, moves, barrier.tolist())
+        for position, (to, address, corner, move, on) in enumerate(operands):
+            tensor = _map(threads, position, address, rank, im2col)
+            unit, places, remote, inside = _box(threads, position, tensor, to, corner, move)
             source = _Side(threads, position, "global", remote if inside is None else remote[inside], unit, "reads")
             side = _Side(threads, position, "shared", places, unit, WRITES_IN_BULK)
             _await(threads, position, side, source, on, tensor.box_bytes, inside, tensor.filling(unit))
@@ -362,19 +371,21 @@ def cp_async_bulk(modifiers: tuple[str, ...]) -> Semantics:
 def cp_async_bulk_tensor(modifiers: tuple[str, ...]) -> Semantics:
     """cp.async.bulk.tensor.{1d..5d}.shared::cta.global{.tile}.mbarrier::complete_tx::bytes [dst], [map, {c}], [mbar]{, policy}.
 
+    cp.async.bulk.tensor.{3d..5d}.shared::cta.global.im2col.mbarrier::complete_tx::bytes [dst], [map, {c}], [mbar], {o}{, policy};
     cp.async.bulk.tensor.{1d..5d}.global.shared::cta{.tile}.bulk_group [map, {c}], [src]{, policy}
     """
-    words, hints = _taken(modifiers, "L2::cache_hint", "tile")
+    words, hints = _taken(modifiers, "L2::cache_hint", "tile", "im2col")
     policy = ", b64" if "L2::cache_hint" in hints else ""
-    rank = _rank(words[:1])
+    rank, im2col = _rank(words[:1], hints), "im2col" in hints
+    offsets = f", u16*{rank - 2}" if im2col else ""
     if words[1:] in [(target, "global", _COMPLETES) for target in _SHARED]:
-        return Blocking("", f"[shared], [generic], s32*{rank}, [shared]{policy}", _load_tensor(rank, False))
+        return Blocking("", f"[shared], [generic], s32*{rank}, [shared]{offsets}{policy}", _load_tensor(rank, False, im2col))
     if words[1:] == ("shared::cluster", "global", _COMPLETES, _MULTICAST):
-        return Blocking("", f"[shared], [generic], s32*{rank}, [shared], b16{policy}", _load_tensor(rank, True))
-    if words[1:] == ("global", "shared::cta", "bulk_group"):
+        return Blocking("", f"[shared], [generic], s32*{rank}, [shared]{offsets}, b16{policy}", _load_tensor(rank, True, im2col))
+    if words[1:] == ("global", "shared::cta", "bulk_group") and not im2col:
         return Blocking("", f"[generic], s32*{rank}, [shared]{policy}", _store_tensor(rank))
     raise Unsupported(
-        f"expected .shared::cta.global{{.tile}}.{_COMPLETES}, .shared::cluster.global{{.tile}}.{_COMPLETES}{{.{_MULTICAST}}} "
+        f"expected .shared::cta.global{{.tile|.im2col}}.{_COMPLETES}, .shared::cluster.global{{.tile|.im2col}}.{_COMPLETES}{{.{_MULTICAST}}} "
         "or .global.shared::cta{.tile}.bulk_group"
     )
 
@@ -412,7 +423,9 @@ def cp_reduce_async_bulk_tensor(modifiers: tuple[str, ...]) -> Semantics:
     return Blocking("", f"[generic], s32*{rank}, [shared]{policy}", _store_tensor(rank, words[3]))
 
 
-def _rank(words: tuple[str, ...]) -> int:
+def _rank(words: tuple[str, ...], hints: Collection[str] = ()) -> int:
+    if "im2col" in hints and ("tile" in hints or words[:1] not in [("3d",), ("4d",), ("5d",)]):
+        raise Unsupported("expected .tile, or .im2col of .3d to .5d")
     if not words or words[0] not in ("1d", "2d", "3d", "4d", "5d"):
         raise Unsupported("expected .1d to .5d")
     return int(words[0][0])
@@ -420,12 +433,13 @@ def _rank(words: tuple[str, ...]) -> int:
 
 @define("cp.async.bulk.prefetch.tensor")
 def prefetch_tensor(modifiers: tuple[str, ...]) -> Semantics:
-    """cp.async.bulk.prefetch.tensor.{1d..5d}.L2.global{.tile} [map, {c}]{, policy}: no effect."""
-    words, hints = _taken(modifiers, "L2::cache_hint", "tile")
-    rank = _rank(words[:1])
+    """cp.async.bulk.prefetch.tensor.{1d..5d}.L2.global{.tile|.im2col} [map, {c}]{, {o}}{, policy}: no effect."""
+    words, hints = _taken(modifiers, "L2::cache_hint", "tile", "im2col")
+    rank = _rank(words[:1], hints)
     if words[1:] != ("L2", "global"):
-        raise Unsupported("expected .L2.global{.tile}")
-    return Memory("", f"[generic], s32*{rank}" + (", b64" if "L2::cache_hint" in hints else ""), _nothing)
+        raise Unsupported("expected .L2.global{.tile|.im2col}")
+    offsets = f", u16*{rank - 2}" if "im2col" in hints else ""
+    return Memory("", f"[generic], s32*{rank}{offsets}" + (", b64" if "L2::cache_hint" in hints else ""), _nothing)
 
 
 @define("cp.async.bulk.commit_group")

@@ -1,7 +1,7 @@
 """Tensor maps: what cp.async.bulk.tensor knows of a tensor in global memory (PTX ISA 5.5, tensors).
 
-`encode_tiled` takes the fields of the driver's cuTensorMapEncodeTiled. The 128 bytes that it returns are opaque, as the
-driver's are, and of a format of our own: the emulator reads them, a GPU does not. A kernel receives them as a
+`encode_tiled` and `encode_im2col` take the fields of the driver's cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col. The 128
+bytes that they return are opaque, as the driver's are, and of a format of our own: the emulator reads them, a GPU does not. A kernel receives them as a
 `const __grid_constant__` parameter of 128 bytes, or by an address that is a multiple of 64.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Optional, Sequence
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..errors import ArgumentError
 BYTES = 128
 ALIGNMENT = 64
 _MAGIC = b"ptxrtmap"
-_FORMAT = "<8sQBBBBxxxx5Q4Q5H5B"
+_FORMAT = "<8sQBBBBBxxx5Q4Q5H5B6h"
 
 #: Bytes of an element, and the bits of its NaN (None: an integer), by type.
 TYPES: dict[str, tuple[int, Optional[int]]] = {
@@ -28,10 +28,12 @@ TYPES: dict[str, tuple[int, Optional[int]]] = {
     "tf32_ftz": (4, 0x7FFFFFFF), "f64": (8, 0x7FF8000000000000),
 }  # fmt: skip
 _TYPE_NAMES = tuple(TYPES)
-#: Bytes of a row of the box, and the address bits that bits 6..4 are combined with, by swizzle.
+#: Bytes of a row of the box at most, and the address bits that bits 6..4 are combined with, by swizzle.
 SWIZZLES = {"none": 0, "32b": 32, "64b": 64, "128b": 128}
 _SWIZZLE_NAMES = tuple(SWIZZLES)
 FILLS = ("zero", "nan")
+#: The range of an im2col box's corners, by rank.
+_CORNERS = {3: 1 << 15, 4: 1 << 7, 5: 1 << 4}
 
 
 def swizzled(address: np.ndarray, swizzle: str) -> np.ndarray:
@@ -71,7 +73,7 @@ class TensorMap:
         """What a copy of one box completes, including what lies outside of the tensor."""
         return int(np.prod(self.counts)) * self.element_bytes
 
-    @cached_property
+    @property
     def counts(self) -> tuple[int, ...]:
         """Elements of a box per dimension; the element stride of the innermost one has no effect without interleave."""
         return (self.box[0], *(-(-size // step) for size, step in zip(self.box[1:], self.steps[1:])))
@@ -81,29 +83,33 @@ class TensorMap:
         size = self.element_bytes
         return int(np.gcd.reduce([16, first * size, self.dims[0] * size]))
 
+    @property
+    def pitch(self) -> int:
+        """Bytes of shared memory from a row of the box to the next: the span of the swizzle, also where rows are shorter."""
+        return max(self.counts[0] * self.element_bytes, SWIZZLES[self.swizzle])
+
     @lru_cache(maxsize=16)
-    def places(self, unit: int) -> tuple[np.ndarray, ...]:
-        """For each unit of the box: its offset in shared memory, then per dimension how far it lies from the first element.
+    def places(self, unit: int) -> np.ndarray:
+        """For each unit of the box its offset in shared memory, before the swizzle."""
+        rows = np.arange(int(np.prod(self.counts[1:])))[:, None] * self.pitch
+        return (rows + np.arange(0, self.counts[0] * self.element_bytes, unit)).ravel()
 
-        In bytes for the innermost dimension, in elements for the others.
-        """
-        row = self.counts[0] * self.element_bytes
-        sizes = (*reversed(self.counts[1:]), row // unit)
-        index = np.indices(sizes).reshape(len(sizes), -1)[::-1]
-        offset = np.arange(index.shape[1]) * unit
-        return (offset, index[0] * unit, *(index[axis] * self.steps[axis] for axis in range(1, self.rank)))
+    def positions(self, coordinates: Sequence[int], offsets: Sequence[int]) -> list[np.ndarray]:
+        """Of each row of the box its coordinates in the dimensions from 1 on."""
+        if self.rank == 1:
+            return []
+        index = np.unravel_index(np.arange(int(np.prod(self.counts[1:]))), self.counts[1:], order="F")
+        return [coordinates[axis] + index[axis - 1] * self.steps[axis] for axis in range(1, self.rank)]
 
-    def locate(self, coordinates: Sequence[int], unit: int) -> tuple[np.ndarray, np.ndarray]:
+    def locate(self, coordinates: Sequence[int], unit: int, offsets: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
         """(global addresses, whether inside the tensor) of the units of the box at these coordinates."""
-        _, inner, *outer = self.places(unit)
-        byte = inner + coordinates[0] * self.element_bytes
-        inside = (byte >= 0) & (byte < self.dims[0] * self.element_bytes)
-        address = byte + self.address
-        for axis, distance in enumerate(outer, 1):
-            position = distance + coordinates[axis]
-            inside &= (position >= 0) & (position < self.dims[axis])
+        byte = coordinates[0] * self.element_bytes + np.arange(0, self.counts[0] * self.element_bytes, unit)
+        inside, address = (byte >= 0) & (byte < self.dims[0] * self.element_bytes), byte + self.address
+        for axis, position in enumerate(self.positions(coordinates, offsets), 1):
+            position = position[:, None]
+            inside = inside & (position >= 0) & (position < self.dims[axis])
             address = address + position * self.strides[axis - 1]
-        return address.astype(np.uint64), inside
+        return address.ravel().astype(np.uint64), inside.ravel()
 
     def filling(self, unit: int) -> np.ndarray:
         """The bytes of a unit outside of the tensor."""
@@ -111,6 +117,47 @@ class TensorMap:
             return np.zeros(unit, np.uint8)
         size, bits = TYPES[self.dtype]
         return np.frombuffer(bits.to_bytes(size, "little") * (unit // size), np.uint8)
+
+
+@dataclass(frozen=True)
+class Im2colMap(TensorMap):
+    """A map whose boxes are pixels of NWC, NHWC or NDHWC, in the order of a walk through a part of the images.
+
+    box holds channels and pixels; lower and upper, of W, H and D, how far the part reaches from the first and from the last
+    pixel of an image.
+    """
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Channels and pixels of a box."""
+        return self.box
+
+    def positions(self, coordinates: Sequence[int], offsets: Sequence[int]) -> list[np.ndarray]:
+        """Of each pixel its coordinates in W, H, D and N.
+
+        The walk begins at the given coordinates, takes `steps` along W to the end of the part, goes on at its beginning in W and a step
+        further in H, and so on through D to the next image. `offsets` are added to where it is.
+        Source: PTX ISA 5.5.4, im2col mode.
+        """
+        here, found = list(coordinates[1:]), []
+        for _ in range(self.box[1]):
+            found.append([at + offset for at, offset in zip(here, (*offsets, 0))])
+            for axis, (first, last) in enumerate(zip(self.lower, self.upper)):
+                here[axis] += self.steps[axis + 1]
+                if here[axis] < self.dims[axis + 1] + last:
+                    break
+                here[axis] = first
+            else:
+                here[-1] += 1
+        return list(np.array(found).T)
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ArgumentError(f"tensor map: {message}")
 
 
 def encode_tiled(
@@ -129,51 +176,89 @@ def encode_tiled(
 
     dtype: a name of `TYPES`. address: of the tensor, a multiple of 16. dims: elements. strides: bytes between elements of
     dimension 1, 2, ..., multiples of 16. box: elements of one copy, at most 256 per dimension; its rows are a multiple
-    of 16 bytes, and with a swizzle exactly its span. element_strides: from 1 to 8. fill: "zero" or, for floats, "nan".
+    of 16 bytes, and with a swizzle no longer than its span. Shorter rows lie a span apart, and what is between them is not
+    touched. element_strides: from 1 to 8. fill: "zero" or, for floats, "nan".
 
-    Raises ArgumentError for what cuTensorMapEncodeTiled refuses, for interleaved layouts, and for rows shorter than the
-    span of their swizzle.
+    Raises ArgumentError for what cuTensorMapEncodeTiled refuses, and for interleaved layouts.
+    Source: CUDA driver API, cuTensorMapEncodeTiled; CUDA C++ Programming Guide, tensor memory access, swizzle modes.
     """
     rank = len(dims)
+    _require(1 <= rank <= 5, f"{rank} dimensions; there are 1 to 5")
+    _require(len(box) == rank, f"box {tuple(box)} for {rank} dimensions")
+    _require(all(1 <= size <= 256 for size in box), f"the box is {tuple(box)}; each size lies between 1 and 256")
+    return _encode(dtype, address, dims, strides, box, element_strides, interleave, swizzle, fill)
+
+
+def encode_im2col(
+    dtype: str,
+    address: int,
+    dims: Sequence[int],
+    strides: Sequence[int],
+    lower: Sequence[int],
+    upper: Sequence[int],
+    channels: int,
+    pixels: int,
+    element_strides: Optional[Sequence[int]] = None,
+    *,
+    interleave: str = "none",
+    swizzle: str = "none",
+    fill: str = "zero",
+) -> bytes:
+    """The 128 bytes of a tensor map that copies columns of pixels out of images: dims are C W N, C W H N or C W H D N.
+
+    lower, upper: how far the part of an image that the pixels come from reaches from its first and from its last pixel, in W, H and D:
+    of a convolution -padding, and padding less the reach of the filter. channels: elements of a pixel, at most 256; pixels: of a
+    copy, at most 1024. All else is as in `encode_tiled`.
+
+    Raises ArgumentError for what cuTensorMapEncodeIm2col refuses, and for interleaved layouts.
+    Source: CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 5.5.4.
+    """
+    rank = len(dims)
+    _require(3 <= rank <= 5, f"{rank} dimensions; im2col has 3 to 5")
+    _require(len(lower) == len(upper) == rank - 2, f"corners {tuple(lower)} and {tuple(upper)} for {rank - 2} dimensions of an image")
+    reach = _CORNERS[rank]
+    _require(all(-reach <= at < reach for at in (*lower, *upper)), f"corners are {tuple(lower)} and {tuple(upper)}; they lie from {-reach} to {reach - 1}")
+    _require(1 <= channels <= 256, f"{channels} channels of a pixel; there are 1 to 256")
+    _require(1 <= pixels <= 1024, f"{pixels} pixels of a column; there are 1 to 1024")
+    return _encode(dtype, address, dims, strides, (channels, pixels), element_strides, interleave, swizzle, fill, lower, upper)
+
+
+def _encode(dtype, address, dims, strides, box, element_strides, interleave, swizzle, fill, lower=(), upper=()) -> bytes:
+    """The 128 bytes; checks what both modes have in common."""
+    rank = len(dims)
     steps = tuple(element_strides) if element_strides is not None else (1,) * rank
-
-    def require(holds: bool, message: str) -> None:
-        if not holds:
-            raise ArgumentError(f"tensor map: {message}")
-
-    require(dtype in TYPES, f"dtype is {dtype!r}; there is {', '.join(TYPES)}")
-    require(interleave == "none", f"interleave is {interleave!r}; only 'none' is emulated")
-    require(swizzle in SWIZZLES, f"swizzle is {swizzle!r}; there is {', '.join(SWIZZLES)}")
-    require(fill in FILLS, f"fill is {fill!r}; there is {', '.join(FILLS)}")
-    require(fill == "zero" or TYPES[dtype][1] is not None, f"{dtype} has no NaN to fill with")
-    require(1 <= rank <= 5, f"{rank} dimensions; there are 1 to 5")
-    require(len(strides) == rank - 1, f"{len(strides)} strides for {rank} dimensions; one less is expected")
-    require(len(box) == rank and len(steps) == rank, f"box {tuple(box)} and element strides {steps} for {rank} dimensions")
-    require(address % 16 == 0, f"the address 0x{address:x} is no multiple of 16")
-    require(all(1 <= size <= 1 << 32 for size in dims), f"dims are {tuple(dims)}; each lies between 1 and 2**32")
-    require(all(0 < s < 1 << 40 and s % 16 == 0 for s in strides), f"strides are {tuple(strides)}; each is a multiple of 16 below 2**40")
-    require(all(1 <= size <= 256 for size in box), f"the box is {tuple(box)}; each size lies between 1 and 256")
-    require(all(1 <= step <= 8 for step in steps), f"element strides are {steps}; each lies between 1 and 8")
+    _require(dtype in TYPES, f"dtype is {dtype!r}; there is {', '.join(TYPES)}")
+    _require(interleave == "none", f"interleave is {interleave!r}; only 'none' is emulated")
+    _require(swizzle in SWIZZLES, f"swizzle is {swizzle!r}; there is {', '.join(SWIZZLES)}")
+    _require(fill in FILLS, f"fill is {fill!r}; there is {', '.join(FILLS)}")
+    _require(fill == "zero" or TYPES[dtype][1] is not None, f"{dtype} has no NaN to fill with")
+    _require(len(strides) == rank - 1, f"{len(strides)} strides for {rank} dimensions; one less is expected")
+    _require(len(steps) == rank, f"element strides {steps} for {rank} dimensions")
+    _require(address % 16 == 0, f"the address 0x{address:x} is no multiple of 16")
+    _require(all(1 <= size <= 1 << 32 for size in dims), f"dims are {tuple(dims)}; each lies between 1 and 2**32")
+    _require(all(0 < s < 1 << 40 and s % 16 == 0 for s in strides), f"strides are {tuple(strides)}; each is a multiple of 16 below 2**40")
+    _require(all(1 <= step <= 8 for step in steps), f"element strides are {steps}; each lies between 1 and 8")
     row = box[0] * TYPES[dtype][0]
-    require(row % 16 == 0, f"rows of the box have {row} bytes; a multiple of 16 is expected")
-    require(swizzle == "none" or row == SWIZZLES[swizzle], f"rows of the box have {row} bytes; swizzle {swizzle} expects {SWIZZLES[swizzle]}")
+    _require(row % 16 == 0, f"rows of the box have {row} bytes; a multiple of 16 is expected")
+    _require(swizzle == "none" or row <= SWIZZLES[swizzle], f"rows of the box have {row} bytes; swizzle {swizzle} spans {SWIZZLES[swizzle]}")
 
     def padded(values: Sequence[int], count: int) -> list[int]:
         return [*map(int, values), *[0] * (count - len(values))]
 
-    codes = _TYPE_NAMES.index(dtype), rank, _SWIZZLE_NAMES.index(swizzle), FILLS.index(fill)
-    sizes = (*padded(dims, 5), *padded(strides, 4), *padded(box, 5), *padded(steps, 5))
+    codes = _TYPE_NAMES.index(dtype), rank, _SWIZZLE_NAMES.index(swizzle), FILLS.index(fill), bool(lower)
+    sizes = (*padded(dims, 5), *padded(strides, 4), *padded(box, 5), *padded(steps, 5), *padded(lower, 3), *padded(upper, 3))
     return struct.pack(_FORMAT, _MAGIC, int(address), *codes, *sizes).ljust(BYTES, b"\0")
 
 
 @lru_cache(maxsize=256)
 def decode(data: bytes) -> TensorMap:
-    """The map in 128 bytes; ArgumentError for bytes that `encode_tiled` did not make."""
-    magic, address, dtype, rank, swizzle, fill, *sizes = struct.unpack_from(_FORMAT, data)
+    """The map in 128 bytes; ArgumentError for bytes that neither `encode_tiled` nor `encode_im2col` made."""
+    magic, address, dtype, rank, swizzle, fill, im2col, *sizes = struct.unpack_from(_FORMAT, data)
     if magic != _MAGIC:
-        raise ArgumentError("these 128 bytes are no tensor map of ptxrt.emulator.tensor_map.encode_tiled")
-    dims, strides, box, steps = sizes[:5], sizes[5:9], sizes[9:14], sizes[14:19]
-    return TensorMap(
-        _TYPE_NAMES[dtype], address, tuple(dims[:rank]), tuple(strides[: rank - 1]), tuple(box[:rank]), tuple(steps[:rank]),
-        _SWIZZLE_NAMES[swizzle], FILLS[fill],
-    )  # fmt: skip
+        raise ArgumentError("these 128 bytes are no tensor map of ptxrt.emulator.tensor_map")
+    dims, strides, box, steps, lower, upper = (sizes[a:b] for a, b in ((0, 5), (5, 9), (9, 14), (14, 19), (19, 22), (22, 25)))
+    common = _TYPE_NAMES[dtype], address, tuple(dims[:rank]), tuple(strides[: rank - 1])
+    looks = tuple(steps[:rank]), _SWIZZLE_NAMES[swizzle], FILLS[fill]
+    if im2col:
+        return Im2colMap(*common, tuple(box[:2]), *looks, tuple(lower[: rank - 2]), tuple(upper[: rank - 2]))
+    return TensorMap(*common, tuple(box[:rank]), *looks)

@@ -8,7 +8,7 @@ import pytest
 
 from ptxrt.emulator import Emulator
 from ptxrt.emulator.instruction import Unsupported, resolve
-from ptxrt.emulator.tensor_map import encode_tiled
+from ptxrt.emulator.tensor_map import encode_im2col, encode_tiled
 from ptxrt.errors import ArgumentError, EmulatorFault
 
 BYTES = 4096
@@ -51,12 +51,15 @@ WAIT = "ready: mbarrier.try_wait.parity.shared.b64 %p, [%bar], 0; @!%p bra ready
 
 
 def run(body: str, data: np.ndarray, tensor=None, **options):
-    """(the tile at the end, the data at the end); `tensor` gives the arguments of encode_tiled without the address."""
+    """(the tile at the end, the data at the end); `tensor` gives the arguments of encode_tiled without the address, or makes a map of it."""
     emulator = Emulator(**options)
     module = emulator.load_text(kernel(body), "bulk.ptx")
     source, out = emulator.alloc(data.nbytes), emulator.alloc(BYTES)
     emulator.write(source, data)
-    map = encode_tiled(tensor[0], source, *tensor[1:-1], **tensor[-1]) if tensor else bytes(128)
+    if callable(tensor):
+        map = tensor(source)
+    else:
+        map = encode_tiled(tensor[0], source, *tensor[1:-1], **tensor[-1]) if tensor else bytes(128)
     parameters = struct.pack("<QQ", source, out).ljust(64, b"\0") + map
     emulator.launch(module.entries["k"], 1, 32, 0, parameters)
     return emulator.read(out, np.empty(BYTES, np.uint8)), emulator.read(source, np.empty_like(data))
@@ -298,7 +301,7 @@ def expected_tile(tensor: np.ndarray, corner, box, steps, row: int, swizzle: int
     """The tile after a copy; `tensor` has its innermost dimension last, the other arguments have it first."""
     tile = np.full(BYTES, 0xEE, np.uint8)
     counts = [box[0], *(-(-b // s) for b, s in zip(box[1:], steps[1:]))]
-    place = 0
+    place, pitch = 0, max(row, swizzle)
     for index in itertools.product(*(range(count) for count in reversed(counts))):
         at = [corner[axis] + i * (steps[axis] if axis else 1) for axis, i in enumerate(reversed(index))]
         inside = all(0 <= a < size for a, size in zip(at, reversed(tensor.shape)))
@@ -309,6 +312,8 @@ def expected_tile(tensor: np.ndarray, corner, box, steps, row: int, swizzle: int
                 chunk ^= (place // 128) % (swizzle // 16)
             tile[16 * chunk + low] = byte
             place += 1
+        if place % pitch == row:  # to the next row, whose beginning is a span further
+            place += pitch - row
     return tile
 
 
@@ -320,6 +325,9 @@ CASES = [
     ("bf16", np.uint16, (20, 40), (-3, -2), (64, 16), (1, 1), "128b", "nan"),
     ("f32", np.float32, (20, 40), (25, 15), (16, 16), (1, 1), "64b", "nan"),
     ("s32", np.int32, (12, 12), (2, 1), (8, 7), (1, 1), "32b", "zero"),
+    ("f16", np.float16, (20, 40), (8, 3), (16, 11), (1, 1), "128b", "zero"),
+    ("u16", np.uint16, (5, 6, 24), (16, 2, 1), (24, 3, 4), (1, 1, 1), "64b", "zero"),
+    ("f32", np.float32, (20, 40), (4, 15), (4, 16), (1, 2), "32b", "nan"),
     ("f32", np.float32, (30, 16), (0, 5), (16, 12), (1, 3), "none", "zero"),
     ("u16", np.uint16, (5, 6, 24), (3, 2, 1), (16, 3, 2), (1, 1, 1), "none", "zero"),
     ("u8", np.uint8, (3, 4, 5, 32), (0, 1, 1, 1), (32, 3, 2, 2), (1, 2, 1, 1), "32b", "zero"),
@@ -382,6 +390,83 @@ def test_tensor_out_of_shared_memory(case):
     assert found.tobytes() == want.tobytes()
 
 
+# Columns of pixels: what a convolution reads for one element of its filter, worked out from the convolution
+
+CONVOLUTIONS = [
+    # image W, H, D; filter, padding, stride and dilation in each; first pixel of the output, element of the filter
+    ((9,), (3,), (1,), (1,), (1,), 0, (0,)),
+    ((9,), (3,), (1,), (2,), (2,), 3, (2,)),
+    ((7, 5), (3, 3), (1, 1), (1, 1), (1, 1), 0, (0, 0)),
+    ((7, 5), (3, 3), (1, 1), (1, 1), (1, 1), 30, (2, 1)),
+    ((8, 6), (3, 2), (1, 0), (2, 1), (1, 2), 5, (1, 1)),
+    ((7, 5), (3, 4), (2, 1), (3, 2), (1, 1), 0, (0, 3)),
+    ((5, 4, 3), (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), 17, (1, 2, 0)),
+    ((6, 5, 4), (2, 1, 3), (0, 0, 1), (2, 1, 2), (1, 1, 1), 2, (1, 0, 2)),
+]
+
+
+@pytest.mark.parametrize("swizzle, channels", [("none", 8), ("64b", 16)])
+@pytest.mark.parametrize("convolution", CONVOLUTIONS, ids=str)
+def test_columns_of_pixels(convolution, swizzle, channels):
+    size, reach, padding, stride, dilation, first, element = convolution
+    images, all_channels, pixels, at_channel = 2, 24, 37, 8
+    data = np.random.default_rng(4).integers(1, 60000, (images, *reversed(size), all_channels)).astype(np.uint16)
+    lower = [-p for p in padding]
+    upper = [p - (r - 1) * d for p, r, d in zip(padding, reach, dilation)]
+    outputs = [(s + 2 * p - (r - 1) * d - 1) // step + 1 for s, p, r, d, step in zip(size, padding, reach, dilation, stride)]
+    want = np.full((BYTES // 2,), 0xEEEE, np.uint16)
+    pitch = max(channels, {"none": 0, "64b": 32}[swizzle])
+    for pixel in range(pixels):
+        image, place = divmod(first + pixel, int(np.prod(outputs)))
+        output = np.unravel_index(place, outputs, order="F")
+        at = [o * step - p + e * d for o, step, p, e, d in zip(output, stride, padding, element, dilation)]
+        inside = image < images and all(0 <= a < s for a, s in zip(at, size))
+        for i in range(channels):
+            byte = 2 * (pixel * pitch + i)
+            byte ^= (byte >> 7 & 3) << 4 if swizzle == "64b" else 0
+            want[byte // 2] = data[(image, *reversed(at), at_channel + i)] if inside else 0
+    image, place = divmod(first, int(np.prod(outputs)))
+    start = [int(o) * step - p for o, step, p in zip(np.unravel_index(place, outputs, order="F"), stride, padding)]
+    strides = tuple(reversed(data.strides[:-1]))
+    dims = tuple(reversed(data.shape))
+
+    def map(address):
+        return encode_im2col("u16", address, dims, strides, lower, upper, channels, pixels, (1, *stride, 1), swizzle=swizzle)
+
+    corner, moves = coordinates((at_channel, *start, image)), coordinates([e * d for e, d in zip(element, dilation)])
+    copy = f"cp.async.bulk.tensor.{len(dims)}d.shared::cta.global.im2col.{COMPLETES} [%tile], [%map, {corner}], [%bar], {moves};"
+    prefetch = f"cp.async.bulk.prefetch.tensor.{len(dims)}d.L2.global.im2col [%map, {corner}], {moves};"
+    tile, _ = run(f"{prefetch} {expect(2 * pixels * channels)} {copy} {WAIT}", data, map)
+    assert (tile.view(np.uint16) == want).all()
+
+
+def test_the_mode_of_a_map_is_that_of_the_instruction():
+    load = f"cp.async.bulk.tensor.3d.shared::cta.global.im2col.{COMPLETES} [%tile], [%map, {{0, 0, 0}}], [%bar], {{0}};"
+    with pytest.raises(EmulatorFault, match="copies by .im2col with a tensor map for .tile"):
+        run(load, DATA, ("u8", (16, 16, 16), (16, 256), (16, 2, 2), (1, 1, 1), {}))
+    with pytest.raises(EmulatorFault, match="copies by .tile with a tensor map for .im2col"):
+        run(load.replace("im2col.", "").replace(", {0};", ";"), DATA, lambda at: encode_im2col("u8", at, (16, 16, 16), (16, 256), (0,), (0,), 16, 4))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"dims": (32, 8), "strides": (64,), "lower": (), "upper": ()}, "3 to 5"),
+        ({"upper": (0,)}, "corners"),
+        ({"lower": (-129, 0)}, "corners"),
+        ({"channels": 257}, "channels"),
+        ({"pixels": 1025}, "pixels"),
+        ({"channels": 64}, "swizzle 64b spans 64"),
+        ({"element_strides": (1, 1, 1)}, "element strides"),
+    ],
+)
+def test_maps_of_columns_that_are_refused(change, message):
+    good = dict(dtype="u16", address=4096, dims=(32, 8, 6, 2), strides=(64, 512, 3072), lower=(-1, -1), upper=(-1, -1), channels=32, pixels=64, swizzle="64b")
+    assert len(encode_im2col(**good)) == 128
+    with pytest.raises(ArgumentError, match=message):
+        encode_im2col(**good | change)
+
+
 @pytest.mark.parametrize(
     "body, message",
     [
@@ -410,12 +495,12 @@ GOOD = dict(dtype="f16", address=4096, dims=(64, 8), strides=(128,), box=(64, 8)
     [
         ({"dtype": "f8"}, "dtype"),
         ({"address": 4104}, "address"),
-        ({"dims": (64,)}, "strides"),
-        ({"dims": ()}, "dimensions"),
+        ({"dims": (64,), "box": (64,)}, "strides"),
+        ({"dims": (), "box": ()}, "dimensions"),
         ({"strides": (100,)}, "strides"),
         ({"box": (64, 257)}, "box"),
         ({"box": (12, 8), "swizzle": "none"}, "multiple of 16"),
-        ({"box": (32, 8)}, "swizzle 128b expects 128"),
+        ({"box": (72, 8)}, "swizzle 128b spans 128"),
         ({"element_strides": (1, 9)}, "element strides"),
         ({"dtype": "u16", "fill": "nan"}, "NaN"),
         ({"interleave": "16b"}, "interleave"),
@@ -441,7 +526,10 @@ def test_maps_that_are_refused(change, message):
         "cp.reduce.async.bulk.tensor.2d.global.shared::cta.exch.bulk_group",
         "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.im2col_no_offs.bulk_group",
         "cp.async.bulk.tensor.6d.shared::cta.global.tile.mbarrier::complete_tx::bytes",
-        "cp.async.bulk.tensor.3d.shared::cta.global.im2col.mbarrier::complete_tx::bytes",
+        "cp.async.bulk.tensor.2d.shared::cta.global.im2col.mbarrier::complete_tx::bytes",
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.im2col.mbarrier::complete_tx::bytes",
+        "cp.async.bulk.tensor.3d.shared::cta.global.im2col::w.mbarrier::complete_tx::bytes",
+        "cp.async.bulk.tensor.3d.global.shared::cta.im2col_no_offs.bulk_group",
         "cp.async.bulk.wait_group.write",
     ],
 )
