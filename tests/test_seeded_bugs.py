@@ -55,16 +55,17 @@ def compile_with(bug, kernel: str, folder: Path) -> Path:
 
 @pytest.fixture
 def modules(monkeypatch):
-    """Run calls on the modules of a folder instead of the project's."""
+    """Run calls on the modules of a folder instead of the project's, looking for races where warps wait for stages."""
+    before = []
 
-    def use(folder: Path):
+    def use(folder: Path, kernel: str):
+        before.append(backend.enter(backend=EmulatorBackend(schedule="warps", races=kernel in (MXFP8, MXFP4, NVFP4))))
         monkeypatch.setattr(units, "MODULES", folder)
         monkeypatch.setattr(units, "CHECKOUT", folder)   # its sources are patched on purpose
         units.check_fresh.cache_clear()
 
-    before = backend.enter(backend=EmulatorBackend(schedule="warps", races=True))
     yield use
-    backend.leave(before, "backend")
+    backend.leave(*before, "backend")
     units.check_fresh.cache_clear()
 
 
@@ -155,7 +156,7 @@ def attends_in_blocks(format):
     k *= np.linspace(0.5, 2, 330, dtype=np.float32)[:, None] * np.exp2(rng.integers(-1, 2, (330, 2)), dtype=np.float32).repeat(DIM // 2, axis=1)
     q *= np.exp2(rng.integers(-1, 2, (1, 1, 2, 20, 1)), dtype=np.float32)
     v *= np.exp2(rng.integers(-2, 3, (DIM,)), dtype=np.float32)
-    (out, lse), held = in_blocks(format, q, k, v, left=200, right=0, out_f32=True, lse=True)
+    (out, lse), held = in_blocks(format, q, k, v, left=200, right=0, out_bf16=True, lse=True)
     want, want_lse = restated_blocks(*held, format, window=(200, 0))
     close = np.abs(lse.reshape(want_lse.shape) - want_lse) <= 1e-4 * np.maximum(1, np.abs(want_lse))
     return ptxrt.compare(out.reshape(want.shape), want).relative_l2 <= 2.5e-3 and close.all()
@@ -220,13 +221,13 @@ CHECKS = {
 
 @pytest.mark.parametrize("kernel", CHECKS)
 def test_the_unpatched_copy_passes(modules, tmp_path, kernel):
-    modules(compile_with(None, kernel, tmp_path))
+    modules(compile_with(None, kernel, tmp_path), kernel)
     assert what_fails(kernel) is None
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)
 def test_bug_is_caught(modules, tmp_path, bug):
-    modules(compile_with(bug, bug.kernel, tmp_path))
+    modules(compile_with(bug, bug.kernel, tmp_path), bug.kernel)
     assert what_fails(bug.kernel) is not None
 
 

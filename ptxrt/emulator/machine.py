@@ -52,6 +52,7 @@ class Launch:
         self.shared_bytes = (start if program.dynamic else program.shared_bytes) + shared_bytes
         self.local_bytes = program.frame_bytes
         self.uniform: list[np.ndarray] = []
+        self.uniform_values: dict[str, np.ndarray] = {}  # by register; evaluated once, whichever blocks look them up
         self.meter: Optional[Progress] = None
 
     def special(self, name: str) -> int:

@@ -475,10 +475,11 @@ class Translator:
         missing = list(self.uniform_slots)[len(known) :]
         if not missing:
             return known
-        values: dict[str, np.ndarray] = {}
-        with np.errstate(all="ignore"):
-            for item in self.uniform_order:
-                self.evaluate(item, values, launch)
+        values = launch.uniform_values
+        if not values:
+            with np.errstate(all="ignore"):
+                for item in self.uniform_order:
+                    self.evaluate(item, values, launch)
         for name, kind in missing:
             raw = values[name]
             dtype = np.dtype(kind)
