@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../kernel.cuh"
 #include "../ptx/barrier.cuh"
@@ -50,12 +51,12 @@ __device__ inline float lane_max(const tile::Accumulator (&s)[tiles], int half) 
 }
 
 // Eight scores of a row, of column tiles first .. first + 3, as probabilities 2^(score factor - base).
-template <bool masked, int first, int tiles>
+template <int first, int tiles>
 __device__ inline void exponentials(float (&p)[8], const tile::Accumulator (&s)[tiles], int half, float factor, float base) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const float score = s[first + i / 2][2 * half + i % 2];
-        p[i] = ptx::ex2_approx_ftz_f32(masked ? score - base : fmaf(score, factor, -base));
+        p[i] = ptx::ex2_approx_ftz_f32(fmaf(score, factor, -base));
     }
 }
 
@@ -89,7 +90,7 @@ struct Probabilities<tile::Mxfp8> {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 float values[8];
-                exponentials<masked, 4 * step>(values, s, half, factor, row_max[half]);
+                exponentials<4 * step>(values, s, half, factor, row_max[half]);
                 p.codes[step][half] = ptx::cvt_rn_satfinite_e4m3x4_f32(values);
                 p.codes[step][2 + half] = ptx::cvt_rn_satfinite_e4m3x4_f32(values + 4);
                 if constexpr (sums) row_sum[half] += sum_of(values);
@@ -121,11 +122,10 @@ struct Probabilities<tile::Mxfp4> {
                 uint32_t scale[2];
                 static_for<2>([&](auto h) {
                     // The block's exponent below the row's, rounded up; beyond 2^-40 a block counts as that much.
-                    const float below = masked ? group_max[2 * step + h][half] - (row_max[half] + log2_6)
-                                               : fmaf(group_max[2 * step + h][half], factor, -(row_max[half] + log2_6));
+                    const float below = fmaf(group_max[2 * step + h][half], factor, -(row_max[half] + log2_6));
                     const float rounded = __fadd_ru(fmaxf(below, -40.0f), to_scale);
                     float values[8];
-                    exponentials<masked, 8 * step + 4 * h>(values, s, half, factor, row_max[half] + (rounded - to_scale));
+                    exponentials<8 * step + 4 * h>(values, s, half, factor, row_max[half] + (rounded - to_scale));
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
                     scale[h] = __float_as_uint(rounded);
                     if constexpr (sums) row_sum[half] = fmaf(__uint_as_float(scale[h] << 23), sum_of(values), row_sum[half]);
@@ -158,10 +158,10 @@ struct Probabilities<tile::Nvfp4> {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const float largest = group_max[2 * step + h][half];
-                    float base = masked ? largest - log2_6 : fmaf(largest, factor, -log2_6);
+                    float base = fmaf(largest, factor, -log2_6);
                     if (masked) base = fmaxf(base, row_max[half] - 40.0f);   // a block without visible keys
                     float values[8];
-                    exponentials<masked, 8 * step + 4 * h>(values, s, half, factor, base);
+                    exponentials<8 * step + 4 * h>(values, s, half, factor, base);
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
                     scales[2 * half + h] = ptx::ex2_approx_ftz_f32(base - row_max[half]);
                     if constexpr (sums) row_sum[half] = fmaf(scales[2 * half + h], sum_of(values), row_sum[half]);
@@ -175,13 +175,13 @@ struct Probabilities<tile::Nvfp4> {
 };
 
 // Online softmax with quantized P: behind the columns of o comes the sum of P as it is multiplied, which o is divided by.
-template <class Format, int slices, int dim_v>
-struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1> {
-    using Base = OnlineSoftmax<slices, dim_v, 1>;
+template <class Format, int slices, int dim_v, bool rolled>
+struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1, rolled> {
     using P = Probabilities<Format>;
     static constexpr int sum_column = dim_v / tile::mma_columns;
 
-    // Turns scores into P below a new maximum and brings o under it; where `sums`, keeps the sum of exact P, too.
+    // Turns scores into P below a new maximum and brings o under it; where `sums`, keeps the sum of exact P, too. `factor` takes a
+    // score to units of log2; `masked` scores may be -inf.
     template <bool masked, bool sums, int tiles>
     __device__ void take(ProbabilityFragments<Format, tiles> (&p)[slices], const tile::Accumulator (&s)[slices][tiles], float factor) {
         float group_max[slices][tiles / 4][2], new_max[slices][2], base[slices][2];
@@ -196,7 +196,7 @@ struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1> {
 #pragma unroll
                 for (int h = 1; h < tiles / 4; ++h) tile_max = fmaxf(tile_max, group_max[slice][h][half]);
                 tile_max = tile::reduce_row(tile_max, [](float a, float b) { return fmaxf(a, b); });
-                new_max[slice][half] = fmaxf(this->row_max[slice][half], ceilf(masked ? tile_max : tile_max * factor) - P::headroom);
+                new_max[slice][half] = fmaxf(this->row_max[slice][half], ceilf(tile_max * factor) - P::headroom);
                 grows |= new_max[slice][half] > this->row_max[slice][half];
             }
         if (ptx::vote_sync_any(grows)) this->raise(new_max);
@@ -212,9 +212,10 @@ struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1> {
     // o += P V, and the sums of P.
     template <int tiles, class Tile>
     __device__ void accumulate(const ProbabilityFragments<Format, tiles> (&p)[slices], const Tile &v) {
+        if constexpr (rolled) accumulate_rolled(p, v);
         const tile::FragmentB ones = {P::one, P::one};
         static_for<Tile::steps>([&](auto step) {
-            static_for<Tile::groups>([&](auto group) {
+            static_for<rolled ? 0 : Tile::groups>([&](auto group) {
                 const uint32_t scales = v.scales_b(step, group);
                 constexpr int group_tiles = 4 * Tile::columns_per_word, tiles_left = dim_v / 8 - group_tiles * group;
                 static_for<(tiles_left < group_tiles ? tiles_left : group_tiles) / 2>([&](auto pair) {
@@ -237,18 +238,42 @@ struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1> {
         });
     }
 
+    // o += P V with one copy of the MMAs for all groups of 32 columns; o lies in local memory then.
+    template <int tiles, class Tile>
+    __device__ void accumulate_rolled(const ProbabilityFragments<Format, tiles> (&p)[slices], const Tile &v) {
+#pragma unroll 1
+        for (int group = 0; group < dim_v / 32; ++group)
+            static_for<Tile::steps>([&](auto step) {
+                const int word = group / Tile::columns_per_word, byte = group % Tile::columns_per_word * Tile::step_blocks;
+                const uint32_t scales = v.scales_b(step, word) >> (8 * byte);
+                static_for<2>([&](auto pair) {
+                    tile::FragmentB b[2];
+                    tile::load_b(b, v.codes, 32 * group + 16 * pair, 2 * step);
+                    static_for<2>([&](auto half) {
+                        constexpr int j = 2 * pair + half;
+                        static_for<slices>([&](auto slice) {
+                            tile::multiply<0, 0, 0, j>(this->o[slice][4 * group + j], Format{}, p[slice].codes[step], p[slice].scales[step],
+                                                       b[half], scales);
+                        });
+                    });
+                });
+            });
+    }
+
     __device__ float denominator(int slice, int half) const { return this->o[slice][sum_column][2 * half]; }
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Q and scores
 
-// Q of a warp's slices: operand A at each step and its scales, two words of a row to a register.
-template <class Format, int slices, int dim>
+// Q of a warp's slices: operand A at each step and its scales, two words of a row to a register, or one where loops are `rolled`.
+template <class Format, int slices, int dim, bool rolled_>
 struct BlockQueries {
+    static constexpr bool rolled = rolled_;
     static constexpr int steps = dim / Format::depth, words = ceil_div(steps, Format::steps_per_word);
+    static constexpr int register_words = rolled ? 1 : 2;
     tile::FragmentA codes[slices][steps];
-    uint32_t scales[slices][ceil_div(words, 2)];
+    uint32_t scales[slices][ceil_div(words, register_words)];
 
     // Rows from `warp_row` on; rows and columns that are not there are zeros.
     __device__ void load(const BlockOperands &operands, const Problem &problem, int warp_row) {
@@ -259,7 +284,7 @@ struct BlockQueries {
             for (int half = 0; half < 2; ++half) {
                 const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
                 const uint8_t *source = operands.q_codes + problem.at(operands.q_codes_strides, min(row, problem.rows - 1));
-#pragma unroll
+#pragma unroll (rolled ? 1 : steps)
                 for (int step = 0; step < steps; ++step)
 #pragma unroll
                     for (int chunk = 0; chunk < 2; ++chunk) {
@@ -270,12 +295,12 @@ struct BlockQueries {
             }
             const int row = min(warp_row + 16 * slice + ptx::laneid() / 4 + 8 * (thread % 2), problem.rows - 1);
             const uint8_t *source = operands.q_scales + problem.at(operands.q_scales_strides, row);
-#pragma unroll
-            for (int i = 0; i < ceil_div(words, 2); ++i) {
+#pragma unroll (rolled ? 1 : words)
+            for (int i = 0; i < ceil_div(words, register_words); ++i) {
                 uint32_t word = 0;
 #pragma unroll
                 for (int byte = 0; byte < 4; ++byte) {
-                    const int block = 4 * (2 * i + thread / 2) + byte;
+                    const int block = 4 * (register_words * i + thread / 2 % register_words) + byte;
                     if (block < operands.q_blocks) word |= uint32_t(__ldg(source + block)) << (8 * byte);
                 }
                 scales[slice][i] = word;
@@ -285,8 +310,9 @@ struct BlockQueries {
 };
 
 // s = Q K^T for all keys of a tile, columns in `Order`.
-template <class Order, class Format, int slices, int dim, int tiles, class Tile>
-__device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tiles], const BlockQueries<Format, slices, dim> &q, const Tile &k) {
+template <class Order, class Format, int slices, int dim, bool rolled, int tiles, class Tile>
+__device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tiles],
+                                             const BlockQueries<Format, slices, dim, rolled> &q, const Tile &k) {
 #pragma unroll
     for (auto &slice : s)
 #pragma unroll
@@ -294,13 +320,29 @@ __device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tile
 #pragma unroll
             for (float &element : accumulator) element = 0.0f;
     const uint32_t lane_address = k.template lane_address<Order>();
-    static_for<tiles / 4>([&](auto group) {
+    // One copy of the MMAs for all steps; Q lies in local memory then.
+#pragma unroll 1
+    for (int step = 0; rolled && step < Tile::steps; ++step) {
+        const int word = step / Format::steps_per_word, byte = step % Format::steps_per_word * (4 / Format::steps_per_word);
+        static_for<tiles / 2>([&](auto pair) {
+            const uint32_t k_scales = k.template scales_b<Order>(pair / 2)[word] >> (8 * byte);
+            tile::FragmentB b[2];
+            Tile::template load_b<Order, pair>(b, lane_address, step);
+            static_for<2>([&](auto half) {
+                static_for<slices>([&](auto slice) {
+                    tile::multiply<0, 0, 0, 2 * (pair % 2) + half>(s[slice][2 * pair + half], Format{}, q.codes[slice][step],
+                                                                  q.scales[slice][word] >> (8 * byte), b[half], k_scales);
+                });
+            });
+        });
+    }
+    static_for<rolled ? 0 : tiles / 4>([&](auto group) {
         const auto &k_scales = k.template scales_b<Order>(group);
         static_for<Tile::steps>([&](auto step) {
             constexpr int word = step / Format::steps_per_word, byte = step % Format::steps_per_word * (4 / Format::steps_per_word);
             static_for<2>([&](auto pair) {
                 tile::FragmentB b[2];
-                Tile::template load_b<Order, 2 * group + pair, step>(b, lane_address);
+                Tile::template load_b<Order, 2 * group + pair>(b, lane_address, step);
                 static_for<2>([&](auto half) {
                     static_for<slices>([&](auto slice) {
                         tile::multiply<byte, word % 2, byte, 2 * pair + half>(s[slice][4 * group + 2 * pair + half], Format{},
@@ -331,6 +373,8 @@ struct BlockTiling {
     static constexpr int blocks = ptx::has_block_scaled_mma && widest <= 64 ? 2 : 1;
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
+    // Wide heads on stand-ins, whose speed is not the point, loop over one copy of their MMAs, which compiles sooner.
+    static constexpr bool rolled = !ptx::has_block_scaled_mma && widest > 128;
 
     using Keys = tile::KeyTile<ScoreFormat, block_keys, dim>;
     using Values = tile::ValueTile<ValueFormat, block_keys, dim_v>;
@@ -438,7 +482,7 @@ struct Pipeline {
 template <class Tiling>
 __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared, const BlockOperands &operands, const AttentionOptions &options,
                                                  float *exact_sum) {
-    using Softmax = BlockSoftmax<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v>;
+    using Softmax = BlockSoftmax<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v, Tiling::rolled>;
     using Order = typename Softmax::P::Order;
     const Problem problem(options);
     // Where a mask is causal, later rows have more to do; they start first.
@@ -454,7 +498,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
                               reinterpret_cast<const typename Tiling::Values *>(operands.v_tiles) + first_tile, range.begin, range.end};
     pipeline.start();
 
-    BlockQueries<typename Tiling::ScoreFormat, Tiling::slices, Tiling::dim> q;
+    BlockQueries<typename Tiling::ScoreFormat, Tiling::slices, Tiling::dim, Tiling::rolled> q;
     q.load(operands, problem, warp_row);
     Softmax softmax;
     softmax.start();
@@ -466,21 +510,21 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
         if (!idle && !(masked && index * block_keys >= warp_end)) {
             tile::Accumulator s[Tiling::slices][block_keys / tile::mma_columns];
             multiply_block_scores<Order>(s, q, stage.k);
-            if constexpr (masked) mask_scores<Order>(s, problem, warp_row, index * block_keys, scale);
+            if (masked) mask_scores<Order>(s, problem, warp_row, index * block_keys, scale);
             ProbabilityFragments<typename Tiling::ValueFormat, block_keys / tile::mma_columns> p[Tiling::slices];
-            softmax.template take<masked, sums>(p, s, scale * log2_e);
+            constexpr bool maybe_masked = !std::is_same_v<decltype(masked), std::false_type>;
+            softmax.template take<maybe_masked, sums>(p, s, masked ? 1.0f : scale * log2_e);
             softmax.accumulate(p, stage.v);
         }
         pipeline.release(index);
     };
     for (int index = range.begin; index < range.end; ++index) {
+        // Tiles without masks and sums have a loop of their own; stand-ins are so long that one body has to do for all.
         const int stop = range.plain_begin <= index ? range.plain_end : index;
-        // On the stand-ins, whose speed is not the point, one loop less.
         if constexpr (ptx::has_block_scaled_mma)
             if (!options.lse && !exact_sum)
                 for (; index < stop; ++index) step(index, std::false_type{}, std::false_type{});
-        for (; index < stop; ++index) step(index, std::false_type{}, std::true_type{});
-        if (index < range.end) step(index, std::true_type{}, std::true_type{});
+        if (index < range.end) step(index, index >= stop, std::true_type{});
     }
     ptx::bar_sync();   // every warp is done with the stages, over which the output goes
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row, operands.v_global ? *operands.v_global : 1.0f, exact_sum);
