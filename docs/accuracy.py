@@ -64,8 +64,11 @@ FORMATS = (
     Formats("bf16", "bf16", normal=_normal(4e-3, 0.99999, 1e-3)),
     Formats("f16", "f16", normal=_normal(4e-3, 0.99999, 1e-3)),
     Formats("mxfp8", "mxfp8", normal=_normal(0.06, 0.998, 0.005), lse=0.008, sink=0.02),
+    Formats("mxfp8", "bf16", normal=_normal(0.06, 0.998, 0.005), lse=0.008, sink=0.02),
+    Formats("nvfp4", "bf16", normal=_normal(0.15, 0.989, 0.015)),
     Formats("nvfp4", "mxfp8", normal=_normal(0.15, 0.989, 0.015)),
     Formats("nvfp4", "nvfp4", normal=_normal(0.20, 0.980, 0.025), lse=0.015, sink=0.10),
+    Formats("mxfp4", "mxfp8", normal=_normal(0.27, 0.965, 0.05)),
     Formats("mxfp4", "mxfp4", normal=_normal(0.27, 0.965, 0.05), lse=0.035),
     Formats("mxfp4", "bf16", "in_kernel"),
 )

@@ -12,14 +12,14 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from .blocks import BLOCK_FORMATS, BlockFormat
-from .formats import Format, bf16, f16
+from .formats import FORMATS, Format
 
 # Keys of a tile.
 TILE_KEYS = 64
 _CHUNK = 16  # bytes, the unit of every swizzle
 _ALL, _WHOLE_DEPTHS = (32, 64, 128, 192, 256), (64, 128, 192, 256)
 # Format -> the head dimensions that tiles are compiled for: whole steps of its matrix instruction.
-TILE_DIMS = {"mxfp8": _ALL, "mxfp4": _WHOLE_DEPTHS, "nvfp4": _WHOLE_DEPTHS, "bf16": _ALL, "f16": _ALL}
+TILE_DIMS = {"mxfp8": _ALL, "mxfp4": _WHOLE_DEPTHS, "nvfp4": _WHOLE_DEPTHS, "bf16": _ALL}
 # Values that the matrix instruction of a block format multiplies at once, along the blocks.
 _DEPTHS = {"mxfp8": 32, "mxfp4": 64, "nvfp4": 64}
 # The scale bytes that stand for 1.
@@ -55,7 +55,7 @@ def shared_tile(rows: int, row_bytes: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TileLayout:
-    """Tiles of `role` "k" or "v" in a format: "mxfp8", "mxfp4", "nvfp4" or, for values, "bf16" and "f16".
+    """Tiles of `role` "k" or "v" in a format: "mxfp8", "mxfp4", "nvfp4" or, for values, "bf16".
 
     dim: the head dimension compiled for. codes_places: of keys [64, bytes of a row], of values in block formats
     [bytes of a column, dim], in 16 bits [64, 2 dim]. scale_places: of keys [64, dim / block], of values
@@ -74,7 +74,7 @@ class TileLayout:
     @property
     def element(self) -> Format:
         """The 16-bit format of the values."""
-        return {"bf16": bf16, "f16": f16}[self.format]
+        return FORMATS[self.format]
 
     @property
     def axis(self) -> int:

@@ -5,7 +5,7 @@ What remains between a kernel and this is the order of float32 sums and the last
 
 import numpy as np
 
-from ptxrt.formats import e2m1, e4m3
+from ptxrt.formats import bf16, e2m1, e4m3
 from ptxrt.ops.attention_kernels import OPEN, visible
 
 TILE = 64
@@ -81,8 +81,12 @@ def in_nvfp4(weights):
     return (e2m1.values[e2m1.encode(blocks / scale)] * e4m3.values[e4m3.encode(scale)]).reshape(weights.shape)
 
 
+def in_bf16(weights):
+    return weights.astype(bf16.dtype).astype(np.float32)
+
+
 # By the format of V how weights are rounded, and how far the maximum lies below that of the scores, in steps of log2.
-WEIGHTS = {"mxfp8": (in_e4m3, 8), "mxfp4": (in_mxfp4, 0), "nvfp4": (in_nvfp4, 11)}
+WEIGHTS = {"mxfp8": (in_e4m3, 8), "mxfp4": (in_mxfp4, 0), "nvfp4": (in_nvfp4, 11), "bf16": (in_bf16, 0)}
 
 
 def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sinks=None):
@@ -118,8 +122,8 @@ def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sink
             top, total, both = rescaled(top, np.maximum(top, np.ceil(sink)), total, np.concatenate([values, exact[:, None]], axis=1))
             share = np.exp2(sink - top)
             total, values, exact = total + share, both[:, :-1], both[:, -1] + share
-        seen = total > 0
-        out[batch, head][seen] = values[seen] / total[seen, None]
+        seen, divisor = total > 0, exact if pv == "bf16" else total
+        out[batch, head][seen] = values[seen] / divisor[seen, None]
         with np.errstate(divide="ignore"):
             lse[batch, head] = (top + np.log2(exact)) * np.float32(np.log(2))
     return out, lse

@@ -8,7 +8,9 @@ import ptxrt
 from attention_restated import restated_blocks
 from ptxrt.ops.attention import exact_attention
 
-FORMATS = [("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("nvfp4", "mxfp8")]
+FORMATS = [("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("nvfp4", "mxfp8"), ("mxfp4", "mxfp8"), ("nvfp4", "bf16"), ("mxfp8", "bf16")]
+# Relative to weights that are not rounded, of normal scores.
+ROUNDING = {"mxfp8": 0.04, "mxfp4": 0.25, "nvfp4": 0.13, "bf16": 4e-3}
 each_format = pytest.mark.parametrize("qk, pv", FORMATS, ids=lambda name: name)
 
 
@@ -104,7 +106,7 @@ def test_head_dims(machine, rng, qk, pv, dim, dim_v):
     q, k, v = random_qkv(rng, 1, 2, 30, 70, dim, dim_v=dim_v)
     got = ptxrt.attention(q, k, v, qk=qk, pv=pv, out_dtype=np.float32)
     want, _ = exact_attention(*(np.asarray(x) for x in operands(q, k, v, qk, pv)))
-    assert got.shape == want.shape and relative(got, want) <= {"mxfp8": 0.04, "mxfp4": 0.25, "nvfp4": 0.13}[pv]  # weights are rounded
+    assert got.shape == want.shape and relative(got, want) <= ROUNDING[pv]
 
 
 @each_format

@@ -24,6 +24,10 @@ struct Operands {
     StridesK k_strides, v_strides;
 };
 
+// How far scores may exceed a row's maximum: P up to 2^8, where bf16 and f16 are as accurate; maxima that are given out are those
+// of the rows.
+__device__ inline float headroom_in_16_bits(bool gives_maxima) { return gives_maxima ? 0.0f : 8.0f; }
+
 // How a block divides the work: `warps` warps with `slices` times 16 rows each, tiles of `keys` keys in `stages` stages,
 // `blocks` blocks to a multiprocessor, so that one computes scores while another multiplies.
 //
@@ -243,7 +247,13 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
     });
 }
 
-// Takes the scores of the tile that starts at `first_key` to units of log2 and hides the keys that their rows do not see.
+// What takes scores to units of log2: where they need more than a factor, mask_scores does. Never 0, which would make NaN of the
+// -inf of hidden keys.
+__device__ inline float score_factor(const Problem &problem, float scale) {
+    return problem.transforms_scores() ? 1.0f : fmaxf(scale * log2_e, 0x1p-126f);
+}
+
+// Hides the keys of the tile that starts at `first_key` from the rows that do not see them.
 template <class Order, int slices, int tiles>
 __device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, int warp_row, int first_key,
                                    float scale) {
@@ -251,11 +261,7 @@ __device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const 
     auto row_of = [&](int slice, int half) {
         return min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
     };
-    if (problem.transforms_scores()) {
-        transform_scores<Order>(s, problem, row_of, first_key, scale);
-    } else {
-        for_scores<Order>(s, [&](float &score, int, int, int) { score *= scale * log2_e; });
-    }
+    if (problem.transforms_scores()) transform_scores<Order>(s, problem, row_of, first_key, scale);
     // Seen are the keys of the tile before the end and, under a window, not before the first.
     int bound[slices][2];
     auto bound_by = [&](auto &&key_of) {
@@ -410,8 +416,7 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
     ptx::cp_async_commit_group();
 
     OnlineSoftmax<Tiling::slices, Tiling::dim_v> softmax;
-    // P up to 2^8, where bf16 and f16 are as accurate; maxima that are given out are those of the rows.
-    softmax.start(options.partial ? 0.0f : 8.0f);
+    softmax.start(headroom_in_16_bits(options.partial != nullptr));
     WarpQueries<QueryTile, Tiling::slices, Tiling::dim / 16, Tiling::keeps_q> q{
         tile::address_a(shared.q) + uint32_t((warp_row - first_row) * (sizeof(shared.q) / Tiling::rows))};
     if (Tiling::keeps_q && range.begin < range.end) {
@@ -422,6 +427,7 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
     const uint32_t k = tile::address_b(shared.stage[0].k), v = tile::address_b_transposed(shared.stage[0].v);
     const bool idle = warp_row >= problem.rows;
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
+    const float factor = score_factor(problem, options.scale);
     uint32_t stage_offset = 0;   // of the tile at hand
     auto step = [&](int index, auto masked) {
         ptx::cp_async_wait_group<0>();
@@ -438,7 +444,7 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
         multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current);
         copy_next();   // hides under the last of these MMAs
         if constexpr (masked) mask_scores<tile::NaturalKeys>(s, problem, warp_row, index * Tiling::keys, options.scale);
-        softmax.template take<masked>(s, options.scale * log2_e);
+        softmax.template take<masked>(s, factor);
         accumulate_values<Element, Tiling::dim_v, ValueTile>(softmax.o, s, v + current);
     };
     for (int index = range.begin; index < range.end; ++index) {

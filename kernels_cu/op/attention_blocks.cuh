@@ -1,8 +1,9 @@
-// Fused attention on operands in block formats: block-scaled MMAs for S = Q K^T and O = P V, with P quantized in registers.
+// Fused attention on operands in block formats: block-scaled MMAs for S = Q K^T and O = P V, with P quantized in registers; or V
+// in 16 bits, and P rounded to it.
 //
 // K and V come as tiles that one bulk copy each brings to shared memory (tile/block_tiles.cuh). The columns of S stand for keys
-// in the order that makes P an operand where it lies. The denominator is the sum of P as it is multiplied, codes times scales:
-// one more column of V, all ones.
+// in the order that makes P an operand where it lies. How P is made of scores and multiplied by V is a WeightedValues for each
+// format of V.
 #pragma once
 
 #include <cstdint>
@@ -50,14 +51,11 @@ __device__ inline float lane_max(const tile::Accumulator (&s)[tiles], int half) 
     return result;
 }
 
-// Eight scores of a row, of column tiles first .. first + 3, as probabilities 2^(score factor - base).
-template <int first, int tiles>
-__device__ inline void exponentials(float (&p)[8], const tile::Accumulator (&s)[tiles], int half, float factor, float base) {
+// Eight scores of a row, of column tiles first .. first + 3, as probabilities 2^exponent(score).
+template <int first, int tiles, class Exponent>
+__device__ inline void exponentials(float (&p)[8], const tile::Accumulator (&s)[tiles], int half, Exponent &&exponent) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float score = s[first + i / 2][2 * half + i % 2];
-        p[i] = ptx::ex2_approx_ftz_f32(fmaf(score, factor, -base));
-    }
+    for (int i = 0; i < 8; ++i) p[i] = ptx::ex2_approx_ftz_f32(exponent(s[first + i / 2][2 * half + i % 2]));
 }
 
 __device__ inline float sum_of(const float (&p)[8]) {
@@ -68,8 +66,9 @@ __device__ inline float sum_of(const float (&p)[8]) {
 // range of P is used from its top and a tail far below the maximum survives.
 //
 // encode() takes the scores of 16 rows; group_max[h][half] is the largest score of 32 keys (h) in a row, reduced over as many
-// lanes of the quad as share a scale; row_max is that of the row already. Where `sums`, P before it is rounded is added to
-// row_sum, for the logarithm of the sum alone.
+// lanes of the quad as share a scale; row_max is that of the row already. Codes and scales are the same under any row_max, but
+// for a power of two: what is rounded to them comes from Exponents, or from exponents without a row_max in them. Where `sums`, P
+// before it is rounded is added to row_sum, for the logarithm of the sum alone.
 template <class Format>
 struct Probabilities;
 
@@ -89,8 +88,9 @@ struct Probabilities<tile::Mxfp8> {
             p.scales[step] = unit_scale;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                const Exponents below(row_max[half]);
                 float values[8];
-                exponentials<4 * step>(values, s, half, factor, row_max[half]);
+                exponentials<4 * step>(values, s, half, [&](float score) { return below(score, factor); });
                 p.codes[step][half] = ptx::cvt_rn_satfinite_e4m3x4_f32(values);
                 p.codes[step][2 + half] = ptx::cvt_rn_satfinite_e4m3x4_f32(values + 4);
                 if constexpr (sums) row_sum[half] += sum_of(values);
@@ -119,13 +119,15 @@ struct Probabilities<tile::Mxfp4> {
             uint32_t words[2];   // of rows g and g + 8
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                const Exponents below(row_max[half]);
                 uint32_t scale[2];
                 static_for<2>([&](auto h) {
                     // The block's exponent below the row's, rounded up; beyond 2^-40 a block counts as that much.
-                    const float below = fmaf(group_max[2 * step + h][half], factor, -(row_max[half] + log2_6));
-                    const float rounded = __fadd_ru(fmaxf(below, -40.0f), to_scale);
+                    const float exponent = below(group_max[2 * step + h][half], factor) - log2_6;
+                    const float rounded = __fadd_ru(fmaxf(exponent, -40.0f), to_scale);
+                    const float base = row_max[half] + (rounded - to_scale);
                     float values[8];
-                    exponentials<8 * step + 4 * h>(values, s, half, factor, row_max[half] + (rounded - to_scale));
+                    exponentials<8 * step + 4 * h>(values, s, half, [&](float score) { return fmaf(score, factor, -base); });
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
                     scale[h] = __float_as_uint(rounded);
                     if constexpr (sums) row_sum[half] = fmaf(__uint_as_float(scale[h] << 23), sum_of(values), row_sum[half]);
@@ -161,9 +163,9 @@ struct Probabilities<tile::Nvfp4> {
                     float base = fmaf(largest, factor, -log2_6);
                     if (masked) base = fmaxf(base, row_max[half] - 40.0f);   // a block without visible keys
                     float values[8];
-                    exponentials<8 * step + 4 * h>(values, s, half, factor, base);
+                    exponentials<8 * step + 4 * h>(values, s, half, [&](float score) { return fmaf(score, factor, -base); });
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
-                    scales[2 * half + h] = ptx::ex2_approx_ftz_f32(base - row_max[half]);
+                    scales[2 * half + h] = ptx::ex2_approx_ftz_f32(Exponents(row_max[half])(base, 1.0f));
                     if constexpr (sums) row_sum[half] = fmaf(scales[2 * half + h], sum_of(values), row_sum[half]);
                 }
             });
@@ -174,14 +176,33 @@ struct Probabilities<tile::Nvfp4> {
     }
 };
 
-// Online softmax with quantized P: behind the columns of o comes the sum of P as it is multiplied, which o is divided by.
+// ---------------------------------------------------------------------------------------------------------------------
+// Softmax and O = P V
+
+// The running softmax by the format of V: the order of the keys, start(), add() of a tile, denominator(), and what OnlineSoftmax
+// has. sums_apart: sums of exact P are another work than the denominator's, and are kept where `sums` asks for them.
+//
+// In block formats P is quantized: the denominator is the sum of P as it is multiplied, codes times scales, which is one more
+// column of V, all ones, and of o.
 template <class Format, int slices, int dim_v, bool rolled>
-struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1, rolled> {
+struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
     using P = Probabilities<Format>;
+    using Order = typename P::Order;
+    static constexpr bool sums_apart = true;
     static constexpr int sum_column = dim_v / tile::mma_columns;
 
-    // Turns scores into P below a new maximum and brings o under it; where `sums`, keeps the sum of exact P, too. `factor` takes a
-    // score to units of log2; `masked` scores may be -inf.
+    // Whether maxima are given out or not, P::headroom says where they are.
+    __device__ void start(bool) { OnlineSoftmax<slices, dim_v, 1, rolled>::start(); }
+
+    // Adds the values of a tile, weighed by its scores.
+    template <bool masked, bool sums, int tiles, class Tile>
+    __device__ void add(const tile::Accumulator (&s)[slices][tiles], const Tile &v, float factor) {
+        ProbabilityFragments<Format, tiles> p[slices];
+        take<masked, sums>(p, s, factor);
+        accumulate(p, v);
+    }
+
+    // Turns scores into P below a new maximum and brings o under it; where `sums`, keeps the sum of exact P, too.
     template <bool masked, bool sums, int tiles>
     __device__ void take(ProbabilityFragments<Format, tiles> (&p)[slices], const tile::Accumulator (&s)[slices][tiles], float factor) {
         float group_max[slices][tiles / 4][2], new_max[slices][2], base[slices][2];
@@ -261,6 +282,21 @@ struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1, rolled> {
     }
 
     __device__ float denominator(int slice, int half) const { return this->o[slice][sum_column][2 * half]; }
+};
+
+// In 16 bits P is rounded, and the denominator is the sum of exact P: as op/attention.cuh has it. These MMAs need no stand-in.
+template <int slices, int dim_v, bool rolled>
+struct WeightedValues<tile::Bf16, slices, dim_v, rolled> : OnlineSoftmax<slices, dim_v> {
+    using Order = tile::NaturalKeys;
+    static constexpr bool sums_apart = false;
+
+    __device__ void start(bool gives_maxima) { OnlineSoftmax<slices, dim_v>::start(headroom_in_16_bits(gives_maxima)); }
+
+    template <bool masked, bool, int tiles, class Tile>
+    __device__ void add(tile::Accumulator (&s)[slices][tiles], const Tile &v, float factor) {
+        this->template take<masked>(s, factor);
+        accumulate_values<tile::Bf16::Element, dim_v, Tile>(this->o, s, tile::address_b_transposed(v));
+    }
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -482,8 +518,8 @@ struct Pipeline {
 template <class Tiling>
 __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared, const BlockOperands &operands, const AttentionOptions &options,
                                                  float *exact_sum) {
-    using Softmax = BlockSoftmax<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v, Tiling::rolled>;
-    using Order = typename Softmax::P::Order;
+    using Softmax = WeightedValues<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v, Tiling::rolled>;
+    using Order = typename Softmax::Order;
     const Problem problem(options);
     // Where a mask is causal, later rows have more to do; they start first.
     const int first_row = (gridDim.x - 1 - blockIdx.x) * Tiling::rows;
@@ -501,7 +537,8 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
     BlockQueries<typename Tiling::ScoreFormat, Tiling::slices, Tiling::dim, Tiling::rolled> q;
     q.load(operands, problem, warp_row);
     Softmax softmax;
-    softmax.start();
+    softmax.start(options.partial != nullptr);
+    const float factor = score_factor(problem, scale);
     const bool idle = warp_row >= problem.rows;
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
     auto step = [&](int index, auto masked, auto sums) __attribute__((always_inline)) {   // its arrays are registers
@@ -511,18 +548,16 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
             tile::Accumulator s[Tiling::slices][block_keys / tile::mma_columns];
             multiply_block_scores<Order>(s, q, stage.k);
             if (masked) mask_scores<Order>(s, problem, warp_row, index * block_keys, scale);
-            ProbabilityFragments<typename Tiling::ValueFormat, block_keys / tile::mma_columns> p[Tiling::slices];
             constexpr bool maybe_masked = !std::is_same_v<decltype(masked), std::false_type>;
-            softmax.template take<maybe_masked, sums>(p, s, masked ? 1.0f : scale * log2_e);
-            softmax.accumulate(p, stage.v);
+            softmax.template add<maybe_masked, sums>(s, stage.v, factor);
         }
         pipeline.release(index);
     };
     for (int index = range.begin; index < range.end; ++index) {
-        // Tiles without masks and sums have a loop of their own; stand-ins are so long that one body has to do for all.
+        // Tiles without masks and sums apart have a loop of their own; stand-ins are so long that one body has to do for all.
         const int stop = range.plain_begin <= index ? range.plain_end : index;
         if constexpr (ptx::has_block_scaled_mma)
-            if (!options.lse && !exact_sum)
+            if (!Softmax::sums_apart || (!options.lse && !exact_sum))
                 for (; index < stop; ++index) step(index, std::false_type{}, std::false_type{});
         if (index < range.end) step(index, index >= stop, std::true_type{});
     }

@@ -8,13 +8,26 @@
 
 namespace op {
 
+// Exponents x = score factor - base of weights 2^x, where `base` is a whole number: rounded to multiples of 2^-17 while |x| < 32,
+// beyond which no weight counts. Under another base they are the same less a whole number, bit for bit, so that neither a
+// row's maximum nor what it was before decides to which side a weight next to a tie is rounded.
+//
+// Floats from 64 to 128 are such multiples, so that one fma there rounds; its sum with the base is exact. Beside a base of 2^28
+// or more, which scores or masks may have, less or nothing is left of the 96: then the fma rounds as it would by itself.
+struct Exponents {
+    float offset, grid;
+
+    __device__ explicit Exponents(float base) : offset(96.0f - base), grid(offset + base) {}
+    __device__ float operator()(float score, float factor) const { return fmaf(score, factor, offset) - grid; }
+};
+
 // The running softmax of `slices` times 16 rows of a warp over dim_v columns: o is the output before division, [h] belongs
 // to rows g + 8 h of a slice.
 //
 // The maximum is kept in units of log2 and rounded up to an integer, so that probabilities are the exact ones times a power
-// of two: rescaling is exact, and neither the order of tiles nor how keys are split changes a probability's mantissa. For
-// the same reason a row may keep its maximum until a score exceeds it by more than `headroom`: its sum and output are then
-// larger by a power of two, and less is rescaled. `more` column tiles behind those of the output go along with it.
+// of two: rescaling is exact, and neither the order of tiles nor how keys are split changes a probability's mantissa (see
+// Exponents). For the same reason a row may keep its maximum until a score exceeds it by more than `headroom`: its sum and
+// output are then larger by a power of two, and less is rescaled. `more` column tiles behind those of the output go along.
 //
 // Where loops over the columns of o are `rolled`, o lies in local memory.
 template <int slices, int dim_v, int more = 0, bool rolled_ = false>
@@ -50,8 +63,8 @@ struct OnlineSoftmax {
     // What brings values under a maximum under another, at least as large; -inf means none yet.
     __device__ static float rescale(float max, float new_max) { return power_of_two(max == new_max ? 0.0f : max - new_max); }
 
-    // Turns scores into probabilities below a new maximum and brings o and row_sum under it. `factor` takes a score to units
-    // of log2; `masked` scores are there already and may be -inf.
+    // Turns scores into probabilities below a new maximum and brings o and row_sum under it. `factor`, above 0, takes a score to
+    // units of log2; `masked` scores may be -inf.
     template <bool masked, int tiles>
     __device__ void take(tile::Accumulator (&s)[slices][tiles], float factor) {
         float tile_max[slices][2];
@@ -65,7 +78,7 @@ struct OnlineSoftmax {
 #pragma unroll
                 for (int j = 1; j < tiles; ++j) max = fmaxf(max, fmaxf(s[slice][j][2 * half], s[slice][j][2 * half + 1]));
                 max = tile::reduce_row(max, [](float a, float b) { return fmaxf(a, b); });
-                if (!masked) max *= factor;
+                max *= factor;
                 grows |= max > row_max[slice][half] + headroom;
             }
         if (ptx::vote_sync_any(grows)) {
@@ -80,18 +93,21 @@ struct OnlineSoftmax {
         }
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice) {
-            float base[2];
-#pragma unroll
-            for (int half = 0; half < 2; ++half)   // no key yet: -inf less -inf would be NaN
-                base[half] = masked && row_max[slice][half] == -INFINITY ? 0.0f : row_max[slice][half];
+            const Exponents exponents[2] = {below<masked>(slice, 0), below<masked>(slice, 1)};
 #pragma unroll
             for (auto &scores : s[slice])
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    scores[i] = ptx::ex2_approx_ftz_f32(masked ? scores[i] - base[i / 2] : fmaf(scores[i], factor, -base[i / 2]));
+                    scores[i] = ptx::ex2_approx_ftz_f32(exponents[i / 2](scores[i], factor));
                     row_sum[slice][i / 2] += scores[i];
                 }
         }
+    }
+
+    // Exponents relative to a row's maximum; with no key yet, where -inf less -inf would be NaN, relative to 0.
+    template <bool masked>
+    __device__ Exponents below(int slice, int half) const {
+        return Exponents(masked && row_max[slice][half] == -INFINITY ? 0.0f : row_max[slice][half]);
     }
 
     // Brings o and row_sum under new maxima; rows whose maximum stays are multiplied by 1.

@@ -1,4 +1,5 @@
-// Tiles of keys and of values in block formats, as they stand in global memory and, byte for byte, in shared memory.
+// Tiles of keys and of values in block formats, and of values in 16 bits, as they stand in global memory and, byte for byte, in
+// shared memory.
 //
 // A tile is one struct: a bulk copy brings it in without an address being computed, and the kernels that write tiles and those
 // that read them share its definition. Source of the operand layouts: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
@@ -25,6 +26,12 @@ struct Mxfp4 {
 };
 struct Nvfp4 {
     static constexpr int bits = 4, block = 16, depth = 64, steps_per_word = 1;
+};
+
+// Values in 16 bits, without scales.
+struct Bf16 {
+    using Element = __nv_bfloat16;
+    static constexpr int bits = 16;
 };
 
 // In which order the keys of a tile become columns of S. An MMA whose A is P takes from a lane 4 (e4m3) or 8 (e2m1)
@@ -123,6 +130,12 @@ struct alignas(128) ValueTile {
     }
 
     __device__ uint32_t scales_b(int step, int group) const { return scales[step][group][ptx::laneid()]; }
+};
+
+// `keys` keys of `dim_v` values in 16 bits, as they are.
+template <int keys_, int dim_v_>
+struct alignas(128) ValueTile<Bf16, keys_, dim_v_> : SharedTile<keys_, dim_v_ * int(sizeof(Bf16::Element))> {
+    using Format = Bf16;
 };
 
 // c += A B at one MMA's depth, of codes with scales, selectors being constants: byte and thread of each operand's scales.

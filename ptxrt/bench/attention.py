@@ -32,7 +32,10 @@ RATES: dict[tuple[str, str], tuple[Kernel, Kernel]] = {
     ("mxfp8", "mxfp8"): (mma_rate_mxf8f6f4_e4m3, mma_rate_mxf8f6f4_e4m3),
     ("nvfp4", "nvfp4"): (mma_rate_mxf4nvf4, mma_rate_mxf4nvf4),
     ("nvfp4", "mxfp8"): (mma_rate_mxf4nvf4, mma_rate_mxf8f6f4_e4m3),
+    ("nvfp4", "bf16"): (mma_rate_mxf4nvf4, mma_rate_bf16),
+    ("mxfp8", "bf16"): (mma_rate_mxf8f6f4_e4m3, mma_rate_bf16),
     ("mxfp4", "mxfp4"): (mma_rate_mxf4, mma_rate_mxf4),
+    ("mxfp4", "mxfp8"): (mma_rate_mxf4, mma_rate_mxf8f6f4_e4m3),
     ("mxfp4", "bf16"): (mma_rate_mxf8f6f4_e2m1, mma_rate_bf16),
 }
 # What is measured unasked.

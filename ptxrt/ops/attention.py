@@ -80,8 +80,8 @@ def attention(
     layout="bshd". Heads h of q with the same h // (H / Hkv) share a head of k and v.
     qk, pv: formats of the operands of the two products, "bf16" or "f16"; pv is qk's where None. float32, and a 16-bit type that
     is not the format's, are rounded to it. qk="mxfp4", pv="bf16", quantize="in_kernel": Q and K quantized as they are loaded.
-    "mxfp8", "mxfp4", "nvfp4", and "nvfp4" with pv="mxfp8": q, k and v are quantized first, as `quantize_operand` does; what it gives
-    may stand in their place, so that K and V are quantized once and used many times.
+    "mxfp8", "mxfp4", "nvfp4", also "mxfp4" and "nvfp4" with pv="mxfp8", and "mxfp8" and "nvfp4" with pv="bf16": q, k and v are quantized
+    first, as `quantize_operand` does; what it gives may stand in their place, so that K and V are quantized once and used many times.
     scale: finite; 1 / sqrt(D) where None. softcap: above 0, scores become softcap tanh(score / softcap).
     causal: query i sees key j where j <= i + Sk - Sq. window: (left, right), whole numbers from 0 on or None for
     open; i sees j where -left <= j - (i + Sk - Sq) <= right. With causal, right is 0.

@@ -15,16 +15,19 @@ from .attention_kernels import OPEN, PARTIAL, ROW_SUMS, SUMS, attend, ends_of, e
 from .operands import Operand, quantize_operand
 
 # Formats of Q and K, and of V.
-FORMATS = (("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("nvfp4", "mxfp8"))
+FORMATS = (
+    *(("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4")),
+    *(("nvfp4", "mxfp8"), ("mxfp4", "mxfp8"), ("nvfp4", "bf16"), ("mxfp8", "bf16")),
+)
 # How far a row's maximum lies below the scores', so that weights use the range of their format from its top.
-HEADROOM = {"mxfp8": 8, "mxfp4": 0, "nvfp4": 11}
+HEADROOM = {"mxfp8": 8, "mxfp4": 0, "nvfp4": 11, "bf16": 0}
 
 _TEXT = """Compute softmax(scale Q K^T) V with Q and K in {qk}, weights and V in {pv}: a head of K and V for each group of heads of Q.
 
 q_codes and q_scales are those of `quantize` along the last axis, k_tiles those of `pack_keys_{qk}`, v_tiles those of
 `pack_values_{pv}`, of which `keys` are there. q_global, k_global, v_global: what all of them are multiplied by, the global
 scales of NVFP4; 1 where omitted.
-Sums and softmax are float32. Weights are rounded to {weights}; they are divided by their sum as it is multiplied.
+Sums and softmax are float32. Weights are rounded to {weights}; they are divided by their sum {divisor}.
 lse is of the weights before they are rounded, as is exact_sum, beside row_sum.
 All else as for `attention_bf16`, but that row_max lies {headroom} below the largest score rounded up, in units of log2.
 The reference is float64 attention of what the operands hold."""
@@ -32,9 +35,10 @@ _WEIGHTS = {
     "mxfp8": "e4m3",
     "mxfp4": "e2m1 with a power of two for 32 keys, under which none saturates",
     "nvfp4": "e2m1 with a ue4m3 scale for 16 keys, whose largest becomes 6",
+    "bf16": "bf16",
 }
 # Relative to weights that are not rounded, of normal scores: measured are two thirds of these.
-_ROUNDING = {"mxfp8": 0.04, "mxfp4": 0.25, "nvfp4": 0.13}
+_ROUNDING = {"mxfp8": 0.04, "mxfp4": 0.25, "nvfp4": 0.13, "bf16": 3e-3}
 
 
 def _normal(rng: np.random.Generator, *shape) -> np.ndarray:
@@ -145,8 +149,10 @@ def _declare(qk: str, pv: str) -> Kernel:
         attend(q, k[:, :, :keys], v[:, :, :keys], options, sequences, outputs, lse, parts, HEADROOM[pv])
 
     body.__name__ = body.__qualname__ = f"attention_{qk}" + (f"_{pv}" if pv != qk else "")
-    body.__doc__ = _TEXT.format(qk=qk, pv=pv, weights=_WEIGHTS[pv], headroom=HEADROOM[pv])
-    rounded = Tolerance(f"weights are rounded to {BLOCK_FORMATS[pv].element.name}, the reference's are not", relative_l2=weights)
+    divisor = "as it is multiplied" if pv in BLOCK_FORMATS else "before that"
+    body.__doc__ = _TEXT.format(qk=qk, pv=pv, weights=_WEIGHTS[pv], divisor=divisor, headroom=HEADROOM[pv])
+    element = BLOCK_FORMATS[pv].element.name if pv in BLOCK_FORMATS else pv
+    rounded = Tolerance(f"weights are rounded to {element}, the reference's are not", relative_l2=weights)
     return kernel(
         grid="group*queries splits*heads_kv sequences",
         variants={"dim": TILE_DIMS[qk]},

@@ -66,7 +66,7 @@ class Operand(QuantizedArray):
     have tiles of 64: codes is uint8 [batch, heads, ceil(length / 64), bytes of a tile], scales is None, and
     `layout.tile.dim` is the head dimension they are filled up to. mean: float32 [batch, heads, dim], what was
     taken from keys before; None where nothing was. Values of an operand (`dequantize`, `np.asarray`) have it again.
-    format: "mxfp8", "mxfp4", "nvfp4"; of values also "bf16" and "f16".
+    format: "mxfp8", "mxfp4", "nvfp4"; of values also "bf16".
     """
 
     def __init__(self, codes, scales=None, *, format, role, shape, dim=None, global_scale=None, mean=None):
@@ -149,7 +149,7 @@ def quantize_operand(
 ) -> Operand:
     """Quantize queries, keys or values as attention reads them: x [B, H, S, D] of float32, float16 or bfloat16, D up to 256.
 
-    format: "mxfp8", "mxfp4" or "nvfp4"; of values also "bf16" and "f16", which only rounds. role: "q", "k" or "v".
+    format: "mxfp8", "mxfp4" or "nvfp4"; of values also "bf16", which only rounds. role: "q", "k" or "v".
     Queries and keys have their blocks along D, values along S; keys and values stand in tiles of 64, filled up with zeros.
     smooth: of keys, whether their mean over S is subtracted first (softmax does not see it; attention undoes it in its
     log-sum-exp); None does so for 4-bit formats. layout: "bhsd", or "bshd" for x [B, S, H, D]; the result has the shape
