@@ -4,6 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 import ptxrt
 from attention_restated import restated_blocks
 from ptxrt.ops.attention import exact_attention
@@ -144,6 +147,38 @@ def test_prepared_calls_take_operands(machine, rng, qk, pv):
     np.testing.assert_array_equal(out.to_numpy(), want)
     for _ in range(2):  # the second is remembered
         np.testing.assert_array_equal(ptxrt.attention(*given, qk=qk, pv=pv, out=out).to_numpy(), want)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    *(st.sampled_from(FORMATS), st.integers(1, 40), st.integers(2, 6), st.integers(1, 32), st.floats(0, 1)),
+    *(st.sampled_from([0.5, 1, 4]), st.sampled_from([0, 3, 12]), st.integers(0, 2**32)),
+)
+def test_segments_merge_to_the_whole(formats, queries, runs, last, at, spread, rise, seed):
+    """Segments merged by row_max and row_sum equal one pass: codes of weights do not depend on the maximum they are relative to.
+
+    So float32 sums are all that differs, 1e-5. But under large scores there are weights, and scales of weights, of 2^-14 and less
+    beside the largest, where e4m3 is subnormal: 1e-3. Segments are whole blocks of 32 keys; scores rise along the keys by `rise`.
+    """
+    qk, pv = formats
+    rng, keys, cut = np.random.default_rng(seed), 32 * (runs - 1) + last, 32 * max(1, round(at * (runs - 1)))
+    q, k, v = random_qkv(rng, 1, 2, queries, keys, 64)
+    q, k = spread * q, k + rise / keys * np.arange(keys, dtype=np.float32)[:, None] * q.mean(axis=2, keepdims=True)
+    with ptxrt.using("emulator"):
+        of_q, of_k, of_v = operands(q, k, v, qk, pv, smooth=False)
+        whole, row_max, row_sum = ptxrt.attention(of_q, of_k, of_v, qk=qk, pv=pv, normalize=False)
+        segments = []
+        for part in slice(0, cut), slice(cut, None):
+            of = [
+                ptxrt.quantize_operand(x[:, :, part], whole.format, role=whole.role, global_scale=whole.global_scale, **more)
+                for x, whole, more in ((k, of_k, dict(smooth=False)), (v, of_v, {}))
+            ]
+            segments.append(ptxrt.attention(of_q, *of, qk=qk, pv=pv, normalize=False))
+        outs, maxima, sums = zip(*segments)
+        out, lse = ptxrt.merge(outs, row_max=maxima, row_sum=sums)
+    bound = 1e-3 if spread == 4 and pv in ("mxfp8", "nvfp4") else 1e-5
+    assert relative(out, whole / row_sum[..., None]) < bound
+    np.testing.assert_allclose(lse, (row_max + np.log2(row_sum)) * np.log(2), rtol=1e-5, atol=bound)
 
 
 def test_keys_are_not_smoothed_where_scores_must_be_their_own(machine, rng):

@@ -95,7 +95,7 @@ def attention(
     smooth_q: for block formats; False does nothing.
     return_lse: also return the natural logarithm of each row's denominator, float32 [B, H, Sq].
     normalize: where False, return (out, row_max, row_sum), all float32: out / row_sum is the output, the denominator is
-    2**row_max row_sum, and row_max is a whole number.
+    2**row_max row_sum, and row_max is a whole number. `merge` takes them from several segments of the keys.
     out_dtype: float32, float16 or bfloat16; bfloat16 where None, or float16 for pv="f16". out: an array of the output's
     shape to write to, whose dtype then decides. stream: of the device; None is the library's own.
 
@@ -111,37 +111,47 @@ def attention(
     return results[0] if len(results) == 1 else results
 
 
-def merge(outputs, lses, *, out_dtype=np.float32, stream=None):
-    """Merge attention over segments of the keys: (output, lse) of all, from the outputs and lses of each.
+def merge(outputs, lses=None, *, row_max=None, row_sum=None, out_dtype=np.float32, stream=None):
+    """Merge attention over segments of the keys: (output, lse) of all, from the outputs of each and what their rows count.
 
-    outputs: a sequence of arrays [..., S, D], or one with the segments in front; float32, float16 or bfloat16. lses:
-    their `return_lse` results [..., S], float32. output is the sum of exp(lse_i - lse) output_i, of `out_dtype`; lse the
-    logarithm of the sum of exp(lse_i), float32. A segment with an lse of -inf counts nothing; rows that are so in all give 0
-    and -inf. Sums are float32, in the order of the segments.
-    NumPy arrays give NumPy results; device arrays stay on the device, without waiting.
+    outputs: a sequence of arrays [..., S, D], or one with the segments in front; float32, float16 or bfloat16. With them either
+    lses: their `return_lse` results [..., S], float32. output is the sum of exp(lse_i - lse) output_i, of `out_dtype`; lse the
+    logarithm of the sum of exp(lse_i), float32. Or
+    row_max, row_sum: the other results of `normalize=False`, float32 [..., S], whose outputs are not divided yet. output is
+    the sum of 2**row_max_i output_i over that of 2**row_max_i row_sum_i, and lse the natural logarithm of the latter.
+    In block formats row_sum is of the weights as they are multiplied, an lse of the exact ones: segments merged by row_max and
+    row_sum are one pass over all keys but for float32 sums, merged by lses within the rounding of the weights.
+
+    A segment with an lse or a row_max of -inf counts nothing; rows that are so in all give 0 and -inf. Sums are float32, in the
+    order of the segments. NumPy arrays give NumPy results; device arrays stay on the device, without waiting.
     """
-    parts, logs = _segments("outputs", outputs), _segments("lses", lses)
+    given = {name: x for name, x in dict(lses=lses, row_max=row_max, row_sum=row_sum).items() if x is not None}
+    if list(given) not in (["lses"], ["row_max", "row_sum"]):
+        came = " and ".join(given) or "neither"
+        raise ArgumentError(f"merge: {came} came beside outputs; pass lses, or row_max and row_sum as normalize=False gives them")
+    parts, figures = _segments("outputs", outputs), {name: _segments(name, x) for name, x in given.items()}
     shape = tuple(parts[0].shape)
-    for name, group, wanted in (("outputs", parts, shape), ("lses", logs, shape[:-1])):
+    for name, group in dict(outputs=parts, **figures).items():
+        wanted, members = (shape, (f32, f16, bf16)) if name == "outputs" else (shape[:-1], (f32,))
         for i, item in enumerate(group):
             if tuple(item.shape) != wanted or len(group) != len(parts):
                 raise ArgumentError(
                     f"merge: {name}[{i}] has shape {list(item.shape)} of {len(group)}; {len(parts)} outputs of {list(shape)} "
-                    f"have {len(parts)} lses of {list(shape[:-1])}"
+                    f"have {len(parts)} {' and '.join(figures)} of {list(shape[:-1])}"
                 )
-            if format_of(item.dtype, (f32, f16, bf16) if name == "outputs" else (f32,)) is None:
-                raise ArgumentError(f"merge: {name}[{i}] is {item.dtype}; outputs are float32, float16 or bfloat16, lses float32")
+            if format_of(item.dtype, members) is None:
+                raise ArgumentError(f"merge: {name}[{i}] is {item.dtype}; outputs are float32, float16 or bfloat16, {' and '.join(figures)} float32")
     if not 2 <= len(shape) <= 4:
         raise ArgumentError(f"merge: outputs[0] has shape {list(shape)}; pass [B, H, S, D], or fewer axes in front of S")
     member = output_format("merge", out_dtype, None, f32)
-    place = _Place([*parts, *logs], stream)
+    place = _Place([*parts, *sum(figures.values(), [])], stream)
     rows = (1,) * (4 - len(shape)) + shape[:-1]
     partial = _stacked([place.put(x).reshape(*rows, shape[-1]) for x in parts], place)
-    maxima = _stacked([place.put(x).reshape(*rows, 1) for x in logs], place).reshape(len(logs), *rows)
+    maxima, *sums = (_stacked([place.put(x).reshape(*rows, 1) for x in group], place).reshape(len(parts), *rows) for group in figures.values())
     if 0 in partial.shape:
         return tuple(place.back(place.empty(s, m)) for s, m in ((shape, member), (shape[:-1], f32)))
     merged = {f"out_{member}": place.empty((*rows, shape[-1]), member), "lse": place.empty(rows, f32)}
-    attention_merge(partial, maxima, **merged, natural=1, stream=stream)
+    attention_merge(partial, maxima, *sums, **merged, natural=int(lses is not None), stream=stream)
     return tuple(place.back(x.reshape(s)) for x, s in zip(merged.values(), (shape, shape[:-1])))
 
 
