@@ -2,6 +2,6 @@
 #include "kernel.cuh"
 #include "op/attention_blocks.cuh"
 
-VARIANTS(dim, 32, 64, 128)
+VARIANTS(dim, 32, 64, 128, 192, 256)
 
 BLOCK_ATTENTION(JOIN(attention_mxfp8_bf16_dim, VARIANT_dim, ), tile::Mxfp8, tile::Bf16, VARIANT_dim, VARIANT_dim)

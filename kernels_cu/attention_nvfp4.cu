@@ -2,6 +2,6 @@
 #include "kernel.cuh"
 #include "op/attention_blocks.cuh"
 
-VARIANTS(dim, 64, 128)
+VARIANTS(dim, 64, 128, 192, 256)
 
 BLOCK_ATTENTION(JOIN(attention_nvfp4_dim, VARIANT_dim, ), tile::Nvfp4, tile::Nvfp4, VARIANT_dim, VARIANT_dim)

@@ -2,7 +2,7 @@
 #include "kernel.cuh"
 #include "op/pack.cuh"
 
-VARIANTS(dim, 64, 128)
+VARIANTS(dim, 64, 128, 192, 256)
 
 using Tile = tile::KeyTile<tile::Mxfp4, op::tile_keys, VARIANT_dim>;
 

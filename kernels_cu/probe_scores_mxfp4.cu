@@ -2,7 +2,7 @@
 #include "kernel.cuh"
 #include "op/attention_mxfp4_bf16.cuh"
 
-VARIANTS(dim, 32, 64, 96, 128, 160, 192, 224, 256)
+VARIANTS(dim, 32, 64, 128, 224, 256)
 
 #define INSTANCE(suffix, Element)                                                                            \
     KERNEL(JOIN(probe_scores_mxfp4_dim, VARIANT_dim, suffix), .threads = {op::attention_threads},            \

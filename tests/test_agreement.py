@@ -10,7 +10,7 @@ import pytest
 import ptxrt
 from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.ops.attention_kernels import attention_mxfp4_bf16
-from ptxrt.ops.probes import probe_scores_mxfp4
+from ptxrt.ops.probes import SCORE_DIMS, probe_scores_mxfp4
 from ptxrt.ops.quantizers import DEQUANTIZE, QUANTIZE
 
 pytestmark = pytest.mark.gpu
@@ -64,7 +64,7 @@ def test_dequantizer_bits(both, rng, f, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [32, 64, 96, 128, 224, 256])
+@pytest.mark.parametrize("dim", SCORE_DIMS)
 def test_score_bits(both, rng, dim, dtype):
     q, k = (rng.standard_normal((1, 2, n, dim), dtype=np.float32) for n in (150, 170))
     q *= np.exp2(rng.integers(-6, 7, (1, 2, 150, 1)), dtype=np.float32)

@@ -7,7 +7,7 @@ import pytest
 import ptxrt
 from ptxrt.ops.attention import exact_attention
 from ptxrt.ops.attention_kernels import DIMS, OPEN, attention_mxfp4_bf16, visible
-from ptxrt.ops.probes import probe_scores_mxfp4
+from ptxrt.ops.probes import SCORE_DIMS, probe_scores_mxfp4
 
 BF16 = ml_dtypes.bfloat16
 DTYPES = [np.float32, np.float16, BF16]
@@ -63,7 +63,7 @@ def test_scales_multiply_on_both_sides(machine):
     np.testing.assert_array_equal(probe_scores_mxfp4(ones, 8 * ones), np.full((1, 1, 16, 16), 256.0))
 
 
-@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("dim", SCORE_DIMS)
 def test_small_integers_give_exact_scores(machine, rng, dim):
     q, k = (rng.integers(-2, 3, (1, 1, n, dim)).astype(np.float32) for n in (48, 56))
     # Every block holds a 2, so that none of its values is rounded.

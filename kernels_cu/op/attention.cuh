@@ -291,7 +291,7 @@ __device__ inline void store_rows(const Softmax &softmax, typename Tiling::templ
     __syncwarp();   // what stood in the staging rows was read
 #pragma unroll
     for (int slice = 0; slice < Tiling::slices; ++slice)
-#pragma unroll
+#pragma unroll (Softmax::rolled ? 1 : Tiling::dim_v / tile::mma_columns)
         for (int j = 0; j < Tiling::dim_v / tile::mma_columns; ++j)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -402,10 +402,11 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
             if (row >= problem.rows) continue;
             float *target = options.partial ? options.partial + problem.split_row_at(row) * options.dim_v
                                             : options.out_f32 + problem.at(options.out_f32_strides, row);
-#pragma unroll
+            target += tile::accumulator_column(0);
+#pragma unroll (Softmax::rolled ? 1 : Tiling::dim_v / tile::mma_columns)
             for (int j = 0; j < Tiling::dim_v / tile::mma_columns; ++j)
                 if (j * tile::mma_columns < options.dim_v)
-                    *reinterpret_cast<float2 *>(target + j * tile::mma_columns + tile::accumulator_column(0)) = {
+                    *reinterpret_cast<float2 *>(target + j * tile::mma_columns) = {
                         softmax.o[slice][j][2 * half] * factor[slice][half], softmax.o[slice][j][2 * half + 1] * factor[slice][half]};
         }
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../kernel.cuh"
 #include "../ptx/barrier.cuh"
@@ -187,15 +188,15 @@ struct Probabilities<tile::Nvfp4> {
 //
 // In block formats P is quantized: the denominator is the sum of P as it is multiplied, codes times scales, which is one more
 // column of V, all ones, and of o.
-template <class Format, int slices, int dim_v>
-struct WeightedValues : OnlineSoftmax<slices, dim_v, 1> {
+template <class Format, int slices, int dim_v, bool rolled>
+struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
     using P = Probabilities<Format>;
     using Order = typename P::Order;
     static constexpr bool sums_apart = true;
     static constexpr int sum_column = dim_v / tile::mma_columns;
 
     // Whether maxima are given out or not, P::headroom says where they are.
-    __device__ void start(bool) { OnlineSoftmax<slices, dim_v, 1>::start(); }
+    __device__ void start(bool) { OnlineSoftmax<slices, dim_v, 1, rolled>::start(); }
 
     // Adds the values of a tile, weighed by its scores.
     template <bool masked, bool sums, int tiles, class Tile>
@@ -236,9 +237,10 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1> {
     // o += P V, and the sums of P.
     template <int tiles, class Tile>
     __device__ void accumulate(const ProbabilityFragments<Format, tiles> (&p)[slices], const Tile &v) {
+        if constexpr (rolled) accumulate_rolled(p, v);
         const tile::FragmentB ones = {P::one, P::one};
         static_for<Tile::steps>([&](auto step) {
-            static_for<Tile::groups>([&](auto group) {
+            static_for<rolled ? 0 : Tile::groups>([&](auto group) {
                 const uint32_t scales = v.scales_b(step, group);
                 constexpr int group_tiles = 4 * Tile::columns_per_word, tiles_left = dim_v / 8 - group_tiles * group;
                 static_for<(tiles_left < group_tiles ? tiles_left : group_tiles) / 2>([&](auto pair) {
@@ -261,12 +263,34 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1> {
         });
     }
 
+    // o += P V with one copy of the MMAs for all groups of 32 columns; o lies in local memory then.
+    template <int tiles, class Tile>
+    __device__ void accumulate_rolled(const ProbabilityFragments<Format, tiles> (&p)[slices], const Tile &v) {
+#pragma unroll 1
+        for (int group = 0; group < dim_v / 32; ++group)
+            static_for<Tile::steps>([&](auto step) {
+                const int word = group / Tile::columns_per_word, byte = group % Tile::columns_per_word * Tile::step_blocks;
+                const uint32_t scales = v.scales_b(step, word) >> (8 * byte);
+                static_for<2>([&](auto pair) {
+                    tile::FragmentB b[2];
+                    tile::load_b(b, v.codes, 32 * group + 16 * pair, 2 * step);
+                    static_for<2>([&](auto half) {
+                        constexpr int j = 2 * pair + half;
+                        static_for<slices>([&](auto slice) {
+                            tile::multiply<0, 0, 0, j>(this->o[slice][4 * group + j], Format{}, p[slice].codes[step], p[slice].scales[step],
+                                                       b[half], scales);
+                        });
+                    });
+                });
+            });
+    }
+
     __device__ float denominator(int slice, int half) const { return this->o[slice][sum_column][2 * half]; }
 };
 
-// In 16 bits P is rounded, and the denominator is the sum of exact P: as op/attention.cuh has it.
-template <int slices, int dim_v>
-struct WeightedValues<tile::Bf16, slices, dim_v> : OnlineSoftmax<slices, dim_v> {
+// In 16 bits P is rounded, and the denominator is the sum of exact P: as op/attention.cuh has it. These MMAs need no stand-in.
+template <int slices, int dim_v, bool rolled>
+struct WeightedValues<tile::Bf16, slices, dim_v, rolled> : OnlineSoftmax<slices, dim_v> {
     using Order = tile::NaturalKeys;
     static constexpr bool sums_apart = false;
 
@@ -282,12 +306,14 @@ struct WeightedValues<tile::Bf16, slices, dim_v> : OnlineSoftmax<slices, dim_v> 
 // ---------------------------------------------------------------------------------------------------------------------
 // Q and scores
 
-// Q of a warp's slices: operand A at each step and its scales, two words of a row to a register.
-template <class Format, int slices, int dim>
+// Q of a warp's slices: operand A at each step and its scales, two words of a row to a register, or one where loops are `rolled`.
+template <class Format, int slices, int dim, bool rolled_>
 struct BlockQueries {
+    static constexpr bool rolled = rolled_;
     static constexpr int steps = dim / Format::depth, words = ceil_div(steps, Format::steps_per_word);
+    static constexpr int register_words = rolled ? 1 : 2;
     tile::FragmentA codes[slices][steps];
-    uint32_t scales[slices][ceil_div(words, 2)];
+    uint32_t scales[slices][ceil_div(words, register_words)];
 
     // Rows from `warp_row` on; rows and columns that are not there are zeros.
     __device__ void load(const BlockOperands &operands, const Problem &problem, int warp_row) {
@@ -298,7 +324,7 @@ struct BlockQueries {
             for (int half = 0; half < 2; ++half) {
                 const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
                 const uint8_t *source = operands.q_codes + problem.at(operands.q_codes_strides, min(row, problem.rows - 1));
-#pragma unroll
+#pragma unroll (rolled ? 1 : steps)
                 for (int step = 0; step < steps; ++step)
 #pragma unroll
                     for (int chunk = 0; chunk < 2; ++chunk) {
@@ -309,12 +335,12 @@ struct BlockQueries {
             }
             const int row = min(warp_row + 16 * slice + ptx::laneid() / 4 + 8 * (thread % 2), problem.rows - 1);
             const uint8_t *source = operands.q_scales + problem.at(operands.q_scales_strides, row);
-#pragma unroll
-            for (int i = 0; i < ceil_div(words, 2); ++i) {
+#pragma unroll (rolled ? 1 : words)
+            for (int i = 0; i < ceil_div(words, register_words); ++i) {
                 uint32_t word = 0;
 #pragma unroll
                 for (int byte = 0; byte < 4; ++byte) {
-                    const int block = 4 * (2 * i + thread / 2) + byte;
+                    const int block = 4 * (register_words * i + thread / 2 % register_words) + byte;
                     if (block < operands.q_blocks) word |= uint32_t(__ldg(source + block)) << (8 * byte);
                 }
                 scales[slice][i] = word;
@@ -370,16 +396,33 @@ __device__ inline void clear_scores(tile::Accumulator (&s)[slices][tiles]) {
 }
 
 // s += Q K^T for all keys of a tile, columns in `Order`.
-template <class Order, class Format, int slices, int dim, int tiles, class Tile>
-__device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tiles], const BlockQueries<Format, slices, dim> &q, const Tile &k) {
+template <class Order, class Format, int slices, int dim, bool rolled, int tiles, class Tile>
+__device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tiles],
+                                             const BlockQueries<Format, slices, dim, rolled> &q, const Tile &k) {
     const uint32_t lane_address = k.template lane_address<Order>();
-    static_for<tiles / 4>([&](auto group) {
+    // One copy of the MMAs for all steps; Q lies in local memory then.
+#pragma unroll 1
+    for (int step = 0; rolled && step < Tile::steps; ++step) {
+        const int word = step / Format::steps_per_word, byte = step % Format::steps_per_word * (4 / Format::steps_per_word);
+        static_for<tiles / 2>([&](auto pair) {
+            const uint32_t k_scales = k.template scales_b<Order>(pair / 2)[word] >> (8 * byte);
+            tile::FragmentB b[2];
+            Tile::template load_b<Order, pair>(b, lane_address, step);
+            static_for<2>([&](auto half) {
+                static_for<slices>([&](auto slice) {
+                    tile::multiply<0, 0, 0, 2 * (pair % 2) + half>(s[slice][2 * pair + half], Format{}, q.codes[slice][step],
+                                                                  q.scales[slice][word] >> (8 * byte), b[half], k_scales);
+                });
+            });
+        });
+    }
+    static_for<rolled ? 0 : tiles / 4>([&](auto group) {
         const auto &k_scales = k.template scales_b<Order>(group);
         static_for<Tile::steps>([&](auto step) {
             constexpr int word = step / Format::steps_per_word, byte = step % Format::steps_per_word * (4 / Format::steps_per_word);
             static_for<2>([&](auto pair) {
                 tile::FragmentB b[2];
-                Tile::template load_b<Order, 2 * group + pair, step>(b, lane_address);
+                Tile::template load_b<Order, 2 * group + pair>(b, lane_address, step);
                 static_for<2>([&](auto half) {
                     static_for<slices>([&](auto slice) {
                         tile::multiply<byte, word % 2, byte, 2 * pair + half>(s[slice][4 * group + 2 * pair + half], Format{},
@@ -408,6 +451,8 @@ struct BlockTiling {
     static constexpr int blocks = ptx::has_block_scaled_mma && widest <= 64 ? 2 : 1;
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
+    // Wide heads on stand-ins, whose speed is not the point, loop over one copy of their MMAs, which compiles sooner.
+    static constexpr bool rolled = !ptx::has_block_scaled_mma && widest > 128;
 
     using Keys = tile::KeyTile<ScoreFormat, block_keys, dim>;
     using Values = tile::ValueTile<ValueFormat, block_keys, dim_v>;
@@ -515,7 +560,7 @@ struct Pipeline {
 template <class Tiling>
 __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared, const BlockOperands &operands, const AttentionOptions &options,
                                                  float *exact_sum) {
-    using Softmax = WeightedValues<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v>;
+    using Softmax = WeightedValues<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v, Tiling::rolled>;
     using Order = typename Softmax::Order;
     const Problem problem(options);
     // Where a mask is causal, later rows have more to do; they start first.
@@ -532,7 +577,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
                               reinterpret_cast<const typename Tiling::Values *>(operands.v_tiles) + first_tile, range.begin, range.end};
     pipeline.start();
 
-    BlockQueries<typename Tiling::ScoreFormat, Tiling::slices, Tiling::dim> q;
+    BlockQueries<typename Tiling::ScoreFormat, Tiling::slices, Tiling::dim, Tiling::rolled> q;
     q.load(operands, problem, warp_row);
     const MeanScores<Order, Tiling::slices> mean_scores(operands, problem, warp_row);
     Softmax softmax;
@@ -548,19 +593,19 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
             if (masked && operands.mean_scores) mean_scores.load(s, operands, index);
             else clear_scores(s);
             multiply_block_scores<Order>(s, q, stage.k);
-            if constexpr (masked) mask_scores<Order>(s, problem, warp_row, index * block_keys, scale);
-            softmax.template add<masked, sums>(s, stage.v, factor);
+            if (masked) mask_scores<Order>(s, problem, warp_row, index * block_keys, scale);
+            constexpr bool maybe_masked = !std::is_same_v<decltype(masked), std::false_type>;
+            softmax.template add<maybe_masked, sums>(s, stage.v, factor);
         }
         pipeline.release(index);
     };
     for (int index = range.begin; index < range.end; ++index) {
+        // Tiles without masks and sums apart have a loop of their own; stand-ins are so long that one body has to do for all.
         const int stop = range.plain_begin <= index ? range.plain_end : index;
-        // On the stand-ins, whose speed is not the point, one loop less.
-        if constexpr (ptx::has_block_scaled_mma && Softmax::sums_apart)
-            if (!options.lse && !exact_sum)
+        if constexpr (ptx::has_block_scaled_mma)
+            if (!Softmax::sums_apart || (!options.lse && !exact_sum))
                 for (; index < stop; ++index) step(index, std::false_type{}, std::false_type{});
-        for (; index < stop; ++index) step(index, std::false_type{}, std::true_type{});
-        if (index < range.end) step(index, std::true_type{}, std::true_type{});
+        if (index < range.end) step(index, index >= stop, std::true_type{});
     }
     ptx::bar_sync();   // every warp is done with the stages, over which the output goes
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row, operands.v_global ? *operands.v_global : 1.0f, exact_sum);

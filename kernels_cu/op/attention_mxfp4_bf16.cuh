@@ -121,13 +121,14 @@ __device__ inline void multiply_scores(tile::Accumulator (&s)[Tile::rows / tile:
             const uint32_t k_scales = k.scales.operand_b(word, 32 * group);
             static_for<per_word>([&](auto byte) {
                 constexpr int step = word * per_word + byte;
+                const auto a = ptx::prepare_mxf8f6f4_a<ptx::E2m1, byte, word % 2>(q.codes[step], q.scales[word / 2]);
                 static_for<2>([&](auto pair) {
                     tile::FragmentB b[2];
                     tile::load_b(b, k.codes, 32 * group + 16 * pair, 2 * step);
                     static_for<2>([&](auto half) {
                         constexpr int thread = 2 * pair + half;
-                        ptx::mma_m16n8k32_mxf8f6f4<ptx::E2m1, ptx::E2m1, byte, word % 2, byte, thread>(
-                            s[4 * group + thread], q.codes[step], b[half], q.scales[word / 2], k_scales);
+                        ptx::mma_m16n8k32_mxf8f6f4<ptx::E2m1, ptx::E2m1, byte, word % 2, byte, thread>(s[4 * group + thread], a, b[half],
+                                                                                                       k_scales);
                     });
                 });
             });

@@ -28,9 +28,13 @@ struct Exponents {
 // of two: rescaling is exact, and neither the order of tiles nor how keys are split changes a probability's mantissa (see
 // Exponents). For the same reason a row may keep its maximum until a score exceeds it by more than `headroom`: its sum and
 // output are then larger by a power of two, and less is rescaled. `more` column tiles behind those of the output go along.
-template <int slices, int dim_v, int more = 0>
+//
+// Where loops over the columns of o are `rolled`, o lies in local memory.
+template <int slices, int dim_v, int more = 0, bool rolled_ = false>
 struct OnlineSoftmax {
-    tile::Accumulator o[slices][dim_v / tile::mma_columns + more];
+    static constexpr bool rolled = rolled_;
+    static constexpr int columns = dim_v / tile::mma_columns + more;
+    tile::Accumulator o[slices][columns];
     float row_max[slices][2];   // the same in the four lanes of a row
     float row_sum[slices][2];   // of this lane's columns only, until finish()
     float headroom;
@@ -39,7 +43,7 @@ struct OnlineSoftmax {
         this->headroom = headroom;
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice) {
-#pragma unroll
+#pragma unroll (rolled ? 1 : columns)
             for (auto &accumulator : o[slice])
 #pragma unroll
                 for (float &element : accumulator) element = 0.0f;
@@ -115,7 +119,7 @@ struct OnlineSoftmax {
                 const float factor = rescale(row_max[slice][half], new_max[slice][half]);
                 row_max[slice][half] = new_max[slice][half];
                 row_sum[slice][half] *= factor;
-#pragma unroll
+#pragma unroll (rolled ? 1 : columns)
                 for (auto &accumulator : o[slice]) {
                     accumulator[2 * half] *= factor;
                     accumulator[2 * half + 1] *= factor;

@@ -87,10 +87,11 @@ struct alignas(128) KeyTile {
         return static_cast<uint32_t>(__cvta_generic_to_shared(chunks)) + 16 * index(Order::key(lane / 16, lane % 8), lane / 8 % 2);
     }
 
-    // B of the column tiles 2 pair and 2 pair + 1 at MMA `step`, all constants, from lane_address().
-    template <class Order, int pair, int step>
-    __device__ static void load_b(FragmentB (&b)[2], uint32_t lane_address) {
-        constexpr int row = Order::key(2 * pair, 0), chunk = 2 * step, swizzled = chunk & (swizzled_chunks - 1);
+    // B of the column tiles 2 pair and 2 pair + 1 at MMA `step`, best a constant, too, from lane_address().
+    template <class Order, int pair>
+    __device__ static void load_b(FragmentB (&b)[2], uint32_t lane_address, int step) {
+        constexpr int row = Order::key(2 * pair, 0);
+        const int chunk = 2 * step, swizzled = chunk & (swizzled_chunks - 1);
         uint32_t registers[4];
         ptx::ldmatrix_x4(registers, (lane_address ^ (16 * (swizzled ^ swizzle(row)))) + 16 * (chunk - swizzled + row * row_chunks));
 #pragma unroll

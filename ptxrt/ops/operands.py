@@ -175,7 +175,7 @@ def quantize_operand(
     dim=None,
     stream=None,
 ) -> Operand:
-    """Quantize queries, keys or values as attention reads them: x [B, H, S, D] of float32, float16 or bfloat16, D up to 128.
+    """Quantize queries, keys or values as attention reads them: x [B, H, S, D] of float32, float16 or bfloat16, D up to 256.
 
     format: "mxfp8", "mxfp4" or "nvfp4"; of values also "bf16", which only rounds. role: "q", "k" or "v".
     Queries and keys have their blocks along D, values along S; keys and values stand in tiles of 64, filled up with zeros.
