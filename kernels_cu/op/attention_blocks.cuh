@@ -14,6 +14,7 @@
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/target.cuh"
 #include "../tile/block_tiles.cuh"
+#include "../tile/expanded.cuh"
 #include "../tile/fragment.cuh"
 #include "attention.cuh"
 #include "problem.cuh"
@@ -77,6 +78,7 @@ template <>
 struct Probabilities<tile::Mxfp8> {
     using Order = tile::KeysByFours;
     static constexpr float headroom = 8.0f;
+    static constexpr bool scaled = false;
     static constexpr uint32_t one = 0x38383838u, unit_scale = 0x7f7f7f7fu;
 
     __device__ static float shared_max(float lane_max) { return lane_max; }
@@ -103,6 +105,7 @@ template <>
 struct Probabilities<tile::Mxfp4> {
     using Order = tile::KeysByEights;
     static constexpr float headroom = 0.0f;
+    static constexpr bool scaled = true;
     static constexpr uint32_t one = 0x22222222u, unit_scale = 0x7f7f7f7fu;
 
     __device__ static float shared_max(float lane_max) {
@@ -142,6 +145,7 @@ template <>
 struct Probabilities<tile::Nvfp4> {
     using Order = tile::KeysByEights;
     static constexpr float headroom = 11.0f;
+    static constexpr bool scaled = true;
     static constexpr uint32_t one = 0x22222222u, unit_scale = 0x38383838u;
 
     // Two lanes of a quad hold the 16 keys of a block.
@@ -237,6 +241,38 @@ struct BlockSoftmax : OnlineSoftmax<slices, dim_v, 1> {
         });
     }
 
+    // The same with V expanded to 16 bits.
+    template <int tiles>
+    __device__ void accumulate(const ProbabilityFragments<Format, tiles> (&p)[slices], const tile::SharedTile<dim_v, 16 * tiles> &v) {
+        using To = tile::Expansion<Format>;
+        using Tile = tile::SharedTile<dim_v, 16 * tiles>;
+        const tile::FragmentB ones = {To::one, To::one};
+        const uint32_t address = tile::address_b(v);
+#pragma unroll
+        for (int step = 0; step < ProbabilityFragments<Format, tiles>::steps; ++step) {
+            tile::FragmentA a[slices][To::fragments];
+#pragma unroll
+            for (int slice = 0; slice < slices; ++slice)
+                tile::expand_a<Format, 0, 0, P::scaled>(a[slice], p[slice].codes[step], p[slice].scales[step]);
+#pragma unroll
+            for (int i = 0; i < To::fragments; ++i) {
+#pragma unroll
+                for (int pair = 0; pair < dim_v / 16; ++pair) {
+                    tile::FragmentB b[2];
+                    tile::load_b<Tile>(b, address, 16 * pair, 2 * (To::fragments * step + i));
+#pragma unroll
+                    for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+                        for (int half = 0; half < 2; ++half)
+                            tile::multiply(this->o[slice][2 * pair + half], a[slice][i], b[half], typename To::Element{});
+                }
+#pragma unroll
+                for (int slice = 0; slice < slices; ++slice)
+                    tile::multiply(this->o[slice][sum_column], a[slice][i], ones, typename To::Element{});
+            }
+        }
+    }
+
     __device__ float denominator(int slice, int half) const { return this->o[slice][sum_column][2 * half]; }
 };
 
@@ -313,6 +349,34 @@ __device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tile
     });
 }
 
+// Q expanded to 16 bits as the lanes multiply it, each its own: registers have no room for it.
+template <class Format, int slices, int dim, int threads>
+struct ExpandedQueries {
+    uint4 fragments[dim / 16][slices][threads];
+
+    __device__ void store(const BlockQueries<Format, slices, dim> &q) {
+        static_for<slices>([&](auto slice) {
+            static_for<BlockQueries<Format, slices, dim>::steps>([&](auto step) {
+                constexpr int word = step / Format::steps_per_word, byte = step % Format::steps_per_word * (4 / Format::steps_per_word);
+                tile::FragmentA a[tile::Expansion<Format>::fragments];
+                tile::expand_a<Format, byte, word % 2>(a, q.codes[slice][step], q.scales[slice][word / 2]);
+#pragma unroll
+                for (int i = 0; i < tile::Expansion<Format>::fragments; ++i)
+                    fragments[step * tile::Expansion<Format>::fragments + i][slice][threadIdx.x] = {a[i][0], a[i][1], a[i][2], a[i][3]};
+            });
+        });
+    }
+
+    // Columns 16 step .. + 15 in the order of tile::expand_chunk.
+    __device__ void load(tile::FragmentA (&a)[slices], int step) const {
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice) {
+            const uint4 registers = fragments[step][slice][threadIdx.x];
+            a[slice][0] = registers.x, a[slice][1] = registers.y, a[slice][2] = registers.z, a[slice][3] = registers.w;
+        }
+    }
+};
+
 // ---------------------------------------------------------------------------------------------------------------------
 // The kernel
 
@@ -320,15 +384,19 @@ constexpr int block_keys = 64;   // of a tile, in memory as in a stage
 
 // How a block divides the work: three or four warps to each quarter of a multiprocessor, so that one multiplies while others are
 // in their softmax, and as many rows to a block as that gives, so that K and V come from L2 seldom.
+//
+// Where there are no block-scaled MMAs, a block expands each tile of codes to 16 bits once for all its warps, which then multiply
+// as attention on 16 bits does, two slices to a warp.
 template <class ScoreFormat_, class ValueFormat_, int dim_, int dim_v_>
 struct BlockTiling {
     using ScoreFormat = ScoreFormat_;
     using ValueFormat = ValueFormat_;
     static constexpr int dim = dim_, dim_v = dim_v_;
     static constexpr int widest = dim > dim_v ? dim : dim_v;
-    static constexpr int slices = 1;
-    static constexpr int warps = ptx::has_block_scaled_mma && widest > 64 && widest <= 128 ? 12 : 8;   // stand-ins need registers
-    static constexpr int blocks = ptx::has_block_scaled_mma && widest <= 64 ? 2 : 1;
+    static constexpr bool expands = !ptx::has_block_scaled_mma && widest <= 128;
+    static constexpr int slices = expands ? 2 : 1;
+    static constexpr int warps = expands ? 4 : ptx::has_block_scaled_mma && widest > 64 && widest <= 128 ? 12 : 8;   // stand-ins need registers
+    static constexpr int blocks = expands || (ptx::has_block_scaled_mma && widest <= 64) ? 2 : 1;
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
 
@@ -338,19 +406,26 @@ struct BlockTiling {
         Keys k;
         Values v;
     };
+    struct Expanded {
+        ExpandedQueries<ScoreFormat, slices, dim, threads> queries;
+        tile::SharedTile<block_keys, 2 * dim> keys;
+        tile::SharedTile<dim_v, 2 * block_keys> values;
+    };
+    struct Nothing {};
     static constexpr int budget = 99 * 1024 / blocks - 1024;
-    static constexpr int stages = budget / int(sizeof(Stage)) < 4 ? budget / int(sizeof(Stage)) : 4;
+    static constexpr int stages = expands ? 2 : budget / int(sizeof(Stage)) < 4 ? budget / int(sizeof(Stage)) : 4;
     static_assert(stages >= 2, "one stage is filled while another is read");
 
     template <class Output>
     using OutputTile = tile::SharedTile<rows, dim_v * sizeof(Output)>;
-    struct Shared {
+    struct Shared : std::conditional_t<expands, Expanded, Nothing> {
         union {
             Stage stage[stages];
             OutputTile<__nv_bfloat16> q;   // when all tiles were read, the output is staged here
         };
         alignas(16) uint64_t full[stages], empty[stages];
     };
+    static_assert(sizeof(Shared) <= 99 * 1024 - 1024, "the tiles fit everywhere");
 };
 
 // The stages of a block: filled by bulk copies that one lane starts, so that no warp waits for another but through the stages;
@@ -456,22 +531,34 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
 
     BlockQueries<typename Tiling::ScoreFormat, Tiling::slices, Tiling::dim> q;
     q.load(operands, problem, warp_row);
+    if constexpr (Tiling::expands) shared.queries.store(q);
     Softmax softmax;
     softmax.start();
     const bool idle = warp_row >= problem.rows;
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
     auto step = [&](int index, auto masked, auto sums) __attribute__((always_inline)) {   // its arrays are registers
         const auto &stage = pipeline.take(index);
+        if constexpr (Tiling::expands) {
+            ptx::bar_sync();   // everyone is done with the tile before
+            tile::expand_keys<Order, Tiling::threads>(shared.keys, stage.k);
+            tile::expand_values<Tiling::threads>(shared.values, stage.v);
+            pipeline.release(index);
+            ptx::bar_sync();   // the tile is whole
+        }
         // A warp without rows, or whose rows see nothing of this tile, only keeps the stages moving.
         if (!idle && !(masked && index * block_keys >= warp_end)) {
             tile::Accumulator s[Tiling::slices][block_keys / tile::mma_columns];
-            multiply_block_scores<Order>(s, q, stage.k);
+            if constexpr (Tiling::expands)
+                multiply_scores<typename tile::Expansion<typename Tiling::ScoreFormat>::Element, Tiling::dim, decltype(shared.keys)>(
+                    s, shared.queries, tile::address_b(shared.keys));
+            else multiply_block_scores<Order>(s, q, stage.k);
             if constexpr (masked) mask_scores<Order>(s, problem, warp_row, index * block_keys, scale);
             ProbabilityFragments<typename Tiling::ValueFormat, block_keys / tile::mma_columns> p[Tiling::slices];
             softmax.template take<masked, sums>(p, s, scale * log2_e);
-            softmax.accumulate(p, stage.v);
+            if constexpr (Tiling::expands) softmax.accumulate(p, shared.values);
+            else softmax.accumulate(p, stage.v);
         }
-        pipeline.release(index);
+        if constexpr (!Tiling::expands) pipeline.release(index);
     };
     for (int index = range.begin; index < range.end; ++index) {
         const int stop = range.plain_begin <= index ? range.plain_end : index;
