@@ -16,6 +16,7 @@
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/target.cuh"
 #include "../tile/block_tiles.cuh"
+#include "../tile/expanded.cuh"
 #include "../tile/fragment.cuh"
 #include "attention.cuh"
 #include "problem.cuh"
@@ -81,6 +82,7 @@ template <>
 struct Probabilities<tile::Mxfp8> {
     using Order = tile::KeysByFours;
     static constexpr float headroom = 8.0f;
+    static constexpr bool scaled = false;
     static constexpr uint32_t one = 0x38383838u, unit_scale = 0x7f7f7f7fu;
 
     __device__ static float shared_max(float lane_max) { return lane_max; }
@@ -108,6 +110,7 @@ template <>
 struct Probabilities<tile::Mxfp4> {
     using Order = tile::KeysByEights;
     static constexpr float headroom = 0.0f;
+    static constexpr bool scaled = true;
     static constexpr uint32_t one = 0x22222222u, unit_scale = 0x7f7f7f7fu;
 
     __device__ static float shared_max(float lane_max) {
@@ -148,6 +151,7 @@ template <>
 struct Probabilities<tile::Nvfp4> {
     using Order = tile::KeysByEights;
     static constexpr float headroom = 11.0f;
+    static constexpr bool scaled = true;
     static constexpr uint32_t one = 0x22222222u, unit_scale = 0x38383838u;
 
     // Two lanes of a quad hold the 16 keys of a block.
@@ -285,6 +289,38 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
             });
     }
 
+    // The same with V expanded to 16 bits.
+    template <int tiles>
+    __device__ void accumulate(const ProbabilityFragments<Format, tiles> (&p)[slices], const tile::SharedTile<dim_v, 16 * tiles> &v) {
+        using To = tile::Expansion<Format>;
+        using Tile = tile::SharedTile<dim_v, 16 * tiles>;
+        const tile::FragmentB ones = {To::one, To::one};
+        const uint32_t address = tile::address_b(v);
+#pragma unroll
+        for (int step = 0; step < ProbabilityFragments<Format, tiles>::steps; ++step) {
+            tile::FragmentA a[slices][To::fragments];
+#pragma unroll
+            for (int slice = 0; slice < slices; ++slice)
+                tile::expand_a<Format, 0, 0, P::scaled>(a[slice], p[slice].codes[step], p[slice].scales[step]);
+#pragma unroll
+            for (int i = 0; i < To::fragments; ++i) {
+#pragma unroll
+                for (int pair = 0; pair < dim_v / 16; ++pair) {
+                    tile::FragmentB b[2];
+                    tile::load_b<Tile>(b, address, 16 * pair, 2 * (To::fragments * step + i));
+#pragma unroll
+                    for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+                        for (int half = 0; half < 2; ++half)
+                            tile::multiply(this->o[slice][2 * pair + half], a[slice][i], b[half], typename To::Element{});
+                }
+#pragma unroll
+                for (int slice = 0; slice < slices; ++slice)
+                    tile::multiply(this->o[slice][sum_column], a[slice][i], ones, typename To::Element{});
+            }
+        }
+    }
+
     __device__ float denominator(int slice, int half) const { return this->o[slice][sum_column][2 * half]; }
 };
 
@@ -366,9 +402,9 @@ struct MeanScores {
             }
     }
 
-    // Those of the tile `index` of keys.
+    // Adds those of the tile `index` of keys.
     template <int tiles>
-    __device__ void load(tile::Accumulator (&s)[slices][tiles], const BlockOperands &operands, int index) const {
+    __device__ void add(tile::Accumulator (&s)[slices][tiles], const BlockOperands &operands, int index) const {
         const int lane_key = index * block_keys + Order::key(0, tile::accumulator_column(0));
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice)
@@ -378,27 +414,23 @@ struct MeanScores {
 #pragma unroll
                 for (int j = 0; j < tiles; ++j) {
                     const float2 pair = __ldg(reinterpret_cast<const float2 *>(source + Order::key(j, 0)));
-                    s[slice][j][2 * half] = pair.x;
-                    s[slice][j][2 * half + 1] = pair.y;
+                    s[slice][j][2 * half] += pair.x;
+                    s[slice][j][2 * half + 1] += pair.y;
                 }
             }
     }
 };
 
-template <int slices, int tiles>
-__device__ inline void clear_scores(tile::Accumulator (&s)[slices][tiles]) {
+// s = Q K^T for all keys of a tile, columns in `Order`.
+template <class Order, class Format, int slices, int dim, bool rolled, int tiles, class Tile>
+__device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tiles],
+                                             const BlockQueries<Format, slices, dim, rolled> &q, const Tile &k) {
 #pragma unroll
     for (auto &slice : s)
 #pragma unroll
         for (auto &accumulator : slice)
 #pragma unroll
             for (float &element : accumulator) element = 0.0f;
-}
-
-// s += Q K^T for all keys of a tile, columns in `Order`.
-template <class Order, class Format, int slices, int dim, bool rolled, int tiles, class Tile>
-__device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tiles],
-                                             const BlockQueries<Format, slices, dim, rolled> &q, const Tile &k) {
     const uint32_t lane_address = k.template lane_address<Order>();
     // One copy of the MMAs for all steps; Q lies in local memory then.
 #pragma unroll 1
@@ -435,20 +467,52 @@ __device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tile
     });
 }
 
+// Q expanded to 16 bits as the lanes multiply it, each its own: registers have no room for it.
+template <class Format, int slices, int dim, int threads>
+struct ExpandedQueries {
+    uint4 fragments[dim / 16][slices][threads];
+
+    __device__ void store(const BlockQueries<Format, slices, dim, false> &q) {
+        static_for<slices>([&](auto slice) {
+            static_for<BlockQueries<Format, slices, dim, false>::steps>([&](auto step) {
+                constexpr int word = step / Format::steps_per_word, byte = step % Format::steps_per_word * (4 / Format::steps_per_word);
+                tile::FragmentA a[tile::Expansion<Format>::fragments];
+                tile::expand_a<Format, byte, word % 2>(a, q.codes[slice][step], q.scales[slice][word / 2]);
+#pragma unroll
+                for (int i = 0; i < tile::Expansion<Format>::fragments; ++i)
+                    fragments[step * tile::Expansion<Format>::fragments + i][slice][threadIdx.x] = {a[i][0], a[i][1], a[i][2], a[i][3]};
+            });
+        });
+    }
+
+    // Columns 16 step .. + 15 in the order of tile::expand_chunk.
+    __device__ void load(tile::FragmentA (&a)[slices], int step) const {
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice) {
+            const uint4 registers = fragments[step][slice][threadIdx.x];
+            a[slice][0] = registers.x, a[slice][1] = registers.y, a[slice][2] = registers.z, a[slice][3] = registers.w;
+        }
+    }
+};
+
 // ---------------------------------------------------------------------------------------------------------------------
 // The kernel
 
 // How a block divides the work: three or four warps to each quarter of a multiprocessor, so that one multiplies while others are
 // in their softmax, and as many rows to a block as that gives, so that K and V come from L2 seldom.
+//
+// Where there are no block-scaled MMAs, a block expands each tile of codes to 16 bits once for all its warps, which then multiply
+// as attention on 16 bits does, two slices to a warp.
 template <class ScoreFormat_, class ValueFormat_, int dim_, int dim_v_>
 struct BlockTiling {
     using ScoreFormat = ScoreFormat_;
     using ValueFormat = ValueFormat_;
     static constexpr int dim = dim_, dim_v = dim_v_;
     static constexpr int widest = dim > dim_v ? dim : dim_v;
-    static constexpr int slices = 1;
-    static constexpr int warps = ptx::has_block_scaled_mma && widest > 64 && widest <= 128 ? 12 : 8;   // stand-ins need registers
-    static constexpr int blocks = ptx::has_block_scaled_mma && widest <= 64 ? 2 : 1;
+    static constexpr bool expands = !ptx::has_block_scaled_mma && widest <= 128, expands_values = expands && ValueFormat::bits < 16;
+    static constexpr int slices = expands ? 2 : 1;
+    static constexpr int warps = expands ? 4 : ptx::has_block_scaled_mma && widest > 64 && widest <= 128 ? 12 : 8;   // stand-ins need registers
+    static constexpr int blocks = expands || (ptx::has_block_scaled_mma && widest <= 64) ? 2 : 1;
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
     // Wide heads on stand-ins, whose speed is not the point, loop over one copy of their MMAs, which compiles sooner.
@@ -460,19 +524,28 @@ struct BlockTiling {
         Keys k;
         Values v;
     };
+    struct Nothing {};
+    struct ExpandedValues {
+        tile::SharedTile<dim_v, 2 * block_keys> values;
+    };
+    struct Expanded : std::conditional_t<expands_values, ExpandedValues, Nothing> {
+        ExpandedQueries<ScoreFormat, slices, dim, threads> queries;
+        tile::SharedTile<block_keys, 2 * dim> keys;
+    };
     static constexpr int budget = 99 * 1024 / blocks - 1024;
-    static constexpr int stages = budget / int(sizeof(Stage)) < 4 ? budget / int(sizeof(Stage)) : 4;
+    static constexpr int stages = expands ? 2 : budget / int(sizeof(Stage)) < 4 ? budget / int(sizeof(Stage)) : 4;
     static_assert(stages >= 2, "one stage is filled while another is read");
 
     template <class Output>
     using OutputTile = tile::SharedTile<rows, dim_v * sizeof(Output)>;
-    struct Shared {
+    struct Shared : std::conditional_t<expands, Expanded, Nothing> {
         union {
             Stage stage[stages];
             OutputTile<__nv_bfloat16> q;   // when all tiles were read, the output is staged here
         };
         alignas(16) uint64_t full[stages], empty[stages];
     };
+    static_assert(sizeof(Shared) <= 99 * 1024 - 1024, "the tiles fit everywhere");
 };
 
 // The stages of a block: filled by bulk copies that one lane starts, so that no warp waits for another but through the stages;
@@ -580,6 +653,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
     BlockQueries<typename Tiling::ScoreFormat, Tiling::slices, Tiling::dim, Tiling::rolled> q;
     q.load(operands, problem, warp_row);
     const MeanScores<Order, Tiling::slices> mean_scores(operands, problem, warp_row);
+    if constexpr (Tiling::expands) shared.queries.store(q);
     Softmax softmax;
     softmax.start(options.partial != nullptr);
     const float factor = score_factor(problem, scale);
@@ -587,17 +661,29 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
     auto step = [&](int index, auto masked, auto sums) __attribute__((always_inline)) {   // its arrays are registers
         const auto &stage = pipeline.take(index);
+        if constexpr (Tiling::expands) {
+            ptx::bar_sync();   // everyone is done with the tile before
+            tile::expand_keys<Order, Tiling::threads>(shared.keys, stage.k);
+            if constexpr (Tiling::expands_values) {
+                tile::expand_values<Tiling::threads>(shared.values, stage.v);
+                pipeline.release(index);
+            }
+            ptx::bar_sync();   // the tile is whole
+        }
         // A warp without rows, or whose rows see nothing of this tile, only keeps the stages moving.
         if (!idle && !(masked && index * block_keys >= warp_end)) {
             tile::Accumulator s[Tiling::slices][block_keys / tile::mma_columns];
-            if (masked && operands.mean_scores) mean_scores.load(s, operands, index);
-            else clear_scores(s);
-            multiply_block_scores<Order>(s, q, stage.k);
+            if constexpr (Tiling::expands)
+                multiply_scores<typename tile::Expansion<typename Tiling::ScoreFormat>::Element, Tiling::dim, decltype(shared.keys)>(
+                    s, shared.queries, tile::address_b(shared.keys));
+            else multiply_block_scores<Order>(s, q, stage.k);
+            if (masked && operands.mean_scores) mean_scores.add(s, operands, index);
             if (masked) mask_scores<Order>(s, problem, warp_row, index * block_keys, scale);
             constexpr bool maybe_masked = !std::is_same_v<decltype(masked), std::false_type>;
-            softmax.template add<maybe_masked, sums>(s, stage.v, factor);
+            if constexpr (Tiling::expands_values) softmax.template add<maybe_masked, sums>(s, shared.values, factor);
+            else softmax.template add<maybe_masked, sums>(s, stage.v, factor);
         }
-        pipeline.release(index);
+        if constexpr (!Tiling::expands_values) pipeline.release(index);
     };
     for (int index = range.begin; index < range.end; ++index) {
         // Tiles without masks and sums apart have a loop of their own; stand-ins are so long that one body has to do for all.

@@ -22,10 +22,14 @@ struct KeyArray {
     const int *key_ends;     // [sequences] or null: keys from there on are not there
     int batch, heads, keys, cols, sequences;
     int64_t batch_stride, head_stride, key_stride;
+    bool backwards = false;   // blocks start from the last head: who reads the same afterwards finds the first in the cache
+
+    __device__ int batch_of_block() const { return backwards ? batch - 1 - blockIdx.z : blockIdx.z; }
+    __device__ int head_of_block() const { return backwards ? heads - 1 - blockIdx.y : blockIdx.y; }
 
     // Unit number `index` of `size` keys; one that belongs to no sequence has none.
     __device__ KeyUnit unit(int index, int size) const {
-        int sequence = blockIdx.z, start = 0, first = index * size;
+        int sequence = batch_of_block(), start = 0, first = index * size;
         if (key_starts) {
             sequence = last_sequence(sequences, index, [&](int i) { return first_unit(__ldg(key_starts + i), i, size); });
             start = __ldg(key_starts + sequence);
@@ -37,12 +41,13 @@ struct KeyArray {
 
     // The keys of a unit, of the block's head.
     __device__ tile::Rows<Element> rows(const KeyUnit &unit) const {
-        return {x + blockIdx.z * batch_stride + blockIdx.y * head_stride + unit.first * key_stride, key_stride, unit.keys, cols};
+        return {x + batch_of_block() * batch_stride + head_of_block() * head_stride + unit.first * key_stride, key_stride, unit.keys,
+                cols};
     }
 
     // Which of all heads the block has, and which of those of a sequence's.
-    __device__ size_t head() const { return head(blockIdx.z); }
-    __device__ size_t head(int sequence) const { return size_t(sequence) * heads + blockIdx.y; }
+    __device__ size_t head() const { return head(batch_of_block()); }
+    __device__ size_t head(int sequence) const { return size_t(sequence) * heads + head_of_block(); }
 };
 
 // The strides of such an array as parameters, and the array made of the parameters.
