@@ -26,6 +26,7 @@ class Bug:
 
 ATTENTION = "attention_mxfp4_bf16"
 PRODUCT = "attention_bf16"
+BLOCKS = "attention_mxfp8"
 
 BUGS = [
     # The quantizers and their inverses
@@ -143,6 +144,10 @@ BUGS = [
         "? ceilf(max) : row_max[slice][half]", "? max : row_max[slice][half]"),
     Bug("options", "sums_not_brought_under_a_new_maximum", PRODUCT, "op/softmax.cuh",
         "row_sum[slice][half] *= factor;", ""),
+    Bug("options", "a_sink_among_scores_without_their_shift", BLOCKS, "op/attention.cuh",
+        "* log2_e - shift.at(slice, half);", "* log2_e;"),
+    Bug("options", "scores_of_another_mean", BLOCKS, "op/attention_blocks.cuh",
+        "problem.query_of(row)) / smooth_queries;", "problem.query_of(row)) / (2 * smooth_queries);"),
 
     # Merging and converting
     Bug("around", "segments_merged_without_their_sums", "attention_merge", "op/merge.cuh",
@@ -183,6 +188,10 @@ BUGS = [
         "for (int i = 0; i < teams; ++i) sum +=", "for (int i = 1; i < teams; ++i) sum +="),
     Bug("operands", "power_of_two_rounded_down", "operand_scale", "op/smooth.cuh",
         "(bits >> 23) + ((bits & 0x7fffffu) != 0)", "(bits >> 23)"),
+    Bug("operands", "a_mean_over_rows_that_are_not_there", "less_block_means", "op/smooth.cuh",
+        "__fdiv_rn(sum, float(rows.rows))", "__fdiv_rn(sum, float(smooth_queries))"),
+    Bug("operands", "means_rounded", "mean_scores_mxfp4", "op/mean_scores.cuh",
+        "for (int part = 1; part >= 0; --part)", "for (int part = 0; part >= 0; --part)"),
     Bug("operands", "lanes_of_a_row_not_joined", "row_dot", "op/smooth.cuh",
         "for (int mask = 1; mask < dot_team; mask *= 2) sum +=", "for (int mask = 2; mask < dot_team; mask *= 2) sum +="),
 ]

@@ -10,7 +10,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from seeded_bugs import ATTENTION, BUGS, PRODUCT
+from seeded_bugs import ATTENTION, BLOCKS, BUGS, PRODUCT
 
 import ptxrt
 from ptxrt import backend, units
@@ -26,11 +26,12 @@ quantize_mxfp4, dequantize_mxfp4 = QUANTIZE["mxfp4"], DEQUANTIZE["mxfp4"]
 QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns", "quantize_nvfp4")
 # Kernels whose declared cases are their checks, in the smallest variant.
 DECLARED = (
-    *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16"),
-    *("pack_keys_mxfp4", "pack_values_nvfp4", "scan_keys", "operand_scale", "row_dot"),
+    *(PRODUCT, BLOCKS, "attention_merge", "cast", "mma_rate_bf16"),
+    *("pack_keys_mxfp4", "pack_values_nvfp4", "scan_keys", "operand_scale", "row_dot", "less_block_means", "mean_scores_mxfp4"),
 )
 UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4", *DECLARED)}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
-UNITS |= {PRODUCT: f"{PRODUCT}[dim=32]", "pack_keys_mxfp4": "pack_keys_mxfp4[dim=64]", "pack_values_nvfp4": "pack_values_nvfp4[dim=64]"}
+UNITS |= {PRODUCT: f"{PRODUCT}[dim=32]", BLOCKS: f"{BLOCKS}[dim=32]", "mean_scores_mxfp4": "mean_scores_mxfp4[dim=64]"}
+UNITS |= {"pack_keys_mxfp4": "pack_keys_mxfp4[dim=64]", "pack_values_nvfp4": "pack_values_nvfp4[dim=64]"}
 
 
 def compile_with(bug, kernel: str, folder: Path) -> Path:
