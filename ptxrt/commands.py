@@ -439,7 +439,7 @@ _ATTENTION_WORDS = {
 _ATTENTION_NUMBERS = {"scale": "Factor of the scores; 1 / sqrt(dim) by default.", "softcap": "Scores become softcap tanh(score / softcap)."}
 _ATTENTION_FLAGS = {
     "causal": "Hide later keys from each query; aligned at the bottom right.",
-    "smooth_q": "Subtract the mean of each block of queries.",
+    "smooth_q": "Subtract the mean of each 64 queries.",
     "return_lse": "Write lse, too: the logarithm of the sum of exponentials.",
     "normalize": "Divide the output by the sums; else write row_max and row_sum, too.",
 }

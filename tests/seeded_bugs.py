@@ -196,6 +196,10 @@ BUGS = [
         "? ceilf(max) : row_max[slice][half]", "? max : row_max[slice][half]"),
     Bug("options", "sums_not_brought_under_a_new_maximum", PRODUCT, "op/softmax.cuh",
         "row_sum[slice][half] *= factor;", ""),
+    Bug("options", "a_sink_among_scores_without_their_shift", MXFP4, "op/attention.cuh",
+        "* log2_e - shift.at(slice, half);", "* log2_e;"),
+    Bug("options", "scores_of_another_mean", MXFP4, "op/attention_blocks.cuh",
+        "problem.query_of(row)) / smooth_queries;", "problem.query_of(row)) / (2 * smooth_queries);"),
 
     # Merging and converting
     Bug("around", "segments_merged_without_their_sums", "attention_merge", "op/merge.cuh",
@@ -246,6 +250,10 @@ BUGS = [
         "runs = min(ceil_div(count, scan_run), runs - first);", "runs -= first;"),
     Bug("operands", "rows_of_a_group_take_their_heads_sequence", "row_dot", "op/smooth.cuh",
         "sequence_of(x.query_starts, x.sequences, here % x.queries)", "sequence_of(x.query_starts, x.sequences, here / x.queries)"),
+    Bug("operands", "a_mean_over_rows_that_are_not_there", "less_block_means", "op/smooth.cuh",
+        "__fdiv_rn(sum, float(rows.rows))", "__fdiv_rn(sum, float(smooth_queries))"),
+    Bug("operands", "means_rounded", "mean_scores_mxfp4", "op/mean_scores.cuh",
+        "for (int part = 1; part >= 0; --part)", "for (int part = 0; part >= 0; --part)"),
     Bug("operands", "lanes_of_a_row_not_joined", "row_dot", "op/smooth.cuh",
         "for (int mask = 1; mask < dot_team; mask *= 2) sum +=", "for (int mask = 2; mask < dot_team; mask *= 2) sum +="),
 ]

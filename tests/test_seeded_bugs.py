@@ -31,10 +31,10 @@ QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns",
 # Kernels whose declared cases are their checks, in the smallest variant.
 DECLARED = (
     *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16"),
-    *("pack_keys_mxfp4", "pack_values_nvfp4", "scan_keys", "mean_keys", "operand_scale", "row_dot"),
+    *("pack_keys_mxfp4", "pack_values_nvfp4", "scan_keys", "mean_keys", "operand_scale", "row_dot", "less_block_means", "mean_scores_mxfp4"),
 )
 UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4", *DECLARED)}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
-UNITS |= {name: f"{name}[dim={DIM}]" for name in (MXFP8, MXFP4, NVFP4)}
+UNITS |= {name: f"{name}[dim={DIM}]" for name in (MXFP8, MXFP4, NVFP4, "mean_scores_mxfp4")}
 UNITS |= {PRODUCT: f"{PRODUCT}[dim=32]", "pack_keys_mxfp4": "pack_keys_mxfp4[dim=64]", "pack_values_nvfp4": "pack_values_nvfp4[dim=64]"}
 
 
@@ -181,10 +181,12 @@ def passes(kernel, case):
     return not any(missed for _, missed in kernel.check(results, want).values())
 
 
-def attends_to_packed_sequences():
-    """The declared case of packed sequences."""
-    kernel = KERNELS[MXFP4]
-    return passes(kernel, next(case for case in kernel.cases if "key_starts" in case.id and "partial" not in case.id))
+def attends_as_declared(format, *words):
+    """The declared cases of attention in a format that have arguments of these names."""
+    kernel = KERNELS[f"attention_{format}"]
+    cases = [case for case in kernel.cases if all(word in case.id for word in words)]
+    assert cases
+    return all(passes(kernel, case) for case in cases)
 
 
 def declared_cases(name):
@@ -213,7 +215,11 @@ CHECKS = {
         "rows without keys": lambda: attends(136, 40, True, np.float16),
     },
     MXFP8: {"tiles of every kind": lambda: attends_in_blocks("mxfp8"), "sink": lambda: keeps_the_tail("mxfp8")},
-    MXFP4: {"tiles of every kind": lambda: attends_in_blocks("mxfp4"), "packed": lambda: attends_to_packed_sequences()},
+    MXFP4: {
+        "tiles of every kind": lambda: attends_in_blocks("mxfp4"),
+        "packed": lambda: attends_as_declared("mxfp4", "key_starts", "lse"),
+        "smoothed": lambda: attends_as_declared("mxfp4", "mean_scores"),
+    },
     NVFP4: {"tiles of every kind": lambda: attends_in_blocks("nvfp4"), "sink": lambda: keeps_the_tail("nvfp4")},
     **{name: declared_cases(name) for name in DECLARED},
 }
