@@ -2,6 +2,6 @@
 #include "kernel.cuh"
 #include "op/mean_scores.cuh"
 
-VARIANTS(dim, 64, 128)
+VARIANTS(dim, 64, 128, 192, 256)
 
 MEAN_SCORES(JOIN(mean_scores_nvfp4_dim, VARIANT_dim, ), tile::Nvfp4, VARIANT_dim)

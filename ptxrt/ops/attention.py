@@ -406,7 +406,7 @@ _FIRST_LACKS += ("smooth_k", "smooth_q")
 def _on_blocks(qk: str, pv: str) -> Way:
     """Attention on operands in block formats."""
     kernel = BLOCK_ATTENTION[qk, pv]
-    return Way(kernel, BlockOperands(kernel, qk, pv), bf16, sums=("row_sum", "exact_sum"))
+    return Way(kernel, BlockOperands(kernel, qk, pv), bf16, (), sums=("row_sum", "exact_sum"))
 
 
 # (qk, pv, quantize) -> how it is computed. Another format is another line.
