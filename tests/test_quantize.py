@@ -93,8 +93,7 @@ def test_nvfp4_quotients_are_correctly_rounded(machine, rng, rule):
     assert_bytes(q, *exact(x, "nvfp4", rule, g))
 
 
-@pytest.mark.parametrize("text", ["native", "portable"])
-@each_rule
+@pytest.mark.parametrize("format, rule, text", [(*each, "portable") for each in RULES] + [("nvfp4", rule, "native") for rule in BLOCK_FORMATS["nvfp4"].rules])
 def test_values_of_any_size_in_every_layout(rng, format, rule, text):
     """Of each dtype, NaN and infinity among them, along rows and down columns, of which a lane has four or fewer."""
     f = BLOCK_FORMATS[format]
@@ -106,7 +105,7 @@ def test_values_of_any_size_in_every_layout(rng, format, rule, text):
         for dtype in DTYPES:
             with np.errstate(over="ignore"):
                 blocks = values.astype(dtype)
-            for given in [dict(global_scale=g) for g in (1.0, 3 * 2.0**-149, 1e-10, 3e38)] if f.two_level else [{}]:
+            for given in [dict(global_scale=g) for g in (1.0, 3 * 2.0**-149, 3e38)] if f.two_level else [{}]:
                 for x, axis in ((blocks, -1), (blocks.T.copy(), 0), (blocks[:-1].T.copy(), 0)):
                     q = ptxrt.quantize(x, format, axis=axis, scale_rule=rule, **given)
                     assert_same(q, quantize_reference(x, format, axis=axis, scale_rule=rule, **given))
