@@ -39,7 +39,7 @@ def run_tests(arguments):
     """Run pytest with counting, a process to a core, eight at most; return its exit code."""
     shutil.rmtree(COUNTS, ignore_errors=True)
     environment = {**os.environ, "PTXRT_COVERAGE": str(COUNTS)}
-    processes = ["--quiet", "--numprocesses", "auto", "--maxprocesses", "8", "--dist", "worksteal"]
+    processes = ["--quiet", "--numprocesses", "auto", "--maxprocesses", "8", "--dist", "worksteal", "-m", "not gpu"]
     chosen = arguments or [f"tests/test_{name}.py" for name in TESTS]
     return subprocess.run([sys.executable, "-m", "pytest", *processes, *chosen], cwd=ROOT, env=environment).returncode
 

@@ -93,6 +93,24 @@ def test_nvfp4_quotients_are_correctly_rounded(machine, rng, rule):
     assert_bytes(q, *exact(x, "nvfp4", rule, g))
 
 
+@pytest.mark.parametrize("format, rule, text", [(*each, "portable") for each in RULES] + [("nvfp4", rule, "native") for rule in BLOCK_FORMATS["nvfp4"].rules])
+def test_values_of_any_size_in_every_layout(rng, format, rule, text):
+    """Of each dtype, NaN and infinity among them, along rows and down columns, of which a lane has four or fewer."""
+    f = BLOCK_FORMATS[format]
+    sizes = np.repeat(2.0 ** np.array([-149, -140, -127, -126, -124, -60, -24, -14, -8, -1, 0, 5, 30, 120]), 2)[:, None]
+    values = (rng.standard_normal((sizes.size, f.block)) * sizes).astype(np.float32)
+    values = np.concatenate([values, exact_blocks.special_blocks(f.block)])
+    values = values[: len(values) // 4 * 4]
+    with ptxrt.using("emulator", ptx=text):
+        for dtype in DTYPES:
+            with np.errstate(over="ignore"):
+                blocks = values.astype(dtype)
+            for given in [dict(global_scale=g) for g in (1.0, 3 * 2.0**-149, 3e38)] if f.two_level else [{}]:
+                for x, axis in ((blocks, -1), (blocks.T.copy(), 0), (blocks[:-1].T.copy(), 0)):
+                    q = ptxrt.quantize(x, format, axis=axis, scale_rule=rule, **given)
+                    assert_same(q, quantize_reference(x, format, axis=axis, scale_rule=rule, **given))
+
+
 def narrow_boundary_blocks(rng, g: np.float32, dtype) -> np.ndarray:
     """Blocks of 16 with largest values from too small for a scale to too large, and as large: 0, and the others two steps around boundaries."""
     largest = (g * np.exp2(rng.uniform(-8, 12, 96), dtype=np.float32)).astype(dtype)

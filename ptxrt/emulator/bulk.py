@@ -274,7 +274,9 @@ def _box(threads, position: int, map: TensorMap, shared: int, coordinates: list[
     """(unit, shared addresses, global addresses, inside or None) of the box at these coordinates."""
     if shared % _BOX_ALIGNMENT:
         raise Fault(f"copies a box at 0x{shared:x} of shared memory, which is no multiple of {_BOX_ALIGNMENT}", position)
-    unit = map.unit(coordinates[0])
+    if refusal := map.refusal(coordinates):
+        raise Fault(f"copies a box that {refusal}", position)
+    unit = map.unit
     remote, inside = map.locate(coordinates, unit, offsets)
     places = swizzled(shared + map.places(unit), map.swizzle).astype(np.uint64)
     return unit, places, remote, None if inside.all() else inside

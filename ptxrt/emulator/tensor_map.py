@@ -21,10 +21,11 @@ ALIGNMENT = 64
 _MAGIC = b"ptxrtmap"
 _FORMAT = "<8sQBBBBBxxx5Q4Q5H5B6h"
 
-#: Bytes of an element, and the bits of its NaN (None: an integer), by type.
+#: Bytes of an element, and the bits of the NaN that fills (None: an integer), by type. That of f16 is an H200's; of the others
+#: no documentation says the bits either, and they are the canonical ones.
 TYPES: dict[str, tuple[int, Optional[int]]] = {
     "u8": (1, None), "u16": (2, None), "u32": (4, None), "s32": (4, None), "u64": (8, None), "s64": (8, None),
-    "f16": (2, 0x7FFF), "bf16": (2, 0x7FFF), "f32": (4, 0x7FFFFFFF), "f32_ftz": (4, 0x7FFFFFFF), "tf32": (4, 0x7FFFFFFF),
+    "f16": (2, 0x7FF7), "bf16": (2, 0x7FFF), "f32": (4, 0x7FFFFFFF), "f32_ftz": (4, 0x7FFFFFFF), "tf32": (4, 0x7FFFFFFF),
     "tf32_ftz": (4, 0x7FFFFFFF), "f64": (8, 0x7FF8000000000000),
 }  # fmt: skip
 _TYPE_NAMES = tuple(TYPES)
@@ -78,15 +79,20 @@ class TensorMap:
         """Elements of a box per dimension; the element stride of the innermost one has no effect without interleave."""
         return (self.box[0], *(-(-size // step) for size, step in zip(self.box[1:], self.steps[1:])))
 
-    def unit(self, first: int) -> int:
-        """The most bytes, up to 16, that stay together where a row starts at element `first`."""
-        size = self.element_bytes
-        return int(np.gcd.reduce([16, first * size, self.dims[0] * size]))
+    @property
+    def unit(self) -> int:
+        """The most bytes, up to 16, that lie inside of the tensor together or outside."""
+        return int(np.gcd(16, self.dims[0] * self.element_bytes))
 
     @property
     def pitch(self) -> int:
         """Bytes of shared memory from a row of the box to the next: the span of the swizzle, also where rows are shorter."""
         return max(self.counts[0] * self.element_bytes, SWIZZLES[self.swizzle])
+
+    def refusal(self, coordinates: Sequence[int]) -> str:
+        """What is wrong with a box that begins there; empty if nothing is. An H200 stops with an illegal instruction."""
+        first = coordinates[0] * self.element_bytes
+        return f"begins at byte {first} of a row, which is no multiple of 16" if first % 16 else ""
 
     @lru_cache(maxsize=16)
     def places(self, unit: int) -> np.ndarray:
@@ -134,6 +140,13 @@ class Im2colMap(TensorMap):
     def counts(self) -> tuple[int, ...]:
         """Channels and pixels of a box."""
         return self.box
+
+    def refusal(self, coordinates: Sequence[int]) -> str:
+        """What is wrong with a column that begins there; empty if nothing is."""
+        for axis, (at, first, last) in enumerate(zip(coordinates[1:], self.lower, self.upper)):
+            if not first <= at < self.dims[axis + 1] + last:
+                return f"begins at {'WHD'[axis]} = {at}, outside of {first} to {self.dims[axis + 1] - 1 + last}, where the map's pixels lie"
+        return super().refusal(coordinates)
 
     def positions(self, coordinates: Sequence[int], offsets: Sequence[int]) -> list[np.ndarray]:
         """Of each pixel its coordinates in W, H, D and N.
@@ -211,7 +224,7 @@ def encode_im2col(
     copy, at most 1024. All else is as in `encode_tiled`.
 
     Raises ArgumentError for what cuTensorMapEncodeIm2col refuses, and for interleaved layouts.
-    Source: CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 5.5.4.
+    Source: CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 5.5.4. An H200 copies the same.
     """
     rank = len(dims)
     _require(3 <= rank <= 5, f"{rank} dimensions; im2col has 3 to 5")

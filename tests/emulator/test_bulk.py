@@ -319,21 +319,21 @@ def expected_tile(tensor: np.ndarray, corner, box, steps, row: int, swizzle: int
 
 CASES = [
     # element type, shape (innermost last), corner and box (innermost first), element strides, swizzle, fill
-    ("u8", np.uint8, (300,), (17,), (64,), (1,), "none", "zero"),
-    ("u8", np.uint8, (300,), (290,), (32,), (1,), "none", "zero"),
+    ("u8", np.uint8, (300,), (16,), (64,), (1,), "none", "zero"),
+    ("u8", np.uint8, (300,), (288,), (32,), (1,), "none", "zero"),
     ("f16", np.float16, (20, 40), (8, 3), (64, 9), (1, 1), "128b", "zero"),
-    ("bf16", np.uint16, (20, 40), (-3, -2), (64, 16), (1, 1), "128b", "nan"),
-    ("f32", np.float32, (20, 40), (25, 15), (16, 16), (1, 1), "64b", "nan"),
-    ("s32", np.int32, (12, 12), (2, 1), (8, 7), (1, 1), "32b", "zero"),
-    ("f16", np.float16, (20, 40), (8, 3), (16, 11), (1, 1), "128b", "zero"),
+    ("bf16", np.uint16, (20, 40), (-8, -2), (64, 16), (1, 1), "128b", "nan"),
+    ("f32", np.float32, (20, 40), (28, 15), (16, 16), (1, 1), "64b", "nan"),
+    ("s32", np.int32, (12, 12), (8, 1), (8, 7), (1, 1), "32b", "zero"),
+    ("f16", np.float16, (20, 40), (8, 13), (16, 11), (1, 1), "128b", "nan"),
     ("u16", np.uint16, (5, 6, 24), (16, 2, 1), (24, 3, 4), (1, 1, 1), "64b", "zero"),
     ("f32", np.float32, (20, 40), (4, 15), (4, 16), (1, 2), "32b", "nan"),
     ("f32", np.float32, (30, 16), (0, 5), (16, 12), (1, 3), "none", "zero"),
-    ("u16", np.uint16, (5, 6, 24), (3, 2, 1), (16, 3, 2), (1, 1, 1), "none", "zero"),
+    ("u16", np.uint16, (5, 6, 24), (16, 2, 1), (16, 3, 2), (1, 1, 1), "none", "zero"),
     ("u8", np.uint8, (3, 4, 5, 32), (0, 1, 1, 1), (32, 3, 2, 2), (1, 2, 1, 1), "32b", "zero"),
     ("f64", np.float64, (2, 3, 2, 3, 6), (2, 1, 0, 1, 0), (4, 2, 2, 2, 2), (1, 1, 1, 1, 1), "none", "nan"),
 ]
-NANS = {"bf16": 0x7FFF, "f32": 0x7FFFFFFF, "f64": 0x7FF8000000000000}
+NANS = {"bf16": 0x7FFF, "f32": 0x7FFFFFFF, "f64": 0x7FF8000000000000, "f16": 0x7FF7}
 
 
 def tensor_of(case):
@@ -365,12 +365,12 @@ def test_tensor_into_shared_memory(case):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{len(case[2])}d-{case[6]}-{case[7]}")
 def test_tensor_out_of_shared_memory(case):
-    """A box is loaded, its origin moved by one row, and stored: what lies outside is not written."""
+    """A box is loaded, its origin moved by one row (of one dimension: by 16 bytes), and stored: what lies outside is not written."""
     name, dtype, shape, corner, box, steps, swizzle, fill = case
     data, tensor, fields = tensor_of(case)
     size = np.dtype(dtype).itemsize
     bytes_ = size * box[0] * int(np.prod([-(-b // s) for b, s in zip(box[1:], steps[1:])]))
-    there = (*corner[:-1], corner[-1] - 1)
+    there = (*corner[:-1], corner[-1] - (1 if len(shape) > 1 else 16 // size))
     body = f"""
         {expect(bytes_)}
         cp.async.bulk.tensor.{len(shape)}d.shared::cta.global.{COMPLETES} [%tile], [%map, {coordinates(corner)}], [%bar]; {WAIT}
@@ -448,6 +448,16 @@ def test_the_mode_of_a_map_is_that_of_the_instruction():
         run(load.replace("im2col.", "").replace(", {0};", ";"), DATA, lambda at: encode_im2col("u8", at, (16, 16, 16), (16, 256), (0,), (0,), 16, 4))
 
 
+@pytest.mark.parametrize("corner, message", [((0, 8, 0, 0), "W = 8, outside of -1 to 7"), ((0, -2, 0, 0), "W = -2"), ((0, 0, 5, 0), "H = 5, outside of 0 to 4"), ((4, 0, 0, 0), "byte 8 of a row")])  # fmt: skip
+def test_columns_begin_inside_of_their_part_of_the_image(corner, message):
+    def map(address):
+        return encode_im2col("u16", address, (32, 8, 6, 2), (64, 512, 3072), (-1, 0), (0, -1), 16, 8)
+
+    load = f"cp.async.bulk.tensor.4d.shared::cta.global.im2col.{COMPLETES} [%tile], [%map, {coordinates(corner)}], [%bar], {{0, 0}};"
+    with pytest.raises(EmulatorFault, match=message):
+        run(load, DATA, map)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -478,6 +488,7 @@ def test_maps_of_columns_that_are_refused(change, message):
         (LOAD.replace("64, [%bar]", "64, [%bar + 8]"), "mbarrier|of shared memory"),
         (STORE.replace("[%data + 128]", "[%data + 8160]"), "lie in no allocation"),
         (f"cp.async.bulk.tensor.2d.shared::cta.global.tile.{COMPLETES} [%tile + 64], [%map, {{0, 0}}], [%bar];", "no multiple of 128"),
+        (f"cp.async.bulk.tensor.2d.shared::cta.global.tile.{COMPLETES} [%tile], [%map, {{8, 0}}], [%bar];", "byte 8 of a row"),
         (f"cp.async.bulk.tensor.1d.shared::cta.global.tile.{COMPLETES} [%tile], [%map, {{0}}], [%bar];", "1 dimensions with a tensor map of 2"),
         (f"cp.async.bulk.tensor.2d.shared::cta.global.tile.{COMPLETES} [%tile], [%data, {{0, 0}}], [%bar];", "no tensor map"),
     ],
