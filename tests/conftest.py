@@ -25,6 +25,16 @@ def machine(request):
         yield backend
 
 
+@pytest.fixture(params=["portable", "native"])
+def gpu(request):
+    """Run a test on every GPU machine that is there: what is too large for the emulator."""
+    there = ptxrt.machines()[request.param]
+    if not there.available:
+        pytest.skip(str(there))
+    with ptxrt.using(request.param) as backend:
+        yield backend
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections():
     """Let gc.collect() in a test look at what the tests of its file made, not at every text parsed so far (seconds)."""

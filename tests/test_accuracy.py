@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ptxrt
+from ptxrt.ops import attention as attention_module
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -21,7 +22,8 @@ if DOCS.is_dir():
     NORMAL = accuracy.Data("N(0,1)", "", lambda: accuracy.normal(1, 1, 512, 128))  # keys are split in two
     BIASED = accuracy.Data("bias", "", lambda: accuracy.normal(1, 1, 384, 128, bias=6.0))
     BOTH_BIASED = accuracy.Data("both", "", lambda: accuracy.normal(1, 1, 192, 128, 0.25, 6.0, 1.0))
-    SINK = accuracy.Data("sink", "", lambda: accuracy.beside_a_sink(11, queries=16, keys=2048))
+    SINKS = {bits: accuracy.Data("sink", "", lambda bits=bits: accuracy.beside_a_sink(bits, queries=4)) for bits in (8, 11, 14)}
+    MODEL = accuracy.Data("model", "", accuracy.of_a_model)
 else:
     BOUNDED = []
 
@@ -74,12 +76,20 @@ def test_smoothing_of_queries(emulator, formats):
     assert errors[1].out.relative_l2 < 0.9 * errors[0].out.relative_l2
 
 
+@pytest.mark.parametrize("bits", [8, 11, 14])
 @pytest.mark.parametrize("formats", [formats for formats in BOUNDED if formats.sink], ids=str)
-def test_a_tail_beside_a_sink_survives(emulator, formats):
-    """One key holds a third of the weight, 2047 others the rest, each 2^-11 of it."""
-    out = ptxrt.attention(*SINK.arrays, **formats.words, out_dtype=np.float32)
-    assert accuracy.share_beside(SINK) > 0.5
-    assert accuracy.weights_alone(formats, SINK, out).relative_l2 <= formats.sink
+def test_a_tail_beside_a_sink_survives(emulator, monkeypatch, formats, bits):
+    """One key, 4095 others whose weight is each 2^-bits of it, all in one pass: where keys are split most of them have no sink beside them."""
+    monkeypatch.setattr(attention_module, "splits_for", lambda *sizes: 1)
+    out = ptxrt.attention(*SINKS[bits].arrays, **formats.words, out_dtype=np.float32)
+    assert accuracy.share_beside(SINKS[bits]) > 0.2
+    assert accuracy.weights_alone(formats, SINKS[bits], out).relative_l2 <= formats.sink
+
+
+@pytest.mark.parametrize("formats", BOUNDED, ids=str)
+def test_the_data_of_a_model(emulator, formats):
+    """The queries, keys and values of data/ come out as near as normal ones."""
+    assert accuracy.measured(formats, MODEL).out.relative_l2 <= formats.normal.relative_l2
 
 
 @pytest.mark.parametrize("format, worse", [("mxfp8", "floor"), ("mxfp4", "floor")])

@@ -3,9 +3,8 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from attention_arrays import bits, random_qkv, relative
 from attention_restated import restated
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import ptxrt
 from ptxrt.ops.attention import ATTENTION, exact_attention, splits_for
@@ -23,21 +22,9 @@ EXACT = {"bf16": 4e-3, "f16": 3e-3}
 LEAST_LSE = float(np.finfo(np.float32).min) * np.log(2)
 
 
-def random_qkv(rng, batch, heads, queries, keys, dim, *, heads_kv=None, dim_v=None, dtype=np.float32):
-    """Normal q, k and v; heads_kv and dim_v are those of q where they are not given."""
-    heads_kv, dim_v = heads_kv or heads, dim_v or dim
-    shapes = (batch, heads, queries, dim), (batch, heads_kv, keys, dim), (batch, heads_kv, keys, dim_v)
-    return tuple(rng.standard_normal(shape, dtype=np.float32).astype(dtype) for shape in shapes)
-
-
 def rounded(format, *arrays):
     """What operands of a format hold."""
     return tuple(np.asarray(x).astype(DTYPES[format]) for x in arrays)
-
-
-def relative(got, want):
-    """The relative L2 between two arrays."""
-    return ptxrt.compare(got, want).relative_l2
 
 
 def assert_lse(got, want):
@@ -284,82 +271,6 @@ def test_nan_propagates_to_the_rows_that_see_it(machine, rng):
     spoiled[0, 0, 40, 3] = np.nan
     got = ptxrt.attention(q, spoiled, v, causal=True).astype(np.float32)
     assert np.isfinite(got[0, 0, :40]).all() and np.isnan(got[0, 0, 40:]).all()
-
-
-# Properties
-
-
-@st.composite
-def problems(draw):
-    """Small problems of any shape: the arrays and options that hold for every one of their batches and heads."""
-    batch, heads_kv, group = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    queries, keys, dim = draw(st.integers(1, 40)), draw(st.integers(1, 140)), draw(st.sampled_from([8, 24, 32]))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    arrays = random_qkv(rng, batch, heads_kv * group, queries, keys, dim, heads_kv=heads_kv, dtype=BF16)
-    options = dict(causal=draw(st.booleans()), softcap=draw(st.sampled_from([0.0, 1.5])), qk=draw(st.sampled_from(list(DTYPES))))
-    if draw(st.booleans()):
-        options["window"] = draw(st.tuples(*(st.none() | st.integers(0, 50) for _ in range(2))))
-    return rng, *arrays, options
-
-
-def bits(x):
-    return x.view({2: np.uint16, 4: np.uint32}[x.itemsize])
-
-
-@settings(max_examples=12, deadline=None)
-@given(problem=problems())
-def test_a_batch_equals_its_items(problem):
-    _, q, k, v, options = problem
-    with ptxrt.using("emulator"):
-        out, lse = ptxrt.attention(q, k, v, return_lse=True, **options)
-        for i in range(len(q)):
-            alone, its_lse = ptxrt.attention(q[i : i + 1], k[i : i + 1], v[i : i + 1], return_lse=True, **options)
-            np.testing.assert_array_equal(bits(out[i : i + 1]), bits(alone))
-            np.testing.assert_array_equal(lse[i : i + 1], its_lse)
-
-
-@settings(max_examples=12, deadline=None)
-@given(problem=problems())
-def test_grouped_heads_equal_repeated_ones(problem):
-    _, q, k, v, options = problem
-    group = q.shape[1] // k.shape[1]
-    with ptxrt.using("emulator"):
-        out = ptxrt.attention(q, k, v, **options)
-        np.testing.assert_array_equal(bits(out), bits(ptxrt.attention(q, k.repeat(group, 1), v.repeat(group, 1), **options)))
-
-
-@settings(max_examples=12, deadline=None)
-@given(problem=problems())
-def test_keys_may_be_permuted_with_their_values(problem):
-    """Without a mask the order of keys changes nothing but that of float32 sums."""
-    rng, q, k, v, options = problem
-    order = rng.permutation(k.shape[2])
-    options = {name: options[name] for name in ("softcap", "qk")}
-    with ptxrt.using("emulator"):
-        got = ptxrt.attention(q, k[:, :, order], v[:, :, order], out_dtype=np.float32, **options)
-        assert relative(got, ptxrt.attention(q, k, v, out_dtype=np.float32, **options)) < 1e-5
-
-
-@settings(max_examples=40, deadline=None)
-@given(problem=problems(), at=st.floats(0, 1), factor=st.sampled_from([1, 5, 20]))
-def test_segments_merge_to_the_whole(problem, at, factor):
-    """Segments merged equal one pass: weights are rounded alike, whatever the maximum they are relative to.
-
-    1e-5 is what float32 sums in another order, of terms of both signs, may differ by. One weight in a thousand rounded to the
-    other side would be 1e-4.
-    """
-    _, q, k, v, options = problem
-    cut = max(1, min(k.shape[2] - 1, round(at * k.shape[2])))
-    options = dict(softcap=options["softcap"], qk=options["qk"], scale=factor * q.shape[-1] ** -0.5)
-    with ptxrt.using("emulator"):
-        whole, whole_lse = ptxrt.attention(q, k, v, return_lse=True, out_dtype=np.float32, **options)
-        parts = [slice(0, cut), slice(cut, None)] if k.shape[2] > 1 else [slice(None)]
-        outs, lses = zip(*(ptxrt.attention(q, k[:, :, p], v[:, :, p], return_lse=True, out_dtype=np.float32, **options) for p in parts))
-        sums = zip(*(ptxrt.attention(q, k[:, :, p], v[:, :, p], normalize=False, **options) for p in parts))
-        merged = ptxrt.merge(outs, lses), ptxrt.merge(next(sums), row_max=next(sums), row_sum=next(sums))
-    for out, lse in merged:
-        assert relative(out, whole) < 1e-5
-        np.testing.assert_allclose(lse, whole_lse, rtol=1e-5, atol=1e-5)
 
 
 # Splits, sums and merging
@@ -706,26 +617,7 @@ def test_every_way_is_reached_by_its_name():
         assert way.kernel.name in ptxrt.kernels() and (quantize is None) == (way.run is None)
 
 
-# Real sizes, on a GPU
-
-
-@pytest.fixture(params=["portable", "native"])
-def gpu(request):
-    """A GPU machine."""
-    there = ptxrt.machines()[request.param]
-    if not there.available:
-        pytest.skip(str(there))
-    with ptxrt.using(request.param) as backend:
-        yield backend
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("queries, keys", [(1, 1), (1, 1023), (3, 799), (17, 513), (113, 203), (127, 512), (239, 1), (513, 799), (799, 513), (1023, 1024), (1024, 1023)])
-@pytest.mark.parametrize("heads, heads_kv", [(4, 4), (6, 2), (8, 1)])
-@pytest.mark.parametrize("format", DTYPES)
-def test_the_grid_at_real_sizes(gpu, rng, queries, keys, heads, heads_kv, format):
-    for dim, options in zip((32, 64, 96, 128, 192, 256, 40, 128), OPTIONS):
-        check(*random_qkv(rng, 2, heads, queries, keys, dim, heads_kv=heads_kv), format, **options)
+# Real sizes, on a GPU; test_attention_grid.py has every length
 
 
 @pytest.mark.gpu
@@ -735,10 +627,3 @@ def test_the_error_on_normal_inputs(gpu, rng, format):
     q, k, v = random_qkv(rng, 2, 4, 1024, 1024, 128)
     got = ptxrt.compare(ptxrt.attention(q, k, v, qk=format), exact_attention(q, k, v)[0])
     assert got.cosine >= 0.99999 and got.relative_l2 <= 5e-3 and abs(got.gain - 1) <= 1e-3
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("queries, keys", [(1, 32768), (16, 32768)])
-def test_long_keys_and_few_rows(gpu, rng, queries, keys):
-    q, k, v = random_qkv(rng, 1, 32, queries, keys, 128, heads_kv=8, dtype=BF16)
-    check(q, k, v, causal=True)

@@ -21,12 +21,45 @@ from programs import program, text  # noqa: E402
 
 pytestmark = pytest.mark.races
 
-CASES = [(kernel, case) for kernel in ptxrt.kernels().values() for case in one_of_each_size(kernel.cases)]
+KERNELS = ptxrt.kernels().values()
 
 
-@pytest.mark.parametrize("kernel, case", CASES, ids=[f"{kernel.name}-{case.id}" for kernel, case in CASES])
+def first_of_each(kernel, name) -> list:
+    """The first case of every variant that name(case) tells apart."""
+    first = {}
+    for case in kernel.cases:
+        first.setdefault(name(case), case)
+    return list(first.values())
+
+
+def of_each_size_and_entry(kernel) -> list:
+    """A case of each shape, and one of every entry, which differ in the types that they load."""
+    cases = {case.id: case for case in one_of_each_size(kernel.cases)}
+    entries = first_of_each(kernel, lambda case: kernel.entry_name({**kernel.fixed, **case.axes}, case.format))
+    return list((cases | {case.id: case for case in entries}).values())
+
+
+def of_each_unit(kernel) -> list:
+    """One of every compiled unit: tiles and stages are those of its sizes."""
+    return first_of_each(kernel, lambda case: kernel.unit_name({**kernel.fixed, **case.axes}))
+
+
+def each(cases_of, kernels=KERNELS):
+    """Parameters of a test: the chosen cases of all kernels."""
+    cases = [(kernel, case) for kernel in kernels for case in cases_of(kernel)]
+    return pytest.mark.parametrize("kernel, case", cases, ids=[f"{kernel.name}-{case.id}" for kernel, case in cases])
+
+
+@each(of_each_size_and_entry)
 def test_kernel(kernel, case):
     with ptxrt.using("emulator", races=True):
+        run(kernel, (), kernel.example(case, 0))
+
+
+@each(of_each_unit, [kernel for kernel in KERNELS if not kernel.name.startswith("probe_mma")])   # a warp of their own, and slow stand-ins
+def test_portable_text(kernel, case):
+    """What compute_90 makes of it copies and waits in other ways."""
+    with ptxrt.using("emulator", races=True, ptx="portable"):
         run(kernel, (), kernel.example(case, 0))
 
 
