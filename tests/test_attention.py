@@ -542,6 +542,7 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
         (lambda: ptxrt.attention(q[:, :1], k, v), "nearest: 2; there are"),
         (lambda: ptxrt.attention(q, k[:, :0], v[:, :0]), "no multiple of 0 heads"),
         (lambda: ptxrt.attention(*(np.zeros((1, 1, 4, 288), np.float32) for _ in range(3))), "head dimensions go up to 256"),
+        (lambda: ptxrt.attention(*(np.zeros((1, 1, 4, 257), np.float32) for _ in range(3)), qk="nvfp4"), "head dimensions go up to 256"),
         (lambda: ptxrt.attention(q, k[:, :, :0], v[:, :, :0]), "there are no keys; pass at least one"),
         (lambda: ptxrt.attention(q, k, v[..., :0]), "a head dimension is 0"),
         (lambda: ptxrt.attention(q.astype(np.float64), k, v), "q is float64.*convert it to float32, float16 or bfloat16"),

@@ -72,6 +72,19 @@ def test_head_dims(machine, rng, qk, pv, dim, dim_v):
     assert got.shape == want.shape and relative(got, want) <= rounding(qk, pv)
 
 
+@pytest.mark.parametrize("dim, dim_v", [(192, 128), (256, 256), (160, 160)])
+def test_wide_heads(machine, rng, dim, dim_v):
+    """Tiles that all rows see whole, and masked ones; values filled up to the head dimension of the keys, or by the call."""
+    q, k, v = random_qkv(rng, 1, 2, 30, 200, dim, dim_v=dim_v)
+    given = operands(q, k, v, "nvfp4", "nvfp4", dim=256 if dim > 192 else 192)
+    options = dict(qk="nvfp4", causal=True, out_dtype=np.float32)
+    got, lse = ptxrt.attention(*given, **options, return_lse=True)
+    want, want_lse = exact_attention(*(np.asarray(x) for x in given), causal=True)
+    assert got.shape == want.shape and relative(got, want) <= ROUNDING["nvfp4"]
+    assert np.abs(lse - want_lse).max() <= 1e-4 * np.abs(want_lse).max()  # approximate exponentials and logarithm
+    np.testing.assert_array_equal(ptxrt.attention(q, k, v, **options), got)
+
+
 @each_format
 @pytest.mark.parametrize("keys", [130, 1000])
 def test_smoothing_is_undone_in_the_log_sum_exp(machine, rng, qk, pv, keys):

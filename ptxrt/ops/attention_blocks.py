@@ -280,12 +280,7 @@ class BlockOperands:
         """The compiled head dimension for keys and values: the one they were quantized for, else the smallest that holds both."""
         given = {name: x.dim for name, x in (("k", k), ("v", v)) if isinstance(x, Operand)}
         least = max(k.shape[-1], v.shape[-1], *given.values())
-        compiled = self.kernel.variants["dim"]
-        if least > compiled[-1]:
-            raise ArgumentError(
-                f"attention: the head dimension is {least}; {self.kernel.name} is compiled up to {compiled[-1]}. Nearest: qk='bf16', which takes 256"
-            )
-        wanted = min(dim for dim in compiled if dim >= least)
+        wanted = min(dim for dim in self.kernel.variants["dim"] if dim >= least)
         if set(given.values()) - {wanted}:
             came = " and ".join(f"{name} for a head dimension of {size}" for name, size in given.items())
             raise ArgumentError(f"attention: {came} were quantized; these need one of {wanted}: pass dim={wanted} to quantize_operand")
