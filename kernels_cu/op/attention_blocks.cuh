@@ -366,6 +366,7 @@ struct BlockTiling {
     static constexpr int blocks = ptx::has_block_scaled_mma && widest <= 64 ? 2 : 1;
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
+    static constexpr int spill_bytes = ValueFormat::bits == 16 ? 192 : 128;   // twelve warps are worth a few
 
     using Keys = tile::KeyTile<ScoreFormat, block_keys, dim>;
     using Values = tile::ValueTile<ValueFormat, block_keys, dim_v>;
@@ -527,7 +528,8 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
     KERNEL(name, .threads = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::threads},                             \
            .shared_bytes = sizeof(op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::Shared),                         \
            .tile = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::rows, 1, 1},                                   \
-           .min_blocks = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::blocks, .spill_bytes = 128)                \
+           .min_blocks = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::blocks,                                   \
+           .spill_bytes = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::spill_bytes)                             \
     (const uint8_t *q_codes,    /* [batch, heads_kv, group, queries, q_bytes] */                                            \
      const uint8_t *q_scales,   /* [batch, heads_kv, group, queries, q_blocks] */                                           \
      const uint8_t *k_tiles,    /* [batch, heads_kv, tiles, k_bytes]: tile::KeyTile */                                      \
