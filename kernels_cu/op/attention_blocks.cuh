@@ -517,6 +517,7 @@ struct BlockTiling {
     static constexpr int rows = 16 * slices * warps;
     // Wide heads on stand-ins, whose speed is not the point, loop over one copy of their MMAs, which compiles sooner.
     static constexpr bool rolled = !ptx::has_block_scaled_mma && widest > 128;
+    static constexpr int spill_bytes = ValueFormat::bits == 16 ? 192 : 128;   // twelve warps are worth a few
 
     using Keys = tile::KeyTile<ScoreFormat, block_keys, dim>;
     using Values = tile::ValueTile<ValueFormat, block_keys, dim_v>;
@@ -704,7 +705,8 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
     KERNEL(name, .threads = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::threads},                             \
            .shared_bytes = sizeof(op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::Shared),                         \
            .tile = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::rows, 1, 1},                                   \
-           .min_blocks = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::blocks, .spill_bytes = 128)                \
+           .min_blocks = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::blocks,                                   \
+           .spill_bytes = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::spill_bytes)                             \
     (const uint8_t *q_codes,    /* [batch, heads_kv, group, queries, q_bytes] */                                            \
      const uint8_t *q_scales,   /* [batch, heads_kv, group, queries, q_blocks] */                                           \
      const uint8_t *k_tiles,    /* [batch, heads_kv, tiles, k_bytes]: tile::KeyTile */                                      \
