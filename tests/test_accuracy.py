@@ -65,7 +65,7 @@ def test_smoothing_undoes_a_bias_of_keys(emulator, formats):
 
 @pytest.mark.parametrize("formats", [formats for formats in BOUNDED if formats.is_quantized_before and formats.pv == "mxfp8"], ids=str)
 def test_smoothing_of_queries(emulator, formats):
-    """Queries that differ less than they have in common are rounded in steps of what they differ by; the rounding of keys and weights stays."""
+    """Queries with much in common are rounded in steps of what they differ by; the rounding of keys and weights stays."""
     errors = []
     for smooth_q in (False, True):
         data = accuracy.Data("", "", lambda: BOTH_BIASED.arrays, dict(smooth_k=True, smooth_q=smooth_q))
