@@ -92,7 +92,7 @@ WEIGHTS = {"mxfp8": (in_e4m3, 8), "mxfp4": (in_mxfp4, 0), "nvfp4": (in_nvfp4, 11
 def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sinks=None, shift=None):
     """Output and lse of what operands in block formats hold, float32: q [B, H, Sq, D], k and v [B, Hkv, Sk, D].
 
-    shift: [B, H, Sq], what smoothing of keys took from all scores of a row, relative to which weights are rounded unless there is a softcap.
+    shift: [B, H, Sq], what smoothing took from all scores of a row: weights are rounded without it, unless there is a softcap.
     """
     rounded_weights, headroom = WEIGHTS[pv]
     left, right = window or (OPEN, 0 if causal else OPEN)

@@ -67,13 +67,13 @@ def test_smoothing_undoes_a_bias_of_keys(emulator, formats):
 
 @pytest.mark.parametrize("formats", [formats for formats in BOUNDED if formats.is_quantized_before and formats.pv == "mxfp8"], ids=str)
 def test_smoothing_of_queries(emulator, formats):
-    """Queries that differ less than they have in common are rounded in steps of what they differ by."""
+    """Queries with much in common are rounded in steps of what they differ by; the rounding of keys and weights stays."""
     errors = []
     for smooth_q in (False, True):
         data = accuracy.Data("", "", lambda: BOTH_BIASED.arrays, dict(smooth_k=True, smooth_q=smooth_q))
         errors.append(accuracy.measured(formats, data))
     assert errors[1].out.cosine >= formats.normal.cosine
-    assert errors[1].out.relative_l2 < 0.9 * errors[0].out.relative_l2
+    assert errors[1].out.relative_l2 < 0.95 * errors[0].out.relative_l2
 
 
 @pytest.mark.parametrize("bits", [8, 11, 14])

@@ -1,4 +1,4 @@
-"""Attention on smoothed operands: scores are those of what operands hold, wherever a cap, a sink, a sum or a log-sum-exp sees them."""
+"""Attention on smoothed operands: scores are those of what operands hold wherever a cap, a sink or a sum sees them."""
 
 import ml_dtypes
 import numpy as np
@@ -44,7 +44,7 @@ def shift_of(q, k):
 
 
 def close(lse, want):
-    """Within 1e-4 of the log-sum-exp, of which 2e-6 are the scores' float32 sums."""
+    """Within 1e-4 of the log-sum-exp: float32 sums, approximate exponentials and logarithm."""
     seen = np.isfinite(want)
     np.testing.assert_array_equal(lse[~seen], want[~seen])
     assert (np.abs(lse - want)[seen] <= 1e-4 * np.maximum(1, np.abs(want[seen]))).all()
@@ -170,7 +170,7 @@ def test_arrays_operands_and_layouts(machine, rng, qk):
 
 @each_qk
 def test_rows_smoothed_by_themselves(machine, rng, qk):
-    """A batch equals its items bit for bit, and a row of a call with more heads in a group one of a call with fewer, but for lse's last bits."""
+    """A batch equals its items bit for bit, and heads that share keys equal heads with keys of their own."""
     q, k, v = biased(rng, 2, 4, 70, 90, 64, heads_kv=2)
     options = dict(qk=qk, smooth_k=True, smooth_q=True, return_lse=True, sinks=np.float32([1, 2, 3, 4]))
     whole = ptxrt.attention(q, k, v, **options)

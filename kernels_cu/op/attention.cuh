@@ -230,10 +230,14 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
                                         int first_key, float scale) {
     const AttentionOptions &options = problem.options;
     for_scores<Order>(s, [&](float &score, int, int, int) { score *= scale; });
-    if (options.softcap > 0.0f && options.row_shift)   // a cap is of whole scores
-        for_scores<Order>(s, [&](float &score, int slice, int half, int) {
-            score += options.row_shift[problem.row_at(row_of(slice, half))];
-        });
+    if (options.softcap > 0.0f && options.row_shift) {   // a cap is of whole scores
+        float shift[slices][2];
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) shift[slice][half] = __ldg(options.row_shift + problem.row_at(row_of(slice, half)));
+        for_scores<Order>(s, [&](float &score, int slice, int half, int) { score += shift[slice][half]; });
+    }
     if (options.softcap > 0.0f)   // tanh x = 1 - 2 / (1 + e^2x), good to 2^-22 absolute
         for_scores<Order>(s, [&](float &score, int, int, int) {
             const float power = ptx::ex2_approx_ftz_f32(score * (2.0f * log2_e / options.softcap));

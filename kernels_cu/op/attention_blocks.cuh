@@ -653,12 +653,12 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
 
     BlockQueries<typename Tiling::ScoreFormat, Tiling::slices, Tiling::dim, Tiling::rolled> q;
     q.load(operands, problem, warp_row);
-    const MeanScores<Order, Tiling::slices> mean_scores(operands, problem, warp_row);
     if constexpr (Tiling::expands) shared.queries.store(q);
     Softmax softmax;
     softmax.start(options.partial != nullptr);
     const float factor = score_factor(problem, scale);
     const bool idle = warp_row >= problem.rows;
+    const MeanScores<Order, Tiling::slices> mean_scores(operands, problem, warp_row);
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
     auto step = [&](int index, auto masked, auto sums) __attribute__((always_inline)) {   // its arrays are registers
         const auto &stage = pipeline.take(index);

@@ -20,7 +20,8 @@ constexpr int mean_score_threads = 128;
 // How eight codes under one scale become values. What an element times its scale is, bf16 holds exactly.
 template <class Narrow>
 struct MxDecoder {
-    __device__ static float step(uint32_t scale) { return __uint_as_float(scale == 0 ? 0x400000u : scale << 23); }   // NaN becomes infinity, its codes are 0
+    // Of NaN infinity: its codes are 0, and so their values NaN.
+    __device__ static float step(uint32_t scale) { return __uint_as_float(scale == 0 ? 0x400000u : scale << 23); }
     __device__ static void decode(const tile::Codes<Narrow::bits> &codes, float (&values)[8]) { Narrow::decode(codes, values); }
 };
 
@@ -69,12 +70,12 @@ __device__ inline void load_means(tile::FragmentA (&a)[2], const float *means, i
     }
 }
 
-// scores[batch, heads, rows, 64 tiles] = means[batch, heads, rows, cols] times the keys of k_tiles[batch, heads, tiles], over *q_global
-// where that is given: in the units of a product of codes and scales, whose global scales come later. One tile to a block; the
-// grid is tiles x heads x batch.
+// scores[batch, heads, rows, 64 tiles] = means[batch, heads, rows, cols] times the keys of k_tiles[batch, heads, tiles], over
+// *q_global where that is given: in the units of a product of codes and scales, whose global scales come later. One tile to a
+// block of threads; the grid is tiles x heads x batch.
 template <class Tile>
-__device__ inline void mean_scores(DecodedKeys<Tile> &keys, const float *means, const Tile *k_tiles, const float *q_global, float *scores,
-                                   int rows, int cols) {
+__device__ inline void mean_scores(DecodedKeys<Tile> &keys, const float *means, const Tile *k_tiles, const float *q_global,
+                                   float *scores, int rows, int cols) {
     const size_t head = size_t(blockIdx.z) * gridDim.y + blockIdx.y;
     const int tiles = gridDim.x;
     const float unit = q_global ? __frcp_rn(*q_global) : 1.0f;

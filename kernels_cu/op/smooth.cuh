@@ -164,7 +164,7 @@ __device__ inline void less_block_means(ScanShared &shared, const KeyArray<Eleme
             }
         };
         float sums[8] = {};
-        for_eights([&](int, const float (&values)[8]) {
+        for_eights([&](int, float (&values)[8]) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) sums[i] += values[i];
         });
@@ -180,11 +180,20 @@ __device__ inline void less_block_means(ScanShared &shared, const KeyArray<Eleme
         shared.of_team[mine] = sum;
         if (mine < team * 8 && first_column + mine < cols) means[first_column + mine] = sum;
         ptx::bar_sync();   // the means are there
-        for_eights([&](int row, const float (&values)[8]) {
+        for_eights([&](int row, float (&values)[8]) {
             if (row >= rows.rows) return;
+            float *first = target + size_t(row) * cols + column;
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
-                if (column + i < cols) target[size_t(row) * cols + column + i] = values[i] - shared.of_team[column - first_column + i];
+            for (int i = 0; i < 8; ++i) values[i] -= shared.of_team[column - first_column + i];
+            if (cols % 8 == 0) {
+#pragma unroll
+                for (int i = 0; i < 8; i += 4)
+                    *reinterpret_cast<float4 *>(first + i) = {values[i], values[i + 1], values[i + 2], values[i + 3]};
+            } else {
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    if (column + i < cols) first[i] = values[i];
+            }
         });
     }
 }

@@ -1,4 +1,4 @@
-"""The attention kernels on block formats and what smoothing needs beside them: their declarations, made from the table of those compiled, and their operands."""
+"""The kernels of attention on block formats, declared from the table of those that are compiled, and their operands."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -34,8 +34,8 @@ Of smoothed operands: mean_scores are added to q.k before it is multiplied by an
 tiles, as `mean_scores_{qk}` gives them; row_shift is added to all scaled scores of a row.
 Sums and softmax are float32. Weights are rounded to {weights}; they are divided by their sum {divisor}.
 lse is of the weights before they are rounded, as is exact_sum, beside row_sum.
-All else as for `attention_bf16`, but that row_max lies {headroom} below the largest score rounded up, in units of log2; row_shift, where
-there is no softcap, and the scores without it are rounded up each by itself.
+All else as for `attention_bf16`, but that row_max lies {headroom} below the largest score rounded up, in units of log2; where
+there is no softcap, row_shift and the scores without it are rounded up each by itself.
 The reference is float64 attention of what the operands hold."""
 _WEIGHTS = {
     "mxfp8": "e4m3",
@@ -218,9 +218,9 @@ BLOCK_ATTENTION = {formats: _declare(*formats) for formats in FORMATS}
 
 _MEAN_TEXT = """Multiply vectors, means of queries, with keys in {format}: what smoothing of queries takes from scores.
 
-k_tiles are those of `pack_keys_{format}`; keys behind the last have scores of 0. Vectors count as the sums of two bfloat16, within 2^-17 of
-themselves, keys as what their codes and scales stand for; products are exact, sums float32. q_global: what scores are divided by, so that
-they are in the units of the codes and scales of a query."""
+k_tiles are those of `pack_keys_{format}`; keys behind the last have scores of 0. Vectors count as sums of two bfloat16, within
+2^-17 of themselves, keys as what their codes and scales stand for; products are exact, sums float32. q_global: what scores are
+divided by, so that they are in the units of the codes and scales of a query."""
 
 
 def _declare_mean_scores(format: str) -> Kernel:

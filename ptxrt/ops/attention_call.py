@@ -21,8 +21,8 @@ from .quantized import QuantizedArray
 class Call:
     """A call of `attention` whose arguments fit each other. q, k, v and out are in the order [batch, heads, length, dim].
 
-    smooth_k, smooth_q: whether keys are multiplied less their mean, and queries less those of their blocks. given: the array that the
-    caller passed as out, which is returned. sequences: starts and ends of rows and keys by the kernel's names for them.
+    smooth_k, smooth_q: whether keys are multiplied less their mean, and queries less those of their blocks. given: the array
+    that the caller passed as out, which is returned. sequences: starts and ends of rows and keys by the kernel's names for them.
     cu_seqlens_k: where packed sequences of keys begin and end; None without.
     """
 

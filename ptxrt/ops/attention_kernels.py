@@ -99,7 +99,7 @@ def attend(q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroo
     parts: partial, row_max, row_sum and, of kernels that round weights before they sum them, exact_sum.
     options, sequences: the arguments of the kernels by name. headroom: how far row_max lies below the whole number above
     the largest score, in steps of log2; it is never below a sink. more: what is added to scores before a cap, as `exact_sums`
-    takes it; of that, row_shift is alike in all scores of a row, which without a cap are rounded up without it, as it is by itself.
+    takes it. row_shift: the part of it that all scores of a row share; without a cap it and the rest are rounded up by themselves.
     """
     rest = {name: options[name] for name in ("mask", "allowed")}
     rest |= dict(scale=float(options["scale"]), softcap=float(options["softcap"]), left=int(options["left"]), right=int(options["right"]))

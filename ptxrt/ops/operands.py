@@ -66,9 +66,9 @@ class Operand(QuantizedArray):
 
     role: "q", "k" or "v". Queries have codes and scales as `quantize` gives them along the last axis. Keys and values
     have tiles of 64: codes is uint8 [batch, heads, ceil(length / 64), bytes of a tile], scales is None, and
-    `layout.tile.dim` is the head dimension they are filled up to. mean: float32, what was taken before from keys, [batch, heads, dim], or
-    from blocks of 64 queries, [batch, heads, ceil(length / 64), dim]; None where nothing was. Values of an operand
-    (`dequantize`, `np.asarray`) have it again.
+    `layout.tile.dim` is the head dimension they are filled up to. mean: float32, what was taken before from keys,
+    [batch, heads, dim], or from blocks of 64 queries, [batch, heads, ceil(length / 64), dim]; None where nothing was.
+    Values of an operand (`dequantize`, `np.asarray`) have it again.
     cu_seqlens: int32 [N + 1], where N packed sequences of keys or values of a batch of 1 begin and end; None without. There are N - 1
     tiles more, since each sequence begins with one of its own, and a mean for each: [N, heads, dim].
     format: "mxfp8", "mxfp4", "nvfp4"; of values also "bf16".
@@ -192,7 +192,8 @@ def quantize_operand(
     values of one call agree in it. stream: of the device.
 
     NumPy arrays give an Operand of NumPy arrays; device arrays stay on the device, without waiting. Kernels: `scan_keys` and
-    `mean_keys`, or `less_block_means`, for the mean, `operand_scale` for the global scale (a second read of x), `pack_keys_NAME`, `pack_values_NAME`.
+    `mean_keys`, or `less_block_means`, for means, `operand_scale` for the global scale (a second read of x), `pack_keys_NAME`,
+    `pack_values_NAME`.
     """
     name = "quantize_operand"
     _check_role(name, role, format)

@@ -1,4 +1,4 @@
-"""The kernels of what a first read of operands finds: means of keys and of blocks of queries, global scales, and what smoothing takes from scores."""
+"""The kernels of what a first read of operands finds, means and global scales, and of what smoothing takes from scores."""
 
 import numpy as np
 
@@ -122,7 +122,10 @@ def mean_keys(
 @kernel(
     grid="blocks heads batch",
     derived=dict(blocks=lambda axes: -(-axes["queries"] // SMOOTH_QUERIES)),
-    cases=[dict(batch=2, heads=2, queries=queries, cols=cols, blocks=-(-queries // SMOOTH_QUERIES)) for queries, cols in ((1, 8), (64, 64), (130, 128), (70, 20), (65, 300))],
+    cases=[
+        dict(batch=2, heads=2, queries=queries, cols=cols, blocks=-(-queries // SMOOTH_QUERIES))
+        for queries, cols in ((1, 8), (64, 64), (130, 128), (70, 20), (65, 300))
+    ],
     tolerance=Tolerance("float32 sums of up to 64 values, in another order", relative_l2=3e-7),
 )
 def less_block_means(
