@@ -511,10 +511,10 @@ def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
         results = _attention()(*arrays, **options)
         return dict(zip(names, results if isinstance(results, tuple) else (results,)))
 
-    meant = ("causal", "window", "scale", "softcap", *further)
+    meant = ("causal", "window", "softcap", *further)
 
     def wanted(results, *operands):
-        out, lse = exact_attention(*operands, **{name: options[name] for name in meant})
+        out, lse = exact_attention(*operands, scale=call.scale, **{name: options[name] for name in meant})
         if not call.normalize:
             sums = np.exp(lse - np.where(np.isfinite(lse), results["row_max"], 0) * np.log(2))
             out, lse = out * sums[..., None], sums
@@ -525,7 +525,7 @@ def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
         return names[0], results[names[0]], wanted(results, call.q, call.k, call.v)[names[0]]
 
     def reference(results):
-        return wanted(results, *call.way.operands.values(call.q, call.k, call.v, call.cu_seqlens_k))
+        return wanted(results, *call.way.operands.multiplied(call))
 
     return Job(call.way.kernel.name, {**inputs, **further}, len(names), run, reference, exact, notes)
 

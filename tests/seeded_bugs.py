@@ -215,7 +215,7 @@ BUGS = [
 
     # Operands: what is read first, and packing
     Bug("operands", "mean_added", "pack_keys_mxfp4", "op/pack.cuh",
-        "values[0][i] -= mean_values[i];", "values[0][i] += mean_values[i];"),
+        "values[group][i] -= mean_values[group][i];", "values[group][i] += mean_values[group][i];"),
     Bug("operands", "scales_of_keys_that_are_not_there", "pack_keys_mxfp4", "op/pack.cuh",
         "rows.holds(row, Packing::first_of_block()) ? scale : Encoder::one", "scale"),
     Bug("operands", "rows_of_a_tile_swizzled_alike", "pack_keys_mxfp4", "tile/block_tiles.cuh",
@@ -234,8 +234,8 @@ BUGS = [
         "other_error < error", "other_error > error"),
     Bug("operands", "half_a_column_taken_twice", "pack_values_nvfp4", "tile/packing.cuh",
         "reinterpret_cast<uint2 *>(target)[byte / 8 % 2]", "reinterpret_cast<uint2 *>(target)[0]"),
-    Bug("operands", "infinities_counted", "scan_keys", "op/smooth.cuh",
-        "fabsf(fmaf(values[i], 0.0f, values[i]))", "fabsf(values[i])"),
+    Bug("operands", "infinities_counted", "scan_keys", "tile/format.cuh",
+        "fabsf(fmaf(value, 0.0f, value))", "fabsf(value)"),
     Bug("operands", "sums_of_all_teams_but_one", "scan_keys", "op/smooth.cuh",
         "for (int i = 0; i < teams; ++i) sum +=", "for (int i = 1; i < teams; ++i) sum +="),
     Bug("operands", "power_of_two_rounded_down", "operand_scale", "op/smooth.cuh",

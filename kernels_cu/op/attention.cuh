@@ -33,7 +33,8 @@ __device__ inline float headroom_in_16_bits(bool gives_maxima) { return gives_ma
 //
 // Two slices to a warp read K and V from shared memory half as often and issue fewer instructions to an MMA, which Ampere
 // and Hopper need; there Q stays in registers where they have room. On GeForce Blackwell an MMA takes five times as long:
-// there warps of one slice leave room for two blocks in 100 KiB. OneSlice is what small problems take of the former.
+// there warps of one slice leave room for two blocks in 100 KiB. OneSlice is for few rows on the former: its warps, which have
+// registers to spare, wait for memory most.
 template <class Element_, int dim_, int dim_v_, bool one_slice = false>
 struct Tiling {
     using Element = Element_;
@@ -46,7 +47,8 @@ struct Tiling {
     static constexpr int blocks = small ? 2 : 1;
     static constexpr int keys = wide || (!small && roomy) ? 64 : dim > 192 ? 16 : 32;
     static constexpr int stages = 2;   // one is read while the other fills
-    static constexpr bool keeps_q = (wide && dim <= 64) || (!small && roomy && dim <= 192);
+    static constexpr bool keeps_q = (wide && (dim <= 64 || one_slice)) || (!small && roomy && dim <= 192);
+    static constexpr bool copies_early = one_slice;
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
 
@@ -474,11 +476,15 @@ __device__ inline void attention_rows(typename Tiling::Shared &shared, const Ope
             if (index + 1 < range.end) copy_tile(index + 1, stage_offset);
             ptx::cp_async_commit_group();
         };
+        if constexpr (Tiling::copies_early) copy_next();
         // A warp without rows, or whose rows see nothing of this tile, only copies.
-        if (idle || (masked && index * Tiling::keys >= warp_end)) return copy_next();
+        if (idle || (masked && index * Tiling::keys >= warp_end)) {
+            if constexpr (!Tiling::copies_early) copy_next();
+            return;
+        }
         tile::Accumulator s[Tiling::slices][Tiling::keys / tile::mma_columns];
         multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current);
-        copy_next();   // hides under the last of these MMAs
+        if constexpr (!Tiling::copies_early) copy_next();   // hides under the last of these MMAs
         if constexpr (masked) mask_scores<tile::NaturalKeys>(s, problem, warp_row, index * Tiling::keys, options.scale);
         softmax.template take<masked>(s, factor);
         accumulate_values<Element, Tiling::dim_v, ValueTile>(softmax.o, s, v + current);
@@ -491,20 +497,19 @@ __device__ inline void attention_rows(typename Tiling::Shared &shared, const Ope
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row);
 }
 
-// Blocks that a GPU holds at once, about: two on each of an H200's multiprocessors.
-constexpr int filling_blocks = 264;
-
-// The same by the tiling that suits the problem; the grid is in rows of the smaller one. Where the blocks of that are few, or half
-// of a large block's warps had no rows, more blocks or warps at work count for more than fewer reads of K and V. Both give
-// the same bits.
+// The same by the tiling that suits the problem: where a large block has twice the rows that are there, as in decoding, all of its
+// warps work on one slice. Both give the same bits.
 template <class Tiling>
 __device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
                                  const AttentionOptions &options) {
     using OneSlice = typename Tiling::OneSlice;
     static_assert(OneSlice::threads == Tiling::threads && sizeof(typename OneSlice::Shared) <= sizeof(typename Tiling::Shared), "one launch serves both");
-    if constexpr (OneSlice::rows < Tiling::rows)
-        if (options.group * options.queries <= OneSlice::rows || gridDim.x * gridDim.y * gridDim.z <= filling_blocks)
-            return attention_rows<OneSlice>(reinterpret_cast<typename OneSlice::Shared &>(shared), operands, options);
+    if constexpr (OneSlice::rows < Tiling::rows) {
+        if (options.group * options.queries <= OneSlice::rows) {
+            attention_rows<OneSlice>(reinterpret_cast<typename OneSlice::Shared &>(shared), operands, options);
+            return;
+        }
+    }
     attention_rows<Tiling>(shared, operands, options);
 }
 

@@ -39,7 +39,7 @@ __device__ inline float block_max(ScanShared &shared, float value) {
 // are none.
 template <bool with_sums, class Element>
 __device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x, float *sums, float *largest) {
-    constexpr int unroll = 4;
+    constexpr int unroll = 16 / sizeof(Element);   // rows on their way at once
     const int cols = x.cols;
     const int run_of_head = gridDim.x - 1 - blockIdx.x;
     const tile::Rows<Element> rows = x.rows(x.unit(run_of_head, scan_run));

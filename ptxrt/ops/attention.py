@@ -31,7 +31,8 @@ class Way:
     """One way to compute attention: the kernel, how its operands are made, and what they hold.
 
     operands: called with a call, its q, k and v on the device, and the place, it gives the kernel's arguments by
-    name; operands.values(q, k, v, cu_seqlens_k) is what they hold, as NumPy arrays, for references. operands.formats:
+    name; operands.values(q, k, v, cu_seqlens_k) is what they hold, as NumPy arrays, for references, and operands.multiplied(call) what
+    the kernel makes its scores and output of. operands.formats:
     by name the formats of those that may be quantized before, which operands.check(k, v) looks at. output: the type of results where none is
     asked for. lacks: options of `attention` that the kernel does not have. run: what to do in place of `_run`.
     sums: what splits give beside `partial` and `row_max` where lse is wanted.
@@ -273,6 +274,10 @@ class _Floats:
         """What the operands hold."""
         with np.errstate(over="ignore"):
             return tuple(np.asarray(x).astype(self.member.dtype) for x in (q, k, v))
+
+    def multiplied(self, call: Call) -> tuple:
+        """What is multiplied."""
+        return self.values(call.q, call.k, call.v)
 
 
 def _run(call: Call, stream) -> tuple:

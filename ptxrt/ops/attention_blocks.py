@@ -321,9 +321,21 @@ class BlockOperands:
 
     def values(self, q, k, v, cu_seqlens_k=None) -> tuple:
         """What the operands hold, on the host."""
+        return tuple(np.asarray(x) for x in self._operands(q, k, v, cu_seqlens_k))
 
-        def held(role: str, x):
-            options = {} if role == "q" else dict(cu_seqlens=cu_seqlens_k)
-            return x if isinstance(x, Operand) else quantize_operand(x, self.formats[role], role=role, **options)
+    def multiplied(self, call) -> tuple:
+        """q, k and v on the host whose products are scores as the kernel makes them: the mean of keys meets queries as they were given."""
+        q, k, v = self._operands(call.q, call.k, call.v, call.cu_seqlens_k, call.smooth_k, call.smooth_q)
+        if k.mean is None or isinstance(call.q, Operand):
+            return tuple(np.asarray(x) for x in (q, k, v))
+        left = k.less_mean()
+        codes, rest = np.asarray(left), np.asarray(k) - np.asarray(left)
+        return np.concatenate([np.asarray(q), np.asarray(call.q, np.float32)], axis=-1), np.concatenate([codes, rest], axis=-1), np.asarray(v)
 
-        return tuple(np.asarray(held(role, x)) for role, x in zip("qkv", (q, k, v)))
+    def _operands(self, q, k, v, cu_seqlens_k=None, smooth_k=None, smooth_q=None) -> tuple[Operand, ...]:
+        """All three quantized: those quantized before as they are."""
+        options = dict(q=dict(smooth=smooth_q), k=dict(smooth=smooth_k, cu_seqlens=cu_seqlens_k), v=dict(cu_seqlens=cu_seqlens_k))
+        return tuple(
+            x if isinstance(x, Operand) else quantize_operand(x, self.formats[role], role=role, **options[role])
+            for role, x in zip("qkv", (q, k, v))
+        )
