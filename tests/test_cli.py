@@ -218,6 +218,9 @@ def test_attention_on_packed_sequences(qkv, tmp_path):
     options = ["--qk", "nvfp4", "--cu-seqlens-q", tmp_path / "cu_q.npy", "--cu-seqlens-k", tmp_path / "cu_k.npy"]
     report = json.loads(succeed("run", "attention", *qkv, *options, "--compare", "--json"))
     assert report["failures"] == [] and report["compare"]["out_bf16 against the reference"]["relative_l2"] < 0.13
+    np.save(tmp_path / "biased.npy", np.load(tmp_path / "k.npy") + 5)  # the mean that smoothing takes comes back in lse
+    biased = [tmp_path / "biased.npy" if str(x).endswith("k.npy") else x for x in qkv]
+    succeed("run", "attention", *biased, "--qk", "nvfp4", "--return-lse", "--compare", "-o", tmp_path / "o.npz")
 
 
 def test_dtype_converts_and_says_so(qkv, tmp_path):

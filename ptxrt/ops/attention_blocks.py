@@ -325,12 +325,12 @@ class BlockOperands:
 
     def multiplied(self, call) -> tuple:
         """q, k and v on the host whose products are scores as the kernel makes them: the mean of keys meets queries as they were given."""
-        q, k, v = self._operands(call.q, call.k, call.v, call.cu_seqlens_k, call.smooth_k, call.smooth_q)
-        if k.mean is None or isinstance(call.q, Operand):
-            return tuple(np.asarray(x) for x in (q, k, v))
-        left = k.less_mean()
-        codes, rest = np.asarray(left), np.asarray(k) - np.asarray(left)
-        return np.concatenate([np.asarray(q), np.asarray(call.q, np.float32)], axis=-1), np.concatenate([codes, rest], axis=-1), np.asarray(v)
+        operands = self._operands(call.q, call.k, call.v, call.cu_seqlens_k, call.smooth_k, call.smooth_q)
+        q, k, v = (np.asarray(x) for x in operands)
+        if operands[1].mean is None or isinstance(call.q, Operand):
+            return q, k, v
+        rounded_away, mean = np.asarray(call.q, np.float32) - q, operands[1].to_numpy().mean_of_rows()
+        return np.concatenate([q, rounded_away], axis=-1), np.concatenate([k, mean], axis=-1), v
 
     def _operands(self, q, k, v, cu_seqlens_k=None, smooth_k=None, smooth_q=None) -> tuple[Operand, ...]:
         """All three quantized: those quantized before as they are."""

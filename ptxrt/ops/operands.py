@@ -141,22 +141,26 @@ class Operand(QuantizedArray):
         """What it is beside its arrays, by the names of the constructor."""
         return dict(format=self.format, role=self.role, shape=self.shape, dim=self.dim)
 
+    def mean_of_rows(self) -> np.ndarray:
+        """What was taken from each row, float32 [batch, heads, length, dim], on the host; keys and queries that have a mean."""
+        mean, cu_seqlens = (None if x is None else np.asarray(x) for x in (self.mean, self.cu_seqlens))
+        if self.role == "q":
+            return mean.repeat(SMOOTH_QUERIES, axis=2)[:, :, : self.shape[2]]
+        if cu_seqlens is not None:
+            return mean[sequences_of(cu_seqlens[:-1], self.shape[2])].transpose(1, 0, 2)[None]
+        return np.broadcast_to(mean[:, :, None], self.shape)
+
     def __array__(self, dtype=None, copy=None):
         if copy is False:
             raise ValueError("an Operand has no float array to share; leave out copy=False")
         host, (length, dim) = self.to_numpy(), self.shape[2:]
-        starts = None if host.cu_seqlens is None else host.cu_seqlens[:-1]
         if self.role == "q":
             values = super().__array__()
         else:
-            rows = slice(length) if starts is None else rows_in_units(starts, length, TILE_KEYS)
+            rows = slice(length) if host.cu_seqlens is None else rows_in_units(host.cu_seqlens[:-1], length, TILE_KEYS)
             values = self.layout.tile.decode(host.codes, host.global_scale)[:, :, rows, :dim].astype(np.float32)
         if host.mean is not None:
-            if self.role == "q":
-                mean = host.mean.repeat(SMOOTH_QUERIES, axis=2)[:, :, :length]
-            else:
-                mean = host.mean[:, :, None] if starts is None else host.mean[sequences_of(starts, length)].transpose(1, 0, 2)[None]
-            values = values + mean
+            values = values + host.mean_of_rows()
         values = np.ascontiguousarray(values)
         return values if dtype is None else values.astype(dtype)
 
