@@ -37,7 +37,8 @@ ATTENTION = ("bench", "attention", "--shape", "b1h2s32d32", "--repeat", "2")
 # All that attention is measured with unasked: formats of the two products, and what it is given.
 SIDES = [
     *(("bf16", "bf16", "arrays"), ("f16", "f16", "arrays")),
-    *((*pair, operands) for pair in (("mxfp8", "mxfp8"), ("nvfp4", "nvfp4"), ("nvfp4", "mxfp8"), ("mxfp4", "mxfp4")) for operands in ("quantized", "arrays")),
+    *((*pair, operands) for pair in (("mxfp8", "mxfp8"), ("nvfp4", "nvfp4"), ("nvfp4", "mxfp8"), ("nvfp4", "bf16")) for operands in ("quantized", "arrays")),
+    *((*pair, operands) for pair in (("mxfp8", "bf16"), ("mxfp4", "mxfp4"), ("mxfp4", "mxfp8")) for operands in ("quantized", "arrays")),
     ("mxfp4", "bf16", "arrays"),
 ]
 # Between which relative L2 of normal values with few keys lies: half of the least and twice the most that came at the shapes
@@ -48,7 +49,10 @@ ERRORS = {
     ("mxfp8", "mxfp8"): (0.02, 0.13),
     ("nvfp4", "nvfp4"): (0.06, 0.32),
     ("nvfp4", "mxfp8"): (0.05, 0.27),
+    ("nvfp4", "bf16"): (0.05, 0.27),
+    ("mxfp8", "bf16"): (0.01, 0.13),
     ("mxfp4", "mxfp4"): (0.08, 0.48),
+    ("mxfp4", "mxfp8"): (0.05, 0.40),
     ("mxfp4", "bf16"): (0.05, 0.32),
 }
 LAUNCH = ("bench", "launch", "--calls", "2", "--rounds", "3")
@@ -173,6 +177,9 @@ def test_native_machines_are_held_against_the_mma_of_each_product(install):  # n
         ("mxfp8", "mxfp8"): ("mxf8f6f4_e4m3", "mxf8f6f4_e4m3"),
         ("nvfp4", "nvfp4"): ("mxf4nvf4", "mxf4nvf4"),
         ("nvfp4", "mxfp8"): ("mxf4nvf4", "mxf8f6f4_e4m3"),
+        ("nvfp4", "bf16"): ("mxf4nvf4", "bf16"),
+        ("mxfp8", "bf16"): ("mxf8f6f4_e4m3", "bf16"),
+        ("mxfp4", "mxfp8"): ("mxf4", "mxf8f6f4_e4m3"),
         ("mxfp4", "mxfp4"): ("mxf4", "mxf4"),
         ("mxfp4", "bf16"): ("mxf8f6f4_e2m1", "bf16"),
     }.items():

@@ -411,6 +411,7 @@ struct BlockTiling {
     static constexpr int rows = 16 * slices * warps;
     // Wide heads on stand-ins, whose speed is not the point, loop over one copy of their MMAs, which compiles sooner.
     static constexpr bool rolled = !ptx::has_block_scaled_mma && widest > 128;
+    static constexpr int spill_bytes = ValueFormat::bits == 16 ? 192 : 128;   // twelve warps are worth a few
 
     using Keys = tile::KeyTile<ScoreFormat, block_keys, dim>;
     using Values = tile::ValueTile<ValueFormat, block_keys, dim_v>;
@@ -559,7 +560,9 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
         if constexpr (ptx::has_block_scaled_mma)
             if (!Softmax::sums_apart || (!options.lse && !exact_sum))
                 for (; index < stop; ++index) step(index, std::false_type{}, std::false_type{});
-        if (index < range.end) step(index, index >= stop, std::true_type{});
+        if (index >= range.end) break;
+        if constexpr (ptx::has_block_scaled_mma && !Softmax::sums_apart) step(index, std::true_type{}, std::true_type{});
+        else step(index, index >= stop, std::true_type{});
     }
     ptx::bar_sync();   // every warp is done with the stages, over which the output goes
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row, operands.v_global ? *operands.v_global : 1.0f, exact_sum);
@@ -572,7 +575,8 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
     KERNEL(name, .threads = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::threads},                             \
            .shared_bytes = sizeof(op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::Shared),                         \
            .tile = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::rows, 1, 1},                                   \
-           .min_blocks = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::blocks, .spill_bytes = 128)                \
+           .min_blocks = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::blocks,                                   \
+           .spill_bytes = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::spill_bytes)                             \
     (const uint8_t *q_codes,    /* [batch, heads_kv, group, queries, q_bytes] */                                            \
      const uint8_t *q_scales,   /* [batch, heads_kv, group, queries, q_blocks] */                                           \
      const uint8_t *k_tiles,    /* [batch, heads_kv, tiles, k_bytes]: tile::KeyTile */                                      \

@@ -158,8 +158,9 @@ PACKED = dict(query_starts=True, query_ends=True, key_starts=True, key_ends=True
 PARTIAL = dict(partial=True, row_max=True, row_sum=True)
 _BF16_OUTPUT = Tolerance("weights are rounded to 16 bits before the second product, as is the result", relative_l2=3e-3, cosine=0.99999, gain=1e-3)
 _OUTPUT = Tolerance("weights are rounded to 16 bits before the second product", relative_l2=2.5e-3, cosine=0.99999, gain=1e-3)
-SUMS = Tolerance("float32 scores and sums, approximate exponentials and logarithm", relative_l2=1e-5, absolute=1e-4)
-ROW_SUMS = Tolerance("float32 scores and sums, approximate exponentials", relative_l2=1e-5)
+# Of one key alone lse may lie near 0, where 2^-18 ln 2 is more than 1e-5 of it.
+SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, approximate exponentials and logarithm", relative_l2=1e-4, absolute=1e-4)
+ROW_SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, approximate exponentials", relative_l2=1e-5)
 
 
 @kernel(
