@@ -692,7 +692,9 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
         if constexpr (ptx::has_block_scaled_mma)
             if (!Softmax::sums_apart || (!options.lse && !exact_sum))
                 for (; index < stop; ++index) step(index, std::false_type{}, std::false_type{});
-        if (index < range.end) step(index, index >= stop, std::true_type{});
+        if (index >= range.end) break;
+        if constexpr (ptx::has_block_scaled_mma && !Softmax::sums_apart) step(index, std::true_type{}, std::true_type{});
+        else step(index, index >= stop, std::true_type{});
     }
     ptx::bar_sync();   // every warp is done with the stages, over which the output goes
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row, operands.v_global ? *operands.v_global : 1.0f, exact_sum);
