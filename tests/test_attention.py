@@ -239,6 +239,23 @@ def test_scores_up_to_60(machine, rng, format):
         check(np.full((1, 1, 5, 32), sign, np.float32), ramp, v, format, scale=1.0)
 
 
+@pytest.mark.parametrize("options", [dict(), dict(causal=True), dict(mask=np.zeros((1, 100), np.float32))], ids=["plain", "masked", "transformed"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_scores_far_from_zero(machine, rng, sign, options):
+    """Rows whose largest scores are around a power of two, up to where float32 has no whole numbers left: two keys share the weight."""
+    powers = 2.0 ** np.float32([10, 20, 27, 28, 29, 30, 31, 33, 60, 100])
+    k = np.zeros((1, 1, 100, 32), np.float32)
+    k[0, 0, :, 0] = sign - 2.0**-6 * rng.integers(1, 9, 100)
+    k[0, 0, [7, 80], 0] = sign
+    q, v = powers[None, None, :, None] * np.eye(1, 32, dtype=np.float32), rng.standard_normal((1, 1, 100, 32), dtype=np.float32)
+    out, lse = ptxrt.attention(q, k, v, scale=1.0, return_lse=True, out_dtype=np.float32, **options)
+    want = v.astype(BF16).astype(np.float32)[0, 0, [7, 80]].mean(axis=0)
+    assert all(relative(row, want) < 2.5e-3 for row in out[0, 0])
+    assert_lse(lse[0, 0], np.float32(sign * powers + np.log(2)))
+    _, _, row_sum = ptxrt.attention(q, k, v, scale=1.0, normalize=False, **options)
+    assert ((1 <= row_sum) & (row_sum <= 2)).all()  # two weights from above 1/2 to 1
+
+
 @pytest.mark.parametrize("bits", [8, 11, 14])
 def test_one_key_above_all_others(machine, rng, bits):
     """A sink key whose weight is 2**bits times that of each of 1023 others: their share must not be lost."""
@@ -274,6 +291,20 @@ def test_nan_propagates_to_the_rows_that_see_it(machine, rng):
 
 
 # Splits, sums and merging
+
+
+@pytest.mark.parametrize("format", DTYPES)
+def test_weights_are_rounded_alike_under_any_maximum(machine, rng, format):
+    """V = identity shows them: those of 63 keys, and the same beside one more key, 8 steps of log2 above 0. Bit for bit, of 30000."""
+    q, k, _ = random_qkv(rng, 1, 1, 512, 64, 64)
+    q /= 2  # so that all weights are normal numbers of float16
+    q[..., 0], k[..., 0] = 4, 0
+    k[0, 0, 63] = np.float32(8 * np.log(2) * 64**0.5 / 4) * np.eye(1, 64, dtype=np.float32)
+    v = np.eye(64, dtype=np.float32)[None, None]
+    beside, its_max, _ = ptxrt.attention(q, k, v, qk=format, normalize=False)
+    alone, row_max, _ = ptxrt.attention(q, k[:, :, :63], v[:, :, :63], qk=format, normalize=False)
+    assert (its_max > row_max).mean() > 0.9
+    np.testing.assert_array_equal(beside[..., :63] * np.exp2(its_max - row_max)[..., None], alone[..., :63])
 
 
 def test_few_rows_are_split_by_shapes_alone():
