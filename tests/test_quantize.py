@@ -97,7 +97,7 @@ def test_nvfp4_quotients_are_correctly_rounded(machine, rng, rule):
 def test_values_of_any_size_in_every_layout(rng, format, rule, text):
     """Of each dtype, NaN and infinity among them, along rows and down columns, of which a lane has four or fewer."""
     f = BLOCK_FORMATS[format]
-    sizes = np.repeat(2.0 ** np.array([-149, -140, -127, -126, -124, -60, -24, -14, -8, -1, 0, 5, 30, 120]), 2)[:, None]
+    sizes = np.repeat(2.0 ** np.array([-149, -140, -130, -126, -124, -100, -60, -24, -14, -8, 0, 5, 30, 120]), 4)[:, None]
     values = (rng.standard_normal((sizes.size, f.block)) * sizes).astype(np.float32)
     values = np.concatenate([values, exact_blocks.special_blocks(f.block)])
     values = values[: len(values) // 4 * 4]

@@ -29,7 +29,7 @@ def _magnitudes(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return np.abs(rng.standard_normal(shape)).astype(np.float32)
 
 
-@kernel(grid="1", cases=[dict(blocks=1), dict(blocks=33), dict(blocks=1900)], draw=dict(partial=_magnitudes))
+@kernel(grid="1", cases=[dict(blocks=1), dict(blocks=33), dict(blocks=6000)], draw=dict(partial=_magnitudes))
 def nvfp4_global_scale(partial: In[f32, "blocks"], global_scale: Out[f32, "1"]):
     """Give the global scale of NVFP4 for an array whose largest magnitudes are `partial`: their largest / 2688 in float32.
 
