@@ -48,7 +48,7 @@ def test_normal_data_on_a_card(name, formats):
     if not there.available:
         pytest.skip(str(there))
     with ptxrt.using(name):
-        assert accuracy.measured(formats, NORMAL).misses(formats) == []
+        assert accuracy.measured(formats, accuracy.NORMAL).misses(formats) == []
 
 
 def test_bf16_against_the_same_step_by_step(emulator):
