@@ -9,7 +9,7 @@
 
 namespace op {
 
-constexpr int merge_threads = 256;
+constexpr int merge_threads = 64;   // small, so that few rows are spread over many multiprocessors
 constexpr int merge_columns = 4;   // of a thread: 16 bytes of a segment's row
 constexpr int merge_tile = merge_threads * merge_columns;
 
@@ -67,20 +67,21 @@ template <int columns>
 __device__ inline void merge_row(const Segments &segments, const Merged &merged, int64_t row, int64_t column) {
     const int64_t rows = segments.rows();
     float top = -INFINITY;
+#pragma unroll 8   // loads of several segments are on their way at once, here and below
     for (int split = 0; split < segments.splits; ++split) top = ptx::max_nan_f32(top, segments.row_max[split * rows + row]);
 
     float values[columns] = {}, total = 0.0f;
-#pragma unroll 4   // loads of several segments are on their way at once
+#pragma unroll 8
     for (int split = 0; split < segments.splits; ++split) {
         const int64_t at = split * rows + row;
         const float weight = segment_weight(segments, segments.row_max[at], top);
         struct alignas(columns * sizeof(float)) {
             float element[columns];
-        } part = {};
-        if (weight != 0.0f) part = *reinterpret_cast<const decltype(part) *>(segments.partial + at * segments.width + column);
+        } part = *reinterpret_cast<const decltype(part) *>(segments.partial + at * segments.width + column);
         total = fmaf(weight, segments.row_sum ? segments.row_sum[at] : 1.0f, total);
 #pragma unroll
-        for (int i = 0; i < columns; ++i) values[i] = fmaf(weight, part.element[i], values[i]);
+        for (int i = 0; i < columns; ++i)   // what counts nothing may be anything
+            values[i] = fmaf(weight, weight == 0.0f ? 0.0f : part.element[i], values[i]);
     }
 
     const float divide = merged.sum ? 1.0f : total == 0.0f ? 0.0f : 1.0f / total;
