@@ -8,7 +8,8 @@ using Tile = tile::ValueTile<tile::Mxfp4, op::tile_keys, VARIANT_dim>;
 
 #define INSTANCE(suffix, Element)                                                                                      \
     KERNEL(JOIN(pack_values_mxfp4_dim, VARIANT_dim, suffix), .threads = {tile::ValuePacking<Tile, Element>::threads},  \
-           .shared_bytes = sizeof(op::PackValuesShared<Tile, Element>), .tile = {1, 1, 1})                             \
+           .shared_bytes = sizeof(op::PackValuesShared<Tile, Element>), .tile = {1, 1, 1},                             \
+           .min_blocks = tile::ValuePacking<Tile, Element>::blocks)                                                    \
     (const Element *x,            /* [batch, heads, keys, cols] */                                                     \
      const int *key_ends,         /* [batch] or null */                                                                \
      uint8_t *packed,             /* [batch, heads, tiles, tile_bytes] */                                              \

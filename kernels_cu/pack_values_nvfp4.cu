@@ -8,7 +8,8 @@ using Tile = tile::ValueTile<tile::Nvfp4, op::tile_keys, VARIANT_dim>;
 
 #define INSTANCE(suffix, Element)                                                                                      \
     KERNEL(JOIN(pack_values_nvfp4_dim, VARIANT_dim, suffix), .threads = {tile::ValuePacking<Tile, Element>::threads},  \
-           .shared_bytes = sizeof(op::PackValuesShared<Tile, Element>), .tile = {1, 1, 1})                             \
+           .shared_bytes = sizeof(op::PackValuesShared<Tile, Element>), .tile = {1, 1, 1},                             \
+           .min_blocks = tile::ValuePacking<Tile, Element>::blocks)                                                    \
     (const Element *x,            /* [batch, heads, keys, cols] */                                                     \
      const float *global_scale,   /* [1] or null */                                                                    \
      const int *key_ends,         /* [batch] or null */                                                                \

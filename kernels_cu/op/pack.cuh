@@ -19,6 +19,7 @@ constexpr int tile_keys = 64;
 template <class Narrow>
 struct MxEncoder {
     static constexpr uint32_t one = 0x7f;   // the scale that stands for 1
+    static constexpr bool takes_pairs = true;
     tile::ScaleRule rule;
 
     __device__ MxEncoder(int rule, const float *) : rule(tile::ScaleRule(rule)) {}
@@ -38,10 +39,30 @@ struct MxEncoder {
         }
         return scale;
     }
+
+    // The same of pairs of bf16, which takes fewer instructions.
+    template <class Blocks>
+    __device__ uint32_t encode(const uint32_t (&pairs)[Blocks::groups][4], tile::Codes<Narrow::bits> (&codes)[Blocks::groups]) const {
+        uint32_t largest = 0;
+#pragma unroll
+        for (const auto &group : pairs)
+#pragma unroll
+            for (uint32_t pair : group) largest = ptx::max_nan_bf16x2(largest, ptx::abs_bf16x2(pair));
+        const uint32_t scale = tile::mx_scale<Narrow>(Blocks::amax(ptx::max_nan_f32(ptx::low_bf16(largest), ptx::high_bf16(largest))), rule);
+#pragma unroll
+        for (int i = 0; i < Blocks::groups; ++i) {
+            codes[i] = tile::encode_scaled<Narrow>(pairs[i], scale);
+#pragma unroll
+            for (uint32_t &word : codes[i].word)
+                if (scale == tile::ue8m0_nan) word = 0;
+        }
+        return scale;
+    }
 };
 
 struct Nvfp4Encoder {
     static constexpr uint32_t one = 0x38;
+    static constexpr bool takes_pairs = false;
     tile::Nvfp4Global global;
     bool four_over_six;
 
@@ -54,37 +75,43 @@ struct Nvfp4Encoder {
         for (int i = 0; i < Blocks::groups; ++i) amax = ptx::max_nan_f32(amax, tile::amax_of(values[i]));
         amax = Blocks::amax(amax);
         tile::Nvfp4Scale scale;
-        const float error = encode_to<Blocks>(scale, values, amax, tile::Nvfp4Target::six, codes);
-        if (four_over_six) {   // the whole warp, for what lanes exchange
-            tile::Nvfp4Scale other;
-            tile::Codes<4> other_codes[Blocks::groups];
-            const float other_error = encode_to<Blocks>(other, values, amax, tile::Nvfp4Target::four, other_codes);
-            if (scale.step != 0.0f && other_error < error) {
-                scale = other;
+        if (!four_over_six) {
+            encode_to<false, Blocks>(scale, values, amax, tile::Nvfp4Target::six, codes);
+            return scale.code;
+        }
+        const float error = encode_to<true, Blocks>(scale, values, amax, tile::Nvfp4Target::six, codes);
+        tile::Nvfp4Scale other;
+        tile::Codes<4> other_codes[Blocks::groups];
+        const float other_error = encode_to<true, Blocks>(other, values, amax, tile::Nvfp4Target::four, other_codes);
+        if (scale.step != 0.0f && other_error < error) {
+            scale = other;
 #pragma unroll
-                for (int i = 0; i < Blocks::groups; ++i) codes[i] = other_codes[i];
-            }
+            for (int i = 0; i < Blocks::groups; ++i) codes[i] = other_codes[i];
         }
         return scale.code;
     }
 
 private:
-    // The scale for a target and the codes under it; returns the squared error where a choice depends on it.
-    template <class Blocks>
+    // The scale for a target and the codes under it; returns the squared error where `with_error`. By the whole warp, for what
+    // lanes exchange.
+    template <bool with_error, class Blocks>
     __device__ float encode_to(tile::Nvfp4Scale &scale, const float (&values)[Blocks::groups][8], float amax, tile::Nvfp4Target target,
                                tile::Codes<4> (&codes)[Blocks::groups]) const {
         float quotients[Blocks::groups][8];
 #pragma unroll
         for (int i = 0; i < 8 * Blocks::groups; ++i) quotients[i / 8][i % 8] = values[i / 8][i % 8];
         // Errors need the quotients as they are, also the few beyond 7 of the smallest steps; codes alone do not.
-        scale = tile::divide_by_step(quotients, amax, target, global, four_over_six ? 16.0f : 6.5f);
-        tile::encode_nvfp4<false>(quotients, scale, codes);
-        if (!four_over_six) return 0.0f;
-        float errors[Blocks::groups];
+        scale = tile::divide_by_step(quotients, amax, target, global, with_error ? 16.0f : 6.5f);
+        tile::encode_nvfp4<!with_error>(quotients, scale, codes);
+        if constexpr (with_error) {
+            float errors[Blocks::groups];
 #pragma unroll
-        for (int i = 0; i < Blocks::groups; ++i) errors[i] = tile::squared_error(quotients[i], codes[i], scale);
-        static_assert(Blocks::groups <= 2, "a sum in the order of the definition");
-        return Blocks::sum(Blocks::groups == 1 ? errors[0] : __fadd_rn(errors[0], errors[Blocks::groups - 1]));
+            for (int i = 0; i < Blocks::groups; ++i) errors[i] = tile::squared_error(quotients[i], codes[i], scale);
+            static_assert(Blocks::groups <= 2, "a sum in the order of the definition");
+            return Blocks::sum(Blocks::groups == 1 ? errors[0] : __fadd_rn(errors[0], errors[Blocks::groups - 1]));
+        } else {
+            return 0.0f;
+        }
     }
 };
 
@@ -188,8 +215,8 @@ __device__ inline void pack_values(PackValuesShared<Tile, Element> &shared, cons
     ptx::bar_sync();   // all values are there
 
 #pragma unroll 1
-    for (int block = 0; block < Packing::blocks; ++block) {
-        float values[Blocks::groups][8];
+    for (int block = 0; block < Packing::thread_blocks; ++block) {
+        std::conditional_t<Encoder::takes_pairs && tile::is_bf16<Element>, uint32_t[Blocks::groups][4], float[Blocks::groups][8]> values;
         Packing::unpack(shared.staged, block, values);
         tile::Codes<Tile::Format::bits> codes[Blocks::groups];
         const uint32_t scale = encoder.template encode<Blocks>(values, codes);

@@ -6,6 +6,7 @@
 #include "../kernel.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/warp.cuh"
+#include "../tile/format.cuh"
 #include "../tile/rows.cuh"
 #include "keys.cuh"
 
@@ -30,16 +31,16 @@ __device__ inline float block_max(ScanShared &shared, float value) {
     return value;
 }
 
-// sums[runs, batch, heads, cols] = the sums over runs of keys, largest[runs, batch, heads] = their largest finite magnitudes;
-// each may be null. One run to a block; the grid is runs x heads x batch. A team of threads takes a row, neighbouring teams
-// take neighbouring rows; every sum is in an order that depends on the shape alone.
-template <class Element>
+// sums[runs, batch, heads, cols] = the sums over runs of keys, largest[runs, batch, heads] = their largest finite magnitudes; the
+// latter may be null. One run to a block; the grid is runs x heads x batch. A team of threads takes a row, neighbouring teams
+// take neighbouring rows; every sum is in an order that depends on the shape alone. Without `with_sums` there are none.
+template <bool with_sums, class Element>
 __device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x, float *sums, float *largest) {
     constexpr int unroll = 4;
     const int cols = x.cols;
     const tile::Rows<Element> rows = x.rows(blockIdx.x * scan_run, scan_run);
     const size_t run = (size_t(blockIdx.x) * x.batch + blockIdx.z) * x.heads + blockIdx.y;
-    float magnitude = 0.0f;
+    tile::FiniteMax<Element> magnitude;
     for (int first_column = 0; first_column < cols; first_column += scan_columns) {
         const int team = min(ceil_div(cols - first_column, 8), scan_columns / 8), teams = smooth_threads / team;
         const int column = first_column + threadIdx.x % team * 8, first = threadIdx.x / team;
@@ -49,33 +50,42 @@ __device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x,
             rows.load(loaded, row, teams, column);
 #pragma unroll
             for (const tile::Eight<Element> &eight : loaded) {
-                float values[8];
-                eight.unpack(values);
 #pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    of_columns[i] += values[i];
-                    magnitude = fmaxf(magnitude, fabsf(fmaf(values[i], 0.0f, values[i])));   // what is not finite becomes NaN
+                for (const uint4 &chunk : eight.chunk) magnitude.take(chunk);
+                if constexpr (with_sums) {
+                    float values[8];
+                    eight.unpack(values);
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) of_columns[i] += values[i];
                 }
             }
         }
-        if (!sums) continue;
-        if (first_column > 0) ptx::bar_sync();   // the sums of the columns before are read
+        if constexpr (with_sums) {
+            if (first_column > 0) ptx::bar_sync();   // the sums of the columns before are read
 #pragma unroll
-        for (int i = 0; i < 8; i += 4)
-            *reinterpret_cast<float4 *>(&shared.of_team[threadIdx.x * 8 + i]) = {of_columns[i], of_columns[i + 1], of_columns[i + 2],
-                                                                                of_columns[i + 3]};
-        ptx::bar_sync();   // the sums of all teams are there
-        const int mine = threadIdx.x;
-        if (mine < team * 8 && first_column + mine < cols) {
-            float sum = 0.0f;
-            for (int i = 0; i < teams; ++i) sum += shared.of_team[i * team * 8 + mine];
-            sums[run * cols + first_column + mine] = sum;
+            for (int i = 0; i < 8; i += 4)
+                *reinterpret_cast<float4 *>(&shared.of_team[threadIdx.x * 8 + i]) = {of_columns[i], of_columns[i + 1], of_columns[i + 2],
+                                                                                    of_columns[i + 3]};
+            ptx::bar_sync();   // the sums of all teams are there
+            const int mine = threadIdx.x;
+            if (mine < team * 8 && first_column + mine < cols) {
+                float sum = 0.0f;
+                for (int i = 0; i < teams; ++i) sum += shared.of_team[i * team * 8 + mine];
+                sums[run * cols + first_column + mine] = sum;
+            }
         }
     }
     if (!largest) return;
-    ptx::bar_sync();   // the sums are read
-    magnitude = block_max(shared, magnitude);
-    if (threadIdx.x == 0) largest[run] = magnitude;
+    if constexpr (with_sums) ptx::bar_sync();   // the sums are read
+    const float of_block = block_max(shared, magnitude.value());
+    if (threadIdx.x == 0) largest[run] = of_block;
+}
+
+// The same where either may be null.
+template <class Element>
+__device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x, float *sums, float *largest) {
+    if (sums) scan_keys<true>(shared, x, sums, largest);
+    else scan_keys<false>(shared, x, sums, largest);
 }
 
 // global_scale[0] = the smallest power of two over 6 under which `factor` times the largest of largest[count] fits NVFP4: is at

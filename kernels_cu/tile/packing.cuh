@@ -43,11 +43,15 @@ struct InOneLane {
     __device__ static float sum(float value) { return value; }
 };
 
+// Threads that pack on one multiprocessor: while some compute, the values of others are on their way.
+constexpr int packing_threads = 1024;
+
 // The threads that work along rows of `dim` values: each has eight neighbouring values of `items` rows.
 template <int rows, int dim>
 struct RowPacking {
     static constexpr int items = 4, step = rows / items;   // rows between two items of a thread
     static constexpr int row_threads = dim / 8, threads = step * row_threads;
+    static constexpr int blocks = packing_threads / threads;   // of a multiprocessor
 
     __device__ static int row() { return threadIdx.x / row_threads; }
     __device__ static int column() { return threadIdx.x % row_threads * 8; }
@@ -83,7 +87,8 @@ struct ValuePacking {
     using Format = typename Tile::Format;
     using Blocks = InOneLane<Format::block>;
     static constexpr int thread_keys = 32, threads = Tile::keys / thread_keys * Tile::dim_v;
-    static constexpr int blocks = thread_keys / Format::block;   // of a thread
+    static constexpr int blocks = packing_threads / threads;            // of a multiprocessor
+    static constexpr int thread_blocks = thread_keys / Format::block;   // of values that share a scale
     static constexpr int row_chunks = Tile::dim_v * sizeof(Element) / 16;
 
     // Rows of values, unchanged and not swizzled: a warp writes and reads them along the row.
@@ -119,6 +124,15 @@ struct ValuePacking {
 #pragma unroll
         for (int i = 0; i < Format::block; ++i)
             values[i / 8][i % 8] = float(staged.values[first_key() + block * Format::block + i][column()]);
+    }
+
+    // The same as pairs of two keys each, of 16-bit elements.
+    __device__ static void unpack(const Staged &staged, int block, uint32_t (&pairs)[Blocks::groups][4]) {
+#pragma unroll
+        for (int i = 0; i < Format::block; i += 2) {
+            const Element *first = &staged.values[first_key() + block * Format::block + i][column()];
+            pairs[i / 8][i % 8 / 2] = reinterpret_cast<const uint16_t &>(first[0]) | uint32_t(reinterpret_cast<const uint16_t &>(first[Tile::dim_v])) << 16;
+        }
     }
 
     __device__ static void put(Tile &tile, int block, const Codes<Format::bits> (&codes)[Blocks::groups], uint32_t scale) {
