@@ -351,7 +351,7 @@ def test_segments_merge_to_the_whole(problem, at):
 
 
 def test_few_rows_are_split_by_shapes_alone():
-    assert splits_for(8, 1, 32768) == 20 and splits_for(8, 16, 32768) == 20
+    assert splits_for(8, 1, 32768) == 32 and splits_for(8, 128, 32768) == 32
     assert splits_for(32, 512, 512) == 1 and splits_for(32, 2048, 2048) == 1 and splits_for(1, 1, 100) == 1
     for heads_kv in (1, 2, 8, 200):
         for rows in (1, 64, 65, 5000):

@@ -29,14 +29,15 @@ struct Operands {
 //
 // Two slices to a warp read K and V from shared memory half as often and issue fewer instructions to an MMA, which Ampere
 // and Hopper need; there Q stays in registers where they have room. On GeForce Blackwell an MMA takes five times as long:
-// there warps of one slice leave room for two blocks in 100 KiB.
-template <class Element_, int dim_, int dim_v_>
+// there warps of one slice leave room for two blocks in 100 KiB. `few_rows`: half of a block's rows, over all of its warps.
+template <class Element_, int dim_, int dim_v_, bool few_rows_ = false>
 struct Tiling {
     using Element = Element_;
     static constexpr int dim = dim_, dim_v = dim_v_;
+    static constexpr bool few_rows = few_rows_;
     static constexpr bool small = dim <= 128, wide = small && (!ptx::has_block_scaled_mma || dim <= 64);
     static constexpr bool roomy = ptx::shared_bytes_per_block > 128 * 1024;
-    static constexpr int slices = wide ? 2 : 1;
+    static constexpr int slices = wide && !few_rows ? 2 : 1;
     static constexpr int warps = small ? 4 : 8;
     static constexpr int blocks = small ? 2 : 1;
     static constexpr int keys = wide || (!small && roomy) ? 64 : dim > 192 ? 16 : 32;
@@ -375,7 +376,7 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
 
 // O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys).
 template <class Tiling>
-__device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
+__device__ inline void attention_rows(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
                                  const AttentionOptions &options) {
     using Element = typename Tiling::Element;
     using Stage = std::remove_reference_t<decltype(shared.stage[0])>;
@@ -446,6 +447,18 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
     }
     if constexpr (Tiling::dim != Tiling::dim_v && !Tiling::keeps_q) ptx::bar_sync();   // rows of the output lie over Q of other warps
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row);
+}
+
+// The same by the tiling that suits the problem: where there are few rows, as in decoding, all warps work on them.
+template <class Tiling>
+__device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
+                                 const AttentionOptions &options) {
+    using OfFew = op::Tiling<typename Tiling::Element, Tiling::dim, Tiling::dim_v, true>;
+    static_assert(OfFew::threads == Tiling::threads && sizeof(typename OfFew::Shared) <= sizeof(typename Tiling::Shared), "one launch serves both");
+    if constexpr (OfFew::rows < Tiling::rows)
+        if (options.group * options.queries <= OfFew::rows)
+            return attention_rows<OfFew>(reinterpret_cast<typename OfFew::Shared &>(shared), operands, options);
+    attention_rows<Tiling>(shared, operands, options);
 }
 
 }  // namespace op

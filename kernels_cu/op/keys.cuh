@@ -14,16 +14,20 @@ struct KeyArray {
     const int *key_ends;   // [batch] or null: keys from there on are not there
     int batch, heads, keys, cols;
     int64_t batch_stride, head_stride, key_stride;
+    bool backwards = false;   // blocks start from the last head: who reads the same afterwards finds the first in the cache
+
+    __device__ int batch_of_block() const { return backwards ? batch - 1 - blockIdx.z : blockIdx.z; }
+    __device__ int head_of_block() const { return backwards ? heads - 1 - blockIdx.y : blockIdx.y; }
 
     // At most `most` keys of the block's head, from first_key on.
     __device__ tile::Rows<Element> rows(int first_key, int most) const {
-        const int end = key_ends ? min(key_ends[blockIdx.z], keys) : keys;
-        return {x + blockIdx.z * batch_stride + blockIdx.y * head_stride + first_key * key_stride, key_stride,
+        const int end = key_ends ? min(key_ends[batch_of_block()], keys) : keys;
+        return {x + batch_of_block() * batch_stride + head_of_block() * head_stride + first_key * key_stride, key_stride,
                 max(min(end - first_key, most), 0), cols};
     }
 
     // Which of all heads that is.
-    __device__ size_t head() const { return size_t(blockIdx.z) * heads + blockIdx.y; }
+    __device__ size_t head() const { return size_t(batch_of_block()) * heads + head_of_block(); }
 };
 
 // The strides of such an array as parameters, and the array made of the parameters.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../ptx/barrier.cuh"
 #include "../tile/block_tiles.cuh"
@@ -149,28 +150,36 @@ __device__ inline void pack_keys(Tile &tile, const KeyArray<Element> &x, Packed 
     using Blocks = typename Packing::Blocks;
     using Encoder = typename EncoderOf<typename Tile::Format>::Type;
     const tile::Rows<Element> rows = x.rows(blockIdx.x * tile_keys, tile_keys);
-    tile::Eight<Element> loaded[Packing::items];
-    rows.load(loaded, Packing::row(), Packing::step, Packing::column());
-    float mean_values[8] = {};
+    tile::Eight<Element> loaded[Blocks::groups][Packing::items];
+#pragma unroll
+    for (int group = 0; group < Blocks::groups; ++group)
+        rows.load(loaded[group], Packing::row(), Packing::step, Packing::column() + 8 * group);
+    float mean_values[Blocks::groups][8] = {};
     if (mean) {
-        tile::Eight<float> of_columns[1];
-        tile::Rows<float>(mean + x.head() * x.cols, 0, 1, x.cols).load(of_columns, 0, 0, Packing::column());
-        of_columns[0].unpack(mean_values);
+#pragma unroll
+        for (int group = 0; group < Blocks::groups; ++group) {
+            tile::Eight<float> of_columns[1];
+            tile::Rows<float>(mean + x.head() * x.cols, 0, 1, x.cols).load(of_columns, 0, 0, Packing::column() + 8 * group);
+            of_columns[0].unpack(mean_values[group]);
+        }
     }
 
     const Encoder encoder(rule, global_scale);
 #pragma unroll
     for (int item = 0; item < Packing::items; ++item) {
         const int row = Packing::row() + item * Packing::step;
-        float values[1][8];
-        loaded[item].unpack(values[0]);
-        if (mean && row < rows.rows) {
+        float values[Blocks::groups][8];
 #pragma unroll
-            for (int i = 0; i < 8; ++i) values[0][i] -= mean_values[i];
+        for (int group = 0; group < Blocks::groups; ++group) {
+            loaded[group][item].unpack(values[group]);
+            if (mean && row < rows.rows) {
+#pragma unroll
+                for (int i = 0; i < 8; ++i) values[group][i] -= mean_values[group][i];
+            }
         }
-        tile::Codes<Tile::Format::bits> codes[1];
+        tile::Codes<Tile::Format::bits> codes[Blocks::groups];
         const uint32_t scale = encoder.template encode<Blocks>(values, codes);
-        Packing::put(tile, row, codes[0], rows.holds(row, Packing::first_of_block()) ? scale : Encoder::one);
+        Packing::put(tile, row, codes, rows.holds(row, Packing::first_of_block()) ? scale : Encoder::one);
     }
     ptx::bar_sync();   // the tile is whole
     tile::copy_out<Packing::threads>(tile, packed.tile(x.head(), sizeof(Tile)));

@@ -38,8 +38,9 @@ template <bool with_sums, class Element>
 __device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x, float *sums, float *largest) {
     constexpr int unroll = 4;
     const int cols = x.cols;
-    const tile::Rows<Element> rows = x.rows(blockIdx.x * scan_run, scan_run);
-    const size_t run = (size_t(blockIdx.x) * x.batch + blockIdx.z) * x.heads + blockIdx.y;
+    const int run_of_head = gridDim.x - 1 - blockIdx.x;
+    const tile::Rows<Element> rows = x.rows(run_of_head * scan_run, scan_run);
+    const size_t run = size_t(run_of_head) * x.batch * x.heads + x.head();
     tile::FiniteMax<Element> magnitude;
     for (int first_column = 0; first_column < cols; first_column += scan_columns) {
         const int team = min(ceil_div(cols - first_column, 8), scan_columns / 8), teams = smooth_threads / team;
@@ -81,9 +82,10 @@ __device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x,
     if (threadIdx.x == 0) largest[run] = of_block;
 }
 
-// The same where either may be null.
+// The same where either may be null, the last keys first.
 template <class Element>
-__device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x, float *sums, float *largest) {
+__device__ inline void scan_keys(ScanShared &shared, KeyArray<Element> x, float *sums, float *largest) {
+    x.backwards = true;
     if (sums) scan_keys<true>(shared, x, sums, largest);
     else scan_keys<false>(shared, x, sums, largest);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../kernel.cuh"
 #include "../ptx/cp_async.cuh"
@@ -46,36 +47,42 @@ struct InOneLane {
 // Threads that pack on one multiprocessor: while some compute, the values of others are on their way.
 constexpr int packing_threads = 1024;
 
-// The threads that work along rows of `dim` values: each has eight neighbouring values of `items` rows.
-template <int rows, int dim>
+// The threads that work along rows of `dim` values: each has some neighbouring values of `items` rows, 32 in all.
+template <int rows, int dim, int lane_values = 8>
 struct RowPacking {
-    static constexpr int items = 4, step = rows / items;   // rows between two items of a thread
-    static constexpr int row_threads = dim / 8, threads = step * row_threads;
+    static constexpr int items = 32 / lane_values, step = rows / items;   // rows between two items of a thread
+    static constexpr int row_threads = dim / lane_values, threads = step * row_threads;
     static constexpr int blocks = packing_threads / threads;   // of a multiprocessor
 
     __device__ static int row() { return threadIdx.x / row_threads; }
-    __device__ static int column() { return threadIdx.x % row_threads * 8; }
+    __device__ static int column() { return threadIdx.x % row_threads * lane_values; }
 };
 
-// The threads that write a KeyTile.
+// The threads that write a KeyTile. A block of 16 values is one lane's, so that its scale is worked out once.
+template <class Format>
+constexpr int key_lane_values = Format::block == 16 ? 16 : 8;
+
 template <class Tile>
-struct KeyPacking : RowPacking<Tile::keys, Tile::dim> {
+struct KeyPacking : RowPacking<Tile::keys, Tile::dim, key_lane_values<typename Tile::Format>> {
     using Format = typename Tile::Format;
-    using Blocks = AcrossLanes<Format::block>;
-    using RowPacking<Tile::keys, Tile::dim>::column;
+    static constexpr int lane_values = key_lane_values<Format>;
+    static constexpr int blocks = (lane_values == 16 ? 3 : 4) * packing_threads / 4 / RowPacking<Tile::keys, Tile::dim, lane_values>::threads;
+    using Blocks = std::conditional_t<lane_values == Format::block, InOneLane<Format::block>, AcrossLanes<Format::block>>;
+    using RowPacking<Tile::keys, Tile::dim, lane_values>::column;
 
     __device__ static int first_of_block() { return column() / Format::block * Format::block; }
 
-    __device__ static void put(Tile &tile, int row, const Codes<Format::bits> &codes, uint32_t scale) {
+    __device__ static void put(Tile &tile, int row, const Codes<Format::bits> (&codes)[Blocks::groups], uint32_t scale) {
         const int byte = column() * Format::bits / 8;
         uint8_t *target = reinterpret_cast<uint8_t *>(&tile.at(row, byte / 16)) + byte % 16;
-        if constexpr (Format::bits == 8) *reinterpret_cast<uint2 *>(target) = {codes.word[0], codes.word[1]};
-        else *reinterpret_cast<uint32_t *>(target) = codes.word[0];
+        if constexpr (Format::bits == 8) *reinterpret_cast<uint2 *>(target) = {codes[0].word[0], codes[0].word[1]};
+        else if constexpr (Blocks::groups == 2) *reinterpret_cast<uint2 *>(target) = {codes[0].word[0], codes[1].word[0]};
+        else *reinterpret_cast<uint32_t *>(target) = codes[0].word[0];
         uint8_t *scales = reinterpret_cast<uint8_t *>(tile.scales[row]);
         const int block = column() / Format::block;
         if (column() == first_of_block()) scales[block] = scale;
         if constexpr (Tile::dim / Format::block % 4 != 0) {   // bytes of the last word that belong to no block are zero
-            if (column() == Tile::dim - 8)
+            if (column() == Tile::dim - lane_values)
                 for (int i = Tile::dim / Format::block; i < 4 * Tile::words; ++i) scales[i] = 0;
         }
     }

@@ -23,9 +23,9 @@ from .smoothing import row_dot
 
 # Kernels load 16 bytes at a time: rows of 16-bit elements start at multiples of this many.
 _ROW_UNIT = 8
-# Blocks that fill a GPU (an RTX 5090 has 170 multiprocessors, an H200 132), the rows of one, and the fewest units of keys
-# that are worth a block of their own.
-_FILLING_BLOCKS, _BLOCK_ROWS, _FEWEST_UNITS = 160, 64, 4
+# Blocks that fill a GPU (an H200 has 132 multiprocessors with room for two each, an RTX 5090 170), the rows of one, and the
+# fewest units of keys that are worth a block of their own.
+_FILLING_BLOCKS, _BLOCK_ROWS, _FEWEST_UNITS = 264, 128, 5
 
 
 @dataclass(frozen=True)
