@@ -29,6 +29,7 @@ QUANTIZER_ROW = TIMES | {
 }
 ATTENTION_ROW = TIMES | {
     *("qk", "pv", "operands", "dtype", "shape", "causal", "l2", "tflops", "share_of_mma_rate", "mma_tflops", "relative_l2"),
+    *("bytes", "gb_per_s", "copy_gb_per_s", "share_of_copy"),
 }
 LAUNCH_ROW = {"side", "microseconds", "fastest", "slowest", "ratio", "machine", "shape"}
 
@@ -40,6 +41,8 @@ SIDES = [
     *((*pair, operands) for pair in (("mxfp8", "mxfp8"), ("nvfp4", "nvfp4"), ("nvfp4", "mxfp8"), ("mxfp4", "mxfp4")) for operands in ("quantized", "arrays")),
     ("mxfp4", "bf16", "arrays"),
 ]
+# What quantizes operands, whose time is given by itself.
+PROLOGUES = [(qk, pv, "prologue") for qk, pv, operands in SIDES if operands == "quantized"]
 # Between which relative L2 of normal values with few keys lies: half of the least and twice the most that came at the shapes
 # below. A wrong slice gives 1.4.
 ERRORS = {
@@ -116,13 +119,28 @@ def test_attention_reports_rates_and_errors(cuda):  # noqa: F811
     assert set(found) == {"operation", "machine", "rows"} and set(found["machine"]) == MACHINE
     rows = found["rows"]
     assert [(r["shape"]["dim"], r["dtype"], r["causal"], r["qk"], r["pv"], r["operands"]) for r in rows] == [
-        (dim, dtype, causal, *side) for dim in (32, 64) for dtype in ("bf16", "f32") for causal in (False, True) for side in SIDES
-    ]  # fmt: skip
+        (dim, dtype, causal, *side)
+        for dim in (32, 64)
+        for dtype in ("bf16", "f32")
+        for causal, sides in ([(None, PROLOGUES), (False, SIDES), (True, SIDES)] if dim == 32 else [(False, SIDES)])
+        for side in sides
+    ]
     for row in rows:
-        assert set(row) == ATTENTION_ROW and row["l2"] == "warm"
+        decodes = row["shape"]["dim"] == 64
+        assert set(row) == ATTENTION_ROW and row["l2"] == ("flushed" if decodes else "warm")
+        if decodes or row["causal"] is None:
+            assert row["gb_per_s"] == pytest.approx(row["bytes"] / 0.25 / 1e6)
+            assert row["share_of_copy"] == pytest.approx(row["gb_per_s"] / row["copy_gb_per_s"])
+        else:
+            assert row["bytes"] is row["gb_per_s"] is row["copy_gb_per_s"] is row["share_of_copy"] is None
+        if row["causal"] is None:
+            assert row["tflops"] is row["share_of_mma_rate"] is row["relative_l2"] is None and row["mma_tflops"] == {}
+            continue
         assert set(row["mma_tflops"]) == {"mma_rate_bf16"}  # all that the portable machine multiplies with
         least, most = ERRORS[row["qk"], row["pv"]]
         assert least < row["relative_l2"] < most
+    # Decoding moves Q, K, V and the output: 64 keys twice, a query and a result, of 64 elements in 2 bytes.
+    assert next(r["bytes"] for r in rows if r["shape"]["dim"] == 64) == 2 * 64 * (64 + 64 + 1 + 1)
     # 2 heads, 32 x 32 pairs, 32 elements, 2 products of 2 flops, in 0.25 ms; with the mask 33 / 64 of the pairs.
     plain, masked = (next(r for r in rows if r["causal"] is causal) for causal in (False, True))
     assert plain["tflops"] == pytest.approx(2 * 32 * 32 * 32 * 4 / 0.25e-3 / 1e12)
@@ -199,9 +217,10 @@ def test_tables_name_card_machine_and_state(cuda):  # noqa: F811
     ]  # fmt: skip
     text = call(*ATTENTION, "--no-causal").stdout
     lines = text.splitlines()
-    assert "attention on portable, Fake GPU" in text and len(lines) == 3 + len(SIDES)
-    assert [tuple(line.split()[:3]) for line in lines[3:]] == [(f"{qk}+{pv}", operands, "bf16") for qk, pv, operands in SIDES]
-    assert all("b1 h2 s32 d32  none" in line for line in lines[3:])
+    shown = PROLOGUES + SIDES
+    assert "attention on portable, Fake GPU" in text and len(lines) == 3 + len(shown)
+    assert [tuple(line.split()[:3]) for line in lines[3:]] == [(f"{qk}+{pv}", operands, "bf16") for qk, pv, operands in shown]
+    assert all(f"b1 h2 s32 d32  {mask}" in line for line, mask in zip(lines[3:], ["any "] * len(PROLOGUES) + ["none"] * len(SIDES)))
     assert "Fake GPU" in call(*LAUNCH).stdout
 
 

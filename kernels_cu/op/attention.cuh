@@ -29,15 +29,15 @@ struct Operands {
 //
 // Two slices to a warp read K and V from shared memory half as often and issue fewer instructions to an MMA, which Ampere
 // and Hopper need; there Q stays in registers where they have room. On GeForce Blackwell an MMA takes five times as long:
-// there warps of one slice leave room for two blocks in 100 KiB. `few_rows`: half of a block's rows, over all of its warps.
-template <class Element_, int dim_, int dim_v_, bool few_rows_ = false>
+// there warps of one slice leave room for two blocks in 100 KiB. OneSlice is what small problems take of the former.
+template <class Element_, int dim_, int dim_v_, bool one_slice = false>
 struct Tiling {
     using Element = Element_;
+    using OneSlice = Tiling<Element_, dim_, dim_v_, !ptx::has_block_scaled_mma>;
     static constexpr int dim = dim_, dim_v = dim_v_;
-    static constexpr bool few_rows = few_rows_;
     static constexpr bool small = dim <= 128, wide = small && (!ptx::has_block_scaled_mma || dim <= 64);
     static constexpr bool roomy = ptx::shared_bytes_per_block > 128 * 1024;
-    static constexpr int slices = wide && !few_rows ? 2 : 1;
+    static constexpr int slices = wide && !one_slice ? 2 : 1;
     static constexpr int warps = small ? 4 : 8;
     static constexpr int blocks = small ? 2 : 1;
     static constexpr int keys = wide || (!small && roomy) ? 64 : dim > 192 ? 16 : 32;
@@ -449,15 +449,20 @@ __device__ inline void attention_rows(typename Tiling::Shared &shared, const Ope
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row);
 }
 
-// The same by the tiling that suits the problem: where there are few rows, as in decoding, all warps work on them.
+// Blocks that a GPU holds at once, about: two on each of an H200's multiprocessors.
+constexpr int filling_blocks = 264;
+
+// The same by the tiling that suits the problem; the grid is in rows of the smaller one. Where the blocks of that are few, or half
+// of a large block's warps had no rows, more blocks or warps at work count for more than fewer reads of K and V. Both give
+// the same bits.
 template <class Tiling>
 __device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
                                  const AttentionOptions &options) {
-    using OfFew = op::Tiling<typename Tiling::Element, Tiling::dim, Tiling::dim_v, true>;
-    static_assert(OfFew::threads == Tiling::threads && sizeof(typename OfFew::Shared) <= sizeof(typename Tiling::Shared), "one launch serves both");
-    if constexpr (OfFew::rows < Tiling::rows)
-        if (options.group * options.queries <= OfFew::rows)
-            return attention_rows<OfFew>(reinterpret_cast<typename OfFew::Shared &>(shared), operands, options);
+    using OneSlice = typename Tiling::OneSlice;
+    static_assert(OneSlice::threads == Tiling::threads && sizeof(typename OneSlice::Shared) <= sizeof(typename Tiling::Shared), "one launch serves both");
+    if constexpr (OneSlice::rows < Tiling::rows)
+        if (options.group * options.queries <= OneSlice::rows || gridDim.x * gridDim.y * gridDim.z <= filling_blocks)
+            return attention_rows<OneSlice>(reinterpret_cast<typename OneSlice::Shared &>(shared), operands, options);
     attention_rows<Tiling>(shared, operands, options);
 }
 

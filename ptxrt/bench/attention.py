@@ -1,4 +1,6 @@
-"""Fused attention: time, TFLOPS, the share of the card's own rate of MMAs, and the error, by formats, operands and shapes."""
+"""Fused attention: time, TFLOPS, the share of the card's own rate of MMAs, and the error, by formats, operands and shapes.
+
+What is bound by memory, quantizing the operands and decoding, stands beside a copy on the device."""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from ..ops.operands import quantize_operand
 from ..ops.probes import mma_rate_bf16, mma_rate_mxf4, mma_rate_mxf4nvf4, mma_rate_mxf8f6f4_e2m1, mma_rate_mxf8f6f4_e4m3
 from ..prepared import prepare
 from . import plots
-from .timing import REPEAT, WARM, Clock, Times, about, check_fits, checked_repeat, gpu, title
+from .timing import FLUSHED, REPEAT, WARM, Clock, Times, about, check_fits, checked_repeat, copy_call, gpu, title
 
 # Formats (of Q and K, of V) -> the probes of the MMAs that multiply Q K^T and P V on sm_12x. f16 multiplies as bf16 does.
 RATES: dict[tuple[str, str], tuple[Kernel, Kernel]] = {
@@ -41,6 +43,11 @@ COMBINATIONS = tuple(RATES)
 IN_KERNEL = {("mxfp4", "bf16"): "in_kernel"}
 # What a call is given: operands that were quantized before, so that the kernel alone is timed, or plain arrays.
 QUANTIZED, ARRAYS = "quantized", "arrays"
+# What is measured besides: quantizing the operands, without attention.
+PROLOGUE = "prologue"
+COPY = "copy"
+# So few queries on more keys are decoding: bound by the memory that K and V are read from.
+DECODING_QUERIES = 16
 # Some tenths of a millisecond on every card, and more than the launch of its blocks takes.
 RATE_STEPS = 4096
 # Queries whose results are held against float64.
@@ -94,13 +101,21 @@ class Shape:
         """Of one of the two products: a multiplication and an addition for each visible pair and each element."""
         return 2 * self.batch * self.heads * visible_pairs(self.queries, self.keys, right=0 if causal else OPEN) * self.dim
 
+    @property
+    def decodes(self) -> bool:
+        """Whether few queries meet many keys."""
+        return self.queries <= DECODING_QUERIES < self.keys
+
     def bytes(self, itemsize: int, out_itemsize: int = 2) -> int:
         """Of Q, K and V read and the output written, each once."""
         keys = 2 * self.batch * self.kv_heads * self.keys * self.dim
         return keys * itemsize + self.batch * self.heads * self.queries * self.dim * (itemsize + out_itemsize)
 
 
-SHAPES = tuple(map(Shape.parse, ("b4h32s2048d128", "b1h32s4096d128", "b1h16s8192d128", "b4h32s2048d64")))
+SHAPES = (
+    *map(Shape.parse, ("b4h32s2048d128", "b1h32s4096d128", "b1h16s8192d128", "b4h32s2048d64", "b1h32s512d128")),
+    *map(Shape.parse, ("b1h32g8q1k32768d128", "b1h64g8q1k32768d128", "b1h32g8q16k32768d128", "b1h64g8q16k32768d128")),
+)
 
 
 def rates_of(pair: tuple[str, str], backend: Backend) -> tuple[Kernel, Kernel]:
@@ -162,12 +177,15 @@ def attention_rows(
 ) -> list[dict[str, Any]]:
     """Time `attention` on the current GPU machine; a row for each (qk, pv), what it is given, dtype, Shape, and causal or not.
 
-    Empty choices mean COMBINATIONS, bf16, SHAPES. All sides of a shape, and the MMAs' rates, are timed in turns, with
-    what the call just before left in the L2. Fields: qk, pv, operands ("quantized": the kernel alone, on operands that were
-    quantized before; "arrays": all launches of a call on arrays), dtype, shape (by name), causal, l2, milliseconds (median),
-    fastest, slowest, repeat, tflops (4 flops for each visible pair and element), mma_tflops (of each probe of a rate, by
-    name), share_of_mma_rate (the time that the two products would take at those rates / the time), relative_l2 (of the
-    last queries of the first head, against float64 attention of the inputs).
+    Empty choices mean COMBINATIONS, bf16, SHAPES. All sides of a shape, the MMAs' rates, and a copy of K on the device are timed
+    in turns; with what the call just before left in the L2, or, where Shape.decodes, with nothing of it and without a mask.
+    Fields: qk, pv, operands ("quantized": the kernel alone, on operands that were quantized before; "arrays": all launches of
+    a call on arrays; "prologue": quantizing the operands alone, once for both masks, causal None), dtype, shape (by name),
+    causal, l2, milliseconds (median), fastest, slowest, repeat, tflops (4 flops for each visible pair and element),
+    mma_tflops (of each probe of a rate, by name), share_of_mma_rate (the time that the two products would take at those
+    rates / the time), relative_l2 (of the last queries of the first head, against float64 attention of the inputs), bytes (of
+    decoding, Q, K, V and the output, each once; of a prologue, what its launches read and write, a second read counted again),
+    gb_per_s, copy_gb_per_s, share_of_copy; None where a row has no such figure.
     ArgumentError for what `attention` refuses; MachineError on the emulator.
     """
     backend = gpu("bench attention")
@@ -177,35 +195,68 @@ def attention_rows(
     rates = {kernel: Rate.of(kernel, backend) for pair in combinations for kernel in rates_of(pair, backend)}
     rows = []
     for shape in shapes or SHAPES:
-        # Each side holds an output and copies of its operands, of 16 bits at most.
-        check_fits("bench attention", shape.bytes(4) + len(measured) * shape.bytes(2), backend)
+        # Each side holds an output and copies of its operands, of 16 bits at most; K is copied once.
+        check_fits("bench attention", shape.bytes(4) + (len(measured) + 1) * shape.bytes(2), backend)
         arrays = shape.arrays()
         for dtype in dtypes or ("bf16",):
             host = [array.astype(FORMATS[dtype].dtype) for array in arrays]
             given = [to_device(array, device=backend.ordinal) for array in host]
-            for masked in causal:
+            copy = {COPY: copy_call(given[1], empty(given[1].shape, given[1].dtype, device=backend.ordinal))}
+            place = {"dtype": dtype, "shape": vars(shape)}
+            if not shape.decodes:
+                rows += _prologue_rows(clock, given, [pair for pair in combinations if pair in BLOCK_ATTENTION], copy, place)
+            for masked in (False,) if shape.decodes else causal:
                 outputs = {side: empty(given[0].shape, bf16.dtype, device=backend.ordinal) for side in measured}
-                calls = {side: _prepared(given, side, masked, out) for side, out in outputs.items()}
-                times = clock.times({**calls, **{kernel: rate.call for kernel, rate in rates.items()}})
+                operands_of_sides = {side: _given(given, side) for side in measured}
+                calls = {side: _prepared(x, side, masked, outputs[side]) for side, x in operands_of_sides.items()}
+                l2 = FLUSHED if shape.decodes else WARM
+                times = clock.times({**calls, **{kernel: rate.call for kernel, rate in rates.items()}, **copy}, l2)
                 tflops = {kernel: rate.flops / times[kernel].median / 1e9 for kernel, rate in rates.items()}
                 for side in measured:
                     qk, pv, operands = side
                     used = [(kernel, tflops[kernel]) for kernel in rates_of((qk, pv), backend)]
+                    moved = sum(x.nbytes for x in (*operands_of_sides[side], outputs[side])) if shape.decodes else None
                     rows.append(
                         {
-                            **{"qk": qk, "pv": pv, "operands": operands, "dtype": dtype, "shape": vars(shape)},
-                            **{"causal": bool(masked), "l2": WARM},
+                            **{"qk": qk, "pv": pv, "operands": operands, **place, "causal": bool(masked), "l2": l2},
                             **_figures(shape, masked, times[side], *(rate for _, rate in used)),
                             "mma_tflops": {kernel.name: rate for kernel, rate in used},
                             "relative_l2": _error(outputs[side].to_numpy(), host, masked),
+                            **_rates_of_bytes(moved, times[side], times[COPY], 2 * given[1].nbytes),
                         }
                     )
     return rows
 
 
-def _prepared(arrays: Sequence, side: tuple[str, str, str], causal: bool, out) -> Callable[[], Any]:
+def _prologue_rows(clock: Clock, arrays: Sequence, pairs: Sequence[tuple[str, str]], copy: dict, place: dict) -> Iterator[dict[str, Any]]:
+    """A row for each pair of formats: quantizing q, k and v as a call on arrays does."""
+    calls = {pair: prepare(quantized_operands, *arrays, *pair) for pair in pairs}
+    times = clock.times({**{pair: (lambda call=call: call(*arrays)) for pair, call in calls.items()}, **copy})
+    for (qk, pv), call in calls.items():
+        moved = sum(launch.bytes_moved for launch in call.launches)
+        yield {
+            **{"qk": qk, "pv": pv, "operands": PROLOGUE, **place, "causal": None, "l2": WARM},
+            **{**times[qk, pv].fields(), "tflops": None, "share_of_mma_rate": None, "mma_tflops": {}, "relative_l2": None},
+            **_rates_of_bytes(moved, times[qk, pv], times[COPY], 2 * arrays[1].nbytes),
+        }
+
+
+def _rates_of_bytes(moved: int | None, times: Times, copied: Times, copied_bytes: int) -> dict[str, Any]:
+    """Bytes per second beside those of the copy, or None of all."""
+    if moved is None:
+        return dict.fromkeys(("bytes", "gb_per_s", "copy_gb_per_s", "share_of_copy"))
+    rate, copy_rate = moved / times.median / 1e6, copied_bytes / copied.median / 1e6
+    return {"bytes": moved, "gb_per_s": rate, "copy_gb_per_s": copy_rate, "share_of_copy": rate / copy_rate}
+
+
+def _given(arrays: Sequence, side: tuple[str, str, str]) -> Sequence:
+    """What a side's calls are given."""
     qk, pv, operands = side
-    given = quantized_operands(*arrays, qk, pv) if operands == QUANTIZED else arrays
+    return quantized_operands(*arrays, qk, pv) if operands == QUANTIZED else arrays
+
+
+def _prepared(given: Sequence, side: tuple[str, str, str], causal: bool, out) -> Callable[[], Any]:
+    qk, pv, _ = side
     call = prepare(attention, *given, qk=qk, pv=pv, quantize=IN_KERNEL.get((qk, pv)), causal=causal, out=out)
     return lambda: call(*given)
 
@@ -229,17 +280,22 @@ def attention_report(**choices) -> dict[str, Any]:
     return {"operation": "attention", "machine": about(gpu("bench attention")), "rows": rows}
 
 
+_TABLE_FIGURES = {"tflops": ".1f", "share_of_mma_rate": ".1%", "gb_per_s": ".0f", "share_of_copy": ".1%", "relative_l2": ".2e"}
+
+
 def attention_table(report: dict[str, Any]) -> Iterator[str]:
     """A report for a terminal."""
     rows = report["rows"]
     yield f"attention on {title(report['machine'])}"
-    yield f"medians of {rows[0]['repeat']}, all sides of a shape and the MMAs' rates in turns, L2 warm"
-    head = ["qk+pv", "operands", "input", "shape", "mask", "ms", "fastest..slowest", "TFLOPS", "of MMA rate", "relative L2", "MMA TFLOPS"]
+    yield f"medians of {rows[0]['repeat']}, all sides of a shape, the MMAs' rates and a copy in turns; L2 warm, for decoding flushed"
+    head = ["qk+pv", "operands", "input", "shape", "mask", "ms", "fastest..slowest", "TFLOPS", "of MMA rate", "GB/s", "of copy"]
+    head += ["relative L2", "MMA TFLOPS"]
+    masks = {True: "causal", False: "none", None: "any"}
     body = [
         [
-            *(f"{row['qk']}+{row['pv']}", row["operands"], row["dtype"], str(Shape(**row["shape"])), "causal" if row["causal"] else "none"),
-            *(f"{row['milliseconds']:.4f}", f"{row['fastest']:.4f}..{row['slowest']:.4f}", f"{row['tflops']:.1f}"),
-            *(f"{row['share_of_mma_rate']:.1%}", f"{row['relative_l2']:.2e}"),
+            *(f"{row['qk']}+{row['pv']}", row["operands"], row["dtype"], str(Shape(**row["shape"])), masks[row["causal"]]),
+            *(f"{row['milliseconds']:.4f}", f"{row['fastest']:.4f}..{row['slowest']:.4f}"),
+            *("" if row[name] is None else f"{row[name]:{form}}" for name, form in _TABLE_FIGURES.items()),
             ", ".join(f"{name.removeprefix('mma_rate_')} {rate:.0f}" for name, rate in row["mma_tflops"].items()),
         ]
         for row in rows
@@ -249,7 +305,7 @@ def attention_table(report: dict[str, Any]) -> Iterator[str]:
 
 def draw_attention(path: Path, report: dict[str, Any]) -> None:
     """A report as a picture: TFLOPS by shape and side, with the share of the MMAs' rate on each bar; a panel for each dtype."""
-    rows = report["rows"]
+    rows = [row for row in report["rows"] if row["tflops"] is not None]
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
     groups = list(dict.fromkeys(_group(row) for row in rows))
     sides = list(dict.fromkeys(_side(row) for row in rows))

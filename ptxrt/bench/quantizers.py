@@ -16,7 +16,7 @@ from ..ops.quantize import dequantize, quantize
 from ..ops.quantized import block_format
 from ..prepared import prepare
 from . import plots
-from .timing import L2_STATES, REPEAT, Clock, about, check_fits, checked_repeat, checked_states, gpu, title
+from .timing import L2_STATES, REPEAT, Clock, about, check_fits, checked_repeat, checked_states, copy_call, gpu, title
 
 SHAPES = ((8192, 8192), (1024, 1024), (2048, 2048), (4096, 8192), (8192, 4096))
 DTYPES = ("f32", "f16", "bf16")
@@ -123,8 +123,7 @@ def quantizer_rows(
 
 def _copy_side(x: DeviceArray, y: DeviceArray) -> Side:
     """The driver's copy of x to y."""
-    backend = x.backend
-    return Side(COPY, None, lambda: backend.copy(y.address, backend, x.address, x.nbytes, backend.own_queue), 2 * x.nbytes)
+    return Side(COPY, None, copy_call(x, y), 2 * x.nbytes)
 
 
 def _label(row: dict[str, Any]) -> str:
