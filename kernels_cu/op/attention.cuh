@@ -449,20 +449,19 @@ __device__ inline void attention_rows(typename Tiling::Shared &shared, const Ope
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row);
 }
 
-// Blocks that a GPU holds at once, about: two on each of an H200's multiprocessors.
-constexpr int filling_blocks = 264;
-
-// The same by the tiling that suits the problem; the grid is in rows of the smaller one. Where the blocks of that are few, or half
-// of a large block's warps had no rows, more blocks or warps at work count for more than fewer reads of K and V. Both give
-// the same bits.
+// The same by the tiling that suits the problem: where a large block has twice the rows that are there, as in decoding, all of its
+// warps work on one slice. Both give the same bits.
 template <class Tiling>
 __device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
                                  const AttentionOptions &options) {
     using OneSlice = typename Tiling::OneSlice;
     static_assert(OneSlice::threads == Tiling::threads && sizeof(typename OneSlice::Shared) <= sizeof(typename Tiling::Shared), "one launch serves both");
-    if constexpr (OneSlice::rows < Tiling::rows)
-        if (options.group * options.queries <= OneSlice::rows || gridDim.x * gridDim.y * gridDim.z <= filling_blocks)
-            return attention_rows<OneSlice>(reinterpret_cast<typename OneSlice::Shared &>(shared), operands, options);
+    if constexpr (OneSlice::rows < Tiling::rows) {
+        if (options.group * options.queries <= OneSlice::rows) {
+            attention_rows<OneSlice>(reinterpret_cast<typename OneSlice::Shared &>(shared), operands, options);
+            return;
+        }
+    }
     attention_rows<Tiling>(shared, operands, options);
 }
 

@@ -36,7 +36,7 @@ __device__ inline float block_max(ScanShared &shared, float value) {
 // take neighbouring rows; every sum is in an order that depends on the shape alone. Without `with_sums` there are none.
 template <bool with_sums, class Element>
 __device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x, float *sums, float *largest) {
-    constexpr int unroll = 4;
+    constexpr int unroll = 16 / sizeof(Element);   // rows on their way at once
     const int cols = x.cols;
     const int run_of_head = gridDim.x - 1 - blockIdx.x;
     const tile::Rows<Element> rows = x.rows(run_of_head * scan_run, scan_run);
