@@ -29,7 +29,8 @@ struct Operands {
 //
 // Two slices to a warp read K and V from shared memory half as often and issue fewer instructions to an MMA, which Ampere
 // and Hopper need; there Q stays in registers where they have room. On GeForce Blackwell an MMA takes five times as long:
-// there warps of one slice leave room for two blocks in 100 KiB. OneSlice is what small problems take of the former.
+// there warps of one slice leave room for two blocks in 100 KiB. OneSlice is for few rows on the former: its warps, which have
+// registers to spare, wait for memory most.
 template <class Element_, int dim_, int dim_v_, bool one_slice = false>
 struct Tiling {
     using Element = Element_;
@@ -42,7 +43,8 @@ struct Tiling {
     static constexpr int blocks = small ? 2 : 1;
     static constexpr int keys = wide || (!small && roomy) ? 64 : dim > 192 ? 16 : 32;
     static constexpr int stages = 2;   // one is read while the other fills
-    static constexpr bool keeps_q = (wide && dim <= 64) || (!small && roomy && dim <= 192);
+    static constexpr bool keeps_q = (wide && (dim <= 64 || one_slice)) || (!small && roomy && dim <= 192);
+    static constexpr bool copies_early = one_slice;
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
 
@@ -432,11 +434,15 @@ __device__ inline void attention_rows(typename Tiling::Shared &shared, const Ope
             if (index + 1 < range.end) copy_tile(index + 1, stage_offset);
             ptx::cp_async_commit_group();
         };
+        if constexpr (Tiling::copies_early) copy_next();
         // A warp without rows, or whose rows see nothing of this tile, only copies.
-        if (idle || (masked && index * Tiling::keys >= warp_end)) return copy_next();
+        if (idle || (masked && index * Tiling::keys >= warp_end)) {
+            if constexpr (!Tiling::copies_early) copy_next();
+            return;
+        }
         tile::Accumulator s[Tiling::slices][Tiling::keys / tile::mma_columns];
         multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current);
-        copy_next();   // hides under the last of these MMAs
+        if constexpr (!Tiling::copies_early) copy_next();   // hides under the last of these MMAs
         if constexpr (masked) mask_scores<tile::NaturalKeys>(s, problem, warp_row, index * Tiling::keys, options.scale);
         softmax.template take<masked>(s, options.scale * log2_e);
         accumulate_values<Element, Tiling::dim_v, ValueTile>(softmax.o, s, v + current);
