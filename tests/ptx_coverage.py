@@ -32,7 +32,9 @@ REASON = """
 Why lines stay that no test runs: nvcc unrolls the loops that copy, convert and transpose tiles, and keeps remainders and early
 exits for trip counts that no tile has. In attention_mxfp4_bf16 and probe_scores_mxfp4 these are the loops of copy_rows and
 convert_to_bf16 (with SharedTile, cp_async.cuh and the conversions inlined into them); in the portable transposes the loop
-over rows, which starts at threadIdx.y: nvcc does not know there that it is below 8."""
+over rows, which starts at threadIdx.y: nvcc does not know there that it is below 8. In quantize_nvfp4 and its columns, of f16
+what sixth() has for magnitudes below 2^-60, of which f16 has none but 0; in the portable text of 16-bit values also the plain
+branch of divide_by_step(): such blocks have thresholds and are not divided."""
 
 
 def run_tests(arguments):
@@ -40,7 +42,7 @@ def run_tests(arguments):
     shutil.rmtree(COUNTS, ignore_errors=True)
     environment = {**os.environ, "PTXRT_COVERAGE": str(COUNTS)}
     processes = ["--quiet", "--numprocesses", "auto", "--maxprocesses", "8", "--dist", "worksteal", "-m", "not gpu"]
-    chosen = arguments or [f"tests/test_{name}.py" for name in TESTS]
+    chosen = arguments or [*(f"tests/test_{name}.py" for name in TESTS), "-k", "not hardware_arithmetic"]  # the same lines again
     return subprocess.run([sys.executable, "-m", "pytest", *processes, *chosen], cwd=ROOT, env=environment).returncode
 
 
