@@ -179,11 +179,14 @@ def test_one_hot_rows_choose_their_key(machine, rng, qk, pv):
 
 @each_format
 def test_block_structured_queries(machine, rng, qk, pv):
-    """Blocks of 16 queries that see one block of 16 keys each, all alike: the mean of their values, to the last bits of sums."""
+    """Blocks of 16 queries that see one block of 16 keys each, all alike: the mean of their values.
+
+    To the last bits of sums where weights are divided by their own sum; in 16 bits the sum is of those that are not rounded.
+    """
     blocks = np.kron(np.eye(4, dtype=np.float32), np.ones((16, 16), np.float32))[None, None]
     given = operands(8 * blocks, blocks, *random_qkv(rng, 1, 1, 1, 64, 64)[2:], qk, pv, smooth=False)
     want = np.float64(held(*given, qk, pv)[2]).reshape(4, 16, 64).mean(axis=1).repeat(16, axis=0)
-    assert relative(ptxrt.attention(*given, qk=qk, pv=pv, scale=1.0, out_dtype=np.float32)[0, 0], want) < 1e-6
+    assert relative(ptxrt.attention(*given, qk=qk, pv=pv, scale=1.0, out_dtype=np.float32)[0, 0], want) < (1e-6 if block_of(pv) > 1 else 2.0**-8)
 
 
 @each_format
