@@ -167,7 +167,7 @@ def test_wrong_sizes_of_tiles_are_refused(emulator, rng):
         packed("k", "mxfp8", x, dim=32)
     with pytest.raises(ptxrt.ArgumentError, match="dim is 100 in the call; compiled for 32"):
         packed("k", "mxfp8", x, dim=100)
-    with pytest.raises(ptxrt.ArgumentError, match="compiled for .*128. Nearest: the largest is 128"):
+    with pytest.raises(ptxrt.ArgumentError, match="compiled for .*256. Nearest: the largest is 256"):
         packed("k", "mxfp8", np.zeros((1, 1, 64, 300), np.float32))
 
 
@@ -350,7 +350,7 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
     refused("layout is 'sbhd'", layout="sbhd")
     refused("pass float32, float16 or bfloat16 with four axes, B H S D", x=x[0])
     refused("x is int64", x=x.astype(np.int64))
-    refused("the head dimension is 129; mxfp8 takes 1 to 128", x=np.zeros((1, 1, 1, 129), np.float32))
+    refused("the head dimension is 257; mxfp8 takes 1 to 256", x=np.zeros((1, 1, 1, 257), np.float32))
     refused("dim is 32 for a head dimension of 64; mxfp8 has 64, 128", dim=32)
     refused("scale_rule is 'amax'; mxfp8 has 'floor'", scale_rule="amax")
     refused("global_scale is 2; mxfp8 has none", global_scale=2)
