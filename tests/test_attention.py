@@ -344,7 +344,7 @@ def test_keys_may_be_permuted_with_their_values(problem):
         assert relative(got, ptxrt.attention(q, k, v, out_dtype=np.float32, **options)) < 1e-5
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(problem=problems(), at=st.floats(0, 1), factor=st.sampled_from([1, 5, 20]))
 def test_segments_merge_to_the_whole(problem, at, factor):
     """Segments merged equal one pass: weights are rounded alike, whatever the maximum they are relative to.
