@@ -94,7 +94,7 @@ def test_keys_may_be_permuted_with_their_values(problem):
         assert relative(got, ptxrt.attention(q, k, v, **call)) < 1e-5
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(problem=problems([way for way in WAYS if way not in BLOCK_WAYS]), at=st.floats(0, 1), factor=st.sampled_from([1, 5, 20]))
 def test_segments_merge_to_the_whole(problem, at, factor):
     """Segments merged equal one pass: weights are rounded alike, whatever the maximum they are relative to.
@@ -116,7 +116,7 @@ def test_segments_merge_to_the_whole(problem, at, factor):
         np.testing.assert_allclose(lse, whole_lse, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     *(st.sampled_from(BLOCK_WAYS), st.integers(1, 40), st.integers(2, 6), st.integers(1, 32), st.floats(0, 1)),
     *(st.sampled_from([0.5, 1, 4]), st.sampled_from([0, 3, 12]), st.integers(0, 2**32)),
