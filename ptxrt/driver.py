@@ -109,13 +109,18 @@ def probe() -> Probe:
         return Probe(problem=str(error))
 
 
+@lru_cache(maxsize=None)
+def _library() -> ctypes.CDLL:
+    """The driver library by itself, for what cuda-python does not tell; OSError without one."""
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
 def _driver_has_devices() -> bool:
     """Whether the driver library by itself, without cuda-python, counts any device."""
     if sys.platform == "darwin":
         return False
     try:
-        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-        count = ctypes.c_int(0)
+        library, count = _library(), ctypes.c_int(0)
         return library.cuInit(0) == 0 and library.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
     except (OSError, AttributeError):
         return False
@@ -279,9 +284,13 @@ class DriverBackend:
         """The number of the device where an address lies."""
         if len(probe().devices) == 1:
             return self.device.ordinal
-        which = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        # cuda-python gives 0 for every address (github.com/NVIDIA/cuda-python/issues/2928), so the library itself is asked.
+        which, ordinal = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ctypes.c_int(-1)
         with self._entered():
-            return int(_call("cuPointerGetAttribute", which, address, about=f"{address:#x}"))
+            code = _library().cuPointerGetAttribute(ctypes.byref(ordinal), int(which), ctypes.c_uint64(address))
+        if code:
+            raise _error("cuPointerGetAttribute", self._driver.CUresult(code), f"{address:#x}")
+        return ordinal.value
 
     @contextmanager
     def _entered(self):

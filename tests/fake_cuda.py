@@ -227,9 +227,14 @@ class FakeCuda:
         self._in_context()
         return self.total - sum(len(buffer) - 511 for buffer in self.memory.values()), self.total
 
-    def cuPointerGetAttribute(self, attribute, address):
-        assert attribute == real.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        return self.owners[max(base for base in self.owners if base <= address)]
+    def library_pointer_attribute(self, target, attribute, address):
+        """cuPointerGetAttribute of the library itself, which writes where it is told."""
+        assert attribute == int(real.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+        bases = [base for base in self.owners if base <= address.value]
+        if not bases:
+            return int(real.CUresult.CUDA_ERROR_INVALID_VALUE)
+        target._obj.value = self.owners[max(bases)]
+        return 0
 
     def cuMemcpyHtoDAsync(self, to, host, nbytes, stream):
         self._put(stream, lambda: ctypes.memmove(to, host, nbytes))

@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -25,6 +26,7 @@ def install(monkeypatch):
     def put(fake):
         monkeypatch.setattr("cuda.bindings.driver", fake)
         monkeypatch.setitem(sys.modules, "cuda.bindings.driver", fake)
+        monkeypatch.setattr(driver, "_library", lambda: SimpleNamespace(cuPointerGetAttribute=fake.library_pointer_attribute))
         return fake
 
     monkeypatch.setattr(backend, "_opened", {})

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -159,6 +160,17 @@ def test_what_stays_on_its_device_is_not_copied(two):
     with ptxrt.using(two.name, device=1):
         assert ptxrt.to_device(x) is x
     assert ptxrt.to_device(x) is x  # device arrays stay where they are unless told otherwise
+
+
+def test_an_array_interface_is_taken_on_the_device_of_its_address(two):
+    """The interface does not name a device."""
+    if not two.is_cuda:
+        pytest.skip("needs CUDA memory: the emulator's arrays have no __cuda_array_interface__")
+    for device in (1, 0):
+        x = ptxrt.to_device(data(), device=device)
+        taken = ptxrt.to_device(SimpleNamespace(__cuda_array_interface__=x.__cuda_array_interface__))
+        assert (taken.device, taken.address) == (device, x.address)
+        np.testing.assert_array_equal(transpose(taken).to_numpy(), data().T)
 
 
 # Memory
