@@ -159,7 +159,7 @@ BUGS = [
     Bug("blocks", "sums_of_a_block_without_its_scale", NVFP4, "op/attention_blocks.cuh",
         "row_sum[half] = fmaf(scales[2 * half + h], sum_of(values), row_sum[half])", "row_sum[half] += sum_of(values)"),
     Bug("blocks", "no_sums_where_lse_is_wanted", NVFP4, "op/attention_blocks.cuh",
-        "if (!options.lse && !exact_sum)", "if (!exact_sum)"),
+        "(!options.lse && !exact_sum)", "!exact_sum"),
     Bug("blocks", "tiles_read_before_they_are_there", NVFP4, "op/attention_blocks.cuh",
         "ptx::mbarrier_wait_parity(address(&shared.full[(index - begin) % Tiling::stages]), (index - begin) / Tiling::stages & 1);", ""),
     Bug("blocks", "stages_filled_while_they_are_read", NVFP4, "op/attention_blocks.cuh",

@@ -80,7 +80,7 @@ def test_wide_heads(machine, rng, dim, dim_v):
     options = dict(qk="nvfp4", causal=True, out_dtype=np.float32)
     got, lse = ptxrt.attention(*given, **options, return_lse=True)
     want, want_lse = exact_attention(*(np.asarray(x) for x in given), causal=True)
-    assert got.shape == want.shape and relative(got, want) <= ROUNDING["nvfp4"]
+    assert got.shape == want.shape and relative(got, want) <= rounding("nvfp4", "nvfp4")
     assert np.abs(lse - want_lse).max() <= 1e-4 * np.abs(want_lse).max()  # approximate exponentials and logarithm
     np.testing.assert_array_equal(ptxrt.attention(q, k, v, **options), got)
 

@@ -382,6 +382,10 @@ class _QuantizedInKernel:
         """What the kernel multiplies."""
         return *(mxfp4.decode(*mxfp4.encode(x)) for x in (q, k)), np.asarray(v).astype(bf16.dtype)
 
+    def multiplied(self, call: Call) -> tuple:
+        """The same of a call."""
+        return self.values(call.q, call.k, call.v)
+
 
 def _segments(name: str, arrays) -> list:
     """The arrays of a sequence, or of one array's first axis."""
