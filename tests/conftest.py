@@ -37,11 +37,12 @@ def gpu(request):
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections():
-    """Let gc.collect() in a test look at what the tests of its file made, not at every text parsed so far (seconds)."""
+    """Let collections in a test look at what the tests of its file made, not at every text parsed so far (many seconds).
+
+    Nothing is thawed: the next file would begin by looking at all of it again.
+    """
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
