@@ -8,6 +8,9 @@ import pytest
 import ptxrt
 from ptxrt.emulator import check
 
+# Parsed texts are millions of objects that live on: to look for garbage among them as often as usual takes a tenth of the time.
+gc.set_threshold(100_000, 50, 1000)
+
 
 def pytest_sessionfinish():
     """Write what `make coverage` counts while there is time: a process of pytest-xdist is killed ten seconds after its last test."""

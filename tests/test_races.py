@@ -39,11 +39,6 @@ def of_each_size_and_entry(kernel) -> list:
     return list((cases | {case.id: case for case in entries}).values())
 
 
-def of_each_unit(kernel) -> list:
-    """One of every compiled unit: tiles and stages are those of its sizes."""
-    return first_of_each(kernel, lambda case: kernel.unit_name({**kernel.fixed, **case.axes}))
-
-
 def each(cases_of, kernels=KERNELS):
     """Parameters of a test: the chosen cases of all kernels."""
     cases = [(kernel, case) for kernel in kernels for case in cases_of(kernel)]
@@ -53,13 +48,6 @@ def each(cases_of, kernels=KERNELS):
 @each(of_each_size_and_entry)
 def test_kernel(kernel, case):
     with ptxrt.using("emulator", races=True):
-        run(kernel, (), kernel.example(case, 0))
-
-
-@each(of_each_unit, [kernel for kernel in KERNELS if not kernel.name.startswith("probe_")])
-def test_portable_text(kernel, case):
-    """What compute_90 makes of it copies and waits in other ways. Probes, whose stand-ins are slow, have one warp or the loads of attention."""
-    with ptxrt.using("emulator", races=True, ptx="portable"):
         run(kernel, (), kernel.example(case, 0))
 
 
