@@ -34,7 +34,11 @@ exits for trip counts that no tile has. In attention_mxfp4_bf16 and probe_scores
 convert_to_bf16 (with SharedTile, cp_async.cuh and the conversions inlined into them); in the portable transposes the loop
 over rows, which starts at threadIdx.y: nvcc does not know there that it is below 8. In quantize_nvfp4 and its columns, of f16
 what sixth() has for magnitudes below 2^-60, of which f16 has none but 0; in the portable text of 16-bit values also the plain
-branch of divide_by_step(): such blocks have thresholds and are not divided."""
+branch of divide_by_step(): such blocks have thresholds and are not divided. Kernels in variants (attention_*, pack_*,
+mean_scores_*): every variant and entry runs, but options (masks, windows, soft caps, sinks, smoothing, packed sequences, splits, types of
+outputs, both scale rules) run in one variant or a few, since they are the same source in all; lines count once per entry that
+holds them. The merge and the first reads (attention_merge, scan_keys, mean_keys, operand_scale, unpack_rows) have unrolled loops
+for trip counts that small problems do not have."""
 
 
 def run_tests(arguments):

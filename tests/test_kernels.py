@@ -59,7 +59,7 @@ def raced_once():
         yield pytest.param(name, case, races, marks=[pytest.mark.races] * races, id=f"{name}-{case.id}")
 
 
-@pytest.mark.parametrize("name, case, races", raced_once())
+@pytest.mark.parametrize("name, case, races", list(raced_once()))
 def test_portable_text_on_the_emulator(name, case, races):
     """What compute_90 makes of a kernel copies and waits in other ways."""
     with ptxrt.using("emulator", ptx="portable", races=races):
