@@ -532,8 +532,6 @@ def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
 
 def quantize_command() -> click.Command:
     """`run quantize`: an .npy in, the .npz of a QuantizedArray out."""
-    from .ops.quantize import QUANTIZE
-
     params = [
         file_option("x", "The file to quantize."),
         click.Option(["--format"], default=_BLOCK_FORMAT, show_default=True, help="The block format."),

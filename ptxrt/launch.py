@@ -15,7 +15,7 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy as np
 
 from .array import DeviceArray, allocate, as_arrays, as_output, upload
-from .backend import Backend, Entry, Facts, Module, Packet, Param, Queue, _scope, current
+from .backend import Backend, Entry, Module, Packet, Param, Queue, _scope, current
 from .binder import Bound, scalar_value
 from .errors import AbiError, ArgumentError, remedy
 from .kernel import Argument, Kernel, Parameter

@@ -18,24 +18,27 @@ def pytest_sessionfinish():
         collector.write()
 
 
+def on(name: str):
+    """A machine for the length of a test, which is skipped with the reason where it is not there."""
+    there = ptxrt.machines()[name]
+    if not there.available:
+        pytest.skip(str(there))
+    return ptxrt.using(name)
+
+
 @pytest.fixture(params=["emulator", pytest.param("portable", marks=pytest.mark.gpu), pytest.param("native", marks=pytest.mark.gpu)])
 def machine(request):
     """Run a test on every machine: the emulator always, the GPU ones where there is a device for them."""
-    there = ptxrt.machines()[request.param]
-    if not there.available:
-        pytest.skip(str(there))
-    with ptxrt.using(request.param) as backend:
+    with on(request.param) as backend:
         yield backend
 
 
 @pytest.fixture(params=["portable", "native"])
 def gpu(request):
     """Run a test on every GPU machine that is there: what is too large for the emulator."""
-    there = ptxrt.machines()[request.param]
-    if not there.available:
-        pytest.skip(str(there))
-    with ptxrt.using(request.param) as backend:
+    with on(request.param) as backend:
         yield backend
+        ptxrt.synchronize(backend.own_queue)
 
 
 @pytest.fixture(scope="module", autouse=True)

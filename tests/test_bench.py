@@ -427,16 +427,6 @@ def test_plain_pytorch_quantizers_give_the_same_bytes(emulator, monkeypatch, dty
 # On a GPU
 
 
-@pytest.fixture(params=["portable", "native"])
-def gpu(request):
-    """The GPU machines."""
-    there = ptxrt.machines()[request.param]
-    if not there.available:
-        pytest.skip(str(there))
-    with ptxrt.using(request.param) as chosen:
-        yield chosen
-
-
 @pytest.mark.gpu
 def test_tiny_shapes_run_on_a_gpu(gpu):
     for operation in ("quantize", "dequantize"):

@@ -15,17 +15,6 @@ pytestmark = pytest.mark.gpu
 KINDS = [np.float32, np.float16, ml_dtypes.bfloat16]
 
 
-@pytest.fixture(params=["portable", "native"])
-def gpu(request):
-    """The GPU machines."""
-    there = ptxrt.machines()[request.param]
-    if not there.available:
-        pytest.skip(str(there))
-    with ptxrt.using(request.param) as backend:
-        yield backend
-    ptxrt.synchronize(backend.own_queue)
-
-
 def data(rows=64, cols=256, dtype=np.float32, seed=0):
     return np.random.default_rng(seed).standard_normal((rows, cols), dtype=np.float32).astype(dtype)
 
