@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterable, Mapping
 
 import click
 
@@ -96,14 +96,14 @@ def as_json(function):
 # list, show, devices
 
 
-def find_kernel(name: str):
-    """The declared kernel; a usage error that names the nearest ones otherwise."""
+def find_kernel(name: str, functions: Iterable[str] = ()):
+    """The declared kernel; a usage error that names the nearest ones, and the nearest of `functions`, otherwise."""
     from . import kernels
 
     there = kernels()
     if name not in there:
-        near = difflib.get_close_matches(name, there, 3, 0.4) or list(there)
-        raise click.UsageError(f"no kernel is called {name}; near: {', '.join(near)}")
+        near = difflib.get_close_matches(name, [*functions, *there], 3, 0.4)
+        raise click.UsageError(f"no kernel is called {name}; {'near: ' + ', '.join(near) if near else 'see `ptxrt list`'}")
     return there[name]
 
 
@@ -135,7 +135,7 @@ def show(name):
         return
     from .describe import kernel_lines
 
-    for line in kernel_lines(find_kernel(name)):
+    for line in kernel_lines(find_kernel(name, FUNCTIONS)):
         click.echo(line)
 
 
@@ -195,7 +195,7 @@ class RunGroup(click.Group):
     def get_command(self, ctx, name):
         if name in FUNCTIONS:
             return FUNCTION_COMMANDS[name]()
-        return kernel_command(find_kernel(name))
+        return kernel_command(find_kernel(name, FUNCTIONS))
 
 
 @main.group(cls=RunGroup)
@@ -577,10 +577,14 @@ def dequantize_job(q, dtype) -> Job:
     """The Job of `run dequantize`."""
     import numpy as np
 
+    from .errors import FileError
     from .formats import FORMATS
     from .ops.quantized import QuantizedArray
 
-    array = QuantizedArray.load(q)
+    try:
+        array = QuantizedArray.load(q)
+    except OSError as error:
+        raise FileError(f"{q} cannot be read: {error.strerror or error}; give an .npz that `run quantize` or QuantizedArray.save wrote") from error
     wanted = FORMATS[dtype or "f32"].dtype
 
     def reference(_):

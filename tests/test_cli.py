@@ -82,7 +82,8 @@ def test_show_prints_a_function():
 def test_names_that_do_not_exist():
     refuse("show", "transpose_tilde", part="near: transpose_tiled")
     refuse("run", "transpose_tilde", part="near: transpose_tiled")
-    refuse("check", "nothing_like_it", part="no kernel is called")
+    refuse("run", "atention", part="near: attention")
+    refuse("check", "zzz", part="no kernel is called zzz; see `ptxrt list`")
 
 
 def test_devices_says_what_is_there_and_why():
@@ -218,9 +219,13 @@ def test_attention_on_packed_sequences(qkv, tmp_path):
     options = ["--qk", "nvfp4", "--cu-seqlens-q", tmp_path / "cu_q.npy", "--cu-seqlens-k", tmp_path / "cu_k.npy"]
     report = json.loads(succeed("run", "attention", *qkv, *options, "--compare", "--json"))
     assert report["failures"] == [] and report["compare"]["out_bf16 against the reference"]["relative_l2"] < 0.13
-    np.save(tmp_path / "biased.npy", np.load(tmp_path / "k.npy") + 5)  # the mean that smoothing takes comes back in lse
+    biased = np.load(tmp_path / "k.npy") + 5  # the mean that smoothing takes comes back in lse
+    biased[:, :, 50:] = np.nan
+    np.save(tmp_path / "biased.npy", biased)
+    np.save(tmp_path / "lengths.npy", np.array([50]))
     biased = [tmp_path / "biased.npy" if str(x).endswith("k.npy") else x for x in qkv]
-    succeed("run", "attention", *biased, "--qk", "nvfp4", "--return-lse", "--compare", "-o", tmp_path / "o.npz")
+    options = ["--qk", "nvfp4", "--key-lengths", tmp_path / "lengths.npy", "--return-lse"]
+    succeed("run", "attention", *biased, *options, "--compare", "-o", tmp_path / "o.npz")
 
 
 def test_dtype_converts_and_says_so(qkv, tmp_path):
@@ -298,8 +303,9 @@ def test_bad_files(x, tmp_path):
 
 
 def test_bad_quantized_files(x, tmp_path):
-    for path in (x, tmp_path / "missing.npz"):
-        refuse("run", "dequantize", "--q", path, part=path.name)
+    refuse("run", "dequantize", "--q", x, part="x.npy is no quantized array: it holds a single array")
+    for path in (tmp_path / "missing.npz", tmp_path):
+        refuse("run", "dequantize", "--q", path, part=f"{path} cannot be read")
 
 
 def test_bad_targets(x, tmp_path):

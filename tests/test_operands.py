@@ -351,6 +351,8 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
     refused("pass float32, float16 or bfloat16 with four axes, B H S D", x=x[0])
     refused("x is int64", x=x.astype(np.int64))
     refused("the head dimension is 257; mxfp8 takes 1 to 256", x=np.zeros((1, 1, 1, 257), np.float32))
+    refused("format is array", format=np.array(["mxfp8", "bf16"]))
+    refused("dim is array", dim=np.array([64, 128]))
     refused("dim is 32 for a head dimension of 64; mxfp8 has 64, 128", dim=32)
     refused("scale_rule is 'amax'; mxfp8 has 'floor'", scale_rule="amax")
     refused("global_scale is 2; mxfp8 has none", global_scale=2)

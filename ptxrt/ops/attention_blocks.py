@@ -323,16 +323,18 @@ class BlockOperands:
 
     def multiplied(self, call) -> tuple:
         """q, k and v on the host whose products are scores as the kernel makes them: the mean of keys meets queries as they were given."""
-        operands = self._operands(call.q, call.k, call.v, call.cu_seqlens_k, call.smooth_k, call.smooth_q)
+        lengths = None if call.cu_seqlens_k is not None else call.sequences.get("key_ends")
+        operands = self._operands(call.q, call.k, call.v, call.cu_seqlens_k, lengths, call.smooth_k, call.smooth_q)
         q, k, v = (np.asarray(x) for x in operands)
         if operands[1].mean is None or isinstance(call.q, Operand):
             return q, k, v
         rounded_away, mean = np.asarray(call.q, np.float32) - q, operands[1].to_numpy().mean_of_rows()
         return np.concatenate([q, rounded_away], axis=-1), np.concatenate([k, mean], axis=-1), v
 
-    def _operands(self, q, k, v, cu_seqlens_k=None, smooth_k=None, smooth_q=None) -> tuple[Operand, ...]:
+    def _operands(self, q, k, v, cu_seqlens_k=None, key_lengths=None, smooth_k=None, smooth_q=None) -> tuple[Operand, ...]:
         """All three quantized: those quantized before as they are."""
-        options = dict(q=dict(smooth=smooth_q), k=dict(smooth=smooth_k, cu_seqlens=cu_seqlens_k), v=dict(cu_seqlens=cu_seqlens_k))
+        ends = dict(cu_seqlens=cu_seqlens_k, key_lengths=key_lengths)
+        options = dict(q=dict(smooth=smooth_q), k=dict(smooth=smooth_k, **ends), v=ends)
         return tuple(
             x if isinstance(x, Operand) else quantize_operand(x, self.formats[role], role=role, **options[role])
             for role, x in zip("qkv", (q, k, v))

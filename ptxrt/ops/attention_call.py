@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
 import numpy as np
@@ -149,9 +150,16 @@ def _way(ways, qk, pv, quantize):
     words = all(isinstance(word, (str, type(None))) for word in asked)
     if words and asked in ways:
         return ways[asked]
-    nearest = max(ways, key=lambda known: sum(a == b for a, b in zip(known, asked)) if words else 0)
+    nearest = max(ways, key=lambda known: sum(map(_likeness, known, asked)))
     known = "; ".join(spelled(*formats) for formats in ways)
     raise ArgumentError(f"attention: no kernel for {spelled(*asked)}; nearest: {spelled(*nearest)}. There is {known}")
+
+
+def _likeness(known, asked) -> float:
+    """1 for the word that is meant, otherwise how much of it was written, at most nearly 1."""
+    if isinstance(known, str) and isinstance(asked, str):
+        return 1.0 if known == asked else 0.9 * SequenceMatcher(None, known, asked.lower()).ratio()
+    return float(known is None and asked is None)
 
 
 def spelled(qk, pv, quantize=None) -> str:
@@ -272,7 +280,8 @@ def _checked_sinks(sinks, heads: int):
         return None
     (sinks,) = as_arrays("attention", sinks=sinks)
     if isinstance(sinks, np.ndarray) and sinks.dtype == np.float64:
-        sinks = sinks.astype(np.float32)
+        with np.errstate(over="ignore"):
+            sinks = sinks.astype(np.float32)
     if tuple(sinks.shape) != (heads,) or format_of(sinks.dtype) is None:
         raise ArgumentError(f"attention: sinks are {sinks.dtype} {list(sinks.shape)}; pass one float for each of {heads} heads of q")
     return sinks
@@ -335,7 +344,7 @@ def _flag(name: str, value, more: str = "") -> bool:
 
 def _is_finite(value) -> bool:
     try:
-        return math.isfinite(value)
+        return not isinstance(value, np.ndarray) and math.isfinite(value)
     except (TypeError, ValueError, OverflowError):
         return False
 

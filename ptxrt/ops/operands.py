@@ -354,7 +354,7 @@ def checked_dim(function: str, format: str, cols: int, dim) -> int:
         raise ArgumentError(f"{function}: the head dimension is {cols}; {format} takes 1 to {there[-1]}")
     if dim is None:
         return tile_dim(format, cols)
-    if isinstance(dim, bool) or dim not in there or dim < cols:
+    if not isinstance(dim, (int, np.integer)) or isinstance(dim, bool) or dim not in there or dim < cols:
         raise ArgumentError(f"{function}: dim is {dim!r} for a head dimension of {cols}; {format} has {', '.join(str(d) for d in there if d >= cols)}")
     return int(dim)
 
@@ -365,7 +365,7 @@ def _check_role(function: str, role, format) -> None:
         raise ArgumentError(f"{function}: role is {role!r}; pass 'q', 'k' or 'v'")
     there = TILE_DIMS if role == "v" else PACK_KEYS
     if not isinstance(format, str) or format not in there:
-        plain = f"; attention takes {'queries' if role == 'q' else 'keys'} in {format} as they are" if format in ("bf16", "f16") else ""
+        plain = f"; attention takes {'queries' if role == 'q' else 'keys'} in {format} as they are" if isinstance(format, str) and format in ("bf16", "f16") else ""
         raise ArgumentError(f"{function}: format is {format!r}; role {role!r} has {', '.join(map(repr, there))}{plain}")
 
 
