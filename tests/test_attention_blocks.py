@@ -53,6 +53,16 @@ def test_arrays_are_quantized_as_quantize_operand_does(machine, rng, qk, pv):
 
 
 @each_format
+def test_nan_propagates_to_the_rows_that_see_it(machine, rng, qk, pv):
+    """Also where weights are e2m1, which has no NaN: their scale is NaN then."""
+    q, k, v = random_qkv(rng, 1, 1, 20, 70, 64)
+    q[0, 0, 5, 3] = k[0, 0, 60, 3] = np.nan
+    got = ptxrt.attention(q, k, v, qk=qk, pv=pv, causal=True, smooth_k=False)
+    rows = np.arange(20)  # of which row 10 is the first that sees key 60
+    np.testing.assert_array_equal(np.isnan(got[0, 0].astype(np.float32)), np.repeat((rows[:, None] == 5) | (rows[:, None] >= 10), 64, axis=1))
+
+
+@each_format
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=lambda d: np.dtype(d).name)
 def test_a_layout_is_strides_alone(machine, rng, qk, pv, dtype):
     q, k, v = random_qkv(rng, 2, 2, 40, 70, 64, dtype=dtype)

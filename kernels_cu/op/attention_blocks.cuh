@@ -47,12 +47,14 @@ struct ProbabilityFragments {
     uint32_t scales[steps];
 };
 
-// The largest of the scores of column tiles `first` .. first + count - 1 in one row of this lane.
+// The largest of the scores of column tiles `first` .. first + count - 1 in one row of this lane; NaN where one is, so that a
+// scale made of it is NaN, for e2m1 has none.
 template <int first, int count, int tiles>
 __device__ inline float lane_max(const tile::Accumulator (&s)[tiles], int half) {
-    float result = fmaxf(s[first][2 * half], s[first][2 * half + 1]);
+    float result = ptx::max_nan_f32(s[first][2 * half], s[first][2 * half + 1]);
 #pragma unroll
-    for (int j = first + 1; j < first + count; ++j) result = fmaxf(result, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
+    for (int j = first + 1; j < first + count; ++j)
+        result = ptx::max_nan_f32(result, ptx::max_nan_f32(s[j][2 * half], s[j][2 * half + 1]));
     return result;
 }
 
@@ -114,7 +116,7 @@ struct Probabilities<tile::Mxfp4> {
     static constexpr uint32_t one = 0x22222222u, unit_scale = 0x7f7f7f7fu;
 
     __device__ static float shared_max(float lane_max) {
-        return tile::reduce_row(lane_max, [](float a, float b) { return fmaxf(a, b); });
+        return tile::reduce_row(lane_max, [](float a, float b) { return ptx::max_nan_f32(a, b); });
     }
 
     template <bool masked, bool sums, int tiles>
@@ -131,7 +133,7 @@ struct Probabilities<tile::Mxfp4> {
                 static_for<2>([&](auto h) {
                     // The block's exponent below the row's, rounded up; beyond 2^-40 a block counts as that much.
                     const float exponent = below(group_max[2 * step + h][half], factor) - log2_6;
-                    const float rounded = __fadd_ru(fmaxf(exponent, -40.0f), to_scale);
+                    const float rounded = __fadd_ru(ptx::max_nan_f32(exponent, -40.0f), to_scale);
                     const float base = row_max[half] + (rounded - to_scale);
                     float values[8];
                     exponentials<8 * step + 4 * h>(values, s, half, [&](float score) { return fmaf(score, factor, -base); });
@@ -155,7 +157,7 @@ struct Probabilities<tile::Nvfp4> {
     static constexpr uint32_t one = 0x22222222u, unit_scale = 0x38383838u;
 
     // Two lanes of a quad hold the 16 keys of a block.
-    __device__ static float shared_max(float lane_max) { return fmaxf(lane_max, ptx::shfl_sync_bfly_f32(lane_max, 1)); }
+    __device__ static float shared_max(float lane_max) { return ptx::max_nan_f32(lane_max, ptx::shfl_sync_bfly_f32(lane_max, 1)); }
 
     template <bool masked, bool sums, int tiles>
     __device__ static void encode(ProbabilityFragments<tile::Nvfp4, tiles> &p, const tile::Accumulator (&s)[tiles],
@@ -169,7 +171,7 @@ struct Probabilities<tile::Nvfp4> {
                 for (int half = 0; half < 2; ++half) {
                     const float largest = group_max[2 * step + h][half];
                     float base = fmaf(largest, factor, -log2_6);
-                    if (masked) base = fmaxf(base, row_max[half] - 40.0f);   // a block without visible keys
+                    if (masked) base = ptx::max_nan_f32(base, row_max[half] - 40.0f);   // a block without visible keys
                     float values[8];
                     exponentials<8 * step + 4 * h>(values, s, half, [&](float score) { return fmaf(score, factor, -base); });
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
