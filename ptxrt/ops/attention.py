@@ -90,6 +90,7 @@ def attention(
     cu_seqlens_q, cu_seqlens_k: packed sequences: q, k and v have B = 1, sequence i is rows cu[i] to cu[i + 1] of each;
     N + 1 whole numbers from 0 to the whole length. Sq and Sk are then those of the sequence; masks have the whole lengths.
     Block formats quantize each by itself; operands quantized before have this cu_seqlens_k.
+    Both, like key_lengths, are checked on the host, int32 and not looked at on a device.
     smooth_k: for block formats, whether keys are quantized less their mean, which softmax does not see; softcap, sinks, lse and
     row_max are of the scores as they were. "auto" does so for 4-bit qk.
     smooth_q: for block formats, whether queries are quantized less the mean of each 64 of a head, whose scores the kernel adds. It costs
