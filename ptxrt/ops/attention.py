@@ -75,7 +75,7 @@ def attention(
 ):
     """Compute softmax(scale Q K^T) V for q [B, H, Sq, D], k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv]; H is a multiple of Hkv.
 
-    q, k and v are float32, float16 or bfloat16, on any strides; D and Dv up to 256; B, H and S change places with
+    q, k and v are float32, float16 or bfloat16, on any strides (on a device, from 0 on); D and Dv up to 256; B, H and S change places with
     layout="bshd". Heads h of q with the same h // (H / Hkv) share a head of k and v.
     qk, pv: formats of the operands of the two products, "bf16" or "f16"; pv is qk's where None. float32, and a 16-bit type that
     is not the format's, are rounded to it. qk="mxfp4", pv="bf16", quantize="in_kernel": Q and K quantized as they are loaded.
