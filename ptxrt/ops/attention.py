@@ -75,7 +75,7 @@ def attention(
 ):
     """Compute softmax(scale Q K^T) V for q [B, H, Sq, D], k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv]; H is a multiple of Hkv.
 
-    q, k and v are float32, float16 or bfloat16, on any strides; D and Dv up to 256; B, H and S change places with
+    q, k and v are float32, float16 or bfloat16, on any strides (on a device, from 0 on); D and Dv up to 256; B, H and S change places with
     layout="bshd". Heads h of q with the same h // (H / Hkv) share a head of k and v.
     qk, pv: formats of the operands of the two products, "bf16" or "f16"; pv is qk's where None. float32, and a 16-bit type that
     is not the format's, are rounded to it. qk="mxfp4", pv="bf16", quantize="in_kernel": Q and K quantized as they are loaded.
@@ -90,6 +90,7 @@ def attention(
     cu_seqlens_q, cu_seqlens_k: packed sequences: q, k and v have B = 1, sequence i is rows cu[i] to cu[i + 1] of each;
     N + 1 whole numbers from 0 to the whole length. Sq and Sk are then those of the sequence; masks have the whole lengths.
     Block formats quantize each by itself; operands quantized before have this cu_seqlens_k.
+    Both, like key_lengths, are checked on the host, int32 and not looked at on a device.
     smooth_k: for block formats, whether keys are quantized less their mean, which softmax does not see; softcap, sinks, lse and
     row_max are of the scores as they were. "auto" does so for 4-bit qk.
     smooth_q: for block formats, whether queries are quantized less the mean of each 64 of a head, whose scores the kernel adds. It costs
