@@ -604,7 +604,8 @@ class _BodyReader:
         if match is None:
             raise self.error(f"'.loc{text}' is not understood")
         file, line, column = int(match[1]), int(match[2]), int(match[3])
-        outer = None
+        known = self.locations.get((file, line, column))
+        outer = known.inlined_at if known is not None else None  # nvcc comes back to a position without saying again where it is inlined
         if match[4] is not None:
             place = (int(match[4]), int(match[5]), int(match[6]))
             outer = self.locations.get(place) or Location(*place)
