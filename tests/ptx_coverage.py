@@ -5,10 +5,10 @@ Arguments go to pytest in place of TESTS. Three figures for each kernel, of its 
 - lines: the share of PTX lines that ran. A line counts once per entry that holds it, and nvcc writes a source line many times: into
   every variant, element type and unrolled copy, with remainders for trip counts that no tile has. Kernels in variants are
   therefore far below 100 % where each option is tested in one variant, and nothing is asked of this figure.
-- places: the share of places that ran, in any entry, variant or copy. A place is a source line of kernels_cu, the lines that it was
-  inlined at, up to the entry, and the operation, where that is one that touches memory, meets other threads or computes in floating
-  point (integers and moves are how nvcc finds addresses). One function called at two places is two places: a masked tile and a plain
-  one, one slice to a warp and two. 100 % is wanted but for EXPLAINED.
+- places: the share of places that ran, in any entry, variant or copy. A place is an operation that touches memory, meets other
+  threads or computes in floating point, with its source line in kernels_cu and the lines which that was inlined at, up to the entry: a
+  function called twice, for masked tiles and for plain ones, has its places twice. A line that has integers and moves alone is one
+  place; elsewhere they are how nvcc finds addresses. 100 % is wanted but for EXPLAINED.
 - entries: those that were launched, out of all. All are wanted.
 
 The exit code is 1 where the tests fail, an entry never ran, a place never ran that EXPLAINED does not name, or EXPLAINED names what
@@ -60,7 +60,7 @@ EXPLAINED = []
 
 
 class Place(NamedTuple):
-    """An operation (or "") of a source line, FILE:LINE, and the lines it was inlined at, innermost first."""
+    """An operation of a source line, FILE:LINE, and the lines it was inlined at, innermost first; or "" and the line alone."""
 
     operation: str
     path: tuple[str, ...]
@@ -91,12 +91,13 @@ class Coverage:
                     self.places[place] = self.places.get(place, False) or ran[statement.line]
         self.lines.update(ran.values())
 
-    def missed(self) -> list[Place]:
-        """Places that never ran."""
-        return sorted(place for place, ran in self.places.items() if not ran)
+    def counted(self) -> dict[Place, bool]:
+        """The places, less the integers and moves of lines that have operations."""
+        operate = {place.path[0] for place in self.places if place.operation}
+        return {place: ran for place, ran in self.places.items() if place.operation or place.path[0] not in operate}
 
     def __str__(self) -> str:
-        places, entries = Counter(self.places.values()), Counter(self.entries.values())
+        places, entries = Counter(self.counted().values()), Counter(self.entries.values())
         return (
             f"lines {self.lines[True] / self.lines.total():6.1%} of {self.lines.total():6}   "
             f"places {places[True] / max(places.total(), 1):6.1%} of {places.total():5}   entries {entries[True]} of {entries.total()}"
@@ -106,22 +107,24 @@ class Coverage:
 def place_of(module, instruction) -> Place | None:
     """Where an instruction stands in the sources; None for one that nvcc gives no line.
 
-    Left out of the path: the CUDA headers; kernel.cuh, whose loops at compile time are in many paths; the entry's own line, so that
-    entries of different types have the same places; and what lies between two occurrences of one line, since where a line was
-    inlined is known by the line alone, and may be that of another copy.
+    Left out of the path: CUDA's headers and the files at the top of kernels_cu, which are the entry's own lines, so that entries of
+    different types have the same places, and loops at compile time; and what lies between two occurrences of one line, since a text
+    does not always say which of the copies of a line something was inlined at.
     """
     location, path = instruction.location, []
     while location is not None and location.line:
         path.append(f"{module.files.get(location.file, '?')}:{location.line}")
         location = location.inlined_at
-    own = [name for name in path[:-1] if name.startswith("kernels_cu/") and not name.startswith("kernels_cu/kernel.cuh")] or path[-1:]
+    own = [name for name in path if re.match("kernels_cu/.*/", name)] or path[:1]
     once = []
     for name in own:
         if name in once:
             del once[once.index(name) + 1 :]
         else:
             once.append(name)
-    return Place(instruction.opcode if OPERATION.match(instruction.opcode) else "", tuple(once)) if once else None
+    if not once:
+        return None
+    return Place(instruction.opcode, tuple(once)) if OPERATION.match(instruction.opcode) else Place("", (once[0],))
 
 
 @lru_cache(maxsize=None)
@@ -175,7 +178,7 @@ def report(coverages, explanations=EXPLAINED, source=source_line) -> list[str]:
         print(f"  {kernel:26} {found}")
         idle = [entry for entry, ran in found.entries.items() if not ran]
         wrong += [f"{text} {kernel}: the entry {entry} is never launched" for entry in idle]
-        for place in found.missed():
+        for place in sorted(place for place, ran in found.counted().items() if not ran):
             reasons = [number for number, each in enumerate(explanations) if explains(each, kernel, text, place, source)]
             used.update(reasons)
             print(f"    {place}: {'explained' if reasons else 'NOT RUN'}: {source(place.path[0])}")
