@@ -14,8 +14,7 @@ Arguments go to pytest in place of TESTS. Three figures for each kernel, of its 
 The exit code is 1 where the tests fail, an entry never ran, a place never ran that EXPLAINED does not name, or EXPLAINED names what
 does run.
 
-What this does not see: a place that ran in one variant and would fail in another (test_kernels.py compares each); two outcomes of one
-source line that need the same operations, or integers alone; what the compiler moved away from its line.
+docs/emulator.md says what this does not see.
 """
 
 import fnmatch
