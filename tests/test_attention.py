@@ -403,6 +403,20 @@ def test_merge_by_maxima_and_sums_is_its_formula(machine, rng):
         assert out.dtype == lse.dtype == np.float32 and relative(out, want) < 1e-6 and relative(lse, np.log(total) + 30 * np.log(2)) < 1e-6
 
 
+@pytest.mark.parametrize("text", ["native", "portable"])
+def test_merge_writes_columns_that_lie_apart(text, rng):
+    """Every other column of an array, one by one: the same bits as whole ones."""
+    merge, shape = ptxrt.kernels()["attention_merge"], (1, 1, 3, 8)
+    segments = rng.standard_normal((2, *shape), dtype=np.float32), np.zeros((2, *shape[:3]), np.float32)
+    with ptxrt.using("emulator", ptx=text):
+        whole = merge(*segments, out_bf16=True, out_f16=True, out_f32=True, dim_v=8)
+        apart = [ptxrt.to_device(np.zeros((*shape[:3], 16), x.dtype)) for x in whole]
+        merge(*map(ptxrt.to_device, segments), out_bf16=apart[0][..., ::2], out_f16=apart[1][..., ::2], out_f32=apart[2][..., ::2])
+        for got, want in zip(apart, whole):
+            np.testing.assert_array_equal(bits(got.to_numpy())[..., ::2], bits(want))
+            assert not bits(got.to_numpy())[..., 1::2].any()
+
+
 def test_merge_takes_and_gives_other_types(machine, rng):
     outs = [rng.standard_normal((1, 2, 5, 32)).astype(dtype) for dtype in (BF16, np.float16, np.float32)]
     lses = [rng.standard_normal((1, 2, 5)).astype(np.float32) for _ in outs]

@@ -92,6 +92,17 @@ def test_hard_blocks_byte_for_byte(text, role, format, rule):
     np.testing.assert_array_equal(codes.reshape(want[0].shape), want[0])
 
 
+@pytest.mark.parametrize("rule", BLOCK_FORMATS["nvfp4"].rules)
+@pytest.mark.parametrize("role", "kv")
+def test_global_scales_of_any_size(machine, rng, role, rule):
+    """Divisors that float32 has no reciprocal for, and usual ones."""
+    for level in (2.0**-100, 0.37, 2.0**121):
+        level = np.float32([level])
+        x = (rng.standard_normal((1, 1, 3, 192)) * 40).astype(np.float32) * level
+        got = packed(role, "nvfp4", x, global_scale=level, rule=BLOCK_FORMATS["nvfp4"].rules.index(rule))
+        np.testing.assert_array_equal(got, tile_layout("nvfp4", role, 192).encode(x, global_scale=level, rule=rule))
+
+
 @each_operand
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize("cols, gap", [(64, 0), (64, 8), (64, 3), (40, 0), (41, 0)])
@@ -101,14 +112,6 @@ def test_rows_anywhere_in_memory(machine, rng, role, format, dtype, cols, gap):
     view = ptxrt.to_device(storage).transpose(0, 2, 1, 3)[..., gap:]
     want = tile_layout(format, role, 64).encode(storage.transpose(0, 2, 1, 3)[..., gap:])
     np.testing.assert_array_equal(packed(role, format, view, dim=64).to_numpy(), want)
-
-
-@each_operand
-def test_tiles_of_larger_dims(machine, rng, role, format):
-    """An operand may be filled up to more than the smallest dim that holds it."""
-    x = rng.standard_normal((1, 1, 65, 40)).astype(np.float32)
-    for dim in (dim for dim in TILE_DIMS[format] if dim >= 40):
-        np.testing.assert_array_equal(packed(role, format, x, dim=dim), tile_layout(format, role, dim).encode(x))
 
 
 @each_operand

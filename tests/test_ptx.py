@@ -189,6 +189,27 @@ def test_source_lines_with_inlining():
     assert [statement.location for statement in found] == [outer, middle, Location(3, 30, 7, middle)]
 
 
+def test_source_lines_that_are_said_once():
+    """nvcc says where a line was inlined when it is new, and leaves it out behind a position without a line."""
+    found = statements(
+        """.reg .b32 %r<3>;
+    .loc 2 20 5, function_name $a, inlined_at 1 10 3
+    .loc 3 30 7, function_name $b, inlined_at 2 20 5
+    mov.b32 %r1, 1;
+    .loc 3 0 7
+    mov.b32 %r1, 2;
+    .loc 3 30 7
+    mov.b32 %r1, 3;
+    .loc 2 20 5, function_name $c, inlined_at 1 11 3
+    .loc 3 30 7, function_name $d, inlined_at 2 20 5
+    mov.b32 %r1, 4;
+    .loc 3 30 7, function_name $b, inlined_at 2 20 5
+    mov.b32 %r1, 5;"""
+    )
+    first, second = (Location(3, 30, 7, Location(2, 20, 5, Location(1, line, 3))) for line in (10, 11))
+    assert [statement.location for statement in found] == [first, Location(3, 0, 7), first, second, first]
+
+
 @pytest.mark.parametrize(
     "body,message",
     [

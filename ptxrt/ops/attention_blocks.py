@@ -108,14 +108,15 @@ def _cases(qk: str, pv: str) -> list[dict]:
     return [
         *(case(dim=dim, right=0, out_bf16=True, lse=True) for dim in dims),
         case(cols=dims[0] - 32 or 32, dim_v=24, batch=2, heads_kv=2, group=3, queries=25, keys=70, out_f32=True, sinks=True, softcap=2.0, **smoothed),
-        case(dim=dims[-1], cols=dims[-1] - 32, dim_v=200, group=2, queries=5, keys=100, out_f16=True, out_f32=True, sinks=True),
+        case(dim=dims[-1], cols=dims[-1] - 32, dim_v=200, group=2, queries=5, keys=100, out_f16=True, out_f32=True, sinks=True, **smoothed),
         case(batch=2, group=2, keys=100, mask=True, out_f16=True, lse=True, left=40, right=7, mean_scores=True),
         case(group=2, keys=100, allowed=True, key_ends=True, out_bf16=True, out_f16=True, out_f32=True, lse=True),
-        case(batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, **smoothed, q_global=True, k_global=True, v_global=True),
+        case(dim=64, batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, **smoothed, q_global=True, k_global=True, v_global=True),
         case(heads_kv=2, group=2, queries=75, keys=230, sequences=3, right=0, **PACKED, mask=True, out_f32=True, lse=True),
         case(group=2, queries=9, keys=330, sequences=2, splits=3, sinks=True, **PACKED, **PARTIAL, exact_sum=True),
         case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **smoothed, **PARTIAL, exact_sum=True),
         case(queries=1, keys=1, out_bf16=True, lse=True),
+        case(queries=1, keys=400, out_bf16=True),  # every stage is filled again
     ]
 
 

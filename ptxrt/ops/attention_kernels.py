@@ -174,6 +174,12 @@ ROW_SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, appr
         _case(heads_kv=2, group=2, queries=75, keys=95, sequences=3, **PACKED, mask=True, allowed=True, out_f32=True, lse=True, format="bf16"),
         _case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **PARTIAL),
         _case(queries=1, keys=1, out_bf16=True, lse=True, format="f16"),
+        _case(queries=70, keys=200, dim=128, out_f16=True, format="f16"),
+        _case(queries=70, keys=330, splits=2, **PARTIAL, format="bf16"),
+        # few rows
+        _case(group=2, queries=9, keys=200, out_bf16=True, out_f16=True, out_f32=True, sinks=True, format="bf16"),
+        _case(group=2, queries=9, keys=200, mask=True, allowed=True, softcap=2.0, left=190, right=7, out_bf16=True, lse=True, format="f16"),
+        _case(heads_kv=2, group=2, queries=20, keys=95, sequences=3, right=0, **PACKED, out_f32=True, lse=True, format="bf16"),
     ],
     tolerance=dict(out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=SUMS, row_sum=ROW_SUMS),
     flops=visible_flops,
@@ -253,6 +259,8 @@ _ROUNDED_MERGE = Tolerance("the result is rounded", relative_l2=3e-3)
         dict(splits=5, batch=1, heads=2, queries=9, width=24, dim_v=21, out_f32=True, lse=True, natural=1),
         dict(splits=1, batch=1, heads=1, queries=40, width=16, dim_v=12, row_sum=True, out_f32=True, merged_max=True, merged_sum=True),
         dict(splits=3, batch=1, heads=2, queries=9, width=16, dim_v=16, row_sum=True, exact_sum=True, out_f32=True, lse=True),
+        dict(splits=9, batch=1, heads=2, queries=3, width=5, dim_v=5, row_sum=True, exact_sum=True, out_bf16=True, out_f16=True, out_f32=True, lse=True, merged_max=True, merged_sum=True),
+        *(dict(splits=2, batch=1, heads=1, queries=9, width=8, dim_v=dim_v, exact_sum=True, out_f32=True, lse=True, natural=1) for dim_v in (8, 7)),
     ],
     tolerance=dict(
         out_bf16=_ROUNDED_MERGE,

@@ -19,7 +19,7 @@ _CASES = [
     dict(batch=3, sequences=3, heads=2, keys=270, cols=96, key_ends=True, sums=True, largest=True),
     dict(batch=1, sequences=3, heads=2, keys=900, cols=24, key_starts=True, key_ends=True, sums=True, largest=True),
     dict(batch=2, heads=1, keys=70, cols=40, sums=True),
-    dict(batch=2, heads=1, keys=70, cols=40, largest=True),
+    *(dict(batch=2, heads=1, keys=70, cols=cols, largest=True) for cols in (40, 41)),
 ]
 
 

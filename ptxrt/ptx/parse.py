@@ -507,7 +507,7 @@ _STATEMENT = re.compile(
     re.X,
 )
 _LOC = re.compile(
-    r"\s+(\d+)\s+(\d+)\s+(\d+)\s*(?:,\s*function_name\s+[\w$]+(?:\s*\+\s*\d+)?\s*,\s*inlined_at\s+(\d+)\s+(\d+)\s+(\d+)\s*)?"
+    r"\s+(\d+)\s+(\d+)\s+(\d+)\s*(?:,\s*function_name\s+([\w$]+(?:\s*\+\s*\d+)?)\s*,\s*inlined_at\s+(\d+)\s+(\d+)\s+(\d+)\s*)?"
 )
 _REG = re.compile(r"\s*\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
 _PLUS = re.compile(r"(.+?)\s*([+-])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))", re.S)
@@ -550,6 +550,7 @@ class _BodyReader:
         for parameter in function.params + function.results:
             self.scope.names[parameter.name] = Symbol(parameter.name)
         self.locations: dict[tuple[int, int, int], Location] = {}
+        self.inlined: dict[tuple[str, tuple[int, int, int]], Location] = {}  # what the functions inlined at a place were inlined at
         self.location: Optional[Location] = None
         self.used_bytes: Optional[int] = None  # of the next load
         self.line = function.line
@@ -603,15 +604,20 @@ class _BodyReader:
         match = _LOC.fullmatch(text)
         if match is None:
             raise self.error(f"'.loc{text}' is not understood")
-        file, line, column = int(match[1]), int(match[2]), int(match[3])
-        outer = None
+        file, line, column = here = int(match[1]), int(match[2]), int(match[3])
+        known = self.locations.get(here)
+        outer = known.inlined_at if known is not None else None  # nvcc comes back to a position without saying where it is inlined
         if match[4] is not None:
-            place = (int(match[4]), int(match[5]), int(match[6]))
-            outer = self.locations.get(place) or Location(*place)
+            place = (int(match[5]), int(match[6]), int(match[7]))
+            # Where that place is inlined in turn is said right before, once; then it is what it was for this function.
+            if self.location is not None and self.location[:3] == place:
+                outer = self.location
+            else:
+                outer = self.inlined.get((match[4], place)) or self.locations.get(place) or Location(*place)
             if _depth(outer) > 64:
                 outer = Location(*place)
-        self.location = Location(file, line, column, outer)
-        self.locations[file, line, column] = self.location
+            self.inlined[match[4], place] = outer
+        self.location = self.locations[here] = Location(file, line, column, outer)
 
     def label(self, name: str) -> None:
         if name in self.scope.labels:

@@ -1,0 +1,136 @@
+"""What `make coverage` counts and when it fails, on two small entries."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import ptx_coverage
+from ptx_coverage import EXPLAINED, ROOT, Coverage, Explained, Place
+
+from ptxrt.ptx.parse import parse
+
+# The wrapper of ex2 inlined at two lines of a function of op/, which has a line of integers alone, too. Line 19 is a copy of line 11.
+TEXT = """.version 9.0
+.target sm_90
+.address_size 64
+.visible .entry k_f32(.param .u64 x)
+{
+    .reg .f32 %f<3>; .reg .b32 %r<3>;
+    .loc 1 7 0
+    .loc 2 20 5, function_name $a, inlined_at 1 7 0
+    add.s32 %r1, %r1, 1;
+    .loc 3 5 9, function_name $b, inlined_at 2 20 5
+    ex2.approx.ftz.f32 %f1, %f1;
+    .loc 2 30 5, function_name $a, inlined_at 1 7 0
+    .loc 3 5 9, function_name $b, inlined_at 2 30 5
+    ex2.approx.ftz.f32 %f1, %f1;
+    .loc 2 40 5, function_name $a, inlined_at 1 7 0
+    mov.b32 %r1, %r2;
+    .loc 3 0 9
+    .loc 3 5 9, function_name $b, inlined_at 2 20 5
+    ex2.approx.ftz.f32 %f1, %f1;
+    ret;
+}
+.visible .entry k_f16(.param .u64 x)
+{
+    .reg .f32 %f<3>;
+    .loc 1 8 0
+    .loc 2 30 5, function_name $c, inlined_at 1 8 0
+    .loc 3 5 9, function_name $d, inlined_at 2 30 5
+    ex2.approx.ftz.f32 %f1, %f1;
+    ret;
+}
+.file 1 "kernels_cu/k.cu"
+.file 2 "kernels_cu/op/k.cuh"
+.file 3 "kernels_cu/ptx/math.cuh"
+"""
+FIRST, SECOND = (Place("ex2.approx.ftz.f32", ("kernels_cu/ptx/math.cuh:5", f"kernels_cu/op/k.cuh:{line}")) for line in (20, 30))
+INTEGERS = Place("", ("kernels_cu/op/k.cuh:40",))
+ALL_OF_F32, ALL_OF_F16 = dict.fromkeys((9, 11, 14, 16, 19, 20), 32), dict.fromkeys((28, 29), 32)
+
+
+def coverage(f32: dict, f16: dict) -> Coverage:
+    """What ran where these lines of the two entries did."""
+    found, module = Coverage(), parse(TEXT, "k.ptx")
+    found.add(module, "k_f32", f32)
+    found.add(module, "k_f16", f16)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def sources(monkeypatch):
+    """Lines of sources that say where they are."""
+    monkeypatch.setattr(ptx_coverage, "source_line", lambda name: f"the text of {name}")
+
+
+def test_a_place_runs_where_any_of_its_copies_does():
+    found = coverage({**ALL_OF_F32, 11: 0, 14: 0}, ALL_OF_F16)
+    assert found.counted() == {FIRST: True, SECOND: True, INTEGERS: True, Place("", ("kernels_cu/op/k.cuh:20",)): True}
+    assert found.lines == {True: 6, False: 2} and found.entries == {"k_f32": True, "k_f16": True}
+    assert "lines  75.0% of      8   places 100.0% of     4   entries 2 of 2" == str(found)
+
+
+def test_a_function_has_places_for_every_line_it_is_inlined_at():
+    found = coverage({**ALL_OF_F32, 11: 0, 19: 0, 20: 0}, ALL_OF_F16)
+    assert [place for place, ran in found.counted().items() if not ran] == [FIRST]
+    found = coverage({**ALL_OF_F32, 16: 0}, ALL_OF_F16)
+    assert [place for place, ran in found.counted().items() if not ran] == [INTEGERS]
+
+
+def exit_code(monkeypatch, found, explanations=(), failed=0) -> int:
+    """What main returns for one native text; the portable one runs whole."""
+    both = iter((found, coverage(ALL_OF_F32, ALL_OF_F16)))
+    monkeypatch.setattr(ptx_coverage, "run_tests", lambda arguments: failed)
+    monkeypatch.setattr(ptx_coverage, "merge", lambda directory: {})
+    monkeypatch.setattr(ptx_coverage, "kernel_coverage", lambda kernel, counts, portable: next(both))
+    monkeypatch.setattr(ptx_coverage.ptxrt, "kernels", lambda: {"k": SimpleNamespace(name="k")})
+    monkeypatch.setattr(ptx_coverage, "EXPLAINED", list(explanations))
+    return ptx_coverage.main()
+
+
+def test_what_never_runs_fails(monkeypatch, capsys):
+    assert exit_code(monkeypatch, coverage(ALL_OF_F32, ALL_OF_F16)) == 0
+    assert exit_code(monkeypatch, coverage(ALL_OF_F32, ALL_OF_F16), failed=1) == 1
+    capsys.readouterr()
+    missing = coverage({**ALL_OF_F32, 11: 0, 19: 0}, ALL_OF_F16)
+    assert exit_code(monkeypatch, missing) == 1
+    assert "native k: ptx/math.cuh:5 < op/k.cuh:20 (ex2.approx.ftz.f32) never runs: the text of kernels_cu/ptx/math.cuh:5" in capsys.readouterr().out
+    assert exit_code(monkeypatch, coverage(ALL_OF_F32, {})) == 1  # every place runs, by the other entry
+    assert "native k: the entry k_f16 is never launched" in capsys.readouterr().out
+    assert exit_code(monkeypatch, coverage(ALL_OF_F32, dict.fromkeys(ALL_OF_F16, 0))) == 1
+
+
+@pytest.mark.parametrize(
+    "explanation, code",
+    [
+        (("k", "native", "math.cuh:5 < k.cuh:20"), 0),
+        (("k*", "native portable", "k.cuh:20"), 0),
+        (("other", "native", "math.cuh:5 < k.cuh:20"), 1),
+        (("k", "portable", "math.cuh:5 < k.cuh:20"), 1),
+        (("k", "native", "k.cuh:20 < math.cuh:5"), 1),
+        (("k", "native", "math.cuh:5 < k.cuh:30"), 1),
+    ],
+    ids=str,
+)
+def test_an_explanation_is_of_its_place_alone(monkeypatch, explanation, code):
+    missing = coverage({**ALL_OF_F32, 11: 0, 19: 0}, ALL_OF_F16)
+    assert exit_code(monkeypatch, missing, [Explained(*explanation, "why")]) == code
+
+
+def test_an_explanation_of_what_runs_fails(monkeypatch, capsys):
+    explanation = Explained("k", "native", "math.cuh:5 < k.cuh:20", "why")
+    assert exit_code(monkeypatch, coverage(ALL_OF_F32, ALL_OF_F16), [explanation]) == 1
+    assert "the explanation of 'math.cuh:5 < k.cuh:20' in k is of no place that does not run" in capsys.readouterr().out
+
+
+def test_what_counts_as_an_operation():
+    counts = ["ld.global.nc.u16", "st.shared.v4.u32", "cp.async.cg.shared.global", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "bar.sync"]
+    counts += ["cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.bf16x2.f32", "fma.rn.f32", "max.f32", "add.f16x2", "mbarrier.try_wait.parity.shared::cta.b64"]
+    others = ["ld.param.u64", "mov.f32", "selp.f32", "setp.lt.f32", "add.s32", "bra", "bra.uni", "cvt.u64.u32", "cvta.to.global.u64", "prmt.b32", "ret"]
+    assert all(map(ptx_coverage.OPERATION.match, counts)) and not any(map(ptx_coverage.OPERATION.match, others))
+
+
+def test_explanations_name_lines_that_are_there():
+    lines = {line for path in (ROOT / "kernels_cu").rglob("*.cu*") for line in path.read_text().splitlines()}
+    for piece in (piece for explained in EXPLAINED for piece in re.split(" < ", explained.source)):
+        assert any(piece in line for line in lines), piece
