@@ -54,23 +54,25 @@ def _derived(format: str, role: str) -> dict:
 
 
 def _cases(format: str, role: str) -> list[dict]:
-    """Every compiled size; then ragged keys and columns, optional arguments, and every rule."""
+    """Every compiled size in every type; then ragged keys and columns, optional arguments, and every rule."""
     sizes = TILE_DIMS[format]
     small, size = sizes[0], dict(batch=1, heads=2, keys=70, sequences=1)
     block, members = BLOCK_FORMATS.get(format), ["bf16", "f32", "f16"]
     cases = [dict(size, cols=dim, dim=dim, format=member) for dim, member in zip(sizes, members * 2)]
     level = dict(global_scale=block.two_level if block else False)
-    rest = [(dim, member) for i, dim in enumerate(sizes) for member in members if i > 1 and member != members[i % 3]]  # the two smallest have all below
-    cases += [dict(size, heads=1, keys=40, cols=dim - 25, dim=dim, format=member, **level) for dim, member in rest]
-    cases += [dict(size, batch=3, sequences=3, cols=small - 8, dim=small, key_ends=True), dict(size, keys=1, cols=small - 27, dim=small)]
+    # The other types, filled up to more than the smallest dim that holds them; the two smallest have all types below.
+    rest = [(dim, member) for i, dim in enumerate(sizes) for member in members if i > 1 and member != members[i % 3]]
+    cases += [dict(size, heads=1, keys=40, cols=sizes[1] - 25, dim=dim, format=member, **level) for dim, member in rest]
+    cases += [dict(size, batch=3, sequences=3, cols=small - 8, dim=small, key_ends=True)]
+    cases += [dict(size, keys=1, cols=small - 27, dim=small, format="f16")]
     cases += [dict(size, keys=130, cols=small + 8, dim=sizes[1])]
     packed = dict(size, keys=330, cols=small, dim=small, sequences=4, key_starts=True, key_ends=True)
-    cases += [packed]
+    cases += [dict(packed, format="f32")]
     if not block:
         return cases
     more = dict(level, mean=role == "k")
     cases += [dict(size, cols=small - 13, dim=small, **more), dict(size, cols=small, dim=small, key_ends=True, **more)]
-    cases += [dict(packed, **more)]
+    cases += [dict(packed, format="bf16", **more)]
     return cases + [dict(size, cols=small, dim=small, rule=rule, **more) for rule in range(1, len(block.rules))]
 
 
