@@ -76,9 +76,14 @@ struct AttentionOptions {
 // The part of a problem that one block works on: one sequence, one head of K and V with the heads of Q that share it, one
 // split of the keys. Row r of the block's problem is query r / group of head r % group, so that all heads that share K and
 // V meet in a tile.
+//
+// Blocks start in the order of their numbers. Where a mask is causal, later rows have more to do: their blocks start first, of
+// all heads, so that those that start last are short. Otherwise the blocks of a head go together, and its K and V stay in the
+// cache.
 struct Problem {
     const AttentionOptions &options;
     int batch, head, split;
+    int row_block;              // the block's rows, counted in blocks
     int first_query, queries;   // of this sequence: rows of Q from first_query on
     int first_key, keys;
     int rows;
@@ -86,8 +91,11 @@ struct Problem {
 
     __device__ explicit Problem(const AttentionOptions &options) : options(options) {
         const int sequence = blockIdx.z;
-        head = blockIdx.y % options.heads_kv;
-        split = blockIdx.y / options.heads_kv;
+        const bool causal = options.right < options.keys;
+        const unsigned place = blockIdx.x + gridDim.x * blockIdx.y, part = causal ? place % gridDim.y : blockIdx.y;
+        head = part % options.heads_kv;
+        split = part / options.heads_kv;
+        row_block = gridDim.x - 1 - (causal ? place / gridDim.y : blockIdx.x);
         batch = options.query_starts ? 0 : sequence;   // packed sequences stand in one
         first_query = options.query_starts ? options.query_starts[sequence] : 0;
         first_key = options.key_starts ? options.key_starts[sequence] : 0;
