@@ -707,7 +707,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
 #define BLOCK_ATTENTION(name, ScoreFormat, ValueFormat, dim_, dim_v_)                                                       \
     KERNEL(name, .threads = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::threads},                             \
            .shared_bytes = sizeof(op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::Shared),                         \
-           .tile = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::rows, 1, 1},                                   \
+           .tile = {1, op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::rows, 1},                                   \
            .min_blocks = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::blocks,                                   \
            .spill_bytes = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::spill_bytes)                             \
     (const uint8_t *q_codes,    /* [batch, heads_kv, group, queries, q_bytes] */                                            \

@@ -77,9 +77,8 @@ struct AttentionOptions {
 // split of the keys. Row r of the block's problem is query r / group of head r % group, so that all heads that share K and
 // V meet in a tile.
 //
-// Blocks start in the order of their numbers. Where a mask is causal, later rows have more to do: their blocks start first, of
-// all heads, so that those that start last are short. Otherwise the blocks of a head go together, and its K and V stay in the
-// cache.
+// Blocks start in the order of their numbers: those of all heads and splits with the last rows, then those before them. Where a
+// mask is causal, later rows have more to do, so that the blocks that start last are short ones.
 struct Problem {
     const AttentionOptions &options;
     int batch, head, split;
@@ -91,11 +90,9 @@ struct Problem {
 
     __device__ explicit Problem(const AttentionOptions &options) : options(options) {
         const int sequence = blockIdx.z;
-        const bool causal = options.right < options.keys;
-        const unsigned place = blockIdx.x + gridDim.x * blockIdx.y, part = causal ? place % gridDim.y : blockIdx.y;
-        head = part % options.heads_kv;
-        split = part / options.heads_kv;
-        row_block = gridDim.x - 1 - (causal ? place / gridDim.y : blockIdx.x);
+        head = blockIdx.x % options.heads_kv;
+        split = blockIdx.x / options.heads_kv;
+        row_block = gridDim.y - 1 - blockIdx.y;
         batch = options.query_starts ? 0 : sequence;   // packed sequences stand in one
         first_query = options.query_starts ? options.query_starts[sequence] : 0;
         first_key = options.key_starts ? options.key_starts[sequence] : 0;
