@@ -9,7 +9,7 @@ using Tiling = op::Tiling<Element, VARIANT_dim, VARIANT_dim_v>;
 
 #define INSTANCE(suffix, Element)                                                                                              \
     KERNEL(JOIN(JOIN(attention_bf16_dim, VARIANT_dim, _dim_v), VARIANT_dim_v, suffix), .threads = {Tiling<Element>::threads},  \
-           .shared_bytes = sizeof(Tiling<Element>::Shared), .tile = {Tiling<Element>::rows, 1, 1},                             \
+           .shared_bytes = sizeof(Tiling<Element>::Shared), .tile = {1, Tiling<Element>::rows, 1},                             \
            .min_blocks = Tiling<Element>::blocks)                                                                              \
     (const Element *q,   /* [batch, heads_kv, group, queries, dim] */                                                          \
      const Element *k,   /* [batch, heads_kv, keys, dim] */                                                                    \

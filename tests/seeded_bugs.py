@@ -193,7 +193,7 @@ BUGS = [
     Bug("options", "a_sink_in_every_split", PRODUCT, "op/attention.cuh",
         "if (options.sinks && problem.split == 0) {", "if (options.sinks) {"),
     Bug("options", "maximum_not_whole", PRODUCT, "op/softmax.cuh",
-        "? ceilf(max) : row_max[slice][half]", "? max : row_max[slice][half]"),
+        "? whole(max) : row_max[slice][half]", "? max : row_max[slice][half]"),
     Bug("options", "sums_not_brought_under_a_new_maximum", PRODUCT, "op/softmax.cuh",
         "row_sum[slice][half] *= factor;", ""),
     Bug("options", "a_sink_among_scores_without_their_shift", MXFP4, "op/attention.cuh",

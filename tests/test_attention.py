@@ -307,6 +307,35 @@ def test_weights_are_rounded_alike_under_any_maximum(machine, rng, format):
     np.testing.assert_array_equal(beside[..., :63] * np.exp2(its_max - row_max)[..., None], alone[..., :63])
 
 
+@pytest.mark.parametrize("format", ["bf16", "f16", "mxfp8", "nvfp4"])
+def test_weights_are_rounded_alike_whatever_came_first(machine, rng, format):
+    """A tile of keys before and behind one whose scores lie 7 steps of log2 higher; V shows the weights of the former.
+
+    The sums are added up in another order; a weight that is rounded to another number differs by 2**-11 or more.
+    """
+    q, k, _ = random_qkv(rng, 1, 1, 256, 128, 64)
+    q[..., :32] = q[..., :32].clip(-1, 1) / 2  # so that all weights are normal numbers of float16 and e4m3
+    q[..., 32:], k[..., 32:] = 0, 0
+    q[..., 32], k[:, :, 64:, 32] = 4, np.float32(7 * np.log(2) * 64**0.5 / 4)
+    v = np.eye(128, 64, dtype=np.float32)[None, None]
+    behind = ptxrt.attention(q, k, v, qk=format, smooth_k=False, out_dtype=np.float32)
+    before = ptxrt.attention(q, np.roll(k, 64, axis=2), np.roll(v, 64, axis=2), qk=format, smooth_k=False, out_dtype=np.float32)
+    np.testing.assert_allclose(before, behind, rtol=1e-5)
+
+
+@pytest.mark.parametrize("qk", ["bf16", "mxfp8"])
+def test_values_of_any_size(machine, rng, qk):
+    """Bit for bit those of ordinary size times a power of two; before the division, as far as float32 goes."""
+    q, k, v = random_qkv(rng, 1, 2, 40, 150, 32)
+    whole, (sums, *_) = (ptxrt.attention(q, k, v, qk=qk, pv="bf16", out_dtype=np.float32, normalize=n) for n in (True, False))
+    for power in (-30, 100, 120):
+        scaled = v * np.float32(2.0**power)
+        got = ptxrt.attention(q, k, scaled, qk=qk, pv="bf16", out_dtype=np.float32)
+        np.testing.assert_array_equal(got, whole * np.float32(2.0**power))
+        got, *_ = ptxrt.attention(q, k, scaled, qk=qk, pv="bf16", normalize=False)
+        np.testing.assert_array_equal(got, sums * np.float32(2.0**power))
+
+
 def test_few_rows_are_split_by_shapes_alone():
     assert splits_for(8, 1, 32768) == 32 and splits_for(8, 128, 32768) == 32
     assert splits_for(32, 512, 512) == 1 and splits_for(32, 2048, 2048) == 1 and splits_for(1, 1, 100) == 1

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../kernel.cuh"
 #include "../ptx/barrier.cuh"
@@ -27,6 +28,13 @@ struct Operands {
 // How far scores may exceed a row's maximum: P up to 2^8, where bf16 and f16 are as accurate; maxima that are given out are those
 // of the rows.
 __device__ inline float headroom_in_16_bits(bool gives_maxima) { return gives_maxima ? 0.0f : 8.0f; }
+
+// The running softmax with P in 16 bits: lowered where P has the range of f32.
+//
+// There the sums of P V are lowered, too. They are normal floats, and as accurate as others, from 2^-46 on; of smaller ones, bits
+// below 2^-69 are lost. The largest V that bf16 has does not make them overflow.
+template <class Element, int slices, int dim_v>
+using OnlineSoftmaxIn16Bits = OnlineSoftmax<slices, dim_v, 0, false, std::is_same_v<Element, __nv_bfloat16>>;
 
 // How a block divides the work: `warps` warps with `slices` times 16 rows each, tiles of `keys` keys in `stages` stages,
 // `blocks` blocks to a multiprocessor, so that one computes scores while another multiplies.
@@ -381,6 +389,7 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
             // row_max is whole: what is left of the shift goes into sums and outputs that are relative to it.
             const float part = options.partial && options.row_shift ? ptx::ex2_approx_ftz_f32(shift.fraction[slice][half]) : 1.0f;
             factor[slice][half] = output_scale * (options.partial ? part : denominator == 0.0f ? 0.0f : __frcp_rn(denominator));
+            factor[slice][half] *= softmax.o_scale[slice][half];
             if (row >= problem.rows || tile::accumulator_column(0) != 0) continue;
             if (options.lse)
                 options.lse[problem.row_at(row)] = sum == 0.0f ? -INFINITY : (max + ptx::lg2_approx_ftz_f32(sum) + shift.at(slice, half)) * ln_2;
@@ -428,8 +437,7 @@ __device__ inline void attention_rows(typename Tiling::Shared &shared, const Ope
     using KeyTile = decltype(Stage::k);
     using ValueTile = decltype(Stage::v);
     const Problem problem(options);
-    // Where a mask is causal, later rows have more to do; they start first.
-    const int first_row = (gridDim.x - 1 - blockIdx.x) * Tiling::rows;
+    const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
@@ -453,7 +461,7 @@ __device__ inline void attention_rows(typename Tiling::Shared &shared, const Ope
     }
     ptx::cp_async_commit_group();
 
-    OnlineSoftmax<Tiling::slices, Tiling::dim_v> softmax;
+    OnlineSoftmaxIn16Bits<Element, Tiling::slices, Tiling::dim_v> softmax;
     softmax.start(headroom_in_16_bits(options.partial != nullptr));
     WarpQueries<QueryTile, Tiling::slices, Tiling::dim / 16, Tiling::keeps_q> q{
         tile::address_a(shared.q) + uint32_t((warp_row - first_row) * (sizeof(shared.q) / Tiling::rows))};

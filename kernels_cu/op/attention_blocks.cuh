@@ -58,11 +58,11 @@ __device__ inline float lane_max(const tile::Accumulator (&s)[tiles], int half) 
     return result;
 }
 
-// Eight scores of a row, of column tiles first .. first + 3, as probabilities 2^exponent(score).
-template <int first, int tiles, class Exponent>
-__device__ inline void exponentials(float (&p)[8], const tile::Accumulator (&s)[tiles], int half, Exponent &&exponent) {
+// Eight scores of a row, of column tiles first .. first + 3, as probabilities weight(score).
+template <int first, int tiles, class Weight>
+__device__ inline void exponentials(float (&p)[8], const tile::Accumulator (&s)[tiles], int half, Weight &&weight) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) p[i] = ptx::ex2_approx_ftz_f32(exponent(s[first + i / 2][2 * half + i % 2]));
+    for (int i = 0; i < 8; ++i) p[i] = weight(s[first + i / 2][2 * half + i % 2]);
 }
 
 __device__ inline float sum_of(const float (&p)[8]) {
@@ -98,7 +98,7 @@ struct Probabilities<tile::Mxfp8> {
             for (int half = 0; half < 2; ++half) {
                 const Exponents below(row_max[half]);
                 float values[8];
-                exponentials<4 * step>(values, s, half, [&](float score) { return below(score, factor); });
+                exponentials<4 * step>(values, s, half, [&](float score) { return below.weight(score, factor); });
                 p.codes[step][half] = ptx::cvt_rn_satfinite_e4m3x4_f32(values);
                 p.codes[step][2 + half] = ptx::cvt_rn_satfinite_e4m3x4_f32(values + 4);
                 if constexpr (sums) row_sum[half] += sum_of(values);
@@ -136,7 +136,7 @@ struct Probabilities<tile::Mxfp4> {
                     const float rounded = __fadd_ru(ptx::max_nan_f32(exponent, -40.0f), to_scale);
                     const float base = row_max[half] + (rounded - to_scale);
                     float values[8];
-                    exponentials<8 * step + 4 * h>(values, s, half, [&](float score) { return fmaf(score, factor, -base); });
+                    exponentials<8 * step + 4 * h>(values, s, half, [&](float score) { return ptx::ex2_approx_ftz_f32(fmaf(score, factor, -base)); });
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
                     scale[h] = __float_as_uint(rounded);
                     if constexpr (sums) row_sum[half] = fmaf(__uint_as_float(scale[h] << 23), sum_of(values), row_sum[half]);
@@ -173,9 +173,9 @@ struct Probabilities<tile::Nvfp4> {
                     float base = fmaf(largest, factor, -log2_6);
                     if (masked) base = ptx::max_nan_f32(base, row_max[half] - 40.0f);   // a block without visible keys
                     float values[8];
-                    exponentials<8 * step + 4 * h>(values, s, half, [&](float score) { return fmaf(score, factor, -base); });
+                    exponentials<8 * step + 4 * h>(values, s, half, [&](float score) { return ptx::ex2_approx_ftz_f32(fmaf(score, factor, -base)); });
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
-                    scales[2 * half + h] = ptx::ex2_approx_ftz_f32(Exponents(row_max[half])(base, 1.0f));
+                    scales[2 * half + h] = Exponents(row_max[half]).weight(base, 1.0f);
                     if constexpr (sums) row_sum[half] = fmaf(scales[2 * half + h], sum_of(values), row_sum[half]);
                 }
             });
@@ -328,11 +328,13 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
 
 // In 16 bits P is rounded, and the denominator is the sum of exact P: as op/attention.cuh has it. These MMAs need no stand-in.
 template <int slices, int dim_v, bool rolled>
-struct WeightedValues<tile::Bf16, slices, dim_v, rolled> : OnlineSoftmax<slices, dim_v> {
+struct WeightedValues<tile::Bf16, slices, dim_v, rolled> : OnlineSoftmaxIn16Bits<tile::Bf16::Element, slices, dim_v> {
     using Order = tile::NaturalKeys;
     static constexpr bool sums_apart = false;
 
-    __device__ void start(bool gives_maxima) { OnlineSoftmax<slices, dim_v>::start(headroom_in_16_bits(gives_maxima)); }
+    __device__ void start(bool gives_maxima) {
+        OnlineSoftmaxIn16Bits<tile::Bf16::Element, slices, dim_v>::start(headroom_in_16_bits(gives_maxima));
+    }
 
     template <bool masked, bool, int tiles, class Tile>
     __device__ void add(tile::Accumulator (&s)[slices][tiles], const Tile &v, float factor) {
@@ -639,8 +641,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
     using Softmax = WeightedValues<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v, Tiling::rolled>;
     using Order = typename Softmax::Order;
     const Problem problem(options);
-    // Where a mask is causal, later rows have more to do; they start first.
-    const int first_row = (gridDim.x - 1 - blockIdx.x) * Tiling::rows;
+    const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return;
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
@@ -708,7 +709,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
 #define BLOCK_ATTENTION(name, ScoreFormat, ValueFormat, dim_, dim_v_)                                                       \
     KERNEL(name, .threads = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::threads},                             \
            .shared_bytes = sizeof(op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::Shared),                         \
-           .tile = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::rows, 1, 1},                                   \
+           .tile = {1, op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::rows, 1},                                   \
            .min_blocks = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::blocks,                                   \
            .spill_bytes = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::spill_bytes)                             \
     (const uint8_t *q_codes,    /* [batch, heads_kv, group, queries, q_bytes] */                                            \

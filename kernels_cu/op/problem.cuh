@@ -76,9 +76,13 @@ struct AttentionOptions {
 // The part of a problem that one block works on: one sequence, one head of K and V with the heads of Q that share it, one
 // split of the keys. Row r of the block's problem is query r / group of head r % group, so that all heads that share K and
 // V meet in a tile.
+//
+// Blocks start in the order of their numbers: those of all heads and splits with the last rows, then those before them. Where a
+// mask is causal, later rows have more to do, so that the blocks that start last are short ones.
 struct Problem {
     const AttentionOptions &options;
     int batch, head, split;
+    int row_block;              // the block's rows, counted in blocks
     int first_query, queries;   // of this sequence: rows of Q from first_query on
     int first_key, keys;
     int rows;
@@ -86,8 +90,9 @@ struct Problem {
 
     __device__ explicit Problem(const AttentionOptions &options) : options(options) {
         const int sequence = blockIdx.z;
-        head = blockIdx.y % options.heads_kv;
-        split = blockIdx.y / options.heads_kv;
+        head = blockIdx.x % options.heads_kv;
+        split = blockIdx.x / options.heads_kv;
+        row_block = gridDim.y - 1 - blockIdx.y;
         batch = options.query_starts ? 0 : sequence;   // packed sequences stand in one
         first_query = options.query_starts ? options.query_starts[sequence] : 0;
         first_key = options.key_starts ? options.key_starts[sequence] : 0;

@@ -8,17 +8,28 @@
 
 namespace op {
 
-// Exponents x = score factor - base of weights 2^x, where `base` is a whole number: rounded to multiples of 2^-17 while |x| < 32,
-// beyond which no weight counts. Under another base they are the same less a whole number, bit for bit, so that neither a
-// row's maximum nor what it was before decides to which side a weight next to a tie is rounded.
-//
-// Floats from 64 to 128 are such multiples, so that one fma there rounds; its sum with the base is exact. Beside a base of 2^28
-// or more, which scores or masks may have, less or nothing is left of the 96: then the fma rounds as it would by itself.
-struct Exponents {
-    float offset, grid;
+// 2^-n for the whole number `steps` = -n, up to 2^127; 0 from -127 on. Exact, which ex2.approx does not promise.
+__device__ inline float power_of_two(float steps) {
+    return __uint_as_float(__float_as_uint(fmaxf(steps, -127.0f) + (0x1.8p23f + 127.0f)) << 23);
+}
 
-    __device__ explicit Exponents(float base) : offset(96.0f - base), grid(offset + base) {}
-    __device__ float operator()(float score, float factor) const { return fmaf(score, factor, offset) - grid; }
+// Exponents x = score factor - base of weights 2^x, where `base` is a whole number: rounded to multiples of 2^-17 for x from -48
+// to 16; weights below 2^-46 do not count. Under another base weights are the same but for a power of two, bit for bit, so that
+// neither a row's maximum nor what it was before decides to which side a weight next to a tie is rounded.
+//
+// For that exponents are lowered by 80: floats from -128 to -64 are such multiples, so that one fma rounds, and ex2.approx, which
+// on Hopper has other mantissas above 0 than below it, is asked below 0 alone. Beside a base of 2^28 or more, which scores or masks
+// may have, they are lowered by less or not at all: then the fma rounds as it would by itself.
+struct Exponents {
+    static constexpr float most = 80.0f;
+    float lowered_base, steps;   // base + steps; by how much exponents are lowered
+
+    __device__ explicit Exponents(float base) : lowered_base(__fadd_rd(base, most)), steps(lowered_base - base) {}
+    __device__ float lowered(float score, float factor) const { return fmaf(score, factor, -lowered_base); }
+    __device__ float operator()(float score, float factor) const { return lowered(score, factor) + steps; }
+    __device__ float weight(float score, float factor) const {
+        return ptx::ex2_approx_ftz_f32(lowered(score, factor)) * power_of_two(steps);
+    }
 };
 
 // The running softmax of `slices` times 16 rows of a warp over dim_v columns: o is the output before division, [h] belongs
@@ -30,17 +41,21 @@ struct Exponents {
 // output are then larger by a power of two, and less is rescaled. `more` column tiles behind those of the output go along.
 //
 // Where loops over the columns of o are `rolled`, o lies in local memory.
-template <int slices, int dim_v, int more = 0, bool rolled_ = false>
+//
+// Probabilities may stay `lowered` as Exponents are, which saves bringing them up: then row_sum is, until finish(), row_max is as
+// much higher, and o is from beginning to end.
+template <int slices, int dim_v, int more = 0, bool rolled_ = false, bool lowered = false>
 struct OnlineSoftmax {
     static constexpr bool rolled = rolled_;
     static constexpr int columns = dim_v / tile::mma_columns + more;
     tile::Accumulator o[slices][columns];
     float row_max[slices][2];   // the same in the four lanes of a row
     float row_sum[slices][2];   // of this lane's columns only, until finish()
-    float headroom;
+    float o_scale[slices][2];   // what takes o to what it is named, since finish()
+    float headroom;             // of scores above row_max
 
     __device__ void start(float headroom = 0.0f) {
-        this->headroom = headroom;
+        this->headroom = lowered ? headroom - Exponents::most : headroom;
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice) {
 #pragma unroll (rolled ? 1 : columns)
@@ -55,19 +70,17 @@ struct OnlineSoftmax {
         }
     }
 
-    // 2^-n for the whole number `steps` = -n; 0 from -127 on. Exact, which ex2.approx does not promise.
-    __device__ static float power_of_two(float steps) {
-        return __uint_as_float(__float_as_uint(fmaxf(steps, -127.0f) + (0x1.8p23f + 127.0f)) << 23);
-    }
-
     // What brings values under a maximum under another, at least as large; -inf means none yet.
     __device__ static float rescale(float max, float new_max) { return power_of_two(max == new_max ? 0.0f : max - new_max); }
+
+    // The row_max of a largest score, in units of log2.
+    __device__ static float whole(float max) { return lowered ? Exponents(ceilf(max)).lowered_base : ceilf(max); }
 
     // Turns scores into probabilities below a new maximum and brings o and row_sum under it. `factor`, above 0, takes a score to
     // units of log2; `masked` scores may be -inf.
     template <bool masked, int tiles>
     __device__ void take(tile::Accumulator (&s)[slices][tiles], float factor) {
-        float tile_max[slices][2];
+        float tile_max[slices][2];   // of this lane's columns: that is enough where no row's maximum grows
         bool grows = false;
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice)
@@ -77,7 +90,6 @@ struct OnlineSoftmax {
                 max = fmaxf(s[slice][0][2 * half], s[slice][0][2 * half + 1]);
 #pragma unroll
                 for (int j = 1; j < tiles; ++j) max = fmaxf(max, fmaxf(s[slice][j][2 * half], s[slice][j][2 * half + 1]));
-                max = tile::reduce_row(max, [](float a, float b) { return fmaxf(a, b); });
                 max *= factor;
                 grows |= max > row_max[slice][half] + headroom;
             }
@@ -87,27 +99,29 @@ struct OnlineSoftmax {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {   // a row decides by itself, whatever its warp does
                     float &max = tile_max[slice][half];
-                    max = max > row_max[slice][half] + headroom ? ceilf(max) : row_max[slice][half];
+                    max = tile::reduce_row(max, [](float a, float b) { return fmaxf(a, b); });
+                    max = max > row_max[slice][half] + headroom ? whole(max) : row_max[slice][half];
                 }
             raise(tile_max);
         }
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice) {
-            const Exponents exponents[2] = {below<masked>(slice, 0), below<masked>(slice, 1)};
+            const float base[2] = {base_of<masked>(slice, 0), base_of<masked>(slice, 1)};
 #pragma unroll
             for (auto &scores : s[slice])
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    scores[i] = ptx::ex2_approx_ftz_f32(exponents[i / 2](scores[i], factor));
+                    scores[i] = lowered ? ptx::ex2_approx_ftz_f32(fmaf(scores[i], factor, -base[i / 2]))
+                                        : Exponents(base[i / 2]).weight(scores[i], factor);
                     row_sum[slice][i / 2] += scores[i];
                 }
         }
     }
 
-    // Exponents relative to a row's maximum; with no key yet, where -inf less -inf would be NaN, relative to 0.
+    // What exponents are relative to: a row's maximum; with no key yet, where -inf less -inf would be NaN, 0.
     template <bool masked>
-    __device__ Exponents below(int slice, int half) const {
-        return Exponents(masked && row_max[slice][half] == -INFINITY ? 0.0f : row_max[slice][half]);
+    __device__ float base_of(int slice, int half) const {
+        return masked && row_max[slice][half] == -INFINITY ? 0.0f : row_max[slice][half];
     }
 
     // Brings o and row_sum under new maxima; rows whose maximum stays are multiplied by 1.
@@ -130,12 +144,23 @@ struct OnlineSoftmax {
     // What o is divided by.
     __device__ float denominator(int slice, int half) const { return row_sum[slice][half]; }
 
-    // Adds up row_sum over the lanes of each row.
+    // Adds up row_sum over the lanes of each row; it and row_max are as they are named from here on, and o is once it is
+    // multiplied by o_scale.
     __device__ void finish() {
 #pragma unroll
-        for (auto &sums : row_sum)
+        for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
-            for (float &sum : sums) sum = tile::reduce_row(sum, [](float a, float b) { return a + b; });
+            for (int half = 0; half < 2; ++half) {
+                float &sum = row_sum[slice][half], &max = row_max[slice][half];
+                sum = tile::reduce_row(sum, [](float a, float b) { return a + b; });
+                o_scale[slice][half] = 1.0f;
+                if constexpr (lowered) {
+                    const float named = __fsub_ru(max, Exponents::most);   // undoes Exponents
+                    o_scale[slice][half] = rescale(max, named);
+                    sum *= o_scale[slice][half];
+                    max = named;
+                }
+            }
     }
 };
 

@@ -179,7 +179,7 @@ def _declare(qk: str, pv: str) -> Kernel:
     element = BLOCK_FORMATS[pv].element.name if pv in BLOCK_FORMATS else pv
     rounded = Tolerance(f"weights are rounded to {element}, the reference's are not", relative_l2=weights)
     return kernel(
-        grid="group*queries splits*heads_kv sequences",
+        grid="splits*heads_kv group*queries sequences",
         variants={"dim": TILE_DIMS[qk]},
         derived=_derived(qk, pv),
         cases=_cases(qk, pv),

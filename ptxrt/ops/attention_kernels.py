@@ -161,7 +161,7 @@ ROW_SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, appr
 
 
 @kernel(
-    grid="group*queries splits*heads_kv sequences",
+    grid="splits*heads_kv group*queries sequences",
     variants={"dim dim_v": HEAD_DIMS},
     filled=True,
     cases=[
