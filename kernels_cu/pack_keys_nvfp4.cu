@@ -7,8 +7,8 @@ VARIANTS(dim, 64, 128, 192, 256)
 using Tile = tile::KeyTile<tile::Nvfp4, op::tile_keys, VARIANT_dim>;
 
 #define INSTANCE(suffix, Element)                                                                                      \
-    KERNEL(JOIN(pack_keys_nvfp4_dim, VARIANT_dim, suffix), .threads = {tile::KeyPacking<Tile>::threads},               \
-           .shared_bytes = sizeof(Tile), .tile = {1, 1, 1}, .min_blocks = tile::KeyPacking<Tile>::blocks)               \
+    KERNEL(JOIN(pack_keys_nvfp4_dim, VARIANT_dim, suffix), .threads = {tile::KeyPacking<Tile, Element>::threads},      \
+           .shared_bytes = sizeof(Tile), .tile = {1, 1, 1}, .min_blocks = tile::KeyPacking<Tile, Element>::blocks)      \
     (const Element *x,            /* [batch, heads, keys, cols] */                                                     \
      const float *mean,           /* [sequences, heads, cols] or null */                                               \
      const float *global_scale,   /* [1] or null */                                                                    \

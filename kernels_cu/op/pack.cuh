@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "../ptx/barrier.cuh"
 #include "../tile/block_tiles.cuh"
 #include "../tile/narrow.cuh"
 #include "../tile/packing.cuh"
+#include "../tile/run.cuh"
 #include "../tile/scale.cuh"
+#include "../tile/thresholds.cuh"
 #include "keys.cuh"
 
 namespace op {
@@ -16,11 +17,13 @@ namespace op {
 constexpr int tile_keys = 64;
 
 // How a block is encoded: encode<Blocks>(values, codes) gives its scale. A lane has Blocks::groups groups of eight of its
-// values, and Blocks joins what lanes found of it. The bytes are those of the quantizer of the format.
+// values, and Blocks joins what lanes found of it. The bytes are those of the quantizer of the format. Where takes_pairs,
+// encode<Blocks, Element>(pairs, codes) does the same of pairs of 16-bit elements in fewer instructions.
 template <class Narrow>
 struct MxEncoder {
     static constexpr uint32_t one = 0x7f;   // the scale that stands for 1
-    static constexpr bool takes_pairs = true;
+    template <class Element>
+    static constexpr bool takes_pairs = tile::is_bf16<Element>;
     tile::ScaleRule rule;
 
     __device__ MxEncoder(int rule, const float *) : rule(tile::ScaleRule(rule)) {}
@@ -29,7 +32,21 @@ struct MxEncoder {
     __device__ uint32_t encode(const float (&values)[Blocks::groups][8], tile::Codes<Narrow::bits> (&codes)[Blocks::groups]) const {
         float amax = 0.0f;
 #pragma unroll
-        for (int i = 0; i < Blocks::groups; ++i) amax = ptx::max_nan_f32(amax, tile::amax_of(values[i]));
+        for (const auto &group : values) amax = ptx::max_nan_f32(amax, tile::amax_of(group));
+        return encode_scaled<Blocks>(values, amax, codes);
+    }
+
+    template <class Blocks, class Element>
+    __device__ uint32_t encode(const uint4 (&pairs)[Blocks::groups], tile::Codes<Narrow::bits> (&codes)[Blocks::groups]) const {
+        uint32_t words[Blocks::groups][4];
+#pragma unroll
+        for (int i = 0; i < Blocks::groups; ++i) words[i][0] = pairs[i].x, words[i][1] = pairs[i].y, words[i][2] = pairs[i].z, words[i][3] = pairs[i].w;
+        return encode_scaled<Blocks>(words, tile::amax_of(pairs, Element{}), codes);
+    }
+
+private:
+    template <class Blocks, class Values>
+    __device__ uint32_t encode_scaled(const Values &values, float amax, tile::Codes<Narrow::bits> (&codes)[Blocks::groups]) const {
         const uint32_t scale = tile::mx_scale<Narrow>(Blocks::amax(amax), rule);
 #pragma unroll
         for (int i = 0; i < Blocks::groups; ++i) {
@@ -40,79 +57,37 @@ struct MxEncoder {
         }
         return scale;
     }
-
-    // The same of pairs of bf16, which takes fewer instructions.
-    template <class Blocks>
-    __device__ uint32_t encode(const uint32_t (&pairs)[Blocks::groups][4], tile::Codes<Narrow::bits> (&codes)[Blocks::groups]) const {
-        uint32_t largest = 0;
-#pragma unroll
-        for (const auto &group : pairs)
-#pragma unroll
-            for (uint32_t pair : group) largest = ptx::max_nan_bf16x2(largest, ptx::abs_bf16x2(pair));
-        const uint32_t scale = tile::mx_scale<Narrow>(Blocks::amax(ptx::max_nan_f32(ptx::low_bf16(largest), ptx::high_bf16(largest))), rule);
-#pragma unroll
-        for (int i = 0; i < Blocks::groups; ++i) {
-            codes[i] = tile::encode_scaled<Narrow>(pairs[i], scale);
-#pragma unroll
-            for (uint32_t &word : codes[i].word)
-                if (scale == tile::ue8m0_nan) word = 0;
-        }
-        return scale;
-    }
 };
 
 struct Nvfp4Encoder {
     static constexpr uint32_t one = 0x38;
-    static constexpr bool takes_pairs = false;
+    template <class Element>
+    static constexpr bool takes_pairs = tile::uses_thresholds<Element>;
     tile::Nvfp4Global global;
     bool four_over_six;
 
     __device__ Nvfp4Encoder(int rule, const float *global_scale) : global(global_scale ? *global_scale : 1.0f), four_over_six(rule == 1) {}
 
     template <class Blocks>
-    __device__ uint32_t encode(const float (&values)[Blocks::groups][8], tile::Codes<4> (&codes)[Blocks::groups]) const {
-        float amax = 0.0f;
-#pragma unroll
-        for (int i = 0; i < Blocks::groups; ++i) amax = ptx::max_nan_f32(amax, tile::amax_of(values[i]));
-        amax = Blocks::amax(amax);
-        tile::Nvfp4Scale scale;
-        if (!four_over_six) {
-            encode_to<false, Blocks>(scale, values, amax, tile::Nvfp4Target::six, codes);
-            return scale.code;
-        }
-        const float error = encode_to<true, Blocks>(scale, values, amax, tile::Nvfp4Target::six, codes);
-        tile::Nvfp4Scale other;
-        tile::Codes<4> other_codes[Blocks::groups];
-        const float other_error = encode_to<true, Blocks>(other, values, amax, tile::Nvfp4Target::four, other_codes);
-        if (scale.step != 0.0f && other_error < error) {
-            scale = other;
-#pragma unroll
-            for (int i = 0; i < Blocks::groups; ++i) codes[i] = other_codes[i];
-        }
-        return scale.code;
+    __device__ uint32_t encode(const float (&values)[2][8], tile::Codes<4> (&codes)[2]) const {
+        static_assert(Blocks::lanes == 1, "a sum of errors in the order of the definition");
+        const float amax = ptx::max_nan_f32(tile::amax_of(values[0]), tile::amax_of(values[1]));
+        return four_over_six ? tile::encode_nvfp4_block<true>(values, amax, global, codes).code
+                             : tile::encode_nvfp4_block<false>(values, amax, global, codes).code;
     }
 
-private:
-    // The scale for a target and the codes under it; returns the squared error where `with_error`. By the whole warp, for what
-    // lanes exchange.
-    template <bool with_error, class Blocks>
-    __device__ float encode_to(tile::Nvfp4Scale &scale, const float (&values)[Blocks::groups][8], float amax, tile::Nvfp4Target target,
-                               tile::Codes<4> (&codes)[Blocks::groups]) const {
-        float quotients[Blocks::groups][8];
-#pragma unroll
-        for (int i = 0; i < 8 * Blocks::groups; ++i) quotients[i / 8][i % 8] = values[i / 8][i % 8];
-        // Errors need the quotients as they are, also the few beyond 7 of the smallest steps; codes alone do not.
-        scale = tile::divide_by_step(quotients, amax, target, global, with_error ? 16.0f : 6.5f);
-        tile::encode_nvfp4<!with_error>(quotients, scale, codes);
-        if constexpr (with_error) {
-            float errors[Blocks::groups];
-#pragma unroll
-            for (int i = 0; i < Blocks::groups; ++i) errors[i] = tile::squared_error(quotients[i], codes[i], scale);
-            static_assert(Blocks::groups <= 2, "a sum in the order of the definition");
-            return Blocks::sum(Blocks::groups == 1 ? errors[0] : __fadd_rn(errors[0], errors[Blocks::groups - 1]));
-        } else {
-            return 0.0f;
+    template <class Blocks, class Element>
+    __device__ uint32_t encode(const uint4 (&pairs)[2], tile::Codes<4> (&codes)[2]) const {
+        const tile::Share<Element, tile::nvfp4_block> block{pairs[0], pairs[1]};
+        const float amax = block.amax();
+        if (!four_over_six && tile::has_thresholds<Element>(amax, global)) {
+            const tile::Nvfp4Scale scale = tile::plain_nvfp4_scale(amax, global);
+            block.encode(tile::E2m1Thresholds<Element>({scale.step, amax}), codes);
+            return scale.code;
         }
+        float values[2][8];
+        block.unpack(values);
+        return encode<Blocks>(values, codes);
     }
 };
 
@@ -146,41 +121,40 @@ struct Packed {
 // One tile of keys, less mean[sequences, heads, cols] where that is given. Blocks without any value of x have a scale of 1.
 template <class Tile, class Element>
 __device__ inline void pack_keys(Tile &tile, const KeyArray<Element> &x, Packed packed, const float *mean, int rule, const float *global_scale) {
-    using Packing = tile::KeyPacking<Tile>;
+    using Packing = tile::KeyPacking<Tile, Element>;
     using Blocks = typename Packing::Blocks;
     using Encoder = typename EncoderOf<typename Tile::Format>::Type;
     const KeyUnit unit = x.unit(blockIdx.x, tile_keys);
     const tile::Rows<Element> rows = x.rows(unit);
-    tile::Eight<Element> loaded[Blocks::groups][Packing::items];
+    tile::Eight<Element> loaded[Packing::ahead][Blocks::groups];
 #pragma unroll
-    for (int group = 0; group < Blocks::groups; ++group)
-        rows.load(loaded[group], Packing::row(), Packing::step, Packing::column() + 8 * group);
-    float mean_values[Blocks::groups][8] = {};
-    if (mean) {
-#pragma unroll
-        for (int group = 0; group < Blocks::groups; ++group) {
-            tile::Eight<float> of_columns[1];
-            tile::Rows<float>(mean + x.head(unit.sequence) * x.cols, 0, 1, x.cols).load(of_columns, 0, 0, Packing::column() + 8 * group);
-            of_columns[0].unpack(mean_values[group]);
-        }
-    }
-
+    for (int i = 0; i < Packing::ahead; ++i) rows.load(loaded[i], Packing::row() + i * Packing::step, Packing::column());
+    tile::Eight<float> of_columns[Blocks::groups] = {};
+    if (mean) tile::Rows<float>(mean + x.head(unit.sequence) * x.cols, 0, 1, x.cols).load(of_columns, 0, Packing::column());
     const Encoder encoder(rule, global_scale);
+#pragma unroll 1   // more of this code would come from further away than the values
+    for (int first = 0; first < Packing::items; first += Packing::ahead) {
 #pragma unroll
-    for (int item = 0; item < Packing::items; ++item) {
-        const int row = Packing::row() + item * Packing::step;
-        float values[Blocks::groups][8];
+        for (int i = 0; i < Packing::ahead; ++i) {
+            const int row = Packing::row() + (first + i) * Packing::step;
+            float values[Blocks::groups][8];
 #pragma unroll
-        for (int group = 0; group < Blocks::groups; ++group) {
-            loaded[group][item].unpack(values[group]);
+            for (int group = 0; group < Blocks::groups; ++group) loaded[i][group].unpack(values[group]);
+            // On its way while these are worked on.
+            if (first + Packing::ahead < Packing::items) rows.load(loaded[i], row + Packing::ahead * Packing::step, Packing::column());
             if (mean && row < rows.rows) {
 #pragma unroll
-                for (int i = 0; i < 8; ++i) values[group][i] -= mean_values[group][i];
+                for (int group = 0; group < Blocks::groups; ++group) {
+                    float mean_values[8];
+                    of_columns[group].unpack(mean_values);
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) values[group][j] -= mean_values[j];
+                }
             }
+            tile::Codes<Tile::Format::bits> codes[Blocks::groups];
+            const uint32_t scale = encoder.template encode<Blocks>(values, codes);
+            Packing::put(tile, row, codes, rows.holds(row, Packing::first_of_block()) ? scale : Encoder::one);
         }
-        tile::Codes<Tile::Format::bits> codes[Blocks::groups];
-        const uint32_t scale = encoder.template encode<Blocks>(values, codes);
-        Packing::put(tile, row, codes, rows.holds(row, Packing::first_of_block()) ? scale : Encoder::one);
     }
     ptx::bar_sync();   // the tile is whole
     tile::copy_out<Packing::threads>(tile, packed.tile(x.head(), sizeof(Tile)));
@@ -226,10 +200,17 @@ __device__ inline void pack_values(PackValuesShared<Tile, Element> &shared, cons
 
 #pragma unroll 1
     for (int block = 0; block < Packing::thread_blocks; ++block) {
-        std::conditional_t<Encoder::takes_pairs && tile::is_bf16<Element>, uint32_t[Blocks::groups][4], float[Blocks::groups][8]> values;
-        Packing::unpack(shared.staged, block, values);
         tile::Codes<Tile::Format::bits> codes[Blocks::groups];
-        const uint32_t scale = encoder.template encode<Blocks>(values, codes);
+        uint32_t scale;
+        if constexpr (Encoder::template takes_pairs<Element>) {
+            uint4 pairs[Blocks::groups];
+            Packing::unpack(shared.staged, block, pairs);
+            scale = encoder.template encode<Blocks, Element>(pairs, codes);
+        } else {
+            float values[Blocks::groups][8];
+            Packing::unpack(shared.staged, block, values);
+            scale = encoder.template encode<Blocks>(values, codes);
+        }
         const bool present = rows.holds(Packing::first_key() + block * Tile::Format::block, Packing::column());
         Packing::put(shared.tile, block, codes, present ? scale : Encoder::one);
     }

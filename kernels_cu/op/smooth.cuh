@@ -111,6 +111,7 @@ constexpr int mean_columns = 32;   // of a block, whose warps share the runs
 struct MeanShared {
     float of_warp[smooth_threads / 32][mean_columns];
 };
+static_assert(sizeof(MeanShared) <= sizeof(ScanShared), "whose memory it may take");
 
 // mean[sequences, columns] = the sum of sums[runs, batch, columns] over the runs of a sequence, over the number of its keys; 0
 // where there are none. The grid is columns x sequences.

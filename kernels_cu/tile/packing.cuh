@@ -17,67 +17,51 @@
 
 namespace tile {
 
-// A block of `block` values whose quarters or halves, eight values each, are in neighbouring lanes.
-template <int block>
-struct AcrossLanes {
-    static constexpr int groups = 1;        // of eight values that a lane has
-    static constexpr int lanes = block / 8;
+// A block of `block` values, `lane_values` to each of some neighbouring lanes.
+template <int block, int lane_values>
+struct Blocks {
+    static constexpr int groups = lane_values / 8;   // of eight values that a lane has
+    static constexpr int lanes = block / lane_values;
 
     __device__ static float amax(float value) {
 #pragma unroll
         for (int mask = 1; mask < lanes; mask *= 2) value = ptx::max_nan_f32(value, ptx::shfl_sync_bfly_f32(value, mask));
         return value;
     }
-    __device__ static float sum(float value) {
-#pragma unroll
-        for (int mask = 1; mask < lanes; mask *= 2) value = __fadd_rn(value, ptx::shfl_sync_bfly_f32(value, mask));
-        return value;
-    }
-};
-
-// A block of values that one lane has.
-template <int block>
-struct InOneLane {
-    static constexpr int groups = block / 8;
-
-    __device__ static float amax(float value) { return value; }
-    __device__ static float sum(float value) { return value; }
 };
 
 // Threads that pack on one multiprocessor: while some compute, the values of others are on their way.
 constexpr int packing_threads = 1024;
 
-// The threads that work along rows of `dim` values: each has some neighbouring values of `items` rows, 32 in all.
-template <int rows, int dim, int lane_values = 8>
+// The threads that work along rows of `dim` values: each has `lane_values` neighbouring ones of `items` rows.
+template <int rows, int dim, int lane_values = 8, int items_ = 4>
 struct RowPacking {
-    static constexpr int items = 32 / lane_values, step = rows / items;   // rows between two items of a thread
+    static constexpr int items = items_, step = rows / items;   // rows between two items of a thread
     static constexpr int row_threads = dim / lane_values, threads = step * row_threads;
-    static constexpr int blocks = packing_threads / threads;   // of a multiprocessor
 
     __device__ static int row() { return threadIdx.x / row_threads; }
     __device__ static int column() { return threadIdx.x % row_threads * lane_values; }
 };
 
-// The threads that write a KeyTile. A block of 16 values is one lane's, so that its scale is worked out once.
-template <class Format>
-constexpr int key_lane_values = Format::block == 16 ? 16 : 8;
-
-template <class Tile>
-struct KeyPacking : RowPacking<Tile::keys, Tile::dim, key_lane_values<typename Tile::Format>> {
+// The threads that write a KeyTile. The values of a block are one lane's or two's, so that its scale is worked out once or
+// twice; those of `ahead` rows are on their way at once.
+template <class Tile, class Element>
+struct KeyPacking : RowPacking<Tile::keys, Tile::dim, 16> {
     using Format = typename Tile::Format;
-    static constexpr int lane_values = key_lane_values<Format>;
-    static constexpr int blocks = (lane_values == 16 ? 3 : 4) * packing_threads / 4 / RowPacking<Tile::keys, Tile::dim, lane_values>::threads;
-    using Blocks = std::conditional_t<lane_values == Format::block, InOneLane<Format::block>, AcrossLanes<Format::block>>;
-    using RowPacking<Tile::keys, Tile::dim, lane_values>::column;
+    using Rows = RowPacking<Tile::keys, Tile::dim, 16>;
+    static constexpr int lane_values = 16, ahead = 4 / sizeof(Element);
+    static constexpr int fitting = (Format::block == 16 ? 5 : 6) * packing_threads / 8 / Rows::threads, blocks = fitting < 16 ? fitting : 16;   // of a multiprocessor
+    using Blocks = tile::Blocks<Format::block, lane_values>;
+    using Rows::column;
 
     __device__ static int first_of_block() { return column() / Format::block * Format::block; }
 
     __device__ static void put(Tile &tile, int row, const Codes<Format::bits> (&codes)[Blocks::groups], uint32_t scale) {
         const int byte = column() * Format::bits / 8;
         uint8_t *target = reinterpret_cast<uint8_t *>(&tile.at(row, byte / 16)) + byte % 16;
-        if constexpr (Format::bits == 8) *reinterpret_cast<uint2 *>(target) = {codes[0].word[0], codes[0].word[1]};
-        else if constexpr (Blocks::groups == 2) *reinterpret_cast<uint2 *>(target) = {codes[0].word[0], codes[1].word[0]};
-        else *reinterpret_cast<uint32_t *>(target) = codes[0].word[0];
+        if constexpr (Format::bits == 8)
+            *reinterpret_cast<uint4 *>(target) = {codes[0].word[0], codes[0].word[1], codes[1].word[0], codes[1].word[1]};
+        else *reinterpret_cast<uint2 *>(target) = {codes[0].word[0], codes[1].word[0]};
         uint8_t *scales = reinterpret_cast<uint8_t *>(tile.scales[row]);
         const int block = column() / Format::block;
         if (column() == first_of_block()) scales[block] = scale;
@@ -92,7 +76,7 @@ struct KeyPacking : RowPacking<Tile::keys, Tile::dim, key_lane_values<typename T
 template <class Tile, class Element>
 struct ValuePacking {
     using Format = typename Tile::Format;
-    using Blocks = InOneLane<Format::block>;
+    using Blocks = tile::Blocks<Format::block, Format::block>;
     static constexpr int thread_keys = 32, threads = Tile::keys / thread_keys * Tile::dim_v;
     static constexpr int blocks = packing_threads / threads;            // of a multiprocessor
     static constexpr int thread_blocks = thread_keys / Format::block;   // of values that share a scale
@@ -134,12 +118,13 @@ struct ValuePacking {
     }
 
     // The same as pairs of two keys each, of 16-bit elements.
-    __device__ static void unpack(const Staged &staged, int block, uint32_t (&pairs)[Blocks::groups][4]) {
+    __device__ static void unpack(const Staged &staged, int block, uint4 (&pairs)[Blocks::groups]) {
+        const auto pair = [&](int key) {
+            const Element *first = &staged.values[first_key() + block * Format::block + key][column()];
+            return reinterpret_cast<const uint16_t &>(first[0]) | uint32_t(reinterpret_cast<const uint16_t &>(first[Tile::dim_v])) << 16;
+        };
 #pragma unroll
-        for (int i = 0; i < Format::block; i += 2) {
-            const Element *first = &staged.values[first_key() + block * Format::block + i][column()];
-            pairs[i / 8][i % 8 / 2] = reinterpret_cast<const uint16_t &>(first[0]) | uint32_t(reinterpret_cast<const uint16_t &>(first[Tile::dim_v])) << 16;
-        }
+        for (int i = 0; i < Blocks::groups; ++i) pairs[i] = {pair(8 * i), pair(8 * i + 2), pair(8 * i + 4), pair(8 * i + 6)};
     }
 
     __device__ static void put(Tile &tile, int block, const Codes<Format::bits> (&codes)[Blocks::groups], uint32_t scale) {
