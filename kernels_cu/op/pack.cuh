@@ -22,6 +22,7 @@ constexpr int tile_keys = 64;
 template <class Narrow>
 struct MxEncoder {
     static constexpr uint32_t one = 0x7f;   // the scale that stands for 1
+    static constexpr int together = 4;      // blocks in one straight line: what the rule says is worked out once for them
     template <class Element>
     static constexpr bool takes_pairs = tile::is_bf16<Element>;
     tile::ScaleRule rule;
@@ -61,6 +62,7 @@ private:
 
 struct Nvfp4Encoder {
     static constexpr uint32_t one = 0x38;
+    static constexpr int together = 1;   // more of this code would come from further away than the values
     template <class Element>
     static constexpr bool takes_pairs = tile::uses_thresholds<Element>;
     tile::Nvfp4Global global;
@@ -118,53 +120,61 @@ struct Packed {
 // The axes and strides of every packing entry, in order.
 #define PACK_AXES(x) int batch, int heads, int keys, int cols, int sequences, int tiles, int tile_bytes, KEY_STRIDES(x)
 
+// A tile on its way: as loaded, and as written.
+template <class Tile, class Element, int dim>
+struct PackShared {
+    Tile tile;
+    tile::Staged<Element, tile_keys, dim> staged;
+};
+
 // One tile of keys, less mean[sequences, heads, cols] where that is given. Blocks without any value of x have a scale of 1.
 template <class Tile, class Element>
-__device__ inline void pack_keys(Tile &tile, const KeyArray<Element> &x, Packed packed, const float *mean, int rule, const float *global_scale) {
-    using Packing = tile::KeyPacking<Tile, Element>;
+__device__ inline void pack_keys(PackShared<Tile, Element, Tile::dim> &shared, const KeyArray<Element> &x, Packed packed, const float *mean,
+                                 int rule, const float *global_scale) {
+    using Packing = tile::KeyPacking<Tile>;
     using Blocks = typename Packing::Blocks;
     using Encoder = typename EncoderOf<typename Tile::Format>::Type;
     const KeyUnit unit = x.unit(blockIdx.x, tile_keys);
     const tile::Rows<Element> rows = x.rows(unit);
-    tile::Eight<Element> loaded[Packing::ahead][Blocks::groups];
+    shared.staged.template load<Packing::threads>(rows);
+    ptx::cp_async_commit_group();
+    tile::Eight<float> of_columns[Blocks::groups][1] = {};
+    if (mean) {
 #pragma unroll
-    for (int i = 0; i < Packing::ahead; ++i) rows.load(loaded[i], Packing::row() + i * Packing::step, Packing::column());
-    tile::Eight<float> of_columns[Blocks::groups] = {};
-    if (mean) tile::Rows<float>(mean + x.head(unit.sequence) * x.cols, 0, 1, x.cols).load(of_columns, 0, Packing::column());
+        for (int group = 0; group < Blocks::groups; ++group)
+            tile::Rows<float>(mean + x.head(unit.sequence) * x.cols, 0, 1, x.cols).load(of_columns[group], 0, 0, Packing::column() + 8 * group);
+    }
     const Encoder encoder(rule, global_scale);
-#pragma unroll 1   // more of this code would come from further away than the values
-    for (int first = 0; first < Packing::items; first += Packing::ahead) {
+    ptx::cp_async_wait_group<0>();
+    ptx::bar_sync();   // all values are there
+
+#pragma unroll(Encoder::together)
+    for (int item = 0; item < Packing::items; ++item) {
+        const int row = Packing::row() + item * Packing::step;
+        float values[Blocks::groups][8];
+        Packing::unpack(shared.staged, item, values);
+        if (mean && row < rows.rows) {
 #pragma unroll
-        for (int i = 0; i < Packing::ahead; ++i) {
-            const int row = Packing::row() + (first + i) * Packing::step;
-            float values[Blocks::groups][8];
+            for (int group = 0; group < Blocks::groups; ++group) {
+                float mean_values[8];
+                of_columns[group][0].unpack(mean_values);
 #pragma unroll
-            for (int group = 0; group < Blocks::groups; ++group) loaded[i][group].unpack(values[group]);
-            // On its way while these are worked on.
-            if (first + Packing::ahead < Packing::items) rows.load(loaded[i], row + Packing::ahead * Packing::step, Packing::column());
-            if (mean && row < rows.rows) {
-#pragma unroll
-                for (int group = 0; group < Blocks::groups; ++group) {
-                    float mean_values[8];
-                    of_columns[group].unpack(mean_values);
-#pragma unroll
-                    for (int j = 0; j < 8; ++j) values[group][j] -= mean_values[j];
-                }
+                for (int i = 0; i < 8; ++i) values[group][i] -= mean_values[i];
             }
-            tile::Codes<Tile::Format::bits> codes[Blocks::groups];
-            const uint32_t scale = encoder.template encode<Blocks>(values, codes);
-            Packing::put(tile, row, codes, rows.holds(row, Packing::first_of_block()) ? scale : Encoder::one);
         }
+        tile::Codes<Tile::Format::bits> codes[Blocks::groups];
+        const uint32_t scale = encoder.template encode<Blocks>(values, codes);
+        Packing::put(shared.tile, item, codes, rows.holds(row, Packing::first_of_block()) ? scale : Encoder::one);
     }
     ptx::bar_sync();   // the tile is whole
-    tile::copy_out<Packing::threads>(tile, packed.tile(x.head(), sizeof(Tile)));
+    tile::copy_out<Packing::threads>(shared.tile, packed.tile(x.head(), sizeof(Tile)));
 }
 
 // One tile of values in 16 bits, SharedTile<64, 2 dim_v>: rounded to nearest, ties to even.
 template <class Narrow, int dim_v, class Element>
 __device__ inline void pack_values_16(const KeyArray<Element> &x, Packed packed) {
     using Tile = tile::SharedTile<tile_keys, dim_v * 2>;
-    using Packing = tile::RowPacking<tile_keys, dim_v>;
+    using Packing = tile::RowPacking<tile_keys, dim_v, 8>;
     tile::Eight<Element> loaded[Packing::items];
     x.rows(x.unit(blockIdx.x, tile_keys)).load(loaded, Packing::row(), Packing::step, Packing::column());
     Tile &tile = *reinterpret_cast<Tile *>(packed.tile(x.head(), sizeof(Tile)));
@@ -176,30 +186,23 @@ __device__ inline void pack_values_16(const KeyArray<Element> &x, Packed packed)
     }
 }
 
-// A tile of values on its way: as loaded, and as written.
-template <class Tile, class Element>
-struct PackValuesShared {
-    Tile tile;
-    typename tile::ValuePacking<Tile, Element>::Staged staged;
-};
-
 // One tile of values. Blocks without any value of x have a scale of 1.
 template <class Tile, class Element>
-__device__ inline void pack_values(PackValuesShared<Tile, Element> &shared, const KeyArray<Element> &x, Packed packed, int rule,
+__device__ inline void pack_values(PackShared<Tile, Element, Tile::dim_v> &shared, const KeyArray<Element> &x, Packed packed, int rule,
                                    const float *global_scale) {
-    using Packing = tile::ValuePacking<Tile, Element>;
+    using Packing = tile::ValuePacking<Tile>;
     using Blocks = typename Packing::Blocks;
     using Encoder = typename EncoderOf<typename Tile::Format>::Type;
     const tile::Rows<Element> rows = x.rows(x.unit(blockIdx.x, tile_keys));
-    Packing::load(shared.staged, rows);
+    shared.staged.template load<Packing::threads>(rows);
     ptx::cp_async_commit_group();
     const Encoder encoder(rule, global_scale);
     Packing::put_rest(shared.tile);
     ptx::cp_async_wait_group<0>();
     ptx::bar_sync();   // all values are there
 
-#pragma unroll 1
-    for (int block = 0; block < Packing::thread_blocks; ++block) {
+#pragma unroll(Encoder::together)
+    for (int block = 0; block < Packing::items; ++block) {
         tile::Codes<Tile::Format::bits> codes[Blocks::groups];
         uint32_t scale;
         if constexpr (Encoder::template takes_pairs<Element>) {
@@ -211,7 +214,7 @@ __device__ inline void pack_values(PackValuesShared<Tile, Element> &shared, cons
             Packing::unpack(shared.staged, block, values);
             scale = encoder.template encode<Blocks>(values, codes);
         }
-        const bool present = rows.holds(Packing::first_key() + block * Tile::Format::block, Packing::column());
+        const bool present = rows.holds(block * Tile::Format::block, Packing::column());
         Packing::put(shared.tile, block, codes, present ? scale : Encoder::one);
     }
     ptx::bar_sync();   // the tile is whole

@@ -81,19 +81,6 @@ struct Rows {
                 values[i].load(at(row + i * step, column), row + i * step < rows ? cols - column : 0);
         }
     }
-
-    // Eight values at a time of one row, from `column` on.
-    template <int count>
-    __device__ void load(Eight<Element> (&values)[count], int row, int column) const {
-        const Element *source = at(row, column);
-#pragma unroll
-        for (int i = 0; i < count; ++i) {
-            const int here = row < rows ? cols - column - 8 * i : 0;
-            if (!aligned) values[i].load(source + 8 * i, here);
-            else if (here > 0) values[i].load(source + 8 * i);
-            else values[i].clear();
-        }
-    }
 };
 
 }  // namespace tile
