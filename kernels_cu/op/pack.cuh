@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../ptx/barrier.cuh"
 #include "../tile/block_tiles.cuh"
@@ -16,13 +17,14 @@ namespace op {
 
 constexpr int tile_keys = 64;
 
-// How a block is encoded: encode<Blocks>(values, codes) gives its scale. A lane has Blocks::groups groups of eight of its
-// values, and Blocks joins what lanes found of it. The bytes are those of the quantizer of the format. Where takes_pairs,
-// encode<Blocks, Element>(pairs, codes) does the same of pairs of 16-bit elements in fewer instructions.
+// How a block is encoded: encode<Blocks>(values, codes, scale, common). A lane has Blocks::groups groups of eight of its values, and
+// Blocks joins what lanes found of it. The bytes are those of the quantizer of the format. Where takes_pairs, an overload does
+// so for pairs of 16-bit elements in fewer instructions. Where has_others, what is asked for common blocks gives anything for
+// another and says so by false; with std::false_type it takes any.
 template <class Narrow>
 struct MxEncoder {
     static constexpr uint32_t one = 0x7f;   // the scale that stands for 1
-    static constexpr int together = 4;      // blocks in one straight line: what the rule says is worked out once for them
+    static constexpr bool has_others = false;
     template <class Element>
     static constexpr bool takes_pairs = tile::is_bf16<Element>;
     tile::ScaleRule rule;
@@ -30,25 +32,26 @@ struct MxEncoder {
     __device__ MxEncoder(int rule, const float *) : rule(tile::ScaleRule(rule)) {}
 
     template <class Blocks>
-    __device__ uint32_t encode(const float (&values)[Blocks::groups][8], tile::Codes<Narrow::bits> (&codes)[Blocks::groups]) const {
+    __device__ bool encode(const float (&values)[Blocks::groups][8], tile::Codes<Narrow::bits> (&codes)[Blocks::groups], uint32_t &scale,
+                           std::true_type) const {
         float amax = 0.0f;
 #pragma unroll
         for (const auto &group : values) amax = ptx::max_nan_f32(amax, tile::amax_of(group));
-        return encode_scaled<Blocks>(values, amax, codes);
+        return encode_scaled<Blocks>(values, amax, codes, scale);
     }
 
     template <class Blocks, class Element>
-    __device__ uint32_t encode(const uint4 (&pairs)[Blocks::groups], tile::Codes<Narrow::bits> (&codes)[Blocks::groups]) const {
+    __device__ bool encode(const uint4 (&pairs)[Blocks::groups], tile::Codes<Narrow::bits> (&codes)[Blocks::groups], uint32_t &scale) const {
         uint32_t words[Blocks::groups][4];
 #pragma unroll
         for (int i = 0; i < Blocks::groups; ++i) words[i][0] = pairs[i].x, words[i][1] = pairs[i].y, words[i][2] = pairs[i].z, words[i][3] = pairs[i].w;
-        return encode_scaled<Blocks>(words, tile::amax_of(pairs, Element{}), codes);
+        return encode_scaled<Blocks>(words, tile::amax_of(pairs, Element{}), codes, scale);
     }
 
 private:
     template <class Blocks, class Values>
-    __device__ uint32_t encode_scaled(const Values &values, float amax, tile::Codes<Narrow::bits> (&codes)[Blocks::groups]) const {
-        const uint32_t scale = tile::mx_scale<Narrow>(Blocks::amax(amax), rule);
+    __device__ bool encode_scaled(const Values &values, float amax, tile::Codes<Narrow::bits> (&codes)[Blocks::groups], uint32_t &scale) const {
+        scale = tile::mx_scale<Narrow>(Blocks::amax(amax), rule);
 #pragma unroll
         for (int i = 0; i < Blocks::groups; ++i) {
             codes[i] = tile::encode_scaled<Narrow>(values[i], scale);
@@ -56,42 +59,72 @@ private:
             for (uint32_t &word : codes[i].word)
                 if (scale == tile::ue8m0_nan) word = 0;
         }
-        return scale;
+        return true;
     }
 };
 
 struct Nvfp4Encoder {
     static constexpr uint32_t one = 0x38;
-    static constexpr int together = 1;   // more of this code would come from further away than the values
+    static constexpr bool has_others = true;
     template <class Element>
     static constexpr bool takes_pairs = tile::uses_thresholds<Element>;
     tile::Nvfp4Global global;
-    bool four_over_six;
+    bool four_over_six;   // which makes all blocks others
 
     __device__ Nvfp4Encoder(int rule, const float *global_scale) : global(global_scale ? *global_scale : 1.0f), four_over_six(rule == 1) {}
 
     template <class Blocks>
-    __device__ uint32_t encode(const float (&values)[2][8], tile::Codes<4> (&codes)[2]) const {
-        static_assert(Blocks::lanes == 1, "a sum of errors in the order of the definition");
-        const float amax = ptx::max_nan_f32(tile::amax_of(values[0]), tile::amax_of(values[1]));
-        return four_over_six ? tile::encode_nvfp4_block<true>(values, amax, global, codes).code
-                             : tile::encode_nvfp4_block<false>(values, amax, global, codes).code;
+    __device__ bool encode(const float (&values)[2][8], tile::Codes<4> (&codes)[2], uint32_t &scale_code, std::true_type) const {
+        const float amax = amax_of(values);
+        const tile::Nvfp4Scale scale = tile::plain_nvfp4_scale(amax, global);
+        const tile::Divisor divisor = tile::Divisor::plain(scale.step * (1.0f / tile::E2m1::unit));
+#pragma unroll
+        for (int group = 0; group < 2; ++group) {
+            float quotients[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) quotients[i] = divisor.quotient(values[group][i]);
+            codes[group] = tile::E2m1::encode_below_7(quotients);
+        }
+        scale_code = scale.code;
+        return !four_over_six && amax <= global.most && (amax >= global.least || amax == 0.0f);
     }
 
     template <class Blocks, class Element>
-    __device__ uint32_t encode(const uint4 (&pairs)[2], tile::Codes<4> (&codes)[2]) const {
+    __device__ bool encode(const uint4 (&pairs)[2], tile::Codes<4> (&codes)[2], uint32_t &scale_code) const {
         const tile::Share<Element, tile::nvfp4_block> block{pairs[0], pairs[1]};
         const float amax = block.amax();
-        if (!four_over_six && tile::has_thresholds<Element>(amax, global)) {
-            const tile::Nvfp4Scale scale = tile::plain_nvfp4_scale(amax, global);
-            block.encode(tile::E2m1Thresholds<Element>({scale.step, amax}), codes);
-            return scale.code;
-        }
-        float values[2][8];
-        block.unpack(values);
-        return encode<Blocks>(values, codes);
+        const tile::Nvfp4Scale scale = tile::plain_nvfp4_scale(amax, global);
+        block.encode(tile::E2m1Thresholds<Element>({scale.step, amax}), codes);
+        scale_code = scale.code;
+        return !four_over_six && tile::has_thresholds<Element>(amax, global);
+    }
+
+    template <class Blocks>
+    __device__ bool encode(const float (&values)[2][8], tile::Codes<4> (&codes)[2], uint32_t &scale_code, std::false_type) const {
+        static_assert(Blocks::lanes == 1, "a sum of errors in the order of the definition");
+        scale_code = four_over_six ? tile::encode_nvfp4_block<true>(values, amax_of(values), global, codes).code
+                                   : tile::encode_nvfp4_block<false>(values, amax_of(values), global, codes).code;
+        return true;
+    }
+
+private:
+    __device__ static float amax_of(const float (&values)[2][8]) {
+        return ptx::max_nan_f32(tile::amax_of(values[0]), tile::amax_of(values[1]));
     }
 };
+
+// Encodes `items` blocks of each thread: encode(item, common) does one, or says that what it did must be done again. The common
+// ones come first, in one straight line, the others after them, one by one.
+template <class Encoder, int items, class Encode>
+__device__ inline void encode_blocks(Encode &&encode) {
+    uint32_t others = 0;
+#pragma unroll
+    for (int item = 0; item < items; ++item) others |= uint32_t(!encode(item, std::true_type{})) << item;
+    if constexpr (Encoder::has_others) {
+#pragma unroll 1
+        for (; others; others &= others - 1) encode(__ffs(others) - 1, std::false_type{});
+    }
+}
 
 template <class Format>
 struct EncoderOf;
@@ -148,8 +181,7 @@ __device__ inline void pack_keys(PackShared<Tile, Element, Tile::dim> &shared, c
     ptx::cp_async_wait_group<0>();
     ptx::bar_sync();   // all values are there
 
-#pragma unroll(Encoder::together)
-    for (int item = 0; item < Packing::items; ++item) {
+    encode_blocks<Encoder, Packing::items>([&](int item, auto common) {
         const int row = Packing::row() + item * Packing::step;
         float values[Blocks::groups][8];
         Packing::unpack(shared.staged, item, values);
@@ -163,9 +195,11 @@ __device__ inline void pack_keys(PackShared<Tile, Element, Tile::dim> &shared, c
             }
         }
         tile::Codes<Tile::Format::bits> codes[Blocks::groups];
-        const uint32_t scale = encoder.template encode<Blocks>(values, codes);
+        uint32_t scale;
+        const bool done = encoder.template encode<Blocks>(values, codes, scale, common);
         Packing::put(shared.tile, item, codes, rows.holds(row, Packing::first_of_block()) ? scale : Encoder::one);
-    }
+        return done;
+    });
     ptx::bar_sync();   // the tile is whole
     tile::copy_out<Packing::threads>(shared.tile, packed.tile(x.head(), sizeof(Tile)));
 }
@@ -201,22 +235,22 @@ __device__ inline void pack_values(PackShared<Tile, Element, Tile::dim_v> &share
     ptx::cp_async_wait_group<0>();
     ptx::bar_sync();   // all values are there
 
-#pragma unroll(Encoder::together)
-    for (int block = 0; block < Packing::items; ++block) {
+    encode_blocks<Encoder, Packing::items>([&](int block, auto common) {
         tile::Codes<Tile::Format::bits> codes[Blocks::groups];
         uint32_t scale;
-        if constexpr (Encoder::template takes_pairs<Element>) {
+        bool done;
+        if constexpr (Encoder::template takes_pairs<Element> && common) {
             uint4 pairs[Blocks::groups];
             Packing::unpack(shared.staged, block, pairs);
-            scale = encoder.template encode<Blocks, Element>(pairs, codes);
+            done = encoder.template encode<Blocks, Element>(pairs, codes, scale);
         } else {
             float values[Blocks::groups][8];
             Packing::unpack(shared.staged, block, values);
-            scale = encoder.template encode<Blocks>(values, codes);
+            done = encoder.template encode<Blocks>(values, codes, scale, common);
         }
-        const bool present = rows.holds(block * Tile::Format::block, Packing::column());
-        Packing::put(shared.tile, block, codes, present ? scale : Encoder::one);
-    }
+        Packing::put(shared.tile, block, codes, rows.holds(block * Tile::Format::block, Packing::column()) ? scale : Encoder::one);
+        return done;
+    });
     ptx::bar_sync();   // the tile is whole
     tile::copy_out<Packing::threads>(shared.tile, packed.tile(x.head(), sizeof(Tile)));
 }

@@ -124,7 +124,7 @@ struct ValuePacking {
     static constexpr int threads = Tile::dim_v, items = Tile::keys / Format::block;   // blocks of a thread
     static constexpr int blocks = packing_blocks(threads);                            // of a multiprocessor
 
-    __device__ static int column() { return threadIdx.x; }
+    __device__ static int column() { return threadIdx.x % 1024; }   // the remainder tells that it is not negative
 
     // The values of one of this thread's blocks.
     template <class Element>

@@ -196,8 +196,8 @@ def quantize_operand(
     values of one call agree in it. stream: of the device.
 
     NumPy arrays give an Operand of NumPy arrays; device arrays stay on the device, without waiting. Kernels: `scan_keys` and
-    `mean_keys`, or `less_block_means`, for means, `operand_scale` for the global scale (a second read of x), `pack_keys_NAME`,
-    `pack_values_NAME`.
+    `mean_keys`, or `less_block_means`, for means, `scan_keys` and `operand_scale` for the global scale (a second read of x; of
+    smoothed keys `mean_keys` gives it, too), `pack_keys_NAME`, `pack_values_NAME`.
     """
     name = "quantize_operand"
     _check_role(name, role, format)
