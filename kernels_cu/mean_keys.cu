@@ -11,8 +11,5 @@ KERNEL(mean_keys, .threads = {op::smooth_threads}, .shared_bytes = sizeof(op::Sc
  float *global_scale,     // [1] or null
  int keys, float factor, int runs, int batch, int heads, int cols, int sequences) {
     op::mean_keys(shared<op::MeanShared>(), sums, key_starts, key_ends, mean, keys, runs, batch, heads * cols);
-    if (global_scale && blockIdx.x == 0 && blockIdx.y == 0) {
-        ptx::bar_sync();   // the sums of all warps are read
-        op::operand_scale(shared<op::ScanShared>(), largest, global_scale, factor, largest ? runs * batch * heads : 0);
-    }
+    op::operand_scale_too(shared<op::ScanShared>(), largest, global_scale, factor, runs * batch * heads);
 }

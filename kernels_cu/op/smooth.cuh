@@ -140,6 +140,13 @@ __device__ inline void mean_keys(MeanShared &shared, const float *sums, const in
     mean[size_t(sequence) * columns + column] = count > 0 ? __fdiv_rn(sum, float(count)) : 0.0f;
 }
 
+// operand_scale() by one block of a launch that did something else before, where global_scale is wanted; of nothing if `largest` is null.
+__device__ inline void operand_scale_too(ScanShared &shared, const float *largest, float *global_scale, float factor, int count) {
+    if (!global_scale || blockIdx.x > 0 || blockIdx.y > 0) return;
+    ptx::bar_sync();   // nothing is read any more
+    operand_scale(shared, largest, global_scale, factor, largest ? count : 0);
+}
+
 // mean[batch, heads, blocks, cols] = the means of blocks of queries, y[batch, heads, queries, cols] = x less them. One block of
 // queries to a block of threads; the grid is blocks x heads x batch. Sums are in an order that depends on the shape alone.
 template <class Element>
