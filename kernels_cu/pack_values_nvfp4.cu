@@ -5,18 +5,20 @@
 VARIANTS(dim, 64, 128, 192, 256)
 
 using Tile = tile::ValueTile<tile::Nvfp4, op::tile_keys, VARIANT_dim>;
+using Packing = tile::ValuePacking<Tile>;
+template <class Element>
+using Shared = op::PackShared<Tile, Element, VARIANT_dim>;
 
 #define INSTANCE(suffix, Element)                                                                                      \
-    KERNEL(JOIN(pack_values_nvfp4_dim, VARIANT_dim, suffix), .threads = {tile::ValuePacking<Tile, Element>::threads},  \
-           .shared_bytes = sizeof(op::PackValuesShared<Tile, Element>), .tile = {1, 1, 1},                             \
-           .min_blocks = tile::ValuePacking<Tile, Element>::blocks)                                                    \
+    KERNEL(JOIN(pack_values_nvfp4_dim, VARIANT_dim, suffix), .threads = {Packing::threads},                            \
+           .shared_bytes = sizeof(Shared<Element>), .tile = {1, 1, 1}, .min_blocks = Packing::blocks)                  \
     (const Element *x,            /* [batch, heads, keys, cols] */                                                     \
      const float *global_scale,   /* [1] or null */                                                                    \
      const int *key_starts,       /* [sequences] or null */                                                            \
      const int *key_ends,         /* [sequences] or null */                                                            \
      uint8_t *packed,             /* [batch, heads, tiles, tile_bytes] */                                              \
      int rule, PACK_AXES(x)) {                                                                                         \
-        op::pack_values(shared<op::PackValuesShared<Tile, Element>>(), KEY_ARRAY(x), {packed, tiles}, rule, global_scale);\
+        op::pack_values(shared<Shared<Element>>(), KEY_ARRAY(x), {packed, tiles}, rule, global_scale);\
     }
 
 INSTANCE(_f32, float)

@@ -29,7 +29,7 @@ QUANTIZER_ROW = TIMES | {
 }
 ATTENTION_ROW = TIMES | {
     *("qk", "pv", "operands", "dtype", "shape", "causal", "l2", "tflops", "share_of_mma_rate", "mma_tflops", "relative_l2"),
-    *("bytes", "gb_per_s", "copy_gb_per_s", "share_of_copy"),
+    *("bytes", "gb_per_s", "copy_gb_per_s", "share_of_copy", "refused"),
 }
 LAUNCH_ROW = {"side", "microseconds", "fastest", "slowest", "ratio", "machine", "shape"}
 
@@ -160,6 +160,20 @@ def test_quantized_operands_are_those_that_a_call_on_arrays_makes(cuda):  # noqa
     given, arrays = ([r for r in rows if r["operands"] == operands] for operands in ("quantized", "arrays"))
     assert len(given) == len(arrays) == 4
     assert [r["relative_l2"] for r in given] == [r["relative_l2"] for r in arrays]
+
+
+def test_what_attention_refuses_is_a_row_that_says_why(cuda):  # noqa: F811
+    grouped = ("bench", "attention", "--repeat", "1", "--no-causal", "--shape", "b1h2g1s32d32")
+    rows = report(*grouped, "--format", "bf16", "--format", "mxfp4+bf16")["rows"]
+    assert [(r["qk"], r["pv"], r["refused"] is None, r["tflops"] is None) for r in rows] == [
+        ("bf16", "bf16", True, False),
+        ("mxfp4", "bf16", False, True),
+    ]
+    assert all(set(row) == ATTENTION_ROW for row in rows)
+    assert "takes as many heads in k and v as in q" in rows[1]["refused"]
+    lines = call(*grouped, "--format", "bf16", "--format", "mxfp4+bf16").stdout.splitlines()
+    assert f"refused: {rows[1]['refused']}" in lines[-1] and "refused" not in lines[-2]
+    refuse(*grouped, "--format", "mxfp4+bf16", part="takes as many heads in k and v as in q")
 
 
 @pytest.mark.parametrize("operands, packs", [("quantized", 0), ("arrays", 2)])

@@ -8,29 +8,50 @@
 #include "../tile/block_tiles.cuh"
 #include "../tile/narrow.cuh"
 #include "../tile/packing.cuh"
+#include "../tile/run.cuh"
 #include "../tile/scale.cuh"
+#include "../tile/thresholds.cuh"
 #include "keys.cuh"
 
 namespace op {
 
 constexpr int tile_keys = 64;
 
-// How a block is encoded: encode<Blocks>(values, codes) gives its scale. A lane has Blocks::groups groups of eight of its
-// values, and Blocks joins what lanes found of it. The bytes are those of the quantizer of the format.
+// How a block is encoded: encode<Blocks>(values, codes, scale, common). A lane has Blocks::groups groups of eight of its values, and
+// Blocks joins what lanes found of it. The bytes are those of the quantizer of the format. Where takes_pairs, an overload does
+// so for pairs of 16-bit elements in fewer instructions. Where has_others, what is asked for common blocks gives anything for
+// another and says so by false; with std::false_type it takes any.
 template <class Narrow>
 struct MxEncoder {
     static constexpr uint32_t one = 0x7f;   // the scale that stands for 1
-    static constexpr bool takes_pairs = true;
+    static constexpr bool has_others = false;
+    template <class Element>
+    static constexpr bool takes_pairs = tile::is_bf16<Element>;
     tile::ScaleRule rule;
 
     __device__ MxEncoder(int rule, const float *) : rule(tile::ScaleRule(rule)) {}
 
     template <class Blocks>
-    __device__ uint32_t encode(const float (&values)[Blocks::groups][8], tile::Codes<Narrow::bits> (&codes)[Blocks::groups]) const {
+    __device__ bool encode(const float (&values)[Blocks::groups][8], tile::Codes<Narrow::bits> (&codes)[Blocks::groups], uint32_t &scale,
+                           std::true_type) const {
         float amax = 0.0f;
 #pragma unroll
-        for (int i = 0; i < Blocks::groups; ++i) amax = ptx::max_nan_f32(amax, tile::amax_of(values[i]));
-        const uint32_t scale = tile::mx_scale<Narrow>(Blocks::amax(amax), rule);
+        for (const auto &group : values) amax = ptx::max_nan_f32(amax, tile::amax_of(group));
+        return encode_scaled<Blocks>(values, amax, codes, scale);
+    }
+
+    template <class Blocks, class Element>
+    __device__ bool encode(const uint4 (&pairs)[Blocks::groups], tile::Codes<Narrow::bits> (&codes)[Blocks::groups], uint32_t &scale) const {
+        uint32_t words[Blocks::groups][4];
+#pragma unroll
+        for (int i = 0; i < Blocks::groups; ++i) words[i][0] = pairs[i].x, words[i][1] = pairs[i].y, words[i][2] = pairs[i].z, words[i][3] = pairs[i].w;
+        return encode_scaled<Blocks>(words, tile::amax_of(pairs, Element{}), codes, scale);
+    }
+
+private:
+    template <class Blocks, class Values>
+    __device__ bool encode_scaled(const Values &values, float amax, tile::Codes<Narrow::bits> (&codes)[Blocks::groups], uint32_t &scale) const {
+        scale = tile::mx_scale<Narrow>(Blocks::amax(amax), rule);
 #pragma unroll
         for (int i = 0; i < Blocks::groups; ++i) {
             codes[i] = tile::encode_scaled<Narrow>(values[i], scale);
@@ -38,83 +59,72 @@ struct MxEncoder {
             for (uint32_t &word : codes[i].word)
                 if (scale == tile::ue8m0_nan) word = 0;
         }
-        return scale;
-    }
-
-    // The same of pairs of bf16, which takes fewer instructions.
-    template <class Blocks>
-    __device__ uint32_t encode(const uint32_t (&pairs)[Blocks::groups][4], tile::Codes<Narrow::bits> (&codes)[Blocks::groups]) const {
-        uint32_t largest = 0;
-#pragma unroll
-        for (const auto &group : pairs)
-#pragma unroll
-            for (uint32_t pair : group) largest = ptx::max_nan_bf16x2(largest, ptx::abs_bf16x2(pair));
-        const uint32_t scale = tile::mx_scale<Narrow>(Blocks::amax(ptx::max_nan_f32(ptx::low_bf16(largest), ptx::high_bf16(largest))), rule);
-#pragma unroll
-        for (int i = 0; i < Blocks::groups; ++i) {
-            codes[i] = tile::encode_scaled<Narrow>(pairs[i], scale);
-#pragma unroll
-            for (uint32_t &word : codes[i].word)
-                if (scale == tile::ue8m0_nan) word = 0;
-        }
-        return scale;
+        return true;
     }
 };
 
 struct Nvfp4Encoder {
     static constexpr uint32_t one = 0x38;
-    static constexpr bool takes_pairs = false;
+    static constexpr bool has_others = true;
+    template <class Element>
+    static constexpr bool takes_pairs = tile::uses_thresholds<Element>;
     tile::Nvfp4Global global;
-    bool four_over_six;
+    bool four_over_six;   // which makes all blocks others
 
     __device__ Nvfp4Encoder(int rule, const float *global_scale) : global(global_scale ? *global_scale : 1.0f), four_over_six(rule == 1) {}
 
     template <class Blocks>
-    __device__ uint32_t encode(const float (&values)[Blocks::groups][8], tile::Codes<4> (&codes)[Blocks::groups]) const {
-        float amax = 0.0f;
+    __device__ bool encode(const float (&values)[2][8], tile::Codes<4> (&codes)[2], uint32_t &scale_code, std::true_type) const {
+        const float amax = amax_of(values);
+        const tile::Nvfp4Scale scale = tile::plain_nvfp4_scale(amax, global);
+        const tile::Divisor divisor = tile::Divisor::plain(scale.step * (1.0f / tile::E2m1::unit));
 #pragma unroll
-        for (int i = 0; i < Blocks::groups; ++i) amax = ptx::max_nan_f32(amax, tile::amax_of(values[i]));
-        amax = Blocks::amax(amax);
-        tile::Nvfp4Scale scale;
-        if (!four_over_six) {
-            encode_to<false, Blocks>(scale, values, amax, tile::Nvfp4Target::six, codes);
-            return scale.code;
-        }
-        const float error = encode_to<true, Blocks>(scale, values, amax, tile::Nvfp4Target::six, codes);
-        tile::Nvfp4Scale other;
-        tile::Codes<4> other_codes[Blocks::groups];
-        const float other_error = encode_to<true, Blocks>(other, values, amax, tile::Nvfp4Target::four, other_codes);
-        if (scale.step != 0.0f && other_error < error) {
-            scale = other;
+        for (int group = 0; group < 2; ++group) {
+            float quotients[8];
 #pragma unroll
-            for (int i = 0; i < Blocks::groups; ++i) codes[i] = other_codes[i];
+            for (int i = 0; i < 8; ++i) quotients[i] = divisor.quotient(values[group][i]);
+            codes[group] = tile::E2m1::encode_below_7(quotients);
         }
-        return scale.code;
+        scale_code = scale.code;
+        return !four_over_six && amax <= global.most && (amax >= global.least || amax == 0.0f);
+    }
+
+    template <class Blocks, class Element>
+    __device__ bool encode(const uint4 (&pairs)[2], tile::Codes<4> (&codes)[2], uint32_t &scale_code) const {
+        const tile::Share<Element, tile::nvfp4_block> block{pairs[0], pairs[1]};
+        const float amax = block.amax();
+        const tile::Nvfp4Scale scale = tile::plain_nvfp4_scale(amax, global);
+        block.encode(tile::E2m1Thresholds<Element>({scale.step, amax}), codes);
+        scale_code = scale.code;
+        return !four_over_six && tile::has_thresholds<Element>(amax, global);
+    }
+
+    template <class Blocks>
+    __device__ bool encode(const float (&values)[2][8], tile::Codes<4> (&codes)[2], uint32_t &scale_code, std::false_type) const {
+        static_assert(Blocks::lanes == 1, "a sum of errors in the order of the definition");
+        scale_code = four_over_six ? tile::encode_nvfp4_block<true>(values, amax_of(values), global, codes).code
+                                   : tile::encode_nvfp4_block<false>(values, amax_of(values), global, codes).code;
+        return true;
     }
 
 private:
-    // The scale for a target and the codes under it; returns the squared error where `with_error`. By the whole warp, for what
-    // lanes exchange.
-    template <bool with_error, class Blocks>
-    __device__ float encode_to(tile::Nvfp4Scale &scale, const float (&values)[Blocks::groups][8], float amax, tile::Nvfp4Target target,
-                               tile::Codes<4> (&codes)[Blocks::groups]) const {
-        float quotients[Blocks::groups][8];
-#pragma unroll
-        for (int i = 0; i < 8 * Blocks::groups; ++i) quotients[i / 8][i % 8] = values[i / 8][i % 8];
-        // Errors need the quotients as they are, also the few beyond 7 of the smallest steps; codes alone do not.
-        scale = tile::divide_by_step(quotients, amax, target, global, with_error ? 16.0f : 6.5f);
-        tile::encode_nvfp4<!with_error>(quotients, scale, codes);
-        if constexpr (with_error) {
-            float errors[Blocks::groups];
-#pragma unroll
-            for (int i = 0; i < Blocks::groups; ++i) errors[i] = tile::squared_error(quotients[i], codes[i], scale);
-            static_assert(Blocks::groups <= 2, "a sum in the order of the definition");
-            return Blocks::sum(Blocks::groups == 1 ? errors[0] : __fadd_rn(errors[0], errors[Blocks::groups - 1]));
-        } else {
-            return 0.0f;
-        }
+    __device__ static float amax_of(const float (&values)[2][8]) {
+        return ptx::max_nan_f32(tile::amax_of(values[0]), tile::amax_of(values[1]));
     }
 };
+
+// Encodes `items` blocks of each thread: encode(item, common) does one, or says that what it did must be done again. The common
+// ones come first, in one straight line, the others after them, one by one.
+template <class Encoder, int items, class Encode>
+__device__ inline void encode_blocks(Encode &&encode) {
+    uint32_t others = 0;
+#pragma unroll
+    for (int item = 0; item < items; ++item) others |= uint32_t(!encode(item, std::true_type{})) << item;
+    if constexpr (Encoder::has_others) {
+#pragma unroll 1
+        for (; others; others &= others - 1) encode(__ffs(others) - 1, std::false_type{});
+    }
+}
 
 template <class Format>
 struct EncoderOf;
@@ -143,54 +153,62 @@ struct Packed {
 // The axes and strides of every packing entry, in order.
 #define PACK_AXES(x) int batch, int heads, int keys, int cols, int sequences, int tiles, int tile_bytes, KEY_STRIDES(x)
 
+// A tile on its way: as loaded, and as written.
+template <class Tile, class Element, int dim>
+struct PackShared {
+    Tile tile;
+    tile::Staged<Element, tile_keys, dim> staged;
+};
+
 // One tile of keys, less mean[sequences, heads, cols] where that is given. Blocks without any value of x have a scale of 1.
 template <class Tile, class Element>
-__device__ inline void pack_keys(Tile &tile, const KeyArray<Element> &x, Packed packed, const float *mean, int rule, const float *global_scale) {
+__device__ inline void pack_keys(PackShared<Tile, Element, Tile::dim> &shared, const KeyArray<Element> &x, Packed packed, const float *mean,
+                                 int rule, const float *global_scale) {
     using Packing = tile::KeyPacking<Tile>;
     using Blocks = typename Packing::Blocks;
     using Encoder = typename EncoderOf<typename Tile::Format>::Type;
     const KeyUnit unit = x.unit(blockIdx.x, tile_keys);
     const tile::Rows<Element> rows = x.rows(unit);
-    tile::Eight<Element> loaded[Blocks::groups][Packing::items];
-#pragma unroll
-    for (int group = 0; group < Blocks::groups; ++group)
-        rows.load(loaded[group], Packing::row(), Packing::step, Packing::column() + 8 * group);
-    float mean_values[Blocks::groups][8] = {};
+    shared.staged.template load<Packing::threads>(rows);
+    ptx::cp_async_commit_group();
+    tile::Eight<float> of_columns[Blocks::groups][1] = {};
     if (mean) {
 #pragma unroll
-        for (int group = 0; group < Blocks::groups; ++group) {
-            tile::Eight<float> of_columns[1];
-            tile::Rows<float>(mean + x.head(unit.sequence) * x.cols, 0, 1, x.cols).load(of_columns, 0, 0, Packing::column() + 8 * group);
-            of_columns[0].unpack(mean_values[group]);
-        }
+        for (int group = 0; group < Blocks::groups; ++group)
+            tile::Rows<float>(mean + x.head(unit.sequence) * x.cols, 0, 1, x.cols).load(of_columns[group], 0, 0, Packing::column() + 8 * group);
     }
-
     const Encoder encoder(rule, global_scale);
-#pragma unroll
-    for (int item = 0; item < Packing::items; ++item) {
+    ptx::cp_async_wait_group<0>();
+    ptx::bar_sync();   // all values are there
+
+    encode_blocks<Encoder, Packing::items>([&](int item, auto common) {
         const int row = Packing::row() + item * Packing::step;
         float values[Blocks::groups][8];
+        Packing::unpack(shared.staged, item, values);
+        if (mean && row < rows.rows) {
 #pragma unroll
-        for (int group = 0; group < Blocks::groups; ++group) {
-            loaded[group][item].unpack(values[group]);
-            if (mean && row < rows.rows) {
+            for (int group = 0; group < Blocks::groups; ++group) {
+                float mean_values[8];
+                of_columns[group][0].unpack(mean_values);
 #pragma unroll
-                for (int i = 0; i < 8; ++i) values[group][i] -= mean_values[group][i];
+                for (int i = 0; i < 8; ++i) values[group][i] -= mean_values[i];
             }
         }
         tile::Codes<Tile::Format::bits> codes[Blocks::groups];
-        const uint32_t scale = encoder.template encode<Blocks>(values, codes);
-        Packing::put(tile, row, codes, rows.holds(row, Packing::first_of_block()) ? scale : Encoder::one);
-    }
+        uint32_t scale;
+        const bool done = encoder.template encode<Blocks>(values, codes, scale, common);
+        Packing::put(shared.tile, item, codes, rows.holds(row, Packing::first_of_block()) ? scale : Encoder::one);
+        return done;
+    });
     ptx::bar_sync();   // the tile is whole
-    tile::copy_out<Packing::threads>(tile, packed.tile(x.head(), sizeof(Tile)));
+    tile::copy_out<Packing::threads>(shared.tile, packed.tile(x.head(), sizeof(Tile)));
 }
 
 // One tile of values in 16 bits, SharedTile<64, 2 dim_v>: rounded to nearest, ties to even.
 template <class Narrow, int dim_v, class Element>
 __device__ inline void pack_values_16(const KeyArray<Element> &x, Packed packed) {
     using Tile = tile::SharedTile<tile_keys, dim_v * 2>;
-    using Packing = tile::RowPacking<tile_keys, dim_v>;
+    using Packing = tile::RowPacking<tile_keys, dim_v, 8>;
     tile::Eight<Element> loaded[Packing::items];
     x.rows(x.unit(blockIdx.x, tile_keys)).load(loaded, Packing::row(), Packing::step, Packing::column());
     Tile &tile = *reinterpret_cast<Tile *>(packed.tile(x.head(), sizeof(Tile)));
@@ -202,37 +220,37 @@ __device__ inline void pack_values_16(const KeyArray<Element> &x, Packed packed)
     }
 }
 
-// A tile of values on its way: as loaded, and as written.
-template <class Tile, class Element>
-struct PackValuesShared {
-    Tile tile;
-    typename tile::ValuePacking<Tile, Element>::Staged staged;
-};
-
 // One tile of values. Blocks without any value of x have a scale of 1.
 template <class Tile, class Element>
-__device__ inline void pack_values(PackValuesShared<Tile, Element> &shared, const KeyArray<Element> &x, Packed packed, int rule,
+__device__ inline void pack_values(PackShared<Tile, Element, Tile::dim_v> &shared, const KeyArray<Element> &x, Packed packed, int rule,
                                    const float *global_scale) {
-    using Packing = tile::ValuePacking<Tile, Element>;
+    using Packing = tile::ValuePacking<Tile>;
     using Blocks = typename Packing::Blocks;
     using Encoder = typename EncoderOf<typename Tile::Format>::Type;
     const tile::Rows<Element> rows = x.rows(x.unit(blockIdx.x, tile_keys));
-    Packing::load(shared.staged, rows);
+    shared.staged.template load<Packing::threads>(rows);
     ptx::cp_async_commit_group();
     const Encoder encoder(rule, global_scale);
     Packing::put_rest(shared.tile);
     ptx::cp_async_wait_group<0>();
     ptx::bar_sync();   // all values are there
 
-#pragma unroll 1
-    for (int block = 0; block < Packing::thread_blocks; ++block) {
-        std::conditional_t<Encoder::takes_pairs && tile::is_bf16<Element>, uint32_t[Blocks::groups][4], float[Blocks::groups][8]> values;
-        Packing::unpack(shared.staged, block, values);
+    encode_blocks<Encoder, Packing::items>([&](int block, auto common) {
         tile::Codes<Tile::Format::bits> codes[Blocks::groups];
-        const uint32_t scale = encoder.template encode<Blocks>(values, codes);
-        const bool present = rows.holds(Packing::first_key() + block * Tile::Format::block, Packing::column());
-        Packing::put(shared.tile, block, codes, present ? scale : Encoder::one);
-    }
+        uint32_t scale;
+        bool done;
+        if constexpr (Encoder::template takes_pairs<Element> && common) {
+            uint4 pairs[Blocks::groups];
+            Packing::unpack(shared.staged, block, pairs);
+            done = encoder.template encode<Blocks, Element>(pairs, codes, scale);
+        } else {
+            float values[Blocks::groups][8];
+            Packing::unpack(shared.staged, block, values);
+            done = encoder.template encode<Blocks>(values, codes, scale, common);
+        }
+        Packing::put(shared.tile, block, codes, rows.holds(block * Tile::Format::block, Packing::column()) ? scale : Encoder::one);
+        return done;
+    });
     ptx::bar_sync();   // the tile is whole
     tile::copy_out<Packing::threads>(shared.tile, packed.tile(x.head(), sizeof(Tile)));
 }

@@ -111,6 +111,7 @@ constexpr int mean_columns = 32;   // of a block, whose warps share the runs
 struct MeanShared {
     float of_warp[smooth_threads / 32][mean_columns];
 };
+static_assert(sizeof(MeanShared) <= sizeof(ScanShared), "whose memory it may take");
 
 // mean[sequences, columns] = the sum of sums[runs, batch, columns] over the runs of a sequence, over the number of its keys; 0
 // where there are none. The grid is columns x sequences.
@@ -137,6 +138,13 @@ __device__ inline void mean_keys(MeanShared &shared, const float *sums, const in
     if (warp > 0 || column >= columns) return;
     for (int i = 1; i < warps; ++i) sum += shared.of_warp[i][lane];
     mean[size_t(sequence) * columns + column] = count > 0 ? __fdiv_rn(sum, float(count)) : 0.0f;
+}
+
+// operand_scale() by one block of a launch that did something else before, where global_scale is wanted; of nothing if `largest` is null.
+__device__ inline void operand_scale_too(ScanShared &shared, const float *largest, float *global_scale, float factor, int count) {
+    if (!global_scale || blockIdx.x > 0 || blockIdx.y > 0) return;
+    ptx::bar_sync();   // nothing is read any more
+    operand_scale(shared, largest, global_scale, factor, largest ? count : 0);
 }
 
 // mean[batch, heads, blocks, cols] = the means of blocks of queries, y[batch, heads, queries, cols] = x less them. One block of

@@ -17,129 +17,130 @@
 
 namespace tile {
 
-// A block of `block` values whose quarters or halves, eight values each, are in neighbouring lanes.
-template <int block>
-struct AcrossLanes {
-    static constexpr int groups = 1;        // of eight values that a lane has
-    static constexpr int lanes = block / 8;
+// A block of `block` values, `lane_values` to each of some neighbouring lanes.
+template <int block, int lane_values>
+struct Blocks {
+    static constexpr int groups = lane_values / 8;   // of eight values that a lane has
+    static constexpr int lanes = block / lane_values;
 
     __device__ static float amax(float value) {
 #pragma unroll
         for (int mask = 1; mask < lanes; mask *= 2) value = ptx::max_nan_f32(value, ptx::shfl_sync_bfly_f32(value, mask));
         return value;
     }
-    __device__ static float sum(float value) {
-#pragma unroll
-        for (int mask = 1; mask < lanes; mask *= 2) value = __fadd_rn(value, ptx::shfl_sync_bfly_f32(value, mask));
-        return value;
-    }
-};
-
-// A block of values that one lane has.
-template <int block>
-struct InOneLane {
-    static constexpr int groups = block / 8;
-
-    __device__ static float amax(float value) { return value; }
-    __device__ static float sum(float value) { return value; }
 };
 
 // Threads that pack on one multiprocessor: while some compute, the values of others are on their way.
 constexpr int packing_threads = 1024;
+// How many blocks of `threads` that makes, of which every multiprocessor holds 16.
+constexpr int packing_blocks(int threads) { return threads < packing_threads / 16 ? 16 : packing_threads / threads; }
 
-// The threads that work along rows of `dim` values: each has some neighbouring values of `items` rows, 32 in all.
-template <int rows, int dim, int lane_values = 8>
+// The values of a tile on their way, unchanged and not swizzled: a warp writes them along the row.
+template <class Element, int keys, int dim>
+struct alignas(16) Staged {
+    Element values[keys][dim];
+
+    // Starts loading, by `threads` threads; the values are there after cp_async_wait_group and a barrier.
+    template <int threads>
+    __device__ void load(const Rows<Element> &rows) {
+        // A thread's values stand in one column, every so many rows. Trip counts are constants, or loops would count in vain.
+        const auto each = [&](auto width, auto &&body) {
+            constexpr int row_threads = dim / width, step = threads / row_threads;
+            static_assert(threads % row_threads == 0 && keys % step == 0);
+            const int row = threadIdx.x / row_threads, column = threadIdx.x % row_threads * width;
+            const Element *source = rows.at(row, column);
+            constexpr bool copies = width > 1;
+#pragma unroll(copies ? keys / step : 4)
+            for (int i = 0; i < keys / step; ++i, source += step * rows.stride)
+                body(values[row + i * step][column], source, rows.holds(row + i * step, column));
+        };
+        if (rows.aligned) {
+            each(std::integral_constant<int, elements_per_chunk<Element>>{}, [](Element &target, const Element *source, bool present) {
+                ptx::cp_async_cg_16(static_cast<uint32_t>(__cvta_generic_to_shared(&target)), source, present);
+            });
+        } else {
+            each(std::integral_constant<int, 1>{}, [](Element &target, const Element *source, bool present) {
+                target = present ? *source : Element(0.0f);
+            });
+        }
+    }
+};
+
+// The threads that work along rows of `dim` values: each has `lane_values` neighbouring ones of `items` rows.
+template <int rows, int dim, int lane_values>
 struct RowPacking {
-    static constexpr int items = 32 / lane_values, step = rows / items;   // rows between two items of a thread
+    static constexpr int items = 4, step = rows / items;   // rows between two items of a thread
     static constexpr int row_threads = dim / lane_values, threads = step * row_threads;
-    static constexpr int blocks = packing_threads / threads;   // of a multiprocessor
 
     __device__ static int row() { return threadIdx.x / row_threads; }
     __device__ static int column() { return threadIdx.x % row_threads * lane_values; }
 };
 
-// The threads that write a KeyTile. A block of 16 values is one lane's, so that its scale is worked out once.
-template <class Format>
-constexpr int key_lane_values = Format::block == 16 ? 16 : 8;
-
+// The threads that write a KeyTile. The values of a block are one lane's or two's, so that its scale is worked out once or twice.
 template <class Tile>
-struct KeyPacking : RowPacking<Tile::keys, Tile::dim, key_lane_values<typename Tile::Format>> {
+struct KeyPacking : RowPacking<Tile::keys, Tile::dim, 16> {
     using Format = typename Tile::Format;
-    static constexpr int lane_values = key_lane_values<Format>;
-    static constexpr int blocks = (lane_values == 16 ? 3 : 4) * packing_threads / 4 / RowPacking<Tile::keys, Tile::dim, lane_values>::threads;
-    using Blocks = std::conditional_t<lane_values == Format::block, InOneLane<Format::block>, AcrossLanes<Format::block>>;
-    using RowPacking<Tile::keys, Tile::dim, lane_values>::column;
+    using Rows = RowPacking<Tile::keys, Tile::dim, 16>;
+    using Blocks = tile::Blocks<Format::block, 16>;
+    // Of a multiprocessor. What becomes of values less a mean in NVFP4 needs more registers.
+    static constexpr int blocks = packing_blocks(Rows::threads) * (Format::block == 16 ? 3 : 4) / 4;
+    using Rows::column, Rows::row, Rows::step;
 
     __device__ static int first_of_block() { return column() / Format::block * Format::block; }
 
-    __device__ static void put(Tile &tile, int row, const Codes<Format::bits> (&codes)[Blocks::groups], uint32_t scale) {
-        const int byte = column() * Format::bits / 8;
-        uint8_t *target = reinterpret_cast<uint8_t *>(&tile.at(row, byte / 16)) + byte % 16;
-        if constexpr (Format::bits == 8) *reinterpret_cast<uint2 *>(target) = {codes[0].word[0], codes[0].word[1]};
-        else if constexpr (Blocks::groups == 2) *reinterpret_cast<uint2 *>(target) = {codes[0].word[0], codes[1].word[0]};
-        else *reinterpret_cast<uint32_t *>(target) = codes[0].word[0];
-        uint8_t *scales = reinterpret_cast<uint8_t *>(tile.scales[row]);
-        const int block = column() / Format::block;
-        if (column() == first_of_block()) scales[block] = scale;
+    // The values of one of this thread's rows.
+    template <class Element>
+    __device__ static void unpack(const Staged<Element, Tile::keys, Tile::dim> &staged, int item, float (&values)[Blocks::groups][8]) {
+#pragma unroll
+        for (int group = 0; group < Blocks::groups; ++group) {
+            Eight<Element> eight;
+            const uint4 *source = reinterpret_cast<const uint4 *>(&staged.values[row() + item * step][column() + 8 * group]);
+#pragma unroll
+            for (int i = 0; i < Eight<Element>::chunks; ++i) eight.chunk[i] = source[i];
+            eight.unpack(values[group]);
+        }
+    }
+
+    __device__ static void put(Tile &tile, int item, const Codes<Format::bits> (&codes)[Blocks::groups], uint32_t scale) {
+        static_assert((step & (step - 1)) == 0, "a row number is the exclusive or of its parts, as the swizzle wants it");
+        const int byte = column() * Format::bits / 8, chunk = byte / 16 ^ Tile::swizzle(row()) ^ Tile::swizzle(item * step);
+        uint4 *target = &tile.chunks[(row() + item * step) * Tile::row_chunks + chunk];
+        if constexpr (Format::bits == 8) *target = {codes[0].word[0], codes[0].word[1], codes[1].word[0], codes[1].word[1]};
+        else reinterpret_cast<uint2 *>(target)[byte / 8 % 2] = {codes[0].word[0], codes[1].word[0]};
+        uint8_t *scales = reinterpret_cast<uint8_t *>(tile.scales[row() + item * step]);
+        if (column() == first_of_block()) scales[column() / Format::block] = scale;
         if constexpr (Tile::dim / Format::block % 4 != 0) {   // bytes of the last word that belong to no block are zero
-            if (column() == Tile::dim - lane_values)
+            if (column() == Tile::dim - 16)
                 for (int i = Tile::dim / Format::block; i < 4 * Tile::words; ++i) scales[i] = 0;
         }
     }
 };
 
-// The threads that write a ValueTile: the values pass through shared memory; each thread then has half a column of 64 keys.
-template <class Tile, class Element>
+// The threads that write a ValueTile: each has a column.
+template <class Tile>
 struct ValuePacking {
     using Format = typename Tile::Format;
-    using Blocks = InOneLane<Format::block>;
-    static constexpr int thread_keys = 32, threads = Tile::keys / thread_keys * Tile::dim_v;
-    static constexpr int blocks = packing_threads / threads;            // of a multiprocessor
-    static constexpr int thread_blocks = thread_keys / Format::block;   // of values that share a scale
-    static constexpr int row_chunks = Tile::dim_v * sizeof(Element) / 16;
+    using Blocks = tile::Blocks<Format::block, Format::block>;
+    static constexpr int threads = Tile::dim_v, items = Tile::keys / Format::block;   // blocks of a thread
+    static constexpr int blocks = packing_blocks(threads);                            // of a multiprocessor
 
-    // Rows of values, unchanged and not swizzled: a warp writes and reads them along the row.
-    struct alignas(16) Staged {
-        Element values[Tile::keys][Tile::dim_v];
-    };
-
-    __device__ static int column() { return threadIdx.x % Tile::dim_v; }
-    __device__ static int first_key() { return threadIdx.x / Tile::dim_v * thread_keys; }
-
-    // Starts loading; the values are there after cp_async_wait_group and a barrier.
-    __device__ static void load(Staged &staged, const Rows<Element> &rows) {
-        constexpr int chunk_values = elements_per_chunk<Element>;
-        if (rows.aligned) {
-            const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(&staged));
-#pragma unroll
-            for (int i = threadIdx.x; i < Tile::keys * row_chunks; i += threads) {
-                const int row = i / row_chunks, column = i % row_chunks * chunk_values;
-                const bool present = rows.holds(row, column);
-                ptx::cp_async_cg_16(target + 16 * i, present ? rows.at(row, column) : rows.first, present);
-            }
-        } else {
-#pragma unroll 4
-            for (int i = threadIdx.x; i < Tile::keys * Tile::dim_v; i += threads) {
-                const int row = i / Tile::dim_v, column = i % Tile::dim_v;
-                staged.values[row][column] = rows.holds(row, column) ? *rows.at(row, column) : Element(0.0f);
-            }
-        }
-    }
+    __device__ static int column() { return threadIdx.x % 1024; }   // the remainder tells that it is not negative
 
     // The values of one of this thread's blocks.
-    __device__ static void unpack(const Staged &staged, int block, float (&values)[Blocks::groups][8]) {
+    template <class Element>
+    __device__ static void unpack(const Staged<Element, Tile::keys, Tile::dim_v> &staged, int block, float (&values)[Blocks::groups][8]) {
 #pragma unroll
         for (int i = 0; i < Format::block; ++i)
-            values[i / 8][i % 8] = float(staged.values[first_key() + block * Format::block + i][column()]);
+            values[i / 8][i % 8] = float(staged.values[block * Format::block + i][column()]);
     }
 
     // The same as pairs of two keys each, of 16-bit elements.
-    __device__ static void unpack(const Staged &staged, int block, uint32_t (&pairs)[Blocks::groups][4]) {
+    template <class Element>
+    __device__ static void unpack(const Staged<Element, Tile::keys, Tile::dim_v> &staged, int block, uint4 (&pairs)[Blocks::groups]) {
+        const auto bits = [&](int key) { return uint32_t(reinterpret_cast<const uint16_t &>(staged.values[block * Format::block + key][column()])); };
+        const auto pair = [&](int key) { return __byte_perm(bits(key), bits(key + 1), 0x5410); };
 #pragma unroll
-        for (int i = 0; i < Format::block; i += 2) {
-            const Element *first = &staged.values[first_key() + block * Format::block + i][column()];
-            pairs[i / 8][i % 8 / 2] = reinterpret_cast<const uint16_t &>(first[0]) | uint32_t(reinterpret_cast<const uint16_t &>(first[Tile::dim_v])) << 16;
-        }
+        for (int i = 0; i < Blocks::groups; ++i) pairs[i] = {pair(8 * i), pair(8 * i + 2), pair(8 * i + 4), pair(8 * i + 6)};
     }
 
     __device__ static void put(Tile &tile, int block, const Codes<Format::bits> (&codes)[Blocks::groups], uint32_t scale) {
@@ -147,16 +148,14 @@ struct ValuePacking {
         uint32_t words[count];
 #pragma unroll
         for (int i = 0; i < count; ++i) words[i] = codes[i / of_group].word[i % of_group];
-        const int key = first_key() + block * Format::block, byte = key * Format::bits / 8;
-        uint4 *target = &tile.codes.at(column(), byte / 16);
         if constexpr (count == 2) {
-            reinterpret_cast<uint2 *>(target)[byte / 8 % 2] = {words[0], words[1]};
+            reinterpret_cast<uint2 *>(&tile.codes.at(column(), block / 2))[block % 2] = {words[0], words[1]};
         } else {
 #pragma unroll
             for (int i = 0; i < count / 4; ++i)
-                tile.codes.at(column(), byte / 16 + i) = {words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
+                tile.codes.at(column(), block * (count / 4) + i) = {words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
         }
-        put_scale(tile, column(), key / Format::block, scale);
+        put_scale(tile, column(), block, scale);
     }
 
     __device__ static void put_scale(Tile &tile, int column, int block, uint32_t scale) {
@@ -165,8 +164,10 @@ struct ValuePacking {
 
     // Bytes of scales that belong to no column are zero.
     __device__ static void put_rest(Tile &tile) {
-        constexpr int whole = Tile::groups * Tile::columns_per_word * 32, blocks = Tile::keys / Format::block;
-        for (int i = threadIdx.x; i < (whole - Tile::dim_v) * blocks; i += threads) put_scale(tile, Tile::dim_v + i / blocks, i % blocks, 0);
+        constexpr int whole = Tile::groups * Tile::columns_per_word * 32;
+        if constexpr (whole > Tile::dim_v) {
+            for (int i = threadIdx.x; i < (whole - Tile::dim_v) * items; i += threads) put_scale(tile, Tile::dim_v + i / items, i % items, 0);
+        }
     }
 };
 
@@ -174,8 +175,12 @@ struct ValuePacking {
 template <int threads, class Tile>
 __device__ inline void copy_out(const Tile &tile, void *target) {
     static_assert(sizeof(Tile) % 16 == 0, "whole chunks");
-    const uint4 *source = reinterpret_cast<const uint4 *>(&tile);
-    for (int i = threadIdx.x; i < int(sizeof(Tile) / 16); i += threads) static_cast<uint4 *>(target)[i] = source[i];
+    constexpr int chunks = sizeof(Tile) / 16;
+    const uint4 *source = reinterpret_cast<const uint4 *>(&tile) + threadIdx.x;
+    uint4 *first = static_cast<uint4 *>(target) + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < ceil_div(chunks, threads) * threads; i += threads)
+        if (chunks - i >= threads || threadIdx.x < chunks - i) first[i] = source[i];
 }
 
 }  // namespace tile

@@ -188,15 +188,15 @@ def attention_rows(
     mma_tflops (of each probe of a rate, by name), share_of_mma_rate (the time that the two products would take at those
     rates / the time), relative_l2 (of the last queries of the first head, against float64 attention of the inputs), bytes (of
     decoding, Q, K, V and the output, each once; of a prologue, what its launches read and write, a second read counted again),
-    gb_per_s, copy_gb_per_s, share_of_copy; None where a row has no such figure.
-    ArgumentError for what `attention` refuses; MachineError on the emulator.
+    gb_per_s, copy_gb_per_s, share_of_copy, refused (why `attention` does not do this, in a row without figures); None where a row has
+    no such figure. ArgumentError where `attention` refuses all that is asked for; MachineError on the emulator.
     """
     backend = gpu("bench attention")
     clock = Clock(repeat=checked_repeat("bench attention", repeat))
     combinations = tuple(combinations) or COMBINATIONS
     measured = sides_of(combinations)
     rates = {kernel: Rate.of(kernel, backend) for pair in combinations for kernel in rates_of(pair, backend)}
-    rows = []
+    rows, refusals = [], []
     for shape in shapes or SHAPES:
         # Each side holds an output and copies of its operands, of 16 bits at most; K is copied once.
         check_fits("bench attention", shape.bytes(4) + (len(measured) + 1) * shape.bytes(2), backend)
@@ -210,25 +210,51 @@ def attention_rows(
                 rows += _prologue_rows(clock, given, [pair for pair in combinations if pair in BLOCK_ATTENTION], copy, place)
             for masked in (False,) if shape.decodes else causal:
                 outputs = {side: empty(given[0].shape, bf16.dtype, device=backend.ordinal) for side in measured}
-                operands_of_sides = {side: _given(given, side) for side in measured}
-                calls = {side: _prepared(x, side, masked, outputs[side]) for side, x in operands_of_sides.items()}
+                operands_of_sides, calls, refused = _tried(given, outputs, masked)
+                refusals += refused.values()
                 l2 = FLUSHED if shape.decodes else WARM
                 times = clock.times({**calls, **{kernel: rate.call for kernel, rate in rates.items()}, **copy}, l2)
                 tflops = {kernel: rate.flops / times[kernel].median / 1e9 for kernel, rate in rates.items()}
                 for side in measured:
                     qk, pv, operands = side
+                    of_side = {"qk": qk, "pv": pv, "operands": operands, **place, "causal": bool(masked), "l2": l2}
+                    if side in refused:
+                        rows.append({**of_side, **_NO_FIGURES, "repeat": clock.repeat, "refused": str(refused[side]).splitlines()[0]})
+                        continue
                     used = [(kernel, tflops[kernel]) for kernel in rates_of((qk, pv), backend)]
                     moved = sum(x.nbytes for x in (*operands_of_sides[side], outputs[side])) if shape.decodes else None
                     rows.append(
                         {
-                            **{"qk": qk, "pv": pv, "operands": operands, **place, "causal": bool(masked), "l2": l2},
+                            **of_side,
                             **_figures(shape, masked, times[side], *(rate for _, rate in used)),
                             "mma_tflops": {kernel.name: rate for kernel, rate in used},
                             "relative_l2": _error(outputs[side].to_numpy(), host, masked),
                             **_rates_of_bytes(moved, times[side], times[COPY], 2 * given[1].nbytes),
+                            "refused": None,
                         }
                     )
+    if refusals and all(row["refused"] or row["operands"] == PROLOGUE for row in rows):
+        raise refusals[0]
     return rows
+
+
+_RATES_OF_BYTES = ("bytes", "gb_per_s", "copy_gb_per_s", "share_of_copy")
+_NO_FIGURES = {
+    **dict.fromkeys(("milliseconds", "fastest", "slowest", "tflops", "share_of_mma_rate", "relative_l2", *_RATES_OF_BYTES)),
+    "mma_tflops": {},
+}
+
+
+def _tried(given: Sequence, outputs: dict, masked: bool) -> tuple[dict, dict, dict]:
+    """By side: what its calls are given, the calls, and where `attention` refuses one, its ArgumentError instead."""
+    operands, calls, refused = {}, {}, {}
+    for side, out in outputs.items():
+        try:
+            operands[side] = _given(given, side)
+            calls[side] = _prepared(operands[side], side, masked, out)
+        except ArgumentError as error:
+            refused[side] = error
+    return operands, calls, refused
 
 
 def _prologue_rows(clock: Clock, arrays: Sequence, pairs: Sequence[tuple[str, str]], copy: dict, place: dict) -> Iterator[dict[str, Any]]:
@@ -241,13 +267,14 @@ def _prologue_rows(clock: Clock, arrays: Sequence, pairs: Sequence[tuple[str, st
             **{"qk": qk, "pv": pv, "operands": PROLOGUE, **place, "causal": None, "l2": WARM},
             **{**times[qk, pv].fields(), "tflops": None, "share_of_mma_rate": None, "mma_tflops": {}, "relative_l2": None},
             **_rates_of_bytes(moved, times[qk, pv], times[COPY], 2 * arrays[1].nbytes),
+            "refused": None,
         }
 
 
 def _rates_of_bytes(moved: int | None, times: Times, copied: Times, copied_bytes: int) -> dict[str, Any]:
     """Bytes per second beside those of the copy, or None of all."""
     if moved is None:
-        return dict.fromkeys(("bytes", "gb_per_s", "copy_gb_per_s", "share_of_copy"))
+        return dict.fromkeys(_RATES_OF_BYTES)
     rate, copy_rate = moved / times.median / 1e6, copied_bytes / copied.median / 1e6
     return {"bytes": moved, "gb_per_s": rate, "copy_gb_per_s": copy_rate, "share_of_copy": rate / copy_rate}
 
@@ -294,15 +321,15 @@ def attention_table(report: dict[str, Any]) -> Iterator[str]:
     head = ["qk+pv", "operands", "input", "shape", "mask", "ms", "fastest..slowest", "TFLOPS", "of MMA rate", "GB/s", "of copy"]
     head += ["relative L2", "MMA TFLOPS"]
     masks = {True: "causal", False: "none", None: "any"}
-    body = [
-        [
-            *(f"{row['qk']}+{row['pv']}", row["operands"], row["dtype"], str(Shape(**row["shape"])), masks[row["causal"]]),
-            *(f"{row['milliseconds']:.4f}", f"{row['fastest']:.4f}..{row['slowest']:.4f}"),
-            *("" if row[name] is None else f"{row[name]:{form}}" for name, form in _TABLE_FIGURES.items()),
-            ", ".join(f"{name.removeprefix('mma_rate_')} {rate:.0f}" for name, rate in row["mma_tflops"].items()),
-        ]
-        for row in rows
-    ]
+    body = []
+    for row in rows:
+        cells = [f"{row['qk']}+{row['pv']}", row["operands"], row["dtype"], str(Shape(**row["shape"])), masks[row["causal"]]]
+        if row["refused"]:
+            body.append([*cells, *[""] * (len(head) - len(cells) - 1), f"refused: {row['refused']}"])
+            continue
+        cells += [f"{row['milliseconds']:.4f}", f"{row['fastest']:.4f}..{row['slowest']:.4f}"]
+        cells += ["" if row[name] is None else f"{row[name]:{form}}" for name, form in _TABLE_FIGURES.items()]
+        body.append([*cells, ", ".join(f"{name.removeprefix('mma_rate_')} {rate:.0f}" for name, rate in row["mma_tflops"].items())])
     yield from text_table([head, *body])
 
 

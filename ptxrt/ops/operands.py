@@ -196,8 +196,8 @@ def quantize_operand(
     values of one call agree in it. stream: of the device.
 
     NumPy arrays give an Operand of NumPy arrays; device arrays stay on the device, without waiting. Kernels: `scan_keys` and
-    `mean_keys`, or `less_block_means`, for means, `operand_scale` for the global scale (a second read of x), `pack_keys_NAME`,
-    `pack_values_NAME`.
+    `mean_keys`, or `less_block_means`, for means, `scan_keys` and `operand_scale` for the global scale (a second read of x; of
+    smoothed keys `mean_keys` gives it, too), `pack_keys_NAME`, `pack_values_NAME`.
     """
     name = "quantize_operand"
     _check_role(name, role, format)
@@ -467,9 +467,10 @@ def _scanned(x: DeviceArray, starts, ends, smooth: bool, block: BlockFormat | No
         return None, given
     results = scan_keys(x, key_starts=starts, key_ends=ends, **wanted, stream=stream)
     found = dict(zip(wanted, results if isinstance(results, tuple) else (results,)))
-    mean = mean_keys(found["sums"], key_starts=starts, key_ends=ends, keys=x.shape[2], stream=stream) if smooth else None
-    if "largest" in found:
-        # What is left of a key is at most its magnitude and that of the mean.
-        largest = found["largest"].reshape(prod(found["largest"].shape))
-        given = operand_scale(largest, factor=2.0 if smooth else 1.0, stream=stream).reshape(())
-    return mean, given
+    if not smooth:
+        return None, operand_scale(found["largest"].reshape(prod(found["largest"].shape)), stream=stream).reshape(())
+    if "largest" not in found:
+        return mean_keys(found["sums"], starts, ends, keys=x.shape[2], stream=stream), given
+    # What is left of a key is at most its magnitude and that of the mean.
+    mean, given = mean_keys(found["sums"], starts, ends, found["largest"], global_scale=True, keys=x.shape[2], factor=2.0, stream=stream)
+    return mean, given.reshape(())
