@@ -158,6 +158,24 @@ def test_texts_are_for_their_machines_and_name_no_folder(built):
         assert str(tree.parent).encode() not in data, name
 
 
+def test_what_a_unit_is_made_of_is_known_for_every_target(tmp_path):
+    tree = tmp_path / "kernels_cu"
+    (tree / "op").mkdir(parents=True)
+    (tree / "one.cu").write_text('#include "op/both.cuh"\n#include <cuda_bf16.h>\n#include "cuda_fp16.h"\n// #include "no.cuh"\n')
+    (tree / "op" / "both.cuh").write_text('#if __CUDA_ARCH__ >= 900\n  #  include "beside.cuh"\n#endif\n#include "below.cuh"\n')
+    (tree / "op" / "beside.cuh").write_text('#include "../one.cu"\n#include "both.cuh"\n')
+    for name in ("beside.cuh", "below.cuh", "no.cuh"):
+        (tree / name).touch()
+    assert build.files_of(tree / "one.cu", tree) == ["below.cuh", "one.cu", "op/beside.cuh", "op/both.cuh"]
+
+
+def test_lines_are_kept_for_the_emulator_alone(built):
+    """What other GPUs compile for themselves would be twice as large with them, and nobody reads it."""
+    assert "\t.loc\t" in (built[1] / "plain.ptx").read_text() and "\t.loc\t" in (built[1] / "plain.portable.ptx").read_text()
+    lines = {target.compute: bool(target.lines) for target in build.TARGETS}
+    assert lines == {"compute_120f": True, "compute_90": True, "compute_80": False}
+
+
 def test_launch_facts_are_read_from_the_text(built):
     unit = build.select(build.find_units(built[0]), ["plain"])[0]
     facts = build.launch_facts((built[1] / "plain.ptx").read_text(), unit)
