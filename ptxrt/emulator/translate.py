@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from threading import Lock
 from typing import Callable, Optional
 
 import numpy as np
@@ -89,20 +90,25 @@ class BlockCode:
 
 
 class Code:
-    """A translated entry: blocks, uniform values, and how many register rows of each kind it needs."""
+    """A translated entry: blocks, uniform values, and how many register rows of each kind it needs.
+
+    Emulators may share it, also those of several threads.
+    """
 
     def __init__(self, translator: "Translator"):
         self.program = translator.program
         self.rows = {kind: len(ends) for kind, ends in translator.row_ends.items()}
         self.blocks = [translator.describe(index) for index in range(len(self.program.blocks))]
         self._translator = translator
-        self._uniform_count = 0
+        self._turn = Lock()
 
     def compiled(self, index: int) -> BlockCode:
         """A block with its function."""
         block = self.blocks[index]
         if block.function is None:
-            self._translator.compile(index, block)
+            with self._turn:
+                if block.function is None:
+                    self._translator.compile(index, block)
         return block
 
     def uniforms(self, launch, known: list[np.ndarray]) -> list[np.ndarray]:
