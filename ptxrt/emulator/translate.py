@@ -401,23 +401,24 @@ class Translator:
                 if out != live_out[index] or new != live_in[index]:
                     live_out[index], live_in[index] = out, new
                     changed = True
-        self.live_out: list[set[str]] = []
-        self.live_in: list[set[str]] = []
         names = list(numbers)
+        alive = [inside | outside for inside, outside in zip(live_in, live_out)]
         spans: dict[str, list[int]] = {}
+        seen = 0
         for index in range(count):
-            inside = [names[number] for number in _bits(live_in[index])]
-            outside = [names[number] for number in _bits(live_out[index])]
-            self.live_in.append(set(inside))
-            self.live_out.append(set(outside))
-            for name in inside:
-                span = spans.setdefault(name, [index, index])
-                span[0], span[1] = min(span[0], index), max(span[1], index)
-            for name in outside:
-                span = spans.setdefault(name, [index, index])
-                span[0], span[1] = min(span[0], index), max(span[1], index)
-        self.spans = spans
+            spans.update((names[number], [index, index]) for number in _bits(alive[index] & ~seen))
+            seen |= alive[index]
+        seen = 0
+        for index in range(count - 1, -1, -1):
+            for number in _bits(alive[index] & ~seen):
+                spans[names[number]][1] = index
+            seen |= alive[index]
+        self.numbers, self.alive, self.spans = numbers, alive, spans
         self.types = {name: types[number] for name, number in numbers.items()}
+
+    def lives(self, name: str, index: int) -> bool:
+        """Whether a register has a value where a block begins, or where it ends."""
+        return name in self.numbers and bool(self.alive[index] >> self.numbers[name] & 1)
 
     def assign_rows(self) -> None:
         """Give every register that crosses blocks a row; registers whose ranges do not meet share one."""
