@@ -13,7 +13,6 @@ Instructions are those of a warp, an element is one of a lane: 1.0 per element m
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import re
 import sys
@@ -23,12 +22,10 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from build_script import build
+
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = Path(__file__).with_name("sass_figures.json")
-
-_spec = importlib.util.spec_from_file_location("build_script", ROOT / "build.py")
-build = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(build)
 
 NATIVE = build.TARGETS[0].cubins[0]
 ARCHS = [arch for target in build.TARGETS for arch in target.cubins]

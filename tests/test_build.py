@@ -1,6 +1,5 @@
 """build.py on small kernels of its own: what it writes, when it compiles again, and what it refuses."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -9,12 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from build_script import build
 
 ROOT = Path(__file__).resolve().parent.parent
-
-_spec = importlib.util.spec_from_file_location("build_script", ROOT / "build.py")
-build = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(build)
 
 HEADER = """\
 #pragma once

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from attention_restated import restated_blocks
+from build_script import build
 from seeded_bugs import ATTENTION, BUGS, MXFP4, MXFP8, NVFP4, PRODUCT
 
 import ptxrt
@@ -24,10 +24,6 @@ from ptxrt.tiles import tile_layout
 KERNELS = ptxrt.kernels()
 
 ROOT = Path(__file__).parent.parent
-_spec = importlib.util.spec_from_file_location("build_of_bugs", ROOT / "build.py")
-build = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(build)
-
 DIM = 64
 quantize_mxfp4, dequantize_mxfp4 = QUANTIZE["mxfp4"], DEQUANTIZE["mxfp4"]
 QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns", "quantize_nvfp4")
