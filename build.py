@@ -45,9 +45,10 @@ TOOLKIT = "13.0"
 TOOLKIT_WHEELS = "cuda-toolkit[nvcc,cccl]==13.0.*"  # without `cccl`, cuda_bf16.h does not compile
 SASS_WHEELS = "nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 
-NVCC_FLAGS = ["-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "-Werror", "all-warnings"]
-# The texts keep their line numbers for the emulator; in the cubins they would make two thirds of the wheel.
-PTXAS_FLAGS = ["-lineinfo", "-suppress-debug-info"]
+NVCC_FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Werror", "all-warnings"]
+# Texts that are kept have line numbers, for the emulator. In binaries these would make two thirds of the wheel.
+LINES_FLAG = "-lineinfo"
+PTXAS_FLAGS = ["-suppress-debug-info"]
 RECIPE = 1  # raise it when this file begins to make other bytes from the same sources and flags
 
 
@@ -58,6 +59,11 @@ class Target(NamedTuple):
     cubins: tuple  # the real architectures it is assembled for
     native: bool  # whether spills and the form of the MMA are checked
     keep: str  # suffix under which the text is kept, "" for not at all
+
+    @property
+    def lines(self):
+        """The flag for line numbers, where the text is kept."""
+        return [LINES_FLAG] if self.keep else []
 
 
 # `.target sm_120f` text assembles for both members of the family; sm_120a text would be refused for sm_121a.
@@ -336,10 +342,21 @@ def check_block_scaled(unit, text):
 # Compiling
 
 
-def dependencies(text):
-    """Return the files that a Makefile-style dependency text names after its target."""
-    words = text.replace("\\\r\n", " ").replace("\\\n", " ").split(": ", 1)[-1]
-    return [word.replace("\\ ", " ") for word in re.split(r"(?<!\\)\s+", words.strip()) if word]
+def files_of(source, sources):
+    """Return a source and what it includes below `sources`, for whatever target, as sorted paths from there.
+
+    A compiler would name no more than one target's, and takes another pass over the source for it.
+    """
+    sources = sources.resolve()
+    found, todo = set(), {source.resolve()}
+    while todo:
+        file = todo.pop()
+        found.add(file)
+        for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', file.read_text(encoding="utf-8"), re.MULTILINE):
+            places = [(folder / name).resolve() for folder in (file.parent, sources)]
+            todo.update([place for place in places if place.is_file() and place.is_relative_to(sources)][:1])
+        todo -= found
+    return sorted(file.relative_to(sources).as_posix() for file in found)
 
 
 def usage(log):
@@ -381,7 +398,6 @@ class Text(NamedTuple):
 
     target: Target
     text: str
-    sources: set  # paths below the source folder that the unit depends on; found with the native text
     usage: dict  # arch -> entry -> registers, spills, ...
     seconds: float
 
@@ -389,11 +405,9 @@ class Text(NamedTuple):
 def compile_text(unit, target, sources, tools, folder, assemble):
     """Compile one unit for one target into `folder` and assemble the text; return a Text or raise a BuildFailure."""
     start = time.perf_counter()
-    ptx, deps = folder / f"{unit.unit}.{target.compute}.ptx", folder / f"{unit.unit}.{target.compute}.d"
-    arch = ["-gencode", f"arch={target.compute},code={target.compute}"]
-    # nvcc reads dependencies from the host's pass over the source, which knows no target: once for each unit is enough.
-    track = ["-MD", "-MF", deps] if target.native else []
-    files = ["-I", sources.name, *track, f"{sources.name}/{unit.source.name}", "-o", ptx]
+    ptx = folder / f"{unit.unit}.{target.compute}.ptx"
+    arch = ["-gencode", f"arch={target.compute},code={target.compute}", *target.lines]
+    files = ["-I", sources.name, f"{sources.name}/{unit.source.name}", "-o", ptx]
     code, log = output_of([tools.nvcc, "-ptx", *arch, *NVCC_FLAGS, *unit.defines, *files], cwd=sources.parent)
     if code:
         raise CompileFailure(f"{unit.unit}: nvcc failed for {target.compute}\n{log.strip()}")
@@ -406,22 +420,17 @@ def compile_text(unit, target, sources, tools, folder, assemble):
     if target.native:
         check_block_scaled(unit, text)
 
-    base = os.path.realpath(sources) + os.sep
-    named = dependencies(deps.read_text(encoding="utf-8")) if track else []
-    real = (os.path.realpath(sources.parent / name) for name in named)
-    inside = {Path(path[len(base) :]).as_posix() for path in real if path.startswith(base)}
-
     tables = {}
     for cubin in target.cubins if assemble else ():
         # Relative names and a fixed folder: the cubin records the command line.
         names = [ptx.name, "-o", f"{unit.unit}.{cubin}.cubin"]
-        code, log = output_of([tools.ptxas, "-v", f"-arch={cubin}", *PTXAS_FLAGS, *names], cwd=folder)
+        code, log = output_of([tools.ptxas, "-v", f"-arch={cubin}", *target.lines, *PTXAS_FLAGS, *names], cwd=folder)
         if code:
             raise CompileFailure(f"{unit.unit}: ptxas failed for {cubin}\n{log.strip()}")
         table = usage(log)
         check_assembly(unit, cubin, log, table, facts if target.native else None)
         tables[cubin] = {entry: table[entry] for entry in facts}
-    return Text(target, text, inside, tables, time.perf_counter() - start)
+    return Text(target, text, tables, time.perf_counter() - start)
 
 
 def link(unit, tools, folder):
@@ -445,7 +454,7 @@ def link(unit, tools, folder):
 
 def flags_of(unit):
     """Return every flag that shapes the bytes of a unit, for its record."""
-    targets = [f"{target.compute}:{'+'.join(target.cubins)}" for target in TARGETS]
+    targets = [":".join([target.compute, "+".join(target.cubins), *target.lines]) for target in TARGETS]
     return [f"recipe={RECIPE}", *targets, *NVCC_FLAGS, *(f"ptxas {flag}" for flag in PTXAS_FLAGS), *unit.defines]
 
 
@@ -505,12 +514,12 @@ def install(unit, texts, sources, tools, folder, modules, ptx_only):
         for arch, table in item.usage.items():
             for entry, figures in table.items():
                 entries.setdefault(entry, {})[arch] = figures
-    cache, names = {}, sorted(set().union(*(item.sources for item in texts)))
+    cache = {}
     record = {
         "name": unit.name,
         "unit": unit.unit,
         "variant": unit.variant,
-        "sources": {f"kernels_cu/{name}": hash_of(sources / name, cache) for name in names},
+        "sources": {f"kernels_cu/{name}": hash_of(sources / name, cache) for name in files_of(unit.source, sources)},
         "flags": flags_of(unit),
         "compiler": tools.version,
         "entries": entries,
@@ -647,15 +656,17 @@ def print_usage(units, modules):
 
 def print_sizes(units, modules):
     """Print what each kernel adds to the wheel: its files, as a wheel compresses them."""
-    rows, total = [], 0
-    for name in dict.fromkeys(unit.name for unit in units):
+    def sizes(name):
         of_name = [unit for unit in units if unit.name == name]
-        files = [modules / file for unit in of_name for file in record_of(unit, modules)["bytes"]]
-        data = [file.read_bytes() for file in files]
-        packed = sum(len(zlib.compress(piece)) for piece in data)
-        total += packed
-        raw = sum(len(piece) for piece in data)
-        rows.append([name, str(len(of_name)), f"{raw / 1024:.0f}", f"{packed / 1024:.0f}"])
+        data = [(modules / file).read_bytes() for unit in of_name for file in record_of(unit, modules)["bytes"]]
+        return len(of_name), sum(map(len, data)), sum(len(zlib.compress(piece)) for piece in data)
+
+    rows, total = [], 0
+    names = list(dict.fromkeys(unit.name for unit in units))
+    with concurrent.futures.ThreadPoolExecutor(cores()) as pool:
+        for name, (count, raw, packed) in zip(names, pool.map(sizes, names)):
+            total += packed
+            rows.append([name, str(count), f"{raw / 1024:.0f}", f"{packed / 1024:.0f}"])
     print("\nsize of each kernel's modules, KiB")
     print_table([["kernel", "units", "files", "in the wheel"], *rows, ["total", "", "", f"{total / 1024:.0f}"]])
 

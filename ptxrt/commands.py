@@ -495,8 +495,7 @@ def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
     import numpy as np
 
     from .formats import bf16
-    from .ops.attention import ATTENTION, exact_attention
-    from .ops.attention_call import attention_call
+    from .ops.attention import call_of, exact_attention
 
     inputs, notes = read_inputs({"q": q, "k": k, "v": v}, dtype)
     further, _ = read_inputs({name: options.pop(name) for name in _ATTENTION_FILES if options[name] or options.pop(name)}, None)
@@ -504,7 +503,7 @@ def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
     options |= {name: array for name, (_, array) in further.items()}
     options["smooth_k"] = {"true": True, "false": False}.get(options["smooth_k"], options["smooth_k"])
     options["out_dtype"] = bf16.dtype if out_dtype == "bfloat16" else out_dtype
-    call = attention_call(ATTENTION, *arrays, **options)
+    call = call_of(*arrays, **options)
     names = [f"out_{call.output}", *(["row_max", "row_sum"] if not call.normalize else ["lse"] if call.return_lse else [])]
 
     def run():

@@ -748,11 +748,10 @@ def test_any_call_binds_or_is_an_argument_error(data):
 @settings(max_examples=150, deadline=None)
 @given(q=any_value(), k=any_value(), v=any_value(), out=any_value(), scale=any_value(), out_dtype=st.none() | ANY_DTYPE)
 def test_any_call_of_attention_is_checked(q, k, v, out, scale, out_dtype):
-    from ptxrt.ops.attention import ATTENTION
-    from ptxrt.ops.attention_call import attention_call
+    from ptxrt.ops.attention import call_of
 
     try:
-        made = attention_call(ATTENTION, q, k, v, scale=scale, out_dtype=out_dtype, out=out, return_lse=True)
+        made = call_of(q, k, v, scale=scale, out_dtype=out_dtype, out=out, return_lse=True)
         assert made.q.shape[1] == made.group * made.k.shape[1]
     except ptxrt.ArgumentError as error:
         assert "attention" in str(error)

@@ -1,6 +1,5 @@
 """build.py on small kernels of its own: what it writes, when it compiles again, and what it refuses."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -9,12 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from build_script import build
 
 ROOT = Path(__file__).resolve().parent.parent
-
-_spec = importlib.util.spec_from_file_location("build_script", ROOT / "build.py")
-build = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(build)
 
 HEADER = """\
 #pragma once
@@ -156,6 +152,24 @@ def test_texts_are_for_their_machines_and_name_no_folder(built):
         assert not any(name.startswith("/") or ":" in name for name in files)
     for name, data in contents(modules).items():
         assert str(tree.parent).encode() not in data, name
+
+
+def test_what_a_unit_is_made_of_is_known_for_every_target(tmp_path):
+    tree = tmp_path / "kernels_cu"
+    (tree / "op").mkdir(parents=True)
+    (tree / "one.cu").write_text('#include "op/both.cuh"\n#include <cuda_bf16.h>\n#include "cuda_fp16.h"\n// #include "no.cuh"\n')
+    (tree / "op" / "both.cuh").write_text('#if __CUDA_ARCH__ >= 900\n  #  include "beside.cuh"\n#endif\n#include "below.cuh"\n')
+    (tree / "op" / "beside.cuh").write_text('#include "../one.cu"\n#include "both.cuh"\n')
+    for name in ("beside.cuh", "below.cuh", "no.cuh"):
+        (tree / name).touch()
+    assert build.files_of(tree / "one.cu", tree) == ["below.cuh", "one.cu", "op/beside.cuh", "op/both.cuh"]
+
+
+def test_lines_are_kept_for_the_emulator_alone(built):
+    """What other GPUs compile for themselves would be twice as large with them, and nobody reads it."""
+    assert "\t.loc\t" in (built[1] / "plain.ptx").read_text() and "\t.loc\t" in (built[1] / "plain.portable.ptx").read_text()
+    lines = {target.compute: bool(target.lines) for target in build.TARGETS}
+    assert lines == {"compute_120f": True, "compute_90": True, "compute_80": False}
 
 
 def test_launch_facts_are_read_from_the_text(built):

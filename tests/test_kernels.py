@@ -1,20 +1,26 @@
-"""Every declared kernel at every declared size, on every machine, against its reference."""
+"""Every declared kernel at every declared size, on every machine, against its reference; also without races."""
 
 import pytest
 
 import ptxrt
+from ptxrt.commands import one_of_each_size
 
 KERNELS = ptxrt.kernels()
 CASES = [(kernel.name, case) for kernel in KERNELS.values() for case in kernel.cases]
 
 
-def each_entry_once():
-    """The first case of every entry that any case reaches."""
-    seen = {}
-    for name, case in CASES:
+def first_of_each(name_of, cases=CASES):
+    """The first of the cases for every name that name_of(kernel, its axes, case) gives them."""
+    first = {}
+    for name, case in cases:
         kernel = KERNELS[name]
-        seen.setdefault(kernel.entry_name({**kernel.fixed, **case.axes}, case.format), (name, case))
-    return list(seen.values())
+        first.setdefault(name_of(kernel, {**kernel.fixed, **case.axes}, case), (name, case))
+    return list(first.values())
+
+
+def each_entry_once(cases=CASES):
+    """The first case of every entry that any case reaches."""
+    return first_of_each(lambda kernel, axes, case: kernel.entry_name(axes, case.format), cases)
 
 
 def smallest():
@@ -41,28 +47,37 @@ def run_and_check(name, case):
         assert not missed, f"{output}: {', '.join(missed)}; {comparison}"
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name, case", CASES, ids=case_id)
-def test_kernel(machine, name, case):
+def test_kernel(gpu, name, case):
     run_and_check(name, case)
 
 
-def raced_once():
-    """Every case, and whether it is the first of its unit: tiles and stages are those of the unit's sizes.
+def raced(text):
+    """The cases in which races are looked for.
 
-    Probes, whose stand-ins are slow, have one warp or the loads of attention.
+    In the native text: each size, and each entry, which differ in the types that they load. In the portable text, of which tiles
+    and stages are the unit's: one of each unit, but no probes, whose stand-ins are slow and which have one warp or the loads of
+    attention.
     """
-    seen = set()
-    for name, case in CASES:
-        unit = KERNELS[name].unit_name({**KERNELS[name].fixed, **case.axes})
-        races = unit not in seen and not name.startswith("probe_")
-        seen.add(unit)
-        yield pytest.param(name, case, races, marks=[pytest.mark.races] * races, id=f"{name}-{case.id}")
+    if text == "native":
+        return [(name, case) for name in KERNELS for case in one_of_each_size(KERNELS[name].cases)] + each_entry_once()
+    return first_of_each(lambda kernel, axes, case: kernel.unit_name(axes), [case for case in CASES if not case[0].startswith("probe_")])
 
 
-@pytest.mark.parametrize("name, case, races", list(raced_once()))
-def test_portable_text_on_the_emulator(name, case, races):
-    """What compute_90 makes of a kernel copies and waits in other ways."""
-    with ptxrt.using("emulator", ptx="portable", races=races):
+def texts():
+    """Every case in both texts of its unit, and whether it is one in which races are looked for."""
+    for text in ("native", "portable"):
+        chosen = {(name, case.id) for name, case in raced(text)}
+        for name, case in CASES:
+            races = (name, case.id) in chosen
+            yield pytest.param(text, name, case, races, marks=[pytest.mark.races] * races, id=f"{text}-{name}-{case.id}")
+
+
+@pytest.mark.parametrize("text, name, case, races", list(texts()))
+def test_text_on_the_emulator(text, name, case, races):
+    """What nvcc makes of a kernel for compute_120f, and for compute_90, where it copies and waits in other ways."""
+    with ptxrt.using("emulator", ptx=text, races=races):
         run_and_check(name, case)
 
 

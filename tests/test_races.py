@@ -1,4 +1,4 @@
-"""Races in shared memory, by what happened before what: none in the kernels, and every seeded one is found."""
+"""Races in shared memory, by what happened before what: every seeded one is found. (In the kernels, test_kernels.py looks.)"""
 
 import re
 import struct
@@ -9,46 +9,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import ptxrt
-from ptxrt.commands import main, one_of_each_size
+from ptxrt.commands import main
 from ptxrt.emulator import Emulator
 from ptxrt.emulator.tensor_map import encode_tiled
 from ptxrt.errors import EmulatorFault
-from ptxrt.launch import run
 
 sys.path.append(str(Path(__file__).parent / "emulator"))
 from programs import program, text  # noqa: E402
 
 pytestmark = pytest.mark.races
-
-KERNELS = ptxrt.kernels().values()
-
-
-def first_of_each(kernel, name) -> list:
-    """The first case of every variant that name(case) tells apart."""
-    first = {}
-    for case in kernel.cases:
-        first.setdefault(name(case), case)
-    return list(first.values())
-
-
-def of_each_size_and_entry(kernel) -> list:
-    """A case of each shape, and one of every entry, which differ in the types that they load."""
-    cases = {case.id: case for case in one_of_each_size(kernel.cases)}
-    entries = first_of_each(kernel, lambda case: kernel.entry_name({**kernel.fixed, **case.axes}, case.format))
-    return list((cases | {case.id: case for case in entries}).values())
-
-
-def each(cases_of, kernels=KERNELS):
-    """Parameters of a test: the chosen cases of all kernels."""
-    cases = [(kernel, case) for kernel in kernels for case in cases_of(kernel)]
-    return pytest.mark.parametrize("kernel, case", cases, ids=[f"{kernel.name}-{case.id}" for kernel, case in cases])
-
-
-@each(of_each_size_and_entry)
-def test_kernel(kernel, case):
-    with ptxrt.using("emulator", races=True):
-        run(kernel, (), kernel.example(case, 0))
 
 
 def test_command():

@@ -3,23 +3,19 @@
 tests/data/wrappers.cu is compiled here, for which CUDA 13.0 must be on this machine; the texts run on the emulator.
 """
 
-import importlib.util
 import subprocess
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from build_script import build
 
 from ptxrt.emulator import Emulator
 from tests.emulator.programs import launch
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "tests" / "data" / "wrappers.cu"
-
-_spec = importlib.util.spec_from_file_location("build_of_wrappers", ROOT / "build.py")
-build = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(build)
 
 ASSEMBLED = {"compute_120f": ("sm_120a", "sm_121a"), "compute_90": ("sm_90",), "compute_80": ("sm_80",)}
 NATIVE, PORTABLE = "compute_120f", ("compute_90", "compute_80")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable, Optional
+from weakref import WeakValueDictionary
 
 from ..errors import EmulatorFault
 
@@ -19,11 +20,15 @@ if TYPE_CHECKING:
 
     from ..ptx.ir import Function, Module
     from .profile import Profile
+    from .translate import Code
 
 __all__ = ["Emulator", "EmulatorFault", "LoadedModule"]
 
 _PARAM_BYTES = 32764  # the most that the PTX ISA allows
 _BUDGET = 20_000_000
+
+#: Translated entries, while some emulator has them, by all that their code depends on.
+_translations: "WeakValueDictionary[tuple, Code]" = WeakValueDictionary()
 
 
 class LoadedModule:
@@ -33,7 +38,7 @@ class LoadedModule:
         self.emulator = emulator
         self.module = module
         self.addresses: dict[str, int] = {}
-        self._codes: dict[str, object] = {}
+        self._codes: dict[str, Code] = {}
         self.counts: dict[str, list[int]] = {}
         self.conflicts: dict[str, dict[int, int]] = {}
         self._place_variables()
@@ -95,25 +100,38 @@ class LoadedModule:
             data += (value & (1 << 8 * size) - 1).to_bytes(size, "little")
         return bytes(data).ljust(variable.bytes, b"\0")
 
-    def code(self, entry: str):
+    def code(self, entry: str) -> "Code":
         """The translation of an entry, made on first use."""
         code = self._codes.get(entry)
         if code is None:
             from .check import collector
 
-            code = self._codes[entry] = self._translate(entry)
+            code = self._codes[entry] = self._translation(entry)
             self.counts[entry] = [0] * len(code.blocks)
             if collector() is not None:
                 collector().add(self.name, entry, code, self.counts[entry])
         return code
 
-    def _translate(self, entry: str):
+    def _translation(self, entry: str) -> "Code":
+        """The translation of an entry: another emulator's, where it would be the same."""
+        if self.emulator.profile is not None:
+            return self._translate(entry)
+        # The name of a variable that no instruction uses stands in the text once.
+        used = tuple(address for name, address in self.addresses.items() if self.module.text.count(name) > 1)
+        key = (self.module.text, self.name, entry, self.emulator.arithmetic, self.emulator.param_address, used)
+        code = _translations.get(key)
+        if code is None:
+            code = _translations[key] = self._translate(entry)
+        return code
+
+    def _translate(self, entry: str) -> "Code":
         from ..ptx.lower import lower
         from .memory import LOCAL_BASE, SHARED_BASE
         from .translate import Translator, kind_of
 
         program = lower(self.module, self.module.functions[entry], kind_of)
         parameters = {parameter.name: self.emulator.param_address + parameter.offset for parameter in program.entry.params}
+        module, addresses = self.name, self.addresses  # not this object: what is shared must not keep an emulator's memory
 
         def address_of(name: str, line: int) -> int:
             if name in program.shared:
@@ -122,9 +140,9 @@ class LoadedModule:
                 return LOCAL_BASE + program.frame[name]
             if name in parameters:
                 return parameters[name]
-            if name in self.addresses:
-                return self.addresses[name]
-            raise EmulatorFault(f"{self.name}:{line}: '{name}' is not defined, or its address is not supported here")
+            if name in addresses:
+                return addresses[name]
+            raise EmulatorFault(f"{module}:{line}: '{name}' is not defined, or its address is not supported here")
 
         profile = self.emulator.profile
 

@@ -169,8 +169,6 @@ class BlockWriter:
     # -- the function -------------------------------------------------------------------------------------------
 
     def write(self) -> str:
-        translator = self.translator
-        self.live_in, self.live_out = translator.live_in[self.index], translator.live_out[self.index]
         self.last_use, self.row_writes = {}, {}
         for position, item in enumerate(self.items):
             if item.uniform:
@@ -250,7 +248,7 @@ class BlockWriter:
         return f"{kind}_{row}"
 
     def is_row(self, register: Register) -> bool:
-        return register.name in self.live_in or register.name in self.live_out
+        return self.translator.lives(register.name, self.index)
 
     def view(self, operand, kind: str) -> str:
         """An expression for an operand as an array (or 0-d array) of a kind; conversions are emitted before."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from threading import Lock
 from typing import Callable, Optional
 
 import numpy as np
@@ -89,20 +90,25 @@ class BlockCode:
 
 
 class Code:
-    """A translated entry: blocks, uniform values, and how many register rows of each kind it needs."""
+    """A translated entry: blocks, uniform values, and how many register rows of each kind it needs.
+
+    Emulators may share it, also those of several threads.
+    """
 
     def __init__(self, translator: "Translator"):
         self.program = translator.program
         self.rows = {kind: len(ends) for kind, ends in translator.row_ends.items()}
         self.blocks = [translator.describe(index) for index in range(len(self.program.blocks))]
         self._translator = translator
-        self._uniform_count = 0
+        self._turn = Lock()
 
     def compiled(self, index: int) -> BlockCode:
         """A block with its function."""
         block = self.blocks[index]
         if block.function is None:
-            self._translator.compile(index, block)
+            with self._turn:
+                if block.function is None:
+                    self._translator.compile(index, block)
         return block
 
     def uniforms(self, launch, known: list[np.ndarray]) -> list[np.ndarray]:
@@ -395,23 +401,24 @@ class Translator:
                 if out != live_out[index] or new != live_in[index]:
                     live_out[index], live_in[index] = out, new
                     changed = True
-        self.live_out: list[set[str]] = []
-        self.live_in: list[set[str]] = []
         names = list(numbers)
+        alive = [inside | outside for inside, outside in zip(live_in, live_out)]
         spans: dict[str, list[int]] = {}
+        seen = 0
         for index in range(count):
-            inside = [names[number] for number in _bits(live_in[index])]
-            outside = [names[number] for number in _bits(live_out[index])]
-            self.live_in.append(set(inside))
-            self.live_out.append(set(outside))
-            for name in inside:
-                span = spans.setdefault(name, [index, index])
-                span[0], span[1] = min(span[0], index), max(span[1], index)
-            for name in outside:
-                span = spans.setdefault(name, [index, index])
-                span[0], span[1] = min(span[0], index), max(span[1], index)
-        self.spans = spans
+            spans.update((names[number], [index, index]) for number in _bits(alive[index] & ~seen))
+            seen |= alive[index]
+        seen = 0
+        for index in range(count - 1, -1, -1):
+            for number in _bits(alive[index] & ~seen):
+                spans[names[number]][1] = index
+            seen |= alive[index]
+        self.numbers, self.alive, self.spans = numbers, alive, spans
         self.types = {name: types[number] for name, number in numbers.items()}
+
+    def lives(self, name: str, index: int) -> bool:
+        """Whether a register has a value where a block begins, or where it ends."""
+        return name in self.numbers and bool(self.alive[index] >> self.numbers[name] & 1)
 
     def assign_rows(self) -> None:
         """Give every register that crosses blocks a row; registers whose ranges do not meet share one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, Callable, Sequence
 
@@ -111,6 +112,14 @@ def attention(
     )
     results = (call.way.run or _run)(call, stream)
     return results[0] if len(results) == 1 else results
+
+
+def call_of(*arguments, **options) -> Call:
+    """What a call of `attention` asks for, with all arguments but `stream`; nothing is uploaded or launched."""
+    bound = inspect.signature(attention).bind(*arguments, **options)
+    bound.apply_defaults()
+    del bound.arguments["stream"]
+    return attention_call(ATTENTION, **bound.arguments)
 
 
 def merge(outputs, lses=None, *, row_max=None, row_sum=None, out_dtype=np.float32, stream=None):

@@ -1,7 +1,9 @@
 """Whole programs that nvcc made of C++ (tests/data), and the machine's checks."""
 
+import gc
 import math
 import struct
+import weakref
 from fractions import Fraction
 from math import isqrt
 
@@ -11,7 +13,7 @@ import pytest
 
 from ptxrt.emulator import Emulator
 
-from programs import launch, text
+from programs import launch, program, text
 
 TEXTS = ["", ".portable"]
 M32, M64 = 2**32 - 1, 2**64 - 1
@@ -376,3 +378,50 @@ def test_one_warp_after_the_other(kind, rng):
     out, counter = np.zeros(40, np.int32), np.zeros(2, np.int32)
     launch(text(f"control{kind}.ptx"), "ticket", out, counter, block=40, emulator=Emulator(schedule="warps"))
     assert sorted(out.tolist()) == list(range(40))
+
+
+# -- translations that emulators share ------------------------------------------------------------------------------
+
+
+BOX = program("mov.u64 %rd2, box; st.global.u64 [%rd0], %rd2;", before=".global .u32 box = 7;\n.const .u32 facts = 1;")
+
+
+def loaded(text, used=0, **options):
+    """A program in a new emulator, of which `used` bytes are taken."""
+    emulator = Emulator(**options)
+    emulator.alloc(used)
+    return emulator, emulator.load_text(text, "test.ptx")
+
+
+def address_of_box(emulator, module):
+    out = np.zeros(1, np.uint64)
+    launch(None, "k", out, block=1, emulator=emulator, module=module)
+    return int(out[0])
+
+
+def test_emulators_share_what_one_has_translated():
+    (first, module), (second, other) = loaded(BOX), loaded(BOX, races=True, schedule="warps")
+    assert module.code("k") is other.code("k")
+    for emulator, text in (first, module), (second, other):
+        assert address_of_box(emulator, text) == text.address("box")
+    assert sum(module.counts["k"]) == sum(other.counts["k"]) == 1
+
+
+def test_nothing_is_shared_that_differs():
+    first, module = loaded(BOX)
+    others = loaded(BOX, used=4096), loaded(BOX, arithmetic="hardware"), loaded(BOX, profile=True), loaded(BOX + "\n")
+    for emulator, other in others:
+        assert module.code("k") is not other.code("k")
+        assert address_of_box(emulator, other) == other.address("box")
+    assert others[0][1].address("box") != module.address("box")
+
+
+def test_what_is_shared_keeps_no_emulator_alive():
+    emulator, module = loaded(BOX)
+    second = loaded(BOX)
+    assert module.code("k") is second[1].code("k")
+    address_of_box(emulator, module)
+    gone = weakref.ref(emulator)
+    del emulator, module
+    gc.collect()
+    assert gone() is None and address_of_box(*second) == second[1].address("box")
