@@ -253,6 +253,7 @@ _ROUNDED_MERGE = Tolerance("the result is rounded", relative_l2=3e-3)
         dict(splits=5, batch=1, heads=2, queries=9, width=24, dim_v=21, out_f32=True, lse=True, natural=1),
         dict(splits=1, batch=1, heads=1, queries=40, width=16, dim_v=12, row_sum=True, out_f32=True, merged_max=True, merged_sum=True),
         dict(splits=3, batch=1, heads=2, queries=9, width=16, dim_v=16, row_sum=True, exact_sum=True, out_f32=True, lse=True),
+        dict(splits=19, batch=1, heads=1, queries=3, width=8, dim_v=8, row_sum=True, out_f32=True, lse=True),
     ],
     tolerance=dict(
         out_bf16=_ROUNDED_MERGE,
@@ -277,7 +278,7 @@ def attention_merge(
     *,
     natural: Scalar[i32, 0, 1] = 0,
 ):
-    """Merge attention over several segments of the keys into attention over all of them, in the order of the segments.
+    """Merge attention over several segments of the keys into attention over all of them, in a fixed order, quarter by quarter.
 
     A segment's row counts 2**row_max row_sum, or, where `natural`, exp(row_max); without `row_sum` that is 1, and `partial` is
     divided already. The first dim_v of the `width` columns are merged. lse: the natural logarithm of the
