@@ -5,7 +5,7 @@
 #define STRIDES(name) int64_t name##_batch, int64_t name##_head, int64_t name##_query, int64_t name##_column
 #define STRIDED(name) {name, name##_batch, name##_head, name##_query, name##_column}
 
-KERNEL(attention_merge, .threads = {op::merge_threads}, .tile = {op::merge_tile})
+KERNEL(attention_merge, .threads = {op::merge_threads}, .shared_bytes = sizeof(op::MergeShared), .tile = {op::merge_tile}, .min_blocks = 4)
 (const float *partial,       // [splits, batch, heads, queries, width]
  const float *row_max,       // [splits, batch, heads, queries]
  const float *row_sum,       // the same or null
@@ -17,6 +17,7 @@ KERNEL(attention_merge, .threads = {op::merge_threads}, .tile = {op::merge_tile}
  float *merged_max,          // the same
  float *merged_sum,          // the same
  int natural, int splits, int batch, int heads, int queries, int width, int dim_v, STRIDES(out_bf16), STRIDES(out_f16), STRIDES(out_f32)) {
-    op::merge({partial, row_max, row_sum, exact_sum, natural != 0, splits, batch, heads, queries, width, dim_v},
+    op::merge(shared<op::MergeShared>(),
+              {partial, row_max, row_sum, exact_sum, natural != 0, splits, batch, heads, queries, width, dim_v},
               {STRIDED(out_bf16), STRIDED(out_f16), STRIDED(out_f32), lse, merged_max, merged_sum});
 }

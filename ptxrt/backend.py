@@ -168,6 +168,7 @@ class Backend(Protocol):
     name: str
     is_cuda: bool
     ordinal: int
+    multiprocessors: int
 
     def describe(self) -> str:
         """What ran, for receipts: the device, or the emulator's text and arithmetic."""

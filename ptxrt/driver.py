@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -328,6 +328,11 @@ class DriverBackend:
         """An attribute of the device by CUDA's name without CU_DEVICE_ATTRIBUTE_; for benchmarks, which say where they ran."""
         which = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(_call("cuDeviceGetAttribute", which, _call("cuDeviceGet", self.device.ordinal)))
+
+    @cached_property
+    def multiprocessors(self) -> int:
+        """How many the device has."""
+        return self.attribute("MULTIPROCESSOR_COUNT")
 
     # Modules
 

@@ -183,6 +183,7 @@ def kernel(
     grid: str,
     variants: Mapping[str, Sequence[int | tuple[int, ...]]] | None = None,
     filled: bool = False,
+    halved: bool = False,
     fixed: Mapping[str, int] | None = None,
     derived: Mapping[str, Callable[[Mapping[str, int]], int]] | None = None,
     cases: Sequence[Mapping[str, Any]] = (),
@@ -197,6 +198,8 @@ def kernel(
         are one key, "dim dim_v": ((64, 64), (192, 128)).
     filled: whether a compiled size may be larger than the arrays': the smallest that holds them is chosen, the entry is given
         the arrays' own sizes and fills up with zeros.
+    halved: whether each entry has another beside it, ENTRY_half, of the same parameters and results, bit for bit, whose blocks cover
+        less of the grid: for launches of few blocks (launch.suits_halves). On targets where they cover as much it is empty.
     fixed: axes that have one size and need not be given.
     derived: axes that follow from others, in an order in which they can be worked out: the size from the axes known so far, the
         axis itself among them where the call gives it. They may be axes of no array, of which the entry is told nothing.
@@ -210,7 +213,7 @@ def kernel(
     def declare(function: Callable) -> Kernel:
         if function.__name__ in REGISTRY:
             raise ValueError(f"a kernel called {function.__name__} is declared already")
-        declared = Kernel(function, grid, variants or {}, filled, fixed or {}, derived or {}, cases, tolerance, flops, draw or {})
+        declared = Kernel(function, grid, variants or {}, filled, halved, fixed or {}, derived or {}, cases, tolerance, flops, draw or {})
         REGISTRY[declared.name] = declared
         return declared
 
@@ -220,7 +223,7 @@ def kernel(
 class Kernel:
     """A declared kernel. Calling it launches it on the current machine (see `__call__`)."""
 
-    def __init__(self, function, grid, variants, filled, fixed, derived, cases, tolerance, flops, draw):
+    def __init__(self, function, grid, variants, filled, halved, fixed, derived, cases, tolerance, flops, draw):
         self.function = function
         self.name = self.__name__ = function.__name__
         self.__doc__ = inspect.getdoc(function)
@@ -239,6 +242,7 @@ class Kernel:
         self.grid: tuple[Dim, ...] = parse_shape(grid).dims
         self.variants = {axes: tuple(values) for axes, values in variants.items()}
         self.filled = filled
+        self.halved = halved
         self.fixed = dict(fixed)
         self.unions = next((a.formats for a in self.arguments if a.is_union), ())
         self._tolerance = tolerance
@@ -312,8 +316,9 @@ class Kernel:
         return self.name + "".join(f"_{axis}{size}" for axis, size in variant.items())
 
     def entries(self, unit: Unit) -> tuple[str, ...]:
-        """The entries that a unit must hold: one for each format of the unions."""
-        return tuple(self.entry_name(unit.variant, member) for member in self.unions or (None,))
+        """The entries that a unit must hold: one for each format of the unions, then those of half blocks."""
+        whole = tuple(self.entry_name(unit.variant, member) for member in self.unions or (None,))
+        return whole + tuple(map(half_of, whole)) if self.halved else whole
 
     def unit_for(self, axes: Mapping[str, int]) -> Unit | None:
         """The unit for these sizes: compiled for them, or, where it fills up, the smallest that holds them; None without one."""
@@ -415,6 +420,11 @@ def _run():
     from .launch import run
 
     return run
+
+
+def half_of(entry: str) -> str:
+    """The entry beside another whose blocks may cover less."""
+    return entry + "_half"
 
 
 def _argument(parameter: inspect.Parameter) -> Argument:

@@ -15,10 +15,10 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy as np
 
 from .array import DeviceArray, allocate, as_arrays, as_output, upload
-from .backend import Backend, Entry, Module, Packet, Param, Queue, _scope, current
+from .backend import Backend, Entry, Facts, Module, Packet, Param, Queue, _scope, current
 from .binder import Bound, scalar_value
 from .errors import AbiError, ArgumentError, remedy
-from .kernel import Argument, Kernel, Parameter
+from .kernel import Argument, Kernel, Parameter, half_of
 
 # Limits of grid x, y, z: CUDA programming guide, compute capabilities from 3.0 on.
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -454,6 +454,10 @@ def plan_launch(bound: Bound, backend: Backend) -> Plan:
     entry = checked_entry(kernel, module, bound.entry)
     facts = module.facts(bound.entry)
     grid = grid_of(bound, facts.tile)
+    if kernel.halved and suits_halves(bound, grid, facts, module.facts(half_of(bound.entry)), backend.multiprocessors):
+        entry = checked_entry(kernel, module, half_of(bound.entry))
+        facts = module.facts(entry.name)
+        grid = grid_of(bound, facts.tile)
     template = bytearray(entry.param_bytes)
     arrays, scalars = [], []
     for index, (parameter, param) in enumerate(zip(kernel.parameters, entry.params)):
@@ -501,6 +505,12 @@ def grid_of(bound: Bound, tile: tuple[int, int, int]) -> tuple[int, int, int]:
                 f"where {limit} are allowed; split the call"
             )
     return tuple(blocks + [1] * (3 - len(blocks)))
+
+
+def suits_halves(bound: Bound, grid: tuple[int, int, int], whole: Facts, half: Facts, multiprocessors: int) -> bool:
+    """Whether a launch is better off with half blocks: with as many, of which less is empty, or where there would be no more whole
+    ones than one to a multiprocessor. Not where halves are no smaller; then there is nothing in their entry."""
+    return prod(half.tile) < prod(whole.tile) and (prod(grid) <= multiprocessors or grid_of(bound, half.tile) == grid)
 
 
 # PTX types by what they can carry.

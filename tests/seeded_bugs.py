@@ -203,7 +203,9 @@ BUGS = [
 
     # Merging and converting
     Bug("around", "segments_merged_without_their_sums", "attention_merge", "op/merge.cuh",
-        "segments.row_sum ? segments.row_sum[at] : 1.0f", "1.0f"),
+        "segments.row_sum ? sum[i] : 1.0f", "1.0f"),
+    Bug("around", "the_last_run_of_segments_left_out", "attention_merge", "op/merge.cuh",
+        "for (int other = 1; other < merge_runs; ++other)", "for (int other = 1; other < merge_runs - 1; ++other)"),
     Bug("around", "natural_maxima_taken_for_powers_of_two", "attention_merge", "op/merge.cuh",
         "segments.natural ? exp_f32(max - top)", "segments.natural ? ptx::ex2_approx_ftz_f32(max - top)"),
     Bug("around", "merged_lse_in_base_two", "attention_merge", "op/merge.cuh",

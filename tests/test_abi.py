@@ -5,6 +5,7 @@ import pytest
 import ptxrt
 from ptxrt import errors, ptx, units
 from ptxrt.backend import Entry, Facts, Param
+from ptxrt.kernel import half_of
 from ptxrt.launch import checked_entry
 
 UNITS = [unit for kernel in ptxrt.kernels().values() for unit in kernel.units]
@@ -33,6 +34,11 @@ def test_entries_are_the_declared_ones(unit, portable):
         maxntid = text.parsed.entries[name].maxntid
         assert maxntid is not None and maxntid[0] * maxntid[1] * maxntid[2] == threads <= 1024
         assert len(kernel.grid) == 3 or set(facts.tile[len(kernel.grid) :]) == {1}
+        if half_of(name) in text.entries:
+            half = Facts.read(half_of(name), text.parsed.constant(f"{half_of(name)}_launch"))
+            start, end = text.parsed.entries[half_of(name)].body
+            assert all(mine <= others for mine, others in zip(half.tile, facts.tile))
+            assert (half.tile == facts.tile) == (end - start < 500), "there is nothing in it where it is no smaller"
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)

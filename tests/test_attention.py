@@ -7,8 +7,10 @@ from attention_arrays import bits, random_qkv, relative
 from attention_restated import restated
 
 import ptxrt
+from ptxrt.backend import Facts
+from ptxrt.launch import grid_of, suits_halves
 from ptxrt.ops.attention import ATTENTION, exact_attention, splits_for
-from ptxrt.ops.attention_kernels import OPEN, SPLIT_UNIT, exact_quotient, exact_sums, visible, visible_pairs
+from ptxrt.ops.attention_kernels import HEAD_DIMS, OPEN, SPLIT_UNIT, exact_quotient, exact_sums, visible, visible_pairs
 
 BF16 = ml_dtypes.bfloat16
 DTYPES = {"bf16": BF16, "f16": np.float16}
@@ -355,6 +357,70 @@ def test_few_rows_give_the_bits_that_they_have_among_many(rng):
         few, few_lse = ptxrt.attention(q[:, :, :40], k, v, return_lse=True)
     np.testing.assert_array_equal(many[:, :, :40].view(np.uint16), few.view(np.uint16))
     np.testing.assert_array_equal(many_lse[:, :, :40], few_lse)
+
+
+def bits_by_blocks(backend, monkeypatch, halved: bool, q, k, v, **options):
+    """Results as bits and the entry that gave them, on a machine with more multiprocessors than blocks, or with none."""
+    kernel = ptxrt.kernels()["attention_bf16"]
+    backend.multiprocessors  # a GPU is asked once
+    monkeypatch.setitem(vars(backend), "multiprocessors", 10**6 if halved else 0)
+    kernel.plans.clear()
+    try:
+        with ptxrt.trace() as trace:
+            out, lse = ptxrt.attention(q, k, v, return_lse=True, out_dtype=np.float32, **options)
+    finally:
+        kernel.plans.clear()
+    return out.view(np.uint32), lse.view(np.uint32), trace.launches[0].entry
+
+
+def test_half_blocks_give_the_bits_of_whole_ones(rng, monkeypatch):
+    """On the portable machine, without races; more tiles than stages, plain and masked ones, a last one that is not full, rows without keys."""
+    q, k, v = random_qkv(rng, 1, 1, 70, 330, 32, dtype=BF16)
+    for options in (dict(), dict(causal=True, window=(200, None), key_lengths=[60])):
+        with ptxrt.using("emulator", ptx="portable", races=True) as backend:
+            half, whole = (bits_by_blocks(backend, monkeypatch, halved, q, k, v, **options) for halved in (True, False))
+        assert half[2] == whole[2] + "_half"
+        for mine, others in zip(half[:2], whole[:2]):
+            np.testing.assert_array_equal(mine, others)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim, dim_v", HEAD_DIMS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_half_blocks_of_every_head_dimension(gpu, rng, monkeypatch, dim, dim_v, causal):
+    q, k, v = random_qkv(rng, 2, 4, 515, 700, dim, dim_v=dim_v, heads_kv=2, dtype=BF16)
+    half, whole = (bits_by_blocks(gpu, monkeypatch, halved, q, k, v, causal=causal) for halved in (True, False))
+    assert not whole[2].endswith("_half")
+    for mine, others in zip(half[:2], whole[:2]):
+        np.testing.assert_array_equal(mine, others)
+
+
+@pytest.mark.parametrize(
+    "heads, heads_kv, batch, queries, keys, multiprocessors, halved",
+    [
+        (32, 32, 1, 512, 512, 132, True),  # 128 whole blocks
+        (32, 32, 1, 512, 512, 170, True),
+        (32, 32, 1, 512, 512, 108, False),
+        (32, 32, 4, 2048, 2048, 132, False),
+        (32, 8, 1, 1, 32768, 132, True),  # decoding: half a block holds all rows
+        (32, 8, 1, 16, 32768, 170, True),
+        (64, 8, 1, 16, 32768, 132, False),  # and here only a whole one
+    ],
+)
+def test_few_rows_and_few_blocks_take_half_blocks(heads, heads_kv, batch, queries, keys, multiprocessors, halved):
+    kernel = ptxrt.kernels()["attention_bf16"]
+    group = heads // heads_kv
+    q = np.broadcast_to(BF16(0), (batch, heads_kv, group, queries, 128))
+    k = np.broadcast_to(BF16(0), (batch, heads_kv, keys, 128))
+    splits = splits_for(heads_kv, group * queries, keys)
+    bound = kernel.bind(q, k, k, out_bf16=True, scale=1.0, left=OPEN, right=OPEN, sequences=batch, splits=splits)
+
+    def facts(rows: int) -> Facts:
+        return Facts((128, 1, 1), 98304, tuple(rows if "queries" in dim.axes else 1 for dim in kernel.grid), 2, 0)
+
+    grid = grid_of(bound, facts(128).tile)
+    assert suits_halves(bound, grid, facts(128), facts(64), multiprocessors) == halved
+    assert not suits_halves(bound, grid, facts(128), facts(128), multiprocessors), "halves that are no smaller are empty"
 
 
 def test_split_keys_give_what_one_pass_gives(machine, rng):

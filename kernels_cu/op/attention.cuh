@@ -41,8 +41,8 @@ using OnlineSoftmaxIn16Bits = OnlineSoftmax<slices, dim_v, 0, false, std::is_sam
 //
 // Two slices to a warp read K and V from shared memory half as often and issue fewer instructions to an MMA, which Ampere
 // and Hopper need; there Q stays in registers where they have room. On GeForce Blackwell an MMA takes five times as long:
-// there warps of one slice leave room for two blocks in 100 KiB. OneSlice is for few rows on the former: its warps, which have
-// registers to spare, wait for memory most.
+// there warps of one slice leave room for two blocks in 100 KiB. OneSlice is for few rows or few blocks on the former: its warps, which
+// have registers to spare, wait for memory most. Both give the same bits.
 template <class Element_, int dim_, int dim_v_, bool one_slice = false>
 struct Tiling {
     using Element = Element_;
@@ -54,9 +54,10 @@ struct Tiling {
     static constexpr int warps = small ? 4 : 8;
     static constexpr int blocks = small ? 2 : 1;
     static constexpr int keys = wide || (!small && roomy) ? 64 : dim > 192 ? 16 : 32;
-    static constexpr int stages = 2;   // one is read while the other fills
     static constexpr bool keeps_q = (wide && (dim <= 64 || one_slice)) || (!small && roomy && dim <= 192);
     static constexpr bool copies_early = one_slice;
+    static constexpr bool fills_q = one_slice && keeps_q;   // the place of Q, which is in registers, is a stage, too
+    static constexpr int stages = fills_q ? 3 : 2;   // one is read while the others fill
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
 
@@ -65,12 +66,17 @@ struct Tiling {
     using OutputTile = tile::SharedTile<rows, dim_v * sizeof(Output)>;
     static_assert(dim_v <= dim, "the output is staged where Q was");
 
+    struct Stage {
+        tile::SharedTile<keys, dim * sizeof(Element)> k;
+        tile::SharedTile<keys, dim_v * sizeof(Element)> v;
+    };
+    using QueryTile = tile::SharedTile<rows, dim * sizeof(Element)>;
     struct Shared {
-        tile::SharedTile<rows, dim * sizeof(Element)> q;
-        struct {
-            tile::SharedTile<keys, dim * sizeof(Element)> k;
-            tile::SharedTile<keys, dim_v * sizeof(Element)> v;
-        } stage[stages];
+        union {
+            QueryTile q;
+            std::conditional_t<fills_q, Stage, QueryTile> stage_over_q;   // number -1
+        };
+        Stage stage[2];
     };
     static_assert(sizeof(Shared) <= ptx::shared_bytes_per_block, "the tiles fit");
 };
@@ -429,11 +435,11 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
 
 // O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys).
 template <class Tiling>
-__device__ inline void attention_rows(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
+__device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
                                  const AttentionOptions &options) {
     using Element = typename Tiling::Element;
-    using Stage = std::remove_reference_t<decltype(shared.stage[0])>;
-    using QueryTile = decltype(Tiling::Shared::q);
+    using Stage = typename Tiling::Stage;
+    using QueryTile = typename Tiling::QueryTile;
     using KeyTile = decltype(Stage::k);
     using ValueTile = decltype(Stage::v);
     const Problem problem(options);
@@ -456,17 +462,21 @@ __device__ inline void attention_rows(typename Tiling::Shared &shared, const Ope
     };
 
     if (range.begin < range.end) {   // rows that see no key leave at once, by way of the place where Q would land
+        copy_tile(range.begin, 0);   // from farther away than Q, and more
         copy_queries<Element, Tiling::threads>(shared.q, operands.q, operands.q_strides, problem, first_row);
-        copy_tile(range.begin, 0);
     }
     ptx::cp_async_commit_group();
+    if constexpr (Tiling::fills_q) {
+        if (range.begin + 1 < range.end) copy_tile(range.begin + 1, sizeof(Stage));
+        ptx::cp_async_commit_group();
+    }
 
     OnlineSoftmaxIn16Bits<Element, Tiling::slices, Tiling::dim_v> softmax;
     softmax.start(headroom_in_16_bits(options.partial != nullptr));
     WarpQueries<QueryTile, Tiling::slices, Tiling::dim / 16, Tiling::keeps_q> q{
         tile::address_a(shared.q) + uint32_t((warp_row - first_row) * (sizeof(shared.q) / Tiling::rows))};
     if (Tiling::keeps_q && range.begin < range.end) {
-        ptx::cp_async_wait_group<0>();
+        ptx::cp_async_wait_group<Tiling::stages - 2>();
         ptx::bar_sync();   // Q has landed for everyone
         q.keep();
     }
@@ -476,12 +486,18 @@ __device__ inline void attention_rows(typename Tiling::Shared &shared, const Ope
     const float factor = score_factor(problem, options.scale);
     uint32_t stage_offset = 0;   // of the tile at hand
     auto step = [&](int index, auto masked) {
-        ptx::cp_async_wait_group<0>();
+        ptx::cp_async_wait_group<Tiling::stages - 2>();
         ptx::bar_sync();   // this tile has landed for everyone; everyone is done with the stage that is filled next
         const uint32_t current = stage_offset;
-        stage_offset = sizeof(Stage) - stage_offset;
+        uint32_t filled;
+        if constexpr (Tiling::fills_q) {   // 0, 1, -1; all have their Q since the barrier
+            stage_offset = current == sizeof(Stage) ? -sizeof(Stage) : current + sizeof(Stage);
+            filled = int(current) < 0 ? sizeof(Stage) : current - sizeof(Stage);
+        } else {
+            filled = stage_offset = sizeof(Stage) - stage_offset;
+        }
         auto copy_next = [&] {
-            if (index + 1 < range.end) copy_tile(index + 1, stage_offset);
+            if (index + Tiling::stages - 1 < range.end) copy_tile(index + Tiling::stages - 1, filled);
             ptx::cp_async_commit_group();
         };
         if constexpr (Tiling::copies_early) copy_next();
@@ -501,24 +517,9 @@ __device__ inline void attention_rows(typename Tiling::Shared &shared, const Ope
         for (; range.plain_begin <= index && index < range.plain_end; ++index) step(index, std::false_type{});
         if (index < range.end) step(index, std::true_type{});
     }
-    if constexpr (Tiling::dim != Tiling::dim_v && !Tiling::keeps_q) ptx::bar_sync();   // rows of the output lie over Q of other warps
+    // Rows of the output lie over Q of other warps, or over keys and values.
+    if constexpr ((Tiling::dim != Tiling::dim_v && !Tiling::keeps_q) || Tiling::fills_q) ptx::bar_sync();
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row);
-}
-
-// The same by the tiling that suits the problem: where a large block has twice the rows that are there, as in decoding, all of its
-// warps work on one slice. Both give the same bits.
-template <class Tiling>
-__device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
-                                 const AttentionOptions &options) {
-    using OneSlice = typename Tiling::OneSlice;
-    static_assert(OneSlice::threads == Tiling::threads && sizeof(typename OneSlice::Shared) <= sizeof(typename Tiling::Shared), "one launch serves both");
-    if constexpr (OneSlice::rows < Tiling::rows) {
-        if (options.group * options.queries <= OneSlice::rows) {
-            attention_rows<OneSlice>(reinterpret_cast<typename OneSlice::Shared &>(shared), operands, options);
-            return;
-        }
-    }
-    attention_rows<Tiling>(shared, operands, options);
 }
 
 }  // namespace op

@@ -3,15 +3,25 @@
 
 #include <cstdint>
 
+#include "../kernel.cuh"
+#include "../ptx/barrier.cuh"
 #include "../ptx/math.cuh"
 #include "../tile/format.cuh"
 #include "cast.cuh"
 
 namespace op {
 
-constexpr int merge_threads = 64;   // small, so that few rows are spread over many multiprocessors
 constexpr int merge_columns = 4;   // of a thread: 16 bytes of a segment's row
-constexpr int merge_tile = merge_threads * merge_columns;
+constexpr int merge_pieces = 64;   // of so many columns, of a block: few, so that few rows are spread over many multiprocessors
+constexpr int merge_runs = 4;      // of segments, each summed by threads of its own
+constexpr int merge_batch = 4;     // segments of which a thread has loads on their way at once
+constexpr int merge_threads = merge_pieces * merge_runs;
+constexpr int merge_tile = merge_pieces * merge_columns;
+
+struct MergeShared {
+    float max[merge_runs][merge_pieces];
+    float sum[merge_runs][merge_columns + 2][merge_pieces];   // of the columns, of row_sum and of exact_sum
+};
 
 // Segments [splits][batch][heads][queries][width], of which dim_v columns count, with their rows' maxima and sums [splits][batch][heads][queries].
 struct Segments {
@@ -62,26 +72,72 @@ struct Merged {
     float *lse, *max, *sum;   // [batch][heads][queries]
 };
 
-// `columns` columns of one row from `column` on, and in column 0 the row's figures.
+// `columns` columns of a row, from the element `first` of all rows on, and beside column 0 the row's figures. Called by the whole
+// block, of which thread p of each run of segments has the same piece.
 template <int columns>
-__device__ inline void merge_row(const Segments &segments, const Merged &merged, int64_t row, int64_t column) {
-    const int64_t rows = segments.rows();
-    float top = -INFINITY;
-#pragma unroll 8   // loads of several segments are on their way at once, here and below
-    for (int split = 0; split < segments.splits; ++split) top = ptx::max_nan_f32(top, segments.row_max[split * rows + row]);
+__device__ inline void merge_piece(MergeShared &shared, const Segments &segments, const Merged &merged, int64_t first) {
+    const int run = threadIdx.x / merge_pieces, piece = threadIdx.x % merge_pieces;
+    const int64_t rows = segments.rows(), row = first / segments.dim_v, column = first % segments.dim_v;
+    const int run_size = ceil_div(segments.splits, merge_runs), begin = min(run * run_size, segments.splits);
+    const int end = row < rows ? min(begin + run_size, segments.splits) : begin;
 
-    float values[columns] = {}, total = 0.0f;
-#pragma unroll 8
-    for (int split = 0; split < segments.splits; ++split) {
-        const int64_t at = split * rows + row;
-        const float weight = segment_weight(segments, segments.row_max[at], top);
-        struct alignas(columns * sizeof(float)) {
-            float element[columns];
-        } part = *reinterpret_cast<const decltype(part) *>(segments.partial + at * segments.width + column);
-        total = fmaf(weight, segments.row_sum ? segments.row_sum[at] : 1.0f, total);
+    const int64_t at = begin * rows + row;
+    float top = -INFINITY;
+    const float *max_at = segments.row_max + at;
+    for (int split = begin; split < end; split += merge_batch)
 #pragma unroll
-        for (int i = 0; i < columns; ++i)   // what counts nothing may be anything
-            values[i] = fmaf(weight, weight == 0.0f ? 0.0f : part.element[i], values[i]);
+        for (int i = 0; i < merge_batch; ++i, max_at += rows)
+            if (split + i < end) top = ptx::max_nan_f32(top, *max_at);
+    shared.max[run][piece] = top;
+    ptx::bar_sync();   // the maxima of all runs are there
+#pragma unroll
+    for (int other = 0; other < merge_runs; ++other) top = ptx::max_nan_f32(top, shared.max[other][piece]);
+
+    // What is missing is read all the same, as something else, which spares a loop for each combination.
+    const bool has_sums = segments.row_sum || segments.exact_sum;
+    const float *sum_at = (segments.row_sum ? segments.row_sum : segments.row_max) + at;
+    const float *exact_at = (segments.exact_sum ? segments.exact_sum : segments.row_sum ? segments.row_sum : segments.row_max) + at;
+    const float *part_at = segments.partial + at * segments.width + column;
+    const int64_t part_step = rows * segments.width;
+    max_at = segments.row_max + at;
+    struct alignas(columns * sizeof(float)) Part {
+        float element[columns];
+    };
+    float values[columns] = {}, total = 0.0f, exact = 0.0f;
+    for (int split = begin; split < end; split += merge_batch) {
+        float max[merge_batch], sum[merge_batch], exactly[merge_batch];
+        Part part[merge_batch];
+#pragma unroll
+        for (int i = 0; i < merge_batch; ++i, max_at += rows, sum_at += rows, exact_at += rows, part_at += part_step) {
+            const bool there = split + i < end;
+            max[i] = there ? *max_at : -INFINITY;
+            sum[i] = there ? *sum_at : 0.0f;
+            exactly[i] = there && column == 0 ? *exact_at : 0.0f;
+            part[i] = there ? *reinterpret_cast<const Part *>(part_at) : Part{};
+        }
+#pragma unroll
+        for (int i = 0; i < merge_batch; ++i) {
+            const float weight = segment_weight(segments, max[i], top);
+            if (weight == 0.0f) continue;   // what counts nothing may be anything
+            total = fmaf(weight, segments.row_sum ? sum[i] : 1.0f, total);
+            exact = fmaf(weight, has_sums ? exactly[i] : 1.0f, exact);
+#pragma unroll
+            for (int j = 0; j < columns; ++j) values[j] = fmaf(weight, part[i].element[j], values[j]);
+        }
+    }
+
+#pragma unroll
+    for (int i = 0; i < columns; ++i) shared.sum[run][i][piece] = values[i];
+    shared.sum[run][columns][piece] = total;
+    shared.sum[run][columns + 1][piece] = exact;
+    ptx::bar_sync();   // the sums of all runs are there
+    if (run != 0 || row >= rows) return;
+#pragma unroll
+    for (int other = 1; other < merge_runs; ++other) {
+#pragma unroll
+        for (int i = 0; i < columns; ++i) values[i] += shared.sum[other][i][piece];
+        total += shared.sum[other][columns][piece];
+        exact += shared.sum[other][columns + 1][piece];
     }
 
     const float divide = merged.sum ? 1.0f : total == 0.0f ? 0.0f : 1.0f / total;
@@ -93,32 +149,21 @@ __device__ inline void merge_row(const Segments &segments, const Merged &merged,
     store_columns(merged.out_f16, batch, head, query, column, values);
     store_columns(merged.out_f32, batch, head, query, column, values);
     if (column != 0) return;
-    float exact = total;
-    if (segments.exact_sum) {
-        exact = 0.0f;
-#pragma unroll 1   // once a row: registers are worth more
-        for (int split = 0; split < segments.splits; ++split) {
-            const int64_t at = split * rows + row;
-            exact = fmaf(segment_weight(segments, segments.row_max[at], top), segments.exact_sum[at], exact);
-        }
-    }
     const float log2_total = ptx::lg2_approx_ftz_f32(exact), ln_2 = 0.693147182f;
     if (merged.lse) merged.lse[row] = segments.natural ? fmaf(log2_total, ln_2, top) : (top + log2_total) * ln_2;
     if (merged.max) merged.max[row] = top;
     if (merged.sum) merged.sum[row] = total;
 }
 
-// Merges the segments in their order. Thread i of the grid takes elements 4 i to 4 i + 3 of all rows.
-__device__ inline void merge(const Segments &segments, const Merged &merged) {
-    const int64_t first = (int64_t(blockIdx.x) * merge_threads + threadIdx.x) * merge_columns;
-    const int64_t count = segments.rows() * segments.dim_v;
-    if (first >= count) return;
+// Merges the segments in their order: those of a run, then the runs. A block takes merge_tile elements of all rows.
+__device__ inline void merge(MergeShared &shared, const Segments &segments, const Merged &merged) {
+    const int64_t first = int64_t(blockIdx.x) * merge_tile + threadIdx.x % merge_pieces * merge_columns;
     if (segments.dim_v % merge_columns == 0 && segments.width % merge_columns == 0) {
-        merge_row<merge_columns>(segments, merged, first / segments.dim_v, first % segments.dim_v);
+        merge_piece<merge_columns>(shared, segments, merged, first);
         return;
     }
-    for (int64_t i = first; i < min(first + merge_columns, count); ++i)   // a piece may lie across the end of a row
-        merge_row<1>(segments, merged, i / segments.dim_v, i % segments.dim_v);
+#pragma unroll 1
+    for (int i = 0; i < merge_columns; ++i) merge_piece<1>(shared, segments, merged, first + i);   // a piece may lie across the end of a row
 }
 
 }  // namespace op

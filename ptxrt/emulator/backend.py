@@ -68,6 +68,7 @@ class EmulatorBackend:
 
     name = "emulator"
     is_cuda = False
+    multiprocessors = 1
 
     def __init__(
         self,

@@ -164,6 +164,7 @@ ROW_SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, appr
     grid="splits*heads_kv group*queries sequences",
     variants={"dim dim_v": HEAD_DIMS},
     filled=True,
+    halved=True,
     cases=[
         *(_case(dim=dim, dim_v=dim_v, right=0, out_bf16=True, lse=True) for dim, dim_v in HEAD_DIMS),
         _case(dim=24, dim_v=16, batch=2, heads_kv=2, group=3, queries=25, keys=70, out_f32=True, sinks=True, softcap=2.0),
@@ -261,6 +262,7 @@ _ROUNDED_MERGE = Tolerance("the result is rounded", relative_l2=3e-3)
         dict(splits=3, batch=1, heads=2, queries=9, width=16, dim_v=16, row_sum=True, exact_sum=True, out_f32=True, lse=True),
         dict(splits=9, batch=1, heads=2, queries=3, width=5, dim_v=5, row_sum=True, exact_sum=True, out_bf16=True, out_f16=True, out_f32=True, lse=True, merged_max=True, merged_sum=True),
         *(dict(splits=2, batch=1, heads=1, queries=9, width=8, dim_v=dim_v, exact_sum=True, out_f32=True, lse=True, natural=1) for dim_v in (8, 7)),
+        dict(splits=19, batch=1, heads=1, queries=3, width=8, dim_v=8, row_sum=True, out_f32=True, lse=True),
     ],
     tolerance=dict(
         out_bf16=_ROUNDED_MERGE,
@@ -285,7 +287,7 @@ def attention_merge(
     *,
     natural: Scalar[i32, 0, 1] = 0,
 ):
-    """Merge attention over several segments of the keys into attention over all of them, in the order of the segments.
+    """Merge attention over several segments of the keys into attention over all of them, in a fixed order, quarter by quarter.
 
     A segment's row counts 2**row_max row_sum, or, where `natural`, exp(row_max); without `row_sum` that is 1, and `partial` is
     divided already. The first dim_v of the `width` columns are merged. lse: the natural logarithm of the
