@@ -388,10 +388,12 @@ struct BlockQueries {
 // The scores that the means of queries have, for the rows of a warp.
 template <class Order, int slices>
 struct MeanScores {
-    int rows[slices][2] = {};   // which of all means
+    const float *first = nullptr;   // of all means, in the sequence's first tile
+    int rows[slices][2] = {};       // which of all means
 
     __device__ MeanScores(const BlockOperands &operands, const Problem &problem, int warp_row) {
         if (!operands.mean_scores) return;
+        first = operands.mean_scores + problem.first_tile(block_keys) * block_keys;
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
@@ -402,7 +404,7 @@ struct MeanScores {
             }
     }
 
-    // Adds those of the tile `index` of all keys.
+    // Adds those of the tile `index` of keys.
     template <int tiles>
     __device__ void add(tile::Accumulator (&s)[slices][tiles], const BlockOperands &operands, int index) const {
         const int lane_key = index * block_keys + Order::key(0, tile::accumulator_column(0));
@@ -410,7 +412,7 @@ struct MeanScores {
         for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float *source = operands.mean_scores + int64_t(rows[slice][half]) * (operands.tiles * block_keys) + lane_key;
+                const float *source = first + int64_t(rows[slice][half]) * (operands.tiles * block_keys) + lane_key;
 #pragma unroll
                 for (int j = 0; j < tiles; ++j) {
                     const float2 pair = __ldg(reinterpret_cast<const float2 *>(source + Order::key(j, 0)));
@@ -681,7 +683,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
                 multiply_scores<typename tile::Expansion<typename Tiling::ScoreFormat>::Element, Tiling::dim, decltype(shared.keys)>(
                     s, shared.queries, tile::address_b(shared.keys));
             else multiply_block_scores<Order>(s, q, stage.k);
-            if (masked && operands.mean_scores) mean_scores.add(s, operands, problem.first_tile(block_keys) + index);
+            if (masked && operands.mean_scores) mean_scores.add(s, operands, index);
             if (masked) mask_scores<Order>(s, problem, warp_row, index * block_keys, scale);
             constexpr bool maybe_masked = !std::is_same_v<decltype(masked), std::false_type>;
             if constexpr (Tiling::expands_values) softmax.template add<maybe_masked, sums>(s, shared.values, factor);

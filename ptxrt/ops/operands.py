@@ -200,7 +200,7 @@ def quantize_operand(
     cu_seqlens: with B = 1, packed sequences: i is rows cu[i] to cu[i + 1]; N + 1 whole numbers from 0 to S. Each is quantized, and
     smoothed, as it would be by itself, and for calls with this cu_seqlens_k alone; queries that are smoothed, with this cu_seqlens_q.
     dim: the head dimension that tiles are filled up to, one of those compiled; None takes the smallest that holds D. Keys and
-    values of one call agree in it, but for values of 128 beside keys of 192. stream: of the device.
+    values of one call have the same, or 192 and 128. stream: of the device.
 
     NumPy arrays give an Operand of NumPy arrays; device arrays stay on the device, without waiting. Kernels: `scan_keys` and
     `mean_keys`, or `less_block_means`, for means, `operand_scale` for the global scale (a second read of x), `pack_keys_NAME`,
