@@ -334,10 +334,10 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
     refused("smooth_k is False, but k is Operand.*quantize it with smooth=False", q, of_k, v, **mixed, smooth_k=False)
     refused("smooth_q is True, but q is Operand.*quantize it with smooth=True", of_q, k, v, **mixed, smooth_q=True)
     wide = ptxrt.quantize_operand(v, "mxfp8", role="v", dim=128)
-    match = "k for a head dimension of 64 and v for a head dimension of 128 were quantized; the nearest kernel is for 128 and 128: pass dim=128 for k to"
+    match = "k has tiles of head dimension 64 and v has tiles of head dimension 128; the nearest kernel has 128 for k and 128 for v: quantize k with dim=128"
     refused(match, q, of_k, wide, **mixed)
     narrow = ptxrt.quantize_operand(v[..., :32], "mxfp8", role="v")
-    refused("v for a head dimension of 32 were quantized; the nearest kernel is for 64 and 64: pass dim=64 for v to", q, k, narrow, **mixed)
+    refused("v has tiles of head dimension 32; the nearest kernel has 64 for k and 64 for v: quantize v with dim=64", q, k, narrow, **mixed)
     refused("q and k have one head dimension; 32 and 64 came", ptxrt.quantize_operand(q[..., :32], "nvfp4", role="q"), of_k, of_v, **mixed)
     packed = [ptxrt.quantize_operand(x, format, role=role, cu_seqlens=[0, 30, 70]) for x, format, role in ((k, "nvfp4", "k"), (v, "mxfp8", "v"))]
     two = dict(mixed, cu_seqlens_q=[0, 5, 20], cu_seqlens_k=[0, 30, 70])

@@ -168,6 +168,9 @@ def test_queries_of_packed_sequences(machine, rng, qk, tmp_path):
     whole.save(tmp_path / "q.npz")
     for got in (whole, ptxrt.dequantize(whole), ptxrt.QuantizedArray.load(tmp_path / "q.npz")):
         np.testing.assert_array_equal(np.asarray(got), values)
+    short = ptxrt.to_device(np.int32([0, *cu_q[1:3]]))  # what lies on the device may leave rows to no sequence; they count nowhere
+    few = ptxrt.quantize_operand(ptxrt.to_device(q), qk, role="q", smooth=True, cu_seqlens=short, global_scale=whole.global_scale)
+    np.testing.assert_array_equal(few.codes.to_numpy()[:, :, : cu_q[2]], whole.codes[:, :, : cu_q[2]])
     of_k, of_v = (ptxrt.quantize_operand(x, qk, role=role, cu_seqlens=cu_k) for role, x in (("k", k), ("v", v)))
     options = dict(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=True)
     want, want_lse = exact_attention(values, np.asarray(of_k), np.asarray(of_v), **options)

@@ -294,10 +294,10 @@ class BlockOperands:
         fitting = [pair for pair in holding if all(size in (None, dim) for size, dim in zip(given, pair))]
         if fitting:
             return fitting[0]
-        came = " and ".join(f"{name} for a head dimension of {size}" for name, size in zip("kv", given) if size)
-        change = " and ".join(f"dim={dim} for {name}" for name, size, dim in zip("kv", given, holding[0]) if size not in (None, dim))
-        dims = " and ".join(map(str, holding[0]))
-        raise ArgumentError(f"attention: {came} were quantized; the nearest kernel is for {dims}: pass {change} to quantize_operand")
+        came = " and ".join(f"{name} has tiles of head dimension {size}" for name, size in zip("kv", given) if size)
+        dims = " and ".join(f"{dim} for {name}" for name, dim in zip("kv", holding[0]))
+        change = " and ".join(f"{name} with dim={dim}" for name, size, dim in zip("kv", given, holding[0]) if size not in (None, dim))
+        raise ArgumentError(f"attention: {came}; the nearest kernel has {dims}: quantize {change}")
 
     def __call__(self, call, q, k, v, place) -> dict[str, Any]:
         """Codes and scales of q, tiles of k and v, global scales, and what smoothing took from scores."""

@@ -19,7 +19,7 @@ from .packers import PACK_KEYS, PACK_VALUES, unpack_rows
 from .quantize import given_global_scale, quantize, rule_number
 from .quantized import QuantizedArray, checked_shape
 from .quantizers import DEQUANTIZE, DEQUANTIZE_COLUMNS
-from .scales import gather_bytes
+from .scales import fill_f32, gather_bytes
 from .smoothing import SMOOTH_QUERIES, add_mean, less_block_means, mean_keys, operand_scale, scan_keys
 
 ROLES = ("q", "k", "v")
@@ -458,9 +458,10 @@ def _copied(x: DeviceArray, stream) -> DeviceArray:
 
 
 def _less_block_means(x: DeviceArray, starts, ends, stream) -> tuple[DeviceArray, DeviceArray]:
-    """The means of blocks of queries, and the queries less them, float32."""
+    """The means of blocks of queries, and the queries less them, float32; zeros outside of packed sequences."""
     if x.size:
-        return less_block_means(x, starts, ends, stream=stream)
+        left = {} if starts is None else dict(y=fill_f32(x=empty((x.size,), np.float32, device=x.device), value=0.0, stream=stream).reshape(x.shape))
+        return less_block_means(x, starts, ends, **left, stream=stream)
     batch, heads, queries, dim = x.shape
     blocks = units_of(queries, SMOOTH_QUERIES, 1 if starts is None else starts.shape[0])
     return tuple(empty((batch, heads, rows, dim), np.float32, device=x.device) for rows in (blocks, queries))
