@@ -2,6 +2,6 @@
 #include "kernel.cuh"
 #include "op/attention_blocks.cuh"
 
-VARIANTS(dim, 64, 128, 192, 256)
+VARIANTS(dim dim_v, 64 64, 128 128, 192 128, 192 192, 256 256)
 
-BLOCK_ATTENTION(JOIN(attention_mxfp4_dim, VARIANT_dim, ), tile::Mxfp4, tile::Mxfp4, VARIANT_dim, VARIANT_dim)
+BLOCK_ATTENTION(JOIN(JOIN(attention_mxfp4_dim, VARIANT_dim, _dim_v), VARIANT_dim_v, ), tile::Mxfp4, tile::Mxfp4, VARIANT_dim, VARIANT_dim_v)

@@ -2,6 +2,6 @@
 #include "kernel.cuh"
 #include "op/mean_scores.cuh"
 
-VARIANTS(dim, 32, 64, 128, 192, 256)
+VARIANTS(dim, 32, 64, 96, 128, 192, 256)
 
 MEAN_SCORES(JOIN(mean_scores_mxfp8_dim, VARIANT_dim, ), tile::Mxfp8, VARIANT_dim)

@@ -2,7 +2,7 @@
 #include "kernel.cuh"
 #include "op/pack.cuh"
 
-VARIANTS(dim, 32, 64, 128, 192, 256)
+VARIANTS(dim, 32, 64, 96, 128, 192, 256)
 
 using Tile = tile::KeyTile<tile::Mxfp8, op::tile_keys, VARIANT_dim>;
 using Packing = tile::KeyPacking<Tile>;

@@ -2,7 +2,7 @@
 #include "kernel.cuh"
 #include "op/pack.cuh"
 
-VARIANTS(dim, 32, 64, 128, 192, 256)
+VARIANTS(dim, 32, 64, 96, 128, 192, 256)
 
 #define INSTANCE(suffix, Element)                                                                                      \
     KERNEL(JOIN(pack_values_bf16_dim, VARIANT_dim, suffix),                                                            \

@@ -27,6 +27,11 @@ def sequences_of(starts, elements: int) -> np.ndarray:
     return np.maximum(np.searchsorted(np.asarray(starts), np.arange(elements), side="right") - 1, 0)
 
 
+def unit_of_each(starts, elements: int, size: int) -> np.ndarray:
+    """The unit that each of so many elements stands in; without starts all are of one sequence."""
+    return (np.arange(elements) if starts is None else rows_in_units(starts, elements, size)) // size
+
+
 def rows_in_units(starts, elements: int, size: int) -> np.ndarray:
     """Where each of so many elements stands among those of all units."""
     sequence = sequences_of(starts, elements)
@@ -42,9 +47,9 @@ def sequences_axis(axes: Mapping[str, int]) -> int:
     return axes.get("sequences", 1) if axes["batch"] == 1 else axes["batch"]
 
 
-def units_axis(size: int):
-    """How many units hold the keys of a batch, from its axes."""
-    return lambda axes: units_of(axes["keys"], size, 1 + axes["sequences"] - axes["batch"])
+def units_axis(size: int, elements: str = "keys"):
+    """How many units hold the elements of a batch, from its axes."""
+    return lambda axes: units_of(axes[elements], size, 1 + axes["sequences"] - axes["batch"])
 
 
 def starts_of(axis: str):

@@ -18,7 +18,7 @@ from .sequences import first_units, units_of
 # Keys of a tile.
 TILE_KEYS = 64
 _CHUNK = 16  # bytes, the unit of every swizzle
-_ALL, _WHOLE_DEPTHS = (32, 64, 128, 192, 256), (64, 128, 192, 256)
+_ALL, _WHOLE_DEPTHS = (32, 64, 96, 128, 192, 256), (64, 128, 192, 256)
 # Format -> the head dimensions that tiles are compiled for: whole steps of its matrix instruction.
 TILE_DIMS = {"mxfp8": _ALL, "mxfp4": _WHOLE_DEPTHS, "nvfp4": _WHOLE_DEPTHS, "bf16": _ALL}
 # Values that the matrix instruction of a block format multiplies at once, along the blocks.

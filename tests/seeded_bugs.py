@@ -199,7 +199,9 @@ BUGS = [
     Bug("options", "a_sink_among_scores_without_their_shift", MXFP4, "op/attention.cuh",
         "* log2_e - shift.at(slice, half);", "* log2_e;"),
     Bug("options", "scores_of_another_mean", MXFP4, "op/attention_blocks.cuh",
-        "problem.query_of(row)) / smooth_queries;", "problem.query_of(row)) / (2 * smooth_queries);"),
+        "problem.query_of(row) / smooth_queries;", "problem.query_of(row) / (2 * smooth_queries);"),
+    Bug("options", "packed_queries_share_means", MXFP4, "op/attention_blocks.cuh",
+        "problem.first_block() + problem", "problem"),
 
     # Merging and converting
     Bug("around", "segments_merged_without_their_sums", "attention_merge", "op/merge.cuh",
@@ -255,7 +257,7 @@ BUGS = [
     Bug("operands", "rows_of_a_group_take_their_heads_sequence", "row_dot", "op/smooth.cuh",
         "sequence_of(x.query_starts, x.sequences, here % x.queries)", "sequence_of(x.query_starts, x.sequences, here / x.queries)"),
     Bug("operands", "a_mean_over_rows_that_are_not_there", "less_block_means", "op/smooth.cuh",
-        "__fdiv_rn(sum, float(rows.rows))", "__fdiv_rn(sum, float(smooth_queries))"),
+        "__fdiv_rn(sum, float(max(rows.rows, 1)))", "__fdiv_rn(sum, float(smooth_queries))"),
     Bug("operands", "means_rounded", "mean_scores_mxfp4", "op/mean_scores.cuh",
         "for (int part = 1; part >= 0; --part)", "for (int part = 0; part >= 0; --part)"),
     Bug("operands", "lanes_of_a_row_not_joined", "row_dot", "op/smooth.cuh",

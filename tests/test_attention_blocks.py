@@ -30,7 +30,7 @@ each_format = pytest.mark.parametrize("qk, pv", BLOCK_WAYS, ids=lambda name: nam
 def test_the_algorithm_restated(machine, rng, qk, pv, shape, options):
     """With weights rounded as the kernels round them, what is left is the order of float32 sums and ties of single codes."""
     arrays = [x * np.exp2(rng.integers(-1, 2, (*x.shape[:-1], 1)), dtype=np.float32) for x in random_qkv(rng, *shape)]  # scales of all sizes
-    given = operands(*arrays, qk, pv, smooth=False, dim=128 if shape[-1] == 96 else None)
+    given = operands(*arrays, qk, pv, smooth=False, dim=128 if shape[-1] == 96 and qk != "mxfp8" else None)
     got, lse = ptxrt.attention(*given, qk=qk, pv=pv, out_dtype=np.float32, return_lse=True, **options)
     want, want_lse = restated_blocks(*(np.asarray(x) for x in given), pv, **options)
     assert relative(got, want) <= 2.5e-3
@@ -84,15 +84,32 @@ def test_head_dims(machine, rng, qk, pv, dim, dim_v):
 
 @pytest.mark.parametrize("dim, dim_v", [(192, 128), (256, 256), (160, 160)])
 def test_wide_heads(machine, rng, dim, dim_v):
-    """Tiles that all rows see whole, and masked ones; values filled up to the head dimension of the keys, or by the call."""
+    """Tiles that all rows see whole, and masked ones; values of a head dimension of their own, or filled up."""
     q, k, v = random_qkv(rng, 1, 2, 30, 200, dim, dim_v=dim_v)
-    given = operands(q, k, v, "nvfp4", "nvfp4", dim=256 if dim > 192 else 192)
+    given = operands(q, k, v, "nvfp4", "nvfp4")
+    assert [x.dim for x in given[1:]] == [-(-dim // 64) * 64, -(-dim_v // 64) * 64]
     options = dict(qk="nvfp4", causal=True, out_dtype=np.float32)
     got, lse = ptxrt.attention(*given, **options, return_lse=True)
     want, want_lse = exact_attention(*(np.asarray(x) for x in given), causal=True)
     assert got.shape == want.shape and relative(got, want) <= rounding("nvfp4", "nvfp4")
     assert np.abs(lse - want_lse).max() <= 1e-4 * np.abs(want_lse).max()  # approximate exponentials and logarithm
     np.testing.assert_array_equal(ptxrt.attention(q, k, v, **options), got)
+
+
+@pytest.mark.parametrize("qk, pv", [("mxfp8", "mxfp8"), ("nvfp4", "bf16")])
+def test_narrow_values_beside_wide_keys(machine, rng, qk, pv):
+    """D 192 and Dv 128, each its own: from arrays, from operands that nobody told of each other, and of few rows, whose keys are split."""
+    q, k, v = random_qkv(rng, 1, 2, 9, 700, 192, heads_kv=1, dim_v=128)
+    given = operands(q, k, v, qk, pv, smooth=False)
+    assert [x.dim for x in given] == [None, 192, 128]
+    call = dict(qk=qk, pv=pv, causal=True, smooth_k=False, return_lse=True, out_dtype=np.float32)
+    want, want_lse = exact_attention(*(np.asarray(x) for x in given), causal=True)
+    got, lse = ptxrt.attention(*given, **call)
+    assert got.shape == want.shape and relative(got, want) <= rounding(qk, pv)
+    assert np.abs(lse - want_lse).max() <= 1e-4 * np.abs(want_lse).max()  # approximate exponentials and logarithm
+    filled = ptxrt.quantize_operand(v, pv, role="v", dim=192)
+    for arrays in ((q, k, v), (*given[:2], filled)):  # the same products in the same order
+        np.testing.assert_array_equal(ptxrt.attention(*arrays, **call)[0], got)
 
 
 @each_format
@@ -120,9 +137,9 @@ def packed_qkv(rng, dim=64):
 
 
 @each_format
-@pytest.mark.parametrize("options", [dict(causal=True, smooth_k=True, return_lse=True), dict(window=(40, 9), sinks=np.float32([1, -1]))], ids=str)
+@pytest.mark.parametrize("options", [dict(causal=True, smooth_k=True, return_lse=True), dict(window=(40, 9), sinks=np.float32([1, -1]), smooth_q=True)], ids=str)
 def test_packed_sequences_equal_separate_calls(machine, rng, qk, pv, options):
-    """Bit for bit, the logarithms of smoothed scores too."""
+    """Bit for bit, the logarithms of smoothed scores too, and with queries less the means of their own sequence's blocks."""
     cu_q, cu_k, *arrays = packed_qkv(rng)
     q, k, v = (x.transpose(0, 2, 1, 3) for x in arrays)
     options = dict(options, qk=qk, pv=pv, layout="bshd")
@@ -327,16 +344,20 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
     refused("smooth_k is False, but k is Operand.*quantize it with smooth=False", q, of_k, v, **mixed, smooth_k=False)
     refused("smooth_q is True, but q is Operand.*quantize it with smooth=True", of_q, k, v, **mixed, smooth_q=True)
     wide = ptxrt.quantize_operand(v, "mxfp8", role="v", dim=128)
-    refused("k for a head dimension of 64 and v for a head dimension of 128 were quantized; these need one of 128", q, of_k, wide, **mixed)
+    match = "k has tiles of head dimension 64 and v has tiles of head dimension 128; the nearest kernel has 128 for k and 128 for v: quantize k with dim=128"
+    refused(match, q, of_k, wide, **mixed)
     narrow = ptxrt.quantize_operand(v[..., :32], "mxfp8", role="v")
-    refused("v for a head dimension of 32 were quantized; these need one of 64", q, k, narrow, **mixed)
+    refused("v has tiles of head dimension 32; the nearest kernel has 64 for k and 64 for v: quantize v with dim=64", q, k, narrow, **mixed)
     refused("q and k have one head dimension; 32 and 64 came", ptxrt.quantize_operand(q[..., :32], "nvfp4", role="q"), of_k, of_v, **mixed)
     packed = [ptxrt.quantize_operand(x, format, role=role, cu_seqlens=[0, 30, 70]) for x, format, role in ((k, "nvfp4", "k"), (v, "mxfp8", "v"))]
     two = dict(mixed, cu_seqlens_q=[0, 5, 20], cu_seqlens_k=[0, 30, 70])
-    refused("k is .* of 2 packed sequences, less their mean, .*; pass cu_seqlens_q, and the cu_seqlens it was quantized with", q, *packed, **mixed)
+    refused("k is .* of 2 packed sequences, less their mean, .*; pass cu_seqlens_q and cu_seqlens_k, the cu_seqlens it .* as cu_seqlens_k", q, *packed, **mixed)
     refused(r"v is .* of 2 packed sequences.*cu_seqlens_k is \[0, 70\]; quantize it with cu_seqlens=cu_seqlens_k", q, k, packed[1], **mixed, cu_seqlens_q=[0, 20], cu_seqlens_k=[0, 70])
     refused(r"k is .*cu_seqlens_k is \[0, 31, 70\]; quantize it with", q, *packed, **dict(two, cu_seqlens_k=[0, 31, 70]))
     refused(r"k is Operand\(nvfp4.*quantize it with cu_seqlens=cu_seqlens_k", q, of_k, packed[1], **two)
     refused("key_lengths beside cu_seqlens came", q, *packed, **two, key_lengths=[70])
-    refused("smooth_q takes means of blocks of queries, which packed sequences would share; leave out smooth_q", q, *packed, **two, smooth_q=True)
+    smooth = ptxrt.quantize_operand(q, "nvfp4", role="q", smooth=True)
+    refused(r"q is Operand.*, cu_seqlens_q is \[0, 5, 20\]; quantize it with cu_seqlens=cu_seqlens_q", smooth, *packed, **two)
+    smooth = ptxrt.quantize_operand(q, "nvfp4", role="q", smooth=True, cu_seqlens=[0, 5, 20])
+    refused("q is .* of 2 packed sequences.*; pass cu_seqlens_q and cu_seqlens_k, the cu_seqlens it .* as cu_seqlens_q", smooth, k, v, **mixed)
     assert ptxrt.attention(of_q, of_k, of_v, **mixed).shape == (1, 2, 20, 64)

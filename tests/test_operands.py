@@ -356,7 +356,7 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
     refused("the head dimension is 257; mxfp8 takes 1 to 256", x=np.zeros((1, 1, 1, 257), np.float32))
     refused("format is array", format=np.array(["mxfp8", "bf16"]))
     refused("dim is array", dim=np.array([64, 128]))
-    refused("dim is 32 for a head dimension of 64; mxfp8 has 64, 128", dim=32)
+    refused("dim is 32 for a head dimension of 64; mxfp8 has 64, 96, 128", dim=32)
     refused("scale_rule is 'amax'; mxfp8 has 'floor'", scale_rule="amax")
     refused("global_scale is 2; mxfp8 has none", global_scale=2)
     refused("bf16 has no scales", format="bf16", role="v", scale_rule="floor")
@@ -368,7 +368,7 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
     refused("that rise from 0 to 70", cu_seqlens=[0, 50, 40, 70])
     refused("key_lengths beside cu_seqlens came", cu_seqlens=[0, 70], key_lengths=[70])
     refused("packed sequences have a batch of 1, 2 came", x=np.zeros((2, 2, 70, 64), np.float32), cu_seqlens=[0, 70])
-    refused("queries have no dim, no key_lengths and no cu_seqlens", role="q", cu_seqlens=[0, 70])
+    refused("queries have no dim and no key_lengths, and cu_seqlens where smooth=True alone", role="q", cu_seqlens=[0, 70])
     refused("cu_seqlens is on the device", cu_seqlens=ptxrt.to_device(np.array([0, 70], np.int32)))
     refused("key_lengths is on the device", key_lengths=ptxrt.to_device(np.array([3], np.int32)))
 

@@ -135,7 +135,7 @@ def in_blocks(format: str, q, k, v, **arguments):
     codes, scales = block.encode(q, *level)
     tiles = {f"{role}_tiles": tile_layout(format, role, DIM).encode(x) for role, x in (("k", k), ("v", v))}
     globals = dict(q_global=2.0, k_global=0.5, v_global=4.0)
-    shape = dict(keys=k.shape[2], dim=DIM, dim_v=DIM, sequences=1, splits=1, scale=DIM**-0.5)
+    shape = dict(keys=k.shape[2], dim=DIM, dim_v=DIM, cols=DIM, sequences=1, splits=1, scale=DIM**-0.5)
     given = {name: np.float32([value]) for name, value in globals.items()}
     results = KERNELS[f"attention_{format}"](codes, scales, *tiles.values(), **given, **shape, **arguments)
     held = [block.decode(codes, scales, *level)]

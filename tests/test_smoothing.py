@@ -47,7 +47,7 @@ def close(lse, want):
     """Within 1e-4 of the log-sum-exp: float32 sums, approximate exponentials and logarithm."""
     seen = np.isfinite(want)
     np.testing.assert_array_equal(lse[~seen], want[~seen])
-    assert (np.abs(lse - want)[seen] <= 1e-4 * np.maximum(1, np.abs(want[seen]))).all()
+    assert (np.abs(lse[seen] - want[seen]) <= 1e-4 * np.maximum(1, np.abs(want[seen]))).all()
 
 
 @each_format
@@ -150,6 +150,36 @@ def test_queries_less_the_means_of_blocks(machine, rng, qk, queries):
 
 
 @each_qk
+def test_queries_of_packed_sequences(machine, rng, qk, tmp_path):
+    """Each has blocks of its own, whatever stands beside it: codes, means and values are those of each alone; so are scores."""
+    cu_q, cu_k = (np.concatenate([[0], np.cumsum(lengths)]) for lengths in ([3, 63, 0, 64, 70], [70, 5, 9, 64, 1]))
+    q, k, v = biased(rng, 1, 2, cu_q[-1], cu_k[-1], 40)
+    whole = ptxrt.quantize_operand(q, qk, role="q", smooth=True, cu_seqlens=cu_q)
+    assert whole.mean.shape == (1, 2, -(-200 // 64) + 4, 40)
+    means, values = np.zeros_like(whole.mean), np.empty_like(q)
+    for i, rows in enumerate(map(slice, cu_q, cu_q[1:])):
+        alone = ptxrt.quantize_operand(q[:, :, rows], qk, role="q", smooth=True, global_scale=whole.global_scale)
+        np.testing.assert_array_equal(whole.codes[:, :, rows], alone.codes)
+        np.testing.assert_array_equal(whole.scales[:, :, rows], alone.scales)
+        first = cu_q[i] // 64 + i
+        means[:, :, first : first + alone.mean.shape[2]] = alone.mean
+        values[:, :, rows] = np.asarray(alone)
+    np.testing.assert_array_equal(whole.mean, means)
+    whole.save(tmp_path / "q.npz")
+    for got in (whole, ptxrt.dequantize(whole), ptxrt.QuantizedArray.load(tmp_path / "q.npz")):
+        np.testing.assert_array_equal(np.asarray(got), values)
+    short = ptxrt.to_device(np.int32([0, *cu_q[1:3]]))  # what lies on the device may leave rows to no sequence; they count nowhere
+    few = ptxrt.quantize_operand(ptxrt.to_device(q), qk, role="q", smooth=True, cu_seqlens=short, global_scale=whole.global_scale)
+    np.testing.assert_array_equal(few.codes.to_numpy()[:, :, : cu_q[2]], whole.codes[:, :, : cu_q[2]])
+    of_k, of_v = (ptxrt.quantize_operand(x, qk, role=role, cu_seqlens=cu_k) for role, x in (("k", k), ("v", v)))
+    options = dict(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=True)
+    want, want_lse = exact_attention(values, np.asarray(of_k), np.asarray(of_v), **options)
+    got, lse = ptxrt.attention(whole, of_k, of_v, qk=qk, return_lse=True, out_dtype=np.float32, **options)
+    assert relative(got, want) <= 1.5 * ROUNDING[qk]
+    close(lse, want_lse)
+
+
+@each_qk
 def test_arrays_operands_and_layouts(machine, rng, qk):
     """The same from arrays, from operands, on any strides, on the host and on the device; nothing that came is changed."""
     arrays = biased(rng, 2, 4, 70, 90, 64, heads_kv=2, dtype=np.float16)
@@ -229,6 +259,7 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
         ("has no smooth_q; nearest: qk='mxfp8'", lambda: ptxrt.attention(q, k, v, smooth_q=True)),
         ("smooth_q is 'on'; pass True or False", lambda: ptxrt.attention(q, k, v, qk="mxfp8", smooth_q="on")),
         ("mean of role 'q' is float32 .*it has float32 .1, 2, 1, 64.", lambda: type(smooth)(**{**smooth.arrays, "mean": smooth.mean[:, :, 0]}, **smooth.description)),
+        ("queries have .* cu_seqlens where smooth=True alone", lambda: ptxrt.quantize_operand(q, "mxfp8", role="q", cu_seqlens=[0, 20])),
         ("only queries and keys are smoothed", lambda: ptxrt.quantize_operand(v, "mxfp8", role="v", smooth=True)),
     ):
         with pytest.raises(ptxrt.ArgumentError, match=match):

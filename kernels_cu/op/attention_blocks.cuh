@@ -392,17 +392,19 @@ struct BlockQueries {
 // The scores that the means of queries have, for the rows of a warp.
 template <class Order, int slices>
 struct MeanScores {
-    int rows[slices][2] = {};   // which of all means
+    const float *first = nullptr;   // of all means, in the sequence's first tile
+    int rows[slices][2] = {};       // which of all means
 
     __device__ MeanScores(const BlockOperands &operands, const Problem &problem, int warp_row) {
         if (!operands.mean_scores) return;
+        first = operands.mean_scores + problem.first_tile(block_keys) * block_keys;
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int row = min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
                 const int head = (problem.batch * problem.options.heads_kv + problem.head) * problem.options.group + problem.group_of(row);
-                rows[slice][half] = head * operands.query_blocks + (problem.first_query + problem.query_of(row)) / smooth_queries;
+                rows[slice][half] = head * operands.query_blocks + problem.first_block() + problem.query_of(row) / smooth_queries;
             }
     }
 
@@ -414,7 +416,7 @@ struct MeanScores {
         for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float *source = operands.mean_scores + int64_t(rows[slice][half]) * (operands.tiles * block_keys) + lane_key;
+                const float *source = first + int64_t(rows[slice][half]) * (operands.tiles * block_keys) + lane_key;
 #pragma unroll
                 for (int j = 0; j < tiles; ++j) {
                     const float2 pair = __ldg(reinterpret_cast<const float2 *>(source + Order::key(j, 0)));
@@ -515,7 +517,10 @@ struct BlockTiling {
     static constexpr int widest = dim > dim_v ? dim : dim_v;
     static constexpr bool expands = !ptx::has_block_scaled_mma && widest <= 128, expands_values = expands && ValueFormat::bits < 16;
     static constexpr int slices = expands ? 2 : 1;
-    static constexpr int warps = expands ? 4 : ptx::has_block_scaled_mma && widest > 64 && widest <= 128 ? 12 : 8;   // stand-ins need registers
+    // Twelve warps where their registers hold o, eight on stand-ins, which need more. NVFP4's P takes longest to make: beside a
+    // wide Q twelve warps would wait for the MMAs at once (static model at 192 x 128: 65 % of the peak; 70 % with eight).
+    static constexpr bool twelve = ptx::has_block_scaled_mma && widest > 64 && dim_v <= 128 && (dim <= 128 || !std::is_same_v<ValueFormat, tile::Nvfp4>);
+    static constexpr int warps = expands ? 4 : twelve ? 12 : 8;
     static constexpr int blocks = expands || (ptx::has_block_scaled_mma && widest <= 64) ? 2 : 1;
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
@@ -722,10 +727,10 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
      ATTENTION_ARRAYS,                                                                                                      \
      float *exact_sum,          /* [splits, batch, heads_kv, group, queries] */                                             \
      ATTENTION_SCALARS, int batch, int heads_kv, int group, int queries, int q_bytes, int q_blocks, int tiles, int k_bytes, \
-     int v_bytes, int query_blocks, int keys, int sequences, int dim_v, int splits, STRIDES_Q(q_codes),                     \
+     int v_bytes, int query_blocks, int keys, int sequences, int cols, int splits, STRIDES_Q(q_codes),                      \
      STRIDES_Q(q_scales), ATTENTION_STRIDES) {                                                                              \
         using Tiling = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>;                                             \
-        const int dim = dim_;                                                                                               \
+        const int dim = dim_, dim_v = cols;                                                                                 \
         op::attention_blocks<Tiling>(shared<typename Tiling::Shared>(),                                                     \
                                      {q_codes, q_scales, k_tiles, v_tiles, q_global, k_global, v_global, mean_scores,       \
                                       q_bytes, q_blocks, tiles, query_blocks, THE_STRIDES_Q(q_codes), THE_STRIDES_Q(q_scales)},      \

@@ -112,6 +112,9 @@ struct Problem {
     // The sequence's first tile of keys among those of operands in tiles: packed sequences have tiles of their own.
     __device__ int first_tile(int tile_keys) const { return options.key_starts ? first_unit(first_key, blockIdx.z, tile_keys) : 0; }
 
+    // Its first block of queries that share a mean, likewise.
+    __device__ int first_block() const { return options.query_starts ? first_unit(first_query, blockIdx.z, smooth_queries) : 0; }
+
     // Whether scores need more than a factor before the softmax; then no tile is plain.
     __device__ bool transforms_scores() const {
         return options.mask || options.allowed || options.softcap > 0.0f || !(options.scale > 0.0f);

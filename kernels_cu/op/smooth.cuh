@@ -147,14 +147,16 @@ __device__ inline void operand_scale_too(ScanShared &shared, const float *larges
     operand_scale(shared, largest, global_scale, factor, largest ? count : 0);
 }
 
-// mean[batch, heads, blocks, cols] = the means of blocks of queries, y[batch, heads, queries, cols] = x less them. One block of
-// queries to a block of threads; the grid is blocks x heads x batch. Sums are in an order that depends on the shape alone.
+// mean[batch, heads, blocks, cols] = the means of blocks of queries, 0 of those without any, y[batch, heads, queries, cols] = x
+// less them. One block of queries to a block of threads; the grid is blocks x heads x batch. Sums are in an order that depends on
+// the shape alone.
 template <class Element>
 __device__ inline void less_block_means(ScanShared &shared, const KeyArray<Element> &x, float *mean, float *y) {
     constexpr int unroll = 4;
-    const int cols = x.cols, first_query = blockIdx.x * smooth_queries;
-    const tile::Rows<Element> rows = x.rows(x.unit(blockIdx.x, smooth_queries));
-    float *means = mean + (x.head() * gridDim.x + blockIdx.x) * cols, *target = y + (x.head() * x.keys + first_query) * cols;
+    const int cols = x.cols;
+    const KeyUnit unit = x.unit(blockIdx.x, smooth_queries);
+    const tile::Rows<Element> rows = x.rows(unit);
+    float *means = mean + (x.head() * gridDim.x + blockIdx.x) * cols, *target = y + (x.head() * x.keys + unit.first) * cols;
     for (int first_column = 0; first_column < cols; first_column += scan_columns) {
         const int team = min(ceil_div(cols - first_column, 8), scan_columns / 8), teams = smooth_threads / team;
         const int column = first_column + threadIdx.x % team * 8, first = threadIdx.x / team;
@@ -183,7 +185,7 @@ __device__ inline void less_block_means(ScanShared &shared, const KeyArray<Eleme
         const int mine = threadIdx.x;
         float sum = 0.0f;
         for (int i = 0; i < teams && mine < team * 8; ++i) sum += shared.of_team[i * team * 8 + mine];
-        sum = __fdiv_rn(sum, float(rows.rows));
+        sum = __fdiv_rn(sum, float(max(rows.rows, 1)));
         ptx::bar_sync();   // all sums are read
         shared.of_team[mine] = sum;
         if (mine < team * 8 && first_column + mine < cols) means[first_column + mine] = sum;
@@ -206,11 +208,15 @@ __device__ inline void less_block_means(ScanShared &shared, const KeyArray<Eleme
     }
 }
 
-// y[batch, heads, rows, cols] = x + mean[sequences, heads, blocks, cols], of rows of x[batch, heads, rows, width] with strides: the
-// first `cols` of each; `run` rows share a mean. The grid is rows x heads x batch.
-__device__ inline void add_mean(const KeyArray<float> &x, const float *mean, float *y, int run, int blocks, int cols) {
+// y[batch, heads, rows, cols] = x + mean, of rows of x[batch, heads, rows, width] with strides: the first `cols` of each; `run` rows
+// share a mean[sequences, heads, blocks, cols], or, where there are `units`, mean[batch, heads, blocks, cols] of units of packed
+// sequences. The grid is rows x heads x batch.
+__device__ inline void add_mean(const KeyArray<float> &x, const float *mean, float *y, int run, bool units, int blocks, int cols) {
     const int row = blockIdx.x, sequence = x.key_starts ? sequence_of(x.key_starts, x.sequences, row) : blockIdx.z;
-    const float *source = x.rows({sequence, row, 1}).at(0, 0), *added = mean + (x.head(sequence) * blocks + row / run) * cols;
+    const int start = x.key_starts ? __ldg(x.key_starts + sequence) : 0;
+    const int block = (units ? first_unit(start, sequence, run) : 0) + (row - start) / run;
+    const float *source = x.rows({sequence, row, 1}).at(0, 0);
+    const float *added = mean + (x.head(units ? blockIdx.z : sequence) * blocks + block) * cols;
     float *target = y + (x.head() * x.keys + row) * cols;
     for (int column = threadIdx.x; column < cols; column += blockDim.x) target[column] = source[column] + added[column];
 }

@@ -95,7 +95,7 @@ def attention(
     smooth_k: for block formats, whether keys are quantized less their mean, which softmax does not see; softcap, sinks, lse and
     row_max are of the scores as they were. "auto" does so for 4-bit qk.
     smooth_q: for block formats, whether queries are quantized less the mean of each 64 of a head, whose scores the kernel adds. It costs
-    speed, and Sq Sk / 16 bytes a head; packed sequences cannot have it. What was quantized before is as it was quantized.
+    speed, and Sq Sk / 16 bytes a head, of packed sequences of the whole lengths. What was quantized before is as it was quantized.
     return_lse: also return the natural logarithm of each row's denominator, float32 [B, H, Sq].
     normalize: where False, return (out, row_max, row_sum), all float32: out / row_sum is the output, the denominator is
     2**row_max row_sum, and row_max is a whole number. `merge` takes them from several segments of the keys.

@@ -1,6 +1,8 @@
 """The kernels of attention on block formats, declared from the table of those that are compiled, and their operands."""
 
 from dataclasses import dataclass
+from math import prod
+from operator import ge
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,9 @@ from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import bf16, f16, f32, i32, u8
 from ..kernel import Axis, In, Kernel, Out, Scalar, kernel, loose, scattered, strided, unaligned
-from ..sequences import ends_of, rows_in_units, starts_of, units_axis
+from ..sequences import ends_of, rows_in_units, starts_of, unit_of_each, units_axis, units_of
 from ..tiles import TILE_DIMS, TILE_KEYS, tile_layout, tiles_of
-from .attention_kernels import OPEN, PACKED, PARTIAL, ROW_SUMS, SUMS, attend, example_flags, example_masks, visible_flops
+from .attention_kernels import HEAD_DIMS, OPEN, PACKED, PARTIAL, ROW_SUMS, SUMS, attend, example_flags, example_masks, visible_flops
 from .operands import Operand, quantize_operand, with_whole_rows
 from .quantize import dequantize
 from .smoothing import SMOOTH_QUERIES, row_dot
@@ -25,13 +27,17 @@ FORMATS = (
 # How far a row's maximum lies below the scores', so that weights use the range of their format from its top.
 HEADROOM = {"mxfp8": 8, "mxfp4": 0, "nvfp4": 11, "bf16": 0}
 
+# Formats -> the head dimensions of Q and K, and of V, that attention is compiled for: those of 16 bits that tiles have.
+DIMS = {(qk, pv): tuple((dim, dim_v) for dim, dim_v in HEAD_DIMS if dim in TILE_DIMS[qk] and dim_v in TILE_DIMS[pv]) for qk, pv in FORMATS}
+
 _TEXT = """Compute softmax(scale Q K^T) V with Q and K in {qk}, weights and V in {pv}: a head of K and V for each group of heads of Q.
 
 q_codes and q_scales are those of `quantize` along the last axis, k_tiles those of `pack_keys_{qk}`, v_tiles those of
-`pack_values_{pv}`, of which `keys` are there; those of packed sequences were packed with the same key_starts. q_global,
-k_global, v_global: what all of them are multiplied by, the global scales of NVFP4; 1 where omitted.
-Of smoothed operands: mean_scores are added to q.k before it is multiplied by anything, those of query i / 64 and the keys of all
-tiles, as `mean_scores_{qk}` gives them; row_shift is added to all scaled scores of a row.
+`pack_values_{pv}`, of which `keys` are there and the first `cols` columns of V are wanted; those of packed sequences were packed
+with the same key_starts. q_global, k_global, v_global: what all of them are multiplied by, the global scales of NVFP4; 1 where omitted.
+Of smoothed operands: mean_scores are added to q.k before it is multiplied by anything, those of the query's block, as
+`less_block_means` counts blocks, and the keys of all tiles, as `mean_scores_{qk}` gives them; row_shift is added to all scaled
+scores of a row.
 Sums and softmax are float32. Weights are rounded to {weights}; they are divided by their sum {divisor}.
 lse is of the weights before they are rounded, as is exact_sum, beside row_sum.
 All else as for `attention_bf16`, but that row_max lies {headroom} below the largest score rounded up, in units of log2; where
@@ -63,57 +69,61 @@ def _operands(qk: str, pv: str) -> dict:
         values = np.full((*shape[:-1], shape[-1] * block.block), 2.0, np.float32) * np.exp2(rng.integers(-1, 2, (*shape[:-1], 1)))
         return block.encode(values, *([1.0] if block.two_level else []))[1]
 
-    def tiles(format, role):
+    def tiles(format, role, axis):
         def draw(rng, member, shape, axes):
-            x, packed = _normal(rng, *shape[:2], axes["keys"], axes["dim"]), {}
+            x, packed = _normal(rng, *shape[:2], axes["keys"], axes[axis]), {}
             if axes["sequences"] != axes["batch"]:
                 sizes = (axes["sequences"],)
                 packed = {name: of("keys")(rng, i32, sizes, axes) for name, of in (("key_starts", starts_of), ("key_ends", ends_of))}
-            return tile_layout(format, role, axes["dim"]).encode(x, **packed)
+            return tile_layout(format, role, axes[axis]).encode(x, **packed)
 
         return draw
 
-    return dict(q_codes=codes, q_scales=scales, k_tiles=tiles(qk, "k"), v_tiles=tiles(pv, "v"))
+    return dict(q_codes=codes, q_scales=scales, k_tiles=tiles(qk, "k", "dim"), v_tiles=tiles(pv, "v", "dim_v"))
 
 
 def _derived(qk: str, pv: str) -> dict:
-    """`dim` from the bytes of a tile of keys, and what must agree with it."""
+    """`dim` and `dim_v` from the bytes of a tile, and what must agree with them."""
     block = BLOCK_FORMATS[qk]
 
-    def dim(axes):
-        sizes = {tile_layout(qk, "k", dim).nbytes: dim for dim in TILE_DIMS[qk]}
-        return sizes.get(axes["k_bytes"], axes.get("dim", 0))
+    def of_tiles(format, role, axis):
+        def dim(axes):
+            sizes = {tile_layout(format, role, dim).nbytes: dim for dim in TILE_DIMS[format]}
+            return sizes.get(axes[f"{role}_bytes"], axes.get(axis, 0))
+
+        return {axis: dim, f"{role}_bytes": lambda axes: tile_layout(format, role, axes[axis]).nbytes if axes[axis] else 0}
 
     return dict(
-        dim=dim,
-        k_bytes=lambda axes: tile_layout(qk, "k", axes["dim"]).nbytes if axes["dim"] else 0,
-        v_bytes=lambda axes: tile_layout(pv, "v", axes["dim"]).nbytes if axes["dim"] else 0,
+        **of_tiles(qk, "k", "dim"),
+        **of_tiles(pv, "v", "dim_v"),
         q_blocks=lambda axes: axes["q_bytes"] * 8 // block.bits // block.block,
-        query_blocks=lambda axes: -(-axes["queries"] // SMOOTH_QUERIES),
+        query_blocks=units_axis(SMOOTH_QUERIES, "queries"),
         tiles=units_axis(TILE_KEYS),
     )
 
 
 def _cases(qk: str, pv: str) -> list[dict]:
-    block, dims, smoothed = BLOCK_FORMATS[qk], TILE_DIMS[qk], dict(row_shift=True, mean_scores=True)
+    block, dims, smoothed = BLOCK_FORMATS[qk], DIMS[qk, pv], dict(row_shift=True, mean_scores=True)
+    smallest, largest = dims[0][0], dims[-1][0]
 
-    def case(batch=1, heads_kv=1, group=1, queries=70, keys=130, dim=dims[0], cols=None, dim_v=None, sequences=None, splits=1, **rest) -> dict:
-        cols = cols or dim
-        sizes = dict(q_bytes=cols * block.bits // 8, q_blocks=cols // block.block, query_blocks=-(-queries // SMOOTH_QUERIES))
-        sizes["tiles"] = tiles_of(keys, sequences or 1)
-        tiles = dict(k_bytes=tile_layout(qk, "k", dim).nbytes, v_bytes=tile_layout(pv, "v", dim).nbytes)
-        axes = dict(batch=batch, heads_kv=heads_kv, group=group, queries=queries, keys=keys, dim=dim, dim_v=dim_v or dim)
+    def case(batch=1, heads_kv=1, group=1, queries=70, keys=130, dims=dims[0], q_cols=None, cols=None, sequences=None, splits=1, **rest) -> dict:
+        dim, dim_v = dims
+        q_cols = q_cols or dim
+        sizes = dict(q_bytes=q_cols * block.bits // 8, q_blocks=q_cols // block.block)
+        sizes |= dict(tiles=tiles_of(keys, sequences or 1), query_blocks=units_of(queries, SMOOTH_QUERIES, sequences or 1))
+        tiles = dict(k_bytes=tile_layout(qk, "k", dim).nbytes, v_bytes=tile_layout(pv, "v", dim_v).nbytes)
+        axes = dict(batch=batch, heads_kv=heads_kv, group=group, queries=queries, keys=keys, dim=dim, dim_v=dim_v, cols=cols or dim_v)
         return {**axes, **sizes, **tiles, "sequences": sequences or batch, "splits": splits, "scale": dim**-0.5, "left": OPEN, "right": OPEN, **rest}
 
     return [
-        *(case(dim=dim, right=0, out_bf16=True, lse=True) for dim in dims),
-        case(cols=dims[0] - 32 or 32, dim_v=24, batch=2, heads_kv=2, group=3, queries=25, keys=70, out_f32=True, sinks=True, softcap=2.0, **smoothed),
-        case(dim=dims[-1], cols=dims[-1] - 32, dim_v=200, group=2, queries=5, keys=100, out_f16=True, out_f32=True, sinks=True, **smoothed),
+        *(case(dims=pair, right=0, out_bf16=True, lse=True) for pair in dims),
+        case(q_cols=smallest - 32 or 32, cols=24, batch=2, heads_kv=2, group=3, queries=25, keys=70, out_f32=True, sinks=True, softcap=2.0, **smoothed),
+        case(dims=dims[-1], q_cols=largest - 32, cols=200, group=2, queries=5, keys=100, out_f16=True, out_f32=True, sinks=True, **smoothed),
         case(batch=2, group=2, keys=100, mask=True, out_f16=True, lse=True, left=40, right=7, mean_scores=True),
         case(group=2, keys=100, allowed=True, key_ends=True, out_bf16=True, out_f16=True, out_f32=True, lse=True),
-        case(dim=64, batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, **smoothed, q_global=True, k_global=True, v_global=True),
+        case(dims=(64, 64), batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, **smoothed, q_global=True, k_global=True, v_global=True),
         case(heads_kv=2, group=2, queries=75, keys=230, sequences=3, right=0, **PACKED, mask=True, out_f32=True, lse=True),
-        case(group=2, queries=9, keys=330, sequences=2, splits=3, sinks=True, **PACKED, **PARTIAL, exact_sum=True),
+        case(group=2, queries=9, keys=330, sequences=2, splits=3, sinks=True, mean_scores=True, **PACKED, **PARTIAL, exact_sum=True),
         case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **smoothed, **PARTIAL, exact_sum=True),
         case(queries=1, keys=1, out_bf16=True, lse=True),
         case(queries=1, keys=400, out_bf16=True),  # every stage is filled again
@@ -140,11 +150,11 @@ def _declare(qk: str, pv: str) -> Kernel:
         query_ends: In[i32, "sequences", unaligned] = None,
         key_starts: In[i32, "sequences", unaligned] = None,
         key_ends: In[i32, "sequences", unaligned] = None,
-        out_bf16: Out[bf16, "batch heads_kv group queries dim_v", strided] = None,
-        out_f16: Out[f16, "batch heads_kv group queries dim_v", strided] = None,
-        out_f32: Out[f32, "batch heads_kv group queries dim_v", strided] = None,
+        out_bf16: Out[bf16, "batch heads_kv group queries cols", strided] = None,
+        out_f16: Out[f16, "batch heads_kv group queries cols", strided] = None,
+        out_f32: Out[f32, "batch heads_kv group queries cols", strided] = None,
         lse: Out[f32, "batch heads_kv group queries"] = None,
-        partial: Out[f32, "splits batch heads_kv group queries dim_v"] = None,
+        partial: Out[f32, "splits batch heads_kv group queries cols"] = None,
         row_max: Out[f32, "splits batch heads_kv group queries"] = None,
         row_sum: Out[f32, "splits batch heads_kv group queries"] = None,
         exact_sum: Out[f32, "splits batch heads_kv group queries"] = None,
@@ -156,19 +166,20 @@ def _declare(qk: str, pv: str) -> Kernel:
         keys: Axis,
         dim: Axis,
         dim_v: Axis,
+        cols: Axis,
     ):
         outputs, parts = (out_bf16, out_f16, out_f32), (partial, row_max, row_sum, exact_sum)
         q = block.decode(q_codes, q_scales, *([1.0] if block.two_level else []))
         q = np.pad(q, [(0, 0)] * 4 + [(0, dim - q.shape[-1])])
-        k, v = tile_layout(qk, "k", dim).decode(k_tiles), tile_layout(pv, "v", dim).decode(v_tiles)[..., :dim_v]
+        k, v = tile_layout(qk, "k", dim).decode(k_tiles), tile_layout(pv, "v", dim_v).decode(v_tiles)[..., :cols]
         q, k, v = (x if level is None else x * np.float64(level) for x, level in ((q, q_global), (k, k_global), (v, v_global)))
         more = None if row_shift is None else row_shift[..., None]
+        rows = slice(keys) if key_starts is None else rows_in_units(key_starts, keys, TILE_KEYS)
         if mean_scores is not None:
             levels = [np.float64(level) for level in (q_global, k_global) if level is not None]
-            of_rows = np.repeat(mean_scores, SMOOTH_QUERIES, axis=3)[:, :, :, : q.shape[3], :keys]
+            of_rows = mean_scores[:, :, :, unit_of_each(query_starts, q.shape[3], SMOOTH_QUERIES)][..., rows]
             more = of_rows * np.float64(scale) * np.prod(levels) + (0 if more is None else more)
         more = None if more is None else np.broadcast_to(more, (*q.shape[:4], keys))
-        rows = slice(keys) if key_starts is None else rows_in_units(key_starts, keys, TILE_KEYS)
         options = dict(scale=scale, softcap=softcap, left=left, right=right, mask=mask, allowed=allowed, sinks=sinks)
         sequences = dict(query_starts=query_starts, query_ends=query_ends, key_starts=key_starts, key_ends=key_ends)
         attend(q, k[:, :, rows], v[:, :, rows], options, sequences, outputs, lse, parts, HEADROOM[pv], more, row_shift)
@@ -180,7 +191,7 @@ def _declare(qk: str, pv: str) -> Kernel:
     rounded = Tolerance(f"weights are rounded to {element}, the reference's are not", relative_l2=weights)
     return kernel(
         grid="splits*heads_kv group*queries sequences",
-        variants={"dim": TILE_DIMS[qk]},
+        variants={"dim dim_v": DIMS[qk, pv]},
         derived=_derived(qk, pv),
         cases=_cases(qk, pv),
         tolerance=dict(out_bf16=rounded, out_f16=rounded, out_f32=rounded, partial=rounded, row_sum=rounded, exact_sum=ROW_SUMS, lse=SUMS),
@@ -272,28 +283,33 @@ class BlockOperands:
         return dict(q=self.qk, k=self.qk, v=self.pv)
 
     def check(self, k, v) -> None:
-        """ArgumentError where keys and values were not quantized for one head dimension."""
-        self.dim(k, v)
+        """ArgumentError where no kernel takes the head dimensions that keys and values were quantized for."""
+        self.dims(k, v)
 
-    def dim(self, k, v) -> int:
-        """The compiled head dimension for keys and values: the one they were quantized for, else the smallest that holds both."""
-        given = {name: x.dim for name, x in (("k", k), ("v", v)) if isinstance(x, Operand)}
-        least = max(k.shape[-1], v.shape[-1], *given.values())
-        wanted = min(dim for dim in self.kernel.variants["dim"] if dim >= least)
-        if set(given.values()) - {wanted}:
-            came = " and ".join(f"{name} for a head dimension of {size}" for name, size in given.items())
-            raise ArgumentError(f"attention: {came} were quantized; these need one of {wanted}: pass dim={wanted} to quantize_operand")
-        return wanted
+    def dims(self, k, v) -> tuple[int, int]:
+        """The compiled head dimensions of keys and of values: those they were quantized for, else the smallest that hold both."""
+        there = DIMS[self.qk, self.pv]
+        given = [x.dim if isinstance(x, Operand) else None for x in (k, v)]
+        least = [dim or x.shape[-1] for dim, x in zip(given, (k, v))]
+        holding = sorted((pair for pair in there if all(map(ge, pair, least))), key=prod)
+        fitting = [pair for pair in holding if all(size in (None, dim) for size, dim in zip(given, pair))]
+        if fitting:
+            return fitting[0]
+        came = " and ".join(f"{name} has tiles of head dimension {size}" for name, size in zip("kv", given) if size)
+        dims = " and ".join(f"{dim} for {name}" for name, dim in zip("kv", holding[0]))
+        change = " and ".join(f"{name} with dim={dim}" for name, size, dim in zip("kv", given, holding[0]) if size not in (None, dim))
+        raise ArgumentError(f"attention: {came}; the nearest kernel has {dims}: quantize {change}")
 
     def __call__(self, call, q, k, v, place) -> dict[str, Any]:
         """Codes and scales of q, tiles of k and v, global scales, and what smoothing took from scores."""
         as_given = q
-        dim, packed = self.dim(k, v), call.cu_seqlens_k is not None
+        (dim, dim_v), packed = self.dims(k, v), call.cu_seqlens_k is not None
         given = call.cu_seqlens_k if packed else call.sequences.get("key_ends")
-        options = dict(dim=dim) if given is None else {"dim": dim, "cu_seqlens" if packed else "key_lengths": place.put(given)}
-        q = self._quantized("q", q, call, place, smooth=call.smooth_q)
-        k = self._quantized("k", k, call, place, smooth=call.smooth_k, **options)
-        v = self._quantized("v", v, call, place, **options)
+        options = {} if given is None else {"cu_seqlens" if packed else "key_lengths": place.put(given)}
+        of_blocks = dict(cu_seqlens=place.put(call.cu_seqlens_q)) if packed and call.smooth_q else {}
+        q = self._quantized("q", q, call, place, smooth=call.smooth_q, **of_blocks)
+        k = self._quantized("k", k, call, place, smooth=call.smooth_k, dim=dim, **options)
+        v = self._quantized("v", v, call, place, dim=dim_v, **options)
         levels = {f"{x.role}_global": x.global_scale.reshape(1) for x in (q, k, v) if x.global_scale is not None}
         codes = dict(q_codes=call.grouped(q.codes), q_scales=call.grouped(q.scales), k_tiles=k.codes, v_tiles=v.codes)
         smoothed = {}
@@ -303,7 +319,7 @@ class BlockOperands:
             values = dequantize(as_given, stream=place.stream) if isinstance(as_given, Operand) else with_whole_rows(as_given, place.stream)
             starts = place.put(call.sequences["query_starts"]) if packed else None
             smoothed["row_shift"] = row_dot(call.grouped(values), k.mean, starts, scale=call.scale, stream=place.stream)
-        return {**codes, **levels, **smoothed, "keys": k.shape[2], "dim": dim}
+        return {**codes, **levels, **smoothed, "keys": k.shape[2], "dim": dim, "dim_v": dim_v}
 
     def _mean_scores(self, call, mean, k_tiles, q_global, dim: int, place):
         """The scores of the means of blocks of queries with all keys."""
@@ -320,22 +336,22 @@ class BlockOperands:
 
     def values(self, q, k, v, cu_seqlens_k=None) -> tuple:
         """What the operands hold, on the host."""
-        return tuple(np.asarray(x) for x in self._operands(q, k, v, cu_seqlens_k))
+        return tuple(np.asarray(x) for x in self._operands(q, k, v, cu_seqlens_k=cu_seqlens_k))
 
     def multiplied(self, call) -> tuple:
         """q, k and v on the host whose products are scores as the kernel makes them: the mean of keys meets queries as they were given."""
         lengths = None if call.cu_seqlens_k is not None else call.sequences.get("key_ends")
-        operands = self._operands(call.q, call.k, call.v, call.cu_seqlens_k, lengths, call.smooth_k, call.smooth_q)
+        operands = self._operands(call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, lengths, call.smooth_q, call.smooth_k)
         q, k, v = (np.asarray(x) for x in operands)
         if operands[1].mean is None or isinstance(call.q, Operand):
             return q, k, v
         rounded_away, mean = np.asarray(call.q, np.float32) - q, operands[1].to_numpy().mean_of_rows()
         return np.concatenate([q, rounded_away], axis=-1), np.concatenate([k, mean], axis=-1), v
 
-    def _operands(self, q, k, v, cu_seqlens_k=None, key_lengths=None, smooth_k=None, smooth_q=None) -> tuple[Operand, ...]:
+    def _operands(self, q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, key_lengths=None, smooth_q=None, smooth_k=None) -> tuple[Operand, ...]:
         """All three quantized: those quantized before as they are."""
         ends = dict(cu_seqlens=cu_seqlens_k, key_lengths=key_lengths)
-        options = dict(q=dict(smooth=smooth_q), k=dict(smooth=smooth_k, **ends), v=ends)
+        options = dict(q=dict(smooth=smooth_q, cu_seqlens=cu_seqlens_q if smooth_q else None), k=dict(smooth=smooth_k, **ends), v=ends)
         return tuple(
             x if isinstance(x, Operand) else quantize_operand(x, self.formats[role], role=role, **options[role])
             for role, x in zip("qkv", (q, k, v))

@@ -24,7 +24,7 @@ class Call:
 
     smooth_k, smooth_q: whether keys are multiplied less their mean, and queries less those of their blocks. given: the array
     that the caller passed as out, which is returned. sequences: starts and ends of rows and keys by the kernel's names for them.
-    cu_seqlens_k: where packed sequences of keys begin and end; None without.
+    cu_seqlens_q, cu_seqlens_k: where packed sequences of queries and of keys begin and end; None without.
     """
 
     way: Any
@@ -40,6 +40,7 @@ class Call:
     mask: Any
     sinks: Any
     sequences: dict[str, Any]
+    cu_seqlens_q: Any
     cu_seqlens_k: Any
     return_lse: bool
     normalize: bool
@@ -125,17 +126,17 @@ def attention_call(
     flags = dict(softcap=softcap, normalize=not normalize, layout=transposed, smooth_k=smooth_k, smooth_q=smooth_q)
     _check_lacks(ways, way, [n for n, option in options.items() if option is not None] + [n for n, flag in flags.items() if flag])
     smooth_k, smooth_q = _smooths_keys(way, k, None if automatic else smooth_k), _smooths_queries(q, smooth_q)
-    sequences, cu_k = _checked_sequences(key_lengths, cu_seqlens_q, cu_seqlens_k, batch, queries, keys)
-    _check_packing(cu_k, k=k, v=v)
-    if smooth_q and cu_k is not None:
-        advice = "leave out smooth_q" if not isinstance(q, Operand) else "quantize q with smooth=False"
-        raise ArgumentError(f"attention: smooth_q takes means of blocks of queries, which packed sequences would share; {advice}")
+    sequences, cu_q, cu_k = _checked_sequences(key_lengths, cu_seqlens_q, cu_seqlens_k, batch, queries, keys)
+    if smooth_q:
+        _check_packing("q", q, "cu_seqlens_q", cu_q)
+    for name, x in (("k", k), ("v", v)):
+        _check_packing(name, x, "cu_seqlens_k", cu_k)
     call = Call(
         *(way, q, k, v, scale, softcap, left, right, smooth_k, smooth_q),
         mask=_checked_mask(mask, (batch, heads, queries, keys)),
         sinks=_checked_sinks(sinks, heads),
         sequences=sequences,
-        cu_seqlens_k=cu_k,
+        **dict(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k),
         **dict(return_lse=return_lse, normalize=normalize, transposed=transposed, output=member),
         out=None if given is None else _in_order("out", given, transposed),
         given=given,
@@ -287,16 +288,16 @@ def _checked_sinks(sinks, heads: int):
     return sinks
 
 
-def _checked_sequences(key_lengths, cu_q, cu_k, batch: int, queries: int, keys: int) -> tuple[dict[str, Any], Any]:
-    """Where sequences begin and end, by the kernel's names, and those of packed keys as one array."""
+def _checked_sequences(key_lengths, cu_q, cu_k, batch: int, queries: int, keys: int) -> tuple[dict[str, Any], Any, Any]:
+    """Where sequences begin and end, by the kernel's names, and those of packed queries and keys as one array each."""
     if cu_q is None and cu_k is None:
         if key_lengths is None:
-            return {}, None
+            return {}, None, None
         lengths = whole_numbers("attention", "key_lengths", key_lengths, f"one for each of {batch} batches")
         if lengths.shape != (batch,) or (isinstance(lengths, np.ndarray) and not ((0 <= lengths) & (lengths <= keys)).all()):
             wanted = f"a whole number from 0 to {keys} for each of {batch} batches"
             raise ArgumentError(f"attention: key_lengths {shown(lengths)}; pass {wanted}")
-        return dict(key_ends=lengths), None
+        return dict(key_ends=lengths), None, None
     if cu_q is None or cu_k is None or key_lengths is not None:
         what = "one of cu_seqlens_q and cu_seqlens_k" if key_lengths is None else "key_lengths beside cu_seqlens"
         raise ArgumentError(f"attention: {what} came; packed sequences need both cu_seqlens and no key_lengths")
@@ -304,21 +305,21 @@ def _checked_sequences(key_lengths, cu_q, cu_k, batch: int, queries: int, keys: 
     cu_k = checked_cu_seqlens("attention", "cu_seqlens_k", cu_k, batch, keys)
     if cu_q.shape != cu_k.shape:
         raise ArgumentError(f"attention: cu_seqlens_q has {cu_q.shape[0]} numbers, cu_seqlens_k {cu_k.shape[0]}; pass as many")
-    return dict(query_starts=cu_q[:-1], query_ends=cu_q[1:], key_starts=cu_k[:-1], key_ends=cu_k[1:]), cu_k
+    return dict(query_starts=cu_q[:-1], query_ends=cu_q[1:], key_starts=cu_k[:-1], key_ends=cu_k[1:]), cu_q, cu_k
 
 
-def _check_packing(cu_k, **operands) -> None:
-    """ArgumentError where operands were not quantized for the sequences of the call, as far as that can be seen."""
-    for name, x in operands.items():
-        if not isinstance(x, Operand) or (x.sequences is None and cu_k is None):
-            continue
-        if cu_k is None:
-            raise ArgumentError(f"attention: {name} is {x!r}; pass cu_seqlens_q, and the cu_seqlens it was quantized with as cu_seqlens_k")
-        differ = x.sequences != cu_k.shape[0] - 1
-        if not differ and isinstance(cu_k, np.ndarray) and isinstance(x.cu_seqlens, np.ndarray):
-            differ = (x.cu_seqlens != cu_k).any()
-        if differ:
-            raise ArgumentError(f"attention: {name} is {x!r}, cu_seqlens_k {shown(cu_k)}; quantize it with cu_seqlens=cu_seqlens_k")
+def _check_packing(name: str, x, option: str, cu) -> None:
+    """ArgumentError where an operand was not quantized for the sequences of the call, as far as that can be seen."""
+    if not isinstance(x, Operand) or (x.sequences is None and cu is None):
+        return
+    if cu is None:
+        both = "cu_seqlens_q and cu_seqlens_k"
+        raise ArgumentError(f"attention: {name} is {x!r}; pass {both}, the cu_seqlens it was quantized with as {option}")
+    differ = x.sequences != cu.shape[0] - 1
+    if not differ and isinstance(cu, np.ndarray) and isinstance(x.cu_seqlens, np.ndarray):
+        differ = (x.cu_seqlens != cu).any()
+    if differ:
+        raise ArgumentError(f"attention: {name} is {x!r}, {option} {shown(cu)}; quantize it with cu_seqlens={option}")
 
 
 def _check_out(call: Call, shape: tuple[int, ...]) -> None:

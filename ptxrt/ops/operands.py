@@ -12,14 +12,14 @@ from ..array import DeviceArray, as_arrays, empty, to_device, upload
 from ..blocks import BLOCK_FORMATS, BlockFormat
 from ..errors import ArgumentError
 from ..formats import Format, f32, format_of
-from ..sequences import rows_in_units, sequences_of
+from ..sequences import rows_in_units, sequences_of, unit_of_each, units_of
 from ..tiles import TILE_DIMS, TILE_KEYS, TileLayout, tile_dim, tile_layout, tiles_of
 from .cast import cast
 from .packers import PACK_KEYS, PACK_VALUES, unpack_rows
 from .quantize import given_global_scale, quantize, rule_number
 from .quantized import QuantizedArray, checked_shape
 from .quantizers import DEQUANTIZE, DEQUANTIZE_COLUMNS
-from .scales import gather_bytes
+from .scales import fill_f32, gather_bytes
 from .smoothing import SMOOTH_QUERIES, add_mean, less_block_means, mean_keys, operand_scale, scan_keys
 
 ROLES = ("q", "k", "v")
@@ -69,8 +69,9 @@ class Operand(QuantizedArray):
     `layout.tile.dim` is the head dimension they are filled up to. mean: float32, what was taken before from keys,
     [batch, heads, dim], or from blocks of 64 queries, [batch, heads, ceil(length / 64), dim]; None where nothing was.
     Values of an operand (`dequantize`, `np.asarray`) have it again.
-    cu_seqlens: int32 [N + 1], where N packed sequences of keys or values of a batch of 1 begin and end; None without. There are N - 1
-    tiles more, since each sequence begins with one of its own, and a mean for each: [N, heads, dim].
+    cu_seqlens: int32 [N + 1], where N packed sequences of a batch of 1 begin and end; None without, and of queries that have no mean.
+    There are N - 1 tiles, or blocks of queries, more, since each sequence begins with one of its own; of keys a mean for each:
+    [N, heads, dim].
     format: "mxfp8", "mxfp4", "nvfp4"; of values also "bf16".
     """
 
@@ -82,17 +83,15 @@ class Operand(QuantizedArray):
         self.role, self.mean, self.cu_seqlens = role, None, None
         if role == "q":
             super().__init__(codes, scales, format=format, shape=shape, global_scale=global_scale)
-            if dim is not None or cu_seqlens is not None:
-                raise ArgumentError("Operand: queries have no dim and no cu_seqlens; leave them out")
+            if dim is not None or (cu_seqlens is not None and mean is None):
+                raise ArgumentError("Operand: queries have no dim, and cu_seqlens beside a mean alone; leave them out")
+            self._take_sequences(cu_seqlens, shape)
             self.mean = None if mean is None else self._checked_mean(mean)
             return
         if scales is not None:
             raise ArgumentError(f"Operand: scales of role {role!r} stand in the tiles; pass None")
         (self.codes,), self.scales = as_arrays("Operand", codes=codes), None
-        if cu_seqlens is not None:
-            self.cu_seqlens = checked_cu_seqlens("Operand", "cu_seqlens", cu_seqlens, shape[0], shape[2])
-            if isinstance(self.cu_seqlens, DeviceArray) != self.on_device:
-                raise ArgumentError("Operand: codes and cu_seqlens are on different machines; pass both from one")
+        self._take_sequences(cu_seqlens, shape)
         self.layout = _tiled(tile_layout(format, role, checked_dim("Operand", format, shape[-1], dim)), shape, self.sequences or 1)
         if tuple(self.codes.shape) != self.layout.codes_shape or self.codes.dtype != np.uint8:
             raise ArgumentError(
@@ -102,10 +101,18 @@ class Operand(QuantizedArray):
         self.global_scale = self._checked_global_scale(global_scale)
         self.mean = None if mean is None else self._checked_mean(mean)
 
+    def _take_sequences(self, cu_seqlens, shape: tuple[int, ...]) -> None:
+        if cu_seqlens is None:
+            return
+        self.cu_seqlens = checked_cu_seqlens("Operand", "cu_seqlens", cu_seqlens, shape[0], shape[2])
+        if isinstance(self.cu_seqlens, DeviceArray) != self.on_device:
+            raise ArgumentError("Operand: codes and cu_seqlens are on different machines; pass both from one")
+
     def _checked_mean(self, mean):
         (mean,) = as_arrays("Operand", mean=mean)
         (batch, heads, length, dim), role = self.shape, self.role
-        wanted = (batch, heads, -(-length // SMOOTH_QUERIES), dim) if role == "q" else (self.sequences or batch, heads, dim)
+        blocks = units_of(length, SMOOTH_QUERIES, self.sequences or 1)
+        wanted = (batch, heads, blocks, dim) if role == "q" else (self.sequences or batch, heads, dim)
         if role == "v" or tuple(mean.shape) != wanted or not f32.holds(mean.dtype):
             there = "it has None" if role == "v" else f"it has float32 {list(wanted)} or None"
             raise ArgumentError(f"Operand: mean of role {role!r} is {mean.dtype} {list(mean.shape)}; {there}")
@@ -145,7 +152,7 @@ class Operand(QuantizedArray):
         """What was taken from each row, float32 [batch, heads, length, dim], on the host; keys and queries that have a mean."""
         mean, cu_seqlens = (None if x is None else np.asarray(x) for x in (self.mean, self.cu_seqlens))
         if self.role == "q":
-            return mean.repeat(SMOOTH_QUERIES, axis=2)[:, :, : self.shape[2]]
+            return mean[:, :, unit_of_each(None if cu_seqlens is None else cu_seqlens[:-1], self.shape[2], SMOOTH_QUERIES)]
         if cu_seqlens is not None:
             return mean[sequences_of(cu_seqlens[:-1], self.shape[2])].transpose(1, 0, 2)[None]
         return np.broadcast_to(mean[:, :, None], self.shape)
@@ -190,10 +197,10 @@ def quantize_operand(
     global_scale: of nvfp4, a positive number or a float32 device scalar; None takes the smallest 2**n / 6 under which
     no finite value saturates, so that codes of a batch are those of its items. key_lengths: [B] whole numbers, int32 on a device:
     keys and values from there on count as zeros, whatever they hold.
-    cu_seqlens: of keys and values with B = 1, packed sequences: i is rows cu[i] to cu[i + 1]; N + 1 whole numbers from 0 to S.
-    Each is quantized, and smoothed, as it would be by itself, and for calls with this cu_seqlens_k alone.
+    cu_seqlens: with B = 1, packed sequences: i is rows cu[i] to cu[i + 1]; N + 1 whole numbers from 0 to S. Each is quantized, and
+    smoothed, as it would be by itself, and for calls with this cu_seqlens_k alone; queries that are smoothed, with this cu_seqlens_q.
     dim: the head dimension that tiles are filled up to, one of those compiled; None takes the smallest that holds D. Keys and
-    values of one call agree in it. stream: of the device.
+    values of one call have the same, or 192 and 128. stream: of the device.
 
     NumPy arrays give an Operand of NumPy arrays; device arrays stay on the device, without waiting. Kernels: `scan_keys` and
     `mean_keys`, or `less_block_means`, for means, `scan_keys` and `operand_scale` for the global scale (a second read of x; of
@@ -212,8 +219,8 @@ def quantize_operand(
     (x,) = as_arrays(name, x=x)
     if len(x.shape) != 4 or format_of(x.dtype) is None:
         raise ArgumentError(f"{name}: x is {x.dtype} {list(x.shape)}; pass float32, float16 or bfloat16 with four axes, {' '.join(layout).upper()}")
-    if role == "q" and any(option is not None for option in (dim, key_lengths, cu_seqlens)):
-        raise ArgumentError(f"{name}: queries have no dim, no key_lengths and no cu_seqlens; leave them out")
+    if role == "q" and any(option is not None for option in (dim, key_lengths, None if smooth else cu_seqlens)):
+        raise ArgumentError(f"{name}: queries have no dim and no key_lengths, and cu_seqlens where smooth=True alone; leave them out")
     shape = tuple(x.shape) if layout == "bhsd" else tuple(x.shape[i] for i in (0, 2, 1, 3))
     checked = checked_dim(name, format, shape[-1], dim)
     on_host = isinstance(x, np.ndarray)
@@ -235,13 +242,14 @@ def quantize_operand(
     ends = None if ends is None else to_device(ends, stream=stream)
     block_means = None
     if role == "q" and smooth:
-        block_means, source = _less_block_means(rows, stream)
+        block_means, source = _less_block_means(rows, starts, ends, stream)
         rows, layout = source, "bhsd"
+        starts = ends = None
     mean, scale = _scanned(rows, starts, ends, smooth and role == "k", block, given, stream)
     if role == "q":
         plain = quantize(_contiguous(source, stream), format, scale_rule=scale_rule, global_scale=scale, pad=True, stream=stream)
         parts = (plain.codes, plain.scales) if layout == "bhsd" else (a.transpose(0, 2, 1, 3) for a in (plain.codes, plain.scales))
-        result = Operand(*parts, format=format, role=role, shape=shape, global_scale=plain.global_scale, mean=block_means)
+        result = Operand(*parts, format=format, role=role, shape=shape, global_scale=plain.global_scale, mean=block_means, cu_seqlens=cu_seqlens)
     else:
         arguments = dict(key_starts=starts, key_ends=ends, dim=checked, stream=stream)
         if block:
@@ -286,7 +294,12 @@ def _values_of_queries(q: Operand, device: dict, member: Format, stream) -> Devi
     values = DEQUANTIZE[q.format](*matrix, *level, dtype=wanted.dtype, stream=stream)
     values = values.reshape(*codes.shape[:-1], values.shape[-1])[..., : q.shape[-1]]
     values = values.transpose(0, 2, 1, 3) if turned else values
-    return values if "mean" not in device else _as(member, _with_mean(values, device["mean"], None, SMOOTH_QUERIES, stream), stream)
+    return values if "mean" not in device else _as(member, _with_mean(values, device["mean"], _starts_of(device), SMOOTH_QUERIES, stream), stream)
+
+
+def _starts_of(device: dict) -> DeviceArray | None:
+    """Where the packed sequences of an operand begin."""
+    return device["cu_seqlens"][:-1] if "cu_seqlens" in device else None
 
 
 def _with_mean(values: DeviceArray, mean: DeviceArray, starts, run: int, stream) -> DeviceArray:
@@ -329,7 +342,7 @@ def _values_of_tiles(q: Operand, device: dict, member: Format, stream) -> Device
         kernel = (DEQUANTIZE if q.role == "k" else DEQUANTIZE_COLUMNS)[q.format]
         values = kernel(codes, scales, *level, dtype=wanted.dtype, stream=stream)
     values = values.reshape(batch, heads, q.layout.codes_shape[2] * TILE_KEYS, tile.dim)
-    starts = device["cu_seqlens"][:-1] if q.sequences else None
+    starts = _starts_of(device)
     if starts is not None:
         values = unpack_rows(values[0].view(np.uint32), starts, keys=length, stream=stream).view(wanted.dtype)[None]
     values = values[:, :, :length, :dim]
@@ -444,12 +457,14 @@ def _copied(x: DeviceArray, stream) -> DeviceArray:
     return target
 
 
-def _less_block_means(x: DeviceArray, stream) -> tuple[DeviceArray, DeviceArray]:
-    """The means of blocks of queries, and the queries less them, float32."""
+def _less_block_means(x: DeviceArray, starts, ends, stream) -> tuple[DeviceArray, DeviceArray]:
+    """The means of blocks of queries, and the queries less them, float32; zeros outside of packed sequences."""
     if x.size:
-        return less_block_means(x, stream=stream)
+        left = {} if starts is None else dict(y=fill_f32(x=empty((x.size,), np.float32, device=x.device), value=0.0, stream=stream).reshape(x.shape))
+        return less_block_means(x, starts, ends, **left, stream=stream)
     batch, heads, queries, dim = x.shape
-    return tuple(empty((batch, heads, rows, dim), np.float32, device=x.device) for rows in (-(-queries // SMOOTH_QUERIES), queries))
+    blocks = units_of(queries, SMOOTH_QUERIES, 1 if starts is None else starts.shape[0])
+    return tuple(empty((batch, heads, rows, dim), np.float32, device=x.device) for rows in (blocks, queries))
 
 
 def _scanned(x: DeviceArray, starts, ends, smooth: bool, block: BlockFormat | None, given, stream):

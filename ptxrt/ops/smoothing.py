@@ -5,7 +5,7 @@ import numpy as np
 from ..accuracy import Tolerance
 from ..formats import bf16, f16, f32, i32
 from ..kernel import In, Out, Scalar, kernel, loose, unaligned
-from ..sequences import ends_of, first_units, sequences_axis, sequences_of, starts_of, units_axis
+from ..sequences import ends_of, first_units, sequences_axis, sequences_of, starts_of, unit_of_each, units_axis
 
 # Keys that a block of `scan_keys` reads.
 SCAN_RUN = 256
@@ -140,15 +140,21 @@ def mean_keys(
 
 @kernel(
     grid="blocks heads batch",
-    derived=dict(blocks=lambda axes: -(-axes["queries"] // SMOOTH_QUERIES)),
+    derived=dict(sequences=sequences_axis, blocks=units_axis(SMOOTH_QUERIES, "queries")),
     cases=[
-        dict(batch=2, heads=2, queries=queries, cols=cols, blocks=-(-queries // SMOOTH_QUERIES))
-        for queries, cols in ((1, 8), (64, 64), (130, 128), (70, 20), (65, 300))
+        *(
+            dict(batch=2, heads=2, queries=queries, cols=cols, sequences=2, blocks=-(-queries // SMOOTH_QUERIES))
+            for queries, cols in ((1, 8), (64, 64), (130, 128), (70, 20), (65, 300))
+        ),
+        dict(batch=1, heads=2, queries=330, cols=24, sequences=4, blocks=9, query_starts=True, query_ends=True),
     ],
     tolerance=Tolerance("float32 sums of up to 64 values, in another order", relative_l2=3e-7),
+    draw=dict(query_starts=starts_of("queries"), query_ends=ends_of("queries")),
 )
 def less_block_means(
     x: In[f32 | f16 | bf16, "batch heads queries cols", loose],
+    query_starts: In[i32, "sequences", unaligned] = None,
+    query_ends: In[i32, "sequences", unaligned] = None,
     *,
     mean: Out[f32, "batch heads blocks cols"],
     y: Out[f32, "batch heads queries cols"],
@@ -156,10 +162,13 @@ def less_block_means(
     """Take from the queries of each head the mean of their block of 64; the last block has those that are left.
 
     Sums are float32 in a fixed order, divided once; y is the float32 difference.
+    Packed sequences: with query_starts, sequence i is queries query_starts[i] to query_ends[i] of a batch of one. Its blocks begin
+    with number floor(query_starts[i] / 64) + i; those without queries have a mean of 0.
     """
+    blocks = unit_of_each(query_starts, x.shape[2], SMOOTH_QUERIES)
     for block in range(mean.shape[2]):
-        rows = slice(block * SMOOTH_QUERIES, (block + 1) * SMOOTH_QUERIES)
-        mean[:, :, block] = x[:, :, rows].mean(axis=2, dtype=np.float64)
+        rows = blocks == block
+        mean[:, :, block] = x[:, :, rows].mean(axis=2, dtype=np.float64) if rows.any() else 0
         y[:, :, rows] = x[:, :, rows].astype(np.float64) - mean[:, :, block, None]
 
 
@@ -191,20 +200,26 @@ def row_dot(
     out[:] = np.float64(scale) * (q.astype(np.float64) * y.astype(np.float64)).sum(axis=-1)
 
 
+def _means(axes) -> int:
+    """As many as sequences or, of units of packed ones, as batches."""
+    return axes["batch"] if axes["means"] == axes["batch"] else axes["sequences"]
+
+
 @kernel(
     grid="keys heads batch",
-    derived=dict(sequences=sequences_axis),
+    derived=dict(sequences=sequences_axis, means=_means),
     cases=[
-        dict(batch=2, sequences=2, heads=3, keys=5, width=64, blocks=1, cols=50, run=5),
-        dict(batch=1, sequences=1, heads=1, keys=1, width=256, blocks=1, cols=256, run=1),
-        dict(batch=2, sequences=2, heads=2, keys=70, width=32, blocks=2, cols=32, run=64),
-        dict(batch=1, sequences=3, heads=2, keys=7, width=40, blocks=1, cols=33, run=7, key_starts=True),
+        dict(batch=2, means=2, sequences=2, heads=3, keys=5, width=64, blocks=1, cols=50, run=5),
+        dict(batch=1, means=1, sequences=1, heads=1, keys=1, width=256, blocks=1, cols=256, run=1),
+        dict(batch=2, means=2, sequences=2, heads=2, keys=70, width=32, blocks=2, cols=32, run=64),
+        dict(batch=1, means=3, sequences=3, heads=2, keys=7, width=40, blocks=1, cols=33, run=7, key_starts=True),
+        dict(batch=1, means=1, sequences=4, heads=2, keys=50, width=8, blocks=10, cols=8, run=8, key_starts=True),
     ],
     draw=dict(key_starts=starts_of("keys")),
 )
 def add_mean(
     x: In[f32, "batch heads keys width", loose],
-    mean: In[f32, "sequences heads blocks cols"],
+    mean: In[f32, "means heads blocks cols"],
     key_starts: In[i32, "sequences", unaligned] = None,
     *,
     y: Out[f32, "batch heads keys cols"],
@@ -212,10 +227,15 @@ def add_mean(
 ):
     """Add to the first `cols` of each row the vector of its run of `run` rows, in float32; `blocks` vectors are there for all.
 
-    With key_starts, rows of packed sequences in a batch of one take those of theirs.
+    With key_starts, rows of packed sequences in a batch of one take those of theirs: of `means` for each sequence those of its runs,
+    of one for all those of units of `run` rows, of which sequence i has its own from number floor(key_starts[i] / run) + i on.
     """
-    added = np.repeat(mean, run, axis=2)[:, :, : y.shape[2]]
-    if key_starts is not None:
-        rows = np.arange(y.shape[2])
-        added = added[sequences_of(key_starts, len(rows)), :, rows].transpose(1, 0, 2)[None]
+    rows = np.arange(y.shape[2])
+    if key_starts is None:
+        added = mean[:, :, rows // run]
+    elif len(mean) < len(key_starts):
+        added = mean[:, :, unit_of_each(key_starts, len(rows), run)]
+    else:
+        sequences = sequences_of(key_starts, len(rows))
+        added = mean[sequences, :, (rows - key_starts[sequences]) // run].transpose(1, 0, 2)[None]
     y[:] = x[..., : y.shape[-1]] + added
