@@ -315,7 +315,7 @@ def test_weights_are_rounded_alike_whatever_came_first(machine, rng, format):
 
     The sums are added up in another order; a weight that is rounded to another number differs by 2**-11 or more.
     """
-    q, k, _ = random_qkv(rng, 1, 1, 256, 128, 64)
+    q, k, _ = random_qkv(rng, 1, 1, 128, 128, 64)
     q[..., :32] = q[..., :32].clip(-1, 1) / 2  # so that all weights are normal numbers of float16 and e4m3
     q[..., 32:], k[..., 32:] = 0, 0
     q[..., 32], k[:, :, 64:, 32] = 4, np.float32(7 * np.log(2) * 64**0.5 / 4)
@@ -328,9 +328,9 @@ def test_weights_are_rounded_alike_whatever_came_first(machine, rng, format):
 @pytest.mark.parametrize("qk", ["bf16", "mxfp8"])
 def test_values_of_any_size(machine, rng, qk):
     """Bit for bit those of ordinary size times a power of two; before the division, as far as float32 goes."""
-    q, k, v = random_qkv(rng, 1, 2, 40, 150, 32)
+    q, k, v = random_qkv(rng, 1, 1, 20, 100, 32)
     whole, (sums, *_) = (ptxrt.attention(q, k, v, qk=qk, pv="bf16", out_dtype=np.float32, normalize=n) for n in (True, False))
-    for power in (-30, 100, 120):
+    for power in (-30, 120):
         scaled = v * np.float32(2.0**power)
         got = ptxrt.attention(q, k, scaled, qk=qk, pv="bf16", out_dtype=np.float32)
         np.testing.assert_array_equal(got, whole * np.float32(2.0**power))
