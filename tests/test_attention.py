@@ -138,6 +138,14 @@ def test_sinks(machine, rng, sinks):
     np.testing.assert_allclose(lse[:, :, :25], np.broadcast_to(sinks[:, None], (2, 2, 25)), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("formats", ["bf16", "mxfp8"])
+def test_a_sink_that_is_nan_makes_its_head_nan(machine, rng, formats):
+    q, k, v = random_qkv(rng, 1, 2, 5, 40, 32)
+    out, lse = ptxrt.attention(q, k, v, qk=formats, sinks=np.float32([np.nan, 1]), return_lse=True)
+    for result in (out.astype(np.float32), lse):
+        assert np.isnan(result[:, 0]).all() and np.isfinite(result[:, 1]).all()
+
+
 def test_key_lengths_hide_what_lies_behind(machine, rng):
     """NaN and infinities behind the last key change no bit, in K or in V."""
     q, k, v = random_qkv(rng, 5, 2, 9, 140, 32)

@@ -380,7 +380,7 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
         for (int slice = 0; slice < Tiling::slices; ++slice)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                if (sink[slice][half] > -INFINITY)
+                if (sink[slice][half] != -INFINITY)   // NaN is passed on
                     sink_share[slice][half] = ptx::ex2_approx_ftz_f32(sink[slice][half] - new_max[slice][half]);
     }
 

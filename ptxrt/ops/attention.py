@@ -102,9 +102,9 @@ def attention(
     out_dtype: float32, float16 or bfloat16; bfloat16 where None, or float16 for pv="f16". out: an array of the output's
     shape to write to, whose dtype then decides. stream: of the device; None is the library's own.
 
-    Rows that see no key give 0, and an lse of -inf (or their sink). NaN in a row of Q, or in a key that it sees, gives NaN. Results do not
-    depend on the rest of the batch: each item's are those of a call of its own, bit for bit. NumPy arrays give NumPy
-    results; with any device array results stay on the device, without waiting. ArgumentError for what does not fit.
+    Rows that see no key give 0, and an lse of -inf (or their sink). NaN in a row of Q, in a key that it sees or in its sink gives
+    NaN. Results do not depend on the rest of the batch: each item's are those of a call of its own, bit for bit. NumPy arrays give
+    NumPy results; with any device array results stay on the device, without waiting. ArgumentError for what does not fit.
     """
     call = attention_call(
         *(ATTENTION, q, k, v, qk, pv, quantize, causal, window, scale, softcap, mask, sinks, key_lengths, cu_seqlens_q, cu_seqlens_k),
