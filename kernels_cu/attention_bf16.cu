@@ -10,7 +10,7 @@ template <class Element>
 using Half = typename Whole<Element>::OneSlice;
 
 // Two entries, though one could choose between both: what few rows wait for at last are instructions, and small entries have few.
-#define INSTANCE(suffix, Element, Tiling, exists)                                                                              \
+#define INSTANCE(suffix, Element, Tiling, attention)                                                                           \
     KERNEL(JOIN(JOIN(attention_bf16_dim, VARIANT_dim, _dim_v), VARIANT_dim_v, suffix), .threads = {Tiling<Element>::threads},  \
            .shared_bytes = sizeof(Tiling<Element>::Shared), .tile = {1, Tiling<Element>::rows, 1},                             \
            .min_blocks = Tiling<Element>::blocks)                                                                              \
@@ -20,12 +20,11 @@ using Half = typename Whole<Element>::OneSlice;
      ATTENTION_ARRAYS, ATTENTION_SCALARS, int batch, int heads_kv, int group, int queries, int dim, int keys, int dim_v,       \
      int sequences, int splits, STRIDES_Q(q), STRIDES_K(k), STRIDES_K(v), ATTENTION_STRIDES) {                                 \
         const float *const row_shift = nullptr;   /* nothing is smoothed */                                                    \
-        if constexpr (exists)                                                                                                  \
-            op::attention<Tiling<Element>>(shared<typename Tiling<Element>::Shared>(),                                         \
-                                           {q, k, v, THE_STRIDES_Q(q), THE_STRIDES_K(k), THE_STRIDES_K(v)}, ATTENTION_OPTIONS); \
+        attention<Whole<Element>>(shared<typename Tiling<Element>::Shared>(),                                                  \
+                                  {q, k, v, THE_STRIDES_Q(q), THE_STRIDES_K(k), THE_STRIDES_K(v)}, ATTENTION_OPTIONS);         \
     }
 
-INSTANCE(_bf16, __nv_bfloat16, Whole, true)
-INSTANCE(_f16, __half, Whole, true)
-INSTANCE(_bf16_half, __nv_bfloat16, Half, Half<__nv_bfloat16>::rows < Whole<__nv_bfloat16>::rows)
-INSTANCE(_f16_half, __half, Half, Half<__half>::rows < Whole<__half>::rows)
+INSTANCE(_bf16, __nv_bfloat16, Whole, op::attention)
+INSTANCE(_f16, __half, Whole, op::attention)
+INSTANCE(_bf16_half, __nv_bfloat16, Half, op::attention_in_halves)
+INSTANCE(_f16_half, __half, Half, op::attention_in_halves)

@@ -15,6 +15,7 @@ import numpy as np
 
 import ptxrt
 from ptxrt import ptx, units
+from ptxrt.kernel import half_of
 
 SUCCESS = real.CUresult.CUDA_SUCCESS
 
@@ -370,6 +371,7 @@ class FakeCuda:
 
     def _run_reference(self, name, values):
         """Run the declared kernel's body on the arrays at the addresses that were passed."""
+        name = name.removesuffix(half_of(""))
         kernel = max((k for k in ptxrt.kernels().values() if name.startswith(k.name)), key=lambda k: len(k.name))
         member = next((m for m in kernel.unions if name.endswith(f"_{m}")), None)
         given = {(p.kind, p.name, p.dim): value for p, value in zip(kernel.parameters, values)}
