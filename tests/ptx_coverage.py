@@ -60,7 +60,7 @@ EXPLAINED = [
     Explained(
         "pack_values_*",
         "portable",
-        "put_scale(tile, Tile::dim_v + i / blocks",
+        "put_scale(tile, Tile::dim_v + i / items",
         "Tiles of 4 bits have no bytes of scales that belong to no column: the loop over them ends at 0, and nvcc leaves it in, as though "
         "threadIdx.x might be negative. Those of 8 bits run it.",
     ),

@@ -223,7 +223,8 @@ def test_memory_is_reused(gpu):
     for _ in range(1000):
         ptxrt.quantize(x, "mxfp4")
     after = ptxrt.memory_info()
-    assert (after.used, after.cached, after.free) == (before.used, before.cached, before.free)
+    # What is free on the device is other processes' doing, too.
+    assert (after.used, after.cached) == (before.used, before.cached)
 
 
 def test_shared_memory_is_reused_only_when_all_is_done(gpu):

@@ -181,9 +181,9 @@ def passes(kernel, case):
 
 
 def attends_as_declared(format, *words):
-    """The declared cases of attention in a format that have arguments of these names."""
+    """The declared cases of attention in a format, in the variant that is compiled here, that have arguments of these names."""
     kernel = KERNELS[f"attention_{format}"]
-    cases = [case for case in kernel.cases if all(word in case.id for word in words)]
+    cases = [case for case in kernel.cases if case.axes["dim"] == DIM and all(word in case.id for word in words)]
     assert cases
     return all(passes(kernel, case) for case in cases)
 
