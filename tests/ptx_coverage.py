@@ -57,12 +57,15 @@ class Explained(NamedTuple):
 
 
 EXPLAINED = [
-    Explained(
-        "pack_values_*",
-        "portable",
-        "put_scale(tile, Tile::dim_v + i / items",
-        "Tiles of 4 bits have no bytes of scales that belong to no column: the loop over them ends at 0, and nvcc leaves it in, as though "
-        "threadIdx.x might be negative. Those of 8 bits run it.",
+    *(
+        Explained(
+            "pack_*_nvfp4",
+            "native",
+            f"{plain} < encode_nvfp4_block<false>",
+            "Blocks whose scale is a plain one are encoded in a straight line; those that are left over for the loop behind it, unless "
+            "both scales are to be tried, have none, which nvcc cannot know.",
+        )
+        for plain in ("plain_sixth(amax)", "Divisor::plain(scale.step")
     ),
     Explained(
         "mean_scores_nvfp4",

@@ -362,7 +362,7 @@ def test_pictures_say_what_they_show(cuda, matplotlib, tmp_path):  # noqa: F811
             assert words in text, words
         assert call(*ATTENTION, "--plot", path).exit_code == 0
     text = path.read_text()
-    for words in ("Fake GPU", "mxfp4+bf16, arrays", "nvfp4+mxfp8, quantized", "TFLOPS", "b1 h2 s32 d32 causal", "share of the MMA rate"):
+    for words in ("Fake GPU", "mxfp4+bf16", "nvfp4+mxfp8", "arrays", "quantized", "TFLOPS", "b1 h2 s32 d32 causal", "share of the MMA rate"):
         assert words in text, words
 
 

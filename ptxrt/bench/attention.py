@@ -333,28 +333,41 @@ def attention_table(report: dict[str, Any]) -> Iterator[str]:
     yield from text_table([head, *body])
 
 
+# What bars show: of a row which figure, which share beside it, and what these are called.
+MULTIPLYING = ("tflops", "share_of_mma_rate", "TFLOPS", "the MMA rate")
+DECODING = ("gb_per_s", "share_of_copy", "GB/s", "a copy's rate")
+
+
 def draw_attention(path: Path, report: dict[str, Any]) -> None:
-    """A report as a picture: TFLOPS by shape and side, with the share of the MMAs' rate on each bar; a panel for each dtype."""
+    """A report as a picture: a panel for each shape, mask and dtype, in it bars of what attention was given for each pair of formats.
+
+    They are TFLOPS, with the share of the MMAs' rate; where few queries meet many keys GB/s, with the share of a copy's.
+    """
     rows = [row for row in report["rows"] if row["tflops"] is not None]
-    dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
-    groups = list(dict.fromkeys(_group(row) for row in rows))
-    sides = list(dict.fromkeys(_side(row) for row in rows))
-    by_place = {(row["dtype"], _group(row), _side(row)): row for row in rows}
-    figure, panels = plots.figure_of(len(dtypes), 1, len(groups))
-    figure.suptitle(f"attention: {title(report['machine'])}")
-    for dtype, (axes,) in zip(dtypes, panels):
-        chosen = {name: [by_place.get((dtype, group, name)) for group in groups] for name in sides}
-        plots.grouped_bars(axes, groups, {name: [row and row["tflops"] for row in found] for name, found in chosen.items()})
-        for bars, found in zip(axes.containers, chosen.values()):
-            axes.bar_label(bars, [f"{row['share_of_mma_rate']:.0%}" for row in found if row], fontsize="x-small")
-        axes.set_title(f"{dtype} input; on the bars: share of the MMA rate", fontsize="medium")
-        axes.set_ylabel("TFLOPS")
-    plots.save(figure, path, panels[0][0])
+    pairs = list(dict.fromkeys(_pair(row) for row in rows))
+    kinds = list(dict.fromkeys(row["operands"] for row in rows))
+    by_place = {(_group(row), row["dtype"], _pair(row), row["operands"]): row for row in rows}
+    places = list(dict.fromkeys(place[:2] for place in by_place))
+    figure, panels = plots.figure_of_lines(len(places), len(pairs) * len(kinds))
+    figure.suptitle(f"attention: {title(report['machine'])}", fontsize="medium")
+    for axes, (group, dtype) in zip(panels, places):
+        found = {kind: [by_place.get((group, dtype, pair, kind)) for pair in pairs] for kind in kinds}
+        decodes = any(row and row["share_of_copy"] is not None for kind in found.values() for row in kind)
+        value, share, unit, whole = DECODING if decodes else MULTIPLYING
+        plots.lying_bars(
+            axes,
+            pairs,
+            {kind: [row and row[value] for row in chosen] for kind, chosen in found.items()},
+            {kind: [row and f"{row[value]:.0f}, {row[share]:.0%}" for row in chosen] for kind, chosen in found.items()},
+        )
+        axes.set_title(f"{group}, {dtype} input", fontsize="medium")
+        axes.set_xlabel(f"{unit}, share of {whole}")
+    plots.save(figure, path, panels[0])
 
 
 def _group(row: dict[str, Any]) -> str:
     return f"{Shape(**row['shape'])}{' causal' if row['causal'] else ''}"
 
 
-def _side(row: dict[str, Any]) -> str:
-    return f"{row['qk']}+{row['pv']}, {row['operands']}"
+def _pair(row: dict[str, Any]) -> str:
+    return f"{row['qk']}+{row['pv']}"

@@ -11,6 +11,8 @@ from ..files import write_atomically
 
 # Sizes in inches: of a panel's axes, and of one group of bars.
 PANEL_HEIGHT, GROUP_WIDTH, LEAST_WIDTH = 3.2, 0.9, 5.0
+# The same of lying bars: what one takes of the height, and a panel's width, of which there are as many side by side.
+LINE_HEIGHT, PANEL_WIDTH, PANELS_BESIDE = 0.17, 5.5, 2
 
 
 def check(path: Path) -> None:
@@ -36,6 +38,19 @@ def figure_of(rows: int, columns: int, groups: int):
     return figure, figure.subplots(rows, columns, squeeze=False, sharey=True)
 
 
+def figure_of_lines(panels: int, lines: int):
+    """A figure without a window for lying bars, and its panels in a list, each of so many lines."""
+    from matplotlib.figure import Figure
+
+    columns = min(panels, PANELS_BESIDE)
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(PANEL_WIDTH * columns + 1.2, (LINE_HEIGHT * lines + 1.0) * rows + 0.4), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for empty in axes[panels:]:
+        empty.set_axis_off()
+    return figure, list(axes[:panels])
+
+
 def save(figure, path: Path, legend_of=None) -> None:
     """Write a figure to a file of the kind that its name says, with the legend of one of its panels beside them."""
     check(path)
@@ -54,6 +69,19 @@ def grouped_bars(axes, groups: Sequence[str], series: Mapping[str, Sequence[floa
         places = [group + (i - (len(series) - 1) / 2) * width for group, _ in there]
         axes.bar(places, [value for _, value in there], width, label=name)
     axes.set_xticks(range(len(groups)), groups, rotation=20, ha="right", rotation_mode="anchor")
+
+
+def lying_bars(axes, lines: Sequence[str], series: Mapping[str, Sequence[float | None]], notes: Mapping[str, Sequence[str | None]]) -> None:
+    """Bars below each other for each line, one of each series, with a note behind each; None leaves a gap."""
+    height = 0.84 / max(len(series), 1)
+    for i, (name, values) in enumerate(series.items()):
+        there = [(line, value) for line, value in enumerate(values) if value is not None]
+        places = [line + (i - (len(series) - 1) / 2) * height for line, _ in there]
+        drawn = axes.barh(places, [value for _, value in there], height, label=name)
+        axes.bar_label(drawn, [note for note in notes[name] if note is not None], padding=2, fontsize="x-small")
+    axes.margins(x=0.2)
+    axes.set_yticks(range(len(lines)), lines, fontsize="small")
+    axes.invert_yaxis()
 
 
 def bars(path: Path, rows: Sequence[Mapping[str, Any]], name: str, value: str, label: str, title: str) -> None:

@@ -177,6 +177,12 @@ ROW_SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, appr
         _case(queries=1, keys=1, out_bf16=True, lse=True, format="f16"),
         _case(queries=70, keys=200, dim=128, out_f16=True, format="f16"),
         _case(queries=70, keys=330, splits=2, **PARTIAL, format="bf16"),
+        # whole blocks also where there are halves: more of them than the emulator's one multiprocessor, and half as many
+        *(
+            _case(dim=dim, dim_v=dim, heads_kv=2, queries=65, keys=100, out_f16=True, format=format)
+            for dim in (64, 96, 128)
+            for format in ("bf16", "f16")
+        ),
         # few rows
         _case(group=2, queries=9, keys=200, out_bf16=True, out_f16=True, out_f32=True, sinks=True, format="bf16"),
         _case(group=2, queries=9, keys=200, mask=True, allowed=True, softcap=2.0, left=190, right=7, out_bf16=True, lse=True, format="f16"),

@@ -73,7 +73,10 @@ def _cases(format: str, role: str) -> list[dict]:
     more = dict(level, mean=role == "k")
     cases += [dict(size, cols=small - 13, dim=small, **more), dict(size, cols=small, dim=small, key_ends=True, **more)]
     cases += [dict(packed, format="bf16", **more)]
-    return cases + [dict(size, cols=small, dim=small, rule=rule, **more) for rule in range(1, len(block.rules))]
+    cases += [dict(size, cols=small, dim=small, rule=rule, **more) for rule in range(1, len(block.rules))]
+    if block.two_level:  # blocks that are encoded one by one, in wide tiles
+        cases += [dict(size, heads=1, keys=40, cols=sizes[1], dim=sizes[1], rule=rule, format="f32", **more) for rule in range(1, len(block.rules))]
+    return cases
 
 
 def _declare(format: str, role: str, text: str, body) -> Kernel:
