@@ -3,7 +3,8 @@
     python benchmarks/emulator.py
 
 Prints the best and the median of five launches, and for the first launch what it takes beyond its run time; each in
-seconds, and in brackets the processor's seconds, which other work on the machine hardly changes.
+seconds, and in brackets the processor's seconds, which other work on the machine hardly changes. With a head dimension the
+first launch of that attention alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 
+import click
 import numpy as np
 
 import ptxrt
@@ -57,10 +59,12 @@ def first_launch(dim: int) -> None:
     print(f"first launch, attention d={dim:<3} ({len(counts)} PTX lines) {'':4}beyond its run time {said(beyond)}", flush=True)
 
 
-def main() -> None:
+@click.command(help=__doc__)
+@click.argument("dim", type=int, required=False)
+def main(dim: int | None) -> None:
     ptxrt.using("emulator")
-    if len(sys.argv) == 2:
-        first_launch(int(sys.argv[1]))
+    if dim:
+        first_launch(dim)
         return
     load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     print(f"{os.cpu_count()} processors{load}, Python {platform.python_version()}, NumPy {np.__version__}")
