@@ -26,6 +26,12 @@ def on(name: str):
     return ptxrt.using(name)
 
 
+@pytest.fixture(scope="session")
+def on_machine():
+    """`on`, for fixtures that choose a machine by themselves."""
+    return on
+
+
 @pytest.fixture(params=["emulator", pytest.param("portable", marks=pytest.mark.gpu), pytest.param("native", marks=pytest.mark.gpu)])
 def machine(request):
     """Run a test on every machine: the emulator always, the GPU ones where there is a device for them."""

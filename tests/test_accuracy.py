@@ -42,13 +42,8 @@ def test_normal_data(text, formats):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("formats", BOUNDED, ids=str)
-@pytest.mark.parametrize("name", ["portable", "native"])
-def test_normal_data_on_a_card(name, formats):
-    there = ptxrt.machines()[name]
-    if not there.available:
-        pytest.skip(str(there))
-    with ptxrt.using(name):
-        assert accuracy.measured(formats, accuracy.NORMAL).misses(formats) == []
+def test_normal_data_on_a_card(gpu, formats):
+    assert accuracy.measured(formats, accuracy.NORMAL).misses(formats) == []
 
 
 def test_bf16_against_the_same_step_by_step(emulator):

@@ -18,14 +18,11 @@ DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 
 
 @pytest.fixture
-def both():
+def both(on_machine):
     """Call something on the GPU and on the emulator; give both results."""
-    there = ptxrt.machines()["portable"]
-    if not there.available:
-        pytest.skip(str(there))
 
     def call(function):
-        with ptxrt.using("portable"):
+        with on_machine("portable"):
             on_gpu = function()
         with ptxrt.using("emulator", ptx="portable", arithmetic="hardware"):
             return on_gpu, function()

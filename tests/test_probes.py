@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import ptxrt
 from ptxrt.emulator import mma
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,12 +25,9 @@ SCALED = [name for name, (_, selectors) in KINDS.items() if selectors]
 
 
 @pytest.fixture(scope="session", params=["emulator", pytest.param("native", marks=pytest.mark.gpu)])
-def found(request):
+def found(request, on_machine):
     """Findings of all probes, from a card where there is one."""
-    there = ptxrt.machines()[request.param]
-    if not there.available:
-        pytest.skip(str(there))
-    with ptxrt.using(request.param):
+    with on_machine(request.param):
         return fragments.all_findings()
 
 
