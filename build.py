@@ -9,12 +9,13 @@ lines mean every combination of them. Each unit becomes
     UNIT.fatbin           that text assembled for sm_120a and for sm_121a
     UNIT.portable.ptx     the compute_90 text
     UNIT.portable.fatbin  sm_90, sm_80, and the compute_80 text for every other GPU
-    UNIT.json             the record: sources with their hashes, flags, compiler, registers, spills, sizes
+    UNIT.json             the record: sources with their hashes, flags, compiler, registers, spills; of every file its size
+                          and hash; of every text the parameters and launch constants of its entries
 
 The same sources and compiler give the same bytes on every machine: paths in the texts are relative, and the one
 identifier that nvcc derives from the absolute path is replaced. Whether a unit is stale is decided by hashes of its
-source, the headers it includes and its flags; a fresh tree needs no compiler at all (and another compiler makes nothing
-stale: run `--clean` first to compile everything with it).
+source, the headers it includes, its flags and its own files; a fresh tree needs no compiler at all (and another compiler
+makes nothing stale: run `--clean` first to compile everything with it).
 
 Run `python build.py --help` for the options. As a hatchling build hook this file compiles the kernels into a wheel.
 This file uses the standard library alone and imports nothing of ptxrt.
@@ -327,6 +328,22 @@ def launch_facts(text, unit):
     return facts
 
 
+def parameters_of(text):
+    """Return {entry: its parameters in order} of a PTX text, in words such as "u64.ptr f32 b8[64]@8".
+
+    The last one of these is 64 bytes passed by value, aligned to 8.
+    """
+    word = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)(\s+\.ptr\b)?[^,\n]*?\w+(?:\[(\d+)\])?\s*(?:,|$)", re.MULTILINE)
+    lists = re.findall(r"\.entry\s+(\w+)\s*\(([^)]*)\)", text)
+    return {
+        entry: " ".join(
+            f"{kind}{'.ptr' if pointer else ''}" + (f"[{count}]@{align or 1}" if count else "")
+            for align, kind, pointer, count in word.findall(inside)
+        )
+        for entry, inside in lists
+    }
+
+
 def check_block_scaled(unit, text):
     """Raise ContractFailure where a block-scaled kernel fell back to the portable path in its native text.
 
@@ -472,22 +489,27 @@ def hash_of(path, cache):
 
 
 def record_of(unit, modules):
-    """Return the record of a built unit, or None."""
+    """Return the record of a built unit; None where it is missing, damaged, or lacks what records have today."""
     try:
         record = json.loads((modules / f"{unit.unit}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and record.get("unit") == unit.unit else None
+    parts = ("variant", "sources", "entries", "bytes", "sha256", "texts")
+    whole = isinstance(record, dict) and all(isinstance(record.get(part), dict) for part in parts)
+    return record if whole and record.get("unit") == unit.unit else None
 
 
 def is_fresh(unit, sources, modules, ptx_only, cache):
-    """Say whether a unit's files are there and were made from the present sources, headers and flags."""
+    """Say whether a unit's files are as they were made, and were made from the present sources, headers and flags."""
     record = record_of(unit, modules)
-    if not record or record["flags"] != flags_of(unit):
+    if not record or record.get("flags") != flags_of(unit):
         return False
     for name in outputs_of(unit, ptx_only):
         file = modules / name
+        # The size first: it finds most of what differs, at no cost.
         if not file.is_file() or file.stat().st_size != record["bytes"].get(name):
+            return False
+        if hash_of(file, {}) != record["sha256"].get(name):
             return False
     # Paths in records begin with kernels_cu/, wherever the copy lies that was compiled.
     return all(
@@ -499,6 +521,12 @@ def stale(units, sources, modules, ptx_only):
     """Return the units that need building."""
     cache = {}
     return [unit for unit in units if not is_fresh(unit, sources, modules, ptx_only, cache)]
+
+
+def launches_of(text, unit):
+    """Return {entry: {"parameters": words, "launch": nine ints}}: what a launch must know of each entry, so that it reads no text."""
+    parameters = parameters_of(text)
+    return {entry: {"parameters": parameters[entry], "launch": facts} for entry, facts in launch_facts(text, unit).items()}
 
 
 def install(unit, texts, sources, tools, folder, modules, ptx_only):
@@ -514,7 +542,7 @@ def install(unit, texts, sources, tools, folder, modules, ptx_only):
         for arch, table in item.usage.items():
             for entry, figures in table.items():
                 entries.setdefault(entry, {})[arch] = figures
-    cache = {}
+    cache, outputs = {}, outputs_of(unit, ptx_only)
     record = {
         "name": unit.name,
         "unit": unit.unit,
@@ -523,13 +551,15 @@ def install(unit, texts, sources, tools, folder, modules, ptx_only):
         "flags": flags_of(unit),
         "compiler": tools.version,
         "entries": entries,
-        "bytes": {name: (folder / name).stat().st_size for name in outputs_of(unit, ptx_only)},
+        "texts": {item.target.compute: launches_of(item.text, unit) for item in texts},
+        "bytes": {name: (folder / name).stat().st_size for name in outputs},
+        "sha256": {name: hash_of(folder / name, cache) for name in outputs},
     }
     staged = folder / f"{unit.unit}.json"
     staged.write_bytes((json.dumps(record, indent=1) + "\n").encode("utf-8"))
     # The record goes first and comes last: a unit whose files are being exchanged reads as missing, never as whole.
     remove(unit.unit, modules)
-    for name in [*outputs_of(unit, ptx_only), staged.name]:
+    for name in [*outputs, staged.name]:
         os.replace(folder / name, modules / name)
 
 

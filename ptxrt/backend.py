@@ -7,6 +7,7 @@ sm_80 on) and `emulator` (the PTX text on the CPU). Nothing above this seam asks
 from __future__ import annotations
 
 import os
+import re
 import struct
 from abc import ABC, abstractmethod
 from contextvars import ContextVar
@@ -15,7 +16,7 @@ from functools import lru_cache
 from inspect import signature
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Mapping, Protocol
+from typing import TYPE_CHECKING, Any, Mapping, Protocol, Sequence
 
 import numpy as np
 
@@ -43,6 +44,9 @@ class Param:
     is_struct: bool = False
 
 
+_PARAM_WORD = re.compile(r"([bsuf](?:8|16|32|64))(\.ptr)?(?:\[(\d+)\]@([1-9]\d*))?")
+
+
 @dataclass(frozen=True)
 class Facts:
     """How an entry launches, as its module says in the constant ENTRY_launch: nine int32."""
@@ -60,7 +64,13 @@ class Facts:
         """Unpack the constant; PTX leaves trailing zero bytes out."""
         if len(data) > cls.SIZE:
             raise AbiError(f"{entry}_launch has {len(data)} bytes, {cls.SIZE} are expected; {remedy()}")
-        words = struct.unpack("<9i", data.ljust(cls.SIZE, b"\0"))
+        return cls.of(entry, struct.unpack("<9i", data.ljust(cls.SIZE, b"\0")))
+
+    @classmethod
+    def of(cls, entry: str, words: Sequence[int]) -> "Facts":
+        """From the nine numbers, as a record of the build holds them."""
+        if len(words) != cls.SIZE // 4 or not all(isinstance(word, int) for word in words):
+            raise AbiError(f"{entry}_launch is {words!r} where nine numbers are expected; {remedy()}")
         threads, tile = (tuple(max(word, 1) for word in group) for group in (words[0:3], words[4:7]))
         return cls(threads, words[3], tile, max(words[7], 1), words[8])
 
@@ -79,6 +89,22 @@ class Entry:
         """From an entry of a parsed PTX text (`ptxrt.ptx.ir.Function`)."""
         params = tuple(Param(p.type, p.size, p.offset, p.pointer, p.count > 0) for p in function.params)
         return cls(function.name, params, function.param_bytes, handle)
+
+    @classmethod
+    def from_record(cls, name: str, words: str, handle: Any) -> "Entry":
+        """From the parameters as a record of the build holds them, such as "u64.ptr f32 b8[64]@8"; AbiError for other words."""
+        params: list[Param] = []
+        end = 0
+        for word in words.split():
+            match = _PARAM_WORD.fullmatch(word)
+            if not match:
+                raise AbiError(f"the record of {name} has a parameter {word!r}, which is not known; {remedy()}")
+            type, pointer, count, alignment = match.groups()
+            item = int(type.lstrip("bsuf")) // 8
+            size, step = (item * int(count), int(alignment)) if count else (item, item)
+            params.append(Param(type, size, -(-end // step) * step, bool(pointer), bool(count)))
+            end = params[-1].offset + size
+        return cls(name, tuple(params), end, handle)
 
 
 class Module(Protocol):

@@ -9,13 +9,9 @@ from .backend import Facts
 from .kernel import Kernel
 
 
-def entry_facts(unit: str, portable: bool = False) -> dict[str, Facts]:
-    """The launch facts of every entry in a unit's text."""
-    from .ptx import parse
-
-    path = units.text_path(unit, portable)
-    module = parse(units.read(path).decode(), path.name)
-    return {name: Facts.read(name, module.constant(f"{name}_launch")) for name in module.entries}
+def entry_facts(unit: str) -> dict[str, Facts]:
+    """The launch facts of every entry of a unit's native code."""
+    return {name: Facts.of(name, launch["launch"]) for name, launch in units.launches(unit, "compute_120f").items()}
 
 
 def compiled_table(kernel: Kernel) -> list[list[str]]:

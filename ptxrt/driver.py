@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from . import units
 from .backend import Entry, Facts, MemoryInfo, Packet, Param, Queue, backend_for, scope
-from .errors import AbiError, ArgumentError, DriverError, OutOfMemory, PtxError, remedy
+from .errors import AbiError, ArgumentError, DriverError, OutOfMemory, PtxError
 from .files import module_kind
 from .pool import Pool
 from .ptx import parse
@@ -172,25 +172,22 @@ def _parsed(data: bytes, name: str):
 
 
 class DriverModule:
-    """A loaded module: the entries of a text, or of a binary whose parameter types are unknown."""
+    """A loaded module: the entries of a unit, a text, or a binary whose parameter types are unknown.
 
-    def __init__(self, backend: "DriverBackend", name: str, handle, entries: dict[str, Entry], digest: str, text=None):
+    launches: of a unit of this project, the nine numbers that each entry launches by.
+    """
+
+    def __init__(self, name: str, handle, entries: dict[str, Entry], digest: str, launches: Mapping[str, Sequence[int]] | None = None):
         self.name = name
         self.digest = digest
         self.entries = entries
-        self._backend, self._handle, self._text = backend, handle, text
-        self._facts: dict[str, Facts] = {}
+        self._handle, self._launches = handle, launches or {}
 
     def facts(self, entry: str) -> Facts:
-        """The launch facts as the loaded code states them; AbiError where the text kept for it says otherwise."""
-        if entry not in self._facts:
-            facts = Facts.read(entry, self._backend.constant(self._handle, f"{entry}_launch"))
-            if self._text is not None:
-                written = Facts.read(entry, self._text.constant(f"{entry}_launch"))
-                if written != facts:
-                    raise AbiError(f"{entry}: the loaded code says {facts}, its text {written}; {remedy()}")
-            self._facts[entry] = facts
-        return self._facts[entry]
+        """The launch facts of an entry; AbiError where they are not known."""
+        if entry not in self._launches:
+            raise AbiError(f"{self.name} does not say how {entry} launches; declare the entry with KERNEL() and run `make`")
+        return Facts.of(entry, self._launches[entry])
 
 
 class Event:
@@ -345,14 +342,14 @@ class DriverBackend:
 
     def _load(self, unit: str) -> DriverModule:
         portable = self.name == "portable"
-        binary = units.read(units.fatbin_path(unit, portable))
-        text = parse(units.read(units.text_path(unit, portable)).decode(), f"{unit}.ptx")
+        binary = units.binary(unit, portable)
+        # Every device but those of 9.0 runs what was made from the compute_80 text.
+        compute = "compute_120f" if not portable else "compute_90" if self.device.capability == (9, 0) else "compute_80"
+        launches = units.launches(unit, compute)
         with self._entered():
             handle = _call("cuModuleLoadData", binary, about=f"{unit}, {self.name}")
-            entries = {name: Entry.from_text(f, self._function(handle, name)) for name, f in text.entries.items()}
-        # The portable text is that of compute_90: code for other devices may have its own launch facts.
-        same_target = not portable or self.device.capability == (9, 0)
-        return DriverModule(self, unit, handle, entries, digest_of(binary), text if same_target else None)
+            entries = {name: Entry.from_record(name, launch["parameters"], self._function(handle, name)) for name, launch in launches.items()}
+        return DriverModule(unit, handle, entries, digest_of(binary), {name: launch["launch"] for name, launch in launches.items()})
 
     def open(self, path: Path) -> DriverModule:
         """Load any PTX, fatbin or cubin."""
@@ -369,7 +366,7 @@ class DriverBackend:
                 count = _call("cuModuleGetFunctionCount", handle)
                 functions = _call("cuModuleEnumerateFunctions", count, handle) if count else []
                 entries = {entry.name: entry for entry in map(self._binary_entry, functions)}
-        return DriverModule(self, path.name, handle, entries, digest_of(data), text)
+        return DriverModule(path.name, handle, entries, digest_of(data))
 
     def _function(self, module, name: str):
         return _call("cuModuleGetFunction", module, name.encode(), about=name)
@@ -393,18 +390,6 @@ class DriverBackend:
         if result != self._driver.CUresult.CUDA_SUCCESS:
             raise _error("cuFuncGetParamInfo", result)
         return int(values[0]), int(values[1])
-
-    def constant(self, module, name: str) -> bytes:
-        """The bytes of a variable in a loaded module; AbiError where it has none of that name."""
-        with self._entered():
-            result, *values = self._driver.cuModuleGetGlobal(module, name.encode())
-            if result == self._driver.CUresult.CUDA_ERROR_NOT_FOUND:
-                raise AbiError(f"the loaded module has no constant {name}; declare the entry with KERNEL() and run `make`")
-            if result != self._driver.CUresult.CUDA_SUCCESS:
-                raise _error("cuModuleGetGlobal", result, name)
-            host = np.empty(int(values[1]), np.uint8)
-            _call("cuMemcpyDtoH", host.ctypes.data, values[0], host.nbytes, about=name)
-        return host.tobytes()
 
     # Memory
 

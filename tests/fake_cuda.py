@@ -197,11 +197,6 @@ class FakeCuda:
             return real.CUresult.CUDA_ERROR_INVALID_VALUE
         return params[index].offset, params[index].size
 
-    def cuModuleGetGlobal(self, module, name):
-        data = module.text.constant(name.decode())
-        constant = module.__dict__.setdefault("constants", {}).setdefault(name, ctypes.create_string_buffer(data, len(data)))
-        return ctypes.addressof(constant), len(data)
-
     def cuFuncSetAttribute(self, function, attribute, value):
         assert attribute == real.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         function.shared_bytes = value

@@ -1,5 +1,11 @@
 """Declarations against the compiled modules: units, entries, parameters and launch facts."""
 
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 import ptxrt
@@ -27,6 +33,11 @@ def test_entries_are_the_declared_ones(unit, portable):
     kernel = ptxrt.kernels()[unit.kernel]
     text = Text(unit, portable)
     assert sorted(text.entries) == sorted(kernel.entries(unit))
+    recorded = units.launches(unit.name, "compute_90" if portable else "compute_120f")
+    assert {name: Entry.from_record(name, launch["parameters"], None) for name, launch in recorded.items()} == text.entries
+    assert {name: Facts.of(name, launch["launch"]) for name, launch in recorded.items()} == {
+        name: Facts.read(name, text.parsed.constant(f"{name}_launch")) for name in text.entries
+    }
     for name in kernel.entries(unit):
         checked_entry(kernel, text, name)
         facts = Facts.read(name, text.parsed.constant(f"{name}_launch"))
@@ -46,6 +57,31 @@ def test_records_name_the_variant(unit):
     record = units.record(unit.name)
     assert record["variant"] == dict(unit.variant)
     assert sorted(record["entries"]) == sorted(ptxrt.kernels()[unit.kernel].entries(unit))
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_what_other_gpus_run_has_the_same_parameters(unit):
+    """The compute_80 text is not kept: GPU machines know its entries from the record alone."""
+    kernel, launches = ptxrt.kernels()[unit.kernel], units.launches(unit.name, "compute_80")
+    assert sorted(launches) == sorted(kernel.entries(unit))
+    module = Loaded("none")
+    module.entries = {name: Entry.from_record(name, launch["parameters"], None) for name, launch in launches.items()}
+    for name, launch in launches.items():
+        checked_entry(kernel, module, name)
+        assert 0 < Facts.of(name, launch["launch"]).threads[0] <= 1024
+
+
+def test_parameters_of_a_record_lie_as_ptx_lays_them():
+    entry = Entry.from_record("k", "u64.ptr f32 u64 b8[10]@16 u16", None)
+    assert entry.params == (
+        *(Param("u64", 8, 0, is_pointer=True), Param("f32", 4, 8), Param("u64", 8, 16)),
+        *(Param("b8", 10, 32, is_struct=True), Param("u16", 2, 42)),
+    )
+    assert entry.param_bytes == 44
+    assert Entry.from_record("k", "", None).params == ()
+    for words in ("u65", "u64.pointer", "b8[4]", "b8[4]@0", "pred"):
+        with pytest.raises(ptxrt.AbiError, match="the record of k has a parameter"):
+            Entry.from_record("k", words, None)
 
 
 def test_fixed_threads_are_those_of_the_block():
@@ -126,7 +162,7 @@ def test_an_installed_package_is_to_be_reinstalled(monkeypatch, tmp_path):
     monkeypatch.setattr(units, "CHECKOUT", tmp_path)
     monkeypatch.setattr(errors, "_SOURCES", tmp_path / "kernels_cu")
     (tmp_path / "damaged_unit.json").write_text("{")
-    (tmp_path / "lone_unit.json").write_text('{"sources": {}}')
+    write_record(tmp_path, "lone_unit")
     for unit in ("transpose_nowhere", "damaged_unit", "lone_unit"):
         with pytest.raises(ptxrt.BuildError, match=r"reinstall it \(pip install --force-reinstall ptxrt\)$") as caught:
             units.read(units.text_path(unit, False))
@@ -138,11 +174,84 @@ def test_an_installed_package_is_to_be_reinstalled(monkeypatch, tmp_path):
 def test_a_module_older_than_its_source_says_so(monkeypatch, tmp_path):
     (tmp_path / "kernels_cu").mkdir()
     (tmp_path / "kernels_cu" / "a.cu").write_text("new")
-    (tmp_path / "stale_unit.json").write_text('{"sources": {"kernels_cu/a.cu": "0123"}}')
+    write_record(tmp_path, "stale_unit", sources={"kernels_cu/a.cu": "0123"})
     monkeypatch.setattr(units, "MODULES", tmp_path)
     monkeypatch.setattr(units, "CHECKOUT", tmp_path)
     with pytest.raises(ptxrt.BuildError, match="stale_unit is older than kernels_cu/a.cu; run `make`"):
         units.check_fresh("stale_unit")
-    (tmp_path / "damaged_unit.json").write_text("{")
-    with pytest.raises(ptxrt.BuildError, match="damaged"):
-        units.check_fresh("damaged_unit")
+
+
+def write_record(folder, unit, **parts):
+    parts = {**dict.fromkeys(("variant", "sources", "entries", "sha256", "texts"), {}), **parts}
+    (folder / f"{unit}.json").write_text(json.dumps(parts))
+
+
+@pytest.fixture
+def modules(monkeypatch, tmp_path):
+    """An empty folder of modules in a package without sources."""
+    monkeypatch.setattr(units, "MODULES", tmp_path)
+    monkeypatch.setattr(units, "CHECKOUT", tmp_path)
+    units.check_fresh.cache_clear()
+    yield tmp_path
+    units.check_fresh.cache_clear()
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", "null", "1", '"text"', '{"sources": []}', "[" * 100_000, b"\xff\xfe", "\0"])
+def test_a_record_that_is_none_is_a_build_error(modules, content):
+    (modules / "unit.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    for ask in (units.record, units.check_fresh, lambda unit: units.text(unit, False), lambda unit: units.launches(unit, "compute_120f")):
+        with pytest.raises(ptxrt.BuildError, match="unit.json is damaged.*make|reinstall"):
+            ask("unit")
+
+
+@pytest.mark.parametrize("table", [[], "x", 1, {"e": None}, {"e": {}}, {"e": {"parameters": 1, "launch": []}}, {"e": {"parameters": ""}}])
+def test_a_damaged_table_of_entries_is_a_build_error(modules, table):
+    write_record(modules, "unit", texts={"compute_120f": table})
+    with pytest.raises(ptxrt.BuildError, match="no table of entries"):
+        units.launches("unit", "compute_120f")
+    with pytest.raises(ptxrt.BuildError, match="not compiled for compute_90"):
+        units.launches("unit", "compute_90")
+
+
+@pytest.mark.parametrize("launch", [[1] * 8, [1] * 10, ["1"] * 9, [1.5] * 9])
+def test_damaged_launch_constants_are_an_abi_error(launch):
+    with pytest.raises(ptxrt.AbiError, match="nine numbers"):
+        Facts.of("entry", launch)
+
+
+def test_a_changed_module_is_a_build_error(modules, monkeypatch):
+    for name, read in (("unit.ptx", units.text), ("unit.fatbin", units.binary)):
+        (modules / name).write_bytes(b"what was built")
+        write_record(modules, "unit", sha256={name: hashlib.sha256(b"what was built").hexdigest()})
+        assert read("unit", False) in ("what was built", b"what was built")
+        (modules / name).write_bytes(b"what was bui1t")
+        with pytest.raises(ptxrt.BuildError, match=f"{name} is not the file that was built: its digest differs"):
+            read("unit", False)
+        monkeypatch.setenv("PTXRT_VERIFY", "0")
+        assert read("unit", False) in ("what was bui1t", b"what was bui1t")
+        monkeypatch.delenv("PTXRT_VERIFY")
+        write_record(modules, "unit")
+        with pytest.raises(ptxrt.BuildError, match="digest differs"):
+            read("unit", False)
+
+
+def test_a_text_that_is_no_text_is_a_build_error(modules, monkeypatch):
+    data = b".version 8.8 // \xff"
+    (modules / "unit.ptx").write_bytes(data)
+    write_record(modules, "unit", sha256={"unit.ptx": hashlib.sha256(data).hexdigest()})
+    with pytest.raises(ptxrt.BuildError, match="unit.ptx is damaged: it is no UTF-8 text"):
+        units.text("unit", False)
+
+
+def test_no_kernel_runs_on_changed_bytes(modules, monkeypatch):
+    """One digit of an immediate of the real text: every code would be wrong, and nothing else would tell."""
+    from ptxrt import backend
+
+    source = Path(ptxrt.__file__).parent / "modules"
+    for name in ("quantize_mxfp4.json", "quantize_mxfp4.ptx"):
+        shutil.copy(source / name, modules / name)
+    text = (modules / "quantize_mxfp4.ptx").read_bytes()
+    (modules / "quantize_mxfp4.ptx").write_bytes(text.replace(b"cvt.rn.satfinite.e2m1x2.f32", b"cvt.rn.satfinite.e2m1x2.f16", 1))
+    monkeypatch.setattr(backend, "_opened", {})
+    with ptxrt.using("emulator", budget=10**9), pytest.raises(ptxrt.BuildError, match="quantize_mxfp4.ptx is not the file that was built"):
+        ptxrt.quantize(np.ones((2, 32), np.float32), "mxfp4")

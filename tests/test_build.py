@@ -1,5 +1,6 @@
 """build.py on small kernels of its own: what it writes, when it compiles again, and what it refuses."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -139,6 +140,15 @@ def test_files_and_record(built):
     assert sorted(figures) == ["sm_120a", "sm_121a", "sm_80", "sm_90"]
     assert all(found["registers"] > 0 and found["spill_store_bytes"] == 0 for found in figures.values())
     assert record["bytes"]["scale_step2_dim32.ptx"] == (modules / "scale_step2_dim32.ptx").stat().st_size
+    assert record["sha256"] == {
+        name: hashlib.sha256(data).hexdigest()
+        for name, data in contents(modules).items()
+        if name.startswith("scale_step2_dim32") and not name.endswith(".json")
+    }
+    assert set(record["texts"]) == {"compute_120f", "compute_90", "compute_80"}
+    for launches in record["texts"].values():
+        found = launches["scale_step2_dim32_f32"]
+        assert found["launch"] == [32, 1, 1, 0, 64, 1, 1, 1, 0] and found["parameters"] in ("u64", "u64.ptr")
 
 
 def test_texts_are_for_their_machines_and_name_no_folder(built):
@@ -170,6 +180,19 @@ def test_lines_are_kept_for_the_emulator_alone(built):
     assert "\t.loc\t" in (built[1] / "plain.ptx").read_text() and "\t.loc\t" in (built[1] / "plain.portable.ptx").read_text()
     lines = {target.compute: bool(target.lines) for target in build.TARGETS}
     assert lines == {"compute_120f": True, "compute_90": True, "compute_80": False}
+
+
+def test_parameters_are_read_from_the_text():
+    text = """
+.visible .entry k(
+	.param .align 64 .b8 k_param_0[128],
+	.param .u64 .ptr .global .align 16 k_param_1,
+	.param .f32 k_param_2
+)
+.entry none()
+.entry line(.param .u32 a, .param .b8 b[3])
+"""
+    assert build.parameters_of(text) == {"k": "b8[128]@64 u64.ptr f32", "none": "", "line": "u32 b8[3]@1"}
 
 
 def test_launch_facts_are_read_from_the_text(built):
@@ -222,6 +245,23 @@ def test_a_missing_or_damaged_file_is_built_again(copy):
     (modules / "scale_step2_dim32.json").write_text("{")
     todo = build.stale(build.find_units(tree), tree, modules, False)
     assert [unit.unit for unit in todo] == ["plain", "scale_step1_dim32", "scale_step2_dim32"]
+
+
+def test_a_file_of_the_same_size_with_other_bytes_is_built_again(copy):
+    tree, modules = copy
+    data = bytearray((modules / "plain.fatbin").read_bytes())
+    data[-100] ^= 1
+    (modules / "plain.fatbin").write_bytes(data)
+    todo = build.stale(build.find_units(tree), tree, modules, False)
+    assert [unit.unit for unit in todo] == ["plain"]
+
+
+@pytest.mark.parametrize("record", ["{}", "[]", "null", "0", '{"unit": "plain"}', b"\xff", "[" * 100_000])
+def test_a_damaged_record_is_built_again(copy, record):
+    tree, modules = copy
+    (modules / "plain.json").write_bytes(record if isinstance(record, bytes) else record.encode())
+    todo = build.stale(build.find_units(tree), tree, modules, False)
+    assert [unit.unit for unit in todo] == ["plain"]
 
 
 def test_units_without_a_source_are_removed(copy, no_compiler):

@@ -51,7 +51,7 @@ MODULES = {
         *("stream", "units"),
     },
     "npy": {"errors", "files"},
-    "describe": {"backend", "kernel", "ptx", "units"},
+    "describe": {"backend", "kernel", "units"},
 }
 # Modules that stand on top of all others: nothing imports them.
 TOP = {"__init__", "__main__", "commands"}

@@ -116,10 +116,10 @@ class EmulatorBackend:
         """Load a compiled unit's text once."""
         with self._turn:
             if unit not in self._modules:
-                path = units.text_path(unit, self.ptx == "portable")
-                text = units.read(path)
-                loaded = self.emulator.load_text(text.decode(), name=path.name)
-                self._modules[unit] = EmulatorModule(unit, loaded, hashlib.sha256(text).hexdigest())
+                portable = self.ptx == "portable"
+                text = units.text(unit, portable)
+                loaded = self.emulator.load_text(text, name=units.text_path(unit, portable).name)
+                self._modules[unit] = EmulatorModule(unit, loaded, hashlib.sha256(text.encode()).hexdigest())
             return self._modules[unit]
 
     def open(self, path: Path) -> EmulatorModule:
