@@ -57,6 +57,20 @@ BUGS = [
     Bug("quantizer", "sixth_instead_of_fourth", "quantize_nvfp4", "tile/scale.cuh",
         "plain_sixth(amax) : amax * 0.25f", "plain_sixth(amax) : amax * 0.2f"),
 
+    # The end that kernels share
+    Bug("ending", "scale_of_half_a_block", "probe_ending", "op/ending.cuh",
+        "tile::RunBlocks<tile::mx_block, 8 * groups>::amax(amax)", "amax"),
+    Bug("ending", "upper_lane_stores_lower_codes", "probe_ending", "op/ending.cuh",
+        "(upper ? of_block[1] : of_block[0]).word[0]", "of_block[0].word[0]"),
+    Bug("ending", "values_past_the_end_count", "probe_ending", "op/ending.cuh",
+        "if (column + i >= columns) values", "if (column + i > columns) values"),
+    Bug("ending", "codes_of_a_block_that_is_not_finite", "probe_ending", "op/ending.cuh",
+        "if (scale == tile::ue8m0_nan) codes.clear();", ""),
+    Bug("ending", "rows_of_a_scale_tile_left_out", "probe_ending", "op/ending.cuh",
+        "i < (padded - rows) * width;", "i < (padded - rows - 1) * width;"),
+    Bug("ending", "accumulators_off_by_eight_rows", "probe_ending", "tile/staging.cuh",
+        "first + 8 * half * pitch", "first + 8 * (1 - half) * pitch"),
+
     # Loads: copies, barriers, conversions, fragments
     Bug("loads", "waits_for_too_few_groups", ATTENTION, "op/attention_mxfp4_bf16.cuh",
         "ptx::cp_async_wait_group<1>();", "ptx::cp_async_wait_group<2>();"),

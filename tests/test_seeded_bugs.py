@@ -29,7 +29,7 @@ quantize_mxfp4, dequantize_mxfp4 = QUANTIZE["mxfp4"], DEQUANTIZE["mxfp4"]
 QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns", "quantize_nvfp4")
 # Kernels whose declared cases are their checks, in the smallest variant.
 DECLARED = (
-    *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16"),
+    *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16", "probe_ending"),
     *("pack_keys_mxfp4", "pack_values_nvfp4", "scan_keys", "mean_keys", "operand_scale", "row_dot", "less_block_means", "mean_scores_mxfp4"),
 )
 UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4", *DECLARED)}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}

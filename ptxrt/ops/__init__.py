@@ -3,4 +3,4 @@
 Importing this package fills `ptxrt.kernel.REGISTRY`.
 """
 
-from . import attention, attention_blocks, attention_kernels, cast, packers, probes, quantize, quantizers, scales, smoothing, transpose  # noqa: F401
+from . import attention, attention_blocks, attention_kernels, cast, endings, packers, probes, quantize, quantizers, scales, smoothing, transpose  # noqa: F401
