@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from math import prod
 from operator import index
 from typing import Any
@@ -99,17 +101,15 @@ class Borrowed(Memory):
 class Signature:
     """What a plan depends on of a device array; arrays that are alike in this share one object.
 
-    strides: in bytes, None for row-major order. nbytes: of all elements; extent: from the first byte to behind the last.
+    strides: in bytes, None for row-major order. nbytes: of all elements.
     """
 
-    __slots__ = ("backend", "shape", "dtype", "strides", "is_contiguous", "is_aligned", "writeable", "nbytes", "extent")
+    __slots__ = ("backend", "shape", "dtype", "strides", "is_contiguous", "is_aligned", "writeable", "nbytes")
 
     def __init__(self, backend, shape, dtype, strides, is_aligned, writeable):
         self.backend, self.shape, self.dtype, self.strides = backend, shape, dtype, strides
         self.is_contiguous, self.is_aligned, self.writeable = strides is None, is_aligned, writeable
-        self.nbytes = self.extent = prod(shape) * dtype.itemsize
-        if strides is not None:
-            self.extent = dtype.itemsize + sum((size - 1) * stride for size, stride in zip(shape, strides) if stride > 0)
+        self.nbytes = prod(shape) * dtype.itemsize
 
     def __str__(self) -> str:
         words = [f"{self.dtype} {list(self.shape)} on {self.backend.describe()}"]
@@ -345,6 +345,59 @@ class DeviceArray:
         from . import dlpack
 
         return dlpack.give(self, stream, max_version, dl_device, copy)
+
+
+@dataclass(frozen=True)
+class Box:
+    """How elements lie in memory: runs of `width` bytes, repeated along axes of (size, stride in bytes).
+
+    Strides are above 0, the largest comes first.
+    """
+
+    axes: tuple[tuple[int, int], ...]
+    width: int
+
+    @classmethod
+    def of(cls, array: DeviceArray) -> "Box":
+        """That of a device array, which depends on its signature alone."""
+        return _box_of(array.signature)
+
+    @cached_property
+    def extent(self) -> int:
+        """Bytes from the first to behind the last."""
+        return self.width + sum((size - 1) * stride for size, stride in self.axes)
+
+    def overlaps(self, other: "Box", distance: int) -> bool:
+        """Whether both share a byte, where the other begins `distance` bytes behind this one.
+
+        False is certain. Arrays that alternate, such as the codes and the scales of each page of a cache, are apart
+        where they step by the same stride and lie apart in each step; others whose extents meet count as overlapping.
+        """
+        if distance >= self.extent or distance <= -other.extent:
+            return False
+        if not self.axes or not other.axes or self.axes[0][1] != other.axes[0][1]:
+            return True
+        stride = self.axes[0][1]
+        mine, theirs, behind = Box(self.axes[1:], self.width), Box(other.axes[1:], other.width), distance % stride
+        if max(mine.extent, theirs.extent) > stride:
+            return True
+        return mine.overlaps(theirs, behind) or mine.overlaps(theirs, behind - stride)
+
+
+@lru_cache(maxsize=4096)
+def _box_of(signature: Signature) -> Box:
+    """The box of arrays with a signature; elements that lie without gaps are one run."""
+    if not signature.nbytes:
+        return Box((), 0)
+    strides = signature.strides or row_major_strides(signature.shape, signature.dtype.itemsize)
+    axes, width = [], signature.dtype.itemsize
+    for size, stride in sorted(zip(signature.shape, strides), key=lambda axis: axis[1]):
+        if size > 1 and stride > 0:
+            if stride == width and not axes:
+                width *= size
+            else:
+                axes.append((size, stride))
+    return Box(tuple(reversed(axes)), width)
 
 
 def _is_row_major(shape, strides, itemsize: int) -> bool:

@@ -63,12 +63,15 @@ class Bound:
 
     def given(self, argument: Argument):
         """The array of an argument; True for an output to allocate, None for what is omitted."""
-        return (self.inputs if argument.direction == "in" else self.outputs)[argument.name]
+        return (self.inputs if argument.is_given else self.outputs)[argument.name]
 
     @cached_property
     def bytes_moved(self) -> int:
-        """Bytes of all arrays that take part, repeated elements once: what the kernel must move at least."""
-        return sum(self._distinct(a) * self.format_of(a).itemsize for a in self.present)
+        """Bytes of all arrays that take part, repeated elements once: what the kernel must move at least.
+
+        Arrays that are touched in parts do not count: how much of them is follows from the contents of others.
+        """
+        return sum(self._distinct(a) * self.format_of(a).itemsize for a in self.present if not a.placement.in_parts)
 
     def _distinct(self, argument: Argument) -> int:
         """How many elements an array has in memory."""
@@ -134,6 +137,8 @@ def _input(kernel: Kernel, a: Argument, given: Mapping[str, Any]):
     if not _is_array(array):
         _fail(kernel, a, f"is a {type(array).__name__}", "Pass a NumPy array or a device array.")
     _check_array(kernel, a, array)
+    if a.is_written:
+        _check_writeable(kernel, a, array)
     return array
 
 
@@ -149,9 +154,14 @@ def _output(kernel: Kernel, a: Argument, given: Mapping[str, Any]):
     if not _is_array(wanted):
         _fail(kernel, a, f"is a {type(wanted).__name__}", "Pass an array to write to, True to allocate or None to omit.")
     _check_array(kernel, a, wanted)
-    if isinstance(wanted, np.ndarray) and not wanted.flags.writeable:
-        _fail(kernel, a, "is read-only", "Pass an array that can be written.")
+    _check_writeable(kernel, a, wanted)
     return wanted
+
+
+def _check_writeable(kernel: Kernel, a: Argument, array) -> None:
+    """Whether a NumPy array that is written can be; launch.py says so of device arrays."""
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        _fail(kernel, a, "is read-only", "Pass an array that can be written.")
 
 
 def _is_array(value) -> bool:
@@ -191,7 +201,7 @@ def _check_strides(kernel: Kernel, a: Argument, array, alignment: int) -> None:
         _fail(kernel, a, came, advice)
     if any(size > 1 and (stride < 0 or stride % alignment) for size, stride in given):
         _fail(kernel, a, came, f"Copy it so that they are multiples of {alignment}, from 0 on.")
-    if a.direction == "out" and _repeats(axes, itemsize):
+    if a.is_written and _repeats(axes, itemsize):
         _fail(kernel, a, came, "Pass an array whose elements do not share memory.")
 
 
@@ -254,7 +264,7 @@ def _choose_format(kernel: Kernel, inputs: Mapping[str, Any], outputs: Mapping[s
     chosen: Format | None = None
     chooser = ""
     for a in kernel.arrays:
-        array = inputs[a.name] if a.direction == "in" else outputs[a.name]
+        array = (inputs if a.is_given else outputs)[a.name]
         if not a.is_union or array is None or array is True:
             continue
         member = next(f for f in a.formats if f.holds(array.dtype))

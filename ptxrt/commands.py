@@ -384,6 +384,8 @@ def kernel_command(kernel) -> click.Command:
 
 def kernel_job(kernel, options: Mapping[str, Any]) -> Job:
     """The Job of a declared kernel from the values of its options."""
+    import numpy as np
+
     from .formats import FORMATS
     from .launch import run as launch
 
@@ -398,9 +400,17 @@ def kernel_job(kernel, options: Mapping[str, Any]) -> Job:
         arguments["dtype"] = FORMATS[dtype].dtype
     optional = [a.name for a in kernel.outputs if a.optional]
     outputs = [a.name for a in kernel.outputs if not a.optional or options[a.name]]
-    if not outputs:
+    changed = [a.name for a in kernel.written if a.is_given and a.name in arguments]
+    if not outputs and not changed:
         raise click.UsageError(f"{kernel.name} writes only what is asked for: add {' or '.join('--' + n.replace('_', '-') for n in optional)}")
-    return Job(kernel.name, inputs, len(outputs), lambda: launch(kernel, (), arguments), lambda _: kernel.reference(**arguments), notes=notes)
+
+
+    def run():
+        """Launch on copies of what is changed in place, since the reference takes it as it was."""
+        return launch(kernel, (), arguments | {name: np.array(arguments[name]) for name in changed})
+
+    count = len(outputs) + len(changed)
+    return Job(kernel.name, inputs, count, run, lambda _: kernel.reference(**arguments), notes=notes)
 
 
 # The friendly functions
@@ -646,6 +656,7 @@ def check_case(kernel, case, seed: int) -> dict[str, Any]:
     from .launch import run as launch
 
     arguments = kernel.example(case, seed)
+    want = kernel.reference(**arguments)  # before the launch, which may change arguments in place
     start = time.perf_counter()
     row = {"kernel": kernel.name, "case": case.id, "machine": None}
     try:
@@ -655,7 +666,7 @@ def check_case(kernel, case, seed: int) -> dict[str, Any]:
     except LaunchError as error:
         return {**row, "ok": False, "figures": str(error), "seconds": time.perf_counter() - start}
     seconds = time.perf_counter() - start
-    checked = kernel.check(results, kernel.reference(**arguments))
+    checked = kernel.check(results, want)
     missed = [f"{name}: {words}" for name, (_, misses) in checked.items() for words in misses]
     figures = ", ".join(f"{name} {short(figures)}" for name, (figures, _) in checked.items())
     row["machine"] = last_launches()[-1].machine

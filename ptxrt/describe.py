@@ -67,7 +67,7 @@ def grid_words(kernel: Kernel) -> str:
 
 def tolerance_words(kernel: Kernel) -> list[str]:
     """One line for each output: what it may differ by from the reference."""
-    return [f"{a.name}: {kernel.tolerance(a.name)}" for a in kernel.outputs]
+    return [f"{a.name}: {kernel.tolerance(a.name)}" for a in kernel.written]
 
 
 def text_table(rows: list[list[str]]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, Callable, Mapping, Sequence
@@ -37,11 +37,13 @@ class Placement:
     "rows" (all but the last, which lies without gaps) or "all"; a stride of 0 repeats elements.
     aligned: whether the kernel moves 16 bytes at a time, so that the first element of the array, and of each row of
     "rows", must lie at a multiple of 16 bytes.
+    in_parts: whether a launch touches parts of the array alone, so that its size does not tell the bytes that are moved.
     """
 
     strides: str
     aligned: bool
     words: str
+    in_parts: bool = False
 
     def __str__(self) -> str:
         return self.words
@@ -54,9 +56,14 @@ loose = Placement("rows", False, "rows of any strides, starting at any element")
 scattered = Placement("all", False, "elements at any strides")
 
 
+def in_parts(placement: Placement) -> Placement:
+    """The placement of an array of which a launch touches parts, found by the contents of other arrays."""
+    return replace(placement, words=", ".join(filter(None, (placement.words, "in parts"))), in_parts=True)
+
+
 @dataclass(frozen=True)
 class _Spec:
-    """One annotation: In[formats, shape, placement], Out[formats, shape, placement] or Scalar[format, choices...]."""
+    """One annotation: In, Out or InOut[formats, shape, placement], or Scalar[format, choices...]."""
 
     direction: str
     formats: tuple[Format, ...]
@@ -90,6 +97,18 @@ class Out:
         return _array_spec("out", *item)
 
 
+class InOut:
+    """`InOut[u8, "pages page bytes"]`: an array that the kernel changes in place, in parts; the rest of it stays.
+
+    It is given like an input, and never allocated: bytes that nothing wrote before may stay unwritten. It is ordered and
+    checked for overlap as an output is, and stands among the results, whole. A third item as for In.
+    """
+
+    def __class_getitem__(cls, item) -> _Spec:
+        spec = _array_spec("inout", *item)
+        return replace(spec, placement=in_parts(spec.placement))
+
+
 class Scalar:
     """`Scalar[f32]` or `Scalar[i32, 0, 1]`: a number passed by value, any or one of those named.
 
@@ -107,7 +126,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Argument:
-    """One declared argument: its name, direction ("in", "out", "scalar"), formats and shape.
+    """One declared argument: its name, direction ("in", "out", "inout", "scalar"), formats and shape.
 
     `optional`: an array that is omitted is passed as address 0. `choices` are the numbers that a scalar may be, if
     not all. `placement`: where the elements of an array may lie.
@@ -126,6 +145,16 @@ class Argument:
     def strides(self) -> tuple[Dim, ...]:
         """The dimensions whose strides the kernel is given."""
         return self.shape.dims[: {"none": 0, "rows": len(self.shape) - 1, "all": len(self.shape)}[self.placement.strides]]
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the caller brings the array, as of In and InOut."""
+        return self.direction in ("in", "inout")
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the kernel writes the array, as of Out and InOut."""
+        return self.direction in ("out", "inout")
 
     @property
     def is_union(self) -> bool:
@@ -233,8 +262,9 @@ class Kernel:
         self.body_axes = tuple(p.name for p in parameters if p.annotation is Axis)
         self.by_name = {a.name: a for a in self.arguments}
         self.arrays = tuple(a for a in self.arguments if a.direction != "scalar")
-        self.inputs = tuple(a for a in self.arguments if a.direction == "in")
+        self.inputs = tuple(a for a in self.arguments if a.is_given)
         self.outputs = tuple(a for a in self.arguments if a.direction == "out")
+        self.written = tuple(a for a in self.arguments if a.is_written)
         self.scalars = tuple(a for a in self.arguments if a.direction == "scalar")
         self.scalar_names = frozenset(a.name for a in self.scalars)
         self.derived = dict(derived)
@@ -283,7 +313,7 @@ class Kernel:
     @property
     def declaration(self) -> str:
         """The declaration in one line: `name(x: In f32 [rows, cols], y: Out f32 [cols, rows])`."""
-        words = {"in": "In ", "out": "Out ", "scalar": ""}
+        words = {"in": "In ", "out": "Out ", "inout": "InOut ", "scalar": ""}
         parts = (f"{a.name}: {words[a.direction]}{a}{' or None' if a.optional else ''}" for a in self.arguments)
         return f"{self.name}({', '.join(parts)})"
 
@@ -371,13 +401,18 @@ class Kernel:
         """Outputs by name as the declaration's body defines them, from NumPy inputs.
 
         Where the kernel has a tolerance, float outputs come in float64, so that the reference adds no
-        rounding of its own; else they come in the declared format.
+        rounding of its own; else they come in the declared format. Arrays that are changed in place are copied, and
+        come whole.
         """
         bound = self.bind(*arrays, dtype=dtype, **named)
         wanted = {a: bound.outputs[a.name] is not None for a in self.outputs}
         outputs = {a.name: self._reference_buffer(bound, a) if wanted[a] else None for a in self.outputs}
-        self.function(**bound.inputs, **outputs, **bound.scalars, **{axis: bound.axes[axis] for axis in self.body_axes})
-        return {name: array for name, array in outputs.items() if array is not None}
+        given = {a.name: bound.inputs[a.name] for a in self.written if a.is_given}
+        changed = {name: np.array(array) for name, array in given.items() if array is not None}
+        axes = {axis: bound.axes[axis] for axis in self.body_axes}
+        self.function(**bound.inputs | outputs | changed, **bound.scalars, **axes)
+        results = outputs | changed
+        return {a.name: results[a.name] for a in self.written if results.get(a.name) is not None}
 
     def _reference_buffer(self, bound: Bound, a: Argument) -> np.ndarray:
         member = bound.format_of(a)
@@ -406,7 +441,7 @@ class Kernel:
 
         A single output comes by itself, several as a tuple; omitted ones are left out. NumPy inputs
         give NumPy results; with any device array among the arguments the results stay on the device
-        and nothing waits.
+        and nothing waits. Arrays that are changed in place are results, too.
         """
         if dtype is not None:
             named["dtype"] = dtype
@@ -430,7 +465,7 @@ def half_of(entry: str) -> str:
 def _argument(parameter: inspect.Parameter) -> Argument:
     spec = parameter.annotation
     if not isinstance(spec, _Spec):
-        raise ValueError(f"{parameter.name} is annotated {spec!r}; use In[...], Out[...] or Scalar[...]")
+        raise ValueError(f"{parameter.name} is annotated {spec!r}; use In[...], Out[...], InOut[...] or Scalar[...]")
     has_default = parameter.default is not inspect.Parameter.empty
     optional = spec.direction != "scalar" and has_default
     if optional and parameter.default is not None:

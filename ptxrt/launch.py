@@ -14,7 +14,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
-from .array import DeviceArray, allocate, as_arrays, as_output, upload
+from .array import Box, DeviceArray, allocate, as_arrays, as_output, upload
 from .backend import Backend, Entry, Facts, Module, Packet, Param, Queue, _scope, current
 from .binder import Bound, scalar_value
 from .errors import AbiError, ArgumentError, remedy
@@ -103,24 +103,24 @@ class Scalar:
 class Plan:
     """A launch of one entry with one grid, for any arrays and numbers.
 
-    slots: by array the 64-bit word of the parameters that takes its address; writes: whether it is written; sizes: its
-    bytes, gaps between its elements included.
+    slots: by array the 64-bit word of the parameters that takes its address; writes: whether it is written; boxes: how
+    its elements lie.
     scalars: the numbers. receipt: of a launch, given the numbers.
     """
 
     __slots__ = (
-        *("backend", "entry", "grid", "block", "shared_bytes", "template", "names", "slots", "writes", "sizes", "pairs", "scalars"),
-        *("sources", "bound", "_spare", "_receipts", "_describe", "_quick", "_has_floats"),
+        *("backend", "entry", "grid", "block", "shared_bytes", "template", "names", "slots", "writes", "boxes", "pairs"),
+        *("scalars", "sources", "bound", "_spare", "_receipts", "_describe", "_quick", "_has_floats"),
     )
 
     def __init__(self, backend: Backend, entry: Entry, grid, block, shared_bytes: int, template: bytes, arrays, scalars, describe):
-        """arrays: (name, byte offset, whether written, bytes) of each; describe: the receipt, given the scalars' values."""
+        """arrays: (name, byte offset, whether written, Box) of each; describe: the receipt, given the scalars' values."""
         self.backend, self.entry, self.grid, self.block, self.shared_bytes = backend, entry, grid, block, shared_bytes
         self.template = template
         self.names = tuple(name for name, *_ in arrays)
         self.slots = tuple(offset // 8 for _, offset, *_ in arrays)
         self.writes = tuple(write for _, _, write, _ in arrays)
-        self.sizes = tuple(size for *_, size in arrays)
+        self.boxes = tuple(box for *_, box in arrays)
         self.pairs = tuple(
             (i, j) for i, write in enumerate(self.writes) if write for j in range(len(self.writes)) if j != i and not (self.writes[j] and j < i)
         )
@@ -151,10 +151,9 @@ class Plan:
 
     def check_overlap(self, arrays: Sequence[DeviceArray]) -> None:
         """ArgumentError where an output lies on another array."""
-        sizes = self.sizes
+        boxes = self.boxes
         for i, j in self.pairs:
-            a, b = arrays[i].address, arrays[j].address
-            if a < b + sizes[j] and b < a + sizes[i]:
+            if boxes[i].overlaps(boxes[j], arrays[j].address - arrays[i].address):
                 raise ArgumentError(
                     f"{self.receipt_name}: {self.names[i]} and {self.names[j]} overlap in memory; pass separate arrays"
                 )
@@ -330,9 +329,9 @@ def _run_anew(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any], s
         _remember(kernel, key, plan, positional)
 
     outputs = {a.name: _output_buffer(bound, a, backend, queue) for a in kernel.outputs}
-    present = {name: array for name, array in outputs.items() if array is not None}
+    placed = {**inputs, **outputs}
+    present = {a.name: placed[a.name] for a in kernel.written if placed[a.name] is not None}
     if plan:
-        placed = {**inputs, **present}
         values = tuple(bound.scalars[scalar.name] for scalar in plan.scalars)
         plan.launch([placed[name] for name in plan.names], values, queue, recorder)
     if on_device:
@@ -340,9 +339,10 @@ def _run_anew(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any], s
     # Every result is here before the first is handed out: an output is written whole or not at all.
     results = {name: array.to_numpy(stream=queue) for name, array in present.items()}
     for name, result in results.items():
-        if bound.outputs[name] is not True:
-            np.copyto(bound.outputs[name], result)
-            results[name] = bound.outputs[name]
+        given = bound.given(kernel.by_name[name])
+        if given is not True:
+            np.copyto(given, result)
+            results[name] = given
     return results
 
 
@@ -376,7 +376,7 @@ def _argument(kernel: Kernel, name: str, value):
     declared = kernel.by_name.get(name)
     if declared is None or declared.direction == "scalar" or value is None or isinstance(value, bool):
         return value
-    if declared.direction == "out":
+    if declared.is_written:
         return as_output(kernel.name, name, value)
     return as_arrays(kernel.name, **{name: value})[0]
 
@@ -414,27 +414,23 @@ def _check_places(bound: Bound) -> tuple[Backend, bool]:
                 f"{name}: {argument} is on {array.backend.describe()}, but {first} on {backend.describe()}; "
                 "bring them to one device with ptxrt.to_device(..., device=)"
             )
-    for argument in (a.name for a in bound.kernel.outputs if a.name in given):
+    for argument in (a.name for a in bound.kernel.written if a.name in given):
         array = given[argument]
         if argument not in on_device:
             raise ArgumentError(f"{name}: {argument} is a NumPy array, but {first} is on the device; pass a device array")
         if not array.writeable:
             raise ArgumentError(f"{name}: {argument} is read-only; pass an array that can be written")
         for other, its in on_device.items():
-            if other != argument and _overlap(array, its):
+            if other != argument and Box.of(array).overlaps(Box.of(its), its.address - array.address):
                 raise ArgumentError(f"{name}: {argument} and {other} overlap in memory; pass separate arrays")
     return backend, True
-
-
-def _overlap(a: DeviceArray, b: DeviceArray) -> bool:
-    return a.address < b.address + b.signature.extent and b.address < a.address + a.signature.extent
 
 
 def _on_device(argument: Argument, array, backend: Backend, queue: Queue) -> DeviceArray | None:
     """An input on the device; of a NumPy array that may be broadcast there, what is repeated is uploaded once."""
     if array is None or isinstance(array, DeviceArray):
         return array
-    if argument.placement.strides != "all":
+    if argument.placement.strides != "all" or argument.is_written:
         return upload(backend, array, queue)
     once = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
     return upload(backend, once, queue).broadcast_to(array.shape)
@@ -468,7 +464,7 @@ def plan_launch(bound: Bound, backend: Backend) -> Plan:
             value = bound.axes[parameter.name] if parameter.kind == "axis" else bound.strides_of(argument)[parameter.dim]
             template[param.offset : param.offset + param.size] = _integer_bytes(kernel.name, index, param, value)
         elif bound.given(argument) is not None:
-            arrays.append((argument.name, param.offset, argument.direction == "out", _extent(bound, argument)))
+            arrays.append((argument.name, param.offset, argument.is_written, _box(bound, argument)))
     # What outlives the call must not hold its arrays.
     bytes_moved, axes = bound.bytes_moved, bound.axes
 
@@ -486,12 +482,12 @@ def plan_launch(bound: Bound, backend: Backend) -> Plan:
     return plan
 
 
-def _extent(bound: Bound, argument: Argument) -> int:
-    """Bytes from the first of an array to behind its last."""
+def _box(bound: Bound, argument: Argument) -> Box:
+    """How the elements of an array lie."""
     given = bound.given(argument)
     if isinstance(given, DeviceArray):
-        return given.signature.extent
-    return prod(bound.shape_of(argument)) * bound.format_of(argument).itemsize
+        return Box.of(given)
+    return Box((), prod(bound.shape_of(argument)) * bound.format_of(argument).itemsize)
 
 
 def grid_of(bound: Bound, tile: tuple[int, int, int]) -> tuple[int, int, int]:

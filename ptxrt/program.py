@@ -8,7 +8,7 @@ from typing import Any, Iterator, Mapping
 
 import numpy as np
 
-from .array import DeviceArray, as_arrays, is_foreign, upload
+from .array import Box, DeviceArray, as_arrays, is_foreign, upload
 from .backend import Backend, Entry, Param, current, scope
 from .errors import ArgumentError
 from .launch import GRID_LIMITS, Launch, Plan
@@ -96,7 +96,8 @@ class ProgramEntry:
                 space[param.offset : param.offset + param.size] = place
             else:
                 # What an entry writes is not known; every array may be.
-                used.append((f"argument {index}", param.offset, True, place.signature.extent if isinstance(place, DeviceArray) else place.nbytes))
+                box = Box.of(place) if isinstance(place, DeviceArray) else Box((), place.nbytes)
+                used.append((f"argument {index}", param.offset, True, box))
         receipt = Launch(
             *(self._program, backend.name, backend.describe(), self.name, grid, block, int(shared_bytes)), module=self._digest
         )

@@ -13,7 +13,8 @@ import ptxrt
 from ptxrt import kernel as kernel_module
 from ptxrt.accuracy import Tolerance
 from ptxrt.formats import bf16, e2m1x2, f16, f32, i32
-from ptxrt.kernel import In, Out, Scalar, kernel, scattered, strided, unaligned
+from ptxrt.array import Box
+from ptxrt.kernel import In, InOut, Out, Scalar, in_parts, kernel, scattered, strided, unaligned
 from ptxrt.launch import GRID_LIMITS, grid_of
 from ptxrt.ops.transpose import transpose_naive, transpose_tiled
 
@@ -51,6 +52,91 @@ X, PACKED = np.ones((2, 8), np.float32), np.zeros((2, 4), np.uint8)
 
 
 # Declarations
+
+
+@pytest.fixture
+def negated(registry):
+    @kernel(grid="count", cases=[dict(count=3, few=2)])
+    def negated(
+        places: In[i32, "few"],
+        x: InOut[f32, "count"],
+        pool: In[f32, "rows count", in_parts(strided)] = None,
+        *,
+        step: Scalar[i32] = 1,
+    ):
+        """Negate the elements at some places."""
+        x[places] *= -1
+
+    return negated
+
+
+def test_arrays_changed_in_place_are_given_and_come_back_whole(negated):
+    places, x = np.array([0, 2], np.int32), np.arange(1, 5, dtype=np.float32)
+    assert negated.declaration == (
+        "negated(places: In i32 [few], x: InOut f32 [count], in parts, "
+        "pool: In f32 [rows, count], rows of any strides, in parts or None, step: i32)"
+    )
+    want = negated.reference(places, x, rows=1)
+    assert list(want) == ["x"] and want["x"].tolist() == [-1, 2, -3, 4] and x.tolist() == [1, 2, 3, 4]
+    bound = negated.bind(places, x, np.ones((7, 4), np.float32))
+    assert bound.inputs["x"] is x and not bound.outputs and bound.bytes_moved == places.nbytes
+    comparison, missed = negated.check({"x": want["x"] * [1, 1, 1, -1]}, want)["x"]
+    assert comparison.mismatches == 1 and missed
+    example = negated.example(negated.cases[0])
+    assert example["x"].shape == (3,) and negated.written == (negated.by_name["x"],)
+    x.flags.writeable = False
+    for named, words in [(dict(), "x is missing"), (dict(x=True), "x is a bool"), (dict(x=x), "x is read-only")]:
+        with pytest.raises(ptxrt.ArgumentError, match=words):
+            negated.bind(places, **named, rows=1)
+
+
+def test_arrays_changed_in_place_run_like_outputs(registry, machine):
+    """The entry of fill_f32 under a declaration that has it change what it is given."""
+
+    @kernel(grid="count", cases=[dict(count=1, value=1)])
+    def fill_f32(x: InOut[f32, "count"], *, value: Scalar[f32]):
+        """Set every element to a value."""
+        x[:] = value
+
+    host = np.arange(300, dtype=np.float32)
+    assert fill_f32(host, value=2) is host and (host == 2).all()
+    device = ptxrt.to_device(np.arange(600, dtype=np.float32))
+    for value in (3, 4):  # by a new plan, and by one that is known
+        half = device[300:]
+        assert fill_f32(half, value=value) is half
+        assert device.to_numpy().tolist() == [*range(300), *[value] * 300]
+    read_only = device.broadcast_to((2, 600))[0]
+    for given, words in [([1.0], "x is a list"), (read_only, "x is read-only"), (device[::2], "strides")]:
+        with pytest.raises(ptxrt.ArgumentError, match=words):
+            fill_f32(given, value=1)
+    prepared = ptxrt.prepare(fill_f32, device, value=5)
+    assert prepared(device) is device and (device.to_numpy() == 5).all()
+
+
+@given(st.data())
+def test_boxes_overlap_where_they_share_a_byte(data):
+    """Never apart where a byte is shared; and no false alarm for arrays of pages that alternate."""
+
+    def box_and_bytes():
+        axes = data.draw(st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24, 30])), max_size=3))
+        axes, width = sorted(axes, key=lambda axis: -axis[1]), data.draw(st.integers(1, 6))
+        starts = [sum(i * stride for i, (_, stride) in zip(at, axes)) for at in np.ndindex(*(size for size, _ in axes))]
+        return Box(tuple(axes), width), {start + byte for start in starts for byte in range(width)}
+
+    (a, mine), (b, theirs), distance = box_and_bytes(), box_and_bytes(), data.draw(st.integers(-60, 60))
+    shared = bool(mine & {place + distance for place in theirs})
+    assert a.overlaps(b, distance) or not shared
+    assert a.overlaps(b, distance) == b.overlaps(a, -distance)
+
+
+def test_codes_and_scales_in_one_page_are_apart(emulator):
+    whole = ptxrt.empty((7, 2 * 4 * (8 + 2)), np.uint8)  # pages: [2 tokens, 4 heads] codes of 8 bytes, then scales of 2
+    codes, scales = whole[:, :64].reshape(7, 2, 4, 8), whole[:, 64:].reshape(7, 2, 4, 2)
+    a, b, distance = Box.of(codes), Box.of(scales), scales.address - codes.address
+    assert not a.overlaps(b, distance) and not b.overlaps(a, -distance) and a.overlaps(b, distance - 1)
+    records = ptxrt.empty((7, 2, 4, 10), np.uint8)  # each token's scales behind its codes
+    a = Box.of(records[..., :8])
+    assert not a.overlaps(Box.of(records[..., 8:]), 8) and a.overlaps(Box.of(records[..., 7:]), 7)
 
 
 def test_a_declaration_knows_its_parts(sample):
@@ -502,7 +588,7 @@ def test_arrays_of_any_strides_go_in_and_out(machine, rng):
 
 
 def test_plans_know_strides(emulator, rng):
-    """Calls that differ in strides alone are different calls, also prepared ones, and gaps count as occupied."""
+    """Calls that differ in strides alone are different calls, also prepared ones; arrays that alternate do not overlap."""
     cast = ptxrt.kernels()["cast"]
     x = ptxrt.to_device(rng.standard_normal((4, 4, 4, 16), dtype=np.float32))
     for _ in range(2):
@@ -513,8 +599,11 @@ def test_plans_know_strides(emulator, rng):
     np.testing.assert_array_equal(prepared(turned).to_numpy(), turned.to_numpy())
     with pytest.raises(ptxrt.ArgumentError, match=r"it was prepared with .*strides of \[256, 1024, 64, 4\] bytes"):
         prepared(x)
-    with pytest.raises(ptxrt.ArgumentError, match="overlap in memory"):
+    for _ in range(2):
+        with pytest.raises(ptxrt.ArgumentError, match="overlap in memory"):
+            cast(x[:, :, :, :8], y_f32=x[:, :, :, 4:12])
         cast(x[:, :, :, :8], y_f32=x[:, :, :, 8:])
+    np.testing.assert_array_equal(x.to_numpy()[..., 8:], x.to_numpy()[..., :8])
 
 
 def test_wrong_views_are_refused(emulator):

@@ -175,7 +175,7 @@ def keeps_the_tail(format):
 def passes(kernel, case):
     """A declared case, against the reference."""
     example = kernel.example(case)
-    got, want = kernel(**example), kernel.reference(**example)
+    want, got = kernel.reference(**example), kernel(**example)
     results = dict(zip(want, got if isinstance(got, tuple) else (got,)))
     return not any(missed for _, missed in kernel.check(results, want).values())
 
