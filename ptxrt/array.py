@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 from operator import index
+from threading import Lock
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from .backend import Backend, Queue, current, place, scope
+from .backend import Backend, Queue, Remembered, current, place, scope
 from .binder import ALIGNMENT, row_major_strides
 from .errors import ArgumentError, LaunchError
 
@@ -21,10 +22,23 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 LEGACY_STREAM = 1
 
 
+# Uses of one piece of memory that are kept apart; more than these are waited for as one.
+USES = 8
+noting = Lock()
+
+
+def with_use(backend: Backend, uses: tuple, queue: Queue, mark: Any) -> tuple:
+    """Uses of memory, as (queue, mark), with the latest use in `queue`: a bounded number, whatever the number of streams."""
+    if len(uses) < USES or any(known is queue for known, _ in uses):
+        return (*((known, its) for known, its in uses if known is not queue), (queue, mark))
+    return *((None, gathered) for gathered in backend.gather(tuple(its for _, its in uses))), (queue, mark)
+
+
 class Memory:
     """Bytes of a machine that this object owns, and who used them last; given back when nothing refers to it.
 
-    writer: the mark that the contents are ordered after; readers: by queue, marks of reads since then in other queues.
+    writer: the mark that the contents are ordered after; readers: (queue, mark) of reads since then in other queues, at
+    most USES of them. A tuple of readers never changes: it is replaced, so that whoever iterates needs no lock.
     shared: whether others have had the address, so that its uses are not all known here.
     """
 
@@ -36,40 +50,40 @@ class Memory:
         self.address = address
         self.nbytes = nbytes
         self.writer = writer
-        self.readers: dict[Queue, Any] = {}
+        self.readers: tuple[tuple[Queue | None, Any], ...] = ()
         self.shared = False
 
     def acquire(self, queue: Queue, write: bool) -> None:
         """Let a queue wait for what still writes the memory and, before a write, for what still reads it."""
-        writer = self.writer
+        writer, readers = self.writer, self.readers
+        if not write and any(reader is queue for reader, _ in readers):
+            return  # the queue has waited for the writer already
         wait = queue.backend.wait  # of the queue's device, which may be another in a copy
         if writer is not queue and writer is not None:
             wait(queue, writer)
-        if write and self.readers:
-            for reader, mark in self.readers.items():
+        if write:
+            for reader, mark in readers:
                 if reader is not queue:
                     wait(queue, mark)
 
     def release(self, queue: Queue, mark: Any, write: bool) -> None:
         """Note a use whose end in `queue` is `mark`."""
-        if write:
-            self.writer = mark
-            if self.readers:
-                self.readers = {}
-        elif self.writer is not mark:
-            self.readers[queue] = mark
+        if not write and (self.writer is mark or any(its is mark for _, its in self.readers)):
+            return
+        with noting:
+            if write:
+                self.writer, self.readers = mark, ()
+            else:
+                self.readers = with_use(self.backend, self.readers, queue, mark)
 
     def marks(self) -> tuple:
         """The last uses: what the memory may not be reused before."""
-        return (*(() if self.writer is None else (self.writer,)), *self.readers.values())
+        return (*(() if self.writer is None else (self.writer,)), *(mark for _, mark in self.readers))
 
     def __del__(self, is_finalizing=sys.is_finalizing):
         # At interpreter exit the driver may be gone already; the memory goes with the process.
         if not is_finalizing():
-            try:
-                self.backend.free(self.address, self.marks(), self.shared)
-            except LaunchError:
-                pass  # A machine that failed has said so where it failed.
+            self.backend.free(self.address, self.marks(), self.shared)
 
 
 class Borrowed(Memory):
@@ -118,17 +132,9 @@ class Signature:
         return ", ".join(words + ([] if self.writeable else ["read-only"]))
 
 
-_signatures: dict[tuple, Signature] = {}
-_SIGNATURES = 8192  # more shapes than this at once, and plans are made anew
-
-
-def _signature(*key) -> Signature:
-    found = _signatures.get(key)
-    if found is None:
-        if len(_signatures) >= _SIGNATURES:
-            _signatures.clear()
-        found = _signatures.setdefault(key, Signature(*key))
-    return found
+def _signature(backend: Backend, *key) -> Signature:
+    known = backend.remembered.signatures
+    return known.get(key) or Remembered.add(known, key, Signature(backend, *key))
 
 
 class DeviceArray:

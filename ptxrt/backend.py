@@ -10,6 +10,7 @@ import os
 import re
 import struct
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,6 +18,7 @@ from inspect import signature
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Mapping, Protocol, Sequence
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -77,21 +79,22 @@ class Facts:
 
 @dataclass(frozen=True)
 class Entry:
-    """A compiled entry: its parameters in order, their bytes together, and the backend's own handle."""
+    """A compiled entry: its parameters in order, their bytes together, the backend's own handle, and what keeps it valid."""
 
     name: str
     params: tuple[Param, ...]
     param_bytes: int
     handle: Any
+    owner: Any = None
 
     @classmethod
-    def from_text(cls, function, handle: Any) -> "Entry":
+    def from_text(cls, function, handle: Any, owner: Any = None) -> "Entry":
         """From an entry of a parsed PTX text (`ptxrt.ptx.ir.Function`)."""
         params = tuple(Param(p.type, p.size, p.offset, p.pointer, p.count > 0) for p in function.params)
-        return cls(function.name, params, function.param_bytes, handle)
+        return cls(function.name, params, function.param_bytes, handle, owner)
 
     @classmethod
-    def from_record(cls, name: str, words: str, handle: Any) -> "Entry":
+    def from_record(cls, name: str, words: str, handle: Any, owner: Any = None) -> "Entry":
         """From the parameters as a record of the build holds them, such as "u64.ptr f32 b8[64]@8"; AbiError for other words."""
         params: list[Param] = []
         end = 0
@@ -104,7 +107,7 @@ class Entry:
             size, step = (item * int(count), int(alignment)) if count else (item, item)
             params.append(Param(type, size, -(-end // step) * step, bool(pointer), bool(count)))
             end = params[-1].offset + size
-        return cls(name, tuple(params), end, handle)
+        return cls(name, tuple(params), end, handle, owner)
 
 
 class Module(Protocol):
@@ -183,6 +186,29 @@ class MemoryInfo:
     total: int | None = None
 
 
+class Remembered:
+    """What is known of earlier calls on one device, so that the next one like them is quick. It goes with the device's backend.
+
+    signatures: of arrays; plans: of launches; calls: of functions, as launches.
+    """
+
+    __slots__ = ("signatures", "plans", "calls")
+    LIMIT = 8192
+
+    def __init__(self):
+        self.signatures: dict[Any, Any] = {}
+        self.plans: dict[Any, Any] = {}
+        self.calls: dict[Any, Any] = {}
+
+    @classmethod
+    def add(cls, known: dict[Any, Any], key: Any, value: Any) -> Any:
+        """Put a value into one of these, the oldest out where it is full; gives what is there now, which another thread may have put."""
+        if len(known) >= cls.LIMIT:
+            with suppress(RuntimeError, StopIteration):  # another thread has just changed it
+                known.pop(next(iter(known)), None)
+        return known.setdefault(key, value)
+
+
 class Backend(Protocol):
     """What a machine can do, for one device of it.
 
@@ -195,6 +221,7 @@ class Backend(Protocol):
     is_cuda: bool
     ordinal: int
     multiprocessors: int
+    remembered: Remembered
 
     def describe(self) -> str:
         """What ran, for receipts: the device, or the emulator's text and arithmetic."""
@@ -270,6 +297,10 @@ class Backend(Protocol):
 
     def wait(self, stream, mark: Any) -> None:
         """Let a stream wait for a mark; nothing to do for None or a mark of the same stream."""
+        ...
+
+    def gather(self, marks: tuple) -> tuple:
+        """Few marks that are reached when all of these are; none where all are reached already. Never waits."""
         ...
 
     def timed_event(self, queue: Queue) -> Any:
@@ -350,7 +381,11 @@ class Scope:
 
 
 _scope: ContextVar[Scope] = ContextVar("ptxrt_scope", default=Scope())
-_opened: dict[Any, Backend] = {}
+# Backends by machine, device and options, while something refers to them; and those that live on by themselves: of
+# GPUs all, of emulators, each of which has its own memory and modules, those asked for last.
+_opened: WeakValueDictionary[Any, Backend] = WeakValueDictionary()
+_kept: dict[Backend, None] = {}
+EMULATORS = 8
 _opening = RLock()
 
 
@@ -432,13 +467,33 @@ def backend_for(name: str, device: int | None = None, **options) -> Backend:
     said = sorted((option, repr(value)) for option, value in options.items())
     key = (name, None if device is None else int(device), *said)
     with _opening:
-        if key not in _opened:
+        backend = _opened.get(key)
+        if backend is None:
             ordinal = _ordinal(name, device)
             whole = (name, ordinal, *said)
-            if whole not in _opened:
-                _opened[whole] = _open(name, ordinal, options)
-            _opened[key] = _opened[whole]
-        return _opened[key]
+            backend = _opened.get(whole) or _open(name, ordinal, options)
+            _opened[key] = _opened[whole] = backend
+        _keep(backend)
+        return backend
+
+
+def _keep(backend: Backend) -> None:
+    """Let a backend live on, and the emulators that were asked for longest ago go with what refers to them."""
+    _kept.pop(backend, None)
+    _kept[backend] = None
+    emulators = [kept for kept in _kept if not kept.is_cuda]
+    for old in emulators[:-EMULATORS]:
+        del _kept[old]
+
+
+def _after_fork() -> None:
+    """A thread that was opening a machine does not exist in a forked process."""
+    global _opening
+    _opening = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _emulator_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from .array import LEGACY_STREAM, Borrowed, DeviceArray, foreign_backend, refuse_recording
+from .array import LEGACY_STREAM, Borrowed, DeviceArray, foreign_backend, noting, refuse_recording, with_use
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ class _TakenMemory(Borrowed):
     def __init__(self, backend, address, nbytes, owner, lender, handed):
         super().__init__(backend, address, nbytes, owner, lender)
         self.handed = handed
-        self.uses: dict[Any, Any] = {}
+        self.uses: tuple = ()
 
     def acquire(self, queue, write) -> None:
         """Let a queue wait for the lender."""
@@ -287,11 +287,12 @@ class _TakenMemory(Borrowed):
         """Let the lender wait, and remember the use."""
         super().release(queue, mark, write)
         if queue is not self.lender:
-            self.uses[queue] = mark
+            with noting:
+                self.uses = with_use(self.backend, self.uses, queue, mark)
 
     def __del__(self, is_finalizing=sys.is_finalizing):
         if self.uses and not is_finalizing():
-            self.backend.keep_until(tuple(self.uses.values()), self.owner)
+            self.backend.keep_until(tuple(mark for _, mark in self.uses), self.owner)
 
 
 def take(function: str, name: str, value) -> Any:

@@ -7,22 +7,22 @@ import hashlib
 import os
 import sys
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from threading import RLock
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from . import units
-from .backend import Entry, Facts, MemoryInfo, Packet, Param, Queue, backend_for, scope
+from .backend import Entry, Facts, MemoryInfo, Packet, Param, Queue, Remembered, backend_for, scope
 from .errors import AbiError, ArgumentError, DriverError, OutOfMemory, PtxError
 from .files import module_kind
 from .pool import Pool
 from .ptx import parse
+from .turns import Turn
 
 # What toolkit 13.0 needs, and the driver that brings it.
 MINIMUM_VERSION, MINIMUM_DRIVER = 13000, "580"
@@ -33,6 +33,8 @@ LAUNCH_PARAM_END, LAUNCH_PARAM_BUFFER_POINTER, LAUNCH_PARAM_BUFFER_SIZE = 0, 1, 
 # Handles that are no objects and so last: 0 and 1 are the legacy default stream (cuda.h). 2 means another stream in
 # every thread, so that its end cannot be recorded later by just any.
 LEGACY_STREAMS = (0, 1)
+# Streams known by nothing but an integer that are remembered at once.
+HANDLES = 256
 
 _LOST = "the context is lost: restart the process; ptxrt.using('emulator') may show the faulty access"
 _HINTS = {
@@ -174,20 +176,67 @@ def _parsed(data: bytes, name: str):
 class DriverModule:
     """A loaded module: the entries of a unit, a text, or a binary whose parameter types are unknown.
 
-    launches: of a unit of this project, the nine numbers that each entry launches by.
+    launches: of a unit of this project, the nine numbers that each entry launches by. The entries keep it loaded.
     """
 
-    def __init__(self, name: str, handle, entries: dict[str, Entry], digest: str, launches: Mapping[str, Sequence[int]] | None = None):
+    def __init__(self, name: str, entries: dict[str, Entry], digest: str, launches: Mapping[str, Sequence[int]] | None = None):
         self.name = name
         self.digest = digest
         self.entries = entries
-        self._handle, self._launches = handle, launches or {}
+        self._launches = launches or {}
 
     def facts(self, entry: str) -> Facts:
         """The launch facts of an entry; AbiError where they are not known."""
         if entry not in self._launches:
             raise AbiError(f"{self.name} does not say how {entry} launches; declare the entry with KERNEL() and run `make`")
         return Facts.of(entry, self._launches[entry])
+
+
+class _Handle:
+    """A handle of the driver that is destroyed when nothing refers to this any more.
+
+    waits: whether the device must have done what uses it. Of streams and graphs the driver finishes what runs in them.
+    """
+
+    __slots__ = ("backend", "handle", "_destroy")
+    waits = False
+
+    def __init__(self, backend: "DriverBackend", handle, destroy: Callable[[Any], Any]):
+        self.backend, self.handle, self._destroy = backend, handle, destroy
+
+    def __del__(self, is_finalizing=sys.is_finalizing):
+        # At interpreter exit the driver may be gone already; its handles go with the process.
+        if self._destroy is not None and not is_finalizing():
+            self.backend.leave_handle(self.handle, self._destroy, self.waits)
+
+
+class Image(_Handle):
+    """A module as the driver has it. Entries refer to it, so that it is unloaded after the last of them.
+
+    raised: by entry the dynamic shared memory that its function may have, where that was raised.
+    """
+
+    __slots__ = ("raised",)
+    waits = True
+
+    def __init__(self, backend: "DriverBackend", handle):
+        super().__init__(backend, handle, backend.binding("cuModuleUnload"))
+        self.raised: dict[str, int] = {}
+
+    def unload(self) -> None:
+        """Unload it now, before anything of it was launched."""
+        with suppress(DriverError):
+            _call("cuModuleUnload", self.handle)
+        self._destroy = None
+
+    def function(self, name: str):
+        """The handle of a function."""
+        return _call("cuModuleGetFunction", self.handle, name.encode(), about=name)
+
+    def functions(self) -> list:
+        """The handles of all functions."""
+        count = _call("cuModuleGetFunctionCount", self.handle)
+        return _call("cuModuleEnumerateFunctions", count, self.handle) if count else []
 
 
 class Event:
@@ -210,12 +259,13 @@ class DriverPacket(Packet):
     extra: the address of the words that tell it where.
     """
 
-    __slots__ = ("_backend", "_sizes", "extra", "_keep", "_name")
+    __slots__ = ("_backend", "_sizes", "extra", "_keep", "_name", "_entry")
 
     def __init__(self, backend: "DriverBackend", entry: Entry, grid, block, shared_bytes: int, params: bytes):
         super().__init__(params)
         self._backend = backend
         self._name = entry.name
+        self._entry = entry  # its module must stay loaded
         self._sizes = (entry.handle, *map(int, grid), *map(int, block), int(shared_bytes))
         buffer = (ctypes.c_char * len(self.raw)).from_buffer(self.raw)
         size = ctypes.c_size_t(self.size)
@@ -255,18 +305,18 @@ class DriverBackend:
         self.device = device
         self._driver = driver
         self._modules: dict[str, DriverModule] = {}
-        self._loading = RLock()
-        self._shared_bytes: dict[int, int] = {}
+        self.remembered = Remembered()
+        self._turn = Turn(self._destroy)
         self._latest = "nothing yet"
         self._spare_events: deque = deque()
         self._spare_timers: deque = deque()
         self._lent: deque = deque()  # (events, what must live until they are reached)
-        self._by_handle: dict[int, Queue] = {}
-        self._lasting: dict[int, Queue] = {}
+        self._by_handle: dict[tuple[int, bool], Queue] = {}
         self._by_object: WeakValueDictionary[int, Queue] = WeakValueDictionary()
         self._pool = Pool(self, keep=os.environ.get("PTXRT_POOL", "1") != "0")
         self._context = _call("cuDevicePrimaryCtxRetain", _call("cuDeviceGet", device.ordinal))
         self.own_queue = self.new_queue()
+        self._gathering: Queue | None = None
 
     @property
     def ordinal(self) -> int:
@@ -333,9 +383,24 @@ class DriverBackend:
 
     # Modules
 
+    def leave_handle(self, handle, destroy: Callable[[Any], Any], waits: bool) -> None:
+        """Have a handle destroyed later; finalizers call this."""
+        self._turn.leave((handle, destroy, waits, None))
+
+    def _destroy(self, left: tuple) -> None:
+        """Destroy a handle; one that waits once everything is done that the device had to do when it was looked at first."""
+        handle, destroy, waits, event = left
+        if waits:
+            event = event or self.everything()
+            if event is None or not self.reached(event):
+                self._turn.leave((handle, destroy, waits, event))
+                return
+        with self._relaxed(), suppress(DriverError):  # a context that is lost has said so where that showed
+            destroy(handle)
+
     def module(self, unit: str) -> DriverModule:
         """Load a compiled unit of this project once."""
-        with self._loading:
+        with self._turn:
             if unit not in self._modules:
                 self._modules[unit] = self._load(unit)
             return self._modules[unit]
@@ -346,32 +411,35 @@ class DriverBackend:
         # Every device but those of 9.0 runs what was made from the compute_80 text.
         compute = "compute_120f" if not portable else "compute_90" if self.device.capability == (9, 0) else "compute_80"
         launches = units.launches(unit, compute)
-        with self._entered():
-            handle = _call("cuModuleLoadData", binary, about=f"{unit}, {self.name}")
-            entries = {name: Entry.from_record(name, launch["parameters"], self._function(handle, name)) for name, launch in launches.items()}
-        return DriverModule(unit, handle, entries, digest_of(binary), {name: launch["launch"] for name, launch in launches.items()})
+        with self._loaded(binary, f"{unit}, {self.name}") as image:
+            entries = {name: Entry.from_record(name, launch["parameters"], image.function(name), image) for name, launch in launches.items()}
+        return DriverModule(unit, entries, digest_of(binary), {name: launch["launch"] for name, launch in launches.items()})
 
     def open(self, path: Path) -> DriverModule:
-        """Load any PTX, fatbin or cubin."""
+        """Load any PTX, fatbin or cubin. The driver forgets it when nothing refers to the result or its entries."""
         path = Path(path)
         data = path.read_bytes()
         kind = module_kind(path, data)
         text = _parsed(data, path.name) if kind == "ptx" else None
-        image = data.rstrip(b"\0") + b"\0" if kind == "ptx" else data
-        with self._entered():
-            handle = _call("cuModuleLoadData", image, about=path.name)
+        with self._turn, self._loaded(data.rstrip(b"\0") + b"\0" if kind == "ptx" else data, path.name) as image:
             if text is not None:
-                entries = {name: Entry.from_text(f, self._function(handle, name)) for name, f in text.entries.items()}
+                entries = {name: Entry.from_text(f, image.function(name), image) for name, f in text.entries.items()}
             else:
-                count = _call("cuModuleGetFunctionCount", handle)
-                functions = _call("cuModuleEnumerateFunctions", count, handle) if count else []
-                entries = {entry.name: entry for entry in map(self._binary_entry, functions)}
-        return DriverModule(path.name, handle, entries, digest_of(data))
+                entries = {entry.name: entry for entry in (self._binary_entry(f, image) for f in image.functions())}
+        return DriverModule(path.name, entries, digest_of(data))
 
-    def _function(self, module, name: str):
-        return _call("cuModuleGetFunction", module, name.encode(), about=name)
+    @contextmanager
+    def _loaded(self, binary: bytes, about: str):
+        """A module that the driver loads, in the device's context; unloaded at once where the block fails."""
+        with self._entered():
+            image = Image(self, _call("cuModuleLoadData", binary, about=about))
+            try:
+                yield image
+            except BaseException:
+                image.unload()
+                raise
 
-    def _binary_entry(self, function) -> Entry:
+    def _binary_entry(self, function, image: Image) -> Entry:
         """An entry whose parameters only the binary tells: offsets and sizes, no types."""
         params = []
         while True:
@@ -383,7 +451,7 @@ class DriverBackend:
                 break
             params.append(Param(None, size, offset))
         last = params[-1] if params else Param(None, 0, 0)
-        return Entry(_call("cuFuncGetName", function).decode(), tuple(params), last.offset + last.size, function)
+        return Entry(_call("cuFuncGetName", function).decode(), tuple(params), last.offset + last.size, function, image)
 
     def _param_info(self, function, index: int) -> tuple[int, int]:
         result, *values = self._driver.cuFuncGetParamInfo(function, index)
@@ -395,8 +463,7 @@ class DriverBackend:
 
     def alloc(self, nbytes: int, queue: Queue | None = None) -> int:
         """Memory for work in a queue, from the pool; OutOfMemory leaves everything else usable."""
-        if self._lent:
-            self._give_back()
+        self._tidy()
         return self._pool.alloc(nbytes, queue or self.queue())
 
     def free(self, address: int, marks: tuple = (), shared: bool = False) -> None:
@@ -405,26 +472,31 @@ class DriverBackend:
 
     def memory_info(self) -> MemoryInfo:
         """By the pool's count and the driver's."""
-        self._pool.settle_returned()
+        used, cached = self._pool.count()
         with self._entered():
             result, *values = self._driver.cuMemGetInfo()
             if result != self._driver.CUresult.CUDA_SUCCESS:
                 raise _error("cuMemGetInfo", result, self._blame())
-        return MemoryInfo(self.describe(), self._pool.used, self._pool.cached, int(values[0]), int(values[1]))
+        return MemoryInfo(self.describe(), used, cached, int(values[0]), int(values[1]))
 
     def trim(self) -> None:
         """Wait for the device and give it all memory that is kept for reuse."""
-        self._give_back(wait=True)
+        self.finish()
+        self._tidy()
         self._pool.trim()
 
     def keep_until(self, marks: tuple, owner: Any) -> None:
         """Keep an object alive until marks are reached; looked at whenever memory is asked for. No driver call."""
         self._lent.append((marks, owner))
 
-    def _give_back(self, wait: bool = False) -> None:
-        """Let go of what was lent and is not used any more."""
-        if wait:
-            self.finish()
+    def _tidy(self) -> None:
+        """Let go of what was lent and is not used any more, and of handles that nothing refers to."""
+        if self._lent:
+            self._give_back()
+        if self._turn.left:
+            self._turn.settle()
+
+    def _give_back(self) -> None:
         for _ in range(len(self._lent)):
             try:
                 marks, owner = self._lent.popleft()
@@ -456,9 +528,14 @@ class DriverBackend:
         with self._relaxed():
             _call("cuMemFree", address)
 
-    def settle(self, mark: Any) -> Event:
-        """An event for a mark, of the mark's own device: an event is recorded in streams of one context alone."""
-        return mark.backend._record(mark) if isinstance(mark, Queue) else mark
+    def settle(self, mark: Any) -> Any:
+        """An event for a mark, of the mark's own device: an event is recorded in streams of one context alone.
+
+        A queue that is being captured stays as it is: its event would become part of the graph.
+        """
+        if not isinstance(mark, Queue) or mark.backend.is_capturing(mark):
+            return mark
+        return mark.backend._record(mark)
 
     def everything(self) -> Event | None:
         """An event after all work of the context, whoever started it; None where the driver cannot say."""
@@ -470,9 +547,9 @@ class DriverBackend:
             return None
         return Event(self, handle, False)
 
-    def reached(self, mark: Event) -> bool:
-        """Whether an event is reached."""
-        return self.event_done(mark, False)
+    def reached(self, mark: Any) -> bool:
+        """Whether an event is reached; a queue that is being captured is not."""
+        return not isinstance(mark, Queue) and self.event_done(mark, False)
 
     def finish(self) -> None:
         """Wait for everything on the device."""
@@ -517,8 +594,7 @@ class DriverBackend:
 
     def _allow_shared(self, entry: Entry, shared_bytes: int) -> None:
         """Raise the function's limit of dynamic shared memory where the launch needs it."""
-        key = int(entry.handle)
-        if shared_bytes <= max(DEFAULT_SHARED_BYTES, self._shared_bytes.get(key, 0)):
+        if shared_bytes <= max(DEFAULT_SHARED_BYTES, entry.owner.raised.get(entry.name, 0)):
             return
         device = _call("cuDeviceGet", self.device.ordinal)
         which = self._driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
@@ -526,7 +602,7 @@ class DriverBackend:
         about = f"{entry.name} needs {shared_bytes} bytes of shared memory, {self.device.name} gives a block at most {limit}"
         which = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _call("cuFuncSetAttribute", entry.handle, which, shared_bytes, about=about)
-        self._shared_bytes[key] = shared_bytes
+        entry.owner.raised[entry.name] = shared_bytes
 
     # Streams
 
@@ -573,10 +649,12 @@ class DriverBackend:
     def _queue_of(self, handle: int, lasting: bool) -> Queue:
         """The queue of an integer handle, which may be gone by the time that somebody waits for it."""
         lasting = (lasting and handle != 2) or handle in LEGACY_STREAMS
-        known = self._lasting if lasting else self._by_handle
-        queue = known.get(handle)
+        key = (handle, lasting)
+        queue = self._by_handle.get(key)
         if queue is None:
-            queue = known.setdefault(handle, Queue(self, handle, self._driver.CUstream(handle), lasting))
+            if len(self._by_handle) >= HANDLES:
+                self._by_handle.clear()  # what is in use stays with whoever uses it
+            queue = self._by_handle.setdefault(key, Queue(self, handle, self._driver.CUstream(handle), lasting))
         return queue
 
     def new_queue(self, priority: int = 0) -> Queue:
@@ -587,7 +665,7 @@ class DriverBackend:
                 native = _call("cuStreamCreateWithPriority", flags, priority)
             else:
                 native = _call("cuStreamCreate", flags)
-        return Queue(self, int(native), native, True, _Handle(native, self._driver.cuStreamDestroy))
+        return Queue(self, int(native), native, True, _Handle(self, native, self._driver.cuStreamDestroy))
 
     def stream_handle(self, stream=None) -> int:
         """The integer handle of a stream."""
@@ -598,8 +676,7 @@ class DriverBackend:
         queue = self.queue(stream)
         with self._entered():
             self._wait_for(queue)
-        if self._lent:
-            self._give_back()
+        self._tidy()
 
     def is_idle(self, queue: Queue) -> bool:
         """Whether nothing of a stream is left to do."""
@@ -643,6 +720,19 @@ class DriverBackend:
         event = mark.backend._record(mark) if is_queue else mark
         with self._entered():
             _call("cuStreamWaitEvent", queue.native, event.handle, 0)
+
+    def gather(self, marks: tuple) -> tuple:
+        """One event after all of these marks that are not reached, besides queues that are being captured."""
+        waiting = [mark for mark in map(self.settle, marks) if not self.reached(mark)]
+        events = [mark for mark in waiting if not isinstance(mark, Queue)]
+        captured = tuple(mark for mark in waiting if isinstance(mark, Queue))
+        if not events:
+            return captured
+        if self._gathering is None:
+            self._gathering = self.new_queue()
+        for event in events:
+            self.wait(self._gathering, event)
+        return self._record(self._gathering), *captured
 
     def _spare_event(self):
         try:
@@ -709,7 +799,7 @@ class DriverBackend:
             if result != self._driver.CUresult.CUDA_SUCCESS:
                 raise _error("cuStreamEndCapture", result, self._blame())
             try:
-                return _Handle(_call("cuGraphInstantiate", values[0], 0), self._driver.cuGraphExecDestroy)
+                return _Handle(self, _call("cuGraphInstantiate", values[0], 0), self._driver.cuGraphExecDestroy)
             finally:
                 _call("cuGraphDestroy", values[0])
 
@@ -717,16 +807,3 @@ class DriverBackend:
         """Launch a graph."""
         with self._entered():
             _call("cuGraphLaunch", captured.handle, queue.native, about=self._blame())
-
-
-class _Handle:
-    """A handle of the driver that is destroyed with the last that refers to it; the driver finishes what runs in it."""
-
-    __slots__ = ("handle", "_destroy")
-
-    def __init__(self, handle, destroy):
-        self.handle, self._destroy = handle, destroy
-
-    def __del__(self, is_finalizing=sys.is_finalizing):
-        if not is_finalizing():
-            self._destroy(self.handle)

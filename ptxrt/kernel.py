@@ -278,7 +278,6 @@ class Kernel:
         self._tolerance = tolerance
         self._flops = flops
         self._draw = dict(draw)
-        self.plans: dict[Any, Any] = {}  # what launch.py remembers of calls on device arrays
         self._check_declaration()
         self.cases = tuple(itertools.chain.from_iterable(map(self._expand_case, cases)))
 

@@ -15,15 +15,13 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy as np
 
 from .array import Box, DeviceArray, allocate, as_arrays, as_output, upload
-from .backend import Backend, Entry, Facts, Module, Packet, Param, Queue, _scope, current
+from .backend import Backend, Entry, Facts, Module, Packet, Param, Queue, Remembered, _scope, current
 from .binder import Bound, scalar_value
 from .errors import AbiError, ArgumentError, remedy
 from .kernel import Argument, Kernel, Parameter, half_of
 
 # Limits of grid x, y, z: CUDA programming guide, compute capabilities from 3.0 on.
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
-# Plans of one kernel that are kept; a program that calls with more shapes than this makes them anew.
-PLANS = 1024
 
 
 @dataclass(frozen=True)
@@ -262,7 +260,7 @@ class Plan:
 def run(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any], stream=None) -> dict[str, Any]:
     """Bind, launch and give the outputs by name; see `Kernel.__call__`."""
     key = _key(kernel, arrays, named)
-    plan = kernel.plans.get(key) if key else None
+    plan = key[0].remembered.plans.get(key) if key else None
     if plan is None:
         return _run_anew(kernel, arrays, named, stream, key)
     here = _scope.get()
@@ -292,16 +290,18 @@ _PLAIN = (bool, int, type(None), type, np.dtype)
 
 
 def _key(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple | None:
-    """What a plan depends on, where all arrays are device arrays; None where there is no plan to look for."""
-    key: list[Any] = []
+    """What a plan depends on, the device first, where all arrays are device arrays; None where there is no plan to look for."""
+    key: list[Any] = [None, kernel]
     for array in arrays:
         if type(array) is not DeviceArray:
             return None
         key.append(array.signature)
+    key[0] = arrays[0].backend if arrays else None
     for name, value in named.items():
         key.append(name)
         kind = type(value)
         if kind is DeviceArray:
+            key[0] = value.backend
             key.append(value.signature)
         elif name in kernel.scalar_names:
             continue
@@ -309,7 +309,7 @@ def _key(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any]) -> tup
             key += (kind, value)
         else:
             return None
-    return tuple(key)
+    return tuple(key) if key[0] is not None else None
 
 
 def _run_anew(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any], stream, key) -> dict[str, Any]:
@@ -360,9 +360,7 @@ def _remember(kernel: Kernel, key: tuple, plan: Plan, positional: int) -> None:
         else:
             sources.append(None)
     plan.sources = tuple(sources)
-    if len(kernel.plans) >= PLANS:
-        kernel.plans.clear()
-    kernel.plans[key] = plan
+    Remembered.add(plan.backend.remembered.plans, key, plan)
 
 
 def as_arrays_of(kernel: Kernel, arrays: Sequence[Any]) -> tuple[Any, ...]:

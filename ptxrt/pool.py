@@ -8,13 +8,13 @@ graph that is captured, and is not there on every device.
 
 from __future__ import annotations
 
-from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any, Protocol
 
 from .backend import Queue
-from .errors import OutOfMemory
+from .errors import LaunchError, OutOfMemory
+from .turns import Turn
 
 SMALLEST = 512
 # Above this, sizes are whole pages of the device (2 MiB); below, there are eight sizes to each power of two.
@@ -41,7 +41,10 @@ class Source(Protocol):
         ...
 
     def settle(self, mark: Any) -> Any:
-        """A mark that moves no more: an event at the present end of a queue, an event as it is."""
+        """A mark that moves no more: an event at the present end of a queue, an event as it is.
+
+        A queue that is being captured has no such mark and comes back itself.
+        """
         ...
 
     def everything(self) -> Any:
@@ -49,7 +52,7 @@ class Source(Protocol):
         ...
 
     def reached(self, mark: Any) -> bool:
-        """Whether an event is reached; never waits."""
+        """Whether a mark from `settle` is reached; never waits."""
         ...
 
     def wait(self, queue: Queue, mark: Any) -> None:
@@ -85,14 +88,12 @@ class Pool:
         self._source = source
         self._sizes: dict[int, int] = {}
         self._bins: dict[int, list[Block]] = {}
-        self._returned: deque[Block] = deque()
-        self._lock = Lock()
+        self._turn = Turn(self._take_back)
 
     def alloc(self, nbytes: int, queue: Queue) -> int:
         """The address of a block for work in `queue`; OutOfMemory where even giving back all that is kept does not help."""
         size = rounded(nbytes) if self.keep else nbytes
-        with self._lock:
-            self._sort()
+        with self._turn:
             address = self._reuse(size, queue) if self.keep else None
             if address is None:
                 address = self._take(size, nbytes, queue)
@@ -103,37 +104,36 @@ class Pool:
     def free(self, address: int, marks: tuple = (), shared: bool = False) -> None:
         """Take a block back, whose last uses are `marks`; `shared` where others used it in ways that nobody knows.
 
-        With keep=False it goes to the driver at once. No lock and no call of the driver else: a finalizer may run
-        while this thread holds either.
+        With keep=False it goes to the driver at once, or, where a thread is in the pool, with the pool's next use.
         """
-        if self.keep:
-            self._returned.append(Block(address, self._sizes.pop(address), marks, shared))
-        else:
-            self.used -= self._sizes.pop(address)
-            self._source.give(address)
+        self._turn.leave((address, marks, shared))
+        if not self.keep:
+            self._turn.settle()
 
     def trim(self) -> None:
         """Wait for the device and give it everything that is kept."""
-        with self._lock:
-            self._sort()
+        with self._turn:
             self._trim()
 
-    def settle_returned(self) -> None:
-        """Count what was freed; for `memory_info`."""
-        with self._lock:
-            self._sort()
+    def count(self) -> tuple[int, int]:
+        """Bytes in use and bytes kept."""
+        with self._turn:
+            return self.used, self.cached
 
-    def _sort(self) -> None:
-        """Put what was freed since the last time into its bin."""
-        while self._returned:
-            block = self._returned.popleft()
-            if block.shared:
-                event = self._source.everything()
-                block.marks = block.marks if event is None else (event,)
-                block.shared = event is None
-            self.used -= block.size
-            self.cached += block.size
-            self._bins.setdefault(block.size, []).append(block)
+    def _take_back(self, freed: tuple[int, tuple, bool]) -> None:
+        """Put a block that was freed into its bin."""
+        address, marks, shared = freed
+        size = self._sizes.pop(address)
+        self.used -= size
+        if not self.keep:
+            with suppress(LaunchError):  # a machine that failed has said so where it failed
+                self._source.give(address)
+            return
+        if shared:
+            event = self._source.everything()
+            marks, shared = (marks, True) if event is None else ((event,), False)
+        self.cached += size
+        self._bins.setdefault(size, []).append(Block(address, size, marks, shared))
 
     def _reuse(self, size: int, queue: Queue) -> int | None:
         """The newest block that `queue` may have at once, or any whose last uses are done."""

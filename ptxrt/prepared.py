@@ -14,7 +14,7 @@ import numpy as np
 
 from . import launch
 from .array import Borrowed, DeviceArray, _as_array, is_foreign
-from .backend import Packet, Queue, _scope, enter, leave
+from .backend import Packet, Queue, Remembered, _scope, enter, leave
 from .errors import ArgumentError
 from .formats import bf16
 from .kernel import Kernel
@@ -362,46 +362,39 @@ class _Prepared:
         return parts[0] if self.simple[0] is None else f"({', '.join(parts)},)"
 
 
-# Calls of one function that are remembered; a program that makes more kinds of calls than this has them checked anew.
-REMEMBERED = 1024
-
-
 def remembered(function: Callable) -> Callable:
     """Mark a function whose launches depend on nothing but the shapes, dtypes and plain values of its arguments.
 
     Of a call with `out=` on device arrays, which launches without memory of its own, is kept what it launches; a call
     that is alike then does that alone.
     """
-    calls: dict[tuple, tuple] = {}  # by key the launches, or None, and the objects that the key knows by identity
-
     @wraps(function)
     def call(*arguments, **named):
         if named.get("out") is None:
             return function(*arguments, **named)
         leaves: list[DeviceArray] = []
         held: list[Any] = []
-        key = _key(arguments, named, leaves, held)
+        key = _key(function, arguments, named, leaves, held)
         if key is None:
             return function(*arguments, **named)
+        calls = leaves[0].backend.remembered.calls  # by key the launches, or None, and the objects that the key knows by identity
         replay, _ = calls.get(key, (None, None))
         if replay is not None:
             return replay.run(arguments, named, leaves)
         result = function(*arguments, **named)
         if key not in calls and _scope.get().recorder is None:
-            if len(calls) >= REMEMBERED:
-                calls.clear()
-            calls[key] = _Replay.of(function, arguments, named), held
+            Remembered.add(calls, key, (_Replay.of(function, arguments, named), held))
         return result
 
     return call
 
 
-def _key(arguments: tuple, named: dict[str, Any], leaves: list, held: list) -> tuple | None:
+def _key(function: Callable, arguments: tuple, named: dict[str, Any], leaves: list, held: list) -> tuple | None:
     """What the launches of a call depend on; None where that is not known.
 
     Its device arrays go into `leaves`; into `held` go immutable objects that it knows by identity.
     """
-    key: list[Any] = [len(arguments)]
+    key: list[Any] = [function, len(arguments)]
     add = key.append
     for value in arguments:
         if not _add(value, add, leaves, held):

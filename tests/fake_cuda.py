@@ -62,6 +62,7 @@ class FakeCuda:
         self.homes = {}  # the context of each stream that was created here
         self.captures = {}
         self.programs = {}
+        self.modules = set()
 
     @property
     def contexts(self):
@@ -173,20 +174,32 @@ class FakeCuda:
                 binary = units.fatbin_path(unit.stem, portable)
                 if binary.read_bytes() == image:
                     text = units.text_path(unit.stem, portable)
-                    return Handle(text=ptx.parse(text.read_text(), text.name))
+                    return self._loaded(ptx.parse(text.read_text(), text.name))
         if bytes(image).endswith(b"\0") and b".version" in image:
-            return Handle(text=ptx.parse(image[:-1].decode(), "loaded"))
+            return self._loaded(ptx.parse(image[:-1].decode(), "loaded"))
         raise AssertionError("an image of no module")
+
+    def _loaded(self, text):
+        module = Handle(text=text, loaded=True)
+        self.modules.add(module)
+        return module
+
+    def cuModuleUnload(self, module):
+        self._in_context()
+        for done, todo in self.streams.values():
+            assert not any(getattr(action, "module", None) is module for action in todo), "unloaded before it has run"
+        self.modules.remove(module)
+        module.loaded = False
 
     def cuModuleGetFunction(self, module, name):
         assert isinstance(name, bytes)
-        return Handle(entry=module.text.entries[name.decode()])
+        return Handle(entry=module.text.entries[name.decode()], module=module)
 
     def cuModuleGetFunctionCount(self, module):
         return len(module.text.entries)
 
     def cuModuleEnumerateFunctions(self, count, module):
-        return [Handle(entry=entry) for entry in list(module.text.entries.values())[:count]]
+        return [Handle(entry=entry, module=module) for entry in list(module.text.entries.values())[:count]]
 
     def cuFuncGetName(self, function):
         return function.entry.name.encode()
@@ -356,13 +369,19 @@ class FakeCuda:
         words = (ctypes.c_void_p * 5).from_address(extra)
         assert (words[0], words[2], words[4]) == (1, 2, None)
         size = ctypes.c_size_t.from_address(words[3]).value
-        assert size == function.entry.param_bytes
+        assert size == function.entry.param_bytes and function.module.loaded
         space = ctypes.string_at(words[1], size)
         values = [space[p.offset : p.offset + p.size] for p in function.entry.params]
-        if function.entry.name in self.programs:
-            self._put(stream, lambda: self.programs[function.entry.name](*values))
-        else:
-            self._put(stream, lambda: self._run_reference(function.entry.name, values))
+
+        def action():
+            assert action.module.loaded
+            if function.entry.name in self.programs:
+                self.programs[function.entry.name](*values)
+            else:
+                self._run_reference(function.entry.name, values)
+
+        action.module = function.module
+        self._put(stream, action)
 
     def _run_reference(self, name, values):
         """Run the declared kernel's body on the arrays at the addresses that were passed."""

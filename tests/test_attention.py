@@ -369,15 +369,14 @@ def test_few_rows_give_the_bits_that_they_have_among_many(rng):
 
 def bits_by_blocks(backend, monkeypatch, halved: bool, q, k, v, **options):
     """Results as bits and the entry that gave them, on a machine with more multiprocessors than blocks, or with none."""
-    kernel = ptxrt.kernels()["attention_bf16"]
     backend.multiprocessors  # a GPU is asked once
     monkeypatch.setitem(vars(backend), "multiprocessors", 10**6 if halved else 0)
-    kernel.plans.clear()
+    backend.remembered.plans.clear()
     try:
         with ptxrt.trace() as trace:
             out, lse = ptxrt.attention(q, k, v, return_lse=True, out_dtype=np.float32, **options)
     finally:
-        kernel.plans.clear()
+        backend.remembered.plans.clear()
     return out.view(np.uint32), lse.view(np.uint32), trace.launches[0].entry
 
 

@@ -4,6 +4,7 @@ import gc
 import sys
 import threading
 from types import SimpleNamespace
+from weakref import WeakValueDictionary
 
 import ml_dtypes
 import numpy as np
@@ -29,7 +30,8 @@ def install(monkeypatch):
         monkeypatch.setattr(driver, "_library", lambda: SimpleNamespace(cuPointerGetAttribute=fake.library_pointer_attribute))
         return fake
 
-    monkeypatch.setattr(backend, "_opened", {})
+    monkeypatch.setattr(backend, "_opened", WeakValueDictionary())
+    monkeypatch.setattr(backend, "_kept", {})
     monkeypatch.delenv("PTXRT_MACHINE", raising=False)
     driver.probe.cache_clear()
     yield put
@@ -119,6 +121,7 @@ def test_native_and_portable_load_their_own_files(install):
         fake = install(fake_cuda.FakeCuda(capability=capability))
         driver.probe.cache_clear()
         backend._opened.clear()
+        backend._kept.clear()
         with ptxrt.using(machine):
             ops.transpose.transpose_naive(np.zeros((2, 3), np.float32))
         (image,) = next(arguments for name, arguments in fake.calls if name == "cuModuleLoadData")

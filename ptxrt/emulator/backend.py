@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import units
-from ..backend import Entry, Facts, MemoryInfo, Packet, Queue, backend_for, scope
+from ..backend import Entry, Facts, MemoryInfo, Packet, Queue, Remembered, backend_for, scope
 from ..errors import AbiError, ArgumentError, FileError, MachineError, OutOfMemory
 from ..files import module_kind
 from . import Emulator
@@ -100,6 +100,7 @@ class EmulatorBackend:
         )
         self._modules: dict[str, EmulatorModule] = {}
         self._sizes: dict[int, int] = {}
+        self.remembered = Remembered()
         self._turn = RLock()
         self.own_queue = self.new_queue()
 
@@ -220,6 +221,10 @@ class EmulatorBackend:
 
     def wait(self, stream, mark: Any) -> None:
         """Everything is done already."""
+
+    def gather(self, marks: tuple) -> tuple:
+        """Everything is done already."""
+        return ()
 
     def timed_event(self, queue: Queue) -> float:
         """The time now, in seconds."""
