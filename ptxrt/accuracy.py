@@ -74,6 +74,8 @@ def compare(got, want) -> Comparison:
 
 def _numbers(name: str, x) -> np.ndarray:
     """An array of any kind, or what can be made one, in float64."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise ArgumentError(f"compare: {name} is a masked array; pass x.filled(value), or x.data to ignore the mask")
     try:
         host = np.asarray(x.to_numpy() if hasattr(x, "to_numpy") else x)
         if host.dtype.kind in "biufV":

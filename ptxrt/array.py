@@ -15,7 +15,7 @@ import numpy as np
 
 from .backend import Backend, Queue, Remembered, current, place, scope
 from .binder import ALIGNMENT, row_major_strides
-from .errors import ArgumentError, LaunchError
+from .errors import ArgumentError, OutOfMemory
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # The legacy default stream, as `__cuda_array_interface__`, DLPack and the driver number it.
@@ -212,7 +212,7 @@ class DeviceArray:
         A view is read in pieces without gaps; one of many small pieces is better copied on the device first.
         """
         refuse_recording("to_numpy waits for the device")
-        host = np.empty(self.shape, self.dtype)
+        host = _host_array("to_numpy", self.shape, self.dtype)
         if host.nbytes:
             queue = self.backend.queue(stream)
             self.memory.acquire(queue, False)
@@ -228,7 +228,7 @@ class DeviceArray:
         order = sorted(range(self.ndim), key=lambda axis: -once.strides[axis])
         sorted_view = once.transpose(order)
         outer = next(i for i in range(self.ndim + 1) if sorted_view[(0,) * i].is_contiguous)
-        host = np.empty(sorted_view.shape, self.dtype)
+        host = _host_array("to_numpy", sorted_view.shape, self.dtype)
         for piece in np.ndindex(host.shape[:outer]):
             self.backend.read(sorted_view[piece].address, host[(*piece, ...)], queue)
         return host.transpose(np.argsort(order))
@@ -253,11 +253,15 @@ class DeviceArray:
         added = len(sizes) - self.ndim
         if added < 0 or any(mine not in (1, wanted) for mine, wanted in zip(self.shape, sizes[added:])):
             raise ArgumentError(f"broadcast_to: {self!r} does not broadcast to {list(sizes)}; axes of size 1 are repeated, others stay")
+        check_size("broadcast_to", sizes, self.dtype)
         kept = tuple(stride if mine == wanted else 0 for mine, wanted, stride in zip(self.shape, sizes[added:], self.strides))
         return DeviceArray(self.memory, self.address, sizes, self.dtype, (0,) * added + kept, False)
 
     def __getitem__(self, key) -> "DeviceArray":
-        """A view of a part, by whole numbers, slices, None and ..., as in NumPy; ArgumentError for anything else."""
+        """A view of a part, by whole numbers, slices, None and ..., as in NumPy; ArgumentError for anything else.
+
+        Also for True and False, which NumPy takes for masks.
+        """
         keys = list(key) if isinstance(key, tuple) else [key]
         axes = [k for k in keys if k is not None and k is not Ellipsis]
         whole = [slice(None)] * (self.ndim - len(axes))
@@ -266,6 +270,8 @@ class DeviceArray:
         shape, strides, address, axis = [], [], self.address, 0
         try:
             for k in keys:
+                if isinstance(k, (bool, np.bool_)):
+                    raise TypeError("a mask is none of these")
                 if k is None:
                     shape.append(1)
                     strides.append(0)
@@ -280,6 +286,7 @@ class DeviceArray:
                 axis += 1
         except (IndexError, TypeError, ValueError) as error:
             raise ArgumentError(f"{self!r} is cut by whole numbers, slices, None and ...; {key!r} came: {error}") from None
+        check_size("a view", shape, self.dtype)
         return DeviceArray(self.memory, address, shape, self.dtype, strides, self.writeable)
 
     def __iter__(self):
@@ -296,6 +303,7 @@ class DeviceArray:
             raise ArgumentError(f"reshape: the shape is {list(shape)}; pass one whole number for each axis") from None
         if sizes == self.shape:
             return self
+        check_size("reshape", [max(size, 1) for size in sizes], np.dtype(np.uint8))
         known = prod(size for size in sizes if size != -1)
         if sizes.count(-1) == 1 and known and self.size % known == 0:
             sizes = tuple(self.size // known if size == -1 else size for size in sizes)
@@ -458,19 +466,41 @@ def _checked_shape(function: str, shape) -> tuple[int, ...]:
         sizes = (-1,)
     if any(size < 0 for size in sizes) or isinstance(shape, (str, bytes, bool)):
         raise ArgumentError(f"{function}: shape is {shape!r}; pass one whole number for each axis, from 0 on")
-    if prod(sizes) >= 2**62:
-        raise ArgumentError(f"{function}: shape is {shape!r}, more elements than any memory holds")
     return sizes
+
+
+# What an array may have: the axes that NumPy 2 has, and bytes that 64 bits count with room to spare.
+AXES, BYTES = 64, 2**62
+
+
+def check_size(function: str, shape, dtype: np.dtype) -> None:
+    """ArgumentError for more axes or bytes than an array has; as in NumPy, sizes of 0 do not make others small."""
+    if len(shape) > AXES:
+        raise ArgumentError(f"{function}: the shape has {len(shape)} axes; arrays have at most {AXES}")
+    if prod(size for size in shape if size) * dtype.itemsize > BYTES:
+        raise ArgumentError(f"{function}: {dtype} {list(shape)} takes more than {BYTES} bytes, which no memory holds; split the call")
+
+
+def _host_array(function: str, shape, dtype: np.dtype) -> np.ndarray:
+    """New memory of the host; OutOfMemory where there is none."""
+    try:
+        return np.empty(shape, dtype)
+    except MemoryError as error:
+        raise OutOfMemory(f"{function}: the host has no {prod(shape) * dtype.itemsize} bytes for {dtype} {list(shape)}; split the call") from error
 
 
 def empty(shape, dtype, *, device: int | None = None) -> DeviceArray:
     """A new device array, whose elements nothing has written yet, on the current machine or on that device of it."""
-    return allocate(place(device), _checked_shape("empty", shape), _checked_dtype("empty", dtype))
+    sizes, dtype = _checked_shape("empty", shape), _checked_dtype("empty", dtype)
+    check_size("empty", sizes, dtype)
+    return allocate(place(device), sizes, dtype)
 
 
 def allocate(backend: Backend, shape: tuple[int, ...], dtype: np.dtype, queue: Queue | None = None) -> DeviceArray:
     """A new device array on `backend`, for work in `queue`; an empty one has no memory and address 0."""
     nbytes = prod(shape) * dtype.itemsize
+    if nbytes > BYTES:
+        check_size("allocation", shape, dtype)
     if not nbytes:
         return DeviceArray(Borrowed(backend, 0, 0, None, None), 0, shape, dtype)
     queue = queue or backend.queue()
@@ -484,7 +514,11 @@ def upload(backend: Backend, host: np.ndarray, stream=None) -> DeviceArray:
     if host.dtype.hasobject:
         raise ArgumentError(f"an array of {host.dtype} holds Python objects; pass numbers")
     refuse_recording("a NumPy array would be copied")
-    host = np.ascontiguousarray(host).reshape(host.shape)
+    host = np.asarray(host)
+    if not host.flags.c_contiguous:
+        rows = _host_array("to_device", host.shape, host.dtype)
+        np.copyto(rows, host)
+        host = rows
     queue = backend.queue(stream)
     array = allocate(backend, host.shape, host.dtype, queue)
     if host.nbytes:
@@ -547,15 +581,24 @@ def is_foreign(value) -> bool:
 def as_output(function: str, name: str, value):
     """An array to write to as a NumPy array or a DeviceArray; anything that would have to be copied is refused."""
     if isinstance(value, (np.ndarray, DeviceArray)):
-        return value
+        return _unmasked(function, name, value)
     if is_foreign(value) and not isinstance(value, np.generic):
         return _as_array(function, name, value)
     raise ArgumentError(f"{function}: {name} is a {type(value).__name__}; pass a NumPy array or a device array to write to")
 
 
+def _unmasked(function: str, name: str, value):
+    """An array that hides no elements; ArgumentError for masked ones, whose masks nothing here would heed."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise ArgumentError(f"{function}: {name} is a masked array; pass x.filled(value), or x.data to ignore the mask")
+    return value
+
+
 def _as_array(function: str, name: str, value):
-    if isinstance(value, (np.ndarray, DeviceArray)):
+    if type(value) is np.ndarray:
         return value
+    if isinstance(value, (np.ndarray, DeviceArray)):
+        return _unmasked(function, name, value)
     if isinstance(value, np.generic):
         return np.asarray(value)
     # Of the two protocols the one that tells the lender's stream; DLPack orders the lender's stream before ours by itself.
@@ -603,6 +646,7 @@ def _borrow(function: str, name: str, value, interface) -> DeviceArray:
             raise ValueError(f"stream {stream}")
     except (KeyError, TypeError, ValueError) as error:
         raise ArgumentError(f"{function}: {name} has a __cuda_array_interface__ that cannot be read: {error!r}") from error
+    check_size(f"{function}: {name}", shape, dtype)
     if interface.get("mask") is not None:
         raise ArgumentError(f"{function}: {name} is masked; pass an array without a mask")
     backend = backend.on_device(backend.device_at(address)) if address else backend

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from .array import LEGACY_STREAM, Borrowed, DeviceArray, foreign_backend, noting, refuse_recording, with_use
+from .array import LEGACY_STREAM, Borrowed, DeviceArray, check_size, foreign_backend, noting, refuse_recording, with_use
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -347,6 +347,7 @@ def _open(function: str, name: str, capsule, backend: "Backend | None", queue, r
     dtype = _dtype(tensor.dtype)
     if dtype is None:
         refuse(f"its type (code {tensor.dtype.code}, {tensor.dtype.bits} bits, {tensor.dtype.lanes} lanes) is not known here")
+    check_size(f"{function}: {name}", tensor.shape[: tensor.ndim] if tensor.ndim else (), dtype)
     _rename(capsule, ctypes.addressof(_NAMES[used]))
     owner = _Taken(address, managed.deleter)
     shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()

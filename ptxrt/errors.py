@@ -8,7 +8,7 @@
       LaunchError                  the machine failed
         MachineError               the machine that was asked for is not there
         DriverError                a CUresult, with its name and the call
-          OutOfMemory (MemoryError)  the device has no more memory; everything else stays usable
+          OutOfMemory (MemoryError)  the device or the host has no more memory; everything else stays usable
         EmulatorFault              bad address, unknown opcode, deadlock; with block, thread, line
 """
 
@@ -67,7 +67,7 @@ class DriverError(LaunchError):
 
 
 class OutOfMemory(DriverError, MemoryError):
-    """The device has no more memory, even after all that was kept for reuse was given back.
+    """The device has no more memory, even after all that was kept for reuse was given back; or the host has none for a result.
 
     Nothing else is lost: arrays stay as they are and calls go on. Free arrays, or split the call.
     """

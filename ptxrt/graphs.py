@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any, Sequence
 
 from .array import DeviceArray, Memory
@@ -30,6 +31,8 @@ class graph:
         self.queue: Queue | None = None
         self._captured: Any = None
         self._calls: list[tuple[Plan, Packet, tuple]] = []
+        self._modules: set[Any] = set()  # that must stay loaded
+        self._turn = Lock()
         self._uses: dict[Memory, bool] = {}
         self._receipts: list[Launch] = []
         self._state = "new"
@@ -62,6 +65,7 @@ class graph:
         if self.backend.is_cuda:
             packet.launch(queue)
             plan.keep(packet)
+            self._modules.add(plan.entry.owner)
         else:
             self._calls.append((plan, packet, tuple(arrays)))
         for array, write in zip(arrays, plan.writes):
@@ -69,7 +73,10 @@ class graph:
         self._receipts.append(plan.receipt(values))
 
     def launch(self, stream=None) -> None:
-        """Run everything in the graph, in order, in a stream; without waiting."""
+        """Run everything in the graph, in order, in a stream; without waiting.
+
+        Threads that launch one graph take turns: each launch comes as a whole before or after another.
+        """
         if self._state != "ready":
             raise ArgumentError(f"ptxrt.graph: the graph is {self._state}; launch it after its block has ended well")
         if scope().recorder is not None:
@@ -77,13 +84,14 @@ class graph:
         if not self._receipts:
             return
         queue = self.backend.queue(stream)
-        for memory, write in self._uses.items():
-            if memory.writer is not queue or memory.readers:
-                memory.acquire(queue, write)
-        announce(self.receipt, self.backend, queue, self._run, queue)
-        mark = self.backend.mark(queue)
-        for memory, write in self._uses.items():
-            memory.release(queue, mark, write)
+        with self._turn:
+            for memory, write in self._uses.items():
+                if memory.writer is not queue or memory.readers:
+                    memory.acquire(queue, write)
+            announce(self.receipt, self.backend, queue, self._run, queue)
+            mark = self.backend.mark(queue)
+            for memory, write in self._uses.items():
+                memory.release(queue, mark, write)
 
     def _run(self, queue: Queue) -> None:
         if self._captured is not None:

@@ -236,12 +236,15 @@ class Plan:
             return made
 
         spare.append(packet())
-        known.update(spare=spare, pop=spare.pop, put=spare.append, packet=packet, observers=observers)
+        known.update(pop=spare.pop, put=spare.append, packet=packet, observers=observers)
         known.update(receipt=self.receipt(values), remember=_launches.append)
         return [
             *(f"m{k} = {name}.memory" for k, name in enumerate(names)),
             f"if {' and '.join(plain) or True}:",
-            "    call = pop() if spare else packet()",
+            "    try:",
+            "        call = pop()",
+            "    except IndexError:",  # another thread may have the last one: asking before would not be safe
+            "        call = packet()",
             "    words = call.words",
             *(f"    words[{slot}] = {name}.address" for slot, name in zip(self.slots, names)),
             "    if call.queue is not queue:",
