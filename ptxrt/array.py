@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from operator import index
 from threading import Lock
@@ -115,15 +115,23 @@ class Borrowed(Memory):
 class Signature:
     """What a plan depends on of a device array; arrays that are alike in this share one object.
 
-    strides: in bytes, None for row-major order. nbytes: of all elements.
+    strides: in bytes, None for row-major order. nbytes: of all elements. box: where they lie.
     """
 
-    __slots__ = ("backend", "shape", "dtype", "strides", "is_contiguous", "is_aligned", "writeable", "nbytes")
+    __slots__ = ("backend", "shape", "dtype", "strides", "is_contiguous", "is_aligned", "writeable", "nbytes", "_box")
 
     def __init__(self, backend, shape, dtype, strides, is_aligned, writeable):
         self.backend, self.shape, self.dtype, self.strides = backend, shape, dtype, strides
         self.is_contiguous, self.is_aligned, self.writeable = strides is None, is_aligned, writeable
         self.nbytes = prod(shape) * dtype.itemsize
+        self._box: Box | None = None
+
+    @property
+    def box(self) -> "Box":
+        """How the elements lie in memory."""
+        if self._box is None:
+            self._box = _box_of(self)
+        return self._box
 
     def __str__(self) -> str:
         words = [f"{self.dtype} {list(self.shape)} on {self.backend.describe()}"]
@@ -374,7 +382,7 @@ class Box:
     @classmethod
     def of(cls, array: DeviceArray) -> "Box":
         """That of a device array, which depends on its signature alone."""
-        return _box_of(array.signature)
+        return array.signature.box
 
     @cached_property
     def extent(self) -> int:
@@ -398,7 +406,6 @@ class Box:
         return mine.overlaps(theirs, behind) or mine.overlaps(theirs, behind - stride)
 
 
-@lru_cache(maxsize=4096)
 def _box_of(signature: Signature) -> Box:
     """The box of arrays with a signature; elements that lie without gaps are one run."""
     if not signature.nbytes:
