@@ -46,11 +46,12 @@ clean:
 	rm -rf build dist
 
 # Debian's python3 comes without ensurepip; a machine with pip can do without it.
-.venv/ready: pyproject.toml
+.venv/ready: pyproject.toml requirements/build.txt requirements/toolkit.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed; run make PYTHON=python3.x"; exit 1; }
 	@test -x $(PY) && $(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv 2>/dev/null || $(PYTHON) -m virtualenv --quiet .venv 2>/dev/null \
 	|| { $(PYTHON) -m pip install --quiet --target .venv/bootstrap virtualenv && PYTHONPATH=.venv/bootstrap $(PYTHON) -m virtualenv --quiet .venv; } \
 	|| { echo "python3 cannot make a virtual environment: install python3-venv (apt-get install python3-venv)"; exit 1; }
-	$(PIP) "hatchling>=1.26" editables $$($(PY) build.py --requires)
+	$(PIP) --require-hashes -r requirements/build.txt
+	toolkit="$$($(PY) build.py --requires)" && { test -z "$$toolkit" || $(PIP) $$toolkit; }
 	$(PIP) --no-build-isolation --editable '.[test]'
 	@touch $@

@@ -28,6 +28,7 @@ import hashlib
 import itertools
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -43,7 +44,7 @@ SOURCES = ROOT / "kernels_cu"
 MODULES = ROOT / "ptxrt" / "modules"
 
 TOOLKIT = "13.0"
-TOOLKIT_WHEELS = "cuda-toolkit[nvcc,cccl]==13.0.*"  # without `cccl`, cuda_bf16.h does not compile
+TOOLKIT_PINS = ROOT / "requirements" / "toolkit.txt"  # the toolkit's wheels; without `cccl`, cuda_bf16.h does not compile
 SASS_WHEELS = "nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 
 NVCC_FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Werror", "all-warnings"]
@@ -246,19 +247,24 @@ def find_toolchain():
     found = "".join(f"\n  seen: {line}" for line in seen)
     raise ToolchainMissing(
         f"no CUDA {TOOLKIT} toolkit found (CUDA_HOME, PATH, then PyPI wheels in this Python's environment).{found}\n"
-        f"  Install CUDA {TOOLKIT} and set CUDA_HOME, or run: {sys.executable} -m pip install '{TOOLKIT_WHEELS}'"
+        f"  Install CUDA {TOOLKIT} and set CUDA_HOME, or run: {sys.executable} -m pip install --require-hashes -r {TOOLKIT_PINS}"
     )
 
 
-def requirements():
-    """Return what pip must install before a build here: nothing where all is fresh or a toolkit is present."""
+def needs_toolkit():
+    """Say whether a build here needs the toolkit's wheels: not where all is fresh or a toolkit is present."""
     try:
         if SOURCES.is_dir() and not stale(find_units(SOURCES), SOURCES, MODULES, ptx_only=False):
-            return []
+            return False
         find_toolchain()
     except ToolchainMissing:
-        return [TOOLKIT_WHEELS]
-    return []
+        return True
+    return False
+
+
+def toolkit_wheels():
+    """Return the toolkit's wheels with their versions, as a build hook may ask for them: pip takes no hashes there."""
+    return re.findall(r"^([\w.\[\],-]+==[\w.]+)", TOOLKIT_PINS.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -564,18 +570,86 @@ def install(unit, texts, sources, tools, folder, modules, ptx_only):
 
 
 def remove(unit, modules):
-    """Remove the files of a unit, the record first."""
-    for suffix in (".json", *(t.keep for t in TARGETS if t.keep), *FATBINS):
-        (modules / (unit + suffix)).unlink(missing_ok=True)
+    """Remove the files of a unit, the record first; return how many were there."""
+    files = [modules / (unit + suffix) for suffix in (".json", *(t.keep for t in TARGETS if t.keep), *FATBINS)]
+    there = [file for file in files if os.path.lexists(file) and not (file.is_dir() and not file.is_symlink())]
+    for file in there:
+        file.unlink(missing_ok=True)
+    return len(there)
+
+
+def units_built(known, modules):
+    """Return the units that a build wrote into a folder, of whatever release: they have a record, or are known and it is damaged."""
+    found = []
+    for file in sorted(modules.glob("*.json")):
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            record = None
+        ours = isinstance(record, dict) and record.get("unit") == file.stem and {"sources", "flags", "compiler"} <= record.keys()
+        if ours or file.stem in known:
+            found.append(file.stem)
+    return found
 
 
 def prune(units, modules):
     """Remove the files of units that no source asks for any longer."""
     known = {unit.unit for unit in units}
-    for record in sorted(modules.glob("*.json")):
-        if record.stem not in known:
-            print(f"removing {record.stem}: no source asks for it")
-            remove(record.stem, modules)
+    for unit in units_built(known, modules):
+        if unit not in known:
+            print(f"removing {unit}: no source asks for it")
+            remove(unit, modules)
+
+
+def clean(sources, modules):
+    """Remove what builds wrote into a folder, and the folder where nothing else is in it; print what was left.
+
+    What a symbolic link points to stays: a folder that is one is refused, a file that is one is removed as a link.
+    """
+    if modules.is_symlink():
+        raise BuildFailure(f"{modules} is a symbolic link; name the folder itself, or remove the link")
+    if not modules.is_dir():
+        print(f"nothing to remove: there is no folder {modules}")
+        return
+    known = {unit.unit for unit in find_units(sources)} if any(sources.glob("*.cu")) else set()
+    built = units_built(known, modules)
+    count = sum(remove(unit, modules) for unit in built)
+    remove_staging(modules)
+    left = sorted(os.listdir(modules))
+    if not left:
+        modules.rmdir()
+    print(f"removed {count} files of {len(built)} units from {modules}" + (f"; left what no build wrote: {', '.join(left[:9])}" if left else ""))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Staging
+
+
+def staging_prefix():
+    """Return how the names of this process's staging folders begin: process numbers mean something on one host alone."""
+    return f".staging-{zlib.crc32(platform.node().encode()):08x}-{os.getpid()}-"
+
+
+def remove_staging(modules):
+    """Remove the staging folders of builds on this host that were killed."""
+    host = staging_prefix().split("-")[1]
+    for folder in modules.glob(".staging-*"):
+        match = re.fullmatch(r"\.staging-([0-9a-f]{8})-(\d+)-\w+", folder.name)
+        if match and match[1] == host and not folder.is_symlink() and not is_running(int(match[2])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_running(process):
+    """Say whether a process of that number is there; on Windows, where asking might end it, whether it may be."""
+    if os.name == "nt":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -617,8 +691,9 @@ def compile_units(units, sources, modules, ptx_only, jobs):
     print(f"nvcc {tools.version} ({tools.origin}); units: {len(units)}, texts of each: {len(targets)}", flush=True)
     progress, failures, texts = Progress(len(units) * len(targets)), {}, {unit.unit: [] for unit in units}
     modules.mkdir(parents=True, exist_ok=True)
+    remove_staging(modules)
     # On the same file system as the modules, so that moving a file there is one step.
-    with tempfile.TemporaryDirectory(prefix=".staging-", dir=modules) as staging:
+    with tempfile.TemporaryDirectory(prefix=staging_prefix(), dir=modules) as staging:
         pool = concurrent.futures.ThreadPoolExecutor(jobs)
         try:
             futures = {}
@@ -757,11 +832,11 @@ def main(arguments=None):
         "--only", action="append", default=[], metavar="NAME", help="build NAME or 'NAME[axis=value]' alone (repeatable)"
     )
     parser.add_argument("--list", action="store_true", help="list the units and whether they are fresh")
-    parser.add_argument("--clean", action="store_true", help="remove the modules")
+    parser.add_argument("--clean", action="store_true", help="remove the files that builds wrote, and nothing else")
     parser.add_argument("--table", action="store_true", help="print the tables even when nothing was built")
     parser.add_argument("--ptx-only", action="store_true", help="write the native PTX alone: enough for the emulator")
     parser.add_argument("--sass", action="store_true", help="print the machine code of built units for sm_120a")
-    parser.add_argument("--requires", action="store_true", help="print what pip must install before a build")
+    parser.add_argument("--requires", action="store_true", help="print the options with which pip must install a toolkit before a build, if any")
     parser.add_argument("--sources", type=Path, default=SOURCES, metavar="DIR", help="a copy of kernels_cu")
     parser.add_argument("--out", type=Path, default=MODULES, metavar="DIR", help="where the modules go")
     parser.add_argument("--jobs", type=int, default=None, metavar="N", help="compilations at a time (default: cores)")
@@ -769,9 +844,9 @@ def main(arguments=None):
     sources, modules = options.sources.resolve(), options.out.resolve()
     try:
         if options.requires:
-            print(" ".join(requirements()))
+            print(f"--require-hashes -r {TOOLKIT_PINS}" if needs_toolkit() else "")
         elif options.clean:
-            shutil.rmtree(modules, ignore_errors=True)
+            clean(sources, options.out)
         elif options.sass:
             for unit in select(find_units(sources), options.only):
                 print(sass_of(unit, modules, TARGETS[0].cubins[0]))
@@ -801,7 +876,7 @@ def get_build_hook():
     class KernelsHook(BuildHookInterface):
         def dependencies(self):
             # An editable install uses the modules that `make` builds.
-            return [] if self.target_name != "wheel" else requirements()
+            return toolkit_wheels() if self.target_name == "wheel" and needs_toolkit() else []
 
         def initialize(self, version, build_data):
             if version == "editable":

@@ -586,14 +586,10 @@ def dequantize_job(q, dtype) -> Job:
     """The Job of `run dequantize`."""
     import numpy as np
 
-    from .errors import FileError
     from .formats import FORMATS
     from .ops.quantized import QuantizedArray
 
-    try:
-        array = QuantizedArray.load(q)
-    except OSError as error:
-        raise FileError(f"{q} cannot be read: {error.strerror or error}; give an .npz that `run quantize` or QuantizedArray.save wrote") from error
+    array = QuantizedArray.load(q)
     wanted = FORMATS[dtype or "f32"].dtype
 
     def reference(_):

@@ -19,7 +19,7 @@ import numpy as np
 from . import units
 from .backend import Entry, Facts, MemoryInfo, Packet, Param, Queue, Remembered, backend_for, scope
 from .errors import AbiError, ArgumentError, DriverError, OutOfMemory, PtxError
-from .files import module_kind
+from .files import module_kind, read_bytes
 from .pool import Pool
 from .ptx import parse
 from .turns import Turn
@@ -417,8 +417,7 @@ class DriverBackend:
 
     def open(self, path: Path) -> DriverModule:
         """Load any PTX, fatbin or cubin. The driver forgets it when nothing refers to the result or its entries."""
-        path = Path(path)
-        data = path.read_bytes()
+        data = read_bytes(path)
         kind = module_kind(path, data)
         text = _parsed(data, path.name) if kind == "ptx" else None
         with self._turn, self._loaded(data.rstrip(b"\0") + b"\0" if kind == "ptx" else data, path.name) as image:

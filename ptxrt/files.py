@@ -1,26 +1,148 @@
-"""Files: writing them whole or not at all, and telling what a compiled one is."""
+"""Files: paths that are checked, writing whole files or none, and telling what a compiled one is."""
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
+import re
+import stat
 import struct
 import uuid
+import zlib
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Iterator
 
 from .errors import FileError
 
+# A file that is being written, until it takes its place: the host and the process stand in its name.
+_PART = re.compile(r"\.ptxrt-([0-9a-f]{8})-(\d+)-[0-9a-f]{32}\.part")
+
+
+def checked_path(path) -> Path:
+    """The path as a Path; FileError for what is no path, such as a number, which `open` takes for a descriptor."""
+    try:
+        name = os.fsdecode(path)
+    except TypeError:
+        raise FileError(f"{path!r} is a {type(path).__name__}; pass the name of a file as a string or a Path") from None
+    if "\0" in name:
+        raise FileError(f"{name!r} holds a zero byte, which no file's name has; pass another name")
+    return Path(name)
+
+
+def cannot(path: Path, what: str, error: OSError) -> FileError:
+    """The FileError that says why a file cannot be `read` or `written`, with the folder it is looked for in."""
+    folder = Path(os.path.realpath(path)).parent
+    if not os.path.isdir(folder):
+        there = "is no folder" if os.path.exists(folder) else "does not exist" + ("; create it first" if what == "written" else "")
+        reason = f"the folder {folder} {there}"
+    elif isinstance(error, FileNotFoundError):
+        reason = f"it does not exist in the folder {folder}"
+    elif os.path.isdir(path):
+        reason = f"it is a folder, in {folder}; give the name of a file"
+    elif error.errno == errno.ENAMETOOLONG:
+        reason = f"its name is longer than the file system of {folder} allows"
+    elif what == "written" and isinstance(error, PermissionError):
+        reason = f"no permission to write into {folder}; choose another folder"
+    else:
+        reason = f"{error.strerror or error} (in the folder {folder})"
+    return FileError(f"{path} cannot be {what}: {reason}")
+
+
+@contextmanager
+def reading(path) -> Iterator[IO[bytes]]:
+    """A file opened for reading its bytes; FileError where it cannot be read."""
+    path = checked_path(path)
+    try:
+        with open(path, "rb") as file:
+            yield file
+    except OSError as error:
+        raise cannot(path, "read", error) from error
+
+
+def read_bytes(path) -> bytes:
+    """The bytes of a file; FileError where it cannot be read."""
+    with reading(path) as file:
+        return file.read()
+
+
+@contextmanager
+def replacing(path) -> Iterator[IO[bytes]]:
+    """A file to write to that takes the place of `path` when the block is left, whole; after an error nothing has changed.
+
+    A symbolic link stays, and what it points to is replaced. The new file has the mode of the one it replaces. A device or a pipe
+    is written to as it is. FileError where that is not possible, or the file is read-only. A process that is killed while it writes
+    leaves a file `.ptxrt-*.part`, which the next one that writes into the folder removes.
+    """
+    path = checked_path(path)
+    try:
+        target = Path(os.path.realpath(path))
+        mode = target.stat().st_mode if os.path.exists(target) else None
+        if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            with open(target, "wb") as file:
+                yield file
+            return
+        if mode is not None and not os.access(target, os.W_OK) and not os.path.isdir(target):
+            raise FileError(f"{path} cannot be written: it is read-only, in the folder {target.parent}; remove it first, or give another name")
+        if os.path.isdir(target):
+            raise IsADirectoryError
+        remove_parts(target.parent)
+        # Of its own length, not the target's: that may be as long as the file system allows.
+        temporary = target.with_name(f".ptxrt-{_host()}-{os.getpid()}-{uuid.uuid4().hex}.part")
+        try:
+            with open(temporary, "xb") as file:
+                if mode is not None:
+                    os.chmod(temporary, stat.S_IMODE(mode))
+                yield file
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise cannot(path, "written", error) from error
+
 
 def write_atomically(path, data: bytes) -> None:
-    """Write `data` to a new file beside `path` and rename it into place; on failure nothing is left behind."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    """Write `data` to `path` as `replacing` does."""
+    with replacing(path) as file:
+        file.write(data)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what processes of this host that are no more have left half written in a folder."""
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        names = os.listdir(folder)
+    except OSError:
+        return  # it may be writeable without being readable
+    for name in names:
+        match = _PART.fullmatch(name)
+        if match and match[1] == _host() and not _runs(int(match[2])):
+            try:
+                os.unlink(folder / name)
+            except OSError:
+                pass  # another one was quicker, or it is another user's
+
+
+def _host() -> str:
+    """Eight digits for this host: process numbers of others say nothing here."""
+    return f"{zlib.crc32(platform.node().encode()):08x}"
+
+
+def _runs(process: int) -> bool:
+    """Whether a process of that number is there; where that cannot be asked without harm, whether it is this one.
+
+    Windows does not let a file be removed that another process has open, so there no question is needed.
+    """
+    if os.name == "nt":
+        return process == os.getpid()
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def module_kind(path, data: bytes) -> str:

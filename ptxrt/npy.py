@@ -1,22 +1,126 @@
-"""Arrays in files: what the command line reads and writes, .npy for one array and .npz for several."""
+"""Arrays in files: .npy for one array and .npz for several. A file that came from elsewhere is held against its own sizes first."""
 
 from __future__ import annotations
 
-import io
 import os
 import zipfile
-import zlib
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
-from typing import Mapping
+from typing import IO, Iterator, Mapping
 
 import ml_dtypes
 import numpy as np
 
 from .errors import FileError
-from .files import write_atomically
+from .files import cannot, checked_path, reading, replacing
 
-# What NumPy raises for files that are truncated, foreign, or pretend to a size that does not fit.
-_DAMAGE = (ValueError, TypeError, EOFError, SyntaxError, OverflowError, MemoryError, zipfile.BadZipFile, zlib.error)
+# Deflate writes at least a byte for 1032, and a few for an end.
+_RATIO, _REST = 1032, 1024
+_NPY, _ZIP = b"\x93NUMPY", b"PK"
+
+
+class Header:
+    """What the header of an array in a file says: dtype, shape, whether it lies in columns, and its bytes without the header."""
+
+    def __init__(self, stream: IO[bytes]):
+        version = np.lib.format.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"its format is {version[0]}.{version[1]}, where 1.0 and 2.0 are known")
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        self.shape, self.columns, self.dtype = read(stream)
+        if self.dtype.hasobject:
+            raise ValueError("it holds pickled objects, which are never loaded")
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"its shape is {list(self.shape)}")
+        self.nbytes = prod(self.shape) * self.dtype.itemsize
+
+    def read(self, stream: IO[bytes]) -> np.ndarray:
+        """The array behind the header; ValueError where the stream ends before it does."""
+        array = np.empty(self.shape[::-1] if self.columns else self.shape, self.dtype)
+        rest = memoryview(array.reshape(-1).view(np.uint8)) if array.nbytes else memoryview(b"")
+        while rest:
+            count = stream.readinto(rest)  # type: ignore[attr-defined]
+            if not count:
+                raise ValueError(f"it ends {len(rest)} bytes early")
+            rest = rest[count:]
+        return array.T if self.columns else array
+
+
+class Archive:
+    """The arrays of an .npz by name. Nothing is inflated before it is asked for, and no more than the headers say."""
+
+    def __init__(self, file: IO[bytes]):
+        self._zip = zipfile.ZipFile(file)
+        members = [info for info in self._zip.infolist() if info.filename.endswith(".npy")]
+        self._members = {info.filename[:-4]: info for info in members}
+        if len(self._members) != len(members):
+            raise ValueError("it holds two arrays of one name")
+        self.names = tuple(self._members)
+
+    def header(self, name: str) -> Header:
+        """The header of an array; ValueError unless the bytes that the archive declares are those that it asks for."""
+        with self._open(name) as stream:
+            return self._header(name, stream)
+
+    def read(self, name: str) -> np.ndarray:
+        """An array, in native byte order."""
+        with self._open(name) as stream:
+            array = self._header(name, stream).read(stream)
+            stream.read(1)  # the checksum is held against the data at the end
+        return native(array)
+
+    def _open(self, name: str) -> IO[bytes]:
+        info = self._members[name]
+        if info.flag_bits & 1:
+            raise ValueError(f"its {name} is encrypted")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"its {name} is compressed by method {info.compress_type}; numpy.savez and savez_compressed use others")
+        if info.file_size > _RATIO * info.compress_size + _REST:
+            raise ValueError(f"its {name} is said to be {info.file_size} bytes, which {info.compress_size} compressed ones cannot hold")
+        return self._zip.open(info)
+
+    def _header(self, name: str, stream: IO[bytes]) -> Header:
+        header = Header(stream)
+        if stream.tell() + header.nbytes != self._members[name].file_size:
+            raise ValueError(
+                f"its {name} of {header.dtype} {list(header.shape)} takes {header.nbytes} bytes, "
+                f"the archive has {self._members[name].file_size - stream.tell()}"
+            )
+        return header
+
+
+@contextmanager
+def understood(path, what: str, advice: str) -> Iterator[None]:
+    """Turn whatever a damaged file makes NumPy and zipfile raise into a FileError: `PATH WHAT: reason. ADVICE`.
+
+    Their parsers raise nearly anything for bytes that nobody wrote on purpose, up to RecursionError and NotImplementedError.
+    """
+    try:
+        yield
+    except FileError:
+        raise
+    except MemoryError as error:
+        raise FileError(f"{path} {what}: there is no memory for what it says it holds ({error}). {advice}") from error
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        if "allow_pickle" in reason or "Object arrays" in reason:
+            reason = "it holds pickled objects, which are never loaded"
+        raise FileError(f"{path} {what}: {reason}. {advice}") from error
+
+
+@contextmanager
+def opened(path, what: str, advice: str) -> Iterator["Archive | IO[bytes]"]:
+    """A file of arrays: an Archive, or the file itself where it holds a single array; FileError as `understood` says it."""
+    with reading(path) as file, understood(path, what, advice):
+        magic = file.read(len(_NPY))
+        file.seek(0)
+        if magic.startswith(_ZIP):
+            yield Archive(file)
+        elif magic == _NPY:
+            yield file
+        else:
+            raise ValueError("it is empty" if not magic else "it is not in .npy format, and no .npz")
 
 
 def read_array(path, member: str) -> np.ndarray:
@@ -25,41 +129,39 @@ def read_array(path, member: str) -> np.ndarray:
     NumPy saves bfloat16 as two bytes without meaning, so items of that kind are taken as bfloat16.
     FileError where there is no file, no array, or one that holds pickled objects.
     """
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.lib.npyio.NpzFile):
-            with loaded:
-                if member not in loaded.files:
-                    there = ", ".join(loaded.files) or "nothing"
-                    raise FileError(f"{path} holds no array called {member}; it holds {there}")
-                loaded = loaded[member]
-    except FileNotFoundError:
-        raise FileError(f"{path} does not exist; give an .npy file for {member}") from None
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror or error}") from error
-    except _DAMAGE as error:
-        if "allow_pickle" in str(error):
-            reason = "it is not in .npy format, or holds pickled objects, which are never loaded"
-        else:
-            reason = f"it is damaged or no .npy file ({error or type(error).__name__})"
-        raise FileError(f"{path} cannot be read: {reason}. Write it with numpy.save.") from error
-    if loaded.dtype == np.dtype("V2"):
-        return loaded.view(ml_dtypes.bfloat16)
-    return loaded if loaded.dtype.isnative else loaded.astype(loaded.dtype.newbyteorder("="))
+    with opened(path, "cannot be read", "Write it with numpy.save.") as file:
+        if isinstance(file, Archive):
+            if member not in file.names:
+                raise FileError(f"{path} holds no array called {member}; it holds {', '.join(file.names) or 'nothing'}")
+            return file.read(member)
+        header = Header(file)
+        there = os.fstat(file.fileno()).st_size - file.tell()
+        if header.nbytes > there:
+            raise ValueError(f"its {header.dtype} {list(header.shape)} takes {header.nbytes} bytes, {there} are there")
+        return native(header.read(file))
+
+
+def native(array: np.ndarray) -> np.ndarray:
+    """The array in native byte order, two bytes without meaning as bfloat16."""
+    if array.dtype == np.dtype("V2"):
+        return array.view(ml_dtypes.bfloat16)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def check_target(path: Path, arrays: int) -> None:
     """Raise FileError where `path` cannot take that many arrays: asked before anything is computed."""
     wanted = ".npy" if arrays == 1 else ".npz"
+    checked_path(path)
     if path.suffix != wanted:
         what = "one array" if arrays == 1 else f"{arrays} arrays"
         raise FileError(f"{path} is to hold {what}; give it a name that ends in {wanted}")
-    if not path.parent.is_dir():
-        raise FileError(f"{path} cannot be written: the folder {path.parent} does not exist; create it first")
-    if path.is_dir():
-        raise FileError(f"{path} cannot be written: it is a folder; give the name of a file")
-    if not os.access(path.parent, os.W_OK):
-        raise FileError(f"{path} cannot be written: no permission to write into {path.parent}; choose another folder")
+    folder = Path(os.path.realpath(path)).parent
+    if not os.path.isdir(folder):
+        raise cannot(path, "written", FileNotFoundError())
+    if os.path.isdir(path):
+        raise cannot(path, "written", IsADirectoryError())
+    if not os.access(folder, os.W_OK):
+        raise cannot(path, "written", PermissionError())
 
 
 def storable(array: np.ndarray) -> np.ndarray:
@@ -67,15 +169,11 @@ def storable(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write one array as .npy or several as .npz; the file appears whole or not at all."""
-    buffer = io.BytesIO()
+def write_arrays(path, arrays: Mapping[str, np.ndarray], *, archive: bool | None = None) -> None:
+    """Write arrays as `replacing` writes files: one as .npy, several as .npz, or as `archive` says; FileError where that fails."""
     stored = {name: storable(array) for name, array in arrays.items()}
-    if len(stored) == 1:
-        np.save(buffer, *stored.values(), allow_pickle=False)
-    else:
-        np.savez(buffer, **stored)
-    try:
-        write_atomically(path, buffer.getvalue())
-    except OSError as error:
-        raise FileError(f"{path} cannot be written: {error.strerror or error}") from error
+    with replacing(path) as file:
+        if archive if archive is not None else len(stored) != 1:
+            np.savez(file, **stored)
+        else:
+            np.save(file, *stored.values(), allow_pickle=False)

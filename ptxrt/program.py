@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 from typing import Any, Iterator, Mapping
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from .array import Box, DeviceArray, as_arrays, is_foreign, upload
 from .backend import Backend, Entry, Param, current, scope
 from .errors import ArgumentError
+from .files import checked_path
 from .launch import GRID_LIMITS, Launch, Plan
 
 _STRUCT_CODES = {
@@ -23,11 +23,12 @@ def load(path) -> "Program":
     """Load a `.ptx`, or on a GPU machine also a fatbin or cubin, on the current machine.
 
     `program["name"](grid, block, *arguments, shared_bytes=0, stream=None)` launches an entry. FileError for
-    a file of another kind or one that the machine cannot run; what the emulator does not know is refused
+    a file that is missing, of another kind, or one that the machine cannot run; what the emulator does not know is refused
     here, by name and line.
     """
+    path = checked_path(path)
     backend = current()
-    return Program(backend, backend.open(Path(path)))
+    return Program(backend, backend.open(path))
 
 
 class Program(Mapping[str, "ProgramEntry"]):

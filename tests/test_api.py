@@ -762,8 +762,12 @@ def test_what_cannot_be_loaded_says_why(emulator, tmp_path):
     path.write_text(SAXPY.replace("fma.rn.f32", "fma.rz.ftz.sat.f16x4"))
     with pytest.raises(ptxrt.PtxError, match="fma.rz.ftz.sat.f16x4"):
         ptxrt.load(path)
-    with pytest.raises(FileNotFoundError):
-        ptxrt.load(tmp_path / "nothing.ptx")
+    for name, words in (("nothing.ptx", f"does not exist in the folder {tmp_path}"), ("no/x.ptx", f"the folder {tmp_path}/no does not exist")):
+        with pytest.raises(ptxrt.FileError, match=words):
+            ptxrt.load(tmp_path / name)
+    for path in (True, 0, None):
+        with pytest.raises(ptxrt.FileError, match="pass the name of a file"):
+            ptxrt.load(path)
 
 
 # Comparison

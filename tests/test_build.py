@@ -3,9 +3,12 @@
 import hashlib
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -292,6 +295,119 @@ def test_list_says_what_is_fresh(copy, no_compiler, capsys):
     assert lines == [["plain", "not built"], ["scale_step1_dim32", "stale"], ["scale_step2_dim32", "stale"]]
 
 
+# What it removes
+
+
+PRECIOUS = {"package.json": '{"name": "mine"}', "notes.txt": "mine", "plain.txt": "mine", "list.json": "[1]", "unit.json": '{"unit": "unit"}'}
+
+
+def clean(tree, modules):
+    return build.main(["--clean", "--sources", str(tree), "--out", str(modules)])
+
+
+def test_clean_removes_what_a_build_wrote_alone(copy, capsys):
+    tree, modules = copy
+    for name, text in PRECIOUS.items():
+        (modules / name).write_text(text)
+    (modules / "folder").mkdir()
+    (modules / "folder" / "plain.ptx").write_text("mine")
+    (modules / "plain.json").write_text("{")  # known by its source
+    assert clean(tree, modules) == 0
+    assert {path.name: path.read_text() for path in modules.iterdir() if path.is_file()} == PRECIOUS
+    assert (modules / "folder" / "plain.ptx").read_text() == "mine"
+    assert "removed 15 files of 3 units" in (output := capsys.readouterr().out) and "left what no build wrote: folder, list.json" in output
+
+
+def test_clean_removes_a_folder_that_is_empty_then(copy, capsys):
+    tree, modules = copy
+    (modules / f"{build.staging_prefix().rsplit('-', 2)[0]}-999999999-abc").mkdir()
+    assert clean(tree, modules) == 0 and not modules.exists()
+    assert clean(tree, modules) == 0 and "nothing to remove" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.name == "nt", reason="symbolic links need a privilege there")
+def test_clean_leaves_what_links_point_to(copy, tmp_path, capsys):
+    tree, modules = copy
+    link = tmp_path / "link"
+    link.symlink_to(modules, target_is_directory=True)
+    before = contents(modules)
+    assert clean(tree, link) == 1 and "symbolic link" in capsys.readouterr().err
+    assert contents(modules) == before and link.is_symlink()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "data").write_text("mine")
+    (modules / "plain.ptx").rename(elsewhere / "plain.ptx")
+    (modules / "plain.ptx").symlink_to(elsewhere / "plain.ptx")
+    (modules / "plain.fatbin").unlink()
+    (modules / "plain.fatbin").symlink_to(elsewhere, target_is_directory=True)
+    staging = modules / f"{build.staging_prefix().rsplit('-', 2)[0]}-999999999-abc"
+    staging.symlink_to(elsewhere, target_is_directory=True)
+    assert clean(tree, modules) == 0
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["data", "plain.ptx"] and os.listdir(modules) == [staging.name]
+
+
+def test_a_build_leaves_files_that_it_did_not_write(copy, no_compiler):
+    tree, modules = copy
+    for name, text in PRECIOUS.items():
+        (modules / name).write_text(text)
+    build.build(tree, modules)
+    assert {name: (modules / name).read_text() for name in PRECIOUS} == PRECIOUS
+
+
+@pytest.mark.skipif(os.name == "nt", reason="processes are asked for by a signal")
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP", "SIGKILL"])
+def test_what_a_killed_build_leaves_is_removed_by_the_next(toolchain, copy, tmp_path, number):
+    tree, modules = copy
+    build.remove("plain", modules)
+    path = tmp_path / "slow" / "bin"
+    path.mkdir(parents=True)
+    for name in ("nvcc", "ptxas", "fatbinary"):  # a compiler that answers, and then compiles until it is killed
+        answer = f"'{getattr(toolchain, name)}' \"$@\""
+        (path / name).write_text(f"#!/bin/sh\ncase $1 in --version|--dryrun) exec {answer};; esac\necho $$ > '{tmp_path}/pid'\nexec sleep 60\n")
+        (path / name).chmod(0o755)
+    command = [sys.executable, str(ROOT / "build.py"), "--sources", str(tree), "--out", str(modules), "--jobs", "1"]
+    process = subprocess.Popen(command, env={**os.environ, "CUDA_HOME": str(path.parent)}, stdout=subprocess.DEVNULL)
+    pid = tmp_path / "pid"
+    while not (pid.exists() and pid.read_text().strip()):
+        assert process.poll() is None
+        time.sleep(0.02)
+    (left,) = modules.glob(".staging-*")
+    assert f"-{process.pid}-" in left.name
+    build.remove_staging(modules)
+    assert left.is_dir()  # of a build that runs
+    process.send_signal(getattr(signal, number))
+    process.wait()
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    build.build(tree, modules)
+    assert not list(modules.glob(".staging-*")) and (modules / "plain.fatbin").is_file()
+
+
+# What it needs
+
+
+@pytest.mark.parametrize("name", ["build", "toolkit"])
+def test_requirements_have_versions_and_hashes(name):
+    text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", "")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    for line in lines:
+        wheel, *hashes = line.split()
+        assert re.fullmatch(r"[\w.\[\],-]+==[\w.]+", wheel) and hashes and all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", h) for h in hashes)
+    wheels = [line.split()[0] for line in lines]
+    if name == "toolkit":
+        assert build.toolkit_wheels() == wheels and any(wheel.startswith(f"cuda-toolkit[nvcc,cccl]=={build.TOOLKIT}.") for wheel in wheels)
+    else:
+        assert any(wheel.startswith("hatchling==1.") for wheel in wheels)
+
+
+def test_requires_says_how_pip_installs_a_toolkit(monkeypatch, capsys):
+    monkeypatch.setattr(build, "stale", lambda *_, **__: ["unit"])
+    monkeypatch.setattr(build, "toolkit_folders", lambda: iter(()))
+    assert build.main(["--requires"]) == 0
+    assert capsys.readouterr().out == f"--require-hashes -r {ROOT / 'requirements' / 'toolkit.txt'}\n"
+    monkeypatch.setattr(build, "stale", lambda *_, **__: [])
+    assert build.main(["--requires"]) == 0 and capsys.readouterr().out == "\n"
+
+
 # What it refuses
 
 
@@ -303,7 +419,7 @@ def test_no_toolkit_says_what_to_do(copy, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "path", [])
     assert build.main(["--sources", str(tree), "--out", str(tmp_path / "none")]) == 1
     message = capsys.readouterr().err
-    assert "ToolchainMissing" in message and "CUDA_HOME" in message and "pip install 'cuda-toolkit[nvcc,cccl]" in message
+    assert "ToolchainMissing" in message and "CUDA_HOME" in message and "--require-hashes -r" in message and "toolkit.txt" in message
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the stand-in for nvcc is a shell script")

@@ -435,7 +435,7 @@ def test_saving_keeps_the_name_and_replaces_whole_files(saved, monkeypatch):
     assert ptxrt.QuantizedArray.load(other).shape == q.shape
     before = path.read_bytes()
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(ptxrt.FileError, match="disk full"):
         q.save(path)
     assert path.read_bytes() == before and sorted(p.name for p in path.parent.iterdir()) == ["q.npz", "weights"]
 
@@ -492,9 +492,9 @@ GOOD = dict(FIRST, axis=np.array(-1), scale_layout=np.array("linear"))
         (dict(format=np.array("nvfp4"), scales=np.zeros((1, 2), np.uint8), global_scale=np.array(-1.0)), "one positive number"),
         (dict(shape=np.array([1.0, 32.0])), "no list of whole numbers"),
         (dict(shape=np.array([1, -32])), "shape is"),
-        (dict(shape=np.array([[1, 32]])), "shape is"),
-        (dict(shape=np.array(32)), "shape is|not iterable"),
-        (dict(codes=np.array([{}], object)), "allow_pickle"),
+        (dict(shape=np.array([[1, 32]])), "no list of whole numbers"),
+        (dict(shape=np.array(32)), "no list of whole numbers"),
+        (dict(codes=np.array([{}], object)), "pickled objects, which are never loaded"),
     ],
 )
 def test_foreign_contents_are_file_errors(tmp_path, fields, words):
@@ -517,7 +517,7 @@ def test_files_of_other_kinds_are_file_errors(tmp_path):
         path.write_bytes(content)
         with pytest.raises(ptxrt.FileError):
             ptxrt.QuantizedArray.load(path)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ptxrt.FileError, match="does not exist"):
         ptxrt.QuantizedArray.load(tmp_path / "nothing.npz")
 
 

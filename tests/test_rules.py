@@ -42,11 +42,11 @@ MODULES = {
     "binder": {"errors", "dims", "formats", "kernel"},
     "kernel": {"errors", "accuracy", "binder", "dims", "formats", "launch"},
     "launch": {"errors", "array", "backend", "binder", "kernel"},
-    "program": {"errors", "array", "backend", "launch"},
+    "program": {"errors", "array", "backend", "files", "launch"},
     "prepared": {"errors", "array", "backend", "formats", "kernel", "launch"},
     "graphs": {"errors", "array", "backend", "launch"},
     "tracing": {"backend", "describe", "launch"},
-    "ops": {"prepared", "errors", "accuracy", "array", "blocks", "files", "formats", "kernel", "sequences", "tiles"},
+    "ops": {"prepared", "errors", "accuracy", "array", "blocks", "formats", "kernel", "npy", "sequences", "tiles"},
     "bench": {
         *("errors", "accuracy", "array", "backend", "blocks", "describe", "files", "formats", "kernel", "launch", "ops", "prepared"),
         *("stream", "units"),

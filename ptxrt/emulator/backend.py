@@ -13,7 +13,7 @@ import numpy as np
 from .. import units
 from ..backend import Entry, Facts, MemoryInfo, Packet, Queue, Remembered, backend_for, scope
 from ..errors import AbiError, ArgumentError, FileError, MachineError, OutOfMemory
-from ..files import module_kind
+from ..files import module_kind, read_bytes
 from . import Emulator
 
 TEXTS = ("native", "portable")
@@ -125,8 +125,7 @@ class EmulatorBackend:
 
     def open(self, path: Path) -> EmulatorModule:
         """Load any PTX text; FileError for binaries, which only a GPU runs."""
-        path = Path(path)
-        data = path.read_bytes()
+        data = read_bytes(path)
         kind = module_kind(path, data)
         if kind != "ptx":
             raise FileError(f"{path} is a {kind}; the emulator runs PTX text: compile with nvcc -ptx, or choose a GPU machine")

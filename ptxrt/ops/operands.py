@@ -172,6 +172,11 @@ class Operand(QuantizedArray):
         return values if dtype is None else values.astype(dtype)
 
 
+QuantizedArray._files[frozenset({"codes", "format", "role", "shape"})] = (
+    *(Operand, frozenset({"scales", "dim", "global_scale", "mean", "cu_seqlens"})),
+)
+
+
 def quantize_operand(
     x,
     format,

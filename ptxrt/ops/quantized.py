@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import struct
-import zipfile
-import zlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 
 from ..array import DeviceArray, as_arrays, upload
 from ..blocks import BLOCK_FORMATS, BlockFormat, swizzled_bytes, swizzled_offsets
-from ..errors import ArgumentError, FileError
-from ..files import write_atomically
+from ..errors import ArgumentError
 from ..formats import f32
+from ..npy import Archive, Header, opened, write_arrays
 
 SCALE_LAYOUTS = ("linear", "128x4")
-
-# What NumPy and zipfile raise for files that are foreign, truncated, or pretend to a size that does not fit.
-_DAMAGE = (
-    *(ValueError, TypeError, LookupError, EOFError, SyntaxError, OverflowError, MemoryError, RuntimeError, OSError),
-    *(zipfile.BadZipFile, zlib.error, struct.error),
-)
 
 
 @dataclass(frozen=True)
@@ -280,52 +271,75 @@ class QuantizedArray:
         values = np.ascontiguousarray(values.take(range(layout.length), self.axis) if layout.padded != layout.length else values)
         return values if dtype is None else values.astype(dtype)
 
+    # Files
+
+    # Classes by what their files hold: {names that must be there: (class, names that may be there)}.
+    _files: ClassVar[dict[frozenset[str], tuple[type, frozenset[str]]]] = {}
+
     def save(self, path) -> None:
-        """Write to `path` as .npz (the name is used as given); the file appears whole or not at all."""
+        """Write to `path` as .npz (the name is used as given); the file appears whole or not at all.
+
+        A file that is there is replaced and keeps its mode, a symbolic link stays. FileError, which names the folder, where
+        `path` cannot be written.
+        """
         numbers = ("global_scale", "mean", "cu_seqlens")
         fields = {name: array if name in numbers else array.view(np.uint8) for name, array in self.to_numpy().arrays.items()}
         for name, value in self.description.items():
             if value is not None:
                 fields[name] = np.array(value, np.int64 if isinstance(value, (int, tuple)) else None)
-        buffer = io.BytesIO()
-        np.savez(buffer, **fields)
-        write_atomically(path, buffer.getvalue())
+        write_arrays(path, fields, archive=True)
 
     @classmethod
     def load(cls, path) -> "QuantizedArray":
-        """Read what `save` wrote; FileError for a file that is foreign, damaged or does not fit its own shape.
+        """Read what `save` wrote; FileError for a file that is missing, foreign, damaged or does not fit its own shape.
 
-        A file without axis and scale_layout has blocks along the last axis and linear scales.
+        Names, types and sizes are checked before any array is inflated. A file with a role gives an `Operand`. One without axis and
+        scale_layout has blocks along the last axis and linear scales.
         """
-        with open(path, "rb") as file:
-            try:
-                archive = np.load(file, allow_pickle=False)
-                if not isinstance(archive, np.lib.npyio.NpzFile):
-                    raise ValueError("it holds a single array")
-                with archive:
-                    fields = {name: archive[name] for name in archive.files}
-                if "role" in fields:
-                    from .operands import Operand
-
-                    return Operand(**_from_file(fields, {"codes", "format", "role", "shape"}, {"scales", "dim", "global_scale", "mean", "cu_seqlens"}))
-                wanted = {"codes", "scales", "format", "shape"}
-                if fields.keys() & {"axis", "scale_layout"}:
-                    wanted |= {"axis", "scale_layout"}
-                return QuantizedArray(**_from_file(fields, wanted, {"global_scale"}))
-            except _DAMAGE as error:
-                raise FileError(f"{path} is no quantized array: {error}. Write one with QuantizedArray.save.") from error
+        with opened(path, "is no quantized array", "Write one with QuantizedArray.save.") as archive:
+            if not isinstance(archive, Archive):
+                raise ValueError("it holds a single array")
+            made = _class_of(archive)
+            headers = {name: archive.header(name) for name in archive.names}
+            small = {name: archive.read(name) for name in archive.names if name in _SMALL and _checked_small(name, headers[name])}
+            description = _described(small)
+            # Arrays without memory stand for those in the file: what does not fit its shape is refused before it is read.
+            made(**{name: np.broadcast_to(np.zeros((), h.dtype), h.shape) for name, h in headers.items() if name not in small}, **description)
+            return made(**{name: archive.read(name) for name in archive.names if name not in small}, **description)
 
 
-def _from_file(fields: dict[str, np.ndarray], wanted: set[str], optional: set[str]) -> dict:
-    """Arguments of a constructor from the arrays of a file; ValueError where one is not what `save` writes."""
-    if fields.keys() - optional != wanted:
-        raise ValueError(f"it holds {', '.join(fields) or 'nothing'} where {', '.join(sorted(wanted))} are expected")
-    if fields["shape"].dtype.kind != "i":
+QuantizedArray._files[frozenset({"codes", "scales", "format", "shape"})] = QuantizedArray, frozenset({"global_scale"})
+QuantizedArray._files[frozenset({"codes", "scales", "format", "shape", "axis", "scale_layout"})] = QuantizedArray, frozenset({"global_scale"})
+
+# What is read before the rest is looked at, and of how many bytes each may be; offsets of packed sequences are checked by value.
+_SMALL = dict.fromkeys(("format", "role", "shape", "axis", "scale_layout", "dim", "global_scale"), 4096) | {"cu_seqlens": 1 << 26}
+_KINDS = dict(format="U", role="U", scale_layout="U", axis="i", dim="i", global_scale="f")
+
+
+def _class_of(archive: Archive) -> type:
+    """The class whose files hold the names that are in an archive; ValueError where there is none."""
+    names = frozenset(archive.names)
+    for wanted, (made, optional) in QuantizedArray._files.items():
+        if names - optional == wanted:
+            return made
+    nearest = max(QuantizedArray._files, key=lambda wanted: len(wanted & names) - len(wanted - names))
+    raise ValueError(f"it holds {', '.join(archive.names) or 'nothing'} where {', '.join(sorted(nearest))} are expected")
+
+
+def _checked_small(name: str, header: Header) -> bool:
+    """True; ValueError for an array that is too large to be what its name says."""
+    if header.nbytes > _SMALL[name]:
+        raise ValueError(f"its {name} is {header.dtype} {list(header.shape)}, {header.nbytes} bytes, where {_SMALL[name]} are the most")
+    return True
+
+
+def _described(small: dict[str, np.ndarray]) -> dict:
+    """Arguments of a constructor from the small arrays of a file; ValueError where one is not what `save` writes."""
+    if small["shape"].dtype.kind != "i" or small["shape"].ndim != 1:
         raise ValueError("its shape is no list of whole numbers")
-    arguments = {**fields, "shape": tuple(fields["shape"].tolist())}
-    kinds = dict(format="U", role="U", scale_layout="U", axis="i", dim="i", global_scale="f")
-    for name in kinds.keys() & fields.keys():
-        if fields[name].shape != () or fields[name].dtype.kind != kinds[name]:
-            raise ValueError(f"its {name} is no {'name' if kinds[name] == 'U' else 'number'}")
-        arguments[name] = fields[name].item()
+    arguments: dict = {**small, "shape": tuple(small["shape"].tolist())}
+    for name in _KINDS.keys() & small.keys():
+        if small[name].shape != () or small[name].dtype.kind != _KINDS[name]:
+            raise ValueError(f"its {name} is no {'name' if _KINDS[name] == 'U' else 'number'}")
+        arguments[name] = small[name].item()
     return arguments
