@@ -505,6 +505,14 @@ def record_of(unit, modules):
     return record if whole and record.get("unit") == unit.unit else None
 
 
+def assembled(unit, modules):
+    """Return the record of a unit that is built whole; raise BuildFailure otherwise."""
+    record = record_of(unit, modules)
+    if not record or not all(record["entries"].values()):
+        raise BuildFailure(f"{unit.unit} is not built: run build.py --only {unit.unit}")
+    return record
+
+
 def is_fresh(unit, sources, modules, ptx_only, cache):
     """Say whether a unit's files are as they were made, and were made from the present sources, headers and flags."""
     record = record_of(unit, modules)
@@ -746,13 +754,12 @@ def print_usage(units, modules):
     rows = []
     for unit in units:
         record = record_of(unit, modules)
-        text = (modules / outputs_of(unit, True)[0]).read_text(encoding="utf-8")
-        facts = launch_facts(text, unit)
+        facts = record["texts"][TARGETS[0].compute]
         for entry, found in record["entries"].items():
             if not found:
                 continue
             cells = [f"{f['registers']} {f['spill_store_bytes']}/{f['spill_load_bytes']}" for f in map(found.get, archs)]
-            shared = found[archs[0]]["shared_bytes"] + facts[entry][SHARED_BYTES]
+            shared = found[archs[0]]["shared_bytes"] + facts[entry]["launch"][SHARED_BYTES]
             rows.append([entry, *cells, f"{shared}"])
     if rows:
         print("\nregisters and spilled bytes (stores/loads) by target; shared memory in bytes (native, static + dynamic)")

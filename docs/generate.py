@@ -11,10 +11,17 @@ import ptxrt  # noqa: E402
 from ptxrt.describe import kernels_markdown  # noqa: E402
 
 
-def main():
-    write("kernels.md", kernels_markdown(ptxrt.kernels()))
-    with ptxrt.using("emulator"):
-        write("fragments.md", fragments.fragments_markdown(fragments.all_findings()))
+def main() -> int:
+    try:
+        kernels = kernels_markdown(ptxrt.kernels())
+        with ptxrt.using("emulator"):
+            found = fragments.fragments_markdown(fragments.all_findings())
+    except ptxrt.BuildError as error:
+        print(f"{Path(__file__).name} needs all kernels: {error}", file=sys.stderr)
+        return 1
+    write("kernels.md", kernels)
+    write("fragments.md", found)
+    return 0
 
 
 def write(name: str, text: str):
@@ -24,4 +31,4 @@ def write(name: str, text: str):
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

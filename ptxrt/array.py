@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -572,6 +573,11 @@ def as_arrays(function: str, **arguments) -> tuple[Any, ...]:
     return tuple([value if type(value) is DeviceArray else _as_array(function, name, value) for name, value in arguments.items()])
 
 
+def in_native_order(array: np.ndarray) -> np.ndarray:
+    """The array with its bytes in the order of this machine: itself, or a copy."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 def _interface(value):
     """The `__cuda_array_interface__` of a value, or None where it has none or refuses to give it."""
     try:
@@ -603,9 +609,14 @@ def _unmasked(function: str, name: str, value):
 
 def _as_array(function: str, name: str, value):
     if type(value) is np.ndarray:
+        return in_native_order(value)
+    if isinstance(value, DeviceArray):
         return value
-    if isinstance(value, (np.ndarray, DeviceArray)):
-        return _unmasked(function, name, value)
+    if isinstance(value, np.ndarray):
+        return in_native_order(_unmasked(function, name, value))
+    if isinstance(value, (str, bytes, os.PathLike)):
+        what = "bytes" if isinstance(value, bytes) else "a string" if isinstance(value, str) else "a path"
+        raise ArgumentError(f"{function}: {name} is {what}, {value!r}; pass an array: numpy.load({value!r}) where it names a file of one")
     if isinstance(value, np.generic):
         return np.asarray(value)
     # Of the two protocols the one that tells the lender's stream; DLPack orders the lender's stream before ours by itself.

@@ -114,7 +114,7 @@ def list_command(json_output):
     from . import kernels
 
     there = {name: kernel.summary for name, kernel in kernels().items()}
-    functions = {name: inspect.getdoc(function()).split("\n", 1)[0] for name, function in FUNCTIONS.items()}
+    functions = {name: manual_of(function()).split("\n", 1)[0] for name, function in FUNCTIONS.items()}
     if json_output:
         print_json({"functions": functions, "kernels": there})
         return
@@ -131,7 +131,7 @@ def show(name):
     """Show a declaration: arguments, meaning, tolerances, cases, and what the compiler made of it."""
     if name in FUNCTIONS:
         function = FUNCTIONS[name]()
-        click.echo(f"{name}{inspect.signature(function)}\n\n{inspect.getdoc(function)}")
+        click.echo(f"{name}{inspect.signature(function)}\n\n{manual_of(function)}")
         return
     from .describe import kernel_lines
 
@@ -182,6 +182,13 @@ class Job:
     reference: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     exact: Callable[[Any], tuple[str, Any, Any]] | None = None
     notes: list[str] = field(default_factory=list)
+
+
+def manual_of(function) -> str:
+    """The docstring of a function, or what stands for it where Python leaves docstrings out."""
+    from .kernel import manual_of
+
+    return manual_of(function)
 
 
 class RunGroup(click.Group):
@@ -497,7 +504,7 @@ def attention_command() -> click.Command:
         elif p.name == "out_dtype":
             params.append(click.Option([option], type=click.Choice(["bfloat16", "float16", "float32"]), help="bfloat16 by default, float16 for f16."))
     params.append(_dtype_option("Convert q, k and v to this format first."))
-    return job_command("attention", inspect.getdoc(function), params, attention_job, quantizes=True)
+    return job_command("attention", manual_of(function), params, attention_job, quantizes=True)
 
 
 def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
@@ -551,7 +558,7 @@ def quantize_command() -> click.Command:
         click.Option(["--pad"], is_flag=True, help="Pad the axis with zeros to whole blocks."),
         _dtype_option("Convert x to this format first."),
     ]
-    return job_command("quantize", inspect.getdoc(_quantize()), params, quantize_job, quantizes=True)
+    return job_command("quantize", manual_of(_quantize()), params, quantize_job, quantizes=True)
 
 
 def quantize_job(x, format, dtype, **options) -> Job:
@@ -579,7 +586,7 @@ def dequantize_command() -> click.Command:
         file_option("q", "The .npz of a quantized array."),
         _dtype_option("What to write; float32 by default."),
     ]
-    return job_command("dequantize", inspect.getdoc(_dequantize()), params, dequantize_job)
+    return job_command("dequantize", manual_of(_dequantize()), params, dequantize_job)
 
 
 def dequantize_job(q, dtype) -> Job:
@@ -625,8 +632,8 @@ def check(ctx, names, seed, races, json_output):
             row = check_case(kernel, case, seed)
             rows.append(row)
             if not json_output:
-                verdict = click.style("ok", fg="green") if row["ok"] else click.style("FAILED", fg="red")
-                click.echo(f"{verdict:6} {kernel.name} {case.id}  {row['figures']}  {row['seconds']:.2f} s")
+                verdict = click.style("ok    ", fg="green") if row["ok"] else click.style("FAILED", fg="red")
+                click.echo(f"{verdict} {kernel.name} {case.id}  {row['figures']}  {row['seconds']:.2f} s")
     failed = sum(not row["ok"] for row in rows)
     if json_output:
         print_json({"cases": rows, "failed": failed})

@@ -6,6 +6,7 @@ from typing import Iterator
 
 from . import units
 from .backend import Facts
+from .errors import BuildError
 from .kernel import Kernel
 
 
@@ -14,19 +15,32 @@ def entry_facts(unit: str) -> dict[str, Facts]:
     return {name: Facts.of(name, launch["launch"]) for name, launch in units.launches(unit, "compute_120f").items()}
 
 
-def compiled_table(kernel: Kernel) -> list[list[str]]:
-    """A header and one row for each entry: block, tile, shared memory, registers and spills by target."""
-    rows, targets = [], []
+TARGETS = ("sm_120a", "sm_121a", "sm_90", "sm_80")
+
+
+def compiled_table(kernel: Kernel, partial: bool = False) -> list[list[str]]:
+    """A header and one row for each entry: block, tile, shared memory, registers and spills by target.
+
+    partial: units that are not built, and targets that a unit was not assembled for, have a row that says so; without it they are a
+    BuildError.
+    """
+    rows = []
     for unit in kernel.units:
-        record = units.record(unit.name)
-        facts = entry_facts(unit.name)
+        try:
+            entries, facts = units.record(unit.name)["entries"], entry_facts(unit.name)
+        except BuildError:
+            if not partial:
+                raise
+            rows.append([unit.name, "not built: run `make`", *[""] * (2 + len(TARGETS))])
+            continue
         for entry in kernel.entries(unit):
-            figures = record["entries"][entry]
-            targets = targets or list(figures)
-            fact = facts[entry]
-            shared = fact.shared_bytes + figures[targets[0]]["shared_bytes"]
-            rows.append([entry, product(fact.threads), product(fact.tile), str(shared), *(registers(f) for f in figures.values())])
-    return [["entry", "block", "tile", "shared bytes", *(f"{target} registers" for target in targets)], *rows]
+            figures, fact = entries.get(entry, {}), facts[entry]
+            if not figures and not partial:
+                raise BuildError(f"{entry} is not assembled; run `make`")
+            static = next((f["shared_bytes"] for f in figures.values()), 0)
+            cells = [registers(figures[target]) if target in figures else "none" if figures else "not assembled" for target in TARGETS]
+            rows.append([entry, product(fact.threads), product(fact.tile), str(fact.shared_bytes + static), *cells])
+    return [["entry", "block", "tile", "shared bytes", *(f"{target} registers" for target in TARGETS)], *rows]
 
 
 def product(sizes) -> str:
@@ -98,7 +112,7 @@ def kernel_lines(kernel: Kernel) -> Iterator[str]:
     yield "tolerances"
     yield from (f"  {line}" for line in tolerance_words(kernel))
     yield ""
-    yield from text_table(compiled_table(kernel))
+    yield from text_table(compiled_table(kernel, partial=True))
     yield ""
     yield "cases of `check`"
     yield from (f"  {case.id}" for case in kernel.cases)

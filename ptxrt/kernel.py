@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
+import sys
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -249,13 +250,18 @@ def kernel(
     return declare
 
 
+def manual_of(function) -> str:
+    """The docstring of a function; where Python leaves docstrings out (-OO), a line that says so. "" where it never had one."""
+    return inspect.getdoc(function) or ("" if sys.flags.optimize < 2 else f"No manual: Python -OO leaves docstrings out of {function.__name__}.")
+
+
 class Kernel:
     """A declared kernel. Calling it launches it on the current machine (see `__call__`)."""
 
     def __init__(self, function, grid, variants, filled, halved, fixed, derived, cases, tolerance, flops, draw):
         self.function = function
         self.name = self.__name__ = function.__name__
-        self.__doc__ = inspect.getdoc(function)
+        self.__doc__ = manual_of(function)
         self.__module__ = function.__module__
         parameters = inspect.signature(function).parameters.values()
         self.arguments = tuple(_argument(p) for p in parameters if p.annotation is not Axis)

@@ -7,7 +7,7 @@ from typing import Any, Iterator, Mapping
 
 import numpy as np
 
-from .array import Box, DeviceArray, as_arrays, is_foreign, upload
+from .array import Box, DeviceArray, as_arrays, in_native_order, is_foreign, upload
 from .backend import Backend, Entry, Param, current, scope
 from .errors import ArgumentError
 from .files import checked_path
@@ -88,7 +88,7 @@ class ProgramEntry:
                 raise ArgumentError(f"{self.name}: {value!r} is on another machine than {backend.describe()}; go through to_numpy()")
 
         queue = backend.queue(stream)
-        uploaded = {id(v): upload(backend, v, queue) for v in values if isinstance(v, np.ndarray)}
+        uploaded = {id(v): upload(backend, in_native_order(v), queue) for v in values if isinstance(v, np.ndarray)}
         places = [uploaded.get(id(v), v) for v in values]
         space = bytearray(self._entry.param_bytes)
         used = []
@@ -137,7 +137,7 @@ def _place(entry: str, index: int, param: Param, value: Any):
         (array,) = as_arrays(entry, **{f"argument {index}": value})
         if array.size == 0:
             return bytes(8)
-        return array
+        return value if isinstance(value, np.ndarray) else array  # what is written comes back into the array that came
     if isinstance(value, (np.generic, bytes, bytearray)):
         data = value.tobytes() if isinstance(value, np.generic) else bytes(value)
         if param.is_pointer:

@@ -328,14 +328,12 @@ def figures_of(entry: str, code: list[Instruction], usage: dict, dynamic_shared:
 
 def figures_of_unit(unit, arch: str, modules: Path = build.MODULES) -> dict[str, Figures]:
     """The figures of every entry of a built unit on one target; ToolchainMissing without a disassembler."""
-    native = arch in build.TARGETS[0].cubins
-    text = (modules / f"{unit.unit}{'' if native else '.portable'}.ptx").read_text(encoding="utf-8")
-    facts = build.launch_facts(text, unit)
+    record = build.assembled(unit, modules)
+    text = next(target.compute for target in build.TARGETS if arch in target.cubins)
     functions = parse(build.sass_of(unit, modules, arch))
-    record = build.record_of(unit, modules)
     return {
-        entry: figures_of(entry, functions[entry], usage[arch], facts[entry][build.SHARED_BYTES])
-        for entry, usage in record["entries"].items()
+        entry: figures_of(entry, functions[entry], record["entries"][entry][arch], launch["launch"][build.SHARED_BYTES])
+        for entry, launch in record["texts"][text].items()
     }
 
 
@@ -405,7 +403,7 @@ def main() -> int:
             return 1
         # Code in which a test finds an opcode without a class is not known: it is read until the class is there.
         unclear = {entry for entry, f in figures[NATIVE].items() if f.instructions["other"]}
-        entries = {unit.unit: build.record_of(unit, build.MODULES)["entries"] for unit in units}
+        entries = {unit.unit: build.assembled(unit, build.MODULES)["entries"] for unit in units}
         write_record(figures, {unit.unit: code_of(unit) for unit in units if not unclear & set(entries[unit.unit])})
         print(f"wrote {RECORD}")
     return 0

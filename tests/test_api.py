@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -768,6 +769,45 @@ def test_what_cannot_be_loaded_says_why(emulator, tmp_path):
     for path in (True, 0, None):
         with pytest.raises(ptxrt.FileError, match="pass the name of a file"):
             ptxrt.load(path)
+
+
+def test_a_path_is_no_array(emulator):
+    q = np.ones((1, 1, 4, 32), np.float32)
+    for path, words in (("x.npy", "x is a string, 'x.npy'; pass an array: numpy.load"), (Path("x.npy"), "x is a path, "), (b"x", "x is bytes")):
+        for call in (
+            lambda: ptxrt.quantize(path, "mxfp4"),
+            lambda: ptxrt.to_device(path),
+            lambda: ptxrt.kernels()["transpose_naive"](path),
+            lambda: ptxrt.quantize_operand(path, "mxfp8", role="k"),
+        ):
+            with pytest.raises(ptxrt.ArgumentError, match=words):
+                call()
+        with pytest.raises(ptxrt.ArgumentError, match=words.replace("x is", "mask is", 1)):
+            ptxrt.attention(q, q, q, mask=path)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f2"])
+def test_arrays_of_the_other_byte_order(emulator, rng, dtype):
+    x = rng.standard_normal((1, 2, 40, 32)).astype(dtype)
+    native = x.astype(x.dtype.newbyteorder("="))
+    for call in (
+        lambda x: np.asarray(ptxrt.quantize(x, "mxfp4")),
+        lambda x: ptxrt.to_device(x).to_numpy(),
+        lambda x: ptxrt.attention(x, x, x, mask=np.zeros((40, 40), dtype), out_dtype=np.float32),
+        lambda x: np.asarray(ptxrt.quantize_operand(x, "nvfp4", role="k")),
+        lambda x: ptxrt.kernels()["cast"](x, y_f32=True, width=32),
+        lambda x: ptxrt.attention(x, x, x, key_lengths=np.array([30], ">i4" if x is not native else "i4"), out_dtype=np.float32),
+    ):
+        got, want = call(x), call(native)
+        assert got.dtype == want.dtype and got.dtype.isnative
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_program_writes_into_arrays_of_the_other_byte_order(saxpy):
+    x, y = np.arange(64).astype(">f4"), np.ones(64, ">f4")
+    saxpy["saxpy"](1, 64, 2.0, x, y, 64)
+    np.testing.assert_array_equal(y, 2 * np.arange(64) + 1)
+    assert y.dtype == np.dtype(">f4")
 
 
 # Comparison

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import ml_dtypes
 import numpy as np
 import pytest
+from build_script import build
 from click.testing import CliRunner
 
 import ptxrt
@@ -367,3 +369,67 @@ def test_kernel_documentation_is_fresh():
     from ptxrt.describe import kernels_markdown
 
     assert (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8") == kernels_markdown(ptxrt.kernels()), "run `make docs`"
+
+
+# Parts of the tree, and other ways to run Python
+
+
+def test_docstrings_may_be_left_out():
+    code = (
+        "import sys, numpy as np, ptxrt; from ptxrt.commands import main; from click.testing import CliRunner\n"
+        "ptxrt.kernels()\n"
+        "for words in (['list'], ['show', 'quantize'], ['show', 'transpose_naive'], ['run', '--help'], ['run', 'quantize', '--help'], ['run', 'cast', '--help']):\n"
+        "    result = CliRunner().invoke(main, words)\n"
+        "    if result.exit_code or not result.output: sys.exit(f'{words}: {result.output} {result.exception!r}')\n"
+        "with ptxrt.using('emulator'):\n"
+        "    x = np.eye(32, dtype=np.float32)\n"
+        "    if not np.array_equal(ptxrt.dequantize(ptxrt.quantize(x, 'mxfp4')), x): sys.exit('wrong values')\n"
+    )
+    done = subprocess.run([sys.executable, "-OO", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def few_modules(monkeypatch, tmp_path):
+    """A folder of modules as after `make demo`: the native text of one unit, nothing assembled."""
+    from ptxrt import units
+
+    (unit,) = build.select(build.find_units(build.SOURCES), ["attention_mxfp4_bf16[dim=32]"])
+    record = units.record(unit.unit)
+    text = f"{unit.unit}.ptx"
+    (tmp_path / text).write_bytes((units.MODULES / text).read_bytes())
+    record["entries"] = dict.fromkeys(record["entries"], {})
+    for part, kept in (("texts", "compute_120f"), ("bytes", text), ("sha256", text)):
+        record[part] = {kept: record[part][kept]}
+    (tmp_path / f"{unit.unit}.json").write_text(json.dumps(record))
+    monkeypatch.setattr(units, "MODULES", tmp_path)
+    monkeypatch.setattr(build, "MODULES", tmp_path)
+    units.check_fresh.cache_clear()
+    yield tmp_path
+    units.check_fresh.cache_clear()
+
+
+def test_show_after_the_demo(few_modules):
+    text = succeed("show", "attention_mxfp4_bf16")
+    rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert "not assembled" in rows["attention_mxfp4_bf16_dim32_bf16"] and "128" in rows["attention_mxfp4_bf16_dim32_bf16"]
+    assert rows["attention_mxfp4_bf16_dim64"].endswith("not built: run `make`")
+    assert "not built" in succeed("show", "transpose_naive")
+
+
+def test_documentation_asks_for_a_whole_build(few_modules, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import generate
+
+    assert generate.main() == 1
+    assert "generate.py needs all kernels" in (message := capsys.readouterr().err) and "run `make`" in message
+
+
+def test_check_lines_up(monkeypatch):
+    kernel = ptxrt.kernels()["transpose_naive"]
+    kept, calls = kernel.function, iter(range(100))
+    monkeypatch.setattr(kernel, "function", lambda x, y: np.copyto(y, x.T + 1) if next(calls) % 2 else kept(x, y))
+    for color in (False, True):
+        result = CliRunner().invoke(main, ["check", "transpose_naive"], color=color)
+        lines = [click.unstyle(line) for line in result.output.splitlines() if "transpose_naive" in line]
+        assert {line.index("transpose_naive") for line in lines} == {7} and {line.split()[0] for line in lines} == {"ok", "FAILED"}

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from functools import lru_cache
@@ -52,7 +53,7 @@ MODULES = {
         *("stream", "units"),
     },
     "npy": {"errors", "files"},
-    "describe": {"backend", "kernel", "units"},
+    "describe": {"errors", "backend", "kernel", "units"},
 }
 # Modules that stand on top of all others: nothing imports them.
 TOP = {"__init__", "__main__", "commands"}
@@ -246,5 +247,18 @@ def test_public_names_exist_and_are_listed():
     for name in ptxrt.__all__:
         assert getattr(ptxrt, name) is not None
     assert set(ptxrt.__all__) <= set(dir(ptxrt))
-    with pytest.raises(AttributeError, match="no attribute 'quantise'"):
+    with pytest.raises(AttributeError, match="no attribute 'quantise'; did you mean 'quantize'\\?"):
         ptxrt.quantise
+    with pytest.raises(AttributeError, match="no attribute 'xyzzy'$"):
+        ptxrt.xyzzy
+
+
+def test_a_new_file_in_ops_registers_itself(tmp_path):
+    shutil.copytree(PACKAGE, tmp_path / "ptxrt", ignore=shutil.ignore_patterns("modules", "__pycache__"))
+    (tmp_path / "ptxrt" / "ops" / "fresh.py").write_text(
+        "from ..formats import f32\nfrom ..kernel import In, Out, kernel\n\n\n"
+        '@kernel(grid="n", cases=[dict(n=1)])\ndef fresh_kernel(x: In[f32, "n"], y: Out[f32, "n"]):\n    """Copy."""\n    y[:] = x\n'
+    )
+    code = "import ptxrt; print('fresh_kernel' in ptxrt.kernels(), ptxrt.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", str(tmp_path / "ptxrt" / "__init__.py")]

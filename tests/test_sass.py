@@ -24,6 +24,14 @@ def disassembler():
         pytest.skip(str(missing))
 
 
+def record_of(unit) -> dict:
+    """The record of a unit; where it is not built whole, the test is skipped."""
+    try:
+        return sass.build.assembled(unit, sass.build.MODULES)
+    except sass.build.BuildFailure as failure:
+        pytest.skip(str(failure))
+
+
 def worse(figures: dict, recorded: dict) -> list[str]:
     """What is worse than recorded by more than its margin, in words."""
     found = []
@@ -45,9 +53,10 @@ def check(figures: dict, arch: str, entry: str) -> None:
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.unit)
 def test_native_code_is_no_worse_than_recorded(disassembler, unit):
+    record = record_of(unit)
     same = sass.code_of(unit) == CODE.get(unit.unit)
     if same and unit.unit not in ALWAYS_READ:
-        assert set(sass.build.record_of(unit, sass.build.MODULES)["entries"]) <= set(RECORD[sass.NATIVE]), AGAIN
+        assert set(record["entries"]) <= set(RECORD[sass.NATIVE]), AGAIN
         return
     for entry, figures in sass.figures_of_unit(unit, sass.NATIVE).items():
         check(figures.recorded(), sass.NATIVE, entry)
@@ -59,13 +68,15 @@ def test_native_code_is_no_worse_than_recorded(disassembler, unit):
 def test_other_code_needs_no_more_than_recorded(arch):
     """Registers and spills, as ptxas gave them: to read the whole code of these takes a minute."""
     for unit in UNITS:
-        for entry, usage in sass.build.record_of(unit, sass.build.MODULES)["entries"].items():
+        for entry, usage in record_of(unit)["entries"].items():
+            if arch not in usage:
+                continue  # an entry with nothing in it there
             spilled = max(usage[arch]["spill_store_bytes"], usage[arch]["spill_load_bytes"])
             check({"registers": usage[arch]["registers"], "spill_bytes": spilled}, arch, entry)
 
 
 def test_the_record_has_no_others():
-    entries = {entry for unit in UNITS for entry in sass.build.record_of(unit, sass.build.MODULES)["entries"]}
+    entries = {entry for unit in UNITS for entry in record_of(unit)["entries"]}
     assert {arch: set(recorded) - entries for arch, recorded in RECORD.items()} == {arch: set() for arch in RECORD}, AGAIN
 
 

@@ -1,6 +1,10 @@
 """Every kernel's declaration and reference, and the friendly functions made of them.
 
-Importing this package fills `ptxrt.kernel.REGISTRY`.
+Importing this package imports every file in it, which fills `ptxrt.kernel.REGISTRY`.
 """
 
-from . import attention, attention_blocks, attention_kernels, cast, endings, packers, probes, quantize, quantizers, scales, smoothing, transpose  # noqa: F401
+from importlib import import_module
+from pkgutil import iter_modules
+
+for _file in sorted(module.name for module in iter_modules(__path__)):
+    import_module(f"{__name__}.{_file}")

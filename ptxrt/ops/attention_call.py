@@ -272,7 +272,8 @@ def _checked_mask(mask, shape: tuple[int, ...]):
     fits = len(mask.shape) <= 4 and all(size in (1, wanted) for size, wanted in zip(mask.shape[::-1], shape[::-1]))
     if not fits or (mask.dtype != np.bool_ and format_of(mask.dtype) is None):
         wanted = f"bool or float that broadcasts to [B, H, Sq, Sk], {list(shape)}"
-        raise ArgumentError(f"attention: mask is {mask.dtype} {list(mask.shape)}; pass {wanted}")
+        hint = "; mask != 0 makes one of whole numbers: True where a key is seen" if fits and mask.dtype.kind in "iu" else ""
+        raise ArgumentError(f"attention: mask is {mask.dtype} {list(mask.shape)}; pass {wanted}{hint}")
     return mask.reshape((1,) * (4 - len(mask.shape)) + tuple(mask.shape))
 
 
