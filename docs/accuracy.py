@@ -337,7 +337,7 @@ def draw(folder: Path, of_data: dict[tuple[str, str], Figures], of_rules: dict[t
 
 def main() -> None:
     """Measure everything and write the page and its pictures."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--machine", default="emulator", choices=("emulator", "portable", "native"))
     parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parent)
     options = parser.parse_args()
