@@ -9,7 +9,9 @@
         MachineError               the machine that was asked for is not there
         DriverError                a CUresult, with its name and the call
           OutOfMemory (MemoryError)  the device or the host has no more memory; everything else stays usable
-        EmulatorFault              bad address, unknown opcode, deadlock; with block, thread, line
+        EmulatorFault              bad address, deadlock, a limit; with block, thread, line
+          Unsupported              a text asks for what the emulator does not do; with the line
+      PtxSyntaxError               a text is not the PTX that this package reads; with the line
 """
 
 from pathlib import Path
@@ -87,3 +89,11 @@ class EmulatorFault(LaunchError):
         self.thread = thread
         self.line = line
         self.source = source
+
+
+class Unsupported(EmulatorFault):
+    """A text asks for what the emulator does not do: an instruction, a combination of modifiers, a kind of call."""
+
+
+class PtxSyntaxError(PtxError):
+    """A text is not the PTX that this package reads; the message names file, line and what was found."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from .array import Box, DeviceArray, as_arrays, in_native_order, is_foreign, upload
 from .backend import Backend, Entry, Param, current, scope
-from .errors import ArgumentError
+from .errors import ArgumentError, LaunchError
 from .files import checked_path
 from .launch import GRID_LIMITS, Launch, Plan
 
@@ -23,8 +23,9 @@ def load(path) -> "Program":
     """Load a `.ptx`, or on a GPU machine also a fatbin or cubin, on the current machine.
 
     `program["name"](grid, block, *arguments, shared_bytes=0, stream=None)` launches an entry. FileError for
-    a file that is missing, of another kind, or one that the machine cannot run; what the emulator does not know is refused
-    here, by name and line.
+    a file that is missing, of another kind or one that the machine cannot run. Entries that ask for what the emulator
+    does not know are in `program.refused`, with the instruction and its line; Unsupported where no entry is left,
+    PtxSyntaxError for a text that is not PTX.
     """
     path = checked_path(path)
     backend = current()
@@ -32,16 +33,22 @@ def load(path) -> "Program":
 
 
 class Program(Mapping[str, "ProgramEntry"]):
-    """A loaded file: a mapping from entry names to launchable entries."""
+    """A loaded file: a mapping from entry names to launchable entries.
+
+    refused: the entries that the machine cannot run, with what stands against each; asking for one raises that.
+    """
 
     def __init__(self, backend: Backend, module):
         self.name = module.name
+        self.refused: dict[str, LaunchError] = dict(getattr(module, "refused", {}))
         self._entries = {name: ProgramEntry(backend, module, entry) for name, entry in module.entries.items()}
 
     def __getitem__(self, name: str) -> "ProgramEntry":
         try:
             return self._entries[name]
         except KeyError:
+            if name in self.refused:
+                raise self.refused[name] from None
             raise KeyError(f"{self.name} has no entry {name!r}; it has {', '.join(self._entries) or 'none'}") from None
 
     def __iter__(self) -> Iterator[str]:

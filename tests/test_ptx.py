@@ -122,7 +122,8 @@ $L1: @%p1 bra $L1;
         ),
         "t.ptx",
     )
-    assert reader.opcodes(module) == {
+    found = reader.opcodes(module, module.functions["k"])
+    assert {opcode: reader.line_of(module, position) for opcode, position in found.items()} == {
         "add.s32": 8, "bra": 9, "ld.global.nc.L1::no_allocate.v2.f32": 10, "mov.b64": 11, "mul.lo.s32": 12, "call.uni": 13, "bar.sync": 17, "ret": 17,
     }  # fmt: skip
 

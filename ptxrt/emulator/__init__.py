@@ -18,25 +18,30 @@ from ..errors import EmulatorFault
 if TYPE_CHECKING:
     import numpy as np
 
+    from ..errors import Unsupported
     from ..ptx.ir import Function, Module
     from .profile import Profile
     from .translate import Code
 
 __all__ = ["Emulator", "EmulatorFault", "LoadedModule"]
 
-_PARAM_BYTES = 32764  # the most that the PTX ISA allows
 _BUDGET = 20_000_000
+_VARIABLE_BYTES = 1 << 32  # of one text
 
 #: Translated entries, while some emulator has them, by all that their code depends on.
 _translations: "WeakValueDictionary[tuple, Code]" = WeakValueDictionary()
 
 
 class LoadedModule:
-    """A module in one emulator: its text's declarations, and where its variables lie."""
+    """A module in one emulator: its text's declarations, and where its variables lie.
 
-    def __init__(self, emulator: "Emulator", module: "Module"):
+    refused: what stands against entries that cannot run, by name.
+    """
+
+    def __init__(self, emulator: "Emulator", module: "Module", refused: dict[str, "Unsupported"]):
         self.emulator = emulator
         self.module = module
+        self.refused = refused
         self.addresses: dict[str, int] = {}
         self._codes: dict[str, Code] = {}
         self.counts: dict[str, list[int]] = {}
@@ -74,6 +79,14 @@ class LoadedModule:
     def _place_variables(self) -> None:
         memory = self.emulator.memory
         placed = [variable for variable in self.module.variables.values() if variable.space in ("global", "const")]
+        total = sum(variable.bytes for variable in placed)
+        if total > _VARIABLE_BYTES:
+            largest = max(placed, key=lambda variable: variable.bytes)
+            raise EmulatorFault(
+                f"{self.name}:{largest.line}: variables in global and constant memory have {total} bytes, "
+                f"'{largest.name}' {largest.bytes} of them; the emulator keeps {_VARIABLE_BYTES} at most",
+                line=largest.line,
+            )
         for variable in placed:
             if variable.linkage == "extern":
                 raise EmulatorFault(f"{self.name}:{variable.line}: '{variable.name}' is defined in another module; link first")
@@ -82,7 +95,7 @@ class LoadedModule:
             )
         for variable in placed:
             if variable.bytes:
-                memory.write(self.addresses[variable.name], self._initial(variable))
+                memory.fill(self.addresses[variable.name], self._initial(variable))
 
     def _initial(self, variable) -> bytes:
         from ..ptx.ir import Symbol, type_bytes
@@ -98,12 +111,14 @@ class LoadedModule:
                     )
                 value = self.addresses[value.name] + value.offset
             data += (value & (1 << 8 * size) - 1).to_bytes(size, "little")
-        return bytes(data).ljust(variable.bytes, b"\0")
+        return bytes(data[: variable.bytes])
 
     def code(self, entry: str) -> "Code":
         """The translation of an entry, made on first use."""
         code = self._codes.get(entry)
         if code is None:
+            if entry in self.refused:
+                raise self.refused[entry]
             from .check import collector
 
             code = self._codes[entry] = self._translation(entry)
@@ -172,6 +187,7 @@ class Emulator:
     arithmetic: "float64" or "hardware", how tensor-core sums are rounded.
     checks: track what was written, and refuse to read what was not (bounds and alignment are checked always).
     budget: instructions that a batch of blocks may issue before it counts as running away.
+    timeout: seconds that a launch may take, None for any number.
     bank_conflicts: count them per line (`bank_conflicts`).
     races: find races between threads in shared memory; slow, for small shapes.
     profile: note where time goes (`profile`, see profile.py).
@@ -194,7 +210,9 @@ class Emulator:
         progress: Optional[Callable[[str, float, float], None]] = None,
         lanes: int = 16384,
         schedule: str = "together",
+        timeout: Optional[float] = None,
     ):
+        from .machine import PARAM_BYTES
         from .memory import GlobalMemory
 
         if arithmetic not in ("float64", "hardware"):
@@ -202,6 +220,7 @@ class Emulator:
         self.arithmetic = arithmetic
         self.checks = checks
         self.budget = _BUDGET if budget is None else budget
+        self.timeout = timeout
         self.count_conflicts = bank_conflicts
         self.find_races = races
         self.profile: Optional["Profile"] = None
@@ -215,7 +234,7 @@ class Emulator:
         self.schedule = schedule
         self.lanes_per_batch = lanes
         self.memory = GlobalMemory(checks)
-        self.param_address = self.memory.alloc(_PARAM_BYTES, "the kernel's parameters")
+        self.param_address = self.memory.alloc(PARAM_BYTES, "the kernel's parameters")
         self.modules: list[LoadedModule] = []
 
     # -- memory -------------------------------------------------------------------------------------------------
@@ -238,19 +257,21 @@ class Emulator:
 
     # -- modules and launches -----------------------------------------------------------------------------------
 
-    def load_text(self, text: str, name: str = "<ptx>") -> LoadedModule:
-        """Load a PTX text. Refuses by name and line what it cannot execute."""
-        from ..ptx.parse import check_bodies, opcodes, parse, source_of
-        from .instruction import Unsupported, resolve
+    def load_text(self, text: str, name: str = "<ptx>", whole: bool = False) -> LoadedModule:
+        """Load a PTX text. Entries that it cannot execute are refused, by name and line: see `LoadedModule.refused`.
+
+        whole: read every instruction now, and find what is wrong with its operands; else that is found when an entry
+        is first launched. Raises PtxSyntaxError for what is no PTX, Unsupported where no entry is left.
+        """
+        from ..ptx.parse import parse, refusals
+        from .instruction import resolve
+        from .verify import problem
 
         module = parse(text, name)
-        for opcode, line in opcodes(module).items():
-            try:
-                resolve(opcode)
-            except Unsupported as error:
-                raise Unsupported(f"{name}:{line}: {error}{source_of(module, line)}", line=line) from None
-        check_bodies(module)
-        loaded = LoadedModule(self, module)
+        refused = refusals(module, resolve, problem if whole else None)
+        if refused and len(refused) == len(module.entries):
+            raise next(iter(refused.values()))
+        loaded = LoadedModule(self, module, refused)
         self.modules.append(loaded)
         return loaded
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
+from collections import deque
 from pathlib import Path
 from threading import RLock
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -27,7 +30,10 @@ class EmulatorModule:
     def __init__(self, name: str, module, digest: str):
         self.name = name
         self.digest = digest
-        self.entries = {name: Entry.from_text(function, function) for name, function in module.entries.items()}
+        self.entries = {
+            name: Entry.from_text(function, function) for name, function in module.entries.items() if name not in module.refused
+        }
+        self.refused = module.refused
         self._module = module
 
     def facts(self, entry: str) -> Facts:
@@ -56,12 +62,71 @@ class EmulatorPacket(Packet):
         return (0,)
 
 
+class _Turn:
+    """The lock of one emulator, which first gives back the memory that finalizers left.
+
+    A finalizer runs wherever the interpreter collects garbage: inside of a launch, or inside of the translation of a
+    kernel that two emulators share. It takes no lock and changes nothing of the emulator: it puts an address into
+    `freed`, and whoever takes the lock next, and does not hold it yet, frees it.
+    """
+
+    def __init__(self, free):
+        self.freed: deque[int] = deque()
+        self._free = free
+        self._lock = RLock()
+        self._depth = 0
+        self.forked = False
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self.forked:
+            self._lock.release()
+            raise MachineError(
+                "the process was forked while another thread used the emulator, which is in no known state here; "
+                "use the start method spawn, or fork while nothing runs"
+            )
+        self._depth += 1
+        if self._depth == 1:
+            while self.freed:
+                self._free(self.freed.popleft())
+
+    def __exit__(self, *exception) -> None:
+        self._depth -= 1
+        self._lock.release()
+
+    def is_taken(self) -> bool:
+        """Whether a thread other than this one holds the lock."""
+        free = self._lock.acquire(blocking=False)
+        if free:
+            self._lock.release()
+        return not free
+
+    def lose(self) -> None:
+        """In a forked process: who holds the lock does not exist."""
+        self._lock, self._depth, self.forked = RLock(), 0, True
+
+
+_turns: WeakSet[_Turn] = WeakSet()
+
+
+def _after_fork() -> None:
+    """Emulators share translations: where one was in use by another thread, none that was there may be used."""
+    turns = list(_turns)
+    if any(turn.is_taken() for turn in turns):
+        for turn in turns:
+            turn.lose()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class EmulatorBackend:
     """An emulator with the given options; calls from several threads take turns.
 
     ptx: the text of the units that runs, "native" or "portable". arithmetic: of tensor-core sums,
     "float64" or "hardware". checks: track which memory was written. budget: instructions at most that a batch of blocks
-    issues. bank_conflicts: count them per line. races: find accesses of two warps to shared memory that nothing
+    issues. timeout: seconds at most that a launch may take. bank_conflicts: count them per line. races: find accesses of two warps to shared memory that nothing
     orders (slow). profile: note where time goes. schedule: "together" runs all warps side by side, "warps" each as far as it can alone, which shows a
     missing barrier. `emulator` is the Emulator itself, with its counts.
     """
@@ -77,6 +142,7 @@ class EmulatorBackend:
         arithmetic: str = "float64",
         checks: bool = True,
         budget: int | None = None,
+        timeout: float | None = None,
         bank_conflicts: bool = False,
         races: bool = False,
         profile: bool = False,
@@ -87,21 +153,29 @@ class EmulatorBackend:
             if value not in known:
                 raise ArgumentError(f"using: {name} is {value!r}; there is {', '.join(known)}")
         self.ordinal = ordinal
-        self._options = dict(ptx=ptx, arithmetic=arithmetic, checks=checks, budget=budget, bank_conflicts=bank_conflicts, races=races, profile=profile, schedule=schedule)
+        self._options = dict(
+            ptx=ptx, arithmetic=arithmetic, checks=checks, budget=budget, timeout=timeout,
+            bank_conflicts=bank_conflicts, races=races, profile=profile, schedule=schedule,
+        )  # fmt: skip
         for name, value in (("checks", checks), ("bank_conflicts", bank_conflicts), ("races", races), ("profile", profile)):
             if not isinstance(value, bool):
                 raise ArgumentError(f"using: {name} is {value!r}; pass True or False")
         if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool) or budget < 1):
             raise ArgumentError(f"using: budget is {budget!r}; pass a whole number of instructions of at least 1, or None")
+        is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+        if timeout is not None and not (is_number and 0 < timeout < float("inf")):
+            raise ArgumentError(f"using: timeout is {timeout!r}; pass a number of seconds above 0, or None")
         self.ptx = ptx
         self.arithmetic = arithmetic
         self.emulator = Emulator(
-            arithmetic, checks, budget, bank_conflicts=bank_conflicts, races=races, profile=profile, schedule=schedule
-        )
+            arithmetic, checks, budget,
+            timeout=timeout, bank_conflicts=bank_conflicts, races=races, profile=profile, schedule=schedule,
+        )  # fmt: skip
         self._modules: dict[str, EmulatorModule] = {}
         self._sizes: dict[int, int] = {}
         self.remembered = Remembered()
-        self._turn = RLock()
+        self._turn = _Turn(self._give_back)
+        _turns.add(self._turn)
         self.own_queue = self.new_queue()
 
     def describe(self) -> str:
@@ -130,7 +204,7 @@ class EmulatorBackend:
         if kind != "ptx":
             raise FileError(f"{path} is a {kind}; the emulator runs PTX text: compile with nvcc -ptx, or choose a GPU machine")
         with self._turn:
-            loaded = self.emulator.load_text(data.decode("utf-8", "replace"), name=path.name)
+            loaded = self.emulator.load_text(data.decode("utf-8", "replace"), name=path.name, whole=True)
             return EmulatorModule(path.name, loaded, hashlib.sha256(data).hexdigest())
 
     def alloc(self, nbytes: int, queue: Queue | None = None) -> int:
@@ -144,10 +218,12 @@ class EmulatorBackend:
             return address
 
     def free(self, address: int, marks: tuple = (), shared: bool = False) -> None:
-        """Give memory back."""
-        with self._turn:
-            del self._sizes[address]
-            self.emulator.free(address)
+        """Give memory back, before anything else is done with the emulator. Finalizers call this: it takes no lock."""
+        self._turn.freed.append(address)
+
+    def _give_back(self, address: int) -> None:
+        del self._sizes[address]
+        self.emulator.free(address)
 
     def memory_info(self) -> MemoryInfo:
         """Bytes of live arrays; the host's memory has no limit that is known here."""
@@ -180,7 +256,12 @@ class EmulatorBackend:
     def launch(self, entry: Entry, grid, block, shared_bytes: int, params: bytes, stream=None) -> None:
         """Execute to the end."""
         with self._turn:
-            self.emulator.launch(entry.handle, grid=grid, block=block, shared_bytes=shared_bytes, params=params)
+            try:
+                self.emulator.launch(entry.handle, grid=grid, block=block, shared_bytes=shared_bytes, params=params)
+            except MemoryError as error:
+                raise OutOfMemory(
+                    f"the host has no memory for a launch of {entry.name} on the emulator; launch fewer blocks or threads at once"
+                ) from error
 
     # Streams. Everything is done when a call returns, so they are names without an order to keep.
 

@@ -9,28 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Optional
 
-import numpy as np
-
-from ..ptx.ir import (
-    TYPE_BITS,
-    Address,
-    Immediate,
-    Instruction,
-    Negated,
-    Register,
-    Special,
-    Symbol,
-    Vector,
-)
+from ..ptx.ir import Address, Immediate, Instruction, Negated, Register, Special, Symbol, Vector
 from ..ptx.lower import Branch, Switch
-from .instruction import DTYPES, Operand, Semantics
+from .decode import KINDS, SIZES, UNSIGNED, WIDTHS, Decoded, register_bytes
+from .instruction import Operand, Semantics
 
 if TYPE_CHECKING:
     from .translate import Translator
-
-#: The name of a register row's array by width in bytes, and of its views.
-UNSIGNED = {0: "b1", 1: "u1", 2: "u2", 4: "u4", 8: "u8"}
-
 
 UNIFORM_SPECIALS = frozenset(
     [f"{name}.{axis}" for name in ("ntid", "nctaid", "cluster_ctaid", "cluster_nctaid", "nclusterid") for axis in "xyz"]
@@ -38,63 +23,6 @@ UNIFORM_SPECIALS = frozenset(
     + "total_smem_size aggr_smem_size dynamic_smem_size reserved_smem_offset_begin reserved_smem_offset_end".split()
     + "reserved_smem_offset_cap".split()
 )
-
-
-#: The kind of view of every operand type, and the width in bytes of every register type (0 for predicates).
-_KINDS = {type: dtype.str[1:] for type, dtype in DTYPES.items()}
-
-
-_SIZES = {"b1": 0, **{f"{letter}{size}": size for letter in "uif" for size in (1, 2, 4, 8)}}
-
-
-_WIDTHS = {type: 0 if type == "pred" else bits // 8 for type, bits in TYPE_BITS.items()}
-
-
-def register_bytes(type: str) -> int:
-    """Width of a register in bytes; 0 for predicates."""
-    return _WIDTHS[type]
-
-
-class Decoded:
-    """An instruction with its semantics (None: mov or bra), flat destinations and sources."""
-
-    __slots__ = ("instruction", "semantics", "destinations", "sources", "flat", "uniform", "copies", "_reads", "_writes")
-
-    def __init__(self, instruction: Instruction, semantics: Optional[Semantics], destinations: list, sources: list):
-        self.instruction = instruction
-        self.semantics = semantics
-        self.destinations = destinations
-        self.sources = sources
-        self.uniform = False
-        self.copies = (semantics is None and len(destinations) == len(sources)) or (
-            semantics is not None and bool(semantics.option("copies"))
-        )
-        self._writes = [register for register in destinations if isinstance(register, Register)]
-        reads = [instruction.guard[0]] if instruction.guard else []
-        self.flat = self._flat_sources()
-        for source in self.flat:
-            if isinstance(source, Register):
-                reads.append(source)
-            elif isinstance(source, Negated):
-                reads.append(source.register)
-        self._reads = reads
-
-    def _flat_sources(self) -> list:
-        found = []
-        for source in self.sources:
-            if isinstance(source, Vector):
-                found += source.elements
-            elif isinstance(source, Address):
-                found.append(source.base)
-            else:
-                found.append(source)
-        return found
-
-    def registers_written(self) -> list[Register]:
-        return self._writes
-
-    def registers_read(self) -> list[Register]:
-        return self._reads
 
 
 class _Value:
@@ -105,21 +33,6 @@ class _Value:
     def __init__(self, views: dict[str, str], version: int):
         self.views = views
         self.version = version
-
-
-def full(count: int, value, dtype: str) -> np.ndarray:
-    """A scalar result for every thread."""
-    return np.full(count, value, dtype)
-
-
-def canonical(value: np.ndarray, type: str = "f32") -> np.ndarray:
-    """Floats with every NaN as PTX writes it; the array itself if there is none."""
-    bad = np.isnan(value)
-    if not bad.any():
-        return value
-    bits = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FF8000000000000}[value.dtype.itemsize]
-    unsigned = np.dtype(f"u{value.dtype.itemsize}")
-    return np.where(bad, unsigned.type(bits), value.view(unsigned)).view(value.dtype)
 
 
 class BlockWriter:
@@ -196,8 +109,6 @@ class BlockWriter:
                     self.release(self.values.pop(register.name))
         self.position = len(self.items)
         self.current = self.block.end or (self.items[-1].instruction if self.items else None)
-        if self.current is None:
-            self.current = None
         if ending is not None:
             kind = "b1" if isinstance(self.block.terminator, Branch) else "u4"
             self.emit(f"return {self.view(ending, kind)}")
@@ -267,10 +178,8 @@ class BlockWriter:
 
     def register_view(self, register: Register, kind: str) -> str:
         translator = self.translator
-        width = _WIDTHS[register.type]
-        size = _SIZES[kind]
-        if (width == 0) != (size == 0) or size > width:
-            raise translator.error(self.current, f"the {register.type} register {register.name} is read as {8 * size or 1} bits")
+        width = WIDTHS[register.type]
+        size = SIZES[kind]
         if register.name in translator.uniform:
             source = translator.uniform_view(register.name, kind)
             if source not in self.uniform_names:
@@ -373,19 +282,11 @@ class BlockWriter:
 
     def result_kind(self, register: Register, type: str) -> tuple[str, str]:
         """(kind of the result, kind of the register view that takes it)."""
-        kind = _KINDS[type]
-        width = _WIDTHS[register.type]
-        if (width == 0) != (kind == "b1"):
-            raise self.translator.error(
-                self.current, f"a {type} result does not go into the {register.type} register {register.name}"
-            )
+        kind = KINDS[type]
+        width = WIDTHS[register.type]
         if width == 0:
             return "b1", "b1"
         size = int(kind[1:])
-        if size > width:
-            raise self.translator.error(
-                self.current, f"a {type} result does not fit the {register.type} register {register.name}"
-            )
         if size == width:
             return kind, kind
         return kind, f"i{width}" if kind[0] == "i" else f"u{width}"
@@ -471,12 +372,7 @@ class BlockWriter:
         size = register_bytes(words[1])
         targets, sources = item.destinations, item.sources
         if len(targets) == len(sources) == 1:
-            width = register_bytes(targets[0].type) if isinstance(targets[0], Register) else size
             source = sources[0]
-            if isinstance(source, Register) and register_bytes(source.type) != size:
-                raise self.translator.error(item.instruction, f"{source.name} has not {8 * size} bits")
-            if width != size:
-                raise self.translator.error(item.instruction, f"{targets[0].name} has not {8 * size} bits")
             kind = UNSIGNED[size]
             if isinstance(source, Register) and source.name in self.values and not guard and not self.is_row(targets[0]):
                 kind = next(known for known in self.values[source.name].views if (0 if known == "b1" else int(known[1:])) == size)
@@ -491,8 +387,6 @@ class BlockWriter:
                 expression += ".copy()"
             self.store(targets[0], type, expression, self.is_scalar(source))
             return
-        if len(targets) == len(sources):
-            raise self.translator.error(item.instruction, "a vector is moved into a vector")
         scalar = all(self.is_scalar(source) for source in sources)
         names = []
 

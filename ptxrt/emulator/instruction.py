@@ -51,7 +51,7 @@ Kinds
     Memory     a `memory=` first argument (see `Access` in memory.py) for what reads or writes memory:
                function(memory, *sources), on (n,) arrays, or (warps, 32) with `warps=True`.
     Blocking   function(threads, *sources): what may have to wait (bar, barrier, mbarrier waits). It ends a basic
-               block; see `Threads` in machine.py. Sources are (n,) arrays.
+               block; see `Threads` in calls.py. Sources are (n,) arrays.
 
 A `function` may be a dict {"float64": f, "hardware": g}: the emulator's `arithmetic` picks.
 
@@ -73,13 +73,9 @@ from typing import Callable, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
-from ..errors import EmulatorFault
+from ..errors import Unsupported
 
 Function = Union[Callable, Mapping[str, Callable]]
-
-
-class Unsupported(EmulatorFault):
-    """An instruction, or a combination of modifiers, that the emulator does not implement."""
 
 
 class Fault(Exception):
@@ -299,6 +295,8 @@ def resolve(opcode: str) -> Semantics:
                 return resolver(tuple(words[length:]))
             except Unsupported as error:
                 raise Unsupported(f"{opcode} is not implemented: {error}") from None
+            except (ArithmeticError, LookupError, TypeError, ValueError):  # modifiers that a resolver takes for granted
+                raise Unsupported(f"{opcode} is not implemented: '{'.'.join(words[length:])}' is not understood") from None
     related = sorted(name for name in REGISTRY if name.split(".")[0] == words[0])
     reason = f"there is {', '.join(related)}" if related else f"no instruction is called '{words[0]}'"
     raise Unsupported(f"{opcode} is not implemented: {reason}")

@@ -16,18 +16,20 @@ import numpy as np
 
 from ..errors import EmulatorFault
 from ..ptx.lower import Branch, Exit, Jump, Switch
+from .calls import FULL_MASK, WARP
 from .check import Observer
-from .instruction import Fault, Semantics, distinct
+from .instruction import Fault, distinct
 from .memory import SHARED_BASE, Access, CopyQueue, GlobalMemory, Region
 from .profile import SCHEDULING, TRANSLATION
 from .progress import Progress
 
-WARP = 32
 _NOWHERE = np.iinfo(np.int32).max  # the key of a thread that cannot run
-_FULL_MASK = 0xFFFFFFFF
+PARAM_BYTES = 32764  # the most that the PTX ISA allows
 _SHARED_LIMIT = 227 * 1024  # the most shared memory a block has on any GPU
 _FAIRNESS = 64  # every so many steps over parted threads, those who waited longest run
 _RACE_BYTES = 1 << 28  # at most, for the readers of every byte of shared memory
+_BATCH_BYTES = 1 << 32  # at most, for the registers, shared and local memory of blocks that run together
+_CLOCK_STEPS = 16  # basic blocks between two looks at the clock, where a launch has a time limit
 _PATIENCE = 256  # turns of one warp alone before another one's, and steps to a turn, where warps run one by one
 
 
@@ -54,6 +56,14 @@ class Launch:
         self.uniform: list[np.ndarray] = []
         self.uniform_values: dict[str, np.ndarray] = {}  # by register; evaluated once, whichever blocks look them up
         self.meter: Optional[Progress] = None
+        self.deadline = None if emulator.timeout is None else time.monotonic() + emulator.timeout
+
+    @property
+    def block_bytes(self) -> int:
+        """What one block takes of the host's memory: registers, shared and local memory, and the state of each byte."""
+        states = 2 if self.emulator.checks else 1
+        registers = sum(max(int(kind[1:]), 1) * count for kind, count in self.code.rows.items())
+        return self.warps * WARP * (registers + states * self.local_bytes) + states * self.shared_bytes
 
     def special(self, name: str) -> int:
         """A special register that all threads share."""
@@ -171,41 +181,6 @@ class Executing(Access):
         return found
 
 
-class Threads:
-    """The threads that execute a blocking instruction, as its function sees them."""
-
-    def __init__(self, executing: Executing, targets: tuple[tuple[str, int], ...]):
-        self.executing = executing
-        self.batch = executing.batch
-        self.targets = targets
-        self.lane = executing.lane_ids
-
-    @property
-    def block(self) -> np.ndarray:
-        """Number of each thread's block in the batch."""
-        return self.batch.block[self.lane]
-
-    @property
-    def thread(self) -> np.ndarray:
-        """Linear index of each thread in its block."""
-        return self.batch.thread[self.lane]
-
-    @property
-    def warp(self) -> np.ndarray:
-        """Number of each thread's warp in the batch."""
-        return self.lane // WARP
-
-    def park(self, why: str) -> None:
-        """All of these threads wait before the next instruction, until `Batch.wake`."""
-        self.batch.park(self.lane, why)
-
-    def write(self, values, lane_ids: np.ndarray) -> None:
-        """Set the destination of this instruction for some of these threads, now or at a later time."""
-        values = values if isinstance(values, tuple) else (values,)
-        for (kind, row), value in zip(self.targets, values):
-            self.batch.write_row(kind, row, lane_ids, value)
-
-
 class Batch:
     """Thread blocks that run together. Lane = (block * warps + warp) * 32 + lane in the warp."""
 
@@ -244,7 +219,7 @@ class Batch:
         self.reasons: dict[str, np.ndarray] = {}
         self.issued = 0
         self.last_run: dict[int, int] = {}
-        self.turns = 0
+        self.turns = self.steps = 0
         self.collective = np.array([block.collective for block in self.code.blocks])
         self.one_by_one = launch.emulator.schedule == "warps"
         self.focus, self.patience = 0, _PATIENCE
@@ -339,13 +314,13 @@ class Batch:
             bit = np.uint64(1) << (self.lane_ids % WARP).astype(np.uint64)
             below = bit - np.uint64(1)
             mask = {"eq": bit, "lt": below, "le": below | bit, "gt": ~(below | bit), "ge": ~below}[name[9:]]
-            return mask & np.uint64(_FULL_MASK)
+            return mask & np.uint64(FULL_MASK)
         if name in ("clock", "clock64", "clock_hi"):
             return np.uint64(self.issued >> 32 if name == "clock_hi" else self.issued)
         if name.startswith("globaltimer"):
             now = time.monotonic_ns()
             return np.uint64(
-                now >> 32 if name.endswith("_hi") else now & (_FULL_MASK if name.endswith("_lo") else -1 & (1 << 64) - 1)
+                now >> 32 if name.endswith("_hi") else now & (FULL_MASK if name.endswith("_lo") else -1 & (1 << 64) - 1)
             )
         return np.uint64(self.launch.special(name))
 
@@ -495,7 +470,6 @@ class Batch:
         if target is None:
             return None
         if together and not block.blocking and not (self.collective[target] and self.parked.any()):
-            self.position = target
             return target
         self.key[slice(None) if lanes is None else lanes] = target
         return None
@@ -544,12 +518,11 @@ class Batch:
         launch.counts[number] += executing.count
         self.issued += size
         if self.issued > launch.emulator.budget:
-            instructions = self.code.program.blocks[number].instructions
-            raise self.fault_at(
-                f"does not end within the budget of {launch.emulator.budget} instructions per batch of blocks, which can be raised,",
-                int(executing.lane_ids[0]),
-                instructions[0] if instructions else None,
-            )
+            raise self.endless(f"the budget of {launch.emulator.budget} instructions per batch of blocks", number, executing)
+        if launch.deadline is not None:
+            self.steps += 1
+            if self.steps % _CLOCK_STEPS == 0 and time.monotonic() > launch.deadline:
+                raise self.endless(f"the time limit of {launch.emulator.timeout:g} seconds", number, executing)
 
     # -- faults -------------------------------------------------------------------------------------------------
 
@@ -596,6 +569,14 @@ class Batch:
             source=source,
         )
 
+    def endless(self, limit: str, number: int, executing: Executing) -> EmulatorFault:
+        instructions = self.code.program.blocks[number].instructions
+        return self.fault_at(
+            f"does not end within {limit}, which can be raised,",
+            int(executing.lane_ids[0]),
+            instructions[0] if instructions else None,
+        )
+
     def deadlock(self) -> EmulatorFault:
         parts = []
         first = None
@@ -625,170 +606,6 @@ class Batch:
             if self.code.blocks[index].blocking and isinstance(block.terminator, Jump) and block.terminator.target == target:
                 return block.instructions[-1]
         return None
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# What generated code calls
-
-
-def guard(executing: Executing, predicate: np.ndarray):
-    """(threads, positions) for which a guard holds: None for nobody; positions are a slice for all."""
-    if predicate.ndim == 0:
-        return (executing, slice(None)) if predicate else None
-    if predicate.all():
-        return executing, slice(None)
-    positions = np.flatnonzero(predicate)
-    return (executing.subset(positions), positions) if len(positions) else None
-
-
-def pick(value, positions):
-    """The elements of an argument at positions; shared values stay as they are."""
-    if isinstance(value, tuple):
-        return tuple(pick(element, positions) for element in value)
-    return value if np.ndim(value) == 0 else value[positions]
-
-
-def within(access: Access, function: Callable, *arguments):
-    """Call a memory function for the threads whose guard holds."""
-    try:
-        return function(access, *arguments)
-    except Fault as fault:
-        if fault.lane_ids is None:
-            fault.lane_ids = access.lane_ids
-        raise
-
-
-def _shaped(value):
-    if isinstance(value, tuple):
-        return tuple(_shaped(element) for element in value)
-    if isinstance(value, np.ndarray) and value.ndim == 1:
-        return value.reshape(-1, WARP)
-    return value
-
-
-def prepared(executing: Executing, function: Callable, operand):
-    """An operand of a warp instruction in the form that its function wants."""
-    if not executing.whole:
-        raise Fault(_not_whole(executing))
-    return function(_shaped(operand))
-
-
-def _not_whole(executing: Executing) -> str:
-    lanes = executing.lane_ids
-    counts = np.bincount(lanes // WARP)
-    count = int(counts[counts > 0].min())
-    return f"executes an instruction for whole warps with {count} of {WARP} threads of its warp"
-
-
-def warps(executing: Executing, function: Callable, arguments: tuple, semantics: Semantics) -> tuple:
-    """Call a function of whole warps; returns a flat tuple of (n,) results."""
-    options = semantics.options
-    mask_at = options.get("mask")
-    if options.get("orders") and executing.batch.observer is not None:
-        executing.batch.observer.met_in_warps(executing.lane_ids, np.broadcast_to(arguments[mask_at], executing.count))
-    memory = (executing,) if semantics.kind == "memory" else ()
-    if executing.whole:
-        shaped = tuple(
-            [
-                argument if argument.__class__ is not tuple and not isinstance(argument, np.ndarray) else _shaped(argument)
-                for argument in arguments
-            ]
-        )
-        if mask_at is None:
-            results = function(*memory, *shaped)
-        else:
-            if mask_at >= 0:
-                mask = shaped[mask_at]
-                if not (mask.ndim == 0 and int(mask) == _FULL_MASK):
-                    _check_mask(executing, np.broadcast_to(mask, (executing.count // WARP, WARP)), executing.lane_ids, np.True_)
-            results = function(*memory, *shaped, active=None)
-        return _flat(results, executing.count)
-    if options.get("aligned") or semantics.kind == "memory":
-        lanes = executing.lane_ids
-        counts = np.bincount(lanes // WARP)
-        fault = Fault(_not_whole(executing), counts[lanes // WARP] < WARP)
-        raise fault
-    lanes = executing.lane_ids
-    present = distinct(lanes // WARP)
-    slot = np.searchsorted(present, lanes // WARP) * WARP + lanes % WARP
-    shape = (len(present), WARP)
-    active = np.zeros(shape, bool)
-    active.reshape(-1)[slot] = True
-
-    def expanded(value):
-        if isinstance(value, tuple):
-            return tuple(expanded(element) for element in value)
-        if not isinstance(value, np.ndarray) or value.ndim == 0:
-            return value
-        full = np.zeros(shape, value.dtype)
-        full.reshape(-1)[slot] = value
-        return full
-
-    shaped = tuple(expanded(argument) for argument in arguments)
-    if mask_at is None:
-        results = function(*shaped)
-    else:
-        if mask_at >= 0:
-            ids = (present[:, None] * WARP + np.arange(WARP)).reshape(-1)
-            _check_mask(executing, np.broadcast_to(shaped[mask_at], shape), ids, active)
-        results = function(*shaped, active=active)
-    return tuple(result[slot] for result in _flat(results, shape[0] * WARP))
-
-
-def _check_mask(executing: Executing, mask: np.ndarray, ids: np.ndarray, active) -> None:
-    """A membermask names the thread itself, and only threads that are here or have exited."""
-    bits = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
-    here = np.broadcast_to(active, mask.shape)
-    missing_self = here & ((mask & bits) == 0)
-    if missing_self.any():
-        raise _fault_of("executes a .sync instruction whose membermask does not name it", missing_self, ids)
-    exited = ~executing.batch.alive[ids].reshape(mask.shape)
-    allowed = (np.where(here | exited, bits, np.uint32(0))).sum(axis=1, dtype=np.uint32)
-    absent = here & ((mask & ~allowed[:, None]) != 0)
-    if absent.any():
-        position = np.unravel_index(int(np.argmax(absent)), absent.shape)
-        names = int(mask[position] & ~allowed[position[0]])
-        raise _fault_of(
-            f"executes a .sync instruction whose membermask 0x{int(mask[position]):08x} names threads that are elsewhere "
-            f"(lanes 0x{names:08x})",
-            absent,
-            ids,
-        )
-
-
-def _fault_of(message: str, where: np.ndarray, ids: np.ndarray) -> Fault:
-    fault = Fault(message, where)
-    fault.lane_ids = ids
-    return fault
-
-
-def _flat(results, count: int) -> tuple:
-    if results is None:
-        return ()
-    if not isinstance(results, tuple):
-        results = (results,)
-    return tuple(
-        [
-            result.reshape(-1) if np.size(result) == count else np.broadcast_to(result, (count // WARP, WARP)).reshape(-1)
-            for result in results
-        ]
-    )
-
-
-def blocking(executing: Executing, function: Callable, arguments: tuple, targets: tuple, aligned: bool) -> None:
-    """Call the function of a blocking instruction."""
-    batch = executing.batch
-    if aligned and executing.lanes is not None:
-        lanes = executing.lanes
-        here = np.bincount(lanes // WARP, minlength=batch.lanes // WARP)
-        alive = batch.alive.reshape(-1, WARP).sum(axis=1)
-        wrong = (here != alive)[lanes // WARP]
-        if wrong.any():
-            warp = int(lanes[int(np.argmax(wrong))]) // WARP
-            raise Fault(
-                f"executes an aligned barrier with {int(here[warp])} of the {int(alive[warp])} threads of its warp", wrong
-            )
-    function(Threads(executing, targets), *arguments)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -822,6 +639,8 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
     cluster = entry.directives.get("reqnctapercluster")
     if cluster and int(np.prod(cluster)) != 1:
         raise EmulatorFault(f"{name}: the text requires clusters of {int(np.prod(cluster))} blocks; the emulator has clusters of one")
+    if entry.param_bytes > PARAM_BYTES:
+        raise EmulatorFault(f"{name}: {entry.param_bytes} bytes of parameters; there are at most {PARAM_BYTES}")
     if len(params) != entry.param_bytes:
         raise EmulatorFault(f"{name}: {len(params)} bytes of parameters, and the text declares {entry.param_bytes}")
     profile = emulator.profile
@@ -840,7 +659,9 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
     if run.shared_bytes > _SHARED_LIMIT:
         raise EmulatorFault(f"{name}: {run.shared_bytes} bytes of shared memory per block; there are at most {_SHARED_LIMIT}")
     code.uniforms(run, run.uniform)
-    per_batch = max(1, emulator.lanes_per_batch // (run.warps * WARP))
+    if run.block_bytes > _BATCH_BYTES:
+        raise EmulatorFault(f"{name}: a block takes {run.block_bytes} bytes of the host's memory; the emulator takes {_BATCH_BYTES} at most")
+    per_batch = max(1, min(emulator.lanes_per_batch // (run.warps * WARP), _BATCH_BYTES // max(run.block_bytes, 1)))
     if emulator.find_races:
         per_batch = max(1, min(per_batch, _RACE_BYTES // max(4 * run.shared_bytes * run.warps * WARP, 1)))
     meter = Progress(name, run.blocks, emulator.progress)

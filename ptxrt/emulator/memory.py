@@ -160,6 +160,12 @@ class GlobalMemory:
             else:
                 allocation.states[offset : offset + raw.size] = WRITTEN
 
+    def fill(self, address: int, start: bytes) -> None:
+        """Give a new allocation its contents: some bytes, and zeros behind them."""
+        allocation = self.find(address)
+        allocation.data[: len(start)] = np.frombuffer(start, np.uint8)
+        allocation.states = None
+
     def read(self, address: int, out: np.ndarray) -> np.ndarray:
         """Copy into a C-contiguous array of the host; returns it. Bytes nothing wrote are a fault with checks on."""
         raw = out.reshape(-1).view(np.uint8)

@@ -2,7 +2,7 @@
 
 Fragments. With lane = 4 g + t, w elements in a 32-bit register (element 0 in the lowest bits) and K the depth:
 
-    A[r][e]: row g + 8 (r & 1)      k = w t + e + K/2 (r >> 1)
+    A[r][e]: row g + 8 (r & 1)      k = w t + e + K/2 (r >> 1)       (m16n8k4 of tf32 and m16n8k16 of bytes: r is 0 or 1)
     B[r][e]: column g               k = w t + e + K/2 r
     C, D[i]: row g + 8 (i >> 1)     column 2 t + (i & 1)         f16: register i >> 1, half i & 1
 
@@ -12,10 +12,13 @@ C and D are kept in *register order*: (4, warps, 32), element (i, warp, lane).
 Two arithmetics:
 
     float64    the exact value of C + A B rounded to float64 and that to the type of D, both to nearest even: the same
-               on every machine, whatever order its BLAS adds in.
+               on every machine, whatever order its BLAS adds in. With f16, a sum that underflows is +0, as on an H200.
     hardware   the rule published for Hopper and Blackwell tensor cores (MMA-Sim, arXiv 2511.10909): the K exact
                products and C are aligned to the largest exponent among them, each is cut off toward zero at 25
                fractional bits, the rest is added exactly, and the sum is cut off to f32 (rounded to f16).
+
+Integers (s8, u8) are summed exactly; D wraps, or is the nearest s32 with .satfinite. f64 (m8n8k4) is a chain of fused
+multiply-adds in the order of k, begun with C (the same source): both arithmetics mean that.
 
 Packed e2m1 with a scale for each 16 or 32 k (kind::mxf4, kind::mxf4nvf4) is summed by groups of as many: a group's
 products add up exactly, and its sum times both scales is one term. `hardware` has four groups of 16 always, aligned to
@@ -32,6 +35,7 @@ from typing import Callable, Optional, Sequence
 
 import numpy as np
 
+from .floats import fma_f64
 from .instruction import Fault, Semantics, Unsupported, Warps, define
 from .numbers import CANONICAL_NAN_F32, FORMATS
 
@@ -70,7 +74,10 @@ _NO_PRODUCT = -(1 << 13)  # an exponent below every other, twice of which fits i
 
 @dataclass(frozen=True)
 class _Element:
-    """An element type of A or B as it lies in registers: `bits` wide, the code above `shift` unused bits."""
+    """An element type of A or B: containers `bits` wide, the code above `shift` unused bits.
+
+    tf32 lies in the upper 19 bits of a register, whose lower 13 are ignored; its container here is its code.
+    """
 
     name: str
     bits: int
@@ -99,6 +106,11 @@ class _Element:
         return np.where(self.values == 0, _NO_PRODUCT, exponent).astype(np.int16)
 
     @property
+    def width(self) -> int:
+        """Elements in a 32-bit register."""
+        return 32 // self.bits
+
+    @property
     def padding(self) -> int:
         """The bits of a 32-bit register that belong to no element."""
         unused = ((1 << self.bits) - 1) ^ (((1 << self.format.bits) - 1) << self.shift)
@@ -113,6 +125,7 @@ class _Element:
 _ELEMENTS = {
     "f16": _Element("f16", 16),
     "bf16": _Element("bf16", 16),
+    "tf32": _Element("tf32", 19),
     # Eight-bit containers of kind::mxf8f6f4: six-bit formats in bits 5..0, four-bit ones in bits 5..2.
     "e4m3": _Element("e4m3", 8),
     "e5m2": _Element("e5m2", 8),
@@ -142,6 +155,8 @@ def _decoder(element: _Element, dtype: np.dtype) -> Callable[[np.ndarray], np.nd
     """A function from raw containers (contiguous, the last axis even) to their values in `dtype`."""
     if element.name == "bf16":
         return lambda raw: (raw.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(dtype, copy=False)
+    if element.name == "tf32":
+        return lambda raw: (raw << np.uint32(13)).view(np.float32).astype(dtype, copy=False)
     if element.bits == 16:
         table = element.values.astype(dtype)
         return lambda raw: np.take(table, raw, mode="clip")
@@ -195,8 +210,9 @@ class _Fragment(ABC):
             magnitude = np.abs(self.matrix)
             return float(magnitude.max()), float(magnitude.min(where=magnitude > 0, initial=np.inf))
         # Codes of magnitudes have the order of the values; less one, zero wraps to the top.
-        magnitude = self.raw & np.uint16(0x7FFF)
-        smallest = (int((magnitude - np.uint16(1)).min()) + 1) & 0xFFFF
+        one = self.raw.dtype.type(1)
+        magnitude = self.raw & self.raw.dtype.type((1 << self.element.bits - 1) - 1)
+        smallest = (int((magnitude - one).min()) + 1) & int(np.iinfo(magnitude.dtype).max)
         values = self.element.values
         return float(values[magnitude.max()]), float(values[smallest])
 
@@ -267,7 +283,10 @@ def _containers(element: _Element, registers: Sequence[np.ndarray]) -> np.ndarra
         astray = stacked & np.uint32(element.padding)
         if astray.any():
             raise Fault(f"a container of an {element.name} fragment has bits set outside of the element", astray.any(axis=-1))
-    raw = stacked.view(np.uint8 if element.bits == 8 else np.uint16)
+    if element.name == "tf32":
+        raw = stacked >> np.uint32(13)
+    else:
+        raw = stacked.view(np.uint8 if element.bits == 8 else np.uint16)
     return raw.reshape(len(stacked), 8, 4, len(registers), -1)
 
 
@@ -374,7 +393,7 @@ def _float64(
     depth = columns.raw.shape[-1]
     if _exact_dtype(rows.element.name, columns.element.name, depth) or depth * rows.steps * columns.steps <= 2.0**53:
         product += c
-        return product.astype(c.dtype)
+        return accumulator.nearest(product)
 
     # The order in which BLAS added may show in the last bits of `product`, and so, rarely, in the result. Where the
     # interval that holds the exact sum rounds to one value, that is it; the few other sums are done exactly.
@@ -385,11 +404,11 @@ def _float64(
     if scale is not None:
         error *= scale
     wide = c.astype(np.float64)
-    low = ((product - error) + wide).astype(c.dtype)
-    high = ((product + error) + wide).astype(c.dtype)
+    low = accumulator.nearest((product - error) + wide)
+    high = accumulator.nearest((product + error) + wide)
     doubtful = np.flatnonzero(low != high)
     if len(doubtful):
-        high.reshape(-1)[doubtful] = _exact_sums(rows, columns, wide, product, scale, doubtful).astype(c.dtype)
+        high.reshape(-1)[doubtful] = accumulator.nearest(_exact_sums(rows, columns, wide, product, scale, doubtful))
     return high
 
 
@@ -451,7 +470,7 @@ def _fused_sum(rows: _Rows, columns: _Columns, c: np.ndarray, accumulator: "_Acc
     Significands are not computed: a product times 2^(25 - largest exponent) is what the alignment leaves of it.
     """
     # Every product and its shifted form are exact in `dtype`: 8-bit formats and f16 have few bits and a short range.
-    dtype = np.dtype(np.float64 if "bf16" in (rows.element.name, columns.element.name) else np.float32)
+    dtype = np.dtype(np.float64 if rows.element.name in ("bf16", "tf32") else np.float32)
     a_exponent, b_exponent = rows.exponents_by_depth, columns.exponents_by_depth
     shape, depth = c.shape, len(a_exponent)
     largest = a_exponent[0] + b_exponent[0]
@@ -682,9 +701,15 @@ class _Accumulator:
         exponent = np.maximum(field, 1) - format.bias
         return exponent if format.name == "f32" else np.where(c == 0, np.int32(-126), exponent)
 
+    def nearest(self, total: np.ndarray) -> np.ndarray:
+        """A sum in float64 as D, to nearest even. With f16, zero is +0, also where a negative sum underflows."""
+        if self.dtype == np.float32:
+            return total.astype(np.float32)
+        return total.astype(np.float16) + np.float16(0)
+
     def rounded(self, total: np.ndarray) -> np.ndarray:
         """A hardware sum, exact in float64, as D: toward zero to f32, to nearest even to f16."""
-        return _f32_toward_zero(total) if self.dtype == np.float32 else total.astype(np.float16)
+        return _f32_toward_zero(total) if self.dtype == np.float32 else self.nearest(total)
 
 
 _ACCUMULATORS = {
@@ -703,10 +728,9 @@ def _function(arithmetic: Callable, accumulator: _Accumulator) -> Callable:
     return multiply
 
 
-def _semantics(a: str, b: str, depth: int, accumulator: str, scaled: bool) -> Semantics:
+def _semantics(a: str, b: str, depth: int, accumulator: str, scaled: bool = False) -> Semantics:
     dtype = _exact_dtype(a, b, depth) or np.dtype(np.float64)
-    width = 32 // _ELEMENTS[a].bits
-    count_b = depth // (4 * width)
+    count_b = depth // (4 * _ELEMENTS[a].width)
     type_ = _ACCUMULATORS[accumulator].signature
     sources = [f"b32*{2 * count_b}", f"b32*{count_b}", type_]
     prepare: list = [
@@ -724,12 +748,73 @@ def _semantics(a: str, b: str, depth: int, accumulator: str, scaled: bool) -> Se
     return Warps(type_, ", ".join(sources), functions, aligned=True, prepare=prepare)
 
 
+# Integers
+
+
+def _integer_rows(dtype: np.dtype, registers: Sequence[np.ndarray]) -> np.ndarray:
+    """A as float32 (warps, k, 16 rows); every sum of 32 products of bytes is exact in it."""
+    raw = np.stack(registers, axis=-1).view(dtype)
+    warps, count = len(raw), len(registers)
+    raw = raw.reshape(warps, 8, 4, count // 2, 2, 4).transpose(0, 2, 3, 5, 4, 1)
+    return raw.astype(np.float32).reshape(warps, -1, _ROWS)
+
+
+def _integer_columns(dtype: np.dtype, registers: Sequence[np.ndarray]) -> np.ndarray:
+    """B as float32 (warps, 8 columns, k)."""
+    raw = np.stack(registers, axis=-1).view(dtype)
+    return raw.astype(np.float32).reshape(len(raw), _COLUMNS, -1)
+
+
+def _integer_semantics(a: str, b: str, depth: int, saturates: bool) -> Semantics:
+    types = {"s8": np.dtype(np.int8), "u8": np.dtype(np.uint8)}
+
+    def multiply(rows: np.ndarray, columns: np.ndarray, c: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        product = _in_register_order("output", np.matmul(columns, rows).reshape(-1, _OUTPUTS)).astype(np.int64)
+        total = product + np.stack([np.broadcast_to(register, product.shape[1:]) for register in c])
+        if saturates:
+            total = np.clip(total, np.iinfo(np.int32).min, np.iinfo(np.int32).max)
+        return tuple(total.astype(np.int32))
+
+    prepare = [lambda registers: _integer_rows(types[a], registers), lambda registers: _integer_columns(types[b], registers), None]
+    return Warps("s32*4", f"b32*{depth // 8}, b32*{depth // 16}, s32*4", multiply, aligned=True, prepare=prepare)
+
+
+# f64
+
+
+def _double(a: np.ndarray, b: np.ndarray, c: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """m8n8k4: lane 4 g + t holds A[g][t], B[t][g], and C[g][2 t], C[g][2 t + 1]."""
+    warps = len(a)
+    rows, columns = a.reshape(warps, 8, 4), b.reshape(warps, 8, 4)  # (row, k), (column, k)
+    total = np.stack([np.broadcast_to(register, a.shape) for register in c], axis=-1).reshape(warps, 8, 8)
+    for k in range(4):
+        left = np.repeat(rows[:, :, k], 8, axis=1).reshape(-1)
+        right = np.tile(columns[:, :, k], (1, 8)).reshape(-1)
+        total = fma_f64(left, right, total.reshape(-1)).reshape(warps, 8, 8)
+    total = total.reshape(warps, _LANES, 2)
+    if np.isnan(total).any():
+        total = np.where(np.isnan(total), _CANONICAL_NAN_F64, total)
+    return np.ascontiguousarray(total[..., 0]), np.ascontiguousarray(total[..., 1])
+
+
+_CANONICAL_NAN_F64 = np.uint64(0x7FF8000000000000).view(np.float64)
+
+
 _FORMS = (
-    "m16n8k16 and m16n8k8 of bf16 with f32, of f16 with f32 or f16, "
+    "m16n8k16 and m16n8k8 of bf16 with f32, of f16 with f32 or f16; m16n8k8 and m16n8k4 of tf32 with f32; "
+    "m16n8k32 and m16n8k16 of e4m3 and e5m2 with f32 or f16; kind::f8f6f4.m16n8k32 of e4m3, e5m2, e3m2, e2m3 and e2m1 with f32 or f16; "
+    "m16n8k32 and m16n8k16 of s8 and u8 with s32, {.satfinite}; m8n8k4 of f64; "
     "kind::mxf8f6f4.block_scale{.scale_vec::1X}.m16n8k32.row.col.f32.{e4m3|e5m2|e3m2|e2m3|e2m1}.{...}.f32.ue8m0, "
     "kind::mxf4.block_scale{.scale_vec::2X}.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue8m0, and "
     "kind::mxf4nvf4.block_scale.m16n8k64.row.col.f32.e2m1.e2m1.f32 with scale_vec::2X and ue8m0 or scale_vec::4X and ue4m3"
 )
+#: Types of A and B, and of C and D, of each shape without a kind.
+_PLAIN = {
+    "m16n8k16": {("bf16", "f32"), ("f16", "f32"), ("f16", "f16")},
+    "m16n8k8": {("bf16", "f32"), ("f16", "f32"), ("f16", "f16"), ("tf32", "f32")},
+    "m16n8k4": {("tf32", "f32")},
+}
+_BYTES = ("e4m3", "e5m2")
 #: The scale type of each kind and scale vector; kind::mxf4nvf4 has no default.
 _SCALES = {
     ("kind::mxf8f6f4",): "ue8m0",
@@ -749,15 +834,17 @@ def mma(modifiers: tuple[str, ...]) -> Semantics:
 
     The kind may stand before the shape or behind .col.
     """
-    words = [word for word in modifiers if word not in _SCALING]
+    words = [word for word in modifiers if word not in _SCALING and word != "satfinite"]
     scaling = [word for word in modifiers if word in _SCALING]
     shape, types = words[0] if words else "", words[3:]
     if words[1:3] != ["row", "col"]:
         raise Unsupported(f"expected .row.col; there are {_FORMS}")
-    if not scaling:
-        d, a, b, c = types if len(types) == 4 else ("",) * 4
-        if shape in ("m16n8k16", "m16n8k8") and a == b and c == d and (a, d) in (("bf16", "f32"), ("f16", "f32"), ("f16", "f16")):
-            return _semantics(a, b, int(shape[6:]), d, scaled=False)
+    depth = int(shape.partition("k")[2] or 0)
+    if scaling in ([], ["kind::f8f6f4"]) and len(types) == 4:
+        d, a, b, c = types
+        found = _plain(shape, depth, d, a, b, c, bool(scaling), "satfinite" in modifiers)
+        if found is not None:
+            return found
     elif scaling[1:2] == ["block_scale"] and len(types) == 5:
         kind = (scaling[0], *scaling[2:])
         d, a, b, c, scale = types
@@ -767,3 +854,21 @@ def mma(modifiers: tuple[str, ...]) -> Semantics:
             if kind[0] != "kind::mxf8f6f4" and shape == "m16n8k64" and a == b == "e2m1":
                 return _packed_semantics(_SCALE_TYPES[scale])
     raise Unsupported(f"there are {_FORMS}")
+
+
+def _plain(shape: str, depth: int, d: str, a: str, b: str, c: str, has_kind: bool, saturates: bool) -> Optional[Semantics]:
+    """An mma without scales, None where there is none of these types."""
+    bytes_of_16 = shape in ("m16n8k32", "m16n8k16")
+    if a in ("s8", "u8") and b in ("s8", "u8"):
+        fits = bytes_of_16 and c == d == "s32" and not has_kind
+        return _integer_semantics(a, b, depth, saturates) if fits else None
+    if saturates or c != d:
+        return None
+    if (shape, a, b, d, has_kind) == ("m8n8k4", "f64", "f64", "f64", False):
+        return Warps("f64*2", "f64, f64, f64*2", _double, aligned=True)
+    if a == b and (a, d) in _PLAIN.get(shape, ()) and not has_kind:
+        return _semantics(a, b, depth, d)
+    contained = _CONTAINED if has_kind and shape == "m16n8k32" else _BYTES
+    if bytes_of_16 and d in _ACCUMULATORS and a in contained and b in contained:
+        return _semantics(a, b, depth, d)
+    return None

@@ -78,6 +78,7 @@ FORMATS = {
         Format("f32", 8, 23, 127, "ieee"),
         Format("f16", 5, 10, 15, "ieee"),
         Format("bf16", 8, 7, 127, "ieee"),
+        Format("tf32", 8, 10, 127, "ieee"),
         Format("e5m2", 5, 2, 15, "ieee"),
         Format("e4m3", 4, 3, 7, "nan"),
         Format("e3m2", 3, 2, 3, "none"),

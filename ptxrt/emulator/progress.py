@@ -16,7 +16,7 @@ import numpy as np
 
 from ..ptx.ir import Immediate, Register
 from ..ptx.lower import Branch
-from .codegen import UNSIGNED, register_bytes
+from .decode import UNSIGNED, register_bytes
 
 Listener = Callable[[str, float, float], None]
 

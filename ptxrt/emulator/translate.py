@@ -14,50 +14,14 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from ..ptx.ir import (
-    Address,
-    Immediate,
-    Instruction,
-    List,
-    Negated,
-    Pair,
-    PtxError,
-    Register,
-    Special,
-    Symbol,
-    Vector,
-)
+from ..errors import Unsupported
+from ..ptx.ir import Immediate, Instruction, Negated, Register, Special, Symbol
 from ..ptx.lower import Branch, Program, Switch
-from . import machine as _machine
-from .codegen import (
-    UNIFORM_SPECIALS,
-    UNSIGNED,
-    BlockWriter,
-    Decoded,
-    canonical,
-    full,
-    register_bytes,
-)
+from ..ptx.parse import damage
+from .calls import NAMESPACE, canonical
+from .codegen import UNIFORM_SPECIALS, BlockWriter
+from .decode import UNSIGNED, Decoded, Decoder, register_bytes
 from .instruction import DTYPES, Semantics, resolve
-
-#: The carry flag CC.CF of add.cc and the like, as a register.
-_CARRY = Register("%carry", "pred")
-
-
-#: Operands that stand for one value.
-_SINGLE = frozenset({Register, Special, Immediate, Symbol, Negated})
-
-
-#: What generated code calls, by the names it uses.
-_NAMESPACE = {
-    "full": full,
-    "canonical": canonical,
-    "copyto": np.copyto,
-    "where": np.where,
-    "add": np.add,
-    "lnot": np.logical_not,
-    **{name: getattr(_machine, name) for name in ("guard", "pick", "within", "warps", "prepared", "blocking")},
-}
 
 
 def kind_of(opcode: str) -> str:
@@ -142,8 +106,9 @@ class Translator:
         self.addresses = addresses
         self.arithmetic = arithmetic
         self.name = name
+        self.decoder = Decoder(name)
         self.constants: dict[object, str] = {}
-        self.namespace: dict[str, object] = dict(_NAMESPACE)
+        self.namespace: dict[str, object] = dict(NAMESPACE)
         self.functions: dict[object, str] = {}
         self.uniform: dict[str, int] = {}
         self.uniform_slots: dict[tuple[str, str], int] = {}
@@ -154,11 +119,16 @@ class Translator:
         """Let generated code call mark(number) before every instruction."""
         self.namespace["mark"], self.number_of = mark, number_of
 
+    def error(self, instruction: Instruction, message: str) -> Unsupported:
+        """What is wrong with an instruction, by its line."""
+        return self.decoder.error(instruction, message)
+
     # -- analysis -----------------------------------------------------------------------------------------------
 
     def translate(self) -> Code:
         """Analyze the program; its blocks are compiled when they first run."""
-        self.decoded = [[self.decode(instruction) for instruction in block.instructions] for block in self.program.blocks]
+        decode = self.decoder.decode
+        self.decoded = [[decode(instruction) for instruction in block.instructions] for block in self.program.blocks]
         self.find_uniform()
         self.find_loose_nan()
         self.find_lifetimes()
@@ -178,122 +148,13 @@ class Translator:
     def compile(self, index: int, block: BlockCode) -> None:
         """Write and compile the function of a block."""
         writer = BlockWriter(self, index)
-        block.source = writer.write()
+        with damage(lambda message: self.error(writer.current or self.program.blocks[index].instructions[0], message)):
+            block.source = writer.write()
         scope: dict[str, object] = {}
         exec(compile(block.source, f"<{self.name} block {index}>", "exec"), self.namespace, scope)
         block.reads, block.writes = writer.rows_read(), writer.rows_written()
         block.views, block.lines = tuple(sorted(writer.row_views)), writer.line_map
         block.function = scope["block"]
-
-    def decode(self, instruction: Instruction) -> "Decoded":
-        words = instruction.opcode.split(".")
-        if words[0] == "mov":
-            return Decoded(instruction, None, *self.decode_mov(instruction))
-        if words[0] == "bra":
-            return Decoded(instruction, None, [], [])
-        semantics = resolve(instruction.opcode)
-        single = semantics.option("single")
-        if single is not None and not any(isinstance(operand, Pair) for operand in instruction.operands):
-            semantics = single
-        if instruction.used is not None and semantics.option("using") is not None:
-            semantics = semantics.option("using")(instruction.used)
-        operands = instruction.operands
-        if semantics.option("carry_out"):
-            operands = (operands[0], _CARRY, *operands[1:])
-        if semantics.option("carry_in"):
-            operands = (*operands, _CARRY)
-        split = len(semantics.destinations)
-        if semantics.plain and len(operands) == split + len(semantics.sources):
-            destinations, sources = operands[:split], operands[split:]
-            if all(type(found) in _SINGLE for found in sources) and all(type(found) is Register for found in destinations):
-                return Decoded(instruction, semantics, destinations, sources)
-        return Decoded(instruction, semantics, *self.match_operands(instruction, list(operands), semantics))
-
-    def error(self, instruction: Instruction, message: str) -> PtxError:
-        return PtxError(f"{self.name}:{instruction.line}: {instruction.opcode}: {message}")
-
-    def decode_mov(self, instruction: Instruction):
-        """mov takes the shape of its operands: plain, packing {a, b} or unpacking into it."""
-        if len(instruction.operands) != 2:
-            raise self.error(instruction, "expected two operands")
-        target, source = instruction.operands
-        destinations = list(target.elements) if isinstance(target, Vector) else [target]
-        sources = list(source.elements) if isinstance(source, Vector) else [source]
-        for register in destinations:
-            if not (isinstance(register, Register) or (isinstance(register, Symbol) and register.name == "_")):
-                raise self.error(instruction, f"{register} is no register")
-        return destinations, sources
-
-    def match_operands(self, instruction: Instruction, operands: list, semantics: Semantics):
-        """Line the operands up with the signature; returns flat destination registers and the source operands."""
-        destinations: list = []
-        wanted = list(semantics.destinations)
-        while wanted:
-            operand = wanted.pop(0)
-            if not operands:
-                raise self.error(instruction, "a destination is missing")
-            found = operands.pop(0)
-            second = None
-            if wanted and wanted[0].joined:
-                joined = wanted.pop(0)
-                if isinstance(found, Pair):
-                    found, second = found.first, found.second
-                elif not joined.optional:
-                    raise self.error(instruction, "expected two destinations d|p")
-                else:
-                    second = Symbol("_")
-            elif isinstance(found, Pair):
-                raise self.error(instruction, "one destination, not d|p, is expected")
-            if operand.count:
-                if not isinstance(found, Vector) or len(found.elements) != operand.count:
-                    if operand.count == 1 and not isinstance(found, Vector):
-                        found = Vector((found,))
-                    else:
-                        raise self.error(instruction, f"expected a vector of {operand.count} destinations")
-                destinations += found.elements
-            else:
-                if isinstance(found, Vector):
-                    raise self.error(instruction, "expected one destination, found a vector")
-                destinations.append(found)
-            if second is not None:
-                destinations.append(second)
-        for register in destinations:
-            if not (isinstance(register, Register) or (isinstance(register, Symbol) and register.name == "_")):
-                raise self.error(instruction, f"a destination is a register, found {register}")
-        sources: list = []
-        # The first optional sources are there as far as the number of operands goes.
-        spare = len(operands) - sum(not operand.optional for operand in semantics.sources)
-        if spare < 0:
-            raise self.error(instruction, f"expected {len(semantics.sources)} sources, found {len(operands)}")
-        for operand in semantics.sources:
-            if operand.optional:
-                if not spare:
-                    sources.append(None)
-                    continue
-                spare -= 1
-            found = operands.pop(0)
-            if operand.count:
-                if isinstance(found, Vector) and len(found.elements) == operand.count:
-                    sources.append(found)
-                elif operand.count == 1 and not isinstance(found, Vector):
-                    sources.append(Vector((found,)))
-                else:
-                    raise self.error(instruction, f"expected a vector of {operand.count}")
-            elif operand.is_address:
-                if not isinstance(found, Address):
-                    raise self.error(instruction, "expected an address [..]")
-                sources.append(found)
-            elif operand.is_immediate:
-                if not isinstance(found, Immediate):
-                    raise self.error(instruction, "expected an immediate")
-                sources.append(found)
-            elif isinstance(found, (Vector, Address, List, Pair)):
-                raise self.error(instruction, f"expected a {operand.type} operand, found {type(found).__name__.lower()}")
-            else:
-                sources.append(found)
-        if operands:
-            raise self.error(instruction, f"{len(operands)} operands too many")
-        return destinations, sources
 
     def find_uniform(self) -> None:
         """Registers that are written once, from constants alone."""

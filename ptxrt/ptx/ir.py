@@ -8,16 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Optional, Union
 
-from ..errors import PtxError
+from ..errors import PtxError, PtxSyntaxError
 
 __all__ = [
     "Address", "Function", "Immediate", "Instruction", "List", "Location", "Module", "Negated", "Operand", "Pair",
     "Parameter", "PtxError", "PtxSyntaxError", "Register", "Special", "Symbol", "TYPE_BITS", "Variable", "Vector", "type_bytes",
 ]  # fmt: skip
-
-
-class PtxSyntaxError(PtxError):
-    """A text that is not the PTX this package reads; the message names file, line and what was found."""
 
 
 TYPE_BITS: dict[str, int] = {
@@ -120,8 +116,8 @@ class Instruction(NamedTuple):
 class Variable:
     """A variable in a state space. `count` 0 is an array of unknown length (`extern .shared x[]`).
 
-    `values` is the flat initializer, padded by nobody: ints (bits), or Symbols whose address is meant; `generic`
-    tells for each Symbol whether generic() stood around it (bytes masks such as `0xFF(x)` are refused).
+    `values` is the flat initializer, padded by nobody: ints (bits), or Symbols whose address is meant (bytes masks
+    such as `0xFF(x)` are refused).
     """
 
     name: str
@@ -198,6 +194,7 @@ class Module:
     functions: dict[str, Function]
     files: dict[int, str]
     line_starts: list[int]
+    bodies: dict[str, object] = field(default_factory=dict)  # of functions that were read and are kept (emulator/verify.py)
 
     @property
     def entries(self) -> dict[str, Function]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Callable, NamedTuple, Optional, Union
 
+from ..errors import Unsupported
 from .ir import (
     TYPE_BITS,
     Address,
@@ -19,7 +20,6 @@ from .ir import (
     Module,
     Negated,
     Pair,
-    PtxError,
     PtxSyntaxError,
     Register,
     Symbol,
@@ -27,7 +27,7 @@ from .ir import (
     Vector,
     type_bytes,
 )  # fmt: skip
-from .parse import Body, Label, body
+from .parse import CALL_DEPTH, INLINED, Body, Label, body, damage
 
 
 class Jump(NamedTuple):
@@ -90,18 +90,23 @@ class Program:
     dynamic_align: int = 16
 
 
+_LOCAL_BYTES = 512 * 1024  # of a thread: CUDA C++ programming guide, compute capabilities
+
 #: What the caller says about an opcode: "plain", "collective" (a warp executes it together: a guard becomes a branch) or
 #: "blocking" (it ends a block).
 Kind = Callable[[str], str]
-
-_CALL_DEPTH = 64
 
 
 def lower(module: Module, entry: Function, kind: Kind) -> Program:
     """Lower an entry of a module.
 
-    Raises PtxError for recursion, calls through registers and functions without a body.
+    Raises Unsupported for calls that cannot be inlined, PtxSyntaxError for what is no PTX.
     """
+    with damage(lambda message: PtxSyntaxError(f"{module.name}:{entry.line}: '{entry.name}': {message}")):
+        return _lowered(module, entry, kind)
+
+
+def _lowered(module: Module, entry: Function, kind: Kind) -> Program:
     inliner = _Inliner(module)
     statements = inliner.expand(entry, "", {}, ())
     statements = _promote_parameters(statements, inliner)
@@ -120,16 +125,16 @@ class _Inliner:
 
     def __init__(self, module: Module):
         self.module = module
-        self.bodies: dict[str, Body] = {}
+        self.bodies: dict[str, Body] = dict(module.bodies)
         self.registers: dict[str, str] = {}
         self.locals: dict[str, Variable] = {}  # .local of all instances, and parameters of calls
         self.shared: dict[str, Variable] = {}
         self.parameters: set[str] = set()  # names in `locals` that are parameters of calls
         self.tables: dict[str, tuple[str, ...]] = {}
-        self.instances = 0
+        self.instances = self.inlined = 0
 
-    def error(self, message: str, line: int) -> PtxError:
-        return PtxError(f"{self.module.name}:{line}: {message}")
+    def error(self, message: str, line: int) -> Unsupported:
+        return Unsupported(f"{self.module.name}:{line}: {message}", line=line)
 
     def body(self, function: Function) -> Body:
         if function.name not in self.bodies:
@@ -139,6 +144,9 @@ class _Inliner:
     def expand(self, function: Function, prefix: str, names: dict[str, Symbol], stack: tuple[str, ...]) -> list:
         """The statements of one instance; `names` maps the parameters to what the caller passes."""
         read = self.body(function)
+        self.inlined += len(read.statements)
+        if self.inlined > INLINED:
+            raise self.error(f"more than {INLINED} instructions are there once calls are inlined, the last of '{function.name}'", function.line)
         names = dict(names)
         for variable in read.variables:
             if variable.space == "shared":
@@ -182,8 +190,10 @@ class _Inliner:
             raise self.error(f"{call.opcode} through a register is not supported", call.line)
         if function.body is None:
             raise self.error(f"'{function.name}' is called and has no body here", call.line)
-        if function.name in stack or len(stack) > _CALL_DEPTH:
+        if function.name in stack:
             raise self.error(f"'{function.name}' calls itself; recursion is not supported", call.line)
+        if len(stack) >= CALL_DEPTH:
+            raise self.error(f"a chain of more than {CALL_DEPTH} calls ends in '{function.name}'; no more are inlined", call.line)
         if len(arguments) != len(function.params) or len(results) != len(function.results):
             raise self.error(f"'{function.name}' is called with other arguments than it has", call.line)
         self.instances += 1
@@ -604,6 +614,8 @@ def _lay_out(program: Program, inliner: _Inliner, module: Module) -> None:
             offset = -(-offset // variable.align) * variable.align
             program.frame[name] = offset
             offset += type_bytes(variable.type) * variable.count
+    if offset > _LOCAL_BYTES:
+        raise inliner.error(f"'{program.entry.name}' has {offset} bytes of local memory a thread; at most {_LOCAL_BYTES} are there", program.entry.line)
     program.frame_bytes = offset
     offset, dynamic, align = 0, [], 16
     for name in used:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 import struct
 from bisect import bisect_right
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import NamedTuple, Optional, Union
+from typing import Callable, Iterator, NamedTuple, Optional, Union
 
 import numpy as np
 
+from ..errors import PtxError, Unsupported
 from .ir import (
     TYPE_BITS,
     Address,
@@ -63,7 +65,29 @@ def parse(text: str, name: str = "<ptx>") -> Module:
     Raises PtxSyntaxError for a directive, type or form that is not known.
     """
     text = _without_comments(text.replace("\r\n", "\n").rstrip("\0"))
-    return _ModuleReader(text, name).read()
+    reader = _ModuleReader(text, name)
+    with damage(reader.error):
+        return reader.read()
+
+
+#: What Python raises where a text is not what the reader takes for granted.
+STUMBLES = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+
+
+@contextmanager
+def damage(error: Callable[[str], Exception]) -> Iterator[None]:
+    """Turn whatever a damaged text makes Python stumble over into the error of this package, which knows the line."""
+    try:
+        yield
+    except PtxError:
+        raise
+    except STUMBLES as stumble:
+        raise error(damaged(stumble)) from stumble
+
+
+def damaged(stumble: Exception) -> str:
+    """The message in place of one of STUMBLES."""
+    return f"the text is damaged here ({type(stumble).__name__}: {str(stumble)[:120]})"
 
 
 def line_of(module: Module, position: int) -> int:
@@ -106,8 +130,13 @@ def _number(text: str) -> Optional[Immediate]:
     if kind == "real":
         value = -float(digits) if negative else float(digits)
         return Immediate(struct.unpack("<Q", struct.pack("<d", value))[0], 64)
+    if len(digits) > _DIGITS:
+        return None
     value = int(digits, {"hex": 16, "binary": 2, "octal": 8, "decimal": 10}[kind])
     return Immediate(-value if negative else value)
+
+
+_DIGITS = 80  # more than any number of 64 bits has, in any base
 
 
 class _ModuleReader:
@@ -141,6 +170,12 @@ class _ModuleReader:
         if open_braces:
             raise self.error("'{' is never closed; the text is cut off", open_braces[-1])
         return closing
+
+    def end_of_braces(self) -> int:
+        """Where the brace at the current position is closed."""
+        if self.position not in self.closing:
+            raise self.error("'{' stands in a string that is not closed")
+        return self.closing[self.position]
 
     def error(self, message: str, position: Optional[int] = None) -> PtxSyntaxError:
         position = self.position if position is None else position
@@ -190,7 +225,7 @@ class _ModuleReader:
             self.files[int(match[1])] = match[2]
         elif word == "section":
             self.expect(r"\s*\.?[\w.]+\s*(?=\{)", "a section name and '{'")
-            self.position = self.closing[self.position] + 1
+            self.position = self.end_of_braces() + 1
         elif word == "pragma":
             self.expect(r'\s*"[^"\n]*"\s*;', 'a string and ";"')
         elif word in ("entry", "func"):
@@ -237,7 +272,7 @@ class _ModuleReader:
             self.functions.setdefault(name, function)
             return
         self.expect(r"\s*(?=\{)", "'{' and a body")
-        end = self.closing[self.position]
+        end = self.end_of_braces()
         function.body = (self.position + 1, end)
         self.position = end + 1
         known = self.functions.get(name)
@@ -273,9 +308,23 @@ def read_parameter(text: str, offset: int) -> Optional[Parameter]:
     match = _PARAMETER.fullmatch(text)
     if match is None or match["type"] not in TYPE_BITS:
         return None
-    align = max(int(match["align"] or 1), type_bytes(match["type"]))
+    if any(len(match[number] or "") > _SIZE_DIGITS for number in ("align", "count")):
+        return None
+    align, count = int(match["align"] or 1), int(match["count"] or 0)
+    if not _is_alignment(align) or count * type_bytes(match["type"]) > _PARAMETER_BYTES:
+        return None
+    align = max(align, type_bytes(match["type"]))
     offset = -(-offset // align) * align
-    return Parameter(match["name"], match["type"], int(match["count"] or 0), align, offset, bool(match["pointer"]))
+    return Parameter(match["name"], match["type"], count, align, offset, bool(match["pointer"]))
+
+
+_SIZE_DIGITS = 20
+_PARAMETER_BYTES = 32764  # the most that the PTX ISA allows
+_VARIABLE_BYTES = 1 << 48  # more than any machine addresses
+
+
+def _is_alignment(align: int) -> bool:
+    return align > 0 and align & (align - 1) == 0
 
 
 _VARIABLE = re.compile(
@@ -291,7 +340,9 @@ def variables(space: str, text: str, linkage: str, line: int, error) -> list[Var
     if match is None or match["type"] not in TYPE_BITS:
         raise error(f"'.{space} {' '.join(text.split())[:60]}' is no variable declaration")
     lanes = int((match["vector"] or "v1")[1])
-    align = int(match["align"] or type_bytes(match["type"]) * lanes)
+    align = int((match["align"] or "")[:_SIZE_DIGITS] or type_bytes(match["type"]) * lanes)
+    if not _is_alignment(align) or align > 1 << 20:
+        raise error(f"'.align {match['align']}' is no power of two that memory has")
     found = []
     for part in _split(match["rest"]):
         declarator = _DECLARATOR.fullmatch(part)
@@ -301,7 +352,11 @@ def variables(space: str, text: str, linkage: str, line: int, error) -> list[Var
         values = _initializer(declarator["init"], match["type"], error) if declarator["init"] else ()
         count = lanes
         for position, size in enumerate(sizes):
-            count *= int(size) if size else (len(values) if values and position == 0 else 0)
+            count *= int(size[: _SIZE_DIGITS + 1]) if size else (len(values) if values and position == 0 else 0)
+        if count * type_bytes(match["type"]) > _VARIABLE_BYTES:
+            raise error(f"'{part.strip()[:60]}' is larger than any memory")
+        if all(sizes) and len(values) > count:
+            raise error(f"'{declarator['name']}' has {count} elements, and its initializer {len(values)}")
         found.append(Variable(declarator["name"], space, match["type"], count, align, values, linkage, line))
     return found
 
@@ -326,11 +381,8 @@ def _bits_as(number: Immediate, type: str) -> int:
     """The bits of a literal as a value of `type`."""
     if type in ("f32", "f64"):
         value = float(number.value) if not number.float_bits else float_value(number)
-        return (
-            struct.unpack("<I", struct.pack("<f", value))[0]
-            if type == "f32"
-            else struct.unpack("<Q", struct.pack("<d", value))[0]
-        )
+        with np.errstate(over="ignore"):
+            return int(np.float32(value).view(np.uint32)) if type == "f32" else int(np.float64(value).view(np.uint64))
     return number.value
 
 
@@ -380,66 +432,138 @@ _BODY_DIRECTIVE = re.compile(r"[;{}\n]\s*\.([a-z]+)\b")
 _BODY_DIRECTIVES = frozenset({"reg", "local", "shared", "param", "pragma", "loc", "branchtargets"})
 _CALL = re.compile(r"(call(?<![\w$%.]call)(?:\.uni)?)\s+(?:\([^)]*\)\s*,\s*)?([\w$%]+)")
 
+#: Functions without a body that the machine provides; what each does is in emulator/system.py.
+SYSTEM_CALLS = frozenset({"vprintf", "__assertfail"})
+CALL_DEPTH = 64
+INLINED = 1 << 18  # instructions of an entry with everything that it calls
 
-def check_bodies(module: Module) -> None:
-    """Refuse what can be seen without reading the bodies: unknown directives, and calls that cannot be inlined.
 
-    Raises PtxSyntaxError with the line of a directive that is not known, of a call through a register, to a function
-    without a body, or around a circle of functions.
+class Uses(NamedTuple):
+    """What one function uses: callees with the positions of their calls, and about how many instructions it has.
+
+    `problem` is what refuses the function by itself, None for nothing.
     """
-    calls: dict[str, dict[str, int]] = {}
 
-    def error(position: int, message: str) -> PtxSyntaxError:
-        line = line_of(module, position)
-        return PtxSyntaxError(f"{module.name}:{line}: {message}{source_of(module, line)}")
-
-    for function in module.functions.values():
-        if function.body is None:
-            continue
-        start, end = function.body
-        for match in _BODY_DIRECTIVE.finditer(module.text, start - 1, end):
-            if match[1] not in _BODY_DIRECTIVES:
-                raise error(match.start(1), f"the directive .{match[1]} is not known in a function (in '{function.name}')")
-        callees = calls[function.name] = {}
-        for match in _CALL.finditer(module.text, start, end):
-            opcode, name = match[1], match[2]
-            if name not in module.functions:
-                raise error(
-                    match.start(),
-                    f"{opcode} through '{name}' (a pointer to a function, or a virtual function) is not supported: "
-                    "only functions of this text are called, by their names",
-                )
-            if module.functions[name].body is None:
-                raise error(match.start(), f"{opcode}: '{name}' is called and has no body here")
-            callees.setdefault(name, match.start())
-    finished: set[str] = set()
-    for name in calls:
-        _refuse_recursion(name, calls, (), finished, error)
+    callees: dict[str, list[int]]
+    size: int
+    problem: Optional[Unsupported]
 
 
-def _refuse_recursion(name: str, calls: dict[str, dict[str, int]], above: tuple[str, ...], finished: set[str], error) -> None:
-    for callee, position in calls[name].items():
-        if callee in (*above, name):
-            raise error(
-                position, f"'{callee}' calls itself, by way of {' and '.join((*above, name))}; recursion is not supported"
-            )
-        if callee not in finished:
-            _refuse_recursion(callee, calls, (*above, name), finished, error)
-    finished.add(name)
+def refusals(
+    module: Module, check: Callable[[str], None], read: Optional[Callable[[Module, Function], Optional[Unsupported]]] = None
+) -> dict[str, Unsupported]:
+    """Why entries cannot run, by name, as far as it can be seen without reading the bodies; {} where all can.
+
+    `check` raises Unsupported for an opcode; `read`, if there is one, reads a body and says what it found. An entry is refused where it, or anything that it calls, uses an opcode or
+    a directive that is not known, calls through a register or a function without a body, calls in a circle, in a chain
+    of more than 64 functions, or more instructions than are inlined.
+    """
+    checked: dict[str, Optional[str]] = {}
+
+    def problem_of(opcode: str) -> Optional[str]:
+        if opcode not in checked:
+            checked[opcode] = None
+            try:
+                check(opcode)
+            except Unsupported as error:
+                checked[opcode] = str(error)
+        return checked[opcode]
+
+    used = {name: _uses(module, function, problem_of) for name, function in module.functions.items() if function.body is not None}
+    if read is not None:
+        for name, uses in used.items():
+            if uses.problem is None:
+                used[name] = uses._replace(problem=read(module, module.functions[name]))
+    found = {}
+    for name in module.entries:
+        problem = _refusal(module, name, used) if name in used else _unsupported(module, module.functions[name].line, "has no body")
+        if problem is not None:
+            found[name] = problem
+    return found
 
 
-def opcodes(module: Module) -> dict[str, int]:
-    """The distinct opcodes of all bodies, each with the line of its first use."""
+def _unsupported(module: Module, line: int, message: str) -> Unsupported:
+    return Unsupported(f"{module.name}:{line}: {message}{source_of(module, line)}", line=line)
+
+
+def _uses(module: Module, function: Function, problem_of: Callable[[str], Optional[str]]) -> Uses:
+    """Find opcodes and calls of a function, and the first place that refuses it."""
+    start, end = function.body
+    problems: list[tuple[int, str]] = []
+    for opcode, position in opcodes(module, function).items():
+        problem = problem_of(opcode)
+        if problem is not None:
+            problems.append((position, problem))
+    for match in _BODY_DIRECTIVE.finditer(module.text, start - 1, end):
+        if match[1] not in _BODY_DIRECTIVES:
+            problems.append((match.start(1), f"the directive .{match[1]} is not known in a function (in '{function.name}')"))
+            break
+    callees: dict[str, list[int]] = {}
+    for match in _CALL.finditer(module.text, start, end):
+        opcode, name = match[1], match[2]
+        if name not in module.functions:
+            problems.append((
+                match.start(),
+                f"{opcode} through '{name}' (a pointer to a function, or a virtual function) is not supported: "
+                "only functions of this text are called, by their names",
+            ))  # fmt: skip
+        elif module.functions[name].body is None and name not in SYSTEM_CALLS:
+            problems.append((match.start(), f"{opcode}: '{name}' is called and has no body here"))
+        elif name not in SYSTEM_CALLS:
+            callees.setdefault(name, []).append(match.start())
+    if not problems:
+        return Uses(callees, module.text.count(";", start, end), None)
+    position, message = min(problems)
+    return Uses(callees, 0, _unsupported(module, line_of(module, position), message))
+
+
+def opcodes(module: Module, function: Function) -> dict[str, int]:
+    """The distinct opcodes of a function with a body, each with the position of its first use."""
     found: dict[str, int] = {}
-    text = module.text
-    for function in module.functions.values():
-        if function.body is None:
-            continue
-        start, end = function.body
-        for match in _HEAD.finditer(text, start - 1, end):
-            if match[1] not in found:
-                found[match[1]] = match.start(1)
-    return {opcode: line_of(module, position) for opcode, position in found.items()}
+    start, end = function.body
+    for match in _HEAD.finditer(module.text, start - 1, end):
+        found.setdefault(match[1], match.start(1))
+    return found
+
+
+def _refusal(module: Module, entry: str, used: dict[str, Uses]) -> Optional[Unsupported]:
+    """What refuses an entry: a function that it reaches, or the way in which they call each other."""
+    reached = [entry]
+    for name in reached:
+        if used[name].problem is not None:
+            return used[name].problem
+        reached += [callee for callee in used[name].callees if callee not in reached]
+    # From the deepest up: how many functions a chain of calls has, and how many instructions an instance.
+    depth: dict[str, int] = {}
+    size: dict[str, int] = {}
+    path, stack = [entry], [(entry, iter(used[entry].callees.items()))]
+    while stack:
+        name, rest = stack[-1]
+        for callee, positions in rest:
+            if callee in path:
+                line = line_of(module, positions[0])
+                way = " and ".join(path[path.index(callee) :])
+                return _unsupported(module, line, f"'{callee}' calls itself, by way of {way}; recursion is not supported")
+            if callee not in depth:
+                path.append(callee)
+                stack.append((callee, iter(used[callee].callees.items())))
+                break
+        else:
+            callees = used[name].callees
+            depth[name] = 1 + max((depth[callee] for callee in callees), default=0)
+            size[name] = used[name].size + sum(size[callee] * len(positions) for callee, positions in callees.items())
+            stack.pop()
+            path.pop()
+    line = module.functions[entry].line
+    if depth[entry] > CALL_DEPTH:
+        return _unsupported(
+            module, line, f"'{entry}' begins a chain of {depth[entry]} functions that call each other; at most {CALL_DEPTH} are inlined"
+        )
+    if size[entry] > INLINED:
+        return _unsupported(
+            module, line, f"'{entry}' has about {size[entry]:.3g} instructions once its calls are inlined; at most {INLINED} are executed"
+        )
+    return None
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -530,11 +654,14 @@ SPECIALS = frozenset(
     + "reserved_smem_offset_cap".split()
 )
 _BRANCHES = ("bra", "brx")
+_CLOSING = {"{": "}", "[": "]", "(": ")"}
 
 
 def body(module: Module, function: Function) -> Body:
     """Read one function's body. Raises PtxSyntaxError with the line of what is not understood."""
-    return _BodyReader(module, function).read()
+    reader = _BodyReader(module, function)
+    with damage(reader.error):
+        return reader.read()
 
 
 class _BodyReader:
@@ -715,8 +842,13 @@ class _BodyReader:
         if not text:
             raise self.error("an operand is missing")
         first = text[0]
+        if first in _CLOSING and (text[-1] != _CLOSING[first] or len(text) < 2):
+            raise self.error(f"the operand '{text[:60]}' is not closed by '{_CLOSING[first]}'")
         if first == "{":
-            return Vector(tuple(self.operand(part.strip()) for part in _split(text[1:-1])))
+            elements = tuple(self.operand(part.strip()) for part in _split(text[1:-1]))
+            if any(isinstance(element, (Vector, Address, List, Pair)) for element in elements):
+                raise self.error(f"the vector '{text[:60]}' has elements that are no registers or numbers")
+            return Vector(elements)
         if first == "[":
             return self.address(text[1:-1].strip())
         if first == "(":
@@ -728,7 +860,7 @@ class _BodyReader:
                 raise self.error(f"'{text}' is no predicate")
             return Negated(register)
         if "|" in text:
-            left, right = text.split("|")
+            left, right = text.split("|", 1)
             return Pair(self.operand(left.strip()), self.operand(right.strip()))
         number = _number(text)
         if number is not None:
@@ -771,6 +903,10 @@ class _BodyReader:
         for index, scope in self.branches:
             instruction = self.statements[index]
             self.line = instruction.line
+            targets = [operand for operand in instruction.operands if isinstance(operand, Symbol)]
+            expected = 2 if instruction.opcode.startswith("brx") else 1
+            if len(instruction.operands) != expected or not targets or instruction.operands[-1] is not targets[-1]:
+                raise self.error(f"{instruction.opcode} names no label")
             operands = tuple(
                 Symbol(self.label_of(operand.name, scope)) if isinstance(operand, Symbol) else operand
                 for operand in instruction.operands

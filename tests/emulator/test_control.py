@@ -153,8 +153,12 @@ INDIRECT = """
 def test_a_call_of_a_function_pointer_is_refused_with_its_source_line(files, source):
     """The text that nvcc 13.0 writes for a table of functions."""
     header = program("").split(".visible")[0]
-    with pytest.raises(PtxError) as caught:
-        Emulator().load_text(f"{header}{INDIRECT}{files}\n", "t.ptx")
+    emulator = Emulator()
+    module = emulator.load_text(f"{header}{INDIRECT}{files}\n", "t.ptx")
+    emulator.launch(module.entries["other"], 1, 32)
+    with pytest.raises(Unsupported) as caught:
+        emulator.launch(module.entries["k"], 1, 32)
+    assert list(module.refused) == ["k"]
     line = (header + INDIRECT).split("\n").index("    call (retval0),") + 1
     assert str(caught.value) == (
         f"t.ptx:{line}: call through '%rd8' (a pointer to a function, or a virtual function) is not supported: "

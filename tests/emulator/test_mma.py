@@ -20,6 +20,7 @@ FORMATS = {
     "f32": (8, 23, 127, "ieee"),
     "f16": (5, 10, 15, "ieee"),
     "bf16": (8, 7, 127, "ieee"),
+    "tf32": (8, 10, 127, "ieee"),
     "e5m2": (5, 2, 15, "ieee"),
     "e4m3": (4, 3, 7, "nan"),
     "e3m2": (3, 2, 3, None),
@@ -80,7 +81,7 @@ def pack(codes, width):
     """Codes (warps, 32, elements) as registers: a list of (warps * 32,) uint32."""
     if width == 8:  # two to a byte, the first in the low nibble
         codes, width = codes[..., ::2] | codes[..., 1::2] << 4, 4
-    dtype = np.uint16 if width == 2 else np.uint8
+    dtype = {1: np.uint32, 2: np.uint16, 4: np.uint8}[width]
     words = np.ascontiguousarray(codes, dtype).view(np.uint32)
     return [words[..., index].reshape(-1) for index in range(words.shape[-1])]
 
@@ -101,8 +102,8 @@ class Form:
     def __init__(self, opcode, a, b, depth, accumulator="f32", scaled=False, blocks=1, scale_type="ue8m0"):
         self.opcode, self.a, self.b, self.depth, self.accumulator, self.scaled = opcode, a, b, depth, accumulator, scaled
         self.blocks, self.scale_type = blocks, scale_type  # scales of a row; their type
-        self.width = {16: 2, 8: 2, 32: 4, 64: 8}[depth]
-        self.shift = {name: 2 if self.width == 4 and name == "e2m1" else 0 for name in (a, b)}
+        self.width = {"bf16": 2, "f16": 2, "tf32": 1}.get(a, 8 if depth == 64 else 4)  # elements in a register
+        self.shift = {name: 13 if name == "tf32" else 2 if self.width == 4 and name == "e2m1" else 0 for name in (a, b)}
 
     def __repr__(self):
         return self.opcode
@@ -173,11 +174,24 @@ F16_F16 = Form("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16", "f16", "f16"
 BF16_K8 = Form("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32", "bf16", "bf16", 8)
 F16_K8 = Form("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", "f16", "f16", 8)
 F16_F16_K8 = Form("mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16", "f16", "f16", 8, accumulator="f16")
+TF32 = Form("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", "tf32", "tf32", 8)
+TF32_K4 = Form("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32", "tf32", "tf32", 4)
+
+
+def unscaled(a, b, accumulator="f32", depth=32, kind=".kind::f8f6f4"):
+    types = f"{accumulator}.{a}.{b}.{accumulator}"
+    return Form(f"mma.sync.aligned{kind}.m16n8k{depth}.row.col.{types}", a, b, depth, accumulator=accumulator)
+
+
 SHAPE_FIRST = Form(
     "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e2m1.e4m3.f32.ue8m0", "e2m1", "e4m3", 32, scaled=True
 )
-PLAIN = [BF16, F16, F16_F16, BF16_K8, F16_K8, F16_F16_K8]
 CONTAINED = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
+E4M3, E5M2_F16 = unscaled("e4m3", "e4m3", kind=""), unscaled("e5m2", "e4m3", "f16", kind="")
+E4M3_K16 = unscaled("e4m3", "e5m2", depth=16, kind="")
+BYTES = [E4M3, E5M2_F16, E4M3_K16, unscaled("e4m3", "e4m3", "f16", 16), unscaled("e5m2", "e5m2", kind=""), unscaled("e4m3", "e5m2", "f16", kind="")]
+MIXED = [unscaled(a, b, ("f32", "f16")[(i + j) % 2]) for i, a in enumerate(CONTAINED) for j, b in enumerate(CONTAINED)]
+PLAIN = [BF16, F16, F16_F16, BF16_K8, F16_K8, F16_F16_K8, TF32, TF32_K4, *BYTES, *MIXED]
 SCALED = [scaled(a, b) for a in CONTAINED for b in CONTAINED] + [scaled("e2m1", "e2m1", ""), SHAPE_FIRST]
 MXF4 = packed("mxf4", "2X", "ue8m0", 2)
 NVF4 = packed("mxf4nvf4", "4X", "ue4m3", 4)
@@ -199,7 +213,7 @@ def code_of(name, number):
     return code
 
 
-@pytest.mark.parametrize("form", [BF16, F16, F16_F16, BF16_K8, scaled("e4m3", "e4m3"), scaled("e2m1", "e4m3"), MXF4, NVF4], ids=repr)
+@pytest.mark.parametrize("form", [BF16, F16, F16_F16, BF16_K8, TF32, TF32_K4, E4M3, E4M3_K16, unscaled("e2m1", "e3m2", "f16"), scaled("e4m3", "e4m3"), scaled("e2m1", "e4m3"), MXF4, NVF4], ids=repr)
 def test_one_element_of_a_selects_a_row_of_b(execute, form):
     """A holds a single 1 per warp, at each place in turn. D's row is that row of B, which tells k and the column."""
     places = [(row, k) for row in range(16) for k in range(form.depth)]
@@ -412,18 +426,18 @@ REFERENCES = {"float64": exact_reference, "hardware": hardware_reference}
 @lru_cache(maxsize=None)
 def finite_codes(name):
     bits = 1 + sum(FORMATS[name][:2])
-    codes = np.arange(1 << min(bits, 16))
+    codes = np.arange(1 << min(bits, 16)) if bits < 19 else np.r_[0, 1, 2 : 1 << bits : 61]
     return np.array([code for code in codes.tolist() if parts(name, code)])
 
 
 def narrow(generator, name, shape):
     """Codes of a type, of magnitudes around one."""
     exponent_bits, mantissa_bits, bias, _ = FORMATS[name]
-    if name in ("f32", "bf16", "f16"):
+    if name in ("f32", "bf16", "f16", "tf32"):
         numbers = generator.standard_normal(shape).astype(np.float32)
         if name == "f16":
             return numbers.astype(np.float16).view(np.uint16).astype(np.int64)
-        return (numbers.view(np.uint32) >> (16 if name == "bf16" else 0)).astype(np.int64)
+        return (numbers.view(np.uint32) >> {"bf16": 16, "tf32": 13, "f32": 0}[name]).astype(np.int64)
     return generator.choice(finite_codes(name), shape)
 
 
@@ -603,17 +617,136 @@ def test_nan_of_e4m3_and_of_f16_accumulators(execute, arithmetic):
     assert d[0, 0] == 0x7FFF and not d.flat[1:].any()
 
 
+# Underflow with f16 accumulators, lower bits of tf32
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+@pytest.mark.parametrize("form", [F16_F16, F16_F16_K8, E5M2_F16], ids=repr)
+def test_a_negative_sum_that_underflows_f16_is_positive_zero(execute, form, arithmetic):
+    """-2^-14 times 2^-14, as an H200 gives it; the smallest sum that does not underflow keeps its sign."""
+    a, b, c = np.zeros((1, 16, form.depth), np.int64), np.zeros((1, form.depth, 8), np.int64), np.zeros((1, 16, 8), np.int64)
+    sign = 1 << sum(FORMATS[form.a][:2])
+    tiny = {"f16": (2.0**-14, 2.0**-14), "e5m2": (2.0**-16, 2.0**-9)}[form.a]  # e4m3 begins at 2^-9
+    a[0, :, 0], b[0, 0] = code_of_tiny(form.a, tiny[0]) | sign, code_of_tiny(form.b, tiny[1])
+    assert (form.run(execute, a, b, c, arithmetic) == 0).all()
+    a[0, :, 0] = code_of(form.a, 1) | sign
+    b[0, 0] = code_of(form.b, 1)
+    assert (form.run(execute, a, b, c, arithmetic) == 0xBC00).all()
+
+
+def code_of_tiny(name, number):
+    """The code of a positive number, subnormal or not."""
+    return next(code for code in finite_codes(name).tolist() if value(name, code) == Fraction(number))
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+@pytest.mark.parametrize("form", [BF16, BF16_K8, TF32, TF32_K4], ids=repr)
+def test_a_product_with_a_zero_does_not_align_a_sum(execute, form, arithmetic):
+    """0 times 2^127 beside 2^-130, which an H200 keeps (bf16, measured)."""
+    a, b, c = np.zeros((1, 16, form.depth), np.int64), np.zeros((1, form.depth, 8), np.int64), np.zeros((1, 16, 8), np.int64)
+    a[0, :, 0], b[0, 0] = code_of(form.a, 2.0**-65), code_of(form.b, 2.0**-65)
+    b[0, 1] = code_of(form.b, 2.0**127)
+    assert (form.run(execute, a, b, c, arithmetic) == f32_bits(2.0**-130)).all()
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_the_lower_bits_of_tf32_are_ignored(execute, arithmetic):
+    class Whole(Form):
+        def run(self, execute, a, b, c, arithmetic):
+            return self.run_containers(execute, a, b, c, arithmetic)
+
+    form = Whole(TF32.opcode, "tf32", "tf32", 8)
+    one = np.full((1, 16, 8), 0x3F800000)
+    exact = form.run(execute, one, one.reshape(1, 8, 16)[..., :8], np.zeros((1, 16, 8), np.int64), arithmetic)
+    more = form.run(execute, one | 0x1FFF, one.reshape(1, 8, 16)[..., :8] | 0x1FFF, np.zeros((1, 16, 8), np.int64), arithmetic)
+    assert (exact == f32_bits(8.0)).all() and (more == exact).all()
+
+
+# Integers and f64
+
+
+@pytest.mark.parametrize("saturates", ["", ".satfinite"])
+@pytest.mark.parametrize("depth", [32, 16])
+@pytest.mark.parametrize("a_type, b_type", [("s8", "s8"), ("u8", "u8"), ("s8", "u8"), ("u8", "s8")])
+def test_bytes(execute, rng, a_type, b_type, depth, saturates):
+    """Against integers of Python: any bytes, and the largest, on accumulators at both ends."""
+    warps = 4
+    a, b = rng.integers(0, 256, (warps, 16, depth)), rng.integers(0, 256, (warps, depth, 8))
+    a[1], b[1] = 0x80 if a_type == "s8" else 0xFF, 0x80 if b_type == "s8" else 0xFF
+    a[2], b[2] = 0x7F if a_type == "s8" else 0xFF, 0x80 if b_type == "s8" else 0xFF
+    c = rng.integers(-(2**31), 2**31, (warps, 16, 8))
+    c[1], c[2] = 2**31 - 1 - rng.integers(0, 9, (16, 8)), -(2**31) + rng.integers(0, 9, (16, 8))
+    registers, outputs = {}, {f"d{i}": "b32" for i in range(4)}
+    for name, matrix, place, count in (("a", a, place_a, depth // 2), ("b", b, place_b, depth // 4)):
+        for index, word in enumerate(pack(fragment(matrix, place, depth, 4, count), 4)):
+            registers[f"{name}{index}"] = ("b32", word)
+    lanes = np.stack([c[:, [place_c(lane, i)[0] for lane in LANES], [place_c(lane, i)[1] for lane in LANES]] for i in range(4)])
+    registers |= {f"c{i}": ("b32", lanes[i].reshape(-1).astype(np.int32).view(np.uint32)) for i in range(4)}
+    vectors = ["{" + ", ".join(f"%{name}" for name in names if name[0] == kind) + "}" for names, kind in ((outputs, "d"), *((registers, kind) for kind in "abc"))]
+    found = execute(f"mma.sync.aligned.m16n8k{depth}.row.col{saturates}.s32.{a_type}.{b_type}.s32 {', '.join(vectors)};", registers, outputs)
+
+    def number(byte, type_):
+        return byte - 256 if type_ == "s8" and byte > 127 else byte
+
+    for warp in range(warps):
+        for lane in LANES:
+            for i in range(4):
+                row, column = place_c(lane, i)
+                total = int(c[warp, row, column])
+                total += sum(number(int(x), a_type) * number(int(y), b_type) for x, y in zip(a[warp, row], b[warp, :, column]))
+                total = min(max(total, -(2**31)), 2**31 - 1) if saturates else (total + 2**31) % 2**32 - 2**31
+                assert int(found[f"d{i}"].view(np.int32)[32 * warp + lane]) == total
+
+
+def test_doubles(execute, rng):
+    """m8n8k4: a chain of multiply-adds from C on, in the order of k, each rounded once; against fractions."""
+    warps = 3
+    a, b = rng.standard_normal((warps, 8, 4)), rng.standard_normal((warps, 4, 8))
+    a *= np.exp2(rng.integers(-30, 30, a.shape))
+    c = rng.standard_normal((warps, 8, 8))
+    c[1] = -(a[1][:, :1] * b[1][:1])  # cancels the first product
+    a[2, 3, 1], b[2, 2, 5], c[2, 7, 7] = np.inf, np.nan, -np.inf
+    lane = np.arange(32)
+    group, thread = lane >> 2, lane % 4
+    registers = {"a0": ("f64", a[:, group, thread].reshape(-1)), "b0": ("f64", b[:, thread, group].reshape(-1))}
+    registers |= {f"c{i}": ("f64", c[:, group, 2 * thread + i].reshape(-1)) for i in range(2)}
+    found = execute("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d0, %d1}, {%a0}, {%b0}, {%c0, %c1};", registers, {"d0": "f64", "d1": "f64"})
+    for warp in range(warps):
+        for row in range(8):
+            for column in range(8):
+                got = found[f"d{column % 2}"][32 * warp + 4 * row + column // 2]
+                terms = [(a[warp, row, k], b[warp, k, column]) for k in range(4)]
+                total = c[warp, row, column]
+                if np.isfinite([total, *map(float, np.ravel(terms))]).all():
+                    for x, y in terms:
+                        total = float(Fraction(float(total)) + Fraction(float(x)) * Fraction(float(y)))
+                    assert got == total
+                else:
+                    with np.errstate(invalid="ignore"):
+                        plain = total + sum(x * y for x, y in terms)
+                    assert np.array_equal(got, plain, equal_nan=True)
+                    assert not np.isnan(got) or got.view(np.uint64) == 0x7FF8000000000000
+
+
 # Refusals
 
 
 @pytest.mark.parametrize(
     "opcode",
     [
-        "m16n8k8.row.col.f32.tf32.tf32.f32",
+        "m16n8k16.row.col.f32.tf32.tf32.f32",
+        "m16n8k8.row.col.f16.tf32.tf32.f16",
         "m16n8k16.row.col.f16.bf16.bf16.f16",
         "m16n8k16.col.row.f32.bf16.bf16.f32",
-        "m16n8k32.row.col.f32.e4m3.e4m3.f32",
-        "m16n8k32.row.col.s32.s8.s8.s32",
+        "m16n8k32.row.col.f32.e4m3.e4m3.f16",
+        "m16n8k32.row.col.f32.e4m3.e2m1.f32",
+        "m16n8k32.row.col.satfinite.f32.e4m3.e4m3.f32",
+        "m16n8k32.row.col.f32.f16.f16.f32",
+        "m16n8k64.row.col.s32.s8.s8.s32",
+        "m16n8k32.row.col.s32.s8.e4m3.s32",
+        "m16n8k64.row.col.s32.s4.s4.s32",
+        "m8n8k4.row.col.f64.f64.f64.f32",
+        "m16n8k8.row.col.f64.f64.f64.f64",
         "kind::mxf8f6f4.block_scale.scale_vec::2X.m16n8k32.row.col.f32.e4m3.e4m3.f32.ue8m0",
         "kind::mxf8f6f4.block_scale.m16n8k32.row.col.f32.e4m3.e4m3.f32.ue4m3",
         "kind::mxf8f6f4.block_scale.m16n8k32.row.col.f16.e4m3.e4m3.f16.ue8m0",
@@ -626,7 +759,9 @@ def test_nan_of_e4m3_and_of_f16_accumulators(execute, arithmetic):
         "kind::mxf4nvf4.block_scale.scale_vec::2X.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue4m3",
         "kind::mxf4nvf4.block_scale.scale_vec::4X.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue8m0",
         "kind::mxf4nvf4.scale_vec::4X.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue4m3",
-        "kind::f8f6f4.m16n8k32.row.col.f32.e4m3.e4m3.f32",
+        "kind::f8f6f4.m16n8k64.row.col.f32.e2m1.e2m1.f32",
+        "kind::f8f6f4.m16n8k16.row.col.f32.e2m1.e2m1.f32",
+        "kind::f8f6f4.m16n8k16.row.col.f32.bf16.bf16.f32",
         "kind::mxf8f6f4.m16n8k32.row.col.f32.e4m3.e4m3.f32.ue8m0",
     ],
 )

@@ -1,0 +1,281 @@
+"""What each operand of an instruction is: the signature of the opcode lined up with the operands of the text.
+
+Everything that is wrong with one instruction by itself is found here, before any code is made of it: too many operands,
+a vector where a register stands, registers that are too narrow.
+"""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+from ..errors import PtxError, Unsupported
+from ..ptx.ir import (
+    TYPE_BITS,
+    Address,
+    Immediate,
+    Instruction,
+    List,
+    Negated,
+    Pair,
+    Register,
+    Special,
+    Symbol,
+    Vector,
+)
+from ..ptx.parse import STUMBLES, damaged
+from .instruction import DTYPES, Semantics, resolve
+
+#: The carry flag CC.CF of add.cc and the like, as a register.
+_CARRY = Register("%carry", "pred")
+
+#: Operands that stand for one value.
+_SINGLE = frozenset({Register, Special, Immediate, Symbol, Negated})
+
+#: The name of a register row's array by width in bytes, and of its views.
+UNSIGNED = {0: "b1", 1: "u1", 2: "u2", 4: "u4", 8: "u8"}
+
+#: The kind of view of every operand type, and the width in bytes of every register type (0 for predicates).
+KINDS = {type: dtype.str[1:] for type, dtype in DTYPES.items()}
+
+SIZES = {"b1": 0, **{f"{letter}{size}": size for letter in "uif" for size in (1, 2, 4, 8)}}
+
+WIDTHS = {type: 0 if type == "pred" else bits // 8 for type, bits in TYPE_BITS.items()}
+
+
+def register_bytes(type: str) -> int:
+    """Width of a register in bytes; 0 for predicates."""
+    return WIDTHS[type]
+
+
+class Decoded:
+    """An instruction with its semantics (None: mov or bra), flat destinations and sources."""
+
+    __slots__ = ("instruction", "semantics", "destinations", "sources", "flat", "uniform", "copies", "_reads", "_writes")
+
+    def __init__(self, instruction: Instruction, semantics: Optional[Semantics], destinations: list, sources: list):
+        self.instruction = instruction
+        self.semantics = semantics
+        self.destinations = destinations
+        self.sources = sources
+        self.uniform = False
+        self.copies = (semantics is None and len(destinations) == len(sources)) or (
+            semantics is not None and bool(semantics.option("copies"))
+        )
+        self._writes = [register for register in destinations if isinstance(register, Register)]
+        reads = [instruction.guard[0]] if instruction.guard else []
+        self.flat = self._flat_sources()
+        for source in self.flat:
+            if isinstance(source, Register):
+                reads.append(source)
+            elif isinstance(source, Negated):
+                reads.append(source.register)
+        self._reads = reads
+
+    def _flat_sources(self) -> list:
+        found = []
+        for source in self.sources:
+            if isinstance(source, Vector):
+                found += source.elements
+            elif isinstance(source, Address):
+                found.append(source.base)
+            else:
+                found.append(source)
+        return found
+
+    def registers_written(self) -> list[Register]:
+        return self._writes
+
+    def registers_read(self) -> list[Register]:
+        return self._reads
+
+
+class Decoder:
+    """Decodes the instructions of one text, whose name stands in errors."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def decode(self, instruction: Instruction) -> Decoded:
+        """The instruction with its meaning. Raises Unsupported for an opcode that is not known, or operands that do not fit it."""
+        try:
+            return self._decode(instruction)
+        except PtxError:
+            raise
+        except STUMBLES as stumble:
+            raise self.error(instruction, damaged(stumble)) from stumble
+
+    def _decode(self, instruction: Instruction) -> Decoded:
+        words = instruction.opcode.split(".")
+        if words[0] == "mov":
+            return Decoded(instruction, None, *self.decode_mov(instruction, words))
+        if words[0] == "bra":
+            return Decoded(instruction, None, [], [])
+        semantics = resolve(instruction.opcode)
+        single = semantics.option("single")
+        if single is not None and not any(isinstance(operand, Pair) for operand in instruction.operands):
+            semantics = single
+        if instruction.used is not None and semantics.option("using") is not None:
+            semantics = semantics.option("using")(instruction.used)
+        operands = instruction.operands
+        if semantics.option("carry_out"):
+            operands = (operands[0], _CARRY, *operands[1:])
+        if semantics.option("carry_in"):
+            operands = (*operands, _CARRY)
+        split = len(semantics.destinations)
+        if semantics.plain and len(operands) == split + len(semantics.sources):
+            destinations, sources = operands[:split], operands[split:]
+            if all(type(found) in _SINGLE for found in sources) and all(type(found) is Register for found in destinations):
+                self.check_widths(instruction, semantics, destinations, sources)
+                return Decoded(instruction, semantics, destinations, sources)
+        destinations, sources = self.match_operands(instruction, list(operands), semantics)
+        self.check_widths(instruction, semantics, destinations, sources)
+        return Decoded(instruction, semantics, destinations, sources)
+
+    def check_widths(self, instruction: Instruction, semantics: Semantics, destinations: Sequence, sources: Sequence) -> None:
+        """Registers are as wide as the types that the opcode names, or wider; predicates are predicates."""
+        for register, type in zip(destinations, semantics.result_types):
+            if register.__class__ is not Register or register.type == type:
+                continue
+            size, width = SIZES[KINDS[type]], WIDTHS[register.type]
+            if (width == 0) != (size == 0):
+                raise self.error(instruction, f"a {type} result does not go into the {register.type} register {register.name}")
+            if size > width:
+                raise self.error(instruction, f"a {type} result does not fit the {register.type} register {register.name}")
+        for spec, source in zip(semantics.sources, sources):
+            if spec.is_address or spec.is_immediate:
+                base = source.base if source.__class__ is Address else None
+                if base.__class__ is Register and WIDTHS[base.type] not in (4, 8):
+                    raise self.error(instruction, f"the {base.type} register {base.name} is no address")
+                continue
+            for operand in source.elements if source.__class__ is Vector else (source,):
+                register = operand.register if operand.__class__ is Negated else operand
+                if register.__class__ is not Register or register.type == spec.type or (spec.optional and register.type == "pred"):
+                    continue
+                size, width = SIZES[spec.kind], WIDTHS[register.type]
+                if (width == 0) != (size == 0) or size > width:
+                    raise self.error(
+                        instruction, f"the {register.type} register {register.name} is read as {8 * size or 1} bits"
+                    )
+
+    def error(self, instruction: Instruction, message: str) -> Unsupported:
+        """What is wrong with an instruction, by its line."""
+        return Unsupported(f"{self.name}:{instruction.line}: {instruction.opcode}: {message}", line=instruction.line)
+
+    def decode_mov(self, instruction: Instruction, words: Sequence[str]):
+        """mov takes the shape of its operands: plain, packing {a, b} or unpacking into it."""
+        resolve(instruction.opcode)
+        if len(instruction.operands) != 2:
+            raise self.error(instruction, "expected two operands")
+        target, source = instruction.operands
+        destinations = list(target.elements) if isinstance(target, Vector) else [target]
+        sources = list(source.elements) if isinstance(source, Vector) else [source]
+        for register in destinations:
+            if not (isinstance(register, Register) or (isinstance(register, Symbol) and register.name == "_")):
+                raise self.error(instruction, f"{_described(register)} is no register")
+        for operand in sources:
+            if operand.__class__ not in _SINGLE:
+                raise self.error(instruction, f"expected registers, found {_described(operand)}")
+        if len(destinations) == len(sources) > 1:
+            raise self.error(instruction, "a vector is moved into a vector")
+        if max(len(destinations), len(sources)) not in (1, 2, 4, 8):
+            raise self.error(instruction, f"a vector of {max(len(destinations), len(sources))} elements is moved")
+        size = register_bytes(words[1])
+        parts = (size // len(sources), size // len(destinations))
+        if 0 in parts and size or len(destinations) * len(sources) > 1 and not size:
+            raise self.error(instruction, "a vector has more elements than the value has bytes")
+        for operands, width in ((destinations, parts[1]), (sources, parts[0])):
+            for operand in operands:
+                register = operand.register if operand.__class__ is Negated else operand
+                if register.__class__ is Register and WIDTHS[register.type] != width:
+                    raise self.error(instruction, f"{register.name} has not {8 * width or 1} bits")
+        return destinations, sources
+
+    def match_operands(self, instruction: Instruction, operands: list, semantics: Semantics):
+        """Line the operands up with the signature; returns flat destination registers and the source operands."""
+        destinations: list = []
+        wanted = list(semantics.destinations)
+        while wanted:
+            operand = wanted.pop(0)
+            if not operands:
+                raise self.error(instruction, "a destination is missing")
+            found = operands.pop(0)
+            second = None
+            if wanted and wanted[0].joined:
+                joined = wanted.pop(0)
+                if isinstance(found, Pair):
+                    found, second = found.first, found.second
+                elif not joined.optional:
+                    raise self.error(instruction, "expected two destinations d|p")
+                else:
+                    second = Symbol("_")
+            elif isinstance(found, Pair):
+                raise self.error(instruction, "one destination, not d|p, is expected")
+            if operand.count:
+                if not isinstance(found, Vector) or len(found.elements) != operand.count:
+                    if operand.count == 1 and not isinstance(found, Vector):
+                        found = Vector((found,))
+                    else:
+                        raise self.error(instruction, f"expected a vector of {operand.count} destinations")
+                destinations += found.elements
+            else:
+                found = _only(found)
+                if isinstance(found, Vector):
+                    raise self.error(instruction, "expected one destination, found a vector")
+                destinations.append(found)
+            if second is not None:
+                destinations.append(second)
+        for register in destinations:
+            if not (isinstance(register, Register) or (isinstance(register, Symbol) and register.name == "_")):
+                raise self.error(instruction, f"a destination is a register, found {_described(register)}")
+        sources: list = []
+        # The first optional sources are there as far as the number of operands goes.
+        spare = len(operands) - sum(not operand.optional for operand in semantics.sources)
+        if spare < 0:
+            raise self.error(instruction, f"expected {len(semantics.sources)} sources, found {len(operands)}")
+        for operand in semantics.sources:
+            if operand.optional:
+                if not spare:
+                    sources.append(None)
+                    continue
+                spare -= 1
+            found = operands.pop(0)
+            if not operand.count:
+                found = _only(found)
+            if operand.count:
+                if isinstance(found, Vector) and len(found.elements) == operand.count:
+                    if any(element.__class__ not in _SINGLE for element in found.elements):
+                        raise self.error(instruction, f"expected a vector of {operand.type} operands")
+                    sources.append(found)
+                elif operand.count == 1 and not isinstance(found, Vector):
+                    sources.append(Vector((found,)))
+                else:
+                    raise self.error(instruction, f"expected a vector of {operand.count}")
+            elif operand.is_address:
+                if not isinstance(found, Address):
+                    raise self.error(instruction, "expected an address [..]")
+                sources.append(found)
+            elif operand.is_immediate:
+                if not isinstance(found, Immediate):
+                    raise self.error(instruction, "expected an immediate")
+                sources.append(found)
+            elif isinstance(found, (Vector, Address, List, Pair)):
+                raise self.error(instruction, f"expected a {operand.type} operand, found {type(found).__name__.lower()}")
+            else:
+                sources.append(found)
+        if operands:
+            raise self.error(instruction, f"{len(operands)} operands too many")
+        return destinations, sources
+
+
+def _only(operand):
+    """The element of a vector of one, which means the element itself; any other operand as it is."""
+    return operand.elements[0] if isinstance(operand, Vector) and len(operand.elements) == 1 else operand
+
+
+def _described(operand) -> str:
+    """An operand as a message names it."""
+    if isinstance(operand, (Register, Symbol, Special)):
+        return f"'{operand.name}'"
+    if isinstance(operand, Immediate):
+        return "a number"
+    return {Pair: "d|p", List: "(...)", Address: "an address", Negated: "!p"}.get(type(operand), type(operand).__name__.lower())

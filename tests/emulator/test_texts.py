@@ -1,0 +1,207 @@
+"""Texts that are damaged, hostile or too large, and those of which only a part can run."""
+
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ptxrt
+from programs import launch, program
+from ptxrt.emulator import Emulator
+from ptxrt.emulator import machine as machine_module
+from ptxrt.errors import EmulatorFault, FileError, PtxSyntaxError, Unsupported
+
+sys.path.append(str(Path(__file__).parent.parent / "fuzz"))
+import texts  # noqa: E402
+
+HEAD = ".version 9.0\n.target sm_120f\n.address_size 64\n"
+ENTRY = ".visible .entry k() { ret; }\n"
+
+
+def body(text, before=""):
+    """An entry around a body, whose first line is the sixth behind `before`."""
+    registers = ".reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<9>;"
+    return f"{HEAD}{before}.visible .entry k(.param .u64 out)\n{{ {registers}\n{text}\nret; }}\n"
+
+
+def test_mutants():
+    """A thousand damaged texts: an error of this package, with its line, or none."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    came = texts.run(seed, 1000)
+    assert came["PtxSyntaxError"] > 100 and came["ran"] > 5 and came["EmulatorFault"] > 50, came
+
+
+NINES = "9" * 5000
+DAMAGED = {
+    "alignment of 0": (HEAD + ".global .align 0 .u32 x;", "t.ptx:4: '.align 0' is no power of two"),
+    "alignment of 3": (HEAD + ".global .align 3 .u32 x;", "is no power of two"),
+    "alignment of a parameter": (HEAD + ".entry k(.param .align 0 .b8 x[4]) { ret; }", "is no parameter"),
+    "braces in braces": (body("mov.b64 %rd1, " + "{" * 3000 + "%r1" + "}" * 3000 + ";"), "t.ptx:6: the text is damaged here"),
+    "parentheses": (body("call f, " + "(" * 5000 + ")" * 5000 + ";"), "t.ptx:"),
+    "operand without end": (body("ld.global.u32 %r1, [%rd1;"), r"t.ptx:6: the operand '\[%rd1' is not closed by '\]'"),
+    "two bars": (body("setp.eq.u32 %p1|%p2|%p3, %r1, 0;"), "t.ptx:6: setp.eq.u32: a destination is a register"),
+    "number of many digits": (body(f"mov.u32 %r1, {NINES};"), "t.ptx:6: the operand '999"),
+    "displacement of many digits": (body(f"ld.global.u32 %r1, [%rd1+{NINES}];"), "t.ptx:6: "),
+    "initializer of many digits": (HEAD + f".global .u32 x = {NINES};", "t.ptx:4: '999"),
+    "initializer too long": (HEAD + ".global .u32 x[2] = {1, 2, 3};", "'x' has 2 elements, and its initializer 3"),
+    "file of many digits": (HEAD + f'.file {NINES} "a"', "t.ptx:4: the text is damaged here"),
+    "branch to nothing": (body("bra;"), "t.ptx:6: bra names no label"),
+    "branch to a number": (body("bra 5;"), "t.ptx:6: bra names no label"),
+    "branch to a register": (body("bra %r1;"), "t.ptx:6: bra names no label"),
+    "switch without labels": (body("brx.idx %r1;"), "t.ptx:6: brx.idx names no label"),
+    "switch over no table": (body("brx.idx %r1, A; A:"), "is no .branchtargets"),
+    "string with a brace": (HEAD + '.section .debug "{"', "t.ptx:4: expected a section name and '{'"),
+    "call of nothing": (body("call;"), "t.ptx:6: call: a call names a function of this text"),
+    "empty vector": (body("mov.b64 %rd1, {};"), "t.ptx:6: an operand is missing"),
+    "vector of three": (body("mov.b64 %rd1, {%r1, %r2, %r3};"), "t.ptx:6: mov.b64: a vector of 3 elements"),
+    "vector of vectors": (body("mov.b64 %rd1, {{%r1}, %r2};"), "t.ptx:6: the vector"),
+    "predicate as a number": (body("mov.pred %p1, %r1;"), "t.ptx:6: mov.pred: %r1 has not 1 bits"),
+    "address in a predicate": (body("ld.global.u32 %r1, [%p1];"), "t.ptx:6: ld.global.u32: the pred register %p1 is no address"),
+    "modifier without a number": (body("cp.async.wait_group;"), "t.ptx:6: "),
+    "nothing": ("", "t.ptx:1: a PTX text starts with"),
+    "zeros": ("\0" * 4096, "t.ptx:1: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_a_damaged_text_is_refused_by_its_line(what):
+    text, message = DAMAGED[what]
+    with pytest.raises((PtxSyntaxError, Unsupported), match=message):
+        module = Emulator().load_text(text, "t.ptx", whole=True)
+        module.code("k")
+
+
+def test_a_literal_beyond_f32_is_infinite():
+    module = Emulator().load_text(HEAD + ".global .f32 x[2] = {1e999, 3.4028235e38};\n" + ENTRY, "t.ptx")
+    assert module.constant("x") == np.array([np.inf, 3.4028235e38], np.float32).tobytes()
+
+
+# Limits
+
+
+def chain(length, calls=1):
+    """Functions f0 .. f(length - 1), each of which calls the one before it `calls` times."""
+    return "".join(f".func f{i}() {{ {f'call f{i - 1};' * calls if i else ''} ret; }}\n" for i in range(length))
+
+
+def test_chains_of_calls():
+    Emulator().load_text(body("call f62;", chain(63)), "t.ptx").code("k")
+    with pytest.raises(Unsupported, match="'k' begins a chain of 65 functions that call each other; at most 64 are inlined"):
+        Emulator().load_text(body("call f63;", chain(64)), "t.ptx")
+    with pytest.raises(Unsupported, match="calls itself"):
+        Emulator().load_text(body("call f1;", ".func f0();\n" + chain(2).replace("{  ret", "{ call f1; ret")), "t.ptx")
+
+
+def test_instructions_that_are_inlined():
+    """A kilobyte of text with 2 ** 26 instructions is refused when it is loaded."""
+    text = body("call f25;", chain(26, calls=2))
+    assert len(text) < 1400
+    with pytest.raises(Unsupported, match="'k' has about 1.34e.08 instructions once its calls are inlined; at most 262144"):
+        Emulator().load_text(text, "t.ptx")
+    Emulator().load_text(body("call f9;", chain(10, calls=2)), "t.ptx").code("k")
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (HEAD + ".global .b8 x[1099511627776];\n" + ENTRY, "variables .* have 1099511627776 bytes, 'x' 1099511627776 of them; the emulator keeps"),
+        (HEAD + ".global .b8 x[3000000000];\n.global .b8 y[3000000000];\n" + ENTRY, "t.ptx:4: variables .* have 6000000000 bytes"),
+        (HEAD + ".global .b8 x[99999999999999999999999];\n" + ENTRY, "is larger than any memory"),
+        (body(".local .b8 x[600000]; mov.u64 %rd1, x; st.local.u32 [%rd1], %r1;"), "600000 bytes of local memory a thread; at most 524288"),
+        (body(".shared .b8 x[300000]; mov.u32 %r1, x; st.shared.u32 [%r1], %r1;"), "300000 bytes of shared memory per block"),
+        (HEAD + ".entry k(" + ", ".join(f".param .u64 p{i}" for i in range(4100)) + ") { ret; }", "32800 bytes of parameters"),
+    ],
+)  # fmt: skip
+def test_sizes_have_limits(text, message):
+    emulator = Emulator()
+    with pytest.raises(ptxrt.PtxError, match=message):
+        module = emulator.load_text(text, "t.ptx")
+        emulator.launch(module.entries["k"], 1, 32, 0, bytes(module.entries["k"].param_bytes))
+
+
+def test_large_variables_are_zero_and_take_no_memory_before_they_are_used():
+    emulator = Emulator()
+    module = emulator.load_text(HEAD + ".global .u32 x[500000000] = {7};\n" + ENTRY, "t.ptx")
+    found = np.empty(3, np.uint32)
+    assert emulator.read(module.address("x"), found).tolist() == [7, 0, 0]
+    assert emulator.read(module.address("x") + 4 * 499_999_997, found).tolist() == [0, 0, 0]
+
+
+def test_blocks_run_together_as_far_as_memory_goes(monkeypatch):
+    """With 4 KB a thread, a block of 64 takes a quarter of a megabyte: a batch of one megabyte has four, not 256."""
+    monkeypatch.setattr(machine_module, "_BATCH_BYTES", 1 << 20)
+    sizes = []
+    begin = machine_module.Batch.__init__
+    monkeypatch.setattr(machine_module.Batch, "__init__", lambda batch, launch, first, blocks: (sizes.append(blocks), begin(batch, launch, first, blocks))[1])
+    text = program(".local .b8 x[4096]; mov.u64 %rd2, x; cvta.local.u64 %rd2, %rd2; st.u32 [%rd2], %r0; ld.u32 %r1, [%rd2]; st.global.u32 [%rd0], %r1;")
+    out = np.zeros(64, np.uint64)
+    launch(text, "k", out, grid=9, block=64, emulator=Emulator(checks=False))
+    assert (out == np.arange(64)).all()
+    assert sizes == [4, 4, 1]
+    with pytest.raises(EmulatorFault, match="k: a block takes [0-9]+ bytes of the host's memory; the emulator takes 1048576 at most"):
+        launch(text, "k", np.zeros(1024, np.uint64), block=1024)
+
+
+ENDLESS = program("L: add.u32 %r1, %r1, 1; bra L;")
+
+
+@pytest.mark.parametrize("schedule", ["together", "warps"])
+def test_a_time_limit(schedule):
+    with ptxrt.using("emulator", timeout=0.3, budget=10**12, schedule=schedule) as backend:
+        module = backend.emulator.load_text(ENDLESS, "t.ptx")
+        with pytest.raises(EmulatorFault, match=r"does not end within the time limit of 0.3 seconds, which can be raised, at PTX line"):
+            backend.emulator.launch(module.entries["k"], 1, 32, 0, bytes(8))
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "1", True])
+def test_a_time_limit_is_a_number_of_seconds(timeout):
+    with pytest.raises(ptxrt.ArgumentError, match="timeout is .*; pass a number of seconds above 0, or None"):
+        ptxrt.using("emulator", timeout=timeout)
+
+
+# Texts of which a part can run
+
+TWO = HEAD + """
+.func helper() { tex.2d.v4.f32.s32 nothing; ret; }
+.visible .entry bad() { call helper; ret; }
+.visible .entry wide(.param .u64 a) {
+    .reg .b32 %r<3>; .reg .b64 %rd<3>;
+    add.f64 %r1, %r2, %r2; ret; }
+.visible .entry good(.param .u64 a) {
+    .reg .b32 %r<3>; .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [a]; mov.u32 %r1, 5; st.global.u32 [%rd1], %r1; ret; }
+"""
+
+
+def test_entries_that_can_run_do(tmp_path, emulator):
+    path = tmp_path / "two.ptx"
+    path.write_text(TWO)
+    loaded = ptxrt.load(path)
+    assert list(loaded) == ["good"] and set(loaded.refused) == {"bad", "wide"}
+    x = np.zeros(1, np.uint32)
+    loaded["good"](1, 1, x)
+    assert x[0] == 5
+    with pytest.raises(Unsupported, match="two.ptx:5: tex.2d.v4.f32.s32 is not implemented: no instruction is called 'tex'") as caught:
+        loaded["bad"]
+    assert caught.value.line == 5
+    with pytest.raises(Unsupported, match="two.ptx:9: add.f64: the b32 register %r2 is read as 64 bits|does not fit"):
+        loaded["wide"]
+    with pytest.raises(KeyError, match="has no entry 'other'; it has good"):
+        loaded["other"]
+
+
+def test_a_text_without_an_entry_that_can_run_is_refused(tmp_path, emulator):
+    path = tmp_path / "none.ptx"
+    path.write_text(TWO[: TWO.index(".visible .entry good")])
+    with pytest.raises(Unsupported, match="none.ptx:5: tex.2d"):
+        ptxrt.load(path)
+
+
+def test_a_missing_file(tmp_path, machine):
+    with pytest.raises(FileError, match="no.ptx"):
+        ptxrt.load(tmp_path / "no.ptx")
+    with pytest.raises(FileError):
+        ptxrt.load(tmp_path)
