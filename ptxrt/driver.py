@@ -659,6 +659,7 @@ class DriverBackend:
     def new_queue(self, priority: int = 0) -> Queue:
         """A stream of its own, destroyed with the last that refers to it."""
         flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self._tidy()
         with self._relaxed():
             if priority:
                 native = _call("cuStreamCreateWithPriority", flags, priority)

@@ -1,12 +1,16 @@
 """Fixtures that all tests share: the machines."""
 
 import gc
+import os
 
 import numpy as np
 import pytest
 
 import ptxrt
 from ptxrt.emulator import check
+
+# JAX takes three quarters of a device's memory in every process that uses it, unless it is told otherwise before it starts.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 # Parsed texts are millions of objects that live on: to look for garbage among them as often as usual takes a tenth of the time.
 gc.set_threshold(100_000, 50, 1000)

@@ -459,13 +459,16 @@ def test_tiny_shapes_run_on_a_gpu(gpu):
 
 @pytest.mark.gpu
 def test_a_clock_counts_the_device_alone(gpu):
-    """A host that is late does not count; twice the work takes about twice as long."""
-    clock = timing.Clock(repeat=5)
+    """A host that is late does not count; twice the work takes about twice as long.
+
+    The fastest of many samples: on a card that other processes use, too, most of them hold some of the others' work.
+    """
+    clock = timing.Clock(repeat=40)
     kernel = ptxrt.kernels()["mma_rate_bf16"]
     a, b = (ptxrt.to_device(np.ones(shape, np.float32).astype("bfloat16")) for shape in ((2, 16, 16), (4, 8, 16)))
     c = kernel(a, b, blocks=1, steps=1)
     once, twice = (lambda: kernel(a, b, c=c, blocks=1, steps=20000)), (lambda: kernel(a, b, c=c, blocks=1, steps=40000))
-    times = clock.times({"once": once, "twice": twice})
-    assert 1.7 < times["twice"].median / times["once"].median < 2.3
+    times = {name: min(times.samples) for name, times in clock.times({"once": once, "twice": twice}).items()}
+    assert 1.7 < times["twice"] / times["once"] < 2.3
     # An empty call takes next to no time although the host spends some on its events.
-    assert clock.times({"nothing": lambda: None})["nothing"].median < 0.02
+    assert min(clock.times({"nothing": lambda: None})["nothing"].samples) < 0.02

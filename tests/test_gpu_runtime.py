@@ -2,13 +2,16 @@
 
 import gc
 import multiprocessing
+import os
 import threading
 
 import ml_dtypes
 import numpy as np
 import pytest
+from test_lifetimes import TEXT, in_a_fork, run_threads
 
 import ptxrt
+from ptxrt import array
 
 pytestmark = pytest.mark.gpu
 
@@ -325,3 +328,83 @@ def test_processes_that_are_spawned(gpu):
     child.join(30)
     assert child.exitcode == 0 and used >= 0
     np.testing.assert_array_equal(codes, want(data())[0])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_processes_that_are_forked_get_an_error(gpu):
+    x = ptxrt.to_device(data())
+    transpose = ptxrt.kernels()["transpose_tiled"]
+    y = transpose(x)
+    for action in (lambda: ptxrt.empty(3, np.float32), lambda: transpose(x), lambda: transpose(x, y=y), x.to_numpy):
+        words = in_a_fork(action)
+        assert words.startswith(("MachineError", "DriverError")) and "fork" in words
+    np.testing.assert_array_equal(y.to_numpy(), data().T)
+
+
+# Lifetimes
+
+
+def test_loaded_files_give_their_memory_back(gpu, tmp_path):
+    """A file with 8 MiB of its own, loaded more often than the device could hold: on the device nothing piles up."""
+    path = tmp_path / "large.ptx"
+    path.write_text(TEXT.replace(".visible", ".global .align 4 .b8 space[8388608];\n.visible", 1))
+    y = ptxrt.empty(1, np.int32)
+    ptxrt.load(path)["put"](1, 1, y)
+    ptxrt.synchronize()
+    before = ptxrt.memory_info().free
+    for _ in range(300):
+        ptxrt.load(path)["put"](1, 1, y)
+        ptxrt.synchronize()
+    gc.collect()
+    ptxrt.synchronize()
+    assert y.to_numpy() == 7 and before - ptxrt.memory_info().free < 300 * 8388608 // 4
+
+
+def test_a_launch_in_flight_keeps_its_module(gpu, tmp_path):
+    path = tmp_path / "put.ptx"
+    path.write_text(TEXT)
+    y, stream = ptxrt.to_device(np.zeros(1, np.int32)), ptxrt.Stream()
+    busy = ptxrt.kernels()["mma_rate_bf16"]
+    a, b = (ptxrt.to_device(np.ones(shape, ml_dtypes.bfloat16)) for shape in ((2, 16, 16), (4, 8, 16)))
+    busy(a, b, blocks=1, steps=200_000, stream=stream)
+    entry = ptxrt.load(path)["put"]
+    entry(1, 1, y, stream=stream)
+    del entry
+    gc.collect()
+    for _ in range(3):
+        ptxrt.empty(100, np.uint8)
+        ptxrt.Stream()
+    assert y.to_numpy(stream=stream) == 7
+
+
+def test_threads_launch_one_graph(gpu):
+    x, y = ptxrt.to_device(data()), ptxrt.empty((256, 64), np.float32)
+    transpose = ptxrt.kernels()["transpose_tiled"]
+    with ptxrt.graph() as g:
+        transpose(x, y=y)
+        transpose(y, y=x)
+
+    def work():
+        with ptxrt.using(gpu.name):
+            for _ in range(200):
+                g.launch(stream=ptxrt.Stream())
+
+    run_threads([work] * 4)
+    np.testing.assert_array_equal(x.to_numpy(), data())
+    np.testing.assert_array_equal(y.to_numpy(), data().T)
+
+
+def test_many_streams_read_fixed_memory(gpu):
+    """A stream to a request; what then writes comes after all of them."""
+    x, transpose = ptxrt.to_device(data()), ptxrt.kernels()["transpose_tiled"]
+    late = []
+    for i in range(2000):
+        y = transpose(x, stream=ptxrt.Stream())
+        if i % 100 == 0:
+            late.append(y)
+    assert len(x.memory.readers) <= array.USES + 1
+    transpose(ptxrt.to_device(-data().T.copy()), y=x)
+    for y in late:
+        np.testing.assert_array_equal(y.to_numpy(), data().T)
+    np.testing.assert_array_equal(x.to_numpy(), -data())

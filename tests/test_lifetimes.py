@@ -1,0 +1,577 @@
+"""What must not grow, hang or break: memory and its uses, modules, streams, machines, finalizers, threads, forks.
+
+Most of it on the stand-in for the driver, whose streams run as late as they may.
+"""
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from test_driver import RESULT, cuda, install  # noqa: F401
+from test_runtime import either, numbers  # noqa: F401
+
+import ptxrt
+from ptxrt import array, backend, driver, ops
+from ptxrt.pool import Pool
+from ptxrt.turns import Turn
+
+import fake_cuda  # noqa: E402
+
+transpose = ops.transpose.transpose_naive
+
+TEXT = """.version 8.8
+.target sm_80
+.address_size 64
+.visible .entry put(.param .u64 p)
+{
+    .reg .b64 %rd<2>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [p];
+    mov.u32 %r1, 7;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A file with one entry, which stores 7."""
+    path = tmp_path / "put.ptx"
+    path.write_text(TEXT)
+    return path
+
+
+def put_seven(address):
+    fake_cuda.view(int.from_bytes(address, "little"), (1,), np.int32)[:] = 7
+
+
+def is_flat(turn, count=10_000, sample=lambda: len(gc.get_objects())):
+    """Call turn(i) that often; whether the second half adds next to nothing to what there is."""
+    for i in range(count // 2):
+        turn(i)
+    gc.collect()
+    before = sample()
+    for i in range(count // 2, count):
+        turn(i)
+    gc.collect()
+    return sample() - before < 200
+
+
+def device_goes_on(fake):
+    """Do all that streams have to do, and forget what was called and the streams that are idle."""
+    for stream in list(fake.streams):
+        fake._run(stream)
+    for known in (fake.calls, fake.streams, fake.homes):
+        known.clear()
+
+
+# Uses of memory
+
+
+def test_readers_of_fixed_memory_are_bounded(either):  # noqa: F811
+    """One stream to a request over weights that nothing writes: neither uses nor streams pile up."""
+    weights, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
+    fake = either._driver if either.is_cuda else None
+
+    def request(_):
+        transpose(weights, y=y, stream=ptxrt.Stream())
+        if fake:
+            device_goes_on(fake)
+
+    assert is_flat(request, 10_000 if fake else 2_000)
+    assert len(weights.memory.readers) <= array.USES + 1
+
+
+@pytest.mark.parametrize("streams", [3, array.USES, array.USES + 1, 5 * array.USES])
+def test_what_writes_waits_for_every_reader(cuda, streams):  # noqa: F811
+    x, other = ptxrt.to_device(numbers(4, 5)), ptxrt.to_device(-numbers(5, 4))
+    results = [transpose(x, stream=ptxrt.Stream()) for _ in range(streams)]
+    transpose(other, y=x)
+    assert (x.to_numpy() == -numbers(5, 4).T).all()
+    for result in results:
+        np.testing.assert_array_equal(result.to_numpy(), numbers(4, 5).T)
+
+
+@pytest.mark.parametrize("streams", [1, array.USES + 1, 3 * array.USES])
+def test_memory_that_many_streams_read_is_reused_after_all_of_them(cuda, streams):  # noqa: F811
+    x = ptxrt.to_device(numbers(4, 5))
+    results = [transpose(x, stream=ptxrt.Stream()) for _ in range(streams)]
+    address = x.address
+    del x
+    again = ptxrt.to_device(np.zeros((4, 5), np.float32))
+    assert again.address != address
+    for result in results:
+        np.testing.assert_array_equal(result.to_numpy(), numbers(4, 5).T)
+
+
+def test_a_stream_that_reads_again_does_not_wait_again(cuda):  # noqa: F811
+    x, y, stream = ptxrt.to_device(numbers(4, 5)), ptxrt.empty((5, 4), np.float32), ptxrt.Stream()
+    transpose(x, y=y, stream=stream)
+    cuda.calls.clear()
+    transpose(x, y=y, stream=stream)
+    assert "cuStreamWaitEvent" not in cuda.names()
+    transpose(ptxrt.to_device(-numbers(5, 4)), y=x)
+    cuda.calls.clear()
+    transpose(x, y=y, stream=stream)
+    assert "cuStreamWaitEvent" in cuda.names()
+    np.testing.assert_array_equal(y.to_numpy(), -numbers(5, 4))
+
+
+def test_a_use_noted_while_others_are_waited_for_breaks_nothing(cuda, monkeypatch):  # noqa: F811
+    """What another thread does while this one calls the driver in the middle of its waits."""
+    x, other = ptxrt.to_device(numbers(4, 5)), ptxrt.to_device(-numbers(5, 4))
+    results = [transpose(x, stream=ptxrt.Stream()) for _ in range(3)]
+    original = driver.DriverBackend.wait
+
+    def wait(self, stream, mark):
+        original(self, stream, mark)
+        queue = self.new_queue()
+        x.memory.release(queue, queue, False)
+
+    monkeypatch.setattr(driver.DriverBackend, "wait", wait)
+    transpose(other, y=x)
+    monkeypatch.undo()
+    assert len(results) == 3
+
+
+def test_many_threads_read_one_array(cuda):  # noqa: F811
+    x, failures = ptxrt.to_device(numbers(8, 8)), []
+
+    def work():
+        try:
+            with ptxrt.using("portable"):
+                for _ in range(60):
+                    y = transpose(x, stream=ptxrt.Stream())
+                    np.testing.assert_array_equal(y.to_numpy(), numbers(8, 8).T)
+        except BaseException as error:
+            failures.append(error)
+
+    run_threads([work] * 6)
+    assert not failures
+
+
+def run_threads(works):
+    """Run functions in a thread each, which change as often as the interpreter can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for work in works]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+# Modules
+
+
+def test_loaded_files_are_unloaded_with_their_last_user(cuda, program):  # noqa: F811
+    cuda.programs["put"] = put_seven
+    y = ptxrt.empty(1, np.int32)
+    entry = ptxrt.load(program)["put"]
+    assert len(cuda.modules) == 1
+    entry(1, 1, y)
+    del entry
+    gc.collect()
+    ptxrt.synchronize(ptxrt.Stream())
+    assert len(cuda.modules) == 1, "the launch has not run yet"
+    assert y.to_numpy() == 7
+    ptxrt.synchronize()
+    assert not cuda.modules
+
+
+def test_graphs_keep_the_modules_of_their_launches(cuda, program):  # noqa: F811
+    cuda.programs["put"] = put_seven
+    y = ptxrt.to_device(np.zeros(1, np.int32))
+    with ptxrt.graph() as g:
+        ptxrt.load(program)["put"](1, 1, y)
+    gc.collect()
+    ptxrt.synchronize()
+    g.launch()
+    assert y.to_numpy() == 7 and len(cuda.modules) == 1
+    del g
+    gc.collect()
+    ptxrt.synchronize()
+    assert not cuda.modules and "cuGraphExecDestroy" in cuda.names()
+
+
+@pytest.mark.parametrize("function", ["cuModuleGetFunction", "cuModuleGetFunctionCount", "cuModuleEnumerateFunctions", "cuFuncGetName"])
+def test_a_module_whose_load_fails_halfway_is_unloaded(cuda, program, monkeypatch, function):  # noqa: F811
+    if function != "cuModuleGetFunction":
+        monkeypatch.setattr(driver, "_parsed", lambda data, name: None)  # the driver alone knows its entries
+    cuda.fail[function] = RESULT.CUDA_ERROR_NOT_FOUND
+    with pytest.raises(ptxrt.DriverError, match=function):
+        ptxrt.load(program)
+    assert not cuda.modules and cuda.names()[-1] == "cuModuleUnload"
+
+
+def test_a_raised_limit_of_shared_memory_goes_with_its_module(cuda, program):  # noqa: F811
+    """The driver gives handles of functions out again: a new module's function needs its limit raised anew."""
+    y = ptxrt.empty(1, np.int32)
+    cuda.programs["put"] = put_seven
+    for _ in range(2):
+        cuda.calls.clear()
+        ptxrt.load(program)["put"](1, 1, y, shared_bytes=60_000)
+        assert cuda.names().count("cuFuncSetAttribute") == 1
+
+
+# Growth
+
+
+def test_loads_do_not_pile_up(either, program):  # noqa: F811
+    fake = either._driver if either.is_cuda else None
+
+    def load(_):
+        assert "put" in ptxrt.load(program)
+        if fake:
+            fake.calls.clear()
+
+    assert is_flat(load, 10_000 if fake else 2_000)
+    if fake:
+        ptxrt.synchronize()
+        assert len(fake.modules) <= 1
+    else:
+        assert len(either.emulator.modules) - len(either._modules) <= 1
+
+
+def test_sets_of_options_do_not_pile_up():
+    x = numbers(2, 3)
+
+    def use(i):
+        with ptxrt.using("emulator", budget=1_000_000 + i):
+            if i % 100 == 0:
+                ptxrt.to_device(x)[0].to_numpy()
+
+    def sample():
+        return sum(type(thing).__name__ == "Emulator" for thing in gc.get_objects())
+
+    def turn(i):
+        use(i)
+        if i % 500 == 499:
+            gc.collect()
+
+    assert is_flat(turn, sample=sample)
+    assert sample() < 4 * backend.EMULATORS
+
+
+def test_the_same_options_give_the_same_machine_while_it_is_used():
+    with ptxrt.using("emulator", budget=77) as first:
+        x = ptxrt.to_device(numbers(2, 3))
+    for i in range(3 * backend.EMULATORS):
+        ptxrt.using("emulator", budget=100 + i).__exit__()
+    with ptxrt.using("emulator", budget=77) as again:
+        assert again is first is x.backend
+
+
+def test_integer_handles_do_not_pile_up(cuda):  # noqa: F811
+    x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
+
+    def launch(i):
+        transpose(x, y=y, stream=5000 + i)
+        device_goes_on(cuda)
+
+    assert is_flat(launch)
+    assert len(backend.current()._by_handle) <= driver.HANDLES
+
+
+def test_shapes_do_not_pile_up(emulator):
+    remembered = emulator.remembered
+    limit = type(remembered).LIMIT
+    for i in range(limit + 50):
+        type(remembered).add(remembered.plans, ("test", i), i)
+    assert len(remembered.plans) == limit and ("test", 0) not in remembered.plans and ("test", limit) in remembered.plans
+    remembered.plans.clear()
+
+
+# Finalizers
+
+
+def test_a_turn_settles_what_was_left_and_never_within_itself():
+    settled = []
+    turn = Turn(settled.append)
+    turn.leave(1)
+    assert not settled
+    with turn:
+        assert settled == [1]
+        turn.leave(2)
+        with turn:
+            turn.settle()
+            assert settled == [1]
+    turn.settle()
+    assert settled == [1, 2]
+
+
+def test_what_cannot_be_settled_yet_is_tried_once_a_turn():
+    tries = []
+
+    def settle(item):
+        tries.append(item)
+        turn.leave(item)
+
+    turn = Turn(settle)
+    turn.leave("late")
+    for count in (1, 2, 3):
+        with turn:
+            assert len(tries) == count
+
+
+def test_finalizers_wait_for_no_thread():
+    """Two machines whose finalizers run while each other's turn is taken: with locks this would be a deadlock."""
+    turns = [Turn(lambda item: None), Turn(lambda item: None)]
+    both, done = threading.Barrier(2, timeout=20), []
+
+    def work(mine, other):
+        with mine:
+            both.wait()
+            other.leave("freed")
+            other.settle()
+            both.wait()
+        done.append(True)
+
+    run_threads([lambda: work(*turns), lambda: work(*turns[::-1])])
+    assert len(done) == 2
+
+
+def test_finalizers_call_no_driver(cuda):  # noqa: F811
+    stream, x = ptxrt.Stream(), ptxrt.to_device(numbers(2, 3))
+    with ptxrt.graph() as g:
+        transpose(x)
+    cuda.calls.clear()
+    del stream, g, x
+    gc.collect()
+    assert not cuda.calls
+
+
+def test_without_a_pool_counts_hold_while_threads_free(install, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("PTXRT_POOL", "0")
+    fake = install(fake_cuda.FakeCuda())
+    with ptxrt.using("portable") as chosen:
+        def work():
+            for i in range(400):
+                array.allocate(chosen, (1 + i % 7,), np.dtype(np.uint8))
+
+        run_threads([work] * 4)
+        gc.collect()
+        assert ptxrt.memory_info().used == 0 and not fake.memory
+
+
+def test_a_finalizer_within_the_pool_gives_back_later(cuda, monkeypatch):  # noqa: F811
+    """Without reuse, too, where a finalizer gives memory to the driver: not while this very thread takes some."""
+    chosen = backend.current()
+    pool = Pool(chosen, keep=False)
+    held = [pool.alloc(100, chosen.own_queue)]
+    take = chosen.take
+
+    def take_and_collect(nbytes):
+        pool.free(held.pop())
+        assert "cuMemFree" not in cuda.names()
+        return take(nbytes)
+
+    monkeypatch.setattr(chosen, "take", take_and_collect)
+    pool.alloc(100, chosen.own_queue)
+    assert pool.count() == (100, 0) and "cuMemFree" in cuda.names()
+
+
+# Threads
+
+
+def test_a_launch_takes_its_packet_in_one_step(cuda):  # noqa: F811
+    """Another thread may take the last spare packet before any instruction of this one."""
+    x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
+    transpose(x, y=y)
+    transpose(x, y=y)
+    (plan,) = backend.current().remembered.plans.values()
+    (quick,) = plan._quick.values()
+    spare = quick.__globals__["put"].__self__
+    other_thread = []
+
+    def trace(frame, event, argument):
+        if frame.f_code is quick.__code__:
+            frame.f_trace_opcodes = True
+            while spare and event == "opcode":
+                other_thread.append(spare.pop())
+            return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        transpose(x, y=y)
+    finally:
+        sys.settrace(before)
+    assert other_thread
+    np.testing.assert_array_equal(y.to_numpy(), numbers(2, 3).T)
+
+
+def test_threads_launch_one_graph_in_turns(either, monkeypatch):  # noqa: F811
+    x = ptxrt.to_device(numbers(4, 4))
+    y = ptxrt.empty((4, 4), np.float32)
+    with ptxrt.graph() as g:
+        transpose(x, y=y)
+        transpose(y, y=x)
+    running, most, run = [], [], ptxrt.graph._run
+
+    def slowly(self, queue):
+        running.append(None)
+        most.append(len(running))
+        time.sleep(0.001)
+        run(self, queue)
+        running.pop()
+
+    monkeypatch.setattr(ptxrt.graph, "_run", slowly)
+
+    def work():
+        with ptxrt.using(either.name):
+            for _ in range(10):
+                g.launch(stream=ptxrt.Stream())
+
+    run_threads([work] * 3)
+    assert max(most) == 1
+    np.testing.assert_array_equal(x.to_numpy(), numbers(4, 4))
+
+
+def test_the_pool_leaves_captured_streams_alone(cuda):  # noqa: F811
+    """A block that was last used in a stream that is being captured: an event in that stream would become part of the graph."""
+    with ptxrt.graph():
+        address = ptxrt.empty((4, 5), np.float32).address
+        with ptxrt.Stream():
+            assert ptxrt.empty((4, 5), np.float32).address != address
+    assert not cuda.captures
+
+
+# Forks
+
+
+def in_a_fork(action, seconds=20):
+    """What a forked process prints of an action's error: its type and message."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(seconds)  # a hang ends it without a word
+        try:
+            action()
+            words = "no error"
+        except BaseException as error:
+            words = f"{type(error).__name__}: {error}"
+        os.write(write, words.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        words = pipe.read().decode()
+    os.waitpid(child, 0)
+    return words
+
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
+
+
+@needs_fork
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("where", ["the pool", "the modules", "opening", "nothing"])
+def test_a_forked_process_gets_an_error(cuda, where):  # noqa: F811
+    """Also where another thread was in the middle of something, whose locks nobody gives back."""
+    chosen, x = backend.current(), ptxrt.to_device(numbers(2, 3))
+    lock = {"the pool": chosen._pool._turn, "the modules": chosen._turn, "opening": backend._opening}.get(where)
+    held, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=hold if lock else held.set)
+    thread.start()
+    held.wait(60)
+    try:
+        for action in (lambda: ptxrt.empty(3, np.float32), lambda: chosen.module("transpose_naive"), lambda: transpose(x)):
+            assert in_a_fork(action).startswith("MachineError: this process was forked")
+        if where == "opening":
+            assert in_a_fork(lambda: ptxrt.using("emulator")) == "no error"
+    finally:
+        leave.set()
+        thread.join()
+    assert (transpose(x).to_numpy() == numbers(2, 3).T).all(), "the process that forked goes on"
+
+
+@needs_fork
+def test_a_turn_may_survive_a_fork_that_nobody_was_in():
+    turn, other = Turn(lambda item: None, survives_fork=True), Turn(lambda item: None, survives_fork=True)
+
+    def take():
+        with turn:
+            pass
+
+    assert in_a_fork(take) == "no error"
+    held, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with other:
+            held.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    assert in_a_fork(take).startswith("MachineError"), "machines share what the other thread was in the middle of"
+    leave.set()
+    thread.join()
+
+
+# What an array cannot be
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda d: d[True], "a mask is none of these"),
+        (lambda d: d[False, 0], "a mask is none of these"),
+        (lambda d: d[np.True_], "a mask is none of these"),
+        (lambda d: ptxrt.empty((1,) * 65, np.uint8), "65 axes; arrays have at most 64"),
+        (lambda d: d.reshape((1,) * 58 + d.shape + (1,) * 6), "66 axes"),
+        (lambda d: d[(None,) * 63], "65 axes"),
+        (lambda d: d.broadcast_to((1,) * 63 + d.shape), "65 axes"),
+        (lambda d: ptxrt.empty(2**63, np.uint8), "which no memory holds"),
+        (lambda d: ptxrt.empty((2**32, 2**31), np.uint8), "which no memory holds"),
+        (lambda d: ptxrt.empty((0, 2**63), np.uint8), "which no memory holds"),
+        (lambda d: ptxrt.empty(2**61, np.float32), "which no memory holds"),
+        (lambda d: d[:1, :1].broadcast_to((2**32, 2**31)), "which no memory holds"),
+        (lambda d: ptxrt.to_device(np.ma.masked_array([1.0, 2.0], [True, False])), "x is a masked array; pass x.filled"),
+        (lambda d: transpose(d, y=np.ma.masked_array(np.zeros((3, 2), np.float32))), "y is a masked array"),
+        (lambda d: ptxrt.quantize(np.ma.masked_array(np.zeros((2, 32), np.float32)), "mxfp4"), "masked array"),
+        (lambda d: ptxrt.compare(np.ma.masked_array([1.0]), [1.0]), "got is a masked array"),
+    ],
+)
+def test_what_an_array_cannot_be_is_an_argument_error(either, call, words):  # noqa: F811
+    with pytest.raises(ptxrt.ArgumentError, match=words):
+        call(ptxrt.to_device(numbers(2, 3)))
+
+
+def test_foreign_arrays_of_impossible_shapes_are_refused(cuda):  # noqa: F811
+    for shape, words in [((1,) * 65, "65 axes"), ((2**40, 2**30), "no memory holds")]:
+        theirs = SimpleNamespace(__cuda_array_interface__=dict(version=3, shape=shape, typestr="<f4", data=(0, False), stream=1))
+        with pytest.raises(ptxrt.ArgumentError, match=words):
+            ptxrt.to_device(theirs)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda d: d[:1, :1].broadcast_to((2**28, 2**28)).to_numpy(),
+        lambda d: ptxrt.to_device(np.broadcast_to(np.float32(1), (2**30, 2**28))),
+        lambda d: ptxrt.empty(2**58, np.float32),
+    ],
+)
+def test_memory_that_is_not_there_is_out_of_memory(either, call):  # noqa: F811
+    d = ptxrt.to_device(numbers(2, 3))
+    with pytest.raises(ptxrt.OutOfMemory, match="bytes") as caught:
+        call(d)
+    assert isinstance(caught.value, MemoryError)
+    np.testing.assert_array_equal(d.to_numpy(), numbers(2, 3))
