@@ -227,20 +227,14 @@ def test_a_raised_limit_of_shared_memory_goes_with_its_module(cuda, program):  #
 # Growth
 
 
-def test_loads_do_not_pile_up(either, program):  # noqa: F811
-    fake = either._driver if either.is_cuda else None
-
+def test_loads_do_not_pile_up(cuda, program):  # noqa: F811
     def load(_):
         assert "put" in ptxrt.load(program)
-        if fake:
-            fake.calls.clear()
+        cuda.calls.clear()
 
-    assert is_flat(load, 10_000 if fake else 2_000)
-    if fake:
-        ptxrt.synchronize()
-        assert len(fake.modules) <= 1
-    else:
-        assert len(either.emulator.modules) - len(either._modules) <= 1
+    assert is_flat(load)
+    ptxrt.synchronize()
+    assert len(cuda.modules) <= 1
 
 
 def test_sets_of_options_do_not_pile_up():
