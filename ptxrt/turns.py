@@ -51,7 +51,7 @@ class Turn:
             self._lock.release()
             raise MachineError(
                 "this process was forked from one that used the machine, whose state is not known here; start processes "
-                "with the start method spawn, or fork before the first use"
+                "with the start method spawn, or fork before the first use (of an emulator: while nothing runs)"
             )
         self._depth += 1
         if self._depth == 1 and self.left:

@@ -237,6 +237,18 @@ def test_loads_do_not_pile_up(cuda, program):  # noqa: F811
     assert len(cuda.modules) <= 1
 
 
+def test_loads_do_not_pile_up_in_the_emulator(emulator, program):
+    program.write_text(TEXT.replace(".visible", ".global .b8 space[512];\n.visible", 1))
+    y = ptxrt.empty(1, np.int32)
+    modules, allocations = len(emulator.emulator.modules), len(emulator.emulator.memory.allocations)
+
+    def load(_):
+        ptxrt.load(program)["put"](1, 1, y)
+
+    assert is_flat(load, 2_000) and y.to_numpy() == 7
+    assert len(emulator.emulator.modules) - modules <= 1 and len(emulator.emulator.memory.allocations) - allocations <= 1
+
+
 def test_sets_of_options_do_not_pile_up():
     x = numbers(2, 3)
 

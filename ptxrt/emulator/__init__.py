@@ -275,6 +275,12 @@ class Emulator:
         self.modules.append(loaded)
         return loaded
 
+    def unload(self, module: LoadedModule) -> None:
+        """Forget a module: the memory of its variables, and what was counted of it."""
+        self.modules.remove(module)
+        for address in module.addresses.values():
+            self.memory.free(address)
+
     def launch(self, entry: Entry, grid, block, shared_bytes: int = 0, params: bytes = b"") -> None:
         """Run a kernel to its end.
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import sys
 import time
-from collections import deque
 from pathlib import Path
-from threading import RLock
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 
@@ -17,7 +14,8 @@ from .. import units
 from ..backend import Entry, Facts, MemoryInfo, Packet, Queue, Remembered, backend_for, scope
 from ..errors import AbiError, ArgumentError, FileError, MachineError, OutOfMemory
 from ..files import module_kind, read_bytes
-from . import Emulator
+from ..turns import Turn
+from . import Emulator, LoadedModule
 
 TEXTS = ("native", "portable")
 ARITHMETICS = ("float64", "hardware")
@@ -27,11 +25,11 @@ SCHEDULES = ("together", "warps")
 class EmulatorModule:
     """A loaded text: its entries, and the launch facts that stand in it."""
 
-    def __init__(self, name: str, module, digest: str):
+    def __init__(self, name: str, module, digest: str, owner: "_File | None" = None):
         self.name = name
         self.digest = digest
         self.entries = {
-            name: Entry.from_text(function, function) for name, function in module.entries.items() if name not in module.refused
+            name: Entry.from_text(function, function, owner) for name, function in module.entries.items() if name not in module.refused
         }
         self.refused = module.refused
         self._module = module
@@ -42,6 +40,19 @@ class EmulatorModule:
         if name not in self._module.variables:
             raise AbiError(f"{self.name} has no constant {name}; declare the entry with KERNEL() and run `make`")
         return Facts.read(entry, self._module.constant(name))
+
+
+class _File:
+    """A text that somebody loaded: its entries refer to this, and the emulator forgets it after the last of them."""
+
+    __slots__ = ("turn", "module")
+
+    def __init__(self, turn: Turn, module: LoadedModule):
+        self.turn, self.module = turn, module
+
+    def __del__(self, is_finalizing=sys.is_finalizing):
+        if not is_finalizing():
+            self.turn.leave(self.module)
 
 
 class EmulatorPacket(Packet):
@@ -60,65 +71,6 @@ class EmulatorPacket(Packet):
     def _execute(self) -> tuple[int]:
         self._backend.launch(self._entry, *self._sizes, self.raw[: self.size].tobytes())
         return (0,)
-
-
-class _Turn:
-    """The lock of one emulator, which first gives back the memory that finalizers left.
-
-    A finalizer runs wherever the interpreter collects garbage: inside of a launch, or inside of the translation of a
-    kernel that two emulators share. It takes no lock and changes nothing of the emulator: it puts an address into
-    `freed`, and whoever takes the lock next, and does not hold it yet, frees it.
-    """
-
-    def __init__(self, free):
-        self.freed: deque[int] = deque()
-        self._free = free
-        self._lock = RLock()
-        self._depth = 0
-        self.forked = False
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        if self.forked:
-            self._lock.release()
-            raise MachineError(
-                "the process was forked while another thread used the emulator, which is in no known state here; "
-                "use the start method spawn, or fork while nothing runs"
-            )
-        self._depth += 1
-        if self._depth == 1:
-            while self.freed:
-                self._free(self.freed.popleft())
-
-    def __exit__(self, *exception) -> None:
-        self._depth -= 1
-        self._lock.release()
-
-    def is_taken(self) -> bool:
-        """Whether a thread other than this one holds the lock."""
-        free = self._lock.acquire(blocking=False)
-        if free:
-            self._lock.release()
-        return not free
-
-    def lose(self) -> None:
-        """In a forked process: who holds the lock does not exist."""
-        self._lock, self._depth, self.forked = RLock(), 0, True
-
-
-_turns: WeakSet[_Turn] = WeakSet()
-
-
-def _after_fork() -> None:
-    """Emulators share translations: where one was in use by another thread, none that was there may be used."""
-    turns = list(_turns)
-    if any(turn.is_taken() for turn in turns):
-        for turn in turns:
-            turn.lose()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 class EmulatorBackend:
@@ -174,8 +126,7 @@ class EmulatorBackend:
         self._modules: dict[str, EmulatorModule] = {}
         self._sizes: dict[int, int] = {}
         self.remembered = Remembered()
-        self._turn = _Turn(self._give_back)
-        _turns.add(self._turn)
+        self._turn = Turn(self._give_back, survives_fork=True)
         self.own_queue = self.new_queue()
 
     def describe(self) -> str:
@@ -198,14 +149,17 @@ class EmulatorBackend:
             return self._modules[unit]
 
     def open(self, path: Path) -> EmulatorModule:
-        """Load any PTX text; FileError for binaries, which only a GPU runs."""
+        """Load any PTX text; FileError for binaries, which only a GPU runs.
+
+        The emulator forgets it, and what it counted of it, when nothing refers to the result or its entries.
+        """
         data = read_bytes(path)
         kind = module_kind(path, data)
         if kind != "ptx":
             raise FileError(f"{path} is a {kind}; the emulator runs PTX text: compile with nvcc -ptx, or choose a GPU machine")
         with self._turn:
             loaded = self.emulator.load_text(data.decode("utf-8", "replace"), name=path.name, whole=True)
-            return EmulatorModule(path.name, loaded, hashlib.sha256(data).hexdigest())
+            return EmulatorModule(path.name, loaded, hashlib.sha256(data).hexdigest(), _File(self._turn, loaded))
 
     def alloc(self, nbytes: int, queue: Queue | None = None) -> int:
         """New memory, which nothing has written; never reused, so that uses after the end are found."""
@@ -219,11 +173,15 @@ class EmulatorBackend:
 
     def free(self, address: int, marks: tuple = (), shared: bool = False) -> None:
         """Give memory back, before anything else is done with the emulator. Finalizers call this: it takes no lock."""
-        self._turn.freed.append(address)
+        self._turn.leave(address)
 
-    def _give_back(self, address: int) -> None:
-        del self._sizes[address]
-        self.emulator.free(address)
+    def _give_back(self, left: int | LoadedModule) -> None:
+        """Give back what a finalizer left: an array's memory, or a text."""
+        if isinstance(left, LoadedModule):
+            self.emulator.unload(left)
+        else:
+            del self._sizes[left]
+            self.emulator.free(left)
 
     def memory_info(self) -> MemoryInfo:
         """Bytes of live arrays; the host's memory has no limit that is known here."""
