@@ -1,0 +1,19 @@
+"""Random calls of every kind, right and wrong, on every machine: `make fuzz` runs more of them, from other seeds."""
+
+import pytest
+
+from tests.fuzz import __main__ as fuzz
+from tests.fuzz import engine
+
+# Calls of each kind that a run of the suite makes; a second or a few of each. SEED is another where a run should see others.
+CALLS = dict(attention=120, dlpack=300, files=300, graphs=40, merge=200, operands=120, quantize=150, views=500)
+SEED = 20240607
+
+
+@pytest.mark.parametrize("kind", fuzz.KINDS.values(), ids=lambda kind: kind.name)
+def test_random_calls(machine, kind):
+    """Results are within the bounds of float64, wrong calls are refused by typed errors and leave nothing behind."""
+    name = machine.name
+    tally = engine.run(kind, seed=SEED, calls=range(CALLS[kind.name]), machine=name, most_failures=3)
+    assert not tally.failures, "\n\n".join([str(tally), *tally.failures])
+    assert tally.outcomes["right"] >= CALLS[kind.name] // 5 and tally.outcomes["refused"] >= CALLS[kind.name] // 20, tally
