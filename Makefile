@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 SAMPLE := --q data/minilm_q.npy --k data/minilm_k.npy --v data/minilm_v.npy
 
-.PHONY: build test demo check coverage sass docs accuracy wheel clean
+.PHONY: build test fuzz demo check coverage sass docs accuracy wheel clean
 
 build: .venv/ready
 	$(PY) build.py
@@ -12,6 +12,11 @@ build: .venv/ready
 # A process to a core, eight at most; each takes tests from the end of another's list when its own is done.
 test: build
 	$(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+
+# Random calls against float64, and wrong ones, for some minutes: KINDS='attention merge' for these alone, SEED=7 for that seed,
+# MACHINE=portable or native on a card.
+fuzz: build
+	$(PY) -m tests.fuzz $(KINDS) --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(if $(MACHINE),--machine $(MACHINE))
 
 # The attention kernel, native PTX on the emulator; --compare fails beyond the kernel's tolerance and the limit.
 demo: .venv/ready

@@ -505,6 +505,14 @@ def test_merge_by_maxima_and_sums_is_its_formula(machine, rng):
         assert out.dtype == lse.dtype == np.float32 and relative(out, want) < 1e-6 and relative(lse, np.log(total) + 30 * np.log(2)) < 1e-6
 
 
+def test_segments_merge_however_far_their_lses_are_apart(machine):
+    """Beyond 2^127 the products of differences with log2(e) overflow: such a segment counts nothing."""
+    outs, lses = np.float32([[[1.0]], [[2.0]], [[4.0]]]), np.float32([[3e38], [-3e38], [3.0]])
+    for order in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):
+        out, lse = ptxrt.merge(outs[order], lses[order])
+        assert out == 1 and lse == np.float32(3e38)
+
+
 @pytest.mark.parametrize("text", ["native", "portable"])
 def test_merge_writes_columns_that_lie_apart(text, rng):
     """Every other column of an array, one by one: the same bits as whole ones."""

@@ -6,7 +6,7 @@ from tests.fuzz import __main__ as fuzz
 from tests.fuzz import engine
 
 # Calls of each kind that a run of the suite makes; a second or a few of each. SEED is another where a run should see others.
-CALLS = dict(attention=120, dlpack=300, files=300, graphs=40, merge=200, operands=120, quantize=150, views=500)
+CALLS = dict(attention=120, dlpack=300, files=300, graphs=40, merge=200, operands=120, quantize=150, texts=100, views=500)
 SEED = 20240607
 
 
@@ -16,4 +16,5 @@ def test_random_calls(machine, kind):
     name = machine.name
     tally = engine.run(kind, seed=SEED, calls=range(CALLS[kind.name]), machine=name, most_failures=3)
     assert not tally.failures, "\n\n".join([str(tally), *tally.failures])
-    assert tally.outcomes["right"] >= CALLS[kind.name] // 5 and tally.outcomes["refused"] >= CALLS[kind.name] // 20, tally
+    assert tally.outcomes["right"] >= CALLS[kind.name] // 5, tally
+    assert kind.name == "texts" or tally.outcomes["refused"] >= CALLS[kind.name] // 20, tally

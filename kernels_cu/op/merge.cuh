@@ -42,7 +42,7 @@ __device__ inline float exp_f32(float x) {
 
 // What the row of one segment counts, relative to the largest of all; segments without keys count nothing.
 __device__ inline float segment_weight(const Segments &segments, float max, float top) {
-    if (max == -INFINITY) return 0.0f;
+    if (max == -INFINITY || max - top < -200.0f) return 0.0f;   // 2^-200 or less; exp_f32 would overflow from -2^127 on
     return segments.natural ? exp_f32(max - top) : ptx::ex2_approx_ftz_f32(max - top);
 }
 

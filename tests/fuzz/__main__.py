@@ -10,9 +10,9 @@ import time
 
 import ptxrt
 
-from . import attention, dlpack, engine, files, graphs, merge, operands, quantize, views
+from . import attention, dlpack, engine, files, graphs, merge, operands, quantize, texts, views
 
-KINDS = {module.KIND.name: module.KIND for module in (attention, dlpack, files, graphs, merge, operands, quantize, views)}
+KINDS = {module.KIND.name: module.KIND for module in (attention, dlpack, files, graphs, merge, operands, quantize, texts, views)}
 
 
 def main() -> int:

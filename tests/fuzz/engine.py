@@ -121,7 +121,7 @@ def program_of(kind: Kind, recipe: dict) -> str:
 def printed(kind: Kind, recipe: dict, machine: str, why: str) -> str:
     """A failure as code that runs in the root of a checkout."""
     code = program_of(kind, recipe).strip().replace(_HEAD, f"{_HEAD}\n\nptxrt.using({machine!r})", 1)
-    ending = "# It must be refused." if "wrong" in recipe else f"from tests.fuzz.{kind.name} import check; check(globals())"
+    ending = "# It must be refused." if "wrong" in recipe else f"from {kind.check.__module__} import {kind.check.__name__}; {kind.check.__name__}(globals())"
     return "\n".join([f"# {line}" for line in why.splitlines()[:6]] + [code, ending])
 
 

@@ -44,8 +44,8 @@ def draw(rng: random.Random) -> dict:
     if kind == "wrong":
         recipe["wrong"] = rng.choice(WRONG)
     elif kind == "odd":
-        place = rng.choice(["outputs", "outputs[0]", "beside[next(iter(beside))]", "more['out_dtype']", "more['stream']"])
-        recipe["odd"] = f"{place} = {rng.choice(ODD)}"
+        place = rng.choice(["outputs = {}", "outputs = [{}, *list(outputs)[1:]]", "beside[next(iter(beside))] = {}", "more['out_dtype'] = {}", "more['stream'] = {}"])
+        recipe["odd"] = place.replace("{}", rng.choice(ODD))
     return recipe
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import random
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from ptxrt.emulator import Emulator
 from ptxrt.errors import PtxError, PtxSyntaxError
+
+from .engine import Kind
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 TEXTS = ("control.ptx", "features.ptx", "atomics.ptx", "async.ptx", "faults.ptx")
@@ -121,3 +124,25 @@ def run(seed: int, count: int) -> dict[str, int]:
     return counts
 
 
+
+
+def draw(random: random.Random) -> dict:
+    """A recipe of one damaged text, by lines."""
+    return dict(lines=mutant(random.choice(_sources()), random).split("\n"), odd="a damaged text")
+
+
+_sources = lru_cache(maxsize=None)(sources)
+
+
+def program(recipe: dict) -> str:
+    """Loading and launching a text, as code."""
+    lines = "".join(f"    {line!r},\n" for line in recipe["lines"])
+    return f"from tests.fuzz import texts\nlines = [\n{lines}]\ncame = texts.check('\\n'.join(lines))"
+
+
+def came_to_an_end(names: dict) -> None:
+    """A text ran, or ended in an error of this package."""
+    assert names["came"]
+
+
+KIND = Kind("texts", draw, program, came_to_an_end, needed=("lines",))
