@@ -182,6 +182,8 @@ def _smaller(value: Any) -> Iterator[Any]:
 def run(kind: Kind, *, seed: int, calls: range, machine: str = "emulator", seconds: float | None = None, most_failures: int = 5) -> Tally:
     """Run calls of a kind on the current machine; no more once there are enough failures, or time is up."""
     tally, started = Tally(kind.name, seed), time.monotonic()
+    gc.collect()
+    gc.freeze()  # so that looking for what a refused call left is quick
     for call in calls:
         if (seconds is not None and time.monotonic() - started > seconds) or len(tally.failures) >= most_failures:
             break
