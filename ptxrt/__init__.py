@@ -29,8 +29,8 @@ _HOME = {
     "compare": "accuracy",
     "Comparison": "accuracy",
     "load": "program",
-    "machines": "backend",
-    "using": "backend",
+    "machines": "selection",
+    "using": "selection",
     "last_launches": "launch",
     "Stream": "stream",
     "Event": "stream",
@@ -56,7 +56,7 @@ __all__ = ["kernels", "synchronize", *_HOME]
 if TYPE_CHECKING:
     from .accuracy import Comparison, compare
     from .array import DeviceArray, empty, to_device
-    from .backend import machines, using
+    from .selection import machines, using
     from .errors import (
         AbiError,
         ArgumentError,
@@ -89,7 +89,7 @@ def kernels() -> "dict[str, Any]":
 
 def synchronize(stream=None) -> None:
     """Wait until everything in the stream is done on its machine; None is that of `with stream:`, else the library's own."""
-    backend = getattr(stream, "backend", None) or import_module(f"{__name__}.backend").current()
+    backend = getattr(stream, "backend", None) or import_module(f"{__name__}.selection").current()
     backend.synchronize(stream)
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .backend import Backend, Queue, Remembered, current, place, scope
+from .backend import Backend, Queue, Remembered, scope
 from .binder import ALIGNMENT, row_major_strides
 from .errors import ArgumentError, OutOfMemory
+from .selection import current, place
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # The legacy default stream, as `__cuda_array_interface__`, DLPack and the driver number it.

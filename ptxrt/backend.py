@@ -1,35 +1,19 @@
-"""The Backend protocol, a small seam above the driver API; and choosing the machine that runs.
-
-Machines: `native` (sm_120 and sm_121 code on such a GPU), `portable` (the same sources on any GPU from
-sm_80 on) and `emulator` (the PTX text on the CPU). Nothing above this seam asks which one it has.
-"""
+"""The Backend protocol, a small seam above the driver API; and what holds for the calls of a thread or task."""
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from inspect import signature
 from pathlib import Path
-from threading import RLock
-from typing import TYPE_CHECKING, Any, Mapping, Protocol, Sequence
-from weakref import WeakValueDictionary
+from typing import Any, Mapping, Protocol, Sequence
 
 import numpy as np
 
-from .errors import AbiError, ArgumentError, MachineError, remedy
-
-if TYPE_CHECKING:
-    from .driver import Probe
-
-MACHINES = ("native", "portable", "emulator")
-NATIVE_CAPABILITIES = ((12, 0), (12, 1))
-PORTABLE_CAPABILITY = (8, 0)
+from .errors import AbiError, remedy
 
 
 @dataclass(frozen=True)
@@ -333,45 +317,6 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True)
-class Machine:
-    """Whether a machine is there. detail: what it is, or why it is not."""
-
-    name: str
-    available: bool
-    detail: str
-    device: str | None = None
-    compute_capability: tuple[int, int] | None = None
-
-    def __str__(self) -> str:
-        return f"{self.name}: {'' if self.available else 'not available: '}{self.detail}"
-
-
-def machines() -> dict[str, Machine]:
-    """Every machine by name: what is there and, for what is not, why."""
-    from .driver import probe
-
-    found = probe()
-    emulator = Machine("emulator", True, "executes the PTX text on the CPU")
-    return {"native": _gpu_machine("native", found), "portable": _gpu_machine("portable", found), "emulator": emulator}
-
-
-def _gpu_machine(name: str, found: Probe) -> Machine:
-    if found.problem:
-        return Machine(name, False, found.problem)
-    for device in found.devices:
-        if _suits(name, device.capability):
-            detail = f"{device.name}, {device.target}, driver for CUDA {found.version}"
-            return Machine(name, True, detail, device.name, device.capability)
-    needs = "sm_120 or sm_121" if name == "native" else "sm_80 or newer"
-    there = ", ".join(f"{device.name} ({device.target})" for device in found.devices)
-    return Machine(name, False, f"needs {needs}; there is {there}")
-
-
-def _suits(name: str, capability: tuple[int, int]) -> bool:
-    return capability in NATIVE_CAPABILITIES if name == "native" else capability >= PORTABLE_CAPABILITY
-
-
-@dataclass(frozen=True)
 class Scope:
     """What holds for the calls of a thread or task: the machine of `using`, the stream of `with stream:`, and whoever records."""
 
@@ -381,12 +326,6 @@ class Scope:
 
 
 _scope: ContextVar[Scope] = ContextVar("ptxrt_scope", default=Scope())
-# Backends by machine, device and options, while something refers to them; and those that live on by themselves: of
-# GPUs all, of emulators, each of which has its own memory and modules, those asked for last.
-_opened: WeakValueDictionary[Any, Backend] = WeakValueDictionary()
-_kept: dict[Backend, None] = {}
-EMULATORS = 8
-_opening = RLock()
 
 
 def scope() -> Scope:
@@ -404,158 +343,3 @@ def enter(**changes) -> Scope:
 def leave(before: Scope, *names: str) -> None:
     """Take the named fields of the scope back to what they were before."""
     _scope.set(replace(_scope.get(), **{name: getattr(before, name) for name in names}))
-
-
-def current() -> Backend:
-    """The backend that calls use now: of `using`, else PTXRT_MACHINE, else native, portable or emulator.
-
-    The emulator is taken unasked only where there is no CUDA device or driver at all.
-    """
-    return _scope.get().backend or backend_for(default_machine())
-
-
-def place(device: int | None = None) -> Backend:
-    """The current machine, on the device of that number where one is named."""
-    backend = current()
-    return backend if device is None else backend.on_device(device)
-
-
-def default_machine() -> str:
-    """The name of the machine that is used where `using` says nothing; MachineError where a GPU is there but unusable."""
-    asked = os.environ.get("PTXRT_MACHINE")
-    if asked:
-        return asked
-    from .driver import probe
-
-    return _best_machine(probe())
-
-
-def default_problem() -> str | None:
-    """What is wrong with the machine that PTXRT_MACHINE names; None where it is there, or nothing is named."""
-    asked = os.environ.get("PTXRT_MACHINE")
-    if not asked or asked == "emulator":
-        return None
-    if asked not in MACHINES:
-        return f"PTXRT_MACHINE is {asked!r}; set it to {', '.join(MACHINES[:-1])} or {MACHINES[-1]}, or unset it"
-    machine = machines()[asked]
-    if machine.available:
-        return None
-    return f"PTXRT_MACHINE asks for {asked}, which is not available ({machine.detail}); unset it, or name another machine"
-
-
-@lru_cache(maxsize=None)
-def _best_machine(found: Probe) -> str:
-    if found.absent:
-        return "emulator"
-    there = {name: _gpu_machine(name, found) for name in ("native", "portable")}
-    for name, machine in there.items():
-        if machine.available:
-            return name
-    raise MachineError(f"{there['portable'].detail}. To run on the CPU all the same, say ptxrt.using('emulator').")
-
-
-def backend_for(name: str, device: int | None = None, **options) -> Backend:
-    """The backend of a machine; the same object for the same options. MachineError where it is not there."""
-    if name not in MACHINES:
-        raise ArgumentError(f"the machine is {name!r}; there is {', '.join(MACHINES)} (ptxrt.using or PTXRT_MACHINE)")
-    if device is not None and (isinstance(device, bool) or not isinstance(device, (int, np.integer)) or device < 0):
-        raise ArgumentError(f"device is {device!r}; pass the number of a device, from 0 on")
-    if name == "emulator":
-        options = _emulator_options(options)
-    elif options:
-        raise ArgumentError(f"using: {name} takes no options but device, {', '.join(options)} came")
-    said = sorted((option, repr(value)) for option, value in options.items())
-    key = (name, None if device is None else int(device), *said)
-    with _opening:
-        backend = _opened.get(key)
-        if backend is None:
-            ordinal = _ordinal(name, device)
-            whole = (name, ordinal, *said)
-            backend = _opened.get(whole) or _open(name, ordinal, options)
-            _opened[key] = _opened[whole] = backend
-        _keep(backend)
-        return backend
-
-
-def _keep(backend: Backend) -> None:
-    """Let a backend live on, and the emulators that were asked for longest ago go with what refers to them."""
-    _kept.pop(backend, None)
-    _kept[backend] = None
-    emulators = [kept for kept in _kept if not kept.is_cuda]
-    for old in emulators[:-EMULATORS]:
-        del _kept[old]
-
-
-def _after_fork() -> None:
-    """A thread that was opening a machine does not exist in a forked process."""
-    global _opening
-    _opening = RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def _emulator_options(options: dict[str, Any]) -> dict[str, Any]:
-    """All options of the emulator, with their defaults where nothing else is said."""
-    from .emulator.backend import EmulatorBackend
-
-    known = {name: p.default for name, p in signature(EmulatorBackend).parameters.items() if name != "ordinal"}
-    unknown = [option for option in options if option not in known]
-    if unknown:
-        raise ArgumentError(f"using: the emulator knows no option {', '.join(unknown)}; it has {', '.join(known)}")
-    return {**known, **options}
-
-
-def _ordinal(name: str, device: int | None) -> int:
-    """The number of the device to use: the one asked for, else the first that the machine runs on."""
-    if name == "emulator":
-        return int(device or 0)
-    from .driver import probe
-
-    machine = machines()[name]
-    if not machine.available:
-        raise MachineError(f"the machine {name} is not available: {machine.detail}")
-    there = probe().devices
-    if device is None:
-        return next(d.ordinal for d in there if _suits(name, d.capability))
-    if device >= len(there):
-        raise MachineError(f"there is no device {device}; this computer has {len(there)}, numbered from 0")
-    if not _suits(name, there[device].capability):
-        needs = "sm_120 or sm_121" if name == "native" else "sm_80 or newer"
-        raise MachineError(f"{name} needs {needs}; device {device} is {there[device].name} ({there[device].target})")
-    return int(device)
-
-
-def _open(name: str, ordinal: int, options: dict[str, Any]) -> Backend:
-    if name == "emulator":
-        from .emulator.backend import EmulatorBackend
-
-        return EmulatorBackend(ordinal=ordinal, **options)
-    from .driver import DriverBackend, probe
-
-    return DriverBackend(name, probe().devices[ordinal])
-
-
-class using:
-    """Choose the machine: `using("emulator")` from here on, `with using("emulator"):` for a block.
-
-    device: the number of the device, as CUDA counts them; where left out, the first that the machine runs on. The
-    choice holds for the current thread or task; elsewhere PTXRT_MACHINE and the default hold. Options of the
-    emulator: arithmetic="float64" or "hardware" (the tensor cores' own sums), ptx="native" or
-    "portable" (which text), checks=True, budget=None (instructions at most), bank_conflicts=False,
-    races=False, profile=False, schedule="together" or "warps"; docs/emulator.md says what each does.
-    """
-
-    def __init__(self, machine: str, *, device: int | None = None, **options):
-        self.backend = backend_for(machine, device, **options)
-        self._before = enter(backend=self.backend)
-
-    def __enter__(self) -> Backend:
-        return self.backend
-
-    def __exit__(self, *exception) -> None:
-        leave(self._before, "backend")
-
-    def __repr__(self) -> str:
-        return f"using({self.backend.describe()})"

@@ -9,16 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any, Mapping, NoReturn, Sequence
+from typing import Any, Mapping, NoReturn, Sequence
 
 import numpy as np
 
+from .declaration import Argument, Declaration
 from .dims import Dim, DimensionError, multiple_of
 from .errors import ArgumentError
 from .formats import Format
-
-if TYPE_CHECKING:
-    from .kernel import Argument, Kernel
 
 # Kernels load and store 16 bytes at a time; a view into someone else's memory may start anywhere.
 ALIGNMENT = 16
@@ -31,7 +29,7 @@ class Bound:
     inputs: arrays by name, None where omitted; outputs: by name an array to write to, True to allocate, None to omit.
     """
 
-    kernel: "Kernel"
+    kernel: Declaration
     axes: Mapping[str, int]
     format: Format | None
     inputs: Mapping[str, Any]
@@ -94,7 +92,7 @@ class Bound:
         return self.kernel.count_flops(self.axes, self.scalars)
 
 
-def bind(kernel: Kernel, arrays: Sequence[Any], dtype, named: Mapping[str, Any]) -> Bound:
+def bind(kernel: Declaration, arrays: Sequence[Any], dtype, named: Mapping[str, Any]) -> Bound:
     """Fit positional inputs and named arguments to a declaration; see `Kernel.bind`."""
     given = _by_name(kernel, arrays, named)
     inputs = {a.name: _input(kernel, a, given) for a in kernel.inputs}
@@ -111,11 +109,11 @@ def bind(kernel: Kernel, arrays: Sequence[Any], dtype, named: Mapping[str, Any])
     return bound
 
 
-def _fail(kernel: Kernel, argument: Argument, came: str, advice: str) -> NoReturn:
+def _fail(kernel: Declaration, argument: Argument, came: str, advice: str) -> NoReturn:
     raise ArgumentError(f"{kernel.name}: {argument.name} {came}; declared as {argument}. {advice}")
 
 
-def _by_name(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+def _by_name(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """All arguments by name; ArgumentError for surplus, repeated and unknown ones."""
     if len(arrays) > len(kernel.inputs):
         raise ArgumentError(f"{kernel.name} takes {len(kernel.inputs)} inputs, {len(arrays)} came; declared: {kernel.declaration}")
@@ -128,7 +126,7 @@ def _by_name(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any]) ->
     return {**given, **named}
 
 
-def _input(kernel: Kernel, a: Argument, given: Mapping[str, Any]):
+def _input(kernel: Declaration, a: Argument, given: Mapping[str, Any]):
     array = given.get(a.name)
     if array is None:
         if a.optional:
@@ -142,7 +140,7 @@ def _input(kernel: Kernel, a: Argument, given: Mapping[str, Any]):
     return array
 
 
-def _output(kernel: Kernel, a: Argument, given: Mapping[str, Any]):
+def _output(kernel: Declaration, a: Argument, given: Mapping[str, Any]):
     """An array to write to, True to allocate, None to omit."""
     wanted = given.get(a.name, None if a.optional else True)
     if wanted is None or wanted is False:
@@ -158,7 +156,7 @@ def _output(kernel: Kernel, a: Argument, given: Mapping[str, Any]):
     return wanted
 
 
-def _check_writeable(kernel: Kernel, a: Argument, array) -> None:
+def _check_writeable(kernel: Declaration, a: Argument, array) -> None:
     """Whether a NumPy array that is written can be; launch.py says so of device arrays."""
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         _fail(kernel, a, "is read-only", "Pass an array that can be written.")
@@ -168,7 +166,7 @@ def _is_array(value) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape")
 
 
-def _check_array(kernel: Kernel, a: Argument, array) -> None:
+def _check_array(kernel: Declaration, a: Argument, array) -> None:
     """Dtype, rank, contiguity and alignment of one array."""
     if not any(f.holds(array.dtype) for f in a.formats):
         *others, last = dict.fromkeys(f.dtype.name for f in a.formats)
@@ -187,7 +185,7 @@ def _check_array(kernel: Kernel, a: Argument, array) -> None:
         _check_strides(kernel, a, array, alignment)
 
 
-def _check_strides(kernel: Kernel, a: Argument, array, alignment: int) -> None:
+def _check_strides(kernel: Declaration, a: Argument, array, alignment: int) -> None:
     """Whether the kernel can find every element, and load rows that start at multiples of `alignment` bytes."""
     itemsize, shape = array.dtype.itemsize, tuple(array.shape)
     strides = array.strides if hasattr(array, "address") else row_major_strides(shape, itemsize)
@@ -224,12 +222,12 @@ def _repeats(axes: Sequence[tuple[int, int]], itemsize: int) -> bool:
     return False
 
 
-def _scalar(kernel: Kernel, a: Argument, given: Mapping[str, Any]):
+def _scalar(kernel: Declaration, a: Argument, given: Mapping[str, Any]):
     """A NumPy scalar of the declared format; ArgumentError where it cannot hold the number."""
     return scalar_value(kernel, a, given.get(a.name, a.default))
 
 
-def scalar_value(kernel: Kernel, a: Argument, value: Any):
+def scalar_value(kernel: Declaration, a: Argument, value: Any):
     """A number as the NumPy scalar that its parameter takes."""
     if value is None:
         _fail(kernel, a, "is missing", f"Pass {a.name}=...")
@@ -259,7 +257,7 @@ def _integer_of(dtype: np.dtype, number):
     return dtype.type(int(number))
 
 
-def _choose_format(kernel: Kernel, inputs: Mapping[str, Any], outputs: Mapping[str, Any], dtype) -> Format | None:
+def _choose_format(kernel: Declaration, inputs: Mapping[str, Any], outputs: Mapping[str, Any], dtype) -> Format | None:
     """The member of the unions that this call uses: that of its arrays, else of `dtype`."""
     chosen: Format | None = None
     chooser = ""
@@ -290,7 +288,7 @@ def _choose_format(kernel: Kernel, inputs: Mapping[str, Any], outputs: Mapping[s
 class _Axes:
     """Solves the axes of one call from the inputs' shapes, the axes given by name, the fixed ones and given outputs."""
 
-    def __init__(self, kernel: Kernel, inputs: Mapping[str, Any], outputs: Mapping[str, Any], given: Mapping[str, Any]):
+    def __init__(self, kernel: Declaration, inputs: Mapping[str, Any], outputs: Mapping[str, Any], given: Mapping[str, Any]):
         self.kernel = kernel
         self.arrays = {**inputs, **{name: array for name, array in outputs.items() if array is not True}}
         self.axes: dict[str, int] = {}

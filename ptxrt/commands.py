@@ -143,8 +143,8 @@ def show(name):
 @as_json
 def devices(json_output):
     """Say which machines are there and, for those that are not, why."""
-    from .backend import default_machine, default_problem, machines
     from .errors import PtxError
+    from .selection import default_machine, default_problem, machines
 
     there, default = machines(), None
     problem = default_problem()
@@ -186,7 +186,7 @@ class Job:
 
 def manual_of(function) -> str:
     """The docstring of a function, or what stands for it where Python leaves docstrings out."""
-    from .kernel import manual_of
+    from .declaration import manual_of
 
     return manual_of(function)
 

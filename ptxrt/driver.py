@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from . import units
-from .backend import Entry, Facts, MemoryInfo, Packet, Param, Queue, Remembered, backend_for, scope
+from .backend import Entry, Facts, MemoryInfo, Packet, Param, Queue, Remembered, scope
 from .errors import AbiError, ArgumentError, DriverError, OutOfMemory, PtxError
 from .files import module_kind, read_bytes
 from .pool import Pool
@@ -298,11 +298,13 @@ class DriverBackend:
 
     is_cuda = True
 
-    def __init__(self, name: str, device: Device):
+    def __init__(self, name: str, device: Device, on_device: Callable[[int], "DriverBackend"]):
+        """on_device: gives the same machine on another of its devices."""
         from cuda.bindings import driver
 
         self.name = name
         self.device = device
+        self._on_device = on_device
         self._driver = driver
         self._modules: dict[str, DriverModule] = {}
         self.remembered = Remembered()
@@ -325,7 +327,7 @@ class DriverBackend:
 
     def on_device(self, ordinal: int) -> "DriverBackend":
         """The same machine on another device."""
-        return self if ordinal == self.device.ordinal else backend_for(self.name, ordinal)
+        return self if ordinal == self.device.ordinal else self._on_device(ordinal)
 
     def device_at(self, address: int) -> int:
         """The number of the device where an address lies."""

@@ -6,9 +6,10 @@ from threading import Lock
 from typing import Any, Sequence
 
 from .array import DeviceArray, Memory
-from .backend import Packet, Queue, current, enter, leave, scope
+from .backend import Packet, Queue, enter, leave, scope
 from .errors import ArgumentError
 from .launch import Launch, Plan, announce
+from .selection import current
 
 
 class graph:

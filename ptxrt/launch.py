@@ -15,10 +15,11 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy as np
 
 from .array import Box, DeviceArray, allocate, as_arrays, as_output, upload
-from .backend import Backend, Entry, Facts, Module, Packet, Param, Queue, Remembered, _scope, current
-from .binder import Bound, scalar_value
+from .backend import Backend, Entry, Facts, Module, Packet, Param, Queue, Remembered, _scope
+from .binder import Bound, bind, scalar_value
+from .declaration import Argument, Declaration, Parameter, half_of
 from .errors import AbiError, ArgumentError, remedy
-from .kernel import Argument, Kernel, Parameter, half_of
+from .selection import current
 
 # Limits of grid x, y, z: CUDA programming guide, compute capabilities from 3.0 on.
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -77,7 +78,7 @@ class Scalar:
 
     __slots__ = ("kernel", "argument", "name", "offset", "pack_into", "kinds")
 
-    def __init__(self, kernel: Kernel, argument: Argument, offset: int):
+    def __init__(self, kernel: Declaration, argument: Argument, offset: int):
         dtype = argument.formats[0].dtype
         self.kernel, self.argument, self.name, self.offset = kernel, argument, argument.name, offset
         self.pack_into = struct.Struct("<" + np.dtype(dtype).char).pack_into if dtype.char in "efdbBhHiIlLqQ" else None
@@ -260,7 +261,7 @@ class Plan:
         self._spare.append(packet)
 
 
-def run(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any], stream=None) -> dict[str, Any]:
+def run(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, Any], stream=None) -> dict[str, Any]:
     """Bind, launch and give the outputs by name; see `Kernel.__call__`."""
     key = _key(kernel, arrays, named)
     plan = key[0].remembered.plans.get(key) if key else None
@@ -292,7 +293,7 @@ def run(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any], stream=
 _PLAIN = (bool, int, type(None), type, np.dtype)
 
 
-def _key(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple | None:
+def _key(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple | None:
     """What a plan depends on, the device first, where all arrays are device arrays; None where there is no plan to look for."""
     key: list[Any] = [None, kernel]
     for array in arrays:
@@ -315,12 +316,12 @@ def _key(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any]) -> tup
     return tuple(key) if key[0] is not None else None
 
 
-def _run_anew(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any], stream, key) -> dict[str, Any]:
+def _run_anew(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, Any], stream, key) -> dict[str, Any]:
     """A call that no plan is known for."""
     positional = len(arrays)
     arrays = as_arrays_of(kernel, arrays)
     named = {name: _argument(kernel, name, value) for name, value in named.items()}
-    bound = kernel.bind(*arrays, **named)
+    bound = bind(kernel, arrays, named.pop("dtype", None), named)
     backend, on_device = _check_places(bound)
     recorder = _scope.get().recorder
     if recorder is not None and not on_device:
@@ -349,7 +350,7 @@ def _run_anew(kernel: Kernel, arrays: Sequence[Any], named: Mapping[str, Any], s
     return results
 
 
-def _remember(kernel: Kernel, key: tuple, plan: Plan, positional: int) -> None:
+def _remember(kernel: Declaration, key: tuple, plan: Plan, positional: int) -> None:
     """Keep a plan for calls that are alike, with where each of its arrays comes from: position, name, or shape and dtype."""
     order = {a.name: i for i, a in enumerate(kernel.inputs[:positional])}
     bound = plan.bound
@@ -366,13 +367,13 @@ def _remember(kernel: Kernel, key: tuple, plan: Plan, positional: int) -> None:
     Remembered.add(plan.backend.remembered.plans, key, plan)
 
 
-def as_arrays_of(kernel: Kernel, arrays: Sequence[Any]) -> tuple[Any, ...]:
+def as_arrays_of(kernel: Declaration, arrays: Sequence[Any]) -> tuple[Any, ...]:
     """Positional inputs as NumPy or device arrays; surplus ones are left for `bind` to refuse."""
     names = [a.name for a in kernel.inputs]
     return tuple(_argument(kernel, name, value) for name, value in zip(names, arrays)) + tuple(arrays[len(names) :])
 
 
-def _argument(kernel: Kernel, name: str, value):
+def _argument(kernel: Declaration, name: str, value):
     """One argument by name: arrays become NumPy or device arrays, the rest stays as it is."""
     declared = kernel.by_name.get(name)
     if declared is None or declared.direction == "scalar" or value is None or isinstance(value, bool):
@@ -515,7 +516,7 @@ _INTEGERS = {f"{kind}{bits}" for kind in "sub" for bits in (8, 16, 32, 64)}
 _FLOATS = {"f16", "f32", "f64", "b16", "b32", "b64"}
 
 
-def checked_entry(kernel: Kernel, module: Module, name: str) -> Entry:
+def checked_entry(kernel: Declaration, module: Module, name: str) -> Entry:
     """The entry, once its parameter list is known to be the declared one; AbiError with both lists otherwise."""
     entry = module.entries.get(name)
     if entry is None:

@@ -8,10 +8,11 @@ from typing import Any, Iterator, Mapping
 import numpy as np
 
 from .array import Box, DeviceArray, as_arrays, in_native_order, is_foreign, upload
-from .backend import Backend, Entry, Param, current, scope
+from .backend import Backend, Entry, Param, scope
 from .errors import ArgumentError, LaunchError
 from .files import checked_path
 from .launch import GRID_LIMITS, Launch, Plan
+from .selection import current
 
 _STRUCT_CODES = {
     **{"u8": "B", "s8": "b", "u16": "H", "s16": "h", "u32": "I", "s32": "i", "u64": "Q", "s64": "q"},

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .backend import MemoryInfo, current, enter, leave, place
+from .backend import MemoryInfo, enter, leave
 from .errors import ArgumentError
+from .selection import current, place
 
 
 class Stream:

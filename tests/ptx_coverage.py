@@ -34,8 +34,8 @@ sys.path.insert(0, str(ROOT))
 
 import ptxrt  # noqa: E402
 from ptxrt import units  # noqa: E402
+from ptxrt.declaration import half_of  # noqa: E402
 from ptxrt.emulator.check import merge  # noqa: E402
-from ptxrt.kernel import half_of  # noqa: E402
 from ptxrt.ptx.ir import Instruction  # noqa: E402
 from ptxrt.ptx.parse import body, parse  # noqa: E402
 

@@ -11,7 +11,7 @@ import pytest
 import ptxrt
 from ptxrt import errors, ptx, units
 from ptxrt.backend import Entry, Facts, Param
-from ptxrt.kernel import half_of
+from ptxrt.declaration import half_of
 from ptxrt.launch import checked_entry
 
 UNITS = [unit for kernel in ptxrt.kernels().values() for unit in kernel.units]
@@ -245,13 +245,13 @@ def test_a_text_that_is_no_text_is_a_build_error(modules, monkeypatch):
 
 def test_no_kernel_runs_on_changed_bytes(modules, monkeypatch):
     """One digit of an immediate of the real text: every code would be wrong, and nothing else would tell."""
-    from ptxrt import backend
+    from ptxrt import selection
 
     source = Path(ptxrt.__file__).parent / "modules"
     for name in ("quantize_mxfp4.json", "quantize_mxfp4.ptx"):
         shutil.copy(source / name, modules / name)
     text = (modules / "quantize_mxfp4.ptx").read_bytes()
     (modules / "quantize_mxfp4.ptx").write_bytes(text.replace(b"cvt.rn.satfinite.e2m1x2.f32", b"cvt.rn.satfinite.e2m1x2.f16", 1))
-    monkeypatch.setattr(backend, "_opened", {})
+    monkeypatch.setattr(selection, "_opened", {})
     with ptxrt.using("emulator", budget=10**9), pytest.raises(ptxrt.BuildError, match="quantize_mxfp4.ptx is not the file that was built"):
         ptxrt.quantize(np.ones((2, 32), np.float32), "mxfp4")

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 import ptxrt
 from ptxrt import kernel as kernel_module
 from ptxrt.accuracy import Tolerance
-from ptxrt.formats import bf16, e2m1x2, f16, f32, i32
 from ptxrt.array import Box
-from ptxrt.kernel import In, InOut, Out, Scalar, in_parts, kernel, scattered, strided, unaligned
+from ptxrt.declaration import In, InOut, Out, Scalar, in_parts, scattered, strided, unaligned
+from ptxrt.formats import bf16, e2m1x2, f16, f32, i32
+from ptxrt.kernel import kernel
 from ptxrt.launch import GRID_LIMITS, grid_of
 from ptxrt.ops.transpose import transpose_naive, transpose_tiled
 
@@ -408,10 +409,10 @@ def test_machines_say_what_is_there():
 def test_using_holds_for_a_block_or_from_a_call():
     with ptxrt.using("emulator", ptx="portable") as outer:
         with ptxrt.using("emulator") as inner:
-            assert ptxrt.backend.current() is inner is not outer
+            assert ptxrt.selection.current() is inner is not outer
             ptxrt.using("emulator", arithmetic="hardware")
-            assert "hardware" in ptxrt.backend.current().describe()
-        assert ptxrt.backend.current() is outer
+            assert "hardware" in ptxrt.selection.current().describe()
+        assert ptxrt.selection.current() is outer
 
 
 def test_the_same_choice_is_the_same_machine():
@@ -425,7 +426,7 @@ def test_a_choice_holds_for_its_thread():
         thread = threading.Thread(target=lambda: seen.append(ptxrt.backend.scope().backend))
         thread.start()
         thread.join()
-        assert ptxrt.backend.current() is chosen
+        assert ptxrt.selection.current() is chosen
     assert seen == [None]
 
 

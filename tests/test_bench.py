@@ -7,15 +7,15 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import fake_cuda  # noqa: E402
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from test_driver import cuda, install  # noqa: F401
 
-import fake_cuda  # noqa: E402
 import ptxrt
 import ptxrt.formats
-from ptxrt import backend
+from ptxrt import selection
 from ptxrt.bench import attention as bench_attention
 from ptxrt.bench import plots, quantizers, timing
 from ptxrt.commands import main
@@ -63,7 +63,7 @@ LAUNCH = ("bench", "launch", "--calls", "2", "--rounds", "3")
 
 def call(*arguments):
     """Run the command line in this process, on the machine that is current."""
-    with ptxrt.using(backend.current().name):
+    with ptxrt.using(selection.current().name):
         return CliRunner().invoke(main, list(map(str, arguments)))
 
 

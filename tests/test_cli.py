@@ -104,10 +104,10 @@ def test_devices_says_what_is_there_and_why():
     ],
 )
 def test_devices_says_what_is_wrong_with_the_machine_that_is_asked_for(monkeypatch, asked, said):
-    from ptxrt import backend
+    from ptxrt import selection
 
-    there = {name: backend.Machine(name, name == "emulator", "no driver today") for name in backend.MACHINES}
-    monkeypatch.setattr(backend, "machines", lambda: there)
+    there = {name: selection.Machine(name, name == "emulator", "no driver today") for name in selection.MACHINES}
+    monkeypatch.setattr(selection, "machines", lambda: there)
     monkeypatch.setenv("PTXRT_MACHINE", asked)
     done = call("devices")
     assert done.exit_code == 0 and said in done.output.splitlines() and "(the default)" not in done.output

@@ -11,7 +11,7 @@ import pytest
 from test_driver import cuda, install, waits  # noqa: F401
 
 import ptxrt
-from ptxrt import backend, dlpack, ops
+from ptxrt import dlpack, ops, selection
 
 transpose = ops.transpose.transpose_naive
 
@@ -215,7 +215,7 @@ def test_cuda_memory_is_shared(cuda):
     assert x.__dlpack_device__() == (2, 0)
     theirs = Foreign(x)
     y = ptxrt.to_device(theirs)
-    own = backend.current().own_queue.handle
+    own = selection.current().own_queue.handle
     assert y.address == x.address and theirs.asked == dict(max_version=(1, 1), stream=own)
     np.testing.assert_array_equal(transpose(theirs).to_numpy(), numbers(4, 6).T)
     assert ptxrt.to_device(Legacy(x)).address == x.address

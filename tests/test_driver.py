@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ptxrt
-from ptxrt import backend, driver, ops
+from ptxrt import driver, ops, selection
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-python is not installed")
 
@@ -30,8 +30,8 @@ def install(monkeypatch):
         monkeypatch.setattr(driver, "_library", lambda: SimpleNamespace(cuPointerGetAttribute=fake.library_pointer_attribute))
         return fake
 
-    monkeypatch.setattr(backend, "_opened", WeakValueDictionary())
-    monkeypatch.setattr(backend, "_kept", {})
+    monkeypatch.setattr(selection, "_opened", WeakValueDictionary())
+    monkeypatch.setattr(selection, "_kept", {})
     monkeypatch.delenv("PTXRT_MACHINE", raising=False)
     driver.probe.cache_clear()
     yield put
@@ -52,13 +52,13 @@ def cuda(install):
 
 def test_a_computer_without_driver_gets_the_emulator(install):
     install(fake_cuda.FakeCuda()).fail["cuInit"] = RuntimeError("no libcuda")
-    assert backend.default_machine() == "emulator"
+    assert selection.default_machine() == "emulator"
     assert "no CUDA driver" in ptxrt.machines()["native"].detail
 
 
 def test_a_computer_without_device_gets_the_emulator(install):
     install(fake_cuda.FakeCuda()).fail["cuInit"] = RESULT.CUDA_ERROR_NO_DEVICE
-    assert backend.default_machine() == "emulator"
+    assert selection.default_machine() == "emulator"
 
 
 def test_an_old_driver_is_an_error_that_names_the_new_one(install):
@@ -72,19 +72,19 @@ def test_an_old_driver_is_an_error_that_names_the_new_one(install):
 def test_a_broken_driver_is_an_error(install):
     install(fake_cuda.FakeCuda()).fail["cuInit"] = RESULT.CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
     with pytest.raises(ptxrt.MachineError, match="cuInit returned CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"):
-        backend.default_machine()
+        selection.default_machine()
 
 
 def test_an_old_gpu_is_an_error(install):
     install(fake_cuda.FakeCuda(capability=(7, 5)))
     with pytest.raises(ptxrt.MachineError, match=r"needs sm_80 or newer; there is Fake GPU \(sm_75\)"):
-        backend.default_machine()
+        selection.default_machine()
 
 
 @pytest.mark.parametrize("capability, machine", [((9, 0), "portable"), ((12, 0), "native"), ((12, 1), "native"), ((10, 0), "portable")])
 def test_the_default_follows_the_gpu(install, capability, machine):
     install(fake_cuda.FakeCuda(capability=capability))
-    assert backend.default_machine() == machine
+    assert selection.default_machine() == machine
     assert ptxrt.machines()[machine].available
 
 
@@ -97,10 +97,10 @@ def test_what_is_not_there_is_refused_with_its_reason(install):
 def test_the_environment_chooses(install, monkeypatch):
     install(fake_cuda.FakeCuda())
     monkeypatch.setenv("PTXRT_MACHINE", "emulator")
-    assert backend.current().name == "emulator"
+    assert selection.current().name == "emulator"
     monkeypatch.setenv("PTXRT_MACHINE", "abacus")
     with pytest.raises(ptxrt.ArgumentError, match="'abacus'; there is native, portable, emulator"):
-        backend.current()
+        selection.current()
 
 
 # Launches
@@ -120,8 +120,8 @@ def test_native_and_portable_load_their_own_files(install):
     for capability, machine in (((12, 0), "native"), ((12, 0), "portable")):
         fake = install(fake_cuda.FakeCuda(capability=capability))
         driver.probe.cache_clear()
-        backend._opened.clear()
-        backend._kept.clear()
+        selection._opened.clear()
+        selection._kept.clear()
         with ptxrt.using(machine):
             ops.transpose.transpose_naive(np.zeros((2, 3), np.float32))
         (image,) = next(arguments for name, arguments in fake.calls if name == "cuModuleLoadData")
@@ -148,10 +148,10 @@ def test_large_shared_memory_is_asked_for_once(cuda):
 
 
 def test_a_wrong_shared_size_names_the_limit(cuda):
-    loaded = backend.current().module("transpose_tiled")
+    loaded = selection.current().module("transpose_tiled")
     cuda.fail["cuFuncSetAttribute"] = RESULT.CUDA_ERROR_INVALID_VALUE
     with pytest.raises(ptxrt.DriverError, match="transpose_tiled needs 200000 bytes of shared memory, Fake GPU gives a block at most 101376"):
-        backend.current().launch(loaded.entries["transpose_tiled"], (1, 1, 1), (32, 1, 1), 200000, b"")
+        selection.current().launch(loaded.entries["transpose_tiled"], (1, 1, 1), (32, 1, 1), 200000, b"")
 
 
 # Errors
@@ -242,7 +242,7 @@ def test_the_context_is_borrowed_and_given_back(cuda):
     assert cuda.contexts[-1] is other
     cuda.contexts.clear()
     results = []
-    thread = threading.Thread(target=lambda: results.append(ptxrt.backend.current().name))
+    thread = threading.Thread(target=lambda: results.append(ptxrt.selection.current().name))
     thread.start()
     thread.join()
     assert results == ["portable"]
@@ -258,7 +258,7 @@ def test_every_kind_of_stream_reaches_the_launch(cuda):
         def __cuda_stream__(self):
             return (0, 77)
 
-    own = backend.current().stream_handle(None)
+    own = selection.current().stream_handle(None)
     for stream, handle in ((None, own), (0, 0), (55, 55), (np.int64(56), 56), (Theirs(), 77)):
         ops.transpose.transpose_naive(x, stream=stream)
         launch = [arguments for name, arguments in cuda.calls if name == "cuLaunchKernel"][-1]
@@ -295,7 +295,7 @@ def test_arrays_go_out_and_come_back(cuda, rng):
     ours = ptxrt.to_device(x)
     interface = ours.__cuda_array_interface__
     assert interface == dict(
-        version=3, shape=(4, 6), typestr="<f4", data=(ours.address, False), strides=None, stream=backend.current().stream_handle(None)
+        version=3, shape=(4, 6), typestr="<f4", data=(ours.address, False), strides=None, stream=selection.current().stream_handle(None)
     )
     borrowed = ptxrt.to_device(Foreign(interface))
     assert borrowed.address == ours.address
@@ -323,7 +323,7 @@ def test_lenders_and_launches_wait_for_each_other(cuda, stream, lender):
     interface = {**ours.__cuda_array_interface__, "stream": stream}
     if stream == "absent":
         del interface["stream"]
-    own = backend.current().stream_handle(None)
+    own = selection.current().stream_handle(None)
     cuda.calls.clear()
     ops.transpose.transpose_naive(Foreign(interface))
     assert waits(cuda) == ([(own, lender), (lender, own)] if lender else [])
@@ -337,12 +337,12 @@ def test_a_result_written_for_another_library_is_ordered_before_its_stream(cuda)
     theirs = Foreign({**y.__cuda_array_interface__, "stream": 2})
     cuda.calls.clear()
     ops.transpose.transpose_naive(ptxrt.to_device(np.zeros((2, 3), np.float32)), y=theirs)
-    assert waits(cuda)[-1] == (2, backend.current().stream_handle(None))
+    assert waits(cuda)[-1] == (2, selection.current().stream_handle(None))
 
 
 def test_what_goes_out_is_ordered_before_the_default_stream(cuda):
     y = ops.transpose.transpose_naive(ptxrt.to_device(np.zeros((2, 3), np.float32)), stream=55)
-    own = backend.current().stream_handle(None)
+    own = selection.current().stream_handle(None)
     cuda.calls.clear()
     assert y.__cuda_array_interface__["stream"] == own
     assert waits(cuda) == [(own, 55), (1, own)]

@@ -91,7 +91,7 @@ def test_hardware_arithmetic_on_the_emulator(name, case):
 @pytest.mark.parametrize("name, case", each_entry_once(), ids=case_id)
 def test_under_a_sanitizer(name, case):
     """The small subset for compute-sanitizer, on the machine of PTXRT_MACHINE or the default."""
-    if ptxrt.backend.default_machine() == "emulator":
+    if ptxrt.selection.default_machine() == "emulator":
         pytest.skip("the default machine is the emulator, which no sanitizer watches")
     run_and_check(name, case)
 

@@ -11,17 +11,16 @@ import threading
 import time
 from types import SimpleNamespace
 
+import fake_cuda  # noqa: E402
 import numpy as np
 import pytest
 from test_driver import RESULT, cuda, install  # noqa: F401
 from test_runtime import either, numbers  # noqa: F401
 
 import ptxrt
-from ptxrt import array, backend, driver, ops
+from ptxrt import array, driver, ops, selection
 from ptxrt.pool import Pool
 from ptxrt.turns import Turn
-
-import fake_cuda  # noqa: E402
 
 transpose = ops.transpose.transpose_naive
 
@@ -266,13 +265,13 @@ def test_sets_of_options_do_not_pile_up():
             gc.collect()
 
     assert is_flat(turn, sample=sample)
-    assert sample() < 4 * backend.EMULATORS
+    assert sample() < 4 * selection.EMULATORS
 
 
 def test_the_same_options_give_the_same_machine_while_it_is_used():
     with ptxrt.using("emulator", budget=77) as first:
         x = ptxrt.to_device(numbers(2, 3))
-    for i in range(3 * backend.EMULATORS):
+    for i in range(3 * selection.EMULATORS):
         ptxrt.using("emulator", budget=100 + i).__exit__()
     with ptxrt.using("emulator", budget=77) as again:
         assert again is first is x.backend
@@ -286,7 +285,7 @@ def test_integer_handles_do_not_pile_up(cuda):  # noqa: F811
         device_goes_on(cuda)
 
     assert is_flat(launch)
-    assert len(backend.current()._by_handle) <= driver.HANDLES
+    assert len(selection.current()._by_handle) <= driver.HANDLES
 
 
 def test_shapes_do_not_pile_up(emulator):
@@ -372,7 +371,7 @@ def test_without_a_pool_counts_hold_while_threads_free(install, monkeypatch):  #
 
 def test_a_finalizer_within_the_pool_gives_back_later(cuda, monkeypatch):  # noqa: F811
     """Without reuse, too, where a finalizer gives memory to the driver: not while this very thread takes some."""
-    chosen = backend.current()
+    chosen = selection.current()
     pool = Pool(chosen, keep=False)
     held = [pool.alloc(100, chosen.own_queue)]
     take = chosen.take
@@ -395,7 +394,7 @@ def test_a_launch_takes_its_packet_in_one_step(cuda):  # noqa: F811
     x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
     transpose(x, y=y)
     transpose(x, y=y)
-    (plan,) = backend.current().remembered.plans.values()
+    (plan,) = selection.current().remembered.plans.values()
     (quick,) = plan._quick.values()
     spare = quick.__globals__["put"].__self__
     other_thread = []
@@ -484,8 +483,8 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do no
 @pytest.mark.parametrize("where", ["the pool", "the modules", "opening", "nothing"])
 def test_a_forked_process_gets_an_error(cuda, where):  # noqa: F811
     """Also where another thread was in the middle of something, whose locks nobody gives back."""
-    chosen, x = backend.current(), ptxrt.to_device(numbers(2, 3))
-    lock = {"the pool": chosen._pool._turn, "the modules": chosen._turn, "opening": backend._opening}.get(where)
+    chosen, x = selection.current(), ptxrt.to_device(numbers(2, 3))
+    lock = {"the pool": chosen._pool._turn, "the modules": chosen._turn, "opening": selection._opening}.get(where)
     held, leave = threading.Event(), threading.Event()
 
     def hold():

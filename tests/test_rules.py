@@ -31,34 +31,36 @@ MODULES = {
     "accuracy": {"errors"},
     "files": {"errors"},
     "units": {"errors"},
-    "backend": {"errors", "driver", "emulator"},
+    "backend": {"errors"},
+    "selection": {"errors", "backend", "driver", "emulator"},
     "turns": {"errors"},
     "ptx": {"errors"},
     "pool": {"errors", "backend", "turns"},
     "driver": {"errors", "backend", "files", "pool", "turns", "units", "ptx"},
     "emulator": {"errors", "backend", "files", "turns", "units", "ptx"},
-    "array": {"errors", "backend", "binder", "dlpack"},
+    "array": {"errors", "backend", "binder", "dlpack", "selection"},
     "dlpack": {"errors", "array", "backend"},
-    "stream": {"errors", "backend"},
-    "binder": {"errors", "dims", "formats", "kernel"},
-    "kernel": {"errors", "accuracy", "binder", "dims", "formats", "launch"},
-    "launch": {"errors", "array", "backend", "binder", "kernel"},
-    "program": {"errors", "array", "backend", "files", "launch"},
+    "stream": {"errors", "backend", "selection"},
+    "declaration": {"accuracy", "dims", "formats"},
+    "binder": {"errors", "declaration", "dims", "formats"},
+    "launch": {"errors", "array", "backend", "binder", "declaration", "selection"},
+    "kernel": {"accuracy", "binder", "declaration", "formats", "launch"},
+    "program": {"errors", "array", "backend", "files", "launch", "selection"},
     "prepared": {"errors", "array", "backend", "formats", "kernel", "launch"},
-    "graphs": {"errors", "array", "backend", "launch"},
+    "graphs": {"errors", "array", "backend", "launch", "selection"},
     "tracing": {"backend", "describe", "launch"},
-    "ops": {"prepared", "errors", "accuracy", "array", "blocks", "formats", "kernel", "npy", "sequences", "tiles"},
+    "ops": {"prepared", "errors", "accuracy", "array", "blocks", "declaration", "formats", "kernel", "npy", "sequences", "tiles"},
     "bench": {
         *("errors", "accuracy", "array", "backend", "blocks", "describe", "files", "formats", "kernel", "launch", "ops", "prepared"),
-        *("stream", "units"),
+        *("declaration", "selection", "stream", "units"),
     },
     "npy": {"errors", "files"},
-    "describe": {"errors", "backend", "kernel", "units"},
+    "describe": {"errors", "backend", "declaration", "kernel", "units"},
 }
 # Modules that stand on top of all others: nothing imports them.
 TOP = {"__init__", "__main__", "commands"}
 # Imports against the direction: inside a function, or for the type checker alone.
-DEFERRED = {("backend", "driver"), ("backend", "emulator"), ("binder", "kernel"), ("kernel", "launch"), ("array", "dlpack")}
+DEFERRED = {("array", "dlpack")}
 POSIX_ONLY = {"fcntl", "grp", "posix", "pwd", "pty", "resource", "syslog", "termios", "tty"}
 
 needs_sources = pytest.mark.skipif(not KERNELS.is_dir(), reason="the kernels' sources are not here")
@@ -256,7 +258,7 @@ def test_public_names_exist_and_are_listed():
 def test_a_new_file_in_ops_registers_itself(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "ptxrt", ignore=shutil.ignore_patterns("modules", "__pycache__"))
     (tmp_path / "ptxrt" / "ops" / "fresh.py").write_text(
-        "from ..formats import f32\nfrom ..kernel import In, Out, kernel\n\n\n"
+        "from ..declaration import In, Out\nfrom ..formats import f32\nfrom ..kernel import kernel\n\n\n"
         '@kernel(grid="n", cases=[dict(n=1)])\ndef fresh_kernel(x: In[f32, "n"], y: Out[f32, "n"]):\n    """Copy."""\n    y[:] = x\n'
     )
     code = "import ptxrt; print('fresh_kernel' in ptxrt.kernels(), ptxrt.__file__)"

@@ -7,16 +7,15 @@ import gc
 import json
 import threading
 
+import fake_cuda  # noqa: E402
 import ml_dtypes
 import numpy as np
 import pytest
 from test_driver import RESULT, cuda, install  # noqa: F401
 
 import ptxrt
-from ptxrt import backend, ops
+from ptxrt import backend, ops, selection
 from ptxrt.pool import LARGE, PAGE, Pool, rounded
-
-import fake_cuda  # noqa: E402
 
 transpose = ops.transpose.transpose_naive
 
@@ -37,7 +36,7 @@ def either(request):
             yield chosen
     else:
         request.getfixturevalue("cuda")
-        yield backend.current()
+        yield selection.current()
 
 
 def numbers(*shape):
@@ -112,12 +111,12 @@ def test_a_block_goes_to_another_stream_with_a_wait_where_nothing_else_is_left(i
 def test_streams_hold_for_a_block(cuda):
     stream, x = ptxrt.Stream(priority=-1), ptxrt.to_device(numbers(2, 3))
     with stream as entered:
-        assert entered is stream and backend.current().queue() is stream.queue
+        assert entered is stream and selection.current().queue() is stream.queue
         transpose(x)
         with ptxrt.Stream() as inner:
-            assert backend.current().queue() is inner.queue
-        assert backend.current().queue() is stream.queue
-    assert backend.current().queue() is backend.current().own_queue
+            assert selection.current().queue() is inner.queue
+        assert selection.current().queue() is stream.queue
+    assert selection.current().queue() is selection.current().own_queue
     launch = [arguments for name, arguments in cuda.calls if name == "cuLaunchKernel"][-1]
     assert int(launch[8]) == stream.handle == stream.__cuda_stream__()[1] and not stream.done
     stream.synchronize()
@@ -156,7 +155,7 @@ def test_streams_are_destroyed_with_their_last_user(cuda):
     assert (y.to_numpy() == numbers(2, 3).T).all()
     del y
     ptxrt.trim_memory()
-    backend.current().remembered.plans.clear()  # they keep the stream of their latest launch
+    selection.current().remembered.plans.clear()  # they keep the stream of their latest launch
     gc.collect()
     assert "cuStreamDestroy" not in cuda.names(), "a finalizer called the driver"
     ptxrt.synchronize()
@@ -227,12 +226,12 @@ def test_memory_that_others_had_waits_for_the_whole_device(cuda):
     address = x.address
     theirs = 77
     x.__cuda_array_interface__
-    backend.current()._driver.cuMemcpyHtoDAsync(address, numbers(4, 4).ctypes.data, 64, theirs)
+    selection.current()._driver.cuMemcpyHtoDAsync(address, numbers(4, 4).ctypes.data, 64, theirs)
     del x
     other = ptxrt.empty((4, 4), np.float32)
     assert other.address != address
     cuda._run(theirs)
-    backend.current().finish()
+    selection.current().finish()
     assert ptxrt.empty((4, 4), np.float32).address == address
 
 
@@ -554,7 +553,7 @@ def test_traces_hold_every_launch(either):
     transpose(x)
     assert [launch.kernel for launch in t] == ["transpose_naive", "quantize_mxfp4", "graph of 1"] == [r.kernel for r in plain.launches]
     first = t.rows()[0]
-    digest = backend.current().module("transpose_naive").digest
+    digest = selection.current().module("transpose_naive").digest
     assert (first["machine"], first["bytes"], first["module"], len(digest)) == (either.name, 2 * 4 * 64 * 4, digest, 64)
     assert all(row["milliseconds"] >= 0 for row in t.rows()) and plain.milliseconds() == [None] * 3
     assert json.loads(t.json()) == t.rows() and "GB/s" in str(t) and len(str(plain).splitlines()) == 4

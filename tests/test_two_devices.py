@@ -10,12 +10,12 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import fake_cuda  # noqa: E402
 import ml_dtypes
 import numpy as np
 import pytest
 from test_driver import install  # noqa: F401
 
-import fake_cuda  # noqa: E402
 import ptxrt
 from ptxrt import dlpack, ops
 from ptxrt.driver import probe
@@ -34,7 +34,7 @@ def two_gpus(machine):
         pytest.skip(f"needs two GPUs: there is one, {there.device}")
     try:
         for device in (0, 1):
-            ptxrt.backend.backend_for(machine, device)
+            ptxrt.selection.backend_for(machine, device)
     except ptxrt.MachineError as error:
         pytest.skip(f"needs two GPUs: {error}")
 

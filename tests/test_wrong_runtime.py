@@ -8,7 +8,7 @@ import pytest
 from test_driver import cuda, install  # noqa: F401
 
 import ptxrt
-from ptxrt import backend
+from ptxrt import backend, selection
 
 transpose = ptxrt.kernels()["transpose_naive"]
 
@@ -66,7 +66,7 @@ def either(request):
             yield chosen
     else:
         request.getfixturevalue("cuda")
-        yield backend.current()
+        yield selection.current()
 
 
 def foreign(rng):

@@ -14,10 +14,11 @@ import numpy as np
 from ..accuracy import compare
 from ..array import empty, to_device
 from ..backend import Backend
+from ..declaration import random_array
 from ..describe import text_table
 from ..errors import ArgumentError
 from ..formats import FORMATS, bf16
-from ..kernel import Kernel, random_array
+from ..kernel import Kernel
 from ..ops.attention import attention, exact_attention
 from ..ops.attention_blocks import BLOCK_ATTENTION
 from ..ops.attention_kernels import OPEN, visible_pairs

@@ -13,11 +13,12 @@ from typing import Any, Callable, Hashable, Iterable, Mapping, TypeVar
 import numpy as np
 
 from ..array import DeviceArray, empty, to_device
-from ..backend import Backend, current
+from ..backend import Backend
 from ..errors import ArgumentError, MachineError
 from ..formats import bf16
 from ..ops.probes import mma_rate_bf16
 from ..ops.scales import amax, fill_f32
+from ..selection import current
 from ..stream import Event
 
 Name = TypeVar("Name", bound=Hashable)

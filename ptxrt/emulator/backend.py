@@ -6,12 +6,12 @@ import hashlib
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
 from .. import units
-from ..backend import Entry, Facts, MemoryInfo, Packet, Queue, Remembered, backend_for, scope
+from ..backend import Entry, Facts, MemoryInfo, Packet, Queue, Remembered, scope
 from ..errors import AbiError, ArgumentError, FileError, MachineError, OutOfMemory
 from ..files import module_kind, read_bytes
 from ..turns import Turn
@@ -80,7 +80,8 @@ class EmulatorBackend:
     "float64" or "hardware". checks: track which memory was written. budget: instructions at most that a batch of blocks
     issues. timeout: seconds at most that a launch may take. bank_conflicts: count them per line. races: find accesses of two warps to shared memory that nothing
     orders (slow). profile: note where time goes. schedule: "together" runs all warps side by side, "warps" each as far as it can alone, which shows a
-    missing barrier. `emulator` is the Emulator itself, with its counts.
+    missing barrier. `emulator` is the Emulator itself, with its counts. on_device: gives an emulator of the same kind by its
+    number; this one has memory of its own.
     """
 
     name = "emulator"
@@ -100,15 +101,13 @@ class EmulatorBackend:
         profile: bool = False,
         schedule: str = "together",
         ordinal: int = 0,
+        on_device: Callable[[int], "EmulatorBackend"] | None = None,
     ):
         for name, value, known in (("ptx", ptx, TEXTS), ("arithmetic", arithmetic, ARITHMETICS), ("schedule", schedule, SCHEDULES)):
             if value not in known:
                 raise ArgumentError(f"using: {name} is {value!r}; there is {', '.join(known)}")
         self.ordinal = ordinal
-        self._options = dict(
-            ptx=ptx, arithmetic=arithmetic, checks=checks, budget=budget, timeout=timeout,
-            bank_conflicts=bank_conflicts, races=races, profile=profile, schedule=schedule,
-        )  # fmt: skip
+        self._on_device = on_device
         for name, value in (("checks", checks), ("bank_conflicts", bank_conflicts), ("races", races), ("profile", profile)):
             if not isinstance(value, bool):
                 raise ArgumentError(f"using: {name} is {value!r}; pass True or False")
@@ -136,7 +135,7 @@ class EmulatorBackend:
 
     def on_device(self, ordinal: int) -> "EmulatorBackend":
         """Another emulator of the same kind, with memory of its own."""
-        return self if ordinal == self.ordinal else backend_for("emulator", ordinal, **self._options)
+        return self if ordinal == self.ordinal else self._on_device(ordinal)
 
     def module(self, unit: str) -> EmulatorModule:
         """Load a compiled unit's text once."""

@@ -9,12 +9,24 @@ import numpy as np
 
 from ..accuracy import Tolerance
 from ..blocks import BLOCK_FORMATS
+from ..declaration import Axis, In, Out, Scalar, loose, scattered, strided, unaligned
 from ..errors import ArgumentError
 from ..formats import bf16, f16, f32, i32, u8
-from ..kernel import Axis, In, Kernel, Out, Scalar, kernel, loose, scattered, strided, unaligned
+from ..kernel import Kernel, kernel
 from ..sequences import ends_of, rows_in_units, starts_of, unit_of_each, units_axis, units_of
 from ..tiles import TILE_DIMS, TILE_KEYS, tile_layout, tiles_of
-from .attention_kernels import HEAD_DIMS, OPEN, PACKED, PARTIAL, ROW_SUMS, SUMS, attend, example_flags, example_masks, visible_flops
+from .attention_kernels import (
+    HEAD_DIMS,
+    OPEN,
+    PACKED,
+    PARTIAL,
+    ROW_SUMS,
+    SUMS,
+    attend,
+    example_flags,
+    example_masks,
+    visible_flops,
+)
 from .operands import Operand, quantize_operand, with_whole_rows
 from .quantize import dequantize
 from .smoothing import SMOOTH_QUERIES, row_dot

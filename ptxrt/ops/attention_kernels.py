@@ -6,8 +6,9 @@ import numpy as np
 
 from ..accuracy import Tolerance
 from ..blocks import mxfp4
+from ..declaration import In, Out, Scalar, scattered, strided, unaligned
 from ..formats import bf16, f16, f32, i32, u8
-from ..kernel import In, Out, Scalar, kernel, scattered, strided, unaligned
+from ..kernel import kernel
 from ..sequences import ends_of, starts_of
 
 # Head dimensions of the first attention.

@@ -1,7 +1,8 @@
 """The kernel that brings rows into the type, width and order that other kernels take."""
 
+from ..declaration import In, Out, scattered
 from ..formats import bf16, f16, f32
-from ..kernel import In, Out, kernel, scattered
+from ..kernel import kernel
 
 
 @kernel(

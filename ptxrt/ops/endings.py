@@ -3,8 +3,9 @@
 import numpy as np
 
 from ..blocks import BLOCK_FORMATS
+from ..declaration import In, Out, Scalar
 from ..formats import bf16, f16, f32, i32, u8
-from ..kernel import In, Out, Scalar, kernel
+from ..kernel import kernel
 from .quantized import layout_of
 
 # The block formats in which a kernel can end; it takes the number of one, from 1 on, and 0 for none.

@@ -3,8 +3,9 @@
 import numpy as np
 
 from ..blocks import BLOCK_FORMATS
+from ..declaration import Axis, In, Out, Scalar, loose, unaligned
 from ..formats import bf16, f16, f32, i32, u8, u32
-from ..kernel import Axis, In, Kernel, Out, Scalar, kernel, loose, unaligned
+from ..kernel import Kernel, kernel
 from ..sequences import ends_of, rows_in_units, sequences_axis, starts_of, units_axis, units_of
 from ..tiles import TILE_DIMS, TILE_KEYS, tile_dim, tile_layout
 from .quantizers import positive

@@ -4,8 +4,9 @@ import numpy as np
 
 from ..accuracy import Tolerance
 from ..blocks import mxfp4
+from ..declaration import In, Out, Scalar
 from ..formats import bf16, e2m1, e2m1x2, e4m3, f16, f32, i32, u8, u32
-from ..kernel import In, Out, Scalar, kernel
+from ..kernel import kernel
 
 IDENTITY_BLOCK = (8, 4, 3)
 # Head dimensions whose scores are probed: one, two and four scales to a word, one word to a row and several, 64 keys to a tile and 32.

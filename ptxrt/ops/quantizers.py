@@ -7,8 +7,9 @@ matrix, and the same with `_columns` on blocks along the middle axis of three.
 import numpy as np
 
 from ..blocks import BLOCK_FORMATS, BlockFormat
+from ..declaration import In, Out, Scalar
 from ..formats import bf16, f16, f32, i32
-from ..kernel import In, Kernel, Out, Scalar, kernel
+from ..kernel import Kernel, kernel
 
 # Axes of the values, the one of them that is cut into blocks, and the axes that the grid covers.
 _ROWS = ("rows cols", "cols", "rows*cols")

@@ -3,8 +3,9 @@
 import numpy as np
 
 from ..blocks import nvfp4, swizzled_offsets
+from ..declaration import In, Out, Scalar
 from ..formats import bf16, f16, f32, i32, u8
-from ..kernel import In, Out, Scalar, kernel
+from ..kernel import kernel
 
 # Consecutive values that a block of `amax` takes at once.
 AMAX_RUN = 4096

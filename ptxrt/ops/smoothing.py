@@ -3,8 +3,9 @@
 import numpy as np
 
 from ..accuracy import Tolerance
+from ..declaration import In, Out, Scalar, loose, unaligned
 from ..formats import bf16, f16, f32, i32
-from ..kernel import In, Out, Scalar, kernel, loose, unaligned
+from ..kernel import kernel
 from ..sequences import ends_of, first_units, sequences_axis, sequences_of, starts_of, unit_of_each, units_axis
 
 # Keys that a block of `scan_keys` reads.

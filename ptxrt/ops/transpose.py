@@ -1,7 +1,8 @@
 """Transposes: the simplest readable kernels, the first test of every machine."""
 
+from ..declaration import In, Out
 from ..formats import f32
-from ..kernel import In, Out, kernel
+from ..kernel import kernel
 
 _CASES = [dict(rows=4, cols=64), dict(rows=1, cols=1), dict(rows=33, cols=95), dict(rows=128, cols=64)]
 
