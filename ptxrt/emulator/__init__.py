@@ -9,6 +9,7 @@ emulator.read(a, array)
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable, Optional
 from weakref import WeakValueDictionary
@@ -30,6 +31,11 @@ _VARIABLE_BYTES = 1 << 32  # of one text
 
 #: Translated entries, while some emulator has them, by all that their code depends on.
 _translations: "WeakValueDictionary[tuple, Code]" = WeakValueDictionary()
+
+
+def _to_stdout(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 class LoadedModule:
@@ -194,6 +200,7 @@ class Emulator:
     progress: called as progress(kernel, share done, seconds left) about once a second during long launches, with estimates
         (see progress.py); by default they are shown where stderr is a terminal.
     lanes: threads that run together.
+    output: takes what kernels print; by default it goes to sys.stdout.
     schedule: "together" runs all threads that stand at the same place at once, which is fast and hides a missing barrier;
         "warps" lets each warp run ahead alone as far as it can, which shows it.
     """
@@ -211,6 +218,7 @@ class Emulator:
         lanes: int = 16384,
         schedule: str = "together",
         timeout: Optional[float] = None,
+        output: Optional[Callable[[str], object]] = None,
     ):
         from .machine import PARAM_BYTES
         from .memory import GlobalMemory
@@ -221,6 +229,7 @@ class Emulator:
         self.checks = checks
         self.budget = _BUDGET if budget is None else budget
         self.timeout = timeout
+        self.output = output or _to_stdout
         self.count_conflicts = bank_conflicts
         self.find_races = races
         self.profile: Optional["Profile"] = None

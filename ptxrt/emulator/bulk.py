@@ -467,3 +467,9 @@ def wait_group(modifiers: tuple[str, ...]) -> Semantics:
         stores.finish(memory.lane_ids, stores.committed - groups, read_only=bool(modifiers))
 
     return Memory("", "imm", wait)
+
+
+@define("tensormap.replace")
+def tensormap_replace(modifiers: tuple[str, ...]) -> Semantics:
+    """tensormap.replace: refused. A map here is what tensor_map.py encodes, not the 128 bytes of a GPU."""
+    raise Unsupported("tensor maps are not changed by kernels here; encode one for each shape (ptxrt.emulator.tensor_map) and pass it")

@@ -21,7 +21,8 @@ UNIFORM_SPECIALS = frozenset(
     [f"{name}.{axis}" for name in ("ntid", "nctaid", "cluster_ctaid", "cluster_nctaid", "nclusterid") for axis in "xyz"]
     + "nwarpid nsmid gridid is_explicit_cluster cluster_ctarank cluster_nctarank".split()
     + "total_smem_size aggr_smem_size dynamic_smem_size reserved_smem_offset_begin reserved_smem_offset_end".split()
-    + "reserved_smem_offset_cap".split()
+    + "reserved_smem_offset_cap reserved_smem_offset_0 reserved_smem_offset_1".split()
+    + [f"envreg{number}" for number in range(32)]
 )
 
 

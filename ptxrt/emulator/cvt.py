@@ -4,7 +4,8 @@ In the x2 forms from two sources the first source lands in the high half. NaN: a
 (0x7fffffff, 0x7fff); formats without NaN get their largest value; integers get zero, or the sign bit alone where
 source or destination has 64 bits.
 
-The forms are those that ptxas 13.0 assembles: it knows fewer for bf16 (no .sat, no 8-bit integers), and one that the ISA
+The forms are those that ptxas 13.0 assembles, and those of ptxas 13.4 between bf16x2, or f16x2, and narrower formats but
+for the scaled ones (.scaled::n2::ue8m0). ptxas knows fewer for bf16 (no .sat, no 8-bit integers), and one that the ISA
 text does not, f16 to bf16 and back without a rounding, for which it writes the instruction of .rn.
 """
 
@@ -377,18 +378,18 @@ def _scale_codes(mode: str, saturate: bool) -> np.ndarray:
 
 
 def _narrow_from(options: set[str], destination: str, source: str) -> Semantics:
-    """cvt.rn.satfinite{.relu}.{e4m3x2|...}.{f32|f16x2} and cvt.{rp|rz}{.satfinite}.ue8m0x2.{f32|bf16x2}."""
+    """cvt.rn.satfinite{.relu}.{e4m3x2|...}.{f32|f16x2|bf16x2} and cvt.{rp|rz}{.satfinite}.ue8m0x2.{f32|bf16x2}."""
     name = destination[:-2]
     if name == "ue8m0" and source in ("f32", "bf16x2"):
         mode, saturate = _take(options, "rp", "rz"), _take(options, "satfinite") is not None
         if mode is None or options:
             raise Unsupported("expected cvt.{rp|rz}{.satfinite}.ue8m0x2." + source)
         table = _scale_codes(mode, saturate)
-    elif name in _NARROW and (source == "f32" or (source == "f16x2" and name in ("e4m3", "e5m2", "e2m1"))):
+    elif name in _NARROW:
         relu = _take(options, "relu") is not None
         if options != {"rn", "satfinite"}:
             raise Unsupported(f"expected cvt.rn.satfinite{{.relu}}.{destination}.{source}")
-        table = _narrow_codes("bf16" if source == "f32" else "f16", name, relu)
+        table = _narrow_codes("f16" if source == "f16x2" else "bf16", name, relu)
     else:
         raise Unsupported(f"no conversion from .{source} to .{destination}")
 
@@ -408,11 +409,11 @@ def _narrow_from(options: set[str], destination: str, source: str) -> Semantics:
 
 
 @lru_cache(maxsize=None)
-def _pair_codes(narrow: str, destination: str, relu: bool) -> np.ndarray:
+def _pair_codes(narrow: str, destination: str, relu: bool, saturate: bool) -> np.ndarray:
     """The packed pair of `destination` for every packed code pair of `narrow`; uint32 (256,) or (65536,)."""
     format, into = FORMATS[narrow], FORMATS[destination]
     values = _relu(format.values) if relu else format.values
-    codes = encode(values, into).astype(np.uint32)
+    codes = encode(values, into, "rn", saturate).astype(np.uint32)
     pairs = np.arange(1 << (8 if narrow == "e2m1" else 16))
     high, low = (pairs >> 4, pairs & 15) if narrow == "e2m1" else (pairs >> 8, pairs & 255)
     # The six-bit formats leave the upper two bits of their byte unused.
@@ -421,12 +422,20 @@ def _pair_codes(narrow: str, destination: str, relu: bool) -> np.ndarray:
 
 
 def _pair_from_narrow(options: set[str], destination: str, source: str) -> Semantics:
-    """cvt.rn{.relu}.f16x2.{e4m3x2|...} and cvt.rn.bf16x2.ue8m0x2; exact."""
+    """cvt.rn{.relu}.f16x2.{e4m3x2|...}, cvt.rn{.relu}{.satfinite}.bf16x2.{e4m3x2|...} and cvt.rn.bf16x2.ue8m0x2; exact.
+
+    .satfinite makes infinities (of e5m2) the largest bf16.
+    """
     name = source[:-2]
+    wide = destination == "bf16x2" and source.endswith("x2") and name in _NARROW
     relu = _take(options, "relu") is not None
+    saturate = wide and _take(options, "satfinite") is not None
     scale = destination == "bf16x2" and source == "ue8m0x2" and not relu
     number = destination == "f16x2" and source.endswith("x2") and name in _NARROW
-    if options != {"rn"} or not (scale or number):
-        raise Unsupported("expected cvt.rn{.relu}.f16x2.{e4m3x2|e5m2x2|e3m2x2|e2m3x2|e2m1x2} or cvt.rn.bf16x2.ue8m0x2")
-    table = _pair_codes(name, destination[:-2], relu)
+    if options != {"rn"} or not (scale or number or wide):
+        narrow = "{e4m3x2|e5m2x2|e3m2x2|e2m3x2|e2m1x2}"
+        raise Unsupported(
+            f"expected cvt.rn{{.relu}}.f16x2.{narrow}, cvt.rn{{.relu}}{{.satfinite}}.bf16x2.{narrow} or cvt.rn.bf16x2.ue8m0x2"
+        )
+    table = _pair_codes(name, destination[:-2], relu, saturate)
     return Lanes(destination, source, lambda a: table[a])

@@ -260,7 +260,7 @@ REGISTRY: dict[str, Resolver] = {}
 #: The modules that define instructions, in the order in which they are read.
 FAMILIES = (
     "alu", "video", "control", "access", "mma", "ldmatrix", "cp_async", "cvt", "math", "warp", "barrier", "mbarrier", "bulk",
-    "cluster", "registers",
+    "cluster", "registers", "system",
 )
 
 

@@ -19,7 +19,7 @@ from ..ptx.lower import Branch, Exit, Jump, Switch
 from .calls import FULL_MASK, WARP
 from .check import Observer
 from .instruction import Fault, distinct
-from .memory import SHARED_BASE, Access, CopyQueue, GlobalMemory, Region
+from .memory import SHARED_BASE, WRITTEN, Access, CopyQueue, GlobalMemory, Region
 from .profile import SCHEDULING, TRANSLATION
 from .progress import Progress
 
@@ -28,6 +28,9 @@ PARAM_BYTES = 32764  # the most that the PTX ISA allows
 _SHARED_LIMIT = 227 * 1024  # the most shared memory a block has on any GPU
 _FAIRNESS = 64  # every so many steps over parted threads, those who waited longest run
 _RACE_BYTES = 1 << 28  # at most, for the readers of every byte of shared memory
+_RESERVED_BYTES = 1024  # of shared memory that the driver keeps, and cooperative groups use
+_WORKSPACE = {"envreg1": 32, "envreg2": 0}  # the halves of the address of a grid's workspace (cooperative_groups/details)
+_WORKSPACE_BYTES = 64
 _BATCH_BYTES = 1 << 32  # at most, for the registers, shared and local memory of blocks that run together
 _CLOCK_STEPS = 16  # basic blocks between two looks at the clock, where a launch has a time limit
 _PATIENCE = 256  # turns of one warp alone before another one's, and steps to a turn, where warps run one by one
@@ -52,7 +55,13 @@ class Launch:
         program = code.program
         start = program.shared[program.dynamic[0]] if program.dynamic else program.shared_bytes
         self.shared_bytes = (start if program.dynamic else program.shared_bytes) + shared_bytes
+        # What the driver keeps for itself lies behind a block's own shared memory here, where an entry asks for it.
+        self.reserved = None
+        if program.specials & {"reserved_smem_offset_0", "reserved_smem_offset_1"}:
+            self.reserved = -(-self.shared_bytes // 128) * 128
+            self.shared_bytes = self.reserved + _RESERVED_BYTES
         self.local_bytes = program.frame_bytes
+        self.workspace = 0  # of the grid, for cooperative groups
         self.uniform: list[np.ndarray] = []
         self.uniform_values: dict[str, np.ndarray] = {}  # by register; evaluated once, whichever blocks look them up
         self.meter: Optional[Progress] = None
@@ -72,6 +81,10 @@ class Launch:
             values = {"ntid": self.block, "nctaid": self.grid, "nclusterid": self.grid, "cluster_nctaid": (1, 1, 1)}
             return values.get(word, (0, 0, 0))["xyz".index(axis)]
         total = self.shared_bytes + SHARED_BASE
+        if name in ("reserved_smem_offset_0", "reserved_smem_offset_1"):
+            return SHARED_BASE + self.reserved
+        if name in _WORKSPACE:
+            return self.workspace >> _WORKSPACE[name] & FULL_MASK
         return {
             "nwarpid": self.warps, "nsmid": 1, "cluster_nctarank": 1, "total_smem_size": total, "aggr_smem_size": total,
             "dynamic_smem_size": self.dynamic_bytes, "reserved_smem_offset_end": SHARED_BASE, "reserved_smem_offset_cap": SHARED_BASE,
@@ -202,7 +215,11 @@ class Batch:
         self.local_stride = -(-self.local_bytes // 32) * 32
         self.shared = Region(self.shared_stride * blocks, self.checks)
         self.local = Region(self.local_stride * lanes, self.checks)
+        if launch.reserved is not None and self.checks:
+            shared = self.shared.states.reshape(-1)[: self.shared_stride * blocks].reshape(blocks, -1)
+            shared[:, launch.reserved :] = WRITTEN
         self.copies = CopyQueue(self)
+        self.printed: list[tuple[int, int, str]] = []  # thread, number, text
         if self.shared_bytes and (launch.emulator.count_conflicts or launch.emulator.find_races):
             self.observer = Observer(self, launch.emulator.count_conflicts, launch.emulator.find_races)
         self.state: dict = {}
@@ -241,6 +258,17 @@ class Batch:
         waiting = lane_ids[self.parked[lane_ids]]
         self.parked[waiting] = False
         self.key[waiting] = self.resume[waiting]
+
+    def prints(self, lane: int, text: str) -> None:
+        """A thread prints; the text appears when the batch is over."""
+        self.printed.append((lane, len(self.printed), text))
+
+    def show_printed(self) -> None:
+        """Write what was printed, by block and thread."""
+        if self.printed:
+            self.printed.sort()
+            self.launch.emulator.output("".join(text for _, _, text in self.printed))
+            self.printed = []
 
     def on_exit(self, callback: Callable[[np.ndarray], None]) -> None:
         """Call back with the ids of threads that have exited."""
@@ -405,11 +433,19 @@ class Batch:
         return alone
 
     def complete_warps(self, lanes: np.ndarray) -> np.ndarray:
-        """Those lanes whose warp has no thread that can run elsewhere."""
+        """Those lanes whose warp waits for none of its threads: all that can run are here, or wait like these further down.
+
+        Threads that wait at other instructions for whole warps cannot come: the lowest instruction runs, for the threads
+        that are there. It says who is missing where its membermask names others.
+        """
         warps = self.lanes // WARP
+        block = int(self.key[lanes[0]])
         here = np.bincount(lanes // WARP, minlength=warps)
-        ready = (self.key != _NOWHERE).reshape(-1, WARP).sum(axis=1)
-        return lanes[(here == ready)[lanes // WARP]]
+        able = self.key != _NOWHERE
+        further = able & (self.key > block)
+        further[further] = self.collective[self.key[further]]
+        here += further.reshape(-1, WARP).sum(axis=1)
+        return lanes[(here == able.reshape(-1, WARP).sum(axis=1))[lanes // WARP]]
 
     def keep_rows(self, lanes: Optional[np.ndarray]) -> None:
         """Scatter what was gathered for the threads that ran last, unless the same ones go on."""
@@ -636,9 +672,6 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
         raise EmulatorFault(f"{name}: a block of {block} threads, and the text requires {required}")
     if most and threads > int(np.prod(most)):
         raise EmulatorFault(f"{name}: a block of {threads} threads, and the text allows {int(np.prod(most))}")
-    cluster = entry.directives.get("reqnctapercluster")
-    if cluster and int(np.prod(cluster)) != 1:
-        raise EmulatorFault(f"{name}: the text requires clusters of {int(np.prod(cluster))} blocks; the emulator has clusters of one")
     if entry.param_bytes > PARAM_BYTES:
         raise EmulatorFault(f"{name}: {entry.param_bytes} bytes of parameters; there are at most {PARAM_BYTES}")
     if len(params) != entry.param_bytes:
@@ -658,20 +691,33 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
     run = Launch(emulator, module, code, grid, block, shared_bytes)
     if run.shared_bytes > _SHARED_LIMIT:
         raise EmulatorFault(f"{name}: {run.shared_bytes} bytes of shared memory per block; there are at most {_SHARED_LIMIT}")
-    code.uniforms(run, run.uniform)
     if run.block_bytes > _BATCH_BYTES:
         raise EmulatorFault(f"{name}: a block takes {run.block_bytes} bytes of the host's memory; the emulator takes {_BATCH_BYTES} at most")
     per_batch = max(1, min(emulator.lanes_per_batch // (run.warps * WARP), _BATCH_BYTES // max(run.block_bytes, 1)))
     if emulator.find_races:
         per_batch = max(1, min(per_batch, _RACE_BYTES // max(4 * run.shared_bytes * run.warps * WARP, 1)))
+    if code.program.specials & _WORKSPACE.keys():
+        if run.blocks > per_batch:
+            raise EmulatorFault(
+                f"{name} synchronizes its grid: all {run.blocks} blocks of {run.threads} threads have to run together, "
+                f"and {per_batch} do; launch {per_batch} blocks at most"
+            )
+        run.workspace = emulator.memory.alloc(_WORKSPACE_BYTES, "the workspace of the grid")
+        emulator.memory.write(run.workspace, bytes(_WORKSPACE_BYTES))
     meter = Progress(name, run.blocks, emulator.progress)
     run.meter = meter if meter.listened else None
     try:
+        code.uniforms(run, run.uniform)
         with np.errstate(all="ignore"):
             for first in range(0, run.blocks, per_batch):
                 batch = Batch(run, first, min(per_batch, run.blocks - first))
                 meter.begin(first, batch.blocks)
-                batch.run()
+                try:
+                    batch.run()
+                finally:
+                    batch.show_printed()
                 meter.end(batch.issued)
     finally:
         meter.close()
+        if run.workspace:
+            emulator.memory.free(run.workspace)

@@ -872,3 +872,19 @@ def _plain(shape: str, depth: int, d: str, a: str, b: str, c: str, has_kind: boo
     if bytes_of_16 and d in _ACCUMULATORS and a in contained and b in contained:
         return _semantics(a, b, depth, d)
     return None
+
+
+# Matrix instructions of other machines
+
+
+def _elsewhere(name: str, reason: str) -> None:
+    """Refuse a family of instructions, and say what takes its place."""
+
+    @define(name)
+    def refuse(modifiers: tuple[str, ...]) -> Semantics:
+        raise Unsupported(reason)
+
+
+_elsewhere("wgmma", "warpgroups multiply on sm_90a alone; compile for sm_80 or sm_120a, where the same code uses mma.sync")
+_elsewhere("tcgen05", "tensor memory is of sm_100 and sm_103 alone; compile for sm_120a, where the same code uses mma.sync")
+_elsewhere("wmma", "the layout of wmma fragments is not documented; use mma.sync and ldmatrix, whose layout is")

@@ -108,7 +108,10 @@ _VOTES = {
 
 @define("vote.sync")
 def vote_sync(modifiers: tuple[str, ...]) -> Semantics:
-    """vote.sync.{all|any|uni}.pred p, a, membermask and vote.sync.ballot.b32 d, a, membermask."""
+    """vote.sync.{all|any|uni}.pred p, a, membermask and vote.sync.ballot.b32 d, a, membermask.
+
+    The mode may also stand before .sync, as in vote.ballot.sync.b32.
+    """
     if modifiers == ("ballot", "b32"):
         return Warps("b32", "pred, b32", _ballot, mask=1)
     if len(modifiers) != 2 or modifiers[0] not in _VOTES or modifiers[1] != "pred":
@@ -119,6 +122,15 @@ def vote_sync(modifiers: tuple[str, ...]) -> Semantics:
         return decide(_ballot(a, mask, active), _group(mask, active))
 
     return Warps("pred", "pred, b32", vote, mask=1)
+
+
+def _mode_first(mode: str):
+    """vote.ballot.sync.b32 and the like: the order that CUB and Thrust write, and ptxas takes."""
+    define(f"vote.{mode}.sync")(lambda modifiers: vote_sync((mode, *modifiers)))
+
+
+for _mode in (*_VOTES, "ballot"):
+    _mode_first(_mode)
 
 
 def _ballot(a, mask, active=None) -> np.ndarray:

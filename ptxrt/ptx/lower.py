@@ -22,12 +22,13 @@ from .ir import (
     Pair,
     PtxSyntaxError,
     Register,
+    Special,
     Symbol,
     Variable,
     Vector,
     type_bytes,
 )  # fmt: skip
-from .parse import CALL_DEPTH, INLINED, Body, Label, body, damage
+from .parse import CALL_DEPTH, INLINED, SYSTEM_CALLS, Body, Label, body, damage
 
 
 class Jump(NamedTuple):
@@ -76,7 +77,8 @@ class Program:
     """One entry, ready for execution. Offsets and sizes are bytes.
 
     `frame` places local variables in each thread's local memory, `shared` the static shared variables;
-    dynamic shared memory (`dynamic`: names) starts at the next multiple of `dynamic_align`.
+    dynamic shared memory (`dynamic`: names) starts at the next multiple of `dynamic_align`. `specials` are the special
+    registers that the entry reads.
     """
 
     entry: Function
@@ -88,6 +90,7 @@ class Program:
     shared_bytes: int = 0
     dynamic: tuple[str, ...] = ()
     dynamic_align: int = 16
+    specials: frozenset[str] = frozenset()
 
 
 _LOCAL_BYTES = 512 * 1024  # of a thread: CUDA C++ programming guide, compute capabilities
@@ -188,7 +191,7 @@ class _Inliner:
         function = self.module.functions.get(target.name) if isinstance(target, Symbol) else None
         if function is None:
             raise self.error(f"{call.opcode} through a register is not supported", call.line)
-        if function.body is None:
+        if function.body is None and function.name not in SYSTEM_CALLS:
             raise self.error(f"'{function.name}' is called and has no body here", call.line)
         if function.name in stack:
             raise self.error(f"'{function.name}' calls itself; recursion is not supported", call.line)
@@ -198,6 +201,8 @@ class _Inliner:
             raise self.error(f"'{function.name}' is called with other arguments than it has", call.line)
         self.instances += 1
         prefix = f"{function.name}#{self.instances}:"
+        if function.body is None:
+            return self.system_call(prefix, function, results, arguments, call)
         names, before, behind = {}, [], []
         for parameter, argument in zip(function.params, arguments):
             names[parameter.name] = self.pass_argument(prefix, parameter, argument, before, "st", call)
@@ -210,6 +215,25 @@ class _Inliner:
             around = Instruction("bra", (Symbol(skip.name),), (register, not negated), call.line, call.location)
             statements = [around, *statements, skip]
         return statements
+
+    def system_call(self, prefix: str, function: Function, results, arguments, call: Instruction) -> list:
+        """A call of a function of the driver: its arguments in registers, then one instruction."""
+        before, operands, behind = [], [], []
+
+        def held(parameter, operand, verb: str, copies: list):
+            if not (isinstance(operand, Symbol) and operand.name in self.parameters):
+                return operand
+            register = Register(prefix + parameter.name, f"b{8 * parameter.bytes}")
+            self.registers[register.name] = register.type
+            pair = (register, Address(operand)) if verb == "ld" else (Address(operand), register)
+            copies.append(Instruction(f"{verb}.param.{register.type}", pair, call.guard, call.line, call.location))
+            return register
+
+        for parameter, result in zip(function.results, results):
+            operands.append(held(parameter, result, "st", behind))
+        for parameter, argument in zip(function.params, arguments):
+            operands.append(held(parameter, argument, "ld", before))
+        return [*before, Instruction(f"call.{function.name}", tuple(operands), call.guard, call.line, call.location), *behind]
 
     def pass_argument(self, prefix: str, parameter, operand, copies: list, verb: str, call: Instruction) -> Symbol:
         if isinstance(operand, Symbol) and operand.name in self.parameters:
@@ -603,11 +627,15 @@ def _dominates(header: int, block: int, dominator: dict[int, int]) -> bool:
 def _lay_out(program: Program, inliner: _Inliner, module: Module) -> None:
     """Give local and shared variables that are used their offsets."""
     used: dict[str, None] = {}
+    specials: set[str] = set()
     for block in program.blocks:
         for instruction in block.instructions:
             for operand in instruction.operands:
+                if isinstance(operand, Special):
+                    specials.add(operand.name)
                 for symbol in _symbols(operand):
                     used[symbol.name] = None
+    program.specials = frozenset(specials)
     offset = 0
     for name, variable in inliner.locals.items():
         if name in used:

@@ -12,6 +12,7 @@ import struct
 from bisect import bisect_right
 from contextlib import contextmanager
 from functools import lru_cache
+from math import prod
 from typing import Callable, Iterator, NamedTuple, Optional, Union
 
 import numpy as np
@@ -527,7 +528,12 @@ def opcodes(module: Module, function: Function) -> dict[str, int]:
 
 
 def _refusal(module: Module, entry: str, used: dict[str, Uses]) -> Optional[Unsupported]:
-    """What refuses an entry: a function that it reaches, or the way in which they call each other."""
+    """What refuses an entry: a cluster, a function that it reaches, or the way in which they call each other."""
+    function = module.functions[entry]
+    blocks = prod(function.directives.get("reqnctapercluster", ()))
+    if blocks > 1:
+        message = f"'{entry}' requires clusters of {blocks} blocks; a cluster has one block here: leave __cluster_dims__ out"
+        return _unsupported(module, function.line, message)
     reached = [entry]
     for name in reached:
         if used[name].problem is not None:
@@ -554,7 +560,7 @@ def _refusal(module: Module, entry: str, used: dict[str, Uses]) -> Optional[Unsu
             size[name] = used[name].size + sum(size[callee] * len(positions) for callee, positions in callees.items())
             stack.pop()
             path.pop()
-    line = module.functions[entry].line
+    line = function.line
     if depth[entry] > CALL_DEPTH:
         return _unsupported(
             module, line, f"'{entry}' begins a chain of {depth[entry]} functions that call each other; at most {CALL_DEPTH} are inlined"
@@ -651,7 +657,8 @@ SPECIALS = frozenset(
     + [f"lanemask_{kind}" for kind in ("eq", "le", "lt", "ge", "gt")]
     + "clock clock_hi clock64 globaltimer globaltimer_lo globaltimer_hi".split()
     + "total_smem_size aggr_smem_size dynamic_smem_size reserved_smem_offset_begin reserved_smem_offset_end".split()
-    + "reserved_smem_offset_cap".split()
+    + "reserved_smem_offset_cap reserved_smem_offset_0 reserved_smem_offset_1".split()
+    + [f"envreg{number}" for number in range(32)]
 )
 _BRANCHES = ("bra", "brx")
 _CLOSING = {"{": "}", "[": "]", "(": ")"}

@@ -9,7 +9,7 @@ from ptxrt.emulator.instruction import FAMILIES
 ROOT = Path(__file__).resolve().parents[2]
 HEADERS = ROOT / "kernels_cu" / "ptx"
 #: What nvcc emits by itself has no header; target.cuh is the guard.
-COMPILER_ONLY = {"alu", "video", "control", "access"}
+COMPILER_ONLY = {"alu", "video", "control", "access", "system"}
 #: Emulated, and used by no kernel of the collection.
 UNUSED = {"cluster", "registers"}
 

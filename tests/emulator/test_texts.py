@@ -205,3 +205,42 @@ def test_a_missing_file(tmp_path, machine):
         ptxrt.load(tmp_path / "no.ptx")
     with pytest.raises(FileError):
         ptxrt.load(tmp_path)
+
+
+# What other compilers write
+
+
+def test_vectors_of_one_element():
+    """Triton's masked accesses of one element."""
+    out = np.arange(32, dtype=np.uint64) * 3
+    body = """mov.b32 %r2, 0; setp.lt.u32 %p1, %r0, 20; @%p1 ld.global.b32 { %r2 }, [ %rd0 + 0 ];
+    add.u32 %r3, %r2, 1; @%p1 st.global.b32 [ %rd0 + 0 ], { %r3 }; mov.b32 {%r4}, %r3;"""
+    launch(program(body), "k", out)
+    assert out.tolist() == [3 * i + (i < 20) for i in range(32)]
+
+
+def test_versions_to_9_4():
+    for version in ("8.8", "9.1", "9.2", "9.3", "9.4"):
+        assert Emulator().load_text(body("").replace(".version 9.0", f".version {version}"), "t.ptx").entries
+
+
+ELSEWHERE = {
+    "wgmma.fence.sync.aligned;": "wgmma.fence.sync.aligned is not implemented: warpgroups multiply on sm_90a alone; compile for sm_80 or sm_120a",
+    "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 nothing;": "where the same code uses mma.sync",
+    "wmma.load.a.sync.aligned.row.m16n16k16.f16 nothing;": "the layout of wmma fragments is not documented; use mma.sync and ldmatrix",
+    "tcgen05.wait::ld.sync.aligned;": "tensor memory is of sm_100 and sm_103 alone; compile for sm_120a",
+    "tensormap.replace.tile.global_address.global.b1024.b64 [%rd1], %rd2;": "encode one for each shape",
+}
+
+
+@pytest.mark.parametrize("instruction", ELSEWHERE)
+def test_instructions_of_other_machines_are_refused_with_what_takes_their_place(instruction):
+    with pytest.raises(Unsupported, match="t.ptx:6: .*" + ELSEWHERE[instruction]) as caught:
+        Emulator().load_text(body(instruction), "t.ptx")
+    assert caught.value.line == 6
+
+
+def test_clusters_of_several_blocks_are_refused_when_a_text_is_loaded():
+    text = body("").replace("out)\n{", "out) .explicitcluster .reqnctapercluster 2, 1, 1\n{")
+    with pytest.raises(Unsupported, match="t.ptx:4: 'k' requires clusters of 2 blocks; a cluster has one block here: leave __cluster_dims__ out"):
+        Emulator().load_text(text, "t.ptx")

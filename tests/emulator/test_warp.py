@@ -252,3 +252,13 @@ def test_bar_warp_sync_passes_what_is_together(execute):
 def test_other_forms_are_refused(opcode):
     with pytest.raises(Unsupported, match="is not implemented"):
         resolve(opcode)
+
+
+@pytest.mark.parametrize("mode, type_", [("all", "pred"), ("any", "pred"), ("uni", "pred"), ("ballot", "b32")])
+def test_votes_with_the_mode_first(execute, rng, mode, type_):
+    """vote.ballot.sync.b32, as CUB and Thrust write it, is vote.sync.ballot.b32."""
+    votes = {"a": ("pred", rng.integers(0, 2, 64).astype(bool) | (np.arange(64) < 32))}
+    found = [execute(f"{opcode} %d, %a, 0xffffffff;", votes, {"d": type_})["d"] for opcode in (f"vote.{mode}.sync.{type_}", f"vote.sync.{mode}.{type_}")]
+    assert (found[0] == found[1]).all()
+    with pytest.raises(Unsupported, match=f"vote.{mode}.sync.u16 is not implemented"):
+        resolve(f"vote.{mode}.sync.u16")
