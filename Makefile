@@ -9,8 +9,11 @@ SAMPLE := --q data/minilm_q.npy --k data/minilm_k.npy --v data/minilm_v.npy
 build: .venv/ready
 	$(PY) build.py
 
-# A process to a core, eight at most; each takes tests from the end of another's list when its own is done.
-test: build
+# A process to a core, eight at most; each takes tests from the end of another's list when its own is done. Code is assembled for
+# sm_120a alone, which the record of machine code is read of; with ALL=1, before a release, and where there is a GPU, for all targets.
+GPU := $(wildcard /dev/nvidia[0-9]* /dev/dxg)
+test: .venv/ready
+	$(PY) build.py $(if $(ALL)$(GPU),,--quick)
 	$(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 # Random calls against float64, and wrong ones, for some minutes: KINDS='attention merge' for these alone, SEED=7 for that seed,

@@ -27,6 +27,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import lzma
 import os
 import platform
 import re
@@ -74,10 +75,33 @@ TARGETS = (
     Target("compute_90", ("sm_90",), False, ".portable.ptx"),
     Target("compute_80", ("sm_80",), False, ""),
 )
-FATBINS = {
-    ".fatbin": ("sm_120a", "sm_121a"),
-    ".portable.fatbin": ("sm_90", "sm_80", "compute_80"),
-}
+
+
+class Extent(NamedTuple):
+    """How much of a unit is built."""
+
+    name: str  # as it stands in records
+    texts: tuple  # the virtual architectures that nvcc compiles for
+    fatbins: dict  # suffix -> what is in it: real architectures, or the text of a virtual one
+
+    def outputs(self, unit):
+        """Return the names of the files that a build of this extent writes for a unit, without its record."""
+        return [unit.unit + suffix for suffix in [t.keep for t in TARGETS if t.keep and t.compute in self.texts] + list(self.fatbins)]
+
+    def holds(self, other):
+        """Say whether a build of this extent is enough where another is asked for."""
+        return EXTENTS.index(self) >= EXTENTS.index(other)
+
+
+# For the emulator on native texts; for tests: code for one card, and a text that newer GPUs compile for themselves; for releases.
+PTX_ONLY = Extent("ptx", ("compute_120f",), {})
+QUICK = Extent("quick", ("compute_120f", "compute_90"), {".fatbin": ("sm_120a",), ".portable.fatbin": ("compute_90",)})
+FULL = Extent(
+    "full",
+    ("compute_120f", "compute_90", "compute_80"),
+    {".fatbin": ("sm_120a", "sm_121a"), ".portable.fatbin": ("sm_90", "sm_80", "compute_80")},
+)
+EXTENTS = (PTX_ONLY, QUICK, FULL)
 LAUNCH_INTS = 9  # threads[3], shared_bytes, tile[3], min_blocks, spill_bytes
 SHARED_BYTES, SPILL_BYTES = 3, 8  # which of them
 
@@ -254,7 +278,7 @@ def find_toolchain():
 def needs_toolkit():
     """Say whether a build here needs the toolkit's wheels: not where all is fresh or a toolkit is present."""
     try:
-        if SOURCES.is_dir() and not stale(find_units(SOURCES), SOURCES, MODULES, ptx_only=False):
+        if SOURCES.is_dir() and not stale(find_units(SOURCES), SOURCES, MODULES, FULL):
             return False
         find_toolchain()
     except ToolchainMissing:
@@ -425,7 +449,7 @@ class Text(NamedTuple):
     seconds: float
 
 
-def compile_text(unit, target, sources, tools, folder, assemble):
+def compile_text(unit, target, sources, tools, folder, extent):
     """Compile one unit for one target into `folder` and assemble the text; return a Text or raise a BuildFailure."""
     start = time.perf_counter()
     ptx = folder / f"{unit.unit}.{target.compute}.ptx"
@@ -444,7 +468,8 @@ def compile_text(unit, target, sources, tools, folder, assemble):
         check_block_scaled(unit, text)
 
     tables = {}
-    for cubin in target.cubins if assemble else ():
+    wanted = {image for images in extent.fatbins.values() for image in images}
+    for cubin in (cubin for cubin in target.cubins if cubin in wanted):
         # Relative names and a fixed folder: the cubin records the command line.
         names = [ptx.name, "-o", f"{unit.unit}.{cubin}.cubin"]
         code, log = output_of([tools.ptxas, "-v", f"-arch={cubin}", *target.lines, *PTXAS_FLAGS, *names], cwd=folder)
@@ -456,9 +481,9 @@ def compile_text(unit, target, sources, tools, folder, assemble):
     return Text(target, text, tables, time.perf_counter() - start)
 
 
-def link(unit, tools, folder):
-    """Write the two fatbins of a unit beside its cubins."""
-    for suffix, images in FATBINS.items():
+def link(unit, tools, folder, extent):
+    """Write the fatbins of a unit beside its cubins."""
+    for suffix, images in extent.fatbins.items():
         words = []
         for image in images:
             kind, arch = image.split("_")
@@ -481,12 +506,6 @@ def flags_of(unit):
     return [f"recipe={RECIPE}", *targets, *NVCC_FLAGS, *(f"ptxas {flag}" for flag in PTXAS_FLAGS), *unit.defines]
 
 
-def outputs_of(unit, ptx_only):
-    """Return the names of the files that a build of a unit leaves, without its record."""
-    suffixes = [TARGETS[0].keep] if ptx_only else [t.keep for t in TARGETS if t.keep] + list(FATBINS)
-    return [unit.unit + suffix for suffix in suffixes]
-
-
 def hash_of(path, cache):
     """Return the SHA-256 of a file, or None where it does not exist."""
     if path not in cache:
@@ -506,19 +525,25 @@ def record_of(unit, modules):
 
 
 def assembled(unit, modules):
-    """Return the record of a unit that is built whole; raise BuildFailure otherwise."""
+    """Return the record of a unit that is assembled; raise BuildFailure otherwise."""
     record = record_of(unit, modules)
-    if not record or not all(record["entries"].values()):
+    if not record or extent_of(record) is PTX_ONLY:
         raise BuildFailure(f"{unit.unit} is not built: run build.py --only {unit.unit}")
     return record
 
 
-def is_fresh(unit, sources, modules, ptx_only, cache):
-    """Say whether a unit's files are as they were made, and were made from the present sources, headers and flags."""
+def extent_of(record):
+    """Return how much of its unit a record is of."""
+    named = {extent.name: extent for extent in EXTENTS}
+    return named.get(record.get("extent"), FULL if len(record["bytes"]) == 4 else PTX_ONLY)
+
+
+def is_fresh(unit, sources, modules, extent, cache):
+    """Say whether a unit's files are as they were made, of that extent, and from the present sources, headers and flags."""
     record = record_of(unit, modules)
-    if not record or record.get("flags") != flags_of(unit):
+    if not record or record.get("flags") != flags_of(unit) or not extent_of(record).holds(extent):
         return False
-    for name in outputs_of(unit, ptx_only):
+    for name in extent.outputs(unit):
         file = modules / name
         # The size first: it finds most of what differs, at no cost.
         if not file.is_file() or file.stat().st_size != record["bytes"].get(name):
@@ -531,10 +556,10 @@ def is_fresh(unit, sources, modules, ptx_only, cache):
     )
 
 
-def stale(units, sources, modules, ptx_only):
+def stale(units, sources, modules, extent):
     """Return the units that need building."""
     cache = {}
-    return [unit for unit in units if not is_fresh(unit, sources, modules, ptx_only, cache)]
+    return [unit for unit in units if not is_fresh(unit, sources, modules, extent, cache)]
 
 
 def launches_of(text, unit):
@@ -543,23 +568,23 @@ def launches_of(text, unit):
     return {entry: {"parameters": parameters[entry], "launch": facts} for entry, facts in launch_facts(text, unit).items()}
 
 
-def install(unit, texts, sources, tools, folder, modules, ptx_only):
+def install(unit, texts, sources, tools, folder, modules, extent):
     """Write a unit's record and move its files from the staging folder into the modules."""
     texts = sorted(texts, key=lambda item: TARGETS.index(item.target))
     for item in texts:
         if item.target.keep:
             (folder / f"{unit.unit}{item.target.keep}").write_bytes(item.text.encode("utf-8"))
-    if not ptx_only:
-        link(unit, tools, folder)
+    link(unit, tools, folder, extent)
     entries = {entry: {} for entry in entries_of(texts[0].text)}
     for item in texts:
         for arch, table in item.usage.items():
             for entry, figures in table.items():
                 entries.setdefault(entry, {})[arch] = figures
-    cache, outputs = {}, outputs_of(unit, ptx_only)
+    cache, outputs = {}, extent.outputs(unit)
     record = {
         "name": unit.name,
         "unit": unit.unit,
+        "extent": extent.name,
         "variant": unit.variant,
         "sources": {f"kernels_cu/{name}": hash_of(sources / name, cache) for name in files_of(unit.source, sources)},
         "flags": flags_of(unit),
@@ -568,6 +593,8 @@ def install(unit, texts, sources, tools, folder, modules, ptx_only):
         "texts": {item.target.compute: launches_of(item.text, unit) for item in texts},
         "bytes": {name: (folder / name).stat().st_size for name in outputs},
         "sha256": {name: hash_of(folder / name, cache) for name in outputs},
+        # The machine code by itself: how many targets are in a fatbin says nothing about the code for one.
+        "cubins": {arch: hash_of(folder / f"{unit.unit}.{arch}.cubin", cache) for item in texts for arch in item.usage},
     }
     staged = folder / f"{unit.unit}.json"
     staged.write_bytes((json.dumps(record, indent=1) + "\n").encode("utf-8"))
@@ -579,7 +606,7 @@ def install(unit, texts, sources, tools, folder, modules, ptx_only):
 
 def remove(unit, modules):
     """Remove the files of a unit, the record first; return how many were there."""
-    files = [modules / (unit + suffix) for suffix in (".json", *(t.keep for t in TARGETS if t.keep), *FATBINS)]
+    files = [modules / (unit + suffix) for suffix in (".json", *(t.keep for t in TARGETS if t.keep), *FULL.fatbins)]
     there = [file for file in files if os.path.lexists(file) and not (file.is_dir() and not file.is_symlink())]
     for file in there:
         file.unlink(missing_ok=True)
@@ -692,10 +719,10 @@ def cores():
     return os.cpu_count() or 1
 
 
-def compile_units(units, sources, modules, ptx_only, jobs):
+def compile_units(units, sources, modules, extent, jobs):
     """Compile the units in parallel and install each as it becomes whole; return the failures, [] when all is well."""
     tools = find_toolchain()
-    targets = [t for t in TARGETS if t.native] if ptx_only else TARGETS
+    targets = [target for target in TARGETS if target.compute in extent.texts]
     print(f"nvcc {tools.version} ({tools.origin}); units: {len(units)}, texts of each: {len(targets)}", flush=True)
     progress, failures, texts = Progress(len(units) * len(targets)), {}, {unit.unit: [] for unit in units}
     modules.mkdir(parents=True, exist_ok=True)
@@ -709,7 +736,7 @@ def compile_units(units, sources, modules, ptx_only, jobs):
                 folder = Path(staging) / unit.unit
                 folder.mkdir()
                 for target in targets:
-                    job = pool.submit(compile_text, unit, target, sources, tools, folder, not ptx_only)
+                    job = pool.submit(compile_text, unit, target, sources, tools, folder, extent)
                     futures[job] = (unit, target, folder)
             for job in concurrent.futures.as_completed(futures):
                 unit, target, folder = futures[job]
@@ -718,7 +745,7 @@ def compile_units(units, sources, modules, ptx_only, jobs):
                     progress.step(f"{unit.unit} {target.compute}", item.seconds)
                     texts[unit.unit].append(item)
                     if len(texts[unit.unit]) == len(targets):
-                        install(unit, texts.pop(unit.unit), sources, tools, folder, modules, ptx_only)
+                        install(unit, texts.pop(unit.unit), sources, tools, folder, modules, extent)
                 except BuildFailure as failure:
                     progress.interrupt()
                     print(f"FAILED {unit.unit} {target.compute}", flush=True)
@@ -728,20 +755,50 @@ def compile_units(units, sources, modules, ptx_only, jobs):
     return list(failures.values())
 
 
-def build(sources=SOURCES, modules=MODULES, only=(), ptx_only=False, jobs=None):
+def build(sources=SOURCES, modules=MODULES, only=(), extent=FULL, jobs=None):
     """Bring the modules up to date and return (built, selected) units; raise BuildFailure with all that went wrong."""
     sources, modules = Path(sources).resolve(), Path(modules).resolve()
     everything = find_units(sources)
     units = select(everything, only)
-    todo = stale(units, sources, modules, ptx_only)
+    todo = stale(units, sources, modules, extent)
     if todo:
-        failures = compile_units(todo, sources, modules, ptx_only, jobs or cores())
+        failures = compile_units(todo, sources, modules, extent, jobs or cores())
         if failures:
             kinds = {type(failure) for failure in failures}
             raise (kinds.pop() if len(kinds) == 1 else BuildFailure)("\n\n".join(map(str, failures)))
     if not only and modules.is_dir():
         prune(everything, modules)
     return todo, units
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Wheels
+
+
+def pack(units, modules, folder):
+    """Write what a wheel holds of built units beside their fatbins; return the files.
+
+    index.json has the records of all units, less what only a checkout asks for. KERNEL.ptx.xz has the native texts of a kernel's units,
+    one behind the other, which compresses them to a tenth of what each would take. Portable texts are left out.
+    """
+    files, index = [], {}
+    for name in dict.fromkeys(unit.name for unit in units):
+        texts = []
+        for unit in (unit for unit in units if unit.name == name):
+            record = assembled(unit, modules)
+            text = unit.unit + TARGETS[0].keep
+            texts.append((modules / text).read_bytes())
+            index[unit.unit] = {
+                **{part: record[part] for part in ("name", "variant", "entries", "texts")},
+                "sources": {},
+                "sha256": {file: record["sha256"][file] for file in (text, *(unit.unit + suffix for suffix in FULL.fatbins))},
+                "text": [sum(map(len, texts[:-1])), len(texts[-1])],
+            }
+        files.append(folder / f"{name}.ptx.xz")
+        files[-1].write_bytes(lzma.compress(b"".join(texts), preset=9 | lzma.PRESET_EXTREME))
+    files.append(folder / "index.json")
+    files[-1].write_text(json.dumps({"units": index}, separators=(",", ":")), encoding="utf-8")
+    return files
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -758,8 +815,8 @@ def print_usage(units, modules):
         for entry, found in record["entries"].items():
             if not found:
                 continue
-            cells = [f"{f['registers']} {f['spill_store_bytes']}/{f['spill_load_bytes']}" for f in map(found.get, archs)]
-            shared = found[archs[0]]["shared_bytes"] + facts[entry]["launch"][SHARED_BYTES]
+            cells = [f"{f['registers']} {f['spill_store_bytes']}/{f['spill_load_bytes']}" if f else "-" for f in map(found.get, archs)]
+            shared = next(iter(found.values()))["shared_bytes"] + facts[entry]["launch"][SHARED_BYTES]
             rows.append([entry, *cells, f"{shared}"])
     if rows:
         print("\nregisters and spilled bytes (stores/loads) by target; shared memory in bytes (native, static + dynamic)")
@@ -767,20 +824,21 @@ def print_usage(units, modules):
 
 
 def print_sizes(units, modules):
-    """Print what each kernel adds to the wheel: its files, as a wheel compresses them."""
+    """Print what each kernel adds to the wheel: its binaries and its texts, packed."""
     def sizes(name):
         of_name = [unit for unit in units if unit.name == name]
-        data = [(modules / file).read_bytes() for unit in of_name for file in record_of(unit, modules)["bytes"]]
-        return len(of_name), sum(map(len, data)), sum(len(zlib.compress(piece)) for piece in data)
+        binaries = sum((modules / (unit.unit + suffix)).stat().st_size for unit in of_name for suffix in FULL.fatbins)
+        texts = b"".join((modules / (unit.unit + TARGETS[0].keep)).read_bytes() for unit in of_name)
+        return len(of_name), binaries, len(texts), len(lzma.compress(texts))
 
     rows, total = [], 0
     names = list(dict.fromkeys(unit.name for unit in units))
     with concurrent.futures.ThreadPoolExecutor(cores()) as pool:
-        for name, (count, raw, packed) in zip(names, pool.map(sizes, names)):
-            total += packed
-            rows.append([name, str(count), f"{raw / 1024:.0f}", f"{packed / 1024:.0f}"])
+        for name, (count, binaries, texts, packed) in zip(names, pool.map(sizes, names)):
+            total += binaries + packed
+            rows.append([name, str(count), *(f"{size / 1024:.0f}" for size in (binaries, texts, packed))])
     print("\nsize of each kernel's modules, KiB")
-    print_table([["kernel", "units", "files", "in the wheel"], *rows, ["total", "", "", f"{total / 1024:.0f}"]])
+    print_table([["kernel", "units", "binaries", "native texts", "packed"], *rows, ["in the wheel", "", "", "", f"{total / 1024:.0f}"]])
 
 
 def print_table(rows):
@@ -791,9 +849,9 @@ def print_table(rows):
         print("  " + "  ".join(cells).rstrip())
 
 
-def print_list(units, sources, modules, ptx_only):
+def print_list(units, sources, modules, extent):
     """Print each unit with its variant and whether it is built."""
-    todo = {unit.unit for unit in stale(units, sources, modules, ptx_only)}
+    todo = {unit.unit for unit in stale(units, sources, modules, extent)}
     for unit in units:
         state = "fresh"
         if unit.unit in todo:
@@ -816,7 +874,7 @@ def find_disassembler():
 def sass_of(unit, modules, arch):
     """Return the machine code of a built unit for one of its targets as a listing, without its encodings."""
     folder = find_disassembler()
-    suffix = next(suffix for suffix, images in FATBINS.items() if arch in images)
+    suffix = next(suffix for suffix, images in FULL.fatbins.items() if arch in images)
     file = modules / f"{unit.unit}{suffix}"
     if not file.is_file():
         raise BuildFailure(f"{unit.unit} is not built: run build.py --only {unit.unit}")
@@ -842,6 +900,7 @@ def main(arguments=None):
     parser.add_argument("--clean", action="store_true", help="remove the files that builds wrote, and nothing else")
     parser.add_argument("--table", action="store_true", help="print the tables even when nothing was built")
     parser.add_argument("--ptx-only", action="store_true", help="write the native PTX alone: enough for the emulator")
+    parser.add_argument("--quick", action="store_true", help="assemble for sm_120a alone: enough for tests without a GPU")
     parser.add_argument("--sass", action="store_true", help="print the machine code of built units for sm_120a")
     parser.add_argument("--requires", action="store_true", help="print the options with which pip must install a toolkit before a build, if any")
     parser.add_argument("--sources", type=Path, default=SOURCES, metavar="DIR", help="a copy of kernels_cu")
@@ -849,6 +908,7 @@ def main(arguments=None):
     parser.add_argument("--jobs", type=int, default=None, metavar="N", help="compilations at a time (default: cores)")
     options = parser.parse_args(arguments)
     sources, modules = options.sources.resolve(), options.out.resolve()
+    extent = PTX_ONLY if options.ptx_only else QUICK if options.quick else FULL
     try:
         if options.requires:
             print(f"--require-hashes -r {TOOLKIT_PINS}" if needs_toolkit() else "")
@@ -858,11 +918,11 @@ def main(arguments=None):
             for unit in select(find_units(sources), options.only):
                 print(sass_of(unit, modules, TARGETS[0].cubins[0]))
         elif options.list:
-            print_list(select(find_units(sources), options.only), sources, modules, options.ptx_only)
+            print_list(select(find_units(sources), options.only), sources, modules, extent)
         else:
             start = time.perf_counter()
-            built, units = build(sources, modules, options.only, options.ptx_only, options.jobs)
-            if options.table or (built and not options.ptx_only):
+            built, units = build(sources, modules, options.only, extent, options.jobs)
+            if options.table or (built and extent is FULL):
                 print_usage(units, modules)
                 print_sizes(units, modules)
             spent = f" in {time.perf_counter() - start:.1f} s" if built else ""
@@ -888,7 +948,14 @@ def get_build_hook():
         def initialize(self, version, build_data):
             if version == "editable":
                 return
-            build()
+            _, units = build()
+            self.folder = tempfile.TemporaryDirectory()
+            for file in pack(units, MODULES, Path(self.folder.name)):
+                build_data["force_include"][str(file)] = f"ptxrt/modules/{file.name}"
+
+        def finalize(self, version, build_data, artifact_path):
+            if version != "editable":
+                self.folder.cleanup()
 
     return KernelsHook
 

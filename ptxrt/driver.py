@@ -410,9 +410,7 @@ class DriverBackend:
     def _load(self, unit: str) -> DriverModule:
         portable = self.name == "portable"
         binary = units.binary(unit, portable)
-        # Every device but those of 9.0 runs what was made from the compute_80 text.
-        compute = "compute_120f" if not portable else "compute_90" if self.device.capability == (9, 0) else "compute_80"
-        launches = units.launches(unit, compute)
+        launches = units.launches(unit, units.compute_of(unit, portable, self.device.capability))
         with self._loaded(binary, f"{unit}, {self.name}") as image:
             entries = {name: Entry.from_record(name, launch["parameters"], image.function(name), image) for name, launch in launches.items()}
         return DriverModule(unit, entries, digest_of(binary), {name: launch["launch"] for name, launch in launches.items()})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import os
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from .errors import BuildError, remedy
 
@@ -28,10 +30,14 @@ def fatbin_path(unit: str, portable: bool) -> Path:
 
 
 def text(unit: str, portable: bool) -> str:
-    """The PTX text of a unit; BuildError where it is missing, stale, or not what was built."""
+    """The PTX text of a unit; BuildError where it is missing, stale, or not what was built.
+
+    An installed package has its native texts in packs, one of each kernel, and no portable ones.
+    """
     path = text_path(unit, portable)
+    data = read(path) if _index(MODULES) is None else _verified(unit, path, _packed(unit, portable))
     try:
-        return read(path).decode()
+        return data.decode()
     except UnicodeDecodeError as error:
         raise BuildError(f"{path} is damaged: it is no UTF-8 text ({error}); {remedy()}") from error
 
@@ -39,6 +45,30 @@ def text(unit: str, portable: bool) -> str:
 def binary(unit: str, portable: bool) -> bytes:
     """The fatbin of a unit; BuildError where it is missing, stale, or not what was built."""
     return read(fatbin_path(unit, portable))
+
+
+def _packed(unit: str, portable: bool) -> bytes:
+    """A text of an installed package."""
+    if portable:
+        raise BuildError(
+            f"the portable PTX text of {unit} is no part of the installed package, which holds the native one: use that "
+            "(ptx='native'), or run from a checkout, where `make` builds both"
+        )
+    found = record(unit)
+    path = MODULES / f"{found['name']}.ptx.xz"
+    try:
+        offset, length = map(int, found["text"])
+        return _unpacked(path)[offset : offset + length]
+    except FileNotFoundError:
+        raise BuildError(f"{path.name} is missing from {path.parent}; {remedy()}") from None
+    except (lzma.LZMAError, EOFError, KeyError, TypeError, ValueError) as error:
+        raise BuildError(f"{path} is damaged ({error}); {remedy()}") from error
+
+
+@lru_cache(maxsize=2)
+def _unpacked(path: Path) -> bytes:
+    """The native texts of a kernel, one behind the other; the latest two are kept for its other units."""
+    return lzma.decompress(path.read_bytes())
 
 
 def read(path: Path) -> bytes:
@@ -52,6 +82,11 @@ def read(path: Path) -> bytes:
         data = path.read_bytes()
     except FileNotFoundError:
         raise BuildError(f"{path.name} is missing from {path.parent}; {remedy()}") from None
+    return _verified(unit, path, data)
+
+
+def _verified(unit: str, path: Path, data: bytes) -> bytes:
+    """What a file of a unit holds, once its digest is known to be that of the record."""
     if os.environ.get("PTXRT_VERIFY") != "0" and hashlib.sha256(data).hexdigest() != record(unit)["sha256"].get(path.name):
         raise BuildError(f"{path} is not the file that was built: its digest differs from the record's; {remedy()}")
     return data
@@ -59,19 +94,54 @@ def read(path: Path) -> bytes:
 
 def record(unit: str) -> dict:
     """What the build wrote down about a unit: variant, sources and files with their digests, registers, launch constants."""
-    path = MODULES / f"{unit}.json"
-    try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise BuildError(f"the module {unit} is not built: {path} is missing; {remedy()}") from None
-    except (ValueError, RecursionError) as error:
-        raise BuildError(f"{path} is damaged ({error}); {remedy()}") from error
+    index = _index(MODULES)
+    path = MODULES / (f"{unit}.json" if index is None else "index.json")
+    if index is None:
+        try:
+            found = _json(path)
+        except FileNotFoundError:
+            raise BuildError(f"the module {unit} is not built: {path} is missing; {remedy()}") from None
+    elif unit in index:
+        found = index[unit]
+    else:
+        raise BuildError(f"the module {unit} is not in {path}; {remedy()}")
     if not isinstance(found, dict):
         raise BuildError(f"{path} is damaged: it holds {'null' if found is None else f'a {type(found).__name__}'}, no record; {remedy()}")
     lacking = [part for part, kind in _PARTS.items() if not isinstance(found.get(part), kind)]
     if lacking:
         raise BuildError(f"{path} is damaged: it lacks {', '.join(lacking)}; {remedy()}")
     return found
+
+
+@lru_cache(maxsize=4)
+def _index(modules: Path) -> dict | None:
+    """The records of all units of an installed package, by name; None in a checkout, where each unit has a file of its own."""
+    path = modules / "index.json"
+    try:
+        found = _json(path)
+    except FileNotFoundError:
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("units"), dict):
+        raise BuildError(f"{path} is damaged: it is no index of units; {remedy()}")
+    return found["units"]
+
+
+def _json(path: Path) -> Any:
+    """What a JSON file holds."""
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BuildError(f"{path} is damaged ({error}); {remedy()}") from error
+
+
+def compute_of(unit: str, portable: bool, capability: tuple[int, int]) -> str:
+    """Of which text the code is that a device of a compute capability runs.
+
+    Of the portable build, devices of 9.0 have code of the compute_90 text, all others of compute_80; a quick build has compute_90 alone.
+    """
+    if not portable:
+        return "compute_120f"
+    return "compute_90" if capability == (9, 0) or "compute_80" not in record(unit)["texts"] else "compute_80"
 
 
 def launches(unit: str, compute: str) -> dict[str, dict]:

@@ -354,7 +354,7 @@ def table(arch: str, figures: dict[str, Figures], per: str) -> list[list[str]]:
 
 def code_of(unit, modules: Path = build.MODULES) -> str:
     """A digest of the native code of a built unit, and of this file, which reads it."""
-    return hashlib.sha256(Path(__file__).read_bytes() + (modules / f"{unit.unit}.fatbin").read_bytes()).hexdigest()
+    return hashlib.sha256(Path(__file__).read_bytes() + build.assembled(unit, modules)["cubins"][NATIVE].encode()).hexdigest()
 
 
 def read_record() -> tuple[dict[str, dict[str, dict]], dict[str, str]]:

@@ -232,7 +232,7 @@ def test_a_changed_header_rebuilds_its_users_alone(copy):
     tree, modules = copy
     before = contents(modules)
     (tree / "scale.cuh").write_text(HEADER.replace("x * FACTOR", "x + FACTOR"))
-    todo = build.stale(build.find_units(tree), tree, modules, False)
+    todo = build.stale(build.find_units(tree), tree, modules, build.FULL)
     assert [unit.unit for unit in todo] == ["scale_step1_dim32", "scale_step2_dim32"]
     built, _ = build.build(tree, modules, only=["scale[step=1]"])
     assert [unit.unit for unit in built] == ["scale_step1_dim32"]
@@ -246,7 +246,7 @@ def test_a_missing_or_damaged_file_is_built_again(copy):
     (modules / "plain.fatbin").unlink()
     (modules / "scale_step1_dim32.ptx").write_text("half")
     (modules / "scale_step2_dim32.json").write_text("{")
-    todo = build.stale(build.find_units(tree), tree, modules, False)
+    todo = build.stale(build.find_units(tree), tree, modules, build.FULL)
     assert [unit.unit for unit in todo] == ["plain", "scale_step1_dim32", "scale_step2_dim32"]
 
 
@@ -255,7 +255,7 @@ def test_a_file_of_the_same_size_with_other_bytes_is_built_again(copy):
     data = bytearray((modules / "plain.fatbin").read_bytes())
     data[-100] ^= 1
     (modules / "plain.fatbin").write_bytes(data)
-    todo = build.stale(build.find_units(tree), tree, modules, False)
+    todo = build.stale(build.find_units(tree), tree, modules, build.FULL)
     assert [unit.unit for unit in todo] == ["plain"]
 
 
@@ -263,7 +263,7 @@ def test_a_file_of_the_same_size_with_other_bytes_is_built_again(copy):
 def test_a_damaged_record_is_built_again(copy, record):
     tree, modules = copy
     (modules / "plain.json").write_bytes(record if isinstance(record, bytes) else record.encode())
-    todo = build.stale(build.find_units(tree), tree, modules, False)
+    todo = build.stale(build.find_units(tree), tree, modules, build.FULL)
     assert [unit.unit for unit in todo] == ["plain"]
 
 
@@ -282,8 +282,30 @@ def test_ptx_only(toolchain, copy, tmp_path):
     assert sorted(contents(out)) == ["plain.json", "plain.ptx"]
     assert (out / "plain.ptx").read_bytes() == (modules / "plain.ptx").read_bytes()
     units = build.select(build.find_units(tree), ["plain"])
-    assert not build.stale(units, tree, out, ptx_only=True)
-    assert build.stale(units, tree, out, ptx_only=False)
+    assert not build.stale(units, tree, out, build.PTX_ONLY)
+    assert build.stale(units, tree, out, build.QUICK) and build.stale(units, tree, out, build.FULL)
+
+
+def test_quick(toolchain, copy, tmp_path):
+    """Code for one card, and a text for newer ones: the same text and code as of a full build, which is not built again."""
+    tree, modules = copy
+    out = tmp_path / "out"
+    arguments = ["--sources", str(tree), "--out", str(out), "--quick", "--only", "plain"]
+    assert build.main(arguments) == 0
+    full, quick = ({name: data for name, data in contents(folder).items() if name.startswith("plain")} for folder in (modules, out))
+    assert sorted(quick) == sorted(full)
+    for name in ("plain.ptx", "plain.portable.ptx"):
+        assert quick[name] == full[name]
+    record, whole = (json.loads(found["plain.json"]) for found in (quick, full))
+    assert record["cubins"] == {"sm_120a": whole["cubins"]["sm_120a"]} and record["flags"] == whole["flags"]
+    assert record["texts"] == {name: whole["texts"][name] for name in ("compute_120f", "compute_90")}
+    assert record["entries"]["plain"] == {"sm_120a": whole["entries"]["plain"]["sm_120a"]}
+    units = build.select(build.find_units(tree), ["plain"])
+    for extent, states in ((build.PTX_ONLY, [False, False]), (build.QUICK, [False, False]), (build.FULL, [True, False])):
+        assert [bool(build.stale(units, tree, folder, extent)) for folder in (out, modules)] == states
+    assert b"sm_90" not in quick["plain.portable.fatbin"] and len(quick["plain.fatbin"]) < len(full["plain.fatbin"])
+    assert build.main(["--sources", str(tree), "--out", str(out), "--only", "plain"]) == 0
+    assert {name: data for name, data in contents(out).items()} == full
 
 
 def test_list_says_what_is_fresh(copy, no_compiler, capsys):
@@ -487,7 +509,7 @@ def test_performance_loss_fails(built):
 def test_refusals(toolchain, tmp_path, name, source, failure, part):
     tree = write_tree(tmp_path, **{name: source})
     with pytest.raises(build.BuildFailure) as caught:
-        build.build(tree, tmp_path / "modules", ptx_only=name != "broken")
+        build.build(tree, tmp_path / "modules", extent=build.FULL if name == "broken" else build.PTX_ONLY)
     assert failure in (type(caught.value).__name__, "CompileFailure")
     assert part in str(caught.value) and name in str(caught.value)
     assert not list((tmp_path / "modules").iterdir())
@@ -521,7 +543,7 @@ def test_it_imports_nothing_of_the_package():
 @pytest.mark.slow
 def test_wheel_holds_the_modules_and_no_stray_names(tmp_path):
     pytest.importorskip("hatchling")
-    if build.stale(build.find_units(build.SOURCES), build.SOURCES, build.MODULES, False):
+    if build.stale(build.find_units(build.SOURCES), build.SOURCES, build.MODULES, build.FULL):
         pytest.skip("the modules are older than their sources: run make")
     command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", str(tmp_path), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)

@@ -46,7 +46,7 @@ def compile_with(bug, kernel: str, folder: Path) -> Path:
         text = path.read_text()
         assert text.count(bug.old) == 1, f"{bug}: its line is no longer in {bug.file}, or stands there twice"
         path.write_text(text.replace(bug.old, bug.new))
-    build.build(sources, modules, [UNITS[kernel]], ptx_only=True)
+    build.build(sources, modules, [UNITS[kernel]], build.PTX_ONLY)
     return modules
 
 
