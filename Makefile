@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 SAMPLE := --q data/minilm_q.npy --k data/minilm_k.npy --v data/minilm_v.npy
 
-.PHONY: build test fuzz demo check coverage sass docs accuracy wheel clean
+.PHONY: build test fuzz demo check sanitizer-cases coverage sass docs accuracy wheel clean
 
 build: .venv/ready
 	$(PY) build.py
@@ -29,6 +29,10 @@ demo: .venv/ready
 
 check: build
 	$(PY) cli.py check
+
+# The cases that tests/on_gpu.sh runs under compute-sanitizer, chosen anew: ten minutes of one core.
+sanitizer-cases: build
+	$(PY) tests/sanitizer_cases.py
 
 coverage: build
 	$(PY) tests/ptx_coverage.py

@@ -10,6 +10,7 @@ others reach, too. What is chosen is written to sanitizer_cases.txt, a kernel an
 
 import argparse
 import os
+import pickle
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
@@ -33,7 +34,7 @@ def cases():
 
 def chosen() -> list[tuple[str, str]]:
     """The cases that were chosen, as the file names them."""
-    return [tuple(line.split(maxsplit=1)) for line in CHOSEN.read_text(encoding="utf-8").splitlines()]
+    return [(name, case) for name, _, case in (line.partition(" ") for line in CHOSEN.read_text(encoding="utf-8").splitlines())]
 
 
 @lru_cache(maxsize=None)
@@ -78,7 +79,8 @@ def measure(kernel_name: str) -> list[tuple[str, str, int, set]]:
                 where = _places(path, entry)
                 lines = line_counts(code, new)
                 cost += sum(lines.values()) + PTX_LINE * len(_module(path).line_starts)
-                places |= {where[line] for line, count in lines.items() if count and line in where}
+                # By their lines alone: what a sanitizer sees of an operation is the same in every type.
+                places |= {where[line].path for line, count in lines.items() if count and line in where}
         found.append((kernel_name, case.id, cost, places))
     return found
 
@@ -99,6 +101,7 @@ def cover(measured: list[tuple[str, str, int, set]]) -> list[tuple[str, str, int
 def main() -> int:
     parser = argparse.ArgumentParser(description="Choose the cases for compute-sanitizer.")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes (default: cores)")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="also write what was measured, to try other ways to choose")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as counts:
         os.environ["PTXRT_COVERAGE"] = counts
@@ -108,6 +111,8 @@ def main() -> int:
             for name, of_kernel in zip(names, pool.map(measure, names)):
                 measured += of_kernel
                 print(f"{name}: {len(of_kernel)} cases", flush=True)
+    if options.keep:
+        options.keep.write_bytes(pickle.dumps(measured))
     taken = cover(measured)
     CHOSEN.write_text("".join(f"{name} {case}\n" for name, case, *_ in sorted(taken, key=lambda case: case[:2])), encoding="utf-8")
     count = len(set().union(*(places for *_, places in measured)))

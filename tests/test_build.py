@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -540,22 +541,127 @@ def test_it_imports_nothing_of_the_package():
     subprocess.run([sys.executable, "-I", "-c", code], check=True)
 
 
-@pytest.mark.slow
-def test_wheel_holds_the_modules_and_no_stray_names(tmp_path):
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel of the project as it is built."""
     pytest.importorskip("hatchling")
     if build.stale(build.find_units(build.SOURCES), build.SOURCES, build.MODULES, build.FULL):
-        pytest.skip("the modules are older than their sources: run make")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", str(tmp_path), str(ROOT)]
+        pytest.skip("the modules are not built for every target, or older than their sources: run make")
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", str(folder), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("ptxrt-*-py3-none-any.whl")
-    import zipfile
+    (path,) = folder.glob("ptxrt-*-py3-none-any.whl")
+    return path
 
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A folder that the wheel is unpacked into."""
+    folder = tmp_path_factory.mktemp("installed")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+# What a wheel may take, in bytes: of today's kernels it takes 22.6 million, and 24.0 million where it is installed.
+WHEEL, INSTALLED = 32e6, 55e6
+
+
+@pytest.mark.slow
+def test_wheel_holds_the_modules_and_no_stray_names(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         entry_points = archive.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
+        assert wheel.stat().st_size < WHEEL and sum(info.file_size for info in archive.infolist()) < INSTALLED
     assert {name.split("/")[0].split("-")[0] for name in names} == {"ptxrt"}
     assert "ptxrt = ptxrt.commands:main" in entry_points
     assert "ptxrt/py.typed" in names
+    units = build.find_units(build.SOURCES)
+    wanted = {unit.unit + suffix for unit in units for suffix in (".fatbin", ".portable.fatbin")}
+    wanted |= {unit.name + ".ptx.xz" for unit in units} | {"index.json"}
+    assert {name.rpartition("/")[2] for name in names if name.startswith("ptxrt/modules/")} == wanted
+
+
+def run_installed(folder, code):
+    """Run Python code with the installed package, far from the checkout; return what it prints."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_an_installed_package_runs_without_a_checkout(installed):
+    code = """
+import numpy as np, ptxrt
+from ptxrt import units
+assert ptxrt.__file__.startswith(%r) and not (units.CHECKOUT / "kernels_cu").exists()
+x = np.eye(32, dtype=np.float32)
+with ptxrt.using("emulator"):
+    assert np.array_equal(ptxrt.dequantize(ptxrt.quantize(x, "nvfp4")), x)
+with ptxrt.using("emulator", ptx="portable"):
+    try:
+        ptxrt.quantize(x, "mxfp4")
+    except ptxrt.BuildError as error:
+        print(error)
+try:
+    units.text("no_such_unit", False)
+except ptxrt.BuildError as error:
+    print(error)
+""" % str(installed)
+    portable, missing = run_installed(installed, code).splitlines()
+    assert portable.startswith("the portable PTX text of quantize_mxfp4 is no part of the installed package") and "from a checkout" in portable
+    assert "no_such_unit is not in" in missing and "reinstall" in missing
+
+
+@pytest.mark.slow
+def test_an_installed_package_knows_what_the_records_say(installed):
+    """Every entry of every text by the index, and every native text by its pack: those of the checkout."""
+    code = """
+import json, sys, time
+from ptxrt import units
+facts = {unit: {part: units.record(unit)[part] for part in ("variant", "entries", "texts")} for unit in json.loads(sys.argv[1])}
+longest, first = 0, {}
+for unit in facts:
+    units._unpacked.cache_clear()
+    units.text(unit, False)  # read once, so that the file is in memory
+    units._unpacked.cache_clear()
+    start = time.process_time()
+    facts[unit]["sha256"] = units.hashlib.sha256(units.text(unit, False).encode()).hexdigest()
+    longest = max(longest, time.process_time() - start)
+    units.binary(unit, False), units.binary(unit, True)
+print(json.dumps([facts, longest]))
+"""
+    names = [unit.unit for unit in build.find_units(build.SOURCES)]
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(names)], cwd=installed, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    facts, longest = json.loads(done.stdout)
     for unit in build.find_units(build.SOURCES):
-        for suffix in (".ptx", ".portable.ptx", ".fatbin", ".portable.fatbin", ".json"):
-            assert f"ptxrt/modules/{unit.unit}{suffix}" in names
+        record = build.record_of(unit, build.MODULES)
+        want = {part: record[part] for part in ("variant", "entries", "texts")}
+        assert facts[unit.unit] == {**want, "sha256": record["sha256"][f"{unit.unit}.ptx"]}
+    assert longest < 0.2, "a pack is to be unpacked in 50 ms of an idle core; this one may be busy"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage, part", [(b"", "is damaged"), (b"\xfd7zXZ\0 and so on", "is damaged"), (None, "is missing")])
+def test_a_damaged_pack_is_a_build_error(installed, tmp_path, damage, part):
+    shutil.copytree(installed / "ptxrt", tmp_path / "ptxrt", ignore=shutil.ignore_patterns("*.fatbin"))
+    pack = tmp_path / "ptxrt" / "modules" / "transpose_naive.ptx.xz"
+    pack.unlink() if damage is None else pack.write_bytes(damage)
+    code = """
+from ptxrt import BuildError, units
+try:
+    units.text("transpose_naive", False)
+except BuildError as error:
+    print(error)
+"""
+    assert part in (message := run_installed(tmp_path, code)) and "reinstall" in message
+
+
+@pytest.mark.slow
+def test_a_damaged_index_is_a_build_error(installed, tmp_path):
+    shutil.copytree(installed / "ptxrt", tmp_path / "ptxrt", ignore=shutil.ignore_patterns("*.fatbin"))
+    for content in ("", "{", "[]", "null", '{"units": []}', '{"units": {"transpose_naive": []}}', '{"units": {"transpose_naive": {}}}'):
+        (tmp_path / "ptxrt" / "modules" / "index.json").write_text(content)
+        code = "from ptxrt import BuildError, units\ntry: units.text('transpose_naive', False)\nexcept BuildError as error: print(error)"
+        assert "index.json is damaged" in run_installed(tmp_path, code)

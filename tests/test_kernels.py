@@ -1,6 +1,9 @@
 """Every declared kernel at every declared size, on every machine, against its reference; also without races."""
 
+import os
+
 import pytest
+import sanitizer_cases
 
 import ptxrt
 from ptxrt.commands import one_of_each_size
@@ -87,8 +90,21 @@ def test_hardware_arithmetic_on_the_emulator(name, case):
         run_and_check(name, case)
 
 
+def sanitized():
+    """The small cases that together reach every place of the sources; sanitizer_cases.py chooses them."""
+    wanted = set(sanitizer_cases.chosen())
+    part, parts = map(int, os.environ.get("PTXRT_PART", "0/1").split("/"))
+    return [(name, case) for name, case in CASES if (name, case.id) in wanted][part::parts]
+
+
+def test_the_cases_for_the_sanitizer_are_there():
+    there = [(name, case.id) for name, case in CASES]
+    assert [chosen for chosen in sanitizer_cases.chosen() if chosen not in there] == [], "run make sanitizer-cases"
+    assert sanitized()
+
+
 @pytest.mark.sanitize
-@pytest.mark.parametrize("name, case", each_entry_once(), ids=case_id)
+@pytest.mark.parametrize("name, case", sanitized(), ids=case_id)
 def test_under_a_sanitizer(name, case):
     """The small subset for compute-sanitizer, on the machine of PTXRT_MACHINE or the default."""
     if ptxrt.selection.default_machine() == "emulator":
