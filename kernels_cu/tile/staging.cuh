@@ -39,8 +39,11 @@ struct AccumulatorStaging {
     // next.
     __device__ static int row(int pass) { return (32 * pass + ptx::laneid()) / row_shares; }
     __device__ static int column() { return ptx::laneid() % row_shares * share_columns; }
-    __device__ void get(int pass, float (&values)[2][8]) const {
-        const float4 *source = reinterpret_cast<const float4 *>(words + place(row(pass), column()));
+    __device__ void get(int pass, float (&values)[2][8]) const { get(row(pass), column(), values); }
+
+    // The share that begins at a row and column.
+    __device__ void get(int row, int column, float (&values)[2][8]) const {
+        const float4 *source = reinterpret_cast<const float4 *>(words + place(row, column));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const float4 four = source[i];

@@ -1,0 +1,119 @@
+// What matrix products make of their sums before the first byte of C is written: bias, activation, residual, rounding or
+// quantization.
+#pragma once
+
+#include <cstdint>
+
+#include "../kernel.cuh"
+#include "../ptx/warp.cuh"
+#include "../tile/staging.cuh"
+#include "activation.cuh"
+#include "ending.cuh"
+
+namespace op {
+
+// As entries are given it. Arrays that are not there are null; what is one number for all groups has a count of 1.
+struct EpilogueOptions {
+    FloatRows bias;                  // [groups, cols]
+    FloatRows residual;              // [batch, rows, width]
+    OutputRows out;                  // [batch, rows, width]
+    int64_t residual_batch, out_batch;
+    uint8_t *codes, *scales;         // of C [batch rows, width], where `ending` is not 0
+    const float *alphas, *a_global, *b_global, *out_global;   // [alpha_count], [1], [1], [level_count]
+    float alpha, limit, gate_alpha, offset;
+    int activation, ending, rule, swizzled;
+    int alpha_count, level_count, width;
+    int64_t code_bytes;
+};
+
+// The epilogue of one matrix of C.
+struct Epilogue {
+    FloatRows bias, residual;
+    OutputRows out;
+    QuantizedRows quantized;
+    Activation activation;
+    Gate gate;
+    float alpha;
+    int64_t first_row;   // of this matrix among all rows of C
+    int rows, cols, width, bias_row;
+    bool last;           // matrix
+
+    __device__ Epilogue(const EpilogueOptions &options, int matrix, int group, int rows, int cols)
+        : bias(options.bias), residual(options.residual), out(options.out), activation(Activation(options.activation)),
+          gate{options.limit, options.gate_alpha, options.offset}, first_row(int64_t(matrix) * rows), rows(rows), cols(cols),
+          width(options.width), bias_row(group), last(matrix == int(gridDim.z) - 1) {
+        const auto moved = [matrix](auto *&data, int64_t batch) {
+            if (data) data += matrix * batch;
+        };
+        moved(residual.bf16, options.residual_batch), moved(residual.f16, options.residual_batch);
+        moved(residual.f32, options.residual_batch);
+        moved(out.bf16, options.out_batch), moved(out.f16, options.out_batch), moved(out.f32, options.out_batch);
+        const auto level = [](const float *of) { return of ? *of : 1.0f; };
+        alpha = options.alphas ? options.alphas[min(group, options.alpha_count - 1)] : options.alpha;
+        alpha *= level(options.a_global) * level(options.b_global);
+        const EndingFormat format = EndingFormat(options.ending);
+        const int block = format == EndingFormat::nvfp4 ? tile::nvfp4_block : tile::mx_block;
+        const int64_t blocks = ceil_div(width, block);
+        const float global = options.out_global ? options.out_global[min(group, options.level_count - 1)] : 1.0f;
+        quantized = {format, options.codes, options.scales, options.code_bytes, {blocks, blocks, options.swizzled != 0},
+                     options.rule, global};
+    }
+
+    // 16 rows of sums from `row` on (those before end_row) and the columns of the staging from `col` on. By the whole warp.
+    template <class Staging>
+    __device__ void finish(const Staging &staging, int row, int end_row, int col) const {
+        const bool halves = activation == Activation::swiglu;
+        const int items = 16 * Staging::row_shares >> halves, of_row = Staging::row_shares >> halves;
+#pragma unroll 1
+        for (int first = 0; first < items; first += 32) {
+            const int item = min(first + ptx::laneid(), items - 1), row_here = row + item / of_row;
+            const bool present = first + ptx::laneid() < items && row_here < end_row;
+            float values[2][8];
+            int column = col + item % of_row * tile::share_columns;
+            if (halves) {
+                column = col / 2 + item % of_row * tile::share_columns;
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    float pairs[2][8];
+                    staging.get(item / of_row, (2 * (item % of_row) + half) * tile::share_columns, pairs);
+                    add_bias(2 * column + half * tile::share_columns, pairs);
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) values[half][i] = gate(pairs[i / 4][i % 4 * 2], pairs[i / 4][i % 4 * 2 + 1]);
+                }
+            } else {
+                staging.get(item / of_row, item % of_row * tile::share_columns, values);
+                add_bias(column, values);
+                activate(values, activation);
+            }
+            if (residual.there() && present && column < width) {
+                float more[2][8];
+                load_share(residual, row_here, column, width, more);
+#pragma unroll
+                for (int i = 0; i < 16; ++i) values[i / 8][i % 8] += more[i / 8][i % 8];
+            }
+            if (out.there() && present && column < width) store_share(out, row_here, column, width, values);
+            if (quantized.format != EndingFormat::none) quantized.store(first_row + row_here, column, width, present, values);
+        }
+    }
+
+    // The rest of a tile of scales, by the whole block that has the last rows: its columns of C from `col` on, before the activation.
+    __device__ void fill_tile(bool last_rows, int col, int cols) const {
+        if (quantized.format == EndingFormat::none || !last_rows || !last) return;
+        const int halves = activation == Activation::swiglu, block = quantized.format == EndingFormat::nvfp4 ? 16 : 32;
+        quantized.fill_tile(first_row + rows, (col >> halves) / block, ((col + cols) >> halves) / block);
+    }
+
+private:
+    // alpha times the sums, and the bias.
+    __device__ void add_bias(int column, float (&values)[2][8]) const {
+        float more[2][8] = {};
+        if (bias.there() && column < cols) load_share(bias, bias_row, column, cols, more);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            float &value = values[i / 8][i % 8];
+            value = bias.there() ? fmaf(value, alpha, more[i / 8][i % 8]) : value * alpha;
+        }
+    }
+};
+
+}  // namespace op
