@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 _HOME = {
     "attention": "ops.attention",
     "merge": "ops.attention",
+    "matmul": "ops.gemm",
     "quantize": "ops.quantize",
     "dequantize": "ops.quantize",
     "QuantizedArray": "ops.quantized",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from .graphs import graph
     from .launch import last_launches
     from .ops.attention import attention, merge
+    from .ops.gemm import matmul
     from .ops.operands import Operand, quantize_operand
     from .ops.quantize import dequantize, quantize, swizzle_scales, unswizzle_scales
     from .ops.quantized import QuantizedArray

@@ -21,7 +21,7 @@ struct EpilogueOptions {
     uint8_t *codes, *scales;         // of C [batch rows, width], where `ending` is not 0
     const float *alphas, *a_global, *b_global, *out_global;   // [alpha_count], [1], [1], [level_count]
     float alpha, limit, gate_alpha, offset;
-    int activation, ending, rule, swizzled;
+    int activation, ending, rule, swizzled, in_place;   // the last: the residual is what `out` holds
     int alpha_count, level_count, width;
     int64_t code_bytes;
 };
@@ -48,6 +48,7 @@ struct Epilogue {
         moved(residual.bf16, options.residual_batch), moved(residual.f16, options.residual_batch);
         moved(residual.f32, options.residual_batch);
         moved(out.bf16, options.out_batch), moved(out.f16, options.out_batch), moved(out.f32, options.out_batch);
+        if (options.in_place) residual = {out.bf16, out.f16, out.f32, out.stride};
         const auto level = [](const float *of) { return of ? *of : 1.0f; };
         alpha = options.alphas ? options.alphas[min(group, options.alpha_count - 1)] : options.alpha;
         alpha *= level(options.a_global) * level(options.b_global);

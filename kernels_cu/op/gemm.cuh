@@ -246,11 +246,11 @@ struct Core16 : GemmShape<tile_> {
                     if (step * pairs + pair < parts) copy_part(step * pairs + pair, parts);   // over the slice before this
                     if (pair + 1 < pairs) {
                         load_b(step, pair + 1, offset);
-                    } else {   // of the last slice some that nobody needs
+                    } else {   // behind the last slice some that nobody needs
                         if (step + 1 == steps) {
                             ptx::cp_async_wait_group<stages - 2>();
                             ptx::bar_sync();   // the next slice has landed for everyone; everyone has loaded all of this one
-                            offset = offset + sizeof(Stage) == stages * sizeof(Stage) ? 0 : offset + sizeof(Stage);
+                            if (slice + 1 < slices) offset = offset == (stages - 1) * sizeof(Stage) ? 0 : offset + sizeof(Stage);
                         }
                         load_a(step + 1, offset);
                         load_b(step + 1, 0, offset);
@@ -304,9 +304,10 @@ __device__ inline void gemm(typename Core::Shared &shared, const A &a, const B &
         const int *group_starts, const int *order, float *out_f32, __half *out_f16, __nv_bfloat16 *out_bf16,            \
         uint8_t *codes, uint8_t *scales
 #define GEMM_SCALARS                                                                                                    \
-    float alpha, int activation, float limit, float gate_alpha, float offset, int ending, int rule, int swizzled
+    float alpha, int activation, float limit, float gate_alpha, float offset, int ending, int rule, int swizzled,  \
+        int in_place
 #define GEMM_AXES                                                                                                       \
-    int batch_of_c, int rows, int width, int alpha_count, int level_count, int starts, int code_bytes, int scale_bytes
+    int rows, int width, int alpha_count, int level_count, int starts, int code_bytes, int scale_bytes
 #define GEMM_STRIDES                                                                                                    \
     long long bias_f32_group, long long bias_f16_group, long long bias_bf16_group, long long residual_f32_batch,        \
         long long residual_f32_row, long long residual_f16_batch, long long residual_f16_row,                           \
@@ -320,5 +321,5 @@ __device__ inline void gemm(typename Core::Shared &shared, const A &a, const B &
       residual_bf16 ? residual_bf16_batch : residual_f16 ? residual_f16_batch : residual_f32_batch,                     \
       out_bf16 ? out_bf16_batch : out_f16 ? out_f16_batch : out_f32_batch,                                              \
       codes, scales, alphas, a_global, b_global, out_global, alpha, limit, gate_alpha, offset, activation, ending,      \
-      rule, swizzled, alpha_count, level_count, width, code_bytes},                                                     \
-     group_starts, order, batch_of_c, tokens, rows, cols, depth, groups}
+      rule, swizzled, in_place, alpha_count, level_count, width, code_bytes},                                                     \
+     group_starts, order, batch, tokens, rows, cols, depth, groups}

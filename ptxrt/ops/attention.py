@@ -19,9 +19,11 @@ from .attention_call import Call, attention_call, checked_window, output_format,
 from .attention_kernels import SPLIT_UNIT, attention_bf16, attention_merge, attention_mxfp4_bf16, exact_quotient, exact_sums, spans_of
 from .cast import cast
 from .operands import Operand
+from .place import ROW_UNIT
+from .place import Place as _Place
+from .place import converted as _converted
+from .place import is_loadable as _is_loadable
 
-# Kernels load 16 bytes at a time: rows of 16-bit elements start at multiples of this many.
-_ROW_UNIT = 8
 # Blocks that fill a GPU (an H200 has 132 multiprocessors with room for two each, an RTX 5090 170), the rows of one, and the
 # fewest units of keys that are worth a block of their own.
 _FILLING_BLOCKS, _BLOCK_ROWS, _FEWEST_UNITS = 264, 128, 5
@@ -222,49 +224,6 @@ def splits_for(heads_kv: int, rows: int, keys: int) -> int:
 # A call on a machine
 
 
-class _Place:
-    """Where a call runs: on the device of its device arrays, else on the current machine, with NumPy results."""
-
-    def __init__(self, arrays, stream):
-        self.stream = stream
-        self.backend = next((x.backend for x in arrays if isinstance(x, DeviceArray)), None)
-        self.on_host = self.backend is None
-
-    def put(self, x):
-        """An array or an operand on the device."""
-        if isinstance(x, DeviceArray):
-            return x
-        if isinstance(x, Operand):
-            return x if x.on_device else Operand(**{name: self.put(array) for name, array in x.arrays.items()}, **x.description)
-        placed = to_device(x, stream=self.stream) if self.backend is None else upload(self.backend, x, self.stream)
-        self.backend = placed.backend
-        return placed
-
-    def empty(self, shape: tuple[int, ...], member: Format) -> DeviceArray:
-        """A new array there."""
-        return allocate(self.backend, shape, member.dtype, self.backend.queue(self.stream))
-
-    def back(self, x: DeviceArray):
-        """A result as the caller gets it."""
-        return x.to_numpy(stream=self.stream) if self.on_host else x
-
-
-def _is_loadable(x: DeviceArray) -> bool:
-    """Whether kernels can load or store rows of an array 16 bytes at a time."""
-    moving = [stride for size, stride in zip(x.shape[:-1], x.strides) if size > 1]
-    whole = x.address % 16 == 0 and all(stride >= 0 and stride % 16 == 0 for stride in moving)
-    return whole and (x.shape[-1] == 1 or x.strides[-1] == x.dtype.itemsize) and x.shape[-1] % _ROW_UNIT == 0
-
-
-def _converted(x: DeviceArray, member: Format, place: _Place, target: DeviceArray | None = None) -> DeviceArray:
-    """Four axes in a format, by the kernel `cast`: in `target`, or in rows filled up with zeros so that kernels can load them."""
-    if target is None:
-        target = place.empty((*x.shape[:-1], -(-x.shape[-1] // _ROW_UNIT) * _ROW_UNIT), member)
-    if 0 not in target.shape:
-        cast(x, **{f"y_{member}": target}, stream=place.stream)
-    return target
-
-
 @dataclass(frozen=True)
 class _Floats:
     """Operands of a 16-bit format: the arrays themselves where kernels can load them, else converted copies."""
@@ -311,7 +270,7 @@ def _run(call: Call, stream) -> tuple:
         figures = _run_in_splits(call, place, arguments, splits, rows, target, lse)
     else:
         figures = () if lse is None else (lse,)
-        direct = target if _is_loadable(target) else place.empty((*target.shape[:-1], -(-dim_v // _ROW_UNIT) * _ROW_UNIT), call.output)
+        direct = target if _is_loadable(target) else place.empty((*target.shape[:-1], -(-dim_v // ROW_UNIT) * ROW_UNIT), call.output)
         call.way.kernel(**arguments, **{f"out_{call.output}": call.grouped(direct)}, lse=lse, splits=1, stream=stream)
         if direct is not target:
             _converted(direct, call.output, place, target)
@@ -321,7 +280,7 @@ def _run(call: Call, stream) -> tuple:
 
 def _run_in_splits(call: Call, place: _Place, arguments, splits: int, rows: tuple[int, ...], target: DeviceArray, lse) -> tuple:
     """Launch on several runs of the keys and merge them; gives (lse,), (row_max, row_sum) or nothing."""
-    width = -(-target.shape[-1] // _ROW_UNIT) * _ROW_UNIT
+    width = -(-target.shape[-1] // ROW_UNIT) * ROW_UNIT
     partial = place.empty((splits, *rows, width), f32)
     wanted = call.way.sums if lse is not None else ("row_sum",)
     figures_of_rows = {name: place.empty((splits, *rows), f32) for name in ("row_max", *wanted)}

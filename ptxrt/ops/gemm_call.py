@@ -1,0 +1,342 @@
+"""What a call of `matmul` asks for: its arguments, checked against each other before anything is uploaded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..array import DeviceArray, as_arrays, as_output
+from ..blocks import BLOCK_FORMATS
+from ..errors import ArgumentError
+from ..formats import Format, bf16, format_of
+from .attention_call import output_format
+from .endings import ENDINGS
+from .gemm_kernels import ACTIVATIONS
+from .operands import operand_rule
+from .quantize import given_global_scale, rule_number
+from .quantized import Layout, QuantizedArray, block_format, layout_of
+
+_GATE = dict(limit=math.inf, alpha=1.0, offset=0.0)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A or B of a product: an array or a QuantizedArray [.., rows, K], its format, and how an array is quantized."""
+
+    name: str
+    values: Any
+    format: str
+    rule: str | None
+    global_scale: Any
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether an array is to be quantized first."""
+        return self.format in BLOCK_FORMATS and not isinstance(self.values, QuantizedArray)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How C is quantized: its layout, the number of the rule, and the global scale (of nvfp4)."""
+
+    layout: Layout
+    rule: int
+    global_scale: Any
+
+    @property
+    def number(self) -> int:
+        """By which kernels know the format."""
+        return ENDINGS.index(self.layout.format.name) + 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """A product whose arguments fit each other.
+
+    a [.., M, K], b [.., N, K]; batch: the leading axes of C; width: its columns, N or half of it. output: the type of C, or None
+    with `ending`. given: what the caller passed as out.
+    """
+
+    a: Operand
+    b: Operand
+    batch: tuple[int, ...]
+    rows: int
+    cols: int
+    depth: int
+    width: int
+    alpha: float
+    bias: Any
+    activation: int
+    gate: dict[str, float]
+    residual: Any
+    output: Format | None
+    ending: Ending | None
+    splits: int | None
+    out: Any
+    given: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of C."""
+        return (*self.batch, self.rows, self.width)
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """Every array that is read, by name."""
+        named = dict(a=self.a.values, b=self.b.values, bias=self.bias, residual=self.residual)
+        named |= {f"{x.name}_global_scale": x.global_scale for x in (self.a, self.b)}
+        if self.ending:
+            named["out_global_scale"] = self.ending.global_scale
+        parts = {name: x.codes if isinstance(x, QuantizedArray) else x for name, x in named.items()}
+        return {name: x for name, x in parts.items() if x is not None}
+
+
+def gemm_call(
+    products,
+    a,
+    b,
+    a_format,
+    b_format,
+    transpose_b,
+    alpha,
+    bias,
+    activation,
+    residual,
+    out_format,
+    out_scale_rule,
+    out_scale_layout,
+    out_global_scale,
+    a_scale_rule,
+    b_scale_rule,
+    a_global_scale,
+    b_global_scale,
+    out_dtype,
+    splits,
+    out,
+) -> Call:
+    """The arguments of `matmul`, where their defaults stand, checked. products: the pairs of formats that there are."""
+    if not isinstance(transpose_b, (bool, np.bool_)):
+        raise ArgumentError(f"matmul: transpose_b is {transpose_b!r}; pass True for b [N, K] or False for b [K, N]")
+    a, b = _taken("a", a), _taken("b", b)
+    if not transpose_b:
+        if isinstance(b, QuantizedArray) or b_format in BLOCK_FORMATS:
+            came = b_format or f"a QuantizedArray of {b.format}"
+            raise ArgumentError(f"matmul: transpose_b=False takes b of 16 bits, b is {came}; pass b [N, K], blocks along K")
+        b = b.transpose(*range(len(b.shape) - 2), -1 % len(b.shape), -2 % len(b.shape))
+    formats = _format_of("a", a, a_format, products), _format_of("b", b, b_format, products)
+    check_pair(products, *formats)
+    a = _operand("a", a, formats[0], a_scale_rule, a_global_scale)
+    b = _operand("b", b, formats[1], b_scale_rule, b_global_scale)
+    (*batch_a, rows, depth), (*batch_b, cols, depth_b) = a.values.shape, b.values.shape
+    if depth != depth_b:
+        order = "[.., N, K]" if transpose_b else "[.., K, N]"
+        near = "; its last axes match K the other way round: pass transpose_b=False" if transpose_b and cols == depth else ""
+        shapes = f"a {list(a.values.shape)} has K = {depth}, b {order} has K = {depth_b}"
+        raise ArgumentError(f"matmul: {shapes}; pass a and b of one K{near}")
+    try:
+        batch = np.broadcast_shapes(tuple(batch_a), tuple(batch_b))
+    except ValueError:
+        shapes = f"a has {batch_a}, b {batch_b}"
+        raise ArgumentError(f"matmul: leading axes do not broadcast: {shapes}; each is alike, or 1 in one of them") from None
+    if not _is_finite(alpha):
+        raise ArgumentError(f"matmul: alpha is {alpha!r}; pass a finite number")
+    if splits is not None and not (isinstance(splits, (int, np.integer)) and not isinstance(splits, bool) and splits == 1):
+        raise ArgumentError(f"matmul: splits is {splits!r}; pass None, or 1 so that K is not cut")
+    number, gate = checked_activation(activation)
+    gated = ACTIVATIONS[number] == "swiglu"
+    if gated and cols % 2:
+        raise ArgumentError(f"matmul: activation 'swiglu' makes one column of two, N is {cols}; pass an even N (interleave_rows)")
+    width = cols // 2 if gated else cols
+    shape = (*batch, rows, width)
+    given = None if out is None else out if isinstance(out, QuantizedArray) else as_output("matmul", "out", out)
+    output, ending = _output(a, given, out_dtype, shape, out_format, out_scale_rule, out_scale_layout, out_global_scale)
+    call = Call(
+        *(a, b, batch, rows, cols, depth, width, float(alpha), checked_bias(bias, (cols,), gated)),
+        *(number, gate, _checked_residual(residual, shape), output, ending, splits, given, given),
+    )
+    check_out(call)
+    return call
+
+
+def _taken(name: str, x):
+    """An array or a QuantizedArray with rows of K values."""
+    if isinstance(x, QuantizedArray):
+        if x.role is not None:
+            raise ArgumentError(f"matmul: {name} is {x!r}, an operand of attention; quantize it with ptxrt.quantize")
+        if x.axis != -1:
+            near = f"quantize({name}, {x.format!r}) has them along the last axis"
+            raise ArgumentError(f"matmul: {name} is {x!r}, whose blocks lie along axis {x.axis}; products take axis -1: {near}")
+    else:
+        (x,) = as_arrays("matmul", **{name: x})
+    if len(x.shape) < 2:
+        raise ArgumentError(f"matmul: {name} has shape {list(x.shape)}; pass at least two axes, [.., rows, K]")
+    return x
+
+
+def _format_of(name: str, x, asked, products) -> str:
+    """The format by which an operand is multiplied."""
+    known = dict.fromkeys(pair["ab".index(name)] for pair in products)
+    if asked is not None and (not isinstance(asked, str) or asked not in known):
+        raise ArgumentError(f"matmul: {name}_format is {asked!r}; there are {', '.join(map(repr, known))}")
+    if isinstance(x, QuantizedArray):
+        if asked not in (None, x.format):
+            raise ArgumentError(f"matmul: {name} is {x!r}, {name}_format {asked!r}; leave out {name}_format")
+        return x.format
+    member = format_of(x.dtype)
+    if member is None:
+        came = f"{x.dtype} {list(x.shape)}"
+        raise ArgumentError(f"matmul: {name} is {came}; convert it to float32, float16 or bfloat16")
+    if asked is None and member.itemsize == 4:
+        raise ArgumentError(f"matmul: {name} is float32; say {name}_format: there are {', '.join(map(repr, known))}")
+    return asked or member.name
+
+
+def check_pair(products, a: str, b: str) -> None:
+    """ArgumentError for a pair of formats without a kernel, with the nearest one."""
+    if (a, b) in products:
+        return
+    nearest = max(products, key=lambda pair: (pair[0] == a) + (pair[1] == b))
+    why = ""
+    if "nvfp4" in (a, b) and any(name.startswith("mx") for name in (a, b)):
+        why = ": scales of nvfp4 and of the MX formats are of other kinds and lengths"
+    known = ", ".join(f"{x} x {y}" for x, y in products)
+    raise ArgumentError(f"matmul: there is no product {a} x {b}{why}; nearest: {nearest[0]} x {nearest[1]}. There is {known}")
+
+
+def _operand(name: str, x, format: str, rule, global_scale) -> Operand:
+    quantizes = format in BLOCK_FORMATS and not isinstance(x, QuantizedArray)
+    if not quantizes and (rule is not None or global_scale is not None):
+        what = f"{name}_scale_rule" if rule is not None else f"{name}_global_scale"
+        raise ArgumentError(f"matmul: {what} came, but {name} is not quantized in this call; leave it out")
+    if quantizes:
+        block = BLOCK_FORMATS[format]
+        rule = operand_rule(format) if rule is None else rule
+        rule_number(f"matmul: {name}", block, rule)
+        global_scale = given_global_scale(f"matmul: {name}", block, global_scale, isinstance(x, np.ndarray))
+    return Operand(name, x, format, rule, global_scale)
+
+
+def checked_activation(activation) -> tuple[int, dict[str, float]]:
+    """The number of an activation and the numbers of its gate."""
+    options: Any = {}
+    if isinstance(activation, (tuple, list)) and len(activation) == 2:
+        activation, options = activation
+    known = isinstance(activation, (str, type(None))) and activation in ACTIVATIONS
+    fits = isinstance(options, dict) and options.keys() <= _GATE.keys() and (not options or activation == "swiglu")
+    if not known or not fits:
+        names = ", ".join(map(repr, ACTIVATIONS))
+        came = activation if fits else (activation, options)
+        raise ArgumentError(f"matmul: activation is {came!r}; pass one of {names}, or ('swiglu', dict(limit=, alpha=, offset=))")
+    numbers = _GATE | options
+    for name, number in numbers.items():
+        if not (_is_finite(number) or (name == "limit" and number == math.inf)) or (name == "limit" and number < 0):
+            raise ArgumentError(f"matmul: {name} of swiglu is {number!r}; pass a finite number{', from 0 on' * (name == 'limit')}")
+    return ACTIVATIONS.index(activation), dict(limit=numbers["limit"], gate_alpha=numbers["alpha"], offset=numbers["offset"])
+
+
+def checked_bias(bias, shape: tuple[int, ...], gated: bool):
+    """A bias of the columns before the activation."""
+    if bias is None:
+        return None
+    (bias,) = as_arrays("matmul", bias=bias)
+    if isinstance(bias, np.ndarray) and bias.dtype == np.float64:
+        with np.errstate(over="ignore"):
+            bias = bias.astype(np.float32)
+    if tuple(bias.shape) != shape or format_of(bias.dtype) is None:
+        half = " (swiglu adds it before the gate)" if gated else ""
+        raise ArgumentError(f"matmul: bias is {bias.dtype} {list(bias.shape)}; pass float {list(shape)}, one for each row of b{half}")
+    return bias
+
+
+def _checked_residual(residual, shape: tuple[int, ...]):
+    if residual is None:
+        return None
+    (residual,) = as_arrays("matmul", residual=residual)
+    if tuple(residual.shape) != shape or format_of(residual.dtype) is None:
+        came = f"{residual.dtype} {list(residual.shape)}"
+        raise ArgumentError(f"matmul: residual is {came}; pass float32, float16 or bfloat16 of C's shape {list(shape)}")
+    return residual
+
+
+def _output(a: Operand, given, out_dtype, shape, out_format, rule, scale_layout, global_scale):
+    """The type of C, or how it is quantized."""
+    if isinstance(given, QuantizedArray):
+        if out_format not in (None, given.format):
+            raise ArgumentError(f"matmul: out is {given!r}, out_format {out_format!r}; leave out out_format")
+        out_format, scale_layout = given.format, given.scale_layout
+    if out_format is None:
+        for name, value in dict(out_scale_rule=rule, out_global_scale=global_scale).items():
+            if value is not None:
+                raise ArgumentError(f"matmul: {name} is {value!r}, but C is not quantized; pass out_format, or leave it out")
+        default = bf16 if isinstance(a.values, QuantizedArray) else format_of(a.values.dtype)
+        return output_format("matmul", out_dtype, given, default), None
+    if out_format not in ENDINGS:
+        raise ArgumentError(f"matmul: out_format is {out_format!r}; there are {', '.join(map(repr, ENDINGS))}")
+    if out_dtype is not None or (given is not None and not isinstance(given, QuantizedArray)):
+        came = f"out_dtype={out_dtype!r}" if out_dtype is not None else f"out of {given.dtype}"
+        raise ArgumentError(f"matmul: {came} beside out_format={out_format!r}; pass one of them")
+    block = block_format("matmul", out_format)
+    layout = layout_of("matmul", block, shape, -1, scale_layout)
+    if block.two_level and global_scale is None:
+        why = "the largest value of C is not known before C is"
+        raise ArgumentError(f"matmul: out_format 'nvfp4' needs out_global_scale, since {why}; pass a number or a float32 device scalar")
+    on_host = isinstance(a.values, np.ndarray)
+    level = given_global_scale("matmul: out", block, global_scale, on_host)
+    rule = operand_rule(out_format) if rule is None else rule
+    return None, Ending(layout, rule_number("matmul: out", block, rule), level)
+
+
+def check_out(call: Call) -> None:
+    """ArgumentError where C cannot be written to `out`."""
+    out = call.out
+    if out is None:
+        return
+    if call.ending:
+        if out.layout != call.ending.layout:
+            raise ArgumentError(f"matmul: out is {out!r}; C is {call.ending.layout.format.name} of shape {list(call.shape)}")
+        parts = {"out.codes": out.codes, "out.scales": out.scales}
+    else:
+        if tuple(out.shape) != call.shape:
+            raise ArgumentError(f"matmul: out has shape {list(out.shape)}, not {list(call.shape)}; pass an array of C's shape")
+        parts = dict(out=out)
+    for name, part in parts.items():
+        for other, x in call.arrays.items():
+            if isinstance(part, np.ndarray) and isinstance(x, DeviceArray):
+                raise ArgumentError(f"matmul: {name} is a NumPy array, {other} is on the device; pass both on one side")
+            same = other == "residual" and same_memory(part, x)
+            if not same and _overlap(part, x):
+                raise ArgumentError(f"matmul: {name} overlaps {other}; pass memory of its own (residual may be exactly out)")
+        if isinstance(part, np.ndarray) and not part.flags.writeable:
+            raise ArgumentError(f"matmul: {name} is read-only; pass an array that can be written")
+
+
+def _extent(x: DeviceArray) -> tuple[int, int]:
+    """The first byte and that behind the last."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.strides)) + x.dtype.itemsize if x.size else 0
+    return x.address, x.address + last
+
+
+def _overlap(x, y) -> bool:
+    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
+        return isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and np.may_share_memory(x, y)
+    (first, end), (other, other_end) = _extent(x), _extent(y)
+    return x.backend is y.backend and first < other_end and other < end
+
+
+def same_memory(x, y) -> bool:
+    """Whether two arrays are the same elements in the same places."""
+    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
+        where = [z.__array_interface__["data"] if isinstance(z, np.ndarray) else None for z in (x, y)]
+    else:
+        where = [z.address for z in (x, y)]
+    return where[0] == where[1] and x.shape == y.shape and x.strides == y.strides and x.dtype == y.dtype
+
+
+def _is_finite(value) -> bool:
+    try:
+        return not isinstance(value, (bool, np.ndarray, str)) and math.isfinite(value)
+    except (TypeError, ValueError, OverflowError):
+        return False

@@ -1,0 +1,58 @@
+"""Where a call of a friendly function runs, and arrays as kernels can load them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..array import DeviceArray, allocate, to_device, upload
+from ..formats import Format
+from .cast import cast
+from .quantized import QuantizedArray
+
+# Kernels load 16 bytes at a time: rows of 16-bit elements start at multiples of this many.
+ROW_UNIT = 8
+
+
+class Place:
+    """Where a call runs: on the device of its device arrays, else on the current machine, with NumPy results."""
+
+    def __init__(self, arrays, stream):
+        self.stream = stream
+        self.backend = next((x.backend for x in arrays if isinstance(x, DeviceArray)), None)
+        self.on_host = self.backend is None
+
+    def put(self, x):
+        """An array, a QuantizedArray or an operand on the device."""
+        if isinstance(x, DeviceArray):
+            return x
+        if isinstance(x, QuantizedArray):
+            if x.on_device:
+                return x
+            return type(x)(**{"scales": None, **{name: self.put(array) for name, array in x.arrays.items()}}, **x.description)
+        placed = to_device(x, stream=self.stream) if self.backend is None else upload(self.backend, x, self.stream)
+        self.backend = placed.backend
+        return placed
+
+    def empty(self, shape: tuple[int, ...], member: Format) -> DeviceArray:
+        """A new array there."""
+        return allocate(self.backend, shape, member.dtype, self.backend.queue(self.stream))
+
+    def back(self, x: DeviceArray):
+        """A result as the caller gets it."""
+        return x.to_numpy(stream=self.stream) if self.on_host else x
+
+
+def is_loadable(x: DeviceArray) -> bool:
+    """Whether kernels can load or store rows of an array 16 bytes at a time."""
+    moving = [stride for size, stride in zip(x.shape[:-1], x.strides) if size > 1]
+    whole = x.address % 16 == 0 and all(stride >= 0 and stride % 16 == 0 for stride in moving)
+    return whole and (x.shape[-1] == 1 or x.strides[-1] == x.dtype.itemsize) and x.shape[-1] % ROW_UNIT == 0
+
+
+def converted(x: DeviceArray, member: Format, place: Place, target: DeviceArray | None = None) -> DeviceArray:
+    """Four axes in a format, by the kernel `cast`: in `target`, or in rows filled up with zeros so that kernels can load them."""
+    if target is None:
+        target = place.empty((*x.shape[:-1], -(-x.shape[-1] // ROW_UNIT) * ROW_UNIT), member)
+    if 0 not in target.shape:
+        cast(x, **{f"y_{member}": target}, stream=place.stream)
+    return target

@@ -1,0 +1,226 @@
+"""Matrix products: exact ones to the bit, the rest against float64, ends against unfused launches, and wrong calls."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ptxrt
+from ptxrt.errors import ArgumentError
+from ptxrt.ops.gemm import exact_matmul
+from ptxrt.ops.gemm_kernels import TILE_ROWS, gemm_bf16
+
+BF16 = ml_dtypes.bfloat16
+TEXTS = ["native", "portable"]
+
+
+@pytest.fixture(params=[*TEXTS, pytest.param("gpu", marks=pytest.mark.gpu)])
+def machine(request):
+    """Each text on the emulator, and the GPU at hand."""
+    if request.param == "gpu":
+        request.getfixturevalue("gpu")
+        yield
+    else:
+        with ptxrt.using("emulator", ptx=request.param):
+            yield
+
+
+def normal(*shape, dtype=BF16, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
+
+
+def integers(*shape, dtype=BF16, seed=0, largest=4):
+    return np.random.default_rng([seed, *shape]).integers(-largest, largest + 1, shape).astype(dtype)
+
+
+def is_close(got, want, depth):
+    """Within what float32 sums of so many products may be off."""
+    return ptxrt.compare(got, want).relative_l2 <= 1e-6 * np.sqrt(max(depth, 1))
+
+
+@pytest.mark.parametrize("dtype", [BF16, np.float16])
+@pytest.mark.parametrize("tile", TILE_ROWS)
+def test_an_identity_gives_the_other_operand(machine, tile, dtype):
+    """Each element of an operand comes out where it belongs, whatever its place in tiles, stages and fragments."""
+    depth = 136
+    values = integers(70, depth, dtype=dtype, largest=200)
+    eye = np.eye(depth, dtype=dtype)
+    got = gemm_bf16(values[None], eye[None], out_f32=True, tile=tile)[0]
+    np.testing.assert_array_equal(got, values.astype(np.float32))
+    got = gemm_bf16(eye[None], values[None], out_f32=True, tile=tile)[0]
+    np.testing.assert_array_equal(got, values.astype(np.float32).T)
+
+
+@pytest.mark.parametrize("rows, cols, depth", [(1, 1, 8), (64, 64, 64), (65, 63, 72), (130, 260, 264), (128, 256, 96), (5, 384, 1000)])
+def test_integers_are_exact(machine, rows, cols, depth):
+    a, b = integers(rows, depth), integers(cols, depth, seed=1)
+    got = ptxrt.matmul(a, b, out_dtype=np.float32)
+    np.testing.assert_array_equal(got, a.astype(np.float32) @ b.astype(np.float32).T)
+
+
+def test_no_bit_depends_on_the_tile_or_on_other_rows(machine):
+    a, b = normal(1, 70, 200), normal(1, 130, 200, seed=1)
+    whole = [gemm_bf16(a, b, out_f32=True, tile=tile) for tile in TILE_ROWS]
+    for other in whole[1:]:
+        np.testing.assert_array_equal(other, whole[0])
+    np.testing.assert_array_equal(gemm_bf16(a[:, 33:34], b, out_f32=True), whole[0][:, 33:34])
+    np.testing.assert_array_equal(gemm_bf16(a, b[:, 65:70], out_f32=True), whole[0][:, :, 65:70])
+
+
+@pytest.mark.parametrize("a_shape, b_shape", [((5, 24), (2, 7, 24)), ((2, 3, 5, 24), (7, 24)), ((2, 1, 5, 24), (3, 7, 24)), ((1, 2, 1, 2, 3, 24), (2, 1, 1, 3, 24))])
+def test_leading_axes_broadcast(machine, a_shape, b_shape):
+    a, b = normal(*a_shape), normal(*b_shape, seed=1)
+    got, want = ptxrt.matmul(a, b, out_dtype=np.float32), exact_matmul(a, b)
+    assert got.shape == want.shape and is_close(got, want, 24)
+    packed = ptxrt.matmul(a, b, out_format="mxfp8")
+    np.testing.assert_array_equal(packed.codes, ptxrt.quantize(got, "mxfp8", scale_rule="rceil", pad=True).codes)
+    if len(got.shape) == 3:   # an item has the bits that it has alone
+        np.testing.assert_array_equal(ptxrt.matmul(a if a.ndim < 3 else a[1], b[1], out_dtype=np.float32), got[1])
+
+
+def test_operands_of_any_strides(machine):
+    a, b = normal(30, 2, 70), normal(90, 45, seed=1)
+    views = (a[::2, 1, 3::2], b[::3, ::-1][:, :34]), (a[:, 0].T[:34], b[:34].T[:30].T.copy()[:, ::1])
+    for x, y in views:
+        depth = min(x.shape[-1], y.shape[-1])
+        x, y = x[..., :depth], y[..., :depth]
+        assert is_close(ptxrt.matmul(x, y, out_dtype=np.float32), exact_matmul(x, y), depth)
+    x = ptxrt.to_device(normal(40, 70))
+    got = ptxrt.matmul(x[5:25, 3:61], ptxrt.to_device(normal(33, 58, seed=2)), out_dtype=np.float32)
+    assert is_close(got.to_numpy(), exact_matmul(normal(40, 70)[5:25, 3:61], normal(33, 58, seed=2)), 58)
+    got = ptxrt.matmul(x[:20], x.transpose(1, 0)[:, :33], transpose_b=False, out_dtype=np.float32)
+    assert is_close(got.to_numpy(), exact_matmul(normal(40, 70)[:20], normal(40, 70)[:33]), 70)
+
+
+ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu", "swiglu", ("swiglu", dict(limit=1.5, alpha=1.702, offset=1.0))]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+def test_activations(machine, activation):
+    a, b, bias = normal(20, 40), normal(70, 40, seed=1), normal(70, dtype=np.float32, seed=2)
+    residual = normal(20, 35 if "swiglu" in activation else 70, dtype=np.float16)
+    options = dict(alpha=0.3, bias=bias, activation=activation, residual=residual)
+    got = ptxrt.matmul(a, b, out_dtype=np.float32, **options)
+    comparison = ptxrt.compare(got, exact_matmul(a, b, **options))
+    assert comparison.relative_l2 <= 4e-6, comparison
+
+
+@pytest.mark.parametrize("activation", [None, "silu", "swiglu"])
+@pytest.mark.parametrize("format, rule", [("mxfp8", None), ("mxfp8", "floor"), ("mxfp4", None), ("nvfp4", None), ("nvfp4", "four_over_six")])
+@pytest.mark.parametrize("layout", ["linear", "128x4"])
+def test_quantizing_ends_have_the_bytes_of_quantize(machine, format, rule, layout, activation):
+    level = dict(out_global_scale=0.013) if format == "nvfp4" else {}
+    for shape in ((70, 40), (2, 65, 72)):
+        a, b = normal(*shape), normal(140, shape[-1], seed=1)
+        plain = ptxrt.matmul(a, b, activation=activation, out_dtype=np.float32)
+        got = ptxrt.matmul(a, b, activation=activation, out_format=format, out_scale_rule=rule, out_scale_layout=layout, **level)
+        rules = rule or {"mxfp8": "rceil", "mxfp4": "even", "nvfp4": "amax"}[format]
+        level_of = dict(global_scale=0.013) if format == "nvfp4" else {}
+        want = ptxrt.quantize(plain, format, scale_rule=rules, scale_layout=layout, pad=True, **level_of)
+        np.testing.assert_array_equal(got.codes, want.codes)
+        np.testing.assert_array_equal(got.scales, want.scales)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BF16])
+def test_results_where_the_caller_wants_them(machine, dtype):
+    a, b = integers(20, 32), integers(24, 32, seed=1)
+    want = a.astype(np.float32) @ b.astype(np.float32).T
+    whole = np.full((20, 60), 7, dtype)
+    given = whole[:, 10:58:2]
+    assert ptxrt.matmul(a, b, out=given) is given
+    np.testing.assert_array_equal(given.astype(np.float32), want.astype(dtype).astype(np.float32))
+    assert (whole[:, 11:58:2] == 7).all() and (whole[:, :10] == 7).all()
+    device = ptxrt.to_device(integers(20, 24, dtype=dtype, seed=5))
+    assert ptxrt.matmul(ptxrt.to_device(a), ptxrt.to_device(b), residual=device, out=device) is device
+    np.testing.assert_array_equal(device.to_numpy().astype(np.float32), (want + integers(20, 24, dtype=np.float32, seed=5)).astype(dtype).astype(np.float32))
+
+
+def test_quantized_results_where_the_caller_wants_them(machine):
+    a, b = integers(20, 32), integers(64, 32, seed=1)
+    want = ptxrt.matmul(a, b, out_format="mxfp4")
+    out = ptxrt.quantize(np.zeros((20, 64), np.float32), "mxfp4")
+    assert ptxrt.matmul(a, b, out=out) is out
+    np.testing.assert_array_equal(out.codes, want.codes)
+
+
+def test_empty_products(machine):
+    a, b = normal(3, 0), normal(4, 0)
+    np.testing.assert_array_equal(ptxrt.matmul(a, b, bias=np.arange(4.0), residual=np.ones((3, 4), np.float32)).astype(int), np.arange(4) + np.ones((3, 1), int))
+    assert ptxrt.matmul(normal(0, 8), normal(4, 8)).shape == (0, 4)
+    assert ptxrt.matmul(normal(2, 5, 8), normal(0, 8)).shape == (2, 5, 0)
+    assert ptxrt.matmul(normal(0, 8), normal(32, 8), out_format="mxfp8").shape == (0, 32)
+
+
+def test_what_is_not_finite_stays_in_its_row_and_column(machine):
+    a, b = integers(20, 40).astype(np.float32), integers(24, 40, seed=1).astype(np.float32)
+    a[3, 7], b[5, 11] = np.nan, np.inf
+    got = ptxrt.matmul(a, b, a_format="bf16", b_format="bf16", out_dtype=np.float32)
+    want = exact_matmul(a, b)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    np.testing.assert_array_equal(got[~np.isnan(want)], want[~np.isnan(want)])
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_any_sizes(data):
+    rows, cols, depth = (data.draw(st.integers(1, 150)) for _ in range(3))
+    dtype = data.draw(st.sampled_from([BF16, np.float16]))
+    a, b = integers(rows, depth, dtype=dtype), integers(cols, depth, dtype=dtype, seed=1)
+    with ptxrt.using("emulator", ptx=data.draw(st.sampled_from(TEXTS))):
+        np.testing.assert_array_equal(ptxrt.matmul(a, b, out_dtype=np.float32), a.astype(np.float32) @ b.astype(np.float32).T)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows, cols, depth", [(1, 11008, 4096), (77, 5120, 2880), (1000, 2880, 4096), (4096, 4097, 1024), (300, 14336, 1111)])
+def test_sizes_of_models(gpu, rows, cols, depth):
+    a, b = normal(rows, depth), normal(cols, depth, seed=1)
+    want = a.astype(np.float32) @ b.astype(np.float32).T
+    comparison = ptxrt.compare(ptxrt.matmul(a, b, out_dtype=np.float32), want)
+    assert comparison.relative_l2 <= 2e-6 * np.sqrt(depth), comparison
+
+
+A, B = normal(6, 32), normal(8, 32)
+QUANTIZED = ptxrt.quantize
+
+
+@pytest.mark.parametrize(
+    "words, call",
+    [
+        ("K = 32.*K = 16", lambda m: m(A, normal(8, 16))),
+        ("transpose_b=False", lambda m: m(normal(6, 8), normal(8, 9))),
+        ("float32; say a_format", lambda m: m(A.astype(np.float32), B)),
+        ("a_format is 'fp8'", lambda m: m(A, B, a_format="fp8")),
+        ("no product bf16 x f16", lambda m: m(A, B.astype(np.float16))),
+        ("do not broadcast", lambda m: m(normal(2, 6, 32), normal(3, 8, 32))),
+        ("at least two axes", lambda m: m(A[0], B)),
+        ("convert it to float32", lambda m: m(A.astype(np.int32), B)),
+        ("alpha is nan", lambda m: m(A, B, alpha=np.nan)),
+        ("alpha is inf", lambda m: m(A, B, alpha=np.inf)),
+        ("splits is 3", lambda m: m(A, B, splits=3)),
+        ("activation is 'relu6'", lambda m: m(A, B, activation="relu6")),
+        ("activation is", lambda m: m(A, B, activation=("relu", dict(limit=1)))),
+        ("limit of swiglu is -1", lambda m: m(A, B, activation=("swiglu", dict(limit=-1)))),
+        ("even N", lambda m: m(A, B[:7], activation="swiglu")),
+        ("bias is .*before the gate", lambda m: m(A, B, activation="swiglu", bias=np.zeros(4))),
+        ("bias is", lambda m: m(A, B, bias=np.zeros(9))),
+        ("residual is", lambda m: m(A, B, residual=np.zeros((6, 9), np.float32))),
+        ("out_format is 'mxfp6", lambda m: m(A, B, out_format="mxfp6_e3m2")),
+        ("needs out_global_scale", lambda m: m(A, B, out_format="nvfp4")),
+        ("out_global_scale is", lambda m: m(A, B, out_global_scale=1.0)),
+        ("beside out_format", lambda m: m(A, B, out_format="mxfp8", out_dtype=np.float32)),
+        ("beside out_format", lambda m: m(A, B, out_format="mxfp8", out=np.zeros((6, 8), np.float32))),
+        ("scale_rule is 'up'", lambda m: m(A, B, out_format="mxfp8", out_scale_rule="up")),
+        ("scale_layout is", lambda m: m(A, B, out_format="mxfp8", out_scale_layout="tiles")),
+        ("out_dtype", lambda m: m(A, B, out_dtype=np.int32)),
+        ("out has shape", lambda m: m(A, B, out=np.zeros((8, 6), np.float32))),
+        ("overlaps a", lambda m: m(A, A, out=A[:, :6])),
+        ("not quantized in this call", lambda m: m(A, B, a_scale_rule="even")),
+        ("axis -2", lambda m: m(QUANTIZED(A, "mxfp8", axis=0, pad=True), B)),
+        ("transpose_b is", lambda m: m(A, B, transpose_b=2)),
+        ("16 bits", lambda m: m(A, B, b_format="mxfp4", transpose_b=False)),
+    ],
+)
+def test_wrong_calls(words, call):
+    with ptxrt.using("emulator"), pytest.raises(ArgumentError, match=words):
+        call(ptxrt.matmul)
