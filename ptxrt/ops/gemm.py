@@ -54,27 +54,37 @@ def matmul(
 ):
     """Compute C = activation(alpha a b^T + bias) + residual for a [.., M, K] and b [.., N, K]; leading axes broadcast.
 
-    a, b: float32, float16 or bfloat16 on any strides (on a device, from 0 on). a_format, b_format: "bf16" or "f16"; an array's own
-    16-bit type where None. float32, and a 16-bit type that is not the format's, are rounded to it. transpose_b: where False, b is
+    a, b: float32, float16 or bfloat16 on any strides (on a device, from 0 on). a_format, b_format: "bf16" or "f16"; an
+    array's own
+    16-bit type where None. float32, and a 16-bit type that is not the format's, are rounded to it. transpose_b: where
+    False, b is
     [.., K, N], which is copied.
-    alpha: finite. bias: [N] floats. activation: None, "relu", "gelu" (by erf), "gelu_tanh", "silu", or "swiglu", which makes column i
-    of columns g = 2 i and u = 2 i + 1, so that C has N / 2: g sigmoid(alpha g) (u + offset), g at most `limit`, u within it; other
+    alpha: finite. bias: [N] floats. activation: None, "relu", "gelu" (by erf), "gelu_tanh", "silu", or "swiglu",
+        which makes column i
+    of columns g = 2 i and u = 2 i + 1, so that C has N / 2: g sigmoid(alpha g) (u + offset), g at most `limit`,
+        u within it; other
     numbers than no limit, 1 and 0 as ("swiglu", dict(limit=, alpha=, offset=)). residual: floats of C's shape.
     out_dtype: float32, float16 or bfloat16; that of `a` where None. out: an array of C's shape to write to,
     whose dtype then decides; it may be `residual` itself and overlaps no other argument.
-    out_format: "mxfp8", "mxfp4" or "nvfp4": C is a QuantizedArray with the bytes of `quantize` on the unrounded float32 values.
-    out_scale_rule: as for `quantize`, but None is "rceil" of mxfp8 and "even" of mxfp4. out_scale_layout: "linear" or "128x4".
+    out_format: "mxfp8", "mxfp4" or "nvfp4": C is a QuantizedArray with the bytes of `quantize` on the unrounded
+    float32 values.
+    out_scale_rule: as for `quantize`, but None is "rceil" of mxfp8 and "even" of mxfp4. out_scale_layout: "linear" or
+    "128x4".
     out_global_scale: of nvfp4, a positive number or a float32 device scalar.
     splits: None, or 1 so that K is cut nowhere. stream: of the device; None is the library's own.
 
-    Products are exact, sums float32 in ascending k, everything behind them float32; C is rounded once. NaN in a row of a, or in a row of b,
-    makes that row, or column, of C NaN. The bits of a row of C depend neither on the other rows nor on the batch. M or N of 0 give
+    Products are exact, sums float32 in ascending k, everything behind them float32; C is rounded once. NaN in a row of
+    a, or in a row of b,
+    makes that row, or column, of C NaN. The bits of a row of C depend neither on the other rows nor on the batch. M or
+    N of 0 give
     an empty C, K of 0 gives activation(bias) + residual. NumPy arrays give NumPy results; with any device array results
     stay on the device, without waiting. ArgumentError for what does not fit. Kernels: `gemm_NAME`.
     """
     call = gemm_call(
-        *(PRODUCTS, a, b, a_format, b_format, transpose_b, alpha, bias, activation, residual, out_format, out_scale_rule),
-        *(out_scale_layout, out_global_scale, a_scale_rule, b_scale_rule, a_global_scale, b_global_scale, out_dtype, splits, out),
+        *(PRODUCTS, a, b, a_format, b_format, transpose_b, alpha, bias, activation, residual, out_format,
+          out_scale_rule),
+        *(out_scale_layout, out_global_scale, a_scale_rule, b_scale_rule, a_global_scale, b_global_scale, out_dtype,
+          splits, out),
     )
     return _run(call, stream)
 
@@ -135,7 +145,8 @@ def _run_quantizing(call: Call, place: Place, a, b, options):
     whole = [_as_batch(x, count) for x in spread]
     if codes.size and all(x is not None or y is None for x, y in zip(whole, (a, b, residual))):
         flat = dict(codes=codes.view(np.uint8).reshape(count * call.rows, layout.code_bytes))
-        flat |= dict(scales=scales.view(np.uint8).reshape(scales.size), code_bytes=layout.code_bytes, scale_bytes=scales.size)
+        flat |= dict(scales=scales.view(np.uint8).reshape(scales.size), code_bytes=layout.code_bytes,
+                     scale_bytes=scales.size)
         numbers = dict(ending=call.ending.number, rule=call.ending.rule, swizzled=int(layout.scale_layout != "linear"))
         if level is not None:
             flat["out_global"] = level.reshape(1)
@@ -145,7 +156,8 @@ def _run_quantizing(call: Call, place: Place, a, b, options):
         for part in _batches(call, a, b, residual, values):
             _launch(call, place, options, *part[:3], out_f32=part[3])
         rules = dict(scale_rule=layout.format.rules[call.ending.rule], scale_layout=layout.scale_layout)
-        target = QuantizedArray(codes, scales, format=layout.format.name, shape=layout.shape, scale_layout=layout.scale_layout,
+        target = QuantizedArray(codes, scales, format=layout.format.name, shape=layout.shape,
+                                scale_layout=layout.scale_layout,
                                 global_scale=level)
         quantize(values, layout.format.name, **rules, global_scale=level, pad=True, out=target, stream=place.stream)
     if on_device:
@@ -188,7 +200,8 @@ def _copied_to(x: DeviceArray, member: Format, place: Place, target: DeviceArray
         target = place.empty((*x.shape[:-1], -(-x.shape[-1] // ROW_UNIT) * ROW_UNIT), member)
     for index in np.ndindex(x.shape[:-4]):
         part = target[index] if index else target
-        four = DeviceArray(part.memory, part.address, (1,) * (4 - part.ndim) + part.shape, part.dtype, (0,) * (4 - part.ndim) + part.strides)
+        four = DeviceArray(part.memory, part.address, (1,) * (4 - part.ndim) + part.shape, part.dtype,
+                           (0,) * (4 - part.ndim) + part.strides)
         converted(_with_four_axes(x[index] if index else x), member, place, four)
     return target
 
@@ -232,7 +245,9 @@ def _batches(call: Call, *arrays):
         for i in range(batch[0]):
             yield from parts(batch[1:], [None if x is None else x[i] for x in arrays])
 
-    yield from parts(call.batch, [None if x is None else x.broadcast_to((*call.batch, *x.shape[-2:])) if i < 2 else x for i, x in enumerate(arrays)])
+    yield from parts(call.batch, [None if x is None else x.broadcast_to((*call.batch,
+                                                                         *x.shape[-2:])) if i < 2 else x for i,
+                                                                             x in enumerate(arrays)])
 
 
 def _launch(call: Call, place: Place, options, a, b, residual, **outputs) -> None:

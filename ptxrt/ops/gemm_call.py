@@ -56,7 +56,8 @@ class Ending:
 class Call:
     """A product whose arguments fit each other.
 
-    a [.., M, K], b [.., N, K]; batch: the leading axes of C; width: its columns, N or half of it. output: the type of C, or None
+    a [.., M, K], b [.., N, K]; batch: the leading axes of C; width: its columns,
+        N or half of it. output: the type of C, or None
     with `ending`. given: what the caller passed as out.
     """
 
@@ -143,7 +144,8 @@ def gemm_call(
         raise ArgumentError(f"matmul: leading axes do not broadcast: {shapes}; each is alike, or 1 in one of them") from None
     if not _is_finite(alpha):
         raise ArgumentError(f"matmul: alpha is {alpha!r}; pass a finite number")
-    if splits is not None and not (isinstance(splits, (int, np.integer)) and not isinstance(splits, bool) and splits == 1):
+    if splits is not None and not (isinstance(splits, (int, np.integer)) and not isinstance(splits, bool) and splits ==
+    1):
         raise ArgumentError(f"matmul: splits is {splits!r}; pass None, or 1 so that K is not cut")
     number, gate = checked_activation(activation)
     gated = ACTIVATIONS[number] == "swiglu"
@@ -234,7 +236,8 @@ def checked_activation(activation) -> tuple[int, dict[str, float]]:
     for name, number in numbers.items():
         if not (_is_finite(number) or (name == "limit" and number == math.inf)) or (name == "limit" and number < 0):
             raise ArgumentError(f"matmul: {name} of swiglu is {number!r}; pass a finite number{', from 0 on' * (name == 'limit')}")
-    return ACTIVATIONS.index(activation), dict(limit=numbers["limit"], gate_alpha=numbers["alpha"], offset=numbers["offset"])
+    return ACTIVATIONS.index(activation), dict(limit=numbers["limit"], gate_alpha=numbers["alpha"],
+                                               offset=numbers["offset"])
 
 
 def checked_bias(bias, shape: tuple[int, ...], gated: bool):

@@ -7,7 +7,8 @@ import numpy as np
 from ..accuracy import Tolerance
 from ..blocks import BLOCK_FORMATS
 from ..formats import bf16, f16, f32, i32, u8
-from ..kernel import Axis, In, Out, Scalar, kernel, loose, strided, unaligned
+from ..kernel import kernel
+from ..declaration import Axis, In, Out, Scalar, loose, strided, unaligned
 from .endings import ENDINGS, ending_layout
 
 # Activations by the numbers that kernels know them by.
@@ -150,7 +151,8 @@ def epilogue_cases(tile: int) -> list[dict]:
         case(17, 129, 24, tile=tile, out_bf16=True, bias_bf16=True, activation=3, residual_bf16=True, alpha=0.25),
         case(3, 40, 136, 2, tile=tile, out_f32=True, activation=4, residual_f32=True, alpha=0.125, alphas=True),
         case(66, 136, 72, tile=tile, width=68, out_bf16=True, activation=5, bias_bf16=True, alpha=0.125),
-        case(66, 136, 72, tile=tile, width=68, out_f32=True, activation=5, limit=2.0, gate_alpha=1.702, offset=1.0, alpha=0.5),
+        case(66, 136, 72, tile=tile, width=68, out_f32=True, activation=5, limit=2.0, gate_alpha=1.702, offset=1.0,
+             alpha=0.5),
         case(70, 96, 32, tile=tile, ending="mxfp8", rule=2, activation=1),
         case(70, 90, 64, 2, tile=tile, ending="mxfp4", rule=3, swizzled=1),
         case(70, 80, 64, tile=tile, ending="nvfp4", out_global=True, bias_f32=True),
@@ -177,13 +179,18 @@ OUTPUTS = dict(
 
 TEXT = """Multiply A [rows, depth] of {a} by the transpose of B [cols, depth] of {b}: C = activation(alpha A B^T + bias) + residual.
 
-Products are exact, sums float32 in ascending k; alpha is {alpha}one float32 number, bias and what follows are float32. activation: 0 none,
+Products are exact, sums float32 in ascending k; alpha is {alpha}one float32 number, bias and what follows are float32.
+activation: 0 none,
 1 relu, 2 gelu by erf, 3 gelu by tanh, 4 silu, 5 swiglu: of columns 2 i and 2 i + 1, g and u, column i is
-g sigmoid(gate_alpha g) (u + offset) with g at most `limit` and u within it. Then C is rounded once: to nearest, ties to even, to the one of
-out_f32, out_f16 and out_bf16 that is there; or quantized with the bytes of `quantize`: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global`,
+g sigmoid(gate_alpha g) (u + offset) with g at most `limit` and u within it. Then C is rounded once: to nearest,
+    ties to even, to the one of
+out_f32, out_f16 and out_bf16 that is there; or quantized with the bytes of `quantize`: ending 1 mxfp8, 2 mxfp4, 3
+nvfp4 under `out_global`,
 by the rule of that number, scales in 128x4 tiles where `swizzled`.
-group_starts: rows group_starts[g] to group_starts[g + 1] are multiplied by matrix g of B; the rows behind are not written. order: row i of C
-is made of row order[i] of A. in_place: the residual is what the array that is given as C holds. alphas, out_global: one number, or one a group. Whoever quantizes groups into 128x4 tiles clears their padding."""
+group_starts: rows group_starts[g] to group_starts[g + 1] are multiplied by matrix g of B; the rows behind are not
+written. order: row i of C
+is made of row order[i] of A. in_place: the residual is what the array that is given as C holds. alphas,
+    out_global: one number, or one a group. Whoever quantizes groups into 128x4 tiles clears their padding."""
 
 
 def _gemm_bf16(
@@ -242,6 +249,7 @@ gemm_bf16 = kernel(
     ],
     tolerance=OUTPUTS,
     flops=flops,
-    draw=dict(a=_small_integers, b=_small_integers, group_starts=example_starts, order=example_order, out_global=example_levels,
+    draw=dict(a=_small_integers, b=_small_integers, group_starts=example_starts, order=example_order,
+              out_global=example_levels,
               alphas=example_levels),
 )(_gemm_bf16)
