@@ -447,7 +447,7 @@ def _dtype_option(help: str) -> click.Option:
 
 # What `run attention` says of the keyword arguments of `ptxrt.attention`, by their kind of option.
 _ATTENTION_WORDS = {
-    "qk": "Format of q and k in their product.",
+    "qk": "Format of q and k in their product; f16 where q, k and v all are float16, else bf16.",
     "pv": "Format of the weights and v in theirs; that of --qk by default.",
     "quantize": "in_kernel: quantize q and k as they are loaded.",
     "smooth_k": "Subtract the mean key: auto, true or false.",
@@ -502,7 +502,7 @@ def attention_command() -> click.Command:
         elif p.name == "window":
             params.append(click.Option([option], type=Window(), help="How far each query sees; a side without a number is open."))
         elif p.name == "out_dtype":
-            params.append(click.Option([option], type=click.Choice(["bfloat16", "float16", "float32"]), help="bfloat16 by default, float16 for f16."))
+            params.append(click.Option([option], type=click.Choice(["bfloat16", "float16", "float32"]), help="That of q by default."))
     params.append(_dtype_option("Convert q, k and v to this format first."))
     return job_command("attention", manual_of(function), params, attention_job, quantizes=True)
 

@@ -1,5 +1,7 @@
 """`attention` in bf16 and f16 on every machine: every option against a restatement of the algorithm and against float64."""
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -154,7 +156,8 @@ def test_key_lengths_hide_what_lies_behind(machine, rng):
         out = check(q, k, v, key_lengths=lengths, causal=causal)
         for batch, length in enumerate(lengths):
             k[batch, :, length:], v[batch, :, length:] = np.nan, np.inf
-        np.testing.assert_array_equal(ptxrt.attention(q, k, v, key_lengths=lengths, causal=causal).view(np.uint16), out.view(np.uint16))
+        again = ptxrt.attention(q, k, v, key_lengths=lengths, causal=causal, out_dtype=out.dtype)
+        np.testing.assert_array_equal(bits(again), bits(out))
         k, v = np.nan_to_num(k), np.nan_to_num(v, posinf=0)
     assert not out[4].astype(np.float32).any()
 
@@ -546,10 +549,30 @@ def test_merge_takes_and_gives_other_types(machine, rng):
 def test_inputs_of_every_type(machine, rng, dtype, format):
     q, k, v = random_qkv(rng, 1, 2, 20, 40, 24, dtype=dtype)
     got = ptxrt.attention(q, k, v, qk=format)
-    assert got.dtype == DTYPES[format]
-    np.testing.assert_array_equal(bits(got), bits(ptxrt.attention(*rounded(format, q, k, v), qk=format)))
-    mixed = ptxrt.attention(q.astype(DTYPES[format]), k, v.astype(DTYPES[format]), qk=format)
+    assert got.dtype == q.dtype
+    np.testing.assert_array_equal(bits(got), bits(ptxrt.attention(*rounded(format, q, k, v), qk=format, out_dtype=q.dtype)))
+    mixed = ptxrt.attention(q.astype(DTYPES[format]), k, v.astype(DTYPES[format]), qk=format, out_dtype=q.dtype)
     np.testing.assert_array_equal(bits(mixed), bits(got))
+
+
+def test_what_is_computed_and_given_where_nothing_is_asked_for(machine, rng):
+    """f16 where q, k and v all are float16, else bf16; results of q's type, bfloat16 of an operand or where a kernel has not q's."""
+    arrays = random_qkv(rng, 1, 2, 5, 40, 32)
+    for dtypes in itertools.product((np.float16, BF16, np.float32), repeat=3):
+        given = [x.astype(dtype) for x, dtype in zip(arrays, dtypes)]
+        got = ptxrt.attention(*given)
+        assert got.dtype == dtypes[0]
+        format = "f16" if dtypes == (np.float16,) * 3 else "bf16"
+        np.testing.assert_array_equal(bits(got), bits(ptxrt.attention(*given, qk=format, pv=format, out_dtype=dtypes[0])))
+    halves = [x.astype(np.float16) for x in arrays]
+    np.testing.assert_array_equal(bits(ptxrt.attention(*map(ptxrt.to_device, halves)).to_numpy()), bits(ptxrt.attention(*halves)))
+    exact, _ = exact_attention(*halves)
+    assert relative(ptxrt.attention(*halves), exact) < 6e-4
+    for q, dtype in ((arrays[0], np.float32), (halves[0], np.float16), (ptxrt.quantize_operand(arrays[0], "mxfp8", role="q"), BF16)):
+        assert ptxrt.attention(q, *arrays[1:], qk="mxfp8").dtype == dtype
+    assert ptxrt.attention(*halves, normalize=False)[0].dtype == np.float32
+    in_kernel = dict(qk="mxfp4", pv="bf16", quantize="in_kernel")
+    assert [ptxrt.attention(x, x, x, **in_kernel).dtype for x in (arrays[0], halves[0])] == [np.float32, BF16]
 
 
 def test_a_layout_is_strides_alone(machine, rng):
@@ -619,11 +642,11 @@ def test_prepared_calls_and_graphs(machine, rng):
         out = ptxrt.empty((1, 4, 5, 32), BF16)
         prepared = ptxrt.prepare(ptxrt.attention, *first, out=out, **options)
         got, lse = prepared(*second)
-        want, want_lse = ptxrt.attention(*second, **options)
+        want, want_lse = ptxrt.attention(*second, out_dtype=BF16, **options)
         np.testing.assert_array_equal(bits(got.to_numpy()), bits(want.to_numpy()))
         np.testing.assert_array_equal(lse.to_numpy(), want_lse.to_numpy())
         with ptxrt.graph() as graph:
-            again, _ = ptxrt.attention(*second, **options)
+            again, _ = ptxrt.attention(*second, out_dtype=BF16, **options)
         graph.launch()
         np.testing.assert_array_equal(bits(again.to_numpy()), bits(want.to_numpy()))
 

@@ -36,14 +36,14 @@ class Way:
     operands: called with a call, its q, k and v on the device, and the place, it gives the kernel's arguments by
     name; operands.values(q, k, v, cu_seqlens_k) is what they hold, as NumPy arrays, for references, and operands.multiplied(call) what
     the kernel makes its scores and output of. operands.formats:
-    by name the formats of those that may be quantized before, which operands.check(k, v) looks at. output: the type of results where none is
-    asked for. lacks: options of `attention` that the kernel does not have. run: what to do in place of `_run`.
+    by name the formats of those that may be quantized before, which operands.check(k, v) looks at. outputs: the types of results that the
+    kernel writes. lacks: options of `attention` that the kernel does not have. run: what to do in place of `_run`.
     sums: what splits give beside `partial` and `row_max` where lse is wanted.
     """
 
     kernel: Kernel
     operands: Any
-    output: Format
+    outputs: tuple[Format, ...] = (bf16, f16, f32)
     lacks: tuple[str, ...] = ("smooth_k", "smooth_q")
     run: Callable[..., tuple] | None = None
     sums: tuple[str, ...] = ("row_sum",)
@@ -55,7 +55,7 @@ def attention(
     k,
     v,
     *,
-    qk="bf16",
+    qk=None,
     pv=None,
     quantize=None,
     causal=False,
@@ -80,8 +80,8 @@ def attention(
 
     q, k and v are float32, float16 or bfloat16, on any strides (on a device, from 0 on); D and Dv up to 256; B, H and S change places with
     layout="bshd". Heads h of q with the same h // (H / Hkv) share a head of k and v.
-    qk, pv: formats of the operands of the two products, "bf16" or "f16"; pv is qk's where None. float32, and a 16-bit type that
-    is not the format's, are rounded to it. qk="mxfp4", pv="bf16", quantize="in_kernel": Q and K quantized as they are loaded.
+    qk, pv: formats of the operands of the two products, "bf16" or "f16"; pv is qk's where None. Where qk is None it is "f16" if q, k
+    and v all are float16, else "bf16". float32, and a 16-bit type that is not the format's, are rounded to it. qk="mxfp4", pv="bf16", quantize="in_kernel": Q and K quantized as they are loaded.
     "mxfp8", "mxfp4", "nvfp4", also "mxfp4" and "nvfp4" with pv="mxfp8", and "mxfp8" and "nvfp4" with pv="bf16": q, k and v are quantized
     first, as `quantize_operand` does; what it gives may stand in their place, so that K and V are quantized once and used many times.
     scale: finite; 1 / sqrt(D) where None. softcap: above 0, scores become softcap tanh(score / softcap).
@@ -101,8 +101,8 @@ def attention(
     return_lse: also return the natural logarithm of each row's denominator, float32 [B, H, Sq].
     normalize: where False, return (out, row_max, row_sum), all float32: out / row_sum is the output, the denominator is
     2**row_max row_sum, and row_max is a whole number. `merge` takes them from several segments of the keys.
-    out_dtype: float32, float16 or bfloat16; bfloat16 where None, or float16 for pv="f16". out: an array of the output's
-    shape to write to, whose dtype then decides. stream: of the device; None is the library's own.
+    out_dtype: float32, float16 or bfloat16; q's where None, and bfloat16 where q is an Operand, or where a format has no output of
+    q's type. out: an array of the output's shape to write to, whose dtype then decides. stream: of the device; None is the library's own.
 
     Rows that see no key give 0, and an lse of -inf (or their sink). NaN in a row of Q, in a key that it sees or in its sink gives
     NaN. Results do not depend on the rest of the batch: each item's are those of a call of its own, bit for bit. NumPy arrays give
@@ -384,13 +384,13 @@ _FIRST_LACKS += ("smooth_k", "smooth_q")
 def _on_blocks(qk: str, pv: str) -> Way:
     """Attention on operands in block formats."""
     kernel = BLOCK_ATTENTION[qk, pv]
-    return Way(kernel, BlockOperands(kernel, qk, pv), bf16, (), sums=("row_sum", "exact_sum"))
+    return Way(kernel, BlockOperands(kernel, qk, pv), lacks=(), sums=("row_sum", "exact_sum"))
 
 
 # (qk, pv, quantize) -> how it is computed. Another format is another line.
 ATTENTION = {
-    ("bf16", "bf16", None): Way(attention_bf16, _Floats(bf16), bf16),
-    ("f16", "f16", None): Way(attention_bf16, _Floats(f16), f16),
+    ("bf16", "bf16", None): Way(attention_bf16, _Floats(bf16)),
+    ("f16", "f16", None): Way(attention_bf16, _Floats(f16)),
     **{(qk, pv, None): _on_blocks(qk, pv) for qk, pv in BLOCK_ATTENTION},
-    ("mxfp4", "bf16", "in_kernel"): Way(attention_mxfp4_bf16, _QuantizedInKernel(), bf16, _FIRST_LACKS, _run_in_kernel),
+    ("mxfp4", "bf16", "in_kernel"): Way(attention_mxfp4_bf16, _QuantizedInKernel(), (bf16, f32), _FIRST_LACKS, _run_in_kernel),
 }

@@ -12,7 +12,7 @@ import numpy as np
 from ..array import DeviceArray, as_arrays, as_output
 from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
-from ..formats import Format, f32, format_of
+from ..formats import Format, bf16, f32, format_of
 from .attention_kernels import HEAD_DIMS, OPEN
 from .operands import Operand, checked_cu_seqlens, shown, whole_numbers
 from .quantized import QuantizedArray
@@ -97,6 +97,9 @@ def attention_call(
     out,
 ) -> Call:
     """The arguments of `attention`, where their defaults stand, checked. ways: what `attention` knows, by formats."""
+    if qk is None:
+        q, k, v = (x if isinstance(x, QuantizedArray) else as_arrays("attention", **{name: x})[0] for name, x in zip("qkv", (q, k, v)))
+        qk = "f16" if all(getattr(x, "dtype", None) == np.float16 for x in (q, k, v)) else "bf16"
     way = _way(ways, qk, pv, quantize)
     if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
         raise ArgumentError(f"attention: layout is {layout!r}; pass 'bhsd' or 'bshd'")
@@ -117,7 +120,7 @@ def attention_call(
         words = "returns row_max and row_sum, of which lse is (row_max + log2 row_sum) ln 2; leave out return_lse"
         raise ArgumentError(f"attention: normalize=False {words}")
     given = None if out is None else as_output("attention", "out", out)
-    member = output_format("attention", out_dtype, given, way.output if normalize else f32)
+    member = output_format("attention", out_dtype, given, _usual_output(way, q) if normalize else f32)
     if not normalize and member is not f32:
         raise ArgumentError(f"attention: normalize=False gives float32; {member.dtype} was asked for")
     automatic = isinstance(smooth_k, str) and smooth_k == "auto"
@@ -154,6 +157,12 @@ def _way(ways, qk, pv, quantize):
     nearest = max(ways, key=lambda known: sum(map(_likeness, known, asked)))
     known = "; ".join(spelled(*formats) for formats in ways)
     raise ArgumentError(f"attention: no kernel for {spelled(*asked)}; nearest: {spelled(*nearest)}. There is {known}")
+
+
+def _usual_output(way, q) -> Format:
+    """The type of results where none is asked for: q's, bfloat16 where that is an operand or the kernel does not write q's."""
+    member = None if isinstance(q, Operand) else format_of(q.dtype)
+    return member if member in way.outputs else bf16
 
 
 def _likeness(known, asked) -> float:
