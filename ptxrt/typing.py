@@ -1,0 +1,82 @@
+"""The types of the public functions: what arrays they take, and the words they know, for readers and type checkers.
+
+    from ptxrt.typing import Array, BlockFormat
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Sequence, TypedDict, Union
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+if TYPE_CHECKING:
+    from .array import DeviceArray
+    from .backend import Queue
+    from .ops.operands import Operand
+    from .stream import Stream
+
+# Formats of `quantize`, of operands of attention, of the operands of its two products, and of 16 or 32 bits.
+BlockFormat = Literal["mxfp4", "mxfp8", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "nvfp4"]
+OperandFormat = Literal["mxfp8", "mxfp4", "nvfp4", "bf16"]
+AttentionFormat = Literal["bf16", "f16", "mxfp8", "mxfp4", "nvfp4"]
+ScaleRule = Literal["floor", "ceil", "rceil", "even", "amax", "four_over_six"]
+ScaleLayout = Literal["linear", "128x4"]
+Role = Literal["q", "k", "v"]
+AxisOrder = Literal["bhsd", "bshd"]
+MachineName = Literal["native", "portable", "emulator"]
+
+
+class SupportsDLPack(Protocol):
+    """An array of a library that speaks DLPack: PyTorch's, JAX's, CuPy's."""
+
+    def __dlpack__(self, *, stream: Any = ...) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[Any, Any]: ...
+
+
+class SupportsCudaArray(Protocol):
+    """An array with the CUDA array interface: Numba's."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+
+class SupportsCudaStream(Protocol):
+    """A stream of a library that names it by CUDA's protocol."""
+
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+
+HostArray = NDArray[Any]
+# What functions take as an array. Lists are none: what is computed on should say its type.
+Array = Union[HostArray, "DeviceArray", SupportsDLPack, SupportsCudaArray]
+WholeNumbers = Union[Array, Sequence[int]]
+Numbers = Union[Array, Sequence[float]]
+# A stream of this library or of another one, or a handle; None is the library's own.
+StreamLike = Union["Stream", "Queue", SupportsCudaStream, int, None]
+Number = Union[float, np.floating[Any], np.integer[Any]]
+Flag = Union[bool, np.bool_]
+
+
+class AttentionOptions(TypedDict, total=False):
+    """What `attention` takes by name, beside `return_lse` and `normalize`, on which its results depend."""
+
+    qk: AttentionFormat | None
+    pv: AttentionFormat | None
+    quantize: Literal["in_kernel"] | None
+    causal: Flag
+    window: tuple[int | None, int | None] | None
+    scale: Number | None
+    softcap: Number
+    mask: Array | None
+    sinks: Numbers | None
+    key_lengths: WholeNumbers | None
+    cu_seqlens_q: WholeNumbers | None
+    cu_seqlens_k: WholeNumbers | None
+    smooth_k: Flag | Literal["auto"]
+    smooth_q: Flag
+    layout: AxisOrder
+    out_dtype: DTypeLike | None
+    out: Array | None
+    stream: StreamLike
