@@ -55,55 +55,70 @@ _HOME = {
 __all__ = ["kernels", "synchronize", *_HOME]
 
 if TYPE_CHECKING:
-    from .accuracy import Comparison, compare
-    from .array import DeviceArray, empty, to_device
-    from .selection import machines, using
-    from .errors import (
-        AbiError,
-        ArgumentError,
-        BuildError,
-        DriverError,
-        EmulatorFault,
-        FileError,
-        LaunchError,
-        MachineError,
-        OutOfMemory,
-        PtxError,
-    )
-    from .graphs import graph
-    from .launch import last_launches
-    from .ops.attention import attention, merge
-    from .ops.gemm import matmul
-    from .ops.operands import Operand, quantize_operand
-    from .ops.quantize import dequantize, quantize, swizzle_scales, unswizzle_scales
-    from .ops.quantized import QuantizedArray
-    from .prepared import prepare
-    from .program import load
-    from .stream import Event, Stream, memory_info, trim_memory
-    from .tracing import trace
+    # "X as X" is how type checkers know that a module gives a name on.
+    from .accuracy import Comparison as Comparison
+    from .accuracy import compare as compare
+    from .array import DeviceArray as DeviceArray
+    from .array import empty as empty
+    from .array import to_device as to_device
+    from .errors import AbiError as AbiError
+    from .errors import ArgumentError as ArgumentError
+    from .errors import BuildError as BuildError
+    from .errors import DriverError as DriverError
+    from .errors import EmulatorFault as EmulatorFault
+    from .errors import FileError as FileError
+    from .errors import LaunchError as LaunchError
+    from .errors import MachineError as MachineError
+    from .errors import OutOfMemory as OutOfMemory
+    from .errors import PtxError as PtxError
+    from .graphs import graph as graph
+    from .kernel import Kernel
+    from .launch import last_launches as last_launches
+    from .ops.attention import attention as attention
+    from .ops.attention import merge as merge
+    from .ops.gemm import matmul as matmul
+    from .ops.operands import Operand as Operand
+    from .ops.operands import quantize_operand as quantize_operand
+    from .ops.quantize import dequantize as dequantize
+    from .ops.quantize import quantize as quantize
+    from .ops.quantize import swizzle_scales as swizzle_scales
+    from .ops.quantize import unswizzle_scales as unswizzle_scales
+    from .ops.quantized import QuantizedArray as QuantizedArray
+    from .prepared import prepare as prepare
+    from .program import load as load
+    from .selection import machines as machines
+    from .selection import using as using
+    from .stream import Event as Event
+    from .stream import Stream as Stream
+    from .stream import memory_info as memory_info
+    from .stream import trim_memory as trim_memory
+    from .tracing import trace as trace
+    from .typing import StreamLike
 
 
-def kernels() -> "dict[str, Any]":
+def kernels() -> "dict[str, Kernel]":
     """Every declared kernel by name, as a `ptxrt.kernel.Kernel`."""
     import_module(f"{__name__}.ops")
     return dict(import_module(f"{__name__}.kernel").REGISTRY)
 
 
-def synchronize(stream=None) -> None:
+def synchronize(stream: "StreamLike" = None) -> None:
     """Wait until everything in the stream is done on its machine; None is that of `with stream:`, else the library's own."""
     backend = getattr(stream, "backend", None) or import_module(f"{__name__}.selection").current()
     backend.synchronize(stream)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        from difflib import get_close_matches
+if not TYPE_CHECKING:  # type checkers should know every name, and no other
 
-        near = get_close_matches(name, __all__, 1, 0.6)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, __all__, 1, 0.6)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> "list[str]":

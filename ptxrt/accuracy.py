@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class Comparison:
         )
 
 
-def compare(got, want) -> Comparison:
+def compare(got: Any, want: Any) -> Comparison:
     """Compare two arrays of one shape; device arrays are downloaded first, quantized ones decoded.
 
     An element that is NaN or infinite on one side and differs from the other makes relative_l2

@@ -9,7 +9,7 @@ from functools import cached_property
 from math import prod
 from operator import index
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any, Iterator, Sequence, SupportsIndex, Union
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +18,15 @@ from .backend import Backend, Queue, Remembered, scope
 from .binder import ALIGNMENT, row_major_strides
 from .errors import ArgumentError, OutOfMemory
 from .selection import current, place
+
+if TYPE_CHECKING:
+    from types import EllipsisType
+
+    from numpy.typing import DTypeLike
+
+    from .typing import Array, StreamLike
+
+    Key = Union[SupportsIndex, slice, EllipsisType, None, tuple[SupportsIndex | slice | EllipsisType | None, ...]]
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # The legacy default stream, as `__cuda_array_interface__`, DLPack and the driver number it.
@@ -161,7 +170,7 @@ class DeviceArray:
     # NumPy operators leave a device array alone instead of wrapping it into an object array.
     __array_ufunc__ = None
 
-    def __init__(self, memory: Memory, address: int, shape: tuple[int, ...], dtype, strides=None, writeable: bool = True):
+    def __init__(self, memory: Memory, address: int, shape: tuple[int, ...], dtype: DTypeLike, strides: Sequence[int] | None = None, writeable: bool = True):
         self.backend = memory.backend
         self.memory = memory
         self.address = address
@@ -213,10 +222,10 @@ class DeviceArray:
             raise TypeError("a DeviceArray without axes has no length")
         return self.shape[0]
 
-    def __array__(self, dtype=None, copy=None):
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         raise TypeError("a DeviceArray is not in host memory; download it with .to_numpy()")
 
-    def to_numpy(self, *, stream=None) -> np.ndarray:
+    def to_numpy(self, *, stream: StreamLike = None) -> np.ndarray:
         """Download into a new NumPy array in row-major order, after everything that writes it; this waits.
 
         A view is read in pieces without gaps; one of many small pieces is better copied on the device first.
@@ -245,7 +254,7 @@ class DeviceArray:
 
     # Views: the same memory, nothing is copied
 
-    def transpose(self, *axes) -> "DeviceArray":
+    def transpose(self, *axes: SupportsIndex | Sequence[SupportsIndex]) -> "DeviceArray":
         """The same memory with its axes in another order: that of `axes`, or reversed where none are named."""
         try:
             order = tuple(map(index, axes[0] if len(axes) == 1 and hasattr(axes[0], "__iter__") else axes))
@@ -257,7 +266,7 @@ class DeviceArray:
         shape, strides = (tuple(item[axis] for axis in order) for item in (self.shape, self.strides))
         return DeviceArray(self.memory, self.address, shape, self.dtype, strides, self.writeable)
 
-    def broadcast_to(self, shape) -> "DeviceArray":
+    def broadcast_to(self, shape: SupportsIndex | Sequence[SupportsIndex]) -> "DeviceArray":
         """The same memory, read-only, with axes put in front and axes of size 1 repeated, as in NumPy."""
         sizes = _checked_shape("broadcast_to", shape)
         added = len(sizes) - self.ndim
@@ -267,7 +276,7 @@ class DeviceArray:
         kept = tuple(stride if mine == wanted else 0 for mine, wanted, stride in zip(self.shape, sizes[added:], self.strides))
         return DeviceArray(self.memory, self.address, sizes, self.dtype, (0,) * added + kept, False)
 
-    def __getitem__(self, key) -> "DeviceArray":
+    def __getitem__(self, key: Key) -> "DeviceArray":
         """A view of a part, by whole numbers, slices, None and ..., as in NumPy; ArgumentError for anything else.
 
         Also for True and False, which NumPy takes for masks.
@@ -299,10 +308,10 @@ class DeviceArray:
         check_size("a view", shape, self.dtype)
         return DeviceArray(self.memory, address, shape, self.dtype, strides, self.writeable)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator["DeviceArray"]:
         return (self[i] for i in range(len(self)))
 
-    def reshape(self, *shape) -> "DeviceArray":
+    def reshape(self, *shape: SupportsIndex | Sequence[SupportsIndex]) -> "DeviceArray":
         """The same memory under another shape of as many elements; one size may be -1.
 
         ArgumentError where a view's elements do not lie so that the shape has strides.
@@ -323,7 +332,7 @@ class DeviceArray:
             raise ArgumentError(f"reshape: {self!r} with strides of {list(self.strides)} bytes has no view of shape {list(shape)}")
         return DeviceArray(self.memory, self.address, sizes, self.dtype, strides, self.writeable)
 
-    def view(self, dtype) -> "DeviceArray":
+    def view(self, dtype: DTypeLike) -> "DeviceArray":
         """The same memory under another dtype; as in NumPy the last axis grows or shrinks with the item's size."""
         dtype = _checked_dtype("view", dtype)
         if dtype.itemsize == self.dtype.itemsize:
@@ -364,7 +373,7 @@ class DeviceArray:
 
         return dlpack.device_of(self)
 
-    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+    def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None) -> Any:
         """A DLPack capsule of the same memory (from the emulator, of a copy); see `ptxrt.dlpack.give`."""
         from . import dlpack
 
@@ -498,7 +507,7 @@ def _host_array(function: str, shape, dtype: np.dtype) -> np.ndarray:
         raise OutOfMemory(f"{function}: the host has no {prod(shape) * dtype.itemsize} bytes for {dtype} {list(shape)}; split the call") from error
 
 
-def empty(shape, dtype, *, device: int | None = None) -> DeviceArray:
+def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike, *, device: int | None = None) -> DeviceArray:
     """A new device array, whose elements nothing has written yet, on the current machine or on that device of it."""
     sizes, dtype = _checked_shape("empty", shape), _checked_dtype("empty", dtype)
     check_size("empty", sizes, dtype)
@@ -535,7 +544,7 @@ def upload(backend: Backend, host: np.ndarray, stream=None) -> DeviceArray:
     return array
 
 
-def to_device(x, *, device: int | None = None, stream=None) -> DeviceArray:
+def to_device(x: Array | Sequence[Any] | float, *, device: int | None = None, stream: StreamLike = None) -> DeviceArray:
     """Put x on the current machine: NumPy arrays are copied, CUDA arrays of anyone's are borrowed as they are.
 
     device: the number of the device; where left out, NumPy arrays go to the current one and device arrays stay where

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from threading import Lock
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from .array import DeviceArray, Memory
 from .backend import Packet, Queue, enter, leave, scope
 from .errors import ArgumentError
 from .launch import Launch, Plan, announce
 from .selection import current
+
+if TYPE_CHECKING:
+    from .typing import StreamLike
 
 
 class graph:
@@ -27,7 +30,7 @@ class graph:
 
     name = "ptxrt.graph"
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.backend: Any = None
         self.queue: Queue | None = None
         self._captured: Any = None
@@ -48,7 +51,7 @@ class graph:
         self._before = enter(backend=self.backend, queue=self.queue, recorder=self)
         return self
 
-    def __exit__(self, kind, error, traceback) -> None:
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         leave(self._before, "backend", "queue", "recorder")
         self._state = "ready" if kind is None else "failed"
         try:
@@ -73,7 +76,7 @@ class graph:
             self._uses[array.memory] = self._uses.get(array.memory, False) or write
         self._receipts.append(plan.receipt(values))
 
-    def launch(self, stream=None) -> None:
+    def launch(self, stream: StreamLike = None) -> None:
         """Run everything in the graph, in order, in a stream; without waiting.
 
         Threads that launch one graph take turns: each launch comes as a whole before or after another.

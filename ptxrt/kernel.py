@@ -70,7 +70,7 @@ class Kernel(Declaration):
         """
         return bind(self, arrays, dtype, named)
 
-    def reference(self, *arrays, dtype=None, **named) -> dict[str, np.ndarray]:
+    def reference(self, *arrays: Any, dtype: Any = None, **named: Any) -> dict[str, np.ndarray]:
         """Outputs by name as the declaration's body defines them, from NumPy inputs.
 
         Where the kernel has a tolerance, float outputs come in float64, so that the reference adds no
@@ -92,7 +92,7 @@ class Kernel(Declaration):
         precise = member.kind == "float" and self.tolerance(a.name) is not EXACT
         return np.empty(bound.shape_of(a), np.float64 if precise else member.dtype)
 
-    def __call__(self, *arrays, dtype=None, stream=None, **named):
+    def __call__(self, *arrays: Any, dtype: Any = None, stream: Any = None, **named: Any) -> Any:
         """Launch on the current machine; arguments as for `bind`, results in order of declaration.
 
         A single output comes by itself, several as a tuple; omitted ones are left out. NumPy inputs

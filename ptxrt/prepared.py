@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from functools import lru_cache, wraps
 from keyword import iskeyword
-from typing import Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Protocol, Sequence, TypeVar
 
 import numpy as np
 
@@ -18,10 +18,24 @@ from .backend import Packet, Queue, Remembered, _scope, enter, leave
 from .errors import ArgumentError
 from .formats import bf16
 from .kernel import Kernel
-from .launch import Plan
+from .launch import Launch, Plan
+
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec
+
+    P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
 
 
-def prepare(op: Callable, *arguments, **named) -> Callable:
+class Prepared(Protocol[R]):
+    """What `prepare` gives: a function whose arguments are those of the example, where they are left out. launches: the receipts."""
+
+    launches: tuple[Launch, ...]
+
+    def __call__(self, *arguments: Any, stream: Any = ..., **named: Any) -> R: ...
+
+
+def prepare(op: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> Prepared[R]:
     """Prepare `op(*arguments, **named)`: any kernel, function of this package, or function made of them.
 
         prepared = ptxrt.prepare(ptxrt.quantize, x, "mxfp4", out=q)
@@ -362,7 +376,7 @@ class _Prepared:
         return parts[0] if self.simple[0] is None else f"({', '.join(parts)},)"
 
 
-def remembered(function: Callable) -> Callable:
+def remembered(function: Callable[P, R]) -> Callable[P, R]:
     """Mark a function whose launches depend on nothing but the shapes, dtypes and plain values of its arguments.
 
     Of a call with `out=` on device arrays, which launches without memory of its own, is kept what it launches; a call

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
-from typing import Any, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -14,13 +15,16 @@ from .files import checked_path
 from .launch import GRID_LIMITS, Launch, Plan
 from .selection import current
 
+if TYPE_CHECKING:
+    from .typing import StreamLike
+
 _STRUCT_CODES = {
     **{"u8": "B", "s8": "b", "u16": "H", "s16": "h", "u32": "I", "s32": "i", "u64": "Q", "s64": "q"},
     **{"f16": "e", "f32": "f", "f64": "d"},
 }
 
 
-def load(path) -> "Program":
+def load(path: str | os.PathLike[str]) -> "Program":
     """Load a `.ptx`, or on a GPU machine also a fatbin or cubin, on the current machine.
 
     `program["name"](grid, block, *arguments, shared_bytes=0, stream=None)` launches an entry. FileError for
@@ -73,7 +77,9 @@ class ProgramEntry:
         types = ", ".join(p.type or f"{p.size} bytes" for p in self._entry.params)
         return f"<entry {self.name}({types}) of {self._program}>"
 
-    def __call__(self, grid, block, *arguments, shared_bytes: int = 0, stream=None) -> None:
+    def __call__(
+        self, grid: int | Sequence[int], block: int | Sequence[int], *arguments: Any, shared_bytes: int = 0, stream: StreamLike = None
+    ) -> None:
         """Launch with one argument for each parameter.
 
         grid, block: one to three numbers. An argument is a NumPy array (uploaded; copied back after

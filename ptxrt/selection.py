@@ -21,6 +21,7 @@ from .errors import ArgumentError, MachineError
 
 if TYPE_CHECKING:
     from .driver import Probe
+    from .typing import MachineName
 
 MACHINES = ("native", "portable", "emulator")
 NATIVE_CAPABILITIES = ((12, 0), (12, 1))
@@ -214,14 +215,14 @@ class using:
     races=False, profile=False, schedule="together" or "warps"; docs/emulator.md says what each does.
     """
 
-    def __init__(self, machine: str, *, device: int | None = None, **options):
+    def __init__(self, machine: MachineName, *, device: int | None = None, **options: Any):
         self.backend = backend_for(machine, device, **options)
         self._before = enter(backend=self.backend)
 
     def __enter__(self) -> Backend:
         return self.backend
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         leave(self._before, "backend")
 
     def __repr__(self) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .backend import MemoryInfo, enter, leave
 from .errors import ArgumentError
 from .selection import current, place
+
+if TYPE_CHECKING:
+    from .typing import StreamLike
 
 
 class Stream:
@@ -45,7 +48,7 @@ class Stream:
         event.record(self)
         return event
 
-    def wait(self, other) -> None:
+    def wait(self, other: Event | StreamLike) -> None:
         """Let what comes next in this stream wait, on the device, for an Event or for the present end of another stream."""
         if isinstance(other, Event):
             self.backend.wait(self.queue, other._point("wait"))
@@ -57,7 +60,7 @@ class Stream:
         self._before.append(enter(queue=self.queue))
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         leave(self._before.pop(), "queue")
 
     def __cuda_stream__(self) -> tuple[int, int]:
@@ -80,7 +83,7 @@ class Event:
         self.backend = place(device)
         self._event: Any = None
 
-    def record(self, stream=None) -> "Event":
+    def record(self, stream: StreamLike = None) -> "Event":
         """Put the event at the present end of a stream; None is that of `with stream:`, else the library's own."""
         self._event = self.backend.timed_event(self.backend.queue(stream))
         return self

@@ -30,7 +30,7 @@ class trace:
         launch.observers.append(self)
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         launch.observers.remove(self)
 
     def before(self, backend: Backend, queue: Queue):

@@ -1,6 +1,6 @@
 """The types of the public functions: what arrays they take, and the words they know, for readers and type checkers.
 
-    from ptxrt.typing import Array, BlockFormat
+    from ptxrt.typing import Array, BlockFormatName
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from .stream import Stream
 
 # Formats of `quantize`, of operands of attention, of the operands of its two products, and of 16 or 32 bits.
-BlockFormat = Literal["mxfp4", "mxfp8", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "nvfp4"]
-OperandFormat = Literal["mxfp8", "mxfp4", "nvfp4", "bf16"]
-AttentionFormat = Literal["bf16", "f16", "mxfp8", "mxfp4", "nvfp4"]
+BlockFormatName = Literal["mxfp4", "mxfp8", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "nvfp4"]
+OperandFormatName = Literal["mxfp8", "mxfp4", "nvfp4", "bf16"]
+AttentionFormatName = Literal["bf16", "f16", "mxfp8", "mxfp4", "nvfp4"]
 ScaleRule = Literal["floor", "ceil", "rceil", "even", "amax", "four_over_six"]
 ScaleLayout = Literal["linear", "128x4"]
 Role = Literal["q", "k", "v"]
@@ -62,8 +62,8 @@ Flag = Union[bool, np.bool_]
 class AttentionOptions(TypedDict, total=False):
     """What `attention` takes by name, beside `return_lse` and `normalize`, on which its results depend."""
 
-    qk: AttentionFormat | None
-    pv: AttentionFormat | None
+    qk: AttentionFormatName | None
+    pv: AttentionFormatName | None
     quantize: Literal["in_kernel"] | None
     causal: Flag
     window: tuple[int | None, int | None] | None

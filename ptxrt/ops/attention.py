@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Literal, Sequence, overload
 
 import numpy as np
 
@@ -23,6 +23,14 @@ from .place import ROW_UNIT
 from .place import Place as _Place
 from .place import converted as _converted
 from .place import is_loadable as _is_loadable
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+    from typing_extensions import Unpack
+
+    from ..typing import Array, AttentionOptions, HostArray, StreamLike
+
+    Given = Array | Operand
 
 # Blocks that fill a GPU (an H200 has 132 multiprocessors with room for two each, an RTX 5090 170), the rows of one, and the
 # fewest units of keys that are worth a block of their own.
@@ -49,6 +57,32 @@ class Way:
     sums: tuple[str, ...] = ("row_sum",)
 
 
+@overload
+def attention(
+    q: HostArray, k: HostArray, v: HostArray, *, return_lse: Literal[False] = ..., normalize: Literal[True] = ..., **options: Unpack[AttentionOptions]
+) -> HostArray: ...
+@overload
+def attention(
+    q: HostArray, k: HostArray, v: HostArray, *, return_lse: Literal[True], normalize: Literal[True] = ..., **options: Unpack[AttentionOptions]
+) -> tuple[HostArray, HostArray]: ...
+@overload
+def attention(
+    q: HostArray, k: HostArray, v: HostArray, *, return_lse: Literal[False] = ..., normalize: Literal[False], **options: Unpack[AttentionOptions]
+) -> tuple[HostArray, HostArray, HostArray]: ...
+@overload
+def attention(
+    q: DeviceArray, k: Given, v: Given, *, return_lse: Literal[False] = ..., normalize: Literal[True] = ..., **options: Unpack[AttentionOptions]
+) -> DeviceArray: ...
+@overload
+def attention(
+    q: DeviceArray, k: Given, v: Given, *, return_lse: Literal[True], normalize: Literal[True] = ..., **options: Unpack[AttentionOptions]
+) -> tuple[DeviceArray, DeviceArray]: ...
+@overload
+def attention(
+    q: DeviceArray, k: Given, v: Given, *, return_lse: Literal[False] = ..., normalize: Literal[False], **options: Unpack[AttentionOptions]
+) -> tuple[DeviceArray, DeviceArray, DeviceArray]: ...
+@overload
+def attention(q: Given, k: Given, v: Given, *, return_lse: bool = ..., normalize: bool = ..., **options: Unpack[AttentionOptions]) -> Any: ...
 @remembered
 def attention(
     q,
@@ -124,6 +158,36 @@ def call_of(*arguments, **options) -> Call:
     return attention_call(ATTENTION, **bound.arguments)
 
 
+@overload
+def merge(
+    outputs: HostArray | Sequence[HostArray],
+    lses: HostArray | Sequence[HostArray] | None = ...,
+    *,
+    row_max: HostArray | Sequence[HostArray] | None = ...,
+    row_sum: HostArray | Sequence[HostArray] | None = ...,
+    out_dtype: DTypeLike = ...,
+    stream: StreamLike = ...,
+) -> tuple[HostArray, HostArray]: ...
+@overload
+def merge(
+    outputs: DeviceArray | Sequence[DeviceArray],
+    lses: Array | Sequence[Array] | None = ...,
+    *,
+    row_max: Array | Sequence[Array] | None = ...,
+    row_sum: Array | Sequence[Array] | None = ...,
+    out_dtype: DTypeLike = ...,
+    stream: StreamLike = ...,
+) -> tuple[DeviceArray, DeviceArray]: ...
+@overload
+def merge(
+    outputs: Array | Sequence[Array],
+    lses: Array | Sequence[Array] | None = ...,
+    *,
+    row_max: Array | Sequence[Array] | None = ...,
+    row_sum: Array | Sequence[Array] | None = ...,
+    out_dtype: DTypeLike = ...,
+    stream: StreamLike = ...,
+) -> Any: ...
 def merge(outputs, lses=None, *, row_max=None, row_sum=None, out_dtype=np.float32, stream=None):
     """Merge attention over segments of the keys: (output, lse) of all, from the outputs of each and what their rows count.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from .quantized import QuantizedArray, checked_shape
 from .quantizers import DEQUANTIZE, DEQUANTIZE_COLUMNS
 from .scales import fill_f32, gather_bytes
 from .smoothing import SMOOTH_QUERIES, add_mean, less_block_means, mean_keys, operand_scale, scan_keys
+
+if TYPE_CHECKING:
+    from ..typing import Array, AxisOrder, Flag, Number, OperandFormatName, Role, ScaleRule, StreamLike, WholeNumbers
 
 ROLES = ("q", "k", "v")
 # The scale rules of operands that differ from `quantize`'s: under "floor" the largest values of a block saturate, all in one
@@ -75,7 +79,19 @@ class Operand(QuantizedArray):
     format: "mxfp8", "mxfp4", "nvfp4"; of values also "bf16".
     """
 
-    def __init__(self, codes, scales=None, *, format, role, shape, dim=None, global_scale=None, mean=None, cu_seqlens=None):
+    def __init__(
+        self,
+        codes: Array,
+        scales: Array | None = None,
+        *,
+        format: OperandFormatName,
+        role: Role,
+        shape: Sequence[int],
+        dim: int | None = None,
+        global_scale: Number | Array | None = None,
+        mean: Array | None = None,
+        cu_seqlens: WholeNumbers | None = None,
+    ):
         _check_role("Operand", role, format)
         shape = checked_shape("Operand", shape)
         if len(shape) != 4:
@@ -157,7 +173,7 @@ class Operand(QuantizedArray):
             return mean[sequences_of(cu_seqlens[:-1], self.shape[2])].transpose(1, 0, 2)[None]
         return np.broadcast_to(mean[:, :, None], self.shape)
 
-    def __array__(self, dtype=None, copy=None):
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("an Operand has no float array to share; leave out copy=False")
         host, (length, dim) = self.to_numpy(), self.shape[2:]
@@ -178,18 +194,18 @@ QuantizedArray._files[frozenset({"codes", "format", "role", "shape"})] = (
 
 
 def quantize_operand(
-    x,
-    format,
+    x: Array,
+    format: OperandFormatName,
     *,
-    role,
-    smooth=None,
-    layout="bhsd",
-    scale_rule=None,
-    global_scale=None,
-    key_lengths=None,
-    cu_seqlens=None,
-    dim=None,
-    stream=None,
+    role: Role,
+    smooth: Flag | None = None,
+    layout: AxisOrder = "bhsd",
+    scale_rule: ScaleRule | None = None,
+    global_scale: Number | Array | None = None,
+    key_lengths: WholeNumbers | None = None,
+    cu_seqlens: WholeNumbers | None = None,
+    dim: int | None = None,
+    stream: StreamLike = None,
 ) -> Operand:
     """Quantize queries, keys or values as attention reads them: x [B, H, S, D] of float32, float16 or bfloat16, D up to 256.
 

@@ -1,5 +1,9 @@
 """The friendly functions of quantization, composed of kernels: `quantize`, `dequantize`, and the layouts of scales."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Sequence, SupportsIndex, overload
+
 import numpy as np
 
 from ..array import DeviceArray, as_arrays, as_output, empty, to_device
@@ -11,22 +15,27 @@ from . import scales as kernels
 from .quantized import Layout, QuantizedArray, block_format, checked_axis, checked_global_scale, checked_shape, layout_of
 from .quantizers import DEQUANTIZE, DEQUANTIZE_COLUMNS, QUANTIZE, QUANTIZE_COLUMNS
 
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ..typing import Array, BlockFormatName, Flag, HostArray, Number, ScaleLayout, ScaleRule, StreamLike
+
 # Enough parts of an array to fill a GPU, few enough for one block of threads to finish.
 _AMAX_PARTS = 1024
 
 
 @remembered
 def quantize(
-    x,
-    format,
+    x: Array,
+    format: BlockFormatName,
     *,
-    axis=-1,
-    scale_rule=None,
-    scale_layout="linear",
-    global_scale=None,
-    pad=False,
-    out=None,
-    stream=None,
+    axis: SupportsIndex = -1,
+    scale_rule: ScaleRule | None = None,
+    scale_layout: ScaleLayout = "linear",
+    global_scale: Number | Array | None = None,
+    pad: Flag = False,
+    out: QuantizedArray | None = None,
+    stream: StreamLike = None,
 ) -> QuantizedArray:
     """Quantize x of float32, float16 or bfloat16 in blocks along one axis.
 
@@ -85,6 +94,12 @@ def quantize(
     return result if out is None else _copy_to(out, result)
 
 
+@overload
+def dequantize(q: QuantizedArray, dtype: DTypeLike = ..., *, out: HostArray, stream: StreamLike = ...) -> HostArray: ...
+@overload
+def dequantize(q: QuantizedArray, dtype: DTypeLike = ..., *, out: DeviceArray, stream: StreamLike = ...) -> DeviceArray: ...
+@overload
+def dequantize(q: QuantizedArray, dtype: DTypeLike = ..., *, out: Array | None = ..., stream: StreamLike = ...) -> Any: ...
 @remembered
 def dequantize(q, dtype=np.float32, *, out=None, stream=None):
     """Give the values of a QuantizedArray as float32, float16 or bfloat16 (rounded to nearest even).
@@ -156,6 +171,12 @@ def quantize_reference(x, format, *, axis=-1, scale_rule=None, scale_layout="lin
     return QuantizedArray(codes, layout.stored_scales(scales), **fields, global_scale=level[0] if level else None)
 
 
+@overload
+def swizzle_scales(scales: HostArray, *, axis: SupportsIndex = ..., stream: StreamLike = ...) -> HostArray: ...
+@overload
+def swizzle_scales(scales: DeviceArray, *, axis: SupportsIndex = ..., stream: StreamLike = ...) -> DeviceArray: ...
+@overload
+def swizzle_scales(scales: Array, *, axis: SupportsIndex = ..., stream: StreamLike = ...) -> Any: ...
 def swizzle_scales(scales, *, axis=-1, stream=None):
     """Arrange block scales in the 128x4 tiles that cuBLAS and CUTLASS take: uint8 bytes in one axis.
 
@@ -170,6 +191,12 @@ def swizzle_scales(scales, *, axis=-1, stream=None):
     return swizzled.to_numpy(stream=stream) if isinstance(scales, np.ndarray) else swizzled
 
 
+@overload
+def unswizzle_scales(swizzled: HostArray, shape: Sequence[int], *, axis: SupportsIndex = ..., stream: StreamLike = ...) -> HostArray: ...
+@overload
+def unswizzle_scales(swizzled: DeviceArray, shape: Sequence[int], *, axis: SupportsIndex = ..., stream: StreamLike = ...) -> DeviceArray: ...
+@overload
+def unswizzle_scales(swizzled: Array, shape: Sequence[int], *, axis: SupportsIndex = ..., stream: StreamLike = ...) -> Any: ...
 def unswizzle_scales(swizzled, shape, *, axis=-1, stream=None):
     """Give block scales of `shape`, uint8, out of their 128x4 tiles: the inverse of `swizzle_scales`.
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Sequence, SupportsIndex
 
 import numpy as np
 
@@ -14,6 +15,11 @@ from ..blocks import BLOCK_FORMATS, BlockFormat, swizzled_bytes, swizzled_offset
 from ..errors import ArgumentError
 from ..formats import f32
 from ..npy import Archive, Header, opened, write_arrays
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from ..typing import Array, BlockFormatName, Number, ScaleLayout, StreamLike
 
 SCALE_LAYOUTS = ("linear", "128x4")
 
@@ -174,9 +180,23 @@ class QuantizedArray:
     """
 
     role: str | None = None
-    mean = cu_seqlens = None
+    mean: Any = None
+    cu_seqlens: Any = None
+    codes: Any
+    scales: Any
+    global_scale: Any
 
-    def __init__(self, codes, scales, *, format, shape, axis=-1, scale_layout="linear", global_scale=None):
+    def __init__(
+        self,
+        codes: Array,
+        scales: Array,
+        *,
+        format: BlockFormatName,
+        shape: Sequence[int],
+        axis: SupportsIndex = -1,
+        scale_layout: ScaleLayout = "linear",
+        global_scale: Number | Array | None = None,
+    ):
         name = "QuantizedArray"
         block = block_format(name, format)
         self.layout = layout_of(name, block, checked_shape(name, shape), axis, scale_layout)
@@ -243,7 +263,7 @@ class QuantizedArray:
         more = (f", axis={self.axis}" if self.axis != -1 else "") + (f", scales {self.scale_layout}" if self.scale_layout != "linear" else "")
         return f"QuantizedArray({self.format}, shape={list(self.shape)}{more}, {self.nbytes} bytes)"
 
-    def to_numpy(self, *, stream=None) -> "QuantizedArray":
+    def to_numpy(self, *, stream: StreamLike = None) -> Self:
         """The same with NumPy arrays; itself where it holds them already."""
         if not self.on_device:
             return self
@@ -261,7 +281,7 @@ class QuantizedArray:
         """What it is beside its arrays, by the names of the constructor."""
         return dict(format=self.format, shape=self.shape, axis=self.axis, scale_layout=self.scale_layout)
 
-    def __array__(self, dtype=None, copy=None):
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("a QuantizedArray has no float array to share; leave out copy=False")
         host, layout = self.to_numpy(), self.layout
@@ -276,7 +296,7 @@ class QuantizedArray:
     # Classes by what their files hold: {names that must be there: (class, names that may be there)}.
     _files: ClassVar[dict[frozenset[str], tuple[type, frozenset[str]]]] = {}
 
-    def save(self, path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write to `path` as .npz (the name is used as given); the file appears whole or not at all.
 
         A file that is there is replaced and keeps its mode, a symbolic link stays. FileError, which names the folder, where
@@ -290,7 +310,7 @@ class QuantizedArray:
         write_arrays(path, fields, archive=True)
 
     @classmethod
-    def load(cls, path) -> "QuantizedArray":
+    def load(cls, path: str | os.PathLike[str]) -> QuantizedArray:
         """Read what `save` wrote; FileError for a file that is missing, foreign, damaged or does not fit its own shape.
 
         Names, types and sizes are checked before any array is inflated. A file with a role gives an `Operand`. One without axis and
