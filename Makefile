@@ -6,8 +6,14 @@ SAMPLE := --q data/minilm_q.npy --k data/minilm_k.npy --v data/minilm_v.npy
 
 .PHONY: build test fuzz demo check sanitizer-cases coverage sass docs accuracy wheel clean
 
+# With KERNEL=NAME or KERNEL='NAME[axis=value]', and no other goal, that is built, checked on the emulator and shown.
 build: .venv/ready
+ifeq ($(KERNEL)$(filter-out build,$(MAKECMDGOALS)),$(KERNEL))
+	$(PY) build.py $(if $(KERNEL),--only '$(KERNEL)')
+	$(if $(KERNEL),$(PY) cli.py --machine emulator check '$(KERNEL)' && $(PY) cli.py show '$(KERNEL)')
+else
 	$(PY) build.py
+endif
 
 # A process to a core, eight at most; each takes tests from the end of another's list when its own is done. Code is assembled for
 # sm_120a alone, which the record of machine code is read of; with ALL=1, before a release, and where there is a GPU, for all targets.
@@ -40,7 +46,7 @@ coverage: build
 # The figures of every kernel's machine code; with KERNEL='attention_mxfp4_bf16[dim=128]' its listing first, with RECORD=1
 # the figures become the record that the tests hold the kernels to.
 sass: build
-	$(if $(KERNEL),$(PY) build.py --sass --only '$(KERNEL)')
+	$(if $(KERNEL),$(PY) cli.py show '$(KERNEL)' --sass)
 	$(PY) tests/sass.py $(if $(KERNEL),--only '$(KERNEL)') $(if $(RECORD),--record)
 
 docs: build

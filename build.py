@@ -46,7 +46,6 @@ MODULES = ROOT / "ptxrt" / "modules"
 
 TOOLKIT = "13.0"
 TOOLKIT_PINS = ROOT / "requirements" / "toolkit.txt"  # the toolkit's wheels; without `cccl`, cuda_bf16.h does not compile
-SASS_WHEELS = "nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 
 NVCC_FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Werror", "all-warnings"]
 # Texts that are kept have line numbers, for the emulator. In binaries these would make two thirds of the wheel.
@@ -857,33 +856,6 @@ def print_list(units, sources, modules, extent):
         print(f"{unit.unit:44} {state}")
 
 
-def find_disassembler():
-    """Return the folder that holds cuobjdump and nvdisasm; raise ToolchainMissing where none does.
-
-    They are no part of the toolkit's compiler package, and cuobjdump looks for the other beside itself.
-    """
-    folders = [folder for folder, _ in toolkit_folders()]
-    folder = next((f for f in folders if all(shutil.which(n, path=str(f)) for n in ("cuobjdump", "nvdisasm"))), None)
-    if not folder:
-        raise ToolchainMissing(f"no cuobjdump with nvdisasm found: run {sys.executable} -m pip install {SASS_WHEELS}")
-    return folder
-
-
-def sass_of(unit, modules, arch):
-    """Return the machine code of a built unit for one of its targets as a listing, without its encodings."""
-    folder = find_disassembler()
-    suffix = next(suffix for suffix, images in FULL.fatbins.items() if arch in images)
-    file = modules / f"{unit.unit}{suffix}"
-    if not file.is_file():
-        raise BuildFailure(f"{unit.unit} is not built: run build.py --only {unit.unit}")
-    program = shutil.which("cuobjdump", path=str(folder))
-    code, text = output_of([program, "-sass", "-arch", arch, file], path=folder)
-    if code:
-        raise CompileFailure(f"cuobjdump failed on {file}\n{text}")
-    lines = (re.sub(r"\s*/\* 0x[0-9a-f]{16} \*/", "", line) for line in text.splitlines())
-    return "\n".join(line for line in lines if line.strip())
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Command line and build hook
 
@@ -899,7 +871,6 @@ def main(arguments=None):
     parser.add_argument("--table", action="store_true", help="print the tables even when nothing was built")
     parser.add_argument("--ptx-only", action="store_true", help="write the native PTX alone: enough for the emulator")
     parser.add_argument("--quick", action="store_true", help="assemble for sm_120a alone: enough for tests without a GPU")
-    parser.add_argument("--sass", action="store_true", help="print the machine code of built units for sm_120a")
     parser.add_argument("--requires", action="store_true", help="print the options with which pip must install a toolkit before a build, if any")
     parser.add_argument("--sources", type=Path, default=SOURCES, metavar="DIR", help="a copy of kernels_cu")
     parser.add_argument("--out", type=Path, default=MODULES, metavar="DIR", help="where the modules go")
@@ -912,9 +883,6 @@ def main(arguments=None):
             print(f"--require-hashes -r {TOOLKIT_PINS}" if needs_toolkit() else "")
         elif options.clean:
             clean(sources, options.out)
-        elif options.sass:
-            for unit in select(find_units(sources), options.only):
-                print(sass_of(unit, modules, TARGETS[0].cubins[0]))
         elif options.list:
             print_list(select(find_units(sources), options.only), sources, modules, extent)
         else:

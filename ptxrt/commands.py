@@ -9,7 +9,10 @@ import difflib
 import inspect
 import json
 import math
+import re
+import shutil
 import sys
+import textwrap
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +98,44 @@ def as_json(function):
 # ---------------------------------------------------------------------------------------------------------------------
 # list, show, devices
 
+ARCHS = ("sm_120a", "sm_121a", "sm_90", "sm_80")
+
+
+def complete_names(ctx, param, incomplete: str) -> list[str]:
+    """Names of functions and kernels that begin so, for the shell."""
+    from . import kernels
+
+    return [name for name in dict.fromkeys([*public_functions(), *kernels()]) if name.startswith(incomplete)]
+
+
+def complete_kernels(ctx, param, incomplete: str) -> list[str]:
+    """Names of kernels that begin so, for the shell."""
+    from . import kernels
+
+    return [name for name in kernels() if name.startswith(incomplete)]
+
+
+def complete_formats(ctx, param, incomplete: str) -> list[str]:
+    """Names of block formats that begin so, for the shell."""
+    from .blocks import BLOCK_FORMATS
+
+    return [name for name in BLOCK_FORMATS if name.startswith(incomplete)]
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell):
+    """Print what makes a shell complete commands, options, and names of functions, kernels and formats.
+
+    \b
+    bash   eval "$(ptxrt completion bash)"         in ~/.bashrc
+    zsh    eval "$(ptxrt completion zsh)"          in ~/.zshrc
+    fish   ptxrt completion fish | source         in ~/.config/fish/config.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    click.echo(get_completion_class(shell)(main, {}, "ptxrt", "_PTXRT_COMPLETE").source())
+
 
 def find_kernel(name: str, functions: Iterable[str] = ()):
     """The declared kernel; a usage error that names the nearest ones, and the nearest of `functions`, otherwise."""
@@ -107,36 +148,103 @@ def find_kernel(name: str, functions: Iterable[str] = ()):
     return there[name]
 
 
+def find_units(word: str, functions: Iterable[str] = ()) -> tuple[Any, list]:
+    """The kernel and the units that NAME, NAME[axis=value,...] or a unit's own name say; a usage error where there are none."""
+    from . import kernels
+
+    for kernel in kernels().values():
+        units = [unit for unit in kernel.units if unit.name == word]
+        if units and word != kernel.name:
+            return kernel, units
+    match = re.fullmatch(r"(\w+)(?:\[([\w=, ]+)\])?", word)
+    if not match:
+        raise click.UsageError(f"{word}: expected NAME or NAME[axis=value]")
+    kernel = find_kernel(match[1], functions)
+    wanted = dict(part.strip().partition("=")[::2] for part in match[2].split(",")) if match[2] else {}
+    units = [unit for unit in kernel.units if all(str(unit.variant.get(axis)) == value for axis, value in wanted.items())]
+    if not units:
+        there = ", ".join(unit.name for unit in kernel.units)
+        raise click.UsageError(f"{word}: {kernel.name} is not compiled for that; its units are {there}")
+    return kernel, units
+
+
+def public_functions() -> dict[str, Any]:
+    """The functions of the package by name, in the order of its interface."""
+    import ptxrt
+
+    named = {name: getattr(ptxrt, name) for name in ptxrt.__all__}
+    # Classes that are used as functions are, `using` for one, have names like theirs.
+    return {name: value for name, value in named.items() if callable(value) and name.islower()}
+
+
+def in_lines(title: str, rows: Mapping[str, str], width: int) -> None:
+    """Print a title and a line for each name, with what there is to say of it; broken at spaces where a terminal is narrower."""
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    indent = " " * (width + 4)
+    click.echo(title)
+    for name, words in rows.items():
+        room = max(columns, len(indent) + 20)
+        lines = textwrap.wrap(words, room - len(indent), break_long_words=False, break_on_hyphens=False) or [""]
+        click.echo(f"  {name:{width}}  {lines[0]}")
+        for line in lines[1:]:
+            click.echo(indent + line)
+
+
 @main.command("list")
 @as_json
 def list_command(json_output):
     """List functions and kernels."""
     from . import kernels
 
+    functions = {name: manual_of(function).split("\n", 1)[0] for name, function in public_functions().items()}
     there = {name: kernel.summary for name, kernel in kernels().items()}
-    functions = {name: manual_of(function()).split("\n", 1)[0] for name, function in FUNCTIONS.items()}
     if json_output:
         print_json({"functions": functions, "kernels": there})
         return
     width = max(map(len, {**functions, **there}))
-    for title, group in (("functions", functions), ("kernels", there)):
-        click.echo(title)
-        for name, summary in group.items():
-            click.echo(f"  {name:{width}}  {summary}")
+    in_lines("functions that `run` takes", {name: functions[name] for name in FUNCTIONS}, width)
+    in_lines("\nfunctions", {name: words for name, words in functions.items() if name not in FUNCTIONS}, width)
+    groups: dict[str, dict[str, str]] = {}
+    for name, kernel in kernels().items():
+        groups.setdefault(kernel.__module__.rpartition(".")[2].removesuffix("_kernels"), {})[name] = there[name]
+    for group, rows in groups.items():
+        in_lines(f"\nkernels: {group.replace('_', ' ')}", rows, width)
 
 
 @main.command()
-@click.argument("name")
-def show(name):
-    """Show a declaration: arguments, meaning, tolerances, cases, and what the compiler made of it."""
-    if name in FUNCTIONS:
-        function = FUNCTIONS[name]()
-        click.echo(f"{name}{inspect.signature(function)}\n\n{manual_of(function)}")
-        return
-    from .describe import kernel_lines
+@click.argument("name", shell_complete=complete_names)
+@click.option("--ptx", is_flag=True, help="Print the PTX text instead: the native one, or after `ptxrt --ptx portable` the other.")
+@click.option("--sass", type=click.Choice(ARCHS), is_flag=False, flag_value=ARCHS[0], help="Print the machine code instead, for sm_120a where no target is named; needs NVIDIA's cuobjdump.")
+@click.pass_context
+def show(ctx, name, ptx, sass):
+    """Show a function or a kernel: arguments, meaning, tolerances, cases, and what the compiler made of it.
 
-    for line in kernel_lines(find_kernel(name, FUNCTIONS)):
-        click.echo(line)
+    NAME is that of a function, a kernel, one of its variants as in 'attention_bf16[dim=64,dim_v=64]', or a unit such as
+    attention_bf16_dim64_dim_v64.
+    """
+    from . import kernels, units
+
+    functions = public_functions()
+    if name in functions and not ptx and not sass:
+        click.echo(f"{name}{inspect.signature(functions[name])}\n\n{manual_of(functions[name])}")
+        if name not in kernels():
+            return
+        click.echo("\nThe kernel of that name:\n")
+    elif name in functions and name not in kernels():
+        raise click.UsageError(f"{name} is a function; --ptx and --sass are of kernels")
+    kernel, chosen = find_units(name, functions)
+    for unit in chosen:
+        if ptx:
+            click.echo(units.text(unit.name, ctx.obj[1].get("ptx") == "portable"))
+        if sass:
+            from .disassembly import sass_of
+
+            click.echo(sass_of(units.checked_fatbin(unit.name, sass in ("sm_90", "sm_80")), sass))
+    if not ptx and not sass:
+        from .describe import kernel_lines
+
+        for line in kernel_lines(kernel, chosen):
+            click.echo(line)
 
 
 @main.command()
@@ -550,7 +658,7 @@ def quantize_command() -> click.Command:
     """`run quantize`: an .npy in, the .npz of a QuantizedArray out."""
     params = [
         file_option("x", "The file to quantize."),
-        click.Option(["--format"], default=_BLOCK_FORMAT, show_default=True, help="The block format."),
+        click.Option(["--format"], default=_BLOCK_FORMAT, show_default=True, help="The block format.", shell_complete=complete_formats),
         click.Option(["--axis"], type=int, default=-1, show_default=True, help="The axis that is cut into blocks."),
         click.Option(["--scale-rule"], help="How scales are chosen."),
         click.Option(["--scale-layout"], default="linear", show_default=True, help="How scales lie: linear or 128x4."),
@@ -615,20 +723,24 @@ FUNCTION_COMMANDS = {"attention": attention_command, "quantize": quantize_comman
 
 
 @main.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_kernels)
 @click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
 @click.option("--races", is_flag=True, help="Look for races in shared memory, on the emulator; one case of each size.")
 @as_json
 @click.pass_context
 def check(ctx, names, seed, races, json_output):
-    """Run the declared cases of every kernel, or of those named, against their references."""
+    """Run the declared cases of every kernel, or of those named, against their references.
+
+    NAME may be a variant, as in 'attention_bf16[dim=64,dim_v=64]'.
+    """
     from . import kernels
 
-    chosen = [find_kernel(name) for name in names] or list(kernels().values())
+    chosen = [find_units(name) for name in names] or [(kernel, kernel.units) for kernel in kernels().values()]
     choose_machine(ctx, **({"races": True} if races else {}))
     rows = []
-    for kernel in chosen:
-        for case in one_of_each_size(kernel.cases) if races else kernel.cases:
+    for kernel, units in chosen:
+        asked = [case for case in kernel.cases if kernel.unit_for({**kernel.fixed, **case.axes}) in units]
+        for case in one_of_each_size(asked) if races else asked:
             row = check_case(kernel, case, seed)
             rows.append(row)
             if not json_output:

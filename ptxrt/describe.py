@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Iterator
+from typing import Iterator, Sequence
 
 from . import units
 from .backend import Facts
+from .declaration import Unit
 from .errors import BuildError
 from .kernel import Kernel
 
@@ -18,14 +19,14 @@ def entry_facts(unit: str) -> dict[str, Facts]:
 TARGETS = ("sm_120a", "sm_121a", "sm_90", "sm_80")
 
 
-def compiled_table(kernel: Kernel, partial: bool = False) -> list[list[str]]:
+def compiled_table(kernel: Kernel, chosen: Sequence[Unit] | None = None, partial: bool = False) -> list[list[str]]:
     """A header and one row for each entry: block, tile, shared memory, registers and spills by target.
 
-    partial: units that are not built, and targets that a unit was not assembled for, have a row that says so; without it they are a
+    chosen: units other than all of the kernel. partial: units that are not built, and targets that a unit was not assembled for, have a row that says so; without it they are a
     BuildError.
     """
     rows = []
-    for unit in kernel.units:
+    for unit in kernel.units if chosen is None else chosen:
         try:
             entries, facts = units.record(unit.name)["entries"], entry_facts(unit.name)
         except BuildError:
@@ -100,8 +101,8 @@ def markdown_table(rows: list[list[str]]) -> Iterator[str]:
         yield "| " + " | ".join(row) + " |"
 
 
-def kernel_lines(kernel: Kernel) -> Iterator[str]:
-    """Everything about a kernel, for a terminal."""
+def kernel_lines(kernel: Kernel, chosen: Sequence[Unit]) -> Iterator[str]:
+    """Everything about a kernel, for a terminal; of its units those that are chosen."""
     yield kernel.declaration
     yield ""
     yield from kernel.__doc__.splitlines()
@@ -112,7 +113,7 @@ def kernel_lines(kernel: Kernel) -> Iterator[str]:
     yield "tolerances"
     yield from (f"  {line}" for line in tolerance_words(kernel))
     yield ""
-    yield from text_table(compiled_table(kernel, partial=True))
+    yield from text_table(compiled_table(kernel, chosen, partial=True))
     yield ""
     yield "cases of `check`"
     yield from (f"  {case.id}" for case in kernel.cases)

@@ -47,6 +47,12 @@ def binary(unit: str, portable: bool) -> bytes:
     return read(fatbin_path(unit, portable))
 
 
+def checked_fatbin(unit: str, portable: bool) -> Path:
+    """The path of a fatbin, for programs that read it, once its bytes are known to be what was built."""
+    binary(unit, portable)
+    return fatbin_path(unit, portable)
+
+
 def _packed(unit: str, portable: bool) -> bytes:
     """A text of an installed package."""
     if portable:

@@ -26,6 +26,11 @@ from pathlib import Path
 
 from build_script import build
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from ptxrt.disassembly import sass_of  # noqa: E402
+from ptxrt.errors import BuildError  # noqa: E402
+
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = Path(__file__).with_name("sass_figures.json")
 
@@ -327,10 +332,11 @@ def figures_of(entry: str, code: list[Instruction], usage: dict, dynamic_shared:
 
 
 def figures_of_unit(unit, arch: str, modules: Path = build.MODULES) -> dict[str, Figures]:
-    """The figures of every entry of a built unit on one target; ToolchainMissing without a disassembler."""
+    """The figures of every entry of a built unit on one target; BuildError without a disassembler."""
     record = build.assembled(unit, modules)
     text = next(target.compute for target in build.TARGETS if arch in target.cubins)
-    functions = parse(build.sass_of(unit, modules, arch))
+    suffix = next(suffix for suffix, images in build.FULL.fatbins.items() if arch in images)
+    functions = parse(sass_of(modules / f"{unit.unit}{suffix}", arch))
     return {
         entry: figures_of(entry, functions[entry], record["entries"][entry][arch], launch["launch"][build.SHARED_BYTES])
         for entry, launch in record["texts"][text].items()
@@ -385,7 +391,7 @@ def main() -> int:
             for arch in ARCHS:
                 found = pool.map(lambda unit: figures_of_unit(unit, arch), units)
                 figures[arch] = {entry: f for of_unit in found for entry, f in of_unit.items()}
-    except (build.BuildFailure, OSError) as failure:
+    except (build.BuildFailure, BuildError, OSError) as failure:
         print(f"{type(failure).__name__}: {failure}", file=sys.stderr)
         return 1
     for arch in ARCHS:

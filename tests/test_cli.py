@@ -64,7 +64,7 @@ FIRST = ["--qk", "mxfp4", "--pv", "bf16", "--quantize", "in_kernel"]
 def test_list_names_every_kernel_and_function():
     listed = json.loads(succeed("list", "--json"))
     assert listed["kernels"].keys() == ptxrt.kernels().keys()
-    assert list(listed["functions"]) == ["attention", "quantize", "dequantize"]
+    assert {"attention", "quantize", "dequantize", "merge", "quantize_operand"} <= listed["functions"].keys()
     text = succeed("list")
     assert all(name in text and kernel.summary in text for name, kernel in ptxrt.kernels().items())
 
@@ -433,3 +433,93 @@ def test_check_lines_up(monkeypatch):
         result = CliRunner().invoke(main, ["check", "transpose_naive"], color=color)
         lines = [click.unstyle(line) for line in result.output.splitlines() if "transpose_naive" in line]
         assert {line.index("transpose_naive") for line in lines} == {7} and {line.split()[0] for line in lines} == {"ok", "FAILED"}
+
+
+def test_list_groups_and_shows_every_name():
+    lines = succeed("list").splitlines()
+    shown = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert set(shown) == {*ptxrt.kernels(), *(name for name in ptxrt.__all__ if name.islower())}
+    assert sorted(name for name in set(shown) if shown.count(name) > 1) == ["swizzle_scales", "unswizzle_scales"]  # functions and kernels
+    assert {"functions that `run` takes", "functions", "kernels: attention", "kernels: smoothing"} <= set(lines)
+
+
+@pytest.mark.parametrize("columns", [10, 60, 100])
+def test_list_fits_a_terminal_without_breaking_words(monkeypatch, columns):
+    from ptxrt import commands
+
+    words = "Quantize x of float32 in-place-words bfloat16 supercalifragilisticexpialidocious along one axis."
+    lines = []
+    monkeypatch.setattr(commands.sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(commands.shutil, "get_terminal_size", lambda: os.terminal_size((columns, 24)))
+    monkeypatch.setattr(commands.click, "echo", lines.append)
+    commands.in_lines("title", {"name": words}, 8)
+    assert " ".join(" ".join(lines[1:]).split()) == f"name {words}"
+    assert all(len(line) <= max(columns, 32) or len(line.split()) == 1 for line in lines[2:])
+    assert len(lines) == 2 if columns > 115 else len(lines) > 2
+
+
+def test_show_knows_every_function():
+    for name in ("merge", "quantize_operand", "attention", "using", "load"):
+        text = succeed("show", name)
+        assert text.startswith(f"{name}(") and len(text.splitlines()) > 2
+    refuse("show", "merge", "--ptx", part="merge is a function")
+    refuse("show", "mergge", part="near: merge")
+
+
+def test_show_takes_variants_and_units():
+    whole = succeed("show", "attention_bf16")
+    for word in ("attention_bf16[dim=64]", "attention_bf16[dim=64, dim_v=64]", "attention_bf16_dim64_dim_v64"):
+        text = succeed("show", word)
+        assert "attention_bf16_dim64_dim_v64_bf16 " in text and "attention_bf16_dim128_dim_v128_bf16 " in whole
+        assert "attention_bf16_dim128_dim_v128_bf16 " not in text
+    refuse("show", "attention_bf16[dim=63]", part="its units are attention_bf16_dim32_dim_v32, ")
+    refuse("show", "attention_bf16[", part="expected NAME or NAME[axis=value]")
+
+
+def test_show_prints_the_texts():
+    from ptxrt import units
+
+    assert succeed("show", "transpose_naive", "--ptx") == units.text("transpose_naive", False) + "\n"
+    with ptxrt.using("emulator"):
+        result = CliRunner().invoke(main, ["--ptx", "portable", "show", "transpose_naive", "--ptx"])
+    assert result.output == units.text("transpose_naive", True) + "\n"
+
+
+def test_show_prints_machine_code(monkeypatch, tmp_path):
+    from ptxrt import disassembly
+
+    try:
+        disassembly.find_disassembler()
+    except ptxrt.BuildError as missing:
+        pytest.skip(str(missing))
+    text = succeed("show", "transpose_naive", "--sass")
+    assert "arch = sm_120a" in text and "Function : transpose_naive" in text and "EXIT" in text and "/* 0x" not in text
+    monkeypatch.setattr(disassembly, "_folders", lambda: iter(()))
+    refuse("show", "transpose_naive", "--sass", part="pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
+
+
+def test_check_takes_variants():
+    text = succeed("check", "attention_bf16[dim=96]")
+    assert "dim96" in text and "dim64" not in text and "cases passed" in text
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell):
+    assert "_PTXRT_COMPLETE" in succeed("completion", shell)
+
+
+@pytest.mark.parametrize(
+    "words, incomplete, wanted",
+    [
+        (["show"], "quant", {"quantize", "quantize_operand", "quantize_mxfp4"}),
+        (["check"], "transpose", {"transpose_naive", "transpose_tiled"}),
+        (["run", "quantize", "--format"], "mxfp6", {"mxfp6_e3m2", "mxfp6_e2m3"}),
+        (["run"], "dequantize_mxfp4", {"dequantize_mxfp4", "dequantize_mxfp4_columns"}),
+        ([], "comp", {"completion"}),
+    ],
+)
+def test_names_are_completed(words, incomplete, wanted):
+    from click.shell_completion import BashComplete
+
+    found = {item.value for item in BashComplete(main, {}, "ptxrt", "_PTXRT_COMPLETE").get_completions(words, incomplete)}
+    assert wanted <= found and all(name.startswith(incomplete) for name in found)

@@ -55,7 +55,8 @@ MODULES = {
         *("declaration", "selection", "stream", "units"),
     },
     "npy": {"errors", "files"},
-    "describe": {"errors", "backend", "declaration", "kernel", "units"},
+    "disassembly": {"errors"},
+    "describe": {"errors", "backend", "declaration", "declaration", "kernel", "units"},
 }
 # Modules that stand on top of all others: nothing imports them.
 TOP = {"__init__", "__main__", "commands"}

@@ -3,6 +3,9 @@
 import pytest
 import sass
 
+from ptxrt.disassembly import find_disassembler
+from ptxrt.errors import BuildError
+
 UNITS = sass.build.find_units(sass.build.SOURCES)
 RECORD, CODE = sass.read_record()
 AGAIN = "if this is as it should be, write the record anew: make sass RECORD=1"
@@ -19,8 +22,8 @@ ALWAYS_READ = ("attention_nvfp4_dim128", "amax", "add_mean")
 @pytest.fixture(scope="session")
 def disassembler():
     try:
-        return sass.build.find_disassembler()
-    except sass.build.ToolchainMissing as missing:
+        return find_disassembler()
+    except BuildError as missing:
         pytest.skip(str(missing))
 
 
