@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 SAMPLE := --q data/minilm_q.npy --k data/minilm_k.npy --v data/minilm_v.npy
 
-.PHONY: build test fuzz demo check sanitizer-cases coverage sass docs accuracy wheel clean
+.PHONY: build test fuzz demo check sanitizer-cases coverage sass docs accuracy wheel release clean
 
 # With KERNEL=NAME or KERNEL='NAME[axis=value]', and no other goal, that is built, checked on the emulator and shown.
 build: .venv/ready
@@ -56,8 +56,13 @@ docs: build
 accuracy: build
 	$(PY) docs/accuracy.py $(if $(MACHINE),--machine $(MACHINE))
 
+# By the pinned hatchling of .venv: the same bytes on every machine.
 wheel: .venv/ready
-	$(PY) -m pip wheel --no-deps --wheel-dir dist .
+	$(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+# make release VERSION=0.2.0: version, changelog, two builds compared byte for byte, commit, tag.
+release: .venv/ready
+	$(PY) release.py '$(VERSION)'
 
 clean:
 	$(PYTHON) build.py --clean

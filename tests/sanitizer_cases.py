@@ -1,9 +1,10 @@
 """Choose the cases that tests/on_gpu.sh runs under compute-sanitizer: `make sanitizer-cases`.
 
-Every declared case runs on the emulator, on the portable text, which is what a GPU without block-scaled MMAs runs; its places (see
-ptx_coverage.py) and the instructions that its threads execute are counted. Chosen are few cases that are small together and reach every
-place that any case reaches: each time the one that reaches the most new places for what it costs, and in the end none whose places the
-others reach, too. What is chosen is written to sanitizer_cases.txt, a kernel and a case to a line.
+Every declared case runs on the emulator, on the portable text, which is what a GPU without block-scaled MMAs runs. Counted are the
+instructions that its threads execute and the places (see ptx_coverage.py) at which it touches memory or threads meet: sanitizers see
+nothing else. Chosen are few cases that are small together and reach every such place that any case reaches: each time the one that reaches
+the most new places for what it costs, and in the end none whose places the others reach, too. They are written to sanitizer_cases.txt, a
+kernel and a case to a line.
 
     python tests/sanitizer_cases.py [--jobs N]
 """
@@ -11,6 +12,7 @@ others reach, too. What is chosen is written to sanitizer_cases.txt, a kernel an
 import argparse
 import os
 import pickle
+import re
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
@@ -21,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CHOSEN = Path(__file__).with_name("sanitizer_cases.txt")
 sys.path.insert(0, str(ROOT))
 
+TOUCHES = re.compile(r"(?!ld\.param)(ld|st|atom|red|cp|ldmatrix|stmatrix|shfl|vote|match|redux|bar|barrier|mbarrier|elect)\b")
 # What a case costs beside its instructions, in instructions: a launch, and the instrumentation of its unit's code.
 LAUNCH, PTX_LINE = 2_000_000, 200
 
@@ -46,7 +49,7 @@ def _module(path: Path):
 
 @lru_cache(maxsize=None)
 def _places(path: Path, entry: str) -> dict:
-    """{PTX line of an entry: its place}."""
+    """{PTX line of an entry: the source lines of its place}, of lines that touch memory or where threads meet."""
     from ptx_coverage import place_of
 
     from ptxrt.ptx.ir import Instruction
@@ -54,7 +57,8 @@ def _places(path: Path, entry: str) -> dict:
 
     module = _module(path)
     statements = body(module, module.functions[entry]).statements
-    return {s.line: place for s in statements if isinstance(s, Instruction) and (place := place_of(module, s))}
+    touching = [s for s in statements if isinstance(s, Instruction) and TOUCHES.match(s.opcode)]
+    return {s.line: place.path for s in touching if (place := place_of(module, s))}
 
 
 def measure(kernel_name: str) -> list[tuple[str, str, int, set]]:
@@ -79,8 +83,7 @@ def measure(kernel_name: str) -> list[tuple[str, str, int, set]]:
                 where = _places(path, entry)
                 lines = line_counts(code, new)
                 cost += sum(lines.values()) + PTX_LINE * len(_module(path).line_starts)
-                # By their lines alone: what a sanitizer sees of an operation is the same in every type.
-                places |= {where[line].path for line, count in lines.items() if count and line in where}
+                places |= {where[line] for line, count in lines.items() if count and line in where}
         found.append((kernel_name, case.id, cost, places))
     return found
 
