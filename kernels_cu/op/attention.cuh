@@ -29,10 +29,8 @@ struct Operands {
 // of the rows.
 __device__ inline float headroom_in_16_bits(bool gives_maxima) { return gives_maxima ? 0.0f : 8.0f; }
 
-// The running softmax with P in 16 bits: lowered where P has the range of f32.
-//
-// There the sums of P V are lowered, too. They are normal floats, and as accurate as others, from 2^-46 on; of smaller ones, bits
-// below 2^-69 are lost. The largest V that bf16 has does not make them overflow.
+// The running softmax with P in 16 bits: lowered where P has the range of f32. Together with sums that are computed again where
+// they are too small, values of any size that bf16 has are summed with the same relative error.
 template <class Element, int slices, int dim_v>
 using OnlineSoftmaxIn16Bits = OnlineSoftmax<slices, dim_v, 0, false, std::is_same_v<Element, __nv_bfloat16>>;
 
@@ -203,16 +201,19 @@ __device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], co
     }
 }
 
-// o += P V for a tile of V [keys, dim_v]; P is rounded to the type of V. v is this lane's tile::address_b_transposed.
-template <class Element, int dim_v, class Tile, int slices, int tiles>
-__device__ inline void accumulate_values(tile::Accumulator (&o)[slices][dim_v / tile::mma_columns],
-                                         const tile::Accumulator (&p)[slices][tiles], uint32_t v) {
+// softmax.o += P V for a tile of V [keys, dim_v]; P is rounded to the type of V. v is this lane's tile::address_b_transposed. Where
+// `scaled`, P is multiplied by the softmax's value_factors().
+template <class Element, int dim_v, class Tile, bool scaled, class Softmax, int slices, int tiles>
+__device__ inline void accumulate_values(Softmax &softmax, const tile::Accumulator (&p)[slices][tiles], uint32_t v) {
 #pragma unroll
     for (int step = 0; step < tiles / 2; ++step) {   // 16 keys
         tile::FragmentA a[slices];
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice)
             tile::accumulators_to_a(a[slice], p[slice][2 * step], p[slice][2 * step + 1], Element{});
+        if constexpr (scaled)
+#pragma unroll
+            for (auto &fragment : a) tile::scale_a(fragment, softmax.value_factors(), Element{});
 #pragma unroll
         for (int columns = 0; columns < dim_v / 16; ++columns) {
             tile::FragmentB b[2];
@@ -220,7 +221,7 @@ __device__ inline void accumulate_values(tile::Accumulator (&o)[slices][dim_v / 
 #pragma unroll
             for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
-                for (int half = 0; half < 2; ++half) tile::multiply(o[slice][2 * columns + half], a[slice], b[half], Element{});
+                for (int half = 0; half < 2; ++half) tile::multiply(softmax.o[slice][2 * columns + half], a[slice], b[half], Element{});
         }
     }
 }
@@ -256,7 +257,8 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
     }
     if (options.softcap > 0.0f)   // tanh x = 1 - 2 / (1 + e^2x), good to 2^-22 absolute
         for_scores<Order>(s, [&](float &score, int, int, int) {
-            const float power = ptx::ex2_approx_ftz_f32(score * (2.0f * log2_e / options.softcap));
+            // Of the smallest caps the quotient is finite, too, so that a score of 0 stays 0.
+            const float power = ptx::ex2_approx_ftz_f32(score * fminf(2.0f * log2_e / options.softcap, -no_maximum));
             score = options.softcap * (1.0f - 2.0f * ptx::rcp_approx_ftz_f32(1.0f + power));
         });
     const int lane_key = first_key + Order::key(0, tile::accumulator_column(0)), keys = problem.keys - lane_key;
@@ -268,14 +270,14 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
             !options.allowed[problem.at(options.allowed_strides, query, group, lane_key + key)])
             score = -INFINITY;
         // A large finite mask stays finite: a row of nothing else is a mean, not a row without keys.
-        if (score != -INFINITY) score = fmaxf(score * log2_e, -0x1.fffffep127f);
+        if (score != -INFINITY) score = ptx::max_nan_f32(score * log2_e, no_maximum);
     });
 }
 
 // What takes scores to units of log2: where they need more than a factor, mask_scores does. Never 0, which would make NaN of the
 // -inf of hidden keys.
 __device__ inline float score_factor(const Problem &problem, float scale) {
-    return problem.transforms_scores() ? 1.0f : fmaxf(scale * log2_e, 0x1p-126f);
+    return problem.transforms_scores() ? 1.0f : ptx::max_nan_f32(scale * log2_e, 0x1p-126f);
 }
 
 // Hides the keys of the tile that starts at `first_key` from the rows that do not see them.
@@ -305,7 +307,7 @@ __device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const 
 
 // Writes the output of a warp's rows, columns g of which lie over the lanes as accumulators do, through `staging`, the
 // warp's own rows of shared memory, so that whole 16-byte chunks leave. Each row begins at row_start(row); columns is a
-// multiple of 8.
+// multiple of 8. Of sums that were computed again it writes the elements that are not NaN.
 template <class Element, class Tiling, class Softmax, class RowStart>
 __device__ inline void store_rows(const Softmax &softmax, typename Tiling::template OutputTile<Element> &staging, int warp_row,
                                   int rows, int columns, const float (&factor)[Tiling::slices][2], RowStart &&row_start) {
@@ -327,8 +329,17 @@ __device__ inline void store_rows(const Softmax &softmax, typename Tiling::templ
 #pragma unroll 4
     for (int item = ptx::laneid(); item < 16 * Tiling::slices * Tile::row_chunks; item += 32) {
         const int row = item / Tile::row_chunks, chunk = item % Tile::row_chunks;
-        if (row < rows && 8 * chunk < columns)
-            *reinterpret_cast<uint4 *>(row_start(row) + 8 * chunk) = staging.at(warp_row + row, chunk);
+        if (row >= rows || 8 * chunk >= columns) continue;
+        uint4 &source = staging.at(warp_row + row, chunk);
+        if (Softmax::lowered && softmax.again) {
+#pragma unroll 1
+            for (int i = 0; i < 8; ++i) {
+                const Element element = reinterpret_cast<const Element *>(&source)[i];
+                if (!__hisnan(element)) row_start(row)[8 * chunk + i] = element;
+            }
+        } else {
+            *reinterpret_cast<uint4 *>(row_start(row) + 8 * chunk) = source;
+        }
     }
 }
 
@@ -345,7 +356,7 @@ struct RowShift {
         for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                if (softmax.row_max[slice][half] == -INFINITY) continue;   // a row without scores lacks nothing
+                if (softmax.denominator(slice, half) == 0.0f) continue;   // a row without scores lacks nothing
                 const int row = min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
                 const float shift = options.row_shift[problem.row_at(row)] * log2_e;
                 whole[slice][half] = ceilf(shift);
@@ -356,12 +367,82 @@ struct RowShift {
     __device__ float at(int slice, int half) const { return whole[slice][half] + fraction[slice][half]; }
 };
 
+// Whether sums of this warp have lost bits because probabilities are lowered, and have to be computed again. Sums of 0 have lost
+// none where all of their column of V is zeros. word(key, j) is the pair of 16-bit values of `key` in the columns 8 j ..
+// 8 j + 7 that this lane holds in accumulators; keys go from `begin` to before `end`. Called by all lanes, after the last tile.
+template <class Softmax, int slices, int columns, class Word>
+__device__ inline bool sums_are_too_small(const Softmax &softmax, const tile::Accumulator (&o)[slices][columns], const Problem &problem,
+                                          int warp_row, int begin, int end, Word &&word) {
+    const int filled = problem.options.dim_v / tile::mma_columns;   // column tiles; the others hold zeros
+    float least = INFINITY;
+#pragma unroll
+    for (int j = 0; j < columns; ++j)
+        if (j < filled)
+#pragma unroll
+            for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) least = fminf(least, fabsf(o[slice][j][i]));
+    if (!ptx::vote_sync_any(least < Softmax::too_small)) return false;
+
+    uint32_t small[2] = {};   // bit j: this lane's first and second column of 8 j .. 8 j + 7 have small sums in a row with weights
+    float beside[slices][2];   // what makes the sums of other rows large
+#pragma unroll
+    for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const bool counts = warp_row + 16 * slice + tile::accumulator_row(2 * half) < problem.rows && softmax.row_max[slice][half] != no_maximum;
+            beside[slice][half] = counts ? 0.0f : 1.0f;
+        }
+#pragma unroll
+    for (int j = 0; j < columns; ++j)
+        if (j < filled)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                least = INFINITY;
+#pragma unroll
+                for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) least = fminf(least, fabsf(o[slice][j][2 * half + i]) + beside[slice][half]);
+                small[i] |= uint32_t(least < Softmax::too_small) << j;
+            }
+    small[0] = tile::bits_of_columns(small[0]);
+    small[1] = tile::bits_of_columns(small[1]);
+#pragma unroll 1
+    for (int first = begin; first < end; first += 64) {
+        bool lost = false;
+#pragma unroll 1
+        for (int key = first + tile::accumulator_row(0); key < min(first + 64, end); key += 8)
+#pragma unroll 1
+            for (uint32_t left = small[0] | small[1]; left; left &= left - 1) {
+                const int j = __ffs(left) - 1;
+                const uint32_t pair = word(key, j);
+                lost |= (small[0] >> j & 1 && pair & 0x7fffu) || (small[1] >> j & 1 && pair & 0x7fff0000u);
+            }
+        if (ptx::vote_sync_any(lost)) return true;
+    }
+    return false;
+}
+
+// Whether a row of sums that are given out undivided is brought down by 2^-32 and its maximum up by 32: near the end of float32 it, or
+// the sum of several such rows, would overflow. What the row's maximum was when the sums were small decides for those computed again.
+template <class Softmax>
+__device__ inline bool sums_are_too_large(const Softmax &softmax, const Problem &problem, int slice, int half, int row, float max) {
+    const AttentionOptions &options = problem.options;
+    if (!Softmax::lowered || !options.partial || !options.row_max) return false;
+    if (softmax.again) return row < problem.rows && options.row_max[problem.split_row_at(row)] > max;
+    float most = 0.0f;
+#pragma unroll
+    for (const auto &accumulator : softmax.o[slice]) most = fmaxf(most, fmaxf(fabsf(accumulator[2 * half]), fabsf(accumulator[2 * half + 1])));
+    return tile::reduce_row(most, [](float a, float b) { return fmaxf(a, b); }) * softmax.o_scale[slice][half] >= 0x1p117f;
+}
+
 // Divides by the sums and writes what is asked for; splits write what they have. exact_sum (or null): as row_sum, of the weights
-// before they are rounded, where those differ.
+// before they are rounded, where those differ. Of sums that were computed again it writes only those that were too small.
 template <class Tiling, class Softmax>
 __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &shared, const Problem &problem, int first_row,
                                      int warp_row, float output_scale = 1.0f, float *exact_sum = nullptr) {
     const AttentionOptions &options = problem.options;
+    if (Softmax::lowered && softmax.again) softmax.keep_small_sums();
     softmax.finish();
     const RowShift<Tiling::slices> shift(softmax, problem, warp_row);
     float sink_share[Tiling::slices][2] = {};   // of the denominator
@@ -393,13 +474,19 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
             const float sum = softmax.row_sum[slice][half] + sink_share[slice][half], max = softmax.row_max[slice][half];
             const float denominator = softmax.denominator(slice, half) + sink_share[slice][half];
             // row_max is whole: what is left of the shift goes into sums and outputs that are relative to it.
-            const float part = options.partial && options.row_shift ? ptx::ex2_approx_ftz_f32(shift.fraction[slice][half]) : 1.0f;
+            float part = options.partial && options.row_shift ? ptx::ex2_approx_ftz_f32(shift.fraction[slice][half]) : 1.0f;
+            float given_max = max + shift.whole[slice][half];
+            if (sums_are_too_large(softmax, problem, slice, half, row, given_max)) part *= 0x1p-32f, given_max += 32.0f;
             factor[slice][half] = output_scale * (options.partial ? part : denominator == 0.0f ? 0.0f : __frcp_rn(denominator));
             factor[slice][half] *= softmax.o_scale[slice][half];
-            if (row >= problem.rows || tile::accumulator_column(0) != 0) continue;
+            if (row >= problem.rows || tile::accumulator_column(0) != 0 || (Softmax::lowered && softmax.again)) continue;
             if (options.lse)
                 options.lse[problem.row_at(row)] = sum == 0.0f ? -INFINITY : (max + ptx::lg2_approx_ftz_f32(sum) + shift.at(slice, half)) * ln_2;
-            if (options.row_max) options.row_max[problem.split_row_at(row)] = max + shift.whole[slice][half];
+            // A row without weights counts nothing where splits are merged; one whose weights are NaN counts, whatever its maximum.
+            if (options.row_max)
+                options.row_max[problem.split_row_at(row)] = denominator > 0.0f    ? given_max
+                                                             : denominator == 0.0f ? -INFINITY
+                                                                                   : denominator;
             if (options.row_sum) options.row_sum[problem.split_row_at(row)] = denominator * part;
             if (exact_sum) exact_sum[problem.split_row_at(row)] = sum * part;
         }
@@ -427,28 +514,36 @@ __device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &
             target += tile::accumulator_column(0);
 #pragma unroll (Softmax::rolled ? 1 : Tiling::dim_v / tile::mma_columns)
             for (int j = 0; j < Tiling::dim_v / tile::mma_columns; ++j)
-                if (j * tile::mma_columns < options.dim_v)
-                    *reinterpret_cast<float2 *>(target + j * tile::mma_columns) = {
-                        softmax.o[slice][j][2 * half] * factor[slice][half], softmax.o[slice][j][2 * half + 1] * factor[slice][half]};
+                if (j * tile::mma_columns < options.dim_v) {
+                    const float2 values = {softmax.o[slice][j][2 * half] * factor[slice][half], softmax.o[slice][j][2 * half + 1] * factor[slice][half]};
+                    if (Softmax::lowered && softmax.again) {
+                        if (values.x == values.x) target[j * tile::mma_columns] = values.x;
+                        if (values.y == values.y) target[j * tile::mma_columns + 1] = values.y;
+                    } else {
+                        *reinterpret_cast<float2 *>(target + j * tile::mma_columns) = values;
+                    }
+                }
         }
 }
 
-// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys).
+// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Returns whether sums were too small in any of them: then the block calls this `again`.
 template <class Tiling>
-__device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
-                                 const AttentionOptions &options) {
+__device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
+                                            const AttentionOptions &options, bool again) {
     using Element = typename Tiling::Element;
     using Stage = typename Tiling::Stage;
     using QueryTile = typename Tiling::QueryTile;
     using KeyTile = decltype(Stage::k);
     using ValueTile = decltype(Stage::v);
+    using Softmax = OnlineSoftmaxIn16Bits<Element, Tiling::slices, Tiling::dim_v>;
     const Problem problem(options);
     const int first_row = problem.row_block * Tiling::rows;
-    if (first_row >= problem.rows) return;   // packed sequences have different lengths
+    if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
 
-    const TileRange<Tiling::keys> range(problem, first_row, end_row);
+    TileRange<Tiling::keys> range(problem, first_row, end_row);
+    if (again) range.plain_end = range.plain_begin;
     const int begin_key = range.begin * Tiling::keys;
     RowCopier<Element, Tiling::threads, KeyTile> k_rows(
         shared.stage[0].k, operands.k + problem.at(operands.k_strides) + begin_key * operands.k_strides.key,
@@ -471,8 +566,9 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
         ptx::cp_async_commit_group();
     }
 
-    OnlineSoftmaxIn16Bits<Element, Tiling::slices, Tiling::dim_v> softmax;
+    Softmax softmax;
     softmax.start(headroom_in_16_bits(options.partial != nullptr));
+    if constexpr (Softmax::lowered) softmax.again = again;
     WarpQueries<QueryTile, Tiling::slices, Tiling::dim / 16, Tiling::keeps_q> q{
         tile::address_a(shared.q) + uint32_t((warp_row - first_row) * (sizeof(shared.q) / Tiling::rows))};
     if (Tiling::keeps_q && range.begin < range.end) {
@@ -510,16 +606,41 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
         multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current);
         if constexpr (!Tiling::copies_early) copy_next();   // hides under the last of these MMAs
         if constexpr (masked) mask_scores<tile::NaturalKeys>(s, problem, warp_row, index * Tiling::keys, options.scale);
-        softmax.template take<masked>(s, factor);
-        accumulate_values<Element, Tiling::dim_v, ValueTile>(softmax.o, s, v + current);
+        softmax.take(s, factor);
+        accumulate_values<Element, Tiling::dim_v, ValueTile, masked && Softmax::lowered>(softmax, s, v + current);
     };
     for (int index = range.begin; index < range.end; ++index) {
         for (; range.plain_begin <= index && index < range.plain_end; ++index) step(index, std::false_type{});
         if (index < range.end) step(index, std::true_type{});
     }
-    // Rows of the output lie over Q of other warps, or over keys and values.
-    if constexpr ((Tiling::dim != Tiling::dim_v && !Tiling::keeps_q) || Tiling::fills_q) ptx::bar_sync();
+    bool lost = false;
+    if constexpr (Softmax::lowered) {
+        if (!again && !idle) {
+            const Element *values = operands.v + problem.at(operands.v_strides) + tile::accumulator_column(0);
+            lost = sums_are_too_small(softmax, softmax.o, problem, warp_row, begin_key, min(range.end * Tiling::keys, problem.keys), [&](int key, int j) {
+                return *reinterpret_cast<const uint32_t *>(values + key * operands.v_strides.key + j * tile::mma_columns);
+            });
+        }
+        lost = ptx::bar_red_or(lost);   // as the barrier below
+    } else if constexpr ((Tiling::dim != Tiling::dim_v && !Tiling::keeps_q) || Tiling::fills_q) {
+        ptx::bar_sync();   // rows of the output lie over Q of other warps, or over keys and values, which everyone is done with
+    }
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row);
+    __syncwarp();   // lanes whose rows are not there come together again
+    return lost;
+}
+
+// The same for the rows of a block.
+template <class Tiling>
+__device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
+                                 const AttentionOptions &options) {
+    if constexpr (OnlineSoftmaxIn16Bits<typename Tiling::Element, Tiling::slices, Tiling::dim_v>::lowered) {
+#pragma unroll 1
+        for (bool again = false; attend_rows<Tiling>(shared, operands, options, again); again = true)
+            ptx::bar_sync();   // everyone is done with the output that was staged where tiles go
+    } else {
+        attend_rows<Tiling>(shared, operands, options, false);
+    }
 }
 
 // The same in half blocks, where they are smaller than whole ones; else nobody launches them.

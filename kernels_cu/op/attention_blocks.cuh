@@ -215,7 +215,7 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
     // Turns scores into P below a new maximum and brings o under it; where `sums`, keeps the sum of exact P, too.
     template <bool masked, bool sums, int tiles>
     __device__ void take(ProbabilityFragments<Format, tiles> (&p)[slices], const tile::Accumulator (&s)[slices][tiles], float factor) {
-        float group_max[slices][tiles / 4][2], new_max[slices][2], base[slices][2];
+        float group_max[slices][tiles / 4][2], new_max[slices][2];
         bool grows = false;
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice)
@@ -233,10 +233,7 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
         if (ptx::vote_sync_any(grows)) this->raise(new_max);
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half)   // no key yet: -inf less -inf would be NaN
-                base[slice][half] = masked && this->row_max[slice][half] == -INFINITY ? 0.0f : this->row_max[slice][half];
-            P::template encode<masked, sums>(p[slice], s[slice], group_max[slice], base[slice], this->row_sum[slice], factor);
+            P::template encode<masked, sums>(p[slice], s[slice], group_max[slice], this->row_max[slice], this->row_sum[slice], factor);
         }
     }
 
@@ -338,8 +335,8 @@ struct WeightedValues<tile::Bf16, slices, dim_v, rolled> : OnlineSoftmaxIn16Bits
 
     template <bool masked, bool, int tiles, class Tile>
     __device__ void add(tile::Accumulator (&s)[slices][tiles], const Tile &v, float factor) {
-        this->template take<masked>(s, factor);
-        accumulate_values<tile::Bf16::Element, dim_v, Tile>(this->o, s, tile::address_b_transposed(v));
+        this->take(s, factor);
+        accumulate_values<tile::Bf16::Element, dim_v, Tile, masked>(*this, s, tile::address_b_transposed(v));
     }
 };
 
@@ -397,7 +394,7 @@ struct MeanScores {
 
     __device__ MeanScores(const BlockOperands &operands, const Problem &problem, int warp_row) {
         if (!operands.mean_scores) return;
-        first = operands.mean_scores + problem.first_tile(block_keys) * block_keys;
+        first = operands.mean_scores + int64_t(problem.first_tile(block_keys)) * block_keys;
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
@@ -416,7 +413,7 @@ struct MeanScores {
         for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float *source = first + int64_t(rows[slice][half]) * (operands.tiles * block_keys) + lane_key;
+                const float *source = first + int64_t(rows[slice][half]) * operands.tiles * block_keys + lane_key;
 #pragma unroll
                 for (int j = 0; j < tiles; ++j) {
                     const float2 pair = __ldg(reinterpret_cast<const float2 *>(source + Order::key(j, 0)));
@@ -566,6 +563,7 @@ struct Pipeline {
     const typename Tiling::Keys *k;
     const typename Tiling::Values *v;
     int begin, end;   // tiles
+    int origin;       // the tile that was, or would have been, the first to go through these stages
     // Tiles on their way; warps may drift apart by the stages that are left. Tiles of e2m1 are done with sooner.
     static constexpr int ahead = ptx::has_bulk_copy && Tiling::stages > 3 && Tiling::ValueFormat::bits == 4 ? 2 : 1;
 
@@ -574,11 +572,14 @@ struct Pipeline {
     static constexpr bool lanes_speak = !ptx::has_block_scaled_mma;
 
     __device__ static uint32_t address(const void *shared) { return static_cast<uint32_t>(__cvta_generic_to_shared(shared)); }
-    __device__ auto &stage_of(int index) const { return shared.stage[(index - begin) % Tiling::stages]; }
+    __device__ auto &stage_of(int index) const { return shared.stage[(index - origin) % Tiling::stages]; }
 
     // Called by the whole block.
     __device__ void start() {
-        if constexpr (ptx::has_bulk_copy) {
+        if (Tiling::ValueFormat::bits == 16 && begin != origin) {
+            if constexpr (ptx::has_bulk_copy) ptx::fence_proxy_async();   // the output was staged where tiles go
+            ptx::bar_sync();   // everyone is done with it
+        } else if constexpr (ptx::has_bulk_copy) {
             if (threadIdx.x == 0) {
                 for (int i = 0; i < Tiling::stages; ++i) {
                     ptx::mbarrier_init(address(&shared.full[i]), 1);
@@ -595,7 +596,7 @@ struct Pipeline {
     __device__ void fill(int index) {
         if constexpr (ptx::has_bulk_copy) {
             if (index >= end || threadIdx.x >= 32 || !ptx::elect_sync()) return;
-            const int turn = (index - begin) / Tiling::stages, slot = (index - begin) % Tiling::stages;
+            const int turn = (index - origin) / Tiling::stages, slot = (index - origin) % Tiling::stages;
             const uint32_t full = address(&shared.full[slot]);
             if (turn > 0) ptx::mbarrier_wait_parity(address(&shared.empty[slot]), (turn - 1) & 1);
             ptx::mbarrier_arrive_expect_tx(full, sizeof(typename Tiling::Stage));
@@ -621,7 +622,7 @@ struct Pipeline {
         if constexpr (ptx::has_bulk_copy) {
             fill(index + ahead);
             __syncwarp();
-            ptx::mbarrier_wait_parity(address(&shared.full[(index - begin) % Tiling::stages]), (index - begin) / Tiling::stages & 1);
+            ptx::mbarrier_wait_parity(address(&shared.full[(index - origin) % Tiling::stages]), (index - origin) / Tiling::stages & 1);
         } else {
             ptx::cp_async_wait_group<0>();
             ptx::bar_sync();   // this tile has landed for everyone; everyone is done with the stage that is filled next
@@ -634,29 +635,29 @@ struct Pipeline {
     __device__ void release(int index) {
         if constexpr (ptx::has_bulk_copy) {
             __syncwarp();   // all its lanes are
-            if (lanes_speak || ptx::laneid() == 0) ptx::mbarrier_arrive(address(&shared.empty[(index - begin) % Tiling::stages]));
+            if (lanes_speak || ptx::laneid() == 0) ptx::mbarrier_arrive(address(&shared.empty[(index - origin) % Tiling::stages]));
         }
     }
 };
 
-// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys).
-template <class Tiling>
-__device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared, const BlockOperands &operands, const AttentionOptions &options,
-                                                 float *exact_sum) {
-    using Softmax = WeightedValues<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v, Tiling::rolled>;
+// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Returns whether sums were too small in any of them: then the block calls this `again`.
+template <class Tiling, class Softmax>
+__device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &shared, const BlockOperands &operands,
+                                                      const AttentionOptions &options, bool again, float *exact_sum) {
     using Order = typename Softmax::Order;
     const Problem problem(options);
     const int first_row = problem.row_block * Tiling::rows;
-    if (first_row >= problem.rows) return;
+    if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
     const float scale = options.scale * (operands.q_global ? *operands.q_global : 1.0f) * (operands.k_global ? *operands.k_global : 1.0f);
 
     TileRange<block_keys> range(problem, first_row, end_row);
-    if (operands.mean_scores) range.plain_end = range.plain_begin;
+    if (operands.mean_scores || again) range.plain_end = range.plain_begin;
     const size_t first_tile = size_t(problem.batch * options.heads_kv + problem.head) * operands.tiles + problem.first_tile(block_keys);
-    Pipeline<Tiling> pipeline{shared, reinterpret_cast<const typename Tiling::Keys *>(operands.k_tiles) + first_tile,
-                              reinterpret_cast<const typename Tiling::Values *>(operands.v_tiles) + first_tile, range.begin, range.end};
+    const auto *values = reinterpret_cast<const typename Tiling::Values *>(operands.v_tiles) + first_tile;
+    Pipeline<Tiling> pipeline{shared, reinterpret_cast<const typename Tiling::Keys *>(operands.k_tiles) + first_tile, values,
+                              range.begin, range.end, again ? 2 * range.begin - range.end : range.begin};
     pipeline.start();
 
     BlockQueries<typename Tiling::ScoreFormat, Tiling::slices, Tiling::dim, Tiling::rolled> q;
@@ -664,6 +665,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
     if constexpr (Tiling::expands) shared.queries.store(q);
     Softmax softmax;
     softmax.start(options.partial != nullptr);
+    if constexpr (Softmax::lowered) softmax.again = again;
     const float factor = score_factor(problem, scale);
     const bool idle = warp_row >= problem.rows;
     const MeanScores<Order, Tiling::slices> mean_scores(operands, problem, warp_row);
@@ -704,8 +706,31 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
         if constexpr (ptx::has_block_scaled_mma && !Softmax::sums_apart) step(index, std::true_type{}, std::true_type{});
         else step(index, index >= stop, std::true_type{});
     }
-    ptx::bar_sync();   // every warp is done with the stages, over which the output goes
+    bool lost = false;
+    if constexpr (Softmax::lowered)
+        if (!again && !idle)
+            lost = sums_are_too_small(softmax, softmax.o, problem, warp_row, range.begin * block_keys, range.end * block_keys, [&](int key, int j) {
+                const uint4 &chunk = values[key / block_keys].at(key % block_keys, j);
+                return reinterpret_cast<const uint32_t *>(&chunk)[tile::accumulator_column(0) / 2];
+            });
+    if constexpr (Softmax::lowered) lost = ptx::bar_red_or(lost);   // as the other barrier
+    else ptx::bar_sync();   // every warp is done with the stages, over which the output goes
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row, operands.v_global ? *operands.v_global : 1.0f, exact_sum);
+    __syncwarp();   // lanes whose rows are not there come together again
+    return lost;
+}
+
+// The same for the rows of a block.
+template <class Tiling>
+__device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared, const BlockOperands &operands, const AttentionOptions &options,
+                                                 float *exact_sum) {
+    using Softmax = WeightedValues<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v, Tiling::rolled>;
+    if constexpr (Softmax::lowered) {
+#pragma unroll 1
+        for (bool again = false; attend_rows_of_blocks<Tiling, Softmax>(shared, operands, options, again, exact_sum); again = true) {}
+    } else {
+        attend_rows_of_blocks<Tiling, Softmax>(shared, operands, options, false, exact_sum);
+    }
 }
 
 }  // namespace op

@@ -9,6 +9,7 @@
 #include "../kernel.cuh"
 #include "../ptx/cvt.cuh"
 #include "../ptx/math.cuh"
+#include "../ptx/warp.cuh"
 #include "sequences.cuh"
 
 namespace op {
@@ -86,28 +87,31 @@ struct Problem {
     int first_query, queries;   // of this sequence: rows of Q from first_query on
     int first_key, keys;
     int rows;
-    int offset;                 // query i stands at key i + offset
+    int first_offset, end_offset;   // query i sees keys i + first_offset .. i + end_offset - 1, of those that are there
 
-    __device__ explicit Problem(const AttentionOptions &options) : options(options) {
-        const int sequence = blockIdx.z;
-        head = blockIdx.x % options.heads_kv;
-        split = blockIdx.x / options.heads_kv;
-        row_block = gridDim.y - 1 - blockIdx.y;
+    // block: ptx::block() of this pass, so that nothing of one pass over the keys is kept in registers for another.
+    __device__ explicit Problem(const AttentionOptions &options, uint3 block = ptx::block()) : options(options) {
+        const int sequence = block.z;
+        head = block.x % options.heads_kv;
+        split = block.x / options.heads_kv;
+        row_block = gridDim.y - 1 - block.y;
         batch = options.query_starts ? 0 : sequence;   // packed sequences stand in one
         first_query = options.query_starts ? options.query_starts[sequence] : 0;
         first_key = options.key_starts ? options.key_starts[sequence] : 0;
         queries = (options.query_ends ? options.query_ends[sequence] : options.queries) - first_query;
         keys = (options.key_ends ? options.key_ends[sequence] : options.keys) - first_key;
         rows = queries * options.group;
-        offset = keys - queries;
+        // An open side is as wide as it can matter, so that no sum exceeds 32 bits: keys + queries do not (largest_keys).
+        first_offset = keys - queries - min(options.left, keys);
+        end_offset = keys - queries + min(options.right, queries - 1) + 1;
     }
 
     __device__ int query_of(int row) const { return options.group == 1 ? row : row / options.group; }
     __device__ int group_of(int row) const { return options.group == 1 ? 0 : row % options.group; }
 
     // The keys that a query sees: from first_visible to before end_visible; the end may lie before the start.
-    __device__ int first_visible(int query) const { return max(query + offset - options.left, 0); }
-    __device__ int end_visible(int query) const { return min(query + offset + options.right + 1, keys); }
+    __device__ int first_visible(int query) const { return max(query + first_offset, 0); }
+    __device__ int end_visible(int query) const { return min(query + end_offset, keys); }
 
     // The sequence's first tile of keys among those of operands in tiles: packed sequences have tiles of their own.
     __device__ int first_tile(int tile_keys) const { return options.key_starts ? first_unit(first_key, blockIdx.z, tile_keys) : 0; }

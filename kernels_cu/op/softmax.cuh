@@ -8,6 +8,10 @@
 
 namespace op {
 
+// The maximum of a row that has seen no score: the lowest finite number, which leaves every score as it is or above it, and
+// from which a hidden score of -inf differs by -inf, never by NaN.
+constexpr float no_maximum = -0x1.fffffep127f;
+
 // 2^-n for the whole number `steps` = -n, up to 2^127; 0 from -127 on. Exact, which ex2.approx does not promise.
 __device__ inline float power_of_two(float steps) {
     return __uint_as_float(__float_as_uint(fmaxf(steps, -127.0f) + (0x1.8p23f + 127.0f)) << 23);
@@ -42,17 +46,26 @@ struct Exponents {
 //
 // Where loops over the columns of o are `rolled`, o lies in local memory.
 //
-// Probabilities may stay `lowered` as Exponents are, which saves bringing them up: then row_sum is, until finish(), row_max is as
-// much higher, and o is from beginning to end.
-template <int slices, int dim_v, int more = 0, bool rolled_ = false, bool lowered = false>
+// Probabilities may stay `lowered` as Exponents are, by 2^-80, which saves bringing them up. Then row_sum is lowered until finish(), o
+// always, and row_max is 80 higher until finish().
+//
+// Sums of lowered probabilities times V overflow for no V, but below 2^-126 they lose bits. Such sums are computed `again` with
+// probabilities that are 2^120 times as large where they meet V, in masked tiles alone, so that plain ones pay nothing for it.
+//
+// NaN among scores gives weights of NaN, and so a row_sum and an o of NaN. It does not enter row_max.
+template <int slices, int dim_v, int more = 0, bool rolled_ = false, bool lowered_ = false>
 struct OnlineSoftmax {
-    static constexpr bool rolled = rolled_;
+    static constexpr bool rolled = rolled_, lowered = lowered_;
+    static constexpr float raised = 0x1p120f;        // how much larger probabilities are when sums are computed again
+    static constexpr float too_small = 0x1p-116f;    // from here on sums are computed again,
+    static constexpr float taken_again = 4.0f;       // and of those computed again, smaller ones are taken: |o| < 2^-118
     static constexpr int columns = dim_v / tile::mma_columns + more;
     tile::Accumulator o[slices][columns];
     float row_max[slices][2];   // the same in the four lanes of a row
     float row_sum[slices][2];   // of this lane's columns only, until finish()
     float o_scale[slices][2];   // what takes o to what it is named, since finish()
     float headroom;             // of scores above row_max
+    bool again = false;         // where `lowered`: whether sums are computed again
 
     __device__ void start(float headroom = 0.0f) {
         this->headroom = lowered ? headroom - Exponents::most : headroom;
@@ -64,21 +77,21 @@ struct OnlineSoftmax {
                 for (float &element : accumulator) element = 0.0f;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                row_max[slice][half] = -INFINITY;
+                row_max[slice][half] = no_maximum;
                 row_sum[slice][half] = 0.0f;
             }
         }
     }
 
-    // What brings values under a maximum under another, at least as large; -inf means none yet.
-    __device__ static float rescale(float max, float new_max) { return power_of_two(max == new_max ? 0.0f : max - new_max); }
+    // What brings values under a maximum under another, at least as large.
+    __device__ static float rescale(float max, float new_max) { return power_of_two(max - new_max); }
 
     // The row_max of a largest score, in units of log2.
     __device__ static float whole(float max) { return lowered ? Exponents(ceilf(max)).lowered_base : ceilf(max); }
 
     // Turns scores into probabilities below a new maximum and brings o and row_sum under it. `factor`, above 0, takes a score to
-    // units of log2; `masked` scores may be -inf.
-    template <bool masked, int tiles>
+    // units of log2; scores may be -inf.
+    template <int tiles>
     __device__ void take(tile::Accumulator (&s)[slices][tiles], float factor) {
         float tile_max[slices][2];   // of this lane's columns: that is enough where no row's maximum grows
         bool grows = false;
@@ -106,7 +119,7 @@ struct OnlineSoftmax {
         }
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice) {
-            const float base[2] = {base_of<masked>(slice, 0), base_of<masked>(slice, 1)};
+            const float base[2] = {row_max[slice][0], row_max[slice][1]};
 #pragma unroll
             for (auto &scores : s[slice])
 #pragma unroll
@@ -116,12 +129,6 @@ struct OnlineSoftmax {
                     row_sum[slice][i / 2] += scores[i];
                 }
         }
-    }
-
-    // What exponents are relative to: a row's maximum; with no key yet, where -inf less -inf would be NaN, 0.
-    template <bool masked>
-    __device__ float base_of(int slice, int half) const {
-        return masked && row_max[slice][half] == -INFINITY ? 0.0f : row_max[slice][half];
     }
 
     // Brings o and row_sum under new maxima; rows whose maximum stays are multiplied by 1.
@@ -141,8 +148,22 @@ struct OnlineSoftmax {
             }
     }
 
-    // What o is divided by.
+    // What o is divided by, of all lanes since finish(); 0 where a row has no weights.
     __device__ float denominator(int slice, int half) const { return row_sum[slice][half]; }
+
+    // What probabilities are multiplied by before they meet V, a pair of bf16: 2^120 or 1.
+    __device__ uint32_t value_factors() const { return again ? 0x7b807b80u : 0x3f803f80u; }
+
+    // Computed again: makes sums NaN that are not small, which the first time had right.
+    __device__ void keep_small_sums() {
+#pragma unroll
+        for (auto &slice : o)
+#pragma unroll
+            for (auto &accumulator : slice)
+#pragma unroll
+                for (float &element : accumulator)
+                    if (!(fabsf(element) < taken_again)) element = __uint_as_float(0x7fffffffu);
+    }
 
     // Adds up row_sum over the lanes of each row; it and row_max are as they are named from here on, and o is once it is
     // multiplied by o_scale.
@@ -159,6 +180,7 @@ struct OnlineSoftmax {
                     o_scale[slice][half] = rescale(max, named);
                     sum *= o_scale[slice][half];
                     max = named;
+                    if (again) o_scale[slice][half] *= 1.0f / raised;
                 }
             }
     }

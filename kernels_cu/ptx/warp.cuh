@@ -25,6 +25,13 @@ __device__ inline uint32_t shfl_sync_idx_b32(uint32_t value, int source) {
     return result;
 }
 
+// This block's place in the grid, read anew at every call: what is made of it in a loop is not kept from turn to turn.
+__device__ inline uint3 block() {
+    uint3 place;
+    asm volatile("mov.u32 %0, %%ctaid.x; mov.u32 %1, %%ctaid.y; mov.u32 %2, %%ctaid.z;" : "=r"(place.x), "=r"(place.y), "=r"(place.z));
+    return place;
+}
+
 __device__ inline int laneid() {
     int lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));

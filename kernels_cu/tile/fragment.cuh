@@ -11,6 +11,7 @@
 
 #include "../ptx/cvt.cuh"
 #include "../ptx/ldmatrix.cuh"
+#include "../ptx/math.cuh"
 #include "../ptx/mma.cuh"
 #include "../ptx/warp.cuh"
 #include "shared.cuh"
@@ -105,5 +106,20 @@ __device__ inline float reduce_row(float value, Combine combine) {
     value = combine(value, ptx::shfl_sync_bfly_f32(value, 1));
     return combine(value, ptx::shfl_sync_bfly_f32(value, 2));
 }
+
+// The bits that are set in any of the eight lanes that hold the same columns of an accumulator.
+__device__ inline uint32_t bits_of_columns(uint32_t bits) {
+    bits |= ptx::shfl_sync_bfly_b32(bits, 4);
+    bits |= ptx::shfl_sync_bfly_b32(bits, 8);
+    return bits | ptx::shfl_sync_bfly_b32(bits, 16);
+}
+
+// A times a pair of equal factors, powers of two: exact, as long as the products are normal numbers.
+__device__ inline void scale_a(FragmentA &a, uint32_t factors, __nv_bfloat16) {
+    constexpr uint32_t minus_zeros = 0x80008000u;   // which, unlike zeros, keep the sign of any product
+#pragma unroll
+    for (uint32_t &pair : a) pair = ptx::fma_rn_bf16x2(pair, factors, minus_zeros);
+}
+__device__ inline void scale_a(FragmentA &, uint32_t, __half) {}
 
 }  // namespace tile

@@ -27,6 +27,7 @@ struct SharedTile {
     }
 
     __device__ uint4 &at(int row, int chunk) { return chunks[index(row, chunk)]; }
+    __device__ const uint4 &at(int row, int chunk) const { return chunks[index(row, chunk)]; }
 
     // The address in the shared state space, for ldmatrix and cp.async.
     __device__ uint32_t address(int row, int chunk) const {

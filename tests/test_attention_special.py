@@ -1,0 +1,186 @@
+"""NaN and infinities in any place beside any option, and values of any magnitude, in every pair of formats, against float64."""
+
+from itertools import product
+
+import ml_dtypes
+import numpy as np
+import pytest
+from attention_arrays import WAYS, held, operands, random_qkv, relative, rounding, way_of
+
+import ptxrt
+from ptxrt.blocks import BLOCK_FORMATS
+from ptxrt.ops.attention import exact_attention
+
+BF16 = ml_dtypes.bfloat16
+QUERIES = 20
+
+# An option -> its arguments for `heads` heads and `keys` keys.
+OPTIONS = {
+    "plain": lambda rng, heads, keys: {},
+    "causal": lambda rng, heads, keys: dict(causal=True),
+    "window": lambda rng, heads, keys: dict(window=(20, 9)),
+    "softcap": lambda rng, heads, keys: dict(softcap=3.0),
+    "bool mask": lambda rng, heads, keys: dict(mask=rng.random((1, heads, QUERIES, keys)) < 0.7),
+    "float mask": lambda rng, heads, keys: dict(mask=normal(rng, 1, heads, QUERIES, keys)),
+    "scale 0": lambda rng, heads, keys: dict(scale=0.0),
+    "scale below 0": lambda rng, heads, keys: dict(scale=-0.2),
+    "sinks": lambda rng, heads, keys: dict(sinks=normal(rng, heads)),
+    "key_lengths": lambda rng, heads, keys: dict(key_lengths=np.array([keys - 10])),
+    "all": lambda rng, heads, keys: dict(
+        mask=normal(rng, 1, heads, QUERIES, keys), softcap=3.0, causal=True, sinks=normal(rng, heads), scale=-0.2
+    ),
+}
+# Where a value is put that is no number: the array, and the place in a head of it. Row 5 of q sees keys 0 and 70, but under windows.
+PLACES = {
+    "q": ("q", (5, 3)),
+    "first key": ("k", (0, 3)),
+    "second tile": ("k", (70, 3)),
+    "a late key": ("k", (-13, 3)),
+    "every key": ("k", (slice(None), 3)),
+    "v": ("v", (70, 3)),
+    "mask": ("mask", (5, 70)),
+    "masks of a row": ("mask", (5, slice(None))),
+    "sinks": ("sinks", ()),
+}
+SPECIAL = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
+CASES = list(product(PLACES, SPECIAL))
+
+
+def normal(rng, *shape):
+    """Normal float32 numbers."""
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def each_way(test):
+    """Run a test on every pair of formats."""
+    return pytest.mark.parametrize("way", [pytest.param(dict(qk=qk, pv=pv), id=f"{qk}-{pv}") for qk, pv in WAYS])(test)
+
+
+def smallest_dim(qk, pv):
+    """The smallest head dimension of a way."""
+    return min(np.ravel(list(way_of(qk, pv).kernel.variants.values())[0]))
+
+
+def spoiled(option: str, way: dict, keys: int):
+    """Arrays and options of a call, in which every case has a head of its own; and which cases change something."""
+    rng = np.random.default_rng(5)
+    arrays = dict(zip("qkv", random_qkv(rng, 1, len(CASES), QUERIES, keys, smallest_dim(**way))))
+    options = OPTIONS[option](rng, len(CASES), keys)
+    applies = []
+    for head, (place, special) in enumerate(CASES):
+        name, index = PLACES[place]
+        array = (arrays | options).get(name)
+        applies.append(array is not None and array.dtype != bool)
+        if applies[-1]:
+            array[(head, *index) if name == "sinks" else (0, head, *index)] = SPECIAL[special]
+    return arrays, options, applies
+
+
+@each_way
+@pytest.mark.parametrize(
+    "option, keys", [*((option, 150) for option in OPTIONS), *((option, 700) for option in ("plain", "float mask", "sinks"))]
+)
+def test_no_nan_and_no_infinity_is_lost(machine, way, option, keys):
+    """A row is NaN where float64 attention of what the operands hold is, in the output and in the LSE; all others are as they were."""
+    arrays, options, applies = spoiled(option, way, keys)
+    if way["qk"] in BLOCK_FORMATS:
+        arrays = dict(zip("qkv", operands(*arrays.values(), **way, dim=smallest_dim(**way), smooth=False)))
+    out, lse = ptxrt.attention(**arrays, **options, **way, return_lse=True, out_dtype=np.float32)
+    q, k, v = held(*arrays.values(), **way)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        want, want_lse = exact_attention(q, k, v, **options)
+        weights, _ = exact_attention(q, k, np.broadcast_to(np.eye(keys)[:, 70:71], (1, len(CASES), keys, 1)), **options)
+    for head, (place, special) in enumerate(CASES):
+        if not applies[head]:
+            continue
+        case = f"{special} in {place} beside {option}"
+        got, expected = out[0, head], want[0, head]
+        if place == "v":   # 0 times NaN is NaN: it also reaches rows that do not see the key, which are the kernel's own matter
+            sees = weights[0, head, :, 0] > 2.0**-20
+            column = got[:, 3]
+            assert not np.isfinite(column[sees]).any(), case
+            assert np.isfinite(lse[0, head]).all() and np.isfinite(np.delete(got, 3, axis=1)).all() or way["pv"] in ("mxfp8", "mxfp4", "nvfp4"), case
+            continue
+        nan = np.isnan(expected).all(axis=1)
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(expected), err_msg=case)
+        np.testing.assert_array_equal(np.isnan(lse[0, head]), np.isnan(want_lse[0, head]), err_msg=case)
+        np.testing.assert_array_equal(lse[0, head] == -np.inf, want_lse[0, head] == -np.inf, err_msg=case)
+        if not nan.all() and np.abs(expected[~nan]).max() > 0:
+            assert relative(got[~nan], expected[~nan]) <= 2 * rounding(**way), case
+
+
+# Values of any magnitude
+
+
+def with_magnitudes(rng, keys: int, columns: int, low: int, high: int) -> np.ndarray:
+    """Normal values [1, 1, keys, columns] whose columns have magnitudes from 2**low to 2**high; the last column is zeros."""
+    exponents = np.linspace(low, high, columns - 1).round()
+    x = np.ldexp(np.float64(rng.uniform(0.5, 1, (keys, columns - 1)) * rng.choice([-1, 1], (keys, columns - 1))), exponents.astype(int))
+    return np.pad(x, [(0, 0), (0, 1)]).astype(np.float32)[None, None]
+
+
+def errors_by_column(got, want):
+    """The relative L2 of each column of the last axis, those of zeros 0."""
+    got, want = (np.asarray(x, np.float64).reshape(-1, x.shape[-1]) for x in (got, want))
+    norm = np.linalg.norm(want, axis=0)
+    return np.linalg.norm(got - want, axis=0) / np.where(norm == 0, 1, norm)
+
+
+VALUE_OPTIONS = {
+    "plain": {},
+    "causal": dict(causal=True),
+    "softcap": dict(softcap=5.0),
+    "sinks": dict(sinks=np.float32([3.0])),
+    "key_lengths": dict(key_lengths=np.array([90])),
+}
+
+
+@pytest.mark.parametrize("qk", ["bf16", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("option, keys", [*((option, 150) for option in VALUE_OPTIONS), ("plain", 700)])
+def test_values_of_any_magnitude_in_bf16(machine, rng, qk, option, keys):
+    """Columns of V from 2^-112 to the largest side by side have the error of ordinary ones, each for itself; zeros stay zeros.
+
+    Outputs of the smallest are normal numbers. Where keys are split, sums are not divided before they are merged: columns up to 2^110.
+    """
+    dim = smallest_dim(qk, "bf16")
+    q, k, _ = random_qkv(rng, 1, 1, QUERIES, keys, dim)
+    v = with_magnitudes(rng, keys, dim, -112, 127 if keys == 150 else 110)
+    options = VALUE_OPTIONS[option]
+    ordinary = np.ldexp(np.float64(v), -np.frexp(np.abs(v).max(axis=2, keepdims=True))[1]).astype(np.float32)
+    for dtype in (np.float32, BF16):
+        got, usual = (ptxrt.attention(q, k, x, qk=qk, pv="bf16", smooth_k=False, out_dtype=dtype, **options) for x in (v, ordinary))
+        error = errors_by_column(got, exact_attention(*held(q, k, v, qk, "bf16"), **options)[0])
+        usual_error = errors_by_column(usual, exact_attention(*held(q, k, ordinary, qk, "bf16"), **options)[0])
+        assert (error <= 1.05 * usual_error + 1e-6).all()
+        assert not got[..., -1].astype(np.float32).any()
+
+
+# Format of V -> powers of two that all of V is multiplied by. In block formats sums of weights up to 2^8 or 2^11 times V are not divided
+# before the end, and codes of the smallest scales are subnormal.
+FACTORS = {"bf16": (-118, -60, 60, 120), "f16": (-16, 12), "mxfp8": (-110, 100), "mxfp4": (-110, 110), "nvfp4": (-100, 110)}
+
+
+@each_way
+@pytest.mark.parametrize("keys", [150, 700])
+def test_values_times_a_power_of_two_give_as_much_of_the_output(machine, rng, way, keys):
+    """To the last bits, at both ends of what each format of V holds."""
+    dim = smallest_dim(**way)
+    q, k, v = random_qkv(rng, 1, 1, QUERIES, keys, dim)
+    v = np.round(64 * v) / 64
+    want = ptxrt.attention(q, k, v, **way, smooth_k=False, out_dtype=np.float32)
+    for power in FACTORS[way["pv"]]:
+        got = ptxrt.attention(q, k, np.ldexp(v, power), **way, smooth_k=False, out_dtype=np.float32)
+        assert relative(np.ldexp(np.float64(got), -power), want) <= 2e-6
+
+
+def test_values_at_the_end_of_float32_do_not_overflow_where_keys_are_split(machine, rng):
+    """Splits give sums that are not divided: of large values they are lowered, and their maxima as much higher."""
+    q, k, _ = random_qkv(rng, 1, 1, 8, 700, 32)
+    v = np.full((1, 1, 700, 32), BF16(3e38)).astype(np.float32)
+    out, lse = ptxrt.attention(q, k, v, out_dtype=np.float32, return_lse=True)
+    np.testing.assert_allclose(out, v[:, :, :8], rtol=2e-3)
+    assert np.abs(lse - exact_attention(*held(q, k, v, "bf16", "bf16"))[1]).max() < 1e-4
+    parts, maxima, sums = ptxrt.attention(q, k, v, normalize=False)
+    assert np.isfinite(parts).all()
+    np.testing.assert_allclose(parts / sums[..., None], out, rtol=1e-5)
+    np.testing.assert_allclose((maxima + np.log2(sums)) * np.log(2), lse, atol=1e-4)
