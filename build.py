@@ -147,7 +147,7 @@ class Unit(NamedTuple):
 
     @property
     def defines(self):
-        return [f"-DVARIANT_{axis}={value}" for axis, value in self.variant.items()]
+        return [f"-DUNIT={self.unit}", *(f"-DVARIANT_{axis}={value}" for axis, value in self.variant.items())]
 
 
 def variants_of(text):
@@ -813,7 +813,7 @@ def print_usage(units, modules):
     rows = []
     for unit in units:
         record = record_of(unit, modules)
-        facts = record["texts"][TARGETS[0].compute]
+        facts = {entry: launch for text in record["texts"].values() for entry, launch in text.items()}
         for entry, found in record["entries"].items():
             if not found:
                 continue

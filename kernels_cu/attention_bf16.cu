@@ -9,9 +9,9 @@ using Whole = op::Tiling<Element, VARIANT_dim, VARIANT_dim_v>;
 template <class Element>
 using Half = typename Whole<Element>::OneSlice;
 
-// Two entries, though one could choose between both: what few rows wait for at last are instructions, and small entries have few.
-#define INSTANCE(suffix, Element, Tiling, attention)                                                                           \
-    KERNEL(JOIN(JOIN(attention_bf16_dim, VARIANT_dim, _dim_v), VARIANT_dim_v, suffix), .threads = {Tiling<Element>::threads},  \
+// Separate entries for whole and half blocks: launches of few blocks are bound by instruction fetch, and small entries have less code.
+#define INSTANCE(suffix, Element, Tiling)                                                                                      \
+    KERNEL(ENTRY(suffix), .threads = {Tiling<Element>::threads},  \
            .shared_bytes = sizeof(Tiling<Element>::Shared), .tile = {1, Tiling<Element>::rows, 1},                             \
            .min_blocks = Tiling<Element>::blocks)                                                                              \
     (const Element *q,   /* [batch, heads_kv, group, queries, dim] */                                                          \
@@ -20,11 +20,17 @@ using Half = typename Whole<Element>::OneSlice;
      ATTENTION_ARRAYS, ATTENTION_SCALARS, int batch, int heads_kv, int group, int queries, int dim, int keys, int dim_v,       \
      int sequences, int splits, STRIDES_Q(q), STRIDES_K(k), STRIDES_K(v), ATTENTION_STRIDES) {                                 \
         const float *const row_shift = nullptr;   /* nothing is smoothed */                                                    \
-        attention<Whole<Element>>(shared<typename Tiling<Element>::Shared>(),                                                  \
+        op::attention<Tiling<Element>>(shared<typename Tiling<Element>::Shared>(),                                             \
                                   {q, k, v, THE_STRIDES_Q(q), THE_STRIDES_K(k), THE_STRIDES_K(v)}, ATTENTION_OPTIONS);         \
     }
 
-INSTANCE(_bf16, __nv_bfloat16, Whole, op::attention)
-INSTANCE(_f16, __half, Whole, op::attention)
-INSTANCE(_bf16_half, __nv_bfloat16, Half, op::attention_in_halves)
-INSTANCE(_f16_half, __half, Half, op::attention_in_halves)
+INSTANCE(_bf16, __nv_bfloat16, Whole)
+INSTANCE(_f16, __half, Whole)
+// Half blocks, where they are smaller than whole ones.
+#if VARIANT_dim <= 128 && !HAS_BLOCK_SCALED_MMA
+static_assert(Half<__nv_bfloat16>::rows < Whole<__nv_bfloat16>::rows);
+INSTANCE(_bf16_half, __nv_bfloat16, Half)
+INSTANCE(_f16_half, __half, Half)
+#else
+static_assert(Half<__nv_bfloat16>::rows == Whole<__nv_bfloat16>::rows);
+#endif

@@ -5,7 +5,7 @@
 VARIANTS(dim, 32, 64, 96, 128, 160, 192, 224, 256)
 
 #define INSTANCE(suffix, Element)                                                                            \
-    KERNEL(JOIN(attention_mxfp4_bf16_dim, VARIANT_dim, suffix), .threads = {op::attention_threads},          \
+    KERNEL(ENTRY(suffix), .threads = {op::attention_threads},          \
            .shared_bytes = sizeof(op::AttentionShared<Element, VARIANT_dim, true>),                          \
            .tile = {op::attention_queries, 1, 1})                                                            \
     (const Element *q,           /* [batch, heads, queries, dim] */                                          \

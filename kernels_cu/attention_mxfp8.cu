@@ -4,4 +4,4 @@
 
 VARIANTS(dim dim_v, 32 32, 64 64, 96 96, 128 128, 192 128, 192 192, 256 256)
 
-BLOCK_ATTENTION(JOIN(JOIN(attention_mxfp8_dim, VARIANT_dim, _dim_v), VARIANT_dim_v, ), tile::Mxfp8, tile::Mxfp8, VARIANT_dim, VARIANT_dim_v)
+BLOCK_ATTENTION(UNIT, tile::Mxfp8, tile::Mxfp8, VARIANT_dim, VARIANT_dim_v)

@@ -38,6 +38,11 @@ constexpr LaunchFacts complete(LaunchFacts facts) {
 // VARIANTS(dim, 32, 64) at the top of a .cu: build.py compiles the file once per value, with VARIANT_dim defined to it.
 #define VARIANTS(axis, ...)
 
+// The name of an entry: that of the unit, as build.py passes it, and a suffix, ENTRY(_f32), which may be missing.
+#define ENTRY(suffix) PASTE(UNIT, suffix)
+#define PASTE(a, b) PASTE_EXPANDED(a, b)
+#define PASTE_EXPANDED(a, b) a##b
+
 // Pastes three pieces of an entry's name after expanding them: JOIN(attention_dim, VARIANT_dim, _f32).
 #define JOIN(a, b, c) JOIN_EXPANDED(a, b, c)
 #define JOIN_EXPANDED(a, b, c) a##b##c

@@ -4,4 +4,4 @@
 
 VARIANTS(dim, 64, 128, 192, 256)
 
-MEAN_SCORES(JOIN(mean_scores_mxfp4_dim, VARIANT_dim, ), tile::Mxfp4, VARIANT_dim)
+MEAN_SCORES(UNIT, tile::Mxfp4, VARIANT_dim)

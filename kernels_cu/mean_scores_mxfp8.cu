@@ -4,4 +4,4 @@
 
 VARIANTS(dim, 32, 64, 96, 128, 192, 256)
 
-MEAN_SCORES(JOIN(mean_scores_mxfp8_dim, VARIANT_dim, ), tile::Mxfp8, VARIANT_dim)
+MEAN_SCORES(UNIT, tile::Mxfp8, VARIANT_dim)

@@ -4,4 +4,4 @@
 
 VARIANTS(dim, 64, 128, 192, 256)
 
-MEAN_SCORES(JOIN(mean_scores_nvfp4_dim, VARIANT_dim, ), tile::Nvfp4, VARIANT_dim)
+MEAN_SCORES(UNIT, tile::Nvfp4, VARIANT_dim)

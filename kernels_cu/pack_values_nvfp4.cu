@@ -10,7 +10,7 @@ template <class Element>
 using Shared = op::PackShared<Tile, Element, VARIANT_dim>;
 
 #define INSTANCE(suffix, Element)                                                                                      \
-    KERNEL(JOIN(pack_values_nvfp4_dim, VARIANT_dim, suffix), .threads = {Packing::threads},                            \
+    KERNEL(ENTRY(suffix), .threads = {Packing::threads},                            \
            .shared_bytes = sizeof(Shared<Element>), .tile = {1, 1, 1}, .min_blocks = Packing::blocks)                  \
     (const Element *x,            /* [batch, heads, keys, cols] */                                                     \
      const float *global_scale,   /* [1] or null */                                                                    \

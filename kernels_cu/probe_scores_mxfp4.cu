@@ -5,7 +5,7 @@
 VARIANTS(dim, 32, 64, 128, 224, 256)
 
 #define INSTANCE(suffix, Element)                                                                            \
-    KERNEL(JOIN(probe_scores_mxfp4_dim, VARIANT_dim, suffix), .threads = {op::attention_threads},            \
+    KERNEL(ENTRY(suffix), .threads = {op::attention_threads},            \
            .shared_bytes = sizeof(op::AttentionShared<Element, VARIANT_dim, false>),                         \
            .tile = {op::attention_queries, 1, 1})                                                            \
     (const Element *q,   /* [batch, heads, queries, dim] */                                                  \

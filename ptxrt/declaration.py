@@ -306,9 +306,8 @@ class Declaration:
         return self.name + "".join(f"_{axis}{size}" for axis, size in variant.items())
 
     def entries(self, unit: Unit) -> tuple[str, ...]:
-        """The entries that a unit must hold: one for each format of the unions, then those of half blocks."""
-        whole = tuple(self.entry_name(unit.variant, member) for member in self.unions or (None,))
-        return whole + tuple(map(half_of, whole)) if self.halved else whole
+        """The entries that a unit must hold: one for each format of the unions. Those of half blocks may stand beside them."""
+        return tuple(self.entry_name(unit.variant, member) for member in self.unions or (None,))
 
     def unit_for(self, axes: Mapping[str, int]) -> Unit | None:
         """The unit for these sizes: compiled for them, or, where it fills up, the smallest that holds them; None without one."""

@@ -34,7 +34,7 @@ def compiled_table(kernel: Kernel, chosen: Sequence[Unit] | None = None, partial
                 raise
             rows.append([unit.name, "not built: run `make`", *[""] * (2 + len(TARGETS))])
             continue
-        for entry in kernel.entries(unit):
+        for entry in (*kernel.entries(unit), *(half for half in map(half_of, kernel.entries(unit)) if half in entries)):
             figures, fact = entries.get(entry, {}), facts[entry]
             if not figures and not partial:
                 raise BuildError(f"{entry} is not assembled; run `make`")

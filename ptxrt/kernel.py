@@ -36,7 +36,7 @@ def kernel(
     filled: whether a compiled size may be larger than the arrays': the smallest that holds them is chosen, the entry is given
         the arrays' own sizes and fills up with zeros.
     halved: whether each entry has another beside it, ENTRY_half, of the same parameters and results, bit for bit, whose blocks cover
-        less of the grid: for launches of few blocks (launch.suits_halves). On targets where they cover as much it is empty.
+        less of the grid: for launches of few blocks (launch.suits_halves). Targets where they would cover as much do not have it.
     fixed: axes that have one size and need not be given.
     derived: axes that follow from others, in an order in which they can be worked out: the size from the axes known so far, the
         axis itself among them where the call gives it. They may be axes of no array, of which the entry is told nothing.

@@ -452,8 +452,9 @@ def plan_launch(bound: Bound, backend: Backend) -> Plan:
     entry = checked_entry(kernel, module, bound.entry)
     facts = module.facts(bound.entry)
     grid = grid_of(bound, facts.tile)
-    if kernel.halved and suits_halves(bound, grid, facts, module.facts(half_of(bound.entry)), backend.multiprocessors):
-        entry = checked_entry(kernel, module, half_of(bound.entry))
+    half = half_of(bound.entry)
+    if kernel.halved and half in module.entries and suits_halves(bound, grid, facts, module.facts(half), backend.multiprocessors):
+        entry = checked_entry(kernel, module, half)
         facts = module.facts(entry.name)
         grid = grid_of(bound, facts.tile)
     template = bytearray(entry.param_bytes)
@@ -507,7 +508,7 @@ def grid_of(bound: Bound, tile: tuple[int, int, int]) -> tuple[int, int, int]:
 
 def suits_halves(bound: Bound, grid: tuple[int, int, int], whole: Facts, half: Facts, multiprocessors: int) -> bool:
     """Whether a launch is better off with half blocks: with as many, of which less is empty, or where there would be no more whole
-    ones than one to a multiprocessor. Not where halves are no smaller; then there is nothing in their entry."""
+    ones than one to a multiprocessor."""
     return prod(half.tile) < prod(whole.tile) and (prod(grid) <= multiprocessors or grid_of(bound, half.tile) == grid)
 
 

@@ -27,12 +27,19 @@ class Text:
         self.entries = {name: Entry.from_text(function, None) for name, function in self.parsed.entries.items()}
 
 
+
+def whole_blocks(entries):
+    """The entries that are not those of half blocks, which some targets have."""
+    return [name for name in entries if not name.endswith(half_of(""))]
+
+
 @pytest.mark.parametrize("portable", [False, True], ids=["native", "portable"])
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_entries_are_the_declared_ones(unit, portable):
     kernel = ptxrt.kernels()[unit.kernel]
     text = Text(unit, portable)
-    assert sorted(text.entries) == sorted(kernel.entries(unit))
+    assert sorted(whole_blocks(text.entries)) == sorted(kernel.entries(unit))
+    assert len(text.entries) in (len(kernel.entries(unit)), 2 * len(kernel.entries(unit)))
     recorded = units.launches(unit.name, "compute_90" if portable else "compute_120f")
     assert {name: Entry.from_record(name, launch["parameters"], None) for name, launch in recorded.items()} == text.entries
     assert {name: Facts.of(name, launch["launch"]) for name, launch in recorded.items()} == {
@@ -46,24 +53,23 @@ def test_entries_are_the_declared_ones(unit, portable):
         assert maxntid is not None and maxntid[0] * maxntid[1] * maxntid[2] == threads <= 1024
         assert len(kernel.grid) == 3 or set(facts.tile[len(kernel.grid) :]) == {1}
         if half_of(name) in text.entries:
+            assert kernel.halved
             half = Facts.read(half_of(name), text.parsed.constant(f"{half_of(name)}_launch"))
-            start, end = text.parsed.entries[half_of(name)].body
-            assert all(mine <= others for mine, others in zip(half.tile, facts.tile))
-            assert (half.tile == facts.tile) == (end - start < 500), "there is nothing in it where it is no smaller"
+            assert all(mine <= others for mine, others in zip(half.tile, facts.tile)) and half.tile != facts.tile
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_records_name_the_variant(unit):
     record = units.record(unit.name)
     assert record["variant"] == dict(unit.variant)
-    assert sorted(record["entries"]) == sorted(ptxrt.kernels()[unit.kernel].entries(unit))
+    assert sorted(whole_blocks(record["entries"])) == sorted(ptxrt.kernels()[unit.kernel].entries(unit))
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_what_other_gpus_run_has_the_same_parameters(unit):
     """The compute_80 text is not kept: GPU machines know its entries from the record alone."""
     kernel, launches = ptxrt.kernels()[unit.kernel], units.launches(unit.name, "compute_80")
-    assert sorted(launches) == sorted(kernel.entries(unit))
+    assert sorted(whole_blocks(launches)) == sorted(kernel.entries(unit))
     module = Loaded("none")
     module.entries = {name: Entry.from_record(name, launch["parameters"], None) for name, launch in launches.items()}
     for name, launch in launches.items():

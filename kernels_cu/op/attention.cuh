@@ -643,11 +643,4 @@ __device__ inline void attention(typename Tiling::Shared &shared, const Operands
     }
 }
 
-// The same in half blocks, where they are smaller than whole ones; else nobody launches them.
-template <class Whole>
-__device__ inline void attention_in_halves(typename Whole::OneSlice::Shared &shared, const Operands<typename Whole::Element> &operands,
-                                           const AttentionOptions &options) {
-    if constexpr (Whole::OneSlice::rows < Whole::rows) attention<typename Whole::OneSlice>(shared, operands, options);
-}
-
 }  // namespace op

@@ -20,6 +20,13 @@ constexpr int architecture = 0;
 constexpr bool has_block_scaled_mma = architecture_family == 12;
 constexpr bool has_narrow_conversions = architecture_family == 12;
 
+// The same for the preprocessor, which alone can leave out an entry.
+#if defined(__CUDA_ARCH_FAMILY_SPECIFIC__) && __CUDA_ARCH_FAMILY_SPECIFIC__ / 100 == 12
+#define HAS_BLOCK_SCALED_MMA 1
+#else
+#define HAS_BLOCK_SCALED_MMA 0
+#endif
+
 // ldmatrix and stmatrix of bytes, and of 4-bit elements. (Plain sm_120 rejects these, too.)
 constexpr bool has_byte_matrices = architecture_family == 12;
 
