@@ -204,7 +204,7 @@ __device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], co
 // softmax.o += P V for a tile of V [keys, dim_v]; P is rounded to the type of V. v is this lane's tile::address_b_transposed. Where
 // `scaled`, P is multiplied by the softmax's value_factors().
 template <class Element, int dim_v, class Tile, bool scaled, class Softmax, int slices, int tiles>
-__device__ inline void accumulate_values(Softmax &softmax, const tile::Accumulator (&p)[slices][tiles], uint32_t v) {
+__device__ __forceinline__ void accumulate_values(Softmax &softmax, const tile::Accumulator (&p)[slices][tiles], uint32_t v) {
 #pragma unroll
     for (int step = 0; step < tiles / 2; ++step) {   // 16 keys
         tile::FragmentA a[slices];
@@ -282,7 +282,7 @@ __device__ inline float score_factor(const Problem &problem, float scale) {
 
 // Hides the keys of the tile that starts at `first_key` from the rows that do not see them.
 template <class Order, int slices, int tiles>
-__device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, int warp_row, int first_key,
+__device__ __forceinline__ void mask_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, int warp_row, int first_key,
                                    float scale) {
     const AttentionOptions &options = problem.options;
     auto row_of = [&](int slice, int half) {
@@ -309,7 +309,7 @@ __device__ inline void mask_scores(tile::Accumulator (&s)[slices][tiles], const 
 // warp's own rows of shared memory, so that whole 16-byte chunks leave. Each row begins at row_start(row); columns is a
 // multiple of 8. Of sums that were computed again it writes the elements that are not NaN.
 template <class Element, class Tiling, class Softmax, class RowStart>
-__device__ inline void store_rows(const Softmax &softmax, typename Tiling::template OutputTile<Element> &staging, int warp_row,
+__device__ __forceinline__ void store_rows(const Softmax &softmax, typename Tiling::template OutputTile<Element> &staging, int warp_row,
                                   int rows, int columns, const float (&factor)[Tiling::slices][2], RowStart &&row_start) {
     __syncwarp();   // what stood in the staging rows was read
 #pragma unroll
@@ -371,7 +371,7 @@ struct RowShift {
 // none where all of their column of V is zeros. word(key, j) is the pair of 16-bit values of `key` in the columns 8 j ..
 // 8 j + 7 that this lane holds in accumulators; keys go from `begin` to before `end`. Called by all lanes, after the last tile.
 template <class Softmax, int slices, int columns, class Word>
-__device__ inline bool sums_are_too_small(const Softmax &softmax, const tile::Accumulator (&o)[slices][columns], const Problem &problem,
+__device__ __forceinline__ bool sums_are_too_small(const Softmax &softmax, const tile::Accumulator (&o)[slices][columns], const Problem &problem,
                                           int warp_row, int begin, int end, Word &&word) {
     const int filled = problem.options.dim_v / tile::mma_columns;   // column tiles; the others hold zeros
     float least = INFINITY;
@@ -426,20 +426,21 @@ __device__ inline bool sums_are_too_small(const Softmax &softmax, const tile::Ac
 // Whether a row of sums that are given out undivided is brought down by 2^-32 and its maximum up by 32: near the end of float32 it, or
 // the sum of several such rows, would overflow. What the row's maximum was when the sums were small decides for those computed again.
 template <class Softmax>
-__device__ inline bool sums_are_too_large(const Softmax &softmax, const Problem &problem, int slice, int half, int row, float max) {
+__device__ __forceinline__ bool sums_are_too_large(const Softmax &softmax, const Problem &problem, int slice, int half, int row, float max) {
     const AttentionOptions &options = problem.options;
     if (!Softmax::lowered || !options.partial || !options.row_max) return false;
     if (softmax.again) return row < problem.rows && options.row_max[problem.split_row_at(row)] > max;
     float most = 0.0f;
 #pragma unroll
-    for (const auto &accumulator : softmax.o[slice]) most = fmaxf(most, fmaxf(fabsf(accumulator[2 * half]), fabsf(accumulator[2 * half + 1])));
+    for (int j = 0; j < Softmax::columns; ++j)
+        most = fmaxf(most, fmaxf(fabsf(softmax.o[slice][j][2 * half]), fabsf(softmax.o[slice][j][2 * half + 1])));
     return tile::reduce_row(most, [](float a, float b) { return fmaxf(a, b); }) * softmax.o_scale[slice][half] >= 0x1p117f;
 }
 
 // Divides by the sums and writes what is asked for; splits write what they have. exact_sum (or null): as row_sum, of the weights
 // before they are rounded, where those differ. Of sums that were computed again it writes only those that were too small.
 template <class Tiling, class Softmax>
-__device__ inline void write_results(Softmax &softmax, typename Tiling::Shared &shared, const Problem &problem, int first_row,
+__device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling::Shared &shared, const Problem &problem, int first_row,
                                      int warp_row, float output_scale = 1.0f, float *exact_sum = nullptr) {
     const AttentionOptions &options = problem.options;
     if (Softmax::lowered && softmax.again) softmax.keep_small_sums();

@@ -206,7 +206,7 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
 
     // Adds the values of a tile, weighed by its scores.
     template <bool masked, bool sums, int tiles, class Tile>
-    __device__ void add(const tile::Accumulator (&s)[slices][tiles], const Tile &v, float factor) {
+    __device__ __forceinline__ void add(const tile::Accumulator (&s)[slices][tiles], const Tile &v, float factor) {
         ProbabilityFragments<Format, tiles> p[slices];
         take<masked, sums>(p, s, factor);
         accumulate(p, v);
@@ -334,7 +334,7 @@ struct WeightedValues<tile::Bf16, slices, dim_v, rolled> : OnlineSoftmaxIn16Bits
     }
 
     template <bool masked, bool, int tiles, class Tile>
-    __device__ void add(tile::Accumulator (&s)[slices][tiles], const Tile &v, float factor) {
+    __device__ __forceinline__ void add(tile::Accumulator (&s)[slices][tiles], const Tile &v, float factor) {
         this->take(s, factor);
         accumulate_values<tile::Bf16::Element, dim_v, Tile, masked>(*this, s, tile::address_b_transposed(v));
     }

@@ -92,7 +92,7 @@ struct OnlineSoftmax {
     // Turns scores into probabilities below a new maximum and brings o and row_sum under it. `factor`, above 0, takes a score to
     // units of log2; scores may be -inf.
     template <int tiles>
-    __device__ void take(tile::Accumulator (&s)[slices][tiles], float factor) {
+    __device__ __forceinline__ void take(tile::Accumulator (&s)[slices][tiles], float factor) {
         float tile_max[slices][2];   // of this lane's columns: that is enough where no row's maximum grows
         bool grows = false;
 #pragma unroll
@@ -132,7 +132,7 @@ struct OnlineSoftmax {
     }
 
     // Brings o and row_sum under new maxima; rows whose maximum stays are multiplied by 1.
-    __device__ void raise(const float (&new_max)[slices][2]) {
+    __device__ __forceinline__ void raise(const float (&new_max)[slices][2]) {
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
@@ -155,19 +155,19 @@ struct OnlineSoftmax {
     __device__ uint32_t value_factors() const { return again ? 0x7b807b80u : 0x3f803f80u; }
 
     // Computed again: makes sums NaN that are not small, which the first time had right.
-    __device__ void keep_small_sums() {
+    __device__ __forceinline__ void keep_small_sums() {
 #pragma unroll
-        for (auto &slice : o)
+        for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
-            for (auto &accumulator : slice)
+            for (int j = 0; j < columns; ++j)
 #pragma unroll
-                for (float &element : accumulator)
-                    if (!(fabsf(element) < taken_again)) element = __uint_as_float(0x7fffffffu);
+                for (int i = 0; i < 4; ++i)
+                    if (!(fabsf(o[slice][j][i]) < taken_again)) o[slice][j][i] = __uint_as_float(0x7fffffffu);
     }
 
     // Adds up row_sum over the lanes of each row; it and row_max are as they are named from here on, and o is once it is
     // multiplied by o_scale.
-    __device__ void finish() {
+    __device__ __forceinline__ void finish() {
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
