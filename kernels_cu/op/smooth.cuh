@@ -238,9 +238,9 @@ struct QueryRows {
 // strides are in row-major order.
 template <class Element>
 __device__ inline void row_dot(const QueryRows<Element> &x, const float *y, float *out, float scale) {
-    const int row = blockIdx.x * dot_rows + threadIdx.x / dot_team, count = x.groups * x.queries;
-    const int here = min(row, count - 1);   // lanes past the end stay for the exchange
-    const int sequence = x.query_starts ? sequence_of(x.query_starts, x.sequences, here % x.queries) : blockIdx.z;
+    const int64_t row = int64_t(blockIdx.x) * dot_rows + threadIdx.x / dot_team, count = int64_t(x.groups) * x.queries;
+    const int64_t here = min(row, count - 1);   // lanes past the end stay for the exchange
+    const int sequence = x.query_starts ? sequence_of(x.query_starts, x.sequences, int(here % x.queries)) : blockIdx.z;
     const size_t head = size_t(blockIdx.z) * x.heads_kv + blockIdx.y;
     const tile::Rows<Element> of_q(x.q + blockIdx.z * x.batch + blockIdx.y * x.head + here / x.queries * x.group + here % x.queries * x.query, 0, 1, x.cols);
     const tile::Rows<float> of_y(y + (size_t(sequence) * x.heads_kv + blockIdx.y) * x.cols, 0, 1, x.cols);
