@@ -601,6 +601,14 @@ def is_foreign(value) -> bool:
     return (hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")) or _interface(value) is not None
 
 
+def check_forward(function: str, **arrays) -> None:
+    """ArgumentError for a view of device memory that goes backwards, which no kernel follows; None and NumPy arrays pass."""
+    for name, x in arrays.items():
+        if isinstance(x, DeviceArray) and 0 not in x.shape and any(size > 1 and stride < 0 for size, stride in zip(x.shape, x.strides)):
+            came = f"{name} {list(x.shape)} has strides of {list(x.strides)} bytes"
+            raise ArgumentError(f"{function}: {came}; copy it so that they go from 0 on")
+
+
 def as_output(function: str, name: str, value):
     """An array to write to as a NumPy array or a DeviceArray; anything that would have to be copied is refused."""
     if isinstance(value, (np.ndarray, DeviceArray)):

@@ -6,14 +6,15 @@ from typing import Iterator, Sequence
 
 from . import units
 from .backend import Facts
-from .declaration import Unit
+from .declaration import Unit, half_of
 from .errors import BuildError
 from .kernel import Kernel
 
 
 def entry_facts(unit: str) -> dict[str, Facts]:
-    """The launch facts of every entry of a unit's native code."""
-    return {name: Facts.of(name, launch["launch"]) for name, launch in units.launches(unit, "compute_120f").items()}
+    """The launch facts of every entry of a unit: those of the native code, where that has the entry."""
+    texts = (units.launches(unit, compute) for compute in reversed(units.record(unit)["texts"]))
+    return {name: Facts.of(name, launch["launch"]) for text in texts for name, launch in text.items()}
 
 
 TARGETS = ("sm_120a", "sm_121a", "sm_90", "sm_80")

@@ -23,6 +23,8 @@ from .selection import current
 
 # Limits of grid x, y, z: CUDA programming guide, compute capabilities from 3.0 on.
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
+# The largest size that kernels are given in 32 bits: what they add to it stays below 2^31 (docs/numerics.md, "Sizes").
+LARGEST_SIZE = 2**31 - 2**24
 
 
 @dataclass(frozen=True)
@@ -552,6 +554,9 @@ _CODES = {1: "b", 2: "h", 4: "i", 8: "q"}
 
 def _integer_bytes(kernel: str, index: int, param: Param, value: int) -> bytes:
     try:
-        return struct.pack("<" + _CODES[param.size], value)
+        if param.size > 4 or value <= LARGEST_SIZE:
+            return struct.pack("<" + _CODES[param.size], value)
     except struct.error:
-        raise ArgumentError(f"{kernel}: the size {value} does not fit parameter {index} of {param.size} bytes; split the call") from None
+        pass
+    most = f"at most {LARGEST_SIZE} is passed in 32 bits" if param.size == 4 else "its sizes are smaller"
+    raise ArgumentError(f"{kernel}: the size {value} does not fit parameter {index} of {param.size} bytes, {most}; split the call")

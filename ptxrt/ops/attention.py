@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Literal, Sequence, overload
 
 import numpy as np
 
-from ..array import DeviceArray, allocate, as_arrays, to_device, upload
+from ..array import DeviceArray, allocate, as_arrays, check_forward, to_device, upload
 from ..blocks import mxfp4
 from ..errors import ArgumentError
 from ..formats import Format, bf16, f16, f32, format_of
@@ -223,13 +223,17 @@ def merge(outputs, lses=None, *, row_max=None, row_sum=None, out_dtype=np.float3
     member = output_format("merge", out_dtype, None, f32)
     place = _Place([*parts, *sum(figures.values(), [])], stream)
     rows = (1,) * (4 - len(shape)) + shape[:-1]
-    partial = _stacked([place.put(x).reshape(*rows, shape[-1]) for x in parts], place)
+    if shape[-1]:
+        partial = _stacked([place.put(x).reshape(*rows, shape[-1]) for x in parts], place)
+    else:  # without columns there are an lse, and outputs of nothing
+        partial = place.put(np.zeros((len(parts), *rows, 1), np.float32))
     maxima, *sums = (_stacked([place.put(x).reshape(*rows, 1) for x in group], place).reshape(len(parts), *rows) for group in figures.values())
     if 0 in partial.shape:
         return tuple(place.back(place.empty(s, m)) for s, m in ((shape, member), (shape[:-1], f32)))
-    merged = {f"out_{member}": place.empty((*rows, shape[-1]), member), "lse": place.empty(rows, f32)}
+    merged = {f"out_{member}": place.empty(partial.shape[1:], member), "lse": place.empty(rows, f32)}
     attention_merge(partial, maxima, *sums, **merged, natural=int(lses is not None), stream=stream)
-    return tuple(place.back(x.reshape(s)) for x, s in zip(merged.values(), (shape, shape[:-1])))
+    out, lse = merged.values()
+    return place.back(out[..., : shape[-1]].reshape(shape)), place.back(lse.reshape(shape[:-1]))
 
 
 def exact_attention(
@@ -429,7 +433,10 @@ def _segments(name: str, arrays) -> list:
         there = [whole[i] for i in range(whole.shape[0])] if whole.shape else []
     if not there:
         raise ArgumentError(f"merge: {name} is {type(arrays).__name__} without segments; pass one array or more")
-    return list(as_arrays("merge", **{f"{name}[{i}]": x for i, x in enumerate(there)}))
+    named = {f"{name}[{i}]": x for i, x in enumerate(there)}
+    arrays = as_arrays("merge", **named)
+    check_forward("merge", **dict(zip(named, arrays)))
+    return list(arrays)
 
 
 def _stacked(parts: Sequence[DeviceArray], place: _Place) -> DeviceArray:

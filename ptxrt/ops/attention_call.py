@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..array import DeviceArray, as_arrays, as_output
+from ..array import DeviceArray, as_arrays, as_output, check_forward
 from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import Format, bf16, f32, format_of
@@ -120,6 +120,7 @@ def attention_call(
         words = "returns row_max and row_sum, of which lse is (row_max + log2 row_sum) ln 2; leave out return_lse"
         raise ArgumentError(f"attention: normalize=False {words}")
     given = None if out is None else as_output("attention", "out", out)
+    check_forward("attention", out=given)
     member = output_format("attention", out_dtype, given, _usual_output(way, q) if normalize else f32)
     if not normalize and member is not f32:
         raise ArgumentError(f"attention: normalize=False gives float32; {member.dtype} was asked for")
@@ -196,6 +197,7 @@ def _taken(ways, way, name: str, x, transposed: bool):
     """q, k or v: an array [batch, heads, length, dim], or an operand of the format that the way takes."""
     if not isinstance(x, QuantizedArray):
         (x,) = as_arrays("attention", **{name: x})
+        check_forward("attention", **{name: x})
         return _in_order(name, x, transposed)
     wanted = way.operands.formats.get(name)
     if x.role != name or x.format != wanted:
@@ -275,6 +277,7 @@ def _checked_mask(mask, shape: tuple[int, ...]):
     if mask is None:
         return None
     (mask,) = as_arrays("attention", mask=mask)
+    check_forward("attention", mask=mask)
     if isinstance(mask, np.ndarray) and mask.dtype == np.float64:
         with np.errstate(over="ignore"):
             mask = mask.astype(np.float32)
@@ -290,6 +293,7 @@ def _checked_sinks(sinks, heads: int):
     if sinks is None:
         return None
     (sinks,) = as_arrays("attention", sinks=sinks)
+    check_forward("attention", sinks=sinks)
     if isinstance(sinks, np.ndarray) and sinks.dtype == np.float64:
         with np.errstate(over="ignore"):
             sinks = sinks.astype(np.float32)

@@ -15,8 +15,8 @@ from ..sequences import ends_of, starts_of
 DIMS = tuple(range(32, 257, 32))
 # Head dimensions of Q and K, and of V.
 HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
-# A window that is open on one side.
-OPEN = 2**30
+# A window that is open on one side: no key is as far away.
+OPEN = 2**31 - 1
 # Keys to a unit of splitting.
 SPLIT_UNIT = 64
 _LOG2_E = math.log2(math.e)

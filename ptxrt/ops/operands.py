@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
 
-from ..array import DeviceArray, as_arrays, empty, to_device, upload
+from ..array import DeviceArray, as_arrays, check_forward, empty, to_device, upload
+from ..binder import ALIGNMENT
 from ..blocks import BLOCK_FORMATS, BlockFormat
 from ..errors import ArgumentError
 from ..formats import Format, f32, format_of
@@ -238,6 +239,7 @@ def quantize_operand(
     if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
         raise ArgumentError(f"{name}: layout is {layout!r}; pass 'bhsd' or 'bshd'")
     (x,) = as_arrays(name, x=x)
+    check_forward(name, x=x)
     if len(x.shape) != 4 or format_of(x.dtype) is None:
         raise ArgumentError(f"{name}: x is {x.dtype} {list(x.shape)}; pass float32, float16 or bfloat16 with four axes, {' '.join(layout).upper()}")
     if role == "q" and any(option is not None for option in (dim, key_lengths, None if smooth else cu_seqlens)):
@@ -467,8 +469,8 @@ def with_whole_rows(x: DeviceArray, stream) -> DeviceArray:
 
 
 def _contiguous(x: DeviceArray, stream) -> DeviceArray:
-    """x, or a copy of it in row-major order."""
-    return x if x.is_contiguous else _copied(x, stream)
+    """x, or a copy of it in row-major order from a multiple of 16 bytes on, as kernels of whole arrays take it."""
+    return x if x.is_contiguous and x.address % ALIGNMENT == 0 else _copied(x, stream)
 
 
 def _copied(x: DeviceArray, stream) -> DeviceArray:
