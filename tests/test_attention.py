@@ -338,15 +338,16 @@ def test_weights_are_rounded_alike_whatever_came_first(machine, rng, format):
 
 @pytest.mark.parametrize("qk", ["bf16", "mxfp8"])
 def test_values_of_any_size(machine, rng, qk):
-    """Bit for bit those of ordinary size times a power of two; before the division, as far as float32 goes."""
+    """Bit for bit those of ordinary size times a power of two; before the division, too, beside maxima that are higher by the rest."""
     q, k, v = random_qkv(rng, 1, 1, 20, 100, 32)
-    whole, (sums, *_) = (ptxrt.attention(q, k, v, qk=qk, pv="bf16", out_dtype=np.float32, normalize=n) for n in (True, False))
+    whole, (sums, maxima, _) = (ptxrt.attention(q, k, v, qk=qk, pv="bf16", out_dtype=np.float32, normalize=n) for n in (True, False))
     for power in (-30, 120):
         scaled = v * np.float32(2.0**power)
         got = ptxrt.attention(q, k, scaled, qk=qk, pv="bf16", out_dtype=np.float32)
         np.testing.assert_array_equal(got, whole * np.float32(2.0**power))
-        got, *_ = ptxrt.attention(q, k, scaled, qk=qk, pv="bf16", normalize=False)
-        np.testing.assert_array_equal(got, sums * np.float32(2.0**power))
+        got, higher, _ = ptxrt.attention(q, k, scaled, qk=qk, pv="bf16", normalize=False)
+        assert ((higher == maxima) | (higher == maxima + 32)).all()
+        np.testing.assert_array_equal(np.ldexp(np.float64(got), (higher - maxima).astype(int)[..., None]), np.ldexp(np.float64(sums), power))
 
 
 def test_few_rows_are_split_by_shapes_alone():
@@ -506,6 +507,20 @@ def test_merge_by_maxima_and_sums_is_its_formula(machine, rng):
     for given in ((outs, maxima, sums), (np.stack(outs), np.stack(maxima), np.stack(sums)), tuple(list(map(ptxrt.to_device, x)) for x in (outs, maxima, sums))):
         out, lse = (x if isinstance(x, np.ndarray) else x.to_numpy() for x in ptxrt.merge(given[0], row_max=given[1], row_sum=given[2]))
         assert out.dtype == lse.dtype == np.float32 and relative(out, want) < 1e-6 and relative(lse, np.log(total) + 30 * np.log(2)) < 1e-6
+
+
+def test_merge_without_columns_is_of_lses(machine, rng):
+    """Outputs of no columns have no elements, and rows that count as any others."""
+    lses = [rng.standard_normal((2, 3, 5)).astype(np.float32) for _ in range(3)]
+    lses[1][0, 0, 0] = lses[2][0, 0, 0] = lses[0][0, 0, 0] = -np.inf
+    outs = [np.empty((2, 3, 5, 0), dtype) for dtype in (np.float32, np.float16, BF16)]
+    out, lse = ptxrt.merge(outs, lses, out_dtype=np.float16)
+    assert out.shape == (2, 3, 5, 0) and out.dtype == np.float16
+    np.testing.assert_allclose(lse, merged([np.zeros((2, 3, 5, 1))] * 3, lses)[1], rtol=1e-6)
+    out, lse = ptxrt.merge(outs, row_max=[np.ceil(x) for x in lses], row_sum=[np.ones_like(x) for x in lses])
+    np.testing.assert_allclose(lse, np.log(2) * np.log2(np.exp2(np.ceil(lses)).sum(axis=0)), rtol=1e-6)
+    on_device = ptxrt.merge([ptxrt.to_device(x) for x in outs], [ptxrt.to_device(x) for x in lses])
+    assert on_device[0].shape == (2, 3, 5, 0) and np.isfinite(np.delete(on_device[1].to_numpy().ravel(), 0)).all()
 
 
 def test_segments_merge_however_far_their_lses_are_apart(machine):

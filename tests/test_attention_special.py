@@ -5,11 +5,14 @@ from itertools import product
 import ml_dtypes
 import numpy as np
 import pytest
-from attention_arrays import WAYS, held, operands, random_qkv, relative, rounding, way_of
+from attention_arrays import WAYS, bits, held, operands, random_qkv, relative, rounding, way_of
 
 import ptxrt
+from ptxrt.backend import Param
 from ptxrt.blocks import BLOCK_FORMATS
+from ptxrt.launch import LARGEST_SIZE, _integer_bytes
 from ptxrt.ops.attention import exact_attention
+from ptxrt.ops.attention_kernels import OPEN
 
 BF16 = ml_dtypes.bfloat16
 QUERIES = 20
@@ -184,3 +187,86 @@ def test_values_at_the_end_of_float32_do_not_overflow_where_keys_are_split(machi
     assert np.isfinite(parts).all()
     np.testing.assert_allclose(parts / sums[..., None], out, rtol=1e-5)
     np.testing.assert_allclose((maxima + np.log2(sums)) * np.log(2), lse, atol=1e-4)
+
+
+# Sizes near the end of 32 bits
+
+
+def bounds(query: int, queries: int, keys: int, left: int, right: int) -> tuple[int, int]:
+    """The keys that a query sees by the sums of op/problem.cuh, each checked to fit 32 bits."""
+    first_offset = fits(fits(keys - queries) - min(left, keys))
+    end_offset = fits(fits(fits(keys - queries) + min(right, queries - 1)) + 1)
+    return max(fits(query + first_offset), 0), min(fits(query + end_offset), keys)
+
+
+def fits(value: int) -> int:
+    """A value that an int of C holds."""
+    assert -(2**31) <= value < 2**31
+    return value
+
+
+# What a grid of 65535 blocks of at most 256 rows can have.
+MOST_QUERIES = 65535 * 256
+SIZES = [1, 2, 63, 64, 65, 2**16, 2**30 - 1, 2**30, 2**30 + 1, 2**31 - 2**25, LARGEST_SIZE - 1, LARGEST_SIZE]
+
+
+def test_windows_of_any_keys_fit_32_bits():
+    """The bounds of op/problem.cuh are those of the definition, and no sum leaves 32 bits, up to the largest size that is passed."""
+    sides = [0, 1, 100, 2**30, 2**31 - 2, OPEN]
+    for keys, queries in product(SIZES, [n for n in SIZES if n <= MOST_QUERIES] + [MOST_QUERIES]):
+        for left, right, query in product(sides, sides, sorted({0, queries // 2, queries - 1})):
+            place = query + keys - queries
+            first, end = bounds(query, queries, keys, left, right)
+            assert (first, end) == (max(place - left, 0), min(place + right + 1, keys))
+
+
+def test_tiles_and_splits_of_any_keys_fit_32_bits():
+    """What kernels make of a number of keys: tiles rounded up, the ends of splits, tiles of packed sequences, indices of gathered scores."""
+    for keys, sequences, splits in product(SIZES, (1, 65535), (1, 264)):
+        split_keys = fits(fits(fits(keys + 63) // 64 + splits - 1) // splits * 64)
+        fits(fits((splits - 1) * split_keys) + split_keys)
+        tiles = fits(fits(keys + 63) // 64 + sequences - 1)
+        fits(tiles * 64)
+        fits(keys // 64 + sequences)
+        fits(keys + 256 - 1)   # rows rounded up to a block
+
+
+def test_sizes_that_leave_no_room_are_refused(emulator):
+    """In every kernel, before anything is launched. Keys that repeat one row need no memory."""
+    param = Param("u32", 4, 0)
+    assert _integer_bytes("kernel", 3, param, LARGEST_SIZE) == LARGEST_SIZE.to_bytes(4, "little")
+    words = f"does not fit parameter 3 of 4 bytes, at most {LARGEST_SIZE} is passed in 32 bits; split the call"
+    with pytest.raises(ptxrt.ArgumentError, match=f"the size {LARGEST_SIZE + 1} {words}"):
+        _integer_bytes("kernel", 3, param, LARGEST_SIZE + 1)
+    assert _integer_bytes("kernel", 3, Param("u64", 8, 0), 2**40) == (2**40).to_bytes(8, "little")
+    q, row = (ptxrt.to_device(np.zeros((1, 1, 1, 32), BF16)) for _ in range(2))
+    keys = row.broadcast_to((1, 1, LARGEST_SIZE + 1, 32))
+    with pytest.raises(ptxrt.ArgumentError, match=f"attention_bf16: the size {LARGEST_SIZE + 1} does not fit"):
+        ptxrt.attention(q, keys, keys)
+
+
+def test_views_that_go_backwards_are_refused_by_the_function_that_was_called(machine, rng):
+    q, k, v = (ptxrt.to_device(x) for x in random_qkv(rng, 1, 2, 70, 70, 32))
+    mask = ptxrt.to_device(np.ones((70, 70), bool))
+    sinks = ptxrt.to_device(np.ones(2, np.float32))
+    for name, x in dict(q=q, k=k, v=v, mask=mask, sinks=sinks, out=ptxrt.empty((1, 2, 70, 32), BF16)).items():
+        backwards = x[..., ::-1, :] if x.ndim > 1 else x[::-1]
+        with pytest.raises(ptxrt.ArgumentError, match=rf"^attention: {name} \[.*\] has strides of .* copy it so that they go from 0 on"):
+            ptxrt.attention(**{**dict(q=q, k=k, v=v), name: backwards})
+    for role in "qkv":
+        with pytest.raises(ptxrt.ArgumentError, match=r"^quantize_operand: x \[.*\] has strides of"):
+            ptxrt.quantize_operand(q[:, :, ::-1], "mxfp8", role=role)
+    with pytest.raises(ptxrt.ArgumentError, match=r"^merge: outputs\[1\] \[.*\] has strides of"):
+        ptxrt.merge([q, q[:, :, ::-1]], [sinks[:, None].broadcast_to((1, 2, 70))] * 2)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BF16], ids=lambda d: np.dtype(d).name)
+def test_operands_from_any_address(machine, rng, dtype, queries):
+    """q, k and v that begin off 16 bytes, of one row or more, as the same values elsewhere, in every block format."""
+    x = random_qkv(rng, 1, 1, queries, queries, 64, dtype=dtype)
+    off = [ptxrt.to_device(np.concatenate([np.zeros(1, dtype), a.ravel()]))[1:].reshape(a.shape) for a in x]
+    assert all(a.address % 16 for a in off)
+    for formats in (dict(qk="mxfp8"), dict(qk="nvfp4"), dict(qk="bf16")):
+        got = ptxrt.attention(*off, **formats).to_numpy()
+        np.testing.assert_array_equal(bits(got), bits(ptxrt.attention(*x, **formats)))

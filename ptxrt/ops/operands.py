@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Sequence
 import numpy as np
 
 from ..array import DeviceArray, as_arrays, check_forward, empty, to_device, upload
-from ..binder import ALIGNMENT
 from ..blocks import BLOCK_FORMATS, BlockFormat
 from ..errors import ArgumentError
 from ..formats import Format, f32, format_of
@@ -470,7 +469,7 @@ def with_whole_rows(x: DeviceArray, stream) -> DeviceArray:
 
 def _contiguous(x: DeviceArray, stream) -> DeviceArray:
     """x, or a copy of it in row-major order from a multiple of 16 bytes on, as kernels of whole arrays take it."""
-    return x if x.is_contiguous and x.address % ALIGNMENT == 0 else _copied(x, stream)
+    return x if x.is_contiguous and x.signature.is_aligned else _copied(x, stream)
 
 
 def _copied(x: DeviceArray, stream) -> DeviceArray:
