@@ -87,14 +87,10 @@ class Memory:
             else:
                 self.readers = with_use(self.backend, self.readers, queue, mark)
 
-    def marks(self) -> tuple:
-        """The last uses: what the memory may not be reused before."""
-        return (*(() if self.writer is None else (self.writer,)), *(mark for _, mark in self.readers))
-
     def __del__(self, is_finalizing=sys.is_finalizing):
         # At interpreter exit the driver may be gone already; the memory goes with the process.
         if not is_finalizing():
-            self.backend.free(self.address, self.marks(), self.shared)
+            self.backend.free(self)
 
 
 class Borrowed(Memory):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+import sys
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from contextvars import ContextVar
@@ -110,9 +111,10 @@ class Queue:
 
     handle: the integer handle. native: what the driver takes with the least work. lasting: the stream lives as long
     as this object, so that its end can be recorded when somebody waits for it, not at every launch.
+    blocks: by size the addresses of memory that the queue used last and nothing else: work in it may have them at once.
     """
 
-    __slots__ = ("backend", "handle", "native", "lasting", "owner", "__weakref__")
+    __slots__ = ("backend", "handle", "native", "lasting", "owner", "blocks", "__weakref__")
 
     def __init__(self, backend: "Backend", handle: int, native: Any = None, lasting: bool = True, owner: Any = None):
         self.backend = backend
@@ -120,6 +122,11 @@ class Queue:
         self.native = handle if native is None else native
         self.lasting = lasting
         self.owner = owner
+        self.blocks: dict[int, list[int]] = {}
+
+    def __del__(self, is_finalizing=sys.is_finalizing):
+        if self.blocks and not is_finalizing():
+            self.backend.reclaim(self.blocks)
 
     def __repr__(self) -> str:
         return f"stream {self.handle:#x} of {self.backend.describe()}"
@@ -227,8 +234,13 @@ class Backend(Protocol):
         """The address of new memory, for work in a queue."""
         ...
 
-    def free(self, address: int, marks: tuple = (), shared: bool = False) -> None:
-        """Give memory back, whose last uses are `marks`; `shared` with others, whose uses nobody knows. Never waits."""
+    def free(self, memory: Any) -> None:
+        """Give the memory of an `array.Memory` back after its last uses. Finalizers call this: it takes no lock, waits for
+        nothing, and keeps no reference."""
+        ...
+
+    def reclaim(self, blocks: dict[int, list[int]]) -> None:
+        """Take back the blocks of a queue that nothing refers to; as `free`."""
         ...
 
     def memory_info(self) -> MemoryInfo:

@@ -315,7 +315,8 @@ class DriverBackend:
         self._lent: deque = deque()  # (events, what must live until they are reached)
         self._by_handle: dict[tuple[int, bool], Queue] = {}
         self._by_object: WeakValueDictionary[int, Queue] = WeakValueDictionary()
-        self._pool = Pool(self, keep=os.environ.get("PTXRT_POOL", "1") != "0")
+        self._queues: WeakValueDictionary[int, Queue] = WeakValueDictionary()
+        self._pool = Pool(self, self._all_queues, keep=os.environ.get("PTXRT_POOL", "1") != "0")
         self._context = _call("cuDevicePrimaryCtxRetain", _call("cuDeviceGet", device.ordinal))
         self.own_queue = self.new_queue()
         self._gathering: Queue | None = None
@@ -462,12 +463,17 @@ class DriverBackend:
 
     def alloc(self, nbytes: int, queue: Queue | None = None) -> int:
         """Memory for work in a queue, from the pool; OutOfMemory leaves everything else usable."""
-        self._tidy()
+        if self._lent or self._turn.left:
+            self._tidy()
         return self._pool.alloc(nbytes, queue or self.queue())
 
-    def free(self, address: int, marks: tuple = (), shared: bool = False) -> None:
+    def free(self, memory: Any) -> None:
         """Back to the pool, for reuse in the order of streams; nothing waits."""
-        self._pool.free(address, marks, shared)
+        self._pool.free(memory.address, memory.nbytes, memory.writer, memory.readers, memory.shared)
+
+    def reclaim(self, blocks: dict[int, list[int]]) -> None:
+        """Back to the pool from a queue that is gone."""
+        self._pool.reclaim(blocks)
 
     def memory_info(self) -> MemoryInfo:
         """By the pool's count and the driver's."""
@@ -637,7 +643,7 @@ class DriverBackend:
             return self._queue_of(handle, lasting)
         queue = self._by_object.get(handle)
         if queue is None:
-            queue = self._by_object[handle] = Queue(self, handle, self._driver.CUstream(handle), True, stream)
+            queue = self._by_object[handle] = self._known(Queue(self, handle, self._driver.CUstream(handle), True, stream))
         return queue
 
     def _mine(self, queue: Queue) -> Queue:
@@ -653,7 +659,7 @@ class DriverBackend:
         if queue is None:
             if len(self._by_handle) >= HANDLES:
                 self._by_handle.clear()  # what is in use stays with whoever uses it
-            queue = self._by_handle.setdefault(key, Queue(self, handle, self._driver.CUstream(handle), lasting))
+            queue = self._by_handle.setdefault(key, self._known(Queue(self, handle, self._driver.CUstream(handle), lasting)))
         return queue
 
     def new_queue(self, priority: int = 0) -> Queue:
@@ -665,7 +671,15 @@ class DriverBackend:
                 native = _call("cuStreamCreateWithPriority", flags, priority)
             else:
                 native = _call("cuStreamCreate", flags)
-        return Queue(self, int(native), native, True, _Handle(self, native, self._driver.cuStreamDestroy))
+        return self._known(Queue(self, int(native), native, True, _Handle(self, native, self._driver.cuStreamDestroy)))
+
+    def _known(self, queue: Queue) -> Queue:
+        """A queue that the pool finds where another needs what it keeps."""
+        self._queues[id(queue)] = queue
+        return queue
+
+    def _all_queues(self) -> list[Queue]:
+        return [queue for queue in (reference() for reference in self._queues.valuerefs()) if queue is not None]
 
     def stream_handle(self, stream=None) -> int:
         """The integer handle of a stream."""

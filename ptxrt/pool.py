@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Callable, Iterable, Protocol
 
 from .backend import Queue
 from .errors import LaunchError, OutOfMemory
@@ -79,36 +79,67 @@ class Block:
 
 
 class Pool:
-    """The memory of one device. `free` may be called by the garbage collector in the middle of anything."""
+    """The memory of one device. `free` may be called by the garbage collector in the middle of anything.
 
-    def __init__(self, source: Source, keep: bool = True):
+    The usual block never comes here: it goes back and forth between the arrays of a queue and `Queue.blocks`, by one
+    `append` and one `pop`, which are atomic. Whatever else there is to do, a thread does in its turn.
+    queues: what lists the queues of the device that are there.
+    """
+
+    def __init__(self, source: Source, queues: Callable[[], Iterable[Queue]], keep: bool = True):
         self.keep = keep
-        self.used = 0
-        self.cached = 0
         self._source = source
-        self._sizes: dict[int, int] = {}
+        self._queues = queues
+        self._taken = 0  # from the driver, in bytes
         self._bins: dict[int, list[Block]] = {}
         self._turn = Turn(self._take_back)
+        self._sizes: dict[int, int] = {}
+
+    def size_of(self, nbytes: int) -> int:
+        """The size of the block that holds nbytes here."""
+        size = self._sizes.get(nbytes)
+        if size is None:
+            if len(self._sizes) >= 4096:
+                self._sizes.clear()
+            size = self._sizes[nbytes] = rounded(nbytes) if self.keep else nbytes
+        return size
 
     def alloc(self, nbytes: int, queue: Queue) -> int:
         """The address of a block for work in `queue`; OutOfMemory where even giving back all that is kept does not help."""
-        size = rounded(nbytes) if self.keep else nbytes
+        size = self.size_of(nbytes)
+        ready = queue.blocks.get(size)
+        if ready:
+            try:
+                return ready.pop()
+            except IndexError:  # another thread was first
+                pass
         with self._turn:
             address = self._reuse(size, queue) if self.keep else None
-            if address is None:
-                address = self._take(size, nbytes, queue)
-            self._sizes[address] = size
-            self.used += size
-            return address
+            return self._take(size, nbytes, queue) if address is None else address
 
-    def free(self, address: int, marks: tuple = (), shared: bool = False) -> None:
-        """Take a block back, whose last uses are `marks`; `shared` where others used it in ways that nobody knows.
+    def free(self, address: int, nbytes: int, writer: Any, readers: tuple, shared: bool) -> None:
+        """Take a block back after its last uses: `writer`'s, and those of readers, as (queue, mark).
 
-        With keep=False it goes to the driver at once, or, where a thread is in the pool, with the pool's next use.
+        shared: whether others used it in ways that nobody knows. With keep=False it goes to the driver at once, or,
+        where a thread is in the pool, with the pool's next use.
         """
-        self._turn.leave((address, marks, shared))
+        size = self.size_of(nbytes)
+        if not readers and not shared and self.keep and type(writer) is Queue and writer.backend is self._source:
+            ready = writer.blocks.get(size)
+            if ready is None:
+                ready = writer.blocks.setdefault(size, [])
+            ready.append(address)
+            return
+        marks = tuple(mark for _, mark in readers)
+        self._turn.leave(Block(address, size, marks if writer is None else (writer, *marks), shared))
         if not self.keep:
             self._turn.settle()
+
+    def reclaim(self, blocks: dict[int, list[int]]) -> None:
+        """Take back what a queue kept that nothing refers to any more."""
+        for size, addresses in blocks.items():
+            for address in addresses:
+                self._turn.leave(Block(address, size, (), True))
 
     def trim(self) -> None:
         """Wait for the device and give it everything that is kept."""
@@ -118,39 +149,53 @@ class Pool:
     def count(self) -> tuple[int, int]:
         """Bytes in use and bytes kept."""
         with self._turn:
-            return self.used, self.cached
+            cached = self._cached()
+            return self._taken - cached, cached
 
-    def _take_back(self, freed: tuple[int, tuple, bool]) -> None:
+    def _cached(self) -> int:
+        kept = sum(block.size for blocks in self._bins.values() for block in blocks)
+        return kept + sum(size * len(ready) for queue in self._queues() for size, ready in list(queue.blocks.items()))
+
+    def _take_back(self, block: Block) -> None:
         """Put a block that was freed into its bin."""
-        address, marks, shared = freed
-        size = self._sizes.pop(address)
-        self.used -= size
         if not self.keep:
-            with suppress(LaunchError):  # a machine that failed has said so where it failed
-                self._source.give(address)
+            self._give(block.address, block.size)
             return
-        if shared:
+        if block.shared:
             event = self._source.everything()
-            marks, shared = (marks, True) if event is None else ((event,), False)
-        self.cached += size
-        self._bins.setdefault(size, []).append(Block(address, size, marks, shared))
+            if event is not None:
+                block.marks, block.shared = (event,), False
+        self._bins.setdefault(block.size, []).append(block)
+
+    def _give(self, address: int, size: int) -> None:
+        """Give a block to the driver."""
+        with suppress(LaunchError):  # a machine that failed has said so where it failed
+            self._source.give(address)
+        self._taken -= size
+
+    def _collect(self, size: int) -> list[Block]:
+        """All blocks of a size that are kept, those of queues, too."""
+        found = self._bins.setdefault(size, [])
+        for queue in self._queues():
+            ready = queue.blocks.get(size)
+            while ready:
+                try:
+                    found.append(Block(ready.pop(), size, (queue,)))
+                except IndexError:  # another thread was first
+                    break
+        return found
 
     def _reuse(self, size: int, queue: Queue) -> int | None:
         """The newest block that `queue` may have at once, or any whose last uses are done."""
-        blocks = self._bins.get(size, ())
+        blocks = self._collect(size)
         for i in range(len(blocks) - 1, -1, -1):
             block = blocks[i]
             if not block.shared and all(mark is queue for mark in block.marks):
-                return self._pop(blocks, i)
+                return blocks.pop(i).address
         for i, block in enumerate(blocks):
             if self._is_done(block):
-                return self._pop(blocks, i)
+                return blocks.pop(i).address
         return None
-
-    def _pop(self, blocks: list[Block], i: int) -> int:
-        block = blocks.pop(i)
-        self.cached -= block.size
-        return block.address
 
     def _is_done(self, block: Block) -> bool:
         if block.shared:
@@ -161,23 +206,30 @@ class Pool:
     def _take(self, size: int, nbytes: int, queue: Queue) -> int:
         """Memory from the driver; where it has none, a block after a wait on the device, then all that is kept."""
         try:
-            return self._source.take(size)
+            return self._take_new(size)
         except OutOfMemory as error:
             refused = error
-        blocks = self._bins.get(size, []) if self.keep and not self._source.is_capturing(queue) else []
+        blocks = self._collect(size) if self.keep and not self._source.is_capturing(queue) else []
         for i, block in enumerate(blocks):
             if not block.shared:
                 for mark in block.marks:
                     self._source.wait(queue, mark)
-                return self._pop(blocks, i)
-        if not self.cached or self._source.is_capturing(queue):
+                return blocks.pop(i).address
+        if not self._cached() or self._source.is_capturing(queue):
             raise refused
         self._trim()
-        return self._source.take(size)
+        return self._take_new(size)
+
+    def _take_new(self, size: int) -> int:
+        address = self._source.take(size)
+        self._taken += size
+        return address
 
     def _trim(self) -> None:
         self._source.finish()
-        for blocks in self._bins.values():
+        sizes = {*self._bins, *(size for queue in self._queues() for size in list(queue.blocks))}
+        for size in sizes:
+            blocks = self._collect(size)
             while blocks:
-                self._source.give(self._pop(blocks, -1))
+                self._give(blocks.pop().address, size)
         self._bins.clear()

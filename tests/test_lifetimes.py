@@ -372,12 +372,12 @@ def test_without_a_pool_counts_hold_while_threads_free(install, monkeypatch):  #
 def test_a_finalizer_within_the_pool_gives_back_later(cuda, monkeypatch):  # noqa: F811
     """Without reuse, too, where a finalizer gives memory to the driver: not while this very thread takes some."""
     chosen = selection.current()
-    pool = Pool(chosen, keep=False)
+    pool = Pool(chosen, list, keep=False)
     held = [pool.alloc(100, chosen.own_queue)]
     take = chosen.take
 
     def take_and_collect(nbytes):
-        pool.free(held.pop())
+        pool.free(held.pop(), 100, None, (), False)
         assert "cuMemFree" not in cuda.names()
         return take(nbytes)
 

@@ -243,13 +243,13 @@ def test_the_pool_may_be_given_memory_at_any_time():
 
         def take(self, nbytes):
             self.count += 512
-            pool.free(held.pop()) if held else None
+            pool.free(held.pop(), 10, None, (), False) if held else None
             return self.count
 
         def reached(self, mark):
             return True
 
-    pool, held = Pool(Source()), []
+    pool, held = Pool(Source(), list), []
     queue = backend.Queue(None, 1)
     held.append(pool.alloc(10, queue))
     assert pool.alloc(2000, queue) and pool.alloc(20, queue) == 512

@@ -170,9 +170,12 @@ class EmulatorBackend:
             self._sizes[address] = nbytes
             return address
 
-    def free(self, address: int, marks: tuple = (), shared: bool = False) -> None:
+    def free(self, memory: Any) -> None:
         """Give memory back, before anything else is done with the emulator. Finalizers call this: it takes no lock."""
-        self._turn.leave(address)
+        self._turn.leave(memory.address)
+
+    def reclaim(self, blocks: dict[int, list[int]]) -> None:
+        """Queues keep none here."""
 
     def _give_back(self, left: int | LoadedModule) -> None:
         """Give back what a finalizer left: an array's memory, or a text."""
