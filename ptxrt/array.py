@@ -122,13 +122,14 @@ class Borrowed(Memory):
 class Signature:
     """What a plan depends on of a device array; arrays that are alike in this share one object.
 
-    strides: in bytes, None for row-major order. nbytes: of all elements. box: where they lie.
+    strides: in bytes, None for row-major order. steps: the strides in any case. nbytes: of all elements. box: where they lie.
     """
 
-    __slots__ = ("backend", "shape", "dtype", "strides", "is_contiguous", "is_aligned", "writeable", "nbytes", "_box")
+    __slots__ = ("backend", "shape", "dtype", "strides", "steps", "is_contiguous", "is_aligned", "writeable", "nbytes", "_box")
 
     def __init__(self, backend, shape, dtype, strides, is_aligned, writeable):
         self.backend, self.shape, self.dtype, self.strides = backend, shape, dtype, strides
+        self.steps = row_major_strides(shape, dtype.itemsize) if strides is None else strides
         self.is_contiguous, self.is_aligned, self.writeable = strides is None, is_aligned, writeable
         self.nbytes = prod(shape) * dtype.itemsize
         self._box: Box | None = None
@@ -173,12 +174,19 @@ class DeviceArray:
         self.shape = shape = tuple(shape)
         self.dtype = dtype = np.dtype(dtype)
         self.writeable = writeable
-        if strides is None:
-            self.strides, gaps = row_major_strides(shape, dtype.itemsize), None
-        else:
-            self.strides = tuple(strides)
-            gaps = None if _is_row_major(shape, self.strides, dtype.itemsize) else self.strides
+        gaps = None if strides is None or _is_row_major(shape, strides, dtype.itemsize) else tuple(strides)
         self.signature = _signature(memory.backend, shape, dtype, gaps, address % ALIGNMENT == 0, writeable)
+        self.strides = self.signature.steps if strides is None else tuple(strides)
+
+    @classmethod
+    def of(cls, memory: Memory, address: int, signature: Signature) -> "DeviceArray":
+        """An array whose signature is known, at an address that is aligned as the signature says."""
+        array = cls.__new__(cls)
+        array.backend, array.memory, array.address, array.signature = signature.backend, memory, address, signature
+        array.shape, array.dtype, array.strides, array.writeable = (
+            signature.shape, signature.dtype, signature.steps, signature.writeable
+        )  # fmt: skip
+        return array
 
     @property
     def is_contiguous(self) -> bool:
@@ -517,10 +525,14 @@ def allocate(backend: Backend, shape: tuple[int, ...], dtype: np.dtype, queue: Q
         check_size("allocation", shape, dtype)
     if not nbytes:
         return DeviceArray(Borrowed(backend, 0, 0, None, None), 0, shape, dtype)
-    queue = queue or backend.queue()
-    address = backend.alloc(nbytes, queue)
-    memory = Memory(backend, address, nbytes, queue if queue.lasting else None)
-    return DeviceArray(memory, address, shape, dtype)
+    queue, recorder = queue or backend.queue(), scope().recorder
+    memory = new_memory(backend, nbytes, queue) if recorder is None else recorder.new_memory(backend, nbytes, queue)
+    return DeviceArray(memory, memory.address, shape, dtype)
+
+
+def new_memory(backend: Backend, nbytes: int, queue: Queue) -> Memory:
+    """New memory for work in a queue."""
+    return Memory(backend, backend.alloc(nbytes, queue), nbytes, queue if queue.lasting else None)
 
 
 def upload(backend: Backend, host: np.ndarray, stream=None) -> DeviceArray:

@@ -180,15 +180,14 @@ class MemoryInfo:
 class Remembered:
     """What is known of earlier calls on one device, so that the next one like them is quick. It goes with the device's backend.
 
-    signatures: of arrays; plans: of launches; calls: of functions, as launches.
+    signatures: of arrays; calls: of functions, as what they launch (prepared.py).
     """
 
-    __slots__ = ("signatures", "plans", "calls")
+    __slots__ = ("signatures", "calls")
     LIMIT = 8192
 
     def __init__(self):
         self.signatures: dict[Any, Any] = {}
-        self.plans: dict[Any, Any] = {}
         self.calls: dict[Any, Any] = {}
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Sequence
 
-from .array import DeviceArray, Memory
+from .array import DeviceArray, Memory, new_memory
 from .backend import Packet, Queue, enter, leave, scope
 from .errors import ArgumentError
 from .launch import Launch, Plan, announce
@@ -75,6 +75,10 @@ class graph:
         for array, write in zip(arrays, plan.writes):
             self._uses[array.memory] = self._uses.get(array.memory, False) or write
         self._receipts.append(plan.receipt(values))
+
+    def new_memory(self, backend: Any, nbytes: int, queue: Queue) -> Memory:
+        """Memory that a call in the block allocates."""
+        return new_memory(backend, nbytes, queue)
 
     def launch(self, stream: StreamLike = None) -> None:
         """Run everything in the graph, in order, in a stream; without waiting.

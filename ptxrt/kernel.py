@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from .binder import Bound, bind
 from .declaration import Argument, Declaration
 from .formats import Format
 from .launch import run
+from .prepared import remembered
 
 REGISTRY: dict[str, "Kernel"] = {}
 
@@ -101,5 +103,14 @@ class Kernel(Declaration):
         """
         if dtype is not None:
             named["dtype"] = dtype
+        if stream is not None:
+            named["stream"] = stream
+        return self._remembered(*arrays, **named)
+
+    def _launch(self, *arrays, stream=None, **named):
         results = tuple(run(self, arrays, named, stream).values())
         return results[0] if len(results) == 1 else results
+
+    @cached_property
+    def _remembered(self) -> Callable:
+        return remembered(self._launch, self.scalar_names)

@@ -1,7 +1,6 @@
-"""One call: bound arguments -> packed parameters -> grid -> backend -> results.
+"""One call of a kernel: bound arguments -> packed parameters -> grid -> backend -> results.
 
-What does not depend on the contents of a call is kept in a Plan, by the signatures of its device arrays: a second call
-that is alike only places addresses and numbers.
+A Plan is a launch without its addresses and numbers. What is kept of a call for others like it: prepared.py.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ import struct
 from collections import deque
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
 from .array import Box, DeviceArray, allocate, as_arrays, as_output, upload
-from .backend import Backend, Entry, Facts, Module, Packet, Param, Queue, Remembered, _scope
+from .backend import Backend, Entry, Facts, Module, Packet, Param, Queue, _scope
 from .binder import Bound, bind, scalar_value
 from .declaration import Argument, Declaration, Parameter, half_of
 from .errors import AbiError, ArgumentError, remedy
@@ -88,17 +87,19 @@ class Scalar:
             self.pack_into = struct.Struct("<" + {"l": "q", "L": "Q"}[dtype.char]).pack_into
         self.kinds = (float, int) if dtype.kind == "f" else (int, bool)
 
-    def put(self, packet: Packet, value: Any) -> None:
-        """Place a value; ArgumentError for what its parameter cannot hold."""
+    def put(self, packet: Packet, value: Any) -> Any:
+        """Place a value and give it, as a number; ArgumentError for what its parameter cannot hold."""
         choices = self.argument.choices
         if self.pack_into is not None and type(value) in self.kinds and (not choices or value in choices):
             try:
                 self.pack_into(packet.raw, self.offset, value)
-                return
+                return value
             except (struct.error, OverflowError):
                 pass  # said in words below
-        data = scalar_value(self.kernel, self.argument, value).tobytes()
+        number = scalar_value(self.kernel, self.argument, value)
+        data = number.tobytes()
         packet.raw[self.offset : self.offset + len(data)] = data
+        return number
 
 
 class Plan:
@@ -111,7 +112,7 @@ class Plan:
 
     __slots__ = (
         *("backend", "entry", "grid", "block", "shared_bytes", "template", "names", "slots", "writes", "boxes", "pairs"),
-        *("scalars", "sources", "bound", "_spare", "_receipts", "_describe", "_quick", "_has_floats"),
+        *("scalars", "bound", "_spare", "_receipts", "_describe"),
     )
 
     def __init__(self, backend: Backend, entry: Entry, grid, block, shared_bytes: int, template: bytes, arrays, scalars, describe):
@@ -126,13 +127,10 @@ class Plan:
             (i, j) for i, write in enumerate(self.writes) if write for j in range(len(self.writes)) if j != i and not (self.writes[j] and j < i)
         )
         self.scalars = tuple(scalars)
-        self.sources: tuple = ()
         self.bound: Bound | None = None
         self._spare: list[Packet] = []
         self._receipts: dict[tuple, Launch] = {}
         self._describe = describe
-        self._quick: dict[tuple, Callable] = {}
-        self._has_floats = any(scalar.argument.formats[0].kind == "float" for scalar in self.scalars)
 
     def packet(self) -> Packet:
         """Parameters to fill in and launch."""
@@ -159,16 +157,6 @@ class Plan:
                     f"{self.receipt_name}: {self.names[i]} and {self.names[j]} overlap in memory; pass separate arrays"
                 )
 
-    def do(self, arrays: Sequence[DeviceArray], values: tuple, queue: Queue, recorder: Any = None) -> None:
-        """Check for overlaps and launch: by `quick` where nothing is out of the ordinary."""
-        try:
-            quick = self.quick(values)
-        except TypeError:  # numbers that cannot be looked up, and are refused below
-            quick = None
-        if quick is None or not quick(*arrays, queue, recorder):
-            self.check_overlap(arrays)
-            self.launch(arrays, values, queue, recorder)
-
     @property
     def receipt_name(self) -> str:
         """What messages call the launch."""
@@ -180,8 +168,7 @@ class Plan:
         words = packet.words
         for slot, array in zip(self.slots, arrays):
             words[slot] = array.address
-        for scalar, value in zip(self.scalars, values):
-            scalar.put(packet, value)
+        values = tuple(scalar.put(packet, value) for scalar, value in zip(self.scalars, values))
         if recorder is not None:
             recorder.add(self, packet, arrays, values, queue)
             return
@@ -203,61 +190,6 @@ class Plan:
                 array.memory.release(queue, mark, write)
         self._spare.append(packet)
 
-    def quick(self, values: tuple) -> Callable:
-        """A function of the arrays and the queue that launches with these numbers, and gives False where anything is out of the
-        ordinary, so that nothing was done: then it is for `check_overlap` and `launch`.
-        """
-        key = tuple(map(repr, values)) if self._has_floats else values
-        found = self._quick.get(key)
-        if found is None:
-            names = [f"a{i}" for i in range(len(self.names))]
-            known: dict[str, Any] = {}
-            lines = self.launch_lines(names, values, known)
-            source = [f"def quick({', '.join(names)}{', ' if names else ''}queue, recorder):", "    if recorder is None and not observers:"]
-            exec("\n".join([*source, *(f"        {line}" for line in lines), "            return True", "    return False"]), known)
-            if len(self._quick) >= 64:
-                self._quick.clear()
-            found = self._quick[key] = known["quick"]
-        return found
-
-    def launch_lines(self, names: Sequence[str], values: tuple, known: dict[str, Any]) -> list[str]:
-        """Lines that launch on the arrays called `names` in `queue`, where that depends on nothing in another queue.
-
-        They are this class's loops written out: a step of a loop costs several percent of a launch. They end inside of an
-        `if`; what they name goes into `known`. Memory of its own overlaps with no other memory; where some is borrowed,
-        addresses must be compared.
-        """
-        plain = [f"m{k}.writer is queue" + (f" and not m{k}.readers" if write else "") for k, write in enumerate(self.writes)]
-        plain += [f"m{i} is not m{j}" for i, j in self.pairs]
-        plain += [f"m{k}.is_owned" for k in sorted({k for pair in self.pairs for k in pair})]
-        spare: list[Packet] = []
-
-        def packet() -> Packet:
-            made = self.backend.packet(self.entry, self.grid, self.block, self.shared_bytes, self.template)
-            for scalar, value in zip(self.scalars, values):
-                scalar.put(made, value)
-            return made
-
-        spare.append(packet())
-        known.update(pop=spare.pop, put=spare.append, packet=packet, observers=observers)
-        known.update(receipt=self.receipt(values), remember=_launches.append)
-        return [
-            *(f"m{k} = {name}.memory" for k, name in enumerate(names)),
-            f"if {' and '.join(plain) or True}:",
-            "    try:",
-            "        call = pop()",
-            "    except IndexError:",  # another thread may have the last one: asking before would not be safe
-            "        call = packet()",
-            "    words = call.words",
-            *(f"    words[{slot}] = {name}.address" for slot, name in zip(self.slots, names)),
-            "    if call.queue is not queue:",
-            "        call.bind(queue)",
-            "    if call.call()[0]:",
-            "        call.retry()",
-            "    put(call)",
-            "    remember(receipt)",
-        ]
-
     def keep(self, packet: Packet) -> None:
         """Take a packet back whose parameters have been read."""
         self._spare.append(packet)
@@ -265,62 +197,6 @@ class Plan:
 
 def run(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, Any], stream=None) -> dict[str, Any]:
     """Bind, launch and give the outputs by name; see `Kernel.__call__`."""
-    key = _key(kernel, arrays, named)
-    plan = key[0].remembered.plans.get(key) if key else None
-    if plan is None:
-        return _run_anew(kernel, arrays, named, stream, key)
-    here = _scope.get()
-    backend = plan.backend
-    if here.backend is not backend and here.backend is not None:
-        check_machine(kernel.name, "the arrays", backend, here.backend)
-    queue = backend.queue(stream)
-    placed, results = [], {}
-    for name, source in zip(plan.names, plan.sources):
-        if type(source) is int:
-            array = arrays[source]
-        elif source is None:
-            array = named[name]
-        else:
-            array = allocate(backend, *source, queue)
-        placed.append(array)
-    values = tuple([named.get(scalar.name, scalar.argument.default) for scalar in plan.scalars]) if plan.scalars else ()
-    plan.do(placed, values, queue, here.recorder)
-    for name, array, write in zip(plan.names, placed, plan.writes):
-        if write:
-            results[name] = array
-    return results
-
-
-# What a key may hold by value.
-_PLAIN = (bool, int, type(None), type, np.dtype)
-
-
-def _key(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple | None:
-    """What a plan depends on, the device first, where all arrays are device arrays; None where there is no plan to look for."""
-    key: list[Any] = [None, kernel]
-    for array in arrays:
-        if type(array) is not DeviceArray:
-            return None
-        key.append(array.signature)
-    key[0] = arrays[0].backend if arrays else None
-    for name, value in named.items():
-        key.append(name)
-        kind = type(value)
-        if kind is DeviceArray:
-            key[0] = value.backend
-            key.append(value.signature)
-        elif name in kernel.scalar_names:
-            continue
-        elif kind in _PLAIN or isinstance(value, _PLAIN):
-            key += (kind, value)
-        else:
-            return None
-    return tuple(key) if key[0] is not None else None
-
-
-def _run_anew(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, Any], stream, key) -> dict[str, Any]:
-    """A call that no plan is known for."""
-    positional = len(arrays)
     arrays = as_arrays_of(kernel, arrays)
     named = {name: _argument(kernel, name, value) for name, value in named.items()}
     bound = bind(kernel, arrays, named.pop("dtype", None), named)
@@ -331,8 +207,6 @@ def _run_anew(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, An
     queue = backend.queue(stream)
     inputs = {a.name: _on_device(a, bound.inputs[a.name], backend, queue) for a in kernel.inputs}
     plan = None if _is_empty(bound) else plan_launch(replace(bound, inputs=inputs), backend)
-    if plan and key and on_device:
-        _remember(kernel, key, plan, positional)
 
     outputs = {a.name: _output_buffer(bound, a, backend, queue) for a in kernel.outputs}
     placed = {**inputs, **outputs}
@@ -350,23 +224,6 @@ def _run_anew(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, An
             np.copyto(given, result)
             results[name] = given
     return results
-
-
-def _remember(kernel: Declaration, key: tuple, plan: Plan, positional: int) -> None:
-    """Keep a plan for calls that are alike, with where each of its arrays comes from: position, name, or shape and dtype."""
-    order = {a.name: i for i, a in enumerate(kernel.inputs[:positional])}
-    bound = plan.bound
-    sources: list[Any] = []
-    for name in plan.names:
-        argument = kernel.by_name[name]
-        if name in order:
-            sources.append(order[name])
-        elif bound.outputs.get(name) is True:
-            sources.append((bound.shape_of(argument), bound.format_of(argument).dtype))
-        else:
-            sources.append(None)
-    plan.sources = tuple(sources)
-    Remembered.add(plan.backend.remembered.plans, key, plan)
 
 
 def as_arrays_of(kernel: Declaration, arrays: Sequence[Any]) -> tuple[Any, ...]:

@@ -1,6 +1,18 @@
-"""Prepared calls: what a call of any function here launches, with everything but its addresses and numbers done once.
+"""Calls that are like one before: they launch what that one launched, and nothing of the function runs again.
 
-The same for calls that nobody prepared: functions marked `@remembered` launch at once what a call just like it launched before.
+One mechanism, for three callers: `prepare`; functions marked `@remembered`; kernels, whose calls are remembered, too.
+
+1. `_key`: what the launches of a call depend on: function, signatures of the device arrays, plain values. Calls with equal
+   keys are alike. `prepare` has an example instead, and compares each call with it.
+2. `Recording`: the function runs once with a recorder in the scope. Nothing is launched; each launch is kept as a Plan with
+   where its arrays come from: an argument (over memory that knows its argument, `_Lent`), memory that the call allocates
+   (`_Own`), or neither. The result is kept in the same way.
+3. `_Writer`: the recording as a function in Python, compiled by `exec`. Loops over launches, arrays and numbers are written
+   out, since a step of a loop costs several percent of a launch. Where a call needs anything else (a wait for another
+   stream, a graph that is gathered, a trace), it does nothing, and `Recording.run` launches plan by plan with care.
+
+Only calls that come a second time are recorded. Records hang on the device's backend (`Backend.remembered`), the oldest
+goes where there are too many. `ptxrt bench launch` measures what it saves.
 """
 
 from __future__ import annotations
@@ -8,16 +20,16 @@ from __future__ import annotations
 import copy
 from functools import lru_cache, wraps
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any, Callable, Protocol, Sequence, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Collection, Protocol, Sequence, TypeVar
 
 import numpy as np
 
 from . import launch
-from .array import Borrowed, DeviceArray, _as_array, is_foreign
+from .array import Borrowed, DeviceArray, Memory, _as_array, is_foreign, new_memory
 from .backend import Packet, Queue, Remembered, _scope, enter, leave
-from .errors import ArgumentError
+from .declaration import Declaration
+from .errors import ArgumentError, PtxError
 from .formats import bf16
-from .kernel import Kernel
 from .launch import Launch, Plan
 
 if TYPE_CHECKING:
@@ -48,11 +60,11 @@ def prepare(op: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> Prepar
     Numbers of a kernel may differ from call to call; all else must be like the example. `prepared.launches` are the receipts.
     ArgumentError where `op` waits for the device or copies, which cannot be prepared, and for calls unlike the example.
     """
-    return _Prepared(op, arguments, named).function()
+    return _prepared(Recording(op, arguments, named, keep=True))
 
 
-class _Stand(Borrowed):
-    """Stands for an example's memory while launches are recorded, so that each array is known by its argument."""
+class _Lent(Borrowed):
+    """An argument's memory while a call is recorded. leaf: which of the arguments' arrays it is."""
 
     __slots__ = ("leaf",)
 
@@ -61,64 +73,60 @@ class _Stand(Borrowed):
         self.leaf = leaf
 
 
-class _At:
-    """Memory some bytes into an array: what a launch needs of one."""
+class _Own(Borrowed):
+    """Memory that a call allocates, while it is recorded: an address that nothing else has, and nothing behind it."""
+
+    __slots__ = ()
+    FIRST, GAP = 1 << 60, 512
+
+
+class _Part:
+    """Memory some bytes into an array or behind an address: what a launch needs of an array."""
 
     __slots__ = ("address", "memory")
 
-    def __init__(self, array: DeviceArray, offset: int):
-        self.address, self.memory = array.address + offset, array.memory
+    def __init__(self, memory: Memory, address: int):
+        self.memory, self.address = memory, address
 
 
 class _Recorder:
-    """Takes the launches of one call instead of the machine."""
+    """Takes the launches of one call instead of the machine.
+
+    keep: whether memory that the call allocates is the recording's, or new in each call.
+    """
 
     name = "ptxrt.prepare"
 
-    def __init__(self):
+    def __init__(self, keep: bool):
+        self.keep = keep
         self.steps: list[tuple[Plan, tuple, tuple]] = []
+        self.own: list[_Own] = []
+        self._next = _Own.FIRST
 
     def add(self, plan: Plan, packet: Packet, arrays: Sequence[DeviceArray], values: tuple, queue: Queue) -> None:
         plan.keep(packet)
         self.steps.append((plan, tuple(arrays), values))
 
-
-class _Step:
-    """One launch: its plan, and by array the argument and the offset in it, or an array of its own."""
-
-    __slots__ = ("plan", "sources", "values", "own")
-
-    def __init__(self, plan: Plan, arrays: Sequence[DeviceArray], values: tuple):
-        self.plan, self.values = plan, values
-        self.sources: list[tuple[int, int]] = []
-        self.own: list[DeviceArray | None] = []
-        for array in arrays:
-            memory = array.memory
-            if isinstance(memory, _Stand):
-                self.sources.append((memory.leaf, array.address - memory.owner.address))
-                self.own.append(None)
-            else:
-                self.sources.append((-1, 0))
-                self.own.append(array)
-
-    def arrays(self, leaves: Sequence[DeviceArray]) -> list:
-        """What to launch on."""
-        return [
-            own if own is not None else _At(leaves[leaf], offset) if offset else leaves[leaf]
-            for (leaf, offset), own in zip(self.sources, self.own)
-        ]
+    def new_memory(self, backend: Any, nbytes: int, queue: Queue) -> Memory:
+        if self.keep:
+            return new_memory(backend, nbytes, queue)
+        memory = _Own(backend, self._next, nbytes, None, None)
+        self._next += -(-nbytes // _Own.GAP) * _Own.GAP + _Own.GAP
+        self.own.append(memory)
+        return memory
 
 
-class _Slot:
+class _Argument:
     """One argument: what it was called, the arrays in it, and their signatures.
 
     attributes: names of the arrays in an object, (None,) for an array itself, empty for what is fixed.
+    number: of a kernel's number, which may be another in each call, where it lies in the launch.
     """
 
-    __slots__ = ("label", "value", "attributes", "first", "signatures", "scalar")
+    __slots__ = ("label", "value", "attributes", "first", "signatures", "number")
 
     def __init__(self, label: str, value: Any, leaves: list[DeviceArray]):
-        self.label, self.value, self.first, self.scalar = label, value, len(leaves), None
+        self.label, self.value, self.first, self.number = label, value, len(leaves), None
         if is_array(value):
             self.value = value = _as_array("prepare", label, value)
             if not isinstance(value, DeviceArray):
@@ -130,20 +138,20 @@ class _Slot:
             leaves += [getattr(value, name) for name in self.attributes]
         self.signatures = tuple(leaf.signature for leaf in leaves[self.first :])
 
-    def stand(self, leaves: Sequence[DeviceArray]) -> Any:
-        """The argument over memory that stands for its own."""
+    def lent(self, leaves: Sequence[DeviceArray]) -> Any:
+        """The argument over memory by which a recording knows it."""
         arrays = [
-            DeviceArray(_Stand(leaf, self.first + i), leaf.address, leaf.shape, leaf.dtype, leaf.strides, leaf.writeable)
+            DeviceArray(_Lent(leaf, self.first + i), leaf.address, leaf.shape, leaf.dtype, leaf.strides, leaf.writeable)
             for i, leaf in enumerate(leaves[self.first : self.first + len(self.attributes)])
         ]
         if self.attributes == (None,):
             return arrays[0]
         if not self.attributes:
             return self.value
-        stands = copy.copy(self.value)
+        lent = copy.copy(self.value)
         for name, array in zip(self.attributes, arrays):
-            setattr(stands, name, array)
-        return stands
+            setattr(lent, name, array)
+        return lent
 
     def put(self, value: Any, leaves: list) -> None:
         """Place an argument of a call; ArgumentError unless it is like the example."""
@@ -182,228 +190,412 @@ def _equal(a: Any, b: Any) -> bool:
         return False
 
 
-class _Prepared:
-    """What a prepared call knows: its arguments, its launches, and what it gives."""
+class Recording:
+    """What a call launches, on which memory, and what it gives.
 
-    def __init__(self, op: Callable, arguments: tuple, named: dict[str, Any]):
+    arguments: what came, in order. leaves: the example's arrays. steps: of each launch the plan, by array a place, and the
+    numbers. A place is (leaf, offset), (~own, offset) or an array that is always the same. own: the sizes of memory to
+    allocate. assigned: what the function puts into its arguments: (argument, attribute, tree). result: a tree.
+    """
+
+    def __init__(self, op: Callable, arguments: tuple, named: dict[str, Any], keep: bool):
         self.name = getattr(op, "name", None) or getattr(op, "__name__", repr(op))
+        named = dict(named)
         stream = named.pop("stream", None)
         self.positional, self.names = len(arguments), tuple(named)
         if not all(name.isidentifier() and not iskeyword(name) for name in named):
             raise ArgumentError(f"prepare: {self.name} was given {sorted(named)}, of which not all are names of arguments")
         self.leaves: list[DeviceArray] = []
-        self.slots = [_Slot(f"argument {i}", value, self.leaves) for i, value in enumerate(arguments)]
-        self.slots += [_Slot(name, value, self.leaves) for name, value in named.items()]
+        self.arguments = [_Argument(f"argument {i}", value, self.leaves) for i, value in enumerate(arguments)]
+        self.arguments += [_Argument(name, value, self.leaves) for name, value in named.items()]
         if not self.leaves:
             raise ArgumentError(f"prepare: {self.name} was given no device array; see ptxrt.to_device")
-        stands = [slot.stand(self.leaves) for slot in self.slots]
-        recorder = _Recorder()
+        lent = [argument.lent(self.leaves) for argument in self.arguments]
+        recorder = _Recorder(keep)
         before = enter(recorder=recorder)
         try:
-            result = op(*stands[: len(arguments)], **dict(zip(named, stands[len(arguments) :])), **({} if stream is None else {"stream": stream}))
+            more = {} if stream is None else {"stream": stream}
+            result = op(*lent[: len(arguments)], **dict(zip(named, lent[len(arguments) :])), **more)
         finally:
             leave(before, "recorder")
-        self.steps = [_Step(*step) for step in recorder.steps]
-        backends = {step.plan.backend for step in self.steps} or {self.leaves[0].backend}
+        self._places = {memory: i for i, memory in enumerate(recorder.own)}
+        self.own = [memory.nbytes for memory in recorder.own]
+        self.steps = [(plan, [self._place(array) for array in arrays], values) for plan, arrays, values in recorder.steps]
+        backends = {plan.backend for plan, _, _ in self.steps} or {self.leaves[0].backend}
         if len(backends) > 1:
-            raise ArgumentError(f"prepare: {self.name} runs on several devices: {', '.join(b.describe() for b in backends)}; prepare a call for each")
+            devices = ", ".join(backend.describe() for backend in backends)
+            raise ArgumentError(f"prepare: {self.name} runs on several devices: {devices}; prepare a call for each")
         (self.backend,) = backends
-        if isinstance(op, Kernel):
-            self._find_scalars()
-        self.assigned = self._assignments(stands)
-        self.result = self._template(result, stands)
-        self.simple = self._simple(result, stands)
+        if isinstance(getattr(op, "__self__", op), Declaration):
+            self._find_numbers()
+        self.assigned = self._assignments(lent)
+        self.result = self._tree(result, lent)
+        self.is_new = self._is_new()
+        self._write()
+        del self._places
+        if not keep:  # what outlives the call must not hold its arrays
+            self.leaves, self.result, self.assigned = [], (), []
+            for argument in self.arguments:
+                argument.value = None
 
-    def _find_scalars(self) -> None:
-        """Let the numbers of a single launch be given anew."""
-        for slot in self.slots:
-            for step in self.steps:
-                for i, scalar in enumerate(step.plan.scalars):
-                    if slot.label == scalar.name:
-                        slot.scalar = i
+    def _place(self, array: Any) -> Any:
+        memory = array.memory
+        if isinstance(memory, _Lent):
+            return memory.leaf, array.address - memory.owner.address
+        if isinstance(memory, _Own):
+            return ~self._places[memory], array.address - memory.address
+        return array
 
-    def _assignments(self, stands: list) -> list[tuple[int, str, Callable]]:
-        """What the op put into its arguments (a QuantizedArray's global scale, say), to be done at every call as well."""
+    def _find_numbers(self) -> None:
+        """Let the numbers of a kernel's launch be given anew."""
+        for argument in self.arguments:
+            for plan, _, _ in self.steps:
+                for i, scalar in enumerate(plan.scalars):
+                    if argument.label == scalar.name:
+                        argument.number = i
+
+    def _assignments(self, lent: list) -> list[tuple[int, str, tuple]]:
+        """What the function put into its arguments (a QuantizedArray's global scale, say), to be done at every call as well."""
         changed = []
-        for i, (slot, stand) in enumerate(zip(self.slots, stands)):
-            for j, name in enumerate(slot.attributes):
-                item, leaf = (None, None) if name is None else (getattr(stand, name), self.leaves[slot.first + j])
-                memory = getattr(item, "memory", None)
-                same = isinstance(memory, _Stand) and memory.leaf == slot.first + j and item.signature is leaf.signature
-                if name is not None and not same:
-                    changed.append((i, name, self._template(item, stands)))
+        for i, (argument, given) in enumerate(zip(self.arguments, lent)):
+            for j, name in enumerate(argument.attributes):
+                item = None if name is None else getattr(given, name)
+                if name is not None and not self._is_leaf(item, argument.first + j):
+                    changed.append((i, name, self._tree(item, lent)))
         return changed
 
-    def _simple(self, result: Any, stands: list):
-        """(None, [part]) or (tuple, parts) where every part is ("given", argument) or ("leaf", array); else None."""
-        parts = []
-        for item in result if type(result) is tuple else (result,):
-            given = next((i for i, stand in enumerate(stands) if item is stand), None)
-            if given is not None:
-                parts.append(("given", given))
-            elif isinstance(item, DeviceArray) and isinstance(item.memory, _Stand) and self._is_leaf(item):
-                parts.append(("leaf", item.memory.leaf))
-            else:
-                return None
-        return (tuple if type(result) is tuple else None), parts
+    def _is_leaf(self, item: Any, leaf: int) -> bool:
+        """Whether an item is an argument's array as it was given, and no view of it."""
+        if not isinstance(item, DeviceArray) or not isinstance(item.memory, _Lent) or item.memory.leaf != leaf:
+            return False
+        return item.signature is self.leaves[leaf].signature and item.address == self.leaves[leaf].address
 
-    def _is_leaf(self, array: DeviceArray) -> bool:
-        """Whether an array over an argument's memory is that argument, and no view of it."""
-        leaf = self.leaves[array.memory.leaf]
-        return array.signature is leaf.signature and array.address == leaf.address
+    def _tree(self, item: Any, lent: list) -> tuple:
+        """How a part of the result comes from a call: ("given", argument), ("leaf", leaf), ("view", place, array),
+        ("made", kind, {name: tree}), ("sequence", kind, [tree]), ("dict", {key: tree}) or ("same", item)."""
+        for i, given in enumerate(lent):
+            if item is given and self.arguments[i].attributes:
+                return "given", i
+        if isinstance(item, DeviceArray):
+            place = self._place(item)
+            if place is item:
+                return "same", item
+            return ("leaf", place[0]) if place[0] >= 0 and self._is_leaf(item, place[0]) else ("view", place, item)
+        if type(item) in (tuple, list):
+            return "sequence", type(item), [self._tree(part, lent) for part in item]
+        if type(item) is dict:
+            return "dict", {key: self._tree(part, lent) for key, part in item.items()}
+        fields = getattr(item, "__dict__", {})
+        if any(isinstance(part, DeviceArray) for part in fields.values()):
+            return "made", type(item), {name: self._tree(part, lent) for name, part in fields.items()}
+        return "same", item
 
-    def _template(self, result: Any, stands: list) -> Callable[[Sequence, list], Any]:
-        """How a call's result comes from its arguments and leaves."""
-        for i, stand in enumerate(stands):
-            if result is stand:
-                return lambda given, leaves: given[i]
-        if isinstance(result, DeviceArray) and isinstance(result.memory, _Stand):
-            leaf, view = result.memory.leaf, (result.shape, result.dtype, result.signature.strides, result.writeable)
-            if self._is_leaf(result):
-                return lambda given, leaves: leaves[leaf]
-            offset = result.address - result.memory.address
-            return lambda given, leaves: DeviceArray(leaves[leaf].memory, leaves[leaf].address + offset, *view)
-        if type(result) in (tuple, list):
-            parts = [self._template(item, stands) for item in result]
-            return lambda given, leaves: type(result)([part(given, leaves) for part in parts])
-        if isinstance(result, dict):
-            table = {name: self._template(item, stands) for name, item in result.items()}
-            return lambda given, leaves: {name: part(given, leaves) for name, part in table.items()}
-        held = [n for n, item in getattr(result, "__dict__", {}).items() if isinstance(item, DeviceArray) and isinstance(item.memory, _Stand)]
-        if held:
-            inner = {name: self._template(getattr(result, name), stands) for name in held}
+    def _is_new(self) -> bool:
+        """Whether each call can give a result of its own: nothing in it could be changed by whoever has it."""
+        return not self.assigned and _is_new(self.result) and not any(isinstance(p, DeviceArray) for _, places, _ in self.steps for p in places)
 
-            def rebuild(given, leaves):
-                made = copy.copy(result)
-                for name, part in inner.items():
-                    setattr(made, name, part(given, leaves))
-                return made
-
-            return rebuild
-        return lambda given, leaves: result
-
-    def call(self, given: Sequence[Any], stream=None):
-        """Launch on one value for each argument."""
-        leaves = self.leaves.copy()
-        values = None
-        for slot, value in zip(self.slots, given):
-            if value is slot.value and not slot.attributes:
-                continue
-            if slot.scalar is None:
-                slot.put(value, leaves)
-            else:
-                values = values or list(self.steps[0].values)
-                values[slot.scalar] = value
-        queue = self.backend.queue(stream)
-        recorder = _scope.get().recorder
-        for step in self.steps:
-            arrays = step.arrays(leaves)
-            step.plan.do(arrays, step.values if values is None else tuple(values), queue, recorder)
-        for i, name, part in self.assigned:
-            setattr(given[i], name, part(given, leaves))
-        return self.result(given, leaves)
-
-    def function(self) -> Callable:
-        """The call as a function. The usual call, one launch in one stream on arrays just like the example's, is written out
-        for its arguments, since each step of a loop over them would cost several percent of a launch; all else is `call`.
-        """
-        labels = [*(f"_{i}" for i in range(self.positional)), *self.names]
-        known: dict[str, Any] = {f"E{i}": slot.value for i, slot in enumerate(self.slots)}
-        known.update(call_with=self.call)
-        defaults = [f"{label}=E{i}" for i, label in enumerate(labels)]
-        positional = "".join(f"{d}, " for d in defaults[: self.positional]) + ("/, " if self.positional else "")
-        given = "".join(f"{label}, " for label in labels)
+    def _write(self) -> None:
+        """Write the functions that do the call again: `replay(given, leaves, queue, recorder)`, and for prepared calls the
+        lines that `_prepared` takes into its own."""
+        self.writer = writer = _Writer(self)
+        writer.known.update(_run=self.run)
         lines = [
-            f"def prepared({positional}*, {''.join(f'{d}, ' for d in defaults[self.positional :])}stream=None):",
-            *(self._fast_lines(labels, known) if len(self.steps) == 1 and not self.assigned else []),
-            f"    return call_with(({given}), stream)",
+            "def replay(given, leaves, _queue, recorder):",
+            *([f"    {writer.leaf_names}= leaves"] if self.leaves else []),
+            *([f"    {writer.given_names}= given"] if self.arguments else []),
+            "    if recorder is None and not _observers:",
+            *(f"        {line}" for line in writer.lines()),
+            "    return _run(given, leaves, _queue, recorder)",
+            "def result(given, leaves, own):",
+            f"    {writer.leaf_names}= leaves",
+            *([f"    {writer.given_names}= given"] if self.arguments else []),
+            *([f"    {writer.own_names}= own"] if self.own else []),
+            *writer.assigning("    "),
+            f"    return {writer.expression(self.result)}",
         ]
-        exec("\n".join(lines), known)
-        function = known["prepared"]
-        function.__name__ = function.__qualname__ = f"prepared_{self.name}"
-        function.__doc__ = f"{self.name}, prepared on {self.backend.describe()}: {len(self.steps)} launches; see ptxrt.prepare."
-        function.__module__ = __name__
-        function.launches = tuple(step.plan.receipt(step.values) for step in self.steps)
-        return function
+        exec("\n".join(lines), writer.known)
+        self.replay, self._result = writer.known["replay"], writer.known["result"]
 
-    def _fast_lines(self, labels: list[str], known: dict[str, Any]) -> list[str]:
-        """The lines that launch, if nothing out of the ordinary came; what they name goes into `known`."""
-        (step,) = self.steps
-        if any(offset for _, offset in step.sources):
-            return []
-        plan, lines = step.plan, []
-        fetch = {}  # leaf -> the expression that gives it
-        tests = ["not observers"]
-        for i, slot in enumerate(self.slots):
-            if slot.attributes != (None,):
-                tests.append(f"{labels[i]} is E{i}")
-            for j, attribute in enumerate(slot.attributes):
-                fetch[slot.first + j] = labels[i] if attribute is None else f"{labels[i]}.{attribute}"
-        lines += [f"        a{leaf} = {source}" for leaf, source in fetch.items()]
-        for leaf, array in enumerate(self.leaves):
-            known[f"S{leaf}"] = array.signature
-            tests.append(f"a{leaf}.signature is S{leaf}")
-        names = []
-        for k, ((leaf, _), own) in enumerate(zip(step.sources, step.own)):
-            names.append(f"a{leaf}" if own is None else f"W{k}")
-            known[f"W{k}"] = own
-        launching = plan.launch_lines(names, step.values, known)
-        known.update(scope=_scope.get, own=self.backend.own_queue)
-        known.update(result=self.result, backend=self.backend, queue_of=self.backend.queue)
-        given = "".join(f"{label}, " for label in labels)
-        leaves = "".join(f"a{leaf}, " for leaf in fetch)
-        return [
-            "    try:",
-            *lines,
-            f"        alike = {' and '.join(tests)}",
-            "    except AttributeError:",
-            "        alike = False",
-            "    if alike:",
-            "        here = scope()",
-            "        queue = here.queue if stream is None else queue_of(stream)",
-            "        if queue is None or queue.backend is not backend:",
-            "            queue = own",
-            "        if here.recorder is None:",
-            *(f"            {line}" for line in launching),
-            f"                return {self._result_source(labels, known) or f'result(({given}), ({leaves}))'}",
-        ]
-
-    def _result_source(self, labels: list[str], known: dict[str, Any]) -> str | None:
-        """The result as an expression, where it is an argument, or arrays that are arguments."""
-        if self.simple is None:
-            return None
-        parts = [labels[i] if kind == "given" else f"a{i}" for kind, i in self.simple[1]]
-        return parts[0] if self.simple[0] is None else f"({', '.join(parts)},)"
+    def run(self, given: Sequence[Any], leaves: Sequence[DeviceArray], queue: Queue, recorder: Any) -> Any:
+        """The call with care: launch by launch, each after what it depends on, or into a graph."""
+        make = new_memory if recorder is None else recorder.new_memory
+        own = [make(self.backend, nbytes, queue) for nbytes in self.own]
+        numbers = [(argument.number, value) for argument, value in zip(self.arguments, given) if argument.number is not None]
+        for plan, places, values in self.steps:
+            arrays = []
+            for place in places:
+                if type(place) is not tuple:
+                    arrays.append(place)
+                    continue
+                which, offset = place
+                source = leaves[which] if which >= 0 else own[~which]
+                arrays.append(_Part(source.memory if which >= 0 else source, source.address + offset))
+            if numbers:
+                values = list(values)
+                for i, value in numbers:
+                    values[i] = value
+            plan.check_overlap(arrays)
+            plan.launch(arrays, tuple(values), queue, recorder)
+        return self._result(given, leaves, own)
 
 
-def remembered(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark a function whose launches depend on nothing but the shapes, dtypes and plain values of its arguments.
+_IMMUTABLE = (int, float, complex, str, bytes, type(None), type, np.dtype, np.generic)
 
-    Of a call with `out=` on device arrays, which launches without memory of its own, is kept what it launches; a call
-    that is alike then does that alone.
+
+def _is_new(tree: tuple) -> bool:
+    """Whether what a tree describes is either new in each call, an argument, or cannot change."""
+    kind = tree[0]
+    if kind == "sequence":
+        return all(map(_is_new, tree[2]))
+    if kind in ("made", "dict"):
+        return all(map(_is_new, tree[-1].values()))
+    return kind != "same" or isinstance(tree[1], _IMMUTABLE) or _is_frozen(type(tree[1]))
+
+
+def _made(kind: type, fields: dict[str, Any]) -> Any:
+    """An object with these fields; what a constructor would check was checked when the call was recorded."""
+    made = kind.__new__(kind)
+    made.__dict__.update(fields)
+    return made
+
+
+class _Writer:
+    """Writes a recording in Python. `known`: what the lines name.
+
+    _gI: argument; _aI, _mI: an argument's array and its memory; _wI: memory that the call allocates; _q: a launch's packet.
+    Names begin with _ so that none is an argument's.
     """
-    @wraps(function)
-    def call(*arguments, **named):
-        if named.get("out") is None:
-            return function(*arguments, **named)
-        leaves: list[DeviceArray] = []
-        held: list[Any] = []
-        key = _key(function, arguments, named, leaves, held)
-        if key is None:
-            return function(*arguments, **named)
-        calls = leaves[0].backend.remembered.calls  # by key the launches, or None, and the objects that the key knows by identity
-        replay, _ = calls.get(key, (None, None))
-        if replay is not None:
-            return replay.run(arguments, named, leaves)
-        result = function(*arguments, **named)
-        if key not in calls and _scope.get().recorder is None:
-            Remembered.add(calls, key, (_Replay.of(function, arguments, named), held))
-        return result
+
+    def __init__(self, recording: Recording):
+        self.recording = recording
+        self.known: dict[str, Any] = dict(
+            _observers=launch.observers, _remember=launch._launches.append, _made=_made, _array=DeviceArray, _of=DeviceArray.of,
+            _memory=Memory, _backend=recording.backend, _alloc=recording.backend.alloc,
+        )  # fmt: skip
+        self.leaf_names = "".join(f"_a{i}, " for i in range(len(recording.leaves)))
+        self.given_names = "".join(f"_g{i}, " for i in range(len(recording.arguments)))
+        self.own_names = "".join(f"_w{i}, " for i in range(len(recording.own)))
+
+    def name(self, item: Any) -> str:
+        """A name for an object."""
+        name = f"_k{len(self.known)}"
+        self.known[name] = item
+        return name
+
+    def lines(self) -> list[str]:
+        """Lines that launch in `_queue` and return, if the call depends on nothing in another queue; else they do nothing."""
+        steps = self.recording.steps
+        memories: dict[str, str] = {}  # what a memory is called -> the expression that gives it
+        written, pairs = set(), set()
+        for plan, places, _ in steps:
+            names = [self._memory_of(place, memories) for place in places]
+            written |= {name for name, write in zip(names, plan.writes) if write}
+            pairs |= {(names[i], names[j]) for i, j in plan.pairs if names[i] != names[j]}
+        tests = [f"{name}.writer is _queue" + (f" and not {name}.readers" if name in written else "") for name in memories]
+        checked = [(one, other) for one, other in sorted(pairs) if one in memories and other in memories]
+        tests += [f"{one} is not {other}" for one, other in checked]
+        # Memory of its own overlaps with no other memory; where some is borrowed, addresses must be compared.
+        tests += [f"{name}.is_owned" for name in sorted({name for pair in checked for name in pair})]
+        if self.recording.own:
+            tests.append("_queue.lasting")
+        return [
+            *(f"{name} = {expression}" for name, expression in memories.items()),
+            f"if {' and '.join(tests) or True}:",
+            *(f"    _w{i} = _memory(_backend, _alloc({nbytes}, _queue), {nbytes}, _queue)" for i, nbytes in enumerate(self.recording.own)),
+            *(f"    {line}" for plan, places, values in steps for line in self._launch(plan, places, values)),
+            *self.assigning("    "),
+            f"    return {self.expression(self.recording.result)}",
+        ]
+
+    def _memory_of(self, place: Any, memories: dict[str, str]) -> str:
+        if type(place) is not tuple:
+            name = f"_m{id(place.memory)}"
+            self.known[f"_of{name}"] = place.memory
+            memories[name] = f"_of{name}"
+            return name
+        if place[0] < 0:
+            return f"_w{~place[0]}"
+        memories[f"_m{place[0]}"] = f"_a{place[0]}.memory"
+        return f"_m{place[0]}"
+
+    def _launch(self, plan: Plan, places: Sequence[Any], values: tuple) -> list[str]:
+        """One launch. Its packets are its own: numbers that never change stand in them."""
+        spare: list[Packet] = []
+        varying = {argument.number: f"_g{i}" for i, argument in enumerate(self.recording.arguments) if argument.number is not None}
+
+        def packet() -> Packet:
+            made = plan.backend.packet(plan.entry, plan.grid, plan.block, plan.shared_bytes, plan.template)
+            for scalar, value in zip(plan.scalars, values):
+                scalar.put(made, value)
+            return made
+
+        spare.append(packet())
+        take, give, new = self.name(spare.pop), self.name(spare.append), self.name(packet)
+        if varying:
+            numbers = [f"{self.name(scalar)}.put(_q, {varying[i]})" if i in varying else self.name(value)
+                       for i, (scalar, value) in enumerate(zip(plan.scalars, values))]  # fmt: skip
+            receipt = f"{self.name(plan.receipt)}(({''.join(f'{number}, ' for number in numbers)}))"
+        else:
+            receipt = self.name(plan.receipt(values))
+        return [
+            "try:",
+            f"    _q = {take}()",
+            "except IndexError:",  # another thread may have the last one: asking before would not be safe
+            f"    _q = {new}()",
+            "_words = _q.words",
+            *(f"_words[{slot}] = {self._address(place)}" for slot, place in zip(plan.slots, places)),
+            f"_receipt = {receipt}",
+            "if _q.queue is not _queue:",
+            "    _q.bind(_queue)",
+            "if _q.call()[0]:",
+            "    _q.retry()",
+            f"{give}(_q)",
+            "_remember(_receipt)",
+        ]
+
+    def _address(self, place: Any) -> str:
+        if type(place) is not tuple:
+            return str(place.address)
+        which, offset = place
+        return (f"_a{which}.address" if which >= 0 else f"_w{~which}.address") + (f" + {offset}" if offset else "")
+
+    def assigning(self, indent: str) -> list[str]:
+        """Lines that put into the arguments what the function put there."""
+        return [f"{indent}_g{i}.{name} = {self.expression(tree)}" for i, name, tree in self.recording.assigned]
+
+    def expression(self, tree: tuple) -> str:
+        """A part of the result."""
+        kind = tree[0]
+        if kind == "given":
+            return f"_g{tree[1]}"
+        if kind == "leaf":
+            return f"_a{tree[1]}"
+        if kind == "view":
+            (which, offset), array = tree[1:]
+            if which < 0:  # memory of its own is aligned
+                return f"_of(_w{~which}, _w{~which}.address + {offset}, {self.name(array.signature)})"
+            view = (array.shape, array.dtype, array.signature.strides, array.writeable)
+            return f"_array(_a{which}.memory, _a{which}.address + {offset}, *{self.name(view)})"
+        if kind == "sequence":
+            parts = "".join(f"{self.expression(part)}, " for part in tree[2])
+            return f"({parts})" if tree[1] is tuple else f"[{parts}]"
+        if kind == "dict":
+            return "{" + "".join(f"{self.name(key)}: {self.expression(part)}, " for key, part in tree[1].items()) + "}"
+        if kind == "made":
+            fields = "".join(f"{name!r}: {self.expression(part)}, " for name, part in tree[2].items())
+            return f"_made({self.name(tree[1])}, {{{fields}}})"
+        return self.name(tree[1])
+
+
+def _prepared(recording: Recording) -> Callable:
+    """A recorded call as a function of its arguments, with those of the example for what is left out."""
+    arguments, backend, writer = recording.arguments, recording.backend, recording.writer
+    labels = [f"_g{i}" for i in range(recording.positional)]
+    labels += recording.names
+    known = writer.known
+    known.update({f"_E{i}": argument.value for i, argument in enumerate(arguments)}, _scope=_scope.get)
+    known.update(_own=backend.own_queue, _queue_of=backend.queue, _careful=_careful(recording), _backend=backend)
+    defaults = [f"{label}=_E{i}" for i, label in enumerate(labels)]
+    positional = "".join(f"{d}, " for d in defaults[: recording.positional]) + ("/, " if recording.positional else "")
+    given = "".join(f"{label}, " for label in labels)
+    renamed = [f"        _g{i} = {label}" for i, label in enumerate(labels) if label != f"_g{i}"]
+    fetch = {
+        argument.first + j: labels[i] if attribute is None else f"{labels[i]}.{attribute}"
+        for i, argument in enumerate(arguments)
+        for j, attribute in enumerate(argument.attributes)
+    }
+    tests = ["not _observers", *(f"{labels[i]} is _E{i}" for i, argument in enumerate(arguments) if argument.attributes != (None,))]
+    for leaf, array in enumerate(recording.leaves):
+        tests.append(f"_a{leaf}.signature is {writer.name(array.signature)}")
+    lines = [
+        f"def prepared({positional}*, {''.join(f'{d}, ' for d in defaults[recording.positional :])}stream=None):",
+        "    try:",
+        *(f"        _a{leaf} = {source}" for leaf, source in fetch.items()),
+        f"        _alike = {' and '.join(tests)}",
+        "    except AttributeError:",
+        "        _alike = False",
+        "    if _alike:",
+        *renamed,
+        "        _here = _scope()",
+        "        _queue = _here.queue if stream is None else _queue_of(stream)",
+        "        if _queue is None or _queue.backend is not _backend:",
+        "            _queue = _own",
+        "        if _here.recorder is None:",
+        *(f"            {line}" for line in writer.lines()),
+        f"    return _careful(({given}), stream)",
+    ]
+    exec("\n".join(lines), known)
+    function = known["prepared"]
+    function.__name__ = function.__qualname__ = f"prepared_{recording.name}"
+    function.__doc__ = f"{recording.name}, prepared on {backend.describe()}: {len(recording.steps)} launches; see ptxrt.prepare."
+    function.__module__ = __name__
+    function.launches = tuple(plan.receipt(values) for plan, _, values in recording.steps)
+    return function
+
+
+def _careful(recording: Recording) -> Callable:
+    """A prepared call that compares every argument with the example and says what is wrong."""
+
+    def call(given: Sequence[Any], stream=None):
+        leaves = recording.leaves.copy()
+        for argument, value in zip(recording.arguments, given):
+            if argument.number is None and (value is not argument.value or argument.attributes):
+                argument.put(value, leaves)
+        return recording.run(given, leaves, recording.backend.queue(stream), _scope.get().recorder)
 
     return call
 
 
-def _key(function: Callable, arguments: tuple, named: dict[str, Any], leaves: list, held: list) -> tuple | None:
+def remembered(function: Callable[P, R], numbers: Collection[str] = ()) -> Callable[P, R]:
+    """Mark a function whose launches depend on nothing but the shapes, dtypes and plain values of its arguments.
+
+    Of a call on device arrays that comes a second time is kept what it launches; a call that is alike then does that
+    alone, on its own arrays and on new memory for what the function allocates.
+    numbers: names of arguments that launches take as they come.
+    """
+
+    @wraps(function)
+    def call(*arguments, **named):
+        leaves: list[DeviceArray] = []
+        held: list[Any] = []
+        key = _key(function, arguments, named, numbers, leaves, held)
+        if key is None:
+            return function(*arguments, **named)
+        backend = leaves[0].backend
+        calls = backend.remembered.calls  # by key a recording, None before and where there can be none, and what the key knows by identity
+        found = calls.get(key)
+        if found is None:
+            result = function(*arguments, **named)
+            Remembered.add(calls, key, (_FIRST, held))
+            return result
+        recording = found[0]
+        here = _scope.get()
+        if recording is _FIRST and here.recorder is None:
+            recording = _recorded(function, arguments, named)
+            calls[key] = recording, found[1]
+        if type(recording) is not Recording:
+            return function(*arguments, **named)
+        if here.backend is not backend and here.backend is not None:
+            launch.check_machine(recording.name, "its array", backend, here.backend)
+        stream = named.pop("stream", None)
+        return recording.replay((*arguments, *named.values()), leaves, backend.queue(stream), here.recorder)
+
+    return call
+
+
+_FIRST = object()
+
+
+def _recorded(function: Callable, arguments: tuple, named: dict[str, Any]) -> Recording | None:
+    """The recording of a call; None where each call must run the function."""
+    try:
+        recording = Recording(function, arguments, named, keep=False)
+    except PtxError:  # it waits or copies, or is refused, which the function says better
+        return None
+    return recording if recording.is_new else None
+
+
+def _key(function: Callable, arguments: tuple, named: dict[str, Any], numbers: Collection[str], leaves: list, held: list) -> tuple | None:
     """What the launches of a call depend on; None where that is not known.
 
     Its device arrays go into `leaves`; into `held` go immutable objects that it knows by identity.
@@ -411,23 +603,26 @@ def _key(function: Callable, arguments: tuple, named: dict[str, Any], leaves: li
     key: list[Any] = [function, len(arguments)]
     add = key.append
     for value in arguments:
-        if not _add(value, add, leaves, held):
+        if type(value) is DeviceArray:
+            add(value.signature)
+            leaves.append(value)
+        elif not _add(value, add, leaves, held):
             return None
     for label, value in named.items():
         if label != "stream":
             add(label)
-            if not _add(value, add, leaves, held):
+            if type(value) is DeviceArray:
+                add(value.signature)
+                leaves.append(value)
+            elif label not in numbers and not _add(value, add, leaves, held):
                 return None
     return tuple(key) if leaves else None
 
 
 def _add(value: Any, add: Callable, leaves: list, held: list) -> bool:
-    """Add one argument to a key; False where its launches may depend on more than can be told."""
+    """Add one argument that is no array to a key; False where its launches may depend on more than can be told."""
     kind = type(value)
-    if kind is DeviceArray:
-        add(value.signature)
-        leaves.append(value)
-    elif kind in _EXACT:
+    if kind in _EXACT or isinstance(value, np.dtype):
         add(kind)
         add(value)
     elif kind is float:
@@ -439,6 +634,7 @@ def _add(value: Any, add: Callable, leaves: list, held: list) -> bool:
         add(tuple(map(type, value)))
     elif kind in _HOLDERS or _holds_arrays(kind, value):
         add(kind)
+        add(tuple(value.__dict__))
         for item in value.__dict__.values():
             inner = type(item)
             if inner is DeviceArray:
@@ -474,39 +670,3 @@ def _holds_arrays(kind: type, value: Any) -> bool:
         _HOLDERS.add(kind)
         return True
     return False
-
-
-class _Replay:
-    """The launches of a call, and which argument it gives back; it keeps nothing of the call that it was made from."""
-
-    __slots__ = ("backend", "steps", "result")
-
-    def __init__(self, backend, steps: list, result: Any):
-        self.backend, self.steps, self.result = backend, steps, result
-
-    @classmethod
-    def of(cls, function: Callable, arguments: tuple, named: dict[str, Any]) -> "_Replay | None":
-        """None for a call that has memory of its own, or gives anything but an argument."""
-        try:
-            prepared = _Prepared(function, arguments, {name: value for name, value in named.items() if name != "stream"})
-        except ArgumentError:
-            return None
-        if prepared.assigned or any(own is not None for step in prepared.steps for own in step.own):
-            return None
-        if prepared.simple is None or prepared.simple[0] is not None or prepared.simple[1][0][0] != "given":
-            return None
-        i = prepared.simple[1][0][1]
-        names = [name for name in named if name != "stream"]
-        result = i if i < len(arguments) else names[i - len(arguments)]
-        return cls(prepared.backend, [(step.plan, tuple(step.sources), step.values) for step in prepared.steps], result)
-
-    def run(self, arguments: tuple, named: dict[str, Any], leaves: list) -> Any:
-        """Launch on the arrays of this call."""
-        here = _scope.get()
-        if here.backend is not self.backend and here.backend is not None:
-            launch.check_machine("the call", "its array", self.backend, here.backend)
-        queue = self.backend.queue(named.get("stream"))
-        for plan, sources, values in self.steps:
-            arrays = [_At(leaves[leaf], offset) if offset else leaves[leaf] for leaf, offset in sources]
-            plan.do(arrays, values, queue, here.recorder)
-        return arguments[self.result] if type(self.result) is int else named[self.result]

@@ -375,12 +375,12 @@ def bits_by_blocks(backend, monkeypatch, halved: bool, q, k, v, **options):
     """Results as bits and the entry that gave them, on a machine with more multiprocessors than blocks, or with none."""
     backend.multiprocessors  # a GPU is asked once
     monkeypatch.setitem(vars(backend), "multiprocessors", 10**6 if halved else 0)
-    backend.remembered.plans.clear()
+    backend.remembered.calls.clear()
     try:
         with ptxrt.trace() as trace:
             out, lse = ptxrt.attention(q, k, v, return_lse=True, out_dtype=np.float32, **options)
     finally:
-        backend.remembered.plans.clear()
+        backend.remembered.calls.clear()
     return out.view(np.uint32), lse.view(np.uint32), trace.launches[0].entry
 
 

@@ -292,9 +292,9 @@ def test_shapes_do_not_pile_up(emulator):
     remembered = emulator.remembered
     limit = type(remembered).LIMIT
     for i in range(limit + 50):
-        type(remembered).add(remembered.plans, ("test", i), i)
-    assert len(remembered.plans) == limit and ("test", 0) not in remembered.plans and ("test", limit) in remembered.plans
-    remembered.plans.clear()
+        type(remembered).add(remembered.calls, ("test", i), i)
+    assert len(remembered.calls) == limit and ("test", 0) not in remembered.calls and ("test", limit) in remembered.calls
+    remembered.calls.clear()
 
 
 # Finalizers
@@ -392,15 +392,15 @@ def test_a_finalizer_within_the_pool_gives_back_later(cuda, monkeypatch):  # noq
 def test_a_launch_takes_its_packet_in_one_step(cuda):  # noqa: F811
     """Another thread may take the last spare packet before any instruction of this one."""
     x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
-    transpose(x, y=y)
-    transpose(x, y=y)
-    (plan,) = selection.current().remembered.plans.values()
-    (quick,) = plan._quick.values()
-    spare = quick.__globals__["put"].__self__
+    for _ in range(3):
+        transpose(x, y=y)
+    (recording,) = (found for found, _ in selection.current().remembered.calls.values())
+    replay = recording.replay
+    (spare,) = {id(item.__self__): item.__self__ for item in replay.__globals__.values() if type(getattr(item, "__self__", 0)) is list}.values()
     other_thread = []
 
     def trace(frame, event, argument):
-        if frame.f_code is quick.__code__:
+        if frame.f_code is replay.__code__:
             frame.f_trace_opcodes = True
             while spare and event == "opcode":
                 other_thread.append(spare.pop())

@@ -155,7 +155,7 @@ def test_streams_are_destroyed_with_their_last_user(cuda):
     assert (y.to_numpy() == numbers(2, 3).T).all()
     del y
     ptxrt.trim_memory()
-    selection.current().remembered.plans.clear()  # they keep the stream of their latest launch
+    selection.current().remembered.calls.clear()  # they keep the stream of their latest launch
     gc.collect()
     assert "cuStreamDestroy" not in cuda.names(), "a finalizer called the driver"
     ptxrt.synchronize()
@@ -439,6 +439,111 @@ def test_calls_that_are_remembered_are_checked_all_the_same(cuda):
         ptxrt.quantize(x.reshape(8, 32), "mxfp4", out=q)
     with ptxrt.using("emulator"), pytest.raises(ptxrt.ArgumentError, match="on portable"):
         ptxrt.quantize(x, "mxfp4", out=q)
+
+
+FUNCTIONS = {
+    "quantize": lambda x: ptxrt.quantize(x, "mxfp4"),
+    "quantize nvfp4": lambda x: ptxrt.quantize(x, "nvfp4", scale_layout="128x4"),
+    "quantize columns": lambda x: ptxrt.quantize(x, "mxfp8", axis=0, pad=True),
+    "back": lambda x: ptxrt.dequantize(ptxrt.quantize(x, "mxfp6_e3m2"), np.float16),
+    "kernel": lambda x: transpose(x),
+    "kernel of a view": lambda x: transpose(x[:4]),
+}
+
+
+def bits_of(result):
+    arrays = result.arrays.values() if isinstance(result, ptxrt.QuantizedArray) else [result]
+    return [np.atleast_1d(array.to_numpy()).view(np.uint8) for array in arrays]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_calls_without_out_give_results_of_their_own(either, name):
+    """The first call runs the function, the second records it, later ones launch alone: all give the same, in memory of its own."""
+    function = FUNCTIONS[name]
+    inputs = [ptxrt.to_device(numbers(32, 64) * sign) for sign in (1, -1, 0.5, -3, 7)]
+    results = [function(x) for x in inputs]
+    with ptxrt.using("emulator", budget=10**9):
+        want = [bits_of(function(ptxrt.to_device(x.to_numpy()))) for x in inputs]
+    addresses = [array.address for r in results for array in (r.arrays.values() if isinstance(r, ptxrt.QuantizedArray) else [r])]
+    assert len(set(addresses)) == len(addresses)
+    for result, parts in zip(results, want):
+        assert type(result) is type(results[0])
+        for mine, theirs in zip(bits_of(result), parts, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_remembered_calls_keep_no_memory(either, name):
+    function = FUNCTIONS[name]
+    used = ptxrt.memory_info().used
+    for _ in range(4):
+        function(ptxrt.to_device(numbers(32, 64)))
+    gc.collect()
+    assert ptxrt.memory_info().used == used
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_remembered_calls_do_nothing_but_their_launches(cuda, name):
+    function, x = FUNCTIONS[name], ptxrt.to_device(numbers(32, 64))
+    for _ in range(3):
+        function(x)
+    cuda.calls.clear()
+    for _ in range(5):
+        function(x)
+    assert set(cuda.names()) == {"cuLaunchKernel"}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_remembered_calls_wait_are_gathered_and_traced_as_others(either, name):
+    function, x = FUNCTIONS[name], ptxrt.to_device(numbers(32, 64))
+    want = bits_of(function(x))
+    function(x)
+    stream = ptxrt.Stream()
+    with stream:
+        late = function(x)
+    elsewhere = function(x) if not either.is_cuda else function(ptxrt.to_device(numbers(32, 64)))
+    with ptxrt.graph() as g:
+        gathered = function(x)
+    g.launch()
+    with ptxrt.trace() as t:
+        traced = function(x)
+    prepared = ptxrt.prepare(function, x)
+    assert len(t) == len(prepared.launches) >= 1
+    for result in (late, elsewhere, gathered, traced, prepared(x)):
+        for mine, theirs in zip(bits_of(result), want, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def test_remembered_kernels_take_their_numbers_as_they_come(either):
+    x = ptxrt.empty(64, np.float32)
+    for value in (1.0, 2.5, -0.0, 0.0, np.float32(3), 7, np.float64(1e-3)):
+        filled = ops.scales.fill_f32(x=x, value=value, count=64)
+        np.testing.assert_array_equal(filled.to_numpy().view(np.uint32), np.full(64, value, np.float32).view(np.uint32))
+    with pytest.raises(ptxrt.ArgumentError, match="value is 'much'"):
+        ops.scales.fill_f32(x=x, value="much", count=64)
+
+
+def test_a_remembered_call_knows_which_array_is_which(either):
+    """Objects of one class may have their attributes in any order."""
+    x = ptxrt.to_device(numbers(4, 64))
+    q = ptxrt.quantize(x, "mxfp4")
+    want = ptxrt.dequantize(q).to_numpy()
+    other = object.__new__(ptxrt.QuantizedArray)
+    for name in reversed(vars(q)):
+        setattr(other, name, getattr(q, name))
+    for each in (q, other, q, other, q, other):
+        np.testing.assert_array_equal(ptxrt.dequantize(each).to_numpy(), want)
+
+
+def test_arguments_may_have_any_names(either):
+    """Of what is written for a prepared call no name is an argument's."""
+
+    def double(observers, memory, own, queue, here, words, q, receipt):
+        return transpose(transpose(queue, y=own), y=observers)
+
+    arrays = {name: ptxrt.to_device(numbers(4, 4) * i) for i, name in enumerate(("observers", "memory", "own", "queue", "here"))}
+    prepared = ptxrt.prepare(double, **arrays, words=1, q=None, receipt="x")
+    np.testing.assert_array_equal(prepared(queue=ptxrt.to_device(-numbers(4, 4))).to_numpy(), -numbers(4, 4))
 
 
 def test_a_lost_context_is_found_and_restored(cuda):
