@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 
 from . import units
 from .backend import Entry, Facts, MemoryInfo, Packet, Param, Queue, Remembered, scope
-from .errors import AbiError, ArgumentError, DriverError, OutOfMemory, PtxError
+from .errors import AbiError, ArgumentError, DriverError, MachineError, OutOfMemory, PtxError
 from .files import module_kind, read_bytes
 from .pool import Pool
 from .ptx import parse
-from .turns import Turn
+from .turns import FORKED, Turn
 
 # What toolkit 13.0 needs, and the driver that brings it.
 MINIMUM_VERSION, MINIMUM_DRIVER = 13000, "580"
@@ -142,10 +142,35 @@ def _call(function: str, *arguments, about: str = "") -> Any:
     """Call the driver and give its one result (or None); DriverError with the CUresult's name otherwise."""
     from cuda.bindings import driver
 
+    if _is_forked:
+        raise MachineError(FORKED)
     result, *values = getattr(driver, function)(*arguments)
     if result != driver.CUresult.CUDA_SUCCESS:
         raise _error(function, result, about)
     return values[0] if values else None
+
+
+class _NoDriver:
+    """What a forked process has in place of the driver. Its calls may do anything there: part of its memory is not in the process."""
+
+    def __getattr__(self, name: str):
+        raise MachineError(FORKED)
+
+
+_backends: WeakSet["DriverBackend"] = WeakSet()
+_is_forked = False
+
+
+def _after_fork() -> None:
+    """Keep a forked process from calling the driver, where its parent did."""
+    global _is_forked
+    for backend in list(_backends):
+        _is_forked = True
+        backend.lose()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _error(function: str, result, about: str = "") -> DriverError:
@@ -259,7 +284,7 @@ class DriverPacket(Packet):
     extra: the address of the words that tell it where.
     """
 
-    __slots__ = ("_backend", "_sizes", "extra", "_keep", "_name", "_entry")
+    __slots__ = ("_backend", "_sizes", "extra", "_keep", "_name", "_entry", "__weakref__")
 
     def __init__(self, backend: "DriverBackend", entry: Entry, grid, block, shared_bytes: int, params: bytes):
         super().__init__(params)
@@ -274,6 +299,7 @@ class DriverPacket(Packet):
         )
         self._keep = (buffer, size, words)
         self.extra = ctypes.addressof(words) if self.size else 0
+        backend.packets.add(self)
 
     def bind(self, queue: Queue) -> None:
         """All arguments of cuLaunchKernel at once.
@@ -318,8 +344,18 @@ class DriverBackend:
         self._queues: WeakValueDictionary[int, Queue] = WeakValueDictionary()
         self._pool = Pool(self, self._all_queues, keep=os.environ.get("PTXRT_POOL", "1") != "0")
         self._context = _call("cuDevicePrimaryCtxRetain", _call("cuDeviceGet", device.ordinal))
+        self.packets: WeakSet[DriverPacket] = WeakSet()
+        _backends.add(self)
         self.own_queue = self.new_queue()
         self._gathering: Queue | None = None
+
+    def lose(self) -> None:
+        """Make every call an error, without the driver: in a forked process."""
+        self._driver = _NoDriver()
+        for packet in list(self.packets):
+            packet.queue = None  # it is bound anew before it launches, which fails
+        for queue in self._all_queues():
+            queue.blocks = {}
 
     @property
     def ordinal(self) -> int:

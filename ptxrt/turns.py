@@ -15,6 +15,12 @@ from weakref import WeakSet
 from .errors import MachineError
 
 
+FORKED = (
+    "this process was forked from one that used the machine, whose state is not known here; start processes with the "
+    "start method spawn, or fork before the first use (of an emulator: while nothing runs)"
+)
+
+
 class Turn:
     """A lock that a thread may take several times. Taking it first deals with what finalizers have left.
 
@@ -49,10 +55,7 @@ class Turn:
         self._lock.acquire()
         if self._lost:
             self._lock.release()
-            raise MachineError(
-                "this process was forked from one that used the machine, whose state is not known here; start processes "
-                "with the start method spawn, or fork before the first use (of an emulator: while nothing runs)"
-            )
+            raise MachineError(FORKED)
         self._depth += 1
         if self._depth == 1 and self.left:
             try:

@@ -484,6 +484,12 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do no
 def test_a_forked_process_gets_an_error(cuda, where):  # noqa: F811
     """Also where another thread was in the middle of something, whose locks nobody gives back."""
     chosen, x = selection.current(), ptxrt.to_device(numbers(2, 3))
+    y = ptxrt.empty((3, 2), np.float32)
+    prepared = ptxrt.prepare(transpose, x, y=y)
+    prepared()
+    for _ in range(3):
+        transpose(x, y=y)
+    calls = len(cuda.calls)
     lock = {"the pool": chosen._pool._turn, "the modules": chosen._turn, "opening": selection._opening}.get(where)
     held, leave = threading.Event(), threading.Event()
 
@@ -496,8 +502,27 @@ def test_a_forked_process_gets_an_error(cuda, where):  # noqa: F811
     thread.start()
     held.wait(60)
     try:
-        for action in (lambda: ptxrt.empty(3, np.float32), lambda: chosen.module("transpose_naive"), lambda: transpose(x)):
-            assert in_a_fork(action).startswith("MachineError: this process was forked")
+        actions = {
+            "empty": lambda: ptxrt.empty(3, np.float32),
+            "of a size that is kept": lambda: ptxrt.empty((2, 3), np.float32),
+            "module": lambda: chosen.module("transpose_naive"),
+            "call": lambda: transpose(x),
+            "launch": lambda: transpose(x, y=y),
+            "prepared": prepared,
+            "to_numpy": x.to_numpy,
+            "to_device": lambda: ptxrt.to_device(numbers(2, 3)),
+            "stream": ptxrt.Stream,
+            "synchronize": ptxrt.synchronize,
+        }
+        for name, action in actions.items():
+
+            def and_no_call(action=action):
+                try:
+                    action()
+                finally:
+                    assert len(cuda.calls) == calls, "a forked process called the driver"
+
+            assert in_a_fork(and_no_call).startswith("MachineError: this process was forked"), name
         if where == "opening":
             assert in_a_fork(lambda: ptxrt.using("emulator")) == "no error"
     finally:
