@@ -321,6 +321,11 @@ def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
             memory._check_readable(region, index, size, space, address, where)
             elements = region.elements(size).view(dtype)
             here = [value if where is None else value[where] for value in values]
+            batch = memory.batch
+            if integer_add:
+                batch.changes += bool(here[0].any())
+            else:
+                before = elements[index]
             if integer_add and not wants_old:
                 np.add.at(elements, index, here[0])
                 continue
@@ -329,6 +334,7 @@ def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
             else:
                 flushes = apply is np.add and type == "f32" and region is not memory.batch.shared
                 found = _ordered(elements, index, _flushing_add if flushes else apply, here, wants_old)
+                batch.changes += bool((elements[index] != before).any())
             if where is None:
                 result = found
             else:

@@ -228,6 +228,13 @@ def blocking(executing: Executing, function: Callable, arguments: tuple, targets
             raise Fault(
                 f"executes an aligned barrier with {int(here[warp])} of the {int(alive[warp])} threads of its warp", wrong
             )
+        passed = batch.passed(lanes)
+        if passed.any():
+            warp = int(lanes[int(np.argmax(passed))]) // WARP
+            raise Fault(
+                f"executes an aligned barrier with {int(here[warp])} of the {WARP} threads of its warp: others ran past it and exited",
+                passed,
+            )
     function(Threads(executing, targets), *arguments)
 
 

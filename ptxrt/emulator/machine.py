@@ -33,6 +33,9 @@ _WORKSPACE = {"envreg1": 32, "envreg2": 0}  # the halves of the address of a gri
 _WORKSPACE_BYTES = 64
 _BATCH_BYTES = 1 << 32  # at most, for the registers, shared and local memory of blocks that run together
 _CLOCK_STEPS = 16  # basic blocks between two looks at the clock, where a launch has a time limit
+_LOOK = 255  # every so many steps less one, endless loops are looked for
+_LONG = 1 << 15  # steps of a batch behind which stores are compared with what they overwrite
+_CALM = 8192  # steps without any change before threads are suspected of being in endless loops
 _PATIENCE = 256  # turns of one warp alone before another one's, and steps to a turn, where warps run one by one
 
 
@@ -189,9 +192,26 @@ class Executing(Access):
             dtype = np.dtype(kind)
             value = np.asarray(value).astype(f"u{dtype.itemsize}").view(dtype)
             if name.startswith(("clock", "globaltimer")):
+                self.batch.changes += 1  # whoever waits for a time gets on
                 return value
             found = self._specials[key] = value
         return found
+
+
+class _State:
+    """Where all threads of a batch are, and what their registers hold."""
+
+    def __init__(self, step: int, block: Optional[int], lanes: Optional[np.ndarray], key: np.ndarray, rows: dict[str, np.ndarray]):
+        self.step, self.block, self.lanes, self.key, self.rows = step, block, lanes, key, rows
+        self.samples, self.limit = 0, 1
+
+    def is_like(self, other: "_State") -> bool:
+        """Whether the machine would go on from both in the same way."""
+        if self.block != other.block or not np.array_equal(self.key, other.key):
+            return False
+        if self.block is not None and not np.array_equal(self.lanes, other.lanes):
+            return False
+        return all(np.array_equal(rows, other.rows[kind]) for kind, rows in self.rows.items())
 
 
 class Batch:
@@ -240,6 +260,16 @@ class Batch:
         self.collective = np.array([block.collective for block in self.code.blocks])
         self.one_by_one = launch.emulator.schedule == "warps"
         self.focus, self.patience = 0, _PATIENCE
+        # Whether threads get on: `changes` counts what may let another thread go on, or end a loop.
+        self.changes = 0
+        self.quiet: dict[int, int] = {}  # `changes` after each block that watches memory ran last
+        self.calm_since = self.calm_changes = 0
+        self.suspect: Optional[_State] = None
+        self.compares = False  # whether a store of what is there already is told from a change
+        self.current = 0
+        past = frozenset().union(*(block.past for block in self.code.blocks))
+        self.behind_barriers = past
+        self.last_behind = np.full(lanes, -1, np.int32) if past else None  # the last of those blocks that a parted thread ran
 
     # -- what families call -------------------------------------------------------------------------------------
 
@@ -252,12 +282,21 @@ class Batch:
 
     def wake(self, lane_ids: np.ndarray) -> None:
         """Parked threads go on."""
+        self.changes += 1
         lane_ids = np.asarray(lane_ids)
         if self.parking is not None:
             self.parking[lane_ids] = False
         waiting = lane_ids[self.parked[lane_ids]]
         self.parked[waiting] = False
         self.key[waiting] = self.resume[waiting]
+
+    def passed(self, lanes: np.ndarray) -> np.ndarray:
+        """Which of these threads, at an aligned barrier, belong to a warp of which others ran past it and exited."""
+        past = self.code.blocks[self.current].past
+        if self.last_behind is None or not past:
+            return np.zeros(len(lanes), bool)
+        gone = ~self.alive & np.isin(self.last_behind, list(past))
+        return gone.reshape(-1, WARP).any(axis=1)[lanes // WARP]
 
     def prints(self, lane: int, text: str) -> None:
         """A thread prints; the text appears when the batch is over."""
@@ -366,7 +405,10 @@ class Batch:
             while block is not None:
                 block = self.step(block, lanes, together)
                 steps -= 1
-                if steps == 0 and block is not None:
+                self.steps += 1
+                if self.steps & _LOOK == 0:
+                    self.look(block, lanes, together)
+                if steps <= 0 and block is not None:
                     self.key[slice(None) if lanes is None else lanes] = block
                     self.patience = 0
                     break
@@ -395,6 +437,8 @@ class Batch:
         candidates = distinct(key[key != _NOWHERE]).tolist()
         if self.turns % _FAIRNESS == 0:
             candidates.sort(key=lambda block: self.last_run.get(block, 0))
+        elif self.quiet:  # whoever looks at memory that did not change since it looked last lets others go first
+            candidates.sort(key=lambda block: self.quiet.get(block) == self.changes)
         for block in candidates:
             lanes = np.flatnonzero(key == block)
             if self.code.blocks[block].collective:
@@ -463,6 +507,9 @@ class Batch:
     def step(self, number: int, lanes: Optional[np.ndarray], together: bool) -> Optional[int]:
         """Run one basic block. Returns the next one if the same threads go on together and no one else can run."""
         block = self.code.blocks[number]
+        self.current = number
+        if lanes is not None and number in self.behind_barriers:
+            self.last_behind[lanes] = number
         profile = self.launch.emulator.profile
         if block.function is None:
             if profile is not None:
@@ -491,6 +538,12 @@ class Batch:
         if profile is not None:
             profile.mark(SCHEDULING)
         self.count(number, executing, block.size)
+        if block.watches:
+            if self.one_by_one and self.quiet.get(number) == self.changes:
+                self.patience = 0
+            self.quiet[number] = self.changes
+        elif block.blocking:
+            self.changes += 1
         if self.launch.meter is not None:
             self.launch.meter.passed(self, number)
         terminator = self.code.program.blocks[number].terminator
@@ -537,6 +590,7 @@ class Batch:
     def settle(self, terminator, lanes: Optional[np.ndarray]) -> None:
         """After a blocking instruction, or at the end of threads."""
         ids = self.lane_ids if lanes is None else lanes
+        self.changes += 1
         if isinstance(terminator, Exit):
             self.key[ids] = _NOWHERE
             self.alive[ids] = False
@@ -556,7 +610,6 @@ class Batch:
         if self.issued > launch.emulator.budget:
             raise self.endless(f"the budget of {launch.emulator.budget} instructions per batch of blocks", number, executing)
         if launch.deadline is not None:
-            self.steps += 1
             if self.steps % _CLOCK_STEPS == 0 and time.monotonic() > launch.deadline:
                 raise self.endless(f"the time limit of {launch.emulator.timeout:g} seconds", number, executing)
 
@@ -604,6 +657,50 @@ class Batch:
             line=line,
             source=source,
         )
+
+    def look(self, block: Optional[int], lanes: Optional[np.ndarray], together: bool) -> None:
+        """Raise a fault where all threads are in endless loops: they come to a state in which they were before.
+
+        The state is where each thread is and what its registers hold, while nothing changed in memory, no thread waited,
+        was woken or exited, and none read a clock. Since threads take turns, every thread that can run has to have had
+        one in between.
+        """
+        self.compares = self.steps >= _LONG
+        if self.changes != self.calm_changes:
+            self.calm_changes, self.calm_since, self.suspect = self.changes, self.steps, None
+            return
+        if self.steps - self.calm_since < _CALM:
+            return
+        if self.gathered is not None:
+            self.gathered.flush()
+        now = _State(self.steps, block, lanes, self.key.copy(), {kind: rows.copy() for kind, rows in self.rows.arrays.items()})
+        before = self.suspect
+        if before is None:
+            self.suspect = now
+            return
+        if now.step - before.step >= self.horizon(together) and now.is_like(before):
+            lane = int(self.lane_ids[0] if lanes is None else lanes[0])
+            number = int(self.key[lane]) if block is None else block
+            instructions = self.code.program.blocks[number if number != _NOWHERE else self.current].instructions
+            raise self.fault_at(
+                "is in an endless loop: it comes to the same place with the same registers, no memory changes, and no other thread can get on,",
+                lane,
+                instructions[0] if instructions else self.code.program.blocks[self.current].end,
+            )
+        before.samples += 1
+        if before.samples >= before.limit and now.step - before.step >= self.horizon(together):
+            now.limit = 2 * before.limit
+            self.suspect = now
+
+    def horizon(self, together: bool) -> int:
+        """Steps after which every thread that can run has had a turn."""
+        if together:
+            return 1
+        ready = self.key[self.key != _NOWHERE]
+        if self.one_by_one:
+            warps = int(np.count_nonzero((self.key != _NOWHERE).reshape(-1, WARP).any(axis=1)))
+            return (warps + 1) * (_PATIENCE + 1)
+        return _FAIRNESS * (len(distinct(ready)) + 1)
 
     def endless(self, limit: str, number: int, executing: Executing) -> EmulatorFault:
         instructions = self.code.program.blocks[number].instructions

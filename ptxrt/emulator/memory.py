@@ -80,6 +80,8 @@ class Region:
 
     def wrong(self, index: np.ndarray, size: int, used: Optional[int] = None) -> Optional[np.ndarray]:
         """Which elements hold bytes (of those in the mask `used`) that may not be read; None if all may."""
+        if self.states is None:
+            return None
         found = self.element_states(size).take(index, axis=0)
         if used is not None:
             found = np.where(bytes_of_mask(used, size), found.view(np.uint8).reshape(-1, size), np.uint8(WRITTEN)).view(found.dtype)
@@ -266,8 +268,13 @@ class Access:
 
     def scatter(self, space: str, address: np.ndarray, values: np.ndarray, size: int, lane: Optional[np.ndarray] = None) -> None:
         """`store` of (n,) elements (or one for all) of `ELEMENTS[size]` at flat addresses."""
+        batch = self.batch
         for region, index, where in self.locate(space, address, size, lane, "writes"):
-            region.elements(size)[index] = values if where is None or values.ndim == 0 else values[where]
+            here = values if where is None or values.ndim == 0 else values[where]
+            elements = region.elements(size)
+            if not batch.compares or (elements[index] != here).any() or region.wrong(index, size) is not None:
+                batch.changes += 1
+            elements[index] = here
             if region.states is not None:
                 self._check_not_in_flight(region, index, size, address, where)
                 region.mark(index, size, WRITTEN)
@@ -496,6 +503,7 @@ class CopyQueue:
 
     def land_before(self, lanes: np.ndarray, serial: int, barrier: int) -> None:
         """Perform what these threads issued before a serial number; the barrier tells others of it."""
+        self.batch.changes += 1
         chosen = np.zeros(self.batch.lanes, bool)
         chosen[lanes] = True
         left = []
@@ -627,6 +635,7 @@ class BoundCopies:
 
     def _land(self, limit: np.ndarray) -> None:
         queue, access = self.queue, self.access
+        access.batch.changes += len(queue.pending)
         waiting = None
         if access.lanes is not None:
             waiting = np.zeros(access.batch.lanes, bool)

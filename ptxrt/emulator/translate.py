@@ -39,12 +39,16 @@ class BlockCode:
     """One basic block; `function` and what belongs to it are made when the block first runs.
 
     `reads` and `writes`: unsigned kind -> rows that the function uses or assigns; `views`: (kind, row) that it looks up.
-    `collective`: whole warps must be together; `blocking`: threads may have to wait at its end; `size`: instructions.
+    `collective`: whole warps must be together; `blocking`: threads may have to wait at its end; `size`: instructions;
+    `watches`: it reads memory that others may change while it runs (atomics, volatile and relaxed or acquiring loads);
+    `past`: where an aligned barrier ends it, the blocks behind that barrier from which nobody comes to it again.
     """
 
     collective: bool
     blocking: bool
     size: int
+    watches: bool = False
+    past: frozenset[int] = frozenset()
     function: Optional[Callable] = None
     source: str = ""
     reads: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -114,6 +118,7 @@ class Translator:
         self.uniform_slots: dict[tuple[str, str], int] = {}
         self.uniform_order: list[tuple[Instruction, Semantics]] = []
         self.number_of: Optional[Callable[[Instruction], int]] = None
+        self.reach: dict[int, frozenset[int]] = {}
 
     def profile(self, mark: Callable[[int], None], number_of: Callable[[Instruction], int]) -> None:
         """Let generated code call mark(number) before every instruction."""
@@ -143,7 +148,28 @@ class Translator:
             semantics.kind == "warps" or semantics.option("warps") or semantics.option("aligned") for semantics in kinds
         )
         block = self.program.blocks[index]
-        return BlockCode(collective, blocking, len(block.instructions) + (block.end is not None))
+        watches = any(_watches(instruction.opcode) for instruction in block.instructions)
+        aligned = any(semantics.kind == "blocking" and semantics.option("aligned") for semantics in kinds)
+        past = self.past(index) if aligned else frozenset()
+        return BlockCode(collective, blocking, len(block.instructions) + (block.end is not None), watches, past)
+
+    def past(self, index: int) -> frozenset[int]:
+        """The blocks behind a block, empty ones left out, that do not lead to it."""
+        behind = self.reached_from(index)
+        blocks = self.program.blocks
+        return frozenset(block for block in behind if blocks[block].instructions and index not in self.reached_from(block) and block != index)
+
+    def reached_from(self, index: int) -> frozenset[int]:
+        """The blocks that threads may come to from the end of a block."""
+        if index not in self.reach:
+            found, stack = set(), [index]
+            while stack:
+                for target in _targets(self.program.blocks[stack.pop()].terminator):
+                    if target not in found:
+                        found.add(target)
+                        stack.append(target)
+            self.reach[index] = frozenset(found)
+        return self.reach[index]
 
     def compile(self, index: int, block: BlockCode) -> None:
         """Write and compile the function of a block."""
@@ -427,6 +453,14 @@ class Translator:
         if kind[0] == "f":
             return int(np.array(operand.value, f"f{size}").view(f"u{size}"))
         return operand.value
+
+
+_STRONG = {"volatile", "relaxed", "acquire", "mmio"}
+
+
+def _watches(opcode: str) -> bool:
+    words = opcode.split(".")
+    return words[0] == "atom" or (words[0] == "ld" and not _STRONG.isdisjoint(words))
 
 
 def _targets(terminator) -> tuple[int, ...]:
