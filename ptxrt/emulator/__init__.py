@@ -195,7 +195,11 @@ class Emulator:
     budget: instructions that a batch of blocks may issue before it counts as running away.
     timeout: seconds that a launch may take, None for any number.
     bank_conflicts: count them per line (`bank_conflicts`).
-    races: find races between threads in shared memory; slow, for small shapes.
+    races: find races between threads in shared memory, and between blocks in global memory; slow, for small shapes.
+        "strict": also where several threads store equal bytes to one place. What cannot be decided is put into words
+        in `undecided`, a list.
+    strict: checks, races, and every launch twice from the same memory, once in each schedule; the results are those of
+        `schedule`.
     profile: note where time goes (`profile`, see profile.py).
     progress: called as progress(kernel, share done, seconds left) about once a second during long launches, with estimates
         (see progress.py); by default they are shown where stderr is a terminal.
@@ -212,13 +216,14 @@ class Emulator:
         budget: Optional[int] = None,
         *,
         bank_conflicts: bool = False,
-        races: bool = False,
+        races: "bool | str" = False,
         profile: bool = False,
         progress: Optional[Callable[[str, float, float], None]] = None,
         lanes: int = 16384,
         schedule: str = "together",
         timeout: Optional[float] = None,
         output: Optional[Callable[[str], object]] = None,
+        strict: bool = False,
     ):
         from .machine import PARAM_BYTES
         from .memory import GlobalMemory
@@ -226,12 +231,15 @@ class Emulator:
         if arithmetic not in ("float64", "hardware"):
             raise EmulatorFault(f"arithmetic is {arithmetic!r}; there is 'float64' and 'hardware'")
         self.arithmetic = arithmetic
-        self.checks = checks
+        self.checks = checks = checks or strict
         self.budget = _BUDGET if budget is None else budget
         self.timeout = timeout
         self.output = output or _to_stdout
         self.count_conflicts = bank_conflicts
-        self.find_races = races
+        self.strict = strict
+        self.find_races = bool(races) or strict
+        self.strict_races = races == "strict"
+        self.undecided: list[str] = []
         self.profile: Optional["Profile"] = None
         if profile:
             from .profile import Profile
@@ -298,7 +306,22 @@ class Emulator:
         """
         from .machine import launch
 
+        if self.strict:
+            self._rehearse(entry, grid, block, shared_bytes, params)
         launch(self, entry, grid, block, shared_bytes, params)
+
+    def _rehearse(self, entry: Entry, grid, block, shared_bytes: int, params: bytes) -> None:
+        """Run a kernel in the other schedule, and forget what it did to memory and what it printed."""
+        from .machine import launch
+
+        before, schedule, output = self.memory.copy(), self.schedule, self.output
+        self.schedule, self.output = ("warps" if schedule == "together" else "together"), lambda text: None
+        try:
+            launch(self, entry, grid, block, shared_bytes, params)
+        finally:
+            self.schedule, self.output = schedule, output
+        self.memory.restore(before)
+        self.undecided.clear()
 
     # -- counts -------------------------------------------------------------------------------------------------
 

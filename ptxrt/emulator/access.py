@@ -31,6 +31,10 @@ _SPACES = {
 _TYPES = {f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)} | {"f32", "f64", "f16", "f16x2", "bf16", "bf16x2"}
 
 
+#: Modifiers by which a load or store takes part in what orders blocks.
+_STRONG = {"volatile", "relaxed", "acquire", "release", "mmio"}
+
+
 def _read_modifiers(modifiers: tuple[str, ...], extra: frozenset[str] = frozenset()) -> tuple[str, int, str, bool]:
     """(space, vector length, type, cache policy operand) of a load or store."""
     space, lanes, type, policy = "generic", 1, "", False
@@ -59,7 +63,7 @@ def _bits(type: str) -> str:
 
 
 @lru_cache(maxsize=None)
-def _load(space: str, lanes: int, type: str, used: Optional[int] = None) -> Callable:
+def _load(space: str, lanes: int, type: str, used: Optional[int] = None, strong: bool = False) -> Callable:
     """A function that loads one or several elements per thread; bit i of `used` says that byte i matters, None that all do."""
     element = DTYPES[type]
     size = element.itemsize * lanes
@@ -68,7 +72,7 @@ def _load(space: str, lanes: int, type: str, used: Optional[int] = None) -> Call
         used &= (1 << size) - 1
 
     def load(memory: Access, address: np.ndarray, policy=None):
-        found = memory.gather(where, address, size, used=used)
+        found = memory.gather(where, address, size, used=used, strong=strong)
         if lanes == 1:
             return found.view(element)
         return tuple(np.ascontiguousarray(found.view(element).reshape(-1, lanes).T))
@@ -87,7 +91,7 @@ def ld(modifiers: tuple[str, ...]) -> Semantics:
     count = f"*{lanes}" if lanes > 1 else ""
 
     def using(used: Optional[int]) -> Semantics:
-        function = _load(space, lanes, _bits(type), used)
+        function = _load(space, lanes, _bits(type), used, not _STRONG.isdisjoint(modifiers))
         return Memory(_bits(type) + count, f"[{operand}]" + (", b64" if policy else ""), function, constant=constant, using=using)
 
     return using(None)
@@ -111,7 +115,7 @@ def _constant_load(lanes: int, type: str) -> Callable:
 
 
 @lru_cache(maxsize=None)
-def _store(space: str, lanes: int, type: str) -> Callable:
+def _store(space: str, lanes: int, type: str, strong: bool = False) -> Callable:
     element = DTYPES[type]
     size = element.itemsize * lanes
 
@@ -123,7 +127,7 @@ def _store(space: str, lanes: int, type: str) -> Callable:
             value = packed.reshape(-1).view(ELEMENTS[size])
         elif value.ndim:
             value = np.ascontiguousarray(value).view(ELEMENTS[size])
-        memory.scatter(space, address, value, size)
+        memory.scatter(space, address, value, size, strong=strong)
 
     return store
 
@@ -137,7 +141,7 @@ def st(modifiers: tuple[str, ...]) -> Semantics:
     bits = f"b{8 * DTYPES[type].itemsize}"
     operand = "generic" if space == "param" else space
     count = f"*{lanes}" if lanes > 1 else ""
-    return Memory("", f"[{operand}], {bits}{count}" + (", b64" if policy else ""), _store(operand, lanes, bits))
+    return Memory("", f"[{operand}], {bits}{count}" + (", b64" if policy else ""), _store(operand, lanes, bits, not _STRONG.isdisjoint(modifiers)))
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -317,6 +321,8 @@ def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
         ]
         result = np.empty(len(address), dtype)
         size = bits // 8
+        if space != "shared":
+            memory.batch.synchronizes(memory.lane_ids)
         for region, index, where in memory.locate(space, address, size, None, "updates"):
             memory._check_readable(region, index, size, space, address, where)
             elements = region.elements(size).view(dtype)

@@ -146,10 +146,11 @@ class Observer:
     pipelines do that hand a buffer back by an mbarrier alone.)
     """
 
-    def __init__(self, batch, count_conflicts: bool, find_races: bool):
+    def __init__(self, batch, count_conflicts: bool, find_races: bool, strict: bool = False):
         self.batch = batch
         self.counts: Optional[Lines] = batch.launch.conflict_lines if count_conflicts else None
         self.races = find_races
+        self.strict = strict  # stores of equal bytes are races, too
         if find_races:
             size, self.lanes = len(batch.shared.data), batch.warps * WARP
             self.agents = self.lanes + _AGENTS
@@ -165,9 +166,19 @@ class Observer:
             self.read_clock = np.zeros((size, self.agents), np.int32)
 
     def access(
-        self, access, offset: np.ndarray, size: int, lane: Optional[np.ndarray], verb: str, used: Optional[int] = None
+        self,
+        access,
+        offset: np.ndarray,
+        size: int,
+        lane: Optional[np.ndarray],
+        verb: str,
+        used: Optional[int] = None,
+        values: Optional[np.ndarray] = None,
     ) -> None:
-        """Note an access at byte offsets from the start of each thread's shared memory; bytes outside of `used` do not count."""
+        """Note an access at byte offsets from the start of each thread's shared memory; bytes outside of `used` do not count.
+
+        values: what is stored, one element or one for each thread, where that is known.
+        """
         lanes = access.lane_ids if lane is None else access.lane_ids[lane]
         if self.counts is not None and verb in ("reads", "writes"):
             found = conflicts(lanes, offset, size)
@@ -177,7 +188,7 @@ class Observer:
         if self.races:
             flat = offset.astype(np.int64) + self.batch.block[lanes] * self.batch.shared_stride
             if used is None:
-                self.check(lanes, flat, size, verb)
+                self.check(lanes, flat, size, verb, None if self.strict or values is None else _values(values, len(flat), size))
                 return
             for byte in np.flatnonzero(bytes_of_mask(used, size)).tolist():
                 self.check(lanes, flat + byte, 1, verb)
@@ -300,8 +311,11 @@ class Observer:
 
     # -- races --------------------------------------------------------------------------------------------------
 
-    def check(self, lanes: np.ndarray, flat: np.ndarray, size: int, verb: str) -> None:
-        """Compare with earlier accesses to the same bytes, and remember these."""
+    def check(self, lanes: np.ndarray, flat: np.ndarray, size: int, verb: str, values: Optional[np.ndarray] = None) -> None:
+        """Compare with earlier accesses to the same bytes, and remember these.
+
+        values: the bytes that are stored; those that are there already are no race with the store that left them.
+        """
         block, thread = np.divmod(np.repeat(lanes, size), self.lanes)
         at = _bytes_of(flat, size)
         mine = self.clock[block, thread, thread]
@@ -310,8 +324,10 @@ class Observer:
         other = (writer >= 0) & (written > known) & ((writer != thread) | (written == _NEVER_OVER))
         if verb == "updates":
             other &= ~self.atomic[at]
+        if values is not None and other.any():
+            other &= (self.batch.shared.data[at] != values) | (written == _NEVER_OVER)
         if other.any():
-            position = int(np.argmax(other))
+            position = _first(other, writer // WARP != thread // WARP)
             self.fault(lanes, size, verb, position, at, int(writer[position]), "wrote")
         if verb in _BULK:
             self.check_fenced(np.repeat(lanes, size), at, f"{verb} {size} bytes of shared memory", size)
@@ -324,6 +340,10 @@ class Observer:
         self.write_clock[at] = _NEVER_OVER if verb in ("copies to", WRITES_IN_BULK) else mine
         self.write_line[at] = current_line(self.batch)
         both = self.writer[at] // WARP != thread // WARP  # in one warp, one of the values stays: PTX allows it
+        if values is not None and both.any():
+            last = np.zeros(len(self.writer), np.uint8)
+            last[at] = values
+            both &= last[at] != values
         if verb != "updates" and both.any():
             position = int(np.argmax(both))
             self.fault(lanes, size, verb, position, at, int(self.writer[at[position]]), "writes with the same instruction")
@@ -337,8 +357,9 @@ class Observer:
             unseen = reads > self.clock[block[piece], thread[piece], : self.agents]
             unseen[rows, thread[piece]] = reads[rows, thread[piece]] == _NEVER_OVER
             if unseen.any():
-                row = int(np.argmax(unseen.any(axis=1)))
-                self.fault(lanes, size, verb, start + row, at, int(np.argmax(unseen[row])), "read")
+                other_warp = np.arange(self.agents) // WARP != thread[piece][:, None] // WARP
+                row = _first(unseen.any(axis=1), (unseen & other_warp).any(axis=1))
+                self.fault(lanes, size, verb, start + row, at, _first(unseen[row], other_warp[row]), "read")
 
     def fault(self, lanes, size: int, verb: str, position: int, at: np.ndarray, other: int, what: str) -> None:
         byte = int(at[position])
@@ -366,6 +387,136 @@ _NEVER_OVER = np.iinfo(np.int32).max  # the step of a copy that is not known to 
 _PIECE = 4096  # bytes that are compared at once
 
 
+def _first(found: np.ndarray, preferred: np.ndarray) -> int:
+    """The first place where something was found, if possible one that is preferred: a pair of threads of two warps."""
+    best = found & preferred
+    return int(np.argmax(best if best.any() else found))
+
+
+def _values(values: np.ndarray, count: int, size: int) -> np.ndarray:
+    """Elements as bytes, one after the other."""
+    values = np.broadcast_to(values, count)
+    return np.ascontiguousarray(values).view(np.uint8).reshape(count * size)
+
+
 def _bytes_of(flat: np.ndarray, size: int) -> np.ndarray:
     """The bytes of elements at flat byte offsets."""
     return (np.asarray(flat)[:, None] + np.arange(size)).reshape(-1)
+
+
+class GlobalRaces:
+    """Sees the accesses of one launch to global memory: races between threads of different blocks.
+
+    Two blocks have a race where one stores to a byte that the other stores other bytes to, or loads, by plain accesses,
+    and nothing could have ordered the two: the first of them used no atomic, fence or releasing store behind its access,
+    or the second none (or an acquiring load) behind the first one's access and before its own. Where both did, whether that orders
+    the two depends on what they said to each other: `undecided` counts such bytes. Atomics, and volatile, relaxed,
+    acquiring and releasing accesses, are not looked at by themselves; bulk copies neither.
+
+    Every byte knows who stored it last, and one block that loaded it since (or that several did).
+    """
+
+    def __init__(self, launch, strict: bool):
+        self.launch, self.strict = launch, strict
+        self.step = 0
+        self.released = np.full(launch.blocks, -1, np.int64)  # the last step at which a block could publish what it did
+        self.acquired = np.full(launch.blocks, -1, np.int64)  # and learn what others did
+        self.known: dict[int, _Bytes] = {}
+        self.undecided = 0
+        self.undecided_line = 0
+
+    def synchronizes(self, batch, lanes: np.ndarray, releases: bool, acquires: bool) -> None:
+        """Threads execute an atomic, a fence, or a load or store that orders others."""
+        self.step += 1
+        blocks = batch.first + batch.block[lanes]
+        if releases:
+            self.released[blocks] = self.step
+        if acquires:
+            self.acquired[blocks] = self.step
+
+    def access(self, access, region, index: np.ndarray, size: int, where, lane, verb: str, values=None) -> None:
+        """Note loads ("reads") or stores ("writes") of elements of an allocation."""
+        batch = access.batch
+        self.step += 1
+        lanes = access.lane_ids if lane is None else access.lane_ids[lane]
+        lanes = lanes if where is None else lanes[where]
+        known = self.known.get(region.base)
+        if known is None:
+            known = self.known[region.base] = _Bytes(region)
+        block = np.repeat(batch.first + batch.block[lanes], size).astype(np.int32)
+        at = _bytes_of(index * size, size)
+        writer, written = known.writer[at], known.written[at]
+        other = (writer >= 0) & (writer != block)
+        new = None
+        if verb == "writes":
+            new = _values(values, len(index), size)
+            if not self.strict:
+                other &= region.data[at] != new
+        if other.any():
+            self.judge(access, other, block, writer, written, region, at, known, lanes, size, verb, "wrote")
+        if verb == "reads":
+            reader = known.reader[at]
+            known.reader[at] = np.where((reader == _NOBODY) | (reader == block), block, _SEVERAL)
+            known.read[at] = self.step
+            return
+        reader = known.reader[at]
+        other = (reader != _NOBODY) & (reader != block)
+        if not self.strict:
+            other &= region.data[at] != new
+        if other.any():
+            self.judge(access, other, block, reader, known.read[at], region, at, known, lanes, size, verb, "read")
+        known.writer[at], known.written[at], known.reader[at] = block, self.step, _NOBODY
+        known.line[at] = current_line(batch)
+        both = known.writer[at] != block
+        if both.any() and not self.strict:
+            last = np.zeros(len(known.writer), np.uint8)
+            last[at] = new
+            both &= last[at] != new
+        if both.any():
+            self.fault(access, both, block, known.writer[at], at, known, region, lanes, size, verb, "writes with the same instruction")
+
+    def judge(self, access, other, block, before, when, region, at, known, lanes, size, verb, what) -> None:
+        """Raise a fault for bytes whose two accesses nothing can have ordered; count the others."""
+        several = before == _SEVERAL
+        released = np.where(several, self.released.max(), self.released[np.maximum(before, 0)])
+        ordered = (released > when) & (self.acquired[block] > when)
+        wrong = other & ~ordered & ~(several & (self.released.max() > when))
+        if wrong.any():
+            self.fault(access, wrong, block, before, at, known, region, lanes, size, verb, what)
+        self.undecided += int(np.count_nonzero(other))
+        self.undecided_line = self.undecided_line or current_line(access.batch)
+
+    def describe(self) -> str:
+        """What is undecided, in words."""
+        entry, module = self.launch.code.program.entry.name, self.launch.module.name
+        return (
+            f"{entry}: {self.undecided} bytes of global memory were stored by one block and stored or loaded by another, first at "
+            f"{module}:{self.undecided_line}; atomics or fences lie between, whether they order the two is undecided"
+        )
+
+    def fault(self, access, wrong, block, before, at, known, region, lanes, size, verb, what) -> None:
+        position = int(np.argmax(wrong))
+        byte, number = int(at[position]), int(before[position])
+        x, y, _ = self.launch.grid
+        who = f"block {(number % x, number // x % y, number // (x * y))}" if number >= 0 else "other blocks"
+        line = f" at PTX line {int(known.line[byte])}" if what == "wrote" and known.line[byte] else ""
+        fault = Fault(
+            f"{verb} {size} bytes of {region}, and {who} {what} the byte at 0x{region.base + byte:x}{line}: "
+            "a race, no atomic and no fence lies between the two blocks",
+            position // size,
+        )
+        fault.lane_ids = lanes
+        raise fault
+
+
+_NOBODY, _SEVERAL = -1, -2
+
+
+class _Bytes:
+    """What is known of each byte of an allocation: the block that stored it last, a block that loaded it since, and when."""
+
+    def __init__(self, region):
+        size = len(region.data)
+        self.writer, self.reader = np.full(size, _NOBODY, np.int32), np.full(size, _NOBODY, np.int32)
+        self.written, self.read = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        self.line = np.zeros(size, np.int32)

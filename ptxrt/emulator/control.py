@@ -66,9 +66,14 @@ def _fence(name: str):
         if unknown or not modifiers:
             raise Unsupported(f"'{'.'.join(unknown)}' is not known here")
         fences_bulk_copies = modifiers[:2] == ("proxy", "async") and modifiers[2:] != ("global",)
-        return Memory("", "", _proxy_fence if fences_bulk_copies else _nothing)
+        return Memory("", "", _proxy_fence if fences_bulk_copies else _memory_fence)
 
     return resolver
+
+
+def _memory_fence(memory) -> None:
+    """No effect but on who looks for races between blocks."""
+    memory.batch.synchronizes(memory.lane_ids)
 
 
 def _proxy_fence(memory) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import EmulatorFault
 from ..ptx.lower import Branch, Exit, Jump, Switch
 from .calls import FULL_MASK, WARP
-from .check import Observer
+from .check import GlobalRaces, Observer
 from .instruction import Fault, distinct
 from .memory import SHARED_BASE, WRITTEN, Access, CopyQueue, GlobalMemory, Region
 from .profile import SCHEDULING, TRANSLATION
@@ -64,6 +64,7 @@ class Launch:
             self.reserved = -(-self.shared_bytes // 128) * 128
             self.shared_bytes = self.reserved + _RESERVED_BYTES
         self.local_bytes = program.frame_bytes
+        self.global_races = GlobalRaces(self, emulator.strict_races) if emulator.find_races and self.blocks > 1 else None
         self.workspace = 0  # of the grid, for cooperative groups
         self.uniform: list[np.ndarray] = []
         self.uniform_values: dict[str, np.ndarray] = {}  # by register; evaluated once, whichever blocks look them up
@@ -226,6 +227,7 @@ class Batch:
         self.lanes = lanes = blocks * self.warps * WARP
         self.checks = launch.emulator.checks
         self.observer: Optional[Observer] = None
+        self.global_races = launch.global_races
         self.lane_ids = np.arange(lanes)
         self.block = self.lane_ids // (self.warps * WARP)
         self.thread = self.lane_ids % (self.warps * WARP)
@@ -241,7 +243,7 @@ class Batch:
         self.copies = CopyQueue(self)
         self.printed: list[tuple[int, int, str]] = []  # thread, number, text
         if self.shared_bytes and (launch.emulator.count_conflicts or launch.emulator.find_races):
-            self.observer = Observer(self, launch.emulator.count_conflicts, launch.emulator.find_races)
+            self.observer = Observer(self, launch.emulator.count_conflicts, launch.emulator.find_races, launch.emulator.strict_races)
         self.state: dict = {}
         self.guarded = False  # whether parts of shared memory may not be written: copies in flight, mbarriers
         self.exit_callbacks: list[Callable[[np.ndarray], None]] = []
@@ -344,6 +346,11 @@ class Batch:
         """What these threads know of is visible to bulk copies, too."""
         if self.observer is not None:
             self.observer.fenced(lane_ids)
+
+    def synchronizes(self, lane_ids: np.ndarray) -> None:
+        """These threads execute an atomic or a fence, by which blocks may order what they do in global memory."""
+        if self.global_races is not None:
+            self.global_races.synchronizes(self, lane_ids, releases=True, acquires=True)
 
     def renewed(self, barrier: np.ndarray) -> None:
         """These mbarriers were initialized."""
@@ -815,6 +822,8 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
                     batch.show_printed()
                 meter.end(batch.issued)
     finally:
+        if run.global_races is not None and run.global_races.undecided:
+            emulator.undecided.append(run.global_races.describe())
         meter.close()
         if run.workspace:
             emulator.memory.free(run.workspace)

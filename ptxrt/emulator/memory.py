@@ -134,6 +134,20 @@ class GlobalMemory:
             raise EmulatorFault(f"0x{address:x} is freed and is no allocation (freed twice?)")
         del self.bases[position], self.allocations[position]
 
+    def copy(self) -> list[tuple[Allocation, np.ndarray, Optional[np.ndarray]]]:
+        """What all allocations that kernels may write hold, for `restore`."""
+        kept = [allocation for allocation in self.allocations if not allocation.read_only]
+        return [(each, each.data.copy(), None if each.states is None else each.states.copy()) for each in kept]
+
+    def restore(self, before: list[tuple[Allocation, np.ndarray, Optional[np.ndarray]]]) -> None:
+        """Give allocations back what they held."""
+        for allocation, data, states in before:
+            allocation.data[:] = data
+            if states is None:
+                allocation.states = None
+            else:
+                allocation.states[:] = states
+
     def find(self, address: int) -> Optional[Allocation]:
         """The allocation that holds an address (its end included), or None."""
         position = bisect_right(self.bases, address) - 1
@@ -209,6 +223,7 @@ class Access:
         self.count = batch.lanes if lanes is None else len(lanes)
         self.checks = batch.checks
         self._bases: dict[tuple[str, np.dtype], np.ndarray] = {}
+        self._storing: Optional[np.ndarray] = None  # what a store stores, for who looks for races
 
     @property
     def lane_ids(self) -> np.ndarray:
@@ -252,10 +267,21 @@ class Access:
             raise _moved(fault, lane) from None
 
     def gather(
-        self, space: str, address: np.ndarray, size: int, lane: Optional[np.ndarray] = None, used: Optional[int] = None
+        self,
+        space: str,
+        address: np.ndarray,
+        size: int,
+        lane: Optional[np.ndarray] = None,
+        used: Optional[int] = None,
+        strong: bool = False,
     ) -> np.ndarray:
-        """`load` on flat addresses: returns (n,) elements of `ELEMENTS[size]`. Bytes outside of the mask `used` may be anything."""
+        """`load` on flat addresses: returns (n,) elements of `ELEMENTS[size]`. Bytes outside of the mask `used` may be anything.
+
+        strong: the load may learn what other blocks did.
+        """
         parts = self.locate(space, address, size, lane, "reads", used)
+        if self.batch.global_races is not None:
+            self._note_global(parts, size, lane, "reads", strong)
         if len(parts) == 1 and parts[0].where is None:
             region, index, _ = parts[0]
             self._check_readable(region, index, size, space, address, None, used)
@@ -266,10 +292,25 @@ class Access:
             values[where] = region.elements(size).take(index)
         return values
 
-    def scatter(self, space: str, address: np.ndarray, values: np.ndarray, size: int, lane: Optional[np.ndarray] = None) -> None:
-        """`store` of (n,) elements (or one for all) of `ELEMENTS[size]` at flat addresses."""
+    def scatter(
+        self,
+        space: str,
+        address: np.ndarray,
+        values: np.ndarray,
+        size: int,
+        lane: Optional[np.ndarray] = None,
+        strong: bool = False,
+    ) -> None:
+        """`store` of (n,) elements (or one for all) of `ELEMENTS[size]` at flat addresses.
+
+        strong: the store may tell other blocks of what was done before.
+        """
         batch = self.batch
-        for region, index, where in self.locate(space, address, size, lane, "writes"):
+        self._storing = values
+        parts = self.locate(space, address, size, lane, "writes")
+        if batch.global_races is not None:
+            self._note_global(parts, size, lane, "writes", strong, values)
+        for region, index, where in parts:
             here = values if where is None or values.ndim == 0 else values[where]
             elements = region.elements(size)
             if not batch.compares or (elements[index] != here).any() or region.wrong(index, size) is not None:
@@ -278,6 +319,18 @@ class Access:
             if region.states is not None:
                 self._check_not_in_flight(region, index, size, address, where)
                 region.mark(index, size, WRITTEN)
+
+    def _note_global(self, parts: list["Part"], size: int, lane, verb: str, strong: bool, values=None) -> None:
+        """Tell who looks for races between blocks of an access to allocations."""
+        races = self.batch.global_races
+        for region, index, where in parts:
+            if not isinstance(region, Allocation) or region.read_only:
+                continue
+            if strong:
+                races.synchronizes(self.batch, self.lane_ids, releases=verb == "writes", acquires=verb == "reads")
+                continue
+            here = values if values is None or where is None or values.ndim == 0 else values[where]
+            races.access(self, region, index, size, where, lane, verb, here)
 
     # -- finding the bytes --------------------------------------------------------------------------------------
 
@@ -305,7 +358,10 @@ class Access:
         if size > 1 and int(np.bitwise_or.reduce(offset)) & (size - 1):
             self._misaligned(space, address, offset, size, verb)
         if batch.observer is not None and space == "shared":
-            batch.observer.access(self, offset, size, lane, verb, used)
+            values = self._storing if verb == "writes" else None
+            if values is not None and values.ndim and len(values) != len(offset):
+                values = None  # a part of a store to several spaces
+            batch.observer.access(self, offset, size, lane, verb, used, values)
         base = self._bases.get((space, dtype))
         if base is None:
             base = self._bases[space, dtype] = self._private_base(space).astype(dtype)
