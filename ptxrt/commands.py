@@ -45,9 +45,11 @@ class Commands(click.Group):
 @click.option("--ptx", type=click.Choice(["native", "portable"]), help="Which build's PTX the emulator executes: native (the default) or portable.")
 @click.option("--no-checks", is_flag=True, help="Let the emulator skip its tracking of memory that nothing wrote.")
 @click.option("--profile", is_flag=True, help="Say on stderr where the emulator's time went.")
+@click.option("--bank-conflicts", is_flag=True, help="List on stderr the lines with bank conflicts, on the emulator.")
+@click.option("--coverage", is_flag=True, help="List on stderr the entries that ran and their lines that did not, on the emulator.")
 @click.version_option(__version__, prog_name="ptxrt")
 @click.pass_context
-def main(ctx, machine, arithmetic, ptx, no_checks, profile):
+def main(ctx, machine, arithmetic, ptx, no_checks, profile, bank_conflicts, coverage):
     """Low-precision CUDA kernels on NumPy files: on a GPU, or on an emulator where there is none.
 
     \b
@@ -55,7 +57,9 @@ def main(ctx, machine, arithmetic, ptx, no_checks, profile):
     ptxrt run quantize --x x.npy -o q.npz --compare       run it on a file
     ptxrt run quantize --help                             its options
     """
-    options = {"arithmetic": arithmetic, "ptx": ptx, "checks": False if no_checks else None, "profile": profile or None}
+    options = {"arithmetic": arithmetic, "ptx": ptx, "checks": False if no_checks else None}
+    options |= {"profile": profile or None, "bank_conflicts": bank_conflicts or None}
+    ctx.meta[_COVERAGE] = coverage
     ctx.obj = machine, {name: value for name, value in options.items() if value is not None}
 
 
@@ -63,16 +67,30 @@ def choose_machine(ctx, **more) -> None:
     """Make what the options before the command, and `more`, ask for the current machine; options alone mean the emulator."""
     machine, options = ctx.obj
     options = {**options, **more}
-    if machine or options:
+    coverage = ctx.meta[_COVERAGE]
+    if machine or options or coverage:
         from . import using
 
+        if coverage and machine not in (None, "emulator"):
+            raise click.UsageError(f"--coverage is counted on the emulator, not on {machine}")
         backend = ctx.with_resource(using(machine or "emulator", **options))  # given back when the command is over
         if "profile" in options:
-            ctx.call_on_close(lambda: print_profile(backend.emulator.profile))
+            ctx.call_on_close(lambda: print_lines(backend.emulator.profile.table()))
+        if options.keys() & {"races", "strict"}:
+            ctx.call_on_close(lambda: print_lines(backend.emulator.undecided))
+        if coverage or "bank_conflicts" in options:
+            from .emulator.check import conflicts_table, coverage_table
+
+            tables = [coverage_table] * coverage + [conflicts_table] * ("bank_conflicts" in options)
+            ctx.call_on_close(lambda: print_lines(line for table in tables for line in table(backend.emulator)))
 
 
-def print_profile(profile) -> None:
-    for line in profile.table():
+_COVERAGE = "ptxrt.coverage"
+
+
+def print_lines(lines) -> None:
+    """Write lines on stderr, beside what a command prints."""
+    for line in lines:
         click.echo(line, err=True)
 
 
@@ -725,10 +743,11 @@ FUNCTION_COMMANDS = {"attention": attention_command, "quantize": quantize_comman
 @main.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_kernels)
 @click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
-@click.option("--races", is_flag=True, help="Look for races in shared memory, on the emulator; one case of each size.")
+@click.option("--races", is_flag=True, help="Look for races, on the emulator; one case of each size.")
+@click.option("--strict", is_flag=True, help="Look for races, and run each case in both schedules, on the emulator; one of each size.")
 @as_json
 @click.pass_context
-def check(ctx, names, seed, races, json_output):
+def check(ctx, names, seed, races, strict, json_output):
     """Run the declared cases of every kernel, or of those named, against their references.
 
     NAME may be a variant, as in 'attention_bf16[dim=64,dim_v=64]'.
@@ -736,7 +755,7 @@ def check(ctx, names, seed, races, json_output):
     from . import kernels
 
     chosen = [find_units(name) for name in names] or [(kernel, kernel.units) for kernel in kernels().values()]
-    choose_machine(ctx, **({"races": True} if races else {}))
+    choose_machine(ctx, **({"strict": True} if strict else {"races": True} if races else {}))
     rows = []
     for kernel, units in chosen:
         asked = [case for case in kernel.cases if kernel.unit_for({**kernel.fixed, **case.axes}) in units]

@@ -211,8 +211,9 @@ class using:
     device: the number of the device, as CUDA counts them; where left out, the first that the machine runs on. The
     choice holds for the current thread or task; elsewhere PTXRT_MACHINE and the default hold. Options of the
     emulator: arithmetic="float64" or "hardware" (the tensor cores' own sums), ptx="native" or
-    "portable" (which text), checks=True, budget=None (instructions at most), bank_conflicts=False,
-    races=False, profile=False, schedule="together" or "warps"; docs/emulator.md says what each does.
+    "portable" (which text), checks=True, budget=None (instructions at most), timeout=None (seconds of a launch),
+    bank_conflicts=False, races=False (or True, or "strict"), strict=False (races and both schedules), profile=False,
+    schedule="together" or "warps"; docs/emulator.md says what each does.
     """
 
     def __init__(self, machine: MachineName, *, device: int | None = None, **options: Any):

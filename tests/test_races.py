@@ -15,7 +15,7 @@ from ptxrt.emulator.tensor_map import encode_tiled
 from ptxrt.errors import EmulatorFault
 
 sys.path.append(str(Path(__file__).parent / "emulator"))
-from programs import program, text  # noqa: E402
+from programs import launch, program, text  # noqa: E402
 
 pytestmark = pytest.mark.races
 
@@ -167,3 +167,151 @@ def test_what_is_said_of_a_missing_proxy_fence():
     said = r"starts a copy that overwrites 16 bytes of shared memory, and thread 0 wrote the byte at 0x410 at PTX line \d+: a race, no fence.proxy.async lies between"
     with pytest.raises(EmulatorFault, match=said):
         emulator.launch(module.entries["k"], 1, 64, 0, struct.pack("<Q", out))
+
+
+# Equal bytes, and pairs of two warps
+
+
+SAME = "mov.u32 %r2, box; {value} st.shared.u32 [%r2], %r3; {order} st.global.u32 [%rd0], %r0;"
+
+
+@pytest.mark.parametrize("schedule", ["together", "warps"])
+@pytest.mark.parametrize(
+    "value, races, found",
+    [
+        ("mov.u32 %r3, 7;", True, False),
+        ("mov.u32 %r3, 7;", "strict", True),
+        ("shr.u32 %r3, %r0, 5;", True, True),
+        ("and.b32 %r3, %r0, 31;", True, True),
+        ("shr.u32 %r3, %r0, 5; and.b32 %r3, %r3, 0xfffffffe;", True, False),
+    ],
+)
+def test_several_warps_store_to_one_place(value, races, found, schedule):
+    """Triton fills histograms so. Within a warp one of the values stays, as PTX allows."""
+    launch_small(SAME.format(value=value, order=""), races, found, schedule)
+
+
+@pytest.mark.parametrize("store", ["st.shared.u32 [%r2], 7;", "st.shared.u8 [%r2], 7; st.shared.u8 [%r2+1], 0; st.shared.u16 [%r2+2], 0;"])
+def test_equal_bytes_of_two_instructions(store):
+    """Each warp stores by itself: what it finds there is what it writes."""
+    body = f"mov.u32 %r2, box; setp.ge.u32 %p1, %r0, 32; @%p1 bra S; st.shared.u32 [%r2], 7; bra E; S: {store} E: st.global.u32 [%rd0], %r0;"
+    for schedule in ("together", "warps"):
+        launch_small(body, True, False, schedule)
+        launch_small(body, "strict", True, schedule)
+        launch_small(body.replace(", 7; bra E", ", 8; bra E"), True, True, schedule)
+
+
+def test_a_pair_of_two_warps_is_named_first():
+    body = """mov.u32 %r2, box; shl.b32 %r1, %r0, 2; add.u32 %r1, %r1, %r2; st.shared.u32 [%r1], %r0; bar.sync 0;
+        add.u32 %r3, %r0, 1; and.b32 %r3, %r3, 63; st.shared.u32 [%r1], %r3; shl.b32 %r3, %r3, 2; add.u32 %r3, %r3, %r2;
+        ld.shared.u32 %r4, [%r3]; st.global.u32 [%rd0], %r4;"""
+    with pytest.raises(EmulatorFault, match=r"thread \(31, 0, 0\) .* and thread 32 \(warp 1\) wrote"):
+        launch_small(body, True, False, "together")
+
+
+def launch_small(body, races, found, schedule, grid=1, before=BEFORE, block=64, **options):
+    emulator = Emulator(races=races, schedule=schedule, **options)
+    module = emulator.load_text(program(body, before=before), "small.ptx")
+    out = emulator.alloc(1024 * 8)
+    emulator.write(out, np.zeros(1024, np.uint64))
+    parameters = struct.pack("<Q", out)
+    if not found:
+        emulator.launch(module.entries["k"], grid, block, 0, parameters)
+        return emulator
+    with pytest.raises(EmulatorFault, match="a race"):
+        emulator.launch(module.entries["k"], grid, block, 0, parameters)
+    return emulator
+
+
+# Global memory, between blocks. %rd2 is the array; thread 0 of each block acts.
+
+WHERE = "ld.param.u64 %rd2, [out]; mov.u32 %r5, %ctaid.x; setp.ne.u32 %p1, %r0, 0; @%p1 bra E; setp.ne.u32 %p2, %r5, 0;"
+OWN = "mul.wide.u32 %rd3, %r5, 8; add.s64 %rd3, %rd3, %rd2;"
+GLOBAL = {
+    "stores of other bytes": ("st.global.u32 [%rd2], %r5;", True),
+    "stores of equal bytes": ("st.global.u32 [%rd2], 7;", False),
+    "stores to places of their own": (OWN + "st.global.u32 [%rd3], %r5;", False),
+    "a load of what another block stores": ("@!%p2 st.global.u32 [%rd2], 9; @%p2 ld.global.u32 %r6, [%rd2]; st.global.u32 [%rd2+64], 0;", True),
+    "a store where another block loaded": ("@%p2 st.global.u32 [%rd2], 9; @!%p2 ld.global.u32 %r6, [%rd2];", True),
+    "a store of what is there where another block loaded": ("@%p2 st.global.u32 [%rd2], 0; @!%p2 ld.global.u32 %r6, [%rd2];", True),
+    "loads": ("ld.global.u32 %r6, [%rd2];", False),
+    "atomics": ("atom.global.add.u32 %r6, [%rd2], %r5;", False),
+    "reductions": ("red.global.add.u32 [%rd2], %r5;", False),
+    "a flag by a releasing store": (
+        "@%p2 bra R; st.global.u32 [%rd2], 9; st.release.gpu.global.u32 [%rd2+8], 1; bra E; R: ld.acquire.gpu.global.u32 %r6, [%rd2+8];"
+        "setp.eq.u32 %p3, %r6, 0; @%p3 bra R; ld.global.u32 %r7, [%rd2];",
+        False,
+    ),
+    "a flag by a fence and volatile": (
+        "@%p2 bra R; st.global.u32 [%rd2], 9; membar.gl; st.volatile.global.u32 [%rd2+8], 1; bra E; R: ld.volatile.global.u32 %r6, [%rd2+8];"
+        "setp.eq.u32 %p3, %r6, 0; @%p3 bra R; ld.global.u32 %r7, [%rd2];",
+        False,
+    ),
+    "a fence on one side alone": ("@%p2 bra R; st.global.u32 [%rd2], 9; membar.gl; bra E; R: ld.global.u32 %r7, [%rd2];", True),
+    "a fence in front of the store": ("@%p2 bra R; membar.gl; st.global.u32 [%rd2], 9; bra E; R: membar.gl; ld.global.u32 %r7, [%rd2];", True),
+}
+
+
+@pytest.mark.parametrize("lanes", [16384, 64])
+@pytest.mark.parametrize("schedule", ["together", "warps"])
+@pytest.mark.parametrize("what", GLOBAL)
+def test_blocks_in_global_memory(what, schedule, lanes):
+    """The blocks run together, or one after the other: the order does not matter."""
+    body, found = GLOBAL[what]
+    if "flag" in what or lanes == 16384:
+        emulator = launch_small(WHERE + body + "E:", True, found, schedule, grid=3)
+        assert bool(emulator.undecided) == ("flag" in what)
+    else:
+        launch_small(WHERE + body + "E:", True, found, schedule, grid=3, lanes=lanes)
+
+
+def test_equal_bytes_of_blocks_are_a_race_where_asked_for():
+    launch_small(WHERE + GLOBAL["stores of equal bytes"][0] + "E:", "strict", True, "together", grid=3)
+
+
+def test_what_is_said_of_blocks():
+    emulator = Emulator(races=True)
+    module = emulator.load_text(program(WHERE + "st.global.u32 [%rd2+4], %r5; E:"), "small.ptx")
+    out = emulator.alloc(512)
+    emulator.write(out, np.zeros(64, np.uint64))
+    said = r"k: thread \(0, 0, 0\) of block \(\d, 0, 0\) writes 4 bytes of an allocation \(512 bytes at 0x[0-9a-f]+\), and block \(\d, 0, 0\) writes with the same instruction the byte at 0x[0-9a-f]+: a race, no atomic and no fence lies between the two blocks at PTX line \d+ \(st.global.u32\)"
+    with pytest.raises(EmulatorFault, match=said):
+        emulator.launch(module.entries["k"], 3, 32, 0, struct.pack("<Q", out))
+
+
+# strict
+
+
+MISSING = """mov.u32 %r2, box; setp.eq.u32 %p1, %r0, 0; @%p1 st.shared.u32 [%r2], 5; {} ld.shared.u32 %r3, [%r2]; st.global.u32 [%rd0], %r3;"""
+
+
+def test_strict_is_checks_races_and_both_schedules():
+    printed = []
+    for order, found in (("", True), ("bar.sync 0;", False)):
+        launch_small(MISSING.format(order), False, False, "together", checks=False)
+        launch_small(MISSING.format(order), False, found, "together", strict=True, checks=False)
+    increments = "ld.global.u32 %r1, [%rd0]; add.u32 %r1, %r1, 1; st.global.u32 [%rd0], %r1;"
+    emulator = Emulator(strict=True, output=printed.append)
+    out = np.zeros(64, np.uint64)
+    launch(program(increments), "k", out, block=64, emulator=emulator)
+    assert (out == 1).all(), "both runs begin with the same memory"
+
+
+def test_strict_runs_on_the_kernels(emulator):
+    import ptxrt
+
+    x = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
+    plain = ptxrt.quantize(x, "mxfp8")
+    with ptxrt.using("emulator", strict=True) as backend:
+        strict = ptxrt.quantize(x, "mxfp8")
+        assert backend.emulator.find_races and backend.emulator.checks
+    assert (strict.codes == plain.codes).all() and (strict.scales == plain.scales).all()
+    with pytest.raises(ptxrt.ArgumentError, match="strict=True checks what was written; leave checks out"):
+        ptxrt.using("emulator", strict=True, checks=False)
+    with pytest.raises(ptxrt.ArgumentError, match="races is 'always'; pass True, False or \"strict\""):
+        ptxrt.using("emulator", races="always")
+
+
+def test_command_strict():
+    done = CliRunner().invoke(main, ["check", "--strict", "transpose_tiled"])
+    assert done.exit_code == 0 and "4 of 4 cases passed" in done.output

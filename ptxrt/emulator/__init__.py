@@ -325,16 +325,40 @@ class Emulator:
 
     # -- counts -------------------------------------------------------------------------------------------------
 
-    def coverage(self) -> dict[str, dict[str, dict[int, int]]]:
-        """How many threads executed each PTX line: {module: {entry: {line: threads}}}, of entries that were launched."""
-        from .check import line_counts
+    def labels(self) -> list[tuple[str, LoadedModule]]:
+        """The loaded modules, each with a key for counts: its name, or `name #2` for another text of the same name."""
+        known: dict[str, list[str]] = {}
+        found = []
+        for module in self.modules:
+            texts = known.setdefault(module.name, [])
+            if module.module.text not in texts:
+                texts.append(module.module.text)
+            number = texts.index(module.module.text) + 1
+            found.append((module.name if number == 1 else f"{module.name} #{number}", module))
+        return found
 
-        return {
-            module.name: {entry: line_counts(code, module.counts[entry]) for entry, code in module._codes.items()}
-            for module in self.modules
-        }
+    def coverage(self) -> dict[str, dict[str, dict[int, int]]]:
+        """How many threads executed each PTX line: {module: {entry: {line: threads}}}, of entries that were launched.
+
+        Loads of one text are added up; `labels` says what a module is called where several texts have its name.
+        """
+        from .check import add_counts, line_counts
+
+        total: dict[str, dict[str, dict[int, int]]] = {}
+        for label, module in self.labels():
+            total.setdefault(label, {})
+            for entry, code in module._codes.items():
+                add_counts(total, label, entry, line_counts(code, module.counts[entry]))
+        return total
 
     @property
     def bank_conflicts(self) -> dict[str, dict[str, dict[int, int]]]:
-        """Extra passes of shared-memory accesses: {module: {entry: {PTX line: passes}}}; counted on request."""
-        return {module.name: dict(module.conflicts) for module in self.modules}
+        """Extra passes of shared-memory accesses: {module: {entry: {PTX line: passes}}}, as `coverage`; counted on request."""
+        from .check import add_counts
+
+        total: dict[str, dict[str, dict[int, int]]] = {}
+        for label, module in self.labels():
+            total.setdefault(label, {})
+            for entry, lines in module.conflicts.items():
+                add_counts(total, label, entry, lines)
+        return total

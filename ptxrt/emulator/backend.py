@@ -78,8 +78,9 @@ class EmulatorBackend:
 
     ptx: the text of the units that runs, "native" or "portable". arithmetic: of tensor-core sums,
     "float64" or "hardware". checks: track which memory was written. budget: instructions at most that a batch of blocks
-    issues. timeout: seconds at most that a launch may take. bank_conflicts: count them per line. races: find accesses of two warps to shared memory that nothing
-    orders (slow). profile: note where time goes. schedule: "together" runs all warps side by side, "warps" each as far as it can alone, which shows a
+    issues. timeout: seconds at most that a launch may take. bank_conflicts: count them per line. races: find accesses of
+    two threads to shared memory, and of two blocks to global memory, that nothing orders (slow); "strict": also of threads
+    that store equal bytes. strict: checks, races, and every launch once in each schedule. profile: note where time goes. schedule: "together" runs all warps side by side, "warps" each as far as it can alone, which shows a
     missing barrier. `emulator` is the Emulator itself, with its counts. on_device: gives an emulator of the same kind by its
     number; this one has memory of its own.
     """
@@ -97,7 +98,8 @@ class EmulatorBackend:
         budget: int | None = None,
         timeout: float | None = None,
         bank_conflicts: bool = False,
-        races: bool = False,
+        races: bool | str = False,
+        strict: bool = False,
         profile: bool = False,
         schedule: str = "together",
         ordinal: int = 0,
@@ -108,9 +110,13 @@ class EmulatorBackend:
                 raise ArgumentError(f"using: {name} is {value!r}; there is {', '.join(known)}")
         self.ordinal = ordinal
         self._on_device = on_device
-        for name, value in (("checks", checks), ("bank_conflicts", bank_conflicts), ("races", races), ("profile", profile)):
+        for name, value in (("checks", checks), ("bank_conflicts", bank_conflicts), ("strict", strict), ("profile", profile)):
             if not isinstance(value, bool):
                 raise ArgumentError(f"using: {name} is {value!r}; pass True or False")
+        if not isinstance(races, bool) and races != "strict":
+            raise ArgumentError(f'using: races is {races!r}; pass True, False or "strict"')
+        if strict and not checks:
+            raise ArgumentError("using: strict=True checks what was written; leave checks out")
         if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool) or budget < 1):
             raise ArgumentError(f"using: budget is {budget!r}; pass a whole number of instructions of at least 1, or None")
         is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
@@ -121,6 +127,7 @@ class EmulatorBackend:
         self.emulator = Emulator(
             arithmetic, checks, budget,
             timeout=timeout, bank_conflicts=bank_conflicts, races=races, profile=profile, schedule=schedule,
+            strict=strict,
         )  # fmt: skip
         self._modules: dict[str, EmulatorModule] = {}
         self._sizes: dict[int, int] = {}

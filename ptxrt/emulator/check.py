@@ -59,14 +59,15 @@ class Coverage:
             return
         total: Counts = {}
         for module, entry, code, counts in self.entries:
-            _add(total, module, entry, line_counts(code, counts))
+            add_counts(total, module, entry, line_counts(code, counts))
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.json"
         path.write_text(json.dumps(total))
         self.entries.clear()
 
 
-def _add(total: Counts, module: str, entry: str, lines: Lines) -> None:
+def add_counts(total: Counts, module: str, entry: str, lines: Lines) -> None:
+    """Add the counts of an entry's lines to what is there."""
     into = total.setdefault(module, {}).setdefault(entry, {})
     for line, count in lines.items():
         into[int(line)] = into.get(int(line), 0) + count
@@ -89,8 +90,54 @@ def merge(directory) -> Counts:
     for path in sorted(Path(directory).glob("*.json")):
         for module, entries in json.loads(path.read_text()).items():
             for entry, lines in entries.items():
-                _add(total, module, entry, lines)
+                add_counts(total, module, entry, lines)
     return total
+
+
+def coverage_table(emulator) -> list[str]:
+    """The entries that were launched, with the share of their PTX lines that ran, and those that did not; as lines of text."""
+    rows = [("module", "entry", "lines run", "of", "not run")]
+    for module, entries in emulator.coverage().items():
+        for entry, lines in entries.items():
+            missed = sorted(line for line, count in lines.items() if not count)
+            rows.append((module, entry, str(len(lines) - len(missed)), str(len(lines)), _ranges(missed)))
+    return _columns(rows)
+
+
+def conflicts_table(emulator) -> list[str]:
+    """The lines with bank conflicts, worst first: module, entry, PTX line, source line, extra passes; as lines of text."""
+    rows = []
+    labels = dict(reversed(emulator.labels()))
+    for module, entries in emulator.bank_conflicts.items():
+        for entry, lines in entries.items():
+            sources = _sources(labels[module], entry)
+            rows += [(passes, (module, entry, str(line), sources.get(line, ""), str(passes))) for line, passes in lines.items()]
+    rows.sort(key=lambda row: (-row[0], row[1]))
+    return _columns([("module", "entry", "PTX line", "source", "extra passes"), *(row for _, row in rows)])
+
+
+def _sources(module, entry: str) -> dict[int, str]:
+    """The source position of each PTX line of a translated entry."""
+    code = module._codes.get(entry)
+    instructions = [each for block in code.program.blocks for each in block.instructions] if code is not None else []
+    return {each.line: module.source_of(each.location) for each in instructions}
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`3, 5-9, 12`; the first ten of them."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    words = [str(first) if first == last else f"{first}-{last}" for first, last in parts]
+    return ", ".join(words[:10]) + (", ..." if len(words) > 10 else "")
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in rows]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -461,8 +508,6 @@ class GlobalRaces:
             return
         reader = known.reader[at]
         other = (reader != _NOBODY) & (reader != block)
-        if not self.strict:
-            other &= region.data[at] != new
         if other.any():
             self.judge(access, other, block, reader, known.read[at], region, at, known, lanes, size, verb, "read")
         known.writer[at], known.written[at], known.reader[at] = block, self.step, _NOBODY
