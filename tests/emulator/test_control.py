@@ -291,7 +291,7 @@ def test_races():
     with pytest.raises(EmulatorFault, match="a race"):
         run("bar.warp.sync 0xffffffff;", "bar.sync 0;")
     write_after_read = "mov.u32 %r1, b; setp.lt.u32 %p1, %r0, 32; @%p1 st.shared.u32 [%r1], 1; bar.sync 0; ld.shared.u32 %r2, [%r1]; @%p1 st.shared.u32 [%r1], 2;"
-    with pytest.raises(EmulatorFault, match=r"writes 4 bytes of shared memory, and thread 1 \(warp 0\) read the byte at 0x400"):
+    with pytest.raises(EmulatorFault, match=r"writes 4 bytes of shared memory, and thread 32 \(warp 1\) read the byte at 0x400"):
         launch(program(write_after_read, before=before), "k", out, block=64, emulator=Emulator(races=True))
 
 

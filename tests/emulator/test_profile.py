@@ -7,6 +7,7 @@ from programs import launch, program
 
 from ptxrt.commands import main
 from ptxrt.emulator import Emulator
+from ptxrt.emulator.check import conflicts_table
 
 LOOP = """
     mov.u32 %r1, 0;
@@ -41,3 +42,30 @@ def test_command():
     assert done.exit_code == 0 and "by source lines" in done.output and "transpose.cuh:" in done.output
     done = CliRunner().invoke(main, ["--profile", "--machine", "native", "check", "transpose_tiled"])
     assert done.exit_code == 1 and "profile" in done.output
+
+
+def test_tables_of_conflicts_and_coverage():
+    done = CliRunner().invoke(main, ["--coverage", "--bank-conflicts", "check", "transpose_tiled"])
+    assert done.exit_code == 0
+    said = done.stderr.splitlines()
+    assert said[0].split() == ["module", "entry", "lines", "run", "of", "not", "run"]
+    assert said[1].split()[:2] == ["transpose_tiled.ptx", "transpose_tiled"]
+    assert said[2].split() == ["module", "entry", "PTX", "line", "source", "extra", "passes"] and len(said) == 3
+    done = CliRunner().invoke(main, ["--machine", "native", "--coverage", "check", "transpose_tiled"])
+    assert done.exit_code and "--coverage is counted on the emulator" in done.output + done.stderr
+
+
+def test_counts_of_texts_of_one_name():
+    """Loads of one text are added up, another text of the same name has a key of its own."""
+    body = "shl.b32 %r1, %r0, 3; mov.u32 %r2, box; add.u32 %r1, %r1, %r2; st.shared.u32 [%r1], %r0; {} st.global.u32 [%rd0], %r0;"
+    emulator = Emulator(bank_conflicts=True)
+    texts = [program(body.format(more), before=".shared .b8 box[256];") for more in ("", "", "mov.u32 %r3, 1;")]
+    for text in texts:
+        launch(text, "k", np.zeros(32, np.uint64), emulator=emulator, name="a.ptx")
+    conflicts, coverage = emulator.bank_conflicts, emulator.coverage()
+    assert set(conflicts) == set(coverage) == {"a.ptx", "a.ptx #2"}
+    (line,) = conflicts["a.ptx"]["k"]
+    assert conflicts["a.ptx"]["k"][line] == 2 * conflicts["a.ptx #2"]["k"][line] > 0
+    assert coverage["a.ptx"]["k"][line] == 64 and coverage["a.ptx #2"]["k"][line] == 32
+    table = conflicts_table(emulator)
+    assert len(table) == 3 and table[1].split()[0] == "a.ptx" and table[2].split()[:2] == ["a.ptx", "#2"]

@@ -1,8 +1,6 @@
 """Texts that are damaged, hostile or too large, and those of which only a part can run."""
 
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +10,7 @@ from programs import launch, program
 from ptxrt.emulator import Emulator
 from ptxrt.emulator import machine as machine_module
 from ptxrt.errors import EmulatorFault, FileError, PtxSyntaxError, Unsupported
-
-sys.path.append(str(Path(__file__).parent.parent / "fuzz"))
-import texts  # noqa: E402
+from tests.fuzz import texts
 
 HEAD = ".version 9.0\n.target sm_120f\n.address_size 64\n"
 ENTRY = ".visible .entry k() { ret; }\n"
