@@ -199,12 +199,38 @@ class Remembered:
         return known.setdefault(key, value)
 
 
+class Timed(Protocol):
+    """An event that knows its time."""
+
+    def milliseconds_after(self, start: Any) -> float:
+        """Since another event of the same machine; both are reached."""
+        ...
+
+
+class Capture(Protocol):
+    """A queue whose launches are gathered."""
+
+    def end(self, keep: bool) -> Any:
+        """What was gathered, with a method `launch(queue)`; None unless it is to be kept, or where there is nothing but the
+        record that graphs.py has."""
+        ...
+
+
 class Backend(Protocol):
-    """What a machine can do, for one device of it.
+    """What a machine can do, for one device of it. A new machine is a class with these members and its place in
+    selection.py; nothing above asks which one it has. `tests/test_rules.py` holds both backends to this list.
+
+    | part | members | what must hold |
+    |---|---|---|
+    | what it is | name, is_cuda, ordinal, multiprocessors, remembered, own_queue, describe, on_device | `on_device` gives one object for one number; is_cuda: addresses are CUDA's, so other libraries' arrays come and go |
+    | code | module, open, packet | entries keep what they need loaded (`Entry.owner`); a packet launches as often as it is called |
+    | memory | alloc, free, reclaim, memory_info, trim, write, read, copy | `free` and `reclaim` come from finalizers: no lock, no wait (turns.py); `read`, `write` may wait |
+    | order | queue, new_queue, mark, wait, gather, reached, synchronize | work in one queue is in order; `wait` orders two queues on the device |
+    | time, graphs | timed_event, capture, is_capturing | |
 
     A stream is None (that of the enclosing `with stream:`, else the library's own), an integer handle, an object with
     `__cuda_stream__`, or the Queue of one of them. A mark is a Queue that lasts (its end when somebody waits) or an
-    event. Everything but `read`, `write` and `synchronize` returns without waiting.
+    event. Everything but `read`, `write`, `synchronize`, `trim` and `reached(wait=True)` returns without waiting. Any thread may call.
     """
 
     name: str
@@ -212,6 +238,7 @@ class Backend(Protocol):
     ordinal: int
     multiprocessors: int
     remembered: Remembered
+    own_queue: Queue
 
     def describe(self) -> str:
         """What ran, for receipts: the device, or the emulator's text and arithmetic."""
@@ -229,17 +256,20 @@ class Backend(Protocol):
         """Any file of PTX, or, on GPUs, a fatbin or cubin."""
         ...
 
+    def packet(self, entry: Entry, grid, block, shared_bytes: int, params: bytes) -> Packet:
+        """A launch of an entry, ready to be repeated; `params` is its .param space."""
+        ...
+
     def alloc(self, nbytes: int, queue: Queue | None = None) -> int:
         """The address of new memory, for work in a queue."""
         ...
 
     def free(self, memory: Any) -> None:
-        """Give the memory of an `array.Memory` back after its last uses. Finalizers call this: it takes no lock, waits for
-        nothing, and keeps no reference."""
+        """Give the memory of an `array.Memory` back after its last uses; no reference to it is kept."""
         ...
 
     def reclaim(self, blocks: dict[int, list[int]]) -> None:
-        """Take back the blocks of a queue that nothing refers to; as `free`."""
+        """Take back the blocks of a queue that nothing refers to."""
         ...
 
     def memory_info(self) -> MemoryInfo:
@@ -262,28 +292,12 @@ class Backend(Protocol):
         """Copy from memory of this or another device of the machine, in the order of a queue of this one."""
         ...
 
-    def packet(self, entry: Entry, grid, block, shared_bytes: int, params: bytes) -> Packet:
-        """A launch of an entry, ready to be repeated; `params` is its .param space."""
-        ...
-
-    def launch(self, entry: Entry, grid, block, shared_bytes: int, params: bytes, stream=None) -> None:
-        """Run an entry once."""
-        ...
-
     def queue(self, stream=None) -> Queue:
         """The queue of a stream."""
         ...
 
     def new_queue(self, priority: int = 0) -> Queue:
         """A new stream, in no order with others."""
-        ...
-
-    def synchronize(self, stream=None) -> None:
-        """Wait for everything in the stream."""
-        ...
-
-    def is_idle(self, queue: Queue) -> bool:
-        """Whether everything in the queue is done."""
         ...
 
     def mark(self, stream=None) -> Any:
@@ -295,31 +309,23 @@ class Backend(Protocol):
         ...
 
     def gather(self, marks: tuple) -> tuple:
-        """Few marks that are reached when all of these are; none where all are reached already. Never waits."""
+        """Few marks that are reached when all of these are; none where all are reached already."""
         ...
 
-    def timed_event(self, queue: Queue) -> Any:
+    def reached(self, mark: Any, wait: bool = False) -> bool:
+        """Whether a mark, or what a queue has to do now, is done; having waited for it if asked to."""
+        ...
+
+    def synchronize(self, stream=None) -> None:
+        """Wait for everything in the stream."""
+        ...
+
+    def timed_event(self, queue: Queue) -> Timed:
         """An event at the end of a queue that knows its time."""
         ...
 
-    def event_done(self, event: Any, wait: bool) -> bool:
-        """Whether an event is reached, having waited for it if asked to."""
-        ...
-
-    def milliseconds(self, start: Any, stop: Any) -> float:
-        """Between two events that are reached."""
-        ...
-
-    def begin_capture(self, queue: Queue) -> None:
+    def capture(self, queue: Queue) -> Capture:
         """Gather what is launched in a queue instead of running it."""
-        ...
-
-    def end_capture(self, queue: Queue, keep: bool) -> Any:
-        """What was gathered, ready for `replay`; nothing unless it is to be kept."""
-        ...
-
-    def replay(self, captured: Any, queue: Queue) -> None:
-        """Run what was gathered."""
         ...
 
     def is_capturing(self, queue: Queue) -> bool:

@@ -272,6 +272,11 @@ class Event:
     def __init__(self, backend: "DriverBackend", handle, timed: bool, queue: Queue | None = None):
         self.backend, self.handle, self.timed, self.queue = backend, handle, timed, queue
 
+    def milliseconds_after(self, start: "Event") -> float:
+        """Between two timed events that are reached."""
+        with self.backend.entered():
+            return float(_call("cuEventElapsedTime", start.handle, self.handle))
+
     def __del__(self, is_finalizing=sys.is_finalizing):
         # The driver keeps what still waits for the event, so it may be recorded anew. No driver call: this may run anywhere.
         if not is_finalizing():
@@ -517,7 +522,7 @@ class DriverBackend:
         with self._entered():
             result, *values = self._driver.cuMemGetInfo()
             if result != self._driver.CUresult.CUDA_SUCCESS:
-                raise _error("cuMemGetInfo", result, self._blame())
+                raise _error("cuMemGetInfo", result, self.blame())
         return MemoryInfo(self.describe(), used, cached, int(values[0]), int(values[1]))
 
     def trim(self) -> None:
@@ -588,37 +593,48 @@ class DriverBackend:
             return None
         return Event(self, handle, False)
 
-    def reached(self, mark: Any) -> bool:
-        """Whether an event is reached; a queue that is being captured is not."""
-        return not isinstance(mark, Queue) and self.event_done(mark, False)
+    def reached(self, mark: Any, wait: bool = False) -> bool:
+        """Whether an event, or what is in a queue now, is done; having waited for it if asked to. A queue that is being
+        captured has nothing done."""
+        if isinstance(mark, Queue):
+            if wait:
+                self.synchronize(mark)
+                return True
+            with self._entered():
+                return not self.is_capturing(mark) and self._is_done("cuStreamQuery", mark.native)
+        with self._relaxed():
+            if wait:
+                _call("cuEventSynchronize", mark.handle, about=self.blame())
+                return True
+            return self._is_done("cuEventQuery", mark.handle)
 
     def finish(self) -> None:
         """Wait for everything on the device."""
         with self._entered():
-            _call("cuCtxSynchronize", about=self._blame())
+            _call("cuCtxSynchronize", about=self.blame())
 
     def write(self, address: int, host: np.ndarray, stream=None) -> None:
         """Copy a contiguous array to the device and wait, so that `host` may change."""
         queue = self.queue(stream)
         with self._entered():
-            _call("cuMemcpyHtoDAsync", address, host.ctypes.data, host.nbytes, queue.native, about=self._blame())
+            _call("cuMemcpyHtoDAsync", address, host.ctypes.data, host.nbytes, queue.native, about=self.blame())
             self._wait_for(queue)
 
     def read(self, address: int, host: np.ndarray, stream=None) -> None:
         """Fill a contiguous array from the device and wait for it."""
         queue = self.queue(stream)
         with self._entered():
-            _call("cuMemcpyDtoHAsync", host.ctypes.data, address, host.nbytes, queue.native, about=self._blame())
+            _call("cuMemcpyDtoHAsync", host.ctypes.data, address, host.nbytes, queue.native, about=self.blame())
             self._wait_for(queue)
 
     def copy(self, address: int, source: "DriverBackend", source_address: int, nbytes: int, queue: Queue) -> None:
         """Copy between devices, or on this one."""
         with self._entered():
             if source is self:
-                _call("cuMemcpyDtoDAsync", address, source_address, nbytes, queue.native, about=self._blame())
+                _call("cuMemcpyDtoDAsync", address, source_address, nbytes, queue.native, about=self.blame())
             else:
                 places = (address, self._context, source_address, source._context)
-                _call("cuMemcpyPeerAsync", *places, nbytes, queue.native, about=self._blame())
+                _call("cuMemcpyPeerAsync", *places, nbytes, queue.native, about=self.blame())
 
     # Launching
 
@@ -628,10 +644,6 @@ class DriverBackend:
             with self._entered():
                 self._allow_shared(entry, shared_bytes)
         return DriverPacket(self, entry, grid, block, shared_bytes, params)
-
-    def launch(self, entry: Entry, grid, block, shared_bytes: int, params: bytes, stream=None) -> None:
-        """Launch with the packed parameters as they are."""
-        self.packet(entry, grid, block, shared_bytes, params).launch(self.queue(stream))
 
     def _allow_shared(self, entry: Entry, shared_bytes: int) -> None:
         """Raise the function's limit of dynamic shared memory where the launch needs it."""
@@ -717,10 +729,6 @@ class DriverBackend:
     def _all_queues(self) -> list[Queue]:
         return [queue for queue in (reference() for reference in self._queues.valuerefs()) if queue is not None]
 
-    def stream_handle(self, stream=None) -> int:
-        """The integer handle of a stream."""
-        return self.queue(stream).handle
-
     def synchronize(self, stream=None) -> None:
         """Wait for a stream; what a kernel did wrong shows here."""
         queue = self.queue(stream)
@@ -728,23 +736,19 @@ class DriverBackend:
             self._wait_for(queue)
         self._tidy()
 
-    def is_idle(self, queue: Queue) -> bool:
-        """Whether nothing of a stream is left to do."""
-        with self._entered():
-            return self._is_done("cuStreamQuery", queue.native)
-
     def _is_done(self, function: str, *arguments) -> bool:
         (result,) = getattr(self._driver, function)(*arguments)[:1]
         if result == self._driver.CUresult.CUDA_ERROR_NOT_READY:
             return False
         if result != self._driver.CUresult.CUDA_SUCCESS:
-            raise _error(function, result, self._blame())
+            raise _error(function, result, self.blame())
         return True
 
     def _wait_for(self, queue: Queue) -> None:
-        _call("cuStreamSynchronize", queue.native, about=self._blame())
+        _call("cuStreamSynchronize", queue.native, about=self.blame())
 
-    def _blame(self) -> str:
+    def blame(self) -> str:
+        """What messages say of errors that show late."""
         return f"latest launch: {self._latest}"
 
     def mark(self, stream=None) -> Any:
@@ -807,19 +811,6 @@ class DriverBackend:
             _call("cuEventRecord", handle, queue.native)
         return event
 
-    def event_done(self, event: Event, wait: bool) -> bool:
-        """Whether an event is reached; having waited for it if asked to."""
-        with self._relaxed():
-            if wait:
-                _call("cuEventSynchronize", event.handle, about=self._blame())
-                return True
-            return self._is_done("cuEventQuery", event.handle)
-
-    def milliseconds(self, start: Event, stop: Event) -> float:
-        """Between two timed events that are reached."""
-        with self._entered():
-            return float(_call("cuEventElapsedTime", start.handle, stop.handle))
-
     # Graphs
 
     def is_capturing(self, queue: Queue) -> bool:
@@ -832,28 +823,45 @@ class DriverBackend:
             raise _error("cuStreamIsCapturing", result)
         return values[0] != self._driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 
-    def begin_capture(self, queue: Queue) -> None:
+    def capture(self, queue: Queue) -> "_Capture":
         """Capture what is launched in a stream; relaxed, so that other threads and the pool go on."""
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         with self._entered():
             _call("cuStreamBeginCapture", queue.native, mode)
+        return _Capture(self, queue)
 
-    def end_capture(self, queue: Queue, keep: bool) -> "_Handle | None":
-        """The graph that was captured, ready to launch; None unless it is to be kept."""
-        with self._entered():
-            result, *values = self._driver.cuStreamEndCapture(queue.native)
-            if not keep:
-                if result == self._driver.CUresult.CUDA_SUCCESS and values[0]:
-                    _call("cuGraphDestroy", values[0])
+
+class _Capture:
+    """A stream that is being captured."""
+
+    def __init__(self, backend: DriverBackend, queue: Queue):
+        self._backend, self._queue = backend, queue
+
+    def end(self, keep: bool) -> "_Graph | None":
+        """The graph that was captured; None unless it is to be kept."""
+        backend = self._backend
+        with backend.entered():
+            result, *values = backend.binding("cuStreamEndCapture")(self._queue.native)
+            if result.value:
+                if keep:
+                    raise _error("cuStreamEndCapture", result, backend.blame())
                 return None
-            if result != self._driver.CUresult.CUDA_SUCCESS:
-                raise _error("cuStreamEndCapture", result, self._blame())
             try:
-                return _Handle(self, _call("cuGraphInstantiate", values[0], 0), self._driver.cuGraphExecDestroy)
+                return _Graph(backend, _call("cuGraphInstantiate", values[0], 0)) if keep else None
             finally:
-                _call("cuGraphDestroy", values[0])
+                if values[0]:
+                    _call("cuGraphDestroy", values[0])
 
-    def replay(self, captured: "_Handle", queue: Queue) -> None:
-        """Launch a graph."""
-        with self._entered():
-            _call("cuGraphLaunch", captured.handle, queue.native, about=self._blame())
+
+class _Graph(_Handle):
+    """A graph that can be launched."""
+
+    __slots__ = ()
+
+    def __init__(self, backend: DriverBackend, handle):
+        super().__init__(backend, handle, backend.binding("cuGraphExecDestroy"))
+
+    def launch(self, queue: Queue) -> None:
+        """Run it in a queue."""
+        with self.backend.entered():
+            _call("cuGraphLaunch", self.handle, queue.native, about=self.backend.blame())

@@ -46,7 +46,7 @@ class graph:
             raise ArgumentError("ptxrt.graph: a graph is gathered once, and not within another or within ptxrt.prepare; make a new one")
         self.backend = current()
         self.queue = self.backend.new_queue()
-        self.backend.begin_capture(self.queue)
+        self._capture = self.backend.capture(self.queue)
         self._state = "gathering"
         self._before = enter(backend=self.backend, queue=self.queue, recorder=self)
         return self
@@ -55,7 +55,7 @@ class graph:
         leave(self._before, "backend", "queue", "recorder")
         self._state = "ready" if kind is None else "failed"
         try:
-            self._captured = self.backend.end_capture(self.queue, kind is None)
+            self._captured = self._capture.end(kind is None)
         except Exception:
             self._state = "failed"
             raise
@@ -103,7 +103,7 @@ class graph:
 
     def _run(self, queue: Queue) -> None:
         if self._captured is not None:
-            self.backend.replay(self._captured, queue)
+            self._captured.launch(queue)
         for _, packet, _ in self._calls:
             packet.launch(queue)
 

@@ -36,7 +36,7 @@ class Stream:
     @property
     def done(self) -> bool:
         """Whether everything in the stream is done; never waits."""
-        return self.backend.is_idle(self.queue)
+        return self.backend.reached(self.queue)
 
     def synchronize(self) -> None:
         """Wait until everything in the stream is done."""
@@ -96,11 +96,11 @@ class Event:
     @property
     def done(self) -> bool:
         """Whether the event is reached; never waits."""
-        return self.backend.event_done(self._point("done"), False)
+        return self.backend.reached(self._point("done"))
 
     def synchronize(self) -> None:
         """Wait until the event is reached."""
-        self.backend.event_done(self._point("synchronize"), True)
+        self.backend.reached(self._point("synchronize"), wait=True)
 
     def elapsed_time(self, stop: "Event") -> float:
         """Milliseconds from this event to `stop`, on the device's clock (of the emulator: the host's); waits for both."""
@@ -108,7 +108,7 @@ class Event:
             raise ArgumentError(f"Event.elapsed_time: stop is {stop!r}; pass an Event of the same device")
         self.synchronize()
         stop.synchronize()
-        return self.backend.milliseconds(self._point("elapsed_time"), stop._point("elapsed_time"))
+        return stop._point("elapsed_time").milliseconds_after(self._point("elapsed_time"))
 
     def __repr__(self) -> str:
         return f"<event on {self.backend.describe()}{'' if self._event is not None else ', never recorded'}>"

@@ -59,8 +59,8 @@ class trace:
             if start is None:
                 times.append(None)
             else:
-                backend.event_done(stop, True)
-                times.append(backend.milliseconds(start, stop))
+                backend.reached(stop, wait=True)
+                times.append(stop.milliseconds_after(start))
         return times
 
     def rows(self) -> list[dict[str, Any]]:

@@ -151,7 +151,7 @@ def test_a_wrong_shared_size_names_the_limit(cuda):
     loaded = selection.current().module("transpose_tiled")
     cuda.fail["cuFuncSetAttribute"] = RESULT.CUDA_ERROR_INVALID_VALUE
     with pytest.raises(ptxrt.DriverError, match="transpose_tiled needs 200000 bytes of shared memory, Fake GPU gives a block at most 101376"):
-        selection.current().launch(loaded.entries["transpose_tiled"], (1, 1, 1), (32, 1, 1), 200000, b"")
+        selection.current().packet(loaded.entries["transpose_tiled"], (1, 1, 1), (32, 1, 1), 200000, b"")
 
 
 # Errors
@@ -258,7 +258,7 @@ def test_every_kind_of_stream_reaches_the_launch(cuda):
         def __cuda_stream__(self):
             return (0, 77)
 
-    own = selection.current().stream_handle(None)
+    own = selection.current().queue().handle
     for stream, handle in ((None, own), (0, 0), (55, 55), (np.int64(56), 56), (Theirs(), 77)):
         ops.transpose.transpose_naive(x, stream=stream)
         launch = [arguments for name, arguments in cuda.calls if name == "cuLaunchKernel"][-1]
@@ -295,7 +295,7 @@ def test_arrays_go_out_and_come_back(cuda, rng):
     ours = ptxrt.to_device(x)
     interface = ours.__cuda_array_interface__
     assert interface == dict(
-        version=3, shape=(4, 6), typestr="<f4", data=(ours.address, False), strides=None, stream=selection.current().stream_handle(None)
+        version=3, shape=(4, 6), typestr="<f4", data=(ours.address, False), strides=None, stream=selection.current().queue().handle
     )
     borrowed = ptxrt.to_device(Foreign(interface))
     assert borrowed.address == ours.address
@@ -323,7 +323,7 @@ def test_lenders_and_launches_wait_for_each_other(cuda, stream, lender):
     interface = {**ours.__cuda_array_interface__, "stream": stream}
     if stream == "absent":
         del interface["stream"]
-    own = selection.current().stream_handle(None)
+    own = selection.current().queue().handle
     cuda.calls.clear()
     ops.transpose.transpose_naive(Foreign(interface))
     assert waits(cuda) == ([(own, lender), (lender, own)] if lender else [])
@@ -337,12 +337,12 @@ def test_a_result_written_for_another_library_is_ordered_before_its_stream(cuda)
     theirs = Foreign({**y.__cuda_array_interface__, "stream": 2})
     cuda.calls.clear()
     ops.transpose.transpose_naive(ptxrt.to_device(np.zeros((2, 3), np.float32)), y=theirs)
-    assert waits(cuda)[-1] == (2, selection.current().stream_handle(None))
+    assert waits(cuda)[-1] == (2, selection.current().queue().handle)
 
 
 def test_what_goes_out_is_ordered_before_the_default_stream(cuda):
     y = ops.transpose.transpose_naive(ptxrt.to_device(np.zeros((2, 3), np.float32)), stream=55)
-    own = selection.current().stream_handle(None)
+    own = selection.current().queue().handle
     cuda.calls.clear()
     assert y.__cuda_array_interface__["stream"] == own
     assert waits(cuda) == [(own, 55), (1, own)]

@@ -211,6 +211,24 @@ def test_every_module_has_its_rule():
             assert not ours or target not in TOP - {"__init__"}, f"{path.relative_to(ROOT)} imports {target}"
 
 
+def test_backends_have_what_the_protocol_lists():
+    """The same members with the same parameters, and the table of the protocol names each."""
+    import inspect
+
+    from ptxrt.backend import Backend
+    from ptxrt.driver import DriverBackend
+    from ptxrt.emulator.backend import EmulatorBackend
+
+    methods = {name: item for name, item in vars(Backend).items() if inspect.isfunction(item) and not name.startswith("_")}
+    assert len(methods) <= 24
+    table = re.findall(r"\w+", "".join(line.split("|")[2] for line in Backend.__doc__.splitlines() if line.count("|") == 4))
+    assert set(table) - {"members"} == {*methods, *Backend.__annotations__}
+    for machine in (DriverBackend, EmulatorBackend):
+        for name, wanted in methods.items():
+            there = list(inspect.signature(getattr(machine, name)).parameters)
+            assert there[: len(inspect.signature(wanted).parameters)] == list(inspect.signature(wanted).parameters), (machine, name)
+
+
 def test_no_module_needs_posix():
     for path in sorted(PACKAGE.rglob("*.py")):
         for target, _deferred, ours in imports(path):

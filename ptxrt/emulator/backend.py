@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
 
@@ -69,7 +70,7 @@ class EmulatorPacket(Packet):
         self.call, self.queue = self._execute, queue
 
     def _execute(self) -> tuple[int]:
-        self._backend.launch(self._entry, *self._sizes, self.raw[: self.size].tobytes())
+        self._backend.execute(self._entry, *self._sizes, self.raw[: self.size].tobytes())
         return (0,)
 
 
@@ -220,8 +221,8 @@ class EmulatorBackend:
         """A launch that is ready."""
         return EmulatorPacket(self, entry, grid, block, shared_bytes, params)
 
-    def launch(self, entry: Entry, grid, block, shared_bytes: int, params: bytes, stream=None) -> None:
-        """Execute to the end."""
+    def execute(self, entry: Entry, grid, block, shared_bytes: int, params: bytes) -> None:
+        """Run an entry to its end."""
         with self._turn:
             try:
                 self.emulator.launch(entry.handle, grid=grid, block=block, shared_bytes=shared_bytes, params=params)
@@ -250,15 +251,11 @@ class EmulatorBackend:
         """A stream in name."""
         return Queue(self, 0)
 
-    def stream_handle(self, stream=None) -> int:
-        """Streams have no handles here."""
-        return self.queue(stream).handle
-
     def synchronize(self, stream=None) -> None:
         """Nothing to wait for: a launch is over when it returns."""
         self.queue(stream)
 
-    def is_idle(self, queue: Queue) -> bool:
+    def reached(self, mark: Any, wait: bool = False) -> bool:
         """Always."""
         return True
 
@@ -273,30 +270,34 @@ class EmulatorBackend:
         """Everything is done already."""
         return ()
 
-    def timed_event(self, queue: Queue) -> float:
-        """The time now, in seconds."""
-        return time.perf_counter()
+    def timed_event(self, queue: Queue) -> "Moment":
+        """The time now."""
+        return Moment(time.perf_counter())
 
-    def event_done(self, event: float, wait: bool) -> bool:
-        """Always."""
-        return True
+    # Graphs. What is recorded for a graph is run again call by call; see graphs.py.
 
-    def milliseconds(self, start: float, stop: float) -> float:
-        """Of the host's clock."""
-        return (stop - start) * 1e3
-
-    # Graphs. What is recorded for a graph is run again call by call; see graph.py.
-
-    def begin_capture(self, queue: Queue) -> None:
+    def capture(self, queue: Queue) -> "Capture":
         """Launches are recorded above this seam."""
-
-    def end_capture(self, queue: Queue, keep: bool) -> None:
-        """There is nothing but the record."""
-
-    def replay(self, captured: Any, queue: Queue) -> None:
-        """MachineError: there is nothing but the record."""
-        raise MachineError("the emulator keeps no graphs: their calls are run again")
+        return Capture()
 
     def is_capturing(self, queue: Queue) -> bool:
         """Never."""
         return False
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point of the host's clock, in seconds."""
+
+    seconds: float
+
+    def milliseconds_after(self, start: "Moment") -> float:
+        """Between two moments."""
+        return (self.seconds - start.seconds) * 1e3
+
+
+class Capture:
+    """What is gathered on a machine that gathers nothing."""
+
+    def end(self, keep: bool) -> None:
+        """There is nothing but the record."""
