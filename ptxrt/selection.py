@@ -32,6 +32,8 @@ PORTABLE_CAPABILITY = (8, 0)
 _opened: WeakValueDictionary[Any, Backend] = WeakValueDictionary()
 _kept: dict[Backend, None] = {}
 EMULATORS = 8
+# By PTXRT_MACHINE what calls use where nothing else is said.
+_defaults: dict[str | None, Backend] = {}
 _opening = RLock()
 
 
@@ -79,7 +81,16 @@ def current() -> Backend:
 
     The emulator is taken unasked only where there is no CUDA device or driver at all.
     """
-    return scope().backend or backend_for(default_machine())
+    return scope().backend or _default()
+
+
+def _default() -> Backend:
+    """The backend where `using` says nothing."""
+    asked = os.environ.get("PTXRT_MACHINE")
+    backend = _defaults.get(asked)
+    if backend is None:
+        backend = _defaults[asked] = backend_for(default_machine())
+    return backend
 
 
 def place(device: int | None = None) -> Backend:

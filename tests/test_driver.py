@@ -32,6 +32,7 @@ def install(monkeypatch):
 
     monkeypatch.setattr(selection, "_opened", WeakValueDictionary())
     monkeypatch.setattr(selection, "_kept", {})
+    monkeypatch.setattr(selection, "_defaults", {})
     monkeypatch.delenv("PTXRT_MACHINE", raising=False)
     driver.probe.cache_clear()
     yield put
@@ -122,6 +123,7 @@ def test_native_and_portable_load_their_own_files(install):
         driver.probe.cache_clear()
         selection._opened.clear()
         selection._kept.clear()
+        selection._defaults.clear()
         with ptxrt.using(machine):
             ops.transpose.transpose_naive(np.zeros((2, 3), np.float32))
         (image,) = next(arguments for name, arguments in fake.calls if name == "cuModuleLoadData")
