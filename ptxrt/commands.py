@@ -720,9 +720,9 @@ def dequantize_job(q, dtype) -> Job:
     import numpy as np
 
     from .formats import FORMATS
-    from .ops.quantized import QuantizedArray
+    from .ops.quantized import Packed
 
-    array = QuantizedArray.load(q)
+    array = Packed.load(q)
     wanted = FORMATS[dtype or "f32"].dtype
 
     def reference(_):

@@ -9,6 +9,7 @@ import ptxrt
 from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.ops.operands import Operand, operand_rule
 from ptxrt.ops.packers import PACK_KEYS, PACK_VALUES
+from ptxrt.ops.quantized import Packed
 from ptxrt.tiles import TILE_DIMS, TILE_KEYS, tile_layout
 
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
@@ -313,16 +314,28 @@ def test_empty_operands(emulator, role, format, shape):
 def test_files_keep_the_role(emulator, rng, tmp_path, role, format):
     operand = ptxrt.quantize_operand(random_operand(rng, 1, 2, 70, 60), format, role=role)
     operand.save(tmp_path / "x.npz")
-    back = ptxrt.QuantizedArray.load(tmp_path / "x.npz")
+    back = Operand.load(tmp_path / "x.npz")
     assert isinstance(back, Operand) and repr(back) == repr(operand) and back.dim == operand.dim
     for name in ("codes", "scales", "global_scale", "mean"):
         np.testing.assert_array_equal(getattr(back, name), getattr(operand, name))
 
 
+def test_each_class_loads_its_own_files(emulator, rng, tmp_path):
+    ptxrt.quantize_operand(random_operand(rng, 1, 2, 70, 60), "mxfp8", role="k").save(tmp_path / "operand.npz")
+    ptxrt.quantize(np.ones((2, 32), np.float32), "mxfp8").save(tmp_path / "array.npz")
+    with pytest.raises(ptxrt.FileError, match="holds Operand data, which Operand.load reads"):
+        ptxrt.QuantizedArray.load(tmp_path / "operand.npz")
+    with pytest.raises(ptxrt.FileError, match="holds QuantizedArray data, which QuantizedArray.load reads"):
+        Operand.load(tmp_path / "array.npz")
+    for name, wanted in (("operand", Operand), ("array", ptxrt.QuantizedArray)):
+        assert type(Packed.load(tmp_path / f"{name}.npz")) is wanted
+    assert not issubclass(Operand, ptxrt.QuantizedArray)
+
+
 def test_files_keep_packed_sequences(emulator, rng, tmp_path):
     operand = ptxrt.quantize_operand(random_operand(rng, 1, 2, 70, 60), "nvfp4", role="k", cu_seqlens=[0, 3, 70])
     operand.save(tmp_path / "x.npz")
-    back = ptxrt.QuantizedArray.load(tmp_path / "x.npz")
+    back = Operand.load(tmp_path / "x.npz")
     assert repr(back) == repr(operand) and back.cu_seqlens.tolist() == [0, 3, 70]
     np.testing.assert_array_equal(np.asarray(back), np.asarray(operand))
 
@@ -335,7 +348,7 @@ def test_damaged_files_are_refused(emulator, rng, tmp_path):
     for change in (dict(role=np.array("w")), dict(role=np.array(3)), dict(dim=np.array(128)), dict(codes=fields["codes"][..., :-1]), dict(mean=fields["mean"][..., :-1]), dict(format=np.array("bf16")), dict(more=np.array(1))):
         np.savez(tmp_path / "y.npz", **{**fields, **change})
         with pytest.raises(ptxrt.FileError):
-            ptxrt.QuantizedArray.load(tmp_path / "y.npz")
+            Operand.load(tmp_path / "y.npz")
 
 
 def test_wrong_calls_say_what_to_do(emulator, rng):

@@ -15,7 +15,7 @@ from ..errors import ArgumentError
 from ..formats import Format, bf16, f32, format_of
 from .attention_kernels import HEAD_DIMS, OPEN
 from .operands import Operand, checked_cu_seqlens, shown, whole_numbers
-from .quantized import QuantizedArray
+from .quantized import Packed
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def attention_call(
 ) -> Call:
     """The arguments of `attention`, where their defaults stand, checked. ways: what `attention` knows, by formats."""
     if qk is None:
-        q, k, v = (x if isinstance(x, QuantizedArray) else as_arrays("attention", **{name: x})[0] for name, x in zip("qkv", (q, k, v)))
+        q, k, v = (x if isinstance(x, Packed) else as_arrays("attention", **{name: x})[0] for name, x in zip("qkv", (q, k, v)))
         qk = "f16" if all(getattr(x, "dtype", None) == np.float16 for x in (q, k, v)) else "bf16"
     way = _way(ways, qk, pv, quantize)
     if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
@@ -195,12 +195,12 @@ def _formats_of(ways, way):
 
 def _taken(ways, way, name: str, x, transposed: bool):
     """q, k or v: an array [batch, heads, length, dim], or an operand of the format that the way takes."""
-    if not isinstance(x, QuantizedArray):
+    if not isinstance(x, Packed):
         (x,) = as_arrays("attention", **{name: x})
         check_forward("attention", **{name: x})
         return _in_order(name, x, transposed)
     wanted = way.operands.formats.get(name)
-    if x.role != name or x.format != wanted:
+    if not isinstance(x, Operand) or x.role != name or x.format != wanted:
         takes = f"quantize_operand({name}, {wanted!r}, role={name!r})" if wanted else f"{name} as an array"
         raise ArgumentError(f"attention: {name} is {x!r}; {spelled(*_formats_of(ways, way))} takes {takes}")
     return x

@@ -17,7 +17,7 @@ from .endings import ENDINGS
 from .gemm_kernels import ACTIVATIONS
 from .operands import operand_rule
 from .quantize import given_global_scale, rule_number
-from .quantized import Layout, QuantizedArray, block_format, layout_of
+from .quantized import Layout, Packed, QuantizedArray, block_format, layout_of
 
 _GATE = dict(limit=math.inf, alpha=1.0, offset=0.0)
 
@@ -165,8 +165,8 @@ def gemm_call(
 
 def _taken(name: str, x):
     """An array or a QuantizedArray with rows of K values."""
-    if isinstance(x, QuantizedArray):
-        if x.role is not None:
+    if isinstance(x, Packed):
+        if not isinstance(x, QuantizedArray):
             raise ArgumentError(f"matmul: {name} is {x!r}, an operand of attention; quantize it with ptxrt.quantize")
         if x.axis != -1:
             near = f"quantize({name}, {x.format!r}) has them along the last axis"

@@ -18,7 +18,7 @@ from ..tiles import TILE_DIMS, TILE_KEYS, TileLayout, tile_dim, tile_layout, til
 from .cast import cast
 from .packers import PACK_KEYS, PACK_VALUES, unpack_rows
 from .quantize import given_global_scale, quantize, rule_number
-from .quantized import QuantizedArray, checked_shape
+from .quantized import Packed, QuantizedArray, checked_shape, decoded, stored_as
 from .quantizers import DEQUANTIZE, DEQUANTIZE_COLUMNS
 from .scales import fill_f32, gather_bytes
 from .smoothing import SMOOTH_QUERIES, add_mean, less_block_means, mean_keys, operand_scale, scan_keys
@@ -65,7 +65,8 @@ class Tiled:
 _tiled = lru_cache(maxsize=1024)(Tiled)
 
 
-class Operand(QuantizedArray):
+@stored_as("codes", "format", "role", "shape", optional=("scales", "dim", "global_scale", "mean", "cu_seqlens"))
+class Operand(Packed):
     """Queries, keys or values [batch, heads, length, dim] as attention reads them.
 
     role: "q", "k" or "v". Queries have codes and scales as `quantize` gives them along the last axis. Keys and values
@@ -98,7 +99,8 @@ class Operand(QuantizedArray):
             raise ArgumentError(f"Operand: shape is {list(shape)}; pass [batch, heads, length, dim]")
         self.role, self.mean, self.cu_seqlens = role, None, None
         if role == "q":
-            super().__init__(codes, scales, format=format, shape=shape, global_scale=global_scale)
+            plain = QuantizedArray(codes, scales, format=format, shape=shape, global_scale=global_scale)
+            self.codes, self.scales, self.global_scale, self.layout = plain.codes, plain.scales, plain.global_scale, plain.layout
             if dim is not None or (cu_seqlens is not None and mean is None):
                 raise ArgumentError("Operand: queries have no dim, and cu_seqlens beside a mean alone; leave them out")
             self._take_sequences(cu_seqlens, shape)
@@ -114,7 +116,7 @@ class Operand(QuantizedArray):
                 f"Operand: codes are {self.codes.dtype} {list(self.codes.shape)}; role {role!r} in {format} of shape {list(shape)} "
                 f"filled up to {self.layout.tile.dim}{self._of_sequences} has uint8 {list(self.layout.codes_shape)}"
             )
-        self.global_scale = self._checked_global_scale(global_scale)
+        self.global_scale = self._checked_global_scale(self.layout.tile.block, global_scale)
         self.mean = None if mean is None else self._checked_mean(mean)
 
     def _take_sequences(self, cu_seqlens, shape: tuple[int, ...]) -> None:
@@ -173,24 +175,37 @@ class Operand(QuantizedArray):
             return mean[sequences_of(cu_seqlens[:-1], self.shape[2])].transpose(1, 0, 2)[None]
         return np.broadcast_to(mean[:, :, None], self.shape)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("an Operand has no float array to share; leave out copy=False")
-        host, (length, dim) = self.to_numpy(), self.shape[2:]
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The arrays that are there, by the names of the constructor."""
+        names = ("codes", "scales", "global_scale", "mean", "cu_seqlens")
+        return {name: array for name in names if (array := getattr(self, name)) is not None}
+
+    def decoded(self) -> np.ndarray:
+        """The values as float32, decoded on the host; of NumPy arrays."""
+        length, dim = self.shape[2:]
         if self.role == "q":
-            values = super().__array__()
+            values = decoded(self.layout, self.codes, self.scales, self.global_scale)
         else:
-            rows = slice(length) if host.cu_seqlens is None else rows_in_units(host.cu_seqlens[:-1], length, TILE_KEYS)
-            values = self.layout.tile.decode(host.codes, host.global_scale)[:, :, rows, :dim].astype(np.float32)
-        if host.mean is not None:
-            values = values + host.mean_of_rows()
-        values = np.ascontiguousarray(values)
-        return values if dtype is None else values.astype(dtype)
+            rows = slice(length) if self.cu_seqlens is None else rows_in_units(self.cu_seqlens[:-1], length, TILE_KEYS)
+            values = self.layout.tile.decode(self.codes, self.global_scale)[:, :, rows, :dim].astype(np.float32)
+        return values if self.mean is None else values + self.mean_of_rows()
 
-
-QuantizedArray._files[frozenset({"codes", "format", "role", "shape"})] = (
-    *(Operand, frozenset({"scales", "dim", "global_scale", "mean", "cu_seqlens"})),
-)
+    def dequantized(self, member: Format, out, stream) -> Any:
+        """The values in a format, by kernels, where the codes are; in `out` where there is one. See `dequantize`."""
+        device = {name: to_device(array, stream=stream) for name, array in self.arrays.items()}
+        values = _values_of_queries(self, device, member, stream) if self.role == "q" else _values_of_tiles(self, device, member, stream)
+        if self.on_device:
+            if out is None:
+                return values
+            if values.size:
+                cast(values, **{f"y_{member}": out}, stream=stream)
+            return out
+        values = values.to_numpy(stream=stream)
+        if out is None:
+            return values
+        np.copyto(out, values)
+        return out
 
 
 def quantize_operand(
@@ -283,24 +298,6 @@ def quantize_operand(
         codes = (PACK_KEYS if role == "k" else PACK_VALUES)[format](rows, **arguments)
         result = Operand(codes, format=format, role=role, shape=shape, dim=checked, global_scale=scale, mean=mean, cu_seqlens=cu_seqlens)
     return result.to_numpy(stream=stream) if on_host else result
-
-
-def dequantize_operand(q: Operand, member: Format, out, stream):
-    """The values of an operand on the device or, where it holds NumPy arrays, on the host; see `dequantize`."""
-    on_host = not q.on_device
-    device = {name: to_device(getattr(q, name), stream=stream) for name in q.arrays}
-    values = _values_of_queries(q, device, member, stream) if q.role == "q" else _values_of_tiles(q, device, member, stream)
-    if not on_host:
-        if out is None:
-            return values
-        if values.size:
-            cast(values, **{f"y_{member}": out}, stream=stream)
-        return out
-    values = values.to_numpy(stream=stream)
-    if out is None:
-        return values
-    np.copyto(out, values)
-    return out
 
 
 def _values_of_queries(q: Operand, device: dict, member: Format, stream) -> DeviceArray:

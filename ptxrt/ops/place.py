@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..array import DeviceArray, allocate, to_device, upload
 from ..formats import Format
 from .cast import cast
-from .quantized import QuantizedArray
+from .quantized import Packed
 
 # Kernels load 16 bytes at a time: rows of 16-bit elements start at multiples of this many.
 ROW_UNIT = 8
@@ -22,13 +20,11 @@ class Place:
         self.on_host = self.backend is None
 
     def put(self, x):
-        """An array, a QuantizedArray or an operand on the device."""
+        """An array, a QuantizedArray or an Operand on the device."""
         if isinstance(x, DeviceArray):
             return x
-        if isinstance(x, QuantizedArray):
-            if x.on_device:
-                return x
-            return type(x)(**{"scales": None, **{name: self.put(array) for name, array in x.arrays.items()}}, **x.description)
+        if isinstance(x, Packed):
+            return x if x.on_device else x.with_arrays({name: self.put(array) for name, array in x.arrays.items()})
         placed = to_device(x, stream=self.stream) if self.backend is None else upload(self.backend, x, self.stream)
         self.backend = placed.backend
         return placed

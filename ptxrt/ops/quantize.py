@@ -12,8 +12,21 @@ from ..errors import ArgumentError
 from ..formats import format_of, u8, ue4m3, ue8m0
 from ..prepared import remembered
 from . import scales as kernels
-from .quantized import Layout, QuantizedArray, block_format, checked_axis, checked_global_scale, checked_shape, layout_of
-from .quantizers import DEQUANTIZE, DEQUANTIZE_COLUMNS, QUANTIZE, QUANTIZE_COLUMNS
+from .quantized import (
+    Layout,
+    Packed,
+    QuantizedArray,
+    block_format,
+    checked_axis,
+    checked_global_scale,
+    checked_shape,
+    fitted,
+    layout_of,
+    shaped,
+    swizzle,
+    unswizzle,
+)
+from .quantizers import QUANTIZE, QUANTIZE_COLUMNS
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -61,20 +74,20 @@ def quantize(
     target = None if on_host else out
 
     source = to_device(x, stream=stream) if on_host else x
-    arrays = [_fitted(source, layout, layout.length, layout.padded, stream)]
+    arrays = [fitted(source, layout, layout.length, layout.padded, stream)]
     if block.two_level:
         buffer = target.global_scale if target else None
         level = _device_global_scale(source, given, buffer, stream)
         arrays.append(level.reshape(1))
     buffers = {}
     if target:
-        buffers["codes"] = _shaped(target.codes, layout.matrix(layout.code_bytes))
+        buffers["codes"] = shaped(target.codes, layout.matrix(layout.code_bytes))
         if scale_layout == "linear":
-            buffers["scales"] = _shaped(target.scales, layout.matrix(layout.blocks))
+            buffers["scales"] = shaped(target.scales, layout.matrix(layout.blocks))
     kernel = (QUANTIZE if layout.inner == 1 else QUANTIZE_COLUMNS)[format]
     codes, scales = kernel(*arrays, **buffers, rule=rule, stream=stream)
     if scale_layout != "linear":
-        scales = _swizzled(scales, layout.outer, layout.blocks, layout.inner, target.scales if target else True, stream)
+        scales = swizzle(scales, layout.outer, layout.blocks, layout.inner, target.scales if target else True, stream)
     if target:
         if block.two_level:
             target.global_scale = level.reshape(())
@@ -95,11 +108,11 @@ def quantize(
 
 
 @overload
-def dequantize(q: QuantizedArray, dtype: DTypeLike = ..., *, out: HostArray, stream: StreamLike = ...) -> HostArray: ...
+def dequantize(q: Packed, dtype: DTypeLike = ..., *, out: HostArray, stream: StreamLike = ...) -> HostArray: ...
 @overload
-def dequantize(q: QuantizedArray, dtype: DTypeLike = ..., *, out: DeviceArray, stream: StreamLike = ...) -> DeviceArray: ...
+def dequantize(q: Packed, dtype: DTypeLike = ..., *, out: DeviceArray, stream: StreamLike = ...) -> DeviceArray: ...
 @overload
-def dequantize(q: QuantizedArray, dtype: DTypeLike = ..., *, out: Array | None = ..., stream: StreamLike = ...) -> Any: ...
+def dequantize(q: Packed, dtype: DTypeLike = ..., *, out: Array | None = ..., stream: StreamLike = ...) -> Any: ...
 @remembered
 def dequantize(q, dtype=np.float32, *, out=None, stream=None):
     """Give the values of a QuantizedArray as float32, float16 or bfloat16 (rounded to nearest even).
@@ -108,9 +121,9 @@ def dequantize(q, dtype=np.float32, *, out=None, stream=None):
     out: an array of q's shape to write to, whose dtype decides. stream: of the device.
     A QuantizedArray of NumPy arrays gives a NumPy array, one of device arrays a device array.
     """
-    if not isinstance(q, QuantizedArray):
-        raise ArgumentError(f"dequantize: q is a {type(q).__name__}; pass a QuantizedArray")
-    layout, on_host = q.layout, not q.on_device
+    if not isinstance(q, Packed):
+        raise ArgumentError(f"dequantize: q is a {type(q).__name__}; pass a QuantizedArray or an Operand")
+    on_host = not q.on_device
     if out is not None:
         out = as_output("dequantize", "out", out)
         _check_out("dequantize", "out", out, on_host, "q")
@@ -123,34 +136,7 @@ def dequantize(q, dtype=np.float32, *, out=None, stream=None):
         member = None
     if member is None:
         raise ArgumentError(f"dequantize: dtype is {dtype!r}; pass float32, float16 or bfloat16")
-    if q.role is not None:
-        from .operands import dequantize_operand
-
-        return dequantize_operand(q, member, out, stream)
-    target = None if on_host else out
-
-    codes, scales = (to_device(a, stream=stream) for a in (q.codes, q.scales)) if on_host else (q.codes, q.scales)
-    if layout.scale_layout != "linear":
-        scales = _unswizzled(scales, layout.outer, layout.blocks, layout.inner, stream)
-    arrays = [_shaped(codes, layout.matrix(layout.code_bytes)), _shaped(scales, layout.matrix(layout.blocks))]
-    if q.global_scale is not None:
-        arrays.append((to_device(q.global_scale, stream=stream) if on_host else q.global_scale).reshape(1))
-    whole = layout.padded == layout.length
-    buffers = {"x": _shaped(target, layout.matrix(layout.length))} if target is not None and whole else {}
-    kernel = (DEQUANTIZE if layout.inner == 1 else DEQUANTIZE_COLUMNS)[q.format]
-    values = kernel(*arrays, **buffers, dtype=member.dtype, stream=stream)
-    if not whole:
-        values = _fitted(values, layout, layout.padded, layout.length, stream, target)
-    if target is not None:
-        return target
-    values = values.reshape(q.shape)
-    if not on_host:
-        return values
-    values = values.to_numpy(stream=stream)
-    if out is None:
-        return values
-    np.copyto(out, values)
-    return out
+    return q.dequantized(member, out, stream)
 
 
 def quantize_reference(x, format, *, axis=-1, scale_rule=None, scale_layout="linear", global_scale=None, pad=False) -> QuantizedArray:
@@ -187,7 +173,7 @@ def swizzle_scales(scales, *, axis=-1, stream=None):
     (scales,) = as_arrays("swizzle_scales", scales=scales)
     outer, blocks, inner = _scale_matrix("swizzle_scales", tuple(scales.shape), axis)
     bytes_ = _scale_bytes("swizzle_scales", "scales", scales, stream)
-    swizzled = _swizzled(bytes_, outer, blocks, inner, True, stream)
+    swizzled = swizzle(bytes_, outer, blocks, inner, True, stream)
     return swizzled.to_numpy(stream=stream) if isinstance(scales, np.ndarray) else swizzled
 
 
@@ -210,7 +196,7 @@ def unswizzle_scales(swizzled, shape, *, axis=-1, stream=None):
     if swizzled.size != wanted:
         raise ArgumentError(f"unswizzle_scales: {swizzled.size} bytes came; scales of shape {list(shape)} have {wanted} in 128x4 tiles")
     bytes_ = _scale_bytes("unswizzle_scales", "bytes", swizzled, stream)
-    scales = _unswizzled(bytes_.reshape(wanted), outer, blocks, inner, stream).reshape(shape)
+    scales = unswizzle(bytes_.reshape(wanted), outer, blocks, inner, stream).reshape(shape)
     return scales.to_numpy(stream=stream) if isinstance(swizzled, np.ndarray) else scales
 
 
@@ -268,32 +254,6 @@ def _device_global_scale(source: DeviceArray, given, buffer, stream) -> DeviceAr
         return kernels.nvfp4_global_scale(partial, **buffers, stream=stream)
     value = 1.0 if given is None else float(given)
     return kernels.fill_f32(x=buffers.get("global_scale", empty((1,), np.float32, device=source.device)), value=value, count=1, stream=stream)
-
-
-def _fitted(array: DeviceArray, layout: Layout, length: int, wanted: int, stream, target: "DeviceArray | None" = None) -> DeviceArray:
-    """`array`, with `length` items along the blocks' axis, padded or cut to `wanted`, in the shape that kernels take."""
-    if length == wanted:
-        return _shaped(array, layout.matrix(length))
-    item = layout.inner * array.dtype.itemsize
-    source = array.reshape(layout.outer, length * layout.inner).view(np.uint8)
-    if target is None:
-        target = empty((layout.outer, wanted * layout.inner), array.dtype, device=array.device)
-    kernels.pad_last(source, y=target.reshape(layout.outer, wanted * layout.inner).view(np.uint8), target_bytes=wanted * item, stream=stream)
-    return target.reshape(layout.matrix(wanted))
-
-
-def _shaped(array, shape: tuple[int, ...]):
-    return array if array.shape == shape else array.reshape(shape)
-
-
-def _swizzled(scales: DeviceArray, outer: int, blocks: int, inner: int, target, stream) -> DeviceArray:
-    source = scales.view(np.uint8).reshape(outer, blocks, inner)
-    target = target if target is True else target.view(np.uint8)
-    return kernels.swizzle_scales(source, swizzled=target, bytes=swizzled_bytes(outer * inner, blocks), stream=stream)
-
-
-def _unswizzled(swizzled: DeviceArray, outer: int, blocks: int, inner: int, stream) -> DeviceArray:
-    return kernels.unswizzle_scales(swizzled.view(np.uint8), outer=outer, blocks=blocks, cols=inner, stream=stream)
 
 
 def _scale_matrix(function: str, shape: tuple[int, ...], axis) -> tuple[int, int, int]:

@@ -1,20 +1,23 @@
-"""`QuantizedArray`: codes and scales of an array, how they lie in memory, and their files."""
+"""What is quantized: `Packed`, its class `QuantizedArray`, how codes and scales lie in memory, and their files."""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Sequence, SupportsIndex
+from typing import TYPE_CHECKING, Any, Mapping, Sequence, SupportsIndex
 
 import numpy as np
 
-from ..array import DeviceArray, as_arrays, upload
+from ..array import DeviceArray, as_arrays, empty, to_device, upload
 from ..blocks import BLOCK_FORMATS, BlockFormat, swizzled_bytes, swizzled_offsets
 from ..errors import ArgumentError
-from ..formats import f32
+from ..formats import Format, f32
 from ..npy import Archive, Header, opened, write_arrays
+from . import scales as kernels
+from .quantizers import DEQUANTIZE, DEQUANTIZE_COLUMNS
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -167,7 +170,139 @@ def checked_global_scale(function: str, value):
     return number
 
 
-class QuantizedArray:
+class Packed(ABC):
+    """What is quantized: codes, what gives them their scale, and how they lie. `QuantizedArray` and `Operand` are.
+
+    codes: uint8, a NumPy array or a device array, as are all that belong to them. scales: uint8, or None where they stand among the
+    codes. global_scale: a float32 array without axes, or None. layout: where the codes of which shape lie.
+    """
+
+    codes: Any
+    scales: Any
+    global_scale: Any
+    layout: Any
+
+    def _checked_global_scale(self, block: BlockFormat | None, value):
+        """None, or an array without axes where the codes are."""
+        name = type(self).__name__
+        if block is None or not block.two_level:
+            if value is not None:
+                raise ArgumentError(f"{name}: global_scale is {value!r}; {self.format} has none, pass None")
+            return None
+        if value is None:
+            raise ArgumentError(f"{name}: {self.format} has a global_scale; pass it, or 1 where there is a single level")
+        scale = checked_global_scale(name, value)
+        if isinstance(self.codes, DeviceArray) and isinstance(scale, np.ndarray):
+            return upload(self.codes.backend, scale)
+        if isinstance(self.codes, np.ndarray) and isinstance(scale, DeviceArray):
+            raise ArgumentError(f"{name}: global_scale is on the device, codes are not; pass a number")
+        return scale
+
+    @property
+    @abstractmethod
+    def format(self) -> str:
+        """The name of the format."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the values."""
+        return self.layout.shape
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the arrays are device arrays."""
+        return isinstance(self.codes, DeviceArray)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and scales."""
+        return sum(prod(array.shape) for array in (self.codes, self.scales) if array is not None)
+
+    @property
+    @abstractmethod
+    def arrays(self) -> dict[str, Any]:
+        """The arrays that are there, by the names of the constructor."""
+
+    @property
+    @abstractmethod
+    def description(self) -> dict[str, Any]:
+        """What it is beside its arrays, by the names of the constructor."""
+
+    @abstractmethod
+    def dequantized(self, member: Format, out, stream) -> Any:
+        """The values in a format, by kernels, where the codes are; in `out` where there is one. See `dequantize`."""
+
+    @abstractmethod
+    def decoded(self) -> np.ndarray:
+        """The values as float32, decoded on the host."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError(f"a {type(self).__name__} has no float array to share; leave out copy=False")
+        values = np.ascontiguousarray(self.to_numpy().decoded())
+        return values if dtype is None else values.astype(dtype)
+
+    def with_arrays(self, arrays: Mapping[str, Any]) -> Self:
+        """The same with other arrays, by the names of the constructor, such as its own on another machine."""
+        return type(self)(**{"scales": None, **arrays}, **self.description)
+
+    def to_numpy(self, *, stream: StreamLike = None) -> Self:
+        """The same with NumPy arrays; itself where it holds them already."""
+        if not self.on_device:
+            return self
+        return self.with_arrays({name: array.to_numpy(stream=stream) for name, array in self.arrays.items()})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to `path` as .npz (the name is used as given); the file appears whole or not at all.
+
+        A file that is there is replaced and keeps its mode, a symbolic link stays. FileError, which names the folder, where
+        `path` cannot be written.
+        """
+        numbers = ("global_scale", "mean", "cu_seqlens")
+        fields = {name: array if name in numbers else array.view(np.uint8) for name, array in self.to_numpy().arrays.items()}
+        for name, value in self.description.items():
+            if value is not None:
+                fields[name] = np.array(value, np.int64 if isinstance(value, (int, tuple)) else None)
+        write_arrays(path, fields, archive=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote; FileError for a file that is missing, foreign, damaged, of another class or does not fit its own shape.
+
+        Names, types and sizes are checked before any array is inflated. The names in a file say of which class it is. A quantized
+        array without axis and scale_layout has blocks along the last axis and linear scales.
+        """
+        with opened(path, "is no quantized array", "Write one with QuantizedArray.save.") as archive:
+            if not isinstance(archive, Archive):
+                raise ValueError("it holds a single array")
+            made = _class_of(archive)
+            if not issubclass(made, cls):
+                raise ValueError(f"it holds {made.__name__} data, which {made.__name__}.load reads")
+            headers = {name: archive.header(name) for name in archive.names}
+            small = {name: archive.read(name) for name in archive.names if name in _SMALL and _checked_small(name, headers[name])}
+            description = _described(small)
+            # Arrays without memory stand for those in the file: what does not fit its shape is refused before it is read.
+            made(**{name: np.broadcast_to(np.zeros((), h.dtype), h.shape) for name, h in headers.items() if name not in small}, **description)
+            return made(**{name: archive.read(name) for name in archive.names if name not in small}, **description)
+
+
+# Classes by what their files hold: {names that must be there: (class, names that may be there)}.
+_FILES: dict[frozenset[str], tuple[type[Packed], frozenset[str]]] = {}
+
+
+def stored_as(*required: str, optional: tuple[str, ...]):
+    """Enter a class among those that `load` knows, by the names of the arrays in its files."""
+
+    def enter(made):
+        _FILES[frozenset(required)] = made, frozenset(optional)
+        return made
+
+    return enter
+
+
+@stored_as("codes", "scales", "format", "shape", optional=("global_scale",))  # of 0.1.0
+@stored_as("codes", "scales", "format", "shape", "axis", "scale_layout", optional=("global_scale",))
+class QuantizedArray(Packed):
     """Codes and scales of an array of `shape`, quantized in blocks along `axis`.
 
     codes: uint8, of `shape` but for `axis`, which holds the packed codes of whole blocks: two e2m1 to a
@@ -176,15 +311,8 @@ class QuantizedArray:
     "mxfp6_e2m3" or "nvfp4". global_scale: the float32 scale that nvfp4 has, None for the others.
     A length that is no multiple of the block is padded with zeros in codes and scales; `shape` is
     that of the values. All arrays are NumPy arrays or all are device arrays. `np.asarray(q)` gives
-    float32 values, decoded on the host. role: None; `Operand` has one.
+    float32 values, decoded on the host.
     """
-
-    role: str | None = None
-    mean: Any = None
-    cu_seqlens: Any = None
-    codes: Any
-    scales: Any
-    global_scale: Any
 
     def __init__(
         self,
@@ -203,7 +331,7 @@ class QuantizedArray:
         self.codes, self.scales = as_arrays(name, codes=codes, scales=scales)
         self._check("codes", self.codes, block.element.storage, self.layout.codes_shape)
         self._check("scales", self.scales, block.scale, self.layout.scales_shape)
-        self.global_scale = self._checked_global_scale(global_scale)
+        self.global_scale = self._checked_global_scale(block, global_scale)
         if isinstance(self.codes, np.ndarray) != isinstance(self.scales, np.ndarray):
             raise ArgumentError(f"{name}: codes and scales are on different machines; pass both from one")
 
@@ -214,30 +342,10 @@ class QuantizedArray:
                 f"{self.format} of shape {list(self.shape)} has {name} of uint8 {list(shape)}"
             )
 
-    def _checked_global_scale(self, value):
-        """None, or an array without axes where the codes are."""
-        if self.layout.format is None or not self.layout.format.two_level:
-            if value is not None:
-                raise ArgumentError(f"QuantizedArray: global_scale is {value!r}; {self.format} has none, pass None")
-            return None
-        if value is None:
-            raise ArgumentError(f"QuantizedArray: {self.format} has a global_scale; pass it, or 1 where there is a single level")
-        scale = checked_global_scale("QuantizedArray", value)
-        if isinstance(self.codes, DeviceArray) and isinstance(scale, np.ndarray):
-            return upload(self.codes.backend, scale)
-        if isinstance(self.codes, np.ndarray) and isinstance(scale, DeviceArray):
-            raise ArgumentError("QuantizedArray: global_scale is on the device, codes are not; pass a number")
-        return scale
-
     @property
     def format(self) -> str:
         """The name of the block format."""
         return self.layout.format.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the values."""
-        return self.layout.shape
 
     @property
     def axis(self) -> int:
@@ -249,100 +357,109 @@ class QuantizedArray:
         """"linear" or "128x4"."""
         return self.layout.scale_layout
 
-    @property
-    def on_device(self) -> bool:
-        """Whether the arrays are device arrays."""
-        return isinstance(self.codes, DeviceArray)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes and scales."""
-        return sum(prod(array.shape) for array in (self.codes, self.scales) if array is not None)
-
     def __repr__(self) -> str:
         more = (f", axis={self.axis}" if self.axis != -1 else "") + (f", scales {self.scale_layout}" if self.scale_layout != "linear" else "")
         return f"QuantizedArray({self.format}, shape={list(self.shape)}{more}, {self.nbytes} bytes)"
 
-    def to_numpy(self, *, stream: StreamLike = None) -> Self:
-        """The same with NumPy arrays; itself where it holds them already."""
-        if not self.on_device:
-            return self
-        host = {name: array.to_numpy(stream=stream) for name, array in self.arrays.items()}
-        return type(self)(**{"scales": None, **host}, **self.description)
-
     @property
-    def arrays(self) -> dict:
+    def arrays(self) -> dict[str, Any]:
         """The arrays that are there, by the names of the constructor."""
-        arrays = dict(codes=self.codes, scales=self.scales, global_scale=self.global_scale, mean=self.mean, cu_seqlens=self.cu_seqlens)
-        return {name: array for name, array in arrays.items() if array is not None}
+        level = {} if self.global_scale is None else {"global_scale": self.global_scale}
+        return {"codes": self.codes, "scales": self.scales, **level}
 
     @property
-    def description(self) -> dict:
+    def description(self) -> dict[str, Any]:
         """What it is beside its arrays, by the names of the constructor."""
         return dict(format=self.format, shape=self.shape, axis=self.axis, scale_layout=self.scale_layout)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("a QuantizedArray has no float array to share; leave out copy=False")
-        host, layout = self.to_numpy(), self.layout
-        scales = layout.linear_scales(host.scales.view(np.uint8))
-        level = () if host.global_scale is None else (host.global_scale,)
-        values = layout.format.decode(host.codes.view(np.uint8), scales, *level, axis=self.axis)
-        values = np.ascontiguousarray(values.take(range(layout.length), self.axis) if layout.padded != layout.length else values)
-        return values if dtype is None else values.astype(dtype)
+    def decoded(self) -> np.ndarray:
+        """The values as float32, decoded on the host; of NumPy arrays."""
+        return decoded(self.layout, self.codes, self.scales, self.global_scale)
 
-    # Files
+    def dequantized(self, member: Format, out, stream) -> Any:
+        """The values in a format, by kernels, where the codes are; in `out` where there is one. See `dequantize`."""
+        layout, on_host = self.layout, not self.on_device
+        target = None if on_host else out
 
-    # Classes by what their files hold: {names that must be there: (class, names that may be there)}.
-    _files: ClassVar[dict[frozenset[str], tuple[type, frozenset[str]]]] = {}
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to `path` as .npz (the name is used as given); the file appears whole or not at all.
-
-        A file that is there is replaced and keeps its mode, a symbolic link stays. FileError, which names the folder, where
-        `path` cannot be written.
-        """
-        numbers = ("global_scale", "mean", "cu_seqlens")
-        fields = {name: array if name in numbers else array.view(np.uint8) for name, array in self.to_numpy().arrays.items()}
-        for name, value in self.description.items():
-            if value is not None:
-                fields[name] = np.array(value, np.int64 if isinstance(value, (int, tuple)) else None)
-        write_arrays(path, fields, archive=True)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> QuantizedArray:
-        """Read what `save` wrote; FileError for a file that is missing, foreign, damaged or does not fit its own shape.
-
-        Names, types and sizes are checked before any array is inflated. A file with a role gives an `Operand`. One without axis and
-        scale_layout has blocks along the last axis and linear scales.
-        """
-        with opened(path, "is no quantized array", "Write one with QuantizedArray.save.") as archive:
-            if not isinstance(archive, Archive):
-                raise ValueError("it holds a single array")
-            made = _class_of(archive)
-            headers = {name: archive.header(name) for name in archive.names}
-            small = {name: archive.read(name) for name in archive.names if name in _SMALL and _checked_small(name, headers[name])}
-            description = _described(small)
-            # Arrays without memory stand for those in the file: what does not fit its shape is refused before it is read.
-            made(**{name: np.broadcast_to(np.zeros((), h.dtype), h.shape) for name, h in headers.items() if name not in small}, **description)
-            return made(**{name: archive.read(name) for name in archive.names if name not in small}, **description)
+        codes, scales = (to_device(a, stream=stream) for a in (self.codes, self.scales)) if on_host else (self.codes, self.scales)
+        if layout.scale_layout != "linear":
+            scales = unswizzle(scales, layout.outer, layout.blocks, layout.inner, stream)
+        arrays = [shaped(codes, layout.matrix(layout.code_bytes)), shaped(scales, layout.matrix(layout.blocks))]
+        if self.global_scale is not None:
+            arrays.append((to_device(self.global_scale, stream=stream) if on_host else self.global_scale).reshape(1))
+        whole = layout.padded == layout.length
+        buffers = {"x": shaped(target, layout.matrix(layout.length))} if target is not None and whole else {}
+        kernel = (DEQUANTIZE if layout.inner == 1 else DEQUANTIZE_COLUMNS)[self.format]
+        values = kernel(*arrays, **buffers, dtype=member.dtype, stream=stream)
+        if not whole:
+            values = fitted(values, layout, layout.padded, layout.length, stream, target)
+        if target is not None:
+            return target
+        values = values.reshape(self.shape)
+        if not on_host:
+            return values
+        values = values.to_numpy(stream=stream)
+        if out is None:
+            return values
+        np.copyto(out, values)
+        return out
 
 
-QuantizedArray._files[frozenset({"codes", "scales", "format", "shape"})] = QuantizedArray, frozenset({"global_scale"})
-QuantizedArray._files[frozenset({"codes", "scales", "format", "shape", "axis", "scale_layout"})] = QuantizedArray, frozenset({"global_scale"})
+def decoded(layout: Layout, codes: np.ndarray, scales: np.ndarray, global_scale) -> np.ndarray:
+    """The float32 values of codes and scales that lie as a layout says, decoded on the host."""
+    scales = layout.linear_scales(scales.view(np.uint8))
+    level = () if global_scale is None else (global_scale,)
+    values = layout.format.decode(codes.view(np.uint8), scales, *level, axis=layout.axis)
+    return values.take(range(layout.length), layout.axis) if layout.padded != layout.length else values
+
+
+# On the device
+
+
+def fitted(array: DeviceArray, layout: Layout, length: int, wanted: int, stream, target: "DeviceArray | None" = None) -> DeviceArray:
+    """`array`, with `length` items along the blocks' axis, padded or cut to `wanted`, in the shape that kernels take."""
+    if length == wanted:
+        return shaped(array, layout.matrix(length))
+    item = layout.inner * array.dtype.itemsize
+    source = array.reshape(layout.outer, length * layout.inner).view(np.uint8)
+    if target is None:
+        target = empty((layout.outer, wanted * layout.inner), array.dtype, device=array.device)
+    kernels.pad_last(source, y=target.reshape(layout.outer, wanted * layout.inner).view(np.uint8), target_bytes=wanted * item, stream=stream)
+    return target.reshape(layout.matrix(wanted))
+
+
+def shaped(array, shape: tuple[int, ...]):
+    """The array in a shape; itself where it has that."""
+    return array if array.shape == shape else array.reshape(shape)
+
+
+def swizzle(scales: DeviceArray, outer: int, blocks: int, inner: int, target, stream) -> DeviceArray:
+    """Scales on the device in 128x4 tiles; target: the array that takes them, or True."""
+    source = scales.view(np.uint8).reshape(outer, blocks, inner)
+    target = target if target is True else target.view(np.uint8)
+    return kernels.swizzle_scales(source, swizzled=target, bytes=swizzled_bytes(outer * inner, blocks), stream=stream)
+
+
+def unswizzle(swizzled: DeviceArray, outer: int, blocks: int, inner: int, stream) -> DeviceArray:
+    """Scales on the device out of their 128x4 tiles."""
+    return kernels.unswizzle_scales(swizzled.view(np.uint8), outer=outer, blocks=blocks, cols=inner, stream=stream)
+
+
+
+# Files
 
 # What is read before the rest is looked at, and of how many bytes each may be; offsets of packed sequences are checked by value.
 _SMALL = dict.fromkeys(("format", "role", "shape", "axis", "scale_layout", "dim", "global_scale"), 4096) | {"cu_seqlens": 1 << 26}
 _KINDS = dict(format="U", role="U", scale_layout="U", axis="i", dim="i", global_scale="f")
 
 
-def _class_of(archive: Archive) -> type:
+def _class_of(archive: Archive) -> type[Any]:
     """The class whose files hold the names that are in an archive; ValueError where there is none."""
     names = frozenset(archive.names)
-    for wanted, (made, optional) in QuantizedArray._files.items():
+    for wanted, (made, optional) in _FILES.items():
         if names - optional == wanted:
             return made
-    nearest = max(QuantizedArray._files, key=lambda wanted: len(wanted & names) - len(wanted - names))
+    nearest = max(_FILES, key=lambda wanted: len(wanted & names) - len(wanted - names))
     raise ValueError(f"it holds {', '.join(archive.names) or 'nothing'} where {', '.join(sorted(nearest))} are expected")
 
 

@@ -174,7 +174,7 @@ def read(path: Path, whole: str):
     """What a file holds, read as its kind is."""
     if whole in ("npy", "npz", "compressed", "bfloat16"):
         return read_array(path, "x")
-    return ptxrt.QuantizedArray.load(path)
+    return (ptxrt.Operand if whole == "operand" else ptxrt.QuantizedArray).load(path)
 
 
 def listing(folder: Path) -> dict:
@@ -193,7 +193,7 @@ def check_listing(folder: Path, before: dict) -> None:
 def check(names: dict) -> None:
     """An undamaged file gives back what it was written from; a damaged one that is taken gives arrays that fit each other."""
     loaded = names["loaded"]
-    if isinstance(loaded, ptxrt.QuantizedArray):
+    if isinstance(loaded, (ptxrt.QuantizedArray, ptxrt.Operand)):
         values = np.asarray(loaded)
         assert values.shape == loaded.shape, f"{loaded!r} has values of shape {values.shape}"
         if not names.get("odd"):
