@@ -64,7 +64,8 @@ class Facts:
 
 @dataclass(frozen=True)
 class Entry:
-    """A compiled entry: its parameters in order, their bytes together, the backend's own handle, and what keeps it valid."""
+    """A compiled entry: its parameters in order, their bytes together, the backend's own handle, and what keeps it
+    valid."""
 
     name: str
     params: tuple[Param, ...]
@@ -80,7 +81,8 @@ class Entry:
 
     @classmethod
     def from_record(cls, name: str, words: str, handle: Any, owner: Any = None) -> "Entry":
-        """From the parameters as a record of the build holds them, such as "u64.ptr f32 b8[64]@8"; AbiError for other words."""
+        """From the parameters as a record of the build holds them, such as "u64.ptr f32 b8[64]@8"; AbiError for other
+        words."""
         params: list[Param] = []
         end = 0
         for word in words.split():
@@ -135,9 +137,9 @@ class Queue:
 class Packet(ABC):
     """One launch with everything but its arguments filled in.
 
-    words: the parameters as a memoryview of 64-bit words, for addresses. raw: the same as bytes. `call()` launches in the
-    queue of the latest `bind`; where it gives anything but (0,), `retry()` does it with care, or says why not.
-    A packet belongs to one thread at a time.
+    words: the parameters as a memoryview of 64-bit words, for addresses. raw: the same as bytes. `call()` launches in
+    the queue of the latest `bind`; where it gives anything but (0,), `retry()` does it with care, or says why not. A
+    packet belongs to one thread at a time.
     """
 
     __slots__ = ("words", "raw", "size", "queue", "call")
@@ -168,7 +170,8 @@ class Packet(ABC):
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """Bytes of a machine's memory: in use by live arrays, kept for reuse, and (on a GPU) free and in all by the driver's count."""
+    """Bytes of a machine's memory: in use by live arrays, kept for reuse, and (on a GPU) free and in all by the
+    driver's count."""
 
     machine: str
     used: int
@@ -178,7 +181,9 @@ class MemoryInfo:
 
 
 class Remembered:
-    """What is known of earlier calls on one device, so that the next one like them is quick. It goes with the device's backend.
+    """What is known of earlier calls on one device, so that the next one like them is quick.
+
+    It goes with the device's backend.
 
     signatures: of arrays; calls: of functions, as what they launch (prepared.py).
     """
@@ -192,7 +197,8 @@ class Remembered:
 
     @classmethod
     def add(cls, known: dict[Any, Any], key: Any, value: Any) -> Any:
-        """Put a value into one of these, the oldest out where it is full; gives what is there now, which another thread may have put."""
+        """Put a value into one of these, the oldest out where it is full; gives what is there now, which another
+        thread may have put."""
         if len(known) >= cls.LIMIT:
             with suppress(RuntimeError, StopIteration):  # another thread has just changed it
                 known.pop(next(iter(known)), None)
@@ -211,8 +217,10 @@ class Capture(Protocol):
     """A queue whose launches are gathered."""
 
     def end(self, keep: bool) -> Any:
-        """What was gathered, with a method `launch(queue)`; None unless it is to be kept, or where there is nothing but the
-        record that graphs.py has."""
+        """What was gathered, with a method `launch(queue)`.
+
+        None unless it is to be kept, or where there is nothing but the record that graphs.py has.
+        """
         ...
 
 
@@ -222,15 +230,20 @@ class Backend(Protocol):
 
     | part | members | what must hold |
     |---|---|---|
-    | what it is | name, is_cuda, ordinal, multiprocessors, remembered, own_queue, describe, on_device | `on_device` gives one object for one number; is_cuda: addresses are CUDA's, so other libraries' arrays come and go |
-    | code | module, open, packet | entries keep what they need loaded (`Entry.owner`); a packet launches as often as it is called |
-    | memory | alloc, free, reclaim, memory_info, trim, write, read, copy | `free` and `reclaim` come from finalizers: no lock, no wait (turns.py); `read`, `write` may wait |
-    | order | queue, new_queue, mark, wait, gather, reached, synchronize | work in one queue is in order; `wait` orders two queues on the device |
+    | what it is | name, ordinal, describe, on_device | `on_device` gives one object for one number |
+    | | is_cuda | whether addresses are CUDA's, so that other libraries' arrays come and go |
+    | | multiprocessors, remembered, own_queue | constant |
+    | code | module, open, packet | an entry keeps loaded what it needs (`Entry.owner`) |
+    | memory | alloc, memory_info, trim, write, read, copy | `write` and `read` may wait |
+    | | free, reclaim | come from finalizers: no lock, no wait, no reference kept (turns.py) |
+    | order | queue, new_queue, mark, wait, gather | work in one queue is in order; `wait` orders two on the device |
+    | | reached, synchronize | the only ones that wait for work |
     | time, graphs | timed_event, capture, is_capturing | |
 
     A stream is None (that of the enclosing `with stream:`, else the library's own), an integer handle, an object with
     `__cuda_stream__`, or the Queue of one of them. A mark is a Queue that lasts (its end when somebody waits) or an
-    event. Everything but `read`, `write`, `synchronize`, `trim` and `reached(wait=True)` returns without waiting. Any thread may call.
+    event. Everything but `read`, `write`, `synchronize`, `trim` and `reached(wait=True)` returns without waiting. Any
+    thread may call.
     """
 
     name: str
@@ -335,7 +348,8 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class Scope:
-    """What holds for the calls of a thread or task: the machine of `using`, the stream of `with stream:`, and whoever records."""
+    """What holds for the calls of a thread or task: the machine of `using`, the stream of `with stream:`, and whoever
+    records."""
 
     backend: Backend | None = None
     queue: Queue | None = None

@@ -25,7 +25,8 @@ class graph:
 
     Calls in the block run nothing: they become part of the graph, for the same arrays each time. It keeps their memory,
     also that of results which the block allocates. They take device arrays and the graph's own stream (`stream=None`);
-    what would wait or copy is refused with ArgumentError. On the emulator the calls are recorded and run again one by one.
+    what would wait or copy is refused with ArgumentError. On the emulator the calls are recorded and run again one by
+    one.
     """
 
     name = "ptxrt.graph"
@@ -43,7 +44,9 @@ class graph:
 
     def __enter__(self) -> "graph":
         if self._state != "new" or scope().recorder is not None:
-            raise ArgumentError("ptxrt.graph: a graph is gathered once, and not within another or within ptxrt.prepare; make a new one")
+            raise ArgumentError(
+                "ptxrt.graph: a graph is gathered once, and not within another or within ptxrt.prepare; make a new one"
+            )
         self.backend = current()
         self.queue = self.backend.new_queue()
         self._capture = self.backend.capture(self.queue)
@@ -63,7 +66,9 @@ class graph:
     def add(self, plan: Plan, packet: Packet, arrays: Sequence[DeviceArray], values: tuple, queue: Queue) -> None:
         """Take one launch, whose parameters are in `packet`."""
         if plan.backend is not self.backend:
-            raise ArgumentError(f"ptxrt.graph: the graph is for {self.backend.describe()}, the call for {plan.backend.describe()}")
+            raise ArgumentError(
+                f"ptxrt.graph: the graph is for {self.backend.describe()}, the call for {plan.backend.describe()}"
+            )
         if queue is not self.queue:
             raise ArgumentError("ptxrt.graph: a call in the block names another stream; leave out stream=")
         if self.backend.is_cuda:
@@ -88,7 +93,9 @@ class graph:
         if self._state != "ready":
             raise ArgumentError(f"ptxrt.graph: the graph is {self._state}; launch it after its block has ended well")
         if scope().recorder is not None:
-            raise ArgumentError(f"{scope().recorder.name}: a graph cannot be part of another recording; launch it afterwards")
+            raise ArgumentError(
+                f"{scope().recorder.name}: a graph cannot be part of another recording; launch it afterwards"
+            )
         if not self._receipts:
             return
         queue = self.backend.queue(stream)
@@ -116,7 +123,10 @@ class graph:
     def receipt(self) -> Launch:
         """The receipt of one launch of the whole graph: sums of what its launches move and compute."""
         parts = self._receipts
-        sums = [None if None in column else sum(column) for column in ([p.bytes_moved for p in parts], [p.flops for p in parts])]
+        sums = [
+            None if None in column else sum(column)
+            for column in ([p.bytes_moved for p in parts], [p.flops for p in parts])
+        ]
         names = ", ".join(dict.fromkeys(p.entry for p in parts))
         first = parts[0]
         return Launch(

@@ -28,31 +28,47 @@ def kernel(
     cases: Sequence[Mapping[str, Any]] = (),
     tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
     flops: str | Callable[..., int] | None = None,
-    draw: Mapping[str, Callable[[np.random.Generator, Format, Sequence[int], Mapping[str, int]], np.ndarray]] | None = None,
+    draw: Mapping[str, Callable[[np.random.Generator, Format, Sequence[int], Mapping[str, int]], np.ndarray]]
+    | None = None,
 ) -> Callable[[Callable], "Kernel"]:
     """Declare a kernel; the function below becomes a callable `Kernel` in REGISTRY.
 
     grid: words for grid x, y, z, each an axis or a product of axes, covered by tiles.
     variants: axes that are compiled in, with the values that exist; several axes with the combinations that exist
         are one key, "dim dim_v": ((64, 64), (192, 128)).
-    filled: whether a compiled size may be larger than the arrays': the smallest that holds them is chosen, the entry is given
-        the arrays' own sizes and fills up with zeros.
-    halved: whether each entry has another beside it, ENTRY_half, of the same parameters and results, bit for bit, whose blocks cover
-        less of the grid: for launches of few blocks (launch.suits_halves). Targets where they would cover as much do not have it.
+    filled: whether a compiled size may be larger than the arrays': the smallest that holds them is chosen, the entry
+        is given the arrays' own sizes and fills up with zeros.
+    halved: whether each entry has another beside it, ENTRY_half, of the same parameters and results, bit for bit,
+        whose blocks cover less of the grid: for launches of few blocks (launch.suits_halves). Targets where they
+        would cover as much do not have it.
     fixed: axes that have one size and need not be given.
-    derived: axes that follow from others, in an order in which they can be worked out: the size from the axes known so far, the
-        axis itself among them where the call gives it. They may be axes of no array, of which the entry is told nothing.
+    derived: axes that follow from others, in an order in which they can be worked out: the size from the axes known
+        so far, the axis itself among them where the call gives it. They may be axes of no array, of which the entry
+        is told nothing.
     cases: sizes of axes, values of scalars, optional arrays (name=True) and, to restrict it, the
         format of the unions (format="bf16"); tests, `check` and the documentation loop over them.
     tolerance: for all outputs or by output; absent means exact.
     flops: a product of axes, or a function of axes and scalars by keyword.
-    draw: for inputs whose examples cannot be any random contents, how to draw them: (rng, format, shape, axes) -> array.
+    draw: for inputs whose examples cannot be any random contents, how to draw them:
+        (rng, format, shape, axes) -> array.
     """
 
     def declare(function: Callable) -> Kernel:
         if function.__name__ in REGISTRY:
             raise ValueError(f"a kernel called {function.__name__} is declared already")
-        declared = Kernel(function, grid, variants or {}, filled, halved, fixed or {}, derived or {}, cases, tolerance, flops, draw or {})
+        declared = Kernel(
+            function,
+            grid,
+            variants or {},
+            filled,
+            halved,
+            fixed or {},
+            derived or {},
+            cases,
+            tolerance,
+            flops,
+            draw or {},
+        )
         REGISTRY[declared.name] = declared
         return declared
 

@@ -105,7 +105,8 @@ class Pool:
         return size
 
     def alloc(self, nbytes: int, queue: Queue) -> int:
-        """The address of a block for work in `queue`; OutOfMemory where even giving back all that is kept does not help."""
+        """The address of a block for work in `queue`; OutOfMemory where even giving back all that is kept does not
+        help."""
         size = self.size_of(nbytes)
         ready = queue.blocks.get(size)
         if ready:

@@ -2,14 +2,15 @@
 
 One mechanism, for three callers: `prepare`; functions marked `@remembered`; kernels, whose calls are remembered, too.
 
-1. `_key`: what the launches of a call depend on: function, signatures of the device arrays, plain values. Calls with equal
-   keys are alike. `prepare` has an example instead, and compares each call with it.
-2. `Recording`: the function runs once with a recorder in the scope. Nothing is launched; each launch is kept as a Plan with
-   where its arrays come from: an argument (over memory that knows its argument, `_Lent`), memory that the call allocates
-   (`_Own`), or neither. The result is kept in the same way.
-3. `_Writer`: the recording as a function in Python, compiled by `exec`. Loops over launches, arrays and numbers are written
-   out, since a step of a loop costs several percent of a launch. Where a call needs anything else (a wait for another
-   stream, a graph that is gathered, a trace), it does nothing, and `Recording.run` launches plan by plan with care.
+1. `_key`: what the launches of a call depend on: function, signatures of the device arrays, plain values. Calls with
+   equal keys are alike. `prepare` has an example instead, and compares each call with it.
+2. `Recording`: the function runs once with a recorder in the scope. Nothing is launched; each launch is kept as a Plan
+   with where its arrays come from: an argument (over memory that knows its argument, `_Lent`), memory that the call
+   allocates (`_Own`), or neither. The result is kept in the same way.
+3. `_Writer`: the recording as a function in Python, compiled by `exec`. Loops over launches, arrays and numbers are
+   written out, since a step of a loop costs several percent of a launch. Where a call needs anything else (a wait for
+   another stream, a graph that is gathered, a trace), it does nothing, and `Recording.run` launches plan by plan with
+   care.
 
 Only calls that come a second time are recorded. Records hang on the device's backend (`Backend.remembered`), the oldest
 goes where there are too many. `ptxrt bench launch` measures what it saves.
@@ -40,7 +41,8 @@ R = TypeVar("R", covariant=True)
 
 
 class Prepared(Protocol[R]):
-    """What `prepare` gives: a function whose arguments are those of the example, where they are left out. launches: the receipts."""
+    """What `prepare` gives: a function whose arguments are those of the example, where they are left out. launches:
+    the receipts."""
 
     launches: tuple[Launch, ...]
 
@@ -54,11 +56,12 @@ def prepare(op: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> Prepar
         prepared(x, "mxfp4", out=q)                # or another x and q of the same shapes and dtypes
         prepared(x)                                # arguments that are left out are those of the example
 
-    The example's arrays are device arrays (or another library's); nothing is launched here. A prepared call does nothing
-    but its launches: memory that the call works in, and results that it was not given an `out` for, are allocated here and
-    used by every call; such results are overwritten by the next. It gives what `op` gives, and takes `stream=` besides.
-    Numbers of a kernel may differ from call to call; all else must be like the example. `prepared.launches` are the receipts.
-    ArgumentError where `op` waits for the device or copies, which cannot be prepared, and for calls unlike the example.
+    The example's arrays are device arrays (or another library's); nothing is launched here. A prepared call does
+    nothing but its launches: memory that the call works in, and results that it was not given an `out` for, are
+    allocated here and used by every call; such results are overwritten by the next. It gives what `op` gives, and
+    takes `stream=` besides. Numbers of a kernel may differ from call to call; all else must be like the example.
+    `prepared.launches` are the receipts. ArgumentError where `op` waits for the device or copies, which cannot be
+    prepared, and for calls unlike the example.
     """
     return _prepared(Recording(op, arguments, named, keep=True))
 
@@ -130,11 +133,15 @@ class _Argument:
         if is_array(value):
             self.value = value = _as_array("prepare", label, value)
             if not isinstance(value, DeviceArray):
-                raise ArgumentError(f"prepare: {label} is a NumPy array; prepared calls take device arrays, see ptxrt.to_device")
+                raise ArgumentError(
+                    f"prepare: {label} is a NumPy array; prepared calls take device arrays, see ptxrt.to_device"
+                )
             self.attributes: tuple = (None,)
             leaves.append(value)
         else:
-            self.attributes = tuple(name for name, item in getattr(value, "__dict__", {}).items() if isinstance(item, DeviceArray))
+            self.attributes = tuple(
+                name for name, item in getattr(value, "__dict__", {}).items() if isinstance(item, DeviceArray)
+            )
             leaves += [getattr(value, name) for name in self.attributes]
         self.signatures = tuple(leaf.signature for leaf in leaves[self.first :])
 
@@ -158,23 +165,35 @@ class _Argument:
         if not self.attributes:
             same = value is self.value or (type(value) is type(self.value) and _equal(value, self.value))
             if not same:
-                raise ArgumentError(f"prepared: {self.label} is {value!r}; it was prepared with {self.value!r}. Prepare another call for it.")
+                raise ArgumentError(
+                    f"prepared: {self.label} is {value!r}; it was prepared with {self.value!r}. "
+                    "Prepare another call for it."
+                )
             return
         if self.attributes == (None,):
             arrays = [_as_array("prepared", self.label, value)] if is_array(value) else [value]
         else:
             if type(value) is not type(self.value):
-                raise ArgumentError(f"prepared: {self.label} is a {type(value).__name__}; pass a {type(self.value).__name__} as in the example")
+                raise ArgumentError(
+                    f"prepared: {self.label} is a {type(value).__name__}; "
+                    f"pass a {type(self.value).__name__} as in the example"
+                )
             arrays = [getattr(value, name) for name in self.attributes]
             mine = {n: v for n, v in vars(self.value).items() if n not in self.attributes}
             theirs = {n: v for n, v in vars(value).items() if n not in self.attributes}
             if mine.keys() != theirs.keys() or not all(_equal(mine[n], theirs[n]) for n in mine):
-                raise ArgumentError(f"prepared: {self.label} is {value!r}; it was prepared with {self.value!r}. Prepare another call for it.")
+                raise ArgumentError(
+                    f"prepared: {self.label} is {value!r}; it was prepared with {self.value!r}. "
+                    "Prepare another call for it."
+                )
         for i, (array, wanted) in enumerate(zip(arrays, self.signatures)):
             if not isinstance(array, DeviceArray):
                 raise ArgumentError(f"prepared: {self.label} is a {type(array).__name__}; pass a device array")
             if array.signature is not wanted and str(array.signature) != str(wanted):
-                raise ArgumentError(f"prepared: {self.label} is {array.signature}; it was prepared with {wanted}. Prepare another call for it.")
+                raise ArgumentError(
+                    f"prepared: {self.label} is {array.signature}; it was prepared with {wanted}. "
+                    "Prepare another call for it."
+                )
             leaves[self.first + i] = array
 
 
@@ -193,9 +212,10 @@ def _equal(a: Any, b: Any) -> bool:
 class Recording:
     """What a call launches, on which memory, and what it gives.
 
-    arguments: what came, in order. leaves: the example's arrays. steps: of each launch the plan, by array a place, and the
-    numbers. A place is (leaf, offset), (~own, offset) or an array that is always the same. own: the sizes of memory to
-    allocate. assigned: what the function puts into its arguments: (argument, attribute, tree). result: a tree.
+    arguments: what came, in order. leaves: the example's arrays. steps: of each launch the plan, by array a place, and
+    the numbers. A place is (leaf, offset), (~own, offset) or an array that is always the same. own: the sizes of
+    memory to allocate. assigned: what the function puts into its arguments: (argument, attribute, tree). result: a
+    tree.
     """
 
     def __init__(self, op: Callable, arguments: tuple, named: dict[str, Any], keep: bool):
@@ -204,7 +224,9 @@ class Recording:
         stream = named.pop("stream", None)
         self.positional, self.names = len(arguments), tuple(named)
         if not all(name.isidentifier() and not iskeyword(name) for name in named):
-            raise ArgumentError(f"prepare: {self.name} was given {sorted(named)}, of which not all are names of arguments")
+            raise ArgumentError(
+                f"prepare: {self.name} was given {sorted(named)}, of which not all are names of arguments"
+            )
         self.leaves: list[DeviceArray] = []
         self.arguments = [_Argument(f"argument {i}", value, self.leaves) for i, value in enumerate(arguments)]
         self.arguments += [_Argument(name, value, self.leaves) for name, value in named.items()]
@@ -220,7 +242,9 @@ class Recording:
             leave(before, "recorder")
         self._places = {memory: i for i, memory in enumerate(recorder.own)}
         self.own = [memory.nbytes for memory in recorder.own]
-        self.steps = [(plan, [self._place(array) for array in arrays], values) for plan, arrays, values in recorder.steps]
+        self.steps = [
+            (plan, [self._place(array) for array in arrays], values) for plan, arrays, values in recorder.steps
+        ]
         backends = {plan.backend for plan, _, _ in self.steps} or {self.leaves[0].backend}
         if len(backends) > 1:
             devices = ", ".join(backend.describe() for backend in backends)
@@ -255,7 +279,8 @@ class Recording:
                         argument.number = i
 
     def _assignments(self, lent: list) -> list[tuple[int, str, tuple]]:
-        """What the function put into its arguments (a QuantizedArray's global scale, say), to be done at every call as well."""
+        """What the function put into its arguments (a QuantizedArray's global scale, say), to be done at every call
+        as well."""
         changed = []
         for i, (argument, given) in enumerate(zip(self.arguments, lent)):
             for j, name in enumerate(argument.attributes):
@@ -292,11 +317,17 @@ class Recording:
 
     def _is_new(self) -> bool:
         """Whether each call can give a result of its own: nothing in it could be changed by whoever has it."""
-        return not self.assigned and _is_new(self.result) and not any(isinstance(p, DeviceArray) for _, places, _ in self.steps for p in places)
+        return (
+            not self.assigned
+            and _is_new(self.result)
+            and not any(isinstance(p, DeviceArray) for _, places, _ in self.steps for p in places)
+        )
 
     def _write(self) -> None:
-        """Write the functions that do the call again: `replay(given, leaves, queue, recorder)`, and for prepared calls the
-        lines that `_prepared` takes into its own."""
+        """Write the functions that do the call again.
+
+        `replay(given, leaves, queue, recorder)`; of prepared calls `_prepared` takes the lines into its own function.
+        """
         self.writer = writer = _Writer(self)
         writer.known.update(_run=self.run)
         lines = [
@@ -320,7 +351,9 @@ class Recording:
         """The call with care: launch by launch, each after what it depends on, or into a graph."""
         make = new_memory if recorder is None else recorder.new_memory
         own = [make(self.backend, nbytes, queue) for nbytes in self.own]
-        numbers = [(argument.number, value) for argument, value in zip(self.arguments, given) if argument.number is not None]
+        numbers = [
+            (argument.number, value) for argument, value in zip(self.arguments, given) if argument.number is not None
+        ]
         for plan, places, values in self.steps:
             arrays = []
             for place in places:
@@ -362,15 +395,15 @@ def _made(kind: type, fields: dict[str, Any]) -> Any:
 class _Writer:
     """Writes a recording in Python. `known`: what the lines name.
 
-    _gI: argument; _aI, _mI: an argument's array and its memory; _wI: memory that the call allocates; _q: a launch's packet.
-    Names begin with _ so that none is an argument's.
+    _gI: argument; _aI, _mI: an argument's array and its memory; _wI: memory that the call allocates; _q: a launch's
+    packet. Names begin with _ so that none is an argument's.
     """
 
     def __init__(self, recording: Recording):
         self.recording = recording
         self.known: dict[str, Any] = dict(
-            _observers=launch.observers, _remember=launch._launches.append, _made=_made, _array=DeviceArray, _of=DeviceArray.of,
-            _memory=Memory, _backend=recording.backend, _alloc=recording.backend.alloc,
+            _observers=launch.observers, _remember=launch._launches.append, _made=_made, _array=DeviceArray,
+            _of=DeviceArray.of, _memory=Memory, _backend=recording.backend, _alloc=recording.backend.alloc,
         )  # fmt: skip
         self.leaf_names = "".join(f"_a{i}, " for i in range(len(recording.leaves)))
         self.given_names = "".join(f"_g{i}, " for i in range(len(recording.arguments)))
@@ -383,7 +416,8 @@ class _Writer:
         return name
 
     def lines(self) -> list[str]:
-        """Lines that launch in `_queue` and return, if the call depends on nothing in another queue; else they do nothing."""
+        """Lines that launch in `_queue` and return, if the call depends on nothing in another queue; else they do
+        nothing."""
         steps = self.recording.steps
         memories: dict[str, str] = {}  # what a memory is called -> the expression that gives it
         written, pairs = set(), set()
@@ -391,7 +425,9 @@ class _Writer:
             names = [self._memory_of(place, memories) for place in places]
             written |= {name for name, write in zip(names, plan.writes) if write}
             pairs |= {(names[i], names[j]) for i, j in plan.pairs if names[i] != names[j]}
-        tests = [f"{name}.writer is _queue" + (f" and not {name}.readers" if name in written else "") for name in memories]
+        tests = [
+            f"{name}.writer is _queue" + (f" and not {name}.readers" if name in written else "") for name in memories
+        ]
         checked = [(one, other) for one, other in sorted(pairs) if one in memories and other in memories]
         tests += [f"{one} is not {other}" for one, other in checked]
         # Memory of its own overlaps with no other memory; where some is borrowed, addresses must be compared.
@@ -401,7 +437,10 @@ class _Writer:
         return [
             *(f"{name} = {expression}" for name, expression in memories.items()),
             f"if {' and '.join(tests) or True}:",
-            *(f"    _w{i} = _memory(_backend, _alloc({nbytes}, _queue), {nbytes}, _queue)" for i, nbytes in enumerate(self.recording.own)),
+            *(
+                f"    _w{i} = _memory(_backend, _alloc({nbytes}, _queue), {nbytes}, _queue)"
+                for i, nbytes in enumerate(self.recording.own)
+            ),
             *(f"    {line}" for plan, places, values in steps for line in self._launch(plan, places, values)),
             *self.assigning("    "),
             f"    return {self.expression(self.recording.result)}",
@@ -421,7 +460,11 @@ class _Writer:
     def _launch(self, plan: Plan, places: Sequence[Any], values: tuple) -> list[str]:
         """One launch. Its packets are its own: numbers that never change stand in them."""
         spare: list[Packet] = []
-        varying = {argument.number: f"_g{i}" for i, argument in enumerate(self.recording.arguments) if argument.number is not None}
+        varying = {
+            argument.number: f"_g{i}"
+            for i, argument in enumerate(self.recording.arguments)
+            if argument.number is not None
+        }
 
         def packet() -> Packet:
             made = plan.backend.packet(plan.entry, plan.grid, plan.block, plan.shared_bytes, plan.template)
@@ -504,7 +547,10 @@ def _prepared(recording: Recording) -> Callable:
         for i, argument in enumerate(arguments)
         for j, attribute in enumerate(argument.attributes)
     }
-    tests = ["not _observers", *(f"{labels[i]} is _E{i}" for i, argument in enumerate(arguments) if argument.attributes != (None,))]
+    tests = [
+        "not _observers",
+        *(f"{labels[i]} is _E{i}" for i, argument in enumerate(arguments) if argument.attributes != (None,)),
+    ]
     for leaf, array in enumerate(recording.leaves):
         tests.append(f"_a{leaf}.signature is {writer.name(array.signature)}")
     lines = [
@@ -527,7 +573,9 @@ def _prepared(recording: Recording) -> Callable:
     exec("\n".join(lines), known)
     function = known["prepared"]
     function.__name__ = function.__qualname__ = f"prepared_{recording.name}"
-    function.__doc__ = f"{recording.name}, prepared on {backend.describe()}: {len(recording.steps)} launches; see ptxrt.prepare."
+    function.__doc__ = (
+        f"{recording.name}, prepared on {backend.describe()}: {len(recording.steps)} launches; see ptxrt.prepare."
+    )
     function.__module__ = __name__
     function.launches = tuple(plan.receipt(values) for plan, _, values in recording.steps)
     return function
@@ -562,7 +610,9 @@ def remembered(function: Callable[P, R], numbers: Collection[str] = ()) -> Calla
         if key is None:
             return function(*arguments, **named)
         backend = leaves[0].backend
-        calls = backend.remembered.calls  # by key a recording, None before and where there can be none, and what the key knows by identity
+        calls = (
+            backend.remembered.calls
+        )  # by key a recording, None before and where there can be none, and what the key knows by identity
         found = calls.get(key)
         if found is None:
             result = function(*arguments, **named)
@@ -595,7 +645,9 @@ def _recorded(function: Callable, arguments: tuple, named: dict[str, Any]) -> Re
     return recording if recording.is_new else None
 
 
-def _key(function: Callable, arguments: tuple, named: dict[str, Any], numbers: Collection[str], leaves: list, held: list) -> tuple | None:
+def _key(
+    function: Callable, arguments: tuple, named: dict[str, Any], numbers: Collection[str], leaves: list, held: list
+) -> tuple | None:
     """What the launches of a call depend on; None where that is not known.
 
     Its device arrays go into `leaves`; into `held` go immutable objects that it knows by identity.

@@ -100,7 +100,8 @@ def place(device: int | None = None) -> Backend:
 
 
 def default_machine() -> str:
-    """The name of the machine that is used where `using` says nothing; MachineError where a GPU is there but unusable."""
+    """The name of the machine that is used where `using` says nothing; MachineError where a GPU is there but
+    unusable."""
     asked = os.environ.get("PTXRT_MACHINE")
     if asked:
         return asked
@@ -119,7 +120,9 @@ def default_problem() -> str | None:
     machine = machines()[asked]
     if machine.available:
         return None
-    return f"PTXRT_MACHINE asks for {asked}, which is not available ({machine.detail}); unset it, or name another machine"
+    return (
+        f"PTXRT_MACHINE asks for {asked}, which is not available ({machine.detail}); unset it, or name another machine"
+    )
 
 
 @lru_cache(maxsize=None)
@@ -179,7 +182,11 @@ def _emulator_options(options: dict[str, Any]) -> dict[str, Any]:
     """All options of the emulator, with their defaults where nothing else is said."""
     from .emulator.backend import EmulatorBackend
 
-    known = {name: p.default for name, p in signature(EmulatorBackend).parameters.items() if name not in ("ordinal", "on_device")}
+    known = {
+        name: p.default
+        for name, p in signature(EmulatorBackend).parameters.items()
+        if name not in ("ordinal", "on_device")
+    }
     unknown = [option for option in options if option not in known]
     if unknown:
         raise ArgumentError(f"using: the emulator knows no option {', '.join(unknown)}; it has {', '.join(known)}")

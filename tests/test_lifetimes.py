@@ -203,7 +203,9 @@ def test_graphs_keep_the_modules_of_their_launches(cuda, program):  # noqa: F811
     assert not cuda.modules and "cuGraphExecDestroy" in cuda.names()
 
 
-@pytest.mark.parametrize("function", ["cuModuleGetFunction", "cuModuleGetFunctionCount", "cuModuleEnumerateFunctions", "cuFuncGetName"])
+@pytest.mark.parametrize(
+    "function", ["cuModuleGetFunction", "cuModuleGetFunctionCount", "cuModuleEnumerateFunctions", "cuFuncGetName"]
+)
 def test_a_module_whose_load_fails_halfway_is_unloaded(cuda, program, monkeypatch, function):  # noqa: F811
     if function != "cuModuleGetFunction":
         monkeypatch.setattr(driver, "_parsed", lambda data, name: None)  # the driver alone knows its entries
@@ -245,7 +247,9 @@ def test_loads_do_not_pile_up_in_the_emulator(emulator, program):
         ptxrt.load(program)["put"](1, 1, y)
 
     assert is_flat(load, 2_000) and y.to_numpy() == 7
-    assert len(emulator.emulator.modules) - modules <= 1 and len(emulator.emulator.memory.allocations) - allocations <= 1
+    assert (
+        len(emulator.emulator.modules) - modules <= 1 and len(emulator.emulator.memory.allocations) - allocations <= 1
+    )
 
 
 def test_sets_of_options_do_not_pile_up():
@@ -293,7 +297,9 @@ def test_shapes_do_not_pile_up(emulator):
     limit = type(remembered).LIMIT
     for i in range(limit + 50):
         type(remembered).add(remembered.calls, ("test", i), i)
-    assert len(remembered.calls) == limit and ("test", 0) not in remembered.calls and ("test", limit) in remembered.calls
+    assert (
+        len(remembered.calls) == limit and ("test", 0) not in remembered.calls and ("test", limit) in remembered.calls
+    )
     remembered.calls.clear()
 
 
@@ -360,6 +366,7 @@ def test_without_a_pool_counts_hold_while_threads_free(install, monkeypatch):  #
     monkeypatch.setenv("PTXRT_POOL", "0")
     fake = install(fake_cuda.FakeCuda())
     with ptxrt.using("portable") as chosen:
+
         def work():
             for i in range(400):
                 array.allocate(chosen, (1 + i % 7,), np.dtype(np.uint8))
@@ -396,7 +403,11 @@ def test_a_launch_takes_its_packet_in_one_step(cuda):  # noqa: F811
         transpose(x, y=y)
     (recording,) = (found for found, _ in selection.current().remembered.calls.values())
     replay = recording.replay
-    (spare,) = {id(item.__self__): item.__self__ for item in replay.__globals__.values() if type(getattr(item, "__self__", 0)) is list}.values()
+    (spare,) = {
+        id(item.__self__): item.__self__
+        for item in replay.__globals__.values()
+        if type(getattr(item, "__self__", 0)) is list
+    }.values()
     other_thread = []
 
     def trace(frame, event, argument):
@@ -444,7 +455,8 @@ def test_threads_launch_one_graph_in_turns(either, monkeypatch):  # noqa: F811
 
 
 def test_the_pool_leaves_captured_streams_alone(cuda):  # noqa: F811
-    """A block that was last used in a stream that is being captured: an event in that stream would become part of the graph."""
+    """A block that was last used in a stream that is being captured: an event in that stream would become part of the
+    graph."""
     with ptxrt.graph():
         address = ptxrt.empty((4, 5), np.float32).address
         with ptxrt.Stream():
@@ -573,7 +585,10 @@ def test_a_turn_may_survive_a_fork_that_nobody_was_in():
         (lambda d: ptxrt.empty((0, 2**63), np.uint8), "which no memory holds"),
         (lambda d: ptxrt.empty(2**61, np.float32), "which no memory holds"),
         (lambda d: d[:1, :1].broadcast_to((2**32, 2**31)), "which no memory holds"),
-        (lambda d: ptxrt.to_device(np.ma.masked_array([1.0, 2.0], [True, False])), "x is a masked array; pass x.filled"),
+        (
+            lambda d: ptxrt.to_device(np.ma.masked_array([1.0, 2.0], [True, False])),
+            "x is a masked array; pass x.filled",
+        ),
         (lambda d: transpose(d, y=np.ma.masked_array(np.zeros((3, 2), np.float32))), "y is a masked array"),
         (lambda d: ptxrt.quantize(np.ma.masked_array(np.zeros((2, 32), np.float32)), "mxfp4"), "masked array"),
         (lambda d: ptxrt.compare(np.ma.masked_array([1.0]), [1.0]), "got is a masked array"),
@@ -586,7 +601,9 @@ def test_what_an_array_cannot_be_is_an_argument_error(either, call, words):  # n
 
 def test_foreign_arrays_of_impossible_shapes_are_refused(cuda):  # noqa: F811
     for shape, words in [((1,) * 65, "65 axes"), ((2**40, 2**30), "no memory holds")]:
-        theirs = SimpleNamespace(__cuda_array_interface__=dict(version=3, shape=shape, typestr="<f4", data=(0, False), stream=1))
+        theirs = SimpleNamespace(
+            __cuda_array_interface__=dict(version=3, shape=shape, typestr="<f4", data=(0, False), stream=1)
+        )
         with pytest.raises(ptxrt.ArgumentError, match=words):
             ptxrt.to_device(theirs)
 
