@@ -50,11 +50,18 @@ _HOME = {
     "DriverError": "errors",
     "OutOfMemory": "errors",
     "EmulatorFault": "errors",
+    "Unsupported": "errors",
+    "PtxSyntaxError": "errors",
 }
+# Modules with names of their own, for kernels of other compilers.
+_EXTRAS = ("triton", "numba")
 
-__all__ = ["kernels", "synchronize", *_HOME]
+__all__ = ["kernels", "synchronize", *_EXTRAS, *_HOME]
 
 if TYPE_CHECKING:
+    from . import numba as numba
+    from . import triton as triton
+
     # "X as X" is how type checkers know that a module gives a name on.
     from .accuracy import Comparison as Comparison
     from .accuracy import compare as compare
@@ -71,6 +78,8 @@ if TYPE_CHECKING:
     from .errors import MachineError as MachineError
     from .errors import OutOfMemory as OutOfMemory
     from .errors import PtxError as PtxError
+    from .errors import PtxSyntaxError as PtxSyntaxError
+    from .errors import Unsupported as Unsupported
     from .graphs import graph as graph
     from .kernel import Kernel
     from .launch import last_launches as last_launches
@@ -111,6 +120,8 @@ def synchronize(stream: "StreamLike" = None) -> None:
 if not TYPE_CHECKING:  # type checkers should know every name, and no other
 
     def __getattr__(name: str) -> Any:
+        if name in _EXTRAS:
+            return import_module(f"{__name__}.{name}")
         if name not in _HOME:
             from difflib import get_close_matches
 

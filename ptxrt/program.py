@@ -13,7 +13,7 @@ from .backend import Backend, Entry, Param, scope
 from .errors import ArgumentError, LaunchError
 from .files import checked_path
 from .launch import GRID_LIMITS, Launch, Plan
-from .selection import current
+from .selection import backend_for, current
 
 if TYPE_CHECKING:
     from .typing import StreamLike
@@ -35,6 +35,14 @@ def load(path: str | os.PathLike[str]) -> "Program":
     path = checked_path(path)
     backend = current()
     return Program(backend, backend.open(path))
+
+
+def emulate(text: str, name: str) -> "Program":
+    """Load a PTX text on the emulator: the current one, or the one of `using("emulator")` where a GPU is current."""
+    backend = current()
+    if backend.name != "emulator":
+        backend = backend_for("emulator")
+    return Program(backend, backend.kept_text(text, name))
 
 
 class Program(Mapping[str, "ProgramEntry"]):

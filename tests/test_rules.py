@@ -46,6 +46,8 @@ MODULES = {
     "launch": {"errors", "array", "backend", "binder", "declaration", "selection"},
     "kernel": {"accuracy", "binder", "declaration", "formats", "launch", "prepared"},
     "program": {"errors", "array", "backend", "files", "launch", "selection"},
+    "triton": {"errors", "program"},
+    "numba": {"errors", "program"},
     "prepared": {"errors", "array", "backend", "declaration", "formats", "launch"},
     "graphs": {"errors", "array", "backend", "launch", "selection"},
     "tracing": {"backend", "describe", "launch"},

@@ -21,6 +21,7 @@ from . import Emulator, LoadedModule
 TEXTS = ("native", "portable")
 ARITHMETICS = ("float64", "hardware")
 SCHEDULES = ("together", "warps")
+_TEXTS_KEPT = 64
 
 
 class EmulatorModule:
@@ -132,6 +133,7 @@ class EmulatorBackend:
         )  # fmt: skip
         self._modules: dict[str, EmulatorModule] = {}
         self._sizes: dict[int, int] = {}
+        self._texts: dict[tuple[str, str], EmulatorModule] = {}
         self.remembered = Remembered()
         self._turn = Turn(self._give_back, survives_fork=True)
         self.own_queue = self.new_queue()
@@ -164,9 +166,23 @@ class EmulatorBackend:
         kind = module_kind(path, data)
         if kind != "ptx":
             raise FileError(f"{path} is a {kind}; the emulator runs PTX text: compile with nvcc -ptx, or choose a GPU machine")
+        return self.open_text(data.decode("utf-8", "replace"), path.name, hashlib.sha256(data).hexdigest())
+
+    def kept_text(self, text: str, name: str) -> EmulatorModule:
+        """Load a PTX text that is in memory; the last ones stay loaded, for compilers that hand over the same text again."""
+        digest = hashlib.sha256(text.encode()).hexdigest()
         with self._turn:
-            loaded = self.emulator.load_text(data.decode("utf-8", "replace"), name=path.name, whole=True)
-            return EmulatorModule(path.name, loaded, hashlib.sha256(data).hexdigest(), _File(self._turn, loaded))
+            module = self._texts.pop((name, digest), None) or self.open_text(text, name, digest)
+            self._texts[name, digest] = module  # the latest is last
+            if len(self._texts) > _TEXTS_KEPT:
+                del self._texts[next(iter(self._texts))]
+            return module
+
+    def open_text(self, text: str, name: str, digest: str) -> EmulatorModule:
+        """Load a PTX text that is in memory, as `open` does; `name` stands in messages."""
+        with self._turn:
+            loaded = self.emulator.load_text(text, name=name, whole=True)
+            return EmulatorModule(name, loaded, digest, _File(self._turn, loaded))
 
     def alloc(self, nbytes: int, queue: Queue | None = None) -> int:
         """New memory, which nothing has written; never reused, so that uses after the end are found."""

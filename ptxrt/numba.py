@@ -1,0 +1,128 @@
+"""Numba's CUDA kernels on the emulator: compiled by Numba, run on arrays of the CPU, with every check.
+
+    @cuda.jit
+    def add(x, y, out): ...
+
+    ptxrt.numba.run(add, 4, 256, x, y, out)                   # grid, block, NumPy arrays, which are changed in place
+    with ptxrt.numba.emulated():
+        add[4, 256](x, y, out)                                # the same, as on a GPU
+
+No GPU is needed; Numba compiles with the NVVM library of a CUDA toolkit, which it looks for by itself. Numba is imported
+where it is used (`pip install ptxrt[numba]`). The kernel runs on the current emulator, or on that of
+`ptxrt.using("emulator")` where a GPU is current.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Iterator
+
+import numpy as np
+
+from .errors import ArgumentError, MachineError
+from .program import emulate
+
+#: Compute capabilities that Numba compiles for; the first is what is taken.
+TARGETS = ((8, 0), (8, 6), (8, 9))
+
+
+def run(kernel: Any, grid: Any, block: Any, *arguments: Any, shared_bytes: int = 0, target: tuple[int, int] = TARGETS[0]) -> None:
+    """Compile a kernel of `numba.cuda.jit` and run it on the emulator; arrays are changed in place.
+
+    grid, block: one to three numbers each. arguments: NumPy arrays of any strides (what is not row-major goes through a
+    copy) and numbers. shared_bytes: of dynamic shared memory. target: the compute capability that the code is for.
+
+    Raises ArgumentError for an argument that Numba has no type for, MachineError where Numba or NVVM is missing,
+    EmulatorFault for what the kernel does wrong.
+    """
+    with emulated(target=target):
+        kernel[grid, block, 0, shared_bytes](*arguments)
+
+
+@contextmanager
+def emulated(*, target: tuple[int, int] = TARGETS[0]) -> Iterator[None]:
+    """Within the block, `kernel[grid, block](...)` of every kernel of `numba.cuda.jit` runs on the emulator, as `run` does.
+
+    The block takes effect in all threads of the process.
+    """
+    if target not in TARGETS:
+        raise ArgumentError(f"target is {target!r}; kernels are compiled for {', '.join(map(str, TARGETS))}")
+    numba = _numba()
+    dispatcher = numba.cuda.dispatcher.CUDADispatcher
+    before = dispatcher.call, numba.config.CUDA_LOW_OCCUPANCY_WARNINGS
+
+    def call(kernel, arguments, grid, block, stream, shared_bytes):
+        _launch(numba, kernel, grid, block, arguments, shared_bytes, target)
+
+    dispatcher.call, numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = call, 0  # a grid is as small as it likes here
+    try:
+        yield
+    finally:
+        dispatcher.call, numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = before
+
+
+def _numba() -> Any:
+    """Numba itself, where it is installed with its CUDA target."""
+    try:
+        import numba
+        import numba.cuda
+        import numba.cuda.dispatcher
+    except ImportError as error:
+        raise MachineError(f"Numba is not installed ({error}); pip install ptxrt[numba]") from error
+    return numba
+
+
+def _launch(numba: Any, kernel: Any, grid, block, arguments: tuple, shared_bytes: int, target: tuple[int, int]) -> None:
+    name = kernel.py_func.__name__
+    types, places, copies = [], [], []
+    for index, value in enumerate(arguments):
+        if isinstance(value, np.ndarray):
+            row_major = np.ascontiguousarray(value)
+            if row_major is not value and value.flags.writeable:
+                copies.append((value, row_major))
+            value = row_major
+        try:
+            types.append(numba.typeof(value))
+        except ValueError as error:
+            raise ArgumentError(f"{name}: argument {index} is a {type(value).__name__}; pass NumPy arrays and numbers") from error
+        places += _places(name, index, value, types[-1])
+    options = kernel.targetoptions
+    text = _compiled(numba, kernel.py_func, tuple(types), target, bool(options.get("fastmath")), bool(options.get("lineinfo", True)))
+    (entry,) = emulate(text, f"{name}.ptx").values()
+    entry(grid, block, *places, shared_bytes=shared_bytes)
+    for value, row_major in copies:
+        np.copyto(value, row_major)
+
+
+def _places(name: str, index: int, value: Any, type: Any) -> list[Any]:
+    """The parameters that Numba makes of an argument: of an array seven or more, of a number itself."""
+    if isinstance(value, np.ndarray):
+        numbers = [0, 0, value.size, value.itemsize]
+        sizes = [*value.shape, *value.strides]
+        return [*map(np.int64, numbers), value if value.size else None, *map(np.int64, sizes)]
+    if isinstance(value, (bool, np.bool_)):
+        return [np.uint8(value)]
+    if isinstance(value, np.generic) and value.dtype.kind in "iuf":
+        return [value]
+    if isinstance(value, int):
+        return [np.int64(value) if value < 2**63 else np.uint64(value)]
+    if isinstance(value, float):
+        return [np.float64(value)]
+    raise ArgumentError(f"{name}: argument {index} is a {type} for Numba; pass NumPy arrays, integers, floats and bools")
+
+
+def _compiled(numba: Any, function: Any, types: tuple, target: tuple[int, int], fastmath: bool, lineinfo: bool) -> str:
+    """The text of a kernel for these types; compiled once."""
+    key = (function, types, target, fastmath, lineinfo)
+    if key not in _texts:
+        if len(_texts) >= _TEXTS:
+            _texts.pop(next(iter(_texts)))
+        try:
+            _texts[key], _ = numba.cuda.compile_ptx(function, types, cc=target, fastmath=fastmath, lineinfo=lineinfo)
+        except numba.cuda.cudadrv.error.NvvmSupportError as error:
+            raise MachineError(f"Numba finds no NVVM ({error}); install a CUDA toolkit, or set CUDA_HOME") from error
+    return _texts[key]
+
+
+_texts: dict[tuple, str] = {}
+_TEXTS = 256  # compiled texts that are kept
