@@ -27,6 +27,7 @@ _HOME = {
     "DeviceArray": "array",
     "to_device": "array",
     "empty": "array",
+    "zeros": "copies",
     "compare": "accuracy",
     "Comparison": "accuracy",
     "load": "program",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from .array import DeviceArray as DeviceArray
     from .array import empty as empty
     from .array import to_device as to_device
+    from .copies import zeros as zeros
     from .errors import AbiError as AbiError
     from .errors import ArgumentError as ArgumentError
     from .errors import BuildError as BuildError

@@ -256,7 +256,41 @@ class DeviceArray:
             self.backend.read(sorted_view[piece].address, host[(*piece, ...)], queue)
         return host.transpose(np.argsort(order))
 
+    # Copies and writes, by launches: see `ptxrt.copies`
+
+    def copy(self, *, stream: StreamLike = None) -> "DeviceArray":
+        """The elements in new memory of the same device, in row-major order; by a launch, without waiting."""
+        from . import copies
+
+        return copies.copy(self, stream)
+
+    def astype(self, dtype: DTypeLike, *, stream: StreamLike = None) -> "DeviceArray":
+        """The values as float32, float16 or bfloat16, rounded to nearest even, in new memory in row-major order; without waiting.
+
+        Values beyond float16 become infinite, NaN stays NaN. ArgumentError for other types, which the host converts.
+        """
+        from . import copies
+
+        return copies.astype(self, dtype, stream)
+
+    def __setitem__(self, key: Key, value: Array | Sequence[Any] | float) -> None:
+        """Write to a part, or by `a[...] = x` to all: an array that broadcasts to it, of the host or the device, or a number.
+
+        In the current stream, after what still uses the part and before what uses it next, without waiting for the device; this is how a
+        graph that is launched again gets other inputs. Numbers and arrays of the host are converted to the array's type as NumPy
+        does within a kind; device arrays must have it. ArgumentError while a graph or a prepared call is recorded, for
+        masks and lists as keys, for a read-only array, and where x does not fit.
+        """
+        from . import copies
+
+        copies.assign(self[key], value)
+
     # Views: the same memory, nothing is copied
+
+    @property
+    def T(self) -> "DeviceArray":
+        """The same memory with its axes reversed."""
+        return self.transpose()
 
     def transpose(self, *axes: SupportsIndex | Sequence[SupportsIndex]) -> "DeviceArray":
         """The same memory with its axes in another order: that of `axes`, or reversed where none are named."""
@@ -333,7 +367,7 @@ class DeviceArray:
         fits = -1 not in sizes and prod(sizes) == self.size
         strides = _reshaped_strides(self.shape, self.strides, sizes) if fits and not self.is_contiguous else None
         if not fits or (strides is None and not self.is_contiguous):
-            raise ArgumentError(f"reshape: {self!r} with strides of {list(self.strides)} bytes has no view of shape {list(shape)}")
+            raise ArgumentError(f"reshape: {self!r} with strides of {list(self.strides)} bytes has no view of shape {list(shape)}" + ("" if not fits else "; reshape its copy()"))
         return DeviceArray(self.memory, self.address, sizes, self.dtype, strides, self.writeable)
 
     def view(self, dtype: DTypeLike) -> "DeviceArray":
@@ -344,7 +378,7 @@ class DeviceArray:
         length, rest = divmod(self.shape[-1] * self.dtype.itemsize if self.shape else 0, dtype.itemsize)
         if not self.shape or not self.is_contiguous or rest:
             raise ArgumentError(
-                f"view: {dtype} has {dtype.itemsize} bytes, which does not fit the last axis of {self!r}; copy it to row-major order"
+                f"view: {dtype} has {dtype.itemsize} bytes, which does not fit the last axis of {self!r}; view its copy(), which is in row-major order"
             )
         return DeviceArray(self.memory, self.address, (*self.shape[:-1], length), dtype, None, self.writeable)
 
@@ -576,7 +610,7 @@ def to_device(x: Array | Sequence[Any] | float, *, device: int | None = None, st
 def _copy(array: DeviceArray, target: Backend, stream=None) -> DeviceArray:
     """A copy on this or another device of the same machine, in the order of the target's stream."""
     if not array.is_contiguous:
-        raise ArgumentError(f"to_device: strides of {list(array.strides)} bytes; only row-major arrays are copied")
+        raise ArgumentError(f"to_device: strides of {list(array.strides)} bytes; only row-major arrays go to another device: pass its copy()")
     refuse_recording("an array would be copied")
     queue = target.queue(stream)
     copied = allocate(target, array.shape, array.dtype, queue)

@@ -195,7 +195,7 @@ def _check_strides(kernel: Declaration, a: Argument, array, alignment: int) -> N
     if 0 in shape:
         return
     if not a.strides or any(size > 1 and stride != itemsize for size, stride in rest):
-        advice = "Copy it to row-major order first." if not a.strides else "Copy it so that the last axis lies without gaps."
+        advice = "Pass its copy(), which is in row-major order." if not a.strides else "Pass its copy(), whose last axis lies without gaps."
         _fail(kernel, a, came, advice)
     if any(size > 1 and (stride < 0 or stride % alignment) for size, stride in given):
         _fail(kernel, a, came, f"Copy it so that they are multiples of {alignment}, from 0 on.")

@@ -182,15 +182,18 @@ def give(array: DeviceArray, stream=None, max_version=None, dl_device=None, copy
     dl_device: (1, 0) asks for a copy in host memory. From the emulator there is nothing but a copy.
     BufferError for what cannot be done.
     """
-    version = tuple(max_version) if max_version else (0, 0)
-    target = device_of(array) if dl_device is None else tuple(int(x) for x in dl_device)
+    try:
+        version = (0, 0) if max_version is None else tuple(int(x) for x in max_version)
+        target = device_of(array) if dl_device is None else tuple(int(x) for x in dl_device)
+    except Exception as error:  # whatever the numbers of others raise
+        raise BufferError(f"max_version is {max_version!r}, dl_device {dl_device!r}; pass pairs of whole numbers, or None") from error
     if target not in (device_of(array), (CPU, 0)):
         raise BufferError(f"{array!r} cannot be given to the DLPack device {target}; it goes to {device_of(array)} or (1, 0)")
     to_host = target == (CPU, 0)
     if to_host and copy is False:
         raise BufferError(f"{array!r} can only be copied to host memory; leave out copy=False")
     if not array.is_contiguous and (to_host or copy):
-        raise BufferError(f"{array!r} is not in row-major order, and only such arrays are copied")
+        raise BufferError(f"{array!r} is not in row-major order, and only such arrays are copied; give its copy()")
     if to_host:
         if stream is not None and not array.backend.is_cuda:
             raise BufferError(f"stream is {stream!r}; the emulator has none, pass None")

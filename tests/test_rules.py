@@ -38,7 +38,8 @@ MODULES = {
     "pool": {"errors", "backend", "turns"},
     "driver": {"errors", "backend", "files", "pool", "turns", "units", "ptx"},
     "emulator": {"errors", "backend", "files", "turns", "units", "ptx"},
-    "array": {"errors", "backend", "binder", "dlpack", "selection"},
+    "array": {"errors", "backend", "binder", "copies", "dlpack", "selection"},
+    "copies": {"errors", "array", "formats", "ops"},
     "dlpack": {"errors", "array", "backend"},
     "stream": {"errors", "backend", "selection"},
     "declaration": {"accuracy", "dims", "formats"},
@@ -63,7 +64,7 @@ MODULES = {
 # Modules that stand on top of all others: nothing imports them.
 TOP = {"__init__", "__main__", "commands"}
 # Imports against the direction: inside a function, or for the type checker alone.
-DEFERRED = {("array", "dlpack")}
+DEFERRED = {("array", "dlpack"), ("array", "copies")}
 POSIX_ONLY = {"fcntl", "grp", "posix", "pwd", "pty", "resource", "syslog", "termios", "tty"}
 
 needs_sources = pytest.mark.skipif(not KERNELS.is_dir(), reason="the kernels' sources are not here")

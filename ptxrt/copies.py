@@ -1,0 +1,159 @@
+"""Copies of device arrays and of their parts: what `copy`, `astype` and `a[...] = x` of a DeviceArray do, and `zeros`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Iterator, Sequence, SupportsIndex
+
+import numpy as np
+
+from .array import DeviceArray, allocate, as_arrays, empty, in_native_order, refuse_recording, upload
+from .errors import ArgumentError
+from .formats import bf16, f16, f32, format_of
+from .ops.cast import cast
+from .ops.copy import copy_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from .typing import StreamLike
+
+# Blocks of a grid along its second and third axes, and bytes of a pattern that arrays are filled with.
+_GRID, _PATTERN = 65535, 4096
+
+
+def zeros(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = np.float32, *, device: int | None = None) -> DeviceArray:
+    """A new device array of zeros, on the current machine or on that device of it."""
+    array = empty(shape, dtype, device=device)
+    assign(array, 0)
+    return array
+
+
+def copy(array: DeviceArray, stream: StreamLike = None) -> DeviceArray:
+    """The elements in new memory of the same device, in row-major order; without waiting."""
+    target = allocate(array.backend, array.shape, array.dtype, array.backend.queue(stream))
+    move(array, target, stream)
+    return target
+
+
+def astype(array: DeviceArray, dtype: DTypeLike, stream: StreamLike = None) -> DeviceArray:
+    """The values in another type, float32, float16 or bfloat16, rounded to nearest even, in new memory in row-major order."""
+    try:
+        member = format_of(dtype)
+    except TypeError:
+        member = None
+    if np.dtype(array.dtype) == (None if member is None else member.dtype):
+        return copy(array, stream)
+    if member is None or format_of(array.dtype) is None:
+        words = f"{array!r} to {dtype!r}; devices convert float32, float16 and bfloat16"
+        raise ArgumentError(f"astype: {words}, the host all others: ptxrt.to_device(x.to_numpy().astype(...))")
+    target = allocate(array.backend, array.shape, member.dtype, array.backend.queue(stream))
+    source = array if all(stride >= 0 for stride in array.strides) else copy(array, stream)
+    for x, y in _pieces(source, target, 4):
+        cast(x, **{f"y_{member}": y}, stream=stream)
+    return target
+
+
+def assign(target: DeviceArray, value: Any) -> None:
+    """Write to every element of `target`: an array that broadcasts to it, or a number; see `DeviceArray.__setitem__`."""
+    refuse_recording("an array would be written to, which is no launch")
+    if not target.writeable:
+        raise ArgumentError(f"{target!r} is read-only; write to the array that it was made of, or to a copy()")
+    if isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, np.void):
+        value = _number(target, value)
+    (value,) = as_arrays("a[...] = x", x=value)
+    if isinstance(value, np.ndarray):
+        value = _on_host(target, value)
+    elif value.dtype != target.dtype:
+        raise ArgumentError(f"a[...] = x: x is {value!r}, a {target.dtype}; write x.astype({target.dtype.name!r})")
+    if value.backend is not target.backend:
+        raise ArgumentError(f"a[...] = x: x is on {value.backend.describe()}, a on {target.backend.describe()}; bring x there by to_device")
+    extra = value.ndim - target.ndim
+    if extra > 0 and all(size == 1 for size in value.shape[:extra]):
+        value = value.reshape(value.shape[extra:])
+    value = value.broadcast_to(target.shape)
+    if value.memory is target.memory and value.memory.nbytes:
+        value = copy(value)
+    move(value, target)
+
+
+def _number(target: DeviceArray, value: Any) -> np.ndarray:
+    """A number in the array's type; ArgumentError where the type is none of numbers, or cannot hold a whole one."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        try:
+            return np.asarray(value).astype(target.dtype) if isinstance(value, np.generic) else np.asarray(value, target.dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ArgumentError(f"a[...] = {value!r}: {target.dtype} holds no such number ({error}); write one that it holds") from error
+
+
+def _on_host(target: DeviceArray, value: np.ndarray) -> DeviceArray:
+    """An array of the host on the target's device, in its type: numbers are converted as NumPy converts them where no kind is lost."""
+    if not np.can_cast(value.dtype, target.dtype, "same_kind") and not _are_floats(value.dtype, target.dtype):
+        raise ArgumentError(f"a[...] = x: x is {value.dtype}, a {target.dtype}; write x.astype({target.dtype.name!r})")
+    with np.errstate(over="ignore", invalid="ignore"):
+        value = in_native_order(value).astype(target.dtype, copy=False)
+    if value.size == 1 and target.size > 1 and target.is_contiguous:  # a pattern of many, so that a thread moves sixteen bytes
+        count = max(1, min(_PATTERN // value.dtype.itemsize, target.size))
+        whole = upload(target.backend, np.full(count, value.reshape(())))
+        runs, rest = divmod(target.size, count)
+        flat = target.reshape(target.size)
+        if runs:
+            move(whole.broadcast_to((runs, count)), flat[: runs * count].reshape(runs, count))
+        if rest:
+            move(whole[:rest], flat[runs * count :])
+        return flat[:1].reshape((1,) * target.ndim)  # what is left of the call writes what is there
+    return upload(target.backend, value)
+
+
+def _are_floats(*dtypes) -> bool:
+    """Whether all are types of floats, of which NumPy knows bfloat16 as no kind."""
+    return all(dtype.kind == "f" or dtype == bf16.dtype for dtype in dtypes)
+
+
+def move(source: DeviceArray, target: DeviceArray, stream: StreamLike = None) -> None:
+    """Copy elements of one type between arrays of one shape on one device that share no memory."""
+    if not source.nbytes:
+        return
+    size = source.dtype.itemsize
+    for x, y in _pieces(_in_bytes(source), _in_bytes(target), 4, size):
+        copy_bytes(x, y=y, stream=stream)
+
+
+def _in_bytes(array: DeviceArray) -> DeviceArray:
+    """The array with its elements as a last axis of bytes."""
+    strides = (*array.strides, 1)
+    return DeviceArray(array.memory, array.address, (*array.shape, array.dtype.itemsize), np.dtype(np.uint8), strides, array.writeable)
+
+
+def _pieces(source: DeviceArray, target: DeviceArray, most: int, kept: int = 1) -> Iterator[tuple[DeviceArray, DeviceArray]]:
+    """Both arrays as pairs of four axes that kernels take: axes that lie like one become one, others are walked along."""
+    axes = [list(axis) for axis in zip(source.shape, source.strides, target.strides) if axis[0] != 1]
+    at = [source.address, target.address]
+    for axis in axes:
+        if axis[1] < 0 and axis[2] < 0 or (axis[1] < 0 and axis[2] == 0):  # both from the other end
+            at = [address + (axis[0] - 1) * stride for address, stride in zip(at, axis[1:])]
+            axis[1:] = [-axis[1], -axis[2]]
+    walked = [axis for axis in axes if axis[1] < 0 or axis[2] < 0]
+    axes = [axis for axis in axes if axis not in walked]
+    axes.sort(key=lambda axis: -axis[2])
+    joined: list[list[int]] = []
+    for size, *strides in axes:
+        if joined and all(outer == size * inner for outer, inner in zip(joined[-1][1:], strides)):
+            joined[-1] = [joined[-1][0] * size, *strides]
+        else:
+            joined.append([size, *strides])
+    # The last axis is that of neighbours in the target; of the others the longest counts rows, the next two a grid's axes.
+    last = joined.pop() if joined else [1, source.dtype.itemsize, target.dtype.itemsize]
+    joined.sort(key=lambda axis: -axis[0])
+    grid, walked = joined[: most - 1], walked + joined[most - 1 :]
+    for axis in [axis for axis in grid[1:] if axis[0] > _GRID]:
+        grid.remove(axis)
+        walked.append(axis)
+    grid = [[1, 0, 0]] * (most - 1 - len(grid)) + grid[::-1]
+    shape = tuple(axis[0] for axis in (*grid, last))
+    strides = [tuple(axis[side] for axis in (*grid, last)) for side in (1, 2)]
+    for place in np.ndindex(*(axis[0] for axis in walked)):
+        there = [address + sum(i * axis[side] for i, axis in zip(place, walked)) for side, address in ((1, at[0]), (2, at[1]))]
+        yield (
+            DeviceArray(source.memory, there[0], shape, source.dtype, strides[0], source.writeable),
+            DeviceArray(target.memory, there[1], shape, target.dtype, strides[1], target.writeable),
+        )
