@@ -1,0 +1,145 @@
+"""Copies of device arrays, writes to their parts, other types and zeros, beside NumPy, on every machine."""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ptxrt
+
+BF16 = ml_dtypes.bfloat16
+DTYPES = [np.float32, np.float16, BF16, np.uint8, np.int32, np.int64, np.bool_, np.complex128]
+# Parts of an array [6, 8, 10].
+PARTS = ["...", "2", "1:5, ::2", ":, 3", "..., 4", "::-1", ":, ::-2, 1:9:3", "0:0", "5, 7, 9", "None, 2:4", "..., ::-1"]
+
+
+def numbers(shape, dtype):
+    return (np.arange(int(np.prod(shape))) % 113).astype(dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("part", PARTS)
+def test_copies_and_writes_are_numpys(machine, dtype, part):
+    """Of any part, whatever its elements are and wherever they lie; the rest stays."""
+    host = numbers((6, 8, 10), dtype)
+    key = eval(f"np.index_exp[{part}]")
+    device = ptxrt.to_device(host)
+    copied = device[key].copy()
+    assert copied.is_contiguous and copied.memory is not device.memory
+    np.testing.assert_array_equal(copied.to_numpy(), host[key])
+    np.testing.assert_array_equal(device.T[..., 1].copy().to_numpy(), host.T[..., 1])
+    value = numbers(host[key].shape, dtype)[..., ::-1] if host[key].ndim else dtype(3)
+    want = host.copy()
+    want[key] = value
+    device[key] = value
+    np.testing.assert_array_equal(device.to_numpy(), want)
+    again = ptxrt.to_device(host)
+    again[key] = ptxrt.to_device(np.asarray(value))
+    np.testing.assert_array_equal(again.to_numpy(), want)
+    again[key] = dtype(1)
+    want[key] = dtype(1)
+    np.testing.assert_array_equal(again.to_numpy(), want)
+
+
+def test_values_broadcast(machine):
+    host = numbers((3, 4, 5), np.float32)
+    for shape in [(), (1,), (5,), (4, 1), (3, 1, 1), (1, 1, 4, 5)]:
+        value = numbers(shape, np.float32) + 7
+        for given in (value, ptxrt.to_device(value)):
+            device, want = ptxrt.to_device(host), host.copy()
+            device[...] = given
+            want[...] = value
+            np.testing.assert_array_equal(device.to_numpy(), want)
+
+
+def test_parts_of_one_array_may_overlap(machine):
+    host = numbers((4, 9), np.int32)
+    for to, of in itertools.permutations(["::-1", "1:", ":-1", "..."], 2):
+        host, device = numbers((9,), np.int32), ptxrt.to_device(numbers((9,), np.int32))
+        to, of = (eval(f"np.index_exp[{part}]") for part in (to, of))
+        if host[to].shape == host[of].shape:
+            host[to] = host[of].copy()
+            device[to] = device[of]
+            np.testing.assert_array_equal(device.to_numpy(), host)
+
+
+def test_many_axes_and_large_ones(machine):
+    host = numbers((2, 3, 2, 3, 2, 3, 2), np.uint8)
+    order = (3, 0, 6, 2, 5, 1, 4)
+    np.testing.assert_array_equal(ptxrt.to_device(host).transpose(order).copy().to_numpy(), host.transpose(order))
+    host = numbers((70001, 3, 2), np.uint8)
+    np.testing.assert_array_equal(ptxrt.to_device(host).transpose(1, 2, 0).copy().to_numpy(), host.transpose(1, 2, 0))
+
+
+@pytest.mark.parametrize("source, target", itertools.product([np.float32, np.float16, BF16], repeat=2))
+def test_astype_rounds_as_numpy_does(machine, rng, source, target):
+    host = (rng.standard_normal((3, 4, 5)) * np.exp2(rng.integers(-20, 20, (3, 4, 5)))).astype(source)
+    host[0, 0, :4] = np.nan, np.inf, -0.0, 70000
+    device = ptxrt.to_device(host)
+    for view, wanted in ((device, host), (device.T, host.T), (device[::-1, :, ::2], host[::-1, :, ::2])):
+        with np.errstate(over="ignore"):
+            want = wanted.astype(target)
+        got = view.astype(target).to_numpy()
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64))
+    empty = ptxrt.empty((0, 3), source).astype(target)
+    assert empty.shape == (0, 3) and empty.dtype == target
+
+
+def test_zeros_and_numbers(machine):
+    for shape, dtype in [((3, 5), np.float32), ((), np.int8), ((0, 2), BF16), ((5000,), BF16), ((3, 1367), np.complex64), (7, np.bool_)]:
+        array = ptxrt.zeros(shape, dtype)
+        assert array.dtype == dtype
+        np.testing.assert_array_equal(array.to_numpy(), np.zeros(shape, dtype))
+        array[...] = 1
+        np.testing.assert_array_equal(array.to_numpy(), np.ones(shape, dtype))
+    assert ptxrt.zeros(4).dtype == np.float32
+
+
+def test_a_graph_gets_new_lengths_and_inputs(machine, rng):
+    """What is written between two launches is what the second sees; what is written while the first may run it does not."""
+    q, k, v = (ptxrt.to_device(rng.standard_normal((1, 2, n, 64), dtype=np.float32)) for n in (5, 90, 90))
+    lengths = ptxrt.to_device(np.int32([90]))
+    out = ptxrt.empty(q.shape, np.float32)
+    with ptxrt.graph() as graph:
+        ptxrt.attention(q, k, v, key_lengths=lengths, out=out)
+    stream = ptxrt.Stream()
+    for length in (3, 64, 65, 90):
+        host = rng.standard_normal(q.shape, dtype=np.float32)
+        lengths[...] = [length]
+        q[...] = host
+        graph.launch(stream)
+        want = ptxrt.attention(ptxrt.to_device(host), k, v, key_lengths=[length])
+        np.testing.assert_array_equal(out.to_numpy(), want.to_numpy())
+
+
+def test_wrong_writes_say_what_to_do(emulator):
+    device, host = ptxrt.to_device(numbers((3, 4), np.float32)), numbers((3, 4), np.float32)
+    for call, words in [
+        (lambda: device.__setitem__(host > 3, 0), "a mask|is cut by whole numbers"),
+        (lambda: device.__setitem__([0, 1], 0), "is cut by whole numbers, slices, None and"),
+        (lambda: device.__setitem__(..., np.zeros((2, 4))), r"does not broadcast to \[3, 4\]"),
+        (lambda: device.__setitem__(..., np.zeros((3, 4), complex)), "x is complex128, a float32; write x.astype"),
+        (lambda: ptxrt.zeros(3, np.int32).__setitem__(..., 2.5 + 1j), "holds no such number|complex"),
+        (lambda: ptxrt.zeros(3, np.uint8).__setitem__(..., 300), "holds no such number"),
+        (lambda: device.__setitem__(..., ptxrt.zeros((3, 4), np.float16)), r"a float32; write x.astype\('float32'\)"),
+        (lambda: device.__setitem__(..., "text"), "a string"),
+        (lambda: device.__setitem__(..., None), "x is None"),
+        (lambda: device.broadcast_to((2, 3, 4)).__setitem__(0, 1), "is read-only"),
+        (lambda: device.astype(np.int32), r"astype: .* the host all others: ptxrt.to_device\(x.to_numpy\(\).astype"),
+        (lambda: device.astype("nothing"), "devices convert float32, float16 and bfloat16"),
+        (lambda: ptxrt.zeros("a"), "shape is 'a'"),
+        (lambda: device.T.reshape(12), r"reshape its copy\(\)"),
+        (lambda: device[:, ::2].view(np.uint8), r"view its copy\(\)"),
+        (lambda: ptxrt.kernels()["transpose_naive"](device.T), r"Pass its copy\(\), which is in row-major order"),
+    ]:
+        with pytest.raises(ptxrt.ArgumentError, match=words):
+            call()
+    before = device.to_numpy()
+    with ptxrt.graph():
+        with pytest.raises(ptxrt.ArgumentError, match="records launches .*Do it before, or after"):
+            device[...] = 1
+    with pytest.raises(ptxrt.ArgumentError, match="records launches"):
+        ptxrt.prepare(lambda x: x.__setitem__(..., 1), device)
+    np.testing.assert_array_equal(device.to_numpy(), before)
