@@ -369,6 +369,7 @@ def run_job(job: Job, output: Path | None, compare: bool, format_limit: float | 
 
     if output:
         check_target(output, job.outputs)
+    replaced = output is not None and output.exists()
     start = time.perf_counter()
     with collect(timing=trace) as traced:
         results = job.call()
@@ -394,6 +395,7 @@ def run_job(job: Job, output: Path | None, compare: bool, format_limit: float | 
             for name, array in arrays.items()
         },
         "file": str(output) if output else None,
+        "replaced": replaced,
     }
     if trace:
         report["launches"] = traced.rows()
@@ -452,6 +454,8 @@ def print_report(report: Mapping[str, Any], notes: list[str]) -> None:
     for name, item in report["outputs"].items():
         written = f" written as {item['stored']}" if report["file"] and item["stored"] != item["dtype"] else ""
         click.echo(f"  {name:7} {item['dtype']} {list(item['shape'])}{written}{' to ' + report['file'] if report['file'] else ''}")
+    if report["replaced"]:
+        click.echo(f"  note    {report['file']} was there before and is replaced")
     click.echo(f"  time    {report['seconds']:.3f} s with copies")
     for note in notes:
         click.echo(f"  note    {note}")

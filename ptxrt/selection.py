@@ -7,6 +7,7 @@ Machines: `native` (sm_120 and sm_121 code on such a GPU), `portable` (the same 
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from inspect import signature
@@ -51,13 +52,24 @@ class Machine:
         return f"{self.name}: {'' if self.available else 'not available: '}{self.detail}"
 
 
-def machines() -> dict[str, Machine]:
+class Machines(dict[str, Machine]):
+    """Machines by name, which prints as a table."""
+
+    def __str__(self) -> str:
+        rows = [("machine", "available", "what it is, or why it is not")]
+        rows += [(m.name, "yes" if m.available else "no", m.detail) for m in self.values()]
+        return "\n".join(f"{name:10}{there:11}{detail}".rstrip() for name, there, detail in rows)
+
+    __repr__ = __str__
+
+
+def machines() -> Machines:
     """Every machine by name: what is there and, for what is not, why."""
     from .driver import probe
 
     found = probe()
     emulator = Machine("emulator", True, "executes the PTX text on the CPU")
-    return {"native": _gpu_machine("native", found), "portable": _gpu_machine("portable", found), "emulator": emulator}
+    return Machines(native=_gpu_machine("native", found), portable=_gpu_machine("portable", found), emulator=emulator)
 
 
 def _gpu_machine(name: str, found: Probe) -> Machine:
@@ -90,7 +102,16 @@ def _default() -> Backend:
     backend = _defaults.get(asked)
     if backend is None:
         backend = _defaults[asked] = backend_for(default_machine())
+        if not asked and backend.name == "emulator":
+            _notice()
     return backend
+
+
+def _notice() -> None:
+    """Say once a process, to a person, that the emulator runs because there is no GPU."""
+    if sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("PTXRT_QUIET"):
+        words = "ptxrt: no NVIDIA GPU is here, so kernels run on the emulator, on the CPU"
+        print(f"{words}; ptxrt.using('emulator') or PTXRT_QUIET=1 leaves this out", file=sys.stderr)
 
 
 def place(device: int | None = None) -> Backend:

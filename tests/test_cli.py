@@ -523,3 +523,41 @@ def test_names_are_completed(words, incomplete, wanted):
 
     found = {item.value for item in BashComplete(main, {}, "ptxrt", "_PTXRT_COMPLETE").get_completions(words, incomplete)}
     assert wanted <= found and all(name.startswith(incomplete) for name in found)
+
+
+def test_a_file_that_is_replaced_is_said_to_be(x, tmp_path):
+    arguments = ["run", "transpose_tiled", "--x", x, "-o", tmp_path / "y.npy"]
+    assert "is replaced" not in succeed(*arguments)
+    assert f"{tmp_path / 'y.npy'} was there before and is replaced" in succeed(*arguments)
+    assert json.loads(succeed(*arguments, "--json"))["replaced"] is True
+
+
+def test_machines_print_as_a_table():
+    lines = str(ptxrt.machines()).splitlines()
+    assert [line.split()[0] for line in lines] == ["machine", "native", "portable", "emulator"]
+    assert len({line.index(line.split()[1]) for line in lines}) == 1 and repr(ptxrt.machines()) == str(ptxrt.machines())
+    assert ptxrt.machines()["emulator"].available
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a terminal is made by POSIX")
+@pytest.mark.parametrize("environment, said", [({}, 1), ({"PTXRT_QUIET": "1"}, 0), ({"PTXRT_MACHINE": "emulator"}, 0)])
+def test_the_emulator_is_noticed_once_on_a_terminal(environment, said):
+    import pty
+
+    code = (
+        "import numpy as np, ptxrt\n"
+        "for _ in range(2): ptxrt.quantize(np.ones((2, 32), np.float32), 'mxfp4')\n"
+    )
+    if ptxrt.machines()["portable"].available:
+        pytest.skip("there is a GPU")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PTXRT_")}
+    leader, follower = pty.openpty()
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stderr=follower, env={**kept, **environment})
+    os.close(follower)
+    try:
+        text = os.read(leader, 1 << 16).decode()
+    except OSError:  # nothing was written
+        text = ""
+    os.close(leader)
+    assert done.returncode == 0 and text.count("kernels run on the emulator") == said
+    assert "emulator" not in subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=kept).stderr

@@ -8,6 +8,7 @@ a launch, nor where nobody listens.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Callable, NamedTuple, Optional
@@ -84,7 +85,8 @@ class Progress:
 
     def __init__(self, name: str, total: int, listener: Optional[Listener]):
         self.name, self.total, self.listener = name, total, listener
-        self.listened = listener is not None or (sys.stderr is not None and sys.stderr.isatty())
+        shown = sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("PTXRT_QUIET")
+        self.listened = listener is not None or shown
         self.started = self.shown = self.batch_started = time.monotonic()
         self.visible = False
         self.loops: Optional[dict[int, Countdown]] = None
