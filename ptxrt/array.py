@@ -17,6 +17,7 @@ import numpy as np
 from .backend import Backend, Queue, Remembered, scope
 from .binder import ALIGNMENT, row_major_strides
 from .errors import ArgumentError, OutOfMemory
+from .formats import in_native_order
 from .selection import current, place
 
 if TYPE_CHECKING:
@@ -624,11 +625,6 @@ def _copy(array: DeviceArray, target: Backend, stream=None) -> DeviceArray:
 def as_arrays(function: str, **arguments) -> tuple[Any, ...]:
     """Each argument as a NumPy array or a DeviceArray; anyone's CUDA arrays become borrowed DeviceArrays."""
     return tuple([value if type(value) is DeviceArray else _as_array(function, name, value) for name, value in arguments.items()])
-
-
-def in_native_order(array: np.ndarray) -> np.ndarray:
-    """The array with its bytes in the order of this machine: itself, or a copy."""
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _interface(value):

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Iterator, Sequence, SupportsIndex
 
 import numpy as np
 
-from .array import DeviceArray, allocate, as_arrays, empty, in_native_order, refuse_recording, upload
+from .array import DeviceArray, allocate, as_arrays, empty, refuse_recording, upload
 from .errors import ArgumentError
-from .formats import bf16, f16, f32, format_of
+from .formats import bf16, format_of, in_native_order
 from .ops.cast import cast
 from .ops.copy import copy_bytes
 

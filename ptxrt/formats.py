@@ -213,3 +213,22 @@ def unpack(packed: np.ndarray, bits: int, axis: int = -1) -> np.ndarray:
         word |= runs[..., byte::size].astype(np.uint32) << np.uint32(8 * byte)
     codes = np.stack([(word >> np.uint32(bits * i)) & np.uint32((1 << bits) - 1) for i in range(group)], axis=-1).astype(np.uint8)
     return np.moveaxis(codes.reshape(*word.shape[:-1], word.shape[-1] * group), -1, axis)
+
+
+_TWO_BYTES = np.dtype("V2")
+
+
+def in_native_order(array: np.ndarray) -> np.ndarray:
+    """The array with its bytes in the order of this machine: itself, or a copy.
+
+    Two bytes without meaning, as which NumPy saves bfloat16, are taken for bfloat16.
+    """
+    if array.dtype.type is np.void and array.dtype == _TWO_BYTES:
+        return array.view(bf16.dtype)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def to_convert(name: str) -> str:
+    """What to do with an array of a type that no kernel takes, as messages say it."""
+    words = f"convert it to float32, float16 or bfloat16: {name}.astype(numpy.float32)"
+    return f"{words}, or --dtype f32 on the command line"

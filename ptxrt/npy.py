@@ -14,6 +14,7 @@ import numpy as np
 
 from .errors import FileError
 from .files import cannot, checked_path, reading, replacing
+from .formats import in_native_order
 
 # Deflate writes at least a byte for 1032, and a few for an end.
 _RATIO, _REST = 1032, 1024
@@ -68,7 +69,7 @@ class Archive:
         with self._open(name) as stream:
             array = self._header(name, stream).read(stream)
             stream.read(1)  # the checksum is held against the data at the end
-        return native(array)
+        return in_native_order(array)
 
     def _open(self, name: str) -> IO[bytes]:
         info = self._members[name]
@@ -138,14 +139,7 @@ def read_array(path, member: str) -> np.ndarray:
         there = os.fstat(file.fileno()).st_size - file.tell()
         if header.nbytes > there:
             raise ValueError(f"its {header.dtype} {list(header.shape)} takes {header.nbytes} bytes, {there} are there")
-        return native(header.read(file))
-
-
-def native(array: np.ndarray) -> np.ndarray:
-    """The array in native byte order, two bytes without meaning as bfloat16."""
-    if array.dtype == np.dtype("V2"):
-        return array.view(ml_dtypes.bfloat16)
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+        return in_native_order(header.read(file))
 
 
 def check_target(path: Path, arrays: int) -> None:

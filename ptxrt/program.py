@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from .array import Box, DeviceArray, as_arrays, in_native_order, is_foreign, upload
+from .array import Box, DeviceArray, as_arrays, is_foreign, upload
 from .backend import Backend, Entry, Param, scope
 from .errors import ArgumentError, LaunchError
 from .files import checked_path
+from .formats import in_native_order
 from .launch import GRID_LIMITS, Launch, Plan
 from .selection import backend_for, current
 

@@ -143,3 +143,21 @@ def test_wrong_writes_say_what_to_do(emulator):
     with pytest.raises(ptxrt.ArgumentError, match="records launches"):
         ptxrt.prepare(lambda x: x.__setitem__(..., 1), device)
     np.testing.assert_array_equal(device.to_numpy(), before)
+
+
+def test_bfloat16_that_numpy_saved_is_bfloat16(emulator, tmp_path):
+    """NumPy writes it as two bytes without meaning; as arguments and in `to_device` such arrays are bfloat16 again."""
+    x = numbers((4, 64), BF16)
+    np.save(tmp_path / "x.npy", x)
+    loaded = np.load(tmp_path / "x.npy")
+    assert loaded.dtype == np.dtype("V2")
+    assert ptxrt.to_device(loaded).dtype == BF16
+    got, want = ptxrt.quantize(loaded, "mxfp8"), ptxrt.quantize(x, "mxfp8")
+    np.testing.assert_array_equal(got.codes, want.codes)
+    q = loaded.reshape(1, 1, 4, 64)
+    out = ptxrt.attention(q, q, q)
+    assert out.dtype == BF16
+    np.testing.assert_array_equal(out, ptxrt.attention(*(x.reshape(1, 1, 4, 64),) * 3))
+    device = ptxrt.zeros((4, 64), BF16)
+    device[...] = loaded
+    np.testing.assert_array_equal(device.to_numpy(), x)

@@ -12,7 +12,7 @@ import numpy as np
 from ..array import DeviceArray, as_arrays, as_output, check_forward
 from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
-from ..formats import Format, bf16, f32, format_of
+from ..formats import Format, bf16, f32, format_of, to_convert
 from .attention_kernels import HEAD_DIMS, OPEN
 from .operands import Operand, checked_cu_seqlens, shown, whole_numbers
 from .quantized import Packed
@@ -243,7 +243,7 @@ def _check_shapes(q, k, v, layout: str) -> None:
 
     for name, x in zip("qkv", (q, k, v)):
         if not isinstance(x, Operand) and format_of(x.dtype) is None:
-            raise ArgumentError(f"attention: {name} is {x.dtype} {list(x.shape)}; convert it to float32, float16 or bfloat16")
+            raise ArgumentError(f"attention: {name} is {x.dtype} {list(x.shape)}; {to_convert(name)}")
     if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3]:
         fail("q, k and v have one batch, and k and v the same heads and keys")
     heads, heads_kv, dim, dim_v = q.shape[1], k.shape[1], q.shape[3], v.shape[3]

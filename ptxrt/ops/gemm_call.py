@@ -11,7 +11,7 @@ import numpy as np
 from ..array import DeviceArray, as_arrays, as_output
 from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
-from ..formats import Format, bf16, format_of
+from ..formats import Format, bf16, format_of, to_convert
 from .attention_call import output_format
 from .endings import ENDINGS
 from .gemm_kernels import ACTIVATIONS
@@ -190,7 +190,7 @@ def _format_of(name: str, x, asked, products) -> str:
     member = format_of(x.dtype)
     if member is None:
         came = f"{x.dtype} {list(x.shape)}"
-        raise ArgumentError(f"matmul: {name} is {came}; convert it to float32, float16 or bfloat16")
+        raise ArgumentError(f"matmul: {name} is {came}; {to_convert(name)}")
     if asked is None and member.itemsize == 4:
         raise ArgumentError(f"matmul: {name} is float32; say {name}_format: there are {', '.join(map(repr, known))}")
     return asked or member.name

@@ -9,7 +9,7 @@ import numpy as np
 from ..array import DeviceArray, as_arrays, as_output, empty, to_device
 from ..blocks import BlockFormat, swizzled_bytes
 from ..errors import ArgumentError
-from ..formats import format_of, u8, ue4m3, ue8m0
+from ..formats import format_of, to_convert, u8, ue4m3, ue8m0
 from ..prepared import remembered
 from . import scales as kernels
 from .quantized import (
@@ -217,7 +217,7 @@ def _checked_layout(x, block: BlockFormat, axis, scale_layout, pad) -> Layout:
     if not isinstance(pad, (bool, np.bool_)):
         raise ArgumentError(f"quantize: pad is {pad!r}; pass True or False")
     if format_of(x.dtype) is None:
-        raise ArgumentError(f"quantize: x is {x.dtype} {list(x.shape)}; convert it to float32, float16 or bfloat16")
+        raise ArgumentError(f"quantize: x is {x.dtype} {list(x.shape)}; {to_convert('x')}")
     if not x.shape:
         raise ArgumentError("quantize: x is a single number; pass an array with at least one axis")
     layout = layout_of("quantize", block, tuple(x.shape), axis, scale_layout)
