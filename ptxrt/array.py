@@ -709,6 +709,8 @@ def _borrow(function: str, name: str, value, interface) -> DeviceArray:
         shape = tuple(int(size) for size in interface["shape"])
         address, read_only = interface["data"]
         typestr, strides = interface["typestr"], interface.get("strides")
+        if not isinstance(typestr, str):
+            raise TypeError(f"typestr {typestr!r}")
         strides = None if strides is None else tuple(map(index, strides))
         if min(shape, default=0) < 0 or (strides is not None and len(strides) != len(shape)):
             raise ValueError(f"shape {shape} with strides {strides}")

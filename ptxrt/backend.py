@@ -114,6 +114,7 @@ class Queue:
     handle: the integer handle. native: what the driver takes with the least work. lasting: the stream lives as long
     as this object, so that its end can be recorded when somebody waits for it, not at every launch.
     blocks: by size the addresses of memory that the queue used last and nothing else: work in it may have them at once.
+    None once nothing referred to the queue: a finalizer that runs at the same time may bring it back as a mark.
     """
 
     __slots__ = ("backend", "handle", "native", "lasting", "owner", "blocks", "__weakref__")
@@ -124,11 +125,14 @@ class Queue:
         self.native = handle if native is None else native
         self.lasting = lasting
         self.owner = owner
-        self.blocks: dict[int, list[int]] = {}
+        self.blocks: dict[int, list[int]] | None = {}
 
     def __del__(self, is_finalizing=sys.is_finalizing):
-        if self.blocks and not is_finalizing():
-            self.backend.reclaim(self.blocks)
+        blocks, self.blocks = self.blocks, None
+        if blocks and not is_finalizing():
+            # Another queue of the same stream, which lives until the end of that stream is recorded.
+            end = Queue(self.backend, self.handle, self.native, self.lasting, self.owner)
+            self.backend.reclaim(end, blocks)
 
     def __repr__(self) -> str:
         return f"stream {self.handle:#x} of {self.backend.describe()}"
@@ -281,8 +285,8 @@ class Backend(Protocol):
         """Give the memory of an `array.Memory` back after its last uses; no reference to it is kept."""
         ...
 
-    def reclaim(self, blocks: dict[int, list[int]]) -> None:
-        """Take back the blocks of a queue that nothing refers to."""
+    def reclaim(self, queue: Queue, blocks: dict[int, list[int]]) -> None:
+        """Take back blocks after the present end of a queue, which kept them."""
         ...
 
     def memory_info(self) -> MemoryInfo:

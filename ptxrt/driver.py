@@ -223,16 +223,31 @@ class _Handle:
     waits: whether the device must have done what uses it. Of streams and graphs the driver finishes what runs in them.
     """
 
-    __slots__ = ("backend", "handle", "_destroy")
+    __slots__ = ("backend", "handle", "_destroy", "_end")
     waits = False
 
     def __init__(self, backend: "DriverBackend", handle, destroy: Callable[[Any], Any]):
         self.backend, self.handle, self._destroy = backend, handle, destroy
 
+    def __del__(self):
+        # Among garbage a finalizer of memory may bring a queue back, as a mark, and its stream with it. What is made here
+        # is no garbage yet: it ends when this object does.
+        if self._destroy is not None:
+            self._end = _End(self.backend, self.handle, self._destroy, self.waits)
+
+
+class _End:
+    """The end of a handle: has it destroyed by whoever takes the next turn."""
+
+    __slots__ = ("_backend", "_left")
+
+    def __init__(self, backend: "DriverBackend", *left):
+        self._backend, self._left = backend, left
+
     def __del__(self, is_finalizing=sys.is_finalizing):
         # At interpreter exit the driver may be gone already; its handles go with the process.
-        if self._destroy is not None and not is_finalizing():
-            self.backend.leave_handle(self.handle, self._destroy, self.waits)
+        if not is_finalizing():
+            self._backend.leave_handle(*self._left)
 
 
 class Image(_Handle):
@@ -353,6 +368,7 @@ class DriverBackend:
         _backends.add(self)
         self.own_queue = self.new_queue()
         self._gathering: Queue | None = None
+        self._captures: list[Queue] = []  # that graphs of this library have begun
 
     def lose(self) -> None:
         """Make every call an error, without the driver: in a forked process."""
@@ -512,9 +528,9 @@ class DriverBackend:
         """Back to the pool, for reuse in the order of streams; nothing waits."""
         self._pool.free(memory.address, memory.nbytes, memory.writer, memory.readers, memory.shared)
 
-    def reclaim(self, blocks: dict[int, list[int]]) -> None:
+    def reclaim(self, queue: Queue, blocks: dict[int, list[int]]) -> None:
         """Back to the pool from a queue that is gone."""
-        self._pool.reclaim(blocks)
+        self._pool.reclaim(queue, blocks)
 
     def memory_info(self) -> MemoryInfo:
         """By the pool's count and the driver's."""
@@ -584,7 +600,12 @@ class DriverBackend:
         return mark.backend._record(mark)
 
     def everything(self) -> Event | None:
-        """An event after all work of the context, whoever started it; None where the driver cannot say."""
+        """An event after all work of the context, whoever started it; None where the driver cannot say.
+
+        While a stream of the context is captured that call would end the capture (cuCtxRecordEvent in cuda.h).
+        """
+        if self._captures:
+            return None
         with self._relaxed():
             handle = self._spare_event()
             (result,) = self._driver.cuCtxRecordEvent(self._context, handle)[:1]
@@ -828,7 +849,12 @@ class DriverBackend:
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         with self._entered():
             _call("cuStreamBeginCapture", queue.native, mode)
+        self._captures.append(queue)
         return _Capture(self, queue)
+
+    def captured(self, queue: Queue) -> None:
+        """Note that a capture has ended."""
+        self._captures.remove(queue)
 
 
 class _Capture:
@@ -841,7 +867,10 @@ class _Capture:
         """The graph that was captured; None unless it is to be kept."""
         backend = self._backend
         with backend.entered():
-            result, *values = backend.binding("cuStreamEndCapture")(self._queue.native)
+            try:
+                result, *values = backend.binding("cuStreamEndCapture")(self._queue.native)
+            finally:
+                backend.captured(self._queue)
             if result.value:
                 if keep:
                     raise _error("cuStreamEndCapture", result, backend.blame())

@@ -108,7 +108,7 @@ class Pool:
         """The address of a block for work in `queue`; OutOfMemory where even giving back all that is kept does not
         help."""
         size = self.size_of(nbytes)
-        ready = queue.blocks.get(size)
+        ready = queue.blocks and queue.blocks.get(size)
         if ready:
             try:
                 return ready.pop()
@@ -126,21 +126,23 @@ class Pool:
         """
         size = self.size_of(nbytes)
         if not readers and not shared and self.keep and type(writer) is Queue and writer.backend is self._source:
-            ready = writer.blocks.get(size)
-            if ready is None:
-                ready = writer.blocks.setdefault(size, [])
-            ready.append(address)
-            return
+            blocks = writer.blocks
+            if blocks is not None:
+                ready = blocks.get(size)
+                if ready is None:
+                    ready = blocks.setdefault(size, [])
+                ready.append(address)
+                return
         marks = tuple(mark for _, mark in readers)
         self._turn.leave(Block(address, size, marks if writer is None else (writer, *marks), shared))
         if not self.keep:
             self._turn.settle()
 
-    def reclaim(self, blocks: dict[int, list[int]]) -> None:
-        """Take back what a queue kept that nothing refers to any more."""
+    def reclaim(self, queue: Queue, blocks: dict[int, list[int]]) -> None:
+        """Take back what a queue kept, after its present end."""
         for size, addresses in blocks.items():
             for address in addresses:
-                self._turn.leave(Block(address, size, (), True))
+                self._turn.leave(Block(address, size, (queue,)))
 
     def trim(self) -> None:
         """Wait for the device and give it everything that is kept."""
@@ -155,7 +157,7 @@ class Pool:
 
     def _cached(self) -> int:
         kept = sum(block.size for blocks in self._bins.values() for block in blocks)
-        return kept + sum(size * len(ready) for queue in self._queues() for size, ready in list(queue.blocks.items()))
+        return kept + sum(size * len(ready) for queue in self._queues() for size, ready in list((queue.blocks or {}).items()))
 
     def _take_back(self, block: Block) -> None:
         """Put a block that was freed into its bin."""
@@ -163,10 +165,14 @@ class Pool:
             self._give(block.address, block.size)
             return
         if block.shared:
-            event = self._source.everything()
-            if event is not None:
-                block.marks, block.shared = (event,), False
+            self._settle_shared(block)
         self._bins.setdefault(block.size, []).append(block)
+
+    def _settle_shared(self, block: Block) -> None:
+        """Let a block wait for everything that the device has to do now, once that can be said."""
+        event = self._source.everything()
+        if event is not None:
+            block.marks, block.shared = (event,), False
 
     def _give(self, address: int, size: int) -> None:
         """Give a block to the driver."""
@@ -178,7 +184,7 @@ class Pool:
         """All blocks of a size that are kept, those of queues, too."""
         found = self._bins.setdefault(size, [])
         for queue in self._queues():
-            ready = queue.blocks.get(size)
+            ready = (queue.blocks or {}).get(size)
             while ready:
                 try:
                     found.append(Block(ready.pop(), size, (queue,)))
@@ -200,7 +206,9 @@ class Pool:
 
     def _is_done(self, block: Block) -> bool:
         if block.shared:
-            return False
+            self._settle_shared(block)
+            if block.shared:
+                return False
         block.marks = tuple(self._source.settle(mark) for mark in block.marks)
         return all(self._source.reached(mark) for mark in block.marks)
 
@@ -228,7 +236,7 @@ class Pool:
 
     def _trim(self) -> None:
         self._source.finish()
-        sizes = {*self._bins, *(size for queue in self._queues() for size in list(queue.blocks))}
+        sizes = {*self._bins, *(size for queue in self._queues() for size in list(queue.blocks or ()))}
         for size in sizes:
             blocks = self._collect(size)
             while blocks:

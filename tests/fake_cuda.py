@@ -63,6 +63,7 @@ class FakeCuda:
         self.captures = {}
         self.programs = {}
         self.modules = set()
+        self.destroyed = set()  # streams
 
     @property
     def contexts(self):
@@ -156,7 +157,8 @@ class FakeCuda:
 
     def cuCtxRecordEvent(self, context, event):
         assert context in self.primaries
-        if self.captures:
+        if self.captures:  # as cuda.h says, captures of the context end
+            self.captures = {stream: None for stream in self.captures}
             return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
         event.stream, event.points = None, {stream: len(done) + len(todo) for stream, (done, todo) in self.streams.items()}
 
@@ -265,6 +267,7 @@ class FakeCuda:
 
     def _put(self, stream, action):
         stream = int(stream)
+        assert stream not in self.destroyed, "a stream that is destroyed"
         if stream in self.captures:
             self.captures[stream].append(action)
         else:
@@ -292,7 +295,7 @@ class FakeCuda:
         return self.cuStreamCreate(flags)[1]
 
     def cuStreamDestroy(self, stream):
-        pass
+        self.destroyed.add(int(stream))
 
     def cuStreamSynchronize(self, stream):
         assert int(stream) not in self.captures, "a wait for a stream that is captured"
@@ -336,6 +339,7 @@ class FakeCuda:
     # Graphs.
 
     def cuStreamIsCapturing(self, stream):
+        assert int(stream) not in self.destroyed, "a stream that is destroyed"
         status = self.CUstreamCaptureStatus
         active = int(stream) in self.captures
         return status.CU_STREAM_CAPTURE_STATUS_ACTIVE if active else status.CU_STREAM_CAPTURE_STATUS_NONE
@@ -345,7 +349,8 @@ class FakeCuda:
         self.captures[int(stream)] = []
 
     def cuStreamEndCapture(self, stream):
-        return Handle(actions=self.captures.pop(int(stream)))
+        actions = self.captures.pop(int(stream))
+        return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED if actions is None else Handle(actions=actions)
 
     def cuGraphInstantiate(self, graph, flags):
         return Handle(actions=graph.actions)
@@ -365,6 +370,8 @@ class FakeCuda:
     def cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared_bytes, stream, params, extra):
         if not self.contexts or self.contexts[-1] not in self.primaries:
             return real.CUresult.CUDA_ERROR_INVALID_CONTEXT
+        if self.captures.get(int(stream), ()) is None:
+            return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
         assert params == 0 and shared_bytes <= getattr(function, "shared_bytes", 49152)
         words = (ctypes.c_void_p * 5).from_address(extra)
         assert (words[0], words[2], words[4]) == (1, 2, None)

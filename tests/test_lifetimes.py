@@ -397,34 +397,101 @@ def test_a_finalizer_within_the_pool_gives_back_later(cuda, monkeypatch):  # noq
 
 
 def test_a_launch_takes_its_packet_in_one_step(cuda):  # noqa: F811
-    """Another thread may take the last spare packet before any instruction of this one."""
+    """Another thread may take the last spare packet at any moment: just before this one takes it, too."""
     x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
     for _ in range(3):
         transpose(x, y=y)
     (recording,) = (found for found, _ in selection.current().remembered.calls.values())
-    replay = recording.replay
-    (spare,) = {
-        id(item.__self__): item.__self__
-        for item in replay.__globals__.values()
-        if type(getattr(item, "__self__", 0)) is list
-    }.values()
+    known = recording.replay.__globals__
+    ((name, take),) = ((name, item) for name, item in known.items() if getattr(item, "__name__", "") == "pop")
     other_thread = []
 
-    def trace(frame, event, argument):
-        if frame.f_code is replay.__code__:
-            frame.f_trace_opcodes = True
-            while spare and event == "opcode":
-                other_thread.append(spare.pop())
-            return trace
+    def late():
+        other_thread.extend(take.__self__)
+        take.__self__.clear()
+        return take()
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        transpose(x, y=y)
-    finally:
-        sys.settrace(before)
-    assert other_thread
+    known[name] = late
+    transpose(x, y=y)
+    assert len(other_thread) == 1
     np.testing.assert_array_equal(y.to_numpy(), numbers(2, 3).T)
+
+
+def test_a_stream_lives_while_memory_waits_for_it(cuda):  # noqa: F811
+    """Garbage that holds memory and the only reference to its stream: the memory is reused after the stream's end."""
+
+    class Cycle:
+        pass
+
+    for _ in range(3):
+        cycle = Cycle()
+        cycle.itself, cycle.stream = cycle, ptxrt.Stream()
+        with cycle.stream:
+            cycle.kept = transpose(ptxrt.to_device(numbers(3, 7)))
+            cycle.read = transpose(cycle.kept, stream=ptxrt.Stream())
+        del cycle
+        gc.collect()
+        assert (transpose(ptxrt.to_device(numbers(3, 7))).to_numpy() == numbers(3, 7).T).all()
+    used = ptxrt.memory_info().used
+    gc.collect()
+    assert ptxrt.memory_info().used == used == 0
+    ptxrt.trim_memory()
+    ptxrt.synchronize()
+    assert ptxrt.memory_info().cached == 0
+    gc.collect()
+    ptxrt.synchronize()
+    assert cuda.destroyed
+
+
+def test_blocks_of_a_stream_that_is_gone_are_reused_after_its_end(cuda):  # noqa: F811
+    stream = ptxrt.Stream()
+    with stream:
+        x = ptxrt.to_device(numbers(3, 7))
+        y = transpose(x)
+    address, handle = x.address, stream.handle
+    del x, stream
+    y.memory.writer = None  # the result alone would keep the stream
+    gc.collect()
+    other = ptxrt.empty((3, 7), np.float32)
+    assert other.address != address and handle not in cuda.destroyed
+    cuda._run(handle)
+    assert ptxrt.empty((3, 7), np.float32).address == address
+    gc.collect()
+    ptxrt.synchronize()
+    assert handle in cuda.destroyed
+
+
+def test_nothing_that_was_left_ends_a_capture(cuda, program):  # noqa: F811
+    """Streams, memory that others had, graphs and modules that end just before or within a capture."""
+    cuda.programs["put"] = put_seven
+    y = ptxrt.empty(1, np.int32)
+
+    def leave_all():
+        with ptxrt.Stream():
+            transpose(ptxrt.to_device(numbers(2, 3)))
+        ptxrt.to_device(numbers(2, 3)).__dlpack__()
+        entry = ptxrt.load(program)["put"]
+        entry(1, 1, y)
+        gc.collect()
+
+    x = ptxrt.to_device(numbers(2, 3))
+    with ptxrt.graph() as first:
+        transpose(x)
+    leave_all()
+    del first
+    gc.collect()
+    with ptxrt.graph() as g:
+        ptxrt.empty((2, 3), np.float32)
+        z = transpose(transpose(transpose(x)))
+        ptxrt.Stream()
+        ptxrt.empty((2, 3), np.float32)
+    g.launch()
+    np.testing.assert_array_equal(z.to_numpy(), numbers(2, 3).T)
+    for _ in range(2):  # one event after everything, and a look at it
+        ptxrt.synchronize()
+        selection.current().finish()
+    ptxrt.synchronize()
+    assert len(cuda.modules) == 1, "what had to wait for the end of the capture was done after it"
 
 
 def test_threads_launch_one_graph_in_turns(either, monkeypatch):  # noqa: F811

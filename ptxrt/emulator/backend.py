@@ -198,7 +198,7 @@ class EmulatorBackend:
         """Give memory back, before anything else is done with the emulator. Finalizers call this: it takes no lock."""
         self._turn.leave(memory.address)
 
-    def reclaim(self, blocks: dict[int, list[int]]) -> None:
+    def reclaim(self, queue: Queue, blocks: dict[int, list[int]]) -> None:
         """Queues keep none here."""
 
     def _give_back(self, left: int | LoadedModule) -> None:
