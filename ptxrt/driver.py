@@ -602,9 +602,10 @@ class DriverBackend:
     def everything(self) -> Event | None:
         """An event after all work of the context, whoever started it; None where the driver cannot say.
 
-        While a stream of the context is captured that call would end the capture (cuCtxRecordEvent in cuda.h).
+        While a stream of the context is captured that call would end the capture (cuCtxRecordEvent in cuda.h). Captures
+        of others are known where a call here took part in them.
         """
-        if self._captures:
+        if self._captures or any(map(self.is_capturing, self._all_queues())):
             return None
         with self._relaxed():
             handle = self._spare_event()

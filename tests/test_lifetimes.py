@@ -531,6 +531,17 @@ def test_the_pool_leaves_captured_streams_alone(cuda):  # noqa: F811
     assert not cuda.captures
 
 
+def test_memory_that_others_had_ends_no_capture_of_theirs(cuda):  # noqa: F811
+    x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
+    transpose(x, y=y, stream=88)
+    ptxrt.synchronize(88)
+    ptxrt.empty((5, 5), np.float32).__cuda_array_interface__
+    cuda.captures[88] = []
+    transpose(x, y=y, stream=88)
+    ptxrt.empty((5, 5), np.float32)
+    assert len(cuda.captures.pop(88)) == 1
+
+
 # Forks
 
 
