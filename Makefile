@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 SAMPLE := --q data/minilm_q.npy --k data/minilm_k.npy --v data/minilm_v.npy
 
-.PHONY: build test fuzz demo check sanitizer-cases coverage sass docs accuracy wheel release clean
+.PHONY: build test fuzz format lint demo check sanitizer-cases coverage sass docs accuracy wheel release clean
 
 # With KERNEL=NAME or KERNEL='NAME[axis=value]', and no other goal, that is built, checked on the emulator and shown.
 build: .venv/ready
@@ -26,6 +26,19 @@ test: .venv/ready
 # MACHINE=portable or native on a card.
 fuzz: build
 	$(PY) -m tests.fuzz $(KINDS) --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(if $(MACHINE),--machine $(MACHINE))
+
+# Python by ruff, kernels by clang-format, as pyproject.toml and .clang-format say; `make lint` only looks.
+SOURCES = $(shell find kernels_cu -name '*.cu' -o -name '*.cuh')
+
+format: .venv/ready
+	$(PY) -m ruff check --fix --exit-zero .
+	$(PY) -m ruff format .
+	.venv/bin/clang-format -i $(SOURCES)
+
+lint: .venv/ready
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	.venv/bin/clang-format --dry-run -Werror $(SOURCES)
 
 # The attention kernel, native PTX on the emulator; --compare fails beyond the kernel's tolerance and the limit.
 demo: .venv/ready
