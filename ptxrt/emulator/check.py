@@ -199,7 +199,8 @@ class Observer:
         self.races = find_races
         self.strict = strict  # stores of equal bytes are races, too
         if find_races:
-            size, self.lanes = len(batch.shared.data), batch.warps * WARP
+            self.unit = 4  # bytes of a place, whose accesses are remembered together
+            size, self.lanes = len(batch.shared.data) // self.unit, batch.warps * WARP
             self.agents = self.lanes + _AGENTS
             self.clock = np.zeros((batch.blocks, self.lanes, 2 * self.agents), np.int32)
             own = np.arange(self.lanes)
@@ -239,6 +240,20 @@ class Observer:
                 return
             for byte in np.flatnonzero(bytes_of_mask(used, size)).tolist():
                 self.check(lanes, flat + byte, 1, verb)
+
+    def places(self, flat: np.ndarray, size: int) -> np.ndarray:
+        """The places of elements of `size` bytes at flat byte offsets: words, and bytes once less than a word was touched."""
+        flat = np.asarray(flat)
+        if self.unit > 1 and (size % self.unit or (flat % self.unit).any()):
+            self.split()
+        count = size // self.unit
+        return flat // self.unit if count == 1 else ((flat // self.unit)[:, None] + np.arange(count)).reshape(-1)
+
+    def split(self) -> None:
+        """Remember bytes from here on; each begins with what is known of its word."""
+        for name in ("writer", "write_clock", "write_line", "atomic", "read_clock"):
+            setattr(self, name, np.repeat(getattr(self, name), self.unit, axis=0))
+        self.unit = 1
 
     # -- what orders threads ------------------------------------------------------------------------------------
 
@@ -303,11 +318,12 @@ class Observer:
         """Copies into shared memory are over, at flat byte offsets: for their threads, or for who waits for an mbarrier."""
         if not self.races:
             return
-        at = _bytes_of(flat, size)
+        at = self.places(flat, size)
         if barrier is None:
             block, thread = np.divmod(lanes, self.lanes)
-            self.writer[at] = np.repeat(thread, size)
-            self.write_clock[at] = np.repeat(self.clock[block, thread, thread], size)
+            count = size // self.unit
+            self.writer[at] = np.repeat(thread, count)
+            self.write_clock[at] = np.repeat(self.clock[block, thread, thread], count)
             return
         agent, block = barrier % _AGENTS, int(self.batch.block[lanes[0]])
         self.agent_clock[block, agent] += 1
@@ -328,33 +344,35 @@ class Observer:
         """A bulk copy out of shared memory reads these bytes until they are returned."""
         if not self.races:
             return
-        at = _bytes_of(flat, size)
+        at = self.places(flat, size)
         self.check_fenced(np.full(len(at), lane), at, "starts a bulk copy of shared memory", 1)
         self.read_clock[at, lane % self.lanes] = _NEVER_OVER
 
-    def check_fenced(self, lanes: np.ndarray, at: np.ndarray, does: str, size: int) -> None:
-        """A fault where a bulk copy of each of these threads meets a byte that a thread wrote, and nobody has fenced since."""
+    def check_fenced(self, lanes: np.ndarray, at: np.ndarray, does: str, count: int) -> None:
+        """A fault where a bulk copy of each of these threads meets a place that a thread wrote, and nobody has fenced since.
+
+        count: places to a thread.
+        """
         block, thread = np.divmod(lanes, self.lanes)
         writer = self.writer[at]
         visible = self.clock[block, thread, self.agents + np.maximum(writer, 0)]
         unfenced = (writer >= 0) & (writer < self.lanes) & (self.write_clock[at] > visible)
         if unfenced.any():
             position = int(np.argmax(unfenced))
-            byte = int(at[position])
+            place = int(at[position])
             fault = Fault(
-                f"{does}, and thread {int(self.writer[byte])} wrote the byte at "
-                f"0x{SHARED_BASE + byte % max(self.batch.shared_stride, 1):x} at PTX line {int(self.write_line[byte])}: a race, "
-                "no fence.proxy.async lies between",
-                position // size,
+                f"{does}, and thread {int(self.writer[place])} wrote the byte at 0x{self.address(place):x} "
+                f"at PTX line {int(self.write_line[place])}: a race, no fence.proxy.async lies between",
+                position // count,
             )
-            fault.lane_ids = lanes[::size]
+            fault.lane_ids = lanes[::count]
             raise fault
 
     def returned(self, lane: int, flat: np.ndarray, size: int) -> None:
         """The copy has read these bytes, and its thread knows."""
         if self.races:
             thread = lane % self.lanes
-            self.read_clock[_bytes_of(flat, size), thread] = self.clock[lane // self.lanes, thread, thread]
+            self.read_clock[self.places(flat, size), thread] = self.clock[lane // self.lanes, thread, thread]
 
     # -- races --------------------------------------------------------------------------------------------------
 
@@ -363,8 +381,12 @@ class Observer:
 
         values: the bytes that are stored; those that are there already are no race with the store that left them.
         """
-        block, thread = np.divmod(np.repeat(lanes, size), self.lanes)
-        at = _bytes_of(flat, size)
+        at = self.places(flat, size)
+        count = size // self.unit
+        owners = np.repeat(lanes, count) if count > 1 else lanes
+        block, thread = np.divmod(owners, self.lanes)
+        if values is not None:
+            values = values.view(f"u{self.unit}")
         mine = self.clock[block, thread, thread]
         writer, written = self.writer[at], self.write_clock[at]
         known = self.clock[block, thread, np.maximum(writer, 0)]
@@ -372,12 +394,12 @@ class Observer:
         if verb == "updates":
             other &= ~self.atomic[at]
         if values is not None and other.any():
-            other &= (self.batch.shared.data[at] != values) | (written == _NEVER_OVER)
+            other &= (self.batch.shared.elements(self.unit)[at] != values) | (written == _NEVER_OVER)
         if other.any():
             position = _first(other, writer // WARP != thread // WARP)
             self.fault(lanes, size, verb, position, at, int(writer[position]), "wrote")
         if verb in _BULK:
-            self.check_fenced(np.repeat(lanes, size), at, f"{verb} {size} bytes of shared memory", size)
+            self.check_fenced(owners, at, f"{verb} {size} bytes of shared memory", count)
         if verb in ("reads", READS_IN_BULK):
             self.read_clock[at, thread] = np.maximum(self.read_clock[at, thread], mine)
             return
@@ -388,7 +410,7 @@ class Observer:
         self.write_line[at] = current_line(self.batch)
         both = self.writer[at] // WARP != thread // WARP  # in one warp, one of the values stays: PTX allows it
         if values is not None and both.any():
-            last = np.zeros(len(self.writer), np.uint8)
+            last = np.zeros(len(self.writer), values.dtype)
             last[at] = values
             both &= last[at] != values
         if verb != "updates" and both.any():
@@ -408,19 +430,23 @@ class Observer:
                 row = _first(unseen.any(axis=1), (unseen & other_warp).any(axis=1))
                 self.fault(lanes, size, verb, start + row, at, _first(unseen[row], other_warp[row]), "read")
 
+    def address(self, place: int) -> int:
+        """The shared address of a place's first byte."""
+        return SHARED_BASE + place * self.unit % max(self.batch.shared_stride, 1)
+
     def fault(self, lanes, size: int, verb: str, position: int, at: np.ndarray, other: int, what: str) -> None:
-        byte = int(at[position])
-        address = SHARED_BASE + byte % max(self.batch.shared_stride, 1)
-        where = f" at PTX line {int(self.write_line[byte])}" if what == "wrote" and self.write_line[byte] else ""
-        copy = what == "wrote" and int(self.write_clock[byte]) == _NEVER_OVER
-        copy = copy or (what == "read" and int(self.read_clock[byte, other]) == _NEVER_OVER)
+        place = int(at[position])
+        address = self.address(place)
+        where = f" at PTX line {int(self.write_line[place])}" if what == "wrote" and self.write_line[place] else ""
+        copy = what == "wrote" and int(self.write_clock[place]) == _NEVER_OVER
+        copy = copy or (what == "read" and int(self.read_clock[place, other]) == _NEVER_OVER)
         if other >= self.lanes or copy:
             who = f"an asynchronous copy {what}" if other >= self.lanes else f"an asynchronous copy of thread {other} {what}"
         else:
             who = f"thread {other} (warp {other // WARP}) {what}"
         fault = Fault(
             f"{verb} {size} bytes of shared memory, and {who} the byte at 0x{address:x}{where}: a race, nothing orders the two",
-            position // size,
+            position // (size // self.unit),
         )
         fault.lane_ids = lanes
         raise fault
