@@ -191,6 +191,9 @@ class Observer:
     through the async proxy: they read what a thread wrote, and write over it, only behind a fence.proxy.async. What is
     fenced has clocks of its own, in the second half. (What a thread has read may be written over without one, as
     pipelines do that hand a buffer back by an mbarrier alone.)
+
+    Most accesses are older than the last barrier of their whole block, behind which they are over for everybody: an epoch
+    counts these barriers, and only places of the present one are looked at more closely.
     """
 
     def __init__(self, batch, count_conflicts: bool, find_races: bool, strict: bool = False):
@@ -212,6 +215,9 @@ class Observer:
             self.write_line = np.zeros(size, np.int32)
             self.atomic = np.zeros(size, bool)
             self.read_clock = np.zeros((size, self.agents), np.int32)
+            self.epoch = np.zeros(batch.blocks, np.int32)
+            self.write_epoch, self.read_epoch = np.full(size, -1, np.int32), np.full(size, -1, np.int32)
+            self.lends = False  # whether any bulk copy has read shared memory
 
     def access(
         self,
@@ -251,7 +257,7 @@ class Observer:
 
     def split(self) -> None:
         """Remember bytes from here on; each begins with what is known of its word."""
-        for name in ("writer", "write_clock", "write_line", "atomic", "read_clock"):
+        for name in ("writer", "write_clock", "write_line", "atomic", "read_clock", "write_epoch", "read_epoch"):
             setattr(self, name, np.repeat(getattr(self, name), self.unit, axis=0))
         self.unit = 1
 
@@ -262,7 +268,10 @@ class Observer:
         if self.races:
             block, thread = np.divmod(np.asarray(lanes), self.lanes)
             for number in np.unique(block):
-                self.join(number, thread[block == number])
+                here = thread[block == number]
+                self.join(number, here)
+                if len(here) == self.batch.threads:
+                    self.epoch[number] += 1
 
     def join(self, block: int, threads: np.ndarray) -> None:
         """These threads of a block have met."""
@@ -324,12 +333,14 @@ class Observer:
             count = size // self.unit
             self.writer[at] = np.repeat(thread, count)
             self.write_clock[at] = np.repeat(self.clock[block, thread, thread], count)
+            self.write_epoch[at] = np.repeat(self.epoch[block], count)
             return
         agent, block = barrier % _AGENTS, int(self.batch.block[lanes[0]])
         self.agent_clock[block, agent] += 1
         current, _ = self.clocks_of(barrier)
         current[self.lanes + agent] = self.agent_clock[block, agent]
         self.writer[at], self.write_clock[at] = self.lanes + agent, self.agent_clock[block, agent]
+        self.write_epoch[at] = _NEVER_OVER  # a barrier of the threads says nothing of it
 
     def fenced(self, lanes: np.ndarray) -> None:
         """What these threads know of is visible to bulk copies, too."""
@@ -346,7 +357,8 @@ class Observer:
             return
         at = self.places(flat, size)
         self.check_fenced(np.full(len(at), lane), at, "starts a bulk copy of shared memory", 1)
-        self.read_clock[at, lane % self.lanes] = _NEVER_OVER
+        self.read_clock[at, lane % self.lanes] = self.read_epoch[at] = _NEVER_OVER
+        self.lends = True
 
     def check_fenced(self, lanes: np.ndarray, at: np.ndarray, does: str, count: int) -> None:
         """A fault where a bulk copy of each of these threads meets a place that a thread wrote, and nobody has fenced since.
@@ -372,7 +384,9 @@ class Observer:
         """The copy has read these bytes, and its thread knows."""
         if self.races:
             thread = lane % self.lanes
-            self.read_clock[self.places(flat, size), thread] = self.clock[lane // self.lanes, thread, thread]
+            at = self.places(flat, size)
+            self.read_clock[at, thread] = self.clock[lane // self.lanes, thread, thread]
+            self.read_epoch[at] = self.epoch[lane // self.lanes]
 
     # -- races --------------------------------------------------------------------------------------------------
 
@@ -384,41 +398,63 @@ class Observer:
         at = self.places(flat, size)
         count = size // self.unit
         owners = np.repeat(lanes, count) if count > 1 else lanes
-        block, thread = np.divmod(owners, self.lanes)
+        block, thread = np.divmod(lanes, self.lanes)
+        mine, epoch = self.clock[block, thread, thread], self.epoch[block]
+        if count > 1:
+            block, thread, mine, epoch = (np.repeat(each, count) for each in (block, thread, mine, epoch))
         if values is not None:
             values = values.view(f"u{self.unit}")
-        mine = self.clock[block, thread, thread]
-        writer, written = self.writer[at], self.write_clock[at]
-        known = self.clock[block, thread, np.maximum(writer, 0)]
-        other = (writer >= 0) & (written > known) & ((writer != thread) | (written == _NEVER_OVER))
-        if verb == "updates":
-            other &= ~self.atomic[at]
-        if values is not None and other.any():
-            other &= (self.batch.shared.elements(self.unit)[at] != values) | (written == _NEVER_OVER)
-        if other.any():
-            position = _first(other, writer // WARP != thread // WARP)
-            self.fault(lanes, size, verb, position, at, int(writer[position]), "wrote")
+        self.check_writes(lanes, size, verb, block, thread, at, epoch, values)
         if verb in _BULK:
             self.check_fenced(owners, at, f"{verb} {size} bytes of shared memory", count)
         if verb in ("reads", READS_IN_BULK):
-            self.read_clock[at, thread] = np.maximum(self.read_clock[at, thread], mine)
+            # A thread's own clock only grows; what is lent to a bulk copy stays so.
+            self.read_clock[at, thread] = np.maximum(self.read_clock[at, thread], mine) if self.lends else mine
+            self.read_epoch[at] = np.maximum(self.read_epoch[at], epoch) if self.lends else epoch
             return
         if verb != "updates":
-            self.check_reads(lanes, size, verb, block, thread, at)
+            recent = np.flatnonzero(self.read_epoch[at] >= epoch)
+            if len(recent):
+                self.check_reads(lanes, size, verb, block[recent], thread[recent], at[recent], recent)
         self.writer[at], self.atomic[at] = thread, verb == "updates"
-        self.write_clock[at] = _NEVER_OVER if verb in ("copies to", WRITES_IN_BULK) else mine
+        lasts = verb in ("copies to", WRITES_IN_BULK)
+        self.write_clock[at] = _NEVER_OVER if lasts else mine
+        self.write_epoch[at] = _NEVER_OVER if lasts else epoch
         self.write_line[at] = current_line(self.batch)
+        if verb == "updates":
+            return
         both = self.writer[at] // WARP != thread // WARP  # in one warp, one of the values stays: PTX allows it
         if values is not None and both.any():
             last = np.zeros(len(self.writer), values.dtype)
             last[at] = values
             both &= last[at] != values
-        if verb != "updates" and both.any():
+        if both.any():
             position = int(np.argmax(both))
-            self.fault(lanes, size, verb, position, at, int(self.writer[at[position]]), "writes with the same instruction")
+            place = int(at[position])
+            self.fault(lanes, size, verb, position, place, int(self.writer[place]), "writes with the same instruction")
 
-    def check_reads(self, lanes, size: int, verb: str, block: np.ndarray, thread: np.ndarray, at: np.ndarray) -> None:
-        """A fault where a byte that is written now was read by a thread that is not known to be through with it."""
+    def check_writes(self, lanes, size: int, verb: str, block, thread, at: np.ndarray, epoch, values) -> None:
+        """A fault where a byte that is touched now was written by a thread that is not known to be through with it."""
+        recent = np.flatnonzero(self.write_epoch[at] >= epoch)
+        if not len(recent):
+            return
+        place, owner = at[recent], thread[recent]
+        writer, written = self.writer[place], self.write_clock[place]
+        known = self.clock[block[recent], owner, np.maximum(writer, 0)]
+        other = (writer >= 0) & (written > known) & ((writer != owner) | (written == _NEVER_OVER))
+        if verb == "updates":
+            other &= ~self.atomic[place]
+        if values is not None and other.any():
+            other &= (self.batch.shared.elements(self.unit)[place] != values[recent]) | (written == _NEVER_OVER)
+        if other.any():
+            found = _first(other, writer // WARP != owner // WARP)
+            self.fault(lanes, size, verb, int(recent[found]), int(place[found]), int(writer[found]), "wrote")
+
+    def check_reads(self, lanes, size: int, verb: str, block, thread, at: np.ndarray, positions: np.ndarray) -> None:
+        """A fault where a byte that is written now was read by a thread that is not known to be through with it.
+
+        positions: where each place stands among those of the access.
+        """
         for start in range(0, len(at), _PIECE):
             piece = slice(start, start + _PIECE)
             rows = np.arange(len(at[piece]))
@@ -428,14 +464,14 @@ class Observer:
             if unseen.any():
                 other_warp = np.arange(self.agents) // WARP != thread[piece][:, None] // WARP
                 row = _first(unseen.any(axis=1), (unseen & other_warp).any(axis=1))
-                self.fault(lanes, size, verb, start + row, at, _first(unseen[row], other_warp[row]), "read")
+                other = _first(unseen[row], other_warp[row])
+                self.fault(lanes, size, verb, int(positions[start + row]), int(at[start + row]), other, "read")
 
     def address(self, place: int) -> int:
         """The shared address of a place's first byte."""
         return SHARED_BASE + place * self.unit % max(self.batch.shared_stride, 1)
 
-    def fault(self, lanes, size: int, verb: str, position: int, at: np.ndarray, other: int, what: str) -> None:
-        place = int(at[position])
+    def fault(self, lanes, size: int, verb: str, position: int, place: int, other: int, what: str) -> None:
         address = self.address(place)
         where = f" at PTX line {int(self.write_line[place])}" if what == "wrote" and self.write_line[place] else ""
         copy = what == "wrote" and int(self.write_clock[place]) == _NEVER_OVER

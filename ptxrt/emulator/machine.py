@@ -27,7 +27,7 @@ _NOWHERE = np.iinfo(np.int32).max  # the key of a thread that cannot run
 PARAM_BYTES = 32764  # the most that the PTX ISA allows
 _SHARED_LIMIT = 227 * 1024  # the most shared memory a block has on any GPU
 _FAIRNESS = 64  # every so many steps over parted threads, those who waited longest run
-_RACE_BYTES = 1 << 28  # at most, for the readers of every byte of shared memory
+_RACE_BYTES = 1 << 28  # at most, for the readers of every word of shared memory; four times that where bytes are touched
 _RESERVED_BYTES = 1024  # of shared memory that the driver keeps, and cooperative groups use
 _WORKSPACE = {"envreg1": 32, "envreg2": 0}  # the halves of the address of a grid's workspace (cooperative_groups/details)
 _WORKSPACE_BYTES = 64
@@ -799,7 +799,7 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
         raise EmulatorFault(f"{name}: a block takes {run.block_bytes} bytes of the host's memory; the emulator takes {_BATCH_BYTES} at most")
     per_batch = max(1, min(emulator.lanes_per_batch // (run.warps * WARP), _BATCH_BYTES // max(run.block_bytes, 1)))
     if emulator.find_races:
-        per_batch = max(1, min(per_batch, _RACE_BYTES // max(4 * run.shared_bytes * run.warps * WARP, 1)))
+        per_batch = max(1, min(per_batch, _RACE_BYTES // max(run.shared_bytes * run.warps * WARP, 1)))
     if code.program.specials & _WORKSPACE.keys():
         if run.blocks > per_batch:
             raise EmulatorFault(
