@@ -18,6 +18,7 @@ import numpy as np
 
 from .array import LEGACY_STREAM, Borrowed, DeviceArray, check_size, foreign_backend, noting, refuse_recording, with_use
 from .errors import ArgumentError
+from .turns import End
 
 if TYPE_CHECKING:
     from .backend import Backend
@@ -255,16 +256,14 @@ def _capsule(owner, address, shape, strides, dtype, device, flags, version):
 class _Taken:
     """A DLPack tensor that was taken: its deleter is called once, when nothing refers to this any more."""
 
-    __slots__ = ("_address", "_deleter", "capsule")
+    __slots__ = ("_address", "_deleter", "_end")
 
     def __init__(self, address: int, deleter: int | None):
         self._address, self._deleter = address, deleter
 
-    def __del__(self, is_finalizing=sys.is_finalizing):
-        # At interpreter exit the lender may be gone already; its memory goes with the process.
-        deleter, self._deleter = self._deleter, None
-        if deleter and not is_finalizing():
-            _DELETER(deleter)(self._address)
+    def __del__(self):
+        if self._deleter:
+            self._end = End(_DELETER(self._deleter), self._address)
 
 
 class _TakenMemory(Borrowed):

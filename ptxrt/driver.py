@@ -22,7 +22,7 @@ from .errors import AbiError, ArgumentError, DriverError, MachineError, OutOfMem
 from .files import module_kind, read_bytes
 from .pool import Pool
 from .ptx import parse
-from .turns import FORKED, Turn
+from .turns import FORKED, End, Turn
 
 # What toolkit 13.0 needs, and the driver that brings it.
 MINIMUM_VERSION, MINIMUM_DRIVER = 13000, "580"
@@ -230,24 +230,8 @@ class _Handle:
         self.backend, self.handle, self._destroy = backend, handle, destroy
 
     def __del__(self):
-        # Among garbage a finalizer of memory may bring a queue back, as a mark, and its stream with it. What is made here
-        # is no garbage yet: it ends when this object does.
         if self._destroy is not None:
-            self._end = _End(self.backend, self.handle, self._destroy, self.waits)
-
-
-class _End:
-    """The end of a handle: has it destroyed by whoever takes the next turn."""
-
-    __slots__ = ("_backend", "_left")
-
-    def __init__(self, backend: "DriverBackend", *left):
-        self._backend, self._left = backend, left
-
-    def __del__(self, is_finalizing=sys.is_finalizing):
-        # At interpreter exit the driver may be gone already; its handles go with the process.
-        if not is_finalizing():
-            self._backend.leave_handle(*self._left)
+            self._end = End(self.backend.leave_handle, self.handle, self._destroy, self.waits)
 
 
 class Image(_Handle):
@@ -282,7 +266,7 @@ class Image(_Handle):
 class Event:
     """A CUDA event at the end of `queue` when it was made. Its handle is used again when nothing refers to it."""
 
-    __slots__ = ("handle", "backend", "timed", "queue")
+    __slots__ = ("handle", "backend", "timed", "queue", "_end")
 
     def __init__(self, backend: "DriverBackend", handle, timed: bool, queue: Queue | None = None):
         self.backend, self.handle, self.timed, self.queue = backend, handle, timed, queue
@@ -292,10 +276,9 @@ class Event:
         with self.backend.entered():
             return float(_call("cuEventElapsedTime", start.handle, self.handle))
 
-    def __del__(self, is_finalizing=sys.is_finalizing):
-        # The driver keeps what still waits for the event, so it may be recorded anew. No driver call: this may run anywhere.
-        if not is_finalizing():
-            (self.backend._spare_timers if self.timed else self.backend._spare_events).append(self.handle)
+    def __del__(self):
+        # The driver keeps what still waits for the event, so it may be recorded anew.
+        self._end = End((self.backend._spare_timers if self.timed else self.backend._spare_events).append, self.handle)
 
 
 class DriverPacket(Packet):

@@ -1,12 +1,17 @@
-"""A lock for one machine, and the work that finalizers leave for whoever takes it next.
+"""A lock for one machine, the work that finalizers leave for whoever takes it next, and the true end of an object.
 
 The garbage collector runs finalizers in the middle of any statement, in a thread that may hold any lock. A finalizer
 therefore takes no lock and calls no driver: it leaves what it gives back with a `Turn`.
+
+It also runs the finalizers of all garbage before it looks whether one of them has brought an object back: memory that
+waits for its last uses brings back the stream or event that tells of them. What must not end before its object does is
+therefore left to an `End`, which the object's finalizer makes.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from threading import RLock
 from typing import Any, Callable
@@ -19,6 +24,20 @@ FORKED = (
     "this process was forked from one that used the machine, whose state is not known here; start processes with the "
     "start method spawn, or fork before the first use (of an emulator: while nothing runs)"
 )
+
+
+class End:
+    """Acts when it is gone. Made by the finalizer of an object and held by it alone, it is gone when the object is."""
+
+    __slots__ = ("_action", "_arguments")
+
+    def __init__(self, action: Callable[..., Any], *arguments: Any):
+        self._action, self._arguments = action, arguments
+
+    def __del__(self, is_finalizing=sys.is_finalizing):
+        # At interpreter exit drivers and lenders may be gone already; what they gave goes with the process.
+        if not is_finalizing():
+            self._action(*self._arguments)
 
 
 class Turn:

@@ -18,7 +18,7 @@ from test_driver import RESULT, cuda, install  # noqa: F401
 from test_runtime import either, numbers  # noqa: F401
 
 import ptxrt
-from ptxrt import array, driver, ops, selection
+from ptxrt import array, dlpack, driver, ops, selection
 from ptxrt.pool import Pool
 from ptxrt.turns import Turn
 
@@ -441,6 +441,39 @@ def test_a_stream_lives_while_memory_waits_for_it(cuda):  # noqa: F811
     gc.collect()
     ptxrt.synchronize()
     assert cuda.destroyed
+
+
+def test_an_event_lives_while_memory_waits_for_it(cuda):  # noqa: F811
+    """The same of an event, by which a stream is known that is an integer: its handle is not recorded anew before."""
+    cycle = type("Cycle", (), {})()
+    cycle.itself = cycle
+    cycle.x = ptxrt.to_device(numbers(3, 7))
+    cycle.y = transpose(cycle.x, stream=88)
+    address = cycle.y.address
+    del cycle
+    gc.collect()
+    mine = ptxrt.Stream()
+    for _ in range(20):  # events of a stream that has nothing to do
+        ptxrt.Stream().wait(mine)
+    assert ptxrt.empty((7, 3), np.float32).address != address
+    cuda._run(88)
+    assert ptxrt.empty((7, 3), np.float32).address != 0
+
+
+def test_lent_memory_is_given_back_after_its_uses_also_among_garbage(cuda):  # noqa: F811
+    from test_dlpack import Foreign
+
+    x, before = ptxrt.to_device(numbers(3, 7)), len(dlpack._given)
+    cycle = type("Cycle", (), {})()
+    cycle.itself, cycle.taken = cycle, ptxrt.to_device(Foreign(x))
+    y = transpose(cycle.taken, stream=ptxrt.Stream())
+    del cycle
+    gc.collect()
+    assert len(dlpack._given) == before + 1, "given back while a launch still reads it"
+    np.testing.assert_array_equal(y.to_numpy(), numbers(3, 7).T)
+    selection.current().finish()
+    ptxrt.synchronize()
+    assert len(dlpack._given) == before
 
 
 def test_blocks_of_a_stream_that_is_gone_are_reused_after_its_end(cuda):  # noqa: F811

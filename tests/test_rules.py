@@ -40,7 +40,7 @@ MODULES = {
     "emulator": {"errors", "backend", "files", "turns", "units", "ptx"},
     "array": {"errors", "backend", "binder", "copies", "formats", "dlpack", "selection"},
     "copies": {"errors", "array", "formats", "ops"},
-    "dlpack": {"errors", "array", "backend"},
+    "dlpack": {"errors", "array", "backend", "turns"},
     "stream": {"errors", "backend", "selection"},
     "declaration": {"accuracy", "dims", "formats"},
     "binder": {"errors", "declaration", "dims", "formats"},
