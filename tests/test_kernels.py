@@ -6,7 +6,7 @@ import pytest
 import sanitizer_cases
 
 import ptxrt
-from ptxrt.commands import one_of_each_size
+from ptxrt.commands.check import one_of_each_size
 
 KERNELS = ptxrt.kernels()
 CASES = [(kernel.name, case) for kernel in KERNELS.values() for case in kernel.cases]

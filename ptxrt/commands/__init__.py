@@ -1,0 +1,7 @@
+"""The command line. Every command is made from the declarations; what it computes is done elsewhere.
+
+Only click is imported before a command runs, so that `--help` answers at once.
+"""
+
+from . import bench, check, run, show  # noqa: F401 - importing them adds their commands to the group
+from .group import main as main

@@ -1,0 +1,112 @@
+"""`bench`: measurements on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Mapping
+
+import click
+
+from .group import as_json, choose_machine, main, print_json
+
+
+@main.group()
+def bench():
+    """Measure on a GPU, both sides of a comparison in one run. docs/benchmarks.md says what each column means."""
+
+
+def with_plot(function):
+    return click.option("--plot", type=click.Path(path_type=Path), help="Draw the figures to a file, whose suffix says its kind (needs matplotlib).")(function)
+
+
+def with_repeat(function):
+    return click.option("--repeat", default=20, show_default=True, help="How often each call is timed.")(function)
+
+
+def with_dtypes(help: str):
+    return click.option("--dtype", "dtypes", multiple=True, type=click.Choice(["f32", "f16", "bf16"]), help=help)
+
+
+def measure(ctx, plot: Path | None, json_output: bool, report: Callable[[], Mapping[str, Any]], table, draw) -> None:
+    """Choose the machine, measure, and print the report as JSON or as the lines of its table; what a picture lacks is said before."""
+    from ..bench import plots
+
+    choose_machine(ctx)
+    if plot:
+        plots.check(plot)
+    measured = report()
+    if plot:
+        draw(plot, measured)
+    if json_output:
+        print_json(measured)
+    else:
+        for line in table(measured):
+            click.echo(line)
+
+
+@bench.command("launch")
+@click.option("--calls", default=200, show_default=True, help="Calls of one side before it is another's turn.")
+@click.option("--rounds", default=60, show_default=True, help="How often each side has its turn.")
+@with_plot
+@as_json
+@click.pass_context
+def bench_launch(ctx, calls, rounds, plot, json_output):
+    """Time what the host does for one launch of quantize_mxfp4: bare, prepared, by the friendly function, and by CuPy."""
+    from ..bench.launches import draw_launches, launch_report, launch_table
+
+    measure(ctx, plot, json_output, lambda: launch_report(calls, rounds), launch_table, draw_launches)
+
+
+def bench_quantizers(operation: str, help: str) -> None:
+    """The command that measures quantizers, or their inverses."""
+
+    @bench.command(operation, help=help)
+    @click.option("--format", "formats", multiple=True, help="A block format; may be repeated. All by default.")
+    @with_dtypes("The dtype of the values; may be repeated. All by default.")
+    @click.option("--shape", "shapes", multiple=True, metavar="ROWSxCOLS", help="The shape of the values, such as 8192x8192; may be repeated. Five from 1024x1024 to 8192x8192 by default.")
+    @click.option("--axis", type=click.IntRange(-2, -1), default=-1, show_default=True, help="The axis that is cut into blocks.")
+    @click.option("--l2", multiple=True, type=click.Choice(["warm", "flushed"]), help="What the L2 cache holds before each call: what the call before left there, or nothing of it. Both by default.")
+    @with_repeat
+    @with_plot
+    @as_json
+    @click.pass_context
+    def command(ctx, plot, json_output, shapes, **choices):
+        from ..bench.quantizers import (
+            draw_quantizers,
+            parse_shape,
+            quantizer_report,
+            quantizer_table,
+        )
+
+        choices["shapes"] = [parse_shape(shape) for shape in shapes]
+        measure(ctx, plot, json_output, lambda: quantizer_report(operation, **choices), quantizer_table, draw_quantizers)
+
+
+bench_quantizers("quantize", "Time quantizers beside a copy on the device: bytes per second, each read and write counted once.")
+bench_quantizers("dequantize", "Time the inverses of quantizers beside a copy on the device.")
+
+
+@bench.command("attention")
+@click.option("--format", "combinations", multiple=True, metavar="QK+PV", help="Formats of the two products, such as mxfp4+bf16; may be repeated. All by default.")
+@with_dtypes("The dtype of q, k and v; may be repeated. bf16 by default.")
+@click.option("--shape", "shapes", multiple=True, metavar="SHAPE", help="Sizes such as b4h32s2048d128, or b1h32g8q16k32768d128 with g heads of keys; may be repeated.")
+@click.option("--causal/--no-causal", default=None, help="Only with, or only without the causal mask. Both by default.")
+@with_repeat
+@with_plot
+@as_json
+@click.pass_context
+def bench_attention(ctx, combinations, shapes, causal, plot, json_output, **choices):
+    """Time fused attention beside the card's own rate of MMAs, and hold a slice of the result against float64."""
+    from ..bench.attention import (
+        Shape,
+        attention_report,
+        attention_table,
+        draw_attention,
+        parse_combination,
+    )
+
+    choices["combinations"] = [parse_combination(text) for text in combinations]
+    choices["shapes"] = [Shape.parse(text) for text in shapes]
+    if causal is not None:
+        choices["causal"] = [causal]
+    measure(ctx, plot, json_output, lambda: attention_report(**choices), attention_table, draw_attention)

@@ -1,0 +1,207 @@
+"""`run attention`, `run quantize` and `run dequantize`: jobs of the friendly functions."""
+
+from __future__ import annotations
+
+import inspect
+
+import click
+
+from .job import Job, file_option, job_command, read_inputs
+from .names import complete_formats, manual_of
+
+_BLOCK_FORMAT = "mxfp4"
+
+
+def _attention():
+    from ..ops.attention import attention
+
+    return attention
+
+
+def _quantize():
+    from ..ops.quantize import quantize
+
+    return quantize
+
+
+def _dequantize():
+    from ..ops.quantize import dequantize
+
+    return dequantize
+
+
+def _dtype_option(help: str) -> click.Option:
+    return click.Option(["--dtype"], type=click.Choice(["f32", "f16", "bf16"]), help=help)
+
+
+# What `run attention` says of the keyword arguments of `ptxrt.attention`, by their kind of option.
+_ATTENTION_WORDS = {
+    "qk": "Format of q and k in their product; f16 where q, k and v all are float16, else bf16.",
+    "pv": "Format of the weights and v in theirs; that of --qk by default.",
+    "quantize": "in_kernel: quantize q and k as they are loaded.",
+    "smooth_k": "Subtract the mean key: auto, true or false.",
+    "layout": "Order of the axes: bhsd or bshd.",
+}
+
+
+_ATTENTION_NUMBERS = {"scale": "Factor of the scores; 1 / sqrt(dim) by default.", "softcap": "Scores become softcap tanh(score / softcap)."}
+
+
+_ATTENTION_FLAGS = {
+    "causal": "Hide later keys from each query; aligned at the bottom right.",
+    "smooth_q": "Subtract the mean of each 64 queries.",
+    "return_lse": "Write lse, too: the logarithm of the sum of exponentials.",
+    "normalize": "Divide the output by the sums; else write row_max and row_sum, too.",
+}
+
+
+_ATTENTION_FILES = {
+    "mask": "The .npy of a mask of bool or float that broadcasts to [B, H, Sq, Sk].",
+    "sinks": "The .npy of one logit for each head of q.",
+    "key_lengths": "The .npy of the number of keys of each batch.",
+    "cu_seqlens_q": "The .npy of where packed sequences begin and end in q.",
+    "cu_seqlens_k": "The .npy of where they do in k and v.",
+}
+
+
+class Window(click.ParamType):
+    """LEFT,RIGHT: whole numbers, or nothing for an open side."""
+
+    name = "left,right"
+
+    def convert(self, value, param, ctx):
+        try:
+            left, right = (int(side) if side.strip() else None for side in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not LEFT,RIGHT, such as 128,0 or 128, for open on the right", param, ctx)
+        return left, right
+
+
+def attention_command() -> click.Command:
+    """`run attention`: its options are the keyword arguments of `ptxrt.attention`."""
+    function = _attention()
+    params: list[click.Parameter] = []
+    for p in inspect.signature(function).parameters.values():
+        option = f"--{p.name.replace('_', '-')}"
+        if p.kind is p.POSITIONAL_OR_KEYWORD:
+            params.append(file_option(p.name, f"The .npy of {p.name}."))
+        elif p.name in _ATTENTION_FILES:
+            params.append(file_option(p.name, _ATTENTION_FILES[p.name], False))
+        elif p.name in _ATTENTION_NUMBERS:
+            params.append(click.Option([option], type=float, default=p.default, help=_ATTENTION_NUMBERS[p.name]))
+        elif p.name in _ATTENTION_FLAGS:
+            names = f"{option}/--no-{option[2:]}" if p.default else option
+            params.append(click.Option([names], is_flag=True, default=p.default, help=_ATTENTION_FLAGS[p.name]))
+        elif p.name in _ATTENTION_WORDS:
+            params.append(click.Option([option], default=p.default, show_default=p.default is not None, help=_ATTENTION_WORDS[p.name]))
+        elif p.name == "window":
+            params.append(click.Option([option], type=Window(), help="How far each query sees; a side without a number is open."))
+        elif p.name == "out_dtype":
+            params.append(click.Option([option], type=click.Choice(["bfloat16", "float16", "float32"]), help="That of q by default."))
+    params.append(_dtype_option("Convert q, k and v to this format first."))
+    return job_command("attention", manual_of(function), params, attention_job, quantizes=True)
+
+
+def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
+    """The Job of `run attention`: held against exact attention of what the formats hold, and of q, k and v themselves."""
+    import numpy as np
+
+    from ..formats import bf16
+    from ..ops.attention import call_of, exact_attention
+
+    inputs, notes = read_inputs({"q": q, "k": k, "v": v}, dtype)
+    further, _ = read_inputs({name: options.pop(name) for name in _ATTENTION_FILES if options[name] or options.pop(name)}, None)
+    arrays = [array for _, array in inputs.values()]
+    options |= {name: array for name, (_, array) in further.items()}
+    options["smooth_k"] = {"true": True, "false": False}.get(options["smooth_k"], options["smooth_k"])
+    options["out_dtype"] = bf16.dtype if out_dtype == "bfloat16" else out_dtype
+    call = call_of(*arrays, **options)
+    names = [f"out_{call.output}", *(["row_max", "row_sum"] if not call.normalize else ["lse"] if call.return_lse else [])]
+
+    def run():
+        results = _attention()(*arrays, **options)
+        return dict(zip(names, results if isinstance(results, tuple) else (results,)))
+
+    meant = ("causal", "window", "softcap", *further)
+
+    def wanted(results, *operands):
+        out, lse = exact_attention(*operands, scale=call.scale, **{name: options[name] for name in meant})
+        if not call.normalize:
+            sums = np.exp(lse - np.where(np.isfinite(lse), results["row_max"], 0) * np.log(2))
+            out, lse = out * sums[..., None], sums
+        out = out.transpose(0, 2, 1, 3) if call.transposed else out
+        return {names[0]: out, names[-1]: lse} if len(names) > 1 else {names[0]: out}
+
+    def exact(results):
+        return names[0], results[names[0]], wanted(results, call.q, call.k, call.v)[names[0]]
+
+    def reference(results):
+        return wanted(results, *call.way.operands.multiplied(call))
+
+    return Job(call.way.kernel.name, {**inputs, **further}, len(names), run, reference, exact, notes)
+
+
+def quantize_command() -> click.Command:
+    """`run quantize`: an .npy in, the .npz of a QuantizedArray out."""
+    params = [
+        file_option("x", "The file to quantize."),
+        click.Option(["--format"], default=_BLOCK_FORMAT, show_default=True, help="The block format.", shell_complete=complete_formats),
+        click.Option(["--axis"], type=int, default=-1, show_default=True, help="The axis that is cut into blocks."),
+        click.Option(["--scale-rule"], help="How scales are chosen."),
+        click.Option(["--scale-layout"], default="linear", show_default=True, help="How scales lie: linear or 128x4."),
+        click.Option(["--global-scale"], type=float, help="Of nvfp4; computed where it is not given."),
+        click.Option(["--pad"], is_flag=True, help="Pad the axis with zeros to whole blocks."),
+        _dtype_option("Convert x to this format first."),
+    ]
+    return job_command("quantize", manual_of(_quantize()), params, quantize_job, quantizes=True)
+
+
+def quantize_job(x, format, dtype, **options) -> Job:
+    """The Job of `run quantize`, also held against x itself."""
+    import numpy as np
+
+    from ..ops.quantize import quantize_reference
+
+    inputs, notes = read_inputs({"x": x}, dtype)
+    array = inputs["x"][1]
+
+    def reference(_):
+        wanted = quantize_reference(array, format, **options)
+        return {"codes": wanted.codes, "scales": wanted.scales}
+
+    def exact(q):
+        return "values", np.asarray(q), array
+
+    return Job(f"quantize_{format}", inputs, 2, lambda: _quantize()(array, format, **options), reference, exact, notes)
+
+
+def dequantize_command() -> click.Command:
+    """`run dequantize`: the .npz of a QuantizedArray in, an .npy out."""
+    params = [
+        file_option("q", "The .npz of a quantized array."),
+        _dtype_option("What to write; float32 by default."),
+    ]
+    return job_command("dequantize", manual_of(_dequantize()), params, dequantize_job)
+
+
+def dequantize_job(q, dtype) -> Job:
+    """The Job of `run dequantize`."""
+    import numpy as np
+
+    from ..formats import FORMATS
+    from ..ops.quantized import Packed
+
+    array = Packed.load(q)
+    wanted = FORMATS[dtype or "f32"].dtype
+
+    def reference(_):
+        with np.errstate(over="ignore"):
+            return {"x": np.asarray(array).astype(wanted)}
+
+    return Job(f"dequantize_{array.format}", {"q": (q, array)}, 1, lambda: {"x": _dequantize()(array, wanted)}, reference)
+
+
+FUNCTIONS = {"attention": _attention, "quantize": _quantize, "dequantize": _dequantize}
+
+
+FUNCTION_COMMANDS = {"attention": attention_command, "quantize": quantize_command, "dequantize": dequantize_command}

@@ -1,0 +1,99 @@
+"""The command line as a whole: its group, the options before a command, and how results are printed."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Mapping
+
+import click
+
+from .. import __version__
+
+
+class Commands(click.Group):
+    """A group that says an error of this package, or of a file, in one message and without a traceback."""
+
+    def invoke(self, ctx):
+        from ..errors import PtxError
+
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # whoever reads the output has had enough; click ends in silence
+        except (PtxError, OSError) as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--machine", type=click.Choice(["native", "portable", "emulator"]), help="Where kernels run; see `devices`. Without it PTXRT_MACHINE decides, else the best that is there.")
+@click.option("--arithmetic", type=click.Choice(["float64", "hardware"]), help="How the emulator rounds the sums of tensor cores: float64 (the default) or as the hardware does.")
+@click.option("--ptx", type=click.Choice(["native", "portable"]), help="Which build's PTX the emulator executes: native (the default) or portable.")
+@click.option("--no-checks", is_flag=True, help="Let the emulator skip its tracking of memory that nothing wrote.")
+@click.option("--profile", is_flag=True, help="Say on stderr where the emulator's time went.")
+@click.option("--bank-conflicts", is_flag=True, help="List on stderr the lines with bank conflicts, on the emulator.")
+@click.option("--coverage", is_flag=True, help="List on stderr the entries that ran and their lines that did not, on the emulator.")
+@click.version_option(__version__, prog_name="ptxrt")
+@click.pass_context
+def main(ctx, machine, arithmetic, ptx, no_checks, profile, bank_conflicts, coverage):
+    """Low-precision CUDA kernels on NumPy files: on a GPU, or on an emulator where there is none.
+
+    \b
+    ptxrt list                                            what there is
+    ptxrt run quantize --x x.npy -o q.npz --compare       run it on a file
+    ptxrt run quantize --help                             its options
+    """
+    options = {"arithmetic": arithmetic, "ptx": ptx, "checks": False if no_checks else None}
+    options |= {"profile": profile or None, "bank_conflicts": bank_conflicts or None}
+    ctx.meta[_COVERAGE] = coverage
+    ctx.obj = machine, {name: value for name, value in options.items() if value is not None}
+
+
+def choose_machine(ctx, **more) -> None:
+    """Make what the options before the command, and `more`, ask for the current machine; options alone mean the emulator."""
+    machine, options = ctx.obj
+    options = {**options, **more}
+    coverage = ctx.meta[_COVERAGE]
+    if machine or options or coverage:
+        from .. import using
+
+        if coverage and machine not in (None, "emulator"):
+            raise click.UsageError(f"--coverage is counted on the emulator, not on {machine}")
+        backend = ctx.with_resource(using(machine or "emulator", **options))  # given back when the command is over
+        if "profile" in options:
+            ctx.call_on_close(lambda: print_lines(backend.emulator.profile.table()))
+        if options.keys() & {"races", "strict"}:
+            ctx.call_on_close(lambda: print_lines(backend.emulator.undecided))
+        if coverage or "bank_conflicts" in options:
+            from ..emulator.check import conflicts_table, coverage_table
+
+            tables = [coverage_table] * coverage + [conflicts_table] * ("bank_conflicts" in options)
+            ctx.call_on_close(lambda: print_lines(line for table in tables for line in table(backend.emulator)))
+
+
+_COVERAGE = "ptxrt.coverage"
+
+
+def print_lines(lines) -> None:
+    """Write lines on stderr, beside what a command prints."""
+    for line in lines:
+        click.echo(line, err=True)
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON knows it: sequences as lists, infinities and NaN as words."""
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(plain(value), indent=1))
+
+
+def as_json(function):
+    return click.option("--json", "json_output", is_flag=True, help="Print one JSON object instead.")(function)

@@ -1,0 +1,77 @@
+"""Names that commands take: kernels, their variants and units, functions; and how a shell completes them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any, Iterable
+
+import click
+
+
+def complete_names(ctx, param, incomplete: str) -> list[str]:
+    """Names of functions and kernels that begin so, for the shell."""
+    from .. import kernels
+
+    return [name for name in dict.fromkeys([*public_functions(), *kernels()]) if name.startswith(incomplete)]
+
+
+def complete_kernels(ctx, param, incomplete: str) -> list[str]:
+    """Names of kernels that begin so, for the shell."""
+    from .. import kernels
+
+    return [name for name in kernels() if name.startswith(incomplete)]
+
+
+def complete_formats(ctx, param, incomplete: str) -> list[str]:
+    """Names of block formats that begin so, for the shell."""
+    from ..blocks import BLOCK_FORMATS
+
+    return [name for name in BLOCK_FORMATS if name.startswith(incomplete)]
+
+
+def find_kernel(name: str, functions: Iterable[str] = ()):
+    """The declared kernel; a usage error that names the nearest ones, and the nearest of `functions`, otherwise."""
+    from .. import kernels
+
+    there = kernels()
+    if name not in there:
+        near = difflib.get_close_matches(name, [*functions, *there], 3, 0.4)
+        raise click.UsageError(f"no kernel is called {name}; {'near: ' + ', '.join(near) if near else 'see `ptxrt list`'}")
+    return there[name]
+
+
+def find_units(word: str, functions: Iterable[str] = ()) -> tuple[Any, list]:
+    """The kernel and the units that NAME, NAME[axis=value,...] or a unit's own name say; a usage error where there are none."""
+    from .. import kernels
+
+    for kernel in kernels().values():
+        units = [unit for unit in kernel.units if unit.name == word]
+        if units and word != kernel.name:
+            return kernel, units
+    match = re.fullmatch(r"(\w+)(?:\[([\w=, ]+)\])?", word)
+    if not match:
+        raise click.UsageError(f"{word}: expected NAME or NAME[axis=value]")
+    kernel = find_kernel(match[1], functions)
+    wanted = dict(part.strip().partition("=")[::2] for part in match[2].split(",")) if match[2] else {}
+    units = [unit for unit in kernel.units if all(str(unit.variant.get(axis)) == value for axis, value in wanted.items())]
+    if not units:
+        there = ", ".join(unit.name for unit in kernel.units)
+        raise click.UsageError(f"{word}: {kernel.name} is not compiled for that; its units are {there}")
+    return kernel, units
+
+
+def public_functions() -> dict[str, Any]:
+    """The functions of the package by name, in the order of its interface."""
+    import ptxrt
+
+    named = {name: getattr(ptxrt, name) for name in ptxrt.__all__}
+    # Classes that are used as functions are, `using` for one, have names like theirs.
+    return {name: value for name, value in named.items() if callable(value) and name.islower()}
+
+
+def manual_of(function) -> str:
+    """The docstring of a function, or what stands for it where Python leaves docstrings out."""
+    from ..declaration import manual_of
+
+    return manual_of(function)
