@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 BlockFormatName = Literal["mxfp4", "mxfp8", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "nvfp4"]
 OperandFormatName = Literal["mxfp8", "mxfp4", "nvfp4", "bf16"]
 AttentionFormatName = Literal["bf16", "f16", "mxfp8", "mxfp4", "nvfp4"]
+FloatFormatName = Literal["bf16", "f16"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
 ScaleRule = Literal["floor", "ceil", "rceil", "even", "amax", "four_over_six"]
 ScaleLayout = Literal["linear", "128x4"]
 Role = Literal["q", "k", "v"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,31 +27,37 @@ class Product:
     kernel: Kernel
 
 
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ..typing import Activation, Array, FloatFormatName, Number, OperandFormatName, ScaleLayout, ScaleRule, StreamLike
+
+
 @remembered
 def matmul(
-    a,
-    b,
+    a: Array | QuantizedArray,
+    b: Array | QuantizedArray,
     *,
-    a_format=None,
-    b_format=None,
-    transpose_b=True,
-    alpha=1.0,
-    bias=None,
-    activation=None,
-    residual=None,
-    out_format=None,
-    out_scale_rule=None,
-    out_scale_layout="linear",
-    out_global_scale=None,
-    a_scale_rule=None,
-    b_scale_rule=None,
-    a_global_scale=None,
-    b_global_scale=None,
-    out_dtype=None,
-    splits=None,
-    out=None,
-    stream=None,
-):
+    a_format: FloatFormatName | OperandFormatName | None = None,
+    b_format: FloatFormatName | OperandFormatName | None = None,
+    transpose_b: bool = True,
+    alpha: Number = 1.0,
+    bias: Array | None = None,
+    activation: Activation | tuple[Activation, dict[str, float]] | None = None,
+    residual: Array | None = None,
+    out_format: OperandFormatName | None = None,
+    out_scale_rule: ScaleRule | None = None,
+    out_scale_layout: ScaleLayout = "linear",
+    out_global_scale: Number | Array | None = None,
+    a_scale_rule: ScaleRule | None = None,
+    b_scale_rule: ScaleRule | None = None,
+    a_global_scale: Number | Array | None = None,
+    b_global_scale: Number | Array | None = None,
+    out_dtype: DTypeLike | None = None,
+    splits: int | None = None,
+    out: Array | QuantizedArray | None = None,
+    stream: StreamLike = None,
+) -> Any:
     """Compute C = activation(alpha a b^T + bias) + residual for a [.., M, K] and b [.., N, K]; leading axes broadcast.
 
     a, b: float32, float16 or bfloat16 on any strides (on a device, from 0 on). a_format, b_format: "bf16" or "f16"; an

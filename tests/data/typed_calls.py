@@ -66,6 +66,12 @@ ptxrt.quantize_operand(q, "mxfp6_e3m2", role="k")  # wrong: no such operand
 merged: tuple[NDArray[Any], NDArray[Any]] = ptxrt.merge([out, out], [pair[1], pair[1]])
 ptxrt.merge([out, out], lse=[pair[1]])  # wrong: no such option
 
+# Products
+ptxrt.matmul(x, x, bias=x[0], activation=("swiglu", dict(limit=7.0)), out_format="nvfp4")
+ptxrt.matmul(x, x, activation="sigmoid")  # wrong: no such activation
+ptxrt.matmul(x, "x")  # wrong: no array
+ptxrt.matmul(x, x, transpose=True)  # wrong: no such option
+
 # Prepared calls, graphs, streams
 prepared = ptxrt.prepare(ptxrt.quantize, d, "mxfp4", out=packed)
 again: ptxrt.QuantizedArray = prepared(d)
@@ -83,6 +89,10 @@ print(trace.rows(), ptxrt.machines()["native"].available, ptxrt.last_launches()[
 ptxrt.kernels()["transpose_naive"](d)
 
 # Arrays
+d[0, ...] = 2.5
+d[...] = x
+d["first"] = 1  # wrong: no index
+copied: ptxrt.DeviceArray = ptxrt.zeros((2, 3), np.float16).T.astype(np.float32).copy()
 shape: tuple[int, ...] = d.shape
 view: ptxrt.DeviceArray = d[0, ::2, None, ...].reshape(-1, 1).transpose(1, 0)
 d["first"]  # wrong: no index
