@@ -408,3 +408,40 @@ def test_many_streams_read_fixed_memory(gpu):
     for y in late:
         np.testing.assert_array_equal(y.to_numpy(), data().T)
     np.testing.assert_array_equal(x.to_numpy(), -data())
+
+
+def test_nothing_that_was_left_ends_a_capture(gpu, tmp_path):
+    """Streams, graphs, modules and memory that others had, which end just before a graph is gathered or meanwhile."""
+    path = tmp_path / "put.ptx"
+    path.write_text(TEXT)
+    x, transpose, y = ptxrt.to_device(data()), ptxrt.kernels()["transpose_tiled"], ptxrt.empty(1, np.int32)
+    for _ in range(30):
+        with ptxrt.Stream(), ptxrt.graph():
+            transpose(x)
+        with ptxrt.Stream():
+            transpose(transpose(x))
+        ptxrt.empty((64, 256), np.float32).__cuda_array_interface__
+        ptxrt.load(path)["put"](1, 1, y)
+        gc.collect()
+        with ptxrt.graph() as g:
+            z = transpose(transpose(transpose(x)))
+            ptxrt.Stream()
+        g.launch()
+        np.testing.assert_array_equal(z.to_numpy(), data().T)
+
+
+def test_garbage_of_streams_and_memory(gpu):
+    """Cycles of arrays and their streams: memory waits for a stream that only it knows."""
+    transpose = ptxrt.kernels()["transpose_tiled"]
+    for i in range(200):
+        cycle = type("Cycle", (), {})()
+        cycle.itself, cycle.stream = cycle, ptxrt.Stream()
+        with cycle.stream:
+            cycle.x = ptxrt.to_device(data(seed=i))
+            cycle.y = transpose(cycle.x)
+        cycle.z = transpose(cycle.y, stream=ptxrt.Stream())
+        del cycle
+        if i % 7 == 0:
+            gc.collect()
+    gc.collect()
+    np.testing.assert_array_equal(transpose(ptxrt.to_device(data())).to_numpy(), data().T)
