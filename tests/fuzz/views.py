@@ -58,6 +58,7 @@ def draw(rng: random.Random) -> dict:
     for _ in range(rng.choice([1, 1, 2, 3, 4])):
         steps.append(_step(rng))
     recipe["steps"] = steps
+    maybe(rng, recipe, 0.3, assign=rng.choice(["1", "host[...][..., ::-1].copy() if host.ndim else host", "x.copy()", "ptxrt.zeros(x.shape, x.dtype)"]))
     kind = rng.random()
     if kind < 0.2:
         recipe["wrong"] = f"x = {rng.choice(WRONG)}"
@@ -90,6 +91,8 @@ def _step(rng: random.Random) -> str:
         return rng.choice([".transpose()", f".transpose({', '.join(map(str, order))})", ".T"])
     if kind < 0.9:
         return f".reshape({', '.join(str(rng.choice([-1, 1, 2, 3, 4, 6, 8])) for _ in range(rng.choice([1, 2, 3])))})"
+    if kind < 0.93:
+        return ".copy()"
     if kind < 0.95:
         return ".reshape(-1)"
     return f".view({rng.choice([dtype for dtype in DTYPES if dtype != 'np.bool_'])})"  # bytes other than 0 and 1 are no bool
@@ -104,6 +107,8 @@ def program(recipe: dict) -> str:
     lines.append("host = np.arange(int(np.prod(shape))).astype(np.uint8).astype(dtype).reshape(shape)")
     lines.append("x = ptxrt.to_device(host)")
     lines.append(f"host, x = along(host, x, {recipe['steps']!r})")
+    if "assign" in recipe:
+        lines += [f"value = {recipe['assign']}", "host = host.copy()", "x[...] = value", "host[...] = value.to_numpy() if hasattr(value, 'to_numpy') else value"]
     lines += [recipe[name] for name in ("wrong", "odd") if name in recipe]
     lines += ["odd = True"] if "odd" in recipe else []
     return "\n".join(lines)
