@@ -4,7 +4,7 @@ Every declared case runs on the emulator, on the portable text, which is what a 
 instructions that its threads execute and the places (see ptx_coverage.py) at which it touches memory or threads meet: sanitizers see
 nothing else. Chosen are few cases that are small together and reach every such place that any case reaches: each time the one that reaches
 the most new places for what it costs, and in the end none whose places the others reach, too. They are written to sanitizer_cases.txt, a
-kernel and a case to a line.
+kernel and a case to a line, the smallest first.
 
     python tests/sanitizer_cases.py [--jobs N]
 """
@@ -117,7 +117,7 @@ def main() -> int:
     if options.keep:
         options.keep.write_bytes(pickle.dumps(measured))
     taken = cover(measured)
-    CHOSEN.write_text("".join(f"{name} {case}\n" for name, case, *_ in sorted(taken, key=lambda case: case[:2])), encoding="utf-8")
+    CHOSEN.write_text("".join(f"{name} {case}\n" for name, case, *_ in sorted(taken, key=lambda case: case[2])), encoding="utf-8")
     count = len(set().union(*(places for *_, places in measured)))
     print(f"{len(taken)} of {len(measured)} cases reach all {count} places at {sum(c[2] for c in taken) / sum(c[2] for c in measured):.1%} of the cost")
     for name, case, cost, _ in sorted(taken, key=lambda case: -case[2])[:12]:

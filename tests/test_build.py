@@ -29,7 +29,7 @@ SCALE = """\
 #include <cuda_bf16.h>
 VARIANTS(step, 1, 2)
 VARIANTS(dim, 32)
-KERNEL(ENTRY(_dim32_f32), .threads = {32}, .tile = {64})(float *x) {
+KERNEL(ENTRY(_f32), .threads = {32}, .tile = {64})(float *x) {
     x[threadIdx.x * VARIANT_step] = twice(__bfloat162float(__float2bfloat16(x[VARIANT_dim])));
 }
 """
