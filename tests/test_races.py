@@ -312,6 +312,14 @@ def test_strict_runs_on_the_kernels(emulator):
         ptxrt.using("emulator", races="always")
 
 
+def test_strict_says_once_what_is_undecided():
+    emulator = Emulator(strict=True)
+    for launches in (1, 2):
+        launch(program(WHERE + GLOBAL["a flag by a releasing store"][0] + "E:"), "k", np.zeros(64, np.uint64), grid=3, block=64, emulator=emulator)
+        assert len(emulator.undecided) == launches
+    assert "bytes of global memory were stored by one block and stored or loaded by another, first at test.ptx:" in emulator.undecided[0]
+
+
 def test_command_strict():
     done = CliRunner().invoke(main, ["check", "--strict", "transpose_tiled"])
     assert done.exit_code == 0 and "4 of 4 cases passed" in done.output

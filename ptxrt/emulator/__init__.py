@@ -314,14 +314,14 @@ class Emulator:
         """Run a kernel in the other schedule, and forget what it did to memory and what it printed."""
         from .machine import launch
 
-        before, schedule, output = self.memory.copy(), self.schedule, self.output
+        before, schedule, output, said = self.memory.copy(), self.schedule, self.output, len(self.undecided)
         self.schedule, self.output = ("warps" if schedule == "together" else "together"), lambda text: None
         try:
             launch(self, entry, grid, block, shared_bytes, params)
         finally:
             self.schedule, self.output = schedule, output
         self.memory.restore(before)
-        self.undecided.clear()
+        del self.undecided[said:]
 
     # -- counts -------------------------------------------------------------------------------------------------
 

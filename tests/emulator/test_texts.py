@@ -215,6 +215,17 @@ def test_vectors_of_one_element():
     assert out.tolist() == [3 * i + (i < 20) for i in range(32)]
 
 
+def test_a_vector_of_one_element_as_the_scale_of_an_mma():
+    """Triton writes `{%r1}, {0, 0}` behind the fragments of dot_scaled."""
+    opcode = "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e4m3.f32.ue8m0"
+    body = f"""mov.b32 %r1, 0x38383838; mov.b32 %r2, 0x7f7f7f7f; mov.f32 %f1, 0f3F800000;
+    {opcode} {{%f5, %f6, %f7, %f8}}, {{%r1, %r1, %r1, %r1}}, {{%r1, %r1}}, {{%f1, %f1, %f1, %f1}}, {{%r2}}, {{0, 0}}, {{%r2}}, {{0, 0}};
+    st.global.b32 [%rd0], {{%f7}};"""
+    out = np.zeros(64, np.float32)
+    launch(program(body), "k", out)
+    assert (out[::2] == 33).all()
+
+
 def test_versions_to_9_4():
     for version in ("8.8", "9.1", "9.2", "9.3", "9.4"):
         assert Emulator().load_text(body("").replace(".version 9.0", f".version {version}"), "t.ptx").entries
