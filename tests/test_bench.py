@@ -70,13 +70,6 @@ ERRORS = {
 LAUNCH = ("bench", "launch", "--calls", "2", "--rounds", "3")
 
 
-@pytest.fixture(autouse=True)
-def no_cupy_beside_the_stand_in(request, monkeypatch):
-    """CuPy would take addresses of the stand-in's driver for those of a card, where both are there."""
-    if "cuda" in request.fixturenames:
-        monkeypatch.setitem(sys.modules, "cupy", None)
-
-
 def call(*arguments):
     """Run the command line in this process, on the machine that is current."""
     with ptxrt.using(selection.current().name):
