@@ -17,6 +17,11 @@ _HOME = {
     "attention": "ops.attention",
     "merge": "ops.attention",
     "matmul": "ops.gemm",
+    "rmsnorm": "ops.produce",
+    "layernorm": "ops.produce",
+    "swiglu": "ops.produce",
+    "gelu": "ops.produce",
+    "rope_table": "ops.rotation",
     "quantize": "ops.quantize",
     "dequantize": "ops.quantize",
     "QuantizedArray": "ops.quantized",
@@ -90,11 +95,16 @@ if TYPE_CHECKING:
     from .ops.gemm import matmul as matmul
     from .ops.operands import Operand as Operand
     from .ops.operands import quantize_operand as quantize_operand
+    from .ops.produce import gelu as gelu
+    from .ops.produce import layernorm as layernorm
+    from .ops.produce import rmsnorm as rmsnorm
+    from .ops.produce import swiglu as swiglu
     from .ops.quantize import dequantize as dequantize
     from .ops.quantize import quantize as quantize
     from .ops.quantize import swizzle_scales as swizzle_scales
     from .ops.quantize import unswizzle_scales as unswizzle_scales
     from .ops.quantized import QuantizedArray as QuantizedArray
+    from .ops.rotation import rope_table as rope_table
     from .prepared import prepare as prepare
     from .program import load as load
     from .selection import machines as machines

@@ -12,8 +12,9 @@ from ..errors import ArgumentError
 from ..formats import FORMATS, Format, bf16, f16, f32, format_of
 from ..kernel import Kernel
 from ..prepared import remembered
-from .gemm_call import Call, Operand, gemm_call, same_memory
+from .gemm_call import Call, Operand, gemm_call
 from .gemm_kernels import ACTIVATIONS, activate, gemm_bf16
+from .outputs import same_memory
 from .place import ROW_UNIT, Place, converted, is_loadable
 from .quantize import quantize
 from .quantized import QuantizedArray

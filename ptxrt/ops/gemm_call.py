@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from ..array import DeviceArray, as_arrays, as_output
+from ..array import as_arrays, as_output
 from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import Format, bf16, format_of, to_convert
 from .attention_call import output_format
-from .endings import ENDINGS
 from .gemm_kernels import ACTIVATIONS
 from .operands import operand_rule
+from .outputs import Ending, check_memory, checked_ending, parts_of
 from .quantize import given_global_scale, rule_number
-from .quantized import Layout, Packed, QuantizedArray, block_format, layout_of
+from .quantized import Packed, QuantizedArray
 
 _GATE = dict(limit=math.inf, alpha=1.0, offset=0.0)
 
@@ -36,20 +36,6 @@ class Operand:
     def quantizes(self) -> bool:
         """Whether an array is to be quantized first."""
         return self.format in BLOCK_FORMATS and not isinstance(self.values, QuantizedArray)
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How C is quantized: its layout, the number of the rule, and the global scale (of nvfp4)."""
-
-    layout: Layout
-    rule: int
-    global_scale: Any
-
-    @property
-    def number(self) -> int:
-        """By which kernels know the format."""
-        return ENDINGS.index(self.layout.format.name) + 1
 
 
 @dataclass(frozen=True)
@@ -266,30 +252,13 @@ def _checked_residual(residual, shape: tuple[int, ...]):
 
 def _output(a: Operand, given, out_dtype, shape, out_format, rule, scale_layout, global_scale):
     """The type of C, or how it is quantized."""
-    if isinstance(given, QuantizedArray):
-        if out_format not in (None, given.format):
-            raise ArgumentError(f"matmul: out is {given!r}, out_format {out_format!r}; leave out out_format")
-        out_format, scale_layout = given.format, given.scale_layout
-    if out_format is None:
-        for name, value in dict(out_scale_rule=rule, out_global_scale=global_scale).items():
-            if value is not None:
-                raise ArgumentError(f"matmul: {name} is {value!r}, but C is not quantized; pass out_format, or leave it out")
-        default = bf16 if isinstance(a.values, QuantizedArray) else format_of(a.values.dtype)
-        return output_format("matmul", out_dtype, given, default), None
-    if out_format not in ENDINGS:
-        raise ArgumentError(f"matmul: out_format is {out_format!r}; there are {', '.join(map(repr, ENDINGS))}")
-    if out_dtype is not None or (given is not None and not isinstance(given, QuantizedArray)):
-        came = f"out_dtype={out_dtype!r}" if out_dtype is not None else f"out of {given.dtype}"
-        raise ArgumentError(f"matmul: {came} beside out_format={out_format!r}; pass one of them")
-    block = block_format("matmul", out_format)
-    layout = layout_of("matmul", block, shape, -1, scale_layout)
-    if block.two_level and global_scale is None:
-        why = "the largest value of C is not known before C is"
-        raise ArgumentError(f"matmul: out_format 'nvfp4' needs out_global_scale, since {why}; pass a number or a float32 device scalar")
     on_host = isinstance(a.values, np.ndarray)
-    level = given_global_scale("matmul: out", block, global_scale, on_host)
-    rule = operand_rule(out_format) if rule is None else rule
-    return None, Ending(layout, rule_number("matmul: out", block, rule), level)
+    wanted = (shape, given, out_dtype, out_format, rule, scale_layout, global_scale)
+    ending = checked_ending("matmul", on_host, *wanted, "out_")
+    if ending:
+        return None, ending
+    default = bf16 if isinstance(a.values, QuantizedArray) else format_of(a.values.dtype)
+    return output_format("matmul", out_dtype, given, default), None
 
 
 def check_out(call: Call) -> None:
@@ -300,42 +269,10 @@ def check_out(call: Call) -> None:
     if call.ending:
         if out.layout != call.ending.layout:
             raise ArgumentError(f"matmul: out is {out!r}; C is {call.ending.layout.format.name} of shape {list(call.shape)}")
-        parts = {"out.codes": out.codes, "out.scales": out.scales}
-    else:
-        if tuple(out.shape) != call.shape:
-            raise ArgumentError(f"matmul: out has shape {list(out.shape)}, not {list(call.shape)}; pass an array of C's shape")
-        parts = dict(out=out)
-    for name, part in parts.items():
-        for other, x in call.arrays.items():
-            if isinstance(part, np.ndarray) and isinstance(x, DeviceArray):
-                raise ArgumentError(f"matmul: {name} is a NumPy array, {other} is on the device; pass both on one side")
-            same = other == "residual" and same_memory(part, x)
-            if not same and _overlap(part, x):
-                raise ArgumentError(f"matmul: {name} overlaps {other}; pass memory of its own (residual may be exactly out)")
-        if isinstance(part, np.ndarray) and not part.flags.writeable:
-            raise ArgumentError(f"matmul: {name} is read-only; pass an array that can be written")
-
-
-def _extent(x: DeviceArray) -> tuple[int, int]:
-    """The first byte and that behind the last."""
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.strides)) + x.dtype.itemsize if x.size else 0
-    return x.address, x.address + last
-
-
-def _overlap(x, y) -> bool:
-    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
-        return isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and np.may_share_memory(x, y)
-    (first, end), (other, other_end) = _extent(x), _extent(y)
-    return x.backend is y.backend and first < other_end and other < end
-
-
-def same_memory(x, y) -> bool:
-    """Whether two arrays are the same elements in the same places."""
-    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
-        where = [z.__array_interface__["data"] if isinstance(z, np.ndarray) else None for z in (x, y)]
-    else:
-        where = [z.address for z in (x, y)]
-    return where[0] == where[1] and x.shape == y.shape and x.strides == y.strides and x.dtype == y.dtype
+    elif tuple(out.shape) != call.shape:
+        came = f"out has shape {list(out.shape)}, not {list(call.shape)}"
+        raise ArgumentError(f"matmul: {came}; pass an array of C's shape")
+    check_memory("matmul", parts_of("out", out), call.arrays, "residual")
 
 
 def _is_finite(value) -> bool:

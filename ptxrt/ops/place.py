@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from ..array import DeviceArray, allocate, to_device, upload
+from ..errors import ArgumentError
 from ..formats import Format
 from .cast import cast
 from .quantized import Packed
@@ -52,3 +55,28 @@ def converted(x: DeviceArray, member: Format, place: Place, target: DeviceArray 
     if 0 not in target.shape:
         cast(x, **{f"y_{member}": target}, stream=place.stream)
     return target
+
+
+def copied_to(x: DeviceArray, member: Format, place: Place, target: DeviceArray | None = None) -> DeviceArray:
+    """An array of any number of axes in a format, by the kernel `cast`: in `target`, or in a new array without gaps."""
+    if target is None:
+        target = place.empty(x.shape, member)
+    if len(x.shape) > 4:
+        for i in range(x.shape[0]):
+            copied_to(x[i], member, place, target[i])
+        return target
+    axes = 4 - len(x.shape)
+    shape, strides = (1,) * axes + target.shape, (0,) * axes + target.strides
+    four = DeviceArray(target.memory, target.address, shape, target.dtype, strides)
+    converted(x.broadcast_to((1,) * axes + x.shape) if axes else x, member, place, four)
+    return target
+
+
+def as_rows(x: DeviceArray) -> DeviceArray | None:
+    """The rows [rows, columns] of an array, where they lie evenly and without gaps; None otherwise."""
+    try:
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    except ArgumentError:
+        return None
+    whole = rows.shape[1] <= 1 or rows.strides[1] == x.dtype.itemsize
+    return rows if whole and (rows.shape[0] <= 1 or rows.strides[0] >= 0) else None

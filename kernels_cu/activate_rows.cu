@@ -1,0 +1,16 @@
+// activate_rows: an activation of every value of rows, into any type or block format.
+#include "kernel.cuh"
+#include "op/pointwise.cuh"
+
+#define INSTANCE(suffix, Element)                                                                                      \
+    KERNEL(activate_rows##suffix, .threads = {op::produce_threads}, .min_blocks = 3)                                   \
+    (const Element *x,          /* [rows, cols] */                                                                     \
+     const float *out_global,   /* [level_count] or null */                                                            \
+     PRODUCED_OUTPUTS, int activation, PRODUCED_SCALARS, int64_t rows, int cols, int64_t level_count,                  \
+     int64_t code_bytes, int64_t scale_bytes, int64_t x_row, PRODUCED_STRIDES) {                                       \
+        op::activate_rows<Element>(x, x_row, op::Activation(activation), PRODUCED(rows, cols));                        \
+    }
+
+INSTANCE(_f32, float)
+INSTANCE(_f16, __half)
+INSTANCE(_bf16, __nv_bfloat16)

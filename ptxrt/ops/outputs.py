@@ -1,0 +1,148 @@
+"""Where the results of friendly functions go, and in what type or block format: checked once for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..array import DeviceArray
+from ..errors import ArgumentError
+from ..formats import FORMATS
+from .endings import ENDINGS
+from .operands import operand_rule
+from .place import Place
+from .quantize import given_global_scale, rule_number
+from .quantized import Layout, QuantizedArray, block_format, layout_of
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How results are quantized: their layout, the number of the rule, and the global scale (of nvfp4)."""
+
+    layout: Layout
+    rule: int
+    global_scale: Any
+
+    @property
+    def number(self) -> int:
+        """By which kernels know the format."""
+        return ENDINGS.index(self.layout.format.name) + 1
+
+    def buffers(self, place: Place, out: QuantizedArray | None) -> tuple[DeviceArray, DeviceArray]:
+        """Codes and scales to write to: those of `out` where it lies on the device."""
+        if out is not None and out.on_device:
+            return out.codes, out.scales
+        layout = self.layout
+        codes, scales = (place.empty(shape, FORMATS["u8"]) for shape in (layout.codes_shape, layout.scales_shape))
+        return codes, scales
+
+    def arguments(self, codes: DeviceArray, scales: DeviceArray, level) -> dict[str, Any]:
+        """What kernels take of it, with rows of codes one after the other."""
+        layout = self.layout
+        arguments = dict(codes=codes.view(np.uint8).reshape(layout.outer, layout.code_bytes), ending=self.number)
+        arguments |= dict(scales=scales.view(np.uint8).reshape(scales.size), scale_bytes=scales.size, rule=self.rule)
+        arguments |= dict(code_bytes=layout.code_bytes, swizzled=int(layout.scale_layout != "linear"))
+        return arguments if level is None else arguments | dict(out_global=level.reshape(1))
+
+    def handed_back(self, place: Place, codes, scales, level, out: QuantizedArray | None) -> QuantizedArray:
+        """The QuantizedArray as the caller gets it: `out`, where it was given."""
+        level = None if level is None else level.reshape(())
+        if out is not None and out.on_device:
+            if level is not None:
+                out.global_scale = level
+            return out
+        layout = self.layout
+        fields = dict(format=layout.format.name, shape=layout.shape, scale_layout=layout.scale_layout)
+        result = QuantizedArray(codes, scales, **fields, global_scale=level)
+        if not place.on_host:
+            return result
+        result = result.to_numpy(stream=place.stream)
+        if out is None:
+            return result
+        for name in ("codes", "scales"):
+            np.copyto(getattr(out, name).view(np.uint8), getattr(result, name).view(np.uint8))
+        out.global_scale = result.global_scale
+        return out
+
+
+def checked_ending(
+    function: str, on_host: bool, shape, given, out_dtype, format, rule, scale_layout, global_scale, prefix: str = ""
+) -> Ending | None:
+    """How results of `shape` are quantized, None where they are not. given: what the caller passed as `out`.
+
+    prefix: what stands before `format`, `scale_rule` and `global_scale` in the names of the arguments.
+    """
+    if isinstance(given, QuantizedArray):
+        if format not in (None, given.format):
+            raise ArgumentError(f"{function}: out is {given!r}, {prefix}format {format!r}; leave out {prefix}format")
+        format, scale_layout = given.format, given.scale_layout
+    if format is None:
+        for name, value in dict(scale_rule=rule, global_scale=global_scale).items():
+            if value is not None:
+                came = f"{prefix}{name} is {value!r}, but the result is not quantized"
+                raise ArgumentError(f"{function}: {came}; pass {prefix}format, or leave it out")
+        return None
+    if not isinstance(format, str) or format not in ENDINGS:
+        raise ArgumentError(f"{function}: {prefix}format is {format!r}; there are {', '.join(map(repr, ENDINGS))}")
+    if out_dtype is not None or (given is not None and not isinstance(given, QuantizedArray)):
+        came = f"out_dtype={out_dtype!r}" if out_dtype is not None else f"out of {given.dtype}"
+        raise ArgumentError(f"{function}: {came} beside {prefix}format={format!r}; pass one of them")
+    block = block_format(function, format)
+    layout = layout_of(function, block, shape, -1, scale_layout)
+    if block.two_level and global_scale is None:
+        why = "the largest value is not known before the result is"
+        need = f"{prefix}format 'nvfp4' needs {prefix}global_scale, since {why}"
+        raise ArgumentError(f"{function}: {need}; pass a number (1 for a single level) or a float32 device scalar")
+    named = f"{function}: {prefix.strip('_')}" if prefix else function
+    level = given_global_scale(named, block, global_scale, on_host)
+    rule = operand_rule(format) if rule is None else rule
+    return Ending(layout, rule_number(named, block, rule), level)
+
+
+def parts_of(name: str, out) -> dict[str, Any]:
+    """The arrays of an output by name."""
+    if isinstance(out, QuantizedArray):
+        return {f"{name}.codes": out.codes, f"{name}.scales": out.scales}
+    return {name: out}
+
+
+def check_memory(function: str, parts: dict[str, Any], arrays: dict[str, Any], in_place: str | None = None) -> None:
+    """ArgumentError where results cannot be written to `parts` while `arrays` are read, both by name.
+
+    in_place: the one of `arrays` that a part may be exactly.
+    """
+    for name, part in parts.items():
+        for other, x in arrays.items():
+            if isinstance(part, np.ndarray) and isinstance(x, DeviceArray):
+                raise ArgumentError(f"{function}: {name} is a NumPy array, {other} is on the device; "
+                                    "pass both on one side")
+            same = other == in_place and same_memory(part, x)
+            if not same and _overlap(part, x):
+                but = f" ({in_place} may be exactly out)" if in_place else ""
+                raise ArgumentError(f"{function}: {name} overlaps {other}; pass memory of its own{but}")
+        if isinstance(part, np.ndarray) and not part.flags.writeable:
+            raise ArgumentError(f"{function}: {name} is read-only; pass an array that can be written")
+
+
+def _extent(x: DeviceArray) -> tuple[int, int]:
+    """The first byte and that behind the last."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.strides)) + x.dtype.itemsize if x.size else 0
+    return x.address, x.address + last
+
+
+def _overlap(x, y) -> bool:
+    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
+        return isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and np.may_share_memory(x, y)
+    (first, end), (other, other_end) = _extent(x), _extent(y)
+    return x.backend is y.backend and first < other_end and other < end
+
+
+def same_memory(x, y) -> bool:
+    """Whether two arrays are the same elements in the same places."""
+    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
+        where = [z.__array_interface__["data"] if isinstance(z, np.ndarray) else None for z in (x, y)]
+    else:
+        where = [z.address for z in (x, y)]
+    return where[0] == where[1] and x.shape == y.shape and x.strides == y.strides and x.dtype == y.dtype

@@ -1,0 +1,354 @@
+"""The friendly functions between two matrix products: norms, gates and activations, in one read and one write."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..array import DeviceArray, as_arrays, as_output
+from ..errors import ArgumentError
+from ..formats import Format, f32, format_of
+from ..prepared import remembered
+from .attention_call import output_format
+from .gemm_kernels import ACTIVATIONS
+from .outputs import Ending, check_memory, checked_ending, parts_of
+from .place import Place, as_rows, copied_to
+from .produce_kernels import activate_rows, gate_rows, norm_blocks, norm_rows, share_blocks, written_rows
+from .quantized import QuantizedArray
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ..typing import Array, Flag, Number, ScaleLayout, ScaleRule, StreamLike
+
+ROUNDINGS = ("once", "16")
+
+
+@remembered
+def rmsnorm(
+    x: Array,
+    weight: Array | None = None,
+    *,
+    eps: Number = 1e-6,
+    residual: Array | None = None,
+    offset: Number = 0.0,
+    rounding: str = "once",
+    format: str | None = None,
+    out_dtype: DTypeLike | None = None,
+    scale_rule: ScaleRule | None = None,
+    scale_layout: ScaleLayout = "linear",
+    global_scale: Number | Array | None = None,
+    out: Any = None,
+    residual_out: Array | None = None,
+    stream: StreamLike = None,
+) -> Any:
+    """Norm rows of x [.., n] by their root mean square: y = v / sqrt(mean(v^2) + eps) (weight + offset).
+
+    x: float32, float16 or bfloat16 on any strides. weight: floats [n]; None is 1, without an offset. eps: from 0 on.
+    residual: of x's shape and type; v is then x + residual, which is given back, too: (y, v in x's type).
+    rounding: "once" works in float32 to the end; "16" rounds v, and what the weight multiplies, to x's type, as the
+    published models do.
+    format: None gives floats of out_dtype (x's type where None); "mxfp8", "mxfp4" or "nvfp4" a QuantizedArray with the
+    bytes of `quantize(y, pad=True)` on the float32 values of y. scale_rule: as for `quantize`, but None is "rceil" of
+    mxfp8 and "even" of mxfp4. scale_layout: "linear" or "128x4". global_scale: of nvfp4, which needs it: a positive
+    number (1 for a single level) or a float32 device scalar.
+    out: an array or QuantizedArray to write y to; residual_out: an array of x's type to write v to; neither shares
+    memory with an argument. stream: of the device.
+
+    float32 arithmetic; the bits of a row depend on no other row. Squares beyond float32 are infinite: a row with values
+    beyond 1.8e19 becomes zeros; a NaN makes its row NaN, an infinity itself NaN and the rest of its row zeros. Empty
+    arrays give empty ones. NumPy arrays give NumPy results; device arrays stay on the device, without waiting.
+    ArgumentError for what does not fit. Kernel: `norm_rows`.
+    """
+    return _norm("rmsnorm", x, weight, None, eps, residual, offset, rounding, 0,
+                 (out_dtype, format, scale_rule, scale_layout, global_scale), out, residual_out, stream)
+
+
+@remembered
+def layernorm(
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    eps: Number = 1e-5,
+    residual: Array | None = None,
+    format: str | None = None,
+    out_dtype: DTypeLike | None = None,
+    scale_rule: ScaleRule | None = None,
+    scale_layout: ScaleLayout = "linear",
+    global_scale: Number | Array | None = None,
+    out: Any = None,
+    residual_out: Array | None = None,
+    stream: StreamLike = None,
+) -> Any:
+    """Norm rows of x [.., n]: y = (v - m) / sqrt(mean((v - m)^2) + eps) weight + bias, m the mean of the row v.
+
+    weight, bias: floats [n]; None is 1 and 0. All else as for `rmsnorm`, with "once". A NaN or an infinity makes its
+    row NaN. Kernel: `norm_rows`.
+    """
+    return _norm("layernorm", x, weight, bias, eps, residual, 0.0, "once", 1,
+                 (out_dtype, format, scale_rule, scale_layout, global_scale), out, residual_out, stream)
+
+
+@remembered
+def swiglu(
+    x: Array,
+    *,
+    interleaved: Flag = False,
+    limit: Number | None = None,
+    alpha: Number = 1.0,
+    offset: Number = 0.0,
+    row_weights: Array | None = None,
+    rounding: str = "once",
+    format: str | None = None,
+    out_dtype: DTypeLike | None = None,
+    scale_rule: ScaleRule | None = None,
+    scale_layout: ScaleLayout = "linear",
+    global_scale: Number | Array | None = None,
+    out: Any = None,
+    stream: StreamLike = None,
+) -> Any:
+    """Gate the values of x [.., 2 n]: y = g sigmoid(alpha g) (u + offset), of shape [.., n].
+
+    g is the first half of each row and u the second; where `interleaved`, column i is made of columns 2 i and 2 i + 1.
+    limit: from 0 on; g is at most that and u within it; None is no limit. (gpt-oss: interleaved, limit 7, alpha 1.702,
+    offset 1.) row_weights: floats of x's shape without its last axis, which y is multiplied by. rounding: "16" rounds y
+    to x's type before it is quantized.
+
+    format and what follows: as for `rmsnorm`. float32 arithmetic, the same functions as `matmul` with the activation
+    "swiglu"; NaN where g or u is, and where an infinite g is not limited. Kernel: `gate_rows`.
+    """
+    name = "swiglu"
+    x = _taken(name, x)
+    if x.shape[-1] % 2:
+        came = f"x has shape {list(x.shape)}; its last axis holds a gate for each value"
+        raise ArgumentError(f"{name}: {came}: pass an even one")
+    shape = (*x.shape[:-1], x.shape[-1] // 2)
+    numbers = dict(limit=math.inf if limit is None else _number(name, "limit", limit, 0))
+    numbers |= dict(gate_alpha=_number(name, "alpha", alpha), offset=_number(name, "offset", offset))
+    options = dict(interleaved=_flag(name, "interleaved", interleaved), rounds=_rounds(name, rounding), **numbers)
+    if row_weights is not None:
+        row_weights = _floats(name, "row_weights", row_weights, shape[:-1])
+    wanted = out_dtype, format, scale_rule, scale_layout, global_scale
+    call = _call(name, dict(x=x, row_weights=row_weights), shape, wanted, out)
+    place = call.place(stream)
+    if row_weights is not None:
+        options["row_weights"] = _as_vector(row_weights, place, f32)
+    return call.run(place, gate_rows, share_blocks, (_rows(x, place),), options)
+
+
+@remembered
+def gelu(
+    x: Array,
+    *,
+    approximate: str | None = None,
+    format: str | None = None,
+    out_dtype: DTypeLike | None = None,
+    scale_rule: ScaleRule | None = None,
+    scale_layout: ScaleLayout = "linear",
+    global_scale: Number | Array | None = None,
+    out: Any = None,
+    stream: StreamLike = None,
+) -> Any:
+    """Activate every value of x: y = x Phi(x), by erf, or with approximate="tanh" by the tanh that stands for it.
+
+    format and what follows: as for `rmsnorm`. float32 arithmetic, the same functions as `matmul` with "gelu" and
+    "gelu_tanh"; NaN of NaN and of -infinity, by tanh of both infinities. Kernel: `activate_rows`.
+    """
+    x = _taken("gelu", x)
+    if approximate is not None and (not isinstance(approximate, str) or approximate not in ("none", "tanh")):
+        raise ArgumentError(f"gelu: approximate is {approximate!r}; pass None or 'tanh'")
+    activation = ACTIVATIONS.index("gelu_tanh" if approximate == "tanh" else "gelu")
+    call = _call("gelu", dict(x=x), tuple(x.shape), (out_dtype, format, scale_rule, scale_layout, global_scale), out)
+    place = call.place(stream)
+    return call.run(place, activate_rows, share_blocks, (_rows(x, place),), dict(activation=activation))
+
+
+def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, wanted, out, residual_out, stream):
+    """`rmsnorm` and `layernorm`."""
+    x = _taken(name, x)
+    cols = x.shape[-1:]
+    options: dict[str, Any] = dict(eps=_number(name, "eps", eps, 0), offset=_number(name, "offset", offset))
+    options |= dict(rounds=_rounds(name, rounding), centered=centered)
+    vectors = {key: _floats(name, key, v, cols) for key, v in dict(weight=weight, bias=bias).items() if v is not None}
+    if weight is None and options["offset"]:
+        raise ArgumentError(f"{name}: offset is {offset!r}, which is added to a weight; pass one, or leave out offset")
+    if residual is not None:
+        (residual,) = as_arrays(name, residual=residual)
+        if tuple(residual.shape) != tuple(x.shape) or residual.dtype != x.dtype:
+            came = f"residual is {residual.dtype} {list(residual.shape)}"
+            raise ArgumentError(f"{name}: {came}; pass {x.dtype} {list(x.shape)}, as x has")
+    call = _call(name, dict(x=x, residual=residual, **vectors), tuple(x.shape), wanted, out)
+    given = None if residual_out is None else as_output(name, "residual_out", residual_out)
+    if given is not None:
+        if residual is None:
+            raise ArgumentError(f"{name}: residual_out came without a residual; pass one, or leave it out")
+        if tuple(given.shape) != tuple(x.shape) or given.dtype != x.dtype:
+            came = f"residual_out is {given.dtype} {list(given.shape)}"
+            raise ArgumentError(f"{name}: {came}; pass {x.dtype} {list(x.shape)}, as x has")
+        check_memory(name, dict(residual_out=given), {**call.read, **call.parts})
+    place = call.place(stream, given)
+    rows = _rows(x, place)
+    total = None
+    if residual is not None:
+        options["residual"] = _rows(residual, place)
+        total = _Target(given, place, tuple(x.shape), format_of(x.dtype))
+        options["total"] = total.rows
+    for key, vector in vectors.items():
+        options[f"{key}_{format_of(vector.dtype)}"] = _as_vector(vector, place, format_of(vector.dtype))
+    y = call.run(place, norm_rows, norm_blocks, (rows,), options)
+    return y if total is None else (y, total.handed_back())
+
+
+# What the calls have in common
+
+
+class _Target:
+    """Floats that are written: rows for a kernel, and the array that the caller gets."""
+
+    def __init__(self, given, place: Place, shape: tuple[int, ...], member: Format):
+        self.given, self.place, self.member = given, place, member
+        self.whole = given if isinstance(given, DeviceArray) else place.empty(shape, member)
+        self.rows = as_rows(self.whole)
+        self.scattered = self.rows is None
+        if self.scattered:
+            self.direct = place.empty(shape, member)
+            self.rows = as_rows(self.direct)
+
+    def handed_back(self):
+        """The result, once the kernel is launched."""
+        if self.scattered and self.whole.size:
+            copied_to(self.direct, self.member, self.place, self.whole)
+        if isinstance(self.given, DeviceArray):
+            return self.given
+        result = self.place.back(self.whole)
+        if self.given is None:
+            return result
+        np.copyto(self.given, result)
+        return self.given
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call whose arguments fit each other. output: the type of the result, None where `ending` quantizes it."""
+
+    name: str
+    read: dict[str, Any]
+    shape: tuple[int, ...]
+    output: Format | None
+    ending: Ending | None
+    out: Any
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The arrays that are written, by name."""
+        return {} if self.out is None else parts_of("out", self.out)
+
+    def place(self, stream, *more) -> Place:
+        """Where it runs."""
+        place = Place([*self.read.values(), *self.parts.values(), *more], stream)
+        place.put(self.read["x"])
+        return place
+
+    def run(self, place: Place, kernel, blocks, inputs, options: dict[str, Any]):
+        """Launch a kernel on rows and give the result. blocks: of threads, of rows and columns."""
+        rows, cols = math.prod(self.shape[:-1]), self.shape[-1]
+        swizzled = self.ending is not None and self.ending.layout.scale_layout != "linear"
+        options = dict(options, blocks=max(blocks(written_rows(rows, swizzled), cols), 1))
+        if self.ending:
+            level = None if self.ending.global_scale is None else place.put(self.ending.global_scale)
+            codes, scales = self.ending.buffers(place, self.out)
+            if codes.size:
+                kernel(*inputs, **options, **self.ending.arguments(codes, scales, level), stream=place.stream)
+            return self.ending.handed_back(place, codes, scales, level, self.out)
+        target = _Target(self.out, place, self.shape, self.output)
+        if target.whole.size:
+            kernel(*inputs, **options, **{f"out_{self.output}": target.rows}, stream=place.stream)
+        return target.handed_back()
+
+
+def _call(name: str, arrays: dict[str, Any], shape: tuple[int, ...], wanted, out) -> _Call:
+    """The output of a call, checked. wanted: out_dtype, format, scale_rule, scale_layout, global_scale."""
+    x = arrays["x"]
+    on_host = isinstance(x, np.ndarray)
+    out_dtype, format, rule, scale_layout, global_scale = wanted
+    given = out if out is None or isinstance(out, QuantizedArray) else as_output(name, "out", out)
+    ending = checked_ending(name, on_host, shape, given, out_dtype, format, rule, scale_layout, global_scale)
+    output = None if ending else output_format(name, out_dtype, given, format_of(x.dtype))
+    read = {key: array for key, array in arrays.items() if array is not None}
+    if ending and ending.global_scale is not None:
+        read["global_scale"] = ending.global_scale
+    call = _Call(name, read, shape, output, ending, given)
+    if given is not None:
+        if ending and given.layout != ending.layout:
+            wanted = f"{ending.layout.format.name} of shape {list(shape)}, scales {scale_layout}"
+            raise ArgumentError(f"{name}: out is {given!r}; the result is {wanted}")
+        if not ending and tuple(given.shape) != shape:
+            came = f"out has shape {list(given.shape)}"
+            raise ArgumentError(f"{name}: {came}; pass an array of shape {list(shape)}")
+        check_memory(name, call.parts, read)
+    return call
+
+
+def _taken(name: str, x):
+    """x as an array of floats with at least one axis."""
+    if isinstance(x, QuantizedArray):
+        raise ArgumentError(f"{name}: x is {x!r}; pass float32, float16 or bfloat16 (ptxrt.dequantize gives them)")
+    (x,) = as_arrays(name, x=x)
+    if format_of(x.dtype) is None or not x.shape:
+        came = f"x is {x.dtype} {list(x.shape)}"
+        raise ArgumentError(f"{name}: {came}; pass float32, float16 or bfloat16 with at least one axis")
+    return x
+
+
+def _rows(x, place: Place) -> DeviceArray:
+    """The rows of an array on the device; a copy where they do not lie evenly or have gaps."""
+    x = place.put(x)
+    rows = as_rows(x)
+    return as_rows(copied_to(x, format_of(x.dtype), place)) if rows is None else rows
+
+
+def _floats(name: str, key: str, value, shape: tuple[int, ...]):
+    """Floats of a shape; float64 of NumPy is rounded to float32."""
+    (value,) = as_arrays(name, **{key: value})
+    if isinstance(value, np.ndarray) and value.dtype == np.float64:
+        with np.errstate(over="ignore"):
+            value = value.astype(np.float32)
+    if tuple(value.shape) != tuple(shape) or format_of(value.dtype) is None:
+        raise ArgumentError(f"{name}: {key} is {value.dtype} {list(value.shape)}; pass floats of shape {list(shape)}")
+    return value
+
+
+def _as_vector(value, place: Place, member: Format) -> DeviceArray:
+    """Floats on the device in one axis without gaps, in a format."""
+    value = place.put(value)
+    if value.is_contiguous and member.holds(value.dtype):
+        return value.reshape(value.size)
+    return copied_to(value, member, place).reshape(value.size)
+
+
+def _number(name: str, key: str, value, least: float | None = None) -> float:
+    """A finite number."""
+    try:
+        number = None if isinstance(value, (bool, str, np.ndarray)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None or not math.isfinite(number) or (least is not None and number < least):
+        wanted = "a finite number" + (f" from {least} on" if least is not None else "")
+        raise ArgumentError(f"{name}: {key} is {value!r}; pass {wanted}")
+    return number
+
+
+def _flag(name: str, key: str, value) -> int:
+    if not isinstance(value, (bool, np.bool_)):
+        raise ArgumentError(f"{name}: {key} is {value!r}; pass True or False")
+    return int(value)
+
+
+def _rounds(name: str, rounding) -> int:
+    if not isinstance(rounding, str) or rounding not in ROUNDINGS:
+        raise ArgumentError(f"{name}: rounding is {rounding!r}; pass 'once' or '16'")
+    return ROUNDINGS.index(rounding)

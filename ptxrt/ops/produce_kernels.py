@@ -1,0 +1,277 @@
+"""The declarations of the kernels between two matrix products, which make rows of rows, and their references."""
+
+import math
+
+import numpy as np
+
+from ..accuracy import Tolerance
+from ..blocks import BLOCK_FORMATS
+from ..declaration import Axis, In, Out, Scalar, loose, unaligned
+from ..formats import bf16, f16, f32, i32, u8
+from ..kernel import kernel
+from .endings import ENDINGS, ending_layout
+from .gemm_kernels import ACTIVATIONS, activate, example_levels
+
+# Values of a lane's share, and lanes of a block.
+SHARE, THREADS = 16, 256
+# Rows of a tile of scales in the 128x4 layout.
+SCALE_TILE_ROWS = 128
+
+
+def written_rows(rows: int, swizzled: bool) -> int:
+    """The rows that are gone through: those of padding, too, where scales lie in 128x4 tiles."""
+    return -(-rows // SCALE_TILE_ROWS) * SCALE_TILE_ROWS if swizzled else rows
+
+
+def share_blocks(rows: int, cols: int) -> int:
+    """Blocks of threads for rows whose shares are worked on one by one."""
+    return -(-rows * -(-cols // (2 * SHARE)) * 2 // THREADS)
+
+
+def norm_blocks(rows: int, cols: int) -> int:
+    """Blocks of threads for rows that are normed: as many lanes to each as hold it in registers."""
+    lanes = 2
+    while 2 * lanes * SHARE < cols and lanes < THREADS:
+        lanes *= 2
+    return -(-rows * lanes // THREADS)
+
+
+def _derived(blocks) -> dict:
+    """Axes that follow from others where a call does not give them. blocks: of threads, of rows and columns."""
+    return dict(
+        level_count=lambda axes: axes.get("level_count", 1),
+        code_bytes=lambda axes: axes.get("code_bytes", 1),
+        scale_bytes=lambda axes: axes.get("scale_bytes", 1),
+        blocks=lambda axes: axes.get("blocks", max(blocks(axes["rows"], axes["cols"]), 1)),
+    )
+
+
+def _case(rows: int, cols: int, ending: str | None = None, swizzled: int = 0, **rest) -> dict:
+    """A declared case; ending: the block format that it ends in."""
+    axes = dict(rows=rows, cols=cols, level_count=1, code_bytes=1, scale_bytes=1)
+    if ending:
+        layout = ending_layout(ending, (rows, cols), bool(swizzled))
+        axes |= dict(code_bytes=layout.code_bytes, scale_bytes=int(np.prod(layout.scales_shape)))
+        rest |= dict(ending=ENDINGS.index(ending) + 1, swizzled=swizzled, codes=True, scales=True)
+    return axes | rest
+
+
+def _alternating(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Examples: normal values, or, where rows are quantized, a power of two with the signs in turn: norms are exact."""
+    if axes.get("code_bytes", 1) > 1:
+        signs = 1 - 2 * (np.arange(shape[1]) % 2)
+        return (signs * np.exp2(np.arange(shape[0]) % 5 - 2.0)[:, None]).astype(member.dtype)
+    return (rng.standard_normal(shape) * np.exp2(rng.integers(-3, 4, (shape[0], 1)))).astype(member.dtype)
+
+
+def _small(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Examples: normal values, or, where rows are quantized, whole numbers, of which codes cannot differ."""
+    if axes.get("code_bytes", 1) > 1:
+        return rng.integers(-3, 4, shape).astype(member.dtype)
+    return rng.standard_normal(shape, dtype=np.float32).astype(member.dtype)
+
+
+def write(y: np.ndarray, outputs: dict, options: dict) -> None:
+    """Write rows in float64 as kernels end: to the output that is there, or quantized."""
+    for name in ("out_f32", "out_f16", "out_bf16"):
+        if outputs[name] is not None:
+            outputs[name][:] = y
+    if outputs["codes"] is not None:
+        name = ENDINGS[int(options["ending"]) - 1]
+        layout, block = ending_layout(name, y.shape, bool(options["swizzled"])), BLOCK_FORMATS[name]
+        levels = options["out_global"]
+        level = [] if not block.two_level else [1.0 if levels is None else levels[0]]
+        padded = np.pad(y.astype(np.float32), [(0, 0), (0, layout.padded - layout.length)])
+        outputs["codes"][:], plain = block.encode(padded, *level, block.rules[int(options["rule"])])
+        outputs["scales"][:] = layout.stored_scales(plain).reshape(-1)
+
+
+_PRODUCED = Tolerance("float32 arithmetic", relative_l2=4e-7)
+OUTPUTS = dict(
+    out_f32=_PRODUCED,
+    out_f16=Tolerance("rounded to float16", relative_l2=4e-4),
+    out_bf16=Tolerance("rounded to bfloat16", relative_l2=3e-3),
+    total=Tolerance("rounded to x's type", relative_l2=3e-3),
+)
+_QUANTIZED = [
+    ("mxfp8", 70, 96, 0, 2),
+    ("mxfp4", 33, 90, 1, 3),
+    ("nvfp4", 130, 144, 1, 1),
+    ("nvfp4", 5, 40, 0, 0),
+]
+
+
+@kernel(
+    grid="blocks",
+    derived=_derived(norm_blocks),
+    cases=[
+        _case(7, 100, out_f32=True, eps=1e-6),
+        _case(3, 1, out_f32=True, eps=1e-6),
+        _case(40, 384, out_bf16=True, weight_bf16=True, bias_bf16=True, eps=1e-12, centered=1),
+        _case(9, 577, out_f16=True, weight_f16=True, offset=1.0, residual=True, total=True, eps=1e-5, rounds=1),
+        _case(5, 1536, out_f32=True, weight_f32=True, residual=True, total=True, eps=1e-5),
+        _case(3, 8200, out_f32=True, weight_f32=True, bias_f32=True, eps=1e-5, centered=1, format="bf16"),
+        _case(2, 9001, out_f32=True, bias_f16=True, residual=True, total=True, eps=1e-5, format="bf16"),
+        *(_case(rows, cols, name, swizzled, rule=rule, eps=0.0) for name, rows, cols, swizzled, rule in _QUANTIZED),
+        _case(10, 1200, "mxfp4", 1, rule=1, eps=0.0, weight_f32=True, centered=1, format="bf16"),
+        _case(3, 8256, "nvfp4", 1, eps=0.0, out_global=True, weight_bf16=True, residual=True, total=True, format="f16"),
+    ],
+    tolerance=OUTPUTS,
+    draw=dict(x=_alternating, residual=_alternating, weight_f32=_small, weight_f16=_small, weight_bf16=_small,
+              out_global=example_levels),
+)
+def norm_rows(
+    x: In[f32 | f16 | bf16, "rows cols", loose],
+    residual: In[f32 | f16 | bf16, "rows cols", loose] = None,
+    weight_f32: In[f32, "cols", unaligned] = None,
+    weight_f16: In[f16, "cols", unaligned] = None,
+    weight_bf16: In[bf16, "cols", unaligned] = None,
+    bias_f32: In[f32, "cols", unaligned] = None,
+    bias_f16: In[f16, "cols", unaligned] = None,
+    bias_bf16: In[bf16, "cols", unaligned] = None,
+    out_global: In[f32, "level_count", unaligned] = None,
+    total: Out[f32 | f16 | bf16, "rows cols", loose] = None,
+    out_f32: Out[f32, "rows cols", loose] = None,
+    out_f16: Out[f16, "rows cols", loose] = None,
+    out_bf16: Out[bf16, "rows cols", loose] = None,
+    codes: Out[u8, "rows code_bytes"] = None,
+    scales: Out[u8, "scale_bytes"] = None,
+    *,
+    eps: Scalar[f32],
+    offset: Scalar[f32] = 0.0,
+    centered: Scalar[i32, 0, 1] = 0,
+    rounds: Scalar[i32, 0, 1] = 0,
+    ending: Scalar[i32, 0, 1, 2, 3] = 0,
+    rule: Scalar[i32, 0, 1, 2, 3] = 0,
+    swizzled: Scalar[i32, 0, 1] = 0,
+):
+    """Norm rows: y = (v - m) / sqrt(s + eps) (weight + offset) + bias, where v is x, or x + residual.
+
+    m is the mean of the row where `centered`, else 0; s the mean square of v - m; a weight that is missing is 1, a
+    bias 0.
+    float32 arithmetic, in an order that follows from `cols` alone: a row's bits depend on no other row. Squares beyond
+    float32 are infinite: rows of values beyond 1.8e19 become zeros. total: v in x's type. rounds: the sum with the
+    residual, and what the weight multiplies, are rounded to x's type. An infinity or a NaN makes its row NaN, but
+    beside an infinity without `centered` finite values become zeros.
+
+    Rounded once, to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is there; or quantized with
+    the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 where it is
+    missing), by the rule of that number, scales in 128x4 tiles where `swizzled`; a row that ends within a block is
+    filled up with zeros.
+    """
+    v = x.astype(np.float64)
+    given = lambda name: next((a.astype(np.float64) for a in options[name] if a is not None), None)
+    options = dict(weight=(weight_f32, weight_f16, weight_bf16), bias=(bias_f32, bias_f16, bias_bf16))
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        if residual is not None:
+            v = v + residual.astype(np.float64)
+            v = v.astype(np.float32).astype(x.dtype).astype(np.float64) if rounds else v
+        if total is not None:
+            total[:] = v
+        off = v - v.mean(axis=1, keepdims=True) if centered else v
+        y = off / np.sqrt((off**2).mean(axis=1, keepdims=True) + np.float64(eps))
+        y = y.astype(np.float32).astype(x.dtype).astype(np.float64) if rounds else y
+        weight, bias = given("weight"), given("bias")
+        y = y if weight is None else y * (weight + np.float64(offset))
+        y = y if bias is None else y + bias
+        outputs = dict(out_f32=out_f32, out_f16=out_f16, out_bf16=out_bf16, codes=codes, scales=scales)
+        write(y, outputs, dict(ending=ending, rule=rule, swizzled=swizzled, out_global=out_global))
+
+
+@kernel(
+    grid="blocks",
+    derived=_derived(share_blocks),
+    cases=[
+        *(_case(7, 100, out_f32=True, activation=activation) for activation in range(1, 5)),
+        _case(40, 384, out_bf16=True, activation=2),
+        _case(3, 1, out_f16=True, activation=3),
+        *(_case(rows, cols, name, swizzled, rule=rule, activation=1)
+          for name, rows, cols, swizzled, rule in _QUANTIZED),
+        _case(3, 64, "nvfp4", out_global=True, activation=1),
+    ],
+    tolerance=OUTPUTS,
+    draw=dict(x=_small, out_global=example_levels),
+)
+def activate_rows(
+    x: In[f32 | f16 | bf16, "rows cols", loose],
+    out_global: In[f32, "level_count", unaligned] = None,
+    out_f32: Out[f32, "rows cols", loose] = None,
+    out_f16: Out[f16, "rows cols", loose] = None,
+    out_bf16: Out[bf16, "rows cols", loose] = None,
+    codes: Out[u8, "rows code_bytes"] = None,
+    scales: Out[u8, "scale_bytes"] = None,
+    *,
+    activation: Scalar[i32, 1, 2, 3, 4],
+    ending: Scalar[i32, 0, 1, 2, 3] = 0,
+    rule: Scalar[i32, 0, 1, 2, 3] = 0,
+    swizzled: Scalar[i32, 0, 1] = 0,
+):
+    """Activate every value: 1 relu, 2 gelu by erf, 3 gelu by tanh, 4 silu; the functions of matrix products.
+
+    float32 arithmetic; NaN of NaN, of -infinity in all but relu, and of infinity in gelu by tanh and silu.
+
+    Rounded once, to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is there; or quantized with
+    the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 where it is
+    missing), by the rule of that number, scales in 128x4 tiles where `swizzled`; a row that ends within a block is
+    filled up with zeros.
+    """
+    y = activate(x.astype(np.float64), ACTIVATIONS[int(activation)])
+    outputs = dict(out_f32=out_f32, out_f16=out_f16, out_bf16=out_bf16, codes=codes, scales=scales)
+    write(y, outputs, dict(ending=ending, rule=rule, swizzled=swizzled, out_global=out_global))
+
+
+@kernel(
+    grid="blocks",
+    derived=_derived(share_blocks),
+    cases=[
+        _case(7, 100, out_f32=True),
+        _case(7, 100, out_f32=True, interleaved=1, limit=1.5, gate_alpha=1.702, offset=1.0),
+        _case(40, 384, out_bf16=True, row_weights=True),
+        _case(3, 1, out_f16=True, interleaved=1, rounds=1),
+        *(_case(rows, cols, name, swizzled, rule=rule, gate_alpha=64.0, interleaved=rows % 2)
+          for name, rows, cols, swizzled, rule in _QUANTIZED),
+        _case(3, 64, "nvfp4", out_global=True, gate_alpha=64.0, rounds=1),
+    ],
+    tolerance=OUTPUTS,
+    draw=dict(x=_small, out_global=example_levels),
+)
+def gate_rows(
+    x: In[f32 | f16 | bf16, "rows 2*cols", loose],
+    row_weights: In[f32, "rows", unaligned] = None,
+    out_global: In[f32, "level_count", unaligned] = None,
+    out_f32: Out[f32, "rows cols", loose] = None,
+    out_f16: Out[f16, "rows cols", loose] = None,
+    out_bf16: Out[bf16, "rows cols", loose] = None,
+    codes: Out[u8, "rows code_bytes"] = None,
+    scales: Out[u8, "scale_bytes"] = None,
+    *,
+    interleaved: Scalar[i32, 0, 1] = 0,
+    limit: Scalar[f32] = math.inf,
+    gate_alpha: Scalar[f32] = 1.0,
+    offset: Scalar[f32] = 0.0,
+    rounds: Scalar[i32, 0, 1] = 0,
+    ending: Scalar[i32, 0, 1, 2, 3] = 0,
+    rule: Scalar[i32, 0, 1, 2, 3] = 0,
+    swizzled: Scalar[i32, 0, 1] = 0,
+    cols: Axis,
+):
+    """Gate values: y = g sigmoid(gate_alpha g) (u + offset) row_weight, g at most `limit` and u within it.
+
+    g are the first `cols` columns of x and u the others; where `interleaved`, column i is made of columns 2 i and
+    2 i + 1. float32 arithmetic, as in the activation swiglu of matrix products; NaN where g or u is, and
+    where an infinite g is not limited. rounds: the result is rounded to x's type first.
+
+    Rounded once, to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is there; or quantized with
+    the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 where it is
+    missing), by the rule of that number, scales in 128x4 tiles where `swizzled`; a row that ends within a block is
+    filled up with zeros.
+    """
+    pairs = x.astype(np.float64)
+    if not interleaved:
+        pairs = np.stack([pairs[:, :cols], pairs[:, cols:]], axis=-1).reshape(len(x), -1)
+    y = activate(pairs, "swiglu", float(limit), float(gate_alpha), float(offset))
+    with np.errstate(invalid="ignore", over="ignore"):
+        y = y if row_weights is None else y * row_weights[:, None].astype(np.float64)
+        y = y.astype(np.float32).astype(x.dtype).astype(np.float64) if rounds else y
+    outputs = dict(out_f32=out_f32, out_f16=out_f16, out_bf16=out_bf16, codes=codes, scales=scales)
+    write(y, outputs, dict(ending=ending, rule=rule, swizzled=swizzled, out_global=out_global))

@@ -1,0 +1,340 @@
+"""What stands between two products: norms, gates and activations against float64, and the bytes of `quantize`."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ptxrt
+from ptxrt.errors import ArgumentError
+from ptxrt.ops.gemm_kernels import activate
+
+BF16 = ml_dtypes.bfloat16
+TYPES = [np.float32, np.float16, BF16]
+RULES = {"mxfp8": "rceil", "mxfp4": "even", "nvfp4": "amax"}
+
+
+@pytest.fixture(params=["native", "portable", pytest.param("gpu", marks=pytest.mark.gpu)])
+def machine(request):
+    """Each text on the emulator, and the GPU at hand."""
+    if request.param == "gpu":
+        request.getfixturevalue("gpu")
+        yield
+    else:
+        with ptxrt.using("emulator", ptx=request.param):
+            yield
+
+
+def normal(*shape, dtype=np.float32, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
+
+
+def host(x):
+    """An array as one of NumPy."""
+    return x if isinstance(x, np.ndarray) else x.to_numpy()
+
+
+def to_type(y, dtype):
+    """Float64 rounded as a kernel rounds its float32 values."""
+    with np.errstate(over="ignore"):
+        return y.astype(np.float32).astype(dtype).astype(np.float64)
+
+
+def exact_norm(x, weight=None, bias=None, *, eps, residual=None, offset=0.0, rounding="once", centered=False):
+    """(y, v) in float64, written from the formulas."""
+    v = x.astype(np.float64)
+    keep = (lambda a: to_type(a, x.dtype)) if rounding == "16" else (lambda a: a)
+    v = v if residual is None else keep(v + residual.astype(np.float64))
+    off = v - v.mean(axis=-1, keepdims=True) if centered else v
+    y = keep(off / np.sqrt((off**2).mean(axis=-1, keepdims=True) + eps))
+    y = y if weight is None else y * (weight.astype(np.float64) + offset)
+    return (y if bias is None else y + bias.astype(np.float64)), v
+
+
+def exact_gate(x, *, interleaved=False, limit=None, alpha=1.0, offset=0.0, row_weights=None):
+    """The gate in float64."""
+    x = x.astype(np.float64)
+    half = x.shape[-1] // 2
+    g, u = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
+    if limit is not None:
+        g, u = np.minimum(g, limit), np.clip(u, -limit, limit)
+    y = g / (1 + np.exp(-alpha * g)) * (u + offset)
+    return y if row_weights is None else y * row_weights[..., None].astype(np.float64)
+
+
+def assert_close(got, want, dtype=np.float32):
+    """Within the stated bound with float32, within one rounding with 16 bits."""
+    bound = {np.float32: 4e-7, np.float16: 4e-4, BF16: 3e-3}[dtype]
+    assert got.dtype == dtype and got.shape == want.shape
+    comparison = ptxrt.compare(got, want)
+    assert comparison.relative_l2 <= bound, comparison
+
+
+# Calls of every function: of x, and what they are in float64 of the same x.
+CALLS = {
+    "rmsnorm": (lambda x, **o: ptxrt.rmsnorm(x, **o), lambda x: exact_norm(x, eps=1e-6)[0]),
+    "layernorm": (lambda x, **o: ptxrt.layernorm(x, **o), lambda x: exact_norm(x, eps=1e-5, centered=True)[0]),
+    "swiglu": (lambda x, **o: ptxrt.swiglu(x, **o), exact_gate),
+    "gelu": (lambda x, **o: ptxrt.gelu(x, **o), lambda x: activate(x.astype(np.float64), "gelu")),
+}
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
+@pytest.mark.parametrize("name", CALLS)
+def test_against_float64(machine, name, dtype):
+    call, exact = CALLS[name]
+    for shape in ((3, 5, 200), (7, 2), (2, 34), (70,), (3, 1026)):
+        x = normal(*shape, dtype=dtype)
+        assert_close(call(x, out_dtype=np.float32), exact(x))
+        assert_close(call(x), exact(x), dtype)
+
+
+@pytest.mark.parametrize("layout", ["linear", "128x4"])
+@pytest.mark.parametrize("format, rule", [("mxfp8", None), ("mxfp8", "floor"), ("mxfp4", None), ("mxfp4", "ceil"),
+                                          ("nvfp4", None), ("nvfp4", "four_over_six")])
+@pytest.mark.parametrize("name", CALLS)
+def test_the_bytes_of_quantize(machine, name, format, rule, layout):
+    call, _ = CALLS[name]
+    for shape, dtype in (((5, 14, 96), BF16), ((130, 130), np.float32), ((3, 1100), np.float16)):
+        x = normal(*shape, dtype=dtype)
+        x *= np.exp2(np.arange(x.shape[-2]) % 7 - 3)[:, None].astype(dtype)
+        level = dict(global_scale=0.013) if format == "nvfp4" else {}
+        plain = call(x, out_dtype=np.float32)
+        got = call(x, format=format, scale_rule=rule, scale_layout=layout, **level)
+        want = ptxrt.quantize(plain, format, scale_rule=rule or RULES[format], scale_layout=layout, pad=True, **level)
+        np.testing.assert_array_equal(got.codes, want.codes)
+        np.testing.assert_array_equal(got.scales, want.scales)
+        assert got.layout == want.layout
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
+@pytest.mark.parametrize("rounding", ["once", "16"])
+def test_rmsnorm_with_all_it_takes(machine, rounding, dtype):
+    for cols in (64, 577):
+        x, residual = (normal(6, cols, dtype=dtype, seed=seed) for seed in range(2))
+        weight = normal(cols, dtype=BF16)
+        options = dict(eps=1e-5, residual=residual, offset=1.0, rounding=rounding)
+        y, v = ptxrt.rmsnorm(x, weight, out_dtype=np.float32, **options)
+        want, total = exact_norm(x, weight, **options)
+        np.testing.assert_array_equal(v, to_type(total, dtype).astype(dtype))
+        if rounding == "once" or dtype is np.float32:
+            assert_close(y, want)
+        else:   # what lies at the middle between two of 16 bits may fall to either side
+            assert np.mean(np.abs(y - want) > 1e-6 * np.abs(want)) < 0.01
+            assert ptxrt.compare(y, want).relative_l2 < {np.float16: 2e-4, BF16: 1.5e-3}[dtype]
+
+
+def test_rounding_before_the_weight(machine):
+    """One row that is known to the bit: the root mean square is 1, so that x is what is rounded."""
+    x = np.array([[1, -1, 1, -1]], BF16)
+    weight = np.array([1 + 2**-8, 3, 1, 1], np.float32)
+    residual = np.full((1, 4), 3 * 2.0**-10, BF16)
+    once, _ = ptxrt.rmsnorm(x, weight, eps=0.0, residual=residual, out_dtype=np.float32)
+    rounded, total = ptxrt.rmsnorm(x, weight, eps=0.0, residual=residual, rounding="16", out_dtype=np.float32)
+    np.testing.assert_array_equal(total, np.array([[1, -1 + 2.0**-8, 1, -1 + 2.0**-8]], BF16))
+    want, _ = exact_norm(x, weight, eps=0.0, residual=residual, rounding="16")
+    np.testing.assert_array_equal(rounded, want.astype(np.float32))
+    assert (once != rounded).any()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
+def test_layernorm_with_all_it_takes(machine, dtype):
+    for cols in (384, 130):
+        x = (normal(9, cols, dtype=np.float32) + 30).astype(dtype)   # a mean far beyond the deviation
+        residual = normal(9, cols, dtype=dtype, seed=2)
+        weight, bias = normal(cols, dtype=np.float32, seed=3), normal(cols, dtype=np.float16, seed=4)
+        y, v = ptxrt.layernorm(x, weight, bias, eps=1e-12, residual=residual, out_dtype=np.float32)
+        v32 = x.astype(np.float32) + residual.astype(np.float32)
+        want, _ = exact_norm(v32, weight, bias, eps=1e-12, centered=True)
+        assert_close(y, want)
+        np.testing.assert_array_equal(v, v32.astype(dtype))
+
+
+@pytest.mark.parametrize("cols", [8192, 8208, 9001])
+def test_rows_that_registers_hold_and_longer_ones(machine, cols):
+    x, weight = normal(2, cols), normal(cols, seed=1)
+    assert_close(ptxrt.rmsnorm(x, weight), exact_norm(x, weight, eps=1e-6)[0])
+    residual = normal(2, cols, seed=2)
+    y, v = ptxrt.layernorm(x, weight, eps=1e-5, residual=residual)
+    assert_close(y, exact_norm(x + residual, weight, eps=1e-5, centered=True)[0])
+    np.testing.assert_array_equal(v, x + residual)
+
+
+GATES = [dict(), dict(interleaved=True), dict(limit=0.7), dict(alpha=1.702, offset=1.0, limit=7.0, interleaved=True)]
+
+
+@pytest.mark.parametrize("options", GATES, ids=str)
+def test_gates(machine, options):
+    x = 3 * normal(2, 9, 140)
+    weights = normal(2, 9, dtype=np.float64)
+    assert_close(ptxrt.swiglu(x, **options), exact_gate(x, **options))
+    want = exact_gate(x, row_weights=weights.astype(np.float32), **options)
+    assert_close(ptxrt.swiglu(x, row_weights=weights, **options), want)
+    x = x.astype(BF16)
+    plain = ptxrt.swiglu(x, **options)
+    for format in ("mxfp8", "mxfp4"):
+        packed = ptxrt.swiglu(x, rounding="16", format=format, **options)
+        want = ptxrt.quantize(plain, format, scale_rule=RULES[format], pad=True)
+        np.testing.assert_array_equal(packed.codes, want.codes)
+        np.testing.assert_array_equal(packed.scales, want.scales)
+
+
+def test_gates_and_activations_are_those_of_products(machine):
+    x = normal(20, 64, dtype=BF16)
+    eye = np.eye(64, dtype=BF16)
+    for activation, call in (("gelu", ptxrt.gelu), ("gelu_tanh", lambda x, **o: ptxrt.gelu(x, approximate="tanh", **o)),
+                             ("swiglu", lambda x, **o: ptxrt.swiglu(x, interleaved=True, **o))):
+        want = ptxrt.matmul(x, eye, activation=activation, out_dtype=np.float32)
+        np.testing.assert_array_equal(call(x, out_dtype=np.float32), want)
+    want = activate(x.astype(np.float64), "gelu_tanh")
+    assert_close(ptxrt.gelu(x, approximate="tanh", out_dtype=np.float32), want)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_bit_depends_on_other_rows(machine, name):
+    call, _ = CALLS[name]
+    for cols in (40, 640, 2400):
+        x = normal(37, cols, dtype=BF16)
+        whole = call(x, out_dtype=np.float32)
+        for row in (0, 17, 36):
+            np.testing.assert_array_equal(call(x[row], out_dtype=np.float32), whole[row])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_any_strides(machine, name):
+    call, _ = CALLS[name]
+    x = normal(6, 4, 90, dtype=BF16)
+    for view in (np.s_[::2, 1, 3:67], np.s_[:, ::3, :64], np.s_[:, :, ::3], np.s_[:, :1], np.s_[2]):
+        want = call(np.ascontiguousarray(x[view]))
+        np.testing.assert_array_equal(call(x[view]), want)
+        np.testing.assert_array_equal(call(ptxrt.to_device(x)[view]).to_numpy(), want)
+    view = x.transpose(1, 0, 2)[::-1]
+    np.testing.assert_array_equal(call(view), call(np.ascontiguousarray(view)))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_results_where_the_caller_wants_them(machine, name):
+    call, _ = CALLS[name]
+    x = normal(6, 64)
+    want = call(x, out_dtype=np.float16)
+    for put in (lambda a: a, ptxrt.to_device):
+        whole = put(np.full((6, 220), 7, np.float16))
+        for given in (whole[:, 10 : 10 + want.shape[1]], whole[:, 80 : 80 + 2 * want.shape[1] : 2]):
+            assert call(put(x), out=given) is given
+            np.testing.assert_array_equal(host(given), want)
+        assert (host(whole)[:, :10] == 7).all() and (host(whole)[:, 81 : 80 + 2 * want.shape[1] : 2] == 7).all()
+        packed = call(put(x), format="nvfp4", global_scale=1, scale_layout="128x4")
+        out = ptxrt.quantize(put(np.zeros(want.shape, np.float32)), "nvfp4", pad=True, scale_layout="128x4")
+        assert call(put(x), out=out, global_scale=1) is out
+        for part in ("codes", "scales", "global_scale"):
+            np.testing.assert_array_equal(host(getattr(out, part)), host(getattr(packed, part)))
+
+
+def test_sums_where_the_caller_wants_them(machine):
+    x, residual = (ptxrt.to_device(normal(5, 48, dtype=BF16, seed=seed)) for seed in (0, 1))
+    want, total = ptxrt.rmsnorm(x, residual=residual)
+    y, v = (ptxrt.empty((5, 48), BF16) for _ in range(2))
+    got = ptxrt.rmsnorm(x, residual=residual, out=y, residual_out=v)
+    assert got[0] is y and got[1] is v
+    np.testing.assert_array_equal(y.to_numpy(), want.to_numpy())
+    np.testing.assert_array_equal(v.to_numpy(), total.to_numpy())
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_empty_arrays(machine, name):
+    call, _ = CALLS[name]
+    halves = 2 if name == "swiglu" else 1
+    for shape in ((0, 64), (3, 0), (2, 0, 64)):
+        want = (*shape[:-1], shape[-1] // halves)
+        assert call(normal(*shape)).shape == want
+        assert call(normal(*shape), format="mxfp8", scale_layout="128x4").shape == want
+    if name.endswith("norm"):
+        y, v = call(normal(0, 8), residual=normal(0, 8))
+        assert y.shape == v.shape == (0, 8)
+
+
+def test_what_is_not_finite_gives_what_the_formulas_give(machine):
+    x = normal(6, 96)
+    x[0, 3], x[1, 5], x[2, 7], x[3] = np.nan, np.inf, -np.inf, 0
+    with np.errstate(invalid="ignore", over="ignore"):
+        for name, (call, exact) in CALLS.items():
+            got, want = call(x), exact(x)
+            if name == "swiglu":   # whose sigmoid of an infinity is NaN
+                want[1, 5] = np.nan
+            np.testing.assert_array_equal(np.isnan(got), np.isnan(want), err_msg=name)
+            seen = np.isfinite(want)
+            np.testing.assert_allclose(got[seen], want[seen], rtol=2e-6, atol=1e-6)
+            np.testing.assert_array_equal(got[~seen & ~np.isnan(want)], want[~seen & ~np.isnan(want)])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_prepared_and_in_a_graph(machine, name):
+    call = getattr(ptxrt, name)
+    x = ptxrt.to_device(normal(9, 64, dtype=BF16))
+    out = ptxrt.quantize(ptxrt.to_device(np.zeros((9, 32 if name == "swiglu" else 64), np.float32)), "mxfp4")
+    want = host(call(x, format="mxfp4").codes)
+    prepared = ptxrt.prepare(call, x, out=out)
+    prepared(x)
+    np.testing.assert_array_equal(host(out.codes), want)
+    other = ptxrt.to_device(normal(9, 64, dtype=BF16, seed=5))
+    prepared(other)
+    np.testing.assert_array_equal(host(out.codes), host(call(other, format="mxfp4").codes))
+    with ptxrt.graph() as graph:
+        call(x, out=out)
+    graph.launch()
+    np.testing.assert_array_equal(host(out.codes), want)
+
+
+def test_one_launch(machine):
+    """One read, one write: swizzled scales and the padding of their tiles among it."""
+    x = ptxrt.to_device(normal(9, 64, dtype=BF16))
+    for name, (call, _) in CALLS.items():
+        assert len(ptxrt.prepare(call, x, format="mxfp4", scale_layout="128x4").launches) == 1, name
+
+
+X, QUANTIZED = normal(6, 64), ptxrt.quantize
+
+
+@pytest.mark.parametrize(
+    "words, call",
+    [
+        ("convert|pass float32", lambda: ptxrt.rmsnorm(X.astype(np.int32))),
+        ("at least one axis", lambda: ptxrt.gelu(np.float32(3))),
+        ("dequantize", lambda: ptxrt.gelu(QUANTIZED(X, "mxfp8"))),
+        ("weight is .*shape \\[64\\]", lambda: ptxrt.rmsnorm(X, np.ones(63))),
+        ("weight is .*int64", lambda: ptxrt.rmsnorm(X, np.ones(64, np.int64))),
+        ("bias is", lambda: ptxrt.layernorm(X, None, np.ones(3))),
+        ("eps is -1", lambda: ptxrt.rmsnorm(X, eps=-1)),
+        ("eps is nan", lambda: ptxrt.layernorm(X, eps=np.nan)),
+        ("offset is", lambda: ptxrt.rmsnorm(X, offset=1.0)),
+        ("rounding is 16", lambda: ptxrt.rmsnorm(X, rounding=16)),
+        ("residual is", lambda: ptxrt.rmsnorm(X, residual=X[:5])),
+        ("residual is", lambda: ptxrt.rmsnorm(X, residual=X.astype(BF16))),
+        ("without a residual", lambda: ptxrt.rmsnorm(X, residual_out=np.empty_like(X))),
+        ("residual_out is", lambda: ptxrt.rmsnorm(X, residual=X, residual_out=np.empty((6, 63), np.float32))),
+        ("overlaps x", lambda: ptxrt.rmsnorm(X, residual=X, residual_out=X)),
+        ("overlaps x", lambda: ptxrt.gelu(X, out=X)),
+        ("even one", lambda: ptxrt.swiglu(X[:, :63])),
+        ("limit is -1", lambda: ptxrt.swiglu(X, limit=-1)),
+        ("alpha is inf", lambda: ptxrt.swiglu(X, alpha=math.inf)),
+        ("interleaved is 1", lambda: ptxrt.swiglu(X, interleaved=1)),
+        ("row_weights is", lambda: ptxrt.swiglu(X, row_weights=np.ones(5))),
+        ("approximate is 'fast'", lambda: ptxrt.gelu(X, approximate="fast")),
+        ("format is 'mxfp6", lambda: ptxrt.gelu(X, format="mxfp6_e3m2")),
+        ("needs global_scale", lambda: ptxrt.gelu(X, format="nvfp4")),
+        ("global_scale is 1", lambda: ptxrt.gelu(X, global_scale=1)),
+        ("global_scale is", lambda: ptxrt.gelu(X, format="mxfp8", global_scale=1)),
+        ("scale_rule is 'up'", lambda: ptxrt.gelu(X, format="mxfp8", scale_rule="up")),
+        ("scale_rule is 'even'", lambda: ptxrt.gelu(X, scale_rule="even")),
+        ("scale_layout is", lambda: ptxrt.gelu(X, format="mxfp8", scale_layout="tiles")),
+        ("beside format", lambda: ptxrt.gelu(X, format="mxfp8", out_dtype=np.float32)),
+        ("out_dtype", lambda: ptxrt.gelu(X, out_dtype=np.int32)),
+        ("out has shape", lambda: ptxrt.gelu(X, out=np.empty((6, 63), np.float32))),
+        ("out is .*the result is", lambda: ptxrt.gelu(X, out=QUANTIZED(X[:3], "mxfp8"))),
+        ("leave out format", lambda: ptxrt.gelu(X, format="mxfp4", out=QUANTIZED(X, "mxfp8"))),
+    ],
+)
+def test_wrong_calls(words, call):
+    with ptxrt.using("emulator"), pytest.raises(ArgumentError, match=words):
+        call()
