@@ -322,6 +322,45 @@ def rules_section(found: dict[tuple[str, str], Figures]) -> str:
     return RULES_HEAD + "\n" + table(["format", "rule", *COLUMNS], rows)
 
 
+CACHE_HEAD = """
+## Caches in pages
+
+The last 16 queries of each sequence by `attention_paged` on a `KVCache` of its keys and values, against float64 attention of the
+inputs. Scales lie along the head dimension, of values too. `k_mean`: the mean of the first half of the keys, as a calibration
+would know it.
+"""
+CACHE_FORMATS = ("bf16", "f16", "mxfp8", "nvfp4", "mxfp4")
+
+
+def cached(format: str, data: Data, with_mean: bool) -> Figures:
+    """What a cache in a format makes of the last 16 queries."""
+    q, k, v = data.arrays
+    batch, heads, length, dim = k.shape
+    mean = k[:, :, : length // 2].mean(axis=(0, 2)) if with_mean else None
+    cache = ptxrt.KVCache(batch * -(-length // 16), 16, heads, dim, format=format, k_mean=mean)
+    table = np.arange(cache.pages, dtype=np.int32).reshape(batch, -1)
+    ids, places = (x.astype(np.int32) for x in (np.repeat(np.arange(batch), length), np.tile(np.arange(length), batch)))
+    rows = [x.swapaxes(1, 2).reshape(-1, heads, dim) for x in (k, v)]
+    cache.append(*rows, ptxrt.slots_of(table, ids, places, 16))
+    last, lengths = q[:, :, -16:], [length] * batch
+    out, lse = ptxrt.attention_paged(last, cache, table, lengths, return_lse=True, out_dtype=np.float32)
+    want, want_lse = exact_attention(last, k, v, causal=True)
+    return Figures(compare(out, want), float(np.abs(lse - want_lse).mean()))
+
+
+def cache_section() -> str:
+    """The table of caches, by format and data."""
+    chosen = [data for data in (SMALL, *DATA[1:4], DATA[-1]) if data.name != "bias, as it is"]
+    parts = []
+    for data in chosen:
+        means = (False, True) if data.name == "bias, smoothed" else (False,)
+        for with_mean in means:
+            name = capital(data.name.replace(", smoothed", "")) + (", with `k_mean`" if with_mean else "")
+            rows = [[name, format, *cells(cached(format, data, with_mean))] for format in CACHE_FORMATS]
+            parts += rows
+    return CACHE_HEAD + "\n" + table(["data", "cache", *COLUMNS], parts)
+
+
 def draw(folder: Path, of_data: dict[tuple[str, str], Figures], of_rules: dict[tuple[str, str], Figures]) -> None:
     """The two pictures."""
     names = [data.name for data in DATA]
@@ -347,7 +386,7 @@ def main() -> None:
         of_data = {(data.name, str(formats)): measured(formats, data) for data in DATA for formats in FORMATS}
         of_rules = {(str(formats), rule): measured(formats, SMALL, rule) for formats, rule in RULED}
         machine = "the emulator, which runs the PTX for sm_120a" if options.machine == "emulator" else f"a card ({backend.describe()})"
-        page = HEAD.format(command=command, machine=machine) + data_section(of_data) + sink_section() + rules_section(of_rules)
+        page = HEAD.format(command=command, machine=machine) + data_section(of_data) + sink_section() + rules_section(of_rules) + cache_section()
     (options.folder / "accuracy.md").write_text(page, encoding="utf-8", newline="\n")
     draw(options.folder, of_data, of_rules)
     print(f"wrote {options.folder / 'accuracy.md'} and its pictures")

@@ -22,6 +22,10 @@ _HOME = {
     "swiglu": "ops.produce",
     "gelu": "ops.produce",
     "rope_table": "ops.rotation",
+    "KVCache": "ops.cache",
+    "attention_paged": "ops.paged",
+    "block_table_from_csr": "ops.cache",
+    "slots_of": "ops.cache",
     "quantize": "ops.quantize",
     "dequantize": "ops.quantize",
     "QuantizedArray": "ops.quantized",
@@ -92,6 +96,9 @@ if TYPE_CHECKING:
     from .launch import last_launches as last_launches
     from .ops.attention import attention as attention
     from .ops.attention import merge as merge
+    from .ops.cache import KVCache as KVCache
+    from .ops.cache import block_table_from_csr as block_table_from_csr
+    from .ops.cache import slots_of as slots_of
     from .ops.gemm import matmul as matmul
     from .ops.operands import Operand as Operand
     from .ops.operands import quantize_operand as quantize_operand
@@ -99,6 +106,7 @@ if TYPE_CHECKING:
     from .ops.produce import layernorm as layernorm
     from .ops.produce import rmsnorm as rmsnorm
     from .ops.produce import swiglu as swiglu
+    from .ops.paged import attention_paged as attention_paged
     from .ops.quantize import dequantize as dequantize
     from .ops.quantize import quantize as quantize
     from .ops.quantize import swizzle_scales as swizzle_scales

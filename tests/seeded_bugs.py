@@ -27,6 +27,7 @@ class Bug:
 ATTENTION = "attention_mxfp4_bf16"
 PRODUCT = "attention_bf16"
 MXFP8, MXFP4, NVFP4 = "attention_mxfp8", "attention_mxfp4", "attention_nvfp4"
+PAGED = "attention_paged_nvfp4"
 
 BUGS = [
     # The quantizers and their inverses
@@ -219,17 +220,57 @@ BUGS = [
 
     # Merging and converting
     Bug("around", "segments_merged_without_their_sums", "attention_merge", "op/merge.cuh",
-        "segments.row_sum ? sum[i] : 1.0f", "1.0f"),
+        "segments.row_sum ? segments.row_sum[place] : 1.0f", "1.0f"),
     Bug("around", "the_last_run_of_segments_left_out", "attention_merge", "op/merge.cuh",
-        "for (int other = 1; other < merge_runs; ++other)", "for (int other = 1; other < merge_runs - 1; ++other)"),
+        "with(of_run(2).with(of_run(3)))", "with(of_run(2))"),
+    Bug("around", "segments_added_one_after_the_other", "attention_merge", "op/merge.cuh",
+        "some[0].with(some[1]).with(some[2].with(some[3]))", "some[0].with(some[1]).with(some[2]).with(some[3])"),
+    Bug("around", "what_is_left_at_the_end_is_added_twice", "attention_merge", "op/merge.cuh",
+        "for (++level; batches - 1 >> level; ++level)", "for (level = 0; batches - 1 >> level; ++level)"),
+    Bug("around", "a_sink_among_merged_scores_without_their_shift", "attention_merge", "op/merge.cuh",
+        "segments.sinks[head] * log2_e - shift", "segments.sinks[head] * log2_e"),
+    Bug("around", "the_value_scale_of_another_head", "attention_merge", "op/merge.cuh",
+        "segments.v_global[head / (segments.heads / segments.heads_kv)]", "segments.v_global[head % segments.heads_kv]"),
     Bug("around", "natural_maxima_taken_for_powers_of_two", "attention_merge", "op/merge.cuh",
-        "segments.natural ? exp_f32(max - top)", "segments.natural ? ptx::ex2_approx_ftz_f32(max - top)"),
+        "0.0f : exp_f32(max - top)", "0.0f : ptx::ex2_approx_ftz_f32(max - top)"),
     Bug("around", "merged_lse_in_base_two", "attention_merge", "op/merge.cuh",
-        "segments.natural ? fmaf(log2_total, ln_2, top)", "segments.natural ? log2_total + top"),
+        "segments.natural ? fmaf(log2_total, ln_2, max) : max", "segments.natural ? log2_total + max : max"),
     Bug("around", "segments_have_the_width_of_the_output", "attention_merge", "op/merge.cuh",
-        "segments.partial + at * segments.width + column", "segments.partial + at * segments.dim_v + column"),
+        "segments.partial + place * segments.width + column", "segments.partial + place * segments.dim_v + column"),
     Bug("around", "filled_up_with_the_next_row", "cast", "op/cast.cuh",
         "first + i < cols ? float(source[i * x.column]) : 0.0f", "first + i < width ? float(source[i * x.column]) : 0.0f"),
+
+    # Caches in pages
+    Bug("cache", "the_last_token_of_a_slot_wins", "claim_slots", "op/append.cuh",
+        "atomicMin(claims + slots[token], token)", "atomicMax(claims + slots[token], token)"),
+    Bug("cache", "slots_past_the_end", "claim_slots", "op/append.cuh",
+        "slot >= 0 && slot < slots;", "slot >= 0 && slot <= slots;"),
+    Bug("cache", "every_token_of_a_slot_is_written", "append_nvfp4", "op/append.cuh",
+        "const bool first = claims[slot] == token;", "const bool first = true;"),
+    Bug("cache", "claims_are_kept", "append_nvfp4", "op/append.cuh",
+        "if (release && threadIdx.x == 0) claims[slot] = unclaimed;", ""),
+    Bug("cache", "a_mean_is_added", "append_nvfp4", "op/append.cuh",
+        "values[i / 8][i % 8] -= x.mean", "values[i / 8][i % 8] += x.mean"),
+    Bug("cache", "the_scale_of_the_first_head", "append_nvfp4", "op/append.cuh",
+        "x.global_scale[head] : 1.0f", "x.global_scale[0] : 1.0f"),
+    Bug("cache", "rows_of_another_page", PAGED, "op/paged.cuh",
+        "key - at * page};", "key - at * page + 1};"),
+    Bug("cache", "pages_of_the_first_sequence", PAGED, "op/attention_few.cuh",
+        "cache.block_table + blockIdx.z * cache.table_stride", "cache.block_table"),
+    Bug("cache", "scales_of_the_block_next_door", PAGED, "tile/cached_rows.cuh",
+        "(lane * (dim / lanes) + 8 * eight) / Format::block", "(lane * (dim / lanes)) / Format::block"),
+    Bug("cache", "values_in_the_order_of_keys", PAGED, "tile/cached_rows.cuh",
+        "row / 8 * 8 + row % 4 * 2 + row / 4 % 2", "row"),
+    Bug("cache", "a_chunk_in_the_place_of_another", PAGED, "tile/cached_rows.cuh",
+        "const int straight = place ^ turn(row);", "const int straight = place;"),
+    Bug("cache", "a_unit_is_read_before_it_is_there", PAGED, "op/attention_few.cuh",
+        "ptx::cp_async_wait_group<Tiling::slots - 2>();", "ptx::cp_async_wait_group<Tiling::slots - 1>();"),
+    Bug("cache", "chunks_two_and_three_left_out", PAGED, "op/attention_few.cuh",
+        "for (int level = 1; level < Tiling::warps; level *= 2)", "for (int level = 1; level < Tiling::warps / 2; level *= 2)"),
+    Bug("cache", "the_scale_of_k_left_out", PAGED, "op/attention_few.cuh",
+        "(cache.k_global ? cache.k_global[problem.head] : 1.0f)", "1.0f"),
+    Bug("cache", "scores_under_maxima_of_different_splits", PAGED, "op/attention_few.cuh",
+        "const int first_node = problem.split * run", "const int first_node = problem.split"),
 
     # Operands: what is read first, and packing
     Bug("operands", "mean_added", "pack_keys_mxfp4", "op/pack.cuh",

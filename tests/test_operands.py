@@ -403,3 +403,58 @@ def test_wrong_operands_say_what_to_do(emulator, rng):
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=match):
             Operand(**{**fields, **change})
+
+
+# Operands of other libraries
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("role", ["q", "k", "v"])
+@pytest.mark.parametrize("shape, dim", [((2, 3, 70, 64), None), ((1, 2, 64, 96), 128)])
+def test_operands_of_codes_and_scales_of_others(machine, rng, format, role, shape, dim):
+    """Codes and scales of `quantize` in plain order become the operand that `quantize_operand` makes of the values."""
+    axis, dim = -2 if role == "v" else -1, None if role == "q" else dim
+    if role == "v":
+        shape = (*shape[:2], shape[2] // 32 * 32, shape[3])
+    x = rng.standard_normal(shape, dtype=np.float32)
+    rule, level = operand_rule(format), {"global_scale": 0.25} if format == "nvfp4" else {}
+    plain = ptxrt.quantize(x, format, axis=axis, scale_rule=rule, **level)
+    smooth = {} if role == "v" else {"smooth": False}
+    want = ptxrt.quantize_operand(x, format, role=role, dim=dim, **level, **smooth)
+    for codes, scales in ((plain.codes, plain.scales), [ptxrt.to_device(a) for a in (plain.codes, plain.scales)]):
+        got = ptxrt.Operand.of(codes, scales, format=format, role=role, axis=axis, dim=dim, **level)
+        assert got.shape == want.shape and (role == "q" or got.layout == want.layout)
+        got = got.to_numpy() if got.on_device else got
+        np.testing.assert_array_equal(got.codes, want.codes)
+        if role == "q":
+            np.testing.assert_array_equal(got.scales, want.scales)
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+def test_imported_values_with_scales_along_the_head_dimension_are_16_bit_values(machine, rng):
+    v = rng.standard_normal((1, 2, 70, 64), dtype=np.float32)
+    for format in ("mxfp8", "mxfp4", "nvfp4"):
+        plain = ptxrt.quantize(v, format, **({"global_scale": 0.5} if format == "nvfp4" else {}))
+        got = ptxrt.Operand.of(plain.codes, plain.scales, format=format, role="v", global_scale=plain.global_scale)
+        assert got.format == "bf16"
+        np.testing.assert_array_equal(np.asarray(got, np.float32), np.asarray(plain))
+    raw = rng.integers(0, 0x50, (1, 2, 70, 64), dtype=np.uint8)  # plain FP8
+    got = ptxrt.Operand.of(raw, format="mxfp8", role="k")
+    np.testing.assert_array_equal(np.asarray(got, np.float32), raw.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
+
+
+def test_wrong_imports(emulator):
+    codes, scales = np.zeros((1, 2, 70, 64), np.uint8), np.zeros((1, 2, 70, 2), np.uint8)
+    of = ptxrt.Operand.of
+    for call, words in [
+        (lambda: of(codes, scales, format="fp8", role="k"), "format is 'fp8'; pass 'mxfp8'"),
+        (lambda: of(codes, scales, format="mxfp8", role="w"), "role is 'w'"),
+        (lambda: of(codes, scales, format="mxfp8", role="k", axis=-2), "axis is -2; scales of queries and keys lie along -1"),
+        (lambda: of(codes, scales[:, :1], format="mxfp8", role="k"), r"scales have shape \[1, 1, 70, 2\].* take \[1, 2, 70, 2\]"),
+        (lambda: of(codes.astype(np.float32), scales, format="mxfp8", role="k"), "codes is float32"),
+        (lambda: of(codes, scales, format="mxfp8", role="v", axis=-2), "codes .* have 70 values along axis -2, no multiple of 32"),
+        (lambda: of(codes, scales, format="mxfp8", role="k", global_scale=2.0), "mxfp8 has none"),
+        (lambda: of(ptxrt.to_device(codes), scales, format="mxfp8", role="k"), "on different machines"),
+    ]:
+        with pytest.raises(ptxrt.ArgumentError, match=words):
+            call()

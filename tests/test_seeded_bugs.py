@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from attention_restated import restated_blocks
 from build_script import build
-from seeded_bugs import ATTENTION, BUGS, MXFP4, MXFP8, NVFP4, PRODUCT
+from seeded_bugs import ATTENTION, BUGS, MXFP4, MXFP8, NVFP4, PAGED, PRODUCT
 
 import ptxrt
 from ptxrt import backend, units
@@ -29,12 +29,12 @@ quantize_mxfp4, dequantize_mxfp4 = QUANTIZE["mxfp4"], DEQUANTIZE["mxfp4"]
 QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns", "quantize_nvfp4")
 # Kernels whose declared cases are their checks, in the smallest variant.
 DECLARED = (
-    *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16", "probe_ending"),
+    *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16", "probe_ending", PAGED, "claim_slots", "append_nvfp4"),
     *("norm_rows", "gate_rows", "activate_rows"),
     *("pack_keys_mxfp4", "pack_values_nvfp4", "scan_keys", "mean_keys", "operand_scale", "row_dot", "less_block_means", "mean_scores_mxfp4"),
 )
 UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4", *DECLARED)}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
-UNITS |= {name: f"{name}[dim={DIM}]" for name in (MXFP8, MXFP4, NVFP4, "mean_scores_mxfp4")}
+UNITS |= {name: f"{name}[dim={DIM}]" for name in (MXFP8, MXFP4, NVFP4, "mean_scores_mxfp4", PAGED)}
 UNITS |= {PRODUCT: f"{PRODUCT}[dim=32]", "pack_keys_mxfp4": "pack_keys_mxfp4[dim=64]", "pack_values_nvfp4": "pack_values_nvfp4[dim=64]"}
 
 
@@ -181,6 +181,22 @@ def passes(kernel, case):
     return not any(missed for _, missed in kernel.check(results, want).values())
 
 
+def merges_as_a_tree():
+    """Segments merged two by two, and then these, have the bits of all of them at once, whatever is left at the end."""
+    merge, rng = KERNELS["attention_merge"], np.random.default_rng(3)
+    for splits in (2, 4, 7, 16, 29, 64, 75):
+        given = [rng.standard_normal((splits, 1, 1, 3, 8), dtype=np.float32), np.float32(rng.integers(-9, 9, (splits, 1, 1, 3)))]
+        given.append(rng.uniform(1, 100, given[1].shape).astype(np.float32))
+        wanted = dict(out_f32=True, merged_max=True, merged_sum=True)
+        whole, pairs = merge(*given, **wanted, dim_v=8), []
+        for first in range(0, splits, 2):
+            pairs.append(merge(*(np.ascontiguousarray(x[first : first + 2]) for x in given), **wanted, dim_v=8))
+        nodes = [np.stack(parts) for parts in zip(*pairs)]
+        if any((got != want).any() for got, want in zip(merge(*nodes, **wanted, dim_v=8), whole)):
+            return False
+    return True
+
+
 def attends_as_declared(format, *words):
     """The declared cases of attention in a format, in the variant that is compiled here, that have arguments of these names."""
     kernel = KERNELS[f"attention_{format}"]
@@ -223,6 +239,7 @@ CHECKS = {
     NVFP4: {"tiles of every kind": lambda: attends_in_blocks("nvfp4"), "sink": lambda: keeps_the_tail("nvfp4")},
     **{name: declared_cases(name) for name in DECLARED},
 }
+CHECKS["attention_merge"] |= {"the tree": lambda: merges_as_a_tree()}
 
 
 @pytest.mark.parametrize("kernel", CHECKS)

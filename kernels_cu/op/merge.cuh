@@ -1,4 +1,4 @@
-// Attention over several segments of the keys, merged: each row weighed by the sum of its exponentials.
+// Attention over several segments of the keys, merged: each row weighed by the sum of its exponentials, in the tree of tree.cuh.
 #pragma once
 
 #include <cstdint>
@@ -8,28 +8,65 @@
 #include "../ptx/math.cuh"
 #include "../tile/format.cuh"
 #include "cast.cuh"
+#include "problem.cuh"
+#include "tree.cuh"
 
 namespace op {
 
 constexpr int merge_columns = 4;   // of a thread: 16 bytes of a segment's row
 constexpr int merge_pieces = 64;   // of so many columns, of a block: few, so that few rows are spread over many multiprocessors
-constexpr int merge_runs = 4;      // of segments, each summed by threads of its own
-constexpr int merge_batch = 4;     // segments of which a thread has loads on their way at once
+constexpr int merge_runs = 4;      // of segments, each a node of threads of its own
+constexpr int merge_batch = 4;     // segments, likewise a node, of which a thread has loads on their way at once
+constexpr int merge_levels = 8;    // of nodes of batches in a run: for 4096 segments
 constexpr int merge_threads = merge_pieces * merge_runs;
 constexpr int merge_tile = merge_pieces * merge_columns;
 
+// What some columns of a row of a node are: values, and beside them row_sum and exact_sum.
+template <int columns>
+struct Piece {
+    float max, value[columns + 2];
+
+    // Nothing, which changes nothing that it is merged with.
+    __device__ static Piece none() { return {-INFINITY, {}}; }
+
+    __device__ Piece with(const Piece &right) const {
+        const NodeSum sum(max, right.max);
+        Piece result{sum.max, {}};
+#pragma unroll
+        for (int i = 0; i < columns + 2; ++i) result.value[i] = sum.add(value[i], right.value[i]);
+        return result;
+    }
+};
+
 struct MergeShared {
     float max[merge_runs][merge_pieces];
-    float sum[merge_runs][merge_columns + 2][merge_pieces];   // of the columns, of row_sum and of exact_sum
+    float pending[merge_levels][merge_columns + 3][merge_threads];   // left nodes that wait for their right ones
+
+    template <int columns>
+    __device__ void put(int level, const Piece<columns> &piece) {
+        pending[level][0][threadIdx.x] = piece.max;
+#pragma unroll
+        for (int i = 0; i < columns + 2; ++i) pending[level][1 + i][threadIdx.x] = piece.value[i];
+    }
+    template <int columns>
+    __device__ Piece<columns> get(int level, int thread) const {
+        Piece<columns> piece{pending[level][0][thread], {}};
+#pragma unroll
+        for (int i = 0; i < columns + 2; ++i) piece.value[i] = pending[level][1 + i][thread];
+        return piece;
+    }
 };
 
 // Segments [splits][batch][heads][queries][width], of which dim_v columns count, with their rows' maxima and sums [splits][batch][heads][queries].
 struct Segments {
     const float *partial, *row_max, *row_sum;   // row_sum null: all are 1
     const float *exact_sum;                     // what lse is of; null: row_sum
+    const float *sinks;                         // [heads]: one logit of each head that joins the sums, or null
+    const float *row_shift;                     // [batch][heads][queries]: what scaled scores lack, or null
+    const float *v_global;                      // [heads_kv]: what outputs are multiplied by, or null
     bool natural;                               // row_max in units of e instead of 2
     int splits;
-    int64_t batch, heads, queries, width, dim_v;
+    int64_t batch, heads, queries, heads_kv, width, dim_v;
 
     __device__ int64_t rows() const { return batch * heads * queries; }
 };
@@ -38,12 +75,6 @@ struct Segments {
 __device__ inline float exp_f32(float x) {
     const float high = x * 1.44269502f, low = fmaf(x, 1.44269502f, -high) + x * 1.92596299e-8f;
     return ptx::ex2_approx_ftz_f32(high) * fmaf(low, 0.693147182f, 1.0f);
-}
-
-// What the row of one segment counts, relative to the largest of all; segments without keys count nothing.
-__device__ inline float segment_weight(const Segments &segments, float max, float top) {
-    if (max == -INFINITY || max - top < -200.0f) return 0.0f;   // 2^-200 or less; exp_f32 would overflow from -2^127 on
-    return segments.natural ? exp_f32(max - top) : ptx::ex2_approx_ftz_f32(max - top);
 }
 
 template <class Element, int columns>
@@ -78,84 +109,102 @@ template <int columns>
 __device__ inline void merge_piece(MergeShared &shared, const Segments &segments, const Merged &merged, int64_t first) {
     const int run = threadIdx.x / merge_pieces, piece = threadIdx.x % merge_pieces;
     const int64_t rows = segments.rows(), row = first / segments.dim_v, column = first % segments.dim_v;
-    const int run_size = ceil_div(segments.splits, merge_runs), begin = min(run * run_size, segments.splits);
+    int run_size = 1;   // a power of two
+    while (run_size * merge_runs < segments.splits) run_size *= 2;
+    const int begin = min(run * run_size, segments.splits);
     const int end = row < rows ? min(begin + run_size, segments.splits) : begin;
 
     const int64_t at = begin * rows + row;
-    float top = -INFINITY;
-    const float *max_at = segments.row_max + at;
-    for (int split = begin; split < end; split += merge_batch)
+    float top = -INFINITY;   // of all segments
+    if (segments.natural) {
+        const float *max_at = segments.row_max + at;
+        for (int split = begin; split < end; ++split, max_at += rows) top = ptx::max_nan_f32(top, *max_at);
+        shared.max[run][piece] = top;
+        ptx::bar_sync();   // the maxima of all runs are there
 #pragma unroll
-        for (int i = 0; i < merge_batch; ++i, max_at += rows)
-            if (split + i < end) top = ptx::max_nan_f32(top, *max_at);
-    shared.max[run][piece] = top;
-    ptx::bar_sync();   // the maxima of all runs are there
-#pragma unroll
-    for (int other = 0; other < merge_runs; ++other) top = ptx::max_nan_f32(top, shared.max[other][piece]);
+        for (int other = 0; other < merge_runs; ++other) top = ptx::max_nan_f32(top, shared.max[other][piece]);
+    }
 
-    // What is missing is read all the same, as something else, which spares a loop for each combination.
     const bool has_sums = segments.row_sum || segments.exact_sum;
-    const float *sum_at = (segments.row_sum ? segments.row_sum : segments.row_max) + at;
-    const float *exact_at = (segments.exact_sum ? segments.exact_sum : segments.row_sum ? segments.row_sum : segments.row_max) + at;
-    const float *part_at = segments.partial + at * segments.width + column;
-    const int64_t part_step = rows * segments.width;
-    max_at = segments.row_max + at;
     struct alignas(columns * sizeof(float)) Part {
         float element[columns];
     };
-    float values[columns] = {}, total = 0.0f, exact = 0.0f;
-    for (int split = begin; split < end; split += merge_batch) {
-        float max[merge_batch], sum[merge_batch], exactly[merge_batch];
-        Part part[merge_batch];
+    const auto segment = [&](int split) {
+        if (split >= end) return Piece<columns>::none();
+        const int64_t place = split * rows + row;
+        const float max = segments.row_max[place];
+        if (max == -INFINITY) return Piece<columns>::none();   // what counts nothing may be anything
+        const Part part = *reinterpret_cast<const Part *>(segments.partial + place * segments.width + column);
+        const float sum = segments.row_sum ? segments.row_sum[place] : 1.0f;
+        const float exact = segments.exact_sum ? segments.exact_sum[place] : has_sums ? sum : 1.0f;
+        Piece<columns> result{segments.natural ? 0.0f : ceilf(max), {}};
+        // From 2^-200 on nothing counts, and exp_f32 would overflow from -2^127 on.
+        const float weight = segments.natural ? max - top < -200.0f ? 0.0f : exp_f32(max - top) : max == result.max ? 1.0f : ptx::ex2_approx_ftz_f32(max - result.max);
 #pragma unroll
-        for (int i = 0; i < merge_batch; ++i, max_at += rows, sum_at += rows, exact_at += rows, part_at += part_step) {
-            const bool there = split + i < end;
-            max[i] = there ? *max_at : -INFINITY;
-            sum[i] = there ? *sum_at : 0.0f;
-            exactly[i] = there && column == 0 ? *exact_at : 0.0f;
-            part[i] = there ? *reinterpret_cast<const Part *>(part_at) : Part{};
-        }
-#pragma unroll
-        for (int i = 0; i < merge_batch; ++i) {
-            const float weight = segment_weight(segments, max[i], top);
-            if (weight == 0.0f) continue;   // what counts nothing may be anything
-            total = fmaf(weight, segments.row_sum ? sum[i] : 1.0f, total);
-            exact = fmaf(weight, has_sums ? exactly[i] : 1.0f, exact);
-#pragma unroll
-            for (int j = 0; j < columns; ++j) values[j] = fmaf(weight, part[i].element[j], values[j]);
-        }
-    }
+        for (int i = 0; i < columns; ++i) result.value[i] = part.element[i] * weight;
+        result.value[columns] = sum * weight;
+        result.value[columns + 1] = exact * weight;
+        return result;
+    };
 
+    Piece<columns> node = Piece<columns>::none();
+    int batches = 0;
+    for (int split = begin; split < end; split += merge_batch, ++batches) {
+        Piece<columns> some[merge_batch];
 #pragma unroll
-    for (int i = 0; i < columns; ++i) shared.sum[run][i][piece] = values[i];
-    shared.sum[run][columns][piece] = total;
-    shared.sum[run][columns + 1][piece] = exact;
-    ptx::bar_sync();   // the sums of all runs are there
+        for (int i = 0; i < merge_batch; ++i) some[i] = segment(split + i);
+        node = some[0].with(some[1]).with(some[2].with(some[3]));
+        int level = 0;
+        for (; batches >> level & 1; ++level) node = shared.get<columns>(level, threadIdx.x).with(node);
+        if (split + merge_batch < end) shared.put(level, node);
+    }
+    if (batches) {   // what is left at the right edge, from the smallest on: the last batch is in `node`, up to its level
+        int level = 0;
+        while (batches - 1 >> level & 1) ++level;
+        for (++level; batches - 1 >> level; ++level)
+            if (batches - 1 >> level & 1) node = shared.get<columns>(level, threadIdx.x).with(node);
+    }
+    ptx::bar_sync();   // nobody reads pending nodes any more
+    shared.put(0, node);
+    ptx::bar_sync();   // those of all runs are there
     if (run != 0 || row >= rows) return;
-#pragma unroll
-    for (int other = 1; other < merge_runs; ++other) {
-#pragma unroll
-        for (int i = 0; i < columns; ++i) values[i] += shared.sum[other][i][piece];
-        total += shared.sum[other][columns][piece];
-        exact += shared.sum[other][columns + 1][piece];
-    }
+    const auto of_run = [&](int other) { return shared.get<columns>(0, other * merge_pieces + piece); };
+    node = node.with(of_run(1)).with(of_run(2).with(of_run(3)));
 
-    const float divide = merged.sum ? 1.0f : total == 0.0f ? 0.0f : 1.0f / total;
-#pragma unroll
-    for (float &value : values) value *= divide;
     const int64_t query = row % segments.queries, head = row / segments.queries % segments.heads;
     const int64_t batch = row / segments.queries / segments.heads;
+    float shift = 0.0f;   // of whole scores, in units of log2
+    if (segments.row_shift && node.value[columns] != 0.0f) shift = segments.row_shift[row] * log2_e;
+    const float whole_shift = ceilf(shift), part_shift = shift - whole_shift;
+    if (segments.sinks) {   // one more key, which has no value
+        const float sink = segments.sinks[head] * log2_e - shift, max = ptx::max_nan_f32(node.max, ceilf(sink));
+        const float share = sink == -INFINITY ? 0.0f : ptx::ex2_approx_ftz_f32(sink - max);
+        Piece<columns> of_sink{max, {}};
+        of_sink.value[columns] = of_sink.value[columns + 1] = share;
+        node = node.with(of_sink);
+    }
+    const float total = node.value[columns], exact = node.value[columns + 1];
+    float factor = merged.sum ? 1.0f : total == 0.0f ? 0.0f : 1.0f / total;
+    if (segments.v_global) factor *= segments.v_global[head / (segments.heads / segments.heads_kv)];
+    // Maxima are whole: what is left of the shift goes into sums and outputs that are relative to them.
+    const float part = merged.sum && part_shift != 0.0f ? ptx::ex2_approx_ftz_f32(part_shift) : 1.0f;
+    float values[columns];
+#pragma unroll
+    for (int i = 0; i < columns; ++i) values[i] = node.value[i] * (factor * part);
     store_columns(merged.out_bf16, batch, head, query, column, values);
     store_columns(merged.out_f16, batch, head, query, column, values);
     store_columns(merged.out_f32, batch, head, query, column, values);
     if (column != 0) return;
-    const float log2_total = ptx::lg2_approx_ftz_f32(exact), ln_2 = 0.693147182f;
-    if (merged.lse) merged.lse[row] = segments.natural ? fmaf(log2_total, ln_2, top) : (top + log2_total) * ln_2;
-    if (merged.max) merged.max[row] = top;
-    if (merged.sum) merged.sum[row] = total;
+    const float log2_total = ptx::lg2_approx_ftz_f32(exact);
+    if (merged.lse) {
+        const float max = segments.natural ? top : (node.max + log2_total + shift) * ln_2;
+        merged.lse[row] = exact == 0.0f ? -INFINITY : segments.natural ? fmaf(log2_total, ln_2, max) : max;
+    }
+    if (merged.max) merged.max[row] = total == 0.0f ? -INFINITY : (segments.natural ? top : node.max) + whole_shift;
+    if (merged.sum) merged.sum[row] = total * part;
 }
 
-// Merges the segments in their order: those of a run, then the runs. A block takes merge_tile elements of all rows.
+// Merges the segments in their order. A block takes merge_tile elements of all rows.
 __device__ inline void merge(MergeShared &shared, const Segments &segments, const Merged &merged) {
     const int64_t first = int64_t(blockIdx.x) * merge_tile + threadIdx.x % merge_pieces * merge_columns;
     if (segments.dim_v % merge_columns == 0 && segments.width % merge_columns == 0) {
@@ -163,7 +212,10 @@ __device__ inline void merge(MergeShared &shared, const Segments &segments, cons
         return;
     }
 #pragma unroll 1
-    for (int i = 0; i < merge_columns; ++i) merge_piece<1>(shared, segments, merged, first + i);   // a piece may lie across the end of a row
+    for (int i = 0; i < merge_columns; ++i) {
+        merge_piece<1>(shared, segments, merged, first + i);   // a piece may lie across the end of a row
+        ptx::bar_sync();   // nobody reads nodes any more
+    }
 }
 
 }  // namespace op

@@ -19,7 +19,7 @@ HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (
 OPEN = 2**31 - 1
 # Keys to a unit of splitting.
 SPLIT_UNIT = 64
-_LOG2_E = math.log2(math.e)
+LOG2_E = math.log2(math.e)
 
 
 def visible(queries: int, keys: int, left: int = OPEN, right: int = OPEN) -> np.ndarray:
@@ -116,13 +116,13 @@ def attend(q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroo
     for i in range(splits):
         part, sinks = slice(i * run, (i + 1) * run), options["sinks"] if i == 0 else None
         top, total, weighted = exact_sums(q, k, v, sinks=sinks, part=part, **rest)
-        of_scores = exact_sums(q, k, v, part=part, **rest)[0] * _LOG2_E
-        shift = np.zeros_like(top) if row_shift is None or rest["softcap"] else np.where(of_scores == -np.inf, 0, row_shift * _LOG2_E)
+        of_scores = exact_sums(q, k, v, part=part, **rest)[0] * LOG2_E
+        shift = np.zeros_like(top) if row_shift is None or rest["softcap"] else np.where(of_scores == -np.inf, 0, row_shift * LOG2_E)
         unit = np.ceil(of_scores - shift) - headroom
         if sinks is not None:
-            unit = np.maximum(unit, np.ceil(np.float64(sinks)[..., None] * _LOG2_E - shift))
+            unit = np.maximum(unit, np.ceil(np.float64(sinks)[..., None] * LOG2_E - shift))
         unit += np.ceil(shift)
-        factor = np.exp2(np.where(top == -np.inf, 0.0, top * _LOG2_E - np.where(top == -np.inf, 0.0, unit)))
+        factor = np.exp2(np.where(top == -np.inf, 0.0, top * LOG2_E - np.where(top == -np.inf, 0.0, unit)))
         for buffer, values in zip(parts, (weighted * factor[..., None], unit, total * factor, total * factor)):
             if buffer is not None:
                 buffer[i] = values
@@ -270,6 +270,14 @@ _ROUNDED_MERGE = Tolerance("the result is rounded", relative_l2=3e-3)
         dict(splits=9, batch=1, heads=2, queries=3, width=5, dim_v=5, row_sum=True, exact_sum=True, out_bf16=True, out_f16=True, out_f32=True, lse=True, merged_max=True, merged_sum=True),
         *(dict(splits=2, batch=1, heads=1, queries=9, width=8, dim_v=dim_v, exact_sum=True, out_f32=True, lse=True, natural=1) for dim_v in (8, 7)),
         dict(splits=19, batch=1, heads=1, queries=3, width=8, dim_v=8, row_sum=True, out_f32=True, lse=True),
+        dict(splits=150, batch=1, heads=2, queries=2, width=4, dim_v=4, row_sum=True, sinks=True, row_shift=True, out_f32=True, lse=True),
+        *(
+            dict(splits=splits, batch=2, heads=6, queries=2, width=12, heads_kv=2, dim_v=9, row_sum=True, sinks=True, **rest)
+            for splits, rest in (
+                (6, dict(v_global=True, row_shift=True, out_f32=True, merged_max=True, merged_sum=True)),
+                (45, dict(v_global=True, out_bf16=True, lse=True)),
+            )
+        ),
     ],
     tolerance=dict(
         out_bf16=_ROUNDED_MERGE,
@@ -278,13 +286,17 @@ _ROUNDED_MERGE = Tolerance("the result is rounded", relative_l2=3e-3)
         lse=Tolerance("approximate logarithm", relative_l2=1e-6),
         merged_sum=_EXACT_MERGE,
     ),
-    draw=dict(row_max=_maxima, row_sum=_positive_sums, exact_sum=_positive_sums),
+    derived=dict(heads_kv=lambda axes: axes.get("heads_kv") or axes["heads"]),
+    draw=dict(row_max=_maxima, row_sum=_positive_sums, exact_sum=_positive_sums, v_global=_positive_sums),
 )
 def attention_merge(
     partial: In[f32, "splits batch heads queries width"],
     row_max: In[f32, "splits batch heads queries"],
     row_sum: In[f32, "splits batch heads queries"] = None,
     exact_sum: In[f32, "splits batch heads queries"] = None,
+    sinks: In[f32, "heads", unaligned] = None,
+    row_shift: In[f32, "batch heads queries"] = None,
+    v_global: In[f32, "heads_kv", unaligned] = None,
     out_bf16: Out[bf16, "batch heads queries dim_v", scattered] = None,
     out_f16: Out[f16, "batch heads queries dim_v", scattered] = None,
     out_f32: Out[f32, "batch heads queries dim_v", scattered] = None,
@@ -294,26 +306,43 @@ def attention_merge(
     *,
     natural: Scalar[i32, 0, 1] = 0,
 ):
-    """Merge attention over several segments of the keys into attention over all of them, in a fixed order, quarter by quarter.
+    """Merge attention over up to 4096 segments of the keys into attention over all of them, in a fixed order, as a binary tree.
 
-    A segment's row counts 2**row_max row_sum, or, where `natural`, exp(row_max); without `row_sum` that is 1, and `partial` is
-    divided already. The first dim_v of the `width` columns are merged. lse: the natural logarithm of the
-    whole, with `exact_sum`, where that is given, in place of row_sum; merged_max: the largest row_max; merged_sum: the whole relative to it, by which the outputs are divided only where it is not
-    asked for. Rows whose segments all have a row_max of -inf give 0 and -inf.
+    A segment's row counts 2**row_max row_sum, or, where `natural`, exp(row_max); without `row_sum` that is 1, and
+    `partial` is divided already. Neighbours are added, (0, 1), (2, 3) and so on, and then these, under the larger of their
+    maxima; what is left at the end is added from the smallest on. Of segments with a row_max of -inf nothing counts, and
+    partial is not read. The first dim_v of the `width` columns are merged. sinks: a logit of each head that joins the sums.
+    row_shift: what the scores of a row lack, all alike, which sinks, lse and merged_max count. v_global: what outputs are
+    multiplied by, a number for each heads / heads_kv heads.
+    lse: the natural logarithm of the whole, with `exact_sum`, where that is given, in place of row_sum; merged_max: the
+    largest row_max, rounded up to a whole number; merged_sum: the whole relative to it, by which the outputs are divided
+    only where it is not asked for. Rows whose segments all have a row_max of -inf give 0 and -inf.
     """
+    shift = np.zeros(row_max.shape[1:]) if row_shift is None else row_shift.astype(np.float64)
+    unit = 1.0 if natural else math.log(2)
     top = row_max.max(axis=0).astype(np.float64)
+    if not natural:
+        top = np.ceil(top)
+    shift = np.where(top == -np.inf, 0.0, shift)
+    if sinks is not None:
+        top = np.maximum(top, np.ceil((sinks[:, None] - shift) / unit))
     base = np.where(top == -np.inf, 0.0, top)
-    power = np.exp if natural else np.exp2
-    weights = power(row_max.astype(np.float64) - base)
-    total = (weights if row_sum is None else weights * row_sum).sum(axis=0)
-    merged = np.einsum("s...,s...d->...d", weights, partial.astype(np.float64))[..., : _width(out_bf16, out_f16, out_f32)]
+    weights = np.exp((row_max.astype(np.float64) - base) * unit)
+    joins = np.zeros_like(top) if sinks is None else np.exp(sinks[:, None] - shift - base * unit)
+    total = (weights if row_sum is None else weights * row_sum).sum(axis=0) + joins
+    exact = total if exact_sum is None else (weights * exact_sum).sum(axis=0) + joins
+    counted = np.where(weights[..., None] == 0, 0.0, partial.astype(np.float64))
+    merged = np.einsum("s...,s...d->...d", weights, counted)[..., : _width(out_bf16, out_f16, out_f32)]
+    if v_global is not None:
+        merged = merged * np.repeat(v_global, row_max.shape[2] // len(v_global))[:, None, None]
+    whole = np.ceil(shift / unit)
+    left = np.exp(shift - whole * unit)  # of the shift, in sums and outputs that are relative to a whole number
     divided = merged / np.where(total == 0, 1.0, total)[..., None]
-    _store(divided if merged_sum is None else merged, out_bf16, out_f16, out_f32)
+    _store(divided if merged_sum is None else merged * left[..., None], out_bf16, out_f16, out_f32)
     with np.errstate(divide="ignore"):
-        exact = total if exact_sum is None else (weights * exact_sum).sum(axis=0)
-        _store(top * (1 if natural else math.log(2)) + np.log(exact), lse)
-    _store(top, merged_max)
-    _store(total, merged_sum)
+        _store(top * unit + np.log(exact) + shift, lse)
+    _store(top + whole, merged_max)
+    _store(total * left, merged_sum)
 
 
 def _width(*buffers) -> int | None:

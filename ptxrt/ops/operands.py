@@ -16,6 +16,7 @@ from ..formats import Format, f32, format_of
 from ..sequences import rows_in_units, sequences_of, unit_of_each, units_of
 from ..tiles import TILE_DIMS, TILE_KEYS, TileLayout, tile_dim, tile_layout, tiles_of
 from .cast import cast
+from .importing import operand_of
 from .packers import PACK_KEYS, PACK_VALUES, unpack_rows
 from .quantize import given_global_scale, quantize, rule_number
 from .quantized import Packed, QuantizedArray, checked_shape, decoded, stored_as
@@ -118,6 +119,31 @@ class Operand(Packed):
             )
         self.global_scale = self._checked_global_scale(self.layout.tile.block, global_scale)
         self.mean = None if mean is None else self._checked_mean(mean)
+
+    @classmethod
+    def of(
+        cls,
+        codes: Array,
+        scales: Array | None = None,
+        *,
+        format: OperandFormatName,
+        role: Role,
+        axis: int = -1,
+        global_scale: Number | Array | None = None,
+        dim: int | None = None,
+        stream: StreamLike = None,
+    ) -> "Operand":
+        """An operand of codes and scales that another library made, on the device where they lie, without quantizing again.
+
+        codes: bytes [B, H, S, D] of "mxfp8" (e4m3), [B, H, S, D / 2] of "mxfp4" and "nvfp4" (two e2m1 codes, the first in the low
+        nibble). scales: bytes [B, H, S, D / 32], of nvfp4 [B, H, S, D / 16]; all 1 where None, as of plain FP8. Values (role "v") whose
+        scales lie along the keys: axis=-2, codes [B, H, S, D] or [B, H, S / 2, D], scales [B, H, S / 32 or 16, D]. Values with scales along the
+        head dimension, axis=-1, become 16-bit values, code times scale, for attention with pv="bf16": exact for scales from 2**-117 to
+        2**119, rounded once where a global_scale is no power of two.
+        global_scale: of nvfp4, what codes times scales are multiplied by; 1 where None. dim: as of `quantize_operand`.
+        Scales are in linear order: those in 128x4 tiles come through `unswizzle_scales` first. ArgumentError for what does not fit.
+        """
+        return operand_of(cls, codes, scales, format, role, axis, global_scale, dim, stream)
 
     def _take_sequences(self, cu_seqlens, shape: tuple[int, ...]) -> None:
         if cu_seqlens is None:

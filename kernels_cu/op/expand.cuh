@@ -1,0 +1,60 @@
+// Rows of pages expanded to 16 bits, codes times scales, one behind the other: what attention of many queries reads.
+#pragma once
+
+#include <cstdint>
+
+#include "../kernel.cuh"
+#include "../ptx/cvt.cuh"
+#include "../tile/format.cuh"
+#include "../tile/narrow.cuh"
+#include "../tile/scale.cuh"
+#include "paged.cuh"
+
+namespace op {
+
+constexpr int expand_threads = 256;
+
+// What rows hold, in the order of the entry's scalar: values of 16 bits as they are, or codes with scales.
+enum class RowFormat { plain, mxfp8, mxfp4, nvfp4 };
+
+// Eight values from `column` on of a row, as 16 bytes. Products are exact where Element has them.
+template <class Element>
+__device__ inline uint4 expand_eight(RowFormat format, const char *codes, const char *scales, int column) {
+    if (format == RowFormat::plain) return *reinterpret_cast<const uint4 *>(codes + 2 * column);
+    float values[8], factor;
+    if (format == RowFormat::mxfp8) {
+        const uint2 words = *reinterpret_cast<const uint2 *>(codes + column);
+        tile::E4m3::decode({{words.x, words.y}}, values);
+    } else {
+        tile::E2m1::decode({{*reinterpret_cast<const uint32_t *>(codes + column / 2)}}, values);
+    }
+    if (format == RowFormat::nvfp4) factor = tile::nvfp4_step(static_cast<uint8_t>(scales[column / tile::nvfp4_block]), 1.0f);
+    else factor = ptx::cvt_f32_ue8m0(static_cast<uint8_t>(scales[column / tile::mx_block]));
+#pragma unroll
+    for (float &value : values) value *= factor;
+    return tile::pack(values, Element{});
+}
+
+// out[heads][sequences][keys][dim]: key j of sequence s from its page, where it is before key_ends[s]; else nothing is written. starts and
+// ends: where the keys of sequences begin and end in rows [sequences][keys], or null. The grid is keys, sequences, heads.
+template <class Element>
+__device__ inline void expand_pages(RowFormat format, const PagedRows &rows, const PageTable &table, const int *key_ends, Element *out,
+                                    int *starts, int *ends, int sequences, int keys, int dim) {
+    const int sequence = blockIdx.y, head = blockIdx.z, eights = dim / 8, step = expand_threads / eights;
+    const int end = min(key_ends[sequence], keys);
+    if (starts && blockIdx.x == 0 && head == 0 && threadIdx.x == 0) {
+        starts[sequence] = sequence * keys;
+        ends[sequence] = sequence * keys + end;
+    }
+    const int column = threadIdx.x % eights * 8, first = blockIdx.x * 64;
+    if (threadIdx.x / eights >= step) return;
+    for (int key = first + threadIdx.x / eights; key < min(first + 64, end); key += step) {
+        const PageTable::Place place = table.place(key);
+        const char *codes = rows.codes + place.page * rows.code_strides.page + place.row * rows.code_strides.token;
+        const char *scales = rows.scales + place.page * rows.scale_strides.page + place.row * rows.scale_strides.token;
+        Element *target = out + ((size_t(head) * sequences + sequence) * keys + key) * dim + column;
+        *reinterpret_cast<uint4 *>(target) = expand_eight<Element>(format, codes, scales, column);
+    }
+}
+
+}  // namespace op

@@ -1,0 +1,164 @@
+"""The declarations of the kernels that write tokens to the pages of a cache."""
+
+import numpy as np
+
+from ..blocks import BLOCK_FORMATS
+from ..declaration import In, InOut, Scalar, loose, strided, unaligned
+from ..formats import bf16, f16, f32, i32, i64
+from ..kernel import Kernel, kernel
+
+# What a slot is claimed by while nobody claims it: above every token. As a float32 it is the largest number.
+UNCLAIMED = 0x7F7FFFFF
+
+_APPEND = """Write the rows of tokens, {what}, to their slots in pages.
+
+A slot is page * page size + row; tokens whose slot is negative or past the end are skipped, as are those that claims[slot] does
+not name. x is one of three types; rows are{quantized} of x less `mean`, a float32 difference. {level}
+release: whether the slots' claims become 0x7f7fffff again, as `claim_slots` wants them."""
+
+
+def written_rows(slots, claims) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens that are written, and their slots."""
+    tokens = np.array([i for i, slot in enumerate(slots) if 0 <= slot < len(claims) and claims[slot] == i], np.int64)
+    return tokens, np.asarray(slots)[tokens].astype(np.int64)
+
+
+def _slots(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Examples of slots: in any order, some of them twice, negative and past the end."""
+    slots = rng.integers(-2, axes["count"] + 2, shape, dtype=np.int64)
+    return np.where(rng.random(shape) < 0.1, np.int64(2**40), slots)
+
+
+@kernel(
+    grid="tokens",
+    cases=[dict(tokens=1, count=4), dict(tokens=300, count=97)],
+    draw=dict(slots=_slots, claims=lambda rng, member, shape, axes: np.full(shape, UNCLAIMED, np.int32)),
+)
+def claim_slots(slots: In[i64, "tokens", unaligned], claims: InOut[i32, "count"]):
+    """Lower claims[slots[i]] to i for every token i whose slot is one of `count`: the first token of a slot has it then.
+
+    Slots that are negative or past the end are skipped. claims are 0x7f7fffff before."""
+    for token, slot in enumerate(slots):
+        if 0 <= slot < len(claims):
+            claims[slot] = min(claims[slot], token)
+
+
+def _own_slots(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Examples of slots of which most tokens have one of their own."""
+    return np.where(np.arange(shape[0]) % 5 == 3, -1, rng.permutation(np.arange(max(shape[0], axes["count"])))[: shape[0]]).astype(np.int64)
+
+
+def _named_claims(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Examples of claims by tokens, such that about one in two has its slot with those slots."""
+    claims = np.full(shape, UNCLAIMED, np.int32)
+    slots = _own_slots(np.random.default_rng(0), None, (axes["tokens"],), axes)
+    for token, slot in enumerate(slots):
+        if 0 <= slot < len(claims) and token % 3:
+            claims[slot] = token
+    return claims
+
+
+def _finish(slots, claims, release, x_bf16, x_f16, x_f32, mean, global_scale, divides, put) -> None:
+    """Write the rows of the tokens that have their slots by put(pages, rows in pages, values)."""
+    tokens, places = written_rows(slots, claims)
+    x = next(x for x in (x_bf16, x_f16, x_f32) if x is not None).astype(np.float32)[tokens]
+    if mean is not None:
+        x = x - mean
+    if divides and global_scale is not None:
+        x = x / global_scale[:, None]
+    put(places, x)
+    if release:
+        claims[places] = UNCLAIMED
+
+
+def _declared(name: str, text: str, body, sizes: dict, cases: list) -> Kernel:
+    """Declare a body as the kernel that appends in a format."""
+    body.__name__ = body.__qualname__ = f"append_{name}"
+    body.__doc__ = text
+    common = dict(tokens=9, heads=3, pages=5, page=7, count=35)
+    rest = [dict(common, **case) for case in cases]
+    return kernel(
+        grid="tokens",
+        cases=[dict(common, dim=64, x_bf16=True, release=1, **sizes), *rest],
+        derived=dict(count=lambda axes: axes["pages"] * axes["page"]),
+        draw=dict(
+            slots=lambda rng, member, shape, axes: _own_slots(np.random.default_rng(0), member, shape, axes),
+            claims=_named_claims,
+            global_scale=lambda rng, member, shape, axes: rng.uniform(0.5, 2, shape).astype(np.float32),
+        ),
+    )(body)
+
+
+def _declare_plain() -> Kernel:
+    """Declare the kernel for 16-bit caches."""
+
+    def body(
+        slots: In[i64, "tokens", unaligned],
+        claims: InOut[i32, "count"],
+        codes: InOut[bf16 | f16, "pages heads page dim", strided],
+        x_bf16: In[bf16, "tokens heads dim", loose] = None,
+        x_f16: In[f16, "tokens heads dim", loose] = None,
+        x_f32: In[f32, "tokens heads dim", loose] = None,
+        mean: In[f32, "heads dim", unaligned] = None,
+        global_scale: In[f32, "heads", unaligned] = None,
+        *,
+        release: Scalar[i32, 0, 1] = 1,
+    ):
+        def put(places, x):
+            with np.errstate(over="ignore"):
+                codes[places // codes.shape[2], :, places % codes.shape[2]] = x.astype(codes.dtype)
+
+        _finish(slots, claims, release, x_bf16, x_f16, x_f32, mean, global_scale, True, put)
+
+    level = "They are divided by the global scale of their head."
+    text = _APPEND.format(what="rounded to nearest, ties to even", quantized=" those", level=level)
+    cases = [
+        dict(dim=40, x_f32=True, mean=True, global_scale=True, release=0, format="bf16"),
+        dict(dim=200, x_f16=True, mean=True, format="f16"),
+    ]
+    return _declared("bf16", text, body, {}, cases)
+
+
+def _declare_blocks(format: str) -> Kernel:
+    """Declare the kernel for caches in a block format."""
+    block = BLOCK_FORMATS[format]
+    packed = "" if block.bits == 8 else "/2"
+
+    def body(
+        slots: In[i64, "tokens", unaligned],
+        claims: InOut[i32, "count"],
+        codes: InOut[block.element.storage, f"pages heads page dim{packed}", strided],
+        scales: InOut[block.scale, f"pages heads page dim/{block.block}", loose],
+        x_bf16: In[bf16, "tokens heads dim", loose] = None,
+        x_f16: In[f16, "tokens heads dim", loose] = None,
+        x_f32: In[f32, "tokens heads dim", loose] = None,
+        mean: In[f32, "heads dim", unaligned] = None,
+        global_scale: In[f32, "heads", unaligned] = None,
+        *,
+        rule: Scalar[(i32, *range(len(block.rules)))] = 0,
+        release: Scalar[i32, 0, 1] = 1,
+    ):
+        def put(places, x):
+            at = (places // codes.shape[2], slice(None), places % codes.shape[2])
+            for head in range(codes.shape[1]):
+                level = [1.0 if global_scale is None else global_scale[head]] if block.two_level else []
+                row = (at[0], head, at[2])
+                codes[row], scales[row] = block.encode(x[:, head], *level, rule=block.rules[rule])
+
+        _finish(slots, claims, release, x_bf16, x_f16, x_f32, mean, global_scale, not block.two_level, put)
+
+    if block.two_level:
+        level = "The global scale is that of their head, 1 where it is omitted."
+    else:
+        level = "They are divided by the global scale of their head first."
+    text = _APPEND.format(what=f"quantized to {format}", quantized=f" the bytes of `quantize_{format}` by `rule`,", level=level)
+    cases = [
+        dict(dim=32, x_f32=True, mean=True, global_scale=True, release=0),
+        dict(dim=160, x_f16=True, mean=True),
+        *(dict(dim=64, x_bf16=True, rule=rule) for rule in range(1, len(block.rules))),
+    ]
+    return _declared(format, text, body, {}, cases)
+
+
+# Format of a cache -> the kernel that writes it.
+APPEND = {"bf16": _declare_plain(), **{format: _declare_blocks(format) for format in ("mxfp8", "mxfp4", "nvfp4")}}

@@ -1,0 +1,445 @@
+"""`KVCache`: keys and values of many sequences in pages, quantized, and what writes and moves them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ..array import Box, DeviceArray, as_arrays, as_output, empty, to_device, upload
+from ..blocks import BLOCK_FORMATS
+from ..errors import ArgumentError
+from ..formats import Format, bf16, f16, format_of
+from .append import APPEND, UNCLAIMED, claim_slots
+from .operands import operand_rule, shown, whole_numbers, with_whole_rows
+from .pages import copy_rows, find_slots, unpack_pages
+from .scales import fill_f32
+
+if TYPE_CHECKING:
+    from ..typing import Array, AttentionFormatName, Number, Numbers, ScaleRule, StreamLike, WholeNumbers
+
+FORMATS = ("bf16", "f16", "mxfp8", "mxfp4", "nvfp4")
+_PLAIN = {"bf16": bf16, "f16": f16}
+# Kernels load rows of codes so many bytes at a time.
+_ALIGNMENT = 16
+
+
+class KVCache:
+    """Keys and values of many sequences, token by token in pages, in 16 bits or in a block format.
+
+        cache = ptxrt.KVCache(pages=1024, page_size=16, heads=8, dim=128, format="nvfp4")
+        cache.append(k, v, slots)
+        out = ptxrt.attention_paged(q, cache, block_table, key_lengths)
+
+    pages, page_size: how many tokens there is room for. heads: of keys. dim, dim_v: head dimensions of keys and of values, dim
+    where dim_v is None; up to 256, multiples of 32 in 4 bits, of 16 in 8 bits, of 8 in 16 bits (of 32 in every block format).
+    format: "bf16", "f16", "mxfp8", "mxfp4" or "nvfp4", of values format_v where that is given. Scales lie along the head
+    dimension, so that every byte of a token is final when it is written.
+    k_global, v_global: what codes times scales are multiplied by, above 0: a number, one for each head, or float32 on the
+    device, which is not looked at. Quantizers elsewhere may take 1 / g. k_mean: float [heads, dim], taken from keys before
+    they are quantized, and known before any is written; scores are those of the keys as they were.
+    scale_rule: as of `quantize`; "rceil" for mxfp8, "even" for mxfp4, "amax" for nvfp4 where None.
+    device: its number, the current one where None.
+
+    arrays: by name k, k_scales, v and v_scales, [pages, heads, page_size, bytes or values], None where there is none.
+    multiplied: by "k" and "v" what they are expanded to for the MMAs, exactly, by the dtype of the queries: bfloat16, and float16
+    for float16 queries where every value of the format is one, which those of mxfp8 and mxfp4 are not.
+    nbytes: of all arrays. ArgumentError for what does not fit, OutOfMemory where there is no room.
+    """
+
+    def __init__(
+        self,
+        pages: int,
+        page_size: int,
+        heads: int,
+        dim: int,
+        dim_v: int | None = None,
+        *,
+        format: AttentionFormatName = "nvfp4",
+        format_v: AttentionFormatName | None = None,
+        k_global: Numbers | Number = 1.0,
+        v_global: Numbers | Number = 1.0,
+        k_mean: Array | None = None,
+        scale_rule: ScaleRule | None = None,
+        device: int | None = None,
+    ):
+        sizes = dict(pages=pages, page_size=page_size, heads=heads, dim=dim, dim_v=dim if dim_v is None else dim_v)
+        for name, size in sizes.items():
+            if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
+                raise ArgumentError(f"KVCache: {name} is {size!r}; pass a whole number of at least 1")
+        self._describe("KVCache", format, format_v, *map(int, sizes.values()))
+        shapes = self._shapes()
+        self.k, self.k_scales, self.v, self.v_scales = (
+            shape and empty(shape, dtype, device=device) for shape, dtype in shapes.values()
+        )
+        self._finish("KVCache", self.k.backend, k_global, v_global, k_mean, scale_rule)
+
+    @classmethod
+    def over(
+        cls,
+        k_codes: Array,
+        k_scales: Array | None,
+        v_codes: Array,
+        v_scales: Array | None,
+        *,
+        format: AttentionFormatName,
+        format_v: AttentionFormatName | None = None,
+        layout: Literal["hnd", "nhd"] = "hnd",
+        k_global: Numbers | Number = 1.0,
+        v_global: Numbers | Number = 1.0,
+        k_mean: Array | None = None,
+        scale_rule: ScaleRule | None = None,
+    ) -> "KVCache":
+        """A cache over memory of an engine on a device, of any strides; nothing is copied.
+
+        Arrays are [pages, heads, page_size, ..] with layout="hnd", [pages, page_size, heads, ..] with "nhd"; the last axis lies
+        without gaps: dim values of 16 bits, dim bytes of mxfp8, dim / 2 of 4 bits, dim / 32 or dim / 16 bytes of scales (None
+        in 16 bits). uint8, or the dtypes of ml_dtypes. Rows of codes begin at multiples of 16 bytes, rows of scales anywhere.
+        Caches for SM100 have the scales of V swizzled, four tokens at a time. That cannot be seen: bring such scales in
+        order with `unswizzle_values` first, or every value is multiplied with the scale of another token.
+        """
+        if layout not in ("hnd", "nhd"):
+            raise ArgumentError(f"KVCache.over: layout is {layout!r}; pass 'hnd' or 'nhd'")
+        given = dict(k_codes=k_codes, k_scales=k_scales, v_codes=v_codes, v_scales=v_scales)
+        taken = {name: None if x is None else as_output("KVCache.over", name, x) for name, x in given.items()}
+        for name, x in taken.items():
+            if x is not None and (not isinstance(x, DeviceArray) or len(x.shape) != 4):
+                what = f"{x.dtype} {list(x.shape)}" if isinstance(x, DeviceArray) else "a NumPy array"
+                raise ArgumentError(f"KVCache.over: {name} is {what}; pass a device array of four axes")
+        for name in ("k_codes", "v_codes"):
+            if taken[name] is None:
+                raise ArgumentError(f"KVCache.over: {name} is missing; pass the array of codes, or of values in 16 bits")
+        arrays = {n: x if x is None or layout == "hnd" else x.transpose(0, 2, 1, 3) for n, x in taken.items()}
+        cache = cls.__new__(cls)
+        k, v = arrays["k_codes"], arrays["v_codes"]
+        per_byte = [2 if f in BLOCK_FORMATS and BLOCK_FORMATS[f].bits == 4 else 1 for f in (format, format_v or format)]
+        dims = [x.shape[3] * count for x, count in zip((k, v), per_byte)]
+        cache._describe("KVCache.over", format, format_v, k.shape[0], k.shape[2], k.shape[1], *dims)
+        cache.k, cache.k_scales, cache.v, cache.v_scales = arrays.values()
+        for (name, x), (wanted, dtype) in zip(arrays.items(), cache._shapes().values()):
+            cache._check_array(name, x, wanted, dtype, k)
+        cache._finish("KVCache.over", k.backend, k_global, v_global, k_mean, scale_rule)
+        return cache
+
+    @staticmethod
+    def _check_array(name: str, x, wanted, dtype, first) -> None:
+        """ArgumentError unless an array is there or not as its format says, of the shape and dtype, on the device of the first."""
+        if (x is None) != (wanted is None):
+            what = "is missing" if x is None else f"is {x.dtype} {list(x.shape)}"
+            says = "16-bit formats have no scales" if wanted is None else f"pass scales {list(wanted)}"
+            raise ArgumentError(f"KVCache.over: {name} {what}; {says}")
+        if x is None:
+            return
+        fits = x.dtype == dtype if dtype != np.uint8 else x.dtype.itemsize == 1
+        if tuple(x.shape) != wanted or not fits:
+            came = f"{name} is {x.dtype} {list(x.shape)} as [pages, heads, page_size, ..]"
+            raise ArgumentError(f"KVCache.over: {came}; beside k_codes {list(first.shape)} it must be {dtype} {list(wanted)}")
+        if x.backend is not first.backend:
+            raise ArgumentError(f"KVCache.over: {name} is on {x.backend.describe()}, k_codes on {first.backend.describe()}")
+        if x.strides[3] != x.dtype.itemsize and x.shape[3] > 1:
+            raise ArgumentError(f"KVCache.over: {name} has strides of {list(x.strides)} bytes; its last axis must lie without gaps")
+        steps = [stride for size, stride in zip(x.shape[:3], x.strides) if size > 1]
+        unit = 1 if name.endswith("scales") else _ALIGNMENT
+        if x.address % unit or any(stride % unit or not 0 <= stride < 2**31 for stride in steps):
+            raise ArgumentError(
+                f"KVCache.over: {name} begins at {x.address:#x} with strides of {list(x.strides)} bytes; they must be multiples of "
+                f"{unit}, from 0 on, less than 2 GiB"
+            )
+
+    def _describe(self, function: str, format, format_v, pages: int, page_size: int, heads: int, dim: int, dim_v: int) -> None:
+        """Take formats and sizes; ArgumentError for those that no kernel has."""
+        format_v = format if format_v is None else format_v
+        for name, one in (("format", format), ("format_v", format_v)):
+            if not isinstance(one, str) or one not in FORMATS:
+                raise ArgumentError(f"{function}: {name} is {one!r}; pass one of {', '.join(map(repr, FORMATS))}")
+        if format_v != format:
+            raise ArgumentError(f"{function}: format_v is {format_v!r} beside {format!r}; keys and values have one format")
+        for name, size, one in (("dim", dim, format), ("dim_v", dim_v, format_v)):
+            step = 32 if one in BLOCK_FORMATS else 8
+            if size % step or size > 256:
+                nearest = min(256, -(-size // step) * step)
+                raise ArgumentError(f"{function}: {name} is {size}; {one} takes multiples of {step} up to 256, such as {nearest}")
+        self.format, self.format_v = format, format_v
+        self.pages, self.page_size, self.heads, self.dim, self.dim_v = pages, page_size, heads, dim, dim_v
+
+    def _shapes(self) -> dict[str, tuple]:
+        """By array its shape and dtype; (None, None) for scales that there are none of."""
+        shapes: dict[str, tuple] = {}
+        for name, format, dim in (("k", self.format, self.dim), ("v", self.format_v, self.dim_v)):
+            block, rows = BLOCK_FORMATS.get(format), (self.pages, self.heads, self.page_size)
+            if block is None:
+                shapes[name], shapes[f"{name}_scales"] = ((*rows, dim), _PLAIN[format].dtype), (None, None)
+            else:
+                byte = np.dtype(np.uint8)
+                shapes[name], shapes[f"{name}_scales"] = ((*rows, dim * block.bits // 8), byte), ((*rows, dim // block.block), byte)
+        return shapes
+
+    def _finish(self, function: str, backend, k_global, v_global, k_mean, scale_rule) -> None:
+        """Take what goes with the arrays, and the memory in which slots are claimed."""
+        self.scale_rule = {}
+        for name, format in (("k", self.format), ("v", self.format_v)):
+            rules = BLOCK_FORMATS[format].rules if format in BLOCK_FORMATS else ()
+            rule = operand_rule(format) if scale_rule is None else scale_rule
+            if scale_rule is not None and scale_rule not in rules:
+                takes = f"takes {', '.join(map(repr, rules))}" if rules else "has no scales"
+                raise ArgumentError(f"{function}: scale_rule is {scale_rule!r}; {format} {takes}")
+            self.scale_rule[name] = rule
+        self.k_global = self._levels(function, "k_global", k_global, backend)
+        numbers = None if isinstance(k_global, DeviceArray) else np.unique(np.asarray(k_global, np.float32))
+        self.k_factor = float(numbers[0]) if numbers is not None and len(numbers) == 1 else None  # that of every head
+        self.v_global = self._levels(function, "v_global", v_global, backend)
+        self.k_mean = None
+        if k_mean is not None:
+            (mean,) = as_arrays(function, k_mean=k_mean)
+            if tuple(mean.shape) != (self.heads, self.dim) or format_of(mean.dtype) is None and mean.dtype != np.float64:
+                raise ArgumentError(f"{function}: k_mean is {mean.dtype} {list(mean.shape)}; pass float32 [{self.heads}, {self.dim}]")
+            if isinstance(mean, DeviceArray):
+                if mean.dtype != np.float32 or mean.backend is not backend or not mean.is_contiguous:
+                    raise ArgumentError(f"{function}: k_mean is {mean!r}; pass float32 in row-major order, on the cache's device")
+                self.k_mean = mean
+            else:
+                self.k_mean = upload(backend, np.asarray(mean, np.float32))
+        claims = empty((self.pages * self.page_size,), np.float32, device=backend.ordinal)
+        fill_f32(x=claims, value=float(np.int32(UNCLAIMED).view(np.float32)))
+        self._claims = claims.view(np.int32)
+
+    def _levels(self, function: str, name: str, value, backend) -> DeviceArray | None:
+        """Global scales of the heads, float32 on the device; None where all are 1."""
+        (level,) = as_arrays(function, **{name: value})
+        if tuple(level.shape) not in ((), (1,), (self.heads,)) or level.dtype.kind not in "fiu":
+            raise ArgumentError(f"{function}: {name} is {level.dtype} {list(level.shape)}; pass a number, or one for each of {self.heads} heads")
+        if isinstance(level, DeviceArray):
+            if level.dtype != np.float32 or level.backend is not backend:
+                raise ArgumentError(f"{function}: {name} is {level!r}; pass float32 on the cache's device")
+            return level if tuple(level.shape) == (self.heads,) else level.reshape(1).broadcast_to((self.heads,))
+        with np.errstate(over="ignore"):
+            level = np.broadcast_to(np.asarray(level, np.float32).reshape(-1), (self.heads,))
+        if not (np.isfinite(level) & (level > 0)).all():
+            raise ArgumentError(f"{function}: {name} is {value!r}; pass positive finite numbers")
+        return None if (level == 1).all() else upload(backend, level)
+
+    @property
+    def backend(self):
+        """The device that the cache is on."""
+        return self.k.backend
+
+    @property
+    def arrays(self) -> dict[str, DeviceArray | None]:
+        """The arrays of the cache by name."""
+        return dict(k=self.k, k_scales=self.k_scales, v=self.v, v_scales=self.v_scales)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(x.nbytes for x in self.arrays.values() if x is not None)
+
+    def multiplied(self, dtype) -> Format:
+        """The format in which queries of a dtype are multiplied with this cache."""
+        if self.format in _PLAIN:
+            return _PLAIN[self.format]
+        return f16 if dtype == np.float16 and self.format == "nvfp4" else bf16
+
+    def __repr__(self) -> str:
+        dims = f"{self.dim}" + (f" and {self.dim_v}" if self.dim_v != self.dim else "")
+        sizes = f"{self.pages} pages of {self.page_size} tokens, {self.heads} heads of {dims}"
+        return f"KVCache({self.format}, {sizes}, {self.nbytes} bytes on {self.backend.describe()})"
+
+    # What changes it
+
+    def append(self, k: Array, v: Array, slots: WholeNumbers, *, stream: StreamLike = None) -> None:
+        """Write tokens: k [tokens, heads, dim] and v [tokens, heads, dim_v] to their slots, int64 [tokens].
+
+        A slot is page * page_size + offset. Tokens whose slot is negative or past the end are skipped; of several with one slot
+        the first is written. k and v are float32, float16 or bfloat16, of any strides; a row becomes the bytes of
+        `quantize(row, format, scale_rule=..., global_scale=...)`, in 16 bits it is rounded to nearest, ties to even. Formats
+        without a global scale divide by it first. Nothing but the addressed rows changes. Appends in one stream are
+        ordered; two streams, or threads, may append to different pages at a time. Nothing waits, and graphs may hold it.
+        """
+        where = dict(k=k, v=v, slots=slots)
+        where = dict(zip(where, as_arrays("append", **where)))
+        tokens = where["slots"].shape[0] if len(where["slots"].shape) == 1 else None
+        for name, dim in (("k", self.dim), ("v", self.dim_v)):
+            x = where[name]
+            if len(x.shape) != 3 or tuple(x.shape) != (tokens, self.heads, dim) or format_of(x.dtype) is None:
+                wanted = f"float32, float16 or bfloat16 [{'tokens' if tokens is None else tokens}, {self.heads}, {dim}]"
+                raise ArgumentError(f"append: {name} is {x.dtype} {list(x.shape)}, slots {shown(where['slots'])}; pass {wanted}")
+        slots = where["slots"]
+        if isinstance(slots, np.ndarray) and slots.dtype.kind in "iu":
+            slots = slots.astype(np.int64)
+        if tokens is None or slots.dtype != np.int64:
+            raise ArgumentError(f"append: slots {shown(slots)}; pass int64, one for each token of k and v")
+        for name, x in self.arrays.items():
+            if x is not None and not x.writeable:
+                raise ArgumentError(f"append: {name} of the cache is read-only; make it over memory that can be written")
+        if tokens == 0:
+            return
+        k, v, slots = (self._here("append", name, x, stream) for name, x in (("k", where["k"]), ("v", where["v"]), ("slots", slots)))
+        claim_slots(slots, self._claims, stream=stream)
+        for name, x, release in (("k", k, 0), ("v", v, 1)):
+            format = self.format if name == "k" else self.format_v
+            x = with_whole_rows(x, stream)
+            given = {f"x_{format_of(x.dtype)}": x, "global_scale": self.k_global if name == "k" else self.v_global}
+            if format in BLOCK_FORMATS:
+                given["scales"] = self.arrays[f"{name}_scales"]
+                given["rule"] = BLOCK_FORMATS[format].rules.index(self.scale_rule[name])
+            if name == "k" and self.k_mean is not None:
+                given["mean"] = self.k_mean
+            kernel = APPEND["bf16" if format in _PLAIN else format]
+            kernel(slots, self._claims, codes=self.arrays[name], **given, release=release, stream=stream)
+
+    def _here(self, function: str, name: str, x, stream) -> DeviceArray:
+        """An array on the cache's device; ArgumentError for one on another."""
+        if not isinstance(x, DeviceArray):
+            return upload(self.backend, x, stream)
+        if x.backend is not self.backend:
+            raise ArgumentError(f"{function}: {name} is on {x.backend.describe()}, the cache on {self.backend.describe()}; bring it there")
+        return x
+
+    def copy_pages(
+        self, sources: WholeNumbers, targets: WholeNumbers, *, tokens: WholeNumbers | None = None, stream: StreamLike = None
+    ) -> None:
+        """Copy pages within the cache, such as the last one of a prefix that two sequences share: int32 [count] each.
+
+        tokens: int32 [count], of how many tokens of each page there is something to copy; all where None, which the emulator
+        finds to be reads of what nothing wrote where pages are not full. On the host sources and targets are checked:
+        pages that there are, no target twice, and none that is also a source.
+        """
+        pair = [whole_numbers("copy_pages", name, x, "one for each page") for name, x in (("sources", sources), ("targets", targets))]
+        if len(pair[0].shape) != 1 or pair[0].shape != pair[1].shape:
+            raise ArgumentError(f"copy_pages: sources {shown(pair[0])}, targets {shown(pair[1])}; pass as many, int32 [count]")
+        for name, x in zip(("sources", "targets"), pair):
+            if isinstance(x, np.ndarray) and x.size and not (0 <= x.min() and x.max() < self.pages):
+                raise ArgumentError(f"copy_pages: {name} {shown(x)}; the cache has pages 0 to {self.pages - 1}")
+        if isinstance(pair[1], np.ndarray):
+            if len(set(pair[1].tolist())) != pair[1].size:
+                raise ArgumentError(f"copy_pages: targets {shown(pair[1])}; a page can be a target once")
+            if isinstance(pair[0], np.ndarray) and set(pair[0].tolist()) & set(pair[1].tolist()):
+                raise ArgumentError(f"copy_pages: a page is in sources, {shown(pair[0])}, and in targets, {shown(pair[1])}; copy in two calls")
+        if not pair[0].shape[0]:
+            return
+        if tokens is not None:
+            pair.append(whole_numbers("copy_pages", "tokens", tokens, "one for each page"))
+            if pair[2].shape != pair[0].shape:
+                raise ArgumentError(f"copy_pages: tokens {shown(pair[2])}, sources {shown(pair[0])}; pass as many, int32 [count]")
+        arrays = [self._here("copy_pages", name, x, stream) for name, x in zip(("sources", "targets", "tokens"), pair)]
+        for x in self.arrays.values():
+            if x is not None:
+                copy_rows(*arrays, rows=as_bytes(x), stream=stream)
+
+    def read(self, block_table: Array, key_lengths: WholeNumbers, *, stream: StreamLike = None) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values of sequences, dequantized: float32 NumPy arrays [B, heads, S, dim] and [B, heads, S, dim_v].
+
+        S is the largest of key_lengths, int32 [B]; rows behind a sequence's last are zeros. Keys have k_mean again. This waits.
+        """
+        table, lengths = checked_tables("read", self, block_table, key_lengths)
+        table, lengths = (x.to_numpy(stream=stream) if isinstance(x, DeviceArray) else x for x in (table, lengths))
+        keys = int(lengths.max(initial=0))
+        found = []
+        for name, level in (("k", self.k_global), ("v", self.v_global)):
+            values = self._unpacked(name, table, lengths, keys, stream)
+            if level is not None:
+                values *= level.to_numpy(stream=stream)[:, None, None]
+            if name == "k" and self.k_mean is not None:
+                there = np.arange(keys)[:, None] < lengths[:, None, None, None]
+                values += np.where(there, self.k_mean.to_numpy(stream=stream)[:, None], np.float32(0))
+            found.append(values)
+        return found[0], found[1]
+
+    def _unpacked(self, name: str, table: np.ndarray, lengths: np.ndarray, keys: int, stream) -> np.ndarray:
+        """Codes times scales of K or V, float32 on the host."""
+        format, dim = (self.format, self.dim) if name == "k" else (self.format_v, self.dim_v)
+        if not keys or not len(lengths):
+            return np.zeros((len(lengths), self.heads, keys, dim), np.float32)
+        where = dict(block_table=upload(self.backend, table, stream), key_ends=upload(self.backend, lengths, stream), keys=keys)
+        values = unpack_pages(as_bytes(self.arrays[name]), **where, stream=stream).to_numpy(stream=stream)
+        if format in _PLAIN:
+            return values.view(_PLAIN[format].dtype).astype(np.float32)
+        scales = unpack_pages(as_bytes(self.arrays[f"{name}_scales"]), **where, stream=stream).to_numpy(stream=stream)
+        block = BLOCK_FORMATS[format]
+        return block.decode(values, scales, *([1.0] if block.two_level else []))
+
+    @staticmethod
+    def unswizzle_values(v_scales: Array) -> np.ndarray:
+        """Scales of V as SM100's caches have them, brought in linear order: uint8 [..., tokens, D / 16], on the host.
+
+        There the bytes of four tokens stand together: byte i of token t of four is byte 4 i + t of the four rows.
+        tokens is a multiple of 4. Source: FlashInfer, csrc/xqa, and vLLM, reshape_and_cache_nvfp4.
+        """
+        (scales,) = as_arrays("unswizzle_values", v_scales=v_scales)
+        if not isinstance(scales, np.ndarray) or scales.dtype.itemsize != 1 or len(scales.shape) < 2 or scales.shape[-2] % 4:
+            raise ArgumentError(
+                f"unswizzle_values: v_scales is {scales.dtype} {list(scales.shape)}; pass bytes [..., tokens, D / 16] on the host, "
+                "a multiple of 4 tokens"
+            )
+        *outer, tokens, width = scales.shape
+        fours = scales.reshape(*outer, tokens // 4, 4 * width).reshape(*outer, tokens // 4, width, 4)
+        return np.ascontiguousarray(np.swapaxes(fours, -1, -2)).reshape(scales.shape)
+
+
+def as_bytes(x: DeviceArray) -> DeviceArray:
+    """An array [pages, heads, page, row] as bytes."""
+    strides = (*x.strides[:3], 1)
+    shape = (*x.shape[:3], x.shape[3] * x.dtype.itemsize)
+    return DeviceArray(x.memory, x.address, shape, np.uint8, strides, x.writeable)
+
+
+def overlapping(cache: KVCache, x: DeviceArray) -> str | None:
+    """The array of a cache that shares memory with x, by name."""
+    for name, mine in cache.arrays.items():
+        if mine is not None and mine.backend is x.backend and Box.of(mine).overlaps(Box.of(x), x.address - mine.address):
+            return name
+    return None
+
+
+def checked_tables(function: str, cache: KVCache, block_table, key_lengths) -> tuple[Any, Any]:
+    """block_table [B, pages] and key_lengths [B], int32; ArgumentError for others, and on the host for lengths beyond the table."""
+    table = whole_numbers(function, "block_table", block_table, "[B, pages of a sequence]")
+    lengths = whole_numbers(function, "key_lengths", key_lengths, "one for each row of block_table")
+    if len(table.shape) != 2 or tuple(lengths.shape) != tuple(table.shape[:1]):
+        raise ArgumentError(f"{function}: block_table {shown(table)}, key_lengths {shown(lengths)}; pass [B, pages of a sequence] and [B]")
+    room = table.shape[1] * cache.page_size
+    if isinstance(lengths, np.ndarray) and lengths.size:
+        if lengths.min() < 0 or lengths.max() > room:
+            raise ArgumentError(
+                f"{function}: key_lengths {shown(lengths)}; {table.shape[1]} pages of {cache.page_size} tokens hold 0 to {room}"
+            )
+        if isinstance(table, np.ndarray):
+            used = table[np.arange(table.shape[1]) * cache.page_size < lengths[:, None]]
+            if used.size and not (0 <= used.min() and used.max() < cache.pages):
+                raise ArgumentError(f"{function}: block_table names page {used.min() if used.min() < 0 else used.max()}; the cache has {cache.pages}")
+    return table, lengths
+
+
+def block_table_from_csr(indptr: WholeNumbers, indices: WholeNumbers) -> np.ndarray:
+    """A table of pages, int32 [B, most pages of a sequence], from FlashInfer's lists: sequence i has indices[indptr[i]:indptr[i + 1]].
+
+    NumPy arrays; what is behind the last page of a sequence is -1.
+    """
+    starts, pages = (np.asarray(whole_numbers("block_table_from_csr", n, x, "as lists of pages")) for n, x in (("indptr", indptr), ("indices", indices)))
+    if len(starts.shape) != 1 or not len(starts) or starts[0] < 0 or (np.diff(starts) < 0).any() or starts[-1] > pages.size or len(pages.shape) != 1:
+        raise ArgumentError(f"block_table_from_csr: indptr {shown(starts)} with {list(pages.shape)} indices; pass numbers that rise to at most that many")
+    counts = np.diff(starts)
+    table = np.full((len(counts), counts.max(initial=0)), -1, np.int32)
+    there = np.arange(table.shape[1]) < counts[:, None]
+    table[there] = pages[starts[0] : starts[-1]]
+    return table
+
+
+def slots_of(
+    block_table: Array, sequence_ids: WholeNumbers, positions: WholeNumbers, page_size: int, *, stream: StreamLike = None
+) -> Any:
+    """The slots of tokens, int64 [tokens]: position p of sequence s is page block_table[s, p // page_size], row p % page_size.
+
+    sequence_ids and positions: int32 [tokens]. Tokens whose sequence or position the table does not have get -1, which `append`
+    skips. NumPy arrays give NumPy arrays, device arrays device arrays, without waiting.
+    """
+    named = dict(block_table=block_table, sequence_ids=sequence_ids, positions=positions)
+    table, ids, places = (whole_numbers("slots_of", name, x, "as [B, pages], [tokens] and [tokens]") for name, x in named.items())
+    if len(table.shape) != 2 or len(ids.shape) != 1 or tuple(ids.shape) != tuple(places.shape):
+        raise ArgumentError(f"slots_of: block_table {shown(table)}, sequence_ids {shown(ids)}, positions {shown(places)}; pass [B, pages], [tokens], [tokens]")
+    if not isinstance(page_size, (int, np.integer)) or isinstance(page_size, bool) or page_size < 1:
+        raise ArgumentError(f"slots_of: page_size is {page_size!r}; pass a whole number of at least 1")
+    arrays = (table, ids, places)
+    if any(isinstance(x, DeviceArray) for x in arrays):
+        arrays = tuple(to_device(x, stream=stream) for x in arrays)
+    return find_slots(*arrays, page=int(page_size), stream=stream)

@@ -1,0 +1,364 @@
+"""`attention_paged`: attention on a `KVCache`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..array import DeviceArray, as_arrays, as_output
+from ..errors import ArgumentError
+from ..formats import Format, f32, format_of, i32
+from .attention_call import checked_window, output_format
+from .attention_kernels import attention_bf16, attention_merge
+from .attention_paged import NODE_KEYS, PAGED_ATTENTION
+from .cache import KVCache, as_bytes, checked_tables, overlapping
+from .operands import checked_cu_seqlens, with_whole_rows
+from .pages import ROW_FORMATS, expand_pages
+from .place import Place, converted, is_loadable
+from .scales import fill_f32
+from .smoothing import row_dot
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ..typing import Array, AxisOrder, Flag, Number, Numbers, StreamLike, WholeNumbers
+
+# Blocks to a multiprocessor that a call has at least, where there are so many nodes: some run while others begin or end.
+_BLOCKS_PER_MULTIPROCESSOR = 8
+# Queries of a sequence, at most, that are attention of few queries.
+_FEW = 16
+# Nodes that one merge takes.
+_MOST_NODES = 4096
+
+
+@dataclass(frozen=True)
+class _Paged:
+    """A call whose arguments fit each other; q and out are in the order [batch, heads, length, dim]."""
+
+    q: Any
+    cache: KVCache
+    table: Any
+    lengths: Any
+    cu_seqlens: Any
+    scale: float
+    softcap: float
+    left: int
+    right: int
+    sinks: Any
+    return_lse: bool
+    normalize: bool
+    transposed: bool
+    output: Format
+    splits: int | None
+    out: Any
+    given: Any
+
+    @property
+    def group(self) -> int:
+        """Heads of q for each of the cache."""
+        return self.q.shape[1] // self.cache.heads
+
+
+def attention_paged(
+    q: Array,
+    cache: KVCache,
+    block_table: Array,
+    key_lengths: WholeNumbers,
+    *,
+    cu_seqlens_q: WholeNumbers | None = None,
+    causal: Flag = True,
+    window: tuple[int | None, int | None] | None = None,
+    scale: Number | None = None,
+    softcap: Number = 0.0,
+    sinks: Numbers | None = None,
+    return_lse: Flag = False,
+    normalize: Flag = True,
+    layout: AxisOrder = "bhsd",
+    out_dtype: DTypeLike | None = None,
+    splits: int | None = None,
+    out: Array | None = None,
+    stream: StreamLike = None,
+) -> Any:
+    """Compute softmax(scale Q K^T) V for q [B, H, Sq, D] on the pages of a `KVCache`; H is a multiple of the cache's heads.
+
+    Sequence b has key_lengths[b] keys, int32 [B], just appended tokens included; key j stands in row j % page_size of page
+    block_table[b, j // page_size], int32 [B, pages of a sequence]. What the table holds behind the last page, and what the
+    cache holds behind the last key, is not looked at. Query i of a sequence stands at key_lengths[b] - Sq + i.
+    q: float32, float16 or bfloat16, on any strides; B, H and S change places with layout="bshd". With cu_seqlens_q, int32
+    [B + 1], queries are packed: q is [1, H, total, D], and sequence b has rows cu_seqlens_q[b] to cu_seqlens_q[b + 1].
+    causal, window, scale, softcap, sinks, return_lse, normalize and layout are those of `attention`; a window of W keys with the
+    query's own is (W - 1, 0). out_dtype: q's where None. out: an array of the output's shape to write to.
+    splits: at most so many runs of the keys have blocks of their own, each a multiple of 1024 keys; a number that suits the
+    device where None. It changes no bit.
+    Q and K are multiplied in bfloat16, or float16 where cache.multiplied(q.dtype) says so, P and V likewise; docs/numerics.md.
+
+    Results depend on each sequence alone: its queries, its keys and values, bit for bit, whatever the batch, its order, the
+    size and places of pages, the width of the table, the splits and the device's multiprocessors; up to 16 queries at the end
+    of a sequence have the bits of calls of one query at a time. A length of 0 gives 0 and an lse of -inf (or the sink). NaN in a
+    row of K or V reaches the queries that see it.
+    block_table, key_lengths and cu_seqlens_q on a device are not looked at, so that a graph of a call serves every length up
+    to the table's width. NumPy arrays for q give NumPy results. ArgumentError for what does not fit.
+    """
+    call = _checked(
+        *(q, cache, block_table, key_lengths, cu_seqlens_q, causal, window, scale, softcap, sinks, return_lse, normalize),
+        *(layout, out_dtype, splits, out),
+    )
+    results = _run(call, stream)
+    return results[0] if len(results) == 1 else results
+
+
+def _fail(what: str):
+    raise ArgumentError(f"attention_paged: {what}")
+
+
+def _finite(name: str, value, wanted: str) -> float:
+    """A finite number; ArgumentError for anything else."""
+    try:
+        if not isinstance(value, (np.ndarray, DeviceArray)) and math.isfinite(value):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    _fail(f"{name} is {value!r}; pass {wanted}")
+
+
+def _flag(name: str, value) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        _fail(f"{name} is {value!r}; pass True or False")
+    return bool(value)
+
+
+def _checked(
+    q, cache, block_table, key_lengths, cu_seqlens_q, causal, window, scale, softcap, sinks, return_lse, normalize, layout, out_dtype, splits, out
+) -> _Paged:
+    """The arguments of `attention_paged`, checked against each other; nothing is uploaded or launched."""
+    if not isinstance(cache, KVCache):
+        _fail(f"cache is a {type(cache).__name__}; pass a ptxrt.KVCache")
+    if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
+        _fail(f"layout is {layout!r}; pass 'bhsd' or 'bshd'")
+    transposed = layout == "bshd"
+    (q,) = as_arrays("attention_paged", q=q)
+    if len(q.shape) != 4 or format_of(q.dtype) is None:
+        order = "[B, S, H, D]" if transposed else "[B, H, S, D]"
+        _fail(f"q is {q.dtype} {list(q.shape)}; pass float32, float16 or bfloat16 {order}")
+    q = q.transpose(0, 2, 1, 3) if transposed else q
+    batch, heads, queries, dim = q.shape
+    if dim != cache.dim:
+        _fail(f"q has a head dimension of {dim}, the cache {cache.dim}; pass queries of {cache.dim}")
+    if not heads or heads % cache.heads:
+        near = " or ".join(str(n) for n in (heads // cache.heads * cache.heads, (heads // cache.heads + 1) * cache.heads) if n)
+        _fail(f"{heads} heads of q are no multiple of the {cache.heads} of the cache; nearest: {near}")
+    if isinstance(q, DeviceArray) and q.backend is not cache.backend:
+        _fail(f"q is on {q.backend.describe()}, the cache on {cache.backend.describe()}; bring q there")
+    table, lengths = checked_tables("attention_paged", cache, block_table, key_lengths)
+    sequences = table.shape[0]
+    if cu_seqlens_q is not None:
+        cu_seqlens_q = checked_cu_seqlens("attention_paged", "cu_seqlens_q", cu_seqlens_q, batch, queries)
+        if cu_seqlens_q.shape[0] != sequences + 1:
+            _fail(f"cu_seqlens_q has {cu_seqlens_q.shape[0]} numbers; {sequences} rows of block_table need {sequences + 1}")
+    elif sequences != batch:
+        _fail(f"block_table has {sequences} rows, q a batch of {batch}; pass as many, or cu_seqlens_q for packed queries")
+    for name, x in dict(block_table=table, key_lengths=lengths, cu_seqlens_q=cu_seqlens_q).items():
+        if isinstance(x, DeviceArray) and x.backend is not cache.backend:
+            _fail(f"{name} is on {x.backend.describe()}, the cache on {cache.backend.describe()}; bring it there")
+    if -(-table.shape[1] * cache.page_size // NODE_KEYS) > _MOST_NODES:
+        _fail(f"block_table has room for {table.shape[1] * cache.page_size} keys; a call takes {_MOST_NODES * NODE_KEYS}")
+    scale = 1 / math.sqrt(dim) if scale is None else _finite("scale", scale, "a finite number, or None for 1 / sqrt(D)")
+    softcap = _finite("softcap", softcap, "a number above 0, or 0 for none")
+    if softcap < 0:
+        _fail(f"softcap is {softcap!r}; pass a number above 0, or 0 for none")
+    left, right = checked_window(window, _flag("causal", causal))
+    return_lse, normalize = _flag("return_lse", return_lse), _flag("normalize", normalize)
+    if return_lse and not normalize:
+        _fail("normalize=False returns row_max and row_sum, of which lse is (row_max + log2 row_sum) ln 2; leave out return_lse")
+    if splits is not None and (not isinstance(splits, (int, np.integer)) or isinstance(splits, bool) or splits < 1):
+        _fail(f"splits is {splits!r}; pass a whole number of at least 1, or None")
+    if sinks is not None:
+        (sinks,) = as_arrays("attention_paged", sinks=sinks)
+        if isinstance(sinks, np.ndarray) and sinks.dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                sinks = sinks.astype(np.float32)
+        if tuple(sinks.shape) != (heads,) or sinks.dtype != np.float32:
+            _fail(f"sinks are {sinks.dtype} {list(sinks.shape)}; pass float32, one for each of {heads} heads of q")
+    given = None if out is None else as_output("attention_paged", "out", out)
+    member = output_format("attention_paged", out_dtype, given, format_of(q.dtype) if normalize else f32)
+    if not normalize and member is not f32:
+        _fail(f"normalize=False gives float32; {member.dtype} was asked for")
+    target = None
+    if given is not None:
+        wanted = (batch, queries, heads, cache.dim_v) if transposed else (batch, heads, queries, cache.dim_v)
+        if tuple(given.shape) != wanted:
+            _fail(f"out has shape {list(given.shape)}, not {list(wanted)}; pass an array of that shape")
+        if isinstance(given, np.ndarray) == isinstance(q, DeviceArray):
+            _fail("out and q are a NumPy array and a device array; pass both on one side")
+        if not (given.writeable if isinstance(given, DeviceArray) else given.flags.writeable):
+            _fail("out is read-only; pass an array that can be written")
+        if isinstance(given, DeviceArray) and (shared := overlapping(cache, given)):
+            _fail(f"out and {shared} of the cache overlap in memory; pass separate arrays")
+        target = given.transpose(0, 2, 1, 3) if transposed else given
+    return _Paged(
+        *(q, cache, table, lengths, cu_seqlens_q, scale, softcap, left, right, sinks, return_lse, normalize, transposed, member),
+        *(None if splits is None else int(splits), target, given),
+    )
+
+
+def _splits(call: _Paged, nodes: int, blocks: int) -> int:
+    """Into how many runs of nodes a call is split, of `blocks` blocks each: so many that the device is full."""
+    wanted = call.splits
+    if wanted is None:
+        wanted = -(-_BLOCKS_PER_MULTIPROCESSOR * call.cache.backend.multiprocessors // max(blocks, 1))
+    return -(-nodes // -(-nodes // max(min(wanted, nodes), 1)))
+
+
+def _run(call: _Paged, stream) -> tuple:
+    """Launch what a call needs: conversions, the nodes of every sequence, their merge."""
+    cache, (batch, heads, queries, dim) = call.cache, call.q.shape
+    place = Place([call.q, call.table, call.lengths, call.out, cache.k], stream)
+    place.on_host = not isinstance(call.q, DeviceArray)
+    rows, dim_v = (batch, cache.heads, call.group, queries), cache.dim_v
+    if isinstance(call.out, DeviceArray):
+        target = call.out
+    elif call.transposed:
+        target = place.empty((batch, queries, heads, dim_v), call.output).transpose(0, 2, 1, 3)
+    else:
+        target = place.empty((batch, heads, queries, dim_v), call.output)
+    figures = {}
+    if call.return_lse:
+        figures = dict(lse=place.empty((batch, heads, queries), f32))
+    elif not call.normalize:
+        figures = {name: place.empty((batch, heads, queries), f32) for name in ("merged_max", "merged_sum")}
+
+    q = place.put(call.q)
+    if 0 not in (*rows, call.table.shape[0]):
+        options = _options(call, place, q)
+        _attend(call, place, _multiplied(call, place, q), options, rows, target, figures)
+    return _handed_back(call, place, target, figures)
+
+
+def _attend(call: _Paged, place: Place, q: DeviceArray, options: dict, rows: tuple, target: DeviceArray, figures: dict) -> None:
+    """Launch attention of sequences with few queries, of those with many, and the merge that finishes what gives sums."""
+    cache, (few, many), stream = call.cache, _families(call), place.stream
+    (batch, heads_kv, group, queries), dim_v, fits = rows, cache.dim_v, is_loadable(target)
+    numbers = dict(scale=call.scale, softcap=call.softcap, left=call.left, right=call.right)
+    finishes = call.normalize and "row_shift" not in options and cache.v_global is None  # attention of many queries by itself
+    of_many = options
+    if few and many:
+        counts = np.diff(call.cu_seqlens)
+        for_rows = [(call.cu_seqlens[:-1] + counts * chosen).astype(np.int32) for chosen in (counts <= _FEW, counts > _FEW)]
+        options, of_many = (dict(options, query_ends=place.put(ends)) for ends in for_rows)
+    if few or not finishes:
+        nodes = max(-(-call.table.shape[1] * cache.page_size // NODE_KEYS), 1) if few else 1
+        sums = {name: place.empty((nodes, *rows), f32) for name in ("row_max", "row_sum")}
+        sums["partial"] = place.empty((nodes, *rows, dim_v), f32)
+        if few and many:  # nodes of other sequences count nothing
+            fill_f32(x=sums["row_max"].reshape(sums["row_max"].size), value=-np.inf, stream=stream)
+        if few:
+            _attend_few(call, place, q, options, **sums, **numbers)
+        if many and not finishes:
+            _attend_many(call, place, q, of_many, **{name: x[:1] for name, x in sums.items()}, **numbers)
+        merged = {name: x.reshape(nodes, batch, heads_kv * group, *x.shape[4:]) for name, x in sums.items()}
+        if call.sinks is not None:
+            merged["sinks"] = place.put(call.sinks)
+        if "row_shift" in options and not call.softcap:
+            merged["row_shift"] = options["row_shift"].reshape(batch, heads_kv * group, queries)
+        if cache.v_global is not None:
+            merged["v_global"] = cache.v_global
+        attention_merge(**merged, **{f"out_{call.output}": target}, **figures, stream=stream)
+    if many and finishes:
+        direct = target if fits else place.empty(target.shape, call.output)
+        if not fits and few:
+            converted(target, call.output, place, direct)
+        outputs = {f"out_{call.output}": direct.reshape(*rows, dim_v)} | {n: x.reshape(rows) for n, x in figures.items()}
+        sinks = {} if call.sinks is None else dict(sinks=place.put(call.sinks).reshape(heads_kv, group))
+        _attend_many(call, place, q, of_many, **outputs, **sinks, splits=1, **numbers)
+        if not fits:
+            converted(direct, call.output, place, target)
+
+
+def _handed_back(call: _Paged, place: Place, target: DeviceArray, figures: dict) -> tuple:
+    """Results as the caller gets them."""
+    figures = tuple(place.back(x) for x in figures.values())
+    if isinstance(call.out, DeviceArray):
+        return (call.given, *figures)
+    result = place.back(target.transpose(0, 2, 1, 3) if call.transposed else target)
+    if call.given is not None:
+        np.copyto(call.given, result)
+        result = call.given
+    return (result, *figures)
+
+
+def _options(call: _Paged, place: Place, q: DeviceArray) -> dict[str, Any]:
+    """What the kernels take of sequences, and what the mean of the keys takes from scores where anything sees it."""
+    cache, options = call.cache, dict(block_table=place.put(call.table), key_ends=place.put(call.lengths))
+    if call.cu_seqlens is not None:
+        cu = place.put(call.cu_seqlens)
+        options |= dict(query_starts=cu[:-1], query_ends=cu[1:])
+    shows = call.softcap > 0 or call.sinks is not None or call.return_lse or not call.normalize
+    if cache.k_mean is not None and shows:
+        sequences = options["key_ends"].shape[0]
+        mean = place.empty((1, sequences, cache.heads, cache.dim), f32)
+        converted(cache.k_mean.broadcast_to(mean.shape), f32, place, mean)
+        values = with_whole_rows(q, place.stream)
+        grouped = values.reshape(values.shape[0], cache.heads, call.group, *values.shape[2:])
+        options["row_shift"] = row_dot(grouped, mean[0], options.get("query_starts"), scale=call.scale, stream=place.stream)
+    return options
+
+
+def _families(call: _Paged) -> tuple[bool, bool]:
+    """Whether sequences have few queries, and whether some have many.
+
+    Of packed queries whose lengths are on the device nobody knows: there are many where the rows do not fit few to a sequence. The
+    kernels of many queries have no global scale of a head, and no soft cap over a mean.
+    """
+    cache, queries = call.cache, call.q.shape[2]
+    if cache.k_factor is None or (cache.k_mean is not None and call.softcap):
+        return True, False
+    if isinstance(call.cu_seqlens, np.ndarray):
+        counts = np.diff(call.cu_seqlens)
+        return bool(((0 < counts) & (counts <= _FEW)).any()), bool((counts > _FEW).any())
+    most = _FEW * (1 if call.cu_seqlens is None else call.table.shape[0])
+    return queries <= most, queries > most
+
+
+def _multiplied(call: _Paged, place: Place, q: DeviceArray) -> DeviceArray:
+    """Queries [batch, heads_kv, group, queries, dim] in the type that they are multiplied in."""
+    member = call.cache.multiplied(call.q.dtype)
+    q = q if member.holds(q.dtype) and is_loadable(q) else converted(q, member, place)
+    return q.reshape(q.shape[0], call.cache.heads, call.group, *q.shape[2:])
+
+
+def _attend_few(call: _Paged, place: Place, q: DeviceArray, options: dict, **rest) -> None:
+    """Launch attention of few queries on the nodes of every sequence."""
+    cache, nodes = call.cache, rest["partial"].shape[0]
+    arrays = {name: x for name, x in cache.arrays.items() if x is not None}
+    if cache.k_global is not None:
+        arrays["k_global"] = cache.k_global
+    queries = q.shape[3] if call.cu_seqlens is None else min(q.shape[3], _FEW)
+    sequences, row_blocks = options["key_ends"].shape[0], -(-call.group * queries // 16)
+    kernel = PAGED_ATTENTION["bf16" if cache.format == "f16" else cache.format]
+    splits = _splits(call, nodes, cache.heads * row_blocks * sequences)
+    kernel(q, **arrays, **options, **rest, splits=splits, stream=place.stream)
+
+
+def _attend_many(call: _Paged, place: Place, q: DeviceArray, options: dict, **rest) -> None:
+    """Launch attention of many queries on keys and values expanded to 16 bits."""
+    cache, member, lengths = call.cache, call.cache.multiplied(call.q.dtype), call.lengths
+    options = {name: x for name, x in options.items() if name != "row_shift"}
+    table, ends = options.pop("block_table"), options["key_ends"]
+    keys = table.shape[1] * cache.page_size if isinstance(lengths, DeviceArray) else int(lengths.max(initial=1))
+    packed, sequences, dense = "query_starts" in options, table.shape[0], {}
+    if packed:
+        options |= {name: place.empty((sequences,), i32) for name in ("key_starts", "key_ends")}
+    for name, dim in (("k", cache.dim), ("v", cache.dim_v)):
+        format = cache.format if name == "k" else cache.format_v
+        out = place.empty((cache.heads, sequences, keys, dim), member)
+        where = dict(starts=options["key_starts"], ends=options["key_ends"]) if packed and name == "k" else {}
+        holds = ROW_FORMATS.index(format) if format in ROW_FORMATS else 0
+        rows, scales = as_bytes(cache.arrays[name]), cache.arrays[f"{name}_scales"]
+        scales = None if scales is None else as_bytes(scales)
+        expand_pages(rows, scales, block_table=table, key_ends=ends, out=out, **where, holds=holds, stream=place.stream)
+        dense[name] = out.reshape(1, cache.heads, sequences * keys, dim) if packed else out.transpose(1, 0, 2, 3)
+    rest["scale"] = rest["scale"] * cache.k_factor
+    attention_bf16(q, **dense, **options, sequences=sequences, **rest, stream=place.stream)

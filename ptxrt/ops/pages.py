@@ -1,0 +1,141 @@
+"""The declarations of the kernels that move rows of pages without changing them, and find slots."""
+
+import numpy as np
+
+from ..blocks import BLOCK_FORMATS
+from ..declaration import In, InOut, Out, Scalar, in_parts, loose, strided, unaligned
+from ..formats import bf16, f16, i32, i64, u8
+from ..kernel import kernel
+
+# What rows of pages hold, in the order of the scalar of `expand_pages`.
+ROW_FORMATS = ("plain", "mxfp8", "mxfp4", "nvfp4")
+
+
+def _pages(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    return rng.permutation(axes["pages"])[: shape[0]].astype(np.int32)
+
+
+@kernel(
+    grid="count",
+    cases=[dict(count=3, pages=9, heads=2, page=5, width=width, counts=width == 64) for width in (64, 4, 6)],
+    draw=dict(
+        counts=lambda rng, member, shape, axes: np.arange(shape[0], dtype=np.int32) * 4,
+        sources=lambda rng, member, shape, axes: np.arange(shape[0], dtype=np.int32),
+        targets=lambda rng, member, shape, axes: np.arange(axes["pages"] - 1, axes["pages"] - 1 - shape[0], -1, dtype=np.int32),
+    ),
+)
+def copy_rows(
+    sources: In[i32, "count", unaligned],
+    targets: In[i32, "count", unaligned],
+    counts: In[i32, "count", unaligned] = None,
+    *,
+    rows: InOut[u8, "pages heads page width", loose],
+):
+    """Copy page sources[i] to page targets[i] for every i, or of each page the first counts[i] rows.
+
+    No page is a target twice, or a source and a target."""
+    for i, (source, target) in enumerate(zip(sources, targets)):
+        last = rows.shape[2] if counts is None else int(counts[i])
+        rows[target, :, :last] = rows[source, :, :last]
+
+
+@kernel(
+    grid="sequences*keys heads",
+    cases=[dict(sequences=2, table=4, pages=9, heads=2, page=5, keys=17, width=width) for width in (64, 4, 6)],
+    draw=dict(
+        block_table=lambda rng, member, shape, axes: rng.integers(0, axes["pages"], shape, dtype=np.int32),
+        key_ends=lambda rng, member, shape, axes: np.array([axes["keys"], 7], np.int32)[: shape[0]],
+    ),
+)
+def unpack_pages(
+    rows: In[u8, "pages heads page width", in_parts(loose)],
+    block_table: In[i32, "sequences table", loose],
+    key_ends: In[i32, "sequences", unaligned],
+    out: Out[u8, "sequences heads keys width"],
+):
+    """Give the rows of sequences one behind the other: key j of sequence s is row j % page of page block_table[s, j // page].
+
+    Rows from key_ends of their sequence on are zeros, and not read."""
+    out[:] = 0
+    for sequence, end in enumerate(key_ends):
+        for key in range(min(int(end), out.shape[2])):
+            out[sequence, :, key] = rows[block_table[sequence, key // rows.shape[2]], :, key % rows.shape[2]]
+
+
+@kernel(
+    grid="tokens",
+    cases=[dict(tokens=1, sequences=1, table=1, page=1), dict(tokens=200, sequences=3, table=5, page=16)],
+    draw=dict(
+        sequence_ids=lambda rng, member, shape, axes: rng.integers(-1, axes["sequences"] + 1, shape, dtype=np.int32),
+        positions=lambda rng, member, shape, axes: rng.integers(-3, axes["table"] * 16 + 3, shape, dtype=np.int32),
+    ),
+)
+def find_slots(
+    block_table: In[i32, "sequences table", loose],
+    sequence_ids: In[i32, "tokens", unaligned],
+    positions: In[i32, "tokens", unaligned],
+    slots: Out[i64, "tokens"],
+    *,
+    page: Scalar[i32],
+):
+    """Give the slot of each token: position p of sequence s is block_table[s, p // page] page + p % page.
+
+    It is -1 where the table does not have the sequence or the position, or has a negative page there."""
+    for token, (sequence, place) in enumerate(zip(sequence_ids, positions)):
+        there = 0 <= sequence < block_table.shape[0] and 0 <= place < block_table.shape[1] * page
+        number = int(block_table[sequence, place // page]) if there else -1
+        slots[token] = number * page + place % page if number >= 0 else -1
+
+
+def _rows(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Examples of bytes that are finite in every format."""
+    return rng.integers(0, 0x40, shape, dtype=np.uint8)
+
+
+def _expanded(**more) -> dict:
+    return dict(dict(pages=9, heads=2, page=5, sequences=2, table=4, keys=17), **more)
+
+
+@kernel(
+    grid="keys sequences heads",
+    cases=[
+        _expanded(width=128, dim=64, holds=0),
+        _expanded(width=96, blocks=3, dim=96, holds=1, scales=True, starts=True, ends=True),
+        _expanded(width=80, blocks=5, dim=160, holds=2, scales=True),
+        _expanded(width=32, blocks=4, dim=64, holds=3, scales=True, starts=True, ends=True),
+    ],
+    derived=dict(blocks=lambda axes: axes.get("blocks", 0) or 1),
+    draw=dict(
+        codes=_rows,
+        scales=lambda rng, member, shape, axes: rng.integers(0x70, 0x7F, shape, dtype=np.uint8),
+        block_table=lambda rng, member, shape, axes: rng.integers(0, axes["pages"], shape, dtype=np.int32),
+        key_ends=lambda rng, member, shape, axes: np.array([axes["keys"] + 3, 7], np.int32)[: shape[0]],
+    ),
+)
+def expand_pages(
+    codes: In[u8, "pages heads page width", in_parts(strided)],
+    scales: In[u8, "pages heads page blocks", in_parts(loose)] = None,
+    *,
+    block_table: In[i32, "sequences table", loose],
+    key_ends: In[i32, "sequences", unaligned],
+    out: InOut[bf16 | f16, "heads sequences keys dim"],
+    starts: Out[i32, "sequences"] = None,
+    ends: Out[i32, "sequences"] = None,
+    holds: Scalar[i32, 0, 1, 2, 3],
+):
+    """Expand the rows of sequences to 16 bits, one behind the other: codes times scales, rounded where out does not hold them.
+
+    holds: 0 for rows of 16 bits as they are, 1 for mxfp8, 2 for mxfp4, 3 for nvfp4. Rows of out from key_ends of their sequence
+    on stay as they are. starts, ends: where the keys of each sequence begin and end among sequences * keys.
+    """
+    for sequence, end in enumerate(key_ends):
+        end = min(int(end), out.shape[2])
+        for key in range(end):
+            at = block_table[sequence, key // codes.shape[2]], slice(None), key % codes.shape[2]
+            if holds == 0:
+                out[:, sequence, key] = codes[at].view(out.dtype)
+                continue
+            block = BLOCK_FORMATS[ROW_FORMATS[holds]]
+            out[:, sequence, key] = block.decode(codes[at], scales[at], *([1.0] if block.two_level else []))
+        if starts is not None:
+            starts[sequence], ends[sequence] = sequence * out.shape[2], sequence * out.shape[2] + end

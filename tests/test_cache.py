@@ -1,0 +1,386 @@
+"""`KVCache` and `attention_paged`: what is written, what is read, and bits that depend on a sequence alone."""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ptxrt
+from ptxrt.blocks import BLOCK_FORMATS
+from ptxrt.ops.attention import exact_attention
+from ptxrt.ops.operands import operand_rule
+
+BF16 = ml_dtypes.bfloat16
+FORMATS = ("bf16", "f16", "mxfp8", "mxfp4", "nvfp4")
+HEADS, DIM = 2, 64
+
+
+def normal(rng, *shape, dtype=BF16):
+    return rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+
+
+def table_of(rng, lengths, page, pages, width=None):
+    """A table of pages in any order for sequences of these lengths; what is behind the last page is nonsense."""
+    counts = [-(-n // page) for n in lengths]
+    order, table = iter(rng.permutation(pages)), np.full((len(lengths), width or max(1, *counts)), -12345, np.int32)
+    for row, count in zip(table, counts):
+        row[:count] = [next(order) for _ in range(count)]
+    return table
+
+
+def filled(rng, k, v, lengths, page=16, spare=3, width=None, **options):
+    """A cache with the keys and values of sequences, [tokens, heads, dim] each, in pages in any order, and its table."""
+    pages = sum(-(-n // page) for n in lengths) + spare
+    dims = (k[0].shape[2], v[0].shape[2])
+    cache = ptxrt.KVCache(pages, page, k[0].shape[1], *dims, **options)
+    table = table_of(rng, lengths, page, pages, width)
+    ids = np.repeat(np.arange(len(lengths)), lengths).astype(np.int32)
+    places = np.concatenate([np.arange(n) for n in lengths]).astype(np.int32)
+    mixed = rng.permutation(len(ids))
+    slots = ptxrt.slots_of(table, ids, places, page)
+    k, v = (np.concatenate([x[:n] for x, n in zip(rows, lengths)]) for rows in (k, v))
+    cache.append(k[mixed], v[mixed], slots[mixed])
+    return cache, table
+
+
+def sequences(rng, lengths, heads=HEADS, dim=DIM, dtype=BF16):
+    return [[normal(rng, max(n, 1), heads, dim, dtype=dtype) for n in lengths] for _ in range(2)]
+
+
+def bits(results):
+    return [np.asarray(x).view({2: np.uint16, 4: np.uint32}[np.asarray(x).itemsize]) for x in results]
+
+
+def assert_same_bits(got, want):
+    for a, b in zip(got, want):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(*bits((a, b)))
+
+
+# What is written
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", [BF16, np.float16, np.float32])
+def test_append_writes_the_bytes_of_quantize_and_no_others(machine, rng, format, dtype):
+    cache = ptxrt.KVCache(5, 7, HEADS, 64, 32, format=format, k_global=[0.5, 2.0], k_mean=normal(rng, HEADS, 64, dtype=np.float32))
+    marks = {name: np.full(x.shape, 77, np.uint8).view(x.dtype) if x.dtype == np.uint8 else np.full(x.shape, 7, x.dtype)
+             for name, x in cache.arrays.items() if x is not None}  # fmt: skip
+    marked = {name: ptxrt.to_device(x) for name, x in marks.items()}
+    for name, x in marked.items():
+        setattr(cache, name, x)
+    k, v = normal(rng, 9, HEADS, 64, dtype=dtype), normal(rng, 9, HEADS, 32, dtype=dtype)
+    k[2, 0, 3], v[3, 1, 0] = np.nan, np.inf
+    slots = np.array([4, 34, -1, 0, 35, 4, 20, -(2**40), 34])
+    assert cache.append(k, v, slots) is None
+    mean, levels = cache.k_mean.to_numpy(), np.float32([0.5, 2.0])
+    for token in (0, 1, 3, 6):  # the first of each slot that there is
+        page, row = divmod(int(slots[token]), 7)
+        for name, x, level in (("k", k[token].astype(np.float32) - mean, levels), ("v", v[token].astype(np.float32), np.ones(2, np.float32))):
+            block = BLOCK_FORMATS.get(format)
+            for head in range(HEADS):
+                if block is None:
+                    marks[name][page, head, row] = (x[head] / level[head]).astype(marks[name].dtype)
+                    continue
+                x_here = x[head] if block.two_level else x[head] / level[head]
+                rule = dict(rule=operand_rule(format))
+                codes, scales = block.encode(x_here, level[head], **rule) if block.two_level else block.encode(x_here, **rule)
+                marks[name][page, head, row], marks[f"{name}_scales"][page, head, row] = codes, scales
+    for name, want in marks.items():
+        np.testing.assert_array_equal(cache.arrays[name].to_numpy(), want)
+    cache.append(k[:0], v[:0], slots[:0])
+
+
+@pytest.mark.parametrize("format", ["bf16", "nvfp4"])
+def test_tokens_appended_at_once_and_one_at_a_time(machine, rng, format):
+    caches = [ptxrt.KVCache(3, 8, HEADS, DIM, format=format) for _ in range(2)]
+    fused = ptxrt.to_device(normal(rng, 24, 3 * HEADS, DIM))  # a fused projection, of which keys and values are slices
+    k, v, slots = fused[:, HEADS : 2 * HEADS], fused[:, 2 * HEADS :], ptxrt.to_device(rng.permutation(24))
+    caches[0].append(k, v, slots)
+    for i in range(24):
+        caches[1].append(k[i : i + 1], v[i : i + 1], slots[i : i + 1])
+    for name, x in caches[0].arrays.items():
+        if x is not None:
+            np.testing.assert_array_equal(x.to_numpy(), caches[1].arrays[name].to_numpy())
+
+
+def test_copied_pages_are_forks(machine, rng):
+    k, v = sequences(rng, [40])
+    cache, table = filled(rng, k, v, [40], spare=4)
+    free = sorted(set(range(cache.pages)) - set(table[0].tolist()))
+    fork = np.array([[*table[0, :2], free[0]]], np.int32)
+    cache.copy_pages(table[0, 2:3], fork[0, 2:3], tokens=[8])
+    q = normal(rng, 1, HEADS, 1, DIM)
+    before = ptxrt.attention_paged(q, cache, table, [40])
+    assert_same_bits([ptxrt.attention_paged(q, cache, fork, [40])], [before])
+    cache.append(*(normal(rng, 1, HEADS, DIM) for _ in "kv"), ptxrt.slots_of(fork, [0], [40], 16))
+    assert_same_bits([ptxrt.attention_paged(q, cache, table, [40])], [before])
+    assert (ptxrt.attention_paged(q, cache, fork, [41]) != before).any()
+
+
+def test_slots_and_tables():
+    table = ptxrt.block_table_from_csr([0, 2, 2, 5], [7, 3, 9, 1, 0])
+    assert table.tolist() == [[7, 3, -1], [-1, -1, -1], [9, 1, 0]] and table.dtype == np.int32
+    ids, places = np.array([0, 0, 0, 2, 1, 3, -1], np.int32), np.array([0, 5, 8, 11, 0, 0, 0], np.int32)
+    want = [28, 13, -1, 3, -1, -1, -1]
+    with ptxrt.using("emulator"):
+        assert ptxrt.slots_of(table, ids, places, 4).tolist() == want
+        assert ptxrt.slots_of(*(ptxrt.to_device(x) for x in (table, ids, places)), 4).to_numpy().tolist() == want
+
+
+def test_swizzled_scales_come_in_order(rng):
+    scales = rng.integers(0, 256, (3, 8, 2, 4), dtype=np.uint8).swapaxes(1, 2)  # [pages, heads, tokens, D / 16]
+    swizzled = np.empty_like(scales)
+    for token, byte in itertools.product(range(8), range(4)):
+        at = 4 * byte + token % 4
+        swizzled[:, :, token // 4 * 4 + at // 4, at % 4] = scales[:, :, token, byte]
+    np.testing.assert_array_equal(ptxrt.KVCache.unswizzle_values(swizzled), scales)
+
+
+# What is read
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", [BF16, np.float16, np.float32])
+def test_attention_on_a_cache(machine, rng, format, dtype):
+    lengths, group = [70, 0, 300, 1], 3
+    k, v = sequences(rng, lengths)
+    levels = dict(k_global=[1.5, 0.75], v_global=3.0)
+    cache, table = filled(rng, k, v, lengths, page=7, format=format, k_mean=0.5 * normal(rng, HEADS, DIM, dtype=np.float32), **levels)
+    q, sinks = normal(rng, 4, group * HEADS, 2, DIM).astype(dtype), normal(rng, group * HEADS, dtype=np.float32)  # exact in 16 bits
+    held = cache.read(table, lengths)
+    for options in (dict(), dict(sinks=sinks, window=(100, 0)), dict(softcap=3.0, causal=False, scale=0.3)):
+        out, lse = ptxrt.attention_paged(q, cache, table, lengths, return_lse=True, out_dtype=np.float32, **options)
+        raw, top, total = ptxrt.attention_paged(q, cache, table, lengths, normalize=False, **options)
+        for b, length in enumerate(lengths):
+            if not length:
+                assert (out[b] == 0).all()
+                np.testing.assert_allclose(lse[b], np.repeat(sinks, 2).reshape(-1, 2) if "sinks" in options else -np.inf, rtol=1e-6)
+                continue
+            exact = dict(causal=True) | options
+            want, want_lse = exact_attention(q[b : b + 1].astype(BF16 if cache.multiplied(q.dtype).name == "bf16" else np.float16),
+                                             *(x[b : b + 1, :, :length] for x in held), **exact)  # fmt: skip
+            assert ptxrt.compare(out[b], want[0]).relative_l2 <= 2.5e-3
+            finite = want_lse[0] > -np.inf
+            assert (np.abs(lse[b] - want_lse[0])[finite] <= 1e-5 * np.maximum(1, np.abs(want_lse[0][finite]))).all()
+            np.testing.assert_array_equal(lse[b] == -np.inf, ~finite)
+            seen = total[b] > 0
+            assert ptxrt.compare((raw[b] / np.where(seen, total[b], 1)[..., None]), out[b]).relative_l2 <= 1e-6
+            np.testing.assert_allclose((top[b] + np.log2(np.where(seen, total[b], 1)))[finite] * np.log(2), lse[b][finite], atol=1e-5)
+
+
+@pytest.mark.parametrize("format, dtype", [("mxfp8", BF16), ("mxfp4", BF16), ("nvfp4", BF16), ("nvfp4", np.float16)])
+def test_a_quantized_cache_equals_the_16_bit_cache_that_holds_its_values(machine, rng, format, dtype):
+    lengths = [330, 17]
+    k, v = sequences(rng, lengths, dim=128)
+    cache, table = filled(rng, k, v, lengths, format=format)
+    held = cache.read(table, lengths)
+    plain = [[x[b, :, :n].swapaxes(0, 1).astype(dtype) for b, n in enumerate(lengths)] for x in held]
+    for x, y in zip(itertools.chain(*plain), itertools.chain(*([x[b, :, :n].swapaxes(0, 1) for b, n in enumerate(lengths)] for x in held))):
+        np.testing.assert_array_equal(x.astype(np.float32), y)
+    other, other_table = filled(rng, *plain, lengths, page=32, format="f16" if dtype == np.float16 else "bf16")
+    q = normal(rng, 2, 4 * HEADS, 3, 128, dtype=dtype)
+    results = [ptxrt.attention_paged(q, c, t, lengths, return_lse=True) for c, t in ((cache, table), (other, other_table))]
+    assert_same_bits(*results)
+
+
+# Bits that nothing moves
+
+
+@pytest.mark.parametrize("format", ["bf16", "nvfp4"])
+@pytest.mark.parametrize("group", [1, 3, 8])
+def test_bits_depend_on_the_sequence_alone(machine, rng, format, group):
+    """Splits, batch, its order, pages, their places and the table's width change nothing; drafts are single queries."""
+    lengths = [2049, 255, 1, 1090]
+    k, v = sequences(rng, lengths, heads=1)
+    q = normal(rng, len(lengths), group, 4, DIM)
+    options = dict(return_lse=True, window=(1500, 0))
+    cache, table = filled(rng, k, v, lengths, format=format)
+    want = ptxrt.attention_paged(q, cache, table, lengths, **options)
+    for splits in (1, 2, 3, 50):
+        assert_same_bits(ptxrt.attention_paged(q, cache, table, lengths, splits=splits, **options), want)
+    order = rng.permutation(len(lengths))
+    other, wide = filled(rng, *([x[i] for i in order] for x in (k, v)), [lengths[i] for i in order], page=24, width=200, format=format)
+    got = ptxrt.attention_paged(q[order], other, wide, [lengths[i] for i in order], splits=2, **options)
+    assert_same_bits(got, [x[order] for x in want])
+    for b, length in enumerate(lengths):
+        alone = ptxrt.attention_paged(q[b : b + 1], cache, table[b : b + 1], lengths[b : b + 1], **options)
+        assert_same_bits(alone, [x[b : b + 1] for x in want])
+        for i in range(4):
+            if length - 3 + i > 0:
+                one = ptxrt.attention_paged(q[b : b + 1, :, i : i + 1], cache, table[b : b + 1], [length - 3 + i], **options)
+                assert_same_bits(one, [x[b : b + 1, :, i : i + 1] for x in want])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_many_queries(machine, rng, format):
+    """More than 16 queries: another family of kernels, whose bits no batch, page or place moves."""
+    lengths, group = [150, 40, 20], 2
+    k, v = sequences(rng, lengths)
+    cache, table = filled(rng, k, v, lengths, format=format, v_global=2.0, k_global=0.5)
+    other, other_table = filled(rng, k[::-1], v[::-1], lengths[::-1], page=9, format=format, v_global=2.0, k_global=0.5, width=40)
+    q, sinks = normal(rng, 3, group * HEADS, 20, DIM), normal(rng, group * HEADS, dtype=np.float32)
+    held = cache.read(table, lengths)
+    for options in (dict(window=(64, 0)), dict(sinks=sinks, causal=False)):
+        out, lse = got = ptxrt.attention_paged(q, cache, table, lengths, return_lse=True, **options)
+        for b, length in enumerate(lengths):
+            want, want_lse = exact_attention(q[b : b + 1], *(x[b : b + 1, :, :length] for x in held), **dict(causal=True) | options)
+            assert ptxrt.compare(out[b].astype(np.float32), want[0]).relative_l2 <= 4e-3
+            assert np.abs(lse[b] - want_lse[0]).max() <= 1e-4 * np.abs(want_lse).max()
+        device = [ptxrt.to_device(x) for x in (q[::-1].copy(), other_table, np.array(lengths[::-1], np.int32))]
+        turned = ptxrt.attention_paged(device[0], other, *device[1:], return_lse=True, **options)
+        assert_same_bits([x.to_numpy()[::-1] for x in turned], got)
+    plain = ptxrt.KVCache.over(*cache.arrays.values(), format=format)
+    direct = ptxrt.attention_paged(q, plain, table, lengths, scale=0.0625, return_lse=True)
+    doubled = ptxrt.attention_paged(q, cache, table, lengths, return_lse=True)  # the same but for 2, a power of two
+    assert_same_bits(direct[:1], [(doubled[0].astype(np.float32) / 2).astype(BF16)])
+    np.testing.assert_allclose(direct[1], doubled[1], rtol=1e-6)
+
+
+def test_few_and_many_packed_queries(machine, rng):
+    """In a call with both, every sequence has the bits of a call of its own."""
+    lengths, counts = [65, 130, 20], [3, 33, 1]
+    k, v = sequences(rng, lengths)
+    cache, table = filled(rng, k, v, lengths, format="nvfp4")
+    q, cu = normal(rng, 1, 4, sum(counts), DIM), np.cumsum([0, *counts]).astype(np.int32)
+    out, lse = ptxrt.attention_paged(q, cache, table, lengths, cu_seqlens_q=cu, return_lse=True)
+    for b, (start, count) in enumerate(zip(cu, counts)):
+        rows = slice(start, start + count)
+        alone = ptxrt.attention_paged(q[:, :, rows], cache, table[b : b + 1], lengths[b : b + 1], return_lse=True)
+        assert_same_bits([out[:, :, rows], lse[:, :, rows]], alone)
+
+
+def test_packed_queries_are_those_of_calls_of_their_own(machine, rng):
+    lengths, counts = [65, 130, 20], [1, 16, 0]
+    k, v = sequences(rng, lengths)
+    cache, table = filled(rng, k, v, lengths, format="nvfp4")
+    q, cu = normal(rng, 1, 4, 17, DIM), np.cumsum([0, *counts]).astype(np.int32)
+    out, lse = ptxrt.attention_paged(q, cache, table, lengths, cu_seqlens_q=cu, return_lse=True)
+    for b, (start, count) in enumerate(zip(cu, counts)):
+        if count:
+            rows = slice(start, start + count)
+            alone = ptxrt.attention_paged(q[:, :, rows], cache, table[b : b + 1], lengths[b : b + 1], return_lse=True)
+            assert_same_bits([out[:, :, rows], lse[:, :, rows]], alone)
+
+
+@pytest.mark.parametrize("format", ["bf16", "nvfp4", "mxfp8"])
+def test_what_is_not_finite_reaches_the_queries_that_see_it(machine, rng, format):
+    length, bad = 140, 137
+    k, v = sequences(rng, [length])
+    v[0][bad, 0, 5] = np.nan
+    cache, table = filled(rng, k, v, [length], format=format)
+    q = normal(rng, 1, 2 * HEADS, 6, DIM)
+    got = ptxrt.attention_paged(q, cache, table, [length]).astype(np.float32)
+    v[0][bad, 0, 5] = 0
+    clean, clean_table = filled(rng, k, v, [length], format=format)
+    want = ptxrt.attention_paged(q, clean, clean_table, [length]).astype(np.float32)
+    sees = np.arange(6) + length - 6 >= bad
+    assert np.isnan(got[0, :2, sees]).any(axis=-1).all()
+    np.testing.assert_array_equal(got[0, :, ~sees], want[0, :, ~sees])
+    np.testing.assert_array_equal(got[0, 2:], want[0, 2:])
+
+
+def test_a_graph_serves_every_length(machine, rng):
+    """Lengths, tables and slots change on the device between launches of one graph."""
+    cache = ptxrt.KVCache(40, 16, HEADS, DIM, format="nvfp4")
+    table, lengths = (ptxrt.to_device(x) for x in (np.zeros((2, 18), np.int32), np.zeros(2, np.int32)))
+    slots, places = ptxrt.to_device(np.zeros(2, np.int64)), ptxrt.to_device(np.zeros(2, np.int32))
+    k, v, q = (ptxrt.to_device(normal(rng, *shape)) for shape in ((2, HEADS, DIM), (2, HEADS, DIM), (2, 4, 1, DIM)))
+    out = ptxrt.to_device(np.zeros((2, 4, 1, DIM), BF16))
+    with ptxrt.graph() as graph:
+        cache.append(k, v, slots)
+        ptxrt.attention_paged(q, cache, table, lengths, out=out)
+    del places
+    cast = ptxrt.kernels()["cast"]
+
+    def put(target, value):
+        """New contents in the same memory."""
+        words = np.ascontiguousarray(value).view(np.float32).reshape(1, 1, 1, -1)
+        flat = target.view(np.float32).reshape(words.shape)
+        cast(ptxrt.to_device(words), y_f32=flat)
+
+    rows, pages = sequences(rng, [50, 280]), table_of(rng, [50, 280], 16, 40, width=18)
+    whole, whole_table = filled(np.random.default_rng(1), *rows, [50, 280], format="nvfp4")
+    used = np.where(pages < 0, 0, pages)
+    for b, n in enumerate((49, 279)):
+        cache.append(rows[0][b][:n], rows[1][b][:n], ptxrt.slots_of(used, np.full(n, b, np.int32), np.arange(n, dtype=np.int32), 16))
+    put(table, used)
+    put(lengths, np.array([50, 280], np.int32))
+    put(slots, ptxrt.slots_of(used, np.array([0, 1], np.int32), np.array([49, 279], np.int32), 16))
+    for target, source in ((k, rows[0]), (v, rows[1])):
+        put(target, np.stack([x[n - 1] for x, n in zip(source, (50, 280))]))
+    graph.launch()
+    want = ptxrt.attention_paged(q.to_numpy(), whole, whole_table, [50, 280])
+    assert_same_bits([out.to_numpy()], [want])
+
+
+# Memory of others, and wrong calls
+
+
+@pytest.mark.parametrize("layout", ["hnd", "nhd"])
+def test_a_cache_over_memory_of_an_engine(machine, rng, layout):
+    """Pages in which codes and scales of keys and values stand one behind the other."""
+    sizes = [8 * HEADS * DIM // 2, 8 * HEADS * DIM // 16] * 2
+    pool = ptxrt.empty((9, sum(sizes)), np.uint8)
+    ends = np.cumsum(sizes)
+    shape = (HEADS, 8) if layout == "hnd" else (8, HEADS)
+    views = [pool[:, end - size : end].reshape(9, *shape, size // HEADS // 8) for end, size in zip(ends, sizes)]
+    cache = ptxrt.KVCache.over(*views, format="nvfp4", layout=layout)
+    assert (cache.pages, cache.page_size, cache.heads, cache.dim, cache.dim_v) == (9, 8, HEADS, DIM, DIM)
+    k, v = sequences(rng, [60])
+    table = table_of(rng, [60], 8, 9)
+    cache.append(k[0], v[0], ptxrt.slots_of(table, np.zeros(60, np.int32), np.arange(60, dtype=np.int32), 8))
+    own, own_table = filled(rng, k, v, [60], format="nvfp4")
+    q = normal(rng, 1, 4, 1, DIM)
+    assert_same_bits([ptxrt.attention_paged(q, cache, table, [60])], [ptxrt.attention_paged(q, own, own_table, [60])])
+
+
+def wrong(call, words):
+    with pytest.raises(ptxrt.ArgumentError, match=words):
+        call()
+
+
+def test_wrong_calls_of_the_cache(emulator, rng):
+    make = lambda **options: ptxrt.KVCache(**{**dict(pages=4, page_size=8, heads=HEADS, dim=DIM), **options})  # noqa: E731
+    wrong(lambda: make(format="fp4"), "format is 'fp4'; pass one of 'bf16'")
+    wrong(lambda: make(dim=40), "dim is 40; nvfp4 takes multiples of 32 up to 256, such as 64")
+    wrong(lambda: make(pages=0), "pages is 0")
+    wrong(lambda: make(k_global=0.0), "k_global is 0.0; pass positive")
+    wrong(lambda: make(v_global=[1.0, np.nan]), "v_global")
+    wrong(lambda: make(k_mean=np.zeros((1, DIM))), "k_mean is float64 \\[1, 64\\]")
+    wrong(lambda: make(scale_rule="floor"), "scale_rule is 'floor'; nvfp4 takes 'amax'")
+    cache = make()
+    k = normal(rng, 3, HEADS, DIM)
+    wrong(lambda: cache.append(k, k[:2], [0, 1, 2]), "v is bfloat16 \\[2, 2, 64\\].*pass float32")
+    wrong(lambda: cache.append(k, k, [0.0, 1.0, 2.0]), "slots .*pass int64")
+    wrong(lambda: cache.copy_pages([0, 1], [2, 2]), "a page can be a target once")
+    wrong(lambda: cache.copy_pages([0], [4]), "targets is \\[4\\]; the cache has pages 0 to 3")
+    wrong(lambda: cache.copy_pages([0, 1], [1, 2]), "copy in two calls")
+    codes, scales = ptxrt.empty((4, HEADS, 8, 32), np.uint8), ptxrt.empty((4, HEADS, 8, 4), np.uint8)
+    over = ptxrt.KVCache.over
+    wrong(lambda: over(codes, None, codes, scales, format="nvfp4"), "k_scales is missing; pass scales \\[4, 2, 8, 4\\]")
+    wrong(lambda: over(codes, scales[:3], codes, scales, format="nvfp4"), "k_scales is uint8 \\[3, 2, 8, 4\\]")
+    wrong(lambda: over(codes, scales, codes, scales, format="bf16"), "k_codes is uint8|dim is")
+    wrong(lambda: over(codes.to_numpy, scales, codes, scales, format="nvfp4"), "k_codes")
+    read_only = ptxrt.KVCache.over(codes.broadcast_to((4, HEADS, 8, 32)), scales, codes, scales, format="nvfp4")
+    wrong(lambda: read_only.append(k, k, [0, 1, 2]), "k of the cache is read-only")
+
+
+def test_wrong_calls_of_attention(emulator, rng):
+    cache, q = ptxrt.KVCache(4, 8, HEADS, DIM), normal(rng, 1, 4, 1, DIM)
+    table, call = np.zeros((1, 2), np.int32), ptxrt.attention_paged
+    wrong(lambda: call(q[:, :3], cache, table, [5]), "3 heads of q are no multiple of the 2 of the cache; nearest: 2 or 4")
+    wrong(lambda: call(q[..., :32], cache, table, [5]), "q has a head dimension of 32, the cache 64")
+    wrong(lambda: call(q, cache, table, [17]), "key_lengths is \\[17\\]; 2 pages of 8 tokens hold 0 to 16")
+    wrong(lambda: call(q, cache, table + 9, [5]), "block_table names page 9; the cache has 4")
+    wrong(lambda: call(q, cache, table.astype(np.float32), [5]), "block_table is float32")
+    wrong(lambda: call(q, cache, table[0], [5]), "block_table")
+    wrong(lambda: call(q, cache, np.zeros((2, 2), np.int32), [5, 5]), "block_table has 2 rows, q a batch of 1")
+    wrong(lambda: call(q, "cache", table, [5]), "cache is a str")
+    wrong(lambda: call(q, cache, table, [5], splits=0), "splits is 0")
+    wrong(lambda: call(q, cache, table, [5], sinks=np.zeros(3, np.float32)), "sinks are float32 \\[3\\]")
+    plain = ptxrt.KVCache(4, 8, HEADS, DIM, format="bf16")
+    inside = plain.k[0, :, :2].reshape(1, 4, 1, DIM) if False else plain.k.reshape(4, HEADS * 8, 1, DIM)[:1, :4]
+    wrong(lambda: call(ptxrt.to_device(q), plain, table, [5], out=inside), "out and k of the cache overlap")
