@@ -11,7 +11,7 @@ using Few = op::FewTiling<tile::CachedNvfp4<Element>, tile::CachedNvfp4<Element>
     KERNEL(JOIN(JOIN(attention_paged_nvfp4_dim, VARIANT_dim, _dim_v), VARIANT_dim_v, suffix),                          \
            .threads = {Few<Element>::threads},                                                                         \
            .shared_bytes = sizeof(Few<Element>::Shared), .tile = {1, Few<Element>::rows, 1},                           \
-           .min_blocks = Few<Element>::blocks, .spill_bytes = VARIANT_dim > 128 ? 1024 : 256)                             \
+           .min_blocks = Few<Element>::blocks, .spill_bytes = VARIANT_dim > 128 ? 768 : 0)                             \
     (const Element *q,           /* [batch, heads_kv, group, queries, dim] */                                          \
      const uint8_t *k,           /* [pages, heads_kv, page, dim / 2] */                                                \
      const uint8_t *k_scales,    /* [pages, heads_kv, page, dim / 16] */                                               \

@@ -92,7 +92,7 @@ _CASES = [
     *(_case(dim=dim, group=8) for dim, _ in PAGED_DIMS),
     _case(batch=3, heads_kv=2, group=3, queries=4, page=7, table=40, left=90, k_global=True),
     _case(heads_kv=2, group=2, queries=9, sequences=4, **_PACKED, softcap=2.0, row_shift=True, format="bf16"),
-    _case(batch=2, group=2, page=48, table=30, splits=2, format="bf16"),
+    _case(batch=2, group=2, page=48, table=30, format="bf16"),
     _case(dim=32, dim_v=96, group=5, page=256, table=9, splits=2, right=OPEN, format="bf16"),
     _case(dim=128, dim_v=64, group=4, page=64, table=17, splits=2, format="f16"),
 ]
