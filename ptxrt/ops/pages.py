@@ -84,7 +84,7 @@ def find_slots(
     for token, (sequence, place) in enumerate(zip(sequence_ids, positions)):
         there = 0 <= sequence < block_table.shape[0] and 0 <= place < block_table.shape[1] * page
         number = int(block_table[sequence, place // page]) if there else -1
-        slots[token] = number * int(page) + place % page if number >= 0 else -1
+        slots[token] = number * int(page) + int(place) % int(page) if number >= 0 else -1
 
 
 def _rows(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
