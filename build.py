@@ -376,9 +376,10 @@ def parameters_of(text):
 def check_block_scaled(unit, text):
     """Raise ContractFailure where a block-scaled kernel fell back to the portable path in its native text.
 
-    That is what happens, in silence, when a guard on the architecture is wrong. Attention on pages multiplies in 16 bits.
+    That is what happens, in silence, when a guard on the architecture is wrong. Attention on pages multiplies in 16 bits,
+    as do products of few rows and those with an operand of 16 bits.
     """
-    if re.match(r"(attention_(?!paged_)|gemm_|probe_).*(mxfp|nvfp)", unit.name) and "kind::" not in text:
+    if re.match(r"(attention_(?!paged_)|gemm_(?!few_|bf16_)|probe_).*(mxfp|nvfp)", unit.name) and "kind::" not in text:
         raise ContractFailure(
             f"{unit.unit}: the native text has no block-scaled MMA (`kind::`); see the guard in ptx/target.cuh"
         )

@@ -26,6 +26,10 @@ _HOME = {
     "attention_paged": "ops.paged",
     "block_table_from_csr": "ops.cache",
     "slots_of": "ops.cache",
+    "matmul_grouped": "ops.gemm",
+    "interleave_rows": "ops.gemm",
+    "route": "ops.route",
+    "combine": "ops.route",
     "quantize": "ops.quantize",
     "dequantize": "ops.quantize",
     "QuantizedArray": "ops.quantized",
@@ -99,7 +103,9 @@ if TYPE_CHECKING:
     from .ops.cache import KVCache as KVCache
     from .ops.cache import block_table_from_csr as block_table_from_csr
     from .ops.cache import slots_of as slots_of
+    from .ops.gemm import interleave_rows as interleave_rows
     from .ops.gemm import matmul as matmul
+    from .ops.gemm import matmul_grouped as matmul_grouped
     from .ops.operands import Operand as Operand
     from .ops.operands import quantize_operand as quantize_operand
     from .ops.produce import gelu as gelu
@@ -113,6 +119,8 @@ if TYPE_CHECKING:
     from .ops.quantize import unswizzle_scales as unswizzle_scales
     from .ops.quantized import QuantizedArray as QuantizedArray
     from .ops.rotation import rope_table as rope_table
+    from .ops.route import combine as combine
+    from .ops.route import route as route
     from .prepared import prepare as prepare
     from .program import load as load
     from .selection import machines as machines

@@ -72,6 +72,24 @@ BUGS = [
     Bug("ending", "accumulators_off_by_eight_rows", "probe_ending", "tile/staging.cuh",
         "first + 8 * half * pitch", "first + 8 * (1 - half) * pitch"),
 
+    # Matrix products
+    Bug("products", "stage_reused_early", "gemm_bf16", "op/gemm.cuh",
+        "(stages - 1) * sizeof(Stage) ? 0 : filled + sizeof(Stage)", "(stages - 2) * sizeof(Stage) ? 0 : filled + sizeof(Stage)"),
+    Bug("products", "k_permuted_in_one_operand", "gemm_bf16", "op/gemm.cuh",
+        "address_b + offset, 16 * pair, 2 * (step % steps)", "address_b + offset, 16 * pair, 2 * ((step ^ 1) % steps)"),
+    Bug("products", "wrong_selector", "gemm_nvfp4", "op/gemm.cuh",
+        "thread_a = slice % 2, thread_b = column % 4", "thread_a = slice % 2, thread_b = (column + 1) % 4"),
+    Bug("products", "scale_of_the_wrong_block", "gemm_nvfp4", "op/gemm.cuh",
+        "left = places.blocks - 4 * word();", "left = places.blocks - 4;"),
+    Bug("products", "epilogue_off_by_a_row", "gemm_bf16", "op/epilogue.cuh",
+        "row_here = row + item / of_row;", "row_here = row + item / of_row + 1;"),
+    Bug("products", "last_tile_of_a_group_in_the_next", "gemm_bf16", "op/gemm.cuh",
+        "place.end_row = min(end, options.rows);", "place.end_row = options.rows;"),
+    Bug("products", "runs_overlap", "gemm_few_bf16", "op/gemm_small.cuh",
+        "end = min(begin + of_warp, units);", "end = min(begin + of_warp + 1, units);"),
+    Bug("products", "gate_and_up_exchanged", "gemm_bf16", "op/epilogue.cuh",
+        "gate(pairs[i / 4][i % 4 * 2], pairs[i / 4][i % 4 * 2 + 1])", "gate(pairs[i / 4][i % 4 * 2 + 1], pairs[i / 4][i % 4 * 2])"),
+
     # Loads: copies, barriers, conversions, fragments
     Bug("loads", "waits_for_too_few_groups", ATTENTION, "op/attention_mxfp4_bf16.cuh",
         "ptx::cp_async_wait_group<1>();", "ptx::cp_async_wait_group<2>();"),

@@ -15,15 +15,13 @@ BF16 = ml_dtypes.bfloat16
 TEXTS = ["native", "portable"]
 
 
-@pytest.fixture(params=[*TEXTS, pytest.param("gpu", marks=pytest.mark.gpu)])
-def machine(request):
-    """Each text on the emulator, and the GPU at hand."""
-    if request.param == "gpu":
-        request.getfixturevalue("gpu")
+@pytest.fixture(params=[*TEXTS, *(pytest.param(f"{name} gpu", marks=pytest.mark.gpu) for name in ("portable",
+    "native"))])
+def machine(request, on_machine):
+    """Each text on the emulator, and the machines of the GPU at hand."""
+    name, _, gpu = request.param.partition(" ")
+    with on_machine(name) if gpu else ptxrt.using("emulator", ptx=name):
         yield
-    else:
-        with ptxrt.using("emulator", ptx=request.param):
-            yield
 
 
 def normal(*shape, dtype=BF16, seed=0):

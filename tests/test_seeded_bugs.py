@@ -31,11 +31,13 @@ QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns",
 DECLARED = (
     *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16", "probe_ending", PAGED, "claim_slots", "append_nvfp4"),
     *("norm_rows", "gate_rows", "activate_rows"),
+    *("gemm_bf16", "gemm_few_bf16", "gemm_nvfp4"),
     *("pack_keys_mxfp4", "pack_values_nvfp4", "scan_keys", "mean_keys", "operand_scale", "row_dot", "less_block_means", "mean_scores_mxfp4"),
 )
 UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4", *DECLARED)}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
 UNITS |= {name: f"{name}[dim={DIM}]" for name in (MXFP8, MXFP4, NVFP4, "mean_scores_mxfp4", PAGED)}
 UNITS |= {PRODUCT: f"{PRODUCT}[dim=32]", "pack_keys_mxfp4": "pack_keys_mxfp4[dim=64]", "pack_values_nvfp4": "pack_values_nvfp4[dim=64]"}
+UNITS |= {"gemm_bf16": "gemm_bf16[tile=64]", "gemm_nvfp4": "gemm_nvfp4[tile=64]"}
 
 
 def compile_with(bug, kernel: str, folder: Path) -> Path:
@@ -263,4 +265,4 @@ def test_bug_is_caught(modules, tmp_path, bug):
 def test_there_are_enough():
     """At least four bugs in each part of the kernels."""
     parts = [bug.part for bug in BUGS]
-    assert {part: parts.count(part) >= 4 for part in parts} == dict.fromkeys(("quantizer", "loads", "mma", "softmax", "blocks", "options", "around", "operands"), True)
+    assert {part: parts.count(part) >= 4 for part in parts} == dict.fromkeys(("quantizer", "loads", "mma", "softmax", "blocks", "options", "around", "operands", "ending", "products", "produce"), True)

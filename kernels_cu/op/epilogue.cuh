@@ -1,5 +1,5 @@
-// What matrix products make of their sums before the first byte of C is written: bias, activation, residual, rounding or
-// quantization.
+// What matrix products make of their sums before the first byte of C is written: bias, activation, residual, rounding
+// or quantization.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,8 @@ struct Epilogue {
 
     __device__ Epilogue(const EpilogueOptions &options, int matrix, int group, int rows, int cols)
         : bias(options.bias), residual(options.residual), out(options.out), activation(Activation(options.activation)),
-          gate{options.limit, options.gate_alpha, options.offset}, first_row(int64_t(matrix) * rows), rows(rows), cols(cols),
+          gate{options.limit, options.gate_alpha, options.offset}, first_row(int64_t(matrix) * rows), rows(rows),
+              cols(cols),
           width(options.width), bias_row(group), last(matrix == int(gridDim.z) - 1) {
         const auto moved = [matrix](auto *&data, int64_t batch) {
             if (data) data += matrix * batch;
@@ -60,7 +61,8 @@ struct Epilogue {
                      options.rule, global};
     }
 
-    // 16 rows of sums from `row` on (those before end_row) and the columns of the staging from `col` on. By the whole warp.
+    // 16 rows of sums from `row` on (those before end_row) and the columns of the staging from `col` on. By the whole
+    // warp.
     template <class Staging>
     __device__ void finish(const Staging &staging, int row, int end_row, int col) const {
         const bool halves = activation == Activation::swiglu;
@@ -79,7 +81,8 @@ struct Epilogue {
                     staging.get(item / of_row, (2 * (item % of_row) + half) * tile::share_columns, pairs);
                     add_bias(2 * column + half * tile::share_columns, pairs);
 #pragma unroll
-                    for (int i = 0; i < 8; ++i) values[half][i] = gate(pairs[i / 4][i % 4 * 2], pairs[i / 4][i % 4 * 2 + 1]);
+                    for (int i = 0; i < 8; ++i) values[half][i] = gate(pairs[i / 4][i % 4 * 2],
+                                                                       pairs[i / 4][i % 4 * 2 + 1]);
                 }
             } else {
                 staging.get(item / of_row, item % of_row * tile::share_columns, values);
@@ -93,11 +96,13 @@ struct Epilogue {
                 for (int i = 0; i < 16; ++i) values[i / 8][i % 8] += more[i / 8][i % 8];
             }
             if (out.there() && present && column < width) store_share(out, row_here, column, width, values);
-            if (quantized.format != EndingFormat::none) quantized.store(first_row + row_here, column, width, present, values);
+            if (quantized.format != EndingFormat::none) quantized.store(first_row + row_here, column, width, present,
+                                                                        values);
         }
     }
 
-    // The rest of a tile of scales, by the whole block that has the last rows: its columns of C from `col` on, before the activation.
+    // The rest of a tile of scales, by the whole block that has the last rows: its columns of C from `col` on, before
+    // the activation.
     __device__ void fill_tile(bool last_rows, int col, int cols) const {
         if (quantized.format == EndingFormat::none || !last_rows || !last) return;
         const int halves = activation == Activation::swiglu, block = quantized.format == EndingFormat::nvfp4 ? 16 : 32;

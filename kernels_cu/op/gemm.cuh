@@ -1,8 +1,10 @@
-// Matrix products C = activation(alpha A B^T + bias) + residual on tensor cores, A [rows, depth] and B [cols, depth] as they lie.
+// Matrix products C = activation(alpha A B^T + bias) + residual on tensor cores, A [rows, depth] and B [cols, depth] as
+// they lie.
 //
-// A block multiplies a tile of C: slices of A and B along the depth pass through stages in shared memory, which cp.async fills
-// while others are multiplied. Sums are those of the tensor core in ascending k, in one float32 accumulator, so that no bit of C
-// depends on the tile. How slices become operands of MMAs is a Core for each pair of formats.
+// A block multiplies a tile of C: slices of A and B along the depth pass through stages in shared memory, which
+// cp.async fills while others are multiplied. Sums are those of the tensor core in ascending k, in one float32
+// accumulator, so that no bit of C depends on the tile. How slices become operands of MMAs is a Core for each pair of
+// formats.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +14,10 @@
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/target.cuh"
+#include "../tile/block_tiles.cuh"
+#include "../tile/expansion.cuh"
 #include "../tile/fragment.cuh"
+#include "../tile/scale_places.cuh"
 #include "../tile/shared.cuh"
 #include "../tile/staging.cuh"
 #include "epilogue.cuh"
@@ -22,12 +27,14 @@ namespace op {
 // What an entry is given beside its operands.
 struct GemmOptions {
     EpilogueOptions epilogue;
-    const int *group_starts;   // [groups + 1] or null: rows group_starts[g] to group_starts[g + 1] are multiplied by B of group g
+    const int *group_starts;   // [groups + 1] or null: rows group_starts[g] to group_starts[g + 1] meet B of group g
     const int *order;          // [rows] or null: which row of A each row of C is made of
-    int batch, tokens, rows, cols, depth, groups;
+    int batch, tokens, rows, cols, groups;
+    int least_rows, most_rows;   // of a group that is multiplied; others are left to another launch
 };
 
-// Where an operand's rows are: `stride` bytes from row to row, `batch` from matrix to matrix, `bytes` of a row (a multiple of 16).
+// Where an operand's rows are: `stride` bytes from row to row, `batch` from matrix to matrix, `bytes` of a row (a
+// multiple of 16).
 struct OperandRows {
     const uint8_t *data;
     int64_t batch, stride;
@@ -40,8 +47,8 @@ struct TilePlace {
     int first_row = 0, end_row = 0, first_col = 0;
     bool there = false;
 
-    // Blocks that start one after the other take tiles of a few rows of tiles, column by column, so that what they read of A and
-    // B meets in the L2. Of groups each begins with a tile of its own; a block that finds none leaves.
+    // Blocks that start one after the other take tiles of a few rows of tiles, column by column, so that what they read
+    // of A and B meets in the L2. Of groups each begins with a tile of its own; a block that finds none leaves.
     template <int tile_rows, int tile_cols>
     __device__ static TilePlace of_block(const GemmOptions &options) {
         constexpr int band = 8;
@@ -57,7 +64,8 @@ struct TilePlace {
             int start = options.group_starts[0], end = start;
             for (place.group = 0; place.group < options.groups; ++place.group, start = end) {
                 end = options.group_starts[place.group + 1];
-                const int tiles = max(ceil_div(end - start, tile_rows), 0);
+                const bool mine = end - start >= options.least_rows && end - start <= options.most_rows;
+                const int tiles = mine ? max(ceil_div(end - start, tile_rows), 0) : 0;
                 if (row_tile < tiles) break;
                 row_tile -= tiles;
             }
@@ -81,7 +89,14 @@ struct ChunkCopies {
     __device__ static int chunk() { return threadIdx.x % chunks; }
 };
 
-// Rows of A on their way into stages; they may be any rows. Rows past the end are the last one again, which nobody stores.
+// The row of A that a row of the tile is made of; past the end, that of the last one.
+__device__ inline int row_of_a(const GemmOptions &options, const TilePlace &place, int row) {
+    const int here = min(place.first_row + row, place.end_row - 1);
+    return options.order ? options.order[here] : here;
+}
+
+// Rows of A on their way into stages; they may be any rows. Rows past the end are the last one again, which nobody
+// stores.
 template <class Tile, int threads>
 struct GatheredRows : ChunkCopies<Tile, threads> {
     using Copies = ChunkCopies<Tile, threads>;
@@ -89,11 +104,11 @@ struct GatheredRows : ChunkCopies<Tile, threads> {
     uint32_t target;
     int left;   // bytes of a row from this thread's chunk on
 
-    __device__ GatheredRows(const Tile &first_stage, const OperandRows &rows, const GemmOptions &options, const TilePlace &place) {
+    __device__ GatheredRows(const Tile &first_stage, const OperandRows &rows, const GemmOptions &options,
+                            const TilePlace &place) {
 #pragma unroll
         for (int i = 0; i < Copies::count; ++i) {
-            int row = min(place.first_row + Copies::row() + i * Copies::step, place.end_row - 1);
-            if (options.order) row = options.order[row];
+            const int row = row_of_a(options, place, Copies::row() + i * Copies::step);
             source[i] = rows.data + place.matrix * rows.batch + row * rows.stride + 16 * Copies::chunk();
         }
         target = first_stage.address(Copies::row(), Copies::chunk());
@@ -117,7 +132,8 @@ struct ConsecutiveRows : ChunkCopies<Tile, threads> {
     uint32_t target;
     int left, there;   // bytes of a row from this thread's chunk on; rows of this thread
 
-    __device__ ConsecutiveRows(const Tile &first_stage, const OperandRows &rows, int matrix, int first_row, int end_row) {
+    __device__ ConsecutiveRows(const Tile &first_stage, const OperandRows &rows, int matrix, int first_row,
+                               int end_row) {
         const int row = first_row + Copies::row();
         there = ceil_div(max(end_row - row, 0), Copies::step);
         source = rows.data + matrix * rows.batch + row * rows.stride + 16 * Copies::chunk();
@@ -136,8 +152,8 @@ struct ConsecutiveRows : ChunkCopies<Tile, threads> {
     }
 };
 
-// How a block divides a tile of C: `rows` x `cols` of it by warps of `warp_rows` x 64, so that a warp has whole blocks of any format
-// also where two columns become one; `blocks` blocks to a multiprocessor.
+// How a block divides a tile of C: `rows` x `cols` of it by warps of `warp_rows` x 64, so that a warp has whole blocks
+// of any format also where two columns become one; `blocks` blocks to a multiprocessor.
 template <int tile>
 struct TileShape;
 template <>
@@ -153,10 +169,11 @@ struct TileShape<256> {
     static constexpr int rows = 128, cols = 256, warp_rows = 64, warp_cols = 64, blocks = 1;
 };
 
-template <int tile>
-struct GemmShape : TileShape<tile> {
-    using Shape = TileShape<tile>;
-    static constexpr int warp_columns = Shape::cols / Shape::warp_cols, warps = Shape::rows / Shape::warp_rows * warp_columns;
+template <int tile, bool smaller = false>
+struct GemmShape : TileShape<smaller ? 128 : tile> {
+    using Shape = TileShape<smaller ? 128 : tile>;
+    static constexpr int warp_columns = Shape::cols / Shape::warp_cols,
+        warps = Shape::rows / Shape::warp_rows * warp_columns;
     static constexpr int threads = 32 * warps, slices = Shape::warp_rows / 16, column_tiles = Shape::warp_cols / 8;
     static constexpr int budget = ptx::shared_bytes_per_block / Shape::blocks;
     static constexpr bool roomy = ptx::shared_bytes_per_block > 128 * 1024;
@@ -170,17 +187,156 @@ struct GemmShape : TileShape<tile> {
     __device__ static int warp_col() { return threadIdx.x / 32 % warp_columns * Shape::warp_cols; }
 };
 
-// Both operands in 16 bits.
-template <class Element_, int tile_>
-struct Core16 : GemmShape<tile_> {
+// The codes of an operand and its scales, which are those of the rows of all matrices: matrix m begins `scale_rows`
+// rows behind the one before.
+struct BlockRows : OperandRows {
+    const uint8_t *scales;
+    tile::ScalePlaces places;
+    int64_t scale_rows, first_row;   // the latter: of the first matrix
+};
+
+// Values in f16, without scales.
+struct Float16 {
+    using Element = __half;
+    static constexpr int bits = 16;
+};
+
+// What operands are or become where one is expanded: f16 where both are f16, or NVFP4, whose products then stay exact;
+// else bf16.
+template <class FormatA, class FormatB>
+struct Expanded {
+    using Element = __nv_bfloat16;
+    using Scale = tile::ExpandedMx;
+};
+template <>
+struct Expanded<Float16, Float16> {
+    using Element = __half;
+};
+template <>
+struct Expanded<tile::Nvfp4, tile::Nvfp4> {
+    using Element = __half;
+    using Scale = tile::ExpandedNv;
+};
+template <>
+struct Expanded<tile::Bf16, tile::Nvfp4> {
+    using Element = __nv_bfloat16;
+    using Scale = tile::ExpandedNvToBf16;
+};
+
+// Scales on their way into stages, by way of registers, since rows of them may begin at any byte: `words` words of four
+// to a row and slice. What is past the end of a row becomes 0.
+template <int rows_, int words, int threads>
+struct ScaleCopies {
+    static constexpr int items = ceil_div(rows_ * words, threads);
+    using Stage = uint32_t[rows_][words];
+    const uint8_t *source[items];
+    uint32_t parts[items][4];   // a word in the first, or four bytes
+    int step, left;             // bytes from slice to slice; scales from the first item's next word to the end
+    bool aligned;
+
+    __device__ static int row(int item) { return (threadIdx.x + item * threads) / words; }
+    __device__ static int word() { return threadIdx.x % words; }
+    static_assert(threads % words == 0, "a thread keeps its word of a row");
+
+    template <class RowOf>
+    __device__ ScaleCopies(const BlockRows &operand, int matrix, RowOf &&row_of) {
+        const tile::ScalePlaces &places = operand.places;
+#pragma unroll
+        for (int i = 0; i < items; ++i) {
+            const int64_t place = places.at(operand.first_row + matrix * operand.scale_rows + row_of(min(row(i),
+                rows_ - 1)), 4 * word());
+            source[i] = operand.scales + place;
+        }
+        aligned = places.swizzled || (reinterpret_cast<uintptr_t>(operand.scales) | places.stride) % 4 == 0;
+        step = words * (places.swizzled ? tile::scale_tile_bytes : 4);
+        left = places.blocks - 4 * word();
+    }
+
+    // Starts loading the scales of the next slice.
+    __device__ void load() {
+#pragma unroll
+        for (int i = 0; i < items; ++i) {
+            if (aligned) {
+                parts[i][0] = left > 0 ? __ldg(reinterpret_cast<const uint32_t *>(source[i])) : 0;
+            } else {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) parts[i][j] = j < left ? __ldg(source[i] + j) : 0;
+            }
+            source[i] += step;
+        }
+    }
+
+    // Stores what was loaded.
+    __device__ void store(Stage &stage) {
+        const uint32_t there = left >= 4 ? ~0u : left <= 0 ? 0 : (1u << (8 * left)) - 1;
+#pragma unroll
+        for (int i = 0; i < items; ++i) {
+            const uint32_t bytes = parts[i][0] | parts[i][1] << 8 | parts[i][2] << 16 | parts[i][3] << 24;
+            if (row(i) < rows_) stage[row(i)][word()] = aligned ? parts[i][0] & there : bytes;
+        }
+        left -= 4 * words;
+    }
+};
+
+// How deep a slice is: as much as words of scales serve, or 64 bytes.
+template <class Format>
+constexpr int slice_words = 0;
+template <>
+constexpr int slice_words<tile::Mxfp8> = 1;
+template <>
+constexpr int slice_words<tile::Mxfp4> = 1;
+template <>
+constexpr int slice_words<tile::Nvfp4> = 2;
+template <class Format>
+constexpr int slice_bytes = Format::bits == 8 ? 128 : 64;
+
+struct NoScales {};
+
+template <int rows, int words, int threads>
+__device__ inline NoScales scale_copies(const OperandRows &, int, auto &&) {
+    return {};
+}
+template <int rows, int words, int threads>
+__device__ inline auto scale_copies(const BlockRows &operand, int matrix, auto &&row_of) {
+    return ScaleCopies<rows, words, threads>(operand, matrix, row_of);
+}
+
+// c += A B of one step of operands of one format: 32 bytes of a row. The scales of A's rows are in thread pair `slice`
+// % 2 of their word, those of B's columns in thread `column` % 4.
+template <class Format, int step, int slice, int column>
+__device__ inline void multiply_step(tile::Accumulator &c, const tile::FragmentA &a, const tile::FragmentB &b,
+                                     uint32_t scale_a,
+                                     uint32_t scale_b) {
+    constexpr int thread_a = slice % 2, thread_b = column % 4;
+    if constexpr (Format::bits == 16)
+        tile::multiply(c, a, b, typename Format::Element{});
+    else if constexpr (std::is_same_v<Format, tile::Mxfp8>)
+        ptx::mma_m16n8k32_mxf8f6f4<ptx::E4m3, ptx::E4m3, step % 4, thread_a, step % 4, thread_b>(c, a, b, scale_a,
+            scale_b);
+    else if constexpr (std::is_same_v<Format, tile::Mxfp4>)
+        ptx::mma_m16n8k64_mxf4<2 * (step % 2), thread_a, 2 * (step % 2), thread_b>(c, a, b, scale_a, scale_b);
+    else
+        ptx::mma_m16n8k64_mxf4nvf4<thread_a, thread_b>(c, a, b, scale_a, scale_b);
+}
+
+// Both operands in one format that there are MMAs for.
+template <class Format_, int tile_>
+struct StraightCore : GemmShape<tile_> {
     using Shape = GemmShape<tile_>;
-    using Element = Element_;
-    static constexpr int row_bytes = tile_ == 64 ? 128 : 64, steps = row_bytes / 32;
+    using Format = Format_;
+    static constexpr bool scaled = Format::bits < 16;
+    static constexpr int row_bytes = !scaled && (tile_ == 64 || Shape::roomy) ? 128 : slice_bytes<Format>,
+        steps = row_bytes / 32;
+    static constexpr int words = slice_words<Format>;
     using TileA = tile::SharedTile<Shape::rows, row_bytes>;
     using TileB = tile::SharedTile<Shape::cols, row_bytes>;
-    struct Stage {
-        TileA a;
-        TileB b;
+    using Rows = std::conditional_t<scaled, BlockRows, OperandRows>;
+    struct Scales {
+        uint32_t a[Shape::rows][words > 0 ? words : 1], b[Shape::cols][words > 0 ? words : 1];
+    };
+    struct Stage : std::conditional_t<scaled, Scales, NoScales> {
+        TileA tile_a;
+        TileB tile_b;
     };
     static constexpr int fitting = Shape::budget / int(sizeof(Stage)), stages = fitting < 6 ? fitting : 6;
     static_assert(stages >= 2);
@@ -192,17 +348,24 @@ struct Core16 : GemmShape<tile_> {
     };
 
     // Sums of the block's tile. Fragments are loaded one step ahead of their MMAs, also from the next slice.
-    __device__ static void multiply(typename Shape::Sums &sums, Shared &shared, const OperandRows &a, const OperandRows &b,
+    __device__ static void multiply(typename Shape::Sums &sums, Shared &shared, const Rows &a, const Rows &b,
                                     const GemmOptions &options, const TilePlace &place) {
-        GatheredRows<TileA, Shape::threads> rows_a(shared.stage[0].a, a, options, place);
-        ConsecutiveRows<TileB, Shape::threads> rows_b(shared.stage[0].b, b, place.group, place.first_col, options.cols);
+        GatheredRows<TileA, Shape::threads> rows_a(shared.stage[0].tile_a, a, options, place);
+        ConsecutiveRows<TileB, Shape::threads> rows_b(shared.stage[0].tile_b, b, place.group, place.first_col,
+                                                      options.cols);
         const int slices = ceil_div(a.bytes, row_bytes);
         constexpr int copies_a = decltype(rows_a)::count, copies = copies_a + decltype(rows_b)::count;
         int copied = 0;
         uint32_t filled = 0;   // offset of the stage that is filled next
+        const auto row_a = [&](int row) { return row_of_a(options, place, row); };
+        const auto row_b = [&](int row) { return min(place.first_col + row, options.cols - 1); };
+        auto scales_a = scale_copies<Shape::rows, words, Shape::threads>(a, place.matrix, row_a);
+        auto scales_b = scale_copies<Shape::cols, words, Shape::threads>(b, place.group, row_b);
         // Parts of the copy of the next slice, so that they go out between MMAs.
         auto copy_part = [&](int part, int parts) {
             if (copied < slices) {
+                if constexpr (scaled)
+                    if (part == 0) scales_a.load(), scales_b.load();
 #pragma unroll
                 for (int i = part * copies / parts; i < (part + 1) * copies / parts; ++i) {
                     if (i < copies_a) rows_a.copy(i, filled);
@@ -210,23 +373,49 @@ struct Core16 : GemmShape<tile_> {
                 }
                 if (part == parts - 1) rows_a.done(), rows_b.done();
             }
-            if (part < parts - 1) return;
+        };
+        auto finish_copy = [&] {
+            if constexpr (scaled)
+                if (copied < slices) {
+                    Stage &stage = reinterpret_cast<Stage &>(reinterpret_cast<char *>(&shared)[filled]);
+                    scales_a.store(stage.a), scales_b.store(stage.b);
+                }
             ++copied;
             filled = filled == (stages - 1) * sizeof(Stage) ? 0 : filled + sizeof(Stage);
             ptx::cp_async_commit_group();
         };
 #pragma unroll
-        for (int i = 0; i < stages - 1; ++i) copy_part(0, 1);
+        for (int i = 0; i < stages - 1; ++i) copy_part(0, 1), finish_copy();
 
-        const uint32_t address_a = tile::address_a(shared.stage[0].a) + Shape::warp_row() * row_bytes;
-        const uint32_t address_b = tile::address_b(shared.stage[0].b) + Shape::warp_col() * row_bytes;
+        const uint32_t address_a = tile::address_a(shared.stage[0].tile_a) + Shape::warp_row() * row_bytes;
+        const uint32_t address_b = tile::address_b(shared.stage[0].tile_b) + Shape::warp_col() * row_bytes;
         constexpr int pairs = Shape::column_tiles / 2;   // of neighbouring column tiles
         tile::FragmentA of_a[2][Shape::slices];
         tile::FragmentB of_b[2][2];
+        // Scale words of two slices of rows, and of four column tiles, to a register; of a step, or of a whole slice.
+        constexpr int registers_a = ceil_div(Shape::slices, 2), registers_b = Shape::column_tiles / 4;
+        uint32_t scale_a[2][registers_a] = {}, scale_b[2][registers_b] = {};
+        auto scale_set = [](int step) { return words == 2 ? step % 2 : step / steps % 2; };
         auto load_a = [&](int step, uint32_t offset) {
 #pragma unroll
             for (int i = 0; i < Shape::slices; ++i)
                 tile::load_a<TileA>(of_a[step % 2][i], address_a + offset, 16 * i, 2 * (step % steps));
+            if constexpr (scaled) {
+                if (words == 2 || step % steps == 0) {
+                    const char *const first = reinterpret_cast<const char *>(&shared);
+                    const Stage &stage = reinterpret_cast<const Stage &>(first[offset]);
+                    const int lane = ptx::laneid(), row = lane % 4 * 8 + lane / 4, word = words == 2 ? step % steps : 0;
+                    const int set = scale_set(step);
+#pragma unroll
+                    for (int i = 0; i < registers_a; ++i) {
+                        const int last = Shape::slices == 1 ? lane % 2 * 8 + lane / 4 : row;
+                        scale_a[set][i] = stage.a[Shape::warp_row() + 32 * i + last][word];
+                    }
+#pragma unroll
+                    for (int i = 0; i < registers_b; ++i)
+                        scale_b[set][i] = stage.b[Shape::warp_col() + 32 * i + row][word];
+                }
+            }
         };
         auto load_b = [&](int step, int pair, uint32_t offset) {
             tile::load_b<TileB>(of_b[pair % 2], address_b + offset, 16 * pair, 2 * (step % steps));
@@ -236,40 +425,216 @@ struct Core16 : GemmShape<tile_> {
         load_a(0, 0);
         load_b(0, 0, 0);
         uint32_t offset = 0;
+        // With two stages the next slice has to be on its way early.
+        constexpr int parts = stages == 2 ? 4 : steps * pairs - 1;
 #pragma unroll 1
         for (int slice = 0; slice < slices; ++slice) {
-#pragma unroll
-            for (int step = 0; step < steps; ++step)
-#pragma unroll
-                for (int pair = 0; pair < pairs; ++pair) {
-                    constexpr int parts = steps * pairs - 1;
-                    if (step * pairs + pair < parts) copy_part(step * pairs + pair, parts);   // over the slice before this
-                    if (pair + 1 < pairs) {
+            static_for<steps>([&](auto step) {
+                static_for<pairs>([&](auto pair) {
+                    if constexpr (step * pairs + pair < parts) copy_part(step * pairs + pair,
+                                                                         parts);   // over the slice before this
+                    if constexpr (pair + 1 < pairs) {
                         load_b(step, pair + 1, offset);
                     } else {   // behind the last slice some that nobody needs
-                        if (step + 1 == steps) {
+                        if constexpr (step + 1 == steps) {
+                            finish_copy();
                             ptx::cp_async_wait_group<stages - 2>();
-                            ptx::bar_sync();   // the next slice has landed for everyone; everyone has loaded all of this one
-                            if (slice + 1 < slices) offset = offset == (stages - 1) * sizeof(Stage) ? 0 : offset + sizeof(Stage);
+                            ptx::bar_sync();   // the next slice is there for everyone; everyone has loaded this one
+                            if (slice + 1 < slices)
+                                offset = offset == (stages - 1) * sizeof(Stage) ? 0 : offset + sizeof(Stage);
                         }
                         load_a(step + 1, offset);
                         load_b(step + 1, 0, offset);
                     }
+                    static_for<Shape::slices>([&](auto i) {
+                        static_for<2>([&](auto half) {
+                            constexpr int column = 2 * pair + half;
+                            multiply_step<Format, step, i, column>(sums[i][column], of_a[step % 2][i],
+                                                                   of_b[pair % 2][half],
+                                                                   scale_a[scale_set(step)][i / 2],
+                                                                       scale_b[scale_set(step)][column / 4]);
+                        });
+                    });
+                });
+            });
+            if constexpr (scaled && words == 1) {   // the next slice's, which were loaded over no others
 #pragma unroll
-                    for (int i = 0; i < Shape::slices; ++i)
+                for (int i = 0; i < registers_a; ++i) scale_a[0][i] = scale_a[1][i];
 #pragma unroll
-                        for (int half = 0; half < 2; ++half)
-                            tile::multiply(sums[i][2 * pair + half], of_a[step % 2][i], of_b[pair % 2][half], Element{});
-                }
+                for (int i = 0; i < registers_b; ++i) scale_b[0][i] = scale_b[1][i];
+            }
         }
         ptx::cp_async_wait_group<0>();
         ptx::bar_sync();   // everyone is done with the stages, over which sums are staged
     }
 };
 
+// An operand as slices of an expanding core have it: 128 values deep, codes with their scales or 16 bits.
+template <class Format, int rows>
+struct RawTile {
+    static constexpr int words = slice_words<Format>;
+    tile::SharedTile<rows, 128 * Format::bits / 8> codes;
+    uint32_t scales[rows][words];
+};
+template <class Format, int rows>
+    requires(Format::bits == 16)
+struct RawTile<Format, rows> {
+    static constexpr int words = 0;
+    tile::SharedTile<rows, 256> codes;
+};
+
+// Operands of which at least one is expanded to 16 bits, once for a block, for the MMAs that every target has: products
+// are those of codes times scales, exactly. Where shared memory is small a block works on less, and on half a slice at
+// a time.
+template <class FormatA_, class FormatB_, int tile_>
+struct ExpandingCore : GemmShape<tile_, tile_ == 256 && ptx::shared_bytes_per_block < 128 * 1024> {
+    using Shape = GemmShape<tile_, tile_ == 256 && ptx::shared_bytes_per_block < 128 * 1024>;
+    using FormatA = FormatA_;
+    using FormatB = FormatB_;
+    static constexpr bool expands_a = FormatA::bits < 16, expands_b = FormatB::bits < 16;
+    using To = Expanded<FormatA, FormatB>;
+    static constexpr int blocks = Shape::roomy ? Shape::blocks : 1, budget = ptx::shared_bytes_per_block / blocks;
+    static constexpr int depth = Shape::roomy ? 128 : 64, halves = 128 / depth, steps = depth / 16;
+    using RawA = RawTile<FormatA, Shape::rows>;
+    using RawB = RawTile<FormatB, Shape::cols>;
+    using TileA = tile::SharedTile<Shape::rows, 2 * depth>;
+    using TileB = tile::SharedTile<Shape::cols, 2 * depth>;
+    struct Stage {
+        RawA a;
+        RawB b;
+    };
+    struct ExpandedA { TileA tile_a; };
+    struct ExpandedB { TileB tile_b; };
+    struct NoA {};
+    struct NoB {};
+    struct Expanded16 : std::conditional_t<expands_a, ExpandedA, NoA>, std::conditional_t<expands_b, ExpandedB, NoB> {};
+    static constexpr int fitting = (budget - int(sizeof(Expanded16))) / int(sizeof(Stage)),
+        stages = fitting < 3 ? fitting : 3;
+    static_assert(stages >= 2);
+    struct Slices {
+        Stage stage[stages];
+        Expanded16 expanded;
+    };
+    struct Shared {
+        union {
+            Slices slices;
+            typename Shape::Staging staging[Shape::warps][Shape::staged];
+        };
+    };
+    using RowsA = std::conditional_t<expands_a, BlockRows, OperandRows>;
+    using RowsB = std::conditional_t<expands_b, BlockRows, OperandRows>;
+
+    __device__ static void multiply(typename Shape::Sums &sums, Shared &shared, const RowsA &a, const RowsB &b,
+                                    const GemmOptions &options, const TilePlace &place) {
+        Stage *const stage = shared.slices.stage;
+        GatheredRows<decltype(RawA::codes), Shape::threads> rows_a(stage[0].a.codes, a, options, place);
+        ConsecutiveRows<decltype(RawB::codes), Shape::threads> rows_b(stage[0].b.codes, b, place.group,
+                                                                      place.first_col, options.cols);
+        const auto row_a = [&](int row) { return row_of_a(options, place, row); };
+        const auto row_b = [&](int row) { return min(place.first_col + row, options.cols - 1); };
+        auto scales_a = scale_copies<Shape::rows, RawA::words, Shape::threads>(a, place.matrix, row_a);
+        auto scales_b = scale_copies<Shape::cols, RawB::words, Shape::threads>(b, place.group, row_b);
+        const int slices = ceil_div(expands_a ? b_depth(a) : a.bytes / 2, 128);
+        int copied = 0;
+        auto copy = [&] {   // all of the next slice but its scales, which are loaded
+            if (copied < slices) {
+                const uint32_t offset = copied % stages * sizeof(Stage);
+#pragma unroll
+                for (int i = 0; i < decltype(rows_a)::count; ++i) rows_a.copy(i, offset);
+#pragma unroll
+                for (int i = 0; i < decltype(rows_b)::count; ++i) rows_b.copy(i, offset);
+                rows_a.done(), rows_b.done();
+                if constexpr (expands_a) scales_a.load();
+                if constexpr (expands_b) scales_b.load();
+            }
+            ptx::cp_async_commit_group();
+        };
+        auto finish_copy = [&] {
+            if (copied < slices) {
+                if constexpr (expands_a) scales_a.store(stage[copied % stages].a.scales);
+                if constexpr (expands_b) scales_b.store(stage[copied % stages].b.scales);
+            }
+            ++copied;
+        };
+#pragma unroll
+        for (int i = 0; i < stages - 1; ++i) copy(), finish_copy();
+
+#pragma unroll 1
+        for (int slice = 0; slice < slices; ++slice) {
+            ptx::cp_async_wait_group<stages - 2>();
+            ptx::bar_sync();   // this slice has landed for everyone; everyone is done with the one before
+            copy();
+            const Stage &here = stage[slice % stages];
+#pragma unroll
+            for (int half = 0; half < halves; ++half) {
+                if (half > 0) ptx::bar_sync();   // everyone is done with the first half
+                if constexpr (expands_a) expand<FormatA>(shared.slices.expanded.tile_a, here.a, half);
+                if constexpr (expands_b) expand<FormatB>(shared.slices.expanded.tile_b, here.b, half);
+                ptx::bar_sync();   // all of it is expanded
+                if constexpr (expands_a && expands_b)
+                    multiply_slice(sums, shared.slices.expanded.tile_a, 0, shared.slices.expanded.tile_b, 0);
+                else if constexpr (expands_b)
+                    multiply_slice(sums, here.a.codes, half * depth / 8, shared.slices.expanded.tile_b, 0);
+                else
+                    multiply_slice(sums, shared.slices.expanded.tile_a, 0, here.b.codes, half * depth / 8);
+            }
+            finish_copy();
+        }
+        ptx::cp_async_wait_group<0>();
+        ptx::bar_sync();   // everyone is done with the stages, over which sums are staged
+    }
+
+private:
+    __device__ static int b_depth(const OperandRows &a) { return a.bytes * 8 / FormatA::bits; }
+
+    // Part `half` of a slice, in natural order. By the whole block.
+    template <class Format, class To16, class Raw>
+    __device__ static void expand(To16 &to, const Raw &from, int half) {
+        constexpr int chunks = depth * Format::bits / 128;
+        tile::share_chunks<Shape::threads, To16::rows, chunks>([&](int row, int chunk) {
+            const int source = half * chunks + chunk;
+            tile::expand_naturally<Format, typename To::Scale>(
+                to, row, chunk, from.codes.chunks[from.codes.index(row, source)],
+                [&](int word) {
+                    return reinterpret_cast<const uint8_t *>(from.scales[row])[tile::block_of<Format>(source, word)];
+                });
+        });
+    }
+
+    // The MMAs of a slice, of A from chunk `first_a` on and of B from `first_b` on.
+    template <class A, class B>
+    __device__ static void multiply_slice(typename Shape::Sums &sums, const A &a, int first_a, const B &b,
+                                          int first_b) {
+        const uint32_t address_a = tile::address_a(a) + Shape::warp_row() * (16 * A::row_chunks);
+        const uint32_t address_b = tile::address_b(b) + Shape::warp_col() * (16 * B::row_chunks);
+#pragma unroll (depth == 128 ? 4 : steps)
+        for (int step = 0; step < steps; ++step) {
+            tile::FragmentA of_a[Shape::slices];
+#pragma unroll
+            for (int i = 0; i < Shape::slices; ++i) tile::load_a<A>(of_a[i], address_a, 16 * i, first_a + 2 * step);
+#pragma unroll
+            for (int pair = 0; pair < Shape::column_tiles / 2; ++pair) {
+                tile::FragmentB of_b[2];
+                tile::load_b<B>(of_b, address_b, 16 * pair, first_b + 2 * step);
+#pragma unroll
+                for (int i = 0; i < Shape::slices; ++i)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+                        tile::multiply(sums[i][2 * pair + half], of_a[i], of_b[half], typename To::Element{});
+            }
+        }
+    }
+};
+
+// The core of a pair of formats: the MMAs of their own where the target has them.
+template <class FormatA, class FormatB, int tile>
+using Core = std::conditional_t<std::is_same_v<FormatA, FormatB> && (FormatA::bits == 16 || ptx::has_block_scaled_mma),
+                                StraightCore<FormatA, tile>, ExpandingCore<FormatA, FormatB, tile>>;
+
 // C of one block's tile.
 template <class Core, class A, class B>
-__device__ inline void gemm(typename Core::Shared &shared, const A &a, const B &b, const GemmOptions &options) {
+__device__ __forceinline__ void gemm(typename Core::Shared &shared, const A &a, const B &b,
+                                     const GemmOptions &options) {
     const TilePlace place = TilePlace::of_block<Core::rows, Core::cols>(options);
     if (!place.there) return;
     typename Core::Sums sums = {};
@@ -296,30 +661,78 @@ __device__ inline void gemm(typename Core::Shared &shared, const A &a, const B &
 
 }  // namespace op
 
-// The parameters of every entry behind its operands, in order, and the options made of them: arguments, then axes, then strides
-// (those of the operands before those here).
-#define GEMM_ARRAYS                                                                                                     \
-    const float *bias_f32, const __half *bias_f16, const __nv_bfloat16 *bias_bf16, const float *residual_f32,           \
-        const __half *residual_f16, const __nv_bfloat16 *residual_bf16, const float *alphas, const float *out_global,   \
-        const int *group_starts, const int *order, float *out_f32, __half *out_f16, __nv_bfloat16 *out_bf16,            \
+// The parameters of every entry behind its operands, in order, and the options made of them: arguments, then axes,
+// then strides (those of the operands before those here).
+#define GEMM_ARRAYS \
+    const float *bias_f32, const __half *bias_f16, const __nv_bfloat16 *bias_bf16, const float *residual_f32, \
+        const __half *residual_f16, const __nv_bfloat16 *residual_bf16, const float *alphas, const float *out_global, \
+        const int *group_starts, const int *order, float *out_f32, __half *out_f16, __nv_bfloat16 *out_bf16, \
         uint8_t *codes, uint8_t *scales
-#define GEMM_SCALARS                                                                                                    \
-    float alpha, int activation, float limit, float gate_alpha, float offset, int ending, int rule, int swizzled,  \
-        int in_place
-#define GEMM_AXES                                                                                                       \
+#define GEMM_SCALARS \
+    float alpha, int activation, float limit, float gate_alpha, float offset, int ending, int rule, int swizzled, \
+        int in_place, int least_rows, int most_rows
+#define GEMM_AXES \
     int rows, int width, int alpha_count, int level_count, int starts, int code_bytes, int scale_bytes
-#define GEMM_STRIDES                                                                                                    \
-    long long bias_f32_group, long long bias_f16_group, long long bias_bf16_group, long long residual_f32_batch,        \
-        long long residual_f32_row, long long residual_f16_batch, long long residual_f16_row,                           \
-        long long residual_bf16_batch, long long residual_bf16_row, long long out_f32_batch, long long out_f32_row,     \
+#define GEMM_STRIDES \
+    long long bias_f32_group, long long bias_f16_group, long long bias_bf16_group, long long residual_f32_batch, \
+        long long residual_f32_row, long long residual_f16_batch, long long residual_f16_row, \
+        long long residual_bf16_batch, long long residual_bf16_row, long long out_f32_batch, long long out_f32_row, \
         long long out_f16_batch, long long out_f16_row, long long out_bf16_batch, long long out_bf16_row
-#define GEMM_OPTIONS(a_global, b_global, depth)                                                                         \
-    {{{bias_bf16, bias_f16, bias_f32, bias_bf16 ? bias_bf16_group : bias_f16 ? bias_f16_group : bias_f32_group},        \
-      {residual_bf16, residual_f16, residual_f32,                                                                       \
-       residual_bf16 ? residual_bf16_row : residual_f16 ? residual_f16_row : residual_f32_row},                         \
-      {out_bf16, out_f16, out_f32, out_bf16 ? out_bf16_row : out_f16 ? out_f16_row : out_f32_row},                      \
-      residual_bf16 ? residual_bf16_batch : residual_f16 ? residual_f16_batch : residual_f32_batch,                     \
-      out_bf16 ? out_bf16_batch : out_f16 ? out_f16_batch : out_f32_batch,                                              \
-      codes, scales, alphas, a_global, b_global, out_global, alpha, limit, gate_alpha, offset, activation, ending,      \
-      rule, swizzled, in_place, alpha_count, level_count, width, code_bytes},                                                     \
-     group_starts, order, batch, tokens, rows, cols, depth, groups}
+#define GEMM_OPTIONS(a_global, b_global)                                                                         \
+    {{{bias_bf16, bias_f16, bias_f32, bias_bf16 ? bias_bf16_group : bias_f16 ? bias_f16_group : bias_f32_group}, \
+      {residual_bf16, residual_f16, residual_f32, \
+       residual_bf16 ? residual_bf16_row : residual_f16 ? residual_f16_row : residual_f32_row}, \
+      {out_bf16, out_f16, out_f32, out_bf16 ? out_bf16_row : out_f16 ? out_f16_row : out_f32_row}, \
+      residual_bf16 ? residual_bf16_batch : residual_f16 ? residual_f16_batch : residual_f32_batch, \
+      out_bf16 ? out_bf16_batch : out_f16 ? out_f16_batch : out_f32_batch, \
+      codes, scales, alphas, a_global, b_global, out_global, alpha, limit, gate_alpha, offset, activation, ending, \
+      rule, swizzled, in_place, alpha_count, level_count, width, code_bytes}, \
+     group_starts, order, batch, tokens, rows, cols, groups, least_rows, most_rows}
+
+// Where the scales of an operand in codes are; rows of codes and scales, and of 16 bits, of what entries are given.
+#define SCALES_SCALARS(x) int x##_blocks, int x##_swizzled, int x##_scale_rows, int x##_first_row
+#define BLOCK_ROWS(x, stride) \
+    op::BlockRows{{x##_codes, stride, x##_row, x##_bytes}, \
+                  x##_scales, {x##_blocks, x##_blocks, x##_swizzled != 0}, x##_scale_rows, x##_first_row}
+#define HALF_ROWS(x, stride) \
+    op::OperandRows { reinterpret_cast<const uint8_t *>(x), 2 * stride, 2 * x##_row, 2 * depth }
+
+// The parameters of entries: A and B in 16 bits; both in codes and scales; B alone.
+#define PARAMETERS_IN_16_BITS(Element) \
+    (const Element *a,   /* [batch, tokens, depth] */ \
+     const Element *b,   /* [groups, cols, depth] */ \
+     GEMM_ARRAYS, GEMM_SCALARS, int batch, int tokens, int depth, int groups, int cols, GEMM_AXES, long long a_batch, \
+     long long a_row, long long b_group, long long b_row, GEMM_STRIDES)
+#define BLOCK_PARAMETERS \
+    (const uint8_t *a_codes,    /* [batch, tokens, a_bytes] */ \
+     const uint8_t *a_scales,   /* [a_scale_bytes] */ \
+     const uint8_t *b_codes,    /* [groups, cols, b_bytes] */ \
+     const uint8_t *b_scales,   /* [b_scale_bytes] */ \
+     const float *a_global, const float *b_global, GEMM_ARRAYS, GEMM_SCALARS, SCALES_SCALARS(a), SCALES_SCALARS(b), \
+     int batch, int tokens, int a_bytes, long long a_scale_bytes, int groups, int cols, int b_bytes, \
+     long long b_scale_bytes, GEMM_AXES, long long a_batch, long long a_row, long long b_group, long long b_row, \
+     GEMM_STRIDES)
+#define HALF_PARAMETERS \
+    (const __nv_bfloat16 *a,    /* [batch, tokens, depth] */ \
+     const uint8_t *b_codes,    /* [groups, cols, b_bytes] */ \
+     const uint8_t *b_scales,   /* [b_scale_bytes] */ \
+     const float *b_global, GEMM_ARRAYS, GEMM_SCALARS, SCALES_SCALARS(b), int batch, int tokens, int depth, \
+     int groups, int cols, int b_bytes, long long b_scale_bytes, GEMM_AXES, long long a_batch, long long a_row, long long b_group, \
+     long long b_row, GEMM_STRIDES)
+
+// An entry on whole tiles.
+#define TILE_GEMM(name, Core_) \
+    KERNEL(name, .threads = {Core_::threads}, .shared_bytes = sizeof(Core_::Shared), \
+           .tile = {Core_::cols, Core_::rows, 1}, .min_blocks = Core_::blocks)
+#define BLOCK_GEMM(name, FormatA, FormatB, tile_) \
+    using Core = op::Core<FormatA, FormatB, tile_>; \
+    TILE_GEMM(name, Core) BLOCK_PARAMETERS { \
+        op::gemm<Core>(shared<Core::Shared>(), BLOCK_ROWS(a, a_batch), BLOCK_ROWS(b, b_group), \
+                       GEMM_OPTIONS(a_global, b_global)); \
+    }
+#define HALF_GEMM(name, FormatB, tile_) \
+    using Core = op::Core<tile::Bf16, FormatB, tile_>; \
+    TILE_GEMM(name, Core) HALF_PARAMETERS { \
+        op::gemm<Core>(shared<Core::Shared>(), HALF_ROWS(a, a_batch), BLOCK_ROWS(b, b_group), \
+                       GEMM_OPTIONS(nullptr, b_global)); \
+    }

@@ -1,4 +1,4 @@
-"""`run attention`, `run quantize` and `run dequantize`: jobs of the friendly functions."""
+"""`run attention`, `run matmul`, `run quantize` and `run dequantize`: jobs of the friendly functions."""
 
 from __future__ import annotations
 
@@ -201,7 +201,67 @@ def dequantize_job(q, dtype) -> Job:
     return Job(f"dequantize_{array.format}", {"q": (q, array)}, 1, lambda: {"x": _dequantize()(array, wanted)}, reference)
 
 
-FUNCTIONS = {"attention": _attention, "quantize": _quantize, "dequantize": _dequantize}
+def matmul_command() -> click.Command:
+    """`run matmul`: arrays in .npy, quantized ones in .npz; its options are keyword arguments of `ptxrt.matmul`."""
+    dtypes = click.Choice(["bfloat16", "float16", "float32"])
+    params = [
+        file_option("a", "The .npy, or .npz of a quantized array, of a [.., M, K]."),
+        file_option("b", "The same of b [.., N, K]."),
+        file_option("bias", "The .npy of one number for each row of b.", False),
+        file_option("residual", "The .npy of what is added at last.", False),
+        click.Option(["--a-format"], help="The format in which a is multiplied; its own 16-bit type by default."),
+        click.Option(["--b-format"], help="The same of b."),
+        click.Option(["--transpose-b/--no-transpose-b"], is_flag=True, default=True, help="Whether b is [N, K], not [K, N]."),
+        click.Option(["--alpha"], type=float, default=1.0, show_default=True, help="What the product is multiplied by."),
+        click.Option(["--activation"], help="relu, gelu, gelu_tanh, silu or swiglu."),
+        click.Option(["--splits"], type=int, help="1 cuts K nowhere."),
+        click.Option(["--out-dtype"], type=dtypes, help="That of a by default, bfloat16 where it is quantized."),
+    ]
+    return job_command("matmul", manual_of(_matmul()), params, matmul_job, quantizes=True)
 
 
-FUNCTION_COMMANDS = {"attention": attention_command, "quantize": quantize_command, "dequantize": dequantize_command}
+def matmul_job(a, b, bias, residual, out_dtype, **options) -> Job:
+    """The Job of `run matmul`: held against the exact product of what the formats hold, and of a and b themselves."""
+    import numpy as np
+
+    from ..formats import bf16
+    from ..npy import read_array
+    from ..ops.gemm import call_of, exact_matmul, multiplied
+    from ..ops.quantized import Packed
+
+    paths = {"a": a, "b": b, "bias": bias, "residual": residual}
+    read = {name: Packed.load(path) if path.suffix == ".npz" else read_array(path, name) for name, path in paths.items() if path}
+    inputs = {name: (paths[name], array) for name, array in read.items()}
+    options |= {name: array for name, array in read.items() if name not in "ab"}
+    options["out_dtype"] = bf16.dtype if out_dtype == "bfloat16" else out_dtype
+    arrays = read["a"], read["b"]
+    call = call_of(*arrays, **options)
+    name = f"out_{call.output}"
+    ends = {word: options.get(word) for word in ("alpha", "activation", "bias", "residual")}
+
+    def reference(_):
+        return {name: exact_matmul(*multiplied(call), **ends)}
+
+    def exact(results):
+        return name, results[name], exact_matmul(*arrays, transpose_b=options["transpose_b"], **ends)
+
+    rounds = any(format not in ("bf16", "f16") for format in (call.a.format, call.b.format))
+    given = all(isinstance(x, np.ndarray) for x in arrays)
+    return Job("gemm_", inputs, 1, lambda: {name: _matmul()(*arrays, **options)}, reference, exact if rounds and given else None)
+
+
+def _matmul():
+    from ..ops.gemm import matmul
+
+    return matmul
+
+
+FUNCTIONS = {"attention": _attention, "matmul": _matmul, "quantize": _quantize, "dequantize": _dequantize}
+
+
+FUNCTION_COMMANDS = {
+    "attention": attention_command,
+    "matmul": matmul_command,
+    "quantize": quantize_command,
+    "dequantize": dequantize_command,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,20 +13,22 @@ from ..errors import ArgumentError
 from ..formats import FORMATS, Format, bf16, f16, f32, format_of
 from ..kernel import Kernel
 from ..prepared import remembered
-from .gemm_call import Call, Operand, gemm_call
-from .gemm_kernels import ACTIVATIONS, activate, gemm_bf16
+from .gemm_call import FEW_ROWS, Call, GroupedCall, Operand, gemm_call, grouped_call
+from .gemm_kernels import ACTIVATIONS, BLOCK_GEMM, BLOCK_PAIRS, FEW_BLOCK_GEMM, activate, gemm_bf16, gemm_few_bf16
 from .outputs import same_memory
 from .place import ROW_UNIT, Place, converted, is_loadable
-from .quantize import quantize
-from .quantized import QuantizedArray
-from .scales import fill_f32
+from .quantize import quantize, quantize_reference
+from .quantized import QuantizedArray, layout_of
+from .scales import AMAX_RUN, amax, fill_f32, pad_last
+from .smoothing import operand_scale
 
 
 @dataclass(frozen=True)
 class Product:
-    """One pair of formats: the kernel that multiplies them, and how each operand becomes its arguments."""
+    """What multiplies a pair of formats: on whole tiles, and where rows are few."""
 
-    kernel: Kernel
+    tiles: Kernel
+    few: Kernel
 
 
 if TYPE_CHECKING:
@@ -78,14 +81,14 @@ def matmul(
     out_scale_rule: as for `quantize`, but None is "rceil" of mxfp8 and "even" of mxfp4. out_scale_layout: "linear" or
     "128x4".
     out_global_scale: of nvfp4, a positive number or a float32 device scalar.
-    splits: None, or 1 so that K is cut nowhere. stream: of the device; None is the library's own.
+    splits: None cuts K, for up to 64 rows, into eight runs that depend on K and the formats alone, added in a fixed
+    tree; 1 cuts it nowhere. stream: of the device; None is the library's own.
 
-    Products are exact, sums float32 in ascending k, everything behind them float32; C is rounded once. NaN in a row of
-    a, or in a row of b,
-    makes that row, or column, of C NaN. The bits of a row of C depend neither on the other rows nor on the batch. M or
-    N of 0 give
-    an empty C, K of 0 gives activation(bias) + residual. NumPy arrays give NumPy results; with any device array results
-    stay on the device, without waiting. ArgumentError for what does not fit. Kernels: `gemm_NAME`.
+    Products are exact, sums float32 in a fixed order, everything behind them float32; C is rounded once. NaN in a row
+    of a, or of b, makes that row, or column, of C NaN. The bits of a row of C depend neither on the other rows nor on
+    the batch, as long as both are more or both are not more than 64 rows. M or N of 0 gives an empty C, K of 0 gives
+    activation(bias) + residual. NumPy arrays give NumPy results; with any device array results stay on the device,
+    without waiting. ArgumentError for what does not fit. Kernels: `gemm_NAME`, and `gemm_few_NAME` where K is cut.
     """
     call = gemm_call(
         *(PRODUCTS, a, b, a_format, b_format, transpose_b, alpha, bias, activation, residual, out_format,
@@ -94,6 +97,84 @@ def matmul(
           splits, out),
     )
     return _run(call, stream)
+
+
+@remembered
+def matmul_grouped(
+    a,
+    b,
+    group_starts,
+    *,
+    rows=None,
+    a_format=None,
+    b_format=None,
+    alpha=1.0,
+    bias=None,
+    activation=None,
+    residual=None,
+    out_format=None,
+    out_scale_rule=None,
+    out_scale_layout="linear",
+    out_global_scale=None,
+    a_scale_rule=None,
+    b_scale_rule=None,
+    a_global_scale=None,
+    b_global_scale=None,
+    out_dtype=None,
+    splits=None,
+    out=None,
+    stream=None,
+):
+    """Compute C of groups of rows, each by a matrix of its own: a [T, K], b [groups, N, K], C [T, N].
+
+    group_starts: int32 [groups + 1]: rows group_starts[g] to group_starts[g + 1] are multiplied by b[g]; groups may be empty. On the
+    host it is checked: it begins at 0, never falls and ends at T. On a device it is not looked at, so that a graph
+    serves
+    every routing; rows of C behind its last number are not written.
+    rows: int32 [T']: C has T' rows, of which row i is made of row rows[i] of a (`route` gives it as `order`).
+    alpha, out_global_scale: one number, or an array of one float32 a group. bias: [N], or [groups, N].
+    Everything else as for `matmul`. Groups have the bits of a product of that group alone.
+    """
+    call = grouped_call(
+        *(PRODUCTS, a, b, group_starts, rows, a_format, b_format, alpha, bias, activation, residual, out_format,
+          out_scale_rule),
+        *(out_scale_layout, out_global_scale, a_scale_rule, b_scale_rule, a_global_scale, b_global_scale, out_dtype,
+          splits, out),
+    )
+    return _run_grouped(call, stream)
+
+
+def interleave_rows(gate, up):
+    """Give the rows of two weights in turn, gate i in row 2 i and up i in row 2 i + 1, as activation="swiglu" takes them.
+
+    gate, up: NumPy arrays [.., N, K] of one dtype, or QuantizedArrays of NumPy arrays,
+        one format and axis -1; scales come back in
+    their layout. nvfp4 takes one global scale for both. ArgumentError for what does not fit.
+    """
+    if isinstance(gate, QuantizedArray) and isinstance(up, QuantizedArray):
+        same = gate.layout == up.layout and gate.axis == -1 and not gate.on_device and not up.on_device
+        if not same or len(gate.shape) < 2:
+            raise ArgumentError(f"interleave_rows: gate is {gate!r}, up {up!r}; pass two of one format, shape and layout, axis -1, on the host")
+        if gate.global_scale is not None and float(gate.global_scale) != float(up.global_scale):
+            scales = f"{float(gate.global_scale)} and {float(up.global_scale)}"
+            raise ArgumentError(f"interleave_rows: global scales are {scales}; quantize both with one")
+        codes, scales = ([x.view(np.uint8) for x in pair] for pair in ((gate.codes, up.codes), (gate.scales,
+            up.scales)))
+        linear = [x.layout.linear_scales(part) for x, part in zip((gate, up), scales)]
+        shape = (*gate.shape[:-2], 2 * gate.shape[-2], gate.shape[-1])
+        fields = dict(format=gate.format, shape=shape, scale_layout=gate.scale_layout, global_scale=gate.global_scale)
+        layout = layout_of("interleave_rows", gate.layout.format, shape, -1, gate.scale_layout)
+        return QuantizedArray(_in_turn(*codes), layout.stored_scales(_in_turn(*linear)), **fields)
+    whole = all(isinstance(x, np.ndarray) and x.ndim >= 2 for x in (gate, up))
+    if not whole or gate.shape != up.shape or gate.dtype != up.dtype:
+        came = " and ".join(f"{getattr(x, 'dtype', type(x).__name__)} {list(getattr(x, 'shape', ()))}" for x in (gate,
+            up))
+        raise ArgumentError(f"interleave_rows: {came} came; pass two NumPy arrays [.., N, K] of one shape and dtype, or two QuantizedArrays")
+    return _in_turn(gate, up)
+
+
+def _in_turn(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return np.stack([first, second], axis=-2).reshape(*first.shape[:-2], 2 * first.shape[-2], first.shape[-1])
 
 
 def exact_matmul(a, b, *, transpose_b=True, alpha=1.0, bias=None, activation=None, residual=None) -> np.ndarray:
@@ -108,6 +189,155 @@ def exact_matmul(a, b, *, transpose_b=True, alpha=1.0, bias=None, activation=Non
     return c if residual is None else c + np.asarray(residual).astype(np.float64)
 
 
+def call_of(a, b, **options) -> Call:
+    """What a call of `matmul` asks for, with all options but `stream`; nothing is uploaded or launched."""
+    defaults = {p.name: p.default for p in inspect.signature(matmul).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    del defaults["stream"]
+    return gemm_call(PRODUCTS, a, b, **(defaults | options))
+
+
+def multiplied(call: Call) -> list[np.ndarray]:
+    """The values of a and b on the host as a call multiplies them, [.., rows, K]."""
+    return [_multiplied(x) for x in (call.a, call.b)]
+
+
+def _multiplied(x: Operand) -> np.ndarray:
+    if isinstance(x.values, QuantizedArray):
+        return np.asarray(x.values)
+    values = np.asarray(x.values)
+    if not x.quantizes:
+        with np.errstate(over="ignore"):
+            return values.astype(FORMATS[x.format].dtype)
+    level = {}
+    if x.format == "nvfp4":
+        finite = np.abs(values[np.isfinite(values)]).astype(np.float32).max(initial=0)
+        level = dict(global_scale=x.global_scale if x.global_scale is not None else operand_scale.reference(finite[None])["global_scale"][0])
+    return np.asarray(quantize_reference(values, x.format, scale_rule=x.rule, pad=True, **level))
+
+
+# Operands on a device
+
+
+@dataclass(frozen=True)
+class _Floats:
+    """Matrices of 16 bits whose rows kernels can load, [.., rows, K]."""
+
+    array: DeviceArray
+
+    def part(self, name: str, batch: tuple[int, ...], prefix: tuple[int, ...]) -> dict[str, Any] | None:
+        """The kernel's arguments for the matrices of C under some first indices; None where they do not lie evenly."""
+        whole = _part(self.array.broadcast_to((*batch, *self.array.shape[-2:])), batch, prefix)
+        return None if whole is None else {name: whole}
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Matrices in codes and scales."""
+
+    values: QuantizedArray
+    codes: DeviceArray   # [matrices, rows, bytes], a multiple of 16 of them
+
+    def part(self, name: str, batch: tuple[int, ...], prefix: tuple[int, ...]) -> dict[str, Any] | None:
+        """As of `_Floats`."""
+        layout, rows = self.values.layout, self.values.shape[-2]
+        leading = (1,) * (len(batch) + 2 - len(self.values.shape)) + self.values.shape[:-2]
+        wanted, mine = batch[len(prefix) :], leading[len(prefix) :]
+        count, there = int(np.prod(wanted)), int(np.prod(mine))
+        if mine != wanted and there != 1:
+            return None
+        first = 0
+        for index, size in zip(prefix, leading):
+            first = first * size + (index if size > 1 else 0)
+        codes = self.codes[first * there : (first + 1) * there]
+        codes = codes if there == count else codes.broadcast_to((count, *codes.shape[1:]))
+        level = self.values.global_scale
+        return {
+            f"{name}_codes": codes,
+            f"{name}_scales": self.values.scales.view(np.uint8).reshape(self.values.scales.size),
+            f"{name}_blocks": layout.blocks,
+            f"{name}_swizzled": int(layout.scale_layout != "linear"),
+            f"{name}_scale_rows": rows if there == count else 0,
+            f"{name}_first_row": first * there * rows,
+            **({} if level is None else {f"{name}_global": level.reshape(1)}),
+        }
+
+
+def _loaded(x: Operand, call: Call, place: Place) -> _Floats | _Blocks:
+    """An operand on the device, as kernels take it."""
+    values = x.values
+    if not call.depth:   # one chunk of zeros gives the same sums
+        place.put(values)
+        shape = (*values.shape[:-1], ROW_UNIT)
+        count = int(np.prod(shape))
+        zeros = place.empty((count // 2,), f32)
+        zeros = fill_f32(x=zeros, value=0.0, stream=place.stream) if count else zeros
+        return _Floats(zeros.view(bf16.dtype).reshape(shape))
+    values = place.put(values)
+    if x.quantizes:
+        values = quantized(values, x.format, x.rule, x.global_scale, place)
+    if isinstance(values, QuantizedArray):
+        codes = values.codes.view(np.uint8).reshape(int(np.prod(values.shape[:-2])), values.shape[-2],
+                                                    values.layout.code_bytes)
+        rest = -codes.shape[-1] % 16
+        if rest and codes.size:
+            wide = place.empty((codes.shape[0] * codes.shape[1], codes.shape[2] + rest), FORMATS["u8"])
+            pad_last(codes.reshape(wide.shape[0], codes.shape[2]), y=wide, target_bytes=wide.shape[1],
+                     stream=place.stream)
+            codes = wide.reshape(*codes.shape[:2], wide.shape[1])
+        return _Blocks(values, codes)
+    member = FORMATS[x.format]
+    return _Floats(values if member.holds(values.dtype) and is_loadable(values) else copied_to(values, member, place))
+
+
+def quantized(x: DeviceArray, format: str, rule: str, global_scale, place: Place) -> QuantizedArray:
+    """An array quantized for a call, along its last axis; as quantize_operand does where no global scale is given."""
+    if not x.is_contiguous:
+        member = format_of(x.dtype)
+        x = copied_to(x, member, place, place.empty(x.shape, member))
+    level = {}
+    if format == "nvfp4":
+        if global_scale is None and x.size:
+            parts = min(-(-x.size // AMAX_RUN), _AMAX_PARTS)
+            global_scale = operand_scale(amax(x.reshape(x.size), blocks=parts, stream=place.stream),
+                                         stream=place.stream).reshape(())
+        level = dict(global_scale=1.0 if global_scale is None else place.put(global_scale))
+    return quantize(x, format, scale_rule=rule, pad=True, **level, stream=place.stream)
+
+
+def _part(x: DeviceArray, batch: tuple[int, ...], prefix: tuple[int, ...]) -> DeviceArray | None:
+    """The matrices [count, rows, columns] under some first indices of [*batch, rows, columns]; None where they do not lie evenly."""
+    for index in prefix:
+        x = x[index]
+    try:
+        return x.reshape(int(np.prod(batch[len(prefix) :])), *x.shape[-2:])
+    except ArgumentError:
+        return None
+
+
+def _with_four_axes(x: DeviceArray) -> DeviceArray:
+    return x if len(x.shape) == 4 else x.broadcast_to((1,) * (4 - len(x.shape)) + x.shape)
+
+
+def copied_to(x: DeviceArray, member: Format, place: Place, target: DeviceArray | None = None) -> DeviceArray:
+    """An array of any number of axes in a format, in `target` or in rows that kernels can load."""
+    if target is None:
+        target = place.empty((*x.shape[:-1], -(-x.shape[-1] // ROW_UNIT) * ROW_UNIT), member)
+    for index in np.ndindex(x.shape[:-4]):
+        part = target[index] if index else target
+        axes = 4 - part.ndim
+        four = DeviceArray(part.memory, part.address, (1,) * axes + part.shape, part.dtype, (0,) * axes + part.strides)
+        converted(_with_four_axes(x[index] if index else x), member, place, four)
+    return target
+
+
+def _with_whole_rows(x: DeviceArray, place: Place) -> DeviceArray:
+    """x, or a copy of it where its rows have gaps."""
+    if x.shape[-1] <= 1 or x.strides[-1] == x.dtype.itemsize:
+        return x
+    member = format_of(x.dtype)
+    return copied_to(x, member, place, place.empty(x.shape, member))
+
+
 # A call on a machine
 
 
@@ -116,63 +346,62 @@ def _run(call: Call, stream):
     out = call.out
     parts = [out.codes, out.scales] if isinstance(out, QuantizedArray) else [out]
     place = Place([*call.arrays.values(), *parts], stream)
-    a, b = (_loaded(x, place, call.depth) for x in (call.a, call.b))
+    a, b = (_loaded(x, call, place) for x in (call.a, call.b))
     options = _options(call, place)
+    residual = None if call.residual is None else _with_whole_rows(place.put(call.residual), place)
     if call.ending:
-        return _run_quantizing(call, place, a, b, options)
+        return _run_quantizing(call, place, a, b, residual, options)
     direct = target = out if isinstance(out, DeviceArray) else place.empty(call.shape, call.output)
-    if not target.size:
-        return _handed_back(call, place, target)
-    if target.strides[-1] != target.dtype.itemsize and target.shape[-1] > 1:
-        direct = place.empty(call.shape, call.output)
-    residual = None if call.residual is None else _with_whole_rows(place.put(call.residual), place)
-    if residual is not None and isinstance(out, DeviceArray) and same_memory(residual, direct):
-        residual, options["in_place"] = None, 1
-    for part in _batches(call, a, b, residual, direct):
-        _launch(call, place, options, *part[:3], **{f"out_{call.output}": part[3]})
-    if direct is not target:
-        _copied_to(direct, call.output, place, target)
-    return _handed_back(call, place, target)
+    if target.size:
+        if target.strides[-1] != target.dtype.itemsize and target.shape[-1] > 1:
+            direct = place.empty(call.shape, call.output)
+        if residual is not None and isinstance(out, DeviceArray) and same_memory(residual, direct):
+            residual, options["in_place"] = None, 1
+        for operands, more, part in _launches(call, a, b, residual, direct):
+            _launch(call, place, options, operands, more, **{f"out_{call.output}": part})
+        if direct is not target:
+            copied_to(direct, call.output, place, target)
+    if isinstance(out, DeviceArray):
+        return call.given
+    result = place.back(target)
+    if call.given is None:
+        return result
+    np.copyto(call.given, result)
+    return call.given
 
 
-def _run_quantizing(call: Call, place: Place, a, b, options):
+def _run_quantizing(call: Call, place: Place, a, b, residual, options):
     """A product whose end quantizes: in one launch where its matrices lie evenly, else of float32 values by `quantize`."""
-    layout = call.ending.layout
-    out = call.out
-    residual = None if call.residual is None else _with_whole_rows(place.put(call.residual), place)
+    layout, out = call.ending.layout, call.out
     level = None if call.ending.global_scale is None else place.put(call.ending.global_scale)
     on_device = isinstance(out, QuantizedArray) and out.on_device
     if on_device:
         codes, scales = out.codes, out.scales
     else:
         codes, scales = (place.empty(shape, FORMATS["u8"]) for shape in (layout.codes_shape, layout.scales_shape))
-    outer = call.batch or (1,)
-    count = int(np.prod(outer))
-    spread = [None if x is None else x.broadcast_to((*call.batch, *x.shape[-2:])) for x in (a, b, residual)]
-    whole = [_as_batch(x, count) for x in spread]
-    if codes.size and all(x is not None or y is None for x, y in zip(whole, (a, b, residual))):
-        flat = dict(codes=codes.view(np.uint8).reshape(count * call.rows, layout.code_bytes))
+    fields = dict(format=layout.format.name, shape=layout.shape, scale_layout=layout.scale_layout)
+    result = QuantizedArray(codes, scales, **fields, global_scale=None if level is None else level.reshape(()))
+    whole = next(_launches(call, a, b, residual), None) if codes.size else None
+    # The kernel for few rows has blocks of 16 columns behind a gate, which are half a block of the MX formats.
+    halves = _cuts(call) and ACTIVATIONS[call.activation] == "swiglu" and layout.format.block > 16
+    if whole and not halves and whole[0]["batch"] == int(np.prod(call.batch)):
+        flat = dict(codes=codes.view(np.uint8).reshape(int(np.prod(call.batch)) * call.rows, layout.code_bytes))
         flat |= dict(scales=scales.view(np.uint8).reshape(scales.size), code_bytes=layout.code_bytes,
                      scale_bytes=scales.size)
         numbers = dict(ending=call.ending.number, rule=call.ending.rule, swizzled=int(layout.scale_layout != "linear"))
         if level is not None:
             flat["out_global"] = level.reshape(1)
-        _launch(call, place, options, *whole, **flat, **numbers)
+        _launch(call, place, options, *whole[:2], **flat, **numbers)
     elif codes.size:
         values = place.empty(call.shape, f32)
-        for part in _batches(call, a, b, residual, values):
-            _launch(call, place, options, *part[:3], out_f32=part[3])
+        for operands, more, part in _launches(call, a, b, residual, values):
+            _launch(call, place, options, operands, more, out_f32=part)
         rules = dict(scale_rule=layout.format.rules[call.ending.rule], scale_layout=layout.scale_layout)
-        target = QuantizedArray(codes, scales, format=layout.format.name, shape=layout.shape,
-                                scale_layout=layout.scale_layout,
-                                global_scale=level)
-        quantize(values, layout.format.name, **rules, global_scale=level, pad=True, out=target, stream=place.stream)
+        quantize(values, layout.format.name, **rules, global_scale=level, pad=True, out=result, stream=place.stream)
     if on_device:
         if level is not None:
             out.global_scale = level.reshape(())
         return out
-    fields = dict(format=layout.format.name, shape=layout.shape, scale_layout=layout.scale_layout)
-    result = QuantizedArray(codes, scales, **fields, global_scale=None if level is None else level.reshape(()))
     if not place.on_host:
         return result
     result = result.to_numpy(stream=place.stream)
@@ -184,43 +413,6 @@ def _run_quantizing(call: Call, place: Place, a, b, options):
     return out
 
 
-def _loaded(x: Operand, place: Place, depth: int) -> DeviceArray:
-    """An operand as kernels take it: rows of 16 bits that begin at multiples of 16 bytes."""
-    member = FORMATS[x.format]
-    if not depth:   # one chunk of zeros gives the same sums
-        shape = (*x.values.shape[:-1], ROW_UNIT)
-        count = int(np.prod(shape))
-        place.put(x.values)
-        zeros = place.empty((count // 2,), f32)
-        return (fill_f32(x=zeros, value=0.0, stream=place.stream) if count else zeros).view(member.dtype).reshape(shape)
-    values = place.put(x.values)
-    return values if member.holds(values.dtype) and is_loadable(values) else _copied_to(values, member, place)
-
-
-def _with_four_axes(x: DeviceArray) -> DeviceArray:
-    return x if len(x.shape) == 4 else x.broadcast_to((1,) * (4 - len(x.shape)) + x.shape)
-
-
-def _copied_to(x: DeviceArray, member: Format, place: Place, target: DeviceArray | None = None) -> DeviceArray:
-    """An array of any number of axes in a format, in `target` or in rows that kernels can load."""
-    if target is None:
-        target = place.empty((*x.shape[:-1], -(-x.shape[-1] // ROW_UNIT) * ROW_UNIT), member)
-    for index in np.ndindex(x.shape[:-4]):
-        part = target[index] if index else target
-        four = DeviceArray(part.memory, part.address, (1,) * (4 - part.ndim) + part.shape, part.dtype,
-                           (0,) * (4 - part.ndim) + part.strides)
-        converted(_with_four_axes(x[index] if index else x), member, place, four)
-    return target
-
-
-def _with_whole_rows(x: DeviceArray, place: Place) -> DeviceArray:
-    """x, or a copy of it where its rows have gaps."""
-    if x.shape[-1] <= 1 or x.strides[-1] == x.dtype.itemsize:
-        return x
-    member = format_of(x.dtype)
-    return _copied_to(x, member, place, place.empty(x.shape, member))
-
-
 def _options(call: Call, place: Place) -> dict[str, Any]:
     """What kernels take beside operands, residual and results."""
     options = dict(alpha=call.alpha, activation=call.activation, **call.gate)
@@ -230,56 +422,115 @@ def _options(call: Call, place: Place) -> dict[str, Any]:
     return options
 
 
-def _as_batch(x, count: int):
-    """Matrices [count, rows, columns] of an array [.., rows, columns] that lie evenly; None otherwise."""
-    if x is None:
-        return None
-    try:
-        return x.reshape(count, *x.shape[-2:])
-    except ArgumentError:
-        return None
+def _launches(call: Call, a, b, residual, out=None, prefix: tuple[int, ...] = ()):
+    """What each launch takes: operands and their batch, the residual, and C; one where matrices lie evenly, else by the first axis."""
+    parts = [a.part("a", call.batch, prefix), b.part("b", call.batch, prefix)]
+    more, part = (None if x is None else _part(x, call.batch, prefix) for x in (residual, out))
+    if None not in parts and (more is not None or residual is None) and (part is not None or out is None):
+        yield {**parts[0], **parts[1], "batch": int(np.prod(call.batch[len(prefix) :]))}, more, part
+        return
+    for i in range(call.batch[len(prefix)]):
+        yield from _launches(call, a, b, residual, out, (*prefix, i))
 
 
-def _batches(call: Call, *arrays):
-    """The arrays of each launch, [batch, rows, columns]: all in one where the matrices lie evenly, else by parts of the first axis."""
-
-    def parts(batch, arrays):
-        count = int(np.prod(batch))
-        whole = [_as_batch(x, count) for x in arrays]
-        if all(x is not None or y is None for x, y in zip(whole, arrays)):
-            yield whole
-            return
-        for i in range(batch[0]):
-            yield from parts(batch[1:], [None if x is None else x[i] for x in arrays])
-
-    yield from parts(call.batch, [None if x is None else x.broadcast_to((*call.batch,
-                                                                         *x.shape[-2:])) if i < 2 else x for i,
-                                                                             x in enumerate(arrays)])
-
-
-def _launch(call: Call, place: Place, options, a, b, residual, **outputs) -> None:
-    """One launch: a [batch, M, K], b [batch, N, K]."""
-    arguments = dict(options, rows=call.rows, width=call.width)
+def _launch(call: Call, place: Place, options, operands, residual, **outputs) -> None:
+    """One launch."""
+    arguments = {**options, **operands, "groups": operands["batch"], "cols": call.cols, "rows": call.rows,
+                 "width": call.width}
     for name in [name for name in options if name.startswith("bias_")]:
-        arguments[name] = options[name].broadcast_to((b.shape[0], call.cols))
+        arguments[name] = options[name].broadcast_to((operands["batch"], call.cols))
     if residual is not None:
         arguments[f"residual_{format_of(residual.dtype)}"] = residual
-    PRODUCTS[call.a.format, call.b.format].kernel(a, b, **arguments, **outputs, stream=place.stream)
+    product = PRODUCTS[call.a.format, call.b.format] if call.depth else PRODUCTS["bf16", "bf16"]
+    kernel = product.few if _cuts(call) else product.tiles
+    kernel(**arguments, **outputs, stream=place.stream)
 
 
-def _handed_back(call: Call, place: Place, target: DeviceArray):
-    """C as the caller gets it."""
-    if isinstance(call.out, DeviceArray):
-        return call.given
-    result = place.back(target)
-    if call.given is None:
+def _cuts(call: Call) -> bool:
+    """Whether K is cut: of few rows, and where nobody forbids it."""
+    return call.splits is None and call.rows <= FEW_ROWS
+
+
+def _run_grouped(call: GroupedCall, stream):
+    """Launch a grouped product: groups of few rows and of many by kernels of their own, as they would be alone."""
+    product, out = call.product, call.product.out
+    parts = [out.codes, out.scales] if isinstance(out, QuantizedArray) else [out]
+    place = Place([*product.arrays.values(), call.starts, call.order, call.alphas, *parts], stream)
+    a, b = (_loaded(x, product, place) for x in (product.a, product.b))
+    operands = {**a.part("a", (1,), ()), **b.part("b", (call.groups,), ()), "batch": 1, "groups": call.groups}
+    options = dict(activation=product.activation, **product.gate, cols=product.cols, rows=product.rows,
+                   width=product.width)
+    options |= dict(group_starts=place.put(call.starts), starts=call.groups + 1)
+    if call.order is not None:
+        options["order"] = place.put(call.order)
+    if call.alphas is not None:
+        options |= dict(alphas=place.put(call.alphas), alpha_count=call.groups)
+    else:
+        options["alpha"] = product.alpha
+    if product.bias is not None:
+        bias = _with_whole_rows(place.put(product.bias), place)
+        options[f"bias_{format_of(bias.dtype)}"] = bias.broadcast_to((call.groups, product.cols))
+    if product.residual is not None:
+        residual = _with_whole_rows(place.put(product.residual), place)
+        options[f"residual_{format_of(residual.dtype)}"] = residual[None]
+    member = f32 if product.ending else product.output
+    shape = (product.rows, product.width)
+    launched = product.rows and product.width and call.groups
+    if product.ending:
+        layout, level = product.ending.layout, product.ending.global_scale
+        on_device = isinstance(out, QuantizedArray) and out.on_device
+        codes, scales = (
+            (out.codes, out.scales) if on_device else (place.empty(size,
+                                                                   FORMATS["u8"]) for size in (layout.codes_shape,
+                                                                       layout.scales_shape))
+        )
+        results = dict(codes=codes.view(np.uint8).reshape(product.rows, layout.code_bytes),
+                       scales=scales.view(np.uint8).reshape(scales.size))
+        results |= dict(code_bytes=layout.code_bytes, scale_bytes=scales.size, ending=product.ending.number,
+                        rule=product.ending.rule)
+        results["swizzled"] = int(layout.scale_layout != "linear")
+        if level is not None:
+            level = place.put(level)
+            results |= dict(out_global=level.reshape(level.size), level_count=level.size)
+    else:
+        target = out if isinstance(out, DeviceArray) else place.empty(shape, member)
+        direct = target if target.shape[-1] <= 1 or target.strides[-1] == target.dtype.itemsize else place.empty(shape,
+            member)
+        results = {f"out_{member}": direct[None]}
+    kernels = PRODUCTS[product.a.format, product.b.format] if product.depth else PRODUCTS["bf16", "bf16"]
+    for kernel, least, most in call.launches(kernels) if launched else ():
+        kernel(**operands, **options, **results, least_rows=least, most_rows=most, stream=stream)
+    if not product.ending:
+        if direct is not target:
+            copied_to(direct, member, place, target)
+        if isinstance(out, DeviceArray):
+            return product.given
+        result = place.back(target)
+        if product.given is None:
+            return result
+        np.copyto(product.given, result)
+        return product.given
+    one = None if level is None else level.reshape(()) if level.size == 1 else None
+    if level is not None and one is None:
+        one = place.put(np.float32(1))   # codes of each group count in its own; the caller has them
+    result = QuantizedArray(codes, scales, format=layout.format.name, shape=layout.shape,
+                            scale_layout=layout.scale_layout, global_scale=one)
+    if on_device:
+        return out
+    result = result.to_numpy(stream=stream) if place.on_host else result
+    if out is None:
         return result
-    np.copyto(call.given, result)
-    return call.given
+    for name in ("codes", "scales"):
+        np.copyto(getattr(out, name).view(np.uint8), getattr(result, name).view(np.uint8))
+    return out
 
 
-# (format of a, format of b) -> how they are multiplied. Another pair is another line.
+# Enough parts of an array to fill a GPU, few enough for one block of threads to finish.
+_AMAX_PARTS = 1024
+
+# (format of a, format of b) -> what multiplies them. Another pair is another line.
 PRODUCTS = {
-    ("bf16", "bf16"): Product(gemm_bf16),
-    ("f16", "f16"): Product(gemm_bf16),
+    ("bf16", "bf16"): Product(gemm_bf16, gemm_few_bf16),
+    ("f16", "f16"): Product(gemm_bf16, gemm_few_bf16),
+    **{pair: Product(BLOCK_GEMM[pair], FEW_BLOCK_GEMM[pair]) for pair in BLOCK_PAIRS},
 }

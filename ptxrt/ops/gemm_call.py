@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ..array import as_arrays, as_output
+from ..array import DeviceArray, as_arrays, as_output
 from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import Format, bf16, format_of, to_convert
@@ -19,6 +19,8 @@ from .outputs import Ending, check_memory, checked_ending, parts_of
 from .quantize import given_global_scale, rule_number
 from .quantized import Packed, QuantizedArray
 
+# Up to so many rows K is cut by K alone.
+FEW_ROWS = 64
 _GATE = dict(limit=math.inf, alpha=1.0, offset=0.0)
 
 
@@ -145,12 +147,15 @@ def gemm_call(
         *(a, b, batch, rows, cols, depth, width, float(alpha), checked_bias(bias, (cols,), gated)),
         *(number, gate, _checked_residual(residual, shape), output, ending, splits, given, given),
     )
-    check_out(call)
+    if not isinstance(a.values, _Shape):
+        check_out(call)
     return call
 
 
 def _taken(name: str, x):
     """An array or a QuantizedArray with rows of K values."""
+    if isinstance(x, _Shape):
+        return x
     if isinstance(x, Packed):
         if not isinstance(x, QuantizedArray):
             raise ArgumentError(f"matmul: {name} is {x!r}, an operand of attention; quantize it with ptxrt.quantize")
@@ -169,6 +174,7 @@ def _format_of(name: str, x, asked, products) -> str:
     known = dict.fromkeys(pair["ab".index(name)] for pair in products)
     if asked is not None and (not isinstance(asked, str) or asked not in known):
         raise ArgumentError(f"matmul: {name}_format is {asked!r}; there are {', '.join(map(repr, known))}")
+    x = _held(x)
     if isinstance(x, QuantizedArray):
         if asked not in (None, x.format):
             raise ArgumentError(f"matmul: {name} is {x!r}, {name}_format {asked!r}; leave out {name}_format")
@@ -195,7 +201,7 @@ def check_pair(products, a: str, b: str) -> None:
 
 
 def _operand(name: str, x, format: str, rule, global_scale) -> Operand:
-    quantizes = format in BLOCK_FORMATS and not isinstance(x, QuantizedArray)
+    quantizes = format in BLOCK_FORMATS and not isinstance(_held(x), QuantizedArray)
     if not quantizes and (rule is not None or global_scale is not None):
         what = f"{name}_scale_rule" if rule is not None else f"{name}_global_scale"
         raise ArgumentError(f"matmul: {what} came, but {name} is not quantized in this call; leave it out")
@@ -203,7 +209,7 @@ def _operand(name: str, x, format: str, rule, global_scale) -> Operand:
         block = BLOCK_FORMATS[format]
         rule = operand_rule(format) if rule is None else rule
         rule_number(f"matmul: {name}", block, rule)
-        global_scale = given_global_scale(f"matmul: {name}", block, global_scale, isinstance(x, np.ndarray))
+        global_scale = given_global_scale(f"matmul: {name}", block, global_scale, isinstance(_held(x), np.ndarray))
     return Operand(name, x, format, rule, global_scale)
 
 
@@ -252,12 +258,13 @@ def _checked_residual(residual, shape: tuple[int, ...]):
 
 def _output(a: Operand, given, out_dtype, shape, out_format, rule, scale_layout, global_scale):
     """The type of C, or how it is quantized."""
-    on_host = isinstance(a.values, np.ndarray)
+    values = _held(a.values)
+    on_host = isinstance(values, np.ndarray)
     wanted = (shape, given, out_dtype, out_format, rule, scale_layout, global_scale)
     ending = checked_ending("matmul", on_host, *wanted, "out_")
     if ending:
         return None, ending
-    default = bf16 if isinstance(a.values, QuantizedArray) else format_of(a.values.dtype)
+    default = bf16 if isinstance(values, QuantizedArray) else format_of(values.dtype)
     return output_format("matmul", out_dtype, given, default), None
 
 
@@ -280,3 +287,100 @@ def _is_finite(value) -> bool:
         return not isinstance(value, (bool, np.ndarray, str)) and math.isfinite(value)
     except (TypeError, ValueError, OverflowError):
         return False
+
+
+@dataclass(frozen=True)
+class GroupedCall:
+    """A product of groups of rows. product: what all groups have in common, as a product of all rows by one matrix."""
+
+    product: Call
+    groups: int
+    starts: Any
+    order: Any
+    alphas: Any
+
+    def launches(self, kernels) -> list[tuple]:
+        """Kernels, and the least and most rows of the groups that each takes: those that there may be."""
+        most = 2**31 - 1
+        if self.product.splits is not None:
+            return [(kernels.tiles, 0, most)]
+        both = [(kernels.few, 1, FEW_ROWS), (kernels.tiles, FEW_ROWS + 1, most)]
+        if not isinstance(self.starts, np.ndarray):
+            return both if self.product.rows > FEW_ROWS else both[:1]
+        sizes = np.diff(self.starts)
+        return [x for x in both if ((x[1] <= sizes) & (sizes <= x[2])).any()]
+
+
+def grouped_call(products, a, b, starts, order, a_format, b_format, alpha, bias, activation, residual, out_format,
+                 rule, layout, level, *rest):
+    """The arguments of `matmul_grouped`, checked."""
+    a_rule, b_rule, a_level, b_level, out_dtype, splits, out = rest
+    a, b = _taken("a", a), _taken("b", b)
+    if len(a.shape) != 2 or len(b.shape) != 3:
+        raise ArgumentError(f"matmul_grouped: a has shape {list(a.shape)}, b {list(b.shape)}; pass a [T, K] and b [groups, N, K]")
+    groups, tokens = b.shape[0], a.shape[0]
+    starts = _whole_numbers("group_starts", starts, (groups + 1,))
+    rows = tokens
+    if order is not None:
+        order = _whole_numbers("rows", order, None)
+        rows = order.shape[0]
+        if isinstance(order, np.ndarray) and order.size and not (0 <= order.min() and order.max() < tokens):
+            raise ArgumentError(f"matmul_grouped: rows go from {order.min()} to {order.max()}; a has rows 0 to {tokens - 1}")
+    if isinstance(starts, np.ndarray) and (starts[0] != 0 or starts[-1] != rows or (np.diff(starts) < 0).any()):
+        raise ArgumentError(f"matmul_grouped: group_starts are {starts.tolist()}; they begin at 0, never fall and end at {rows}")
+    alphas = None
+    if not _is_finite(alpha):
+        (alphas,) = as_arrays("matmul_grouped", alpha=alpha)
+        finite = not isinstance(alphas, np.ndarray) or (alphas.dtype.kind == "f" and np.isfinite(alphas).all())
+        if tuple(alphas.shape) != (groups,) or not finite or (not isinstance(alphas,
+                                                                             np.ndarray) and alphas.dtype !=
+                                                                             np.float32):
+            raise ArgumentError(f"matmul_grouped: alpha is {alpha!r}; pass a finite number, or float32 [{groups}]")
+        alphas, alpha = alphas.astype(np.float32) if isinstance(alphas, np.ndarray) else alphas, 1.0
+    levels = None
+    if level is not None and out_format == "nvfp4":
+        (given,) = as_arrays("matmul_grouped", out_global_scale=level)
+        if tuple(given.shape) == (groups,) and given.dtype == np.float32 and groups > 1:
+            if isinstance(given, np.ndarray) and not ((given > 0) & np.isfinite(given)).all():
+                raise ArgumentError("matmul_grouped: out_global_scale holds what is not positive and finite")
+            levels, level = given, 1.0
+    one = _Shape(b, b.shape[1:])
+    biases = None
+    if bias is not None:
+        (biases,) = as_arrays("matmul_grouped", bias=bias)
+        if len(biases.shape) == 2:
+            biases = checked_bias(biases, (groups, b.shape[1]), False)
+            bias = None
+    stand = _Shape(a, (rows, a.shape[1]))
+    call = gemm_call(
+        *(products, stand, one, a_format, b_format, True, alpha, bias, activation, residual, out_format, rule, layout,
+          level),
+        *(a_rule, b_rule, a_level, b_level, out_dtype, splits, out),
+    )
+    quantizing = call.ending if levels is None else replace(call.ending, global_scale=levels)
+    call = replace(call, a=replace(call.a, values=a), b=replace(call.b, values=b),
+                   bias=call.bias if biases is None else biases, ending=quantizing)
+    check_out(call)
+    return GroupedCall(call, groups, starts, order, alphas)
+
+
+class _Shape:
+    """Stands for an operand of another shape while a call is checked."""
+
+    def __init__(self, values, shape):
+        self.values, self.shape, self.dtype = values, tuple(shape), getattr(values, "dtype", None)
+
+
+def _held(x):
+    """What an operand is of."""
+    return x.values if isinstance(x, _Shape) else x
+
+
+def _whole_numbers(name: str, x, shape):
+    """int32 of one axis: from anything on the host, as they are on a device."""
+    (x,) = as_arrays("matmul_grouped", **{name: x})
+    fits = x.dtype == np.int32 if isinstance(x, DeviceArray) else x.dtype.kind in "iu"
+    if len(x.shape) != 1 or not fits or (shape and tuple(x.shape) != shape):
+        wanted = f"int32 {list(shape)}" if shape else "int32 of one axis"
+        raise ArgumentError(f"matmul_grouped: {name} are {x.dtype} {list(x.shape)}; pass {wanted}")
+    return x.astype(np.int32) if isinstance(x, np.ndarray) else x

@@ -1,12 +1,13 @@
 """The declarations of the kernels of matrix products, and products in float64, which are their reference."""
 
+import inspect
 import math
 
 import numpy as np
 
 from ..accuracy import Tolerance
 from ..blocks import BLOCK_FORMATS
-from ..formats import bf16, f16, f32, i32, u8
+from ..formats import bf16, f16, f32, i32, pack, u8
 from ..kernel import kernel
 from ..declaration import Axis, In, Out, Scalar, loose, strided, unaligned
 from .endings import ENDINGS, ending_layout
@@ -14,17 +15,18 @@ from .endings import ENDINGS, ending_layout
 # Activations by the numbers that kernels know them by.
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu", "swiglu")
 # Compiled tiles, named by their columns, and the rows of each.
-TILE_ROWS = {64: 64, 128: 128, 256: 128}
-# Tiles of C that fill a GPU (an RTX 5090 has 170 multiprocessors, an H200 132).
-_FILLING_TILES = 150
+TILE_ROWS = {64: 64, 256: 128}
+# Pairs of formats of A and B of which one or both are block formats.
+BLOCK_PAIRS = (("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("bf16", "nvfp4"))
+# Rows of a block of the kernels for few.
+MOST_ROWS = (16,)
+# Large tiles from which on they are better than many small ones (an RTX 5090 has 170 multiprocessors, an H200 132).
+_FEWEST_TILES = 100
 
 
 def tile_for(rows: int, cols: int) -> int:
-    """The tile for products of so many rows and columns: the largest of which there are enough. No bit of C depends on it."""
-    for tile in (256, 128):
-        if math.ceil(rows / TILE_ROWS[tile]) * math.ceil(cols / tile) >= _FILLING_TILES * 2 // 3:
-            return tile
-    return 64
+    """The tile for products of so many rows and columns: the large one where there are enough. No bit of C depends on it."""
+    return 256 if math.ceil(rows / TILE_ROWS[256]) * math.ceil(cols / 256) >= _FEWEST_TILES else 64
 
 
 def erf(x: np.ndarray) -> np.ndarray:
@@ -60,6 +62,9 @@ def multiply(a: np.ndarray, b: np.ndarray, options: dict, outputs: dict) -> None
         matrices = [(0, g, slice(int(starts[g]), min(int(starts[g + 1]), rows))) for g in range(groups)]
     codes, scales = outputs["codes"], outputs["scales"]
     quantized = np.zeros((batch, rows, options["width"]), np.float32)
+    least, most = (int(options[name]) for name in ("least_rows", "most_rows"))
+    if starts is not None:
+        matrices = [x for x in matrices if least <= x[2].stop - x[2].start <= most]
     for matrix, group, part in matrices:
         mine = a[matrix][part] if order is None else a[matrix][order[part]]
         with np.errstate(invalid="ignore", over="ignore"):
@@ -104,12 +109,16 @@ DERIVED = dict(
 )
 
 
-def flops(*, batch, rows, cols, depth, **others) -> int:
-    """A multiply-add for each product."""
-    return 2 * batch * rows * cols * depth
+def _flops(block: int):
+    """A multiply-add for each product; `block`: values of B that share a scale, where the depth is counted in those."""
+
+    def flops(*, batch, rows, cols, depth=None, b_blocks=None, **others) -> int:
+        return 2 * batch * rows * cols * (depth if depth is not None else int(b_blocks) * block)
+
+    return flops
 
 
-def _small_integers(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+def _values(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     """Examples: normal values, or, where C is quantized, whole numbers, so that sums are exact and codes cannot differ."""
     if axes.get("code_bytes", 1) > 1:
         return rng.integers(-3, 4, shape).astype(member.dtype)
@@ -177,25 +186,28 @@ OUTPUTS = dict(
     out_bf16=Tolerance("rounded to bfloat16", relative_l2=3e-3),
 )
 
-TEXT = """Multiply A [rows, depth] of {a} by the transpose of B [cols, depth] of {b}: C = activation(alpha A B^T + bias) + residual.
+TEXT = """Multiply A [rows, depth] of {a} by the transpose of B [cols, depth] of {b}, with everything that follows.
 
-Products are exact, sums float32 in ascending k; alpha is {alpha}one float32 number, bias and what follows are float32.
-activation: 0 none,
-1 relu, 2 gelu by erf, 3 gelu by tanh, 4 silu, 5 swiglu: of columns 2 i and 2 i + 1, g and u, column i is
-g sigmoid(gate_alpha g) (u + offset) with g at most `limit` and u within it. Then C is rounded once: to nearest,
-    ties to even, to the one of
-out_f32, out_f16 and out_bf16 that is there; or quantized with the bytes of `quantize`: ending 1 mxfp8, 2 mxfp4, 3
-nvfp4 under `out_global`,
-by the rule of that number, scales in 128x4 tiles where `swizzled`.
-group_starts: rows group_starts[g] to group_starts[g + 1] are multiplied by matrix g of B; the rows behind are not
-written. order: row i of C
-is made of row order[i] of A. in_place: the residual is what the array that is given as C holds. alphas,
-    out_global: one number, or one a group. Whoever quantizes groups into 128x4 tiles clears their padding."""
+C = activation(alpha A B^T + bias) + residual. Products are exact, sums float32 in ascending k; alpha, {alpha}is one
+float32 number, bias and what follows are float32. activation: 0 none, 1 relu, 2 gelu by erf, 3 gelu by tanh, 4 silu,
+5 swiglu: of columns 2 i and 2 i + 1, g and u, column i is g sigmoid(gate_alpha g) (u + offset) with g at most `limit`
+and u within it. Then C is rounded once: to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is
+there; or quantized with the bytes of `quantize`: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global`, by the rule of
+that number, with scales in 128x4 tiles where `swizzled`. in_place: the residual is what the array given as C holds.
+"""
+BLOCKS_TEXT = """x_codes: rows of codes as `quantize` has them, filled up with zeros to multiples of 16 bytes. x_scales: the
+scales of all rows of all matrices, x_blocks of a row, in 128x4 tiles where x_swizzled; those of matrix m begin at row
+x_first_row + m x_scale_rows. x_global: what NVFP4 multiplies all values by.
+"""
+FEW_TEXT = """For few rows: the depth is cut into eight runs of whole units of 64 bytes of a row of B, each summed by
+itself; they are added in pairs. A row's bits depend on K and the formats alone.
+"""
+LAST = """group_starts: rows group_starts[g] to group_starts[g + 1] are multiplied by matrix g of B; the rows behind them are
+not written,
+    nor are groups of less than least_rows or more than most_rows rows. order: row i of C is made of row order[i] of A. alphas, out_global: one number, or one a group."""
 
 
-def _gemm_bf16(
-    a: In[bf16 | f16, "batch tokens depth", strided],
-    b: In[bf16 | f16, "groups cols depth", strided],
+def _ends(
     bias_f32: In[f32, "groups cols", loose] = None,
     bias_f16: In[f16, "groups cols", loose] = None,
     bias_bf16: In[bf16, "groups cols", loose] = None,
@@ -221,35 +233,251 @@ def _gemm_bf16(
     rule: Scalar[i32, 0, 1, 2, 3] = 0,
     swizzled: Scalar[i32, 0, 1] = 0,
     in_place: Scalar[i32, 0, 1] = 0,
+    least_rows: Scalar[i32] = 0,
+    most_rows: Scalar[i32] = 2**31 - 1,
     rows: Axis,
     width: Axis,
 ):
-    options = dict(locals())
-    outputs = {name: options.pop(name) for name in ("out_f32", "out_f16", "out_bf16", "codes", "scales")}
-    options["factor"] = lambda group: float(alpha) if alphas is None else float(alphas[min(group, len(alphas) - 1)])
-    multiply(a.astype(np.float64), b.astype(np.float64), options, outputs)
+    """The arguments of every kernel behind its operands."""
 
 
+def _in_16_bits(a: In[bf16 | f16, "batch tokens depth", strided], b: In[bf16 | f16, "groups cols depth", strided]):
+    """Operands of 16 bits."""
 
-_gemm_bf16.__name__ = _gemm_bf16.__qualname__ = "gemm_bf16"
-_gemm_bf16.__doc__ = TEXT.format(a="bf16 or f16", b="the same", alpha="")
-gemm_bf16 = kernel(
-    grid="cols grid_rows batch",
+
+def _in_blocks(
+    a_codes: In[u8, "batch tokens a_bytes", strided],
+    a_scales: In[u8, "a_scale_bytes", unaligned],
+    b_codes: In[u8, "groups cols b_bytes", strided],
+    b_scales: In[u8, "b_scale_bytes", unaligned],
+    a_global: In[f32, "1", unaligned] = None,
+    b_global: In[f32, "1", unaligned] = None,
+    *,
+    a_blocks: Scalar[i32],
+    a_swizzled: Scalar[i32, 0, 1] = 0,
+    a_scale_rows: Scalar[i32],
+    a_first_row: Scalar[i32] = 0,
+    b_blocks: Scalar[i32],
+    b_swizzled: Scalar[i32, 0, 1] = 0,
+    b_scale_rows: Scalar[i32],
+    b_first_row: Scalar[i32] = 0,
+):
+    """Operands in codes and scales."""
+
+
+def _half_in_blocks(
+    a: In[bf16, "batch tokens depth", strided],
+    b_codes: In[u8, "groups cols b_bytes", strided],
+    b_scales: In[u8, "b_scale_bytes", unaligned],
+    b_global: In[f32, "1", unaligned] = None,
+    *,
+    b_blocks: Scalar[i32],
+    b_swizzled: Scalar[i32, 0, 1] = 0,
+    b_scale_rows: Scalar[i32],
+    b_first_row: Scalar[i32] = 0,
+):
+    """A in bf16, B in codes and scales."""
+
+
+def _signature(*functions) -> inspect.Signature:
+    """The parameters of several functions, one after the other, those by keyword behind all others."""
+    parameters = [p for function in functions for p in inspect.signature(function).parameters.values()]
+    ends = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    numbers = [p for p in inspect.signature(functions[-1]).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    # as entries have them: the numbers that all kernels have come before those of operands
+    ends = numbers + [p for p in ends if p not in numbers]
+    return inspect.Signature([p for p in parameters if p.kind is not p.KEYWORD_ONLY] + ends)
+
+
+# The same for kernels of few rows.
+FEW_DERIVED = {name: size for name, size in DERIVED.items() if name not in ("tile", "grid_rows")} | dict(
+    most=lambda axes: axes.get("most", next((most for most in MOST_ROWS if axes["rows"] <= most), MOST_ROWS[-1])),
+    grid_rows=lambda axes: axes["rows"] + (axes["groups"] * axes["most"] if axes["starts"] > 1 else 0),
+)
+
+
+def _declare(name: str, operands, read, text: str, few=False, **more):
+    """Declare a kernel whose operands `read` gives in float64, from its arguments by name."""
+
+    def body(**options):
+        outputs = {x: options.pop(x) for x in ("out_f32", "out_f16", "out_bf16", "codes", "scales")}
+        alpha, alphas = options["alpha"], options["alphas"]
+        options["factor"] = lambda group: float(alpha if alphas is None else alphas[min(group, len(alphas) - 1)])
+        multiply(*read(options), options, outputs)
+
+    body.__name__ = body.__qualname__ = name
+    body.__doc__ = text
+    body.__signature__ = _signature(operands, _ends)
+    draw = dict(group_starts=example_starts, order=example_order, out_global=example_levels,
+                alphas=example_levels) | more.pop("draw")
+    common = dict(grid="cols grid_rows batch", derived=FEW_DERIVED if few else DERIVED, tolerance=OUTPUTS,
+                  flops=_flops(more.pop("block")))
+    return kernel(**common, draw=draw, **more)(body)
+
+
+def few_cases(one) -> list[dict]:
+    """Cases of few rows: one row and many, runs of the depth that are empty and that are long, every kind of end; groups."""
+    groups = dict(groups=4, starts=5, group_starts=True)
+    return [
+        *(one(rows, 72, depth, most=most, out_f32=True) for rows, most in ((5, 16), (50, 16)) for depth in (32, 1184)),
+        one(16, 40, 576, 2, most=16, out_bf16=True, bias_f32=True, activation=4),
+        one(33, 136, 96, most=16, width=68, out_f32=True, activation=5, alpha=0.125),
+        *(one(40, 96, 160, most=most, ending=end, swizzled=swizzled) for most, end, swizzled in ((16, "mxfp8", 0), (16,
+            "nvfp4", 1), (16, "mxfp4", 1))),
+        one(150, 72, 64, **groups, most=16, out_f32=True, alphas=True, alpha_count=4),
+        one(40, 64, 64, **groups, most=16, order=True, tokens=25, out_f16=True, alpha=2.0**-13),
+    ]
+
+
+gemm_bf16 = _declare(
+    "gemm_bf16",
+    _in_16_bits,
+    lambda options: [options.pop(x).astype(np.float64) for x in "ab"],
+    TEXT.format(a="bf16 or f16", b="the same", alpha="") + LAST,
+    block=1,
     variants=dict(tile=tuple(TILE_ROWS)),
-    derived=DERIVED,
     cases=[
         *(case(tile=tile, out_f32=True) for tile in TILE_ROWS),
         case(130, 260, 200, 2, tile=256, out_bf16=True),
         case(1, 8, 8, tile=64, out_f16=True),
         case(129, 257, 512, tile=256, out_f32=True, format="bf16"),
         *epilogue_cases(64),
-        *(dict(x, format="bf16") for tile in (128, 256) for x in epilogue_cases(tile)),
+        *(dict(x, format="bf16") for tile in (256,) for x in epilogue_cases(tile)),
         *group_cases(64),
-        *(dict(x, format="bf16") for tile in (128, 256) for x in group_cases(tile)),
+        *(dict(x, format="bf16") for tile in (256,) for x in group_cases(tile)),
     ],
-    tolerance=OUTPUTS,
-    flops=flops,
-    draw=dict(a=_small_integers, b=_small_integers, group_starts=example_starts, order=example_order,
-              out_global=example_levels,
-              alphas=example_levels),
-)(_gemm_bf16)
+    draw=dict(a=_values, b=_values),
+)
+
+
+gemm_few_bf16 = _declare(
+    "gemm_few_bf16",
+    _in_16_bits,
+    lambda options: [options.pop(x).astype(np.float64) for x in "ab"],
+    TEXT.format(a="bf16 or f16", b="the same", alpha="") + FEW_TEXT + LAST,
+    few=True,
+    block=1,
+    variants=dict(most=MOST_ROWS),
+    cases=few_cases(lambda *sizes, tokens=None, **rest: case(*sizes, **rest) | ({"tokens": tokens} if tokens else {})),
+    draw=dict(a=_values, b=_values),
+)
+
+
+def _of_blocks(name: str, format: str, options: dict) -> np.ndarray:
+    """The values of an operand in codes and scales, [matrices, rows, depth]."""
+    block = BLOCK_FORMATS[format]
+    codes, scales = options.pop(f"{name}_codes"), options.pop(f"{name}_scales")
+    blocks, rows, first = (int(options[f"{name}_{x}"]) for x in ("blocks", "scale_rows", "first_row"))
+    matrices, count, _ = codes.shape
+    codes = codes[..., : blocks * block.block * block.bits // 8]
+    where = first + np.arange(matrices)[:, None] * rows + np.arange(count)
+    layout = ending_layout(format, (int(where.max()) + 1, blocks * block.block), bool(options[f"{name}_swizzled"]))
+    plain = layout.linear_scales(scales[: int(np.prod(layout.scales_shape))].reshape(layout.scales_shape))[where]
+    level = options.pop(f"{name}_global")
+    values = block.decode(codes, plain, *([1.0] if block.two_level else [])).astype(np.float64)
+    return values * (1.0 if level is None else float(level[0]))
+
+
+def _draw_codes(format: str):
+    """Any codes but NaN; where C is quantized those of small whole numbers."""
+    element = BLOCK_FORMATS[format].element
+
+    def draw(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+        count = (*shape[:-1], shape[-1] * 8 // element.bits)
+        if axes["code_bytes"] > 1:
+            codes = element.encode(rng.integers(-3, 4, count).astype(np.float32))
+        else:
+            codes = rng.integers(0, element.largest_code + 1, count, dtype=np.uint8)
+            codes |= rng.integers(0, 2, count, dtype=np.uint8) << np.uint8(element.bits - 1)
+        return pack(codes, element.bits)
+
+    return draw
+
+
+def _draw_scales(format: str):
+    """Around 1; 1 where C is quantized."""
+    low, one, high = (0x30, 0x38, 0x40) if BLOCK_FORMATS[format].two_level else (0x7B, 0x7F, 0x83)
+
+    def draw(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+        return np.full(shape, one, np.uint8) if axes["code_bytes"] > 1 else rng.integers(low, high, shape,
+                                                                                         dtype=np.uint8)
+
+    return draw
+
+
+def _operand_sizes(name: str, format: str, matrices: int, rows: int, depth: int, swizzled=0, shared=0) -> dict:
+    """Axes and scalars of an operand of a declared case; shared: whether all matrices are the first."""
+    block = BLOCK_FORMATS[format]
+    layout = ending_layout(format, (rows if shared else matrices * rows, depth), bool(swizzled))
+    sizes = dict(bytes=-(-layout.code_bytes // 16) * 16, scale_bytes=int(np.prod(layout.scales_shape)))
+    return {f"{name}_{key}": value for key, value in sizes.items()} | {
+        f"{name}_blocks": layout.padded // block.block,
+        f"{name}_swizzled": swizzled,
+        f"{name}_scale_rows": 0 if shared else rows,
+    }
+
+
+def block_case(a: str, b: str, rows=70, cols=100, depth=192, batch=1, swizzled=0, shared=0, **rest) -> dict:
+    """A declared case of a pair of formats; shared: B has one matrix for all."""
+    result = case(rows, cols, depth, batch, **rest)
+    tokens, groups = (rest.get(name, result[name]) for name in ("tokens", "groups"))
+    operands = {} if a == "bf16" else _operand_sizes("a", a, batch, tokens, depth, swizzled)
+    operands |= _operand_sizes("b", b, groups, cols, depth, swizzled, shared)
+    if a != "bf16":
+        del result["depth"]
+    levels = {f"{name}_global": True for name, format in (("a", a), ("b", b)) if format == "nvfp4" and batch == 1}
+    return result | operands | levels
+
+
+def block_cases(a: str, b: str) -> list[dict]:
+    """Every kind of operand: ragged, of one slice and of many, with tails of K, both layouts of scales, matrices, groups; and ends."""
+
+    def one(*sizes, **rest):
+        return block_case(a, b, *sizes, **rest)
+
+    groups = dict(groups=4, starts=5, group_starts=True)
+    return [
+        *(one(tile=tile, out_f32=True) for tile in TILE_ROWS),
+        *(one(130, 270, 544, tile=tile, out_f32=True, swizzled=1) for tile in TILE_ROWS),
+        one(5, 72, 96, 3, tile=64, out_bf16=True, bias_f32=True),
+        one(35, 40, 96, 3, tile=256, out_f16=True, shared=1, swizzled=1, alpha=2.0**-13),
+        one(1, 8, 32, tile=64, out_f32=True),
+        one(150, 72, 160, **groups, tile=256, out_f32=True, alphas=True, alpha_count=4),
+        one(40, 64, 64, **groups, tile=64, order=True, tokens=25, out_bf16=True, swizzled=1),
+        *(one(66, 136, 96, tile=tile, width=68, out_f32=True, activation=5, alpha=0.125) for tile in TILE_ROWS),
+        *(one(70, 160, 160, tile=tile, ending=end, swizzled=1) for tile in TILE_ROWS for end in ENDINGS),
+    ]
+
+
+def _declare_blocks(a: str, b: str, few: bool = False):
+    """Declare the kernel for a pair of formats of which one or both are block formats."""
+    half = a == "bf16"
+    name = "gemm_" + "few_" * few + a + (f"_{b}" if a != b else "")
+    drawn = {"a": _values} if half else {"a_codes": _draw_codes(a), "a_scales": _draw_scales(a),
+                                         "a_global": example_levels}
+    drawn |= {"b_codes": _draw_codes(b), "b_scales": _draw_scales(b), "b_global": example_levels}
+
+    def read(options):
+        first = options.pop("a").astype(np.float64) if half else _of_blocks("a", a, options)
+        second = _of_blocks("b", b, options)
+        depth = min(first.shape[-1], second.shape[-1])
+        return first[..., :depth], second[..., :depth]
+
+    cases = few_cases(lambda *sizes, **rest: block_case(a, b, *sizes, **rest)) if few else block_cases(a, b)
+    return _declare(
+        name,
+        _half_in_blocks if half else _in_blocks,
+        read,
+        TEXT.format(a=a, b="the same" if a == b else b,
+                    alpha="with the global scales ") + BLOCKS_TEXT + FEW_TEXT * few + LAST,
+        few=few,
+        block=BLOCK_FORMATS[b].block,
+        variants=dict(most=MOST_ROWS) if few else dict(tile=tuple(TILE_ROWS)),
+        cases=cases,
+        draw=drawn,
+    )
+
+
+# (format of A, format of B) -> the kernel on whole tiles, and that for few rows.
+BLOCK_GEMM = {pair: _declare_blocks(*pair) for pair in BLOCK_PAIRS}
+FEW_BLOCK_GEMM = {pair: _declare_blocks(*pair, few=True) for pair in BLOCK_PAIRS}

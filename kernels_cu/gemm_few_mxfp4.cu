@@ -1,0 +1,7 @@
+// gemm_few_mxfp4: matrix products of few rows, of operands in MXFP4.
+#include "kernel.cuh"
+#include "op/gemm_small.cuh"
+
+VARIANTS(most, 16)
+
+FEW_BLOCK_GEMM(UNIT, tile::Mxfp4, tile::Mxfp4, VARIANT_most / 16)

@@ -1,0 +1,7 @@
+// gemm_mxfp4: matrix products of operands in MXFP4.
+#include "kernel.cuh"
+#include "op/gemm.cuh"
+
+VARIANTS(tile, 64, 256)
+
+BLOCK_GEMM(UNIT, tile::Mxfp4, tile::Mxfp4, VARIANT_tile)

@@ -1,0 +1,139 @@
+"""Mixtures of experts: `route`, which sorts tokens by expert, and `combine`, which adds what the experts gave."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..accuracy import Tolerance
+from ..array import DeviceArray, as_arrays
+from ..declaration import In, Out, loose, unaligned
+from ..errors import ArgumentError
+from ..formats import bf16, f16, f32, format_of, i32
+from ..kernel import kernel
+from ..prepared import remembered
+from .place import Place
+
+
+def _example_ids(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Ids of experts, of which some have no rows, and padding of both kinds."""
+    return rng.choice(np.array([-1, *range(axes["blocks"] + 1)], np.int32), shape)
+
+
+def _example_places(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    return rng.integers(-1, axes["rows"], shape).astype(np.int32)
+
+
+_SIZES = ((1, 1, 2), (5, 3, 5), (100, 2, 9), (300, 6, 129))
+
+
+@kernel(
+    grid="blocks",
+    cases=[dict(tokens=tokens, chosen=chosen, blocks=blocks) for tokens, chosen, blocks in _SIZES],
+    draw=dict(expert_ids=_example_ids),
+)
+def sort_tokens(
+    expert_ids: In[i32, "tokens chosen", unaligned],
+    order: Out[i32, "tokens*chosen", unaligned],
+    starts: Out[i32, "blocks", unaligned],
+    places: Out[i32, "tokens chosen", unaligned],
+):
+    """Sort tokens by the experts that they chose; `blocks` is one more than there are experts.
+
+    order: the token of each sorted row, rows of an expert in the order of tokens. starts: where the rows of each
+    expert begin, and where the
+    last ones end; behind them stand those of ids that are no expert's. places: the row of each id, -1 for one of no
+    expert.
+    """
+    experts = len(starts) - 1
+    ids = np.where((expert_ids < 0) | (expert_ids >= experts), experts, expert_ids).reshape(-1)
+    rows = np.argsort(ids, kind="stable")
+    order[:] = rows // expert_ids.shape[1]
+    starts[:] = np.searchsorted(ids[rows], np.arange(experts + 1))
+    where = np.empty(ids.size, np.int64)
+    where[rows] = np.arange(ids.size)
+    places[:] = np.where(ids == experts, -1, where).reshape(places.shape)
+
+
+@kernel(
+    grid="cols tokens",
+    cases=[dict(rows=rows, cols=cols, tokens=tokens, chosen=chosen) for rows, cols, tokens, chosen in ((3, 8, 2, 1),
+        (20, 1030, 7, 4), (9, 33, 5, 3))],
+    tolerance=Tolerance("float32 sums, rounded to the type of x", relative_l2=3e-3),
+    draw=dict(places=_example_places),
+)
+def add_experts(
+    x: In[f32 | f16 | bf16, "rows cols", loose],
+    places: In[i32, "tokens chosen", unaligned],
+    weights: In[f32, "tokens chosen", unaligned],
+    y: Out[f32 | f16 | bf16, "tokens cols"],
+):
+    """Add the rows of x at the places of each token, each times its weight: in float32, in their order; places of -1 count nothing."""
+    y[:] = 0
+    for token, expert in np.ndindex(places.shape):
+        if places[token, expert] >= 0:
+            y[token] += weights[token, expert] * x[places[token, expert]].astype(np.float64)
+
+
+class Routing(NamedTuple):
+    """Tokens sorted by expert, int32. order [T k]: the token of each row. starts [experts + 1]. places [T, k]: -1 for padding."""
+
+    order: Any
+    starts: Any
+    places: Any
+
+
+@remembered
+def route(expert_ids, experts, *, stream=None) -> Routing:
+    """Sort tokens by the experts that they chose: expert_ids [T, k] whole numbers, of which negative ones are padding.
+
+    Gives order, int32 [T k]: the token of each sorted row; starts,
+        int32 [experts + 1]: the rows of expert e are starts[e] to
+    starts[e + 1], padding stands behind; places, int32 [T,
+                                                         k]: where a token's row went, -1 for padding. Rows of an
+                                                         expert stand in the
+    order of tokens. `matmul_grouped(x, w, starts, rows=order)` multiplies them, `combine` adds what comes out.
+    NumPy arrays are checked: ids below `experts`. A device array, int32, is not looked at: ids from `experts` on count
+    as padding there.
+    ArgumentError for what does not fit. Kernel: `sort_tokens`.
+    """
+    (ids,) = as_arrays("route", expert_ids=expert_ids)
+    whole = isinstance(experts, (int, np.integer)) and not isinstance(experts, bool) and 0 < experts < 2**31 - 1
+    if not whole:
+        raise ArgumentError(f"route: experts is {experts!r}; pass a whole number of at least 1")
+    kind = ids.dtype == np.int32 if isinstance(ids, DeviceArray) else ids.dtype.kind in "iu"
+    if len(ids.shape) != 2 or not kind:
+        raise ArgumentError(f"route: expert_ids are {ids.dtype} {list(ids.shape)}; pass whole numbers [tokens, experts of each], int32 on a device")
+    if isinstance(ids, np.ndarray):
+        if ids.size and ids.max() >= experts:
+            raise ArgumentError(f"route: expert_ids go up to {ids.max()}; there are {experts} experts, pass ids below, or negative ones for padding")
+        ids = np.maximum(ids, -1).astype(np.int32)
+    place = Place([ids], stream)
+    on_device = place.put(ids)
+    if not ids.size:
+        shapes = ((0,), (experts + 1,), tuple(ids.shape))
+        if not place.on_host:
+            raise ArgumentError(f"route: expert_ids on the device have shape {list(ids.shape)}; pass at least one id")
+        return Routing(*(np.zeros(shape, np.int32) for shape in shapes))
+    return Routing(*(place.back(x) for x in sort_tokens(on_device, blocks=int(experts) + 1, stream=stream)))
+
+
+@remembered
+def combine(y, routing, weights, *, stream=None):
+    """Add what the experts of each token gave: y [R, N] rows in the order of `routing`, weights float32 [T, k]; gives [T, N] of y's type.
+
+    Sums are float32, in the order of a token's experts; places of -1 count nothing, so that rows behind the last
+    expert's are not read.
+    y: float32, float16 or bfloat16. ArgumentError for what does not fit. Kernel: `add_experts`.
+    """
+    if not isinstance(routing, Routing):
+        raise ArgumentError(f"combine: routing is a {type(routing).__name__}; pass what route gives")
+    y, weights, places = as_arrays("combine", y=y, weights=weights, places=routing.places)
+    if len(y.shape) != 2 or format_of(y.dtype) is None:
+        raise ArgumentError(f"combine: y is {y.dtype} {list(y.shape)}; pass float32, float16 or bfloat16 [rows, N]")
+    if tuple(weights.shape) != tuple(places.shape) or not f32.holds(weights.dtype):
+        raise ArgumentError(f"combine: weights are {weights.dtype} {list(weights.shape)}; pass float32 {list(places.shape)}")
+    if y.shape[0] != routing.order.shape[0]:
+        raise ArgumentError(f"combine: y has {y.shape[0]} rows, the routing {routing.order.shape[0]}; pass one row for each")
+    place = Place([y, weights, places], stream)
+    y, weights, places = (place.put(x) for x in (y, weights, places))
+    return place.back(add_experts(y, places, weights, stream=stream))

@@ -1,0 +1,196 @@
+"""Products of operands in block formats: exact ones to the bit, scales one by one, both layouts, and wrong calls."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ptxrt
+from ptxrt.blocks import BLOCK_FORMATS
+from ptxrt.errors import ArgumentError
+from ptxrt.formats import pack
+from ptxrt.ops import gemm_kernels
+from ptxrt.ops.gemm import PRODUCTS, exact_matmul
+
+BF16 = ml_dtypes.bfloat16
+PAIRS = [pair for pair in PRODUCTS if set(pair) & set(BLOCK_FORMATS)]
+TILES = [64, 256]
+
+
+@pytest.fixture(params=["native", "portable", *(pytest.param(f"{name} gpu",
+                                                             marks=pytest.mark.gpu) for name in ("portable",
+                                                                 "native"))])
+def machine(request, on_machine):
+    """Each text on the emulator, and the machines of the GPU at hand."""
+    name, _, gpu = request.param.partition(" ")
+    with on_machine(name) if gpu else ptxrt.using("emulator", ptx=name):
+        yield
+
+
+@pytest.fixture(params=TILES)
+def tile(request, monkeypatch):
+    """Every tile; what is remembered of calls goes by their sizes, so that each has sizes of its own."""
+    monkeypatch.setattr(gemm_kernels, "tile_for", lambda *sizes: request.param)
+    return request.param
+
+
+def drawn(format, rows, depth, seed=0, layout="linear"):
+    """Values of codes of every kind and of scales around 1, as an operand."""
+    rng = np.random.default_rng([seed, rows, depth])
+    if format == "bf16":
+        return rng.standard_normal((rows, depth)).astype(BF16)
+    x = rng.standard_normal((rows, depth)).astype(np.float32) * np.exp2(rng.integers(-3, 4, (rows, 1)))
+    level = dict(global_scale=1.0) if format == "nvfp4" else {}
+    return ptxrt.quantize(x.astype(np.float32), format, scale_layout=layout, pad=True, **level)
+
+
+def unit(format, depth):
+    """The identity as an operand, its scales 1."""
+    eye = np.eye(depth, dtype=np.float32)
+    if format == "bf16":
+        return eye.astype(BF16)
+    block = BLOCK_FORMATS[format]
+    codes, scales = pack(block.element.encode(eye), block.bits), np.full((depth, depth // block.block),
+                                                                         0x38 if block.two_level else 0x7F, np.uint8)
+    level = dict(global_scale=1.0) if block.two_level else {}
+    return ptxrt.QuantizedArray(codes, scales, format=format, shape=(depth, depth), **level)
+
+
+@pytest.mark.parametrize("layout", ["linear", "128x4"])
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_an_identity_gives_the_other_operand(machine, tile, pair, layout):
+    """Every code and scale meets its place of the other operand, through every slice, step and selector; tails of K as well."""
+    depth = 288 + 32 * (tile > 64)
+    a, b = drawn(pair[0], 70, depth, layout=layout), drawn(pair[1], 90, depth, 1, layout)
+    np.testing.assert_array_equal(ptxrt.matmul(a, unit(pair[1], depth), out_dtype=np.float32),
+                                  np.asarray(a).astype(np.float32))
+    np.testing.assert_array_equal(ptxrt.matmul(unit(pair[0], depth), b, out_dtype=np.float32),
+                                  np.asarray(b).astype(np.float32).T)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+@pytest.mark.parametrize("which", "ab")
+def test_each_scale_counts_for_its_block_alone(machine, tile, pair, which):
+    format = pair["ab".index(which)]
+    if format == "bf16":
+        return
+    depth, rows, block = 320 - 64 * (tile > 64), 40, BLOCK_FORMATS[format]
+    ones = {x: drawn_ones(f, rows if x == which else 24, depth) for x, f in zip("ab", pair)}
+    blocks = depth // block.block
+    one, two = (0x38, 0x40) if format == "nvfp4" else (0x7F, 0x80)
+    scales = np.full((rows, blocks), one, np.uint8)
+    for i in range(rows):
+        scales[i, i % blocks] = two  # of each row another block
+    ones[which].scales[:] = scales
+    got = ptxrt.matmul(ones["a"], ones["b"], out_dtype=np.float32)
+    want = np.full(rows, depth + block.block, np.float32)
+    np.testing.assert_array_equal(got if which == "a" else got.T, np.repeat(want[:, None], 24, axis=1))
+
+
+def drawn_ones(format, rows, depth):
+    x = np.ones((rows, depth), np.float32)
+    if format == "bf16":
+        return x.astype(BF16)
+    # so that the scale byte is that of 1
+    block = BLOCK_FORMATS[format]
+    code = block.element.encode(np.float32(1))
+    codes = np.full((rows, depth * block.bits // 8), int(code) * (0x11 if block.bits == 4 else 1), np.uint8)
+    scales = np.full((rows, depth // block.block), 0x38 if format == "nvfp4" else 0x7F, np.uint8)
+    return ptxrt.QuantizedArray(codes, scales, format=format, shape=(rows, depth),
+                                **(dict(global_scale=1.0) if format == "nvfp4" else {}))
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+@pytest.mark.parametrize("rows, cols, depth", [(1, 8, 32), (70, 130, 416), (130, 40, 80), (5, 300, 1056)])
+def test_against_float64_and_in_both_layouts(machine, pair, rows, cols, depth):
+    a, b = drawn(pair[0], rows, depth), drawn(pair[1], cols, depth, 1)
+    got = ptxrt.matmul(a, b, out_dtype=np.float32)
+    assert ptxrt.compare(got, exact_matmul(a, b)).relative_l2 <= 1e-6 * np.sqrt(depth)
+    tiled = ptxrt.matmul(drawn(pair[0], rows, depth, 0, "128x4"), drawn(pair[1], cols, depth, 1, "128x4"),
+                         out_dtype=np.float32)
+    np.testing.assert_array_equal(got, tiled)
+    some = slice(rows // 2, rows // 2 + 1)
+    if pair[0] == "bf16":
+        whole = ptxrt.matmul(a, b, out_dtype=np.float32, splits=1)
+        np.testing.assert_array_equal(ptxrt.matmul(a[some], b, out_dtype=np.float32, splits=1), whole[some])
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_arrays_are_quantized_first(machine, pair):
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal((n, 100)).astype(np.float32) for n in (20, 36))
+    rules = {"mxfp8": "rceil", "mxfp4": "even", "nvfp4": "amax"}
+    got = ptxrt.matmul(a, b, a_format=pair[0], b_format=pair[1], out_dtype=np.float32)
+
+    def quantized(x, format):
+        if format == "bf16":
+            return x.astype(BF16)
+        level = {}
+        if format == "nvfp4":
+            level = dict(global_scale=float(np.ldexp(1 / 6, np.frexp(np.float32(np.abs(x).max()) / 448)[1])))
+        return ptxrt.quantize(x, format, scale_rule=rules[format], pad=True, **level)
+
+    np.testing.assert_array_equal(got, ptxrt.matmul(quantized(a, pair[0]), quantized(b, pair[1]), out_dtype=np.float32))
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+@pytest.mark.parametrize("batches", [((3,), (3,)), ((3,), ()), ((), (3,)), ((2, 3), (1, 3)), ((2, 1), (3,))])
+def test_leading_axes_broadcast(machine, pair, batches):
+    def operand(format, batch, rows, seed):
+        x = np.random.default_rng(seed).standard_normal((*batch, rows, 64)).astype(np.float32)
+        return x.astype(BF16) if format == "bf16" else ptxrt.quantize(x, format,
+                                                                      scale_layout="128x4" if seed else "linear")
+
+    a, b = operand(pair[0], batches[0], 5, 0), operand(pair[1], batches[1], 40, 1)
+    got, want = ptxrt.matmul(a, b, out_dtype=np.float32), exact_matmul(a, b)
+    assert got.shape == want.shape and ptxrt.compare(got, want).relative_l2 <= 1e-5
+    packed = ptxrt.matmul(a, b, out_format="mxfp4", out_scale_layout="128x4")
+    want = ptxrt.quantize(got, "mxfp4", scale_rule="even", scale_layout="128x4", pad=True)
+    np.testing.assert_array_equal(packed.codes, want.codes)
+    np.testing.assert_array_equal(packed.scales, want.scales)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_a_block_that_is_not_finite_makes_its_row_nan(machine, pair):
+    rng = np.random.default_rng(5)
+    a, b = (rng.standard_normal((n, 128)).astype(np.float32) for n in (20, 36))
+    a[3, 70], b[5, 20] = np.nan, np.inf
+    level = [dict(global_scale=0.01) if format == "nvfp4" else {} for format in pair]
+    a, b = (x.astype(BF16) if f == "bf16" else ptxrt.quantize(x, f, **more) for x, f, more in zip((a, b), pair, level))
+    got = ptxrt.matmul(a, b, out_dtype=np.float32)
+    wrong = np.zeros(got.shape, bool)
+    wrong[3], wrong[:, 5] = True, True
+    assert np.isnan(got[wrong & ~(np.arange(36) != 5)[None] | (np.arange(20) == 3)[:, None]]).all()
+    assert np.isfinite(got[~wrong]).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+@pytest.mark.parametrize("rows, cols, depth", [(300, 5120, 2880), (2048, 2880, 4096), (17, 11008, 4096)])
+def test_sizes_of_models(gpu, pair, rows, cols, depth):
+    a, b = drawn(pair[0], rows, depth), drawn(pair[1], cols, depth, 1)
+    want = np.asarray(a).astype(np.float32) @ np.asarray(b).astype(np.float32).T
+    assert ptxrt.compare(ptxrt.matmul(a, b, out_dtype=np.float32), want).relative_l2 <= 2e-6 * np.sqrt(depth)
+
+
+A, B = np.zeros((6, 64), np.float32), np.zeros((8, 64), np.float32)
+
+
+@pytest.mark.parametrize(
+    "words, call",
+    [
+        ("no product nvfp4 x mxfp8: scales", lambda: ptxrt.matmul(A, B, a_format="nvfp4", b_format="mxfp8")),
+        ("no product mxfp6", lambda: ptxrt.matmul(ptxrt.quantize(A, "mxfp6_e3m2"), ptxrt.quantize(B, "mxfp6_e3m2"))),
+        ("leave out b_format", lambda: ptxrt.matmul(A, ptxrt.quantize(B, "mxfp8"), a_format="mxfp8", b_format="mxfp4")),
+        ("an operand of attention", lambda: ptxrt.matmul(A, ptxrt.quantize_operand(B.reshape(1, 1, 8, 64), "mxfp8",
+                                                                                   role="q"), a_format="mxfp8")),
+        ("b_global_scale came", lambda: ptxrt.matmul(A, ptxrt.quantize(B, "nvfp4"), a_format="nvfp4",
+                                                     b_global_scale=1.0)),
+        ("mxfp8 has none", lambda: ptxrt.matmul(A, B, a_format="mxfp8", b_format="mxfp8", a_global_scale=1.0)),
+        ("scale_rule is 'best'", lambda: ptxrt.matmul(A, B, a_format="mxfp8", b_format="mxfp8", a_scale_rule="best")),
+        ("transpose_b=False takes b of 16 bits", lambda: ptxrt.matmul(A, ptxrt.quantize(B, "mxfp8"), a_format="mxfp8",
+                                                                      transpose_b=False)),
+    ],
+)
+def test_wrong_calls(words, call):
+    with ptxrt.using("emulator"), pytest.raises(ArgumentError, match=words):
+        call()

@@ -1,0 +1,150 @@
+"""Grouped products, routing, and the way of tokens through experts: groups against themselves alone, the whole against float64."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ptxrt
+from ptxrt.errors import ArgumentError
+
+BF16 = ml_dtypes.bfloat16
+
+
+@pytest.fixture(params=["native", "portable", *(pytest.param(f"{name} gpu",
+                                                             marks=pytest.mark.gpu) for name in ("portable",
+                                                                 "native"))])
+def machine(request, on_machine):
+    """Each text on the emulator, and the machines of the GPU at hand."""
+    name, _, gpu = request.param.partition(" ")
+    with on_machine(name) if gpu else ptxrt.using("emulator", ptx=name):
+        yield
+
+
+def operand(format, *shape, seed=0):
+    x = np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+    if format == "bf16":
+        return x.astype(BF16)
+    return ptxrt.quantize(x, format, **(dict(global_scale=0.01) if format == "nvfp4" else {}))
+
+
+def part(x, index):
+    """Some rows, or a matrix, of an operand."""
+    if isinstance(x, np.ndarray):
+        return x[index]
+    shape = np.empty(x.shape, np.bool_)[index].shape
+    return ptxrt.QuantizedArray(x.codes[index], x.scales[index], format=x.format, shape=shape,
+                                global_scale=x.global_scale)
+
+
+@pytest.mark.parametrize("pair", [("bf16", "bf16"), ("nvfp4", "nvfp4"), ("bf16", "nvfp4")], ids="-".join)
+@pytest.mark.parametrize("sizes", [(3, 0, 70, 1), (0, 0, 5, 0), (64, 65, 0, 2)])
+def test_groups_have_the_bits_of_products_alone(machine, pair, sizes):
+    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    rows, groups = starts[-1], len(sizes)
+    a, b = operand(pair[0], rows, 160), operand(pair[1], groups, 72, 160, seed=1)
+    alpha, bias = np.exp2(np.arange(groups)).astype(np.float32), np.arange(groups * 72,
+                                                                           dtype=np.float32).reshape(groups, 72)
+    options = dict(out_dtype=np.float32, activation="silu")
+    got = ptxrt.matmul_grouped(a, b, starts, alpha=alpha, bias=bias, **options)
+    for g in range(groups):
+        mine = slice(starts[g], starts[g + 1])
+        want = ptxrt.matmul(part(a, mine), part(b, g), alpha=float(alpha[g]), bias=bias[g],
+                            **options) if sizes[g] else got[mine]
+        np.testing.assert_array_equal(got[mine], want)
+    packed = ptxrt.matmul_grouped(a, b, starts, alpha=alpha, bias=bias, activation="silu", out_format="mxfp8")
+    np.testing.assert_array_equal(packed.codes, ptxrt.quantize(got, "mxfp8", scale_rule="rceil", pad=True).codes)
+
+
+def test_starts_on_the_device_and_gathered_rows(machine):
+    a, b = operand("bf16", 9, 64), operand("bf16", 3, 40, 64, seed=1)
+    order, starts = np.array([8, 0, 0, 3, 5, 7, 1], np.int32), np.array([0, 2, 2, 6], np.int32)
+    out = ptxrt.to_device(np.full((7, 40), 5, np.float32))
+    device = [ptxrt.to_device(x) for x in (a, b, starts, order)]
+    assert ptxrt.matmul_grouped(*device[:3], rows=device[3], out=out) is out
+    got = out.to_numpy()
+    np.testing.assert_array_equal(got[:2], ptxrt.matmul(a[[8, 0]], b[0], out_dtype=np.float32))
+    np.testing.assert_array_equal(got[2:6], ptxrt.matmul(a[[0, 3, 5, 7]], b[2], out_dtype=np.float32))
+    assert (got[6] == 5).all()  # behind the last group
+
+
+@pytest.mark.parametrize("tokens, chosen, experts", [(1, 1, 1), (50, 3, 7), (200, 6, 128)])
+def test_route(machine, tokens, chosen, experts):
+    ids = np.random.default_rng(tokens).integers(-1, experts, (tokens, chosen))
+    order, starts, places = ptxrt.route(ids, experts)
+    flat = np.where(ids < 0, experts, ids).reshape(-1)
+    want = np.argsort(flat, kind="stable")
+    np.testing.assert_array_equal(order, want // chosen)
+    np.testing.assert_array_equal(starts, np.searchsorted(flat[want], np.arange(experts + 1)))
+    kept = ids.reshape(-1) >= 0
+    np.testing.assert_array_equal(places.reshape(-1)[~kept], -1)
+    np.testing.assert_array_equal(want[places.reshape(-1)[kept]], np.flatnonzero(kept))
+    on_device = ptxrt.route(ptxrt.to_device(np.where(ids < 0, experts + 3, ids).astype(np.int32)), experts)
+    for got, wanted in zip(on_device, (order, starts, places)):
+        np.testing.assert_array_equal(got.to_numpy(), wanted)
+
+
+def test_experts_end_to_end(machine):
+    """Routing, gated products and their weighted sum, against a loop over tokens and experts in float64."""
+    tokens, chosen, experts, width, hidden = 20, 2, 5, 64, 96
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((tokens, width)).astype(BF16)
+    gate, up = (rng.standard_normal((experts, hidden, width)).astype(BF16) / 8 for _ in range(2))
+    down = (rng.standard_normal((experts, width, hidden)) / 8).astype(BF16)
+    gate, up = gate.astype(BF16), up.astype(BF16)
+    ids, weights = rng.integers(-1, experts, (tokens, chosen)), rng.random((tokens, chosen)).astype(np.float32)
+    routing = ptxrt.route(ids, experts)
+    rows = routing.starts[-1]
+    starts = np.append(routing.starts[:-1], rows).astype(np.int32)
+    h = ptxrt.matmul_grouped(x, ptxrt.interleave_rows(gate, up), starts, rows=routing.order[:rows],
+                             activation="swiglu", out_dtype=np.float32)
+    y = ptxrt.matmul_grouped(h, down, starts, a_format="bf16", out_dtype=np.float32)
+    y = np.concatenate([y, np.full((routing.order.size - rows, width), np.nan, np.float32)])  # nobody reads these
+    got = ptxrt.combine(y, routing, weights)
+    want = np.zeros((tokens, width))
+    for t, j in np.ndindex(tokens, chosen):
+        if ids[t, j] >= 0:
+            g, u = (x[t].astype(np.float64) @ w[ids[t, j]].astype(np.float64).T for w in (gate, up))
+            act = (g / (1 + np.exp(-g)) * u).astype(BF16).astype(np.float64)
+            want[t] += weights[t, j] * (down[ids[t, j]].astype(np.float64) @ act)
+    assert ptxrt.compare(got, want).relative_l2 <= 1e-3
+
+
+def test_interleaved_rows_of_quantized_weights():
+    gate, up = (np.random.default_rng(i).standard_normal((40, 64)).astype(np.float32) for i in range(2))
+    for layout in ("linear", "128x4"):
+        both = [ptxrt.quantize(x, "mxfp4", scale_layout=layout) for x in (gate, up)]
+        want = ptxrt.quantize(ptxrt.interleave_rows(gate, up), "mxfp4", scale_layout=layout)
+        got = ptxrt.interleave_rows(*both)
+        np.testing.assert_array_equal(got.codes, want.codes)
+        np.testing.assert_array_equal(got.scales, want.scales)
+
+
+A, W = np.zeros((6, 32), BF16), np.zeros((3, 8, 32), BF16)
+IDS = np.zeros((4, 2), np.int32)
+
+
+@pytest.mark.parametrize(
+    "words, call",
+    [
+        ("never fall and end at 6", lambda: ptxrt.matmul_grouped(A, W, [0, 4, 2, 6])),
+        ("begin at 0", lambda: ptxrt.matmul_grouped(A, W, [1, 2, 3, 6])),
+        ("end at 6", lambda: ptxrt.matmul_grouped(A, W, [0, 2, 3, 5])),
+        (r"pass int32 \[4\]", lambda: ptxrt.matmul_grouped(A, W, [0, 6])),
+        ("rows go from", lambda: ptxrt.matmul_grouped(A, W, [0, 1, 1, 2], rows=[0, 6])),
+        ("pass a \\[T, K\\]", lambda: ptxrt.matmul_grouped(A, W[0], [0, 6])),
+        ("alpha is", lambda: ptxrt.matmul_grouped(A, W, [0, 1, 1, 6], alpha=np.ones(2, np.float32))),
+        ("there are 3 experts", lambda: ptxrt.route(IDS + 3, 3)),
+        ("experts is 0", lambda: ptxrt.route(IDS, 0)),
+        ("pass whole numbers", lambda: ptxrt.route(IDS.astype(np.float32), 3)),
+        ("pass what route gives", lambda: ptxrt.combine(A, None, IDS.astype(np.float32))),
+        ("one row for each", lambda: ptxrt.combine(A, ptxrt.route(IDS, 3), np.zeros((4, 2), np.float32))),
+        ("weights are", lambda: ptxrt.combine(np.zeros((8, 4), BF16), ptxrt.route(IDS, 3), np.zeros((4, 3),
+            np.float32))),
+        ("two of one format", lambda: ptxrt.interleave_rows(ptxrt.quantize(np.ones((4, 32), np.float32), "mxfp8"),
+                                                            ptxrt.quantize(np.ones((4, 32), np.float32), "mxfp4"))),
+        ("one shape and dtype", lambda: ptxrt.interleave_rows(A, A[:3])),
+    ],
+)
+def test_wrong_calls(words, call):
+    with ptxrt.using("emulator"), pytest.raises(ArgumentError, match=words):
+        call()
