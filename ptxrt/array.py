@@ -716,6 +716,8 @@ def _borrow(function: str, name: str, value, interface) -> DeviceArray:
             raise ValueError(f"shape {shape} with strides {strides}")
         # PyTorch hands out bfloat16 as '<V2', as ml_dtypes names it.
         dtype = _BFLOAT16 if typestr == "<V2" else np.dtype(typestr)
+        if not isinstance(typestr, str) or dtype.hasobject or not dtype.itemsize:
+            raise TypeError(f"typestr {typestr!r}")
         address = int(address or 0)
         # An interface that says nothing of streams (version 2, PyTorch's) is taken for the legacy default stream's.
         stream = interface.get("stream", LEGACY_STREAM)

@@ -43,7 +43,7 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 ODD = [None, True, 0, -1, 2**70, 1.5, np.nan, "text", b"b", (), [], {}, [1, [2]], Odd(), type, np.array(["a"]), np.array([None]), np.float64(2), 1j, range(3)]
 STREAMS = ODD + [Stream(v) for v in (None, 3, (0,), (0, "x"), (0, -5), (0, 1, 2), RuntimeError("gone"))]
 ARRAYS = ODD + [X, X.T, X.astype(np.float64), X[0], X.astype(ml_dtypes.bfloat16), np.float32(3), X.astype("S2"), X > 0, np.ma.masked_array(X, X > 2)]
-BROKEN = [dict(shape=None), dict(shape=("a",)), dict(shape=(-1, 3)), dict(typestr="?x"), dict(typestr=3), dict(data=None), dict(data=("a", 0)), dict(data=(4097, 0)), dict(strides=(1,)), dict(strides="ab"), dict(stream="x"), dict(stream=-4), dict(mask=X)]  # fmt: skip
+BROKEN = [dict(shape=None), dict(shape=("a",)), dict(shape=(-1, 3)), dict(typestr="?x"), dict(typestr=3), dict(typestr=None), dict(typestr='|O'), dict(data=None), dict(data=("a", 0)), dict(data=(4097, 0)), dict(strides=(1,)), dict(strides="ab"), dict(stream="x"), dict(stream=-4), dict(mask=X)]  # fmt: skip
 SHAPES = ODD + [(2, 3), 5, (-1,), (2.5,), ("a",), (2**40, 2**40), (None, 2), np.array([2, 3]), (True, 2)]
 DTYPES = ODD + [np.float32, "bfloat16", "f4", "O", "S3", np.dtype([("a", "f4")]), ml_dtypes.float8_e4m3fn]
 DEVICES = [None, 0, 1, -1, 2**70, "0", 1.0, True, Odd(), [0]]

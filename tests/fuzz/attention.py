@@ -246,9 +246,10 @@ def reference(arrays, call: dict, out_dtype: str) -> exact.Exact:
     scale = dim**-0.5 if call.get("scale") is None else call["scale"]
     cu_q, cu_k, lengths = (call.get(name) for name in ("cu_seqlens_q", "cu_seqlens_k", "key_lengths"))
     in_blocks = qk in BLOCK_FORMATS and quantize is None
+    shift = np.zeros(q.shape[:3])
     with np.errstate(all="ignore"):
         if in_blocks:
-            scores, sizes, v = _block_scores(q, k, v, call, scale)
+            scores, sizes, v, shift = _block_scores(q, k, v, call, scale)
         else:
             if quantize:
                 q, k = (np.asarray(ptxrt.ops.quantize.quantize_reference(np.ascontiguousarray(x), qk)) for x in (q, k))
@@ -265,7 +266,7 @@ def reference(arrays, call: dict, out_dtype: str) -> exact.Exact:
     return exact.attention(
         *(scores, sizes, np.repeat(np.float64(v), group, axis=1)),
         **dict(pv=pv, out_dtype=out_dtype, softcap=call.get("softcap", 0.0), mask=None if mask is None else np.asarray(mask)),
-        **dict(sinks=call.get("sinks"), shown=shown, spans=spans),
+        **dict(sinks=call.get("sinks"), shown=shown, spans=spans, shift=shift),
     )
 
 
@@ -304,10 +305,14 @@ def _block_scores(q, k, v, call: dict, scale: float):
     if q.mean is not None:  # the means are rounded to two bfloat16, within 2^-17
         more, their_sizes = _products(q.mean_of_rows(), codes_of_k, group, scale)
         scores, sizes = scores + more, sizes + 8 * their_sizes
+    shift = np.zeros(scores.shape[:-1])
     if k.mean is not None:
         more, their_sizes = _products(given, np.float32(k.mean_of_rows()), group, scale)
-        scores, sizes = scores + more, sizes + their_sizes
-    return scores, sizes, np.asarray(v)
+        scores, sizes, shift = scores + more, sizes + their_sizes, np.abs(more).max(axis=-1, initial=0.0)
+    # The magnitudes of smoothed NVFP4 keys count twice, and must be float32 numbers then (docs/numerics.md, Operands).
+    if call["qk"] == "nvfp4" and any(np.nanmax(np.abs(x), initial=0) > 2.0**120 for x in (given, np.asarray(k))):
+        shift = np.full_like(shift, np.inf)
+    return scores, sizes, np.asarray(v), shift
 
 
 def _without_mean(x) -> np.ndarray:

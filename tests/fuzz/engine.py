@@ -78,6 +78,8 @@ def outcome(kind: Kind, recipe: dict) -> tuple[str, str]:
         return "failed", why
     if refusal and ptxrt.memory_info().used > before:
         gc.collect()
+        ptxrt.synchronize()
+        ptxrt.trim_memory()  # what others have had is used until the card is done with it
         if (after := ptxrt.memory_info().used) > before:
             return "failed", f"a refused call keeps device memory, {before} bytes before and {after} after it: {refusal}"
     return "refused" if refusal else "right", ""

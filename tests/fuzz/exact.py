@@ -63,11 +63,12 @@ class Exact:
     column_either: np.ndarray
 
 
-def attention(scores, sizes, v, *, pv, out_dtype, softcap=0.0, mask=None, sinks=None, shown, spans) -> Exact:
+def attention(scores, sizes, v, *, pv, out_dtype, softcap=0.0, mask=None, sinks=None, shown, spans, shift=0.0) -> Exact:
     """Attention from scores [B, H, Sq, Sk], float64, before the cap, and values [B, H, Sk, Dv], heads repeated.
 
     sizes: the sums of magnitudes that the scores were summed from, times 2^-24 what each of their roundings costs. mask broadcasts.
-    shown: bool [B, H, Sq, Sk], keys that sequences and windows let a row see. spans: first and last key of each sequence
+    shift: [B, H, Sq], the size of what
+    smoothing takes from all scores of a row, beside which sinks and results are rounded. shown: bool [B, H, Sq, Sk], keys that sequences and windows let a row see. spans: first and last key of each sequence
     in its batch, in which blocks of keys are counted.
     """
     rounds = WEIGHTS[pv]
@@ -101,7 +102,8 @@ def attention(scores, sizes, v, *, pv, out_dtype, softcap=0.0, mask=None, sinks=
         magnitude = weights @ np.abs(finite_v) / divisor
         largest = _largest_of_runs(weights, spans, rounds.run) if rounds.largest else 0.0
         seen_error = np.where(hidden | ~np.isfinite(scores) | ~np.isfinite(error), 0.0, error) * (weights > 2.0**-60)
-        worst = seen_error.max(axis=-1, initial=0.0) + np.abs(np.where(np.isfinite(base), base, 0.0)) * 2.0**-22
+        sizes_of_row = np.abs(np.where(np.isfinite(base), base, 0.0)) + np.where(np.isfinite(shift), shift, 0.0)
+        worst = seen_error.max(axis=-1, initial=0.0) + sizes_of_row * 2.0**-22
         factor = np.expm1(np.minimum(2 * worst + 2.0**-16, 50.0))[..., None]
         unit_of_floor = np.maximum(2.0**-rounds.headroom, 2 * np.exp(np.minimum(sink - base, 0.0)))[..., None]
         costs = weights * rounds.share + largest * rounds.largest + (2.0**-44 + rounds.floor * unit_of_floor) * (shown & ~hidden)
@@ -115,11 +117,15 @@ def attention(scores, sizes, v, *, pv, out_dtype, softcap=0.0, mask=None, sinks=
     nan_score = np.isnan(scores) | np.isposinf(scores)
     nan = np.isnan(np.where(doubtful, 0.0, np.where(np.isposinf(scores), np.nan, scores))).any(axis=-1) | np.isnan(sink)
     either = doubtful.any(axis=-1) | overflows.any(axis=-1) | (worst > 1.0) | np.isposinf(sink) | (np.abs(np.where(np.isfinite(sink), sink, 0)) > 2.3e38)
-    either |= (nan_score & overflows).any(axis=-1)
+    either |= (nan_score & overflows).any(axis=-1) | ~np.isfinite(shift)
     seen = ~np.isneginf(np.where(np.isnan(scores), 0.0, scores))
     poison = ~np.isfinite(v)
     column_nan = (seen.astype(np.float64) @ poison.astype(np.float64)) > 0
+    # Sums of weights times V overflow before they are divided (docs/numerics.md, Edges).
+    with np.errstate(all="ignore"):
+        beyond = (np.abs(np.where(np.isfinite(v), v, 0.0)).sum(axis=-2, keepdims=True) * 2.0 ** (rounds.headroom + 1)) > 3e38
     column_either = np.broadcast_to(poison.any(axis=-2, keepdims=True), out.shape) & ~column_nan
+    column_either = column_either | (np.broadcast_to(beyond, out.shape) & ~column_nan)
     return Exact(out, bound, likely, lse, lse_bound, nan, either, column_nan, column_either)
 
 
