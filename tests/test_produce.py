@@ -280,6 +280,8 @@ def test_prepared_and_in_a_graph(machine, name):
     other = ptxrt.to_device(normal(9, 64, dtype=BF16, seed=5))
     prepared(other)
     np.testing.assert_array_equal(host(out.codes), host(call(other, format="mxfp4").codes))
+    levels = ptxrt.prepare(call, x, format="nvfp4", global_scale=0.5)(x)
+    np.testing.assert_array_equal(host(levels.codes), host(call(x, format="nvfp4", global_scale=0.5).codes))
     with ptxrt.graph() as graph:
         call(x, out=out)
     graph.launch()

@@ -20,16 +20,17 @@ struct NormShared {
 // How the threads of a block have rows of `cols` values, which follows from `cols` alone: `lanes` threads to a row, a
 // power of two, so that they hold the row in registers where they can.
 struct NormLanes {
-    int lanes, shares;   // of a lane
+    int power, lanes, shares;   // of two, which `lanes` is; of a lane
 
-    __device__ explicit NormLanes(int cols) : lanes(2) {
+    __device__ explicit NormLanes(int cols) : power(1) {
         const int there = ceil_div(cols, produce_share);
-        while (norm_shares * lanes < there && lanes < produce_threads) lanes *= 2;
-        shares = ceil_div(there, lanes);
+        while (norm_shares << power < there && 1 << power < produce_threads) ++power;
+        lanes = 1 << power;
+        shares = (there + lanes - 1) >> power;
     }
-    __device__ int rows() const { return produce_threads / lanes; }   // of a block at a time
-    __device__ int row() const { return threadIdx.x / lanes; }
-    __device__ int lane() const { return threadIdx.x % lanes; }
+    __device__ int rows() const { return produce_threads >> power; }   // of a block at a time
+    __device__ int row() const { return threadIdx.x >> power; }
+    __device__ int lane() const { return threadIdx.x & (lanes - 1); }
     __device__ int column(int share) const { return (lane() + share * lanes) * produce_share; }
 };
 
@@ -47,7 +48,7 @@ __device__ inline float2 row_sums(NormShared &shared, int lanes, float2 sums) {
     ptx::bar_sync();   // nobody reads the sums of another pass any more
     if (threadIdx.x % 32 == 0) shared.of_warp[warp] = sums;
     ptx::bar_sync();   // those of every warp are there
-    sums = shared.of_warp[warp / warps * warps + threadIdx.x % warps];
+    sums = shared.of_warp[(warp & -warps) + (threadIdx.x & (warps - 1))];
 #pragma unroll
     for (int mask = 1; mask < produce_threads / 32; mask *= 2)
         if (mask < warps) pair_up(mask);
@@ -61,11 +62,17 @@ struct NormInput {
     Element *total;
     int64_t x_stride, residual_stride, total_stride;
 
+    // Begins to load x.
     template <int count>
-    __device__ void load(int64_t row, bool present, int column, int step, int cols, bool rounds,
-                         float (&values)[count][2][8]) const {
-        RowShares<Element, count> shares;
+    __device__ void begin(int64_t row, bool present, int column, int step, int cols,
+                          RowShares<Element, count> &shares) const {
         shares.load(x + row * x_stride, present, column, step, cols);
+    }
+
+    // The values, of x as it was loaded.
+    template <int count>
+    __device__ void finish(int64_t row, bool present, int column, int step, int cols, bool rounds,
+                           RowShares<Element, count> &shares, float (&values)[count][2][8]) const {
 #pragma unroll
         for (int i = 0; i < count; ++i) shares.unpack(i, values[i]);
         if (!residual) return;
@@ -102,15 +109,25 @@ __device__ inline void norm_rows(NormShared &shared, const NormInput<Element> &i
     const int cols = y.cols, step = place.lanes * produce_share;
     const float count = cols;
     const int64_t end = y.end(), blocks_rows = int64_t(gridDim.x) * place.rows();
+    constexpr bool ahead = sizeof(Element) == 2;   // the next rows are on their way while these are worked on
+    RowShares<Element, norm_shares> next;
+    const auto begin = [&](int64_t row) {
+        input.begin(row, row < y.rows, place.column(0), step, cols, next);
+    };
+    if (ahead) begin(int64_t(blockIdx.x) * place.rows() + place.row());
 #pragma unroll 1
     for (int64_t first = int64_t(blockIdx.x) * place.rows(); first < end; first += blocks_rows) {
         const int64_t row = first + place.row();
         const bool present = row < y.rows;
         float values[norm_shares][2][8];
-        input.load(row, present, place.column(0), step, cols, options.rounds, values);
+        if (!ahead) begin(row);
+        input.finish(row, present, place.column(0), step, cols, options.rounds, next, values);
+        if (ahead) begin(row + blocks_rows);
         const auto load_again = [&](int share, float (&some)[2][8]) {
+            RowShares<Element, 1> shares;
             float one[1][2][8];
-            input.load(row, present, place.column(share), 0, cols, options.rounds, one);
+            input.begin(row, present, place.column(share), 0, cols, shares);
+            input.finish(row, present, place.column(share), 0, cols, options.rounds, shares, one);
 #pragma unroll
             for (int i = 0; i < 16; ++i) some[i / 8][i % 8] = one[0][i / 8][i % 8];
         };

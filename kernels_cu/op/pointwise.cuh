@@ -11,12 +11,14 @@ namespace op {
 // y[rows, cols] = activation(x[rows, cols]).
 template <class Element>
 __device__ inline void activate_rows(const Element *x, int64_t stride, Activation activation, const Produced &y) {
-    produce_shares(y, [&](int64_t row, int column, float (&values)[2][8]) {
-        RowShares<Element, 1> share;
-        share.load(x + row * stride, row < y.rows, column, 0, y.cols);
-        share.unpack(0, values);
-        activate(values, activation);
-    });
+    using Raw = RowShares<Element, 1>;
+    produce_shares<Element, Raw>(
+        y,
+        [&](int64_t row, int column, Raw &raw) { raw.load(x + row * stride, row < y.rows, column, 0, y.cols); },
+        [&](const Raw &raw, int64_t, float (&values)[2][8]) {
+            raw.unpack(0, values);
+            activate(values, activation);
+        });
 }
 
 // y[rows, cols] of x[rows, 2 cols]: gate columns and then what they gate, or the two of each column side by side; times
@@ -24,37 +26,34 @@ __device__ inline void activate_rows(const Element *x, int64_t stride, Activatio
 template <class Element>
 __device__ inline void gate_rows(const Element *x, int64_t stride, bool interleaved, const Gate &gate,
                                  const float *weights, bool rounds, const Produced &y) {
-    produce_shares(y, [&](int64_t row, int column, float (&values)[2][8]) {
-        const Element *source = x + row * stride;
-        const bool present = row < y.rows;
-        if (interleaved) {
-            RowShares<Element, 2> pairs;
-            pairs.load(source, present, 2 * column, produce_share, 2 * y.cols);
+    struct Raw {
+        RowShares<Element, 1> part[2];   // gates and what they gate; interleaved: the first eight columns and the others
+    };
+    const int apart = interleaved ? produce_share : y.cols, width = interleaved ? 2 * y.cols : y.cols;
+    produce_shares<Element, Raw>(
+        y,
+        [&](int64_t row, int column, Raw &raw) {
+            const Element *source = x + row * stride;
+            const int at = interleaved ? 2 * column : column;
+            raw.part[0].load(source, row < y.rows, at, 0, width);
+            raw.part[1].load(source + apart, row < y.rows, at, 0, interleaved ? width - apart : width);
+        },
+        [&](const Raw &raw, int64_t row, float (&values)[2][8]) {
+            float one[2][8], other[2][8];
+            raw.part[0].unpack(0, one);
+            raw.part[1].unpack(0, other);
+            const float weight = weights && row < y.rows ? weights[row] : 1.0f;
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float both[2][8];
-                pairs.unpack(half, both);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) values[half][i] = gate(both[i / 4][i % 4 * 2], both[i / 4][i % 4 * 2 + 1]);
+            for (int i = 0; i < 16; ++i) {
+                const int pair = i % 8 * 2;
+                const float(&both)[2][8] = i < 8 ? one : other;
+                float &value = values[i / 8][i % 8];
+                value = gate(interleaved ? both[pair / 8][pair % 8] : one[i / 8][i % 8],
+                             interleaved ? both[pair / 8][pair % 8 + 1] : other[i / 8][i % 8]);
+                if (weights) value *= weight;
+                if (rounds) value = rounded<Element>(value);
             }
-        } else {
-            RowShares<Element, 1> gates, ups;
-            gates.load(source, present, column, 0, y.cols);
-            ups.load(source + y.cols, present, column, 0, y.cols);
-            float up[2][8];
-            gates.unpack(0, values);
-            ups.unpack(0, up);
-#pragma unroll
-            for (int i = 0; i < 16; ++i) values[i / 8][i % 8] = gate(values[i / 8][i % 8], up[i / 8][i % 8]);
-        }
-        const float weight = weights && present ? weights[row] : 1.0f;
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            float &value = values[i / 8][i % 8];
-            if (weights) value *= weight;
-            if (rounds) value = rounded<Element>(value);
-        }
-    });
+        });
 }
 
 }  // namespace op

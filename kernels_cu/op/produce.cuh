@@ -90,21 +90,42 @@ __device__ inline Produced produced(const OutputRows &out, uint8_t *codes, uint8
             rows, cols};
 }
 
-// Goes through shares of all rows that are each made of the same columns of other rows: make(row, column, values).
-template <class Make>
-__device__ inline void produce_shares(const Produced &target, Make &&make) {
+// Goes through shares of all rows that are each made of the same columns of other rows: load(row, column, raw) begins to
+// load what make(raw, row, values) makes values of. Of 16-bit elements the next share is on its way meanwhile.
+template <class Element, class Raw, class Load, class Make>
+__device__ inline void produce_shares(const Produced &target, Load &&load, Make &&make) {
+    constexpr bool ahead = sizeof(Element) == 2;
     const uint32_t shares = 2 * ceil_div(target.cols, 2 * produce_share);   // of a row: those of a block stay together
     const int64_t items = target.end() * shares, step = int64_t(gridDim.x) * produce_threads;
-    for (int64_t first = int64_t(blockIdx.x) * produce_threads; first < items; first += step) {
-        const int64_t item = first + threadIdx.x;
-        int64_t row;
-        if (items <= INT32_MAX) row = uint32_t(item) / shares;
+    const bool few = items <= INT32_MAX - step;
+    int64_t row;
+    int share;
+    const auto find = [&](int64_t item) {
+        if (few) row = uint32_t(item) / shares;
         else row = item / shares;
-        const int share = item - row * shares;
+        share = item - row * shares;
+    };
+    Raw next;
+    int64_t first = int64_t(blockIdx.x) * produce_threads;
+    if (ahead && first < items) {
+        find(first + threadIdx.x);
+        load(row, share * produce_share, next);
+    }
+#pragma unroll 1
+    for (; first < items; first += step) {
+        find(first + threadIdx.x);
+        const int64_t here = row;
+        const int column = share * produce_share, lane = share;
+        if (!ahead) load(here, column, next);
+        const Raw raw = next;
+        if (ahead && first + step < items) {
+            find(first + step + threadIdx.x);
+            load(row, share * produce_share, next);
+        }
         float values[2][8];
-        make(row, share * produce_share, values);
-        target.store(row, share * produce_share, values);
-        if (row >= target.rows && row < target.end()) target.clear(row, share, shares);
+        make(raw, here, values);
+        target.store(here, column, values);
+        if (here >= target.rows && here < target.end()) target.clear(here, lane, shares);
     }
 }
 

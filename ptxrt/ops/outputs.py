@@ -9,12 +9,13 @@ import numpy as np
 
 from ..array import DeviceArray
 from ..errors import ArgumentError
-from ..formats import FORMATS
+from ..formats import FORMATS, f32
 from .endings import ENDINGS
 from .operands import operand_rule
 from .place import Place
 from .quantize import given_global_scale, rule_number
 from .quantized import Layout, QuantizedArray, block_format, layout_of
+from .scales import fill_f32
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ class Ending:
     def number(self) -> int:
         """By which kernels know the format."""
         return ENDINGS.index(self.layout.format.name) + 1
+
+    def level(self, place: Place) -> DeviceArray | None:
+        """The global scale on the device, by launches alone; None of formats without one."""
+        if self.global_scale is None or isinstance(self.global_scale, DeviceArray):
+            return self.global_scale
+        return fill_f32(x=place.empty((1,), f32), value=float(self.global_scale), stream=place.stream)
 
     def buffers(self, place: Place, out: QuantizedArray | None) -> tuple[DeviceArray, DeviceArray]:
         """Codes and scales to write to: those of `out` where it lies on the device."""

@@ -259,7 +259,7 @@ class _Call:
         swizzled = self.ending is not None and self.ending.layout.scale_layout != "linear"
         options = dict(options, blocks=max(blocks(written_rows(rows, swizzled), cols), 1))
         if self.ending:
-            level = None if self.ending.global_scale is None else place.put(self.ending.global_scale)
+            level = self.ending.level(place)
             codes, scales = self.ending.buffers(place, self.out)
             if codes.size:
                 kernel(*inputs, **options, **self.ending.arguments(codes, scales, level), stream=place.stream)

@@ -14,6 +14,8 @@ from .gemm_kernels import ACTIVATIONS, activate, example_levels
 
 # Values of a lane's share, and lanes of a block.
 SHARE, THREADS = 16, 256
+# Blocks that are more than a GPU holds at a time.
+_MANY_BLOCKS = 1024
 # Rows of a tile of scales in the 128x4 layout.
 SCALE_TILE_ROWS = 128
 
@@ -23,9 +25,14 @@ def written_rows(rows: int, swizzled: bool) -> int:
     return -(-rows // SCALE_TILE_ROWS) * SCALE_TILE_ROWS if swizzled else rows
 
 
+def _fewer(blocks: int) -> int:
+    """Blocks that each do the work of up to 8, where there are many: what comes next is loaded meanwhile."""
+    return max(min(blocks, _MANY_BLOCKS), -(-blocks // 8))
+
+
 def share_blocks(rows: int, cols: int) -> int:
     """Blocks of threads for rows whose shares are worked on one by one."""
-    return -(-rows * -(-cols // (2 * SHARE)) * 2 // THREADS)
+    return _fewer(-(-rows * -(-cols // (2 * SHARE)) * 2 // THREADS))
 
 
 def norm_blocks(rows: int, cols: int) -> int:
@@ -33,7 +40,7 @@ def norm_blocks(rows: int, cols: int) -> int:
     lanes = 2
     while 2 * lanes * SHARE < cols and lanes < THREADS:
         lanes *= 2
-    return -(-rows * lanes // THREADS)
+    return _fewer(-(-rows * lanes // THREADS))
 
 
 def _derived(blocks) -> dict:
