@@ -606,3 +606,19 @@ def test_a_quantized_array_checks_its_bytes():
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=words):
             make(**change)
+
+
+@pytest.mark.parametrize("text", ["native", "portable"])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=lambda dtype: np.dtype(dtype).name)
+def test_zeros_are_zeros_under_any_global_scale(text, dtype):
+    """A block of zeros has steps as large as the global scale says, beyond all values of its type; so may its neighbor be ordinary."""
+    x = np.zeros((2, 64), dtype)
+    x[0, 16:32], x[1, ::3] = np.linspace(-60000, 60000, 16), -0.0
+    with ptxrt.using("emulator", ptx=text):
+        for scale in [2.0**power * factor for power in range(-20, 60, 5) for factor in (1, 1.37)]:
+            for axis in (0, 1):
+                source = x if axis else np.ascontiguousarray(x.T)
+                got = ptxrt.quantize(source, "nvfp4", axis=axis, global_scale=scale)
+                want = quantize_reference(source, "nvfp4", axis=axis, global_scale=scale)
+                np.testing.assert_array_equal(got.codes, want.codes)
+                np.testing.assert_array_equal(got.scales, want.scales)

@@ -36,14 +36,15 @@ struct E2m1Thresholds {
     uint32_t factor;                             // of f16: see Step
 
     // A step from 2^-100 (of f16 2^-22) to 2^100, or any where all values are 0; the values are up to `amax`, their quotients
-    // below 7. In f16 small ones are multiplied by 2^10, because subnormals have no octaves.
+    // below 7. In f16 small ones are multiplied by 2^10, because subnormals have no octaves. No values but zeros have a step
+    // above 2^14, where differences of octaves would leave the 32 bits of less().
     struct Step {
         float value, factor = 1.0f;
 
         __device__ Step(float step, float amax) : value(step) {
             if constexpr (!is_bf16<Element>) {
                 if (amax < 0x1p-4f) factor = 0x1p10f;
-                value = fmaxf(step, 0x1p-22f) * factor;
+                value = fminf(fmaxf(step, 0x1p-22f) * factor, 0x1p14f);
             }
         }
     };
