@@ -19,7 +19,7 @@ namespace op {
 
 // Q, K and V of bf16 or f16, in place.
 template <class Element>
-struct Operands {
+struct FloatOperands {
     const Element *q, *k, *v;
     StridesQ q_strides;
     StridesK k_strides, v_strides;
@@ -529,7 +529,7 @@ __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling:
 
 // O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Returns whether sums were too small in any of them: then the block calls this `again`.
 template <class Tiling>
-__device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
+__device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, const FloatOperands<typename Tiling::Element> &operands,
                                             const AttentionOptions &options, bool again) {
     using Element = typename Tiling::Element;
     using Stage = typename Tiling::Stage;
@@ -633,7 +633,7 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, con
 
 // The same for the rows of a block.
 template <class Tiling>
-__device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
+__device__ inline void attention(typename Tiling::Shared &shared, const FloatOperands<typename Tiling::Element> &operands,
                                  const AttentionOptions &options) {
     if constexpr (OnlineSoftmaxIn16Bits<typename Tiling::Element, Tiling::slices, Tiling::dim_v>::lowered) {
 #pragma unroll 1

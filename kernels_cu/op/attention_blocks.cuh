@@ -24,8 +24,6 @@
 
 namespace op {
 
-constexpr int block_keys = 64;   // of a tile, in memory as in a stage
-
 // Q in codes and scales, K and V in tiles, and what NVFP4 multiplies all values by (null: nothing). mean_scores (or null): the
 // scores that smoothing took from Q, in the units of a product of codes and scales; [batch, heads_kv, group, query_blocks, keys
 // of all tiles].
@@ -394,7 +392,7 @@ struct MeanScores {
 
     __device__ MeanScores(const BlockOperands &operands, const Problem &problem, int warp_row) {
         if (!operands.mean_scores) return;
-        first = operands.mean_scores + int64_t(problem.first_tile(block_keys)) * block_keys;
+        first = operands.mean_scores + int64_t(problem.first_tile(tile::tile_keys)) * tile::tile_keys;
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
@@ -408,12 +406,12 @@ struct MeanScores {
     // Adds those of the tile `index` of keys.
     template <int tiles>
     __device__ void add(tile::Accumulator (&s)[slices][tiles], const BlockOperands &operands, int index) const {
-        const int lane_key = index * block_keys + Order::key(0, tile::accumulator_column(0));
+        const int lane_key = index * tile::tile_keys + Order::key(0, tile::accumulator_column(0));
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float *source = first + int64_t(rows[slice][half]) * operands.tiles * block_keys + lane_key;
+                const float *source = first + int64_t(rows[slice][half]) * operands.tiles * tile::tile_keys + lane_key;
 #pragma unroll
                 for (int j = 0; j < tiles; ++j) {
                     const float2 pair = __ldg(reinterpret_cast<const float2 *>(source + Order::key(j, 0)));
@@ -525,19 +523,19 @@ struct BlockTiling {
     static constexpr bool rolled = !ptx::has_block_scaled_mma && widest > 128;
     static constexpr int spill_bytes = ValueFormat::bits == 16 ? 192 : 128;   // twelve warps are worth a few
 
-    using Keys = tile::KeyTile<ScoreFormat, block_keys, dim>;
-    using Values = tile::ValueTile<ValueFormat, block_keys, dim_v>;
+    using Keys = tile::KeyTile<ScoreFormat, tile::tile_keys, dim>;
+    using Values = tile::ValueTile<ValueFormat, tile::tile_keys, dim_v>;
     struct Stage {
         Keys k;
         Values v;
     };
     struct Nothing {};
     struct ExpandedValues {
-        tile::SharedTile<dim_v, 2 * block_keys> values;
+        tile::SharedTile<dim_v, 2 * tile::tile_keys> values;
     };
     struct Expanded : std::conditional_t<expands_values, ExpandedValues, Nothing> {
         ExpandedQueries<ScoreFormat, slices, dim, threads> queries;
-        tile::SharedTile<block_keys, 2 * dim> keys;
+        tile::SharedTile<tile::tile_keys, 2 * dim> keys;
     };
     static constexpr int budget = 99 * 1024 / blocks - 1024;
     static constexpr int stages = expands ? 2 : budget / int(sizeof(Stage)) < 4 ? budget / int(sizeof(Stage)) : 4;
@@ -652,9 +650,9 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
     const float scale = options.scale * (operands.q_global ? *operands.q_global : 1.0f) * (operands.k_global ? *operands.k_global : 1.0f);
 
-    TileRange<block_keys> range(problem, first_row, end_row);
+    TileRange<tile::tile_keys> range(problem, first_row, end_row);
     if (operands.mean_scores || again) range.plain_end = range.plain_begin;
-    const size_t first_tile = size_t(problem.batch * options.heads_kv + problem.head) * operands.tiles + problem.first_tile(block_keys);
+    const size_t first_tile = size_t(problem.batch * options.heads_kv + problem.head) * operands.tiles + problem.first_tile(tile::tile_keys);
     const auto *values = reinterpret_cast<const typename Tiling::Values *>(operands.v_tiles) + first_tile;
     Pipeline<Tiling> pipeline{shared, reinterpret_cast<const typename Tiling::Keys *>(operands.k_tiles) + first_tile, values,
                               range.begin, range.end, again ? 2 * range.begin - range.end : range.begin};
@@ -682,14 +680,14 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
             ptx::bar_sync();   // the tile is whole
         }
         // A warp without rows, or whose rows see nothing of this tile, only keeps the stages moving.
-        if (!idle && !(masked && index * block_keys >= warp_end)) {
-            tile::Accumulator s[Tiling::slices][block_keys / tile::mma_columns];
+        if (!idle && !(masked && index * tile::tile_keys >= warp_end)) {
+            tile::Accumulator s[Tiling::slices][tile::tile_keys / tile::mma_columns];
             if constexpr (Tiling::expands)
                 multiply_scores<typename tile::Expansion<typename Tiling::ScoreFormat>::Element, Tiling::dim, decltype(shared.keys)>(
                     s, shared.queries, tile::address_b(shared.keys));
             else multiply_block_scores<Order>(s, q, stage.k);
             if (masked && operands.mean_scores) mean_scores.add(s, operands, index);
-            if (masked) mask_scores<Order>(s, problem, warp_row, index * block_keys, scale);
+            if (masked) mask_scores<Order>(s, problem, warp_row, index * tile::tile_keys, scale);
             constexpr bool maybe_masked = !std::is_same_v<decltype(masked), std::false_type>;
             if constexpr (Tiling::expands_values) softmax.template add<maybe_masked, sums>(s, shared.values, factor);
             else softmax.template add<maybe_masked, sums>(s, stage.v, factor);
@@ -709,8 +707,8 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     bool lost = false;
     if constexpr (Softmax::lowered)
         if (!again && !idle)
-            lost = sums_are_too_small(softmax, softmax.o, problem, warp_row, range.begin * block_keys, range.end * block_keys, [&](int key, int j) {
-                const uint4 &chunk = values[key / block_keys].at(key % block_keys, j);
+            lost = sums_are_too_small(softmax, softmax.o, problem, warp_row, range.begin * tile::tile_keys, range.end * tile::tile_keys, [&](int key, int j) {
+                const uint4 &chunk = values[key / tile::tile_keys].at(key % tile::tile_keys, j);
                 return reinterpret_cast<const uint32_t *>(&chunk)[tile::accumulator_column(0) / 2];
             });
     if constexpr (Softmax::lowered) lost = ptx::bar_red_or(lost);   // as the other barrier

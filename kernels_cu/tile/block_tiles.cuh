@@ -16,6 +16,8 @@
 
 namespace tile {
 
+constexpr int tile_keys = 64;   // of every tile of keys and values, in memory as in shared memory
+
 // The block formats as operands: bits of a code, values that share a scale, values that one MMA is deep, MMAs deep that one
 // 32-bit word of scales serves.
 struct Mxfp8 {
