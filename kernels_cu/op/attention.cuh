@@ -7,7 +7,7 @@
 #include "../kernel.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
-#include "../ptx/target.cuh"
+#include "../tile/attention_shape.cuh"
 #include "../tile/block_tiles.cuh"
 #include "../tile/format.cuh"
 #include "../tile/fragment.cuh"
@@ -34,25 +34,16 @@ __device__ inline float headroom_in_16_bits(bool gives_maxima) { return gives_ma
 template <class Element, int slices, int dim_v>
 using OnlineSoftmaxIn16Bits = OnlineSoftmax<slices, dim_v, 0, false, std::is_same_v<Element, __nv_bfloat16>>;
 
-// How a block divides the work: `warps` warps with `slices` times 16 rows each, tiles of `keys` keys in `stages` stages,
-// `blocks` blocks to a multiprocessor, so that one computes scores while another multiplies.
-//
-// Two slices to a warp read K and V from shared memory half as often and issue fewer instructions to an MMA, which Ampere
-// and Hopper need; there Q stays in registers where they have room. On GeForce Blackwell an MMA takes five times as long:
-// there warps of one slice leave room for two blocks in 100 KiB. OneSlice is for few rows or few blocks on the former: its warps, which
-// have registers to spare, wait for memory most. Both give the same bits.
+// How a block divides the work (tile/attention_shape.cuh), in tiles of `keys` keys in `stages` stages. OneSlice is for few rows or
+// few blocks.
 template <class Element_, int dim_, int dim_v_, bool one_slice = false>
-struct Tiling {
+struct Tiling : tile::AttentionShape<dim_, one_slice> {
+    using Shape = tile::AttentionShape<dim_, one_slice>;
     using Element = Element_;
-    using OneSlice = Tiling<Element_, dim_, dim_v_, !ptx::has_block_scaled_mma>;
+    using OneSlice = Tiling<Element_, dim_, dim_v_, Shape::has_halves>;
     static constexpr int dim = dim_, dim_v = dim_v_;
-    static constexpr bool small = dim <= 128, wide = small && (!ptx::has_block_scaled_mma || dim <= 64);
-    static constexpr bool roomy = ptx::shared_bytes_per_block > 128 * 1024;
-    static constexpr int slices = wide && !one_slice ? 2 : 1;
-    static constexpr int warps = small ? 4 : 8;
-    static constexpr int blocks = small ? 2 : 1;
-    static constexpr int keys = wide || (!small && roomy) ? 64 : dim > 192 ? 16 : 32;
-    static constexpr bool keeps_q = (wide && (dim <= 64 || one_slice)) || (!small && roomy && dim <= 192);
+    static constexpr int slices = Shape::slices, warps = Shape::warps, keys = Shape::keys;
+    static constexpr bool keeps_q = Shape::keeps_q;
     static constexpr bool copies_early = one_slice;
     static constexpr bool fills_q = one_slice && keeps_q;   // the place of Q, which is in registers, is a stage, too
     static constexpr int stages = fills_q ? 3 : 2;   // one is read while the others fill
@@ -76,7 +67,7 @@ struct Tiling {
         };
         Stage stage[2];
     };
-    static_assert(sizeof(Shared) <= ptx::shared_bytes_per_block, "the tiles fit");
+    static_assert(sizeof(Shared) <= Shape::shared_bytes, "the tiles fit");
 };
 
 // Starts copying rows from `first_row` of a problem's Q; rows and columns that are not there become zeros. A thread keeps its
@@ -326,10 +317,8 @@ __device__ __forceinline__ void store_rows(const Softmax &softmax, typename Tili
             }
     __syncwarp();   // the rows are complete
     using Tile = typename Tiling::template OutputTile<Element>;
-#pragma unroll 4
-    for (int item = ptx::laneid(); item < 16 * Tiling::slices * Tile::row_chunks; item += 32) {
-        const int row = item / Tile::row_chunks, chunk = item % Tile::row_chunks;
-        if (row >= rows || 8 * chunk >= columns) continue;
+    tile::for_chunks_of_warp<16 * Tiling::slices, Tile::row_chunks>([&](int row, int chunk) {
+        if (row >= rows || 8 * chunk >= columns) return;
         uint4 &source = staging.at(warp_row + row, chunk);
         if (Softmax::lowered && softmax.again) {
 #pragma unroll 1
@@ -340,7 +329,7 @@ __device__ __forceinline__ void store_rows(const Softmax &softmax, typename Tili
         } else {
             *reinterpret_cast<uint4 *>(row_start(row) + 8 * chunk) = source;
         }
-    }
+    });
 }
 
 // What the scores of a warp's rows lack since smoothing, in units of log2: scores that a cap has seen are whole.
