@@ -118,7 +118,7 @@ struct Probabilities<tile::Mxfp4> {
                 });
                 words[half] = __byte_perm(scale[0], scale[1], 0x7740);
             }
-            p.scales[step] = words[tile::scale_half()];
+            p.scales[step] = tile::scale_half() ? words[1] : words[0];
         });
     }
 };
