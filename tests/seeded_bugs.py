@@ -24,7 +24,7 @@ class Bug:
         return f"{self.part}-{self.name}"
 
 
-ATTENTION = "attention_mxfp4_bf16"
+ATTENTION = "attention_mxfp4_bf16_in_kernel"
 PRODUCT = "attention_bf16"
 MXFP8, MXFP4, NVFP4 = "attention_mxfp8", "attention_mxfp4", "attention_nvfp4"
 
@@ -72,22 +72,22 @@ BUGS = [
         "first + 8 * half * pitch", "first + 8 * (1 - half) * pitch"),
 
     # Loads: copies, barriers, conversions, fragments
-    Bug("loads", "waits_for_too_few_groups", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("loads", "waits_for_too_few_groups", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "ptx::cp_async_wait_group<1>();", "ptx::cp_async_wait_group<2>();"),
-    Bug("loads", "no_barrier_before_codes_are_read", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("loads", "no_barrier_before_codes_are_read", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "ptx::bar_sync();   // the codes of K are complete; nobody reads K as it came any more\n"
         "        if (tile_index", "if (tile_index"),
-    Bug("loads", "no_barrier_before_queries_are_overwritten", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("loads", "no_barrier_before_queries_are_overwritten", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "ptx::bar_sync();   // all warps have their fragments before K is copied over Q", ""),
-    Bug("loads", "copies_every_other_chunk", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("loads", "copies_every_other_chunk", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "i < Tile::rows * Tile::row_chunks; i += attention_threads",
         "i < Tile::rows * Tile::row_chunks; i += 2 * attention_threads"),
-    Bug("loads", "reads_one_row_past_the_end", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("loads", "reads_one_row_past_the_end", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "const bool present = first + row < valid;", "const bool present = first + row <= valid;"),
-    Bug("loads", "wrong_k_stride", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("loads", "wrong_k_stride", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "tile::load_b(b, k.codes, 32 * group + 16 * pair, 2 * step)",
         "tile::load_b(b, k.codes, 32 * group + 16 * pair, step)"),
-    Bug("loads", "converted_values_out_of_order", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("loads", "converted_values_out_of_order", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "values[part * (8 / parts) + j] = some[j]", "values[(parts - 1 - part) * (8 / parts) + j] = some[j]"),
 
     # MMA and scale wiring
@@ -95,9 +95,9 @@ BUGS = [
         "first_row + group + 8 * (thread % 2)", "first_row + group + 8 * (thread / 2)"),
     Bug("mma", "scale_of_the_wrong_key", ATTENTION, "tile/scale.cuh",
         "first_row + 8 * thread + group", "first_row + 4 * group + thread"),
-    Bug("mma", "selector_names_another_key_tile", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("mma", "selector_names_another_key_tile", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "byte, word % 2, byte, thread>", "byte, word % 2, byte, 2 * half + pair>"),
-    Bug("mma", "selector_names_another_block", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("mma", "selector_names_another_block", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "byte, word % 2, byte, thread>", "byte, word % 2, 0, thread>"),
     Bug("mma", "scales_shifted_into_the_wrong_byte", ATTENTION, "tile/scale.cuh",
         "scale << (8 * block(pass))", "scale << (8 * (pass_blocks - 1 - block(pass)))"),
@@ -113,26 +113,26 @@ BUGS = [
         "ptx::bar_sync();   // both tiles are complete", "// both tiles are complete"),
 
     # Mask and softmax
-    Bug("softmax", "mask_off_by_one", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("softmax", "mask_off_by_one", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "if (key >= visible_keys(", "if (key > visible_keys("),
-    Bug("softmax", "causal_aligned_at_the_top", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("softmax", "causal_aligned_at_the_top", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "min(keys, row + keys - queries + 1)", "min(keys, row + 1)"),
-    Bug("softmax", "masked_tiles_start_too_late", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("softmax", "masked_tiles_start_too_late", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "if (first_key + keys_per_tile > unmasked_keys) {", "if (first_key > unmasked_keys) {"),
-    Bug("softmax", "last_partial_tile_dropped", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("softmax", "last_partial_tile_dropped", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "ceil_div(max(visible_keys(last_query, queries, keys, causal), 0), keys_per_tile)",
         "max(visible_keys(last_query, queries, keys, causal), 0) / keys_per_tile"),
-    Bug("softmax", "output_not_rescaled", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("softmax", "output_not_rescaled", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "accumulator[i] *= rescale[i / 2];", "accumulator[i] *= 1.0f;"),
-    Bug("softmax", "sum_not_rescaled", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("softmax", "sum_not_rescaled", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "row_sum[half] *= rescale[half];", ""),
-    Bug("softmax", "maximum_not_reduced_over_the_quad", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("softmax", "maximum_not_reduced_over_the_quad", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "tile_max = tile::reduce_row(tile_max, [](float a, float b) { return fmaxf(a, b); });", ""),
-    Bug("softmax", "sum_not_reduced_over_the_quad", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("softmax", "sum_not_reduced_over_the_quad", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "softmax.finish();", ""),
-    Bug("softmax", "no_guard_for_rows_without_keys", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("softmax", "no_guard_for_rows_without_keys", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "base[half] = new_max == -INFINITY ? 0.0f : new_max;", "base[half] = new_max;"),
-    Bug("softmax", "lse_in_base_two", ATTENTION, "op/attention_mxfp4_bf16.cuh",
+    Bug("softmax", "lse_in_base_two", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
         "ptx::lg2_approx_ftz_f32(sum) * ln_2;", "ptx::lg2_approx_ftz_f32(sum);"),
 
     # Attention on block formats: operands, scales, weights, stages

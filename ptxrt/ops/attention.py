@@ -16,7 +16,7 @@ from ..kernel import Kernel
 from ..prepared import remembered
 from .attention_blocks import BLOCK_ATTENTION, BlockOperands
 from .attention_call import Call, attention_call, checked_window, output_format, spelled
-from .attention_kernels import SPLIT_UNIT, attention_bf16, attention_merge, attention_mxfp4_bf16, exact_quotient, exact_sums, spans_of
+from .attention_kernels import SPLIT_UNIT, attention_bf16, attention_merge, attention_mxfp4_bf16_in_kernel, exact_quotient, exact_sums, spans_of
 from .cast import cast
 from .operands import Operand
 from .place import ROW_UNIT
@@ -463,5 +463,5 @@ ATTENTION = {
     ("bf16", "bf16", None): Way(attention_bf16, _Floats(bf16)),
     ("f16", "f16", None): Way(attention_bf16, _Floats(f16)),
     **{(qk, pv, None): _on_blocks(qk, pv) for qk, pv in BLOCK_ATTENTION},
-    ("mxfp4", "bf16", "in_kernel"): Way(attention_mxfp4_bf16, _QuantizedInKernel(), (bf16, f32), _FIRST_LACKS, _run_in_kernel),
+    ("mxfp4", "bf16", "in_kernel"): Way(attention_mxfp4_bf16_in_kernel, _QuantizedInKernel(), (bf16, f32), _FIRST_LACKS, _run_in_kernel),
 }
