@@ -248,8 +248,7 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
     }
     if (options.softcap > 0.0f)   // tanh x = 1 - 2 / (1 + e^2x), good to 2^-22 absolute
         for_scores<Order>(s, [&](float &score, int, int, int) {
-            // Of the smallest caps the quotient is finite, too, so that a score of 0 stays 0.
-            const float power = ptx::ex2_approx_ftz_f32(score * fminf(2.0f * log2_e / options.softcap, -no_maximum));
+            const float power = ptx::ex2_approx_ftz_f32(score * (2.0f * log2_e / options.softcap));
             score = options.softcap * (1.0f - 2.0f * ptx::rcp_approx_ftz_f32(1.0f + power));
         });
     const int lane_key = first_key + Order::key(0, tile::accumulator_column(0)), keys = problem.keys - lane_key;
@@ -261,7 +260,9 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
             !options.allowed[problem.at(options.allowed_strides, query, group, lane_key + key)])
             score = -INFINITY;
         // A large finite mask stays finite: a row of nothing else is a mean, not a row without keys.
-        if (score != -INFINITY) score = ptx::max_nan_f32(score * log2_e, no_maximum);
+        if (score == -INFINITY) return;
+        score *= log2_e;
+        if (score < no_maximum) score = no_maximum;   // NaN stays
     });
 }
 
@@ -526,7 +527,7 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, con
     using KeyTile = decltype(Stage::k);
     using ValueTile = decltype(Stage::v);
     using Softmax = OnlineSoftmaxIn16Bits<Element, Tiling::slices, Tiling::dim_v>;
-    const Problem problem(options);
+    const Problem problem(options, Softmax::lowered ? ptx::block() : uint3(blockIdx));   // of this pass: see ptx::block()
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);

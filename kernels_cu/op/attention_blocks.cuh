@@ -63,12 +63,13 @@ template <class Tiling, class Softmax>
 __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &shared, const BlockOperands &operands,
                                                       const AttentionOptions &options, bool again, float *exact_sum) {
     using Order = typename Softmax::Order;
-    const Problem problem(options);
+    const Problem problem(options, Softmax::lowered ? ptx::block() : uint3(blockIdx));   // of this pass: see ptx::block()
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
-    const float scale = options.scale * (operands.q_global ? *operands.q_global : 1.0f) * (operands.k_global ? *operands.k_global : 1.0f);
+    const float levels = (operands.q_global ? *operands.q_global : 1.0f) * (operands.k_global ? *operands.k_global : 1.0f);
+    const float scale = options.scale * (levels == INFINITY ? -no_maximum : levels);   // so that scores of 0 stay 0
 
     TileRange<tile::tile_keys> range(problem, first_row, end_row);
     if (operands.mean_scores || again) range.plain_end = range.plain_begin;

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     Array = np.ndarray | DeviceArray
 
 
+# Kernels divide by the cap. Under smaller ones, as under this, all scores are 0 for the softmax.
+_LEAST_SOFTCAP = 2.0**-100
+
+
 @dataclass(frozen=True)
 class Call:
     """A call of `attention` whose arguments fit each other. q, k, v and out are in the order [batch, heads, length, dim].
@@ -118,6 +122,7 @@ def attention_call(
         raise ArgumentError(f"attention: scale is {scale!r}; pass a finite number, or None for 1 / sqrt(D)")
     if softcap is None or not _is_finite(softcap) or softcap < 0:
         raise ArgumentError(f"attention: softcap is {softcap!r}; pass a number above 0, or 0 for none")
+    softcap = max(float(softcap), _LEAST_SOFTCAP) if softcap else 0.0
     left, right = checked_window(window, _flag("causal", causal))
     return_lse, normalize = _flag("return_lse", return_lse), _flag("normalize", normalize)
     if return_lse and not normalize:
