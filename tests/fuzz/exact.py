@@ -63,10 +63,11 @@ class Exact:
     column_either: np.ndarray
 
 
-def attention(scores, sizes, v, *, pv, out_dtype, softcap=0.0, mask=None, sinks=None, shown, spans) -> Exact:
+def attention(scores, sizes, reach, v, *, pv, out_dtype, softcap=0.0, mask=None, sinks=None, shown, spans) -> Exact:
     """Attention from scores [B, H, Sq, Sk], float64, before the cap, and values [B, H, Sk, Dv], heads repeated.
 
-    sizes: the sums of magnitudes that the scores were summed from, times 2^-24 what each of their roundings costs. mask broadcasts.
+    sizes: the sums of magnitudes that the scores were summed from, times 2^-24 what each of their roundings costs. reach: the same
+    before the scale, whose products kernels keep in float32. mask broadcasts.
     shown: bool [B, H, Sq, Sk], keys that sequences and windows let a row see. spans: first and last key of each sequence
     in its batch, in which blocks of keys are counted.
     """
@@ -86,7 +87,7 @@ def attention(scores, sizes, v, *, pv, out_dtype, softcap=0.0, mask=None, sinks=
             error = error + (np.abs(scores) + np.abs(mask)) * 2.0**-22
             scores = scores + mask
         doubtful = np.zeros_like(shown) if mask is None or mask.dtype == bool else doubtful
-        overflows = ~hidden & (sizes > 1e38) & np.isfinite(scores)
+        overflows = ~hidden & ((sizes > 1e38) | (reach > 1e38)) & np.isfinite(scores)
         scores = np.where(hidden, -np.inf, np.where(scores == -np.inf, scores, np.maximum(scores, LOWEST)))
         sink = np.full(scores.shape[:-1], -np.inf) if sinks is None else np.broadcast_to(np.asarray(sinks, np.float64)[:, None], scores.shape[:-1])
         top = np.maximum(scores.max(axis=-1, initial=-np.inf), sink)
@@ -120,6 +121,9 @@ def attention(scores, sizes, v, *, pv, out_dtype, softcap=0.0, mask=None, sinks=
     poison = ~np.isfinite(v)
     column_nan = (seen.astype(np.float64) @ poison.astype(np.float64)) > 0
     column_either = np.broadcast_to(poison.any(axis=-2, keepdims=True), out.shape) & ~column_nan
+    if pv in ("mxfp8", "mxfp4"):  # sums of weights up to 2^headroom times V are float32 before they are divided
+        with np.errstate(all="ignore"):
+            column_either = column_either | (2.0 ** (rounds.headroom + 1) * (weights @ np.abs(finite_v)) > 3e38)
     return Exact(out, bound, likely, lse, lse_bound, nan, either, column_nan, column_either)
 
 
