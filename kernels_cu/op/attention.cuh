@@ -260,19 +260,16 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
             !options.allowed[problem.at(options.allowed_strides, query, group, lane_key + key)])
             score = -INFINITY;
         // A large finite mask stays finite: a row of nothing else is a mean, not a row without keys.
-        const float lowest = score == -INFINITY ? -INFINITY : no_maximum;
+        if (score == -INFINITY) return;
         score *= log2_e;
-        if (score < lowest) score = lowest;   // NaN stays
+        if (score < no_maximum) score = no_maximum;   // NaN stays
     });
 }
-
-// A factor as it is or, beyond float32, the largest number, under which scores of 0 stay 0.
-__device__ inline float finite_factor(float factor) { return fabsf(factor) == INFINITY ? copysignf(-no_maximum, factor) : factor; }
 
 // What takes scores to units of log2: where they need more than a factor, mask_scores does. Never 0, which would make NaN of the
 // -inf of hidden keys.
 __device__ inline float score_factor(const Problem &problem, float scale) {
-    return problem.transforms_scores() ? 1.0f : ptx::max_nan_f32(finite_factor(scale * log2_e), 0x1p-126f);
+    return problem.transforms_scores() ? 1.0f : ptx::max_nan_f32(scale * log2_e, 0x1p-126f);
 }
 
 // Hides the keys of the tile that starts at `first_key` from the rows that do not see them.
@@ -530,7 +527,7 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, con
     using KeyTile = decltype(Stage::k);
     using ValueTile = decltype(Stage::v);
     using Softmax = OnlineSoftmaxIn16Bits<Element, Tiling::slices, Tiling::dim_v>;
-    const Problem problem(options, ptx::block());
+    const Problem problem(options, Softmax::lowered ? ptx::block() : uint3(blockIdx));   // of this pass: see ptx::block()
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);

@@ -69,7 +69,7 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
     const float levels = (operands.q_global ? *operands.q_global : 1.0f) * (operands.k_global ? *operands.k_global : 1.0f);
-    const float scale = finite_factor(options.scale * finite_factor(levels));
+    const float scale = options.scale * (levels == INFINITY ? -no_maximum : levels);   // so that scores of 0 stay 0
 
     TileRange<tile::tile_keys> range(problem, first_row, end_row);
     if (operands.mean_scores || again) range.plain_end = range.plain_begin;
