@@ -302,6 +302,9 @@ def _block_scores(q, k, v, call: dict, scale: float):
     group = q.shape[1] // k.shape[1]
     codes_of_k = _without_mean(k)
     scores, sizes, reach = _products(_without_mean(q), codes_of_k, group, scale)
+    levels = [float(np.asarray(x.global_scale)) for x in (q, k) if x.global_scale is not None]
+    if len(levels) == 2 and abs(scale) * levels[0] * levels[1] > 2e38:  # with log2(e) beyond float32
+        reach = np.full_like(reach, np.inf)
     if q.mean is not None:  # the means are rounded to two bfloat16, within 2^-17
         more, their_sizes, their_reach = _products(q.mean_of_rows(), codes_of_k, group, scale)
         scores, sizes, reach = scores + more, sizes + 8 * their_sizes, reach + their_reach
