@@ -42,7 +42,7 @@ lint: .venv/ready
 
 # The attention kernel, native PTX on the emulator; --compare fails beyond the kernel's tolerance and the limit.
 demo: .venv/ready
-	$(PY) build.py --ptx-only --only 'attention_mxfp4_bf16[dim=32]'
+	$(PY) build.py --ptx-only --only 'attention_mxfp4_bf16_in_kernel[dim=32]'
 	mkdir -p build
 	$(PY) cli.py --machine emulator run attention $(SAMPLE) --qk mxfp4 --pv bf16 --quantize in_kernel --out-dtype float32 -o build/demo.npy --compare --format-limit 0.2
 
@@ -56,7 +56,7 @@ sanitizer-cases: build
 coverage: build
 	$(PY) tests/ptx_coverage.py
 
-# The figures of every kernel's machine code; with KERNEL='attention_mxfp4_bf16[dim=128]' its listing first, with RECORD=1
+# The figures of every kernel's machine code; with KERNEL='attention_mxfp4_bf16_in_kernel[dim=128]' its listing first, with RECORD=1
 # the figures become the record that the tests hold the kernels to.
 sass: build
 	$(if $(KERNEL),$(PY) cli.py show '$(KERNEL)' --sass)

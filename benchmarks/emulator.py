@@ -55,7 +55,7 @@ def first_launch(dim: int) -> None:
     x = random(1, 1, 1, dim)
     first = timed(lambda: ptxrt.attention(x, x, x, **FIRST))
     beyond = first - times(lambda: ptxrt.attention(x, x, x, **FIRST)).min(axis=0)
-    (counts,) = ptxrt.selection.current().emulator.coverage()[f"attention_mxfp4_bf16_dim{dim}.ptx"].values()
+    (counts,) = ptxrt.selection.current().emulator.coverage()[f"attention_mxfp4_bf16_in_kernel_dim{dim}.ptx"].values()
     print(f"first launch, attention d={dim:<3} ({len(counts)} PTX lines) {'':4}beyond its run time {said(beyond)}", flush=True)
 
 

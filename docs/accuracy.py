@@ -46,14 +46,14 @@ class Formats:
         return dict(qk=self.qk, pv=self.pv, quantize=self.quantize)
 
     @property
-    def operands(self):
-        """How `attention` makes its operands."""
-        return ATTENTION[self.qk, self.pv, self.quantize].operands
+    def way(self):
+        """How `attention` computes it."""
+        return ATTENTION[self.qk, self.pv, self.quantize]
 
     @property
     def is_quantized_before(self) -> bool:
         """Whether operands are in a block format before the kernel starts."""
-        return bool(self.operands.formats)
+        return bool(self.way.formats)
 
 
 def _normal(relative_l2: float, cosine: float, gain: float) -> Tolerance:
@@ -164,7 +164,7 @@ def measured(formats: Formats, data: Data, scale_rule: str | None = None) -> Fig
     """`attention` on the current machine against float64 attention of the same inputs; scale_rule: of all operands."""
     arrays = data.arrays
     if scale_rule is not None:
-        arrays = [ptxrt.quantize_operand(x, formats.operands.formats[role], role=role, scale_rule=scale_rule) for role, x in zip("qkv", arrays)]
+        arrays = [ptxrt.quantize_operand(x, formats.way.formats[role], role=role, scale_rule=scale_rule) for role, x in zip("qkv", arrays)]
     options = data.options if formats.is_quantized_before else {}
     out, lse = ptxrt.attention(*arrays, **formats.words, **options, return_lse=True)
     want, want_lse = data.exact
@@ -173,7 +173,7 @@ def measured(formats: Formats, data: Data, scale_rule: str | None = None) -> Fig
 
 def weights_alone(formats: Formats, data: Data, out: np.ndarray) -> Comparison:
     """Output of `attention` against float64 attention of what its operands hold: what the rounding of weights and sums adds."""
-    held = [np.asarray(x, np.float32) for x in formats.operands.values(*data.arrays)]
+    held = [np.asarray(x, np.float32) for x in formats.way.values(*data.arrays)]
     return compare(out, exact_attention(*held)[0])
 
 

@@ -9,11 +9,14 @@ using Whole = op::Tiling<Element, VARIANT_dim, VARIANT_dim_v>;
 template <class Element>
 using Half = typename Whole<Element>::OneSlice;
 
+// What f16 keeps across its loop at 64 x 64, where Q, O and scores take all registers, is stored before it and loaded behind it.
+constexpr int spill_bytes = VARIANT_dim == 64 ? 192 : 0;
+
 // Separate entries for whole and half blocks: launches of few blocks are bound by instruction fetch, and small entries have less code.
 #define INSTANCE(suffix, Element, Tiling)                                                                                      \
     KERNEL(ENTRY(suffix), .threads = {Tiling<Element>::threads},  \
            .shared_bytes = sizeof(Tiling<Element>::Shared), .tile = {1, Tiling<Element>::rows, 1},                             \
-           .min_blocks = Tiling<Element>::blocks)                                                                              \
+           .min_blocks = Tiling<Element>::blocks, .spill_bytes = spill_bytes)                                                  \
     (const Element *q,   /* [batch, heads_kv, group, queries, dim] */                                                          \
      const Element *k,   /* [batch, heads_kv, keys, dim] */                                                                    \
      const Element *v,   /* [batch, heads_kv, keys, dim_v] */                                                                  \

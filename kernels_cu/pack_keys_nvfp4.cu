@@ -4,7 +4,7 @@
 
 VARIANTS(dim, 64, 128, 192, 256)
 
-using Tile = tile::KeyTile<tile::Nvfp4, op::tile_keys, VARIANT_dim>;
+using Tile = tile::KeyTile<tile::Nvfp4, tile::tile_keys, VARIANT_dim>;
 using Packing = tile::KeyPacking<Tile>;
 template <class Element>
 using Shared = op::PackShared<Tile, Element, VARIANT_dim>;

@@ -6,7 +6,7 @@ VARIANTS(dim, 32, 64, 96, 128, 192, 256)
 
 #define INSTANCE(suffix, Element)                                                                                      \
     KERNEL(ENTRY(suffix),                                                            \
-           .threads = {tile::RowPacking<op::tile_keys, VARIANT_dim, 8>::threads}, .tile = {1, 1, 1})                      \
+           .threads = {tile::RowPacking<tile::tile_keys, VARIANT_dim, 8>::threads}, .tile = {1, 1, 1})                      \
     (const Element *x,      /* [batch, heads, keys, cols] */                                                           \
      const int *key_starts, /* [sequences] or null */                                                                  \
      const int *key_ends,   /* [sequences] or null */                                                                  \

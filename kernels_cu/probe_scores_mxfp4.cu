@@ -1,6 +1,6 @@
-// probe_scores_mxfp4: Q K^T exactly as attention_mxfp4_bf16 multiplies it, before scale, mask and softmax.
+// probe_scores_mxfp4: Q K^T exactly as attention_mxfp4_bf16_in_kernel multiplies it, before scale, mask and softmax.
 #include "kernel.cuh"
-#include "op/attention_mxfp4_bf16.cuh"
+#include "op/attention_mxfp4_bf16_in_kernel.cuh"
 
 VARIANTS(dim, 32, 64, 128, 224, 256)
 

@@ -8,7 +8,7 @@ from ptxrt.ops.attention import ATTENTION
 
 # (format of Q and K, format of V) of every way that takes all options, and of those whose operands may be quantized before.
 WAYS = [formats[:2] for formats in ATTENTION if formats[2] is None]
-BLOCK_WAYS = [(qk, pv) for qk, pv in WAYS if ATTENTION[qk, pv, None].operands.formats]
+BLOCK_WAYS = [(qk, pv) for qk, pv in WAYS if ATTENTION[qk, pv, None].formats]
 
 
 def way_of(qk: str, pv: str):
@@ -50,7 +50,7 @@ def operands(q, k, v, qk, pv, dim=None, **options):
 
 def held(q, k, v, qk, pv) -> tuple:
     """What is multiplied where q, k and v come as arrays or operands."""
-    return way_of(qk, pv).operands.values(q, k, v)
+    return way_of(qk, pv).values(q, k, v)
 
 
 def relative(got, want) -> float:

@@ -41,7 +41,7 @@ from ptxrt.ptx.parse import body, parse  # noqa: E402
 
 COUNTS = ROOT / ".coverage-ptx"
 # The files whose tests launch the collection's kernels for their results; all others test what is around them.
-TESTS = ["kernels", "quantize", "attention", "attention_blocks", "attention_mxfp4_bf16", "operands", "probes"]
+TESTS = ["kernels", "quantize", "attention", "attention_blocks", "attention_mxfp4_bf16_in_kernel", "operands", "probes"]
 OPERATION = re.compile(
     r"(?!ld\.param|mov|selp|setp)((ld|st|atom|red|cp|ldmatrix|mma|shfl|vote|match|redux|bar|barrier|mbarrier|elect|trap)\b|.*\.([bt]?f\d+|e\dm\d)(x\d)?\b)"
 )

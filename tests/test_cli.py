@@ -329,7 +329,7 @@ def test_bad_options(x, qkv):
     refuse("run", "quantize", "--x", x, "--format", "fp3", part="'mxfp4'")
     refuse("run", "attention", *qkv, "--qk", "fp3", part="no kernel for qk='fp3'")
     refuse("run", "quantize", "--x", x, "--format-limit", 0.1, part="add --compare")
-    refuse("run", "attention_mxfp4_bf16", *qkv, "--scale", 1, part="add --out-bf16 or --out-f32 or --lse")
+    refuse("run", "attention_mxfp4_bf16_in_kernel", *qkv, "--scale", 1, part="add --out-bf16 or --out-f32 or --lse")
 
 
 def test_shapes_are_checked_against_the_declaration(tmp_path):
@@ -394,7 +394,7 @@ def few_modules(monkeypatch, tmp_path):
     """A folder of modules as after `make demo`: the native text of one unit, nothing assembled."""
     from ptxrt import units
 
-    (unit,) = build.select(build.find_units(build.SOURCES), ["attention_mxfp4_bf16[dim=32]"])
+    (unit,) = build.select(build.find_units(build.SOURCES), ["attention_mxfp4_bf16_in_kernel[dim=32]"])
     record = units.record(unit.unit)
     text = f"{unit.unit}.ptx"
     (tmp_path / text).write_bytes((units.MODULES / text).read_bytes())
@@ -410,10 +410,10 @@ def few_modules(monkeypatch, tmp_path):
 
 
 def test_show_after_the_demo(few_modules):
-    text = succeed("show", "attention_mxfp4_bf16")
+    text = succeed("show", "attention_mxfp4_bf16_in_kernel")
     rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
-    assert "not assembled" in rows["attention_mxfp4_bf16_dim32_bf16"] and "128" in rows["attention_mxfp4_bf16_dim32_bf16"]
-    assert rows["attention_mxfp4_bf16_dim64"].endswith("not built: run `make`")
+    assert "not assembled" in rows["attention_mxfp4_bf16_in_kernel_dim32_bf16"] and "128" in rows["attention_mxfp4_bf16_in_kernel_dim32_bf16"]
+    assert rows["attention_mxfp4_bf16_in_kernel_dim64"].endswith("not built: run `make`")
     assert "not built" in succeed("show", "transpose_naive")
 
 

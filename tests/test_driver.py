@@ -107,7 +107,7 @@ def test_the_environment_chooses(install, monkeypatch):
 # Launches
 
 
-@pytest.mark.parametrize("name", ["quantize_mxfp4", "dequantize_mxfp4", "transpose_tiled", "thread_identity", "attention_mxfp4_bf16"])
+@pytest.mark.parametrize("name", ["quantize_mxfp4", "dequantize_mxfp4", "transpose_tiled", "thread_identity", "attention_mxfp4_bf16_in_kernel"])
 def test_parameters_arrive_as_the_entry_expects(cuda, name):
     kernel = ptxrt.kernels()[name]
     example = kernel.example(kernel.cases[-1])
@@ -139,7 +139,7 @@ def test_the_receipt_says_what_ran(cuda):
 
 
 def test_large_shared_memory_is_asked_for_once(cuda):
-    kernel = ptxrt.kernels()["attention_mxfp4_bf16"]
+    kernel = ptxrt.kernels()["attention_mxfp4_bf16_in_kernel"]
     example = kernel.example(next(c for c in kernel.cases if c.axes["dim"] == 256))
     kernel(**example)
     shared = ptxrt.last_launches()[-1].shared_bytes

@@ -116,6 +116,21 @@ def test_only_target_reads_the_architecture():
             assert "__CUDA_ARCH" not in code, f"{path.relative_to(ROOT)} reads __CUDA_ARCH"
 
 
+# What these compute is about lanes, or brings a lane's share of an array.
+LANES = {"identity", "probe", "probe_fragments", "probe_ldmatrix", "probe_ending", "ending", "epilogue", "quantize"}
+
+
+@needs_sources
+def test_algorithms_ask_for_no_target_and_compute_with_no_lanes():
+    """op/ takes what depends on either from tile/: shapes of blocks, stages, places of elements."""
+    for path in sorted((KERNELS / "op").glob("*.cuh")):
+        code = re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.S)
+        found = re.search(r"ptx::(has_\w+|architecture\w*)|\bHAS_\w+|\bsm_\d+", code)
+        assert not found, f"{path.relative_to(ROOT)} asks for the target: {found.group()}"
+        found = re.search(r"\b(laneid|lanemask_\w+)\b", code)
+        assert not found or path.stem in LANES, f"{path.relative_to(ROOT)} computes with {found.group()}"
+
+
 @needs_sources
 def test_entry_files_hold_no_logic():
     for path in sorted(KERNELS.glob("*.cu")):

@@ -370,7 +370,7 @@ def test_prepared_functions_of_ones_own(either):
 
 
 def test_numbers_of_prepared_kernels_may_change(either):
-    attention = ptxrt.kernels()["attention_mxfp4_bf16"]
+    attention = ptxrt.kernels()["attention_mxfp4_bf16_in_kernel"]
     example = attention.example(attention.cases[0])
     arrays = {name: ptxrt.to_device(example.pop(name)) for name in "qkv"}
     prepared = ptxrt.prepare(attention, **arrays, **example)

@@ -17,7 +17,7 @@ from ptxrt import backend, units
 from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.emulator.backend import EmulatorBackend
 from ptxrt.ops.attention import exact_attention
-from ptxrt.ops.attention_kernels import OPEN, attention_mxfp4_bf16
+from ptxrt.ops.attention_kernels import OPEN, attention_mxfp4_bf16_in_kernel
 from ptxrt.ops.quantizers import DEQUANTIZE, QUANTIZE
 from ptxrt.tiles import tile_layout
 
@@ -121,9 +121,9 @@ def attends(queries, keys, causal, dtype):
     k[..., :32] *= np.exp2(rng.integers(-1, 2, (keys, 1)), dtype=np.float32)
     q, k, v = (x.astype(dtype) for x in (q, k, v))
     arguments = dict(scale=DIM**-0.5, causal=causal)
-    out, lse = attention_mxfp4_bf16(q, k, v, out_f32=True, lse=True, **arguments)
-    want = attention_mxfp4_bf16.reference(q, k, v, out_f32=True, lse=True, **arguments)
-    checks = attention_mxfp4_bf16.check({"out_f32": out, "lse": lse}, want)
+    out, lse = attention_mxfp4_bf16_in_kernel(q, k, v, out_f32=True, lse=True, **arguments)
+    want = attention_mxfp4_bf16_in_kernel.reference(q, k, v, out_f32=True, lse=True, **arguments)
+    checks = attention_mxfp4_bf16_in_kernel.check({"out_f32": out, "lse": lse}, want)
     return not any(missed for _, missed in checks.values())
 
 

@@ -7,7 +7,7 @@
 #include "../kernel.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
-#include "../ptx/target.cuh"
+#include "../tile/attention_shape.cuh"
 #include "../tile/block_tiles.cuh"
 #include "../tile/format.cuh"
 #include "../tile/fragment.cuh"
@@ -19,7 +19,7 @@ namespace op {
 
 // Q, K and V of bf16 or f16, in place.
 template <class Element>
-struct Operands {
+struct FloatOperands {
     const Element *q, *k, *v;
     StridesQ q_strides;
     StridesK k_strides, v_strides;
@@ -34,25 +34,16 @@ __device__ inline float headroom_in_16_bits(bool gives_maxima) { return gives_ma
 template <class Element, int slices, int dim_v>
 using OnlineSoftmaxIn16Bits = OnlineSoftmax<slices, dim_v, 0, false, std::is_same_v<Element, __nv_bfloat16>>;
 
-// How a block divides the work: `warps` warps with `slices` times 16 rows each, tiles of `keys` keys in `stages` stages,
-// `blocks` blocks to a multiprocessor, so that one computes scores while another multiplies.
-//
-// Two slices to a warp read K and V from shared memory half as often and issue fewer instructions to an MMA, which Ampere
-// and Hopper need; there Q stays in registers where they have room. On GeForce Blackwell an MMA takes five times as long:
-// there warps of one slice leave room for two blocks in 100 KiB. OneSlice is for few rows or few blocks on the former: its warps, which
-// have registers to spare, wait for memory most. Both give the same bits.
+// How a block divides the work (tile/attention_shape.cuh), in tiles of `keys` keys in `stages` stages. OneSlice is for few rows or
+// few blocks.
 template <class Element_, int dim_, int dim_v_, bool one_slice = false>
-struct Tiling {
+struct Tiling : tile::AttentionShape<dim_, one_slice> {
+    using Shape = tile::AttentionShape<dim_, one_slice>;
     using Element = Element_;
-    using OneSlice = Tiling<Element_, dim_, dim_v_, !ptx::has_block_scaled_mma>;
+    using OneSlice = Tiling<Element_, dim_, dim_v_, Shape::has_halves>;
     static constexpr int dim = dim_, dim_v = dim_v_;
-    static constexpr bool small = dim <= 128, wide = small && (!ptx::has_block_scaled_mma || dim <= 64);
-    static constexpr bool roomy = ptx::shared_bytes_per_block > 128 * 1024;
-    static constexpr int slices = wide && !one_slice ? 2 : 1;
-    static constexpr int warps = small ? 4 : 8;
-    static constexpr int blocks = small ? 2 : 1;
-    static constexpr int keys = wide || (!small && roomy) ? 64 : dim > 192 ? 16 : 32;
-    static constexpr bool keeps_q = (wide && (dim <= 64 || one_slice)) || (!small && roomy && dim <= 192);
+    static constexpr int slices = Shape::slices, warps = Shape::warps, keys = Shape::keys;
+    static constexpr bool keeps_q = Shape::keeps_q;
     static constexpr bool copies_early = one_slice;
     static constexpr bool fills_q = one_slice && keeps_q;   // the place of Q, which is in registers, is a stage, too
     static constexpr int stages = fills_q ? 3 : 2;   // one is read while the others fill
@@ -76,7 +67,7 @@ struct Tiling {
         };
         Stage stage[2];
     };
-    static_assert(sizeof(Shared) <= ptx::shared_bytes_per_block, "the tiles fit");
+    static_assert(sizeof(Shared) <= Shape::shared_bytes, "the tiles fit");
 };
 
 // Starts copying rows from `first_row` of a problem's Q; rows and columns that are not there become zeros. A thread keeps its
@@ -257,8 +248,7 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
     }
     if (options.softcap > 0.0f)   // tanh x = 1 - 2 / (1 + e^2x), good to 2^-22 absolute
         for_scores<Order>(s, [&](float &score, int, int, int) {
-            // Of the smallest caps the quotient is finite, too, so that a score of 0 stays 0.
-            const float power = ptx::ex2_approx_ftz_f32(score * fminf(2.0f * log2_e / options.softcap, -no_maximum));
+            const float power = ptx::ex2_approx_ftz_f32(score * (2.0f * log2_e / options.softcap));
             score = options.softcap * (1.0f - 2.0f * ptx::rcp_approx_ftz_f32(1.0f + power));
         });
     const int lane_key = first_key + Order::key(0, tile::accumulator_column(0)), keys = problem.keys - lane_key;
@@ -270,7 +260,9 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
             !options.allowed[problem.at(options.allowed_strides, query, group, lane_key + key)])
             score = -INFINITY;
         // A large finite mask stays finite: a row of nothing else is a mean, not a row without keys.
-        if (score != -INFINITY) score = ptx::max_nan_f32(score * log2_e, no_maximum);
+        if (score == -INFINITY) return;
+        score *= log2_e;
+        if (score < no_maximum) score = no_maximum;   // NaN stays
     });
 }
 
@@ -326,10 +318,8 @@ __device__ __forceinline__ void store_rows(const Softmax &softmax, typename Tili
             }
     __syncwarp();   // the rows are complete
     using Tile = typename Tiling::template OutputTile<Element>;
-#pragma unroll 4
-    for (int item = ptx::laneid(); item < 16 * Tiling::slices * Tile::row_chunks; item += 32) {
-        const int row = item / Tile::row_chunks, chunk = item % Tile::row_chunks;
-        if (row >= rows || 8 * chunk >= columns) continue;
+    tile::for_chunks_of_warp<16 * Tiling::slices, Tile::row_chunks>([&](int row, int chunk) {
+        if (row >= rows || 8 * chunk >= columns) return;
         uint4 &source = staging.at(warp_row + row, chunk);
         if (Softmax::lowered && softmax.again) {
 #pragma unroll 1
@@ -340,7 +330,7 @@ __device__ __forceinline__ void store_rows(const Softmax &softmax, typename Tili
         } else {
             *reinterpret_cast<uint4 *>(row_start(row) + 8 * chunk) = source;
         }
-    }
+    });
 }
 
 // What the scores of a warp's rows lack since smoothing, in units of log2: scores that a cap has seen are whole.
@@ -529,7 +519,7 @@ __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling:
 
 // O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Returns whether sums were too small in any of them: then the block calls this `again`.
 template <class Tiling>
-__device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
+__device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, const FloatOperands<typename Tiling::Element> &operands,
                                             const AttentionOptions &options, bool again) {
     using Element = typename Tiling::Element;
     using Stage = typename Tiling::Stage;
@@ -537,7 +527,7 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, con
     using KeyTile = decltype(Stage::k);
     using ValueTile = decltype(Stage::v);
     using Softmax = OnlineSoftmaxIn16Bits<Element, Tiling::slices, Tiling::dim_v>;
-    const Problem problem(options);
+    const Problem problem(options, Softmax::lowered ? ptx::block() : uint3(blockIdx));   // of this pass: see ptx::block()
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
@@ -633,7 +623,7 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, con
 
 // The same for the rows of a block.
 template <class Tiling>
-__device__ inline void attention(typename Tiling::Shared &shared, const Operands<typename Tiling::Element> &operands,
+__device__ inline void attention(typename Tiling::Shared &shared, const FloatOperands<typename Tiling::Element> &operands,
                                  const AttentionOptions &options) {
     if constexpr (OnlineSoftmaxIn16Bits<typename Tiling::Element, Tiling::slices, Tiling::dim_v>::lowered) {
 #pragma unroll 1

@@ -115,14 +115,14 @@ __device__ inline void mean_scores(DecodedKeys<Tile> &keys, const float *means, 
 
 // The entry of a format.
 #define MEAN_SCORES(name, Format, dim)                                                                                       \
-    KERNEL(name, .threads = {op::mean_score_threads}, .shared_bytes = sizeof(op::DecodedKeys<tile::KeyTile<Format, 64, dim>>), \
+    KERNEL(name, .threads = {op::mean_score_threads}, .shared_bytes = sizeof(op::DecodedKeys<tile::KeyTile<Format, tile::tile_keys, dim>>), \
            .tile = {1, 1, 1})                                                                                                \
     (const float *mean,        /* [batch, heads_kv, rows, cols] */                                                           \
      const uint8_t *k_tiles,   /* [batch, heads_kv, tiles, k_bytes]: tile::KeyTile */                                        \
      const float *q_global,    /* [1] or null */                                                                             \
      float *scores,            /* [batch, heads_kv, rows, 64 tiles] */                                                       \
      int batch, int heads_kv, int rows, int cols, int tiles, int k_bytes) {                                                  \
-        using Tile = tile::KeyTile<Format, 64, dim>;                                                                         \
+        using Tile = tile::KeyTile<Format, tile::tile_keys, dim>;                                                                         \
         op::mean_scores(shared<op::DecodedKeys<Tile>>(), mean, reinterpret_cast<const Tile *>(k_tiles), q_global, scores,    \
                         rows, cols);                                                                                         \
     }

@@ -15,8 +15,6 @@
 
 namespace op {
 
-constexpr int tile_keys = 64;
-
 // How a block is encoded: encode<Blocks>(values, codes, scale, common). A lane has Blocks::groups groups of eight of its values, and
 // Blocks joins what lanes found of it. The bytes are those of the quantizer of the format. Where takes_pairs, an overload does
 // so for pairs of 16-bit elements in fewer instructions. Where has_others, what is asked for common blocks gives anything for
@@ -157,7 +155,7 @@ struct Packed {
 template <class Tile, class Element, int dim>
 struct PackShared {
     Tile tile;
-    tile::Staged<Element, tile_keys, dim> staged;
+    tile::Staged<Element, tile::tile_keys, dim> staged;
 };
 
 // One tile of keys, less mean[sequences, heads, cols] where that is given. Blocks without any value of x have a scale of 1.
@@ -167,7 +165,7 @@ __device__ inline void pack_keys(PackShared<Tile, Element, Tile::dim> &shared, c
     using Packing = tile::KeyPacking<Tile>;
     using Blocks = typename Packing::Blocks;
     using Encoder = typename EncoderOf<typename Tile::Format>::Type;
-    const KeyUnit unit = x.unit(blockIdx.x, tile_keys);
+    const KeyUnit unit = x.unit(blockIdx.x, tile::tile_keys);
     const tile::Rows<Element> rows = x.rows(unit);
     shared.staged.template load<Packing::threads>(rows);
     ptx::cp_async_commit_group();
@@ -207,10 +205,10 @@ __device__ inline void pack_keys(PackShared<Tile, Element, Tile::dim> &shared, c
 // One tile of values in 16 bits, SharedTile<64, 2 dim_v>: rounded to nearest, ties to even.
 template <class Narrow, int dim_v, class Element>
 __device__ inline void pack_values_16(const KeyArray<Element> &x, Packed packed) {
-    using Tile = tile::SharedTile<tile_keys, dim_v * 2>;
-    using Packing = tile::RowPacking<tile_keys, dim_v, 8>;
+    using Tile = tile::SharedTile<tile::tile_keys, dim_v * 2>;
+    using Packing = tile::RowPacking<tile::tile_keys, dim_v, 8>;
     tile::Eight<Element> loaded[Packing::items];
-    x.rows(x.unit(blockIdx.x, tile_keys)).load(loaded, Packing::row(), Packing::step, Packing::column());
+    x.rows(x.unit(blockIdx.x, tile::tile_keys)).load(loaded, Packing::row(), Packing::step, Packing::column());
     Tile &tile = *reinterpret_cast<Tile *>(packed.tile(x.head(), sizeof(Tile)));
 #pragma unroll
     for (int item = 0; item < Packing::items; ++item) {
@@ -227,7 +225,7 @@ __device__ inline void pack_values(PackShared<Tile, Element, Tile::dim_v> &share
     using Packing = tile::ValuePacking<Tile>;
     using Blocks = typename Packing::Blocks;
     using Encoder = typename EncoderOf<typename Tile::Format>::Type;
-    const tile::Rows<Element> rows = x.rows(x.unit(blockIdx.x, tile_keys));
+    const tile::Rows<Element> rows = x.rows(x.unit(blockIdx.x, tile::tile_keys));
     shared.staged.template load<Packing::threads>(rows);
     ptx::cp_async_commit_group();
     const Encoder encoder(rule, global_scale);
@@ -263,7 +261,7 @@ __device__ inline void unpack_rows(const uint32_t *x, const int *key_starts, uin
     const int key = blockIdx.x * unpack_warps + threadIdx.x / 32;
     if (key >= keys) return;
     const int sequence = sequence_of(key_starts, sequences, key), start = __ldg(key_starts + sequence);
-    const int row = first_unit(start, sequence, tile_keys) * tile_keys + key - start;
+    const int row = first_unit(start, sequence, tile::tile_keys) * tile::tile_keys + key - start;
     const uint32_t *source = x + (size_t(blockIdx.y) * rows + row) * words;
     uint32_t *target = y + (size_t(blockIdx.y) * keys + key) * words;
     for (int word = threadIdx.x % 32; word < words; word += 32) target[word] = source[word];

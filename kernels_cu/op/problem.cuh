@@ -89,8 +89,8 @@ struct Problem {
     int rows;
     int first_offset, end_offset;   // query i sees keys i + first_offset .. i + end_offset - 1, of those that are there
 
-    // block: ptx::block() of this pass, so that nothing of one pass over the keys is kept in registers for another.
-    __device__ explicit Problem(const AttentionOptions &options, uint3 block = ptx::block()) : options(options) {
+    // block: this block's place in the grid.
+    __device__ explicit Problem(const AttentionOptions &options, uint3 block) : options(options) {
         const int sequence = block.z;
         head = block.x % options.heads_kv;
         split = block.x / options.heads_kv;

@@ -234,31 +234,35 @@ struct QueryRows {
     int sequences;
 };
 
-// out[row] = scale times the sum of q[row, cols] y[sequence, head, cols]. The grid is rows x heads_kv x batch; arrays without
+// out[row] = scale times the sum of q[row, cols] y[sequence, head, cols]. The grid is queries x heads_kv x batch; arrays without
 // strides are in row-major order.
 template <class Element>
 __device__ inline void row_dot(const QueryRows<Element> &x, const float *y, float *out, float scale) {
-    const int64_t row = int64_t(blockIdx.x) * dot_rows + threadIdx.x / dot_team, count = int64_t(x.groups) * x.queries;
-    const int64_t here = min(row, count - 1);   // lanes past the end stay for the exchange
-    const int sequence = x.query_starts ? sequence_of(x.query_starts, x.sequences, int(here % x.queries)) : blockIdx.z;
+    const int query = blockIdx.x * dot_rows + threadIdx.x / dot_team;
+    const int here = min(query, x.queries - 1);   // lanes past the end stay for the exchange
+    const int sequence = x.query_starts ? sequence_of(x.query_starts, x.sequences, here) : blockIdx.z;
     const size_t head = size_t(blockIdx.z) * x.heads_kv + blockIdx.y;
-    const tile::Rows<Element> of_q(x.q + blockIdx.z * x.batch + blockIdx.y * x.head + here / x.queries * x.group + here % x.queries * x.query, 0, 1, x.cols);
+    const Element *q = x.q + blockIdx.z * x.batch + blockIdx.y * x.head + here * x.query;
     const tile::Rows<float> of_y(y + (size_t(sequence) * x.heads_kv + blockIdx.y) * x.cols, 0, 1, x.cols);
-    float sum = 0.0f;
-    for (int column = threadIdx.x % dot_team * 8; column < x.cols; column += dot_team * 8) {
-        tile::Eight<Element> q_eight[1];
-        tile::Eight<float> y_eight[1];
-        of_q.load(q_eight, 0, 0, column);
-        of_y.load(y_eight, 0, 0, column);
-        float q_values[8], y_values[8];
-        q_eight[0].unpack(q_values);
-        y_eight[0].unpack(y_values);
+#pragma unroll 1
+    for (int group = 0; group < x.groups; ++group, q += x.group) {
+        const tile::Rows<Element> of_q(q, 0, 1, x.cols);
+        float sum = 0.0f;
+        for (int column = threadIdx.x % dot_team * 8; column < x.cols; column += dot_team * 8) {
+            tile::Eight<Element> q_eight[1];
+            tile::Eight<float> y_eight[1];
+            of_q.load(q_eight, 0, 0, column);
+            of_y.load(y_eight, 0, 0, column);
+            float q_values[8], y_values[8];
+            q_eight[0].unpack(q_values);
+            y_eight[0].unpack(y_values);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) sum = fmaf(q_values[i], y_values[i], sum);
+            for (int i = 0; i < 8; ++i) sum = fmaf(q_values[i], y_values[i], sum);
+        }
+#pragma unroll
+        for (int mask = 1; mask < dot_team; mask *= 2) sum += ptx::shfl_sync_bfly_f32(sum, mask);
+        if (query < x.queries && threadIdx.x % dot_team == 0) out[(head * x.groups + group) * x.queries + query] = sum * scale;
     }
-#pragma unroll
-    for (int mask = 1; mask < dot_team; mask *= 2) sum += ptx::shfl_sync_bfly_f32(sum, mask);
-    if (row < count && threadIdx.x % dot_team == 0) out[head * count + row] = sum * scale;
 }
 
 }  // namespace op

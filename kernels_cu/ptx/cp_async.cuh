@@ -15,6 +15,16 @@ __device__ inline void cp_async_cg_16(uint32_t shared_address, const void *globa
                  : "memory");
 }
 
+// Starts copying 4, 8 or 16 bytes, both addresses multiples of that, through the L1. The first `present` of them are read, the
+// others become zeros.
+template <int bytes>
+__device__ inline void cp_async_ca(uint32_t shared_address, const void *global, int present) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(shared_address), "l"(__cvta_generic_to_global(global)), "n"(bytes), "r"(present)
+                 : "memory");
+}
+
 // Closes the group of all copies that this thread started since the last one.
 __device__ inline void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -16,6 +16,8 @@
 
 namespace tile {
 
+constexpr int tile_keys = 64;   // of every tile of keys and values, in memory as in shared memory
+
 // The block formats as operands: bits of a code, values that share a scale, values that one MMA is deep, MMAs deep that one
 // 32-bit word of scales serves.
 struct Mxfp8 {
@@ -137,6 +139,42 @@ template <int keys_, int dim_v_>
 struct alignas(128) ValueTile<Bf16, keys_, dim_v_> : SharedTile<keys_, dim_v_ * int(sizeof(Bf16::Element))> {
     using Format = Bf16;
 };
+
+// The row of a slice (0..15) whose scales of A this lane carries where two words of them stand in a register, or one word in each
+// lane of a pair; and which half of the rows that is: even lanes carry row g, odd ones row g + 8.
+__device__ inline int scale_half() { return ptx::laneid() % 2; }
+__device__ inline int scale_row() { return ptx::laneid() / 4 + 8 * scale_half(); }
+
+// The codes of A of one row of this lane, g or g + 8 by `half`, for all steps: from `source`, of whose bytes `bytes` are there; the
+// others are zeros.
+template <bool rolled, int steps>
+__device__ inline void load_codes_a(FragmentA (&codes)[steps], int half, const uint8_t *source, int bytes) {
+    const int thread = ptx::laneid() % 4;
+#pragma unroll (rolled ? 1 : steps)
+    for (int step = 0; step < steps; ++step)
+#pragma unroll
+        for (int chunk = 0; chunk < 2; ++chunk) {
+            const int byte = 32 * step + 16 * chunk + 4 * thread;
+            codes[step][2 * chunk + half] = byte < bytes ? __ldg(reinterpret_cast<const uint32_t *>(source + byte)) : 0;
+        }
+}
+
+// The scales of A of the row scale_row(), `register_words` words of four to a register, each in lanes of its own: from `source`, where
+// `blocks` scales are.
+template <bool rolled, int register_words, int registers>
+__device__ inline void load_scales_a(uint32_t (&scales)[registers], const uint8_t *source, int blocks) {
+    const int word_of_lane = ptx::laneid() % 4 / 2 % register_words;
+#pragma unroll (rolled ? 1 : registers)
+    for (int i = 0; i < registers; ++i) {
+        uint32_t word = 0;
+#pragma unroll
+        for (int byte = 0; byte < 4; ++byte) {
+            const int block = 4 * (register_words * i + word_of_lane) + byte;
+            if (block < blocks) word |= uint32_t(__ldg(source + block)) << (8 * byte);
+        }
+        scales[i] = word;
+    }
+}
 
 // c += A B at one MMA's depth, of codes with scales, selectors being constants: byte and thread of each operand's scales.
 template <int byte_a, int thread_a, int byte_b, int thread_b>

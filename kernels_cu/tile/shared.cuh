@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "../ptx/warp.cuh"
+
 namespace tile {
 
 // `rows` rows of `row_bytes` bytes, row_bytes a multiple of 32 (16 would do). Chunk c of row r stands where chunk c' of
@@ -41,5 +43,12 @@ struct SharedTile {
         return (address ^ (16 * swizzled)) + 16 * (chunks - swizzled + rows * row_chunks);
     }
 };
+
+// Calls body(row, chunk) for every chunk of `rows` rows of `chunks` chunks, spread over the lanes of a warp, neighbours side by side.
+template <int rows, int chunks, class Body>
+__device__ inline void for_chunks_of_warp(Body &&body) {
+#pragma unroll 4
+    for (int item = ptx::laneid(); item < rows * chunks; item += 32) body(item / chunks, item % chunks);
+}
 
 }  // namespace tile

@@ -136,7 +136,7 @@ def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
         return names[0], results[names[0]], wanted(results, call.q, call.k, call.v)[names[0]]
 
     def reference(results):
-        return wanted(results, *call.way.operands.multiplied(call))
+        return wanted(results, *call.way.multiplied(call))
 
     return Job(call.way.kernel.name, {**inputs, **further}, len(names), run, reference, exact, notes)
 

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Literal, Sequence, overload
+from typing import TYPE_CHECKING, Any, Literal, Sequence, overload
 
 import numpy as np
 
-from ..array import DeviceArray, allocate, as_arrays, check_forward, to_device, upload
-from ..blocks import mxfp4
+from ..array import DeviceArray, as_arrays, check_forward
 from ..errors import ArgumentError
-from ..formats import Format, bf16, f16, f32, format_of
-from ..kernel import Kernel
+from ..formats import bf16, f16, f32, format_of
 from ..prepared import remembered
-from .attention_blocks import BLOCK_ATTENTION, BlockOperands
-from .attention_call import Call, attention_call, checked_window, output_format, spelled
-from .attention_kernels import SPLIT_UNIT, attention_bf16, attention_merge, attention_mxfp4_bf16, exact_quotient, exact_sums, spans_of
-from .cast import cast
+from .attention_blocks import BLOCK_ATTENTION
+from .attention_call import Call, attention_call, checked_window, output_format
+from .attention_kernels import attention_merge, exact_quotient, exact_sums, spans_of
+from .attention_way import AttentionWay, BlockAttention, FloatAttention, InKernelAttention, splits_for
 from .operands import Operand
-from .place import ROW_UNIT
-from .place import Place as _Place
-from .place import converted as _converted
-from .place import is_loadable as _is_loadable
+from .place import Place, converted
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -31,30 +25,6 @@ if TYPE_CHECKING:
     from ..typing import Array, AttentionOptions, HostArray, StreamLike
 
     Given = Array | Operand
-
-# Blocks that fill a GPU (an H200 has 132 multiprocessors with room for two each, an RTX 5090 170), the rows of one, and the
-# fewest units of keys that are worth a block of their own.
-_FILLING_BLOCKS, _BLOCK_ROWS, _FEWEST_UNITS = 264, 128, 5
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way to compute attention: the kernel, how its operands are made, and what they hold.
-
-    operands: called with a call, its q, k and v on the device, and the place, it gives the kernel's arguments by
-    name; operands.values(q, k, v, cu_seqlens_k) is what they hold, as NumPy arrays, for references, and operands.multiplied(call) what
-    the kernel makes its scores and output of. operands.formats:
-    by name the formats of those that may be quantized before, which operands.check(k, v) looks at. outputs: the types of results that the
-    kernel writes. lacks: options of `attention` that the kernel does not have. run: what to do in place of `_run`.
-    sums: what splits give beside `partial` and `row_max` where lse is wanted.
-    """
-
-    kernel: Kernel
-    operands: Any
-    outputs: tuple[Format, ...] = (bf16, f16, f32)
-    lacks: tuple[str, ...] = ("smooth_k", "smooth_q")
-    run: Callable[..., tuple] | None = None
-    sums: tuple[str, ...] = ("row_sum",)
 
 
 @overload
@@ -143,10 +113,31 @@ def attention(
     NumPy results; with any device array results stay on the device, without waiting. ArgumentError for what does not fit.
     """
     call = attention_call(
-        *(ATTENTION, q, k, v, qk, pv, quantize, causal, window, scale, softcap, mask, sinks, key_lengths, cu_seqlens_q, cu_seqlens_k),
-        *(smooth_k, smooth_q, return_lse, normalize, layout, out_dtype, out),
+        ATTENTION,
+        q=q,
+        k=k,
+        v=v,
+        qk=qk,
+        pv=pv,
+        quantize=quantize,
+        causal=causal,
+        window=window,
+        scale=scale,
+        softcap=softcap,
+        mask=mask,
+        sinks=sinks,
+        key_lengths=key_lengths,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        smooth_k=smooth_k,
+        smooth_q=smooth_q,
+        return_lse=return_lse,
+        normalize=normalize,
+        layout=layout,
+        out_dtype=out_dtype,
+        out=out,
     )
-    results = (call.way.run or _run)(call, stream)
+    results = call.way.launch(call, stream)
     return results[0] if len(results) == 1 else results
 
 
@@ -221,7 +212,7 @@ def merge(outputs, lses=None, *, row_max=None, row_sum=None, out_dtype=np.float3
     if not 2 <= len(shape) <= 4:
         raise ArgumentError(f"merge: outputs[0] has shape {list(shape)}; pass [B, H, S, D], or fewer axes in front of S")
     member = output_format("merge", out_dtype, None, f32)
-    place = _Place([*parts, *sum(figures.values(), [])], stream)
+    place = Place([*parts, *sum(figures.values(), [])], stream)
     rows = (1,) * (4 - len(shape)) + shape[:-1]
     if shape[-1]:
         partial = _stacked([place.put(x).reshape(*rows, shape[-1]) for x in parts], place)
@@ -277,153 +268,6 @@ def exact_attention(
     return out.reshape(*q.shape[:-1], v.shape[-1]), lse.reshape(q.shape[:-1])
 
 
-def splits_for(heads_kv: int, rows: int, keys: int) -> int:
-    """Into how many runs the keys of a call are split so that few rows still fill a GPU; 1 where many rows do.
-
-    rows: queries times heads of a group. It depends neither on the batch nor on the machine, since sums are rounded
-    differently in other splits: a batch equals its items, and machines agree. Every run has keys.
-    """
-    units = -(-keys // SPLIT_UNIT)
-    blocks = heads_kv * max(-(-rows // _BLOCK_ROWS), 1)
-    wanted = max(1, min(_FILLING_BLOCKS // blocks, units // _FEWEST_UNITS))
-    return -(-units // -(-units // wanted))
-
-
-# A call on a machine
-
-
-@dataclass(frozen=True)
-class _Floats:
-    """Operands of a 16-bit format: the arrays themselves where kernels can load them, else converted copies."""
-
-    member: Format
-    formats = {}
-
-    def check(self, k, v) -> None:
-        """Arrays of any head dimensions will do."""
-
-    def __call__(self, call: Call, q: DeviceArray, k: DeviceArray, v: DeviceArray, place: _Place) -> dict[str, Any]:
-        """q, k and v as the kernel takes them."""
-        q, k, v = (x if self.member.holds(x.dtype) and _is_loadable(x) else _converted(x, self.member, place) for x in (q, k, v))
-        return dict(q=call.grouped(q), k=k, v=v)
-
-    def values(self, q, k, v, cu_seqlens_k=None) -> tuple:
-        """What the operands hold."""
-        with np.errstate(over="ignore"):
-            return tuple(np.asarray(x).astype(self.member.dtype) for x in (q, k, v))
-
-    def multiplied(self, call: Call) -> tuple:
-        """What is multiplied."""
-        return self.values(call.q, call.k, call.v)
-
-
-def _run(call: Call, stream) -> tuple:
-    """Launch what a call needs: conversions, the kernel, and where keys are split or sums wanted, the merge."""
-    place = _Place([*call.arrays.values(), call.out], stream)
-    q, k, v = (place.put(x) for x in (call.q, call.k, call.v))
-    arguments = call.way.operands(call, q, k, v, place) | _options(call, place)
-    packed = "query_starts" in call.sequences
-    (batch, heads, queries, _), dim_v = q.shape, v.shape[-1]
-    rows = (batch, k.shape[1], call.group, queries)
-    splits = 1 if packed else splits_for(k.shape[1], call.group * queries, k.shape[2])
-
-    if isinstance(call.out, DeviceArray):
-        target = call.out
-    elif call.transposed:
-        target = place.empty((batch, queries, heads, dim_v), call.output).transpose(0, 2, 1, 3)
-    else:
-        target = place.empty((batch, heads, queries, dim_v), call.output)
-    lse = place.empty(rows, f32) if call.return_lse else None
-    if splits > 1 or not call.normalize:
-        figures = _run_in_splits(call, place, arguments, splits, rows, target, lse)
-    else:
-        figures = () if lse is None else (lse,)
-        direct = target if _is_loadable(target) else place.empty((*target.shape[:-1], -(-dim_v // ROW_UNIT) * ROW_UNIT), call.output)
-        call.way.kernel(**arguments, **{f"out_{call.output}": call.grouped(direct)}, lse=lse, splits=1, stream=stream)
-        if direct is not target:
-            _converted(direct, call.output, place, target)
-    figures = tuple(place.back(x.reshape(batch, heads, queries)) for x in figures)
-    return (_handed_back(call, place, target), *figures)
-
-
-def _run_in_splits(call: Call, place: _Place, arguments, splits: int, rows: tuple[int, ...], target: DeviceArray, lse) -> tuple:
-    """Launch on several runs of the keys and merge them; gives (lse,), (row_max, row_sum) or nothing."""
-    width = -(-target.shape[-1] // ROW_UNIT) * ROW_UNIT
-    partial = place.empty((splits, *rows, width), f32)
-    wanted = call.way.sums if lse is not None else ("row_sum",)
-    figures_of_rows = {name: place.empty((splits, *rows), f32) for name in ("row_max", *wanted)}
-    call.way.kernel(**arguments, partial=partial, **figures_of_rows, stream=place.stream)
-    whole = (rows[0], rows[1] * rows[2], rows[3])
-    figures = {} if lse is None else dict(lse=lse.reshape(whole))
-    if not call.normalize:
-        figures = dict(merged_max=place.empty(whole, f32), merged_sum=place.empty(whole, f32))
-    parts = {name: x.reshape(splits, *whole) for name, x in figures_of_rows.items()}
-    attention_merge(partial.reshape(splits, *whole, width), **parts, **{f"out_{call.output}": target}, **figures, stream=place.stream)
-    return tuple(figures.values())
-
-
-def _options(call: Call, place: _Place) -> dict[str, Any]:
-    """What kernels take beside their operands and outputs."""
-    batch, heads, queries, keys = *call.q.shape[:3], call.k.shape[2]
-    options = {name: place.put(array) for name, array in call.sequences.items()}
-    options["sequences"] = next((x.shape[0] for x in options.values()), batch)
-    if call.mask is not None:
-        mask = place.put(call.mask)
-        hides = mask.dtype == np.bool_
-        if not hides and mask.dtype != np.float32:
-            mask = _converted(mask, f32, place, place.empty(mask.shape, f32))
-        whole = call.grouped((mask.view(np.uint8) if hides else mask).broadcast_to((batch, heads, queries, keys)))
-        options["allowed" if hides else "mask"] = whole
-    if call.sinks is not None:
-        sinks = place.put(call.sinks)
-        if sinks.dtype != np.float32:
-            sinks = _converted(sinks[None, None, None], f32, place, place.empty((1, 1, 1, heads), f32))
-        options["sinks"] = sinks.reshape(call.k.shape[1], call.group)
-    return options | dict(scale=call.scale, softcap=call.softcap, left=call.left, right=call.right)
-
-
-def _handed_back(call: Call, place: _Place, target: DeviceArray):
-    """The output as the caller gets it."""
-    if isinstance(call.out, DeviceArray):
-        return call.given
-    result = place.back(target.transpose(0, 2, 1, 3) if call.transposed else target)
-    if call.given is None:
-        return result
-    np.copyto(call.given, result)
-    return call.given
-
-
-def _run_in_kernel(call: Call, stream) -> tuple:
-    """Launch the first attention, which takes what it is given as it is."""
-    first = spelled("mxfp4", "bf16", "in_kernel")
-    if call.output is f16:
-        raise ArgumentError(f"attention: {first} takes out_dtype bfloat16 or float32; nearest: {spelled('f16', 'f16', None)}")
-    if call.group != 1:
-        raise ArgumentError(f"attention: {first} takes as many heads in k and v as in q; nearest: {spelled('bf16', 'bf16', None)}")
-    if call.v.shape[3] != call.q.shape[3]:
-        raise ArgumentError(f"attention: {first} takes v of q's head dimension; nearest: {spelled('bf16', 'bf16', None)}")
-    outputs = {f"out_{call.output}": True if call.out is None else call.out, "lse": call.return_lse}
-    results = call.way.kernel(q=call.q, k=call.k, v=call.v, **outputs, scale=call.scale, causal=call.right == 0, stream=stream)
-    return results if call.return_lse else (results,)
-
-
-class _QuantizedInKernel:
-    """Operands that the kernel makes by itself."""
-
-    formats = {}
-
-    def check(self, k, v) -> None:
-        """Arrays of any head dimensions will do."""
-
-    def values(self, q, k, v, cu_seqlens_k=None) -> tuple:
-        """What the kernel multiplies."""
-        return *(mxfp4.decode(*mxfp4.encode(x)) for x in (q, k)), np.asarray(v).astype(bf16.dtype)
-
-    def multiplied(self, call: Call) -> tuple:
-        """The same of a call."""
-        return self.values(call.q, call.k, call.v)
-
-
 def _segments(name: str, arrays) -> list:
     """The arrays of a sequence, or of one array's first axis."""
     if isinstance(arrays, (list, tuple)):
@@ -439,29 +283,19 @@ def _segments(name: str, arrays) -> list:
     return list(arrays)
 
 
-def _stacked(parts: Sequence[DeviceArray], place: _Place) -> DeviceArray:
+def _stacked(parts: Sequence[DeviceArray], place: Place) -> DeviceArray:
     """Arrays of four axes one after the other, as float32."""
     stacked = place.empty((len(parts), *parts[0].shape), f32)
     for part, target in zip(parts, stacked):
-        _converted(part, f32, place, target)
+        converted(part, f32, place, target)
     return stacked
 
 
-_FIRST_LACKS = ("window", "softcap", "mask", "sinks", "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "normalize", "layout")
-_FIRST_LACKS += ("smooth_k", "smooth_q")
-
-
-
-def _on_blocks(qk: str, pv: str) -> Way:
-    """Attention on operands in block formats."""
-    kernel = BLOCK_ATTENTION[qk, pv]
-    return Way(kernel, BlockOperands(kernel, qk, pv), lacks=(), sums=("row_sum", "exact_sum"))
-
-
-# (qk, pv, quantize) -> how it is computed. Another format is another line.
-ATTENTION = {
-    ("bf16", "bf16", None): Way(attention_bf16, _Floats(bf16)),
-    ("f16", "f16", None): Way(attention_bf16, _Floats(f16)),
-    **{(qk, pv, None): _on_blocks(qk, pv) for qk, pv in BLOCK_ATTENTION},
-    ("mxfp4", "bf16", "in_kernel"): Way(attention_mxfp4_bf16, _QuantizedInKernel(), (bf16, f32), _FIRST_LACKS, _run_in_kernel),
-}
+# (qk, pv, quantize) -> how it is computed. Another format is another object.
+_WAYS: tuple[AttentionWay, ...] = (
+    FloatAttention(bf16),
+    FloatAttention(f16),
+    *(BlockAttention(qk, pv) for qk, pv in BLOCK_ATTENTION),
+    InKernelAttention(),
+)
+ATTENTION = {way.asked: way for way in _WAYS}

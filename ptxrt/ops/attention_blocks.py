@@ -1,10 +1,5 @@
 """The kernels of attention on block formats, declared from the table of those that are compiled, and their operands."""
 
-from dataclasses import dataclass
-from math import prod
-from operator import ge
-from typing import Any
-
 import numpy as np
 
 from ..accuracy import Tolerance
@@ -27,7 +22,6 @@ from .attention_kernels import (
     example_masks,
     visible_flops,
 )
-from .operands import Operand, quantize_operand, with_whole_rows
 from .quantize import dequantize
 from .smoothing import SMOOTH_QUERIES, row_dot
 
@@ -279,92 +273,3 @@ def _declare_mean_scores(format: str) -> Kernel:
 
 # Format of K -> the kernel.
 MEAN_SCORES = {format: _declare_mean_scores(format) for format in dict.fromkeys(qk for qk, _ in FORMATS)}
-
-
-@dataclass(frozen=True)
-class BlockOperands:
-    """Operands in block formats: those quantized before as they are, arrays quantized for the call."""
-
-    kernel: Kernel
-    qk: str
-    pv: str
-
-    @property
-    def formats(self) -> dict[str, str]:
-        """Formats of q, k and v."""
-        return dict(q=self.qk, k=self.qk, v=self.pv)
-
-    def check(self, k, v) -> None:
-        """ArgumentError where no kernel takes the head dimensions that keys and values were quantized for."""
-        self.dims(k, v)
-
-    def dims(self, k, v) -> tuple[int, int]:
-        """The compiled head dimensions of keys and of values: those they were quantized for, else the smallest that hold both."""
-        there = DIMS[self.qk, self.pv]
-        given = [x.dim if isinstance(x, Operand) else None for x in (k, v)]
-        least = [dim or x.shape[-1] for dim, x in zip(given, (k, v))]
-        holding = sorted((pair for pair in there if all(map(ge, pair, least))), key=prod)
-        fitting = [pair for pair in holding if all(size in (None, dim) for size, dim in zip(given, pair))]
-        if fitting:
-            return fitting[0]
-        came = " and ".join(f"{name} has tiles of head dimension {size}" for name, size in zip("kv", given) if size)
-        dims = " and ".join(f"{dim} for {name}" for name, dim in zip("kv", holding[0]))
-        change = " and ".join(f"{name} with dim={dim}" for name, size, dim in zip("kv", given, holding[0]) if size not in (None, dim))
-        raise ArgumentError(f"attention: {came}; the nearest kernel has {dims}: quantize {change}")
-
-    def __call__(self, call, q, k, v, place) -> dict[str, Any]:
-        """Codes and scales of q, tiles of k and v, global scales, and what smoothing took from scores."""
-        as_given = q
-        (dim, dim_v), packed = self.dims(k, v), call.cu_seqlens_k is not None
-        given = call.cu_seqlens_k if packed else call.sequences.get("key_ends")
-        options = {} if given is None else {"cu_seqlens" if packed else "key_lengths": place.put(given)}
-        of_blocks = dict(cu_seqlens=place.put(call.cu_seqlens_q)) if packed and call.smooth_q else {}
-        q = self._quantized("q", q, call, place, smooth=call.smooth_q, **of_blocks)
-        k = self._quantized("k", k, call, place, smooth=call.smooth_k, dim=dim, **options)
-        v = self._quantized("v", v, call, place, dim=dim_v, **options)
-        levels = {f"{x.role}_global": x.global_scale.reshape(1) for x in (q, k, v) if x.global_scale is not None}
-        codes = dict(q_codes=call.grouped(q.codes), q_scales=call.grouped(q.scales), k_tiles=k.codes, v_tiles=v.codes)
-        smoothed = {}
-        if q.mean is not None:
-            smoothed["mean_scores"] = self._mean_scores(call, q.mean, k.codes, levels.get("q_global"), dim, place)
-        if k.mean is not None and call.shows_scores:
-            values = dequantize(as_given, stream=place.stream) if isinstance(as_given, Operand) else with_whole_rows(as_given, place.stream)
-            starts = place.put(call.sequences["query_starts"]) if packed else None
-            smoothed["row_shift"] = row_dot(call.grouped(values), k.mean, starts, scale=call.scale, stream=place.stream)
-        return {**codes, **levels, **smoothed, "keys": k.shape[2], "dim": dim, "dim_v": dim_v}
-
-    def _mean_scores(self, call, mean, k_tiles, q_global, dim: int, place):
-        """The scores of the means of blocks of queries with all keys."""
-        batch, heads, blocks, cols = mean.shape
-        rows = mean.reshape(batch, heads // call.group, call.group * blocks, cols)
-        scores = MEAN_SCORES[self.qk](rows, k_tiles, q_global, dim=dim, stream=place.stream)
-        return scores.reshape(batch, heads // call.group, call.group, blocks, scores.shape[-1])
-
-    def _quantized(self, role: str, x, call, place, **options) -> Operand:
-        if isinstance(x, Operand):
-            return x
-        x, layout = (x.transpose(0, 2, 1, 3), "bshd") if call.transposed else (x, "bhsd")
-        return quantize_operand(x, self.formats[role], role=role, layout=layout, **options, stream=place.stream)
-
-    def values(self, q, k, v, cu_seqlens_k=None) -> tuple:
-        """What the operands hold, on the host."""
-        return tuple(np.asarray(x) for x in self._operands(q, k, v, cu_seqlens_k=cu_seqlens_k))
-
-    def multiplied(self, call) -> tuple:
-        """q, k and v on the host whose products are scores as the kernel makes them: the mean of keys meets queries as they were given."""
-        lengths = None if call.cu_seqlens_k is not None else call.sequences.get("key_ends")
-        operands = self._operands(call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, lengths, call.smooth_q, call.smooth_k)
-        q, k, v = (np.asarray(x) for x in operands)
-        if operands[1].mean is None or isinstance(call.q, Operand):
-            return q, k, v
-        rounded_away, mean = np.asarray(call.q, np.float32) - q, operands[1].to_numpy().mean_of_rows()
-        return np.concatenate([q, rounded_away], axis=-1), np.concatenate([k, mean], axis=-1), v
-
-    def _operands(self, q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, key_lengths=None, smooth_q=None, smooth_k=None) -> tuple[Operand, ...]:
-        """All three quantized: those quantized before as they are."""
-        ends = dict(cu_seqlens=cu_seqlens_k, key_lengths=key_lengths)
-        options = dict(q=dict(smooth=smooth_q, cu_seqlens=cu_seqlens_q if smooth_q else None), k=dict(smooth=smooth_k, **ends), v=ends)
-        return tuple(
-            x if isinstance(x, Operand) else quantize_operand(x, self.formats[role], role=role, **options[role])
-            for role, x in zip("qkv", (q, k, v))
-        )

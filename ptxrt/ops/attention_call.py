@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any
+from typing import TYPE_CHECKING, Mapping
 
 import numpy as np
 
@@ -14,8 +14,16 @@ from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import Format, bf16, f32, format_of, to_convert
 from .attention_kernels import HEAD_DIMS, OPEN
+from .attention_way import AttentionWay, spelled
 from .operands import Operand, checked_cu_seqlens, shown, whole_numbers
 from .quantized import Packed
+
+if TYPE_CHECKING:
+    Array = np.ndarray | DeviceArray
+
+
+# Kernels divide by the cap. Under smaller ones, as under this, all scores are 0 for the softmax.
+_LEAST_SOFTCAP = 2.0**-100
 
 
 @dataclass(frozen=True)
@@ -27,27 +35,27 @@ class Call:
     cu_seqlens_q, cu_seqlens_k: where packed sequences of queries and of keys begin and end; None without.
     """
 
-    way: Any
-    q: Any
-    k: Any
-    v: Any
+    way: AttentionWay
+    q: Array | Operand
+    k: Array | Operand
+    v: Array | Operand
     scale: float
     softcap: float
     left: int
     right: int
     smooth_k: bool
     smooth_q: bool
-    mask: Any
-    sinks: Any
-    sequences: dict[str, Any]
-    cu_seqlens_q: Any
-    cu_seqlens_k: Any
+    mask: Array | None
+    sinks: Array | None
+    sequences: dict[str, Array]
+    cu_seqlens_q: Array | None
+    cu_seqlens_k: Array | None
     return_lse: bool
     normalize: bool
     transposed: bool
     output: Format
-    out: Any
-    given: Any
+    out: Array | None
+    given: Array | None
 
     @property
     def group(self) -> int:
@@ -60,7 +68,7 @@ class Call:
         return self.softcap > 0 or self.sinks is not None or self.return_lse or not self.normalize
 
     @property
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self) -> dict[str, Array]:
         """Every array of the call, by name."""
         named = dict(q=self.q, k=self.k, v=self.v, mask=self.mask, sinks=self.sinks, **self.sequences)
         arrays = {name: x.codes if isinstance(x, Operand) else x for name, x in named.items()}
@@ -72,7 +80,8 @@ class Call:
 
 
 def attention_call(
-    ways,
+    ways: Mapping[tuple, AttentionWay],
+    *,
     q,
     k,
     v,
@@ -104,9 +113,8 @@ def attention_call(
     if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
         raise ArgumentError(f"attention: layout is {layout!r}; pass 'bhsd' or 'bshd'")
     transposed = layout == "bshd"
-    q, k, v = (_taken(ways, way, name, x, transposed) for name, x in zip("qkv", (q, k, v)))
+    q, k, v = (_operand_or_array(way, name, x, transposed) for name, x in zip("qkv", (q, k, v)))
     _check_shapes(q, k, v, layout)
-    way.operands.check(k, v)
     (batch, heads, queries, dim), (_, heads_kv, keys, dim_v) = q.shape, v.shape
     if scale is None:
         scale = 1 / math.sqrt(dim)
@@ -114,6 +122,7 @@ def attention_call(
         raise ArgumentError(f"attention: scale is {scale!r}; pass a finite number, or None for 1 / sqrt(D)")
     if softcap is None or not _is_finite(softcap) or softcap < 0:
         raise ArgumentError(f"attention: softcap is {softcap!r}; pass a number above 0, or 0 for none")
+    softcap = max(float(softcap), _LEAST_SOFTCAP) if softcap else 0.0
     left, right = checked_window(window, _flag("causal", causal))
     return_lse, normalize = _flag("return_lse", return_lse), _flag("normalize", normalize)
     if return_lse and not normalize:
@@ -136,15 +145,29 @@ def attention_call(
     for name, x in (("k", k), ("v", v)):
         _check_packing(name, x, "cu_seqlens_k", cu_k)
     call = Call(
-        *(way, q, k, v, scale, softcap, left, right, smooth_k, smooth_q),
+        way=way,
+        q=q,
+        k=k,
+        v=v,
+        scale=scale,
+        softcap=softcap,
+        left=left,
+        right=right,
+        smooth_k=smooth_k,
+        smooth_q=smooth_q,
         mask=_checked_mask(mask, (batch, heads, queries, keys)),
         sinks=_checked_sinks(sinks, heads),
         sequences=sequences,
-        **dict(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k),
-        **dict(return_lse=return_lse, normalize=normalize, transposed=transposed, output=member),
+        cu_seqlens_q=cu_q,
+        cu_seqlens_k=cu_k,
+        return_lse=return_lse,
+        normalize=normalize,
+        transposed=transposed,
+        output=member,
         out=None if given is None else _in_order("out", given, transposed),
         given=given,
     )
+    way.check(call)
     _check_out(call, (batch, heads, queries, dim_v))
     return call
 
@@ -173,42 +196,31 @@ def _likeness(known, asked) -> float:
     return float(known is None and asked is None)
 
 
-def spelled(qk, pv, quantize=None) -> str:
-    """A choice of formats as it is written in a call."""
-    return f"qk={qk!r}, pv={pv!r}" + (f", quantize={quantize!r}" if quantize is not None else "")
-
-
 def _check_lacks(ways, way, options: list[str]) -> None:
     """ArgumentError for an option that the kernel does not have, with the first way that has it."""
     for name in options:
         if name in way.lacks:
-            asked = _formats_of(ways, way)
             others = [formats for formats, known in ways.items() if name not in known.lacks]
             advice = f"nearest: {spelled(*others[0])}" if others else "leave it out"
-            raise ArgumentError(f"attention: {spelled(*asked)} has no {name}; {advice}")
+            raise ArgumentError(f"attention: {way} has no {name}; {advice}")
 
 
-def _formats_of(ways, way):
-    """The formats by which a way is asked for."""
-    return next(formats for formats, known in ways.items() if known is way)
-
-
-def _taken(ways, way, name: str, x, transposed: bool):
+def _operand_or_array(way: AttentionWay, name: str, x, transposed: bool):
     """q, k or v: an array [batch, heads, length, dim], or an operand of the format that the way takes."""
     if not isinstance(x, Packed):
         (x,) = as_arrays("attention", **{name: x})
         check_forward("attention", **{name: x})
         return _in_order(name, x, transposed)
-    wanted = way.operands.formats.get(name)
+    wanted = way.formats.get(name)
     if not isinstance(x, Operand) or x.role != name or x.format != wanted:
         takes = f"quantize_operand({name}, {wanted!r}, role={name!r})" if wanted else f"{name} as an array"
-        raise ArgumentError(f"attention: {name} is {x!r}; {spelled(*_formats_of(ways, way))} takes {takes}")
+        raise ArgumentError(f"attention: {name} is {x!r}; {way} takes {takes}")
     return x
 
 
 def _smooths_keys(way, k, wanted: bool | None) -> bool:
     """Whether keys are multiplied less their mean: as wanted, and where that is None as the format or the operand has it."""
-    formats = way.operands.formats
+    formats = way.formats
     if isinstance(k, Operand):
         smoothed = k.mean is not None
         if wanted is not None and wanted != smoothed:
@@ -302,7 +314,7 @@ def _checked_sinks(sinks, heads: int):
     return sinks
 
 
-def _checked_sequences(key_lengths, cu_q, cu_k, batch: int, queries: int, keys: int) -> tuple[dict[str, Any], Any, Any]:
+def _checked_sequences(key_lengths, cu_q, cu_k, batch: int, queries: int, keys: int) -> tuple[dict[str, Array], Array | None, Array | None]:
     """Where sequences begin and end, by the kernel's names, and those of packed queries and keys as one array each."""
     if cu_q is None and cu_k is None:
         if key_lengths is None:

@@ -381,7 +381,7 @@ def _first_flops(*, batch, heads, queries, keys, dim, causal, scale):
     ),
     flops=_first_flops,
 )
-def attention_mxfp4_bf16(
+def attention_mxfp4_bf16_in_kernel(
     q: In[f32 | f16 | bf16, "batch heads queries dim"],
     k: In[f32 | f16 | bf16, "batch heads keys dim"],
     v: In[f32 | f16 | bf16, "batch heads keys dim"],

@@ -174,7 +174,7 @@ def less_block_means(
 
 
 @kernel(
-    grid="group*queries heads_kv batch",
+    grid="queries heads_kv batch",
     derived=dict(sequences=sequences_axis),
     cases=[
         *(dict(batch=2, sequences=2, heads_kv=3, group=2, queries=37, cols=cols, scale=0.5) for cols in (8, 64, 128, 256, 20)),

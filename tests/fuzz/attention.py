@@ -249,14 +249,14 @@ def reference(arrays, call: dict, out_dtype: str) -> exact.Exact:
     shift = np.zeros(q.shape[:3])
     with np.errstate(all="ignore"):
         if in_blocks:
-            scores, sizes, v, shift = _block_scores(q, k, v, call, scale)
+            scores, sizes, reach, v, shift = _block_scores(q, k, v, call, scale)
         else:
             if quantize:
                 q, k = (np.asarray(ptxrt.ops.quantize.quantize_reference(np.ascontiguousarray(x), qk)) for x in (q, k))
             else:
                 q, k = (x.astype(_dtype(qk)) for x in (q, k))
             v = v.astype(_dtype(pv))
-            scores, sizes = _products(q, k, group, scale)
+            scores, sizes, reach = _products(q, k, group, scale)
     shown = np.zeros((batch, heads, queries, keys), bool)
     spans = []
     for i, rows, columns in _sequences(batch, queries, keys, cu_q, cu_k, lengths):
@@ -264,7 +264,7 @@ def reference(arrays, call: dict, out_dtype: str) -> exact.Exact:
         shown[i, :, rows, columns] = _window(rows.stop - rows.start, columns.stop - columns.start, call)
     mask = call.get("mask")
     return exact.attention(
-        *(scores, sizes, np.repeat(np.float64(v), group, axis=1)),
+        *(scores, sizes, reach, np.repeat(np.float64(v), group, axis=1)),
         **dict(pv=pv, out_dtype=out_dtype, softcap=call.get("softcap", 0.0), mask=None if mask is None else np.asarray(mask)),
         **dict(sinks=call.get("sinks"), shown=shown, spans=spans, shift=shift),
     )
@@ -279,10 +279,11 @@ def _dtype(format: str):
     return ptxrt.formats.bf16.dtype if format == "bf16" else np.float16
 
 
-def _products(q, k, group: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Scaled scores [B, H, Sq, Sk], and the sums of their terms' magnitudes."""
+def _products(q, k, group: int, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scaled scores [B, H, Sq, Sk], the sums of their terms' magnitudes, and these before the scale."""
     q, k = np.float64(q), np.repeat(np.float64(k), group, axis=1).swapaxes(-1, -2)
-    return q @ k * scale, np.abs(q) @ np.abs(k) * abs(scale)
+    reach = np.abs(q) @ np.abs(k)
+    return q @ k * scale, reach * abs(scale), reach
 
 
 def _block_scores(q, k, v, call: dict, scale: float):
@@ -301,18 +302,22 @@ def _block_scores(q, k, v, call: dict, scale: float):
     given = np.asarray(given if not isinstance(given, ptxrt.Operand) else q).astype(np.float32)
     group = q.shape[1] // k.shape[1]
     codes_of_k = _without_mean(k)
-    scores, sizes = _products(_without_mean(q), codes_of_k, group, scale)
+    scores, sizes, reach = _products(_without_mean(q), codes_of_k, group, scale)
+    levels = [float(np.asarray(x.global_scale)) for x in (q, k) if x.global_scale is not None]
+    if len(levels) == 2 and abs(scale) * levels[0] * levels[1] > 2e38:  # with log2(e) beyond float32
+        reach = np.full_like(reach, np.inf)
     if q.mean is not None:  # the means are rounded to two bfloat16, within 2^-17
-        more, their_sizes = _products(q.mean_of_rows(), codes_of_k, group, scale)
-        scores, sizes = scores + more, sizes + 8 * their_sizes
+        more, their_sizes, their_reach = _products(q.mean_of_rows(), codes_of_k, group, scale)
+        scores, sizes, reach = scores + more, sizes + 8 * their_sizes, reach + their_reach
     shift = np.zeros(scores.shape[:-1])
     if k.mean is not None:
-        more, their_sizes = _products(given, np.float32(k.mean_of_rows()), group, scale)
-        scores, sizes, shift = scores + more, sizes + their_sizes, np.abs(more).max(axis=-1, initial=0.0)
+        more, their_sizes, their_reach = _products(given, np.float32(k.mean_of_rows()), group, scale)
+        scores, sizes, reach = scores + more, sizes + their_sizes, reach + their_reach
+        shift = np.abs(more).max(axis=-1, initial=0.0)
     # The magnitudes of smoothed NVFP4 keys count twice, and must be float32 numbers then (docs/numerics.md, Operands).
     if call["qk"] == "nvfp4" and any(np.nanmax(np.abs(x), initial=0) > 2.0**120 for x in (given, np.asarray(k))):
         shift = np.full_like(shift, np.inf)
-    return scores, sizes, np.asarray(v), shift
+    return scores, sizes, reach, np.asarray(v), shift
 
 
 def _without_mean(x) -> np.ndarray:

@@ -63,12 +63,13 @@ class Exact:
     column_either: np.ndarray
 
 
-def attention(scores, sizes, v, *, pv, out_dtype, softcap=0.0, mask=None, sinks=None, shown, spans, shift=0.0) -> Exact:
+def attention(scores, sizes, reach, v, *, pv, out_dtype, softcap=0.0, mask=None, sinks=None, shown, spans, shift=0.0) -> Exact:
     """Attention from scores [B, H, Sq, Sk], float64, before the cap, and values [B, H, Sk, Dv], heads repeated.
 
-    sizes: the sums of magnitudes that the scores were summed from, times 2^-24 what each of their roundings costs. mask broadcasts.
-    shift: [B, H, Sq], the size of what
-    smoothing takes from all scores of a row, beside which sinks and results are rounded. shown: bool [B, H, Sq, Sk], keys that sequences and windows let a row see. spans: first and last key of each sequence
+    sizes: the sums of magnitudes that the scores were summed from, times 2^-24 what each of their roundings costs. reach: the
+    same before the scale, whose products kernels keep in float32. mask broadcasts. shift: [B, H, Sq], the size of what
+    smoothing takes from all scores of a row, beside which sinks and results are rounded.
+    shown: bool [B, H, Sq, Sk], keys that sequences and windows let a row see. spans: first and last key of each sequence
     in its batch, in which blocks of keys are counted.
     """
     rounds = WEIGHTS[pv]
@@ -87,7 +88,7 @@ def attention(scores, sizes, v, *, pv, out_dtype, softcap=0.0, mask=None, sinks=
             error = error + (np.abs(scores) + np.abs(mask)) * 2.0**-22
             scores = scores + mask
         doubtful = np.zeros_like(shown) if mask is None or mask.dtype == bool else doubtful
-        overflows = ~hidden & (sizes > 1e38) & np.isfinite(scores)
+        overflows = ~hidden & ((sizes > 1e38) | (reach > 1e38)) & np.isfinite(scores)
         scores = np.where(hidden, -np.inf, np.where(scores == -np.inf, scores, np.maximum(scores, LOWEST)))
         sink = np.full(scores.shape[:-1], -np.inf) if sinks is None else np.broadcast_to(np.asarray(sinks, np.float64)[:, None], scores.shape[:-1])
         top = np.maximum(scores.max(axis=-1, initial=-np.inf), sink)

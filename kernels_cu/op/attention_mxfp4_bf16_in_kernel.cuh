@@ -25,7 +25,7 @@ constexpr int attention_keys = dim <= 128 ? 64 : 32;
 
 // One problem: Q [queries, dim], K and V [keys, dim] of one batch and head, contiguous, 16-byte aligned.
 template <class Element>
-struct Operands {
+struct InKernelOperands {
     const Element *q, *k, *v;
     int queries, keys;
 };
@@ -285,7 +285,7 @@ __device__ inline int visible_keys(int row, int queries, int keys, bool causal) 
 // O = softmax(scale Q K^T) V for 128 queries of one head. `out_bf16`, `out_f32` [queries, dim] and `lse` [queries] are
 // written where they are not null; a query that sees no key gets 0 and -inf.
 template <class Element, int dim>
-__device__ inline void attention_mxfp4_bf16(AttentionShared<Element, dim, true> &shared, const Operands<Element> &operands,
+__device__ inline void attention_mxfp4_bf16_in_kernel(AttentionShared<Element, dim, true> &shared, const InKernelOperands<Element> &operands,
                                             __nv_bfloat16 *out_bf16, float *out_f32, float *lse, float scale, bool causal) {
     using Shared = AttentionShared<Element, dim, true>;
     constexpr int keys_per_tile = attention_keys<dim>;
@@ -368,7 +368,7 @@ __device__ inline void attention_mxfp4_bf16(AttentionShared<Element, dim, true> 
 
 // scores[queries][keys] = Q K^T of the same tiles, unscaled and unmasked, for 128 queries of one head.
 template <class Element, int dim>
-__device__ inline void probe_scores_mxfp4(AttentionShared<Element, dim, false> &shared, const Operands<Element> &operands,
+__device__ inline void probe_scores_mxfp4(AttentionShared<Element, dim, false> &shared, const InKernelOperands<Element> &operands,
                                           float *scores) {
     constexpr int keys_per_tile = attention_keys<dim>;
     const int queries = operands.queries, keys = operands.keys;

@@ -1,6 +1,6 @@
-// attention_mxfp4_bf16: attention that quantizes Q and K to MXFP4 as it loads them and multiplies P and V in bf16.
+// attention_mxfp4_bf16_in_kernel: attention that quantizes Q and K to MXFP4 as it loads them and multiplies P and V in bf16.
 #include "kernel.cuh"
-#include "op/attention_mxfp4_bf16.cuh"
+#include "op/attention_mxfp4_bf16_in_kernel.cuh"
 
 VARIANTS(dim, 32, 64, 96, 128, 160, 192, 224, 256)
 
@@ -17,7 +17,7 @@ VARIANTS(dim, 32, 64, 96, 128, 160, 192, 224, 256)
      float scale, int causal, int batch, int heads, int queries, int dim, int keys) {                        \
         const size_t head = blockIdx.y + size_t(heads) * blockIdx.z;                                         \
         const size_t q_offset = head * queries * VARIANT_dim, k_offset = head * keys * VARIANT_dim;          \
-        op::attention_mxfp4_bf16<Element, VARIANT_dim>(                                                      \
+        op::attention_mxfp4_bf16_in_kernel<Element, VARIANT_dim>(                                                      \
             shared<op::AttentionShared<Element, VARIANT_dim, true>>(),                                       \
             {q + q_offset, k + k_offset, v + k_offset, queries, keys},                                       \
             out_bf16 ? out_bf16 + q_offset : nullptr, out_f32 ? out_f32 + q_offset : nullptr,                \

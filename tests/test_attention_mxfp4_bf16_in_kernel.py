@@ -6,7 +6,7 @@ import pytest
 
 import ptxrt
 from ptxrt.ops.attention import exact_attention
-from ptxrt.ops.attention_kernels import DIMS, OPEN, attention_mxfp4_bf16, visible
+from ptxrt.ops.attention_kernels import DIMS, OPEN, attention_mxfp4_bf16_in_kernel, visible
 from ptxrt.ops.probes import SCORE_DIMS, probe_scores_mxfp4
 
 BF16 = ml_dtypes.bfloat16
@@ -16,7 +16,7 @@ DTYPES = [np.float32, np.float16, BF16]
 def reference(q, k, v, **options):
     """Float64 attention of the dequantized Q and K and of V rounded to bfloat16, and its lse."""
     options = {"scale": q.shape[-1] ** -0.5, "causal": False, **options}
-    want = attention_mxfp4_bf16.reference(q, k, v, out_f32=True, lse=True, **options)
+    want = attention_mxfp4_bf16_in_kernel.reference(q, k, v, out_f32=True, lse=True, **options)
     return want["out_f32"], want["lse"]
 
 
@@ -29,13 +29,13 @@ def assert_close(got, want):
     """The project's tolerance for attention, from the declaration."""
     output = "out_f32" if got.dtype == np.float32 else "out_bf16"
     comparison = ptxrt.compare(got, want)
-    missed = attention_mxfp4_bf16.tolerance(output).misses(comparison)
+    missed = attention_mxfp4_bf16_in_kernel.tolerance(output).misses(comparison)
     assert not missed, f"{', '.join(missed)}; {comparison}"
 
 
 def assert_lse(got, want):
     assert got.dtype == np.float32
-    missed = attention_mxfp4_bf16.tolerance("lse").misses(ptxrt.compare(got, want))
+    missed = attention_mxfp4_bf16_in_kernel.tolerance("lse").misses(ptxrt.compare(got, want))
     assert not missed, missed
 
 
@@ -263,5 +263,5 @@ def test_no_bank_conflicts(rng, dim, dtype):
     with ptxrt.using("emulator", bank_conflicts=True) as backend:
         attention(*random_qkv(rng, 1, 1, 130, 150, dim, dtype), causal=True, return_lse=True)
         entry = ptxrt.last_launches()[-1].entry
-        counted = backend.emulator.bank_conflicts[f"attention_mxfp4_bf16_dim{dim}.ptx"]
+        counted = backend.emulator.bank_conflicts[f"attention_mxfp4_bf16_in_kernel_dim{dim}.ptx"]
     assert counted[entry] == {}

@@ -1,0 +1,168 @@
+// Attention on block formats with block-scaled MMAs: Q in registers, tiles of K and V multiplied as they lie in their stage.
+#pragma once
+
+#include <cstdint>
+
+#include "../kernel.cuh"
+#include "../tile/block_tiles.cuh"
+#include "../tile/fragment.cuh"
+#include "problem.cuh"
+
+namespace op {
+
+// Q in codes and scales, K and V in tiles, and what NVFP4 multiplies all values by (null: nothing). mean_scores (or null): the
+// scores that smoothing took from Q, in the units of a product of codes and scales; [batch, heads_kv, group, query_blocks, keys
+// of all tiles].
+struct BlockOperands {
+    const uint8_t *q_codes, *q_scales, *k_tiles, *v_tiles;
+    const float *q_global, *k_global, *v_global, *mean_scores;
+    int q_bytes, q_blocks, tiles, query_blocks;   // of a row of Q; of a head of K and V, and of Q
+    StridesQ q_codes_strides, q_scales_strides;
+};
+
+// Q of a warp's slices: operand A at each step and its scales, two words of a row to a register, or one where loops are `rolled`.
+template <class Format, int slices, int dim, bool rolled_>
+struct BlockQueries {
+    static constexpr bool rolled = rolled_;
+    static constexpr int steps = dim / Format::depth, words = ceil_div(steps, Format::steps_per_word);
+    static constexpr int register_words = rolled ? 1 : 2;
+    tile::FragmentA codes[slices][steps];
+    uint32_t scales[slices][ceil_div(words, register_words)];
+
+    // Rows from `warp_row` on; rows and columns that are not there are zeros.
+    __device__ void load(const BlockOperands &operands, const Problem &problem, int warp_row) {
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
+                const uint8_t *source = operands.q_codes + problem.at(operands.q_codes_strides, min(row, problem.rows - 1));
+                tile::load_codes_a<rolled>(codes[slice], half, source, row < problem.rows ? operands.q_bytes : 0);
+            }
+            const int row = min(warp_row + 16 * slice + tile::scale_row(), problem.rows - 1);
+            tile::load_scales_a<rolled, register_words>(scales[slice], operands.q_scales + problem.at(operands.q_scales_strides, row), operands.q_blocks);
+        }
+    }
+};
+
+// The scores that the means of queries have, for the rows of a warp.
+template <class Order, int slices>
+struct MeanScores {
+    const float *first = nullptr;   // of all means, in the sequence's first tile
+    int rows[slices][2] = {};       // which of all means
+
+    __device__ MeanScores(const BlockOperands &operands, const Problem &problem, int warp_row) {
+        if (!operands.mean_scores) return;
+        first = operands.mean_scores + int64_t(problem.first_tile(tile::tile_keys)) * tile::tile_keys;
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
+                const int head = (problem.batch * problem.options.heads_kv + problem.head) * problem.options.group + problem.group_of(row);
+                rows[slice][half] = head * operands.query_blocks + problem.first_block() + problem.query_of(row) / smooth_queries;
+            }
+    }
+
+    // Adds those of the tile `index` of keys.
+    template <int tiles>
+    __device__ void add(tile::Accumulator (&s)[slices][tiles], const BlockOperands &operands, int index) const {
+        const int lane_key = index * tile::tile_keys + Order::key(0, tile::accumulator_column(0));
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float *source = first + int64_t(rows[slice][half]) * operands.tiles * tile::tile_keys + lane_key;
+#pragma unroll
+                for (int j = 0; j < tiles; ++j) {
+                    const float2 pair = __ldg(reinterpret_cast<const float2 *>(source + Order::key(j, 0)));
+                    s[slice][j][2 * half] += pair.x;
+                    s[slice][j][2 * half + 1] += pair.y;
+                }
+            }
+    }
+};
+
+// s = Q K^T for all keys of a tile, columns in `Order`.
+template <class Order, class Format, int slices, int dim, bool rolled, int tiles, class Tile>
+__device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tiles],
+                                             const BlockQueries<Format, slices, dim, rolled> &q, const Tile &k) {
+#pragma unroll
+    for (auto &slice : s)
+#pragma unroll
+        for (auto &accumulator : slice)
+#pragma unroll
+            for (float &element : accumulator) element = 0.0f;
+    const uint32_t lane_address = k.template lane_address<Order>();
+    // One copy of the MMAs for all steps; Q lies in local memory then.
+#pragma unroll 1
+    for (int step = 0; rolled && step < Tile::steps; ++step) {
+        const int word = step / Format::steps_per_word, byte = step % Format::steps_per_word * (4 / Format::steps_per_word);
+        static_for<tiles / 2>([&](auto pair) {
+            const uint32_t k_scales = k.template scales_b<Order>(pair / 2)[word] >> (8 * byte);
+            tile::FragmentB b[2];
+            Tile::template load_b<Order, pair>(b, lane_address, step);
+            static_for<2>([&](auto half) {
+                static_for<slices>([&](auto slice) {
+                    tile::multiply<0, 0, 0, 2 * (pair % 2) + half>(s[slice][2 * pair + half], Format{}, q.codes[slice][step],
+                                                                  q.scales[slice][word] >> (8 * byte), b[half], k_scales);
+                });
+            });
+        });
+    }
+    static_for<rolled ? 0 : tiles / 4>([&](auto group) {
+        const auto &k_scales = k.template scales_b<Order>(group);
+        static_for<Tile::steps>([&](auto step) {
+            constexpr int word = step / Format::steps_per_word, byte = step % Format::steps_per_word * (4 / Format::steps_per_word);
+            static_for<2>([&](auto pair) {
+                tile::FragmentB b[2];
+                Tile::template load_b<Order, 2 * group + pair>(b, lane_address, step);
+                static_for<2>([&](auto half) {
+                    static_for<slices>([&](auto slice) {
+                        tile::multiply<byte, word % 2, byte, 2 * pair + half>(s[slice][4 * group + 2 * pair + half], Format{},
+                                                                             q.codes[slice][step], q.scales[slice][word / 2],
+                                                                             b[half], k_scales[word]);
+                    });
+                });
+            });
+        });
+    });
+}
+
+// How the warps of a block multiply a tile: as it lies in its stage.
+template <class Tiling>
+struct StagedTiles {
+    struct Shared {};   // what it needs beside the stages
+
+    BlockQueries<typename Tiling::ScoreFormat, Tiling::slices, Tiling::dim, Tiling::rolled> q;
+
+    // Brings Q.
+    template <class AllShared>
+    __device__ void start(AllShared &, const BlockOperands &operands, const Problem &problem, int warp_row) {
+        q.load(operands, problem, warp_row);
+    }
+
+    // What the whole block does with a tile first.
+    template <class Order, class AllShared, class Pipeline>
+    __device__ void prepare(AllShared &, const typename Tiling::Stage &, Pipeline &, int) {}
+
+    // s = Q K^T.
+    template <class Order, class AllShared, class Scores>
+    __device__ void multiply(Scores &s, AllShared &, const typename Tiling::Stage &stage) {
+        multiply_block_scores<Order>(s, q, stage.k);
+    }
+
+    // Weighs and adds the values.
+    template <bool masked, bool sums, class Softmax, class AllShared, class Scores>
+    __device__ __forceinline__ void add(Softmax &softmax, Scores &s, AllShared &, const typename Tiling::Stage &stage, float factor) {
+        softmax.template add<masked, sums>(s, stage.v, factor);
+    }
+
+    // This warp is done with the tile.
+    template <class Pipeline>
+    __device__ void release(Pipeline &pipeline, int index) {
+        pipeline.release(index);
+    }
+};
+
+}  // namespace op

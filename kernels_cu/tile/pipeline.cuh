@@ -1,0 +1,100 @@
+// The stages of a block that goes through tiles of K and V: how they are filled and handed on.
+#pragma once
+
+#include <cstdint>
+
+#include "../ptx/barrier.cuh"
+#include "../ptx/bulk.cuh"
+#include "../ptx/cp_async.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/target.cuh"
+#include "../ptx/warp.cuh"
+
+namespace tile {
+
+// The stages of a block: filled by bulk copies that one lane starts, so that no warp waits for another but through the stages;
+// where there is no bulk copy, by all threads between barriers of the block.
+template <class Tiling>
+struct Pipeline {
+    typename Tiling::Shared &shared;
+    const typename Tiling::Keys *k;
+    const typename Tiling::Values *v;
+    int begin, end;   // tiles
+    int origin;       // the tile that was, or would have been, the first to go through these stages
+    // Tiles on their way; warps may drift apart by the stages that are left. Tiles of e2m1 are done with sooner.
+    static constexpr int ahead = ptx::has_bulk_copy && Tiling::stages > 3 && Tiling::ValueFormat::bits == 4 ? 2 : 1;
+
+    // A warp says once that it is done with a stage. On the stand-ins every lane does: compute-sanitizer, which watches those, does
+    // not follow a warp's barrier to the lane that speaks for it.
+    static constexpr bool lanes_speak = !ptx::has_block_scaled_mma;
+
+    __device__ static uint32_t address(const void *shared) { return static_cast<uint32_t>(__cvta_generic_to_shared(shared)); }
+    __device__ auto &stage_of(int index) const { return shared.stage[(index - origin) % Tiling::stages]; }
+
+    // Called by the whole block.
+    __device__ void start() {
+        if (Tiling::runs_again && begin != origin) {
+            if constexpr (ptx::has_bulk_copy) ptx::fence_proxy_async();   // the output was staged where tiles go
+            ptx::bar_sync();   // everyone is done with it
+        } else if constexpr (ptx::has_bulk_copy) {
+            if (threadIdx.x == 0) {
+                for (int i = 0; i < Tiling::stages; ++i) {
+                    ptx::mbarrier_init(address(&shared.full[i]), 1);
+                    ptx::mbarrier_init(address(&shared.empty[i]), lanes_speak ? Tiling::threads : Tiling::warps);
+                }
+                ptx::fence_mbarrier_init();
+            }
+            ptx::bar_sync();   // the barriers are there
+        }
+        for (int index = begin; index < begin + ahead; ++index) fill(index);
+    }
+
+    // Fills the stage of a tile when all warps are done with the tile before in it. By all warps.
+    __device__ void fill(int index) {
+        if constexpr (ptx::has_bulk_copy) {
+            if (index >= end || threadIdx.x >= 32 || !ptx::elect_sync()) return;
+            const int turn = (index - origin) / Tiling::stages, slot = (index - origin) % Tiling::stages;
+            const uint32_t full = address(&shared.full[slot]);
+            if (turn > 0) ptx::mbarrier_wait_parity(address(&shared.empty[slot]), (turn - 1) & 1);
+            ptx::mbarrier_arrive_expect_tx(full, sizeof(typename Tiling::Stage));
+            ptx::cp_async_bulk_shared_global(address(&shared.stage[slot].k), k + index, sizeof(typename Tiling::Keys), full);
+            ptx::cp_async_bulk_shared_global(address(&shared.stage[slot].v), v + index, sizeof(typename Tiling::Values), full);
+        } else {
+            if (index < end) {
+                copy(stage_of(index).k, k + index);
+                copy(stage_of(index).v, v + index);
+            }
+            ptx::cp_async_commit_group();
+        }
+    }
+
+    template <class Tile>
+    __device__ void copy(Tile &target, const Tile *source) {
+        for (uint32_t at = 16 * threadIdx.x; at < sizeof(Tile); at += 16 * Tiling::threads)
+            ptx::cp_async_cg_16(address(&target) + at, reinterpret_cast<const char *>(source) + at, true);
+    }
+
+    // The stage of a tile, when it is there; starts filling another. By all warps, for every tile in turn.
+    __device__ const typename Tiling::Stage &take(int index) {
+        if constexpr (ptx::has_bulk_copy) {
+            fill(index + ahead);
+            __syncwarp();
+            ptx::mbarrier_wait_parity(address(&shared.full[(index - origin) % Tiling::stages]), (index - origin) / Tiling::stages & 1);
+        } else {
+            ptx::cp_async_wait_group<0>();
+            ptx::bar_sync();   // this tile has landed for everyone; everyone is done with the stage that is filled next
+            fill(index + ahead);
+        }
+        return stage_of(index);
+    }
+
+    // This warp is done with a tile.
+    __device__ void release(int index) {
+        if constexpr (ptx::has_bulk_copy) {
+            __syncwarp();   // all its lanes are
+            if (lanes_speak || ptx::laneid() == 0) ptx::mbarrier_arrive(address(&shared.empty[(index - origin) % Tiling::stages]));
+        }
+    }
+};
+
+}  // namespace tile

@@ -1,0 +1,321 @@
+"""A way to compute attention: the object that checks a call, prepares its operands and launches its kernel."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from math import prod
+from operator import ge
+from typing import TYPE_CHECKING, Any, Mapping
+
+import numpy as np
+
+from ..array import DeviceArray
+from ..blocks import mxfp4
+from ..errors import ArgumentError
+from ..formats import Format, bf16, f16, f32
+from ..kernel import Kernel
+from .attention_blocks import BLOCK_ATTENTION, DIMS, MEAN_SCORES
+from .attention_kernels import SPLIT_UNIT, attention_bf16, attention_merge, attention_mxfp4_bf16_in_kernel
+from .operands import Operand, quantize_operand, with_whole_rows
+from .place import ROW_UNIT, Place, converted, is_loadable
+from .quantize import dequantize
+from .smoothing import row_dot
+
+if TYPE_CHECKING:
+    from ..typing import StreamLike
+    from .attention_call import Call
+
+# Blocks that fill a GPU (an H200 has 132 multiprocessors with room for two each, an RTX 5090 170), the rows of one, and the
+# fewest units of keys that are worth a block of their own.
+_FILLING_BLOCKS, _BLOCK_ROWS, _FEWEST_UNITS = 264, 128, 5
+
+
+class AttentionWay(ABC):
+    """One way to compute attention, for one choice of formats.
+
+    asked: (qk, pv, quantize) by which calls ask for it. kernel: what computes it. formats: by name the formats of those operands that
+    may be quantized before. outputs: the types of results that the kernel writes. lacks: options of `attention` that it does not have.
+    sums: what splits give beside `partial` and `row_max` where lse is wanted.
+    """
+
+    formats: Mapping[str, str] = {}
+    outputs: tuple[Format, ...] = (bf16, f16, f32)
+    lacks: tuple[str, ...] = ()
+    sums: tuple[str, ...] = ("row_sum",)
+
+    def __init__(self, qk: str, pv: str, quantize: str | None, kernel: Kernel):
+        self.asked, self.kernel = (qk, pv, quantize), kernel
+
+    def __str__(self) -> str:
+        return spelled(*self.asked)
+
+    def check(self, call: Call) -> None:
+        """ArgumentError where the kernel does not take a call whose arguments fit each other."""
+
+    @abstractmethod
+    def prepare(self, call: Call, place: Place) -> dict[str, Any]:
+        """The operands of the kernel by its names for them, of a call whose q, k and v are on the device."""
+
+    def launch(self, call: Call, stream: StreamLike) -> tuple:
+        """Compute a call: the output, then the lse, or the maxima and sums of rows, where they are asked for."""
+        return launched(call, stream)
+
+    @abstractmethod
+    def values(self, q, k, v, cu_seqlens_k=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What is multiplied where q, k and v come as arrays or operands, on the host: for references."""
+
+    def multiplied(self, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """q, k and v, on the host, of which the kernel makes its scores and output."""
+        return self.values(call.q, call.k, call.v)
+
+
+def spelled(qk, pv, quantize=None) -> str:
+    """A choice of formats as it is written in a call."""
+    return f"qk={qk!r}, pv={pv!r}" + (f", quantize={quantize!r}" if quantize is not None else "")
+
+
+class FloatAttention(AttentionWay):
+    """Operands of a 16-bit format: the arrays themselves where kernels can load them, else converted copies."""
+
+    lacks = ("smooth_k", "smooth_q")
+
+    def __init__(self, member: Format):
+        super().__init__(member.name, member.name, None, attention_bf16)
+        self.member = member
+
+    def prepare(self, call: Call, place: Place) -> dict[str, Any]:
+        """q, k and v as the kernel takes them."""
+
+        def loadable(x: DeviceArray) -> DeviceArray:
+            return x if self.member.holds(x.dtype) and is_loadable(x) else converted(x, self.member, place)
+
+        return dict(q=call.grouped(loadable(call.q)), k=loadable(call.k), v=loadable(call.v))
+
+    def values(self, q, k, v, cu_seqlens_k=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The arrays, rounded."""
+        with np.errstate(over="ignore"):
+            return tuple(np.asarray(x).astype(self.member.dtype) for x in (q, k, v))
+
+
+class InKernelAttention(AttentionWay):
+    """Operands that the kernel quantizes as it loads them: it takes arrays as they are, and has few options."""
+
+    outputs = (bf16, f32)
+    lacks = (
+        "window",
+        "softcap",
+        "mask",
+        "sinks",
+        "key_lengths",
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "normalize",
+        "layout",
+        "smooth_k",
+        "smooth_q",
+    )
+
+    def __init__(self):
+        super().__init__("mxfp4", "bf16", "in_kernel", attention_mxfp4_bf16_in_kernel)
+
+    def check(self, call: Call) -> None:
+        """ArgumentError for an output, heads or a head dimension that the kernel does not have."""
+        if call.output not in self.outputs:
+            raise ArgumentError(f"attention: {self} takes out_dtype bfloat16 or float32; nearest: {spelled('f16', 'f16')}")
+        if call.group != 1:
+            raise ArgumentError(f"attention: {self} takes as many heads in k and v as in q; nearest: {spelled('bf16', 'bf16')}")
+        if call.v.shape[3] != call.q.shape[3]:
+            raise ArgumentError(f"attention: {self} takes v of q's head dimension; nearest: {spelled('bf16', 'bf16')}")
+
+    def prepare(self, call: Call, place: Place) -> dict[str, Any]:
+        """q, k and v as they came."""
+        return dict(q=call.q, k=call.k, v=call.v)
+
+    def launch(self, call: Call, stream: StreamLike) -> tuple:
+        """Launch the kernel, which brings NumPy arrays to the device by itself."""
+        outputs = {f"out_{call.output}": True if call.out is None else call.out, "lse": call.return_lse}
+        place = Place([*call.arrays.values(), call.out], stream)
+        results = self.kernel(**self.prepare(call, place), **outputs, scale=call.scale, causal=call.right == 0, stream=stream)
+        return results if call.return_lse else (results,)
+
+    def values(self, q, k, v, cu_seqlens_k=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What the kernel quantizes to, and V rounded."""
+        q, k = (mxfp4.decode(*mxfp4.encode(x)) for x in (q, k))
+        return q, k, np.asarray(v).astype(bf16.dtype)
+
+
+class BlockAttention(AttentionWay):
+    """Operands in block formats: those quantized before as they are, arrays quantized for the call."""
+
+    sums = ("row_sum", "exact_sum")
+
+    def __init__(self, qk: str, pv: str):
+        super().__init__(qk, pv, None, BLOCK_ATTENTION[qk, pv])
+        self.qk, self.pv, self.formats = qk, pv, dict(q=qk, k=qk, v=pv)
+
+    def check(self, call: Call) -> None:
+        """ArgumentError where no kernel takes the head dimensions that keys and values were quantized for."""
+        self.dims(call.k, call.v)
+
+    def dims(self, k, v) -> tuple[int, int]:
+        """The compiled head dimensions of keys and of values: those they were quantized for, else the smallest that hold both."""
+        there = DIMS[self.qk, self.pv]
+        given = [x.dim if isinstance(x, Operand) else None for x in (k, v)]
+        least = [dim or x.shape[-1] for dim, x in zip(given, (k, v))]
+        holding = sorted((pair for pair in there if all(map(ge, pair, least))), key=prod)
+        fitting = [pair for pair in holding if all(size in (None, dim) for size, dim in zip(given, pair))]
+        if fitting:
+            return fitting[0]
+        came = " and ".join(f"{name} has tiles of head dimension {size}" for name, size in zip("kv", given) if size)
+        dims = " and ".join(f"{dim} for {name}" for name, dim in zip("kv", holding[0]))
+        change = " and ".join(f"{name} with dim={dim}" for name, size, dim in zip("kv", given, holding[0]) if size not in (None, dim))
+        raise ArgumentError(f"attention: {came}; the nearest kernel has {dims}: quantize {change}")
+
+    def prepare(self, call: Call, place: Place) -> dict[str, Any]:
+        """Codes and scales of q, tiles of k and v, global scales, and what smoothing took from scores."""
+        q, k, v = call.q, call.k, call.v
+        (dim, dim_v), packed = self.dims(k, v), call.cu_seqlens_k is not None
+        given = call.cu_seqlens_k if packed else call.sequences.get("key_ends")
+        options = {} if given is None else {"cu_seqlens" if packed else "key_lengths": place.put(given)}
+        of_blocks = dict(cu_seqlens=place.put(call.cu_seqlens_q)) if packed and call.smooth_q else {}
+        q = self._quantized("q", q, call, place, smooth=call.smooth_q, **of_blocks)
+        k = self._quantized("k", k, call, place, smooth=call.smooth_k, dim=dim, **options)
+        v = self._quantized("v", v, call, place, dim=dim_v, **options)
+        levels = {f"{x.role}_global": x.global_scale.reshape(1) for x in (q, k, v) if x.global_scale is not None}
+        codes = dict(q_codes=call.grouped(q.codes), q_scales=call.grouped(q.scales), k_tiles=k.codes, v_tiles=v.codes)
+        smoothed = {}
+        if q.mean is not None:
+            smoothed["mean_scores"] = self._mean_scores(call, q.mean, k.codes, levels.get("q_global"), dim, place)
+        if k.mean is not None and call.shows_scores:
+            values = dequantize(call.q, stream=place.stream) if isinstance(call.q, Operand) else with_whole_rows(call.q, place.stream)
+            starts = place.put(call.sequences["query_starts"]) if packed else None
+            smoothed["row_shift"] = row_dot(call.grouped(values), k.mean, starts, scale=call.scale, stream=place.stream)
+        return {**codes, **levels, **smoothed, "keys": k.shape[2], "dim": dim, "dim_v": dim_v}
+
+    def _mean_scores(self, call: Call, mean, k_tiles, q_global, dim: int, place: Place):
+        """The scores of the means of blocks of queries with all keys."""
+        batch, heads, blocks, cols = mean.shape
+        rows = mean.reshape(batch, heads // call.group, call.group * blocks, cols)
+        scores = MEAN_SCORES[self.qk](rows, k_tiles, q_global, dim=dim, stream=place.stream)
+        return scores.reshape(batch, heads // call.group, call.group, blocks, scores.shape[-1])
+
+    def _quantized(self, role: str, x, call: Call, place: Place, **options) -> Operand:
+        if isinstance(x, Operand):
+            return x
+        x, layout = (x.transpose(0, 2, 1, 3), "bshd") if call.transposed else (x, "bhsd")
+        return quantize_operand(x, self.formats[role], role=role, layout=layout, **options, stream=place.stream)
+
+    def values(self, q, k, v, cu_seqlens_k=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What the operands hold, on the host."""
+        return tuple(np.asarray(x) for x in self._operands(q, k, v, cu_seqlens_k=cu_seqlens_k))
+
+    def multiplied(self, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """q, k and v on the host whose products are scores as the kernel makes them: the mean of keys meets queries as they were given."""
+        lengths = None if call.cu_seqlens_k is not None else call.sequences.get("key_ends")
+        operands = self._operands(call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, lengths, call.smooth_q, call.smooth_k)
+        q, k, v = (np.asarray(x) for x in operands)
+        if operands[1].mean is None or isinstance(call.q, Operand):
+            return q, k, v
+        rounded_away, mean = np.asarray(call.q, np.float32) - q, operands[1].to_numpy().mean_of_rows()
+        return np.concatenate([q, rounded_away], axis=-1), np.concatenate([k, mean], axis=-1), v
+
+    def _operands(self, q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, key_lengths=None, smooth_q=None, smooth_k=None) -> tuple[Operand, ...]:
+        """All three quantized: those quantized before as they are."""
+        ends = dict(cu_seqlens=cu_seqlens_k, key_lengths=key_lengths)
+        options = dict(q=dict(smooth=smooth_q, cu_seqlens=cu_seqlens_q if smooth_q else None), k=dict(smooth=smooth_k, **ends), v=ends)
+        return tuple(
+            x if isinstance(x, Operand) else quantize_operand(x, self.formats[role], role=role, **options[role])
+            for role, x in zip("qkv", (q, k, v))
+        )
+
+
+def splits_for(heads_kv: int, rows: int, keys: int) -> int:
+    """Into how many runs the keys of a call are split so that few rows still fill a GPU; 1 where many rows do.
+
+    rows: queries times heads of a group. It depends neither on the batch nor on the machine, since sums are rounded
+    differently in other splits: a batch equals its items, and machines agree. Every run has keys.
+    """
+    units = -(-keys // SPLIT_UNIT)
+    blocks = heads_kv * max(-(-rows // _BLOCK_ROWS), 1)
+    wanted = max(1, min(_FILLING_BLOCKS // blocks, units // _FEWEST_UNITS))
+    return -(-units // -(-units // wanted))
+
+
+def launched(call: Call, stream: StreamLike) -> tuple:
+    """Launch what a call needs: conversions, the kernel, and where keys are split or sums wanted, the merge.
+
+    Gives the output, then the lse, or the maxima and sums of rows, where they are asked for.
+    """
+    place = Place([*call.arrays.values(), call.out], stream)
+    q, k, v = (place.put(x) for x in (call.q, call.k, call.v))
+    arguments = call.way.prepare(replace(call, q=q, k=k, v=v), place) | _options(call, place)
+    packed = "query_starts" in call.sequences
+    (batch, heads, queries, _), dim_v = q.shape, v.shape[-1]
+    rows = (batch, k.shape[1], call.group, queries)
+    splits = 1 if packed else splits_for(k.shape[1], call.group * queries, k.shape[2])
+
+    if isinstance(call.out, DeviceArray):
+        target = call.out
+    elif call.transposed:
+        target = place.empty((batch, queries, heads, dim_v), call.output).transpose(0, 2, 1, 3)
+    else:
+        target = place.empty((batch, heads, queries, dim_v), call.output)
+    lse = place.empty(rows, f32) if call.return_lse else None
+    if splits > 1 or not call.normalize:
+        figures = _run_in_splits(call, place, arguments, splits, rows, target, lse)
+    else:
+        figures = () if lse is None else (lse,)
+        direct = target if is_loadable(target) else place.empty((*target.shape[:-1], -(-dim_v // ROW_UNIT) * ROW_UNIT), call.output)
+        call.way.kernel(**arguments, **{f"out_{call.output}": call.grouped(direct)}, lse=lse, splits=1, stream=stream)
+        if direct is not target:
+            converted(direct, call.output, place, target)
+    figures = tuple(place.back(x.reshape(batch, heads, queries)) for x in figures)
+    return (_handed_back(call, place, target), *figures)
+
+
+def _run_in_splits(call: Call, place: Place, arguments, splits: int, rows: tuple[int, ...], target: DeviceArray, lse) -> tuple:
+    """Launch on several runs of the keys and merge them; gives (lse,), (row_max, row_sum) or nothing."""
+    width = -(-target.shape[-1] // ROW_UNIT) * ROW_UNIT
+    partial = place.empty((splits, *rows, width), f32)
+    wanted = call.way.sums if lse is not None else ("row_sum",)
+    figures_of_rows = {name: place.empty((splits, *rows), f32) for name in ("row_max", *wanted)}
+    call.way.kernel(**arguments, partial=partial, **figures_of_rows, stream=place.stream)
+    whole = (rows[0], rows[1] * rows[2], rows[3])
+    figures = {} if lse is None else dict(lse=lse.reshape(whole))
+    if not call.normalize:
+        figures = dict(merged_max=place.empty(whole, f32), merged_sum=place.empty(whole, f32))
+    parts = {name: x.reshape(splits, *whole) for name, x in figures_of_rows.items()}
+    attention_merge(partial.reshape(splits, *whole, width), **parts, **{f"out_{call.output}": target}, **figures, stream=place.stream)
+    return tuple(figures.values())
+
+
+def _options(call: Call, place: Place) -> dict[str, Any]:
+    """What kernels take beside their operands and outputs."""
+    batch, heads, queries, keys = *call.q.shape[:3], call.k.shape[2]
+    options = {name: place.put(array) for name, array in call.sequences.items()}
+    options["sequences"] = next((x.shape[0] for x in options.values()), batch)
+    if call.mask is not None:
+        mask = place.put(call.mask)
+        hides = mask.dtype == np.bool_
+        if not hides and mask.dtype != np.float32:
+            mask = converted(mask, f32, place, place.empty(mask.shape, f32))
+        whole = call.grouped((mask.view(np.uint8) if hides else mask).broadcast_to((batch, heads, queries, keys)))
+        options["allowed" if hides else "mask"] = whole
+    if call.sinks is not None:
+        sinks = place.put(call.sinks)
+        if sinks.dtype != np.float32:
+            sinks = converted(sinks[None, None, None], f32, place, place.empty((1, 1, 1, heads), f32))
+        options["sinks"] = sinks.reshape(call.k.shape[1], call.group)
+    return options | dict(scale=call.scale, softcap=call.softcap, left=call.left, right=call.right)
+
+
+def _handed_back(call: Call, place: Place, target: DeviceArray):
+    """The output as the caller gets it."""
+    if isinstance(call.out, DeviceArray):
+        return call.given
+    result = place.back(target.transpose(0, 2, 1, 3) if call.transposed else target)
+    if call.given is None:
+        return result
+    np.copyto(call.given, result)
+    return call.given
