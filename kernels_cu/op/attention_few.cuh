@@ -127,7 +127,7 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
     using ValueElement = typename Values::Element;
     static_assert(std::is_same_v<Element, KeyElement>, "Q and K are multiplied in one type");
     constexpr int dim = Tiling::dim, units = Tiling::units;
-    const Problem problem(options);
+    const Problem problem(options, uint3(blockIdx));
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows), warp = threadIdx.x / 32;
