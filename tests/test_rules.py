@@ -117,7 +117,7 @@ def test_only_target_reads_the_architecture():
 
 
 # What these compute is about lanes, or brings a lane's share of an array.
-LANES = {"attention_few", "identity", "probe", "probe_fragments", "probe_ldmatrix", "probe_ending", "ending", "epilogue", "quantize"}
+LANES = {"route", "gemm_small", "gemm", "attention_few", "identity", "probe", "probe_fragments", "probe_ldmatrix", "probe_ending", "ending", "epilogue", "quantize"}
 # What still asks for the target by itself.
 TARGETS = {"gemm"}
 
