@@ -352,6 +352,7 @@ class DriverBackend:
         self.own_queue = self.new_queue()
         self._gathering: Queue | None = None
         self._captures: list[Queue] = []  # that graphs of this library have begun
+        self._handles_captured: set[int] = set()  # streams of others, known by their handle alone; see `everything`
 
     def lose(self) -> None:
         """Make every call an error, without the driver: in a forked process."""
@@ -586,9 +587,11 @@ class DriverBackend:
         """An event after all work of the context, whoever started it; None where the driver cannot say.
 
         While a stream of the context is captured that call would end the capture (cuCtxRecordEvent in cuda.h). Captures
-        of others are known where a call here took part in them.
+        of others are known where a call here took part in them. A stream that came as a bare handle may be destroyed by
+        now and is not asked: it counts as captured from a call that finds it so to one that does not.
         """
-        if self._captures or any(map(self.is_capturing, self._all_queues())):
+        lasting = (queue for queue in self._all_queues() if queue.lasting)
+        if self._captures or self._handles_captured or any(map(self.is_capturing, lasting)):
             return None
         with self._relaxed():
             handle = self._spare_event()
@@ -759,7 +762,10 @@ class DriverBackend:
     def mark(self, stream=None) -> Any:
         """The end of a stream: the stream itself, whose end is recorded when it is needed, or an event now."""
         queue = self.queue(stream)
-        return queue if queue.lasting else self._record(queue)
+        if queue.lasting:
+            return queue
+        self.is_capturing(queue)  # noted, for `everything`
+        return self._record(queue)
 
     def wait(self, stream, mark: Any) -> None:
         """Let a stream wait, on the device, for a mark of another.
@@ -826,7 +832,10 @@ class DriverBackend:
             return False  # the legacy stream, while another stream is captured in global mode
         if result != self._driver.CUresult.CUDA_SUCCESS:
             raise _error("cuStreamIsCapturing", result)
-        return values[0] != self._driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+        capturing = values[0] != self._driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+        if not queue.lasting:
+            (self._handles_captured.add if capturing else self._handles_captured.discard)(queue.handle)
+        return capturing
 
     def capture(self, queue: Queue) -> "_Capture":
         """Capture what is launched in a stream; relaxed, so that other threads and the pool go on."""

@@ -575,6 +575,18 @@ def test_memory_that_others_had_ends_no_capture_of_theirs(cuda):  # noqa: F811
     assert len(cuda.captures.pop(88)) == 1
 
 
+def test_a_stream_of_others_that_is_gone_is_not_asked_about(cuda):  # noqa: F811
+    """A bare handle says nothing of its stream's life: the driver may crash on one that was destroyed."""
+    lent = ptxrt.to_device(numbers(5, 5))
+    transpose(ptxrt.to_device(numbers(2, 3)), y=ptxrt.empty((3, 2), np.float32), stream=88)
+    ptxrt.synchronize(88)
+    cuda.destroyed.add(88)
+    lent.__cuda_array_interface__
+    del lent
+    ptxrt.synchronize()
+    assert ptxrt.empty((5, 5), np.float32).address
+
+
 # Forks
 
 

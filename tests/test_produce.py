@@ -15,15 +15,13 @@ TYPES = [np.float32, np.float16, BF16]
 RULES = {"mxfp8": "rceil", "mxfp4": "even", "nvfp4": "amax"}
 
 
-@pytest.fixture(params=["native", "portable", pytest.param("gpu", marks=pytest.mark.gpu)])
-def machine(request):
-    """Each text on the emulator, and the GPU at hand."""
-    if request.param == "gpu":
-        request.getfixturevalue("gpu")
+@pytest.fixture(params=["native", "portable", *(pytest.param(f"{name} gpu", marks=pytest.mark.gpu) for name in ("portable",
+    "native"))])
+def machine(request, on_machine):
+    """Each text on the emulator, and the machines of the GPU at hand."""
+    name, _, gpu = request.param.partition(" ")
+    with on_machine(name) if gpu else ptxrt.using("emulator", ptx=name):
         yield
-    else:
-        with ptxrt.using("emulator", ptx=request.param):
-            yield
 
 
 def normal(*shape, dtype=np.float32, seed=0):

@@ -166,7 +166,7 @@ def test_queries_of_packed_sequences(machine, rng, qk, tmp_path):
         values[:, :, rows] = np.asarray(alone)
     np.testing.assert_array_equal(whole.mean, means)
     whole.save(tmp_path / "q.npz")
-    for got in (whole, ptxrt.dequantize(whole), ptxrt.QuantizedArray.load(tmp_path / "q.npz")):
+    for got in (whole, ptxrt.dequantize(whole), ptxrt.Operand.load(tmp_path / "q.npz")):
         np.testing.assert_array_equal(np.asarray(got), values)
     short = ptxrt.to_device(np.int32([0, *cu_q[1:3]]))  # what lies on the device may leave rows to no sequence; they count nowhere
     few = ptxrt.quantize_operand(ptxrt.to_device(q), qk, role="q", smooth=True, cu_seqlens=short, global_scale=whole.global_scale)

@@ -18,6 +18,7 @@ from typing import Any, Callable, Iterator
 import numpy as np
 
 import ptxrt
+from ptxrt import dlpack
 
 # What a failing call is made smaller for, at most.
 REDUCING_SECONDS, REDUCING_RUNS = 60, 400
@@ -62,6 +63,7 @@ def random_of(kind: Kind, seed: int, call: int) -> random.Random:
 def outcome(kind: Kind, recipe: dict) -> tuple[str, str]:
     """("right" or "refused", "") where a call went as it should, else ("failed", why)."""
     names: dict[str, Any] = {"__name__": f"fuzz_{kind.name}"}
+    dlpack._sweep()  # what is in capsules that nobody took stays until the next one is given
     before, refusal = ptxrt.memory_info().used, None
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -78,6 +80,7 @@ def outcome(kind: Kind, recipe: dict) -> tuple[str, str]:
         return "failed", why
     if refusal and ptxrt.memory_info().used > before:
         gc.collect()
+        dlpack._sweep()
         ptxrt.synchronize()
         ptxrt.trim_memory()  # what others have had is used until the card is done with it
         if (after := ptxrt.memory_info().used) > before:
