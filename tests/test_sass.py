@@ -59,7 +59,8 @@ def test_native_code_is_no_worse_than_recorded(disassembler, unit):
     record = record_of(unit)
     same = sass.code_of(unit) == CODE.get(unit.unit)
     if same and unit.unit not in ALWAYS_READ:
-        assert set(record["entries"]) <= set(RECORD[sass.NATIVE]), AGAIN
+        there = {entry for entry, usage in record["entries"].items() if sass.NATIVE in usage}  # others are portable alone
+        assert there and there <= set(RECORD[sass.NATIVE]), AGAIN
         return
     for entry, figures in sass.figures_of_unit(unit, sass.NATIVE).items():
         check(figures.recorded(), sass.NATIVE, entry)
