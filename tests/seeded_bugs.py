@@ -87,8 +87,9 @@ BUGS = [
         "place.end_row = min(end, options.rows);", "place.end_row = options.rows;"),
     Bug("products", "runs_overlap", "gemm_few_bf16", "op/gemm_small.cuh",
         "end = min(begin + of_warp, units);", "end = min(begin + of_warp + 1, units);"),
-    Bug("products", "gate_and_up_exchanged", "gemm_bf16", "op/epilogue.cuh",
-        "gate(pairs[i / 4][i % 4 * 2], pairs[i / 4][i % 4 * 2 + 1])", "gate(pairs[i / 4][i % 4 * 2 + 1], pairs[i / 4][i % 4 * 2])"),
+    Bug("products", "gate_of_the_other_sign", "gemm_bf16", "op/epilogue.cuh",
+        "for (int i = 0; i < 8; ++i) values[half][i] = gate(pairs[i / 4][i % 4 * 2],",
+        "for (int i = 0; i < 8; ++i) values[half][i] = gate(-pairs[i / 4][i % 4 * 2],"),
 
     # Loads: copies, barriers, conversions, fragments
     Bug("loads", "waits_for_too_few_groups", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
