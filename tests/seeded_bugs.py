@@ -83,8 +83,6 @@ BUGS = [
         "left = places.blocks - 4 * word();", "left = places.blocks - 4;"),
     Bug("products", "epilogue_off_by_a_row", "gemm_bf16", "op/epilogue.cuh",
         "row_here = row + item / of_row;", "row_here = row + item / of_row + 1;"),
-    Bug("products", "last_tile_of_a_group_in_the_next", "gemm_bf16", "op/gemm.cuh",
-        "place.end_row = min(end, options.rows);", "place.end_row = options.rows;"),
     Bug("products", "runs_overlap", "gemm_few_bf16", "op/gemm_small.cuh",
         "end = min(begin + of_warp, units);", "end = min(begin + of_warp + 1, units);"),
     Bug("products", "gate_of_the_other_sign", "gemm_bf16", "op/epilogue.cuh",
