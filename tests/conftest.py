@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import ptxrt
+from ptxrt import backend as backends
 from ptxrt.emulator import check
 
 # JAX takes three quarters of a device's memory in every process that uses it, unless it is told otherwise before it starts.
@@ -59,6 +60,14 @@ def quick_collections():
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def scope_of_its_own():
+    """What a test chooses with `ptxrt.using`, and never leaves, ends with it."""
+    before = backends.scope()
+    yield
+    backends._scope.set(before)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from attention_restated import restated
 import ptxrt
 from ptxrt.backend import Facts
 from ptxrt.launch import grid_of, suits_halves
+from ptxrt.ops.attention_way import InKernelAttention
 from ptxrt.ops.attention import ATTENTION, exact_attention, splits_for
 from ptxrt.ops.attention_kernels import HEAD_DIMS, OPEN, SPLIT_UNIT, exact_quotient, exact_sums, visible, visible_pairs
 
@@ -816,4 +817,5 @@ def test_parts_of_the_reference_add_up(rng):
 
 def test_every_way_is_reached_by_its_name():
     for (qk, pv, quantize), way in ATTENTION.items():
-        assert way.kernel.name in ptxrt.kernels() and (quantize is None) == (way.run is None)
+        assert way.kernel.name in ptxrt.kernels()
+        assert (quantize == "in_kernel") == isinstance(way, InKernelAttention)
