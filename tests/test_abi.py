@@ -27,7 +27,6 @@ class Text:
         self.entries = {name: Entry.from_text(function, None) for name, function in self.parsed.entries.items()}
 
 
-
 def whole_blocks(entries):
     """The entries that are not those of half blocks, which some targets have."""
     return [name for name in entries if not name.endswith(half_of(""))]
@@ -68,6 +67,8 @@ def test_records_name_the_variant(unit):
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_what_other_gpus_run_has_the_same_parameters(unit):
     """The compute_80 text is not kept: GPU machines know its entries from the record alone."""
+    if "compute_80" not in units.record(unit.name)["texts"]:
+        pytest.skip("a quick build leaves compute_80 out; `make test ALL=1` compiles it")
     kernel, launches = ptxrt.kernels()[unit.kernel], units.launches(unit.name, "compute_80")
     assert sorted(whole_blocks(launches)) == sorted(kernel.entries(unit))
     module = Loaded("none")
