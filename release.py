@@ -1,8 +1,9 @@
 """Make a release: `make release VERSION=0.2.0`, from a clean checkout in which `make test ALL=1` passes.
 
-The version goes into ptxrt/__init__.py, and the part of CHANGELOG.md that is called Next gets its name. The wheel is built twice: here, and
-in a copy of the tree in another folder, where every kernel is compiled anew. Where the two are equal to the byte, the wheel and its
-SHA-256 are in dist/, and the change is committed and tagged. After any failure the tree is as it was before. Nothing is published.
+The script writes the version to ptxrt/__init__.py and dates the section of CHANGELOG.md that is called `VERSION (unreleased)` or `Next`.
+It builds the wheel twice: here, and in a copy of the tree in another folder, where it compiles every kernel anew. If the two wheels are
+equal to the byte, it puts the wheel and its SHA-256 into dist/, commits the change and tags it. After any failure the tree is as it was
+before. Nothing is published.
 """
 
 import argparse
@@ -39,18 +40,19 @@ def numbers(version):
 
 
 def with_version(text, version):
-    """Return ptxrt/__init__.py with another version, which must be a later one."""
+    """Return ptxrt/__init__.py with a version, which must be the present one or a later one."""
     present = re.search(r'^__version__ = "([^"]*)"$', text, re.MULTILINE)[1]
-    if numbers(version) <= numbers(present):
-        raise ReleaseFailure(f"VERSION is {version}; this is {present} already, pass a later one")
+    if numbers(version) < numbers(present):
+        raise ReleaseFailure(f"VERSION is {version}; the tree has {present}, pass that or a later one")
     return text.replace(f'__version__ = "{present}"', f'__version__ = "{version}"')
 
 
 def with_section(text, version, day):
-    """Return CHANGELOG.md with what stands under Next under the version instead."""
-    match = re.search(r"^## Next\n\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    """Return CHANGELOG.md with the section of unreleased changes under the version and a date, below an empty section Next."""
+    heading = rf"^## (?:Next|{re.escape(version)} \(unreleased\))\n\n"
+    match = re.search(heading + r"(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     if not match or not match[1].strip():
-        raise ReleaseFailure("CHANGELOG.md has nothing under `## Next`: say there what a user notices")
+        raise ReleaseFailure(f"CHANGELOG.md has nothing under `## {version} (unreleased)` or `## Next`: say there what a user notices")
     return f"{text[: match.start()]}## Next\n\n## {version} ({day})\n\n{match[1]}{text[match.end() :]}"
 
 

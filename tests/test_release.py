@@ -98,7 +98,18 @@ def test_a_failure_leaves_the_tree_as_it_was(tree, error):
     assert state(tree) == before and git(tree, "status", "--porcelain") == ""
 
 
-@pytest.mark.parametrize("version, part", [("0.1.0", "pass a later one"), ("0.0.9", "later"), ("1.0", "three numbers"), ("v0.2.0", "three numbers")])
+def test_the_version_that_the_tree_has_already(tree):
+    """A tree may carry the version that comes next, with its section of the changelog."""
+    (tree / "ptxrt" / "__init__.py").write_text('__version__ = "0.2.0"\n')
+    (tree / "CHANGELOG.md").write_text(CHANGES.replace("## Next", "## 0.2.0 (unreleased)"))
+    git(tree, "commit", "--all", "--quiet", "--message", "the next version")
+    release.release(tree, "0.2.0", wheel_of)
+    assert re.match(r"# Changelog\n\n## Next\n\n## 0\.2\.0 \(\d{4}-\d\d-\d\d\)\n\n- One thing.", (tree / "CHANGELOG.md").read_text())
+    with pytest.raises(release.ReleaseFailure, match="there is a tag v0.2.0 already"):
+        release.release(tree, "0.2.0", wheel_of)
+
+
+@pytest.mark.parametrize("version, part", [("0.0.9", "pass that or a later one"), ("1.0", "three numbers"), ("v0.2.0", "three numbers")])
 def test_versions_that_are_refused(tree, version, part):
     before = state(tree)
     with pytest.raises(release.ReleaseFailure, match=part):
@@ -119,7 +130,7 @@ def test_a_tree_that_is_not_ready_is_refused(tree):
 def test_the_projects_own_files_have_what_a_release_changes():
     assert release.with_version((ROOT / "ptxrt" / "__init__.py").read_text(), "99.0.0").count('__version__ = "99.0.0"') == 1
     text = (ROOT / "CHANGELOG.md").read_text()
-    assert text.count("## Next\n") == 1 and re.search(r"^## \d+\.\d+\.\d+", text, re.MULTILINE)
+    assert len(re.findall(r"^## (Next|\d+\.\d+\.\d+ \(unreleased\))$", text, re.MULTILINE)) == 1 and re.search(r"^## \d+\.\d+\.\d+", text, re.MULTILINE)
 
 
 def test_every_dependency_has_bounds():
