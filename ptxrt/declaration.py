@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
+import re
 import sys
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -210,6 +211,11 @@ def manual_of(function) -> str:
     return inspect.getdoc(function) or ("" if sys.flags.optimize < 2 else f"No manual: Python -OO leaves docstrings out of {function.__name__}.")
 
 
+def summary_of(manual: str) -> str:
+    """The first sentence of a docstring, in one line."""
+    return re.split(r"(?<=\.)\s", " ".join(manual.split("\n\n", 1)[0].split()), maxsplit=1)[0]
+
+
 class Declaration:
     """What a kernel is declared to be: its arguments, axes, compilations, cases and tolerances. Nothing of it runs anything."""
 
@@ -279,8 +285,8 @@ class Declaration:
 
     @property
     def summary(self) -> str:
-        """The first line of the docstring."""
-        return self.__doc__.split("\n", 1)[0]
+        """The first sentence of the docstring."""
+        return summary_of(self.__doc__)
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:

@@ -11,6 +11,7 @@ from typing import Any, Callable, Mapping
 import click
 
 from .group import choose_machine, print_json
+from .names import summary_of
 
 
 @dataclass
@@ -54,7 +55,7 @@ def job_command(name: str, manual: str, params: list[click.Parameter], make: Cal
     if quantizes:
         common.insert(2, click.Option(["--format-limit"], type=float, help="With --compare: the largest relative L2 that quantization may cost."))
     help = "\n\n".join(f"\b\n{paragraph}" for paragraph in manual.split("\n\n"))
-    return click.Command(name, callback=callback, params=[*params, *common], help=help, short_help=manual.split("\n", 1)[0])
+    return click.Command(name, callback=callback, params=[*params, *common], help=help, short_help=summary_of(manual))
 
 
 def run_job(job: Job, output: Path | None, compare: bool, format_limit: float | None, trace: bool, json_output: bool) -> None:

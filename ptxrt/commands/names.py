@@ -75,3 +75,10 @@ def manual_of(function) -> str:
     from ..declaration import manual_of
 
     return manual_of(function)
+
+
+def summary_of(manual: str) -> str:
+    """The first sentence of a docstring."""
+    from ..declaration import summary_of
+
+    return summary_of(manual)

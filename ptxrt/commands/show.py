@@ -12,7 +12,7 @@ import click
 
 from .functions import FUNCTIONS
 from .group import as_json, main, print_json
-from .names import complete_names, find_units, manual_of, public_functions
+from .names import complete_names, find_units, manual_of, public_functions, summary_of
 
 ARCHS = ("sm_120a", "sm_121a", "sm_90", "sm_80")
 
@@ -51,7 +51,7 @@ def list_command(json_output):
     """List functions and kernels."""
     from .. import kernels
 
-    functions = {name: manual_of(function).split("\n", 1)[0] for name, function in public_functions().items()}
+    functions = {name: summary_of(manual_of(function)) for name, function in public_functions().items()}
     there = {name: kernel.summary for name, kernel in kernels().items()}
     if json_output:
         print_json({"functions": functions, "kernels": there})
