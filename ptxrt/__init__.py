@@ -10,6 +10,8 @@ Names are imported on first use, so that `import ptxrt` costs nothing.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .provided import provide as _provide
+
 __version__ = "0.2.0"
 
 # Public name -> the module that defines it.
@@ -131,6 +133,9 @@ if TYPE_CHECKING:
     from .stream import trim_memory as trim_memory
     from .tracing import trace as trace
     from .typing import StreamLike
+
+
+_provide("copies", lambda: import_module(f"{__name__}.copies"))
 
 
 def kernels() -> "dict[str, Kernel]":

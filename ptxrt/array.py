@@ -9,7 +9,7 @@ from functools import cached_property
 from math import prod
 from operator import index
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Iterator, Sequence, SupportsIndex, Union
+from typing import TYPE_CHECKING, Any, Iterator, Protocol, Sequence, SupportsIndex, Union
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +18,7 @@ from .backend import Backend, Queue, Remembered, scope
 from .binder import ALIGNMENT, row_major_strides
 from .errors import ArgumentError, OutOfMemory
 from .formats import in_native_order
+from .provided import provided
 from .selection import current, place
 
 if TYPE_CHECKING:
@@ -32,6 +33,18 @@ if TYPE_CHECKING:
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # The legacy default stream, as `__cuda_array_interface__`, DLPack and the driver number it.
 LEGACY_STREAM = 1
+
+
+class Copies(Protocol):
+    """What copies, converts and writes arrays by launches: `ptxrt.copies`, which stands above arrays."""
+
+    def copy(self, array: DeviceArray, stream: StreamLike = None) -> DeviceArray: ...
+    def astype(self, array: DeviceArray, dtype: DTypeLike, stream: StreamLike = None) -> DeviceArray: ...
+    def assign(self, target: DeviceArray, value: Any) -> None: ...
+
+
+def _copies() -> Copies:
+    return provided("copies")
 
 
 # Uses of one piece of memory that are kept apart; more than these are waited for as one.
@@ -261,18 +274,14 @@ class DeviceArray:
 
     def copy(self, *, stream: StreamLike = None) -> "DeviceArray":
         """The elements in new memory of the same device, in row-major order; by a launch, without waiting."""
-        from . import copies
-
-        return copies.copy(self, stream)
+        return _copies().copy(self, stream)
 
     def astype(self, dtype: DTypeLike, *, stream: StreamLike = None) -> "DeviceArray":
         """The values as float32, float16 or bfloat16, rounded to nearest even, in new memory in row-major order; without waiting.
 
         Values beyond float16 become infinite, NaN stays NaN. ArgumentError for other types, which the host converts.
         """
-        from . import copies
-
-        return copies.astype(self, dtype, stream)
+        return _copies().astype(self, dtype, stream)
 
     def __setitem__(self, key: Key, value: Array | Sequence[Any] | float) -> None:
         """Write to a part, or by `a[...] = x` to all: an array that broadcasts to it, of the host or the device, or a number.
@@ -282,9 +291,7 @@ class DeviceArray:
         does within a kind; device arrays must have it. ArgumentError while a graph or a prepared call is recorded, for
         masks and lists as keys, for a read-only array, and where x does not fit.
         """
-        from . import copies
-
-        copies.assign(self[key], value)
+        _copies().assign(self[key], value)
 
     # Views: the same memory, nothing is copied
 

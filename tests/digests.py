@@ -173,9 +173,8 @@ def main() -> int:
     for name in wrong:
         print(f"differs: {name}")
     common = len(before.keys() & found.keys())
-    print(
-        f"{common} compared, {len(wrong)} differ; {len(before) - common} only in {options.compare}, {len(found) - common} only in {options.record}"
-    )
+    alone = f"{len(before) - common} only in {options.compare}, {len(found) - common} only in {options.record}"
+    print(f"{common} compared, {len(wrong)} differ; {alone}")
     return bool(wrong)
 
 

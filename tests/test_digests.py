@@ -2,10 +2,10 @@
 
 import json
 
-import digests
 import numpy as np
 import pytest
 
+import digests
 import ptxrt
 from ptxrt.ops.attention import ATTENTION
 
