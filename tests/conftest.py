@@ -44,6 +44,17 @@ def machine(request):
         yield backend
 
 
+TEXTS_AND_GPUS = ["native", "portable", *(pytest.param(f"{x} gpu", marks=pytest.mark.gpu) for x in ("portable", "native"))]
+
+
+@pytest.fixture(params=TEXTS_AND_GPUS)
+def text_machine(request):
+    """Run a test on the emulator, once with each text, and on the machines of the GPU at hand."""
+    name, _, gpu = request.param.partition(" ")
+    with on(name) if gpu else ptxrt.using("emulator", ptx=name) as backend:
+        yield backend
+
+
 @pytest.fixture(params=["portable", "native"])
 def gpu(request):
     """Run a test on every GPU machine that is there: what is too large for the emulator."""

@@ -12,16 +12,6 @@ from ptxrt.ops.gemm import exact_matmul
 from ptxrt.ops.gemm_kernels import TILE_ROWS, gemm_bf16
 
 BF16 = ml_dtypes.bfloat16
-TEXTS = ["native", "portable"]
-
-
-@pytest.fixture(params=[*TEXTS, *(pytest.param(f"{name} gpu", marks=pytest.mark.gpu) for name in ("portable",
-    "native"))])
-def machine(request, on_machine):
-    """Each text on the emulator, and the machines of the GPU at hand."""
-    name, _, gpu = request.param.partition(" ")
-    with on_machine(name) if gpu else ptxrt.using("emulator", ptx=name):
-        yield
 
 
 def normal(*shape, dtype=BF16, seed=0):
@@ -39,7 +29,7 @@ def is_close(got, want, depth):
 
 @pytest.mark.parametrize("dtype", [BF16, np.float16])
 @pytest.mark.parametrize("tile", TILE_ROWS)
-def test_an_identity_gives_the_other_operand(machine, tile, dtype):
+def test_an_identity_gives_the_other_operand(text_machine, tile, dtype):
     """Each element of an operand comes out where it belongs, whatever its place in tiles, stages and fragments."""
     depth = 136
     values = integers(70, depth, dtype=dtype, largest=200)
@@ -52,13 +42,13 @@ def test_an_identity_gives_the_other_operand(machine, tile, dtype):
 
 @pytest.mark.parametrize("rows, cols, depth", [(1, 1, 8), (64, 64, 64), (65, 63, 72), (130, 260, 264), (128, 256, 96),
                                                (5, 384, 1000)])
-def test_integers_are_exact(machine, rows, cols, depth):
+def test_integers_are_exact(text_machine, rows, cols, depth):
     a, b = integers(rows, depth), integers(cols, depth, seed=1)
     got = ptxrt.matmul(a, b, out_dtype=np.float32)
     np.testing.assert_array_equal(got, a.astype(np.float32) @ b.astype(np.float32).T)
 
 
-def test_no_bit_depends_on_the_tile_or_on_other_rows(machine):
+def test_no_bit_depends_on_the_tile_or_on_other_rows(text_machine):
     a, b = normal(1, 70, 200), normal(1, 130, 200, seed=1)
     whole = [gemm_bf16(a, b, out_f32=True, tile=tile) for tile in TILE_ROWS]
     for other in whole[1:]:
@@ -69,7 +59,7 @@ def test_no_bit_depends_on_the_tile_or_on_other_rows(machine):
 
 @pytest.mark.parametrize("a_shape, b_shape", [((5, 24), (2, 7, 24)), ((2, 3, 5, 24), (7, 24)), ((2, 1, 5, 24), (3, 7,
     24)), ((1, 2, 1, 2, 3, 24), (2, 1, 1, 3, 24))])
-def test_leading_axes_broadcast(machine, a_shape, b_shape):
+def test_leading_axes_broadcast(text_machine, a_shape, b_shape):
     a, b = normal(*a_shape), normal(*b_shape, seed=1)
     got, want = ptxrt.matmul(a, b, out_dtype=np.float32), exact_matmul(a, b)
     assert got.shape == want.shape and is_close(got, want, 24)
@@ -79,7 +69,7 @@ def test_leading_axes_broadcast(machine, a_shape, b_shape):
         np.testing.assert_array_equal(ptxrt.matmul(a if a.ndim < 3 else a[1], b[1], out_dtype=np.float32), got[1])
 
 
-def test_operands_of_any_strides(machine):
+def test_operands_of_any_strides(text_machine):
     a, b = normal(30, 2, 70), normal(90, 45, seed=1)
     views = (a[::2, 1, 3::2], b[::3, ::-1][:, :34]), (a[:, 0].T[:34], b[:34].T[:30].T.copy()[:, ::1])
     for x, y in views:
@@ -97,7 +87,7 @@ ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu", "swiglu", ("swiglu", dict(li
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
-def test_activations(machine, activation):
+def test_activations(text_machine, activation):
     a, b, bias = normal(20, 40), normal(70, 40, seed=1), normal(70, dtype=np.float32, seed=2)
     residual = normal(20, 35 if "swiglu" in activation else 70, dtype=np.float16)
     options = dict(alpha=0.3, bias=bias, activation=activation, residual=residual)
@@ -110,7 +100,7 @@ def test_activations(machine, activation):
 @pytest.mark.parametrize("format, rule", [("mxfp8", None), ("mxfp8", "floor"), ("mxfp4", None), ("nvfp4", None),
                                           ("nvfp4", "four_over_six")])
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
-def test_quantizing_ends_have_the_bytes_of_quantize(machine, format, rule, layout, activation):
+def test_quantizing_ends_have_the_bytes_of_quantize(text_machine, format, rule, layout, activation):
     level = dict(out_global_scale=0.013) if format == "nvfp4" else {}
     for shape in ((70, 40), (2, 65, 72)):
         a, b = normal(*shape), normal(140, shape[-1], seed=1)
@@ -125,7 +115,7 @@ def test_quantizing_ends_have_the_bytes_of_quantize(machine, format, rule, layou
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, BF16])
-def test_results_where_the_caller_wants_them(machine, dtype):
+def test_results_where_the_caller_wants_them(text_machine, dtype):
     a, b = integers(20, 32), integers(24, 32, seed=1)
     want = a.astype(np.float32) @ b.astype(np.float32).T
     whole = np.full((20, 60), 7, dtype)
@@ -139,7 +129,7 @@ def test_results_where_the_caller_wants_them(machine, dtype):
                                                                                          seed=5)).astype(dtype).astype(np.float32))
 
 
-def test_quantized_results_where_the_caller_wants_them(machine):
+def test_quantized_results_where_the_caller_wants_them(text_machine):
     a, b = integers(20, 32), integers(64, 32, seed=1)
     want = ptxrt.matmul(a, b, out_format="mxfp4")
     out = ptxrt.quantize(np.zeros((20, 64), np.float32), "mxfp4")
@@ -147,7 +137,7 @@ def test_quantized_results_where_the_caller_wants_them(machine):
     np.testing.assert_array_equal(out.codes, want.codes)
 
 
-def test_empty_products(machine):
+def test_empty_products(text_machine):
     a, b = normal(3, 0), normal(4, 0)
     np.testing.assert_array_equal(ptxrt.matmul(a, b, bias=np.arange(4.0), residual=np.ones((3, 4),
         np.float32)).astype(int), np.arange(4) + np.ones((3, 1), int))
@@ -156,7 +146,7 @@ def test_empty_products(machine):
     assert ptxrt.matmul(normal(0, 8), normal(32, 8), out_format="mxfp8").shape == (0, 32)
 
 
-def test_what_is_not_finite_stays_in_its_row_and_column(machine):
+def test_what_is_not_finite_stays_in_its_row_and_column(text_machine):
     a, b = integers(20, 40).astype(np.float32), integers(24, 40, seed=1).astype(np.float32)
     a[3, 7], b[5, 11] = np.nan, np.inf
     got = ptxrt.matmul(a, b, a_format="bf16", b_format="bf16", out_dtype=np.float32)
@@ -171,7 +161,7 @@ def test_any_sizes(data):
     rows, cols, depth = (data.draw(st.integers(1, 150)) for _ in range(3))
     dtype = data.draw(st.sampled_from([BF16, np.float16]))
     a, b = integers(rows, depth, dtype=dtype), integers(cols, depth, dtype=dtype, seed=1)
-    with ptxrt.using("emulator", ptx=data.draw(st.sampled_from(TEXTS))):
+    with ptxrt.using("emulator", ptx=data.draw(st.sampled_from(["native", "portable"]))):
         np.testing.assert_array_equal(ptxrt.matmul(a, b, out_dtype=np.float32),
                                       a.astype(np.float32) @ b.astype(np.float32).T)
 

@@ -16,16 +16,6 @@ PAIRS = [pair for pair in PRODUCTS if set(pair) & set(BLOCK_FORMATS)]
 TILES = [64, 256]
 
 
-@pytest.fixture(params=["native", "portable", *(pytest.param(f"{name} gpu",
-                                                             marks=pytest.mark.gpu) for name in ("portable",
-                                                                 "native"))])
-def machine(request, on_machine):
-    """Each text on the emulator, and the machines of the GPU at hand."""
-    name, _, gpu = request.param.partition(" ")
-    with on_machine(name) if gpu else ptxrt.using("emulator", ptx=name):
-        yield
-
-
 @pytest.fixture(params=TILES)
 def tile(request, monkeypatch):
     """Every tile; what is remembered of calls goes by their sizes, so that each has sizes of its own."""
@@ -57,7 +47,7 @@ def unit(format, depth):
 
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_an_identity_gives_the_other_operand(machine, tile, pair, layout):
+def test_an_identity_gives_the_other_operand(text_machine, tile, pair, layout):
     """Every code and scale meets its place of the other operand, through every slice, step and selector; tails of K as well."""
     depth = 288 + 32 * (tile > 64)
     a, b = drawn(pair[0], 70, depth, layout=layout), drawn(pair[1], 90, depth, 1, layout)
@@ -69,7 +59,7 @@ def test_an_identity_gives_the_other_operand(machine, tile, pair, layout):
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("which", "ab")
-def test_each_scale_counts_for_its_block_alone(machine, tile, pair, which):
+def test_each_scale_counts_for_its_block_alone(text_machine, tile, pair, which):
     format = pair["ab".index(which)]
     if format == "bf16":
         return
@@ -101,7 +91,7 @@ def drawn_ones(format, rows, depth):
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("rows, cols, depth", [(1, 8, 32), (70, 130, 416), (130, 40, 80), (5, 300, 1056)])
-def test_against_float64_and_in_both_layouts(machine, pair, rows, cols, depth):
+def test_against_float64_and_in_both_layouts(text_machine, pair, rows, cols, depth):
     a, b = drawn(pair[0], rows, depth), drawn(pair[1], cols, depth, 1)
     got = ptxrt.matmul(a, b, out_dtype=np.float32)
     assert ptxrt.compare(got, exact_matmul(a, b)).relative_l2 <= 1e-6 * np.sqrt(depth)
@@ -115,7 +105,7 @@ def test_against_float64_and_in_both_layouts(machine, pair, rows, cols, depth):
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_arrays_are_quantized_first(machine, pair):
+def test_arrays_are_quantized_first(text_machine, pair):
     rng = np.random.default_rng(3)
     a, b = (rng.standard_normal((n, 100)).astype(np.float32) for n in (20, 36))
     rules = {"mxfp8": "rceil", "mxfp4": "even", "nvfp4": "amax"}
@@ -134,7 +124,7 @@ def test_arrays_are_quantized_first(machine, pair):
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("batches", [((3,), (3,)), ((3,), ()), ((), (3,)), ((2, 3), (1, 3)), ((2, 1), (3,))])
-def test_leading_axes_broadcast(machine, pair, batches):
+def test_leading_axes_broadcast(text_machine, pair, batches):
     def operand(format, batch, rows, seed):
         x = np.random.default_rng(seed).standard_normal((*batch, rows, 64)).astype(np.float32)
         return x.astype(BF16) if format == "bf16" else ptxrt.quantize(x, format,
@@ -150,7 +140,7 @@ def test_leading_axes_broadcast(machine, pair, batches):
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_a_block_that_is_not_finite_makes_its_row_nan(machine, pair):
+def test_a_block_that_is_not_finite_makes_its_row_nan(text_machine, pair):
     rng = np.random.default_rng(5)
     a, b = (rng.standard_normal((n, 128)).astype(np.float32) for n in (20, 36))
     a[3, 70], b[5, 20] = np.nan, np.inf

@@ -10,16 +10,6 @@ from ptxrt.errors import ArgumentError
 BF16 = ml_dtypes.bfloat16
 
 
-@pytest.fixture(params=["native", "portable", *(pytest.param(f"{name} gpu",
-                                                             marks=pytest.mark.gpu) for name in ("portable",
-                                                                 "native"))])
-def machine(request, on_machine):
-    """Each text on the emulator, and the machines of the GPU at hand."""
-    name, _, gpu = request.param.partition(" ")
-    with on_machine(name) if gpu else ptxrt.using("emulator", ptx=name):
-        yield
-
-
 def operand(format, *shape, seed=0):
     x = np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
     if format == "bf16":
@@ -38,7 +28,7 @@ def part(x, index):
 
 @pytest.mark.parametrize("pair", [("bf16", "bf16"), ("nvfp4", "nvfp4"), ("bf16", "nvfp4")], ids="-".join)
 @pytest.mark.parametrize("sizes", [(3, 0, 70, 1), (0, 0, 5, 0), (64, 65, 0, 2)])
-def test_groups_have_the_bits_of_products_alone(machine, pair, sizes):
+def test_groups_have_the_bits_of_products_alone(text_machine, pair, sizes):
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
     rows, groups = starts[-1], len(sizes)
     a, b = operand(pair[0], rows, 160), operand(pair[1], groups, 72, 160, seed=1)
@@ -55,7 +45,7 @@ def test_groups_have_the_bits_of_products_alone(machine, pair, sizes):
     np.testing.assert_array_equal(packed.codes, ptxrt.quantize(got, "mxfp8", scale_rule="rceil", pad=True).codes)
 
 
-def test_starts_on_the_device_and_gathered_rows(machine):
+def test_starts_on_the_device_and_gathered_rows(text_machine):
     a, b = operand("bf16", 9, 64), operand("bf16", 3, 40, 64, seed=1)
     order, starts = np.array([8, 0, 0, 3, 5, 7, 1], np.int32), np.array([0, 2, 2, 6], np.int32)
     out = ptxrt.to_device(np.full((7, 40), 5, np.float32))
@@ -68,7 +58,7 @@ def test_starts_on_the_device_and_gathered_rows(machine):
 
 
 @pytest.mark.parametrize("tokens, chosen, experts", [(1, 1, 1), (50, 3, 7), (200, 6, 128)])
-def test_route(machine, tokens, chosen, experts):
+def test_route(text_machine, tokens, chosen, experts):
     ids = np.random.default_rng(tokens).integers(-1, experts, (tokens, chosen))
     order, starts, places = ptxrt.route(ids, experts)
     flat = np.where(ids < 0, experts, ids).reshape(-1)
@@ -83,7 +73,7 @@ def test_route(machine, tokens, chosen, experts):
         np.testing.assert_array_equal(got.to_numpy(), wanted)
 
 
-def test_experts_end_to_end(machine):
+def test_experts_end_to_end(text_machine):
     """Routing, gated products and their weighted sum, against a loop over tokens and experts in float64."""
     tokens, chosen, experts, width, hidden = 20, 2, 5, 64, 96
     rng = np.random.default_rng(0)

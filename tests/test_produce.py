@@ -15,15 +15,6 @@ TYPES = [np.float32, np.float16, BF16]
 RULES = {"mxfp8": "rceil", "mxfp4": "even", "nvfp4": "amax"}
 
 
-@pytest.fixture(params=["native", "portable", *(pytest.param(f"{name} gpu", marks=pytest.mark.gpu) for name in ("portable",
-    "native"))])
-def machine(request, on_machine):
-    """Each text on the emulator, and the machines of the GPU at hand."""
-    name, _, gpu = request.param.partition(" ")
-    with on_machine(name) if gpu else ptxrt.using("emulator", ptx=name):
-        yield
-
-
 def normal(*shape, dtype=np.float32, seed=0):
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
 
@@ -80,7 +71,7 @@ CALLS = {
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
 @pytest.mark.parametrize("name", CALLS)
-def test_against_float64(machine, name, dtype):
+def test_against_float64(text_machine, name, dtype):
     call, exact = CALLS[name]
     for shape in ((3, 5, 200), (7, 2), (2, 34), (70,), (3, 1026)):
         x = normal(*shape, dtype=dtype)
@@ -92,7 +83,7 @@ def test_against_float64(machine, name, dtype):
 @pytest.mark.parametrize("format, rule", [("mxfp8", None), ("mxfp8", "floor"), ("mxfp4", None), ("mxfp4", "ceil"),
                                           ("nvfp4", None), ("nvfp4", "four_over_six")])
 @pytest.mark.parametrize("name", CALLS)
-def test_the_bytes_of_quantize(machine, name, format, rule, layout):
+def test_the_bytes_of_quantize(text_machine, name, format, rule, layout):
     call, _ = CALLS[name]
     for shape, dtype in (((5, 14, 96), BF16), ((130, 130), np.float32), ((3, 1100), np.float16)):
         x = normal(*shape, dtype=dtype)
@@ -108,7 +99,7 @@ def test_the_bytes_of_quantize(machine, name, format, rule, layout):
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
 @pytest.mark.parametrize("rounding", ["once", "16"])
-def test_rmsnorm_with_all_it_takes(machine, rounding, dtype):
+def test_rmsnorm_with_all_it_takes(text_machine, rounding, dtype):
     for cols in (64, 577):
         x, residual = (normal(6, cols, dtype=dtype, seed=seed) for seed in range(2))
         weight = normal(cols, dtype=BF16)
@@ -123,7 +114,7 @@ def test_rmsnorm_with_all_it_takes(machine, rounding, dtype):
             assert ptxrt.compare(y, want).relative_l2 < {np.float16: 2e-4, BF16: 1.5e-3}[dtype]
 
 
-def test_rounding_before_the_weight(machine):
+def test_rounding_before_the_weight(text_machine):
     """One row that is known to the bit: the root mean square is 1, so that x is what is rounded."""
     x = np.array([[1, -1, 1, -1]], BF16)
     weight = np.array([1 + 2**-8, 3, 1, 1], np.float32)
@@ -137,7 +128,7 @@ def test_rounding_before_the_weight(machine):
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
-def test_layernorm_with_all_it_takes(machine, dtype):
+def test_layernorm_with_all_it_takes(text_machine, dtype):
     for cols in (384, 130):
         x = (normal(9, cols, dtype=np.float32) + 30).astype(dtype)   # a mean far beyond the deviation
         residual = normal(9, cols, dtype=dtype, seed=2)
@@ -150,7 +141,7 @@ def test_layernorm_with_all_it_takes(machine, dtype):
 
 
 @pytest.mark.parametrize("cols", [8192, 8208, 9001])
-def test_rows_that_registers_hold_and_longer_ones(machine, cols):
+def test_rows_that_registers_hold_and_longer_ones(text_machine, cols):
     x, weight = normal(2, cols), normal(cols, seed=1)
     assert_close(ptxrt.rmsnorm(x, weight), exact_norm(x, weight, eps=1e-6)[0])
     residual = normal(2, cols, seed=2)
@@ -163,7 +154,7 @@ GATES = [dict(), dict(interleaved=True), dict(limit=0.7), dict(alpha=1.702, offs
 
 
 @pytest.mark.parametrize("options", GATES, ids=str)
-def test_gates(machine, options):
+def test_gates(text_machine, options):
     x = 3 * normal(2, 9, 140)
     weights = normal(2, 9, dtype=np.float64)
     assert_close(ptxrt.swiglu(x, **options), exact_gate(x, **options))
@@ -178,7 +169,7 @@ def test_gates(machine, options):
         np.testing.assert_array_equal(packed.scales, want.scales)
 
 
-def test_gates_and_activations_are_those_of_products(machine):
+def test_gates_and_activations_are_those_of_products(text_machine):
     x = normal(20, 64, dtype=BF16)
     eye = np.eye(64, dtype=BF16)
     for activation, call in (("gelu", ptxrt.gelu), ("gelu_tanh", lambda x, **o: ptxrt.gelu(x, approximate="tanh", **o)),
@@ -190,7 +181,7 @@ def test_gates_and_activations_are_those_of_products(machine):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_no_bit_depends_on_other_rows(machine, name):
+def test_no_bit_depends_on_other_rows(text_machine, name):
     call, _ = CALLS[name]
     for cols in (40, 640, 2400):
         x = normal(37, cols, dtype=BF16)
@@ -200,7 +191,7 @@ def test_no_bit_depends_on_other_rows(machine, name):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_any_strides(machine, name):
+def test_any_strides(text_machine, name):
     call, _ = CALLS[name]
     x = normal(6, 4, 90, dtype=BF16)
     for view in (np.s_[::2, 1, 3:67], np.s_[:, ::3, :64], np.s_[:, :, ::3], np.s_[:, :1], np.s_[2]):
@@ -212,7 +203,7 @@ def test_any_strides(machine, name):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_results_where_the_caller_wants_them(machine, name):
+def test_results_where_the_caller_wants_them(text_machine, name):
     call, _ = CALLS[name]
     x = normal(6, 64)
     want = call(x, out_dtype=np.float16)
@@ -229,7 +220,7 @@ def test_results_where_the_caller_wants_them(machine, name):
             np.testing.assert_array_equal(host(getattr(out, part)), host(getattr(packed, part)))
 
 
-def test_sums_where_the_caller_wants_them(machine):
+def test_sums_where_the_caller_wants_them(text_machine):
     x, residual = (ptxrt.to_device(normal(5, 48, dtype=BF16, seed=seed)) for seed in (0, 1))
     want, total = ptxrt.rmsnorm(x, residual=residual)
     y, v = (ptxrt.empty((5, 48), BF16) for _ in range(2))
@@ -240,7 +231,7 @@ def test_sums_where_the_caller_wants_them(machine):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_empty_arrays(machine, name):
+def test_empty_arrays(text_machine, name):
     call, _ = CALLS[name]
     halves = 2 if name == "swiglu" else 1
     for shape in ((0, 64), (3, 0), (2, 0, 64)):
@@ -252,7 +243,7 @@ def test_empty_arrays(machine, name):
         assert y.shape == v.shape == (0, 8)
 
 
-def test_what_is_not_finite_gives_what_the_formulas_give(machine):
+def test_what_is_not_finite_gives_what_the_formulas_give(text_machine):
     x = normal(6, 96)
     x[0, 3], x[1, 5], x[2, 7], x[3] = np.nan, np.inf, -np.inf, 0
     with np.errstate(invalid="ignore", over="ignore"):
@@ -267,7 +258,7 @@ def test_what_is_not_finite_gives_what_the_formulas_give(machine):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_prepared_and_in_a_graph(machine, name):
+def test_prepared_and_in_a_graph(text_machine, name):
     call = getattr(ptxrt, name)
     x = ptxrt.to_device(normal(9, 64, dtype=BF16))
     out = ptxrt.quantize(ptxrt.to_device(np.zeros((9, 32 if name == "swiglu" else 64), np.float32)), "mxfp4")
@@ -286,7 +277,7 @@ def test_prepared_and_in_a_graph(machine, name):
     np.testing.assert_array_equal(host(out.codes), want)
 
 
-def test_one_launch(machine):
+def test_one_launch(text_machine):
     """One read, one write: swizzled scales and the padding of their tiles among it."""
     x = ptxrt.to_device(normal(9, 64, dtype=BF16))
     for name, (call, _) in CALLS.items():
