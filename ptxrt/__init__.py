@@ -23,6 +23,9 @@ _HOME = {
     "layernorm": "ops.produce",
     "swiglu": "ops.produce",
     "gelu": "ops.produce",
+    "take_rows": "ops.rows",
+    "mean_rows": "ops.rows",
+    "argmax_rows": "ops.rows",
     "rope_table": "ops.rotation",
     "KVCache": "ops.cache",
     "attention_paged": "ops.paged",
@@ -123,6 +126,9 @@ if TYPE_CHECKING:
     from .ops.rotation import rope_table as rope_table
     from .ops.route import combine as combine
     from .ops.route import route as route
+    from .ops.rows import argmax_rows as argmax_rows
+    from .ops.rows import mean_rows as mean_rows
+    from .ops.rows import take_rows as take_rows
     from .prepared import prepare as prepare
     from .program import load as load
     from .selection import machines as machines

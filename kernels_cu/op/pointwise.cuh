@@ -1,4 +1,4 @@
-// Activations of rows, and gates: of a value, or of a pair of them, one.
+// Rows made of rows without a sum: rows of a table, activations of them, and gates, which make one of a pair of values.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,19 @@ __device__ inline void activate_rows(const Element *x, int64_t stride, Activatio
             raw.unpack(0, values);
             activate(values, activation);
         });
+}
+
+// y[rows, cols]: row ids[row] of the table[entries, cols], zeros where it has none.
+template <class Element>
+__device__ inline void take_rows(const Element *table, int64_t stride, int entries, const int *ids, const Produced &y) {
+    using Raw = RowShares<Element, 1>;
+    produce_shares<Element, Raw>(
+        y,
+        [&](int64_t row, int column, Raw &raw) {
+            const int id = row < y.rows ? ids[row] : -1;
+            raw.load(table + id * stride, id >= 0 && id < entries, column, 0, y.cols);
+        },
+        [&](const Raw &raw, int64_t, float (&values)[2][8]) { raw.unpack(0, values); });
 }
 
 // y[rows, cols] of x[rows, 2 cols]: gate columns and then what they gate, or the two of each column side by side; times

@@ -17,7 +17,7 @@ from .gemm_kernels import ACTIVATIONS
 from .outputs import Ending, check_memory, checked_ending, parts_of
 from .place import Place, as_rows, copied_to
 from .produce_kernels import activate_rows, gate_rows, norm_blocks, norm_rows, share_blocks, written_rows
-from .quantized import QuantizedArray
+from .quantized import Packed, QuantizedArray
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -122,22 +122,23 @@ def swiglu(
     "swiglu"; NaN where g or u is, and where an infinite g is not limited. Kernel: `gate_rows`.
     """
     name = "swiglu"
-    x = _taken(name, x)
+    x = taken(name, "x", x)
     if x.shape[-1] % 2:
         came = f"x has shape {list(x.shape)}; its last axis holds a gate for each value"
         raise ArgumentError(f"{name}: {came}: pass an even one")
     shape = (*x.shape[:-1], x.shape[-1] // 2)
     numbers = dict(limit=math.inf if limit is None else _number(name, "limit", limit, 0))
     numbers |= dict(gate_alpha=_number(name, "alpha", alpha), offset=_number(name, "offset", offset))
-    options = dict(interleaved=_flag(name, "interleaved", interleaved), rounds=_rounds(name, rounding), **numbers)
+    options = dict(interleaved=checked_flag(name, "interleaved", interleaved), **numbers)
+    options |= dict(rounds=_rounds(name, rounding))
     if row_weights is not None:
         row_weights = _floats(name, "row_weights", row_weights, shape[:-1])
     wanted = out_dtype, format, scale_rule, scale_layout, global_scale
-    call = _call(name, dict(x=x, row_weights=row_weights), shape, wanted, out)
+    call = produced_call(name, dict(x=x, row_weights=row_weights), shape, wanted, out)
     place = call.place(stream)
     if row_weights is not None:
         options["row_weights"] = _as_vector(row_weights, place, f32)
-    return call.run(place, gate_rows, share_blocks, (_rows(x, place),), options)
+    return call.run(place, gate_rows, share_blocks, (rows_of(x, place),), options)
 
 
 @remembered
@@ -158,18 +159,19 @@ def gelu(
     format and what follows: as for `rmsnorm`. float32 arithmetic, the same functions as `matmul` with "gelu" and
     "gelu_tanh"; NaN of NaN and of -infinity, by tanh of both infinities. Kernel: `activate_rows`.
     """
-    x = _taken("gelu", x)
+    x = taken("gelu", "x", x)
     if approximate is not None and (not isinstance(approximate, str) or approximate not in ("none", "tanh")):
         raise ArgumentError(f"gelu: approximate is {approximate!r}; pass None or 'tanh'")
     activation = ACTIVATIONS.index("gelu_tanh" if approximate == "tanh" else "gelu")
-    call = _call("gelu", dict(x=x), tuple(x.shape), (out_dtype, format, scale_rule, scale_layout, global_scale), out)
+    wanted = out_dtype, format, scale_rule, scale_layout, global_scale
+    call = produced_call("gelu", dict(x=x), tuple(x.shape), wanted, out)
     place = call.place(stream)
-    return call.run(place, activate_rows, share_blocks, (_rows(x, place),), dict(activation=activation))
+    return call.run(place, activate_rows, share_blocks, (rows_of(x, place),), dict(activation=activation))
 
 
 def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, wanted, out, residual_out, stream):
     """`rmsnorm` and `layernorm`."""
-    x = _taken(name, x)
+    x = taken(name, "x", x)
     cols = x.shape[-1:]
     options: dict[str, Any] = dict(eps=_number(name, "eps", eps, 0), offset=_number(name, "offset", offset))
     options |= dict(rounds=_rounds(name, rounding), centered=centered)
@@ -181,7 +183,7 @@ def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, want
         if tuple(residual.shape) != tuple(x.shape) or residual.dtype != x.dtype:
             came = f"residual is {residual.dtype} {list(residual.shape)}"
             raise ArgumentError(f"{name}: {came}; pass {x.dtype} {list(x.shape)}, as x has")
-    call = _call(name, dict(x=x, residual=residual, **vectors), tuple(x.shape), wanted, out)
+    call = produced_call(name, dict(x=x, residual=residual, **vectors), tuple(x.shape), wanted, out)
     given = None if residual_out is None else as_output(name, "residual_out", residual_out)
     if given is not None:
         if residual is None:
@@ -191,10 +193,10 @@ def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, want
             raise ArgumentError(f"{name}: {came}; pass {x.dtype} {list(x.shape)}, as x has")
         check_memory(name, dict(residual_out=given), {**call.read, **call.parts})
     place = call.place(stream, given)
-    rows = _rows(x, place)
+    rows = rows_of(x, place)
     total = None
     if residual is not None:
-        options["residual"] = _rows(residual, place)
+        options["residual"] = rows_of(residual, place)
         total = _Target(given, place, tuple(x.shape), format_of(x.dtype))
         options["total"] = total.rows
     for key, vector in vectors.items():
@@ -250,14 +252,16 @@ class _Call:
     def place(self, stream, *more) -> Place:
         """Where it runs."""
         place = Place([*self.read.values(), *self.parts.values(), *more], stream)
-        place.put(self.read["x"])
+        place.put(next(iter(self.read.values())))
         return place
 
     def run(self, place: Place, kernel, blocks, inputs, options: dict[str, Any]):
-        """Launch a kernel on rows and give the result. blocks: of threads, of rows and columns."""
-        rows, cols = math.prod(self.shape[:-1]), self.shape[-1]
-        swizzled = self.ending is not None and self.ending.layout.scale_layout != "linear"
-        options = dict(options, blocks=max(blocks(written_rows(rows, swizzled), cols), 1))
+        """Launch a kernel on rows and give the result. blocks: of threads, of rows and columns; None of kernels that
+        know."""
+        if blocks:
+            rows, cols = math.prod(self.shape[:-1]), self.shape[-1]
+            swizzled = self.ending is not None and self.ending.layout.scale_layout != "linear"
+            options = dict(options, blocks=max(blocks(written_rows(rows, swizzled), cols), 1))
         if self.ending:
             level = self.ending.level(place)
             codes, scales = self.ending.buffers(place, self.out)
@@ -270,9 +274,12 @@ class _Call:
         return target.handed_back()
 
 
-def _call(name: str, arrays: dict[str, Any], shape: tuple[int, ...], wanted, out) -> _Call:
-    """The output of a call, checked. wanted: out_dtype, format, scale_rule, scale_layout, global_scale."""
-    x = arrays["x"]
+def produced_call(name: str, arrays: dict[str, Any], shape: tuple[int, ...], wanted, out) -> _Call:
+    """The output of a call, checked; of the type of the first array where none is asked for.
+
+    wanted: out_dtype, format, scale_rule, scale_layout, global_scale.
+    """
+    x = next(iter(arrays.values()))
     on_host = isinstance(x, np.ndarray)
     out_dtype, format, rule, scale_layout, global_scale = wanted
     given = out if out is None or isinstance(out, QuantizedArray) else as_output(name, "out", out)
@@ -293,18 +300,18 @@ def _call(name: str, arrays: dict[str, Any], shape: tuple[int, ...], wanted, out
     return call
 
 
-def _taken(name: str, x):
-    """x as an array of floats with at least one axis."""
-    if isinstance(x, QuantizedArray):
-        raise ArgumentError(f"{name}: x is {x!r}; pass float32, float16 or bfloat16 (ptxrt.dequantize gives them)")
-    (x,) = as_arrays(name, x=x)
+def taken(name: str, key: str, x):
+    """The argument `key` as an array of floats with at least one axis."""
+    if isinstance(x, Packed):
+        raise ArgumentError(f"{name}: {key} is {x!r}; pass float32, float16 or bfloat16 (ptxrt.dequantize gives them)")
+    (x,) = as_arrays(name, **{key: x})
     if format_of(x.dtype) is None or not x.shape:
-        came = f"x is {x.dtype} {list(x.shape)}"
+        came = f"{key} is {x.dtype} {list(x.shape)}"
         raise ArgumentError(f"{name}: {came}; pass float32, float16 or bfloat16 with at least one axis")
     return x
 
 
-def _rows(x, place: Place) -> DeviceArray:
+def rows_of(x, place: Place) -> DeviceArray:
     """The rows of an array on the device; a copy where they do not lie evenly or have gaps."""
     x = place.put(x)
     rows = as_rows(x)
@@ -342,7 +349,7 @@ def _number(name: str, key: str, value, least: float | None = None) -> float:
     return number
 
 
-def _flag(name: str, key: str, value) -> int:
+def checked_flag(name: str, key: str, value) -> int:
     if not isinstance(value, (bool, np.bool_)):
         raise ArgumentError(f"{name}: {key} is {value!r}; pass True or False")
     return int(value)

@@ -43,7 +43,7 @@ def norm_blocks(rows: int, cols: int) -> int:
     return _fewer(-(-rows * lanes // THREADS))
 
 
-def _derived(blocks) -> dict:
+def derived_blocks(blocks) -> dict:
     """Axes that follow from others where a call does not give them. blocks: of threads, of rows and columns."""
     return dict(
         level_count=lambda axes: axes.get("level_count", 1),
@@ -53,7 +53,7 @@ def _derived(blocks) -> dict:
     )
 
 
-def _case(rows: int, cols: int, ending: str | None = None, swizzled: int = 0, **rest) -> dict:
+def ending_case(rows: int, cols: int, ending: str | None = None, swizzled: int = 0, **rest) -> dict:
     """A declared case; ending: the block format that it ends in."""
     axes = dict(rows=rows, cols=cols, level_count=1, code_bytes=1, scale_bytes=1)
     if ending:
@@ -111,18 +111,20 @@ _QUANTIZED = [
 
 @kernel(
     grid="blocks",
-    derived=_derived(norm_blocks),
+    derived=derived_blocks(norm_blocks),
     cases=[
-        _case(7, 100, out_f32=True, eps=1e-6),
-        _case(3, 1, out_f32=True, eps=1e-6),
-        _case(40, 384, out_bf16=True, weight_bf16=True, bias_bf16=True, eps=1e-12, centered=1),
-        _case(9, 577, out_f16=True, weight_f16=True, offset=1.0, residual=True, total=True, eps=1e-5, rounds=1),
-        _case(5, 1536, out_f32=True, weight_f32=True, residual=True, total=True, eps=1e-5),
-        _case(3, 8200, out_f32=True, weight_f32=True, bias_f32=True, eps=1e-5, centered=1, format="bf16"),
-        _case(2, 9001, out_f32=True, bias_f16=True, residual=True, total=True, eps=1e-5, format="bf16"),
-        *(_case(rows, cols, name, swizzled, rule=rule, eps=0.0) for name, rows, cols, swizzled, rule in _QUANTIZED),
-        _case(10, 1200, "mxfp4", 1, rule=1, eps=0.0, weight_f32=True, centered=1, format="bf16"),
-        _case(3, 8256, "nvfp4", 1, eps=0.0, out_global=True, weight_bf16=True, residual=True, total=True, format="f16"),
+        ending_case(7, 100, out_f32=True, eps=1e-6),
+        ending_case(3, 1, out_f32=True, eps=1e-6),
+        ending_case(40, 384, out_bf16=True, weight_bf16=True, bias_bf16=True, eps=1e-12, centered=1),
+        ending_case(9, 577, out_f16=True, weight_f16=True, offset=1.0, residual=True, total=True, eps=1e-5, rounds=1),
+        ending_case(5, 1536, out_f32=True, weight_f32=True, residual=True, total=True, eps=1e-5),
+        ending_case(3, 8200, out_f32=True, weight_f32=True, bias_f32=True, eps=1e-5, centered=1, format="bf16"),
+        ending_case(2, 9001, out_f32=True, bias_f16=True, residual=True, total=True, eps=1e-5, format="bf16"),
+        *(ending_case(rows, cols, name, swizzled, rule=rule, eps=0.0)
+          for name, rows, cols, swizzled, rule in _QUANTIZED),
+        ending_case(10, 1200, "mxfp4", 1, rule=1, eps=0.0, weight_f32=True, centered=1, format="bf16"),
+        ending_case(3, 8256, "nvfp4", 1, eps=0.0, out_global=True, weight_bf16=True, residual=True, total=True,
+                    format="f16"),
     ],
     tolerance=OUTPUTS,
     draw=dict(x=_alternating, residual=_alternating, weight_f32=_small, weight_f16=_small, weight_bf16=_small,
@@ -188,14 +190,14 @@ def norm_rows(
 
 @kernel(
     grid="blocks",
-    derived=_derived(share_blocks),
+    derived=derived_blocks(share_blocks),
     cases=[
-        *(_case(7, 100, out_f32=True, activation=activation) for activation in range(1, 5)),
-        _case(40, 384, out_bf16=True, activation=2),
-        _case(3, 1, out_f16=True, activation=3),
-        *(_case(rows, cols, name, swizzled, rule=rule, activation=1)
+        *(ending_case(7, 100, out_f32=True, activation=activation) for activation in range(1, 5)),
+        ending_case(40, 384, out_bf16=True, activation=2),
+        ending_case(3, 1, out_f16=True, activation=3),
+        *(ending_case(rows, cols, name, swizzled, rule=rule, activation=1)
           for name, rows, cols, swizzled, rule in _QUANTIZED),
-        _case(3, 64, "nvfp4", out_global=True, activation=1),
+        ending_case(3, 64, "nvfp4", out_global=True, activation=1),
     ],
     tolerance=OUTPUTS,
     draw=dict(x=_small, out_global=example_levels),
@@ -230,15 +232,15 @@ def activate_rows(
 
 @kernel(
     grid="blocks",
-    derived=_derived(share_blocks),
+    derived=derived_blocks(share_blocks),
     cases=[
-        _case(7, 100, out_f32=True),
-        _case(7, 100, out_f32=True, interleaved=1, limit=1.5, gate_alpha=1.702, offset=1.0),
-        _case(40, 384, out_bf16=True, row_weights=True),
-        _case(3, 1, out_f16=True, interleaved=1, rounds=1),
-        *(_case(rows, cols, name, swizzled, rule=rule, gate_alpha=64.0, interleaved=rows % 2)
+        ending_case(7, 100, out_f32=True),
+        ending_case(7, 100, out_f32=True, interleaved=1, limit=1.5, gate_alpha=1.702, offset=1.0),
+        ending_case(40, 384, out_bf16=True, row_weights=True),
+        ending_case(3, 1, out_f16=True, interleaved=1, rounds=1),
+        *(ending_case(rows, cols, name, swizzled, rule=rule, gate_alpha=64.0, interleaved=rows % 2)
           for name, rows, cols, swizzled, rule in _QUANTIZED),
-        _case(3, 64, "nvfp4", out_global=True, gate_alpha=64.0, rounds=1),
+        ending_case(3, 64, "nvfp4", out_global=True, gate_alpha=64.0, rounds=1),
     ],
     tolerance=OUTPUTS,
     draw=dict(x=_small, out_global=example_levels),

@@ -1,0 +1,176 @@
+// Rows summed up: means of the rows of sequences, and where the largest value of a row stands.
+#pragma once
+
+#include <cstdint>
+
+#include "../ptx/barrier.cuh"
+#include "../ptx/warp.cuh"
+#include "produce.cuh"
+
+namespace op {
+
+constexpr int mean_threads = 256, mean_columns = 8, mean_ahead = 4;
+constexpr int mean_pass = mean_threads * mean_columns;   // columns that a block takes at a time
+
+struct MeanShared {
+    float sums[mean_threads][mean_columns + 1];   // a column more, so that rows begin in different banks
+    float of_warp[mean_threads / 32];
+};
+
+// How the threads of a block have rows of `cols` values, which follows from `cols` alone: eight columns to a lane, the
+// least power of two of lanes that holds a row, and as many teams of them as there is room for, each with its own rows.
+struct MeanLanes {
+    int lanes = 1;
+
+    __device__ explicit MeanLanes(int cols) {
+        while (lanes < mean_threads && lanes * mean_columns < cols) lanes *= 2;
+    }
+    __device__ int teams() const { return mean_threads / lanes; }
+    __device__ int team() const { return threadIdx.x / lanes; }
+    __device__ int column() const { return threadIdx.x % lanes * mean_columns; }
+};
+
+// The means of this lane's eight columns from `column` on over the rows begin .. end - 1 of x, in the lanes of team 0.
+// A team adds every teams-th row, four in a tree and fours in turn; teams are added in pairs, pairs of pairs and so on.
+template <class Element>
+__device__ inline void column_means(MeanShared &shared, const MeanLanes &place, const Element *x, int64_t stride,
+                                    int64_t begin, int64_t end, int column, int cols,
+                                    float (&means)[mean_columns]) {
+    const int teams = place.teams();
+    const bool whole = cols % 8 == 0 && is_chunk(x) && stride * sizeof(Element) % 16 == 0;
+#pragma unroll
+    for (float &mean : means) mean = 0.0f;
+#pragma unroll 1
+    for (int64_t first = begin + place.team(); first < end; first += mean_ahead * teams) {
+        tile::Eight<Element> eights[mean_ahead];
+#pragma unroll
+        for (int i = 0; i < mean_ahead; ++i) {
+            const int64_t row = first + i * teams;
+            if (row >= end || column >= cols) eights[i].clear();
+            else if (whole) eights[i].load(x + row * stride + column);
+            else eights[i].load(x + row * stride + column, cols - column);
+        }
+        float values[mean_ahead][mean_columns];
+#pragma unroll
+        for (int i = 0; i < mean_ahead; ++i) eights[i].unpack(values[i]);
+#pragma unroll
+        for (int j = 0; j < mean_columns; ++j)
+            means[j] += (values[0][j] + values[1][j]) + (values[2][j] + values[3][j]);
+    }
+    ptx::bar_sync();   // nobody reads the sums of another pass any more
+#pragma unroll
+    for (int j = 0; j < mean_columns; ++j) shared.sums[threadIdx.x][j] = means[j];
+#pragma unroll 1
+    for (int apart = 1; apart < teams; apart *= 2) {
+        ptx::bar_sync();   // the sums of `apart` teams each are there
+        if (place.team() % (2 * apart)) continue;
+#pragma unroll
+        for (int j = 0; j < mean_columns; ++j) {
+            means[j] += shared.sums[threadIdx.x + apart * place.lanes][j];
+            shared.sums[threadIdx.x][j] = means[j];
+        }
+    }
+    const float count = end - begin;
+#pragma unroll
+    for (float &mean : means) mean = end > begin ? mean / count : 0.0f;
+}
+
+// y[sequence] = the mean of the rows starts[sequence] .. starts[sequence + 1] - 1 of x[tokens, cols], divided by its
+// length where `normalize`; zeros of no rows and of length 0. The order of sums follows from `cols` and the number of
+// rows. A block has a sequence.
+template <class Element>
+__device__ inline void mean_rows(MeanShared &shared, const Element *x, int64_t stride, const int *starts,
+                                 bool normalize, const OutputRows &y, int64_t tokens, int cols) {
+    const int sequence = blockIdx.x;
+    const int64_t begin = starts[sequence] < 0 ? 0 : starts[sequence];
+    const int64_t end = starts[sequence + 1] < tokens ? starts[sequence + 1] : tokens;
+    const MeanLanes place(cols);
+    float means[1][mean_columns], factor = 1.0f;
+    if (normalize) {
+        float squares = 0.0f;
+#pragma unroll 1
+        for (int column = place.column(); column - place.column() < cols; column += mean_pass) {
+            column_means(shared, place, x, stride, begin, end, column, cols, means[0]);
+            float some = 0.0f;
+#pragma unroll
+            for (float mean : means[0]) some = fmaf(mean, mean, some);
+            squares += some;
+        }
+        if (place.team()) squares = 0.0f;
+#pragma unroll
+        for (int mask = 1; mask < 32; mask *= 2) squares += ptx::shfl_sync_bfly_f32(squares, mask);
+        if (threadIdx.x % 32 == 0) shared.of_warp[threadIdx.x / 32] = squares;
+        ptx::bar_sync();   // those of every warp are there
+        squares = shared.of_warp[threadIdx.x % (mean_threads / 32)];
+#pragma unroll
+        for (int mask = 1; mask < mean_threads / 32; mask *= 2) squares += ptx::shfl_sync_bfly_f32(squares, mask);
+        factor = squares == 0.0f ? 0.0f : 1.0f / sqrtf(squares);
+    }
+    const bool there = normalize && cols <= mean_pass;   // the means of all columns, still in registers
+#pragma unroll 1
+    for (int column = place.column(); column - place.column() < cols; column += mean_pass) {
+        if (!there) column_means(shared, place, x, stride, begin, end, column, cols, means[0]);
+#pragma unroll
+        for (float &mean : means[0]) mean *= factor;
+        if (!place.team() && column < cols) store_share(y, sequence, column, cols, means);
+    }
+}
+
+constexpr int argmax_threads = 512, argmax_shares = 2;
+
+struct ArgmaxShared {
+    uint2 of_warp[argmax_threads / 32];
+};
+
+// A number that rises with x; zeros are equal, NaN is above all, and 0 below.
+__device__ inline uint32_t order_of(float x) {
+    const uint32_t bits = __float_as_uint(x + 0.0f);
+    return x != x ? 0xffffffffu : bits ^ (uint32_t(int(bits) >> 31) | 0x80000000u);
+}
+
+// The order and the place of the largest value so far; of equals the first.
+struct Largest {
+    uint32_t order = 0, place = 0xffffffffu;
+
+    __device__ void take(uint32_t other, uint32_t where) {
+        if (other > order || (other == order && where < place)) order = other, place = where;
+    }
+    template <int count>
+    __device__ void take_lanes() {
+#pragma unroll
+        for (int mask = 1; mask < count; mask *= 2)
+            take(ptx::shfl_sync_bfly_b32(order, mask), ptx::shfl_sync_bfly_b32(place, mask));
+    }
+};
+
+// places[row] = where the largest of x[row, cols] stands. A block has a row.
+template <class Element>
+__device__ inline void argmax_rows(ArgmaxShared &shared, const Element *x, int64_t stride, int *places, int cols) {
+    constexpr int step = argmax_threads * produce_share;
+    const int64_t row = blockIdx.x;
+    Largest largest;
+#pragma unroll 1
+    for (int64_t first = threadIdx.x * produce_share; first < cols; first += argmax_shares * step) {
+        RowShares<Element, argmax_shares> shares;
+        shares.load(x + row * stride, true, first, step, cols);
+#pragma unroll
+        for (int share = 0; share < argmax_shares; ++share) {
+            float values[2][8];
+            shares.unpack(share, values);
+#pragma unroll
+            for (int i = 0; i < produce_share; ++i) {
+                const int64_t column = first + share * step + i;
+                if (column < cols) largest.take(order_of(values[i / 8][i % 8]), column);
+            }
+        }
+    }
+    largest.take_lanes<32>();
+    if (threadIdx.x % 32 == 0) shared.of_warp[threadIdx.x / 32] = {largest.order, largest.place};
+    ptx::bar_sync();   // those of every warp are there
+    const uint2 other = shared.of_warp[threadIdx.x % (argmax_threads / 32)];
+    largest = {other.x, other.y};
+    largest.take_lanes<argmax_threads / 32>();
+    if (threadIdx.x == 0) places[row] = largest.place;
+}
+
+}  // namespace op

@@ -1,0 +1,146 @@
+"""The friendly functions that take rows of a table, average the rows of sequences, and find the largest values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..array import DeviceArray, as_output
+from ..errors import ArgumentError
+from ..formats import f32, i32
+from ..prepared import remembered
+from . import rows_kernels as kernels
+from .operands import shown, whole_numbers
+from .outputs import check_memory
+from .place import Place
+from .produce import checked_flag, produced_call, rows_of, taken
+from .produce_kernels import share_blocks
+from .scales import fill_f32
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ..typing import Array, Flag, Number, ScaleLayout, ScaleRule, StreamLike, WholeNumbers
+
+
+@remembered
+def take_rows(
+    table: Array,
+    ids: WholeNumbers,
+    *,
+    format: str | None = None,
+    out_dtype: DTypeLike | None = None,
+    scale_rule: ScaleRule | None = None,
+    scale_layout: ScaleLayout = "linear",
+    global_scale: Number | Array | None = None,
+    out: Any = None,
+    stream: StreamLike = None,
+) -> Any:
+    """Give rows of a table [entries, n] by their numbers: y[..] = table[ids[..]], of shape [*ids.shape, n].
+
+    table: float32, float16 or bfloat16 on any strides. ids: whole numbers, int32 on a device. On the host an id outside
+    the table is an ArgumentError; a device array is not looked at, and such an id gives a row of zeros.
+
+    format and what follows: as for `rmsnorm`; values in the table's type are those of the table. Empty arrays give
+    empty ones. ArgumentError for what does not fit. Kernel: `take_rows`.
+    """
+    name = "take_rows"
+    table = taken(name, "table", table)
+    if len(table.shape) != 2:
+        raise ArgumentError(f"{name}: table has shape {list(table.shape)}; pass two axes: [entries, n]")
+    ids = whole_numbers(name, "ids", ids, "one for each row of the result")
+    entries, cols = table.shape
+    if isinstance(ids, np.ndarray) and ids.size and not 0 <= ids.min() <= ids.max() < entries:
+        raise ArgumentError(f"{name}: ids go from {ids.min()} to {ids.max()}; the table has rows 0 to {entries - 1}")
+    wanted = out_dtype, format, scale_rule, scale_layout, global_scale
+    call = produced_call(name, dict(table=table, ids=ids), (*ids.shape, cols), wanted, out)
+    place = call.place(stream)
+    numbers = place.put(ids)
+    if not numbers.is_contiguous:
+        raise ArgumentError(f"{name}: ids {list(ids.shape)} have strides of {list(ids.strides)} bytes; pass ids.copy()")
+    rows = rows_of(table, place)
+    return call.run(place, kernels.take_rows, share_blocks, (rows, numbers.reshape(numbers.size)), {})
+
+
+@remembered
+def mean_rows(
+    x: Array,
+    cu_seqlens: WholeNumbers,
+    *,
+    normalize: Flag = True,
+    out_dtype: DTypeLike | None = None,
+    out: Array | None = None,
+    stream: StreamLike = None,
+) -> Any:
+    """Average the rows of each sequence of x [T, n]: y[i] is the mean of rows cu_seqlens[i] to cu_seqlens[i + 1].
+
+    x: float32, float16 or bfloat16 on any strides, sequences one after the other. cu_seqlens: N + 1 whole numbers that
+    rise from 0 to T, int32 on a device, where they are not looked at: rows that are not there do not count.
+    normalize: means are divided by their length, the root of the sum of their squares. The mean of no rows is zeros,
+    and so is one of length 0.
+    out_dtype: float32, float16 or bfloat16, x's type where None. out: an array [N, n] to write to, which shares no
+    memory with an argument. stream: of the device.
+
+    float32 sums; the bits of a row depend on its sequence alone. Squares of means beyond float32 are infinite: a
+    normalized mean beyond 1.8e19 becomes zeros. NaN and infinities give what the formula gives. Empty arrays give empty
+    ones. ArgumentError for what does not fit. Kernel: `mean_rows`.
+    """
+    name = "mean_rows"
+    x = taken(name, "x", x)
+    if len(x.shape) != 2:
+        raise ArgumentError(f"{name}: x has shape {list(x.shape)}; pass two axes: [T, n]")
+    tokens, cols = x.shape
+    options = dict(normalize=checked_flag(name, "normalize", normalize))
+    bounds = whole_numbers(name, "cu_seqlens", cu_seqlens, "N + 1 for N sequences")
+    known = isinstance(bounds, np.ndarray) and bounds.ndim == 1 and bounds.size
+    falls = known and (bounds[0] != 0 or bounds[-1] != tokens or (np.diff(bounds) < 0).any())
+    if len(bounds.shape) != 1 or not bounds.shape[0] or falls:
+        came = f"cu_seqlens {shown(bounds)}"
+        raise ArgumentError(f"{name}: {came}; pass N + 1 whole numbers that rise from 0 to {tokens}")
+    shape = (bounds.shape[0] - 1, cols)
+    call = produced_call(name, dict(x=x, cu_seqlens=bounds), shape, (out_dtype, None, None, "linear", None), out)
+    place = call.place(stream)
+    starts = place.put(bounds)
+    if not starts.is_contiguous:
+        raise ArgumentError(f"{name}: cu_seqlens has a stride of {starts.strides[0]} bytes; pass cu_seqlens.copy()")
+    if tokens or not cols:
+        rows = rows_of(x, place)
+    else:   # kernels take no array without elements; a row of zeros counts as little as no row
+        rows = fill_f32(x=place.empty((cols,), f32), value=0.0, stream=stream).reshape(1, cols)
+    return call.run(place, kernels.mean_rows, None, (rows, starts), options)
+
+
+@remembered
+def argmax_rows(x: Array, *, out: Array | None = None, stream: StreamLike = None) -> Any:
+    """Find where the largest value of each row of x [.., n] stands: int32 [..].
+
+    x: float32, float16 or bfloat16 on any strides. Of equal values the first counts (zeros of both signs are equal); a
+    NaN is above every number: as `numpy.argmax`. n is at least 1, unless there are no rows.
+    out: int32 in row-major order to write to, which shares no memory with x. stream: of the device.
+    ArgumentError for what does not fit. Kernel: `argmax_rows`.
+    """
+    name = "argmax_rows"
+    x = taken(name, "x", x)
+    shape = tuple(x.shape[:-1])
+    if not x.shape[-1] and 0 not in shape:
+        raise ArgumentError(f"{name}: x has shape {list(x.shape)}; rows without values have no largest one")
+    given = None if out is None else as_output(name, "out", out)
+    if given is not None:
+        whole = not isinstance(given, DeviceArray) or given.is_contiguous
+        if tuple(given.shape) != shape or given.dtype != np.int32 or not whole:
+            came = f"out is {given.dtype} {list(given.shape)}, strides of {list(given.strides)} bytes"
+            raise ArgumentError(f"{name}: {came}; pass int32 {list(shape)} in row-major order")
+        check_memory(name, dict(out=given), dict(x=x))
+    place = Place([x, given], stream)
+    rows = rows_of(x, place)
+    places = given if isinstance(given, DeviceArray) else place.empty(shape, i32)
+    if places.size:
+        kernels.argmax_rows(rows, places=places.reshape(places.size), stream=stream)
+    if isinstance(given, DeviceArray):
+        return given
+    result = place.back(places)
+    if given is None:
+        return result
+    np.copyto(given, result)
+    return given
