@@ -269,9 +269,9 @@ class Batch:
         self.suspect: Optional[_State] = None
         self.compares = False  # whether a store of what is there already is told from a change
         self.current = 0
-        past = frozenset().union(*(block.past for block in self.code.blocks))
-        self.behind_barriers = past
-        self.last_behind = np.full(lanes, -1, np.int32) if past else None  # the last of those blocks that a parted thread ran
+        # By block whether it lies behind an aligned barrier, and the last such block that a parted thread ran.
+        self.behind_barriers = self.code.behind_barriers
+        self.last_behind = None if self.behind_barriers is None else np.full(lanes, -1, np.int32)
 
     # -- what families call -------------------------------------------------------------------------------------
 
@@ -295,9 +295,9 @@ class Batch:
     def passed(self, lanes: np.ndarray) -> np.ndarray:
         """Which of these threads, at an aligned barrier, belong to a warp of which others ran past it and exited."""
         past = self.code.blocks[self.current].past
-        if self.last_behind is None or not past:
+        if self.last_behind is None or past is None:
             return np.zeros(len(lanes), bool)
-        gone = ~self.alive & np.isin(self.last_behind, list(past))
+        gone = ~self.alive & (self.last_behind >= 0) & past[self.last_behind]
         return gone.reshape(-1, WARP).any(axis=1)[lanes // WARP]
 
     def prints(self, lane: int, text: str) -> None:
@@ -515,7 +515,7 @@ class Batch:
         """Run one basic block. Returns the next one if the same threads go on together and no one else can run."""
         block = self.code.blocks[number]
         self.current = number
-        if lanes is not None and number in self.behind_barriers:
+        if lanes is not None and self.behind_barriers is not None and self.behind_barriers[number]:
             self.last_behind[lanes] = number
         profile = self.launch.emulator.profile
         if block.function is None:

@@ -8,6 +8,7 @@ compiled when it first runs; the line of a fault in the generated text leads bac
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from heapq import heappop, heappush
 from threading import Lock
 from typing import Callable, Optional
@@ -41,14 +42,14 @@ class BlockCode:
     `reads` and `writes`: unsigned kind -> rows that the function uses or assigns; `views`: (kind, row) that it looks up.
     `collective`: whole warps must be together; `blocking`: threads may have to wait at its end; `size`: instructions;
     `watches`: it reads memory that others may change while it runs (atomics, volatile and relaxed or acquiring loads);
-    `past`: where an aligned barrier ends it, the blocks behind that barrier from which nobody comes to it again.
+    `past`: where an aligned barrier ends it, by block whether it lies behind that barrier and does not lead back to it.
     """
 
     collective: bool
     blocking: bool
     size: int
     watches: bool = False
-    past: frozenset[int] = frozenset()
+    past: Optional[np.ndarray] = None
     function: Optional[Callable] = None
     source: str = ""
     reads: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -67,6 +68,9 @@ class Code:
         self.program = translator.program
         self.rows = {kind: len(ends) for kind, ends in translator.row_ends.items()}
         self.blocks = [translator.describe(index) for index in range(len(self.program.blocks))]
+        behind = [block.past for block in self.blocks if block.past is not None]
+        # By block, whether it lies behind an aligned barrier; None where there is no such barrier.
+        self.behind_barriers = np.logical_or.reduce(behind) if behind else None
         self._translator = translator
         self._turn = Lock()
 
@@ -118,7 +122,6 @@ class Translator:
         self.uniform_slots: dict[tuple[str, str], int] = {}
         self.uniform_order: list[tuple[Instruction, Semantics]] = []
         self.number_of: Optional[Callable[[Instruction], int]] = None
-        self.reach: dict[int, frozenset[int]] = {}
 
     def profile(self, mark: Callable[[int], None], number_of: Callable[[Instruction], int]) -> None:
         """Let generated code call mark(number) before every instruction."""
@@ -150,26 +153,24 @@ class Translator:
         block = self.program.blocks[index]
         watches = any(_watches(instruction.opcode) for instruction in block.instructions)
         aligned = any(semantics.kind == "blocking" and semantics.option("aligned") for semantics in kinds)
-        past = self.past(index) if aligned else frozenset()
+        past = self.past(index) if aligned else None
         return BlockCode(collective, blocking, len(block.instructions) + (block.end is not None), watches, past)
 
-    def past(self, index: int) -> frozenset[int]:
-        """The blocks behind a block, empty ones left out, that do not lead to it."""
-        behind = self.reached_from(index)
-        blocks = self.program.blocks
-        return frozenset(block for block in behind if blocks[block].instructions and index not in self.reached_from(block) and block != index)
+    def past(self, index: int) -> np.ndarray:
+        """By block, whether it lies behind a block, does not lead back to it, and is not empty; bool [blocks]."""
+        past = np.array([bool(block.instructions) for block in self.program.blocks])
+        targets, sources = self.edges
+        return past & _reached(index, targets) & ~_reached(index, sources)
 
-    def reached_from(self, index: int) -> frozenset[int]:
-        """The blocks that threads may come to from the end of a block."""
-        if index not in self.reach:
-            found, stack = set(), [index]
-            while stack:
-                for target in _targets(self.program.blocks[stack.pop()].terminator):
-                    if target not in found:
-                        found.add(target)
-                        stack.append(target)
-            self.reach[index] = frozenset(found)
-        return self.reach[index]
+    @cached_property
+    def edges(self) -> tuple[list[list[int]], list[list[int]]]:
+        """By block, those that it leads to, and those that lead to it."""
+        targets = [list(_targets(block.terminator)) for block in self.program.blocks]
+        sources: list[list[int]] = [[] for _ in targets]
+        for index, found in enumerate(targets):
+            for target in found:
+                sources[target].append(index)
+        return targets, sources
 
     def compile(self, index: int, block: BlockCode) -> None:
         """Write and compile the function of a block."""
@@ -461,6 +462,19 @@ _STRONG = {"volatile", "relaxed", "acquire", "mmio"}
 def _watches(opcode: str) -> bool:
     words = opcode.split(".")
     return words[0] == "atom" or (words[0] == "ld" and not _STRONG.isdisjoint(words))
+
+
+def _reached(index: int, edges: list[list[int]]) -> np.ndarray:
+    """By block, whether edges lead to it from a block; that block counts, too."""
+    reached = np.zeros(len(edges), bool)
+    reached[index] = True
+    stack = [index]
+    while stack:
+        for target in edges[stack.pop()]:
+            if not reached[target]:
+                reached[target] = True
+                stack.append(target)
+    return reached
 
 
 def _targets(terminator) -> tuple[int, ...]:
