@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 SAMPLE := --q data/minilm_q.npy --k data/minilm_k.npy --v data/minilm_v.npy
 
-.PHONY: build test fuzz format lint demo check sanitizer-cases coverage sass docs accuracy wheel release clean
+.PHONY: build test fuzz format lint demo check sanitizer-cases coverage sass docs figures site accuracy wheel release clean
 
 # With KERNEL=NAME or KERNEL='NAME[axis=value]', and no other goal, that is built, checked on the emulator and shown.
 build: .venv/ready
@@ -64,6 +64,18 @@ sass: build
 
 docs: build
 	$(PY) docs/generate.py
+
+# The pictures of the pages, from the code that they show.
+figures: build
+	$(PY) docs/figures.py
+
+# The site, in build/site. Its requirements are an extra of their own, installed here.
+site: .venv/site
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
+
+.venv/site: .venv/ready pyproject.toml
+	$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@
 
 # docs/accuracy.md and its pictures, on the emulator: about a minute. MACHINE=portable or native measures a card.
 accuracy: build

@@ -52,13 +52,25 @@ def with_section(text, version, day):
     heading = rf"^## (?:Next|{re.escape(version)} \(unreleased\))\n\n"
     match = re.search(heading + r"(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     if not match or not match[1].strip():
-        raise ReleaseFailure(f"CHANGELOG.md has nothing under `## {version} (unreleased)` or `## Next`: say there what a user notices")
+        raise ReleaseFailure(
+            f"CHANGELOG.md has nothing under `## {version} (unreleased)` or `## Next`: say there what a user notices"
+        )
     return f"{text[: match.start()]}## Next\n\n## {version} ({day})\n\n{match[1]}{text[match.end() :]}"
 
 
 def build_wheel(tree, folder):
     """Build the wheel of a tree into a folder and return its path. Kernels that are built and fresh are taken as they are."""
-    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), str(tree)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-build-isolation",
+        "--no-deps",
+        "--wheel-dir",
+        str(folder),
+        str(tree),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise ReleaseFailure(f"the wheel of {tree} was not built:\n{done.stdout}{done.stderr}")
@@ -73,9 +85,16 @@ def differences(one, other):
     contents = []
     for path in (one, other):
         with zipfile.ZipFile(path) as archive:
-            contents.append({info.filename: (hashlib.sha256(archive.read(info)).hexdigest(), info.date_time) for info in archive.infolist()})
+            contents.append(
+                {
+                    info.filename: (hashlib.sha256(archive.read(info)).hexdigest(), info.date_time)
+                    for info in archive.infolist()
+                }
+            )
     names = sorted({*contents[0], *contents[1]})
-    return [name for name in names if contents[0].get(name) != contents[1].get(name)] or ["the order or the compression of their members"]
+    return [name for name in names if contents[0].get(name) != contents[1].get(name)] or [
+        "the order or the compression of their members"
+    ]
 
 
 def release(root, version, build=build_wheel):
@@ -105,18 +124,29 @@ def release(root, version, build=build_wheel):
             copy_sources(root, places[2])
             elsewhere = build(places[2], places[1])
             if found := differences(here, elsewhere):
-                raise ReleaseFailure(f"the two builds differ in {', '.join(found[:9])}{' and more' if len(found) > 9 else ''}")
+                raise ReleaseFailure(
+                    f"the two builds differ in {', '.join(found[:9])}{' and more' if len(found) > 9 else ''}"
+                )
             dist = root / "dist"
             dist.mkdir(exist_ok=True)
             wheel = Path(shutil.copy2(here, dist))
-        git(root, "commit", "--quiet", "--message", f"Release {version}", *(str(path.relative_to(root)) for path in after))
+        git(
+            root,
+            "commit",
+            "--quiet",
+            "--message",
+            f"Release {version}",
+            *(str(path.relative_to(root)) for path in after),
+        )
         git(root, "tag", "--annotate", "--message", f"Release {version}", tag)
     except BaseException:
         git(root, "reset", "--quiet", "--hard", before)
         raise
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     wheel.with_suffix(".whl.sha256").write_text(f"{digest}  {wheel.name}\n", encoding="utf-8")
-    print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB, both builds), committed and tagged {tag}; push both to publish the sources")
+    print(
+        f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB, both builds), committed and tagged {tag}; push both to publish the sources"
+    )
     return wheel
 
 

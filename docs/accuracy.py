@@ -1,6 +1,6 @@
 """docs/accuracy.md with its pictures: the error of attention by format, data and scale rule, against float64; for `make accuracy`.
 
-    python docs/accuracy.py [--machine emulator, portable or native] [--folder DIR]
+python docs/accuracy.py [--machine emulator, portable or native] [--folder DIR]
 """
 
 import argparse
@@ -97,11 +97,21 @@ class Data:
         return exact_attention(*self.arrays)
 
 
-def normal(batch: int, heads: int, length: int, dim: int, score_deviation: float = 1.0, bias: float = 0.0, query_bias: float = 0.0):
+def normal(
+    batch: int,
+    heads: int,
+    length: int,
+    dim: int,
+    score_deviation: float = 1.0,
+    bias: float = 0.0,
+    query_bias: float = 0.0,
+):
     """N(0,1), queries times a factor; keys and queries have a bias of those deviations for each head and channel."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((batch, heads, length, dim), np.float32) for _ in range(3))
-    of_keys, of_queries = (np.float32(size) * rng.standard_normal((batch, heads, 1, dim), np.float32) for size in (bias, query_bias))
+    of_keys, of_queries = (
+        np.float32(size) * rng.standard_normal((batch, heads, 1, dim), np.float32) for size in (bias, query_bias)
+    )
     return np.float32(score_deviation) * q + of_queries, k + of_keys, v
 
 
@@ -129,11 +139,25 @@ BIAS = "keys with a bias of N(0, 6) for each channel, B1 H2 S512 D128"
 BOTH = "a quarter of N(0,1) about a bias of N(0,1) for queries, keys with a bias of N(0, 6) for each channel, B1 H2 S512 D128"
 DATA = (
     NORMAL,
-    Data("scores N(0,2)", "N(0,1) with queries doubled, so that scores have a deviation of 2, B1 H2 S512 D128", lambda: normal(1, 2, 512, 128, 2.0)),
-    Data("bias, smoothed", BIAS + ", `smooth_k=True` for formats quantized before", lambda: normal(1, 2, 512, 128, bias=6.0), dict(smooth_k=True)),
+    Data(
+        "scores N(0,2)",
+        "N(0,1) with queries doubled, so that scores have a deviation of 2, B1 H2 S512 D128",
+        lambda: normal(1, 2, 512, 128, 2.0),
+    ),
+    Data(
+        "bias, smoothed",
+        BIAS + ", `smooth_k=True` for formats quantized before",
+        lambda: normal(1, 2, 512, 128, bias=6.0),
+        dict(smooth_k=True),
+    ),
     Data("bias, as it is", BIAS + ", `smooth_k=False`", lambda: normal(1, 2, 512, 128, bias=6.0), dict(smooth_k=False)),
     *(
-        Data(f"both biased, {name}", f"{BOTH}, `{words}` for formats quantized before", lambda: normal(1, 2, 512, 128, 0.25, 6.0, 1.0), options)
+        Data(
+            f"both biased, {name}",
+            f"{BOTH}, `{words}` for formats quantized before",
+            lambda: normal(1, 2, 512, 128, 0.25, 6.0, 1.0),
+            options,
+        )
         for name, words, options in (
             ("smooth_k", "smooth_k=True", dict(smooth_k=True)),
             ("smooth_q", "smooth_k=True, smooth_q=True", dict(smooth_k=True, smooth_q=True)),
@@ -157,14 +181,19 @@ class Figures:
     def misses(self, formats: Formats) -> list[str]:
         """What is worse than is asked for on N(0,1), in words."""
         found = formats.normal.misses(self.out) if formats.normal else []
-        return found + ([f"lse {self.lse:.4f} > {formats.lse}"] if formats.lse is not None and not self.lse <= formats.lse else [])
+        return found + (
+            [f"lse {self.lse:.4f} > {formats.lse}"] if formats.lse is not None and not self.lse <= formats.lse else []
+        )
 
 
 def measured(formats: Formats, data: Data, scale_rule: str | None = None) -> Figures:
     """`attention` on the current machine against float64 attention of the same inputs; scale_rule: of all operands."""
     arrays = data.arrays
     if scale_rule is not None:
-        arrays = [ptxrt.quantize_operand(x, formats.way.formats[role], role=role, scale_rule=scale_rule) for role, x in zip("qkv", arrays)]
+        arrays = [
+            ptxrt.quantize_operand(x, formats.way.formats[role], role=role, scale_rule=scale_rule)
+            for role, x in zip("qkv", arrays)
+        ]
     options = data.options if formats.is_quantized_before else {}
     out, lse = ptxrt.attention(*arrays, **formats.words, **options, return_lse=True)
     want, want_lse = data.exact
@@ -230,7 +259,12 @@ take the rule in *italics* unless they are told otherwise. `four_over_six` is be
 ![Gain by scale rule](accuracy_rules.png)
 """
 
-RULED = [(formats, rule) for formats in FORMATS if formats.qk == formats.pv and formats.is_quantized_before for rule in ptxrt.blocks.BLOCK_FORMATS[formats.qk].rules]
+RULED = [
+    (formats, rule)
+    for formats in FORMATS
+    if formats.qk == formats.pv and formats.is_quantized_before
+    for rule in ptxrt.blocks.BLOCK_FORMATS[formats.qk].rules
+]
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -254,7 +288,9 @@ def cells(figures: Figures, formats: Formats | None = None) -> list[str]:
         bold(f"{out.relative_l2:.2e}", bool(asked) and not out.relative_l2 <= asked.relative_l2),
         bold(f"{out.cosine:.6f}", bool(asked) and not out.cosine >= asked.cosine),
         bold(f"{out.gain:.4f}", bool(asked) and not abs(out.gain - 1) <= asked.gain),
-        "" if figures.lse is None else bold(f"{figures.lse:.1e}", bool(formats and formats.lse) and not figures.lse <= formats.lse),
+        ""
+        if figures.lse is None
+        else bold(f"{figures.lse:.1e}", bool(formats and formats.lse) and not figures.lse <= formats.lse),
     ]
 
 
@@ -263,7 +299,12 @@ def asked_cells(formats: Formats) -> list[str]:
     if formats.normal is None:
         return ["", "", "", ""]
     bounds = formats.normal
-    return [f"{bounds.relative_l2:g}", f"{bounds.cosine:g}", f"± {bounds.gain:g}", f"{formats.lse:g}" if formats.lse else ""]
+    return [
+        f"{bounds.relative_l2:g}",
+        f"{bounds.cosine:g}",
+        f"± {bounds.gain:g}",
+        f"{formats.lse:g}" if formats.lse else "",
+    ]
 
 
 COLUMNS = ["relative L2", "cosine", "gain", "lse"]
@@ -310,7 +351,13 @@ def sink_section() -> str:
             alone, beside = weights_alone(formats, data, out).relative_l2, compare(out, data.exact[0])
             row += [bold(f"{alone:.1e}", bool(formats.sink) and not alone <= formats.sink), f"{beside.relative_l2:.1e}"]
         rows.append(row)
-    return SINK_HEAD.format(shares=spoken([f"{100 * share_beside(data):.0f} %" for data in SINKS.values()])) + "\n" + table(["format", "asked", *(f"{bits} bits, {what}" for bits in SINKS for what in ("weights", "inputs"))], rows)
+    return (
+        SINK_HEAD.format(shares=spoken([f"{100 * share_beside(data):.0f} %" for data in SINKS.values()]))
+        + "\n"
+        + table(
+            ["format", "asked", *(f"{bits} bits, {what}" for bits in SINKS for what in ("weights", "inputs"))], rows
+        )
+    )
 
 
 def rules_section(found: dict[tuple[str, str], Figures]) -> str:
@@ -363,15 +410,24 @@ def cache_section() -> str:
 
 def draw(folder: Path, of_data: dict[tuple[str, str], Figures], of_rules: dict[tuple[str, str], Figures]) -> None:
     """The two pictures."""
-    names = [data.name for data in DATA]
-    figure, ((axes,),) = plots.figure_of(1, 1, len(names))
-    plots.grouped_bars(axes, names, {str(f): [of_data[name, str(f)].out.relative_l2 for name in names] for f in FORMATS})
-    axes.set_yscale("log")
-    axes.set_ylabel("relative L2 against float64")
-    plots.save(figure, folder / "accuracy_data.png", axes)
+    values = [[of_data[data.name, str(f)].out.relative_l2 for data in DATA] for f in FORMATS]
+    columns = [data.name for data in DATA]
+    plots.heat_map(
+        folder / "accuracy_data.png", [str(f) for f in FORMATS], columns, values, "relative L2 against float64"
+    )
 
-    rows = [dict(rule=f"{formats}, {rule}", shortfall=100 * (1 - of_rules[str(formats), rule].out.gain)) for formats, rule in RULED]
-    plots.bars(folder / "accuracy_rules.png", rows, "rule", "shortfall", "outputs are smaller by so many percent", "gain by scale rule, N(0,1)")
+    rows = [
+        dict(rule=f"{formats}, {rule}", shortfall=100 * (1 - of_rules[str(formats), rule].out.gain))
+        for formats, rule in RULED
+    ]
+    plots.bars(
+        folder / "accuracy_rules.png",
+        rows,
+        "rule",
+        "shortfall",
+        "outputs are smaller by so many percent",
+        "gain by scale rule, N(0,1)",
+    )
 
 
 def main() -> None:
@@ -385,8 +441,18 @@ def main() -> None:
     with ptxrt.using(options.machine) as backend:
         of_data = {(data.name, str(formats)): measured(formats, data) for data in DATA for formats in FORMATS}
         of_rules = {(str(formats), rule): measured(formats, SMALL, rule) for formats, rule in RULED}
-        machine = "the emulator, which runs the PTX for sm_120a" if options.machine == "emulator" else f"a card ({backend.describe()})"
-        page = HEAD.format(command=command, machine=machine) + data_section(of_data) + sink_section() + rules_section(of_rules) + cache_section()
+        machine = (
+            "the emulator, which runs the PTX for sm_120a"
+            if options.machine == "emulator"
+            else f"a card ({backend.describe()})"
+        )
+        page = (
+            HEAD.format(command=command, machine=machine)
+            + data_section(of_data)
+            + sink_section()
+            + rules_section(of_rules)
+            + cache_section()
+        )
     (options.folder / "accuracy.md").write_text(page, encoding="utf-8", newline="\n")
     draw(options.folder, of_data, of_rules)
     print(f"wrote {options.folder / 'accuracy.md'} and its pictures")

@@ -58,12 +58,17 @@ def test_a_release(tree, capsys):
 
     wheel = release.release(tree, "0.2.0", build)
     assert wheel == tree / "dist" / "ptxrt-0.2.0-py3-none-any.whl" and wheel.is_file()
-    assert places[0] == (tree, True) and places[1][0] != tree and not places[1][1]  # the second has nothing that was built
+    assert (
+        places[0] == (tree, True) and places[1][0] != tree and not places[1][1]
+    )  # the second has nothing that was built
     digest, name = wheel.with_suffix(".whl.sha256").read_text().split()
     assert name == wheel.name and digest == release.hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert '__version__ = "0.2.0"' in (tree / "ptxrt" / "__init__.py").read_text()
     text = (tree / "CHANGELOG.md").read_text()
-    assert re.fullmatch(r"# Changelog\n\n## Next\n\n## 0\.2\.0 \(\d{4}-\d\d-\d\d\)\n\n- One thing.\n- Another.\n\n## 0.1.0\n\nThe first.\n", text)
+    assert re.fullmatch(
+        r"# Changelog\n\n## Next\n\n## 0\.2\.0 \(\d{4}-\d\d-\d\d\)\n\n- One thing.\n- Another.\n\n## 0.1.0\n\nThe first.\n",
+        text,
+    )
     assert git(tree, "status", "--porcelain") == "" and git(tree, "tag", "--list").split() == ["v0.2.0"]
     assert git(tree, "log", "-1", "--format=%s").strip() == "Release 0.2.0"
     assert git(tree, "rev-parse", "v0.2.0^{commit}") == git(tree, "rev-parse", "HEAD")
@@ -104,12 +109,16 @@ def test_the_version_that_the_tree_has_already(tree):
     (tree / "CHANGELOG.md").write_text(CHANGES.replace("## Next", "## 0.2.0 (unreleased)"))
     git(tree, "commit", "--all", "--quiet", "--message", "the next version")
     release.release(tree, "0.2.0", wheel_of)
-    assert re.match(r"# Changelog\n\n## Next\n\n## 0\.2\.0 \(\d{4}-\d\d-\d\d\)\n\n- One thing.", (tree / "CHANGELOG.md").read_text())
+    assert re.match(
+        r"# Changelog\n\n## Next\n\n## 0\.2\.0 \(\d{4}-\d\d-\d\d\)\n\n- One thing.", (tree / "CHANGELOG.md").read_text()
+    )
     with pytest.raises(release.ReleaseFailure, match="there is a tag v0.2.0 already"):
         release.release(tree, "0.2.0", wheel_of)
 
 
-@pytest.mark.parametrize("version, part", [("0.0.9", "pass that or a later one"), ("1.0", "three numbers"), ("v0.2.0", "three numbers")])
+@pytest.mark.parametrize(
+    "version, part", [("0.0.9", "pass that or a later one"), ("1.0", "three numbers"), ("v0.2.0", "three numbers")]
+)
 def test_versions_that_are_refused(tree, version, part):
     before = state(tree)
     with pytest.raises(release.ReleaseFailure, match=part):
@@ -128,15 +137,34 @@ def test_a_tree_that_is_not_ready_is_refused(tree):
 
 
 def test_the_projects_own_files_have_what_a_release_changes():
-    assert release.with_version((ROOT / "ptxrt" / "__init__.py").read_text(), "99.0.0").count('__version__ = "99.0.0"') == 1
+    assert (
+        release.with_version((ROOT / "ptxrt" / "__init__.py").read_text(), "99.0.0").count('__version__ = "99.0.0"')
+        == 1
+    )
     text = (ROOT / "CHANGELOG.md").read_text()
-    assert len(re.findall(r"^## (Next|\d+\.\d+\.\d+ \(unreleased\))$", text, re.MULTILINE)) == 1 and re.search(r"^## \d+\.\d+\.\d+", text, re.MULTILINE)
+    assert len(re.findall(r"^## (Next|\d+\.\d+\.\d+ \(unreleased\))$", text, re.MULTILINE)) == 1 and re.search(
+        r"^## \d+\.\d+\.\d+", text, re.MULTILINE
+    )
 
 
 def test_every_dependency_has_bounds():
     text = (ROOT / "pyproject.toml").read_text()
-    wanted = re.findall(r'^\s+"([a-zA-Z_-]+(?:\[\w+\])?)([<>=!~][^";]*)?(?:;[^"]*)?",$', text.partition("[project.scripts]")[0], re.MULTILINE)
+    wanted = re.findall(
+        r'^\s+"([\w-]+(?:\[\w+\])?)([<>=!~][^";]*)?(?:;[^"]*)?",$', text.partition("[project.scripts]")[0], re.MULTILINE
+    )
     bounds = {name: bound for name, bound in wanted if not name.startswith("ptxrt[")}
-    assert {"click", "cuda-python", "ml_dtypes", "numpy", "pytest", "hypothesis"} <= bounds.keys()
+    assert {
+        "click",
+        "cuda-python",
+        "ml_dtypes",
+        "numpy",
+        "pytest",
+        "hypothesis",
+        "mkdocs",
+        "latex2mathml",
+    } <= bounds.keys()
     assert all(re.fullmatch(r">=[\d.]+,<\d+", bound) for bound in bounds.values()), bounds
-    assert subprocess.run(["grep", "-c", "hatchling>=1.26,<2", ROOT / "pyproject.toml"], capture_output=True).stdout == b"1\n"
+    assert (
+        subprocess.run(["grep", "-c", "hatchling>=1.26,<2", ROOT / "pyproject.toml"], capture_output=True).stdout
+        == b"1\n"
+    )

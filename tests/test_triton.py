@@ -78,7 +78,20 @@ def dot_kernel(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.cons
 
 
 @triton.jit
-def dot_scaled_kernel(a, sa, b, sb, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, A: tl.constexpr, B: tl.constexpr, PA: tl.constexpr, PB: tl.constexpr):
+def dot_scaled_kernel(
+    a,
+    sa,
+    b,
+    sb,
+    c,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    A: tl.constexpr,
+    B: tl.constexpr,
+    PA: tl.constexpr,
+    PB: tl.constexpr,
+):
     m, n = tl.arange(0, M), tl.arange(0, N)
     ka, kb, ks = tl.arange(0, K // PA), tl.arange(0, K // PB), tl.arange(0, K // 32)
     va, vb = tl.load(a + m[:, None] * (K // PA) + ka[None, :]), tl.load(b + kb[:, None] * N + n[None, :])
@@ -90,7 +103,11 @@ def dot_scaled_kernel(a, sa, b, sb, c, M: tl.constexpr, N: tl.constexpr, K: tl.c
 def attention_kernel(q, k, v, out, N, scale, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr):
     m, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D)
     Q = tl.load(q + m[:, None] * D + d[None, :])
-    top, weight, total = tl.full((BM,), -float("inf"), tl.float32), tl.zeros((BM,), tl.float32), tl.zeros((BM, D), tl.float32)
+    top, weight, total = (
+        tl.full((BM,), -float("inf"), tl.float32),
+        tl.zeros((BM,), tl.float32),
+        tl.zeros((BM, D), tl.float32),
+    )
     for start in range(0, N, BN):
         n = start + tl.arange(0, BN)
         s = tl.dot(Q, tl.load(k + n[None, :] * D + d[:, None])) * scale
@@ -141,7 +158,12 @@ def test_softmax(rng, target):
 @pytest.mark.parametrize("target", TARGETS)
 def test_scan_reduce_sort(rng, target):
     x = rng.integers(-1000, 1000, 512).astype(np.int32)
-    sums, largest, where, ordered = np.zeros(512, np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(512, np.int32)
+    sums, largest, where, ordered = (
+        np.zeros(512, np.int32),
+        np.zeros(1, np.int32),
+        np.zeros(1, np.int32),
+        np.zeros(512, np.int32),
+    )
     ptxrt.triton.run(scan_kernel, 1, x, sums, largest, where, BLOCK=512, target=target)
     assert (sums == np.cumsum(x)).all() and largest == x.max() and where == x.argmax()
     ptxrt.triton.run(sort_kernel, 1, x, ordered, BLOCK=512, target=target)
@@ -160,7 +182,15 @@ def test_atomics_histogram_and_locks(rng, target):
     assert count == 40 and lock == 0
 
 
-DOTS = {"bf16": (BF16, 0), "fp16": (np.float16, 0), "tf32": (np.float32, 2e-3), "e4m3": (E4M3, 0), "e5m2": (E5M2, 0), "fp64": (np.float64, 1e-13), "int8": (np.int8, 0)}
+DOTS = {
+    "bf16": (BF16, 0),
+    "fp16": (np.float16, 0),
+    "tf32": (np.float32, 2e-3),
+    "e4m3": (E4M3, 0),
+    "e5m2": (E5M2, 0),
+    "fp64": (np.float64, 1e-13),
+    "int8": (np.int8, 0),
+}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -179,7 +209,6 @@ def test_dot(rng, name, target):
     ptxrt.triton.run(dot_kernel, (2, 1), a, b, c, 64, 32, 96, BM=32, BN=32, BK=32, TYPE=types[wide], target=target)
     expected = a.astype(np.float64) @ b.astype(np.float64)
     assert np.abs(c - expected).max() <= tolerance * np.abs(expected).max()
-
 
 
 @pytest.mark.parametrize("a_type, b_type", [("e4m3", "e4m3"), ("e2m1", "e2m1"), ("e5m2", "e4m3"), ("e4m3", "e2m1")])
@@ -201,7 +230,10 @@ def test_dot_scaled(rng, a_type, b_type):
 
     a, va, pa = operand(a_type, (M, K), 1)
     b, vb, pb = operand(b_type, (K, N), 0)
-    sa, sb = rng.integers(124, 131, (M, K // 32)).astype(np.uint8), rng.integers(124, 131, (N, K // 32)).astype(np.uint8)
+    sa, sb = (
+        rng.integers(124, 131, (M, K // 32)).astype(np.uint8),
+        rng.integers(124, 131, (N, K // 32)).astype(np.uint8),
+    )
     c = np.zeros((M, N), np.float32)
     ptxrt.triton.run(dot_scaled_kernel, 1, a, sa, b, sb, c, M=M, N=N, K=K, A=a_type, B=b_type, PA=pa, PB=pb)
     scale_a, scale_b = (np.repeat(2.0 ** (each.astype(float) - 127), 32, axis=1) for each in (sa, sb))
@@ -219,7 +251,10 @@ def test_attention(rng, target):
     assert np.linalg.norm(out.astype(np.float64) - expected) < 6e-3 * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("source, destination", [(np.float32, E4M3), (BF16, E4M3), (BF16, E5M2), (E4M3, BF16), (E5M2, np.float16), (E4M3, np.float32)])
+@pytest.mark.parametrize(
+    "source, destination",
+    [(np.float32, E4M3), (BF16, E4M3), (BF16, E5M2), (E4M3, BF16), (E5M2, np.float16), (E4M3, np.float32)],
+)
 def test_conversions(rng, source, destination):
     x = rng.standard_normal(256).astype(np.float32).astype(source)
     out = np.zeros(256, destination)
@@ -235,7 +270,9 @@ def test_within_emulated_kernels_run_as_on_a_gpu(rng):
 
 
 def test_autotuned_kernels_and_heuristics(rng):
-    tuned = triton.autotune(configs=[triton.Config({"BLOCK": 64}, num_warps=2), triton.Config({"BLOCK": 128})], key=["n"])(add_kernel)
+    tuned = triton.autotune(
+        configs=[triton.Config({"BLOCK": 64}, num_warps=2), triton.Config({"BLOCK": 128})], key=["n"]
+    )(add_kernel)
     x, out = rng.standard_normal(256).astype(np.float32), np.zeros(256, np.float32)
     ptxrt.triton.run(tuned, lambda meta: (triton.cdiv(256, meta["BLOCK"]),), x, x, out, 256, 1.0)
     assert (out == 2 * x).all() and ptxrt.last_launches()[-1].block == (64, 1, 1)
@@ -250,7 +287,10 @@ def test_a_race_between_programs_is_found():
     with ptxrt.using("emulator", strict=True):
         ptxrt.triton.run(count_kernel, 1, x[:128], counts, BLOCK=128)
         assert counts == 128
-        with pytest.raises(ptxrt.EmulatorFault, match=r"count_kernel: .* a race, no atomic and no fence lies between the two blocks .*test_triton.py:\d+"):
+        with pytest.raises(
+            ptxrt.EmulatorFault,
+            match=r"count_kernel: .* a race, no atomic and no fence lies between the two blocks .*test_triton.py:\d+",
+        ):
             ptxrt.triton.run(count_kernel, 4, x, counts, BLOCK=128)
 
 
@@ -272,17 +312,18 @@ def test_wrong_calls():
         ptxrt.triton.run(convert_kernel, 1, x, x, BLOCK=128, target=90)
 
 
-def test_the_guide_runs(tmp_path):
-    """The kernel of docs/emulator.md, as it stands there."""
+def test_the_guide_runs(tmp_path, capsys):
+    """The kernel of docs/guides/triton_and_numba.md, as it stands there, and with the atomic that the page recommends."""
     import re
     import runpy
     from pathlib import Path
 
-    page = (Path(__file__).parent.parent / "docs" / "emulator.md").read_text(encoding="utf-8")
-    (block,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "@triton.jit" in block]
-    path = tmp_path / "guide.py"
+    page = (Path(__file__).parent.parent / "docs" / "guides" / "triton_and_numba.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r'```python title="count.py"\n(.*?)```', page, re.S)
+    path = tmp_path / "count.py"
     path.write_text(block)
-    with pytest.raises(ptxrt.EmulatorFault, match=r"^count: thread .* reads 4 bytes of an allocation .* a race, no atomic and no fence lies between the two blocks .*guide.py:\d+"):
-        runpy.run_path(str(path))
+    runpy.run_path(str(path))
+    said = r"count: thread .* reads 4 bytes of an allocation .* a race, no atomic and no fence lies between the two blocks .*count.py:\d+"
+    assert re.match(said, capsys.readouterr().out, re.S)
     path.write_text(block.replace("tl.store(total, tl.load(total) + ", "tl.atomic_add(total, "))
-    assert runpy.run_path(str(path))["total"][0] == 1024
+    assert runpy.run_path(str(path))["total"][0] == 1024 and capsys.readouterr().out == ""

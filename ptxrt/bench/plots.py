@@ -24,7 +24,9 @@ def check(path: Path) -> None:
     kinds = FigureCanvasBase.get_supported_filetypes()
     if path.suffix[1:].lower() not in kinds:
         there = ", ".join(f".{kind}" for kind in kinds)
-        raise ArgumentError(f"--plot {path}: matplotlib writes no {path.suffix or 'file without a suffix'}; there is {there}")
+        raise ArgumentError(
+            f"--plot {path}: matplotlib writes no {path.suffix or 'file without a suffix'}; there is {there}"
+        )
     if not path.parent.is_dir():
         raise ArgumentError(f"--plot {path}: there is no folder {path.parent}")
 
@@ -44,7 +46,9 @@ def figure_of_lines(panels: int, lines: int):
 
     columns = min(panels, PANELS_BESIDE)
     rows = -(-panels // columns)
-    figure = Figure(figsize=(PANEL_WIDTH * columns + 1.2, (LINE_HEIGHT * lines + 1.0) * rows + 0.4), layout="constrained")
+    figure = Figure(
+        figsize=(PANEL_WIDTH * columns + 1.2, (LINE_HEIGHT * lines + 1.0) * rows + 0.4), layout="constrained"
+    )
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for empty in axes[panels:]:
         empty.set_axis_off()
@@ -71,7 +75,9 @@ def grouped_bars(axes, groups: Sequence[str], series: Mapping[str, Sequence[floa
     axes.set_xticks(range(len(groups)), groups, rotation=20, ha="right", rotation_mode="anchor")
 
 
-def lying_bars(axes, lines: Sequence[str], series: Mapping[str, Sequence[float | None]], notes: Mapping[str, Sequence[str | None]]) -> None:
+def lying_bars(
+    axes, lines: Sequence[str], series: Mapping[str, Sequence[float | None]], notes: Mapping[str, Sequence[str | None]]
+) -> None:
     """Bars below each other for each line, one of each series, with a note behind each; None leaves a gap."""
     height = 0.84 / max(len(series), 1)
     for i, (name, values) in enumerate(series.items()):
@@ -82,6 +88,29 @@ def lying_bars(axes, lines: Sequence[str], series: Mapping[str, Sequence[float |
     axes.margins(x=0.2)
     axes.set_yticks(range(len(lines)), lines, fontsize="small")
     axes.invert_yaxis()
+
+
+def heat_map(
+    path: Path, rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], label: str
+) -> None:
+    """Values above 0 by row and column, as colors on a logarithmic scale and as numbers, to a file."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    flat = [value for line in values for value in line]
+    norm = LogNorm(min(flat), max(flat))
+    figure = Figure(figsize=(2.4 + 1.05 * len(columns), 1.5 + 0.32 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    drawn = axes.imshow(values, norm=norm, cmap="viridis_r", aspect="auto")
+    for i, line in enumerate(values):
+        for j, value in enumerate(line):
+            color = "white" if norm(value) > 0.55 else "black"
+            axes.text(j, i, f"{value:.2g}", ha="center", va="center", color=color, fontsize="small")
+    axes.set_xticks(range(len(columns)), [name.replace(", ", ",\n") for name in columns], fontsize="small")
+    axes.set_yticks(range(len(rows)), rows, fontsize="small")
+    axes.tick_params(length=0)
+    figure.colorbar(drawn, ax=axes, label=label)
+    save(figure, path)
 
 
 def bars(path: Path, rows: Sequence[Mapping[str, Any]], name: str, value: str, label: str, title: str) -> None:

@@ -1,0 +1,29 @@
+"""Hooks of MkDocs: equations become MathML, and a page that would load anything from another machine stops the build."""
+
+import html
+import re
+from pathlib import Path
+
+from latex2mathml.converter import convert
+
+# What pymdownx.arithmatex leaves of $...$ and $$...$$.
+_INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.S)
+_DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.S)
+# Tags whose address a browser fetches by itself.
+_FETCHED = re.compile(
+    r'<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc="(?:https?:)?//[^"]*"|<link\b[^>]*\bhref="(?:https?:)?//[^"]*"'
+)
+
+
+def on_page_content(content, **_):
+    """Replace equations by MathML, which browsers draw without a script."""
+    content = _DISPLAY.sub(lambda match: convert(html.unescape(match[1]), display="block"), content)
+    return _INLINE.sub(lambda match: convert(html.unescape(match[1])), content)
+
+
+def on_post_build(config, **_):
+    """Fail where a page fetches anything from another machine."""
+    for path in sorted(Path(config["site_dir"]).rglob("*.html")):
+        found = [tag for tag in _FETCHED.findall(path.read_text(encoding="utf-8")) if 'rel="canonical"' not in tag]
+        if found:
+            raise SystemExit(f"{path} would load {found[0]}; the site must work offline")

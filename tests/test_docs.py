@@ -1,0 +1,146 @@
+"""The pages of docs/ and README.md: their code blocks run, their links and the navigation of the site hold."""
+
+import importlib.util
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import ptxrt
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+
+pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="an installed package has no docs")
+
+
+def script(name):
+    """A script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"{name}_of_docs", DOCS / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+pages = script("pages") if DOCS.is_dir() else None
+PAGES = pages.pages() if pages else []
+RUNNING = {page: pages.blocks(page) for page in PAGES}
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT)) if isinstance(page, Path) else None
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder as a checkout has it: with the sample inputs, and a tree that may be changed."""
+    (tmp_path / "data").symlink_to(ROOT / "data", target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "page", [page for page, blocks in RUNNING.items() if any(not block.needs for block in blocks)], ids=name_of
+)
+def test_blocks(page, folder):
+    with ptxrt.using("emulator"):
+        assert pages.run(page, folder)
+
+
+def marked():
+    """Each page once for each set of needs of its blocks."""
+    for page, blocks in RUNNING.items():
+        for needs in sorted({block.needs for block in blocks if block.needs}, key=sorted):
+            mark = [pytest.mark.gpu] if "gpu" in needs else []
+            yield pytest.param(page, needs, id=f"{name_of(page)}-{'-'.join(sorted(needs))}", marks=mark)
+
+
+@pytest.mark.parametrize("page, needs", list(marked()))
+def test_blocks_that_need_more(page, needs, folder):
+    missing = sorted(need for need in needs if not pages.is_here(need))
+    if missing:
+        pytest.skip(f"these blocks need what is not here: {', '.join(missing)}")
+    if "compiler" in needs:
+        for name in ("kernels_cu", "ptxrt", "tests"):
+            shutil.copytree(
+                ROOT / name, folder / name, ignore=shutil.ignore_patterns("modules", "__pycache__", "*.ptx")
+            )
+        for name in ("build.py", "cli.py", "pyproject.toml"):
+            shutil.copy2(ROOT / name, folder)
+    with ptxrt.using(ptxrt.selection.default_machine() if "gpu" in needs else "emulator"):
+        assert pages.run(page, folder, needs)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links(page):
+    assert pages.broken_links(page) == []
+
+
+def test_the_site_lists_every_page():
+    listed = pages.navigation()
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+    assert len(listed) == len(set(listed))
+
+
+def test_the_reference_lists_every_public_name():
+    text = (DOCS / "reference" / "functions.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^::: ptxrt\.(\w+)$", text, re.M)
+    assert len(listed) == len(set(listed))
+    assert sorted(listed) == sorted(ptxrt.__all__)
+
+
+def test_the_site_asks_no_other_machine_for_anything():
+    """Fonts are the system's, and pages find each other in a folder. docs/site.py looks through what was built."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert re.search(r"^  font: false$", text, re.M) and re.search(r"^use_directory_urls: false$", text, re.M)
+    assert not re.search(r"^\s*(analytics|extra_javascript|extra_css|- privacy)\b", text, re.M)
+
+
+def test_readme_is_short():
+    """What it is, how to install it, ten lines of code, one picture, the machines, where to read on."""
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert 60 <= len(lines) <= 80 and max(map(len, lines)) <= 120
+    assert len([line for line in lines if line.startswith("![")]) == 1
+
+
+class TestTheRunner:
+    """What the runner reports: a page that is wrong fails."""
+
+    def page(self, tmp_path, text, monkeypatch):
+        monkeypatch.setattr(pages, "ROOT", tmp_path)
+        path = tmp_path / "page.md"
+        path.write_text(text)
+        return path
+
+    def test_output_is_compared(self, tmp_path, monkeypatch):
+        page = self.page(tmp_path, "```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n", monkeypatch)
+        with pytest.raises(pages.Wrong, match=r"page.md:2 prints\n2\n\nThe page shows\n3"):
+            pages.run(page, tmp_path)
+
+    def test_blocks_share_names_and_errors_have_lines(self, tmp_path, monkeypatch):
+        page = self.page(tmp_path, "```python\nx = 1\n```\ntext\n```python\nx / 0\n```\n", monkeypatch)
+        with pytest.raises(ZeroDivisionError) as caught:
+            pages.run(page, tmp_path)
+        assert caught.traceback[-1].lineno + 1 == 6
+
+    def test_commands_and_files(self, tmp_path, monkeypatch):
+        text = '```python title="a.py"\nprint("from a")\n```\n```console\n$ python a.py\nfrom ...\n$ python a.py\nfrom b\n```\n'
+        with pytest.raises(pages.Wrong, match="page.md:7 prints\nfrom a"):
+            pages.run(self.page(tmp_path, text, monkeypatch), tmp_path)
+
+    def test_what_is_missing_is_not_run(self, tmp_path, monkeypatch):
+        page = self.page(tmp_path, "<!-- needs: gpu, torch -->\n```python\n1 / 0\n```\n", monkeypatch)
+        assert pages.run(page, tmp_path) == 0
+        with pytest.raises(ZeroDivisionError):
+            pages.run(page, tmp_path, frozenset({"gpu", "torch"}))
+
+    def test_links_and_headings(self, tmp_path, monkeypatch):
+        text = "# One kernel: `a` to b\n[a](#one-kernel-a-to-b) [b](#two) [c](other.md)\n`[d](no.md)` [e](https://example.org)\n"
+        page = self.page(tmp_path, text, monkeypatch)
+        assert pages.broken_links(page) == [
+            "page.md:2: page.md has no heading #two",
+            "page.md:2: other.md is not there",
+        ]
