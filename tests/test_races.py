@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import ptxrt
 from ptxrt.commands import main
 from ptxrt.emulator import Emulator
 from ptxrt.emulator.tensor_map import encode_tiled
@@ -298,8 +299,6 @@ def test_strict_is_checks_races_and_both_schedules():
 
 
 def test_strict_runs_on_the_kernels(emulator):
-    import ptxrt
-
     x = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
     plain = ptxrt.quantize(x, "mxfp8")
     with ptxrt.using("emulator", strict=True) as backend:
@@ -323,3 +322,16 @@ def test_strict_says_once_what_is_undecided():
 def test_command_strict():
     done = CliRunner().invoke(main, ["check", "--strict", "transpose_tiled"])
     assert done.exit_code == 0 and "4 of 4 cases passed" in done.output
+
+
+@pytest.mark.parametrize("flag", ["--races", "--strict"])
+def test_slow_checks_run_one_case_of_each_size(flag, monkeypatch, emulator):
+    import importlib
+
+    seen = []
+    module = importlib.import_module("ptxrt.commands.check")
+    row = {"ok": True, "figures": "", "seconds": 0.0, "machine": "emulator"}
+    monkeypatch.setattr(module, "check_case", lambda kernel, case, seed: seen.append(case) or row)
+    assert CliRunner().invoke(main, ["check", flag, "quantize_mxfp8"]).exit_code == 0
+    sizes = [tuple(case.axes.items()) for case in seen]
+    assert len(sizes) == len(set(sizes)) < len(ptxrt.kernels()["quantize_mxfp8"].cases)

@@ -31,7 +31,7 @@ def check(ctx, names, seed, races, strict, json_output):
     rows = []
     for kernel, units in chosen:
         asked = [case for case in kernel.cases if kernel.unit_for({**kernel.fixed, **case.axes}) in units]
-        for case in one_of_each_size(asked) if races else asked:
+        for case in one_of_each_size(asked) if races or strict else asked:
             row = check_case(kernel, case, seed)
             rows.append(row)
             if not json_output:

@@ -8,7 +8,8 @@ in order, one 32-bit register of 32 lanes.
 
 from __future__ import annotations
 
-from typing import Callable
+from functools import lru_cache
+from typing import Callable, Optional
 
 import numpy as np
 
@@ -26,15 +27,23 @@ def _space(words: list[str]) -> str:
     return "generic"
 
 
-def _suppliers(address: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The row addresses (warps, rows) and the flat index of the lane that supplies each; checks the alignment."""
-    warps = address.shape[0]
-    misaligned = np.zeros(address.shape, bool)
-    misaligned[:, :rows] = address[:, :rows] & np.uint64(15)
-    if misaligned.any():
+def _suppliers(address: np.ndarray, rows: int) -> tuple[np.ndarray, Optional[np.ndarray]]:
+    """The row addresses (warps, rows) and the flat index of the lane that supplies each, None for all in order.
+
+    Checks the alignment.
+    """
+    found = address[:, :rows]
+    if int(np.bitwise_or.reduce(found, axis=None)) & 15:
+        misaligned = np.zeros(address.shape, bool)
+        misaligned[:, :rows] = found & np.uint64(15)
         raise Fault("the address of a matrix row is no multiple of 16", misaligned)
-    lanes = 32 * np.arange(warps)[:, None] + np.arange(rows)
-    return address[:, :rows], lanes
+    return found, None if rows == 32 else _lanes(len(address), rows)
+
+
+@lru_cache(maxsize=64)
+def _lanes(warps: int, rows: int) -> np.ndarray:
+    """The first `rows` lanes of each warp."""
+    return 32 * np.arange(warps)[:, None] + np.arange(rows)
 
 
 # What turns the 16 bytes of each row in memory, (warps, rows, 16), into bytes in register order.
@@ -59,17 +68,17 @@ def _transposed_bytes(rows: np.ndarray) -> np.ndarray:
 # Rows of 16 elements narrower than a byte, padded to 16 bytes. The padding is not read.
 
 
-def _load_bytes(memory, space: str, address: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+def _load_bytes(memory, space: str, address: np.ndarray, lanes: Optional[np.ndarray]) -> np.ndarray:
     return memory.load(space, address, 16, lane=lanes)
 
 
-def _load_b4x16_p64(memory, space: str, address: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+def _load_b4x16_p64(memory, space: str, address: np.ndarray, lanes: Optional[np.ndarray]) -> np.ndarray:
     """8 bytes of 4-bit elements, low nibble first, and 8 of padding: one byte each, in bits 3..0."""
     packed = memory.load(space, address, 8, lane=lanes)
     return np.stack((packed & np.uint8(15), packed >> np.uint8(4)), axis=-1).reshape(*address.shape, 16)
 
 
-def _load_b6x16_p32(memory, space: str, address: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+def _load_b6x16_p32(memory, space: str, address: np.ndarray, lanes: Optional[np.ndarray]) -> np.ndarray:
     """12 bytes of 6-bit elements, lowest bits first, and 4 of padding: one byte each, in bits 5..0."""
     packed = np.concatenate(
         (memory.load(space, address, 8, lane=lanes), memory.load(space, address + np.uint64(8), 4, lane=lanes)), axis=-1
