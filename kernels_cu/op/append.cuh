@@ -9,12 +9,14 @@
 
 #include "../kernel.cuh"
 #include "../ptx/barrier.cuh"
+#include "../tile/rows.cuh"
 #include "ending.cuh"
 #include "paged.cuh"
 
 namespace op {
 
 constexpr int append_threads = 128, claim_threads = 128;
+constexpr int append_tokens = 4;        // of a block: so many bytes of a thread are on their way that memory is kept busy
 constexpr int unclaimed = 0x7f7fffff;   // of a slot, above every token; as a float the largest
 
 __device__ inline bool is_slot(long long slot, long long slots) { return slot >= 0 && slot < slots; }
@@ -43,13 +45,22 @@ struct CacheRows {
     int page;
 };
 
+// Values under a global scale, which most caches do not have: a division takes ten instructions.
+template <int groups>
+__device__ inline void divide(float (&values)[groups][8], float global_scale) {
+    if (global_scale == 1.0f) return;
+#pragma unroll
+    for (auto &group : values)
+#pragma unroll
+        for (float &value : group) value = value / global_scale;
+}
+
 // How a lane's share of a row is stored, by format: `groups` times eight values, from `column` on.
 template <class Element>
 struct PlainRow {
     static constexpr int groups = 1;
     __device__ static void store(float (&values)[1][8], int rule, float global_scale, bool present, char *codes, char *, int column, int columns) {
-#pragma unroll
-        for (float &value : values[0]) value = value / global_scale;
+        divide(values, global_scale);
         if (present) store_share(reinterpret_cast<Element *>(codes) + column, columns - column, values);
     }
 };
@@ -66,10 +77,7 @@ template <class Format>
 struct MxRow {
     static constexpr int groups = 2;
     __device__ static void store(float (&values)[2][8], int rule, float global_scale, bool present, char *codes, char *scales, int column, int) {
-#pragma unroll
-        for (auto &group : values)
-#pragma unroll
-            for (float &value : group) value = value / global_scale;
+        divide(values, global_scale);
         tile::LaneCodes<Format::bits, 2> share;
         const uint32_t scale = encode_share<Format>(values, tile::ScaleRule(rule), share);
         if (present) store_quantized<Format::bits, tile::mx_block>(share, scale, codes, scales, column);
@@ -87,37 +95,85 @@ struct Nvfp4Row {
     }
 };
 
-// A block has a token. release: whether its claim is given up.
-template <class Row>
-__device__ inline void append(const NewRows &x, const long long *slots, int *claims, const CacheRows &cache, long long count, int rule, bool release) {
-    const int token = blockIdx.x;
-    const long long slot = slots[token];
-    if (!is_slot(slot, count)) return;
-    const bool first = claims[slot] == token;
-    ptx::bar_sync();   // all threads have read the claim
-    if (!first) return;
-    if (release && threadIdx.x == 0) claims[slot] = unclaimed;
+// The tokens of a block: where their rows begin in the cache, in bytes from head 0 of row 0 of page 0; -1 of those that are not written.
+struct AppendShared {
+    long long codes[append_tokens], scales[append_tokens];
+};
 
-    constexpr int share = 8 * Row::groups;
-    const long long page = slot / cache.page, row = slot - page * cache.page;
-    const int shares = ceil_div(x.dim, share), items = x.heads * shares;
+// One thread finds out about each token. release: whether its claim is given up, which nobody else asks for.
+__device__ inline void find_tokens(AppendShared &shared, const long long *slots, int *claims, const CacheRows &cache, int tokens,
+                                   long long count, bool release) {
+    const int token = blockIdx.x * append_tokens + threadIdx.x;
+    if (threadIdx.x < append_tokens) {
+        const long long slot = token < tokens ? slots[token] : -1;
+        shared.codes[threadIdx.x] = -1, shared.scales[threadIdx.x] = 0;
+        if (is_slot(slot, count) && claims[slot] == token) {
+            if (release) claims[slot] = unclaimed;
+            const long long page = slot / cache.page, row = slot - page * cache.page;
+            shared.codes[threadIdx.x] = page * cache.code_strides.page + row * cache.code_strides.token;
+            shared.scales[threadIdx.x] = page * cache.scale_strides.page + row * cache.scale_strides.token;
+        }
+    }
+    ptx::bar_sync();   // all threads know the tokens
+}
+
+// Rows of one type. A thread has the same share of a row of every token of the block: loads of several go out before the first
+// value is used. Where rows are so short that a token has half the threads or fewer, they take several tokens at once.
+template <class Row, class Element>
+__device__ inline void append_rows(const AppendShared &shared, const Element *x, const NewRows &rows, const CacheRows &cache, int rule) {
+    constexpr int share = 8 * Row::groups, ahead = share * sizeof(Element) <= 32 ? 4 : 2;   // loads go out of so many tokens
+    const int shares = ceil_div(rows.dim, share), items = rows.heads * shares, at_once = max(append_threads / items, 1);
+    const bool whole = rows.dim % share == 0 && (reinterpret_cast<uintptr_t>(x) | rows.token_stride * sizeof(Element) |
+                                                 rows.head_stride * sizeof(Element)) % 16 == 0;
 #pragma unroll 1
     for (int begin = 0; begin < items; begin += append_threads) {
-        const int item = min(begin + int(threadIdx.x), items - 1), head = item / shares, column = item % shares * share;
-        const long long at = token * x.token_stride + head * x.head_stride;
-        float values[Row::groups][8];
-        load_share(FloatRows{x.bf16 ? x.bf16 + at : nullptr, x.f16 ? x.f16 + at : nullptr, x.f32 ? x.f32 + at : nullptr, 0}, 0, column, x.dim, values);
-        if (x.mean) {
+        const int at = begin + threadIdx.x, first = at_once > 1 ? at / items : 0, item = min(at - first * items, items - 1);
+        const bool has_item = at < (first + 1) * items && first < at_once;
+        const int head = item / shares, column = item % shares * share, columns = rows.dim - column;
+        const Element *source = x + static_cast<long long>(blockIdx.x) * append_tokens * rows.token_stride + head * rows.head_stride + column;
+        const float global_scale = rows.global_scale ? rows.global_scale[head] : 1.0f;
+#pragma unroll 1
+        for (int base = first; base - first < append_tokens; base += ahead * at_once) {
+            tile::Eight<Element> raw[ahead][Row::groups];
+            bool present[ahead];
 #pragma unroll
-            for (int i = 0; i < share; ++i)
-                if (column + i < x.dim) values[i / 8][i % 8] -= x.mean[head * x.dim + column + i];
+            for (int step = 0; step < ahead; ++step) {
+                const int token = base + step * at_once;
+                present[step] = has_item && token < append_tokens && shared.codes[token] >= 0;
+                const Element *row = source + token * rows.token_stride;
+#pragma unroll
+                for (int i = 0; i < Row::groups; ++i) {
+                    if (present[step] && whole) raw[step][i].load(row + 8 * i);
+                    else raw[step][i].load(row + 8 * i, present[step] ? columns - 8 * i : 0);
+                }
+            }
+#pragma unroll
+            for (int step = 0; step < ahead; ++step) {
+                if (base - first + step * at_once >= append_tokens) break;
+                float values[Row::groups][8];
+#pragma unroll
+                for (int i = 0; i < Row::groups; ++i) raw[step][i].unpack(values[i]);
+                if (rows.mean) {
+#pragma unroll
+                    for (int i = 0; i < share; ++i)
+                        if (i < columns) values[i / 8][i % 8] -= rows.mean[head * rows.dim + column + i];
+                }
+                const int token = min(base + step * at_once, append_tokens - 1);
+                Row::store(values, rule, global_scale, present[step], cache.codes + shared.codes[token] + head * cache.code_strides.head,
+                           cache.scales + shared.scales[token] + head * cache.scale_strides.head, column, rows.dim);
+            }
         }
-        const auto place = [&](char *base, const PageStrides &strides) {
-            return base + page * strides.page + head * strides.head + row * strides.token;
-        };
-        Row::store(values, rule, x.global_scale ? x.global_scale[head] : 1.0f, begin + int(threadIdx.x) < items,
-                   place(cache.codes, cache.code_strides), place(cache.scales, cache.scale_strides), column, x.dim);
     }
+}
+
+// A block has append_tokens tokens of `tokens`; the cache has `count` slots.
+template <class Row>
+__device__ inline void append(AppendShared &shared, const NewRows &x, const long long *slots, int *claims, const CacheRows &cache, int tokens,
+                              long long count, int rule, bool release) {
+    find_tokens(shared, slots, claims, cache, tokens, count, release);
+    if (x.bf16) append_rows<Row>(shared, x.bf16, x, cache, rule);
+    else if (x.f16) append_rows<Row>(shared, x.f16, x, cache, rule);
+    else append_rows<Row>(shared, x.f32, x, cache, rule);
 }
 
 }  // namespace op
