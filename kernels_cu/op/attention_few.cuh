@@ -41,6 +41,8 @@ __device__ inline int capacity(int table, int page) { return min(static_cast<lon
 #define PAGED_ARRAYS                                                                                                        \
     const int *block_table, const int *key_ends, const int *query_starts, const int *query_ends, const float *k_global,     \
         const float *row_shift, float *partial, float *row_max, float *row_sum
+#define STRIDES_PAGES(array) long long array##_page, long long array##_head, long long array##_token
+#define THE_STRIDES_PAGES(array, bytes) {bytes * array##_page, bytes * array##_head, bytes * array##_token}
 #define PAGED_OPTIONS                                                                                                       \
     {nullptr, nullptr, nullptr, row_shift, query_starts, query_ends, nullptr, key_ends, nullptr, nullptr, nullptr, nullptr, \
      partial, row_max, row_sum, scale, softcap, left, right, batch, heads_kv, group, queries, dim,                          \

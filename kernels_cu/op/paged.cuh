@@ -17,10 +17,6 @@ struct PageStrides {
     }
 };
 
-// As entries are given them, in elements.
-#define STRIDES_PAGES(array) long long array##_page, long long array##_head, long long array##_token
-#define THE_STRIDES_PAGES(array, bytes) {bytes * array##_page, bytes * array##_head, bytes * array##_token}
-
 // Rows of a cache: codes, and their scales, of one head from here on.
 struct PagedRows {
     const char *codes, *scales;   // scales null where there are none
