@@ -224,18 +224,19 @@ def step_by_step(data: Data) -> Figures:
 
 HEAD = """# Accuracy of attention
 
-What the formats cost: `attention` by format and data against float64 attention of the same float32 inputs. Written by
+This page compares `attention` in each format with float64 attention of the same float32 inputs. The command
 
     {command}
 
-on {machine}; run it with `--machine portable` or `--machine native` for the figures of a card (`--folder DIR` to have them elsewhere).
-Outputs are what `attention` gives by itself, bfloat16 (float16 of f16).
+wrote it on {machine}. `--machine portable` or `--machine native`
+measures a card; `--folder DIR` writes elsewhere. Outputs are float32, the type of the inputs.
 
-- *relative L2* is |got − want| / |want|; *gain* the factor by which the output follows the wanted one (least squares, 1 is right):
-  a cosine does not see it, and saturation makes it less than 1; *lse* the mean absolute error of the log-sum-exp.
-- *asked* is what this library holds itself to on N(0,1), as tests do on smaller arrays: relative L2 and lse at most, cosine at least, gain
+- *relative L2* is |got − want| / |want|. *gain* is the factor by which the output follows the wanted one (least
+  squares, 1 is right); a cosine does not see it, and saturation makes it less than 1. *lse* is the mean absolute error
+  of the log-sum-exp.
+- *asked* is the bound that tests hold on smaller arrays of N(0,1): relative L2 and lse at most, cosine at least, gain
   within so much of 1. A figure that misses it is **bold**.
-- The first format is that of Q and K, the second that of weights and V; one name stands for both.
+- The first format is that of Q and K, the second that of weights and V. One name stands for both.
 
 ![Relative L2 by format and data](accuracy_data.png)
 """
@@ -243,18 +244,20 @@ Outputs are what `attention` gives by itself, bfloat16 (float16 of f16).
 SINK_HEAD = """
 ## Beside a sink
 
-One key 8, 11 or 14 steps of log2 above 4095 others, which hold {shares} of the weight. A weight of 2^-14 must survive beside one of 1: where
-the tail is rounded away the error is the tail's share. S4096 D128, 64 queries; the values have a mean for each channel. *weights* is against
-float64 attention of what the quantized operands hold, so that only the rounding of the weights counts, and is what is asked for; *inputs*
-against that of the inputs. Outputs are float32 here.
+One key has a score 8, 11 or 14 steps of log2 above 4095 others, which hold {shares} of the weight. A weight
+of 2^-14 must survive beside one of 1: if the tail is rounded away, the error is the tail's share. S4096 D128, 64
+queries; the values have a mean for each channel. *weights* compares with float64 attention of what the quantized
+operands hold, so that only the rounding of the weights counts; the bound is on it. *inputs* compares with float64
+attention of the inputs.
 """
 
 RULES_HEAD = """
 ## Scale rules
 
-How the scale of a block follows from its largest value (docs/numerics.md), for Q, K and V alike, N(0,1), B1 H2 S512 D128. `floor`, the default of `quantize`
-and the rule of OCP MX, saturates the top of a block, all in one direction, so that scores and values shrink: gain and lse suffer. `quantize_operand` and `attention`
-take the rule in *italics* unless they are told otherwise. `four_over_six` is better than `amax` for a second encoding of every block.
+[Numerics](numerics.md#scale-rules) defines the rules. Here Q, K and V have the same one; N(0,1), B1 H2 S512 D128.
+`floor`, the default of `quantize` and the rule of OCP MX, saturates the top of a block in one direction, so that scores
+and values shrink: gain and lse suffer. `quantize_operand` and `attention` take the rule in *italics* by default.
+`four_over_six` is better than `amax` and encodes every block twice.
 
 ![Gain by scale rule](accuracy_rules.png)
 """
@@ -372,9 +375,9 @@ def rules_section(found: dict[tuple[str, str], Figures]) -> str:
 CACHE_HEAD = """
 ## Caches in pages
 
-The last 16 queries of each sequence by `attention_paged` on a `KVCache` of its keys and values, against float64 attention of the
-inputs. Scales lie along the head dimension, of values too. `k_mean`: the mean of the first half of the keys, as a calibration
-would know it.
+`attention_paged` computes the last 16 queries of each sequence on a `KVCache` of its keys and values. The figures
+compare with float64 attention of the inputs. Scales lie along the head dimension, also those of values. `k_mean` is the
+mean of the first half of the keys, as a calibration would know it.
 """
 CACHE_FORMATS = ("bf16", "f16", "mxfp8", "nvfp4", "mxfp4")
 

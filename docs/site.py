@@ -1,7 +1,11 @@
-"""Hooks of MkDocs: equations become MathML, and a page that would load anything from another machine stops the build."""
+"""Hooks of MkDocs: equations become MathML, and a page that would load anything from another machine stops the build.
+
+The reference of functions gets a last section with the public names that it does not list yet.
+"""
 
 import html
 import re
+import sys
 from pathlib import Path
 
 from latex2mathml.converter import convert
@@ -13,6 +17,18 @@ _DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.S
 _FETCHED = re.compile(
     r'<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc="(?:https?:)?//[^"]*"|<link\b[^>]*\bhref="(?:https?:)?//[^"]*"'
 )
+
+
+def on_page_markdown(markdown, page, **_):
+    """Add the public names that have no place in the reference of functions."""
+    if page.file.src_uri != "reference/functions.md":
+        return markdown
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    import ptxrt
+
+    listed = set(re.findall(r"^::: ptxrt\.(\w+)$", markdown, re.M))
+    rest = [name for name in ptxrt.__all__ if name not in listed]
+    return markdown + "".join(["\n## More\n\n"] * bool(rest) + [f"::: ptxrt.{name}\n" for name in rest])
 
 
 def on_page_content(content, **_):
