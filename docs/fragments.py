@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 import ptxrt
+from ptxrt import atlas
 
 LANES = 32
 
@@ -69,7 +70,13 @@ class Kind:
         lane, register, element = self.where(np.arange(64 * self.width), 2)
         byte = self.tiles["b"][lane, 0, register, element * 4 // self.width]
         k = byte % 32 * self.width // 4 + (element % 2 if self.width == 8 else 0)
-        columns = [the_one(self.tiles["accumulator"][..., 1][(self.found["meets"] == f).any(axis=0)], f"{self.name}, columns of B's element {f}") for f in range(len(k))]
+        columns = [
+            the_one(
+                self.tiles["accumulator"][..., 1][(self.found["meets"] == f).any(axis=0)],
+                f"{self.name}, columns of B's element {f}",
+            )
+            for f in range(len(k))
+        ]
         if (np.array(columns) != byte // 32).any():
             raise ValueError(f"{self.name}: tile/ loads columns of B to where other columns are multiplied")
         return np.stack([columns, k], axis=-1)
@@ -80,9 +87,13 @@ class Kind:
         meets, places = self.found["meets"], []
         for number, met in enumerate(meets):
             if (met < -1).any() or (met >= 0).sum() != 8:
-                raise ValueError(f"{self.name}: element {number} of A does not meet one element of B in each of 8 outputs")
+                raise ValueError(
+                    f"{self.name}: element {number} of A does not meet one element of B in each of 8 outputs"
+                )
             what = f"{self.name}, element {number} of A"
-            places.append((the_one(self.tiles["accumulator"][..., 0][met >= 0], what), the_one(self.b[met[met >= 0], 1], what)))
+            places.append(
+                (the_one(self.tiles["accumulator"][..., 0][met >= 0], what), the_one(self.b[met[met >= 0], 1], what))
+            )
         return np.array(places)
 
     def where(self, number: np.ndarray, registers: int) -> tuple:
@@ -94,7 +105,10 @@ class Kind:
         places = self.a if operand == "a" else self.b
         inside = (places[:, 0] == row) & (places[:, 1] * self.blocks // self.depth == block)
         registers = np.unique(np.flatnonzero(inside) // self.width)
-        return the_one(self.found[f"scales_{operand}"][selector, thread][registers], f"{self.name}, scale of {operand} {row}, block {block}")
+        return the_one(
+            self.found[f"scales_{operand}"][selector, thread][registers],
+            f"{self.name}, scale of {operand} {row}, block {block}",
+        )
 
     @property
     def blocks(self) -> int:
@@ -104,34 +118,8 @@ class Kind:
 
 def grid(corner: str, columns: list[str], rows: list[tuple[str, list[str]]]) -> str:
     """A table in monospaced text."""
-    widths = [max(len(corner), *(len(name) for name, _ in rows))]
-    widths += [max(len(head), *(len(cells[i]) for _, cells in rows)) for i, head in enumerate(columns)]
-    lines = [[corner, *columns], *([name, *cells] for name, cells in rows)]
-    text = "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+    text = "\n".join("  ".join(line).rstrip() for line in atlas.grid(corner, columns, rows))
     return f"```\n{text}\n```\n"
-
-
-def runs(table: list[list[tuple[str, int]]], whole: int) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Heads and rows of a matrix of (register, position in it), with columns joined where positions go on in every row.
-
-    A cell names its positions where they are not all `whole` of a register.
-    """
-    count = len(table[0])
-
-    def goes_on(line, column):
-        return line[column] == (line[column - 1][0], line[column - 1][1] + 1)
-
-    starts = [column for column in range(count) if column == 0 or not all(goes_on(line, column) for line in table)]
-    ends = [*starts[1:], count]
-
-    def span(first, length):
-        return str(first) if length == 1 else f"{first}-{first + length - 1}"
-
-    rows = []
-    for row, line in enumerate(table):
-        cells = [(line[start], end - start) for start, end in zip(starts, ends)]
-        rows.append((str(row), [name if length == whole else f"{name}.{span(first, length)}" for (name, first), length in cells]))
-    return [span(start, end - start) for start, end in zip(starts, ends)], rows
 
 
 def operand_table(kind: Kind, operand: str) -> str:
@@ -141,7 +129,7 @@ def operand_table(kind: Kind, operand: str) -> str:
     for number, (row, k) in enumerate(places.tolist()):
         lane, register, element = kind.where(number, registers)
         table[row][k] = f"{lane}.{operand}{register}", element
-    return grid("row\\k" if operand == "a" else "col\\k", *runs(table, kind.width))
+    return grid("row\\k" if operand == "a" else "col\\k", *atlas.runs(table, kind.width))
 
 
 def accumulator_table(tiles: dict) -> str:
@@ -155,7 +143,19 @@ def scale_tables(kind: Kind, selectors: tuple) -> str:
     for operand, count, threads in (("a", 16, 2), ("b", 8, 4)):
         rows = []
         for thread in range(threads):
-            lanes = [the_one(np.array([kind.scale(operand, row, block, s, thread) // 4 for block in range(kind.blocks) for s in range(len(selectors))]), f"lane of row {row}") for row in range(count)]
+            lanes = [
+                the_one(
+                    np.array(
+                        [
+                            kind.scale(operand, row, block, s, thread) // 4
+                            for block in range(kind.blocks)
+                            for s in range(len(selectors))
+                        ]
+                    ),
+                    f"lane of row {row}",
+                )
+                for row in range(count)
+            ]
             rows.append((f"thread {thread}", [str(lane) for lane in lanes]))
         text += f"Lanes with the scales of {'the rows of A' if operand == 'a' else 'the columns of B'}:\n\n"
         text += grid("row" if operand == "a" else "col", [str(row) for row in range(count)], rows) + "\n"
@@ -164,10 +164,19 @@ def scale_tables(kind: Kind, selectors: tuple) -> str:
     for index, selector in enumerate(selectors):
         bytes = []
         for block in range(kind.blocks):
-            numbers = [kind.scale(o, row, block, index, t) % 4 for o, n, ts in (("a", 16, 2), ("b", 8, 4)) for row in range(n) for t in range(ts)]
+            numbers = [
+                kind.scale(o, row, block, index, t) % 4
+                for o, n, ts in (("a", 16, 2), ("b", 8, 4))
+                for row in range(n)
+                for t in range(ts)
+            ]
             bytes.append(str(the_one(np.array(numbers), f"{kind.name}, byte of block {block}")))
         rows.append((f"byte {selector}", bytes))
-    return text + "Bytes of that lane's register, for A and for B:\n\n" + grid("k", [f"{size * b}-{size * (b + 1) - 1}" for b in range(kind.blocks)], rows)
+    return (
+        text
+        + "Bytes of that lane's register, for A and for B:\n\n"
+        + grid("k", [f"{size * b}-{size * (b + 1) - 1}" for b in range(kind.blocks)], rows)
+    )
 
 
 def load_table(found: np.ndarray, per_byte: int) -> str:
@@ -176,13 +185,13 @@ def load_table(found: np.ndarray, per_byte: int) -> str:
     for lane, register, byte in np.ndindex(found.shape):
         row, place = divmod(int(found[lane, register, byte]), 16 * per_byte)
         table[row][place] = f"{lane}.r{register}", byte
-    return grid("row\\byte" if per_byte == 1 else "row\\nibble", *runs(table, 4))
+    return grid("row\\byte" if per_byte == 1 else "row\\nibble", *atlas.runs(table, 4))
 
 
 def store_table(found: np.ndarray) -> str:
     """By row and byte in memory, the register and byte that came there."""
     table = [[(f"{n // 16}.r{n // 4 % 4}", n % 4) for n in row] for row in found.tolist()]
-    return grid("row\\byte", *runs(table, 4))
+    return grid("row\\byte", *atlas.runs(table, 4))
 
 
 HEAD = """# Fragments
@@ -211,11 +220,15 @@ def fragments_markdown(found: dict[str, dict[str, np.ndarray]]) -> str:
         tables = operand_table(kind, "a"), operand_table(kind, "b")
         same = drawn.setdefault(tables, name)
         parts.append(f"\n## {title}\n\nFound by `{name}`. ")
-        parts.append(f"A and B are as `{same}` finds them.\n" if same != name else f"A:\n\n{tables[0]}\nB:\n\n{tables[1]}")
+        parts.append(
+            f"A and B are as `{same}` finds them.\n" if same != name else f"A:\n\n{tables[0]}\nB:\n\n{tables[1]}"
+        )
         if selectors:
             parts.append(f"\n{scale_tables(kind, selectors)}")
     found = found["probe_ldmatrix"]
-    parts.append("\n## Loads of matrices\n\nFound by `probe_ldmatrix`. Lane i gives the address of row i; `5.r2` is register 2 of lane 5.\n")
+    parts.append(
+        "\n## Loads of matrices\n\nFound by `probe_ldmatrix`. Lane i gives the address of row i; `5.r2` is register 2 of lane 5.\n"
+    )
     for name, title, per_byte in LOADS:
         parts.append(f"\n### {title}\n\n{load_table(found[name], per_byte)}")
     parts.append("\n## Stores of matrices\n")

@@ -43,6 +43,7 @@ MODULES = {
     "copies": {"errors", "array", "formats", "ops"},
     "dlpack": {"errors", "array", "backend", "turns"},
     "stream": {"errors", "backend", "selection"},
+    "atlas": {"errors"},
     "declaration": {"accuracy", "dims", "formats"},
     "binder": {"errors", "declaration", "dims", "formats"},
     "launch": {"errors", "array", "backend", "binder", "declaration", "selection"},
@@ -53,7 +54,7 @@ MODULES = {
     "prepared": {"errors", "array", "backend", "declaration", "formats", "launch"},
     "graphs": {"errors", "array", "backend", "launch", "selection"},
     "tracing": {"backend", "describe", "launch"},
-    "ops": {"prepared", "errors", "accuracy", "array", "blocks", "declaration", "formats", "kernel", "npy", "sequences", "tiles"},
+    "ops": {"prepared", "errors", "accuracy", "array", "atlas", "blocks", "declaration", "formats", "kernel", "npy", "sequences", "tiles"},
     "bench": {
         *("errors", "accuracy", "array", "backend", "blocks", "describe", "files", "formats", "kernel", "launch", "ops", "prepared"),
         *("declaration", "selection", "stream", "units"),

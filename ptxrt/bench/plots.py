@@ -15,20 +15,23 @@ PANEL_HEIGHT, GROUP_WIDTH, LEAST_WIDTH = 3.2, 0.9, 5.0
 LINE_HEIGHT, PANEL_WIDTH, PANELS_BESIDE = 0.17, 5.5, 2
 
 
-def check(path: Path) -> None:
-    """Say what keeps a picture from being written, before anything is measured for it: ArgumentError."""
+def check(path: Path, option: str = "--plot") -> None:
+    """Say what keeps a picture from being written, before anything is measured for it: ArgumentError.
+
+    option: the flag that asked for the picture.
+    """
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:
-        raise ArgumentError(f"--plot needs matplotlib ({error}); pip install 'ptxrt[plots]'") from error
+        raise ArgumentError(f"{option} needs matplotlib ({error}); pip install 'ptxrt[plots]'") from error
     kinds = FigureCanvasBase.get_supported_filetypes()
     if path.suffix[1:].lower() not in kinds:
         there = ", ".join(f".{kind}" for kind in kinds)
         raise ArgumentError(
-            f"--plot {path}: matplotlib writes no {path.suffix or 'file without a suffix'}; there is {there}"
+            f"{option} {path}: matplotlib writes no {path.suffix or 'file without a suffix'}; there is {there}"
         )
     if not path.parent.is_dir():
-        raise ArgumentError(f"--plot {path}: there is no folder {path.parent}")
+        raise ArgumentError(f"{option} {path}: there is no folder {path.parent}")
 
 
 def figure_of(rows: int, columns: int, groups: int):
@@ -110,6 +113,34 @@ def heat_map(
     axes.set_yticks(range(len(rows)), rows, fontsize="small")
     axes.tick_params(length=0)
     figure.colorbar(drawn, ax=axes, label=label)
+    save(figure, path)
+
+
+def colored_table(
+    path: Path, title: str, words: Sequence[Sequence[str]], colors: Sequence[Sequence[tuple[int, int, int]]]
+) -> None:
+    """A table of words to a file; all but its heads have a color (three numbers up to 255) behind them."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    widths = [max(len(line[column]) for line in words) + 2 for column in range(len(words[0]))]
+    lefts = [sum(widths[:column]) for column in range(len(widths))]
+    figure = Figure(
+        figsize=(max(0.085 * sum(widths), 0.075 * len(title)) + 0.3, 0.2 * len(words) + 0.6), layout="constrained"
+    )
+    axes = figure.subplots()
+    for line, texts in enumerate(words):
+        for column, text in enumerate(texts):
+            left, width = lefts[column], widths[column]
+            if line and column:
+                face = [part / 255 for part in colors[line - 1][column - 1]]
+                axes.add_patch(Rectangle((left, line), width, 1, facecolor=face, edgecolor="white"))
+            axes.text(
+                left + width / 2, line + 0.5, text.strip(), ha="center", va="center", family="monospace", fontsize=7
+            )
+    axes.set(xlim=(0, sum(widths)), ylim=(len(words), 0))
+    axes.set_title(title, fontsize=8, family="monospace")
+    axes.set_axis_off()
     save(figure, path)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from ..accuracy import Tolerance
+from ..atlas import fragment_place, output_place, scale_lane
 from ..blocks import mxfp4
 from ..declaration import In, Out, Scalar
 from ..formats import bf16, e2m1, e2m1x2, e4m3, f16, f32, i32, u8, u32
@@ -197,21 +198,6 @@ def mma_rate_mxf4nvf4(
 # lowest bits on; scales by lane, then byte of the scale register.
 
 
-def fragment_place(number, width, registers, depth):
-    """Row (A) or column (B), and k, of an element: `width` elements to each of `registers` registers, `depth` k in all.
-
-    Source: PTX ISA 9.0, 9.7.14.5, fragments of m16n8k16, m16n8k32 and m16n8k64.
-    """
-    lane, register, element = number // (registers * width), number // width % registers, number % width
-    upper, half = (register % 2, register // 2) if registers == 4 else (0, register)
-    return lane // 4 + 8 * upper, lane % 4 * width + element + depth // 2 * half
-
-
-def output_place(lane, i):
-    """Row and column of output i of a lane."""
-    return lane // 4 + 8 * (i // 2), lane % 4 * 2 + i % 2
-
-
 def _meets(width):
     """For each element of A and each output, the element of B that meets it there, or -1: (elements, 32, 4)."""
     depth = 8 * width
@@ -233,8 +219,7 @@ def _scale_numbers(operand, width, blocks):
     row, k = fragment_place(width * np.arange(32 * registers), width, registers, 8 * width)
     byte = np.arange(0, 4, blocks)[:, None, None] + k * blocks // (8 * width)
     thread = np.arange(threads)[:, None]
-    lane = 4 * (row % 8) + 2 * thread + row // 8 if operand == "a" else 4 * row + thread
-    return 4 * lane + byte
+    return 4 * scale_lane(operand, row, thread) + byte
 
 
 @kernel(grid="elements_a", fixed=dict(elements_a=256), cases=[dict()])
