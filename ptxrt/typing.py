@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from .array import DeviceArray
     from .backend import Queue
     from .ops.operands import Operand
+    from .ops.quantized import QuantizedArray
     from .stream import Stream
 
-# Formats of `quantize`, of operands of attention, of the operands of its two products, and of 16 or 32 bits.
+# Formats of `quantize`, of operands of attention, of the operands of its two products, of 16 bits, and of the results of
+# other functions.
 BlockFormatName = Literal["mxfp4", "mxfp8", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "nvfp4"]
 OperandFormatName = Literal["mxfp8", "mxfp4", "nvfp4", "bf16"]
 AttentionFormatName = Literal["bf16", "f16", "mxfp8", "mxfp4", "nvfp4"]
 FloatFormatName = Literal["bf16", "f16"]
+ProducedFormatName = Literal["mxfp8", "mxfp4", "nvfp4"]
+Rounding = Literal["once", "16"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
 ScaleRule = Literal["floor", "ceil", "rceil", "even", "amax", "four_over_six"]
 ScaleLayout = Literal["linear", "128x4"]
@@ -82,3 +86,96 @@ class AttentionOptions(TypedDict, total=False):
     out_dtype: DTypeLike | None
     out: Array | None
     stream: StreamLike
+
+
+class PagedOptions(TypedDict, total=False):
+    """What `attention_paged` takes by name, beside `return_lse` and `normalize`, on which its results depend."""
+
+    cu_seqlens_q: WholeNumbers | None
+    causal: Flag
+    window: tuple[int | None, int | None] | None
+    scale: Number | None
+    softcap: Number
+    sinks: Numbers | None
+    layout: AxisOrder
+    out_dtype: DTypeLike | None
+    splits: int | None
+    out: Array | None
+    stream: StreamLike
+
+
+class ProducedOptions(TypedDict, total=False):
+    """What norms, gates and activations take by name of their result, beside its `format`."""
+
+    out_dtype: DTypeLike | None
+    scale_rule: ScaleRule | None
+    scale_layout: ScaleLayout
+    global_scale: Number | Array | None
+    out: Array | QuantizedArray | None
+    stream: StreamLike
+
+
+class NormOptions(ProducedOptions, total=False):
+    """What `layernorm` takes by name, beside `residual` and `format`."""
+
+    eps: Number
+    residual_out: Array | None
+
+
+class RootNormOptions(NormOptions, total=False):
+    """What `rmsnorm` takes by name, beside `residual` and `format`."""
+
+    offset: Number
+    rounding: Rounding
+
+
+class GateOptions(ProducedOptions, total=False):
+    """What `swiglu` takes by name, beside `format`."""
+
+    interleaved: Flag
+    limit: Number | None
+    alpha: Number
+    offset: Number
+    row_weights: Array | None
+    rounding: Rounding
+
+
+class ActivationOptions(ProducedOptions, total=False):
+    """What `gelu` takes by name, beside `format`."""
+
+    approximate: Literal["none", "tanh"] | None
+
+
+class ProductOptions(TypedDict, total=False):
+    """What `matmul` and `matmul_grouped` take by name, beside `out_format`, on which their results depend."""
+
+    a_format: FloatFormatName | OperandFormatName | None
+    b_format: FloatFormatName | OperandFormatName | None
+    bias: Array | None
+    activation: Activation | tuple[Activation, dict[str, float]] | None
+    residual: Array | None
+    out_scale_rule: ScaleRule | None
+    out_scale_layout: ScaleLayout
+    out_global_scale: Number | Array | None
+    a_scale_rule: ScaleRule | None
+    b_scale_rule: ScaleRule | None
+    a_global_scale: Number | Array | None
+    b_global_scale: Number | Array | None
+    out_dtype: DTypeLike | None
+    splits: int | None
+    out: Array | QuantizedArray | None
+    stream: StreamLike
+
+
+class MatrixOptions(ProductOptions, total=False):
+    """What `matmul` takes by name, beside `out_format`."""
+
+    transpose_b: bool
+    alpha: Number
+
+
+class GroupedOptions(ProductOptions, total=False):
+    """What `matmul_grouped` takes by name, beside `out_format`."""
+
+    rows: WholeNumbers | None
+    alpha: Number | Array

@@ -52,11 +52,27 @@ def test_pyright_reports_wrong_calls_alone():
     assert at <= marked() and marked() <= lines, f"not reported: {sorted(marked() - lines)}; reported though right: {sorted(at - marked())}"
 
 
-def test_options_of_attention_are_its_arguments():
+# Function -> the type of its options, and what overloads name beside it.
+OPTIONS = {
+    "attention": (typing.AttentionOptions, ("return_lse", "normalize")),
+    "attention_paged": (typing.PagedOptions, ("return_lse", "normalize")),
+    "matmul": (typing.MatrixOptions, ("out_format",)),
+    "matmul_grouped": (typing.GroupedOptions, ("out_format",)),
+    "rmsnorm": (typing.RootNormOptions, ("residual", "format")),
+    "layernorm": (typing.NormOptions, ("residual", "format")),
+    "swiglu": (typing.GateOptions, ("format",)),
+    "gelu": (typing.ActivationOptions, ("format",)),
+    "take_rows": (typing.ProducedOptions, ("format",)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_are_arguments(name):
     """The types stand beside the function, by name."""
-    arguments = [p.name for p in inspect.signature(ptxrt.attention).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    named = [*typing.AttentionOptions.__annotations__, "return_lse", "normalize"]
-    assert sorted(named) == sorted(arguments)
+    options, beside = OPTIONS[name]
+    arguments = [p.name for p in inspect.signature(getattr(ptxrt, name)).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    named = {key for part in (options, *options.__mro__) for key in getattr(part, "__annotations__", ())}
+    assert sorted({*named, *beside}) == sorted(arguments)
 
 
 def test_types_name_what_there_is():
@@ -65,7 +81,9 @@ def test_types_name_what_there_is():
 
     from ptxrt.blocks import BLOCK_FORMATS
     from ptxrt.ops.attention import ATTENTION
+    from ptxrt.ops.endings import ENDINGS
     from ptxrt.ops.operands import ROLES
+    from ptxrt.ops.produce import ROUNDINGS
     from ptxrt.ops.quantized import SCALE_LAYOUTS
     from ptxrt.selection import MACHINES
     from ptxrt.tiles import TILE_DIMS
@@ -76,6 +94,7 @@ def test_types_name_what_there_is():
     assert set(get_args(typing.ScaleRule)) == {rule for block in BLOCK_FORMATS.values() for rule in block.rules}
     assert set(get_args(typing.ScaleLayout)) == set(SCALE_LAYOUTS) and set(get_args(typing.Role)) == set(ROLES)
     assert set(get_args(typing.MachineName)) == set(MACHINES)
+    assert set(get_args(typing.ProducedFormatName)) == set(ENDINGS) and set(get_args(typing.Rounding)) == set(ROUNDINGS)
 
 
 def test_every_public_name_is_exported_to_type_checkers():

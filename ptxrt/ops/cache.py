@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from .pages import copy_rows, find_slots, unpack_pages
 from .scales import fill_f32
 
 if TYPE_CHECKING:
-    from ..typing import Array, AttentionFormatName, Number, Numbers, ScaleRule, StreamLike, WholeNumbers
+    from ..typing import Array, AttentionFormatName, HostArray, Number, Numbers, ScaleRule, StreamLike, WholeNumbers
 
 FORMATS = ("bf16", "f16", "mxfp8", "mxfp4", "nvfp4")
 _PLAIN = {"bf16": bf16, "f16": f16}
@@ -425,6 +425,28 @@ def block_table_from_csr(indptr: WholeNumbers, indices: WholeNumbers) -> np.ndar
     return table
 
 
+@overload
+def slots_of(
+    block_table: HostArray,
+    sequence_ids: WholeNumbers,
+    positions: WholeNumbers,
+    page_size: int,
+    *,
+    stream: StreamLike = ...,
+) -> HostArray: ...
+@overload
+def slots_of(
+    block_table: DeviceArray,
+    sequence_ids: WholeNumbers,
+    positions: WholeNumbers,
+    page_size: int,
+    *,
+    stream: StreamLike = ...,
+) -> DeviceArray: ...
+@overload
+def slots_of(
+    block_table: Array, sequence_ids: WholeNumbers, positions: WholeNumbers, page_size: int, *, stream: StreamLike = ...
+) -> Any: ...
 def slots_of(
     block_table: Array, sequence_ids: WholeNumbers, positions: WholeNumbers, page_size: int, *, stream: StreamLike = None
 ) -> Any:

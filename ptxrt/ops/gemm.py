@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -33,10 +33,49 @@ class Product:
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
+    from typing_extensions import Unpack
 
-    from ..typing import Activation, Array, FloatFormatName, Number, OperandFormatName, ScaleLayout, ScaleRule, StreamLike
+    from ..typing import (
+        Activation,
+        Array,
+        FloatFormatName,
+        GroupedOptions,
+        HostArray,
+        MatrixOptions,
+        Number,
+        OperandFormatName,
+        ProducedFormatName,
+        ScaleLayout,
+        ScaleRule,
+        StreamLike,
+        WholeNumbers,
+    )
 
 
+@overload
+def matmul(
+    a: HostArray, b: Array | QuantizedArray, *, out_format: None = ..., **options: Unpack[MatrixOptions]
+) -> HostArray: ...
+@overload
+def matmul(
+    a: DeviceArray, b: Array | QuantizedArray, *, out_format: None = ..., **options: Unpack[MatrixOptions]
+) -> DeviceArray: ...
+@overload
+def matmul(
+    a: HostArray | DeviceArray,
+    b: Array | QuantizedArray,
+    *,
+    out_format: ProducedFormatName,
+    **options: Unpack[MatrixOptions],
+) -> QuantizedArray: ...
+@overload
+def matmul(
+    a: Array | QuantizedArray,
+    b: Array | QuantizedArray,
+    *,
+    out_format: ProducedFormatName | None = ...,
+    **options: Unpack[MatrixOptions],
+) -> Any: ...
 @remembered
 def matmul(
     a: Array | QuantizedArray,
@@ -49,7 +88,7 @@ def matmul(
     bias: Array | None = None,
     activation: Activation | tuple[Activation, dict[str, float]] | None = None,
     residual: Array | None = None,
-    out_format: OperandFormatName | None = None,
+    out_format: ProducedFormatName | None = None,
     out_scale_rule: ScaleRule | None = None,
     out_scale_layout: ScaleLayout = "linear",
     out_global_scale: Number | Array | None = None,
@@ -99,32 +138,68 @@ def matmul(
     return _run(call, stream)
 
 
+@overload
+def matmul_grouped(
+    a: HostArray,
+    b: Array | QuantizedArray,
+    group_starts: WholeNumbers,
+    *,
+    out_format: None = ...,
+    **options: Unpack[GroupedOptions],
+) -> HostArray: ...
+@overload
+def matmul_grouped(
+    a: DeviceArray,
+    b: Array | QuantizedArray,
+    group_starts: WholeNumbers,
+    *,
+    out_format: None = ...,
+    **options: Unpack[GroupedOptions],
+) -> DeviceArray: ...
+@overload
+def matmul_grouped(
+    a: HostArray | DeviceArray,
+    b: Array | QuantizedArray,
+    group_starts: WholeNumbers,
+    *,
+    out_format: ProducedFormatName,
+    **options: Unpack[GroupedOptions],
+) -> QuantizedArray: ...
+@overload
+def matmul_grouped(
+    a: Array | QuantizedArray,
+    b: Array | QuantizedArray,
+    group_starts: WholeNumbers,
+    *,
+    out_format: ProducedFormatName | None = ...,
+    **options: Unpack[GroupedOptions],
+) -> Any: ...
 @remembered
 def matmul_grouped(
-    a,
-    b,
-    group_starts,
+    a: Array | QuantizedArray,
+    b: Array | QuantizedArray,
+    group_starts: WholeNumbers,
     *,
-    rows=None,
-    a_format=None,
-    b_format=None,
-    alpha=1.0,
-    bias=None,
-    activation=None,
-    residual=None,
-    out_format=None,
-    out_scale_rule=None,
-    out_scale_layout="linear",
-    out_global_scale=None,
-    a_scale_rule=None,
-    b_scale_rule=None,
-    a_global_scale=None,
-    b_global_scale=None,
-    out_dtype=None,
-    splits=None,
-    out=None,
-    stream=None,
-):
+    rows: WholeNumbers | None = None,
+    a_format: FloatFormatName | OperandFormatName | None = None,
+    b_format: FloatFormatName | OperandFormatName | None = None,
+    alpha: Number | Array = 1.0,
+    bias: Array | None = None,
+    activation: Activation | tuple[Activation, dict[str, float]] | None = None,
+    residual: Array | None = None,
+    out_format: ProducedFormatName | None = None,
+    out_scale_rule: ScaleRule | None = None,
+    out_scale_layout: ScaleLayout = "linear",
+    out_global_scale: Number | Array | None = None,
+    a_scale_rule: ScaleRule | None = None,
+    b_scale_rule: ScaleRule | None = None,
+    a_global_scale: Number | Array | None = None,
+    b_global_scale: Number | Array | None = None,
+    out_dtype: DTypeLike | None = None,
+    splits: int | None = None,
+    out: Array | QuantizedArray | None = None,
+    stream: StreamLike = None,
+) -> Any:
     """Compute C of groups of rows, each by a matrix of its own: a [T, K], b [groups, N, K], C [T, N].
 
     group_starts: int32 [groups + 1]: rows group_starts[g] to group_starts[g + 1] are multiplied by b[g]; groups may be empty. On the
@@ -144,7 +219,11 @@ def matmul_grouped(
     return _run_grouped(call, stream)
 
 
-def interleave_rows(gate, up):
+@overload
+def interleave_rows(gate: HostArray, up: HostArray) -> HostArray: ...
+@overload
+def interleave_rows(gate: QuantizedArray, up: QuantizedArray) -> QuantizedArray: ...
+def interleave_rows(gate: HostArray | QuantizedArray, up: HostArray | QuantizedArray) -> Any:
     """Give the rows of two weights in turn, gate i in row 2 i and up i in row 2 i + 1, as activation="swiglu" takes them.
 
     gate, up: NumPy arrays [.., N, K] of one dtype, or QuantizedArrays of NumPy arrays,

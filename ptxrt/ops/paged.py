@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from .smoothing import row_dot
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
+    from typing_extensions import Unpack
 
-    from ..typing import Array, AxisOrder, Flag, Number, Numbers, StreamLike, WholeNumbers
+    from ..typing import Array, AxisOrder, Flag, HostArray, Number, Numbers, PagedOptions, StreamLike, WholeNumbers
 
 # Blocks to a multiprocessor that a call has at least, where there are so many nodes: some run while others begin or end.
 _BLOCKS_PER_MULTIPROCESSOR = 8
@@ -62,6 +63,83 @@ class _Paged:
         return self.q.shape[1] // self.cache.heads
 
 
+@overload
+def attention_paged(
+    q: HostArray,
+    cache: KVCache,
+    block_table: Array,
+    key_lengths: WholeNumbers,
+    *,
+    return_lse: Literal[False] = ...,
+    normalize: Literal[True] = ...,
+    **options: Unpack[PagedOptions],
+) -> HostArray: ...
+@overload
+def attention_paged(
+    q: HostArray,
+    cache: KVCache,
+    block_table: Array,
+    key_lengths: WholeNumbers,
+    *,
+    return_lse: Literal[True],
+    normalize: Literal[True] = ...,
+    **options: Unpack[PagedOptions],
+) -> tuple[HostArray, HostArray]: ...
+@overload
+def attention_paged(
+    q: HostArray,
+    cache: KVCache,
+    block_table: Array,
+    key_lengths: WholeNumbers,
+    *,
+    return_lse: Literal[False] = ...,
+    normalize: Literal[False],
+    **options: Unpack[PagedOptions],
+) -> tuple[HostArray, HostArray, HostArray]: ...
+@overload
+def attention_paged(
+    q: DeviceArray,
+    cache: KVCache,
+    block_table: Array,
+    key_lengths: WholeNumbers,
+    *,
+    return_lse: Literal[False] = ...,
+    normalize: Literal[True] = ...,
+    **options: Unpack[PagedOptions],
+) -> DeviceArray: ...
+@overload
+def attention_paged(
+    q: DeviceArray,
+    cache: KVCache,
+    block_table: Array,
+    key_lengths: WholeNumbers,
+    *,
+    return_lse: Literal[True],
+    normalize: Literal[True] = ...,
+    **options: Unpack[PagedOptions],
+) -> tuple[DeviceArray, DeviceArray]: ...
+@overload
+def attention_paged(
+    q: DeviceArray,
+    cache: KVCache,
+    block_table: Array,
+    key_lengths: WholeNumbers,
+    *,
+    return_lse: Literal[False] = ...,
+    normalize: Literal[False],
+    **options: Unpack[PagedOptions],
+) -> tuple[DeviceArray, DeviceArray, DeviceArray]: ...
+@overload
+def attention_paged(
+    q: Array,
+    cache: KVCache,
+    block_table: Array,
+    key_lengths: WholeNumbers,
+    *,
+    return_lse: Flag = ...,
+    normalize: Flag = ...,
+    **options: Unpack[PagedOptions],
+) -> Any: ...
 def attention_paged(
     q: Array,
     cache: KVCache,

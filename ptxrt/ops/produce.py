@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -21,12 +21,103 @@ from .quantized import Packed, QuantizedArray
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
+    from typing_extensions import Unpack
 
-    from ..typing import Array, Flag, Number, ScaleLayout, ScaleRule, StreamLike
+    from ..typing import (
+        ActivationOptions,
+        Array,
+        Flag,
+        GateOptions,
+        HostArray,
+        NormOptions,
+        Number,
+        ProducedFormatName,
+        RootNormOptions,
+        Rounding,
+        ScaleLayout,
+        ScaleRule,
+        StreamLike,
+    )
 
 ROUNDINGS = ("once", "16")
 
 
+@overload
+def rmsnorm(
+    x: HostArray,
+    weight: Array | None = ...,
+    *,
+    residual: None = ...,
+    format: None = ...,
+    **options: Unpack[RootNormOptions],
+) -> HostArray: ...
+@overload
+def rmsnorm(
+    x: DeviceArray,
+    weight: Array | None = ...,
+    *,
+    residual: None = ...,
+    format: None = ...,
+    **options: Unpack[RootNormOptions],
+) -> DeviceArray: ...
+@overload
+def rmsnorm(
+    x: HostArray,
+    weight: Array | None = ...,
+    *,
+    residual: None = ...,
+    format: ProducedFormatName,
+    **options: Unpack[RootNormOptions],
+) -> QuantizedArray: ...
+@overload
+def rmsnorm(
+    x: DeviceArray,
+    weight: Array | None = ...,
+    *,
+    residual: None = ...,
+    format: ProducedFormatName,
+    **options: Unpack[RootNormOptions],
+) -> QuantizedArray: ...
+@overload
+def rmsnorm(
+    x: HostArray, weight: Array | None = ..., *, residual: Array, format: None = ..., **options: Unpack[RootNormOptions]
+) -> tuple[HostArray, HostArray]: ...
+@overload
+def rmsnorm(
+    x: DeviceArray,
+    weight: Array | None = ...,
+    *,
+    residual: Array,
+    format: None = ...,
+    **options: Unpack[RootNormOptions],
+) -> tuple[DeviceArray, DeviceArray]: ...
+@overload
+def rmsnorm(
+    x: HostArray,
+    weight: Array | None = ...,
+    *,
+    residual: Array,
+    format: ProducedFormatName,
+    **options: Unpack[RootNormOptions],
+) -> tuple[QuantizedArray, HostArray]: ...
+@overload
+def rmsnorm(
+    x: DeviceArray,
+    weight: Array | None = ...,
+    *,
+    residual: Array,
+    format: ProducedFormatName,
+    **options: Unpack[RootNormOptions],
+) -> tuple[QuantizedArray, DeviceArray]: ...
+@overload
+def rmsnorm(
+    x: Array,
+    weight: Array | None = ...,
+    *,
+    residual: Array | None = ...,
+    format: ProducedFormatName | None = ...,
+    **options: Unpack[RootNormOptions],
+) -> Any: ...
 @remembered
 def rmsnorm(
     x: Array,
@@ -35,13 +126,13 @@ def rmsnorm(
     eps: Number = 1e-6,
     residual: Array | None = None,
     offset: Number = 0.0,
-    rounding: str = "once",
-    format: str | None = None,
+    rounding: Rounding = "once",
+    format: ProducedFormatName | None = None,
     out_dtype: DTypeLike | None = None,
     scale_rule: ScaleRule | None = None,
     scale_layout: ScaleLayout = "linear",
     global_scale: Number | Array | None = None,
-    out: Any = None,
+    out: Array | QuantizedArray | None = None,
     residual_out: Array | None = None,
     stream: StreamLike = None,
 ) -> Any:
@@ -67,6 +158,96 @@ def rmsnorm(
                  (out_dtype, format, scale_rule, scale_layout, global_scale), out, residual_out, stream)
 
 
+@overload
+def layernorm(
+    x: HostArray,
+    weight: Array | None = ...,
+    bias: Array | None = ...,
+    *,
+    residual: None = ...,
+    format: None = ...,
+    **options: Unpack[NormOptions],
+) -> HostArray: ...
+@overload
+def layernorm(
+    x: DeviceArray,
+    weight: Array | None = ...,
+    bias: Array | None = ...,
+    *,
+    residual: None = ...,
+    format: None = ...,
+    **options: Unpack[NormOptions],
+) -> DeviceArray: ...
+@overload
+def layernorm(
+    x: HostArray,
+    weight: Array | None = ...,
+    bias: Array | None = ...,
+    *,
+    residual: None = ...,
+    format: ProducedFormatName,
+    **options: Unpack[NormOptions],
+) -> QuantizedArray: ...
+@overload
+def layernorm(
+    x: DeviceArray,
+    weight: Array | None = ...,
+    bias: Array | None = ...,
+    *,
+    residual: None = ...,
+    format: ProducedFormatName,
+    **options: Unpack[NormOptions],
+) -> QuantizedArray: ...
+@overload
+def layernorm(
+    x: HostArray,
+    weight: Array | None = ...,
+    bias: Array | None = ...,
+    *,
+    residual: Array,
+    format: None = ...,
+    **options: Unpack[NormOptions],
+) -> tuple[HostArray, HostArray]: ...
+@overload
+def layernorm(
+    x: DeviceArray,
+    weight: Array | None = ...,
+    bias: Array | None = ...,
+    *,
+    residual: Array,
+    format: None = ...,
+    **options: Unpack[NormOptions],
+) -> tuple[DeviceArray, DeviceArray]: ...
+@overload
+def layernorm(
+    x: HostArray,
+    weight: Array | None = ...,
+    bias: Array | None = ...,
+    *,
+    residual: Array,
+    format: ProducedFormatName,
+    **options: Unpack[NormOptions],
+) -> tuple[QuantizedArray, HostArray]: ...
+@overload
+def layernorm(
+    x: DeviceArray,
+    weight: Array | None = ...,
+    bias: Array | None = ...,
+    *,
+    residual: Array,
+    format: ProducedFormatName,
+    **options: Unpack[NormOptions],
+) -> tuple[QuantizedArray, DeviceArray]: ...
+@overload
+def layernorm(
+    x: Array,
+    weight: Array | None = ...,
+    bias: Array | None = ...,
+    *,
+    residual: Array | None = ...,
+    format: ProducedFormatName | None = ...,
+    **options: Unpack[NormOptions],
+) -> Any: ...
 @remembered
 def layernorm(
     x: Array,
@@ -75,12 +256,12 @@ def layernorm(
     *,
     eps: Number = 1e-5,
     residual: Array | None = None,
-    format: str | None = None,
+    format: ProducedFormatName | None = None,
     out_dtype: DTypeLike | None = None,
     scale_rule: ScaleRule | None = None,
     scale_layout: ScaleLayout = "linear",
     global_scale: Number | Array | None = None,
-    out: Any = None,
+    out: Array | QuantizedArray | None = None,
     residual_out: Array | None = None,
     stream: StreamLike = None,
 ) -> Any:
@@ -93,6 +274,16 @@ def layernorm(
                  (out_dtype, format, scale_rule, scale_layout, global_scale), out, residual_out, stream)
 
 
+@overload
+def swiglu(x: HostArray, *, format: None = ..., **options: Unpack[GateOptions]) -> HostArray: ...
+@overload
+def swiglu(x: DeviceArray, *, format: None = ..., **options: Unpack[GateOptions]) -> DeviceArray: ...
+@overload
+def swiglu(
+    x: HostArray | DeviceArray, *, format: ProducedFormatName, **options: Unpack[GateOptions]
+) -> QuantizedArray: ...
+@overload
+def swiglu(x: Array, *, format: ProducedFormatName | None = ..., **options: Unpack[GateOptions]) -> Any: ...
 @remembered
 def swiglu(
     x: Array,
@@ -102,13 +293,13 @@ def swiglu(
     alpha: Number = 1.0,
     offset: Number = 0.0,
     row_weights: Array | None = None,
-    rounding: str = "once",
-    format: str | None = None,
+    rounding: Rounding = "once",
+    format: ProducedFormatName | None = None,
     out_dtype: DTypeLike | None = None,
     scale_rule: ScaleRule | None = None,
     scale_layout: ScaleLayout = "linear",
     global_scale: Number | Array | None = None,
-    out: Any = None,
+    out: Array | QuantizedArray | None = None,
     stream: StreamLike = None,
 ) -> Any:
     """Gate the values of x [.., 2 n]: y = g sigmoid(alpha g) (u + offset), of shape [.., n].
@@ -141,17 +332,27 @@ def swiglu(
     return call.run(place, gate_rows, share_blocks, (rows_of(x, place),), options)
 
 
+@overload
+def gelu(x: HostArray, *, format: None = ..., **options: Unpack[ActivationOptions]) -> HostArray: ...
+@overload
+def gelu(x: DeviceArray, *, format: None = ..., **options: Unpack[ActivationOptions]) -> DeviceArray: ...
+@overload
+def gelu(
+    x: HostArray | DeviceArray, *, format: ProducedFormatName, **options: Unpack[ActivationOptions]
+) -> QuantizedArray: ...
+@overload
+def gelu(x: Array, *, format: ProducedFormatName | None = ..., **options: Unpack[ActivationOptions]) -> Any: ...
 @remembered
 def gelu(
     x: Array,
     *,
-    approximate: str | None = None,
-    format: str | None = None,
+    approximate: Literal["none", "tanh"] | None = None,
+    format: ProducedFormatName | None = None,
     out_dtype: DTypeLike | None = None,
     scale_rule: ScaleRule | None = None,
     scale_layout: ScaleLayout = "linear",
     global_scale: Number | Array | None = None,
-    out: Any = None,
+    out: Array | QuantizedArray | None = None,
     stream: StreamLike = None,
 ) -> Any:
     """Activate every value of x: y = x Phi(x), by erf, or with approximate="tanh" by the tanh that stands for it.

@@ -1,6 +1,6 @@
 """Mixtures of experts: `route`, which sorts tokens by expert, and `combine`, which adds what the experts gave."""
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from ..formats import bf16, f16, f32, format_of, i32
 from ..kernel import kernel
 from ..prepared import remembered
 from .place import Place
+
+if TYPE_CHECKING:
+    from ..typing import Array, HostArray, StreamLike, WholeNumbers
 
 
 def _example_ids(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
@@ -83,7 +86,7 @@ class Routing(NamedTuple):
 
 
 @remembered
-def route(expert_ids, experts, *, stream=None) -> Routing:
+def route(expert_ids: "WholeNumbers", experts: SupportsIndex, *, stream: "StreamLike" = None) -> Routing:
     """Sort tokens by the experts that they chose: expert_ids [T, k] whole numbers, of which negative ones are padding.
 
     Gives order, int32 [T k]: the token of each sorted row; starts,
@@ -117,8 +120,14 @@ def route(expert_ids, experts, *, stream=None) -> Routing:
     return Routing(*(place.back(x) for x in sort_tokens(on_device, blocks=int(experts) + 1, stream=stream)))
 
 
+@overload
+def combine(y: "HostArray", routing: Routing, weights: "HostArray", *, stream: "StreamLike" = ...) -> "HostArray": ...
+@overload
+def combine(y: DeviceArray, routing: Routing, weights: "Array", *, stream: "StreamLike" = ...) -> DeviceArray: ...
+@overload
+def combine(y: "Array", routing: Routing, weights: "Array", *, stream: "StreamLike" = ...) -> Any: ...
 @remembered
-def combine(y, routing, weights, *, stream=None):
+def combine(y: "Array", routing: Routing, weights: "Array", *, stream: "StreamLike" = None) -> Any:
     """Add what the experts of each token gave: y [R, N] rows in the order of `routing`, weights float32 [T, k]; gives [T, N] of y's type.
 
     Sums are float32, in the order of a token's experts; places of -1 count nothing, so that rows behind the last

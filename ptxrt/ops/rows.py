@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -20,21 +20,50 @@ from .scales import fill_f32
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
+    from typing_extensions import Unpack
 
-    from ..typing import Array, Flag, Number, ScaleLayout, ScaleRule, StreamLike, WholeNumbers
+    from ..typing import (
+        Array,
+        Flag,
+        HostArray,
+        Number,
+        ProducedFormatName,
+        ProducedOptions,
+        ScaleLayout,
+        ScaleRule,
+        StreamLike,
+        WholeNumbers,
+    )
+    from .quantized import QuantizedArray
 
 
+@overload
+def take_rows(
+    table: HostArray, ids: WholeNumbers, *, format: None = ..., **options: Unpack[ProducedOptions]
+) -> HostArray: ...
+@overload
+def take_rows(
+    table: DeviceArray, ids: WholeNumbers, *, format: None = ..., **options: Unpack[ProducedOptions]
+) -> DeviceArray: ...
+@overload
+def take_rows(
+    table: HostArray | DeviceArray, ids: WholeNumbers, *, format: ProducedFormatName, **options: Unpack[ProducedOptions]
+) -> QuantizedArray: ...
+@overload
+def take_rows(
+    table: Array, ids: WholeNumbers, *, format: ProducedFormatName | None = ..., **options: Unpack[ProducedOptions]
+) -> Any: ...
 @remembered
 def take_rows(
     table: Array,
     ids: WholeNumbers,
     *,
-    format: str | None = None,
+    format: ProducedFormatName | None = None,
     out_dtype: DTypeLike | None = None,
     scale_rule: ScaleRule | None = None,
     scale_layout: ScaleLayout = "linear",
     global_scale: Number | Array | None = None,
-    out: Any = None,
+    out: Array | QuantizedArray | None = None,
     stream: StreamLike = None,
 ) -> Any:
     """Give rows of a table [entries, n] by their numbers: y[..] = table[ids[..]], of shape [*ids.shape, n].
@@ -63,6 +92,36 @@ def take_rows(
     return call.run(place, kernels.take_rows, share_blocks, (rows, numbers.reshape(numbers.size)), {})
 
 
+@overload
+def mean_rows(
+    x: HostArray,
+    cu_seqlens: WholeNumbers,
+    *,
+    normalize: Flag = ...,
+    out_dtype: DTypeLike | None = ...,
+    out: Array | None = ...,
+    stream: StreamLike = ...,
+) -> HostArray: ...
+@overload
+def mean_rows(
+    x: DeviceArray,
+    cu_seqlens: WholeNumbers,
+    *,
+    normalize: Flag = ...,
+    out_dtype: DTypeLike | None = ...,
+    out: Array | None = ...,
+    stream: StreamLike = ...,
+) -> DeviceArray: ...
+@overload
+def mean_rows(
+    x: Array,
+    cu_seqlens: WholeNumbers,
+    *,
+    normalize: Flag = ...,
+    out_dtype: DTypeLike | None = ...,
+    out: Array | None = ...,
+    stream: StreamLike = ...,
+) -> Any: ...
 @remembered
 def mean_rows(
     x: Array,
@@ -111,6 +170,12 @@ def mean_rows(
     return call.run(place, kernels.mean_rows, None, (rows, starts), options)
 
 
+@overload
+def argmax_rows(x: HostArray, *, out: Array | None = ..., stream: StreamLike = ...) -> HostArray: ...
+@overload
+def argmax_rows(x: DeviceArray, *, out: Array | None = ..., stream: StreamLike = ...) -> DeviceArray: ...
+@overload
+def argmax_rows(x: Array, *, out: Array | None = ..., stream: StreamLike = ...) -> Any: ...
 @remembered
 def argmax_rows(x: Array, *, out: Array | None = None, stream: StreamLike = None) -> Any:
     """Find where the largest value of each row of x [.., n] stands: int32 [..].

@@ -72,6 +72,53 @@ ptxrt.matmul(x, x, activation="sigmoid")  # wrong: no such activation
 ptxrt.matmul(x, "x")  # wrong: no array
 ptxrt.matmul(x, x, transpose=True)  # wrong: no such option
 
+product: NDArray[Any] = ptxrt.matmul(x, x, transpose_b=True, alpha=2.0)
+narrow: ptxrt.QuantizedArray = ptxrt.matmul(d, packed, out_format="mxfp8")
+ptxrt.matmul(x, x, out_format="bf16")  # wrong: a result in no block format
+routing = ptxrt.route(np.zeros((4, 2), np.int32), 8)
+rows: ptxrt.DeviceArray = ptxrt.matmul_grouped(d, packed, routing.starts, rows=routing.order, alpha=d)
+ptxrt.matmul_grouped(d, packed)  # wrong: no groups
+ptxrt.matmul_grouped(d, packed, [0, 2], transpose_b=True)  # wrong: no such option
+ptxrt.route(np.zeros((4, 2), np.int32))  # wrong: no number of experts
+summed: NDArray[Any] = ptxrt.combine(x, routing, x)
+ptxrt.combine(x, x, x)  # wrong: no routing
+woven: NDArray[Any] = ptxrt.interleave_rows(x, x)
+ptxrt.interleave_rows(x, packed)  # wrong: an array beside a QuantizedArray
+
+# Norms, gates, activations, rows
+normed: NDArray[Any] = ptxrt.rmsnorm(x, x[0], eps=1e-5, offset=1.0, rounding="16")
+ready: ptxrt.QuantizedArray = ptxrt.rmsnorm(d, format="nvfp4", global_scale=1.0, scale_layout="128x4")
+quantized, total = ptxrt.rmsnorm(d, residual=d, format="mxfp8")
+total.to_numpy()
+total.save("x.npz")  # wrong: an array, no QuantizedArray
+ptxrt.rmsnorm(x, rounding="32")  # wrong: no such rounding
+ptxrt.rmsnorm(x, format="mxfp6_e3m2")  # wrong: no format of results
+centered: ptxrt.DeviceArray = ptxrt.layernorm(d, bias=d)
+ptxrt.layernorm(d, offset=1.0)  # wrong: no such option
+gated: ptxrt.DeviceArray = ptxrt.swiglu(d, interleaved=True, limit=7.0, row_weights=d)
+ptxrt.swiglu(d, weights=d)  # wrong: no such option
+activated: ptxrt.QuantizedArray = ptxrt.gelu(x, approximate="tanh", format="mxfp4")
+ptxrt.gelu(x, approximate="erf")  # wrong: no such function
+taken: NDArray[Any] = ptxrt.take_rows(x, [0, 1])
+means: ptxrt.DeviceArray = ptxrt.mean_rows(d, [0, 2], normalize=False)
+ptxrt.mean_rows(d)  # wrong: no sequences
+largest: NDArray[Any] = ptxrt.argmax_rows(x)
+angles: NDArray[Any] = ptxrt.rope_table(64, 128, yarn=dict(factor=2.0, length=64))
+ptxrt.rope_table(64, "long")  # wrong: no whole number
+
+# Caches in pages
+cache = ptxrt.KVCache(8, 16, 2, 64, format="nvfp4", k_mean=x)
+ptxrt.KVCache(8, 16, 2, 64, format="mxfp6_e3m2")  # wrong: no such cache
+slots: NDArray[Any] = ptxrt.slots_of(np.zeros((1, 2), np.int32), [0], [0], 16)
+cache.append(q[0], q[0], slots)
+cache.append(q[0], slots)  # wrong: no v
+paged: NDArray[Any] = ptxrt.attention_paged(q, cache, slots, [8], window=(15, 0), splits=2)
+paged, paged_lse = ptxrt.attention_paged(q, cache, slots, [8], return_lse=True)
+there = ptxrt.attention_paged(dq, cache, d, d, sinks=[0.0, 1.0])
+ptxrt.attention_paged(q, cache, slots)  # wrong: no lengths
+ptxrt.attention_paged(q, cache, slots, [8], qk="nvfp4")  # wrong: the cache has the format
+ptxrt.attention_paged(q, x, slots, [8])  # wrong: no cache
+
 # Prepared calls, graphs, streams
 prepared = ptxrt.prepare(ptxrt.quantize, d, "mxfp4", out=packed)
 again: ptxrt.QuantizedArray = prepared(d)
