@@ -1,4 +1,4 @@
-"""The friendly functions of attention, `attention` and `merge`, and `exact_attention`, what they compute in float64."""
+"""Attention for callers: `attention`, `merge`, and `exact_attention`, which computes the same in float64."""
 
 from __future__ import annotations
 
@@ -80,37 +80,54 @@ def attention(
     out=None,
     stream=None,
 ):
-    """Compute softmax(scale Q K^T) V for q [B, H, Sq, D], k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv]; H is a multiple of Hkv.
+    """Compute softmax(scale Q K^T) V for q [B, H, Sq, D], k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv].
 
-    q, k and v are float32, float16 or bfloat16, on any strides (on a device, from 0 on); D and Dv up to 256; B, H and S change places with
-    layout="bshd". Heads h of q with the same h // (H / Hkv) share a head of k and v.
-    qk, pv: formats of the operands of the two products, "bf16" or "f16"; pv is qk's where None. Where qk is None it is "f16" if q, k
-    and v all are float16, else "bf16". float32, and a 16-bit type that is not the format's, are rounded to it. qk="mxfp4", pv="bf16", quantize="in_kernel": Q and K quantized as they are loaded.
-    "mxfp8", "mxfp4", "nvfp4", also "mxfp4" and "nvfp4" with pv="mxfp8", and "mxfp8" and "nvfp4" with pv="bf16": q, k and v are quantized
-    first, as `quantize_operand` does; what it gives may stand in their place, so that K and V are quantized once and used many times.
-    scale: finite; 1 / sqrt(D) where None. softcap: above 0, scores become softcap tanh(score / softcap).
-    causal: query i sees key j where j <= i + Sk - Sq. window: (left, right), whole numbers from 0 on or None for
-    open; i sees j where -left <= j - (i + Sk - Sq) <= right. With causal, right is 0.
-    mask: bool (False hides a key) or float (added to the scores), broadcast to [B, H, Sq, Sk].
-    sinks: [H], one logit for each head that joins the denominator alone.
-    key_lengths: [B] whole numbers: only the first keys of each batch are there, and Sk is that number.
-    cu_seqlens_q, cu_seqlens_k: packed sequences: q, k and v have B = 1, sequence i is rows cu[i] to cu[i + 1] of each;
-    N + 1 whole numbers from 0 to the whole length. Sq and Sk are then those of the sequence; masks have the whole lengths.
-    Block formats quantize each by itself; operands quantized before have this cu_seqlens_k.
-    Both, like key_lengths, are checked on the host, int32 and not looked at on a device.
-    smooth_k: for block formats, whether keys are quantized less their mean, which softmax does not see; softcap, sinks, lse and
-    row_max are of the scores as they were. "auto" does so for 4-bit qk.
-    smooth_q: for block formats, whether queries are quantized less the mean of each 64 of a head, whose scores the kernel adds. It costs
-    speed, and Sq Sk / 16 bytes a head, of packed sequences of the whole lengths. What was quantized before is as it was quantized.
-    return_lse: also return the natural logarithm of each row's denominator, float32 [B, H, Sq].
-    normalize: where False, return (out, row_max, row_sum), all float32: out / row_sum is the output, the denominator is
-    2**row_max row_sum, and row_max is a whole number. `merge` takes them from several segments of the keys.
-    out_dtype: float32, float16 or bfloat16; q's where None, and bfloat16 where q is an Operand, or where a format has no output of
-    q's type. out: an array of the output's shape to write to, whose dtype then decides. stream: of the device; None is the library's own.
+    H is a multiple of Hkv; heads h of q with the same h // (H / Hkv) share a head of k and v. D and Dv are up to 256.
+    Arrays are of any strides, on a device from 0 on. Results do not depend on the rest of the batch: each item's are
+    those of a call of its own, bit for bit. A row that sees no key gives 0, and an lse of -inf (or its sink). A NaN in
+    a row of Q, in a key that it sees or in its sink makes the row NaN. NumPy arrays give NumPy results. With any device
+    array results stay on the device; the call does not wait.
 
-    Rows that see no key give 0, and an lse of -inf (or their sink). NaN in a row of Q, in a key that it sees or in its sink gives
-    NaN. Results do not depend on the rest of the batch: each item's are those of a call of its own, bit for bit. NumPy arrays give
-    NumPy results; with any device array results stay on the device, without waiting. ArgumentError for what does not fit.
+    Args:
+        q: float32, float16 or bfloat16, or an `Operand`.
+        k: The same.
+        v: The same.
+        qk: The format of Q and K: "bf16", "f16", "mxfp8", "mxfp4" or "nvfp4". None is "f16" if q, k and v all are
+            float16, else "bf16". Arrays of another type are rounded, or quantized as `quantize_operand` does.
+        pv: The format of P and V; None is qk's. Block formats mix as "mxfp4" or "nvfp4" with "mxfp8", and "mxfp8" or
+            "nvfp4" with "bf16".
+        quantize: "in_kernel", with qk="mxfp4" and pv="bf16": Q and K are quantized as they are loaded.
+        causal: Query i sees key j where j <= i + Sk - Sq.
+        window: (left, right), whole numbers from 0 on or None for open: i sees j where -left <= j - (i + Sk - Sq) <=
+            right. With `causal`, right is 0.
+        scale: A finite number; None is 1 / sqrt(D).
+        softcap: Above 0, scores become softcap tanh(score / softcap).
+        mask: bool (False hides a key) or float (added to the scores), broadcast to [B, H, Sq, Sk].
+        sinks: [H], one logit for each head that joins the denominator alone.
+        key_lengths: [B] whole numbers: Sk of each item. Checked on the host; int32 and not looked at on a device.
+        cu_seqlens_q: Packed sequences, B = 1: sequence i is rows cu[i] to cu[i + 1]; N + 1 whole numbers from 0 to the
+            whole length. Sq and Sk are then those of the sequence; masks have the whole lengths. Checked as key_lengths
+            are. Block formats quantize each sequence by itself.
+        cu_seqlens_k: The same of keys. Operands quantized before have this cu_seqlens.
+        smooth_k: Of block formats, whether keys are quantized less their mean, which softmax does not see. softcap,
+            sinks, lse and row_max are of the scores as they were. "auto" does so for 4-bit qk.
+        smooth_q: Of block formats, whether queries are quantized less the mean of each 64 of a head, whose scores the
+            kernel adds. It costs speed, and Sq Sk / 16 bytes a head (of packed sequences, of the whole lengths).
+            Operands stay as they were quantized.
+        return_lse: Whether the natural logarithm of each row's denominator is returned, too, float32 [B, H, Sq].
+        normalize: False returns (out, row_max, row_sum), all float32, for `merge`: out / row_sum is the output, the
+            denominator is 2**row_max row_sum, and row_max is a whole number.
+        layout: "bhsd", or "bshd", where H and S change places.
+        out_dtype: float32, float16 or bfloat16. None is q's; bfloat16 where q is an Operand, or where a format has no
+            output of q's type.
+        out: An array of the output's shape to write to; its dtype replaces `out_dtype`.
+        stream: Of the device; None is the library's own.
+
+    Returns:
+        The output [B, H, Sq, Dv], or a tuple with what `return_lse` or `normalize` adds.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     call = attention_call(
         ATTENTION,
@@ -142,7 +159,7 @@ def attention(
 
 
 def call_of(*arguments, **options) -> Call:
-    """What a call of `attention` asks for, with all arguments but `stream`; nothing is uploaded or launched."""
+    """Describe a call of `attention`, given all arguments but `stream`; nothing is uploaded or launched."""
     bound = inspect.signature(attention).bind(*arguments, **options)
     bound.apply_defaults()
     del bound.arguments["stream"]
@@ -180,18 +197,27 @@ def merge(
     stream: StreamLike = ...,
 ) -> Any: ...
 def merge(outputs, lses=None, *, row_max=None, row_sum=None, out_dtype=np.float32, stream=None):
-    """Merge attention over segments of the keys: (output, lse) of all, from the outputs of each and what their rows count.
+    """Merge attention over segments of the keys: (output, lse) of all of them.
 
-    outputs: a sequence of arrays [..., S, D], or one with the segments in front; float32, float16 or bfloat16. With them either
-    lses: their `return_lse` results [..., S], float32. output is the sum of exp(lse_i - lse) output_i, of `out_dtype`; lse the
-    logarithm of the sum of exp(lse_i), float32. Or
-    row_max, row_sum: the other results of `normalize=False`, float32 [..., S], whose outputs are not divided yet. output is
-    the sum of 2**row_max_i output_i over that of 2**row_max_i row_sum_i, and lse the natural logarithm of the latter.
-    In block formats row_sum is of the weights as they are multiplied, an lse of the exact ones: segments merged by row_max and
-    row_sum are one pass over all keys but for float32 sums, merged by lses within the rounding of the weights.
+    output is sum(exp(lse_i - lse) output_i) and lse = log(sum(exp(lse_i))); or, of what `normalize=False` returns,
+    sum(2**row_max_i output_i) / sum(2**row_max_i row_sum_i), and lse is the natural logarithm of that denominator. A
+    segment with an lse or a row_max of -inf counts nothing; rows that are so in all segments give 0 and -inf. In block
+    formats row_sum is of the weights as they are multiplied, an lse of the exact ones: segments merged by row_max and
+    row_sum equal one pass over all keys except for float32 sums, segments merged by lses within the rounding of the
+    weights. Sums are float32, in a binary tree. NumPy arrays give NumPy results. Device arrays stay on the device; the
+    call does not wait.
 
-    A segment with an lse or a row_max of -inf counts nothing; rows that are so in all give 0 and -inf. Sums are float32, in the
-    order of the segments. NumPy arrays give NumPy results; device arrays stay on the device, without waiting.
+    Args:
+        outputs: A sequence of arrays [..., S, D], or one array with the segments in front; float32, float16 or
+            bfloat16.
+        lses: Their `return_lse` results [..., S], float32. Pass these, or row_max and row_sum.
+        row_max: The second result of `normalize=False`, float32 [..., S].
+        row_sum: The third.
+        out_dtype: Of output. lse is float32.
+        stream: Of the device; None is the library's own.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     given = {name: x for name, x in dict(lses=lses, row_max=row_max, row_sum=row_sum).items() if x is not None}
     if list(given) not in (["lses"], ["row_max", "row_sum"]):
@@ -242,7 +268,7 @@ def exact_attention(
     cu_seqlens_q=None,
     cu_seqlens_k=None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What `attention` computes, in float64 on the host: output [B, H, Sq, Dv] and lse [B, H, Sq], in the layout "bhsd"."""
+    """Compute `attention` in float64 on the host: output [B, H, Sq, Dv] and lse [B, H, Sq], in the layout "bhsd"."""
     q, k, v = (np.asarray(x) for x in (q, k, v))
     heads, group = k.shape[1], q.shape[1] // k.shape[1]
     left, right = checked_window(window, causal)

@@ -70,15 +70,26 @@ _tiled = lru_cache(maxsize=1024)(Tiled)
 class Operand(Packed):
     """Queries, keys or values [batch, heads, length, dim] as attention reads them.
 
-    role: "q", "k" or "v". Queries have codes and scales as `quantize` gives them along the last axis. Keys and values
-    have tiles of 64: codes is uint8 [batch, heads, ceil(length / 64), bytes of a tile], scales is None, and
-    `layout.tile.dim` is the head dimension they are filled up to. mean: float32, what was taken before from keys,
-    [batch, heads, dim], or from blocks of 64 queries, [batch, heads, ceil(length / 64), dim]; None where nothing was.
-    Values of an operand (`dequantize`, `np.asarray`) have it again.
-    cu_seqlens: int32 [N + 1], where N packed sequences of a batch of 1 begin and end; None without, and of queries that have no mean.
-    There are N - 1 tiles, or blocks of queries, more, since each sequence begins with one of its own; of keys a mean for each:
-    [N, heads, dim].
-    format: "mxfp8", "mxfp4", "nvfp4"; of values also "bf16".
+    Queries have codes and scales as `quantize` gives them along the last axis. Keys and values have tiles of 64: codes
+    are uint8 [batch, heads, ceil(length / 64), bytes of a tile], scales is None, and `layout.tile.dim` is the head
+    dimension that tiles are filled up to. `dequantize` and `numpy.asarray` give the values, `mean` added.
+
+    Args:
+        codes: The codes, or the tiles.
+        scales: The scales of queries; None of keys and values.
+        format: "mxfp8", "mxfp4" or "nvfp4"; of values also "bf16".
+        role: "q", "k" or "v".
+        shape: [batch, heads, length, dim] of the values.
+        dim: The head dimension that tiles are filled up to; None of queries.
+        global_scale: Of nvfp4.
+        mean: What was subtracted, float32: of keys [batch, heads, dim], of queries a mean for each block of 64, [batch,
+            heads, ceil(length / 64), dim]; None where nothing was.
+        cu_seqlens: int32 [N + 1], where N packed sequences of a batch of 1 begin and end. There are N - 1 tiles, or
+            blocks of queries, more, because each sequence begins with one of its own; keys have a mean for each
+            sequence, [N, heads, dim]. Queries have it only beside a mean.
+
+    Raises:
+        ArgumentError: The arrays do not have the shapes of the format.
     """
 
     def __init__(
@@ -133,15 +144,26 @@ class Operand(Packed):
         dim: int | None = None,
         stream: StreamLike = None,
     ) -> "Operand":
-        """An operand of codes and scales that another library made, on the device where they lie, without quantizing again.
+        """Make an operand of codes and scales of another library, on their device, without quantizing again.
 
-        codes: bytes [B, H, S, D] of "mxfp8" (e4m3), [B, H, S, D / 2] of "mxfp4" and "nvfp4" (two e2m1 codes, the first in the low
-        nibble). scales: bytes [B, H, S, D / 32], of nvfp4 [B, H, S, D / 16]; all 1 where None, as of plain FP8. Values (role "v") whose
-        scales lie along the keys: axis=-2, codes [B, H, S, D] or [B, H, S / 2, D], scales [B, H, S / 32 or 16, D]. Values with scales along the
-        head dimension, axis=-1, become 16-bit values, code times scale, for attention with pv="bf16": exact for scales from 2**-117 to
-        2**119, rounded once where a global_scale is no power of two.
-        global_scale: of nvfp4, what codes times scales are multiplied by; 1 where None. dim: as of `quantize_operand`.
-        Scales are in linear order: those in 128x4 tiles come through `unswizzle_scales` first. ArgumentError for what does not fit.
+        Scales are in linear order: bring those in 128x4 tiles through `unswizzle_scales` first.
+
+        Args:
+            codes: Bytes [B, H, S, D] of "mxfp8" (e4m3), [B, H, S, D / 2] of "mxfp4" and "nvfp4" (two e2m1 codes, the
+                first in the low nibble). With axis=-2 [B, H, S, D] or [B, H, S / 2, D].
+            scales: Bytes [B, H, S, D / 32], of nvfp4 [B, H, S, D / 16]; with axis=-2 [B, H, S / 32 or 16, D]. None is 1
+                for all, as of plain FP8.
+            format: "mxfp8", "mxfp4" or "nvfp4".
+            role: "q", "k" or "v".
+            axis: -1, or -2 for values whose scales lie along the keys. Values with scales along the head dimension
+                become 16-bit values, code times scale, for attention with pv="bf16": exact for scales from 2**-117 to
+                2**119, rounded once if a global scale is no power of two.
+            global_scale: Of nvfp4, what multiplies codes times scales; None is 1.
+            dim: As of `quantize_operand`.
+            stream: Of the device; None is the library's own.
+
+        Raises:
+            ArgumentError: Something does not fit.
         """
         return operand_of(cls, codes, scales, format, role, axis, global_scale, dim, stream)
 
@@ -248,25 +270,35 @@ def quantize_operand(
     dim: int | None = None,
     stream: StreamLike = None,
 ) -> Operand:
-    """Quantize queries, keys or values as attention reads them: x [B, H, S, D] of float32, float16 or bfloat16, D up to 256.
+    """Quantize queries, keys or values as attention reads them: x [B, H, S, D], D up to 256.
 
-    format: "mxfp8", "mxfp4" or "nvfp4"; of values also "bf16", which only rounds. role: "q", "k" or "v".
-    Queries and keys have their blocks along D, values along S; keys and values stand in tiles of 64, filled up with zeros.
-    smooth: of keys, whether their mean over S is subtracted first, of queries, whether that of each 64 of a head is; attention
-    undoes it. None does so for keys of 4-bit formats. layout: "bhsd", or "bshd" for x [B, S, H, D]; the result has the shape
-    [B, H, S, D] either way. scale_rule: as for `quantize`, but None is "rceil" of
-    mxfp8 and "even" of mxfp4, which keep the gain of attention.
-    global_scale: of nvfp4, a positive number or a float32 device scalar; None takes the smallest 2**n / 6 under which
-    no finite value saturates, so that codes of a batch are those of its items. key_lengths: [B] whole numbers, int32 on a device:
-    keys and values from there on count as zeros, whatever they hold.
-    cu_seqlens: with B = 1, packed sequences: i is rows cu[i] to cu[i + 1]; N + 1 whole numbers from 0 to S. Each is quantized, and
-    smoothed, as it would be by itself, and for calls with this cu_seqlens_k alone; queries that are smoothed, with this cu_seqlens_q.
-    dim: the head dimension that tiles are filled up to, one of those compiled; None takes the smallest that holds D. Keys and
-    values of one call have the same, or 192 and 128. stream: of the device.
+    Queries and keys have their blocks along D, values along S. Keys and values stand in tiles of 64, filled up with
+    zeros. NumPy arrays give an Operand of NumPy arrays. Device arrays stay on the device; the call does not wait.
+    Kernels: `scan_keys` and `mean_keys`, or `less_block_means`, for means; `scan_keys` and `operand_scale` for the
+    global scale, a second read of x (of smoothed keys `mean_keys` gives it); `pack_keys_NAME`, `pack_values_NAME`.
 
-    NumPy arrays give an Operand of NumPy arrays; device arrays stay on the device, without waiting. Kernels: `scan_keys` and
-    `mean_keys`, or `less_block_means`, for means, `scan_keys` and `operand_scale` for the global scale (a second read of x; of
-    smoothed keys `mean_keys` gives it, too), `pack_keys_NAME`, `pack_values_NAME`.
+    Args:
+        x: float32, float16 or bfloat16.
+        format: "mxfp8", "mxfp4" or "nvfp4"; of values also "bf16", which only rounds.
+        role: "q", "k" or "v".
+        smooth: Whether a mean is subtracted first, which attention undoes: of keys the mean over S, of queries that of
+            each 64 of a head. None smooths keys of 4-bit formats.
+        layout: "bhsd", or "bshd" for x [B, S, H, D]. The result has the shape [B, H, S, D] either way.
+        scale_rule: As of `quantize`, but None is "rceil" of mxfp8 and "even" of mxfp4, which keep the gain of
+            attention.
+        global_scale: Of nvfp4: a positive number or a float32 device scalar. None takes the smallest 2**n / 6 under
+            which no finite value saturates, so that codes of a batch are those of its items.
+        key_lengths: [B] whole numbers, int32 on a device. Keys and values from there on count as zeros, whatever they
+            hold.
+        cu_seqlens: With B = 1, packed sequences: sequence i is rows cu[i] to cu[i + 1]; N + 1 whole numbers from 0 to
+            S. Each is quantized, and smoothed, as it would be by itself. The operand is for calls with this
+            cu_seqlens_k; smoothed queries are for calls with this cu_seqlens_q.
+        dim: The head dimension that tiles are filled up to, one of those compiled; None takes the smallest that holds
+            D. Keys and values of one call have the same, or 192 and 128.
+        stream: Of the device; None is the library's own.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     name = "quantize_operand"
     _check_role(name, role, format)

@@ -1,4 +1,4 @@
-"""The friendly functions of quantization, composed of kernels: `quantize`, `dequantize`, and the layouts of scales."""
+"""Quantization for callers: `quantize`, `dequantize` and the layouts of scales, composed of kernels."""
 
 from __future__ import annotations
 
@@ -50,18 +50,29 @@ def quantize(
     out: QuantizedArray | None = None,
     stream: StreamLike = None,
 ) -> QuantizedArray:
-    """Quantize x of float32, float16 or bfloat16 in blocks along one axis.
+    """Quantize x in blocks along one axis.
 
-    format: "mxfp4", "mxfp8" (e4m3), "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3" in blocks of 32, or "nvfp4"
-    in blocks of 16. The kernel `quantize_NAME` says how it rounds and what becomes of zeros and NaN.
-    axis: the one cut into blocks, whose length is a multiple of the block, or is padded with zeros to
-    one where `pad` says so.
-    scale_rule: "floor" (the default), "ceil", "rceil" or "even"; for nvfp4 "amax" (the default) or
-    "four_over_six". scale_layout: "linear", or "128x4" for the tiles that cuBLAS and CUTLASS take.
-    global_scale: of nvfp4, a positive number or a float32 device scalar, which the result then holds; None
-    computes it from the largest finite magnitude, 1 leaves the block scales alone.
-    out: a QuantizedArray of the same format, shape, axis and layout to write to. stream: of the device.
-    NumPy arrays give NumPy codes and scales; device arrays stay on the device, without waiting.
+    The kernel `quantize_NAME` states its rounding, ties, saturation, and what becomes of zeros and NaN. NumPy arrays
+    give NumPy codes and scales. Device arrays stay on the device; the call does not wait.
+
+    Args:
+        x: float32, float16 or bfloat16.
+        format: "mxfp4", "mxfp8" (e4m3), "mxfp8_e5m2", "mxfp6_e3m2" or "mxfp6_e2m3" in blocks of 32, "nvfp4" in blocks
+            of 16.
+        axis: The axis that is cut into blocks. Its length is a multiple of the block, unless `pad` is set.
+        scale_rule: "floor" (default), "ceil", "rceil" or "even"; of nvfp4 "amax" (default) or "four_over_six".
+        scale_layout: "linear", or "128x4" for the tiles that cuBLAS and CUTLASS take.
+        global_scale: Of nvfp4: a positive number or a float32 device scalar, which the result holds. None computes it
+            from the largest finite magnitude; 1 leaves the block scales alone.
+        pad: Whether the axis is padded with zeros to whole blocks.
+        out: A QuantizedArray of the same format, shape, axis and layout to write to.
+        stream: Of the device; None is the library's own.
+
+    Returns:
+        Codes and scales with what they stand for.
+
+    Raises:
+        ArgumentError: Something does not fit; the message says what came and what to pass.
     """
     block = block_format("quantize", format)
     rule = rule_number("quantize", block, scale_rule)
@@ -115,11 +126,19 @@ def dequantize(q: Packed, dtype: DTypeLike = ..., *, out: DeviceArray, stream: S
 def dequantize(q: Packed, dtype: DTypeLike = ..., *, out: Array | None = ..., stream: StreamLike = ...) -> Any: ...
 @remembered
 def dequantize(q, dtype=np.float32, *, out=None, stream=None):
-    """Give the values of a QuantizedArray as float32, float16 or bfloat16 (rounded to nearest even).
+    """Give the values of a QuantizedArray or an Operand.
 
-    float32 values of the MX formats are exact; those of nvfp4 are two float32 products.
-    out: an array of q's shape to write to, whose dtype decides. stream: of the device.
-    A QuantizedArray of NumPy arrays gives a NumPy array, one of device arrays a device array.
+    float32 values of the MX formats are exact; those of nvfp4 are two float32 products. float16 and bfloat16 are
+    rounded once more, to nearest even. NumPy arrays give a NumPy array, device arrays a device array.
+
+    Args:
+        q: A QuantizedArray or an Operand.
+        dtype: float32, float16 or bfloat16.
+        out: An array of q's shape to write to; its dtype replaces `dtype`.
+        stream: Of the device; None is the library's own.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     if not isinstance(q, Packed):
         raise ArgumentError(f"dequantize: q is a {type(q).__name__}; pass a QuantizedArray or an Operand")
@@ -140,7 +159,7 @@ def dequantize(q, dtype=np.float32, *, out=None, stream=None):
 
 
 def quantize_reference(x, format, *, axis=-1, scale_rule=None, scale_layout="linear", global_scale=None, pad=False) -> QuantizedArray:
-    """What `quantize` gives for NumPy arrays, computed on the host from the definitions alone."""
+    """Compute what `quantize` gives for NumPy arrays, on the host, from the definitions alone."""
     block = block_format("quantize", format)
     rule = block.rules[rule_number("quantize", block, scale_rule)]
     layout = _checked_layout(x, block, axis, scale_layout, pad)
@@ -164,11 +183,21 @@ def swizzle_scales(scales: DeviceArray, *, axis: SupportsIndex = ..., stream: St
 @overload
 def swizzle_scales(scales: Array, *, axis: SupportsIndex = ..., stream: StreamLike = ...) -> Any: ...
 def swizzle_scales(scales, *, axis=-1, stream=None):
-    """Arrange block scales in the 128x4 tiles that cuBLAS and CUTLASS take: uint8 bytes in one axis.
+    """Arrange block scales in the 128x4 tiles that cuBLAS and CUTLASS take.
 
-    scales: uint8 (or ue8m0, e4m3 of ml_dtypes) whose `axis` counts blocks; all others are rows. The
-    matrix is padded with 0x00 to multiples of 128 rows and 4 blocks. Kernel: `swizzle_scales`.
-    NumPy arrays give NumPy arrays; device arrays stay on the device, without waiting.
+    NumPy arrays give NumPy arrays. Device arrays stay on the device; the call does not wait. Kernel: `swizzle_scales`.
+
+    Args:
+        scales: uint8 (or ue8m0, e4m3 of ml_dtypes) whose `axis` counts blocks; all other axes are rows. The matrix is
+            padded with 0x00 to multiples of 128 rows and 4 blocks.
+        axis: The axis that counts blocks.
+        stream: Of the device; None is the library's own.
+
+    Returns:
+        uint8 bytes in one axis.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     (scales,) = as_arrays("swizzle_scales", scales=scales)
     outer, blocks, inner = _scale_matrix("swizzle_scales", tuple(scales.shape), axis)
@@ -184,10 +213,22 @@ def unswizzle_scales(swizzled: DeviceArray, shape: Sequence[int], *, axis: Suppo
 @overload
 def unswizzle_scales(swizzled: Array, shape: Sequence[int], *, axis: SupportsIndex = ..., stream: StreamLike = ...) -> Any: ...
 def unswizzle_scales(swizzled, shape, *, axis=-1, stream=None):
-    """Give block scales of `shape`, uint8, out of their 128x4 tiles: the inverse of `swizzle_scales`.
+    """Bring block scales out of their 128x4 tiles: the inverse of `swizzle_scales`.
 
-    swizzled: as many bytes as the tiles of `shape` have, of any shape. axis: the one that counts blocks.
-    NumPy arrays give NumPy arrays; device arrays stay on the device, without waiting.
+    NumPy arrays give NumPy arrays. Device arrays stay on the device; the call does not wait. Kernel:
+    `unswizzle_scales`.
+
+    Args:
+        swizzled: As many bytes as the tiles of `shape` have, in any shape.
+        shape: The shape of the scales.
+        axis: The axis of `shape` that counts blocks.
+        stream: Of the device; None is the library's own.
+
+    Returns:
+        uint8 scales of `shape`.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     (swizzled,) = as_arrays("unswizzle_scales", bytes=swizzled)
     shape = checked_shape("unswizzle_scales", shape)
