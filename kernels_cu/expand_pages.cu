@@ -13,9 +13,9 @@
      int holds, int pages, int heads, int page, int width, int blocks, int sequences, int table, int keys, int dim,       \
      long long codes_page, long long codes_head, long long codes_token, long long scales_page, long long scales_head,      \
      long long scales_token, long long block_table_sequence) {                                                             \
-        op::expand_pages(op::RowFormat(holds),                                                                            \
+        op::expand_pages(tile::RowFormat(holds),                                                                            \
                          {codes, {codes_page, codes_head, codes_token}, scales, {scales_page, scales_head, scales_token},  \
-                          int(blockIdx.z), width, blocks, 1},                                                              \
+                          int(blockIdx.z), width, blocks},                                                              \
                          {block_table + blockIdx.y * block_table_sequence, page, 1}, key_ends, out, starts, ends, sequences,  \
                          keys, dim);                                                                                       \
     }

@@ -3,10 +3,6 @@
 
 #include "append.cuh"
 
-// Strides of an array of pages, in elements.
-#define STRIDES_PAGES(array) long long array##_page, long long array##_head, long long array##_token
-#define THE_STRIDES_PAGES(array, bytes) {bytes * array##_page, bytes * array##_head, bytes * array##_token}
-
 // The parameters behind the arrays of the cache, in order, and what is appended made of them.
 #define APPEND_ROWS                                                                                                        \
     const __nv_bfloat16 *x_bf16, /* [tokens, heads, dim] or null, as all that follow */                                    \

@@ -1,8 +1,9 @@
-// Attention of few queries: rows of keys and values as a cache holds them, expanded to 16 bits on their way into the MMAs.
+// Attention of few queries: rows of keys and values as a cache or an operand holds them, expanded to 16 bits on their way into the MMAs.
 //
-// A block has 16 rows of one head of keys. Its warps have chunks of the keys to themselves, each with a ring of its own of rows on
+// A block has 16 rows of one head of keys. Its warps have chunks of the keys to themselves, each with a ring of its own of units on
 // their way; four chunks make a node, which is written. What a row of the problem gives depends on nothing but the row and
-// the keys that it sees: see tree.cuh.
+// the keys that it sees: see tree.cuh. Formats, and the place of keys, are found out at run time, once a unit: so any format of keys
+// goes with any of values, and there is one copy of all MMAs.
 #pragma once
 
 #include <cstdint>
@@ -23,60 +24,73 @@
 
 namespace op {
 
-// What the entry is given of a cache.
-struct PagedCache {
-    const void *k, *k_scales, *v, *v_scales;   // [pages, heads_kv, page, ..]
-    PageStrides k_strides, k_scales_strides, v_strides, v_scales_strides;
-    const int *block_table;   // [sequences, table]
+using tile::RowFormat;
+
+// Keys or values, as the entry is given them: rows [pages, heads_kv, page, width] in bytes with their scales; or tiles of
+// block_tiles.cuh, [batch, heads_kv, tiles, width], whose scales are in them.
+struct CachedArray {
+    const void *codes, *scales;
+    PageStrides strides, scale_strides;
+    RowFormat format;
+    int tile_dim;   // the head dimension that tiles are filled up to; 0 where there are rows
+
+    __device__ bool has_columns() const { return tile_dim > 0 && format != RowFormat::plain; }   // of values: see tile::CachedUnits
+};
+
+// What the entry is given beside queries and options.
+struct CachedKeys {
+    CachedArray k, v;
+    const int *block_table;   // [sequences, table] or null: rows of batches, or of packed sequences, one behind the other
     long long table_stride;
-    int page, table;
-    const float *k_global;    // [heads_kv] or null: what codes times scales of keys are multiplied by
+    int page, nodes;
+    const float *q_global, *k_global;    // [1] and [heads_kv], or null: what codes times scales are multiplied by
 };
 
 // The keys that a table of pages has room for.
 __device__ inline int capacity(int table, int page) { return min(static_cast<long long>(table) * page, 0x7fffffffll - node_keys); }
 
-// The parameters of every entry on pages behind its operands, in order, and the options made of them: arguments, then axes, then
-// strides.
-#define PAGED_ARRAYS                                                                                                        \
-    const int *block_table, const int *key_ends, const int *query_starts, const int *query_ends, const float *k_global,     \
-        const float *row_shift, float *partial, float *row_max, float *row_sum
-#define STRIDES_PAGES(array) long long array##_page, long long array##_head, long long array##_token
-#define THE_STRIDES_PAGES(array, bytes) {bytes * array##_page, bytes * array##_head, bytes * array##_token}
-#define PAGED_OPTIONS                                                                                                       \
-    {nullptr, nullptr, nullptr, row_shift, query_starts, query_ends, nullptr, key_ends, nullptr, nullptr, nullptr, nullptr, \
-     partial, row_max, row_sum, scale, softcap, left, right, batch, heads_kv, group, queries, dim,                          \
-     op::capacity(table, page), dim_v, sequences, int(gridDim.x) / heads_kv, {}, {}, {}, {}, {}}
-
-// How a block divides the work. Rings of 16 KiB to a warp hide the way from memory with two blocks to a Hopper multiprocessor; one
-// block fills a GeForce's shared memory, and its bandwidth needs no more.
-template <class Keys_, class Values_, int dim_>
+// How a block divides the work. Rings of 14 to 18 KiB to a warp hide the way from memory with two blocks to a Hopper multiprocessor;
+// one block fills a GeForce's shared memory, and its bandwidth needs no more.
+template <class Element_, int dim_>
 struct FewTiling {
-    using Keys = tile::CachedUnit<Keys_, dim_, false>;
-    using Values = tile::CachedUnit<Values_, dim_, true>;
-    static constexpr int dim = dim_, slices = 1, rows = 16;
+    using Element = Element_;
+    using Units = tile::CachedUnits<Element, dim_>;
+    static constexpr int dim = dim_, rows = 16;
     static constexpr int warps = node_chunks, threads = 32 * warps;
-    static constexpr int keys = 64, units = keys / tile::cached_rows;   // of a tile
-    static constexpr int unit_bytes = sizeof(Keys) > sizeof(Values) ? sizeof(Keys) : sizeof(Values);
-    static constexpr int most_slots = 16 * 1024 / unit_bytes;
-    static constexpr int batch = most_slots >= 12 ? 4 : most_slots >= 6 ? 2 : 1;   // units that are waited for together
-    static constexpr int batches = most_slots / batch > 4 ? 4 : most_slots / batch;
-    static constexpr int slots = batch * batches;
-    static_assert(batches >= 2, "one batch is on its way while another is read");
-    static constexpr bool keeps_q = dim <= 128;
-    static constexpr bool rolled = batch < units;
-    static constexpr int exchanged = dim < 128 ? dim : 128;   // columns of a node that pass from warp to warp at once
+    static constexpr int keys = tile::tile_keys, units = keys / tile::cached_rows;   // of a tile
+    static constexpr int batches = dim <= 128 ? 4 : 2;   // units that are waited for together: so many are on their way
+    static constexpr int exchanged = 64;   // columns of a node that pass from warp to warp at once
     static constexpr int blocks = dim <= 128 ? 2 : 1;
+    using Node = tile::WarpNode<exchanged>;
 
-    struct alignas(16) Slot {
-        unsigned char bytes[unit_bytes];
+    // What a warp has to itself: a unit as it is expanded, later a node; behind it the ring.
+    static constexpr int expanded_bytes = sizeof(typename Units::Rows) > sizeof(Node) ? sizeof(typename Units::Rows) : sizeof(Node);
+    static constexpr int arena_bytes = 23040;
+    struct alignas(128) Arena {
+        char bytes[arena_bytes];
     };
     struct Shared {
-        Slot ring[warps][slots];
-        tile::WarpNode<exchanged> node[warps - 1];
-        tile::FragmentA q[keeps_q ? 1 : dim / 16][32];
+        Arena arena[warps];
+        tile::FragmentA q[dim / 16][32];   // which leaves registers to O
     };
-    static_assert(sizeof(Shared) <= ptx::shared_bytes_per_block, "the rings fit");
+    static_assert(sizeof(Node) % 128 == 0 && sizeof(Shared) <= ptx::shared_bytes_per_block, "the rings fit");
+};
+
+// A warp's ring of units: where it begins, bytes of a unit, units of a batch.
+struct FewRing {
+    int begin, unit_bytes, batch;
+
+    template <class Tiling>
+    __device__ static FewRing of(const CachedKeys &cached, Tiling) {
+        using Units = typename Tiling::Units;
+        const bool plain = cached.k.format == RowFormat::plain && cached.v.format == RowFormat::plain;
+        FewRing ring;
+        ring.begin = plain ? sizeof(typename Tiling::Node) : Tiling::expanded_bytes;   // nothing is expanded
+        ring.unit_bytes = max(Units::bytes(cached.k.format, false), Units::bytes(cached.v.format, cached.v.has_columns()));
+        const int fitting = (Tiling::arena_bytes - ring.begin) / (Tiling::batches * ring.unit_bytes);
+        ring.batch = fitting >= 4 ? 4 : fitting >= 2 ? 2 : 1;
+        return ring;
+    }
 };
 
 // Which tiles a warp goes through, node by node, eight units to a tile: keys, then values.
@@ -110,23 +124,37 @@ struct UnitCursor {
     }
 };
 
-// Drops the two accumulators of the first unit: so loops over units can be rolled.
-template <int tiles>
+// Drops the first `by` accumulators: so loops over units can be rolled.
+template <int by, int tiles>
 __device__ inline void move_up(tile::Accumulator (&s)[tiles]) {
 #pragma unroll
-    for (int j = 0; j + 2 < tiles; ++j) tile::copy(s[j], s[j + 2]);
+    for (int j = 0; j + by < tiles; ++j) tile::copy(s[j], s[j + by]);
+}
+
+// The weights of 16 keys as A, out of two accumulators and into one, whose registers are free then.
+template <class Element, int tiles>
+__device__ inline void round_weights(tile::Accumulator (&s)[tiles]) {
+#pragma unroll
+    for (int i = 0; i < tiles / 2; ++i) {
+        tile::FragmentA p;
+        tile::accumulators_to_a(p, s[2 * i], s[2 * i + 1], Element{});
+#pragma unroll
+        for (int j = 0; j < 4; ++j) s[i][j] = __uint_as_float(p[j]);
+    }
+}
+__device__ inline void weights_of(tile::FragmentA &p, const tile::Accumulator &s) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) p[j] = __float_as_uint(s[j]);
 }
 
 // O of a row is not divided: nodes go to partial, row_max and row_sum of the options, counted as splits.
 template <class Tiling, class Element>
-__device__ inline void attention_few(typename Tiling::Shared &shared, const Element *q, const StridesQ &q_strides,
-                                     const PagedCache &cache, const AttentionOptions &options) {
-    using Keys = typename Tiling::Keys;
-    using Values = typename Tiling::Values;
-    using KeyElement = typename Keys::Element;
-    using ValueElement = typename Values::Element;
-    static_assert(std::is_same_v<Element, KeyElement>, "Q and K are multiplied in one type");
-    constexpr int dim = Tiling::dim, units = Tiling::units;
+__device__ inline void attention_few(typename Tiling::Shared &shared, const Element *q, const StridesQ &q_strides, const CachedKeys &cached,
+                                     const AttentionOptions &options) {
+    using Units = typename Tiling::Units;
+    using Rows = typename Units::Rows;
+    using Columns = typename Units::Columns;
+    constexpr int dim = Tiling::dim, units = Tiling::units, columns = dim / tile::mma_columns;
     const Problem problem(options, uint3(blockIdx));
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return;   // packed sequences have different lengths
@@ -139,55 +167,72 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
     const int end_tile = ceil_div(end_key, Tiling::keys);
     const int first_tile = end_key > first_key ? first_key / Tiling::keys : end_tile;
 
-    const int nodes = ceil_div(options.keys, node_keys);   // of the whole table
-    const int run = ceil_div(nodes, options.splits);
-    const int first_node = problem.split * run, end_node = min(first_node + run, nodes);
+    const int run = ceil_div(cached.nodes, options.splits);
+    const int first_node = problem.split * run, end_node = min(first_node + run, cached.nodes);
 
-    const PageTable table(cache.block_table + blockIdx.z * cache.table_stride, cache.page, tile::cached_rows);
-    const PagedRows k_rows(cache.k, cache.k_strides, cache.k_scales, cache.k_scales_strides, problem.head,
-                           options.dim * Keys::Format::bits / 8,
-                           Keys::scale_bytes ? ceil_div(options.dim, at_least_one(Keys::Format::block)) : 0, Keys::scale_bytes);
-    const PagedRows v_rows(cache.v, cache.v_strides, cache.v_scales, cache.v_scales_strides, problem.head,
-                           options.dim_v * Values::Format::bits / 8,
-                           Values::scale_bytes ? ceil_div(options.dim_v, at_least_one(Values::Format::block)) : 0, Values::scale_bytes);
+    const PageTable table = cached.block_table
+                                ? PageTable(cached.block_table + blockIdx.z * cached.table_stride, cached.page, tile::cached_rows)
+                                : PageTable(problem.batch, problem.first_key);
+    const auto rows_of = [&](const CachedArray &array, int dim) {
+        return PagedRows(array.codes, array.strides, array.scales, array.scale_strides, problem.head, dim * tile::bits_of(array.format) / 8,
+                         ceil_div(dim, tile::block_of(array.format)));
+    };
+    const PagedRows k_rows = rows_of(cached.k, options.dim), v_rows = rows_of(cached.v, options.dim_v);
 
+    char *const arena = shared.arena[warp].bytes;
+    const FewRing ring = FewRing::of(cached, Tiling{});
+    const int ring_end = ring.begin + Tiling::batches * ring.batch * ring.unit_bytes;
     UnitCursor<units> coming(first_node, end_node, first_tile, end_tile, warp);
-    int filled = 0;   // the slot that is filled next
+    int filled = ring.begin;   // where the next unit goes
     const auto fetch_unit = [&] {
-        auto &slot = shared.ring[warp][filled];
-        const int first = coming.tile * Tiling::keys + coming.part % units * tile::cached_rows;
+        char *const unit = arena + filled;
+        const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(unit));
+        const int part = coming.part % units, first = coming.tile * Tiling::keys + part * tile::cached_rows;
         const bool whole = table.shift >= 0 && first >= first_key && first + tile::cached_rows <= end_key;
-        const auto copy = [&](auto &unit, const PagedRows &from) {
-            const auto row_of = [&](const char *base, const PageStrides &strides, int key) -> const char * {
-                if (first + key < first_key || first + key >= end_key) return nullptr;
-                const PageTable::Place place = table.place(first + key);
-                return strides.row(base, place.page, place.row);
-            };
-            const auto scales_of = [&](int key) { return row_of(from.scales, from.scale_strides, key); };
-            if (whole) {
-                const UnitPlace place(table, from, first);
-                unit.copy(from.chunks, place.codes, static_cast<uint32_t>(from.code_strides.token));
-                if (from.aligned) unit.copy_scales(from.scale_bytes, place.scales, static_cast<uint32_t>(from.scale_strides.token));
-            } else {
-                unit.copy(from.chunks, [&](int key) { return row_of(from.codes, from.code_strides, key); });
+        const auto copy = [&](const CachedArray &array, const PagedRows &from, auto keys) {
+            const RowFormat format = array.format;
+            if (array.tile_dim) {
+                const char *tile = from.code_strides.row(from.codes, problem.batch, problem.first_tile(Tiling::keys) + coming.tile);
+                if (!keys && format != RowFormat::plain) return Units::copy_columns(target, format, tile, part, array.tile_dim);
+                const tile::TileRows rows(array.tile_dim * tile::bits_of(format) / 8, keys);
+                const int first_row = part * tile::cached_rows;
+                Units::copy_rows(target, format, [&](int row, int chunk) {
+                    return chunk < rows.chunks ? tile + 16 * rows.index(first_row + row, chunk) : nullptr;
+                });
+                if (format == RowFormat::plain) return;
+                const int blocks = array.tile_dim / tile::block_of(format), step = ceil_div(blocks, 4) * 4;
+                const char *scales = tile + 16 * Tiling::keys * rows.chunks + first_row * step;
+                Units::copy_scales(unit, format, blocks, true, [&](int row) { return scales + row * step; });
+                return;
             }
-            if (!whole || !from.aligned) unit.copy_scales(from.scale_bytes, from.aligned, scales_of);
+            const PageTable::Place place = whole ? table.unit_place(first) : PageTable::Place{};
+            const auto row_of = [&](const char *base, const PageStrides &strides, int row) -> const char * {
+                if (whole) return strides.row(base, place.page, place.row + row);
+                if (first + row < first_key || first + row >= end_key) return nullptr;
+                const PageTable::Place of_row = table.place(first + row);
+                return strides.row(base, of_row.page, of_row.row);
+            };
+            Units::copy_rows(target, format, [&](int row, int chunk) -> const char * {
+                const char *from_row = chunk < from.chunks ? row_of(from.codes, from.code_strides, row) : nullptr;
+                return from_row ? from_row + 16 * chunk : nullptr;
+            });
+            if (format != RowFormat::plain)
+                Units::copy_scales(unit, format, from.scale_bytes, from.aligned, [&](int row) { return row_of(from.scales, from.scale_strides, row); });
         };
-        if (coming.part < units) copy(reinterpret_cast<Keys &>(slot), k_rows);
-        else copy(reinterpret_cast<Values &>(slot), v_rows);
+        if (coming.part < units) copy(cached.k, k_rows, std::true_type{});
+        else copy(cached.v, v_rows, std::false_type{});
         coming.advance();
-        filled = filled + 1 == Tiling::slots ? 0 : filled + 1;
+        filled = filled + ring.unit_bytes == ring_end ? ring.begin : filled + ring.unit_bytes;
     };
     const auto fetch = [&] {   // tiles are whole batches
         if (coming.there())
 #pragma unroll 1
-            for (int i = 0; i < Tiling::batch; ++i) fetch_unit();
+            for (int i = 0; i < ring.batch; ++i) fetch_unit();
         ptx::cp_async_commit_group();
     };
 #pragma unroll 1
     for (int i = 0; i < Tiling::batches - 1; ++i) fetch();
 
-    tile::FragmentA kept[Tiling::keeps_q ? dim / 16 : 1];
     {
         tile::FragmentA all[dim / 16];
         tile::load_queries<Element, dim>(all, options.dim, [&](int row) {
@@ -196,26 +241,20 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
 #pragma unroll
         for (int step = 0; step < dim / 16; ++step)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                if constexpr (Tiling::keeps_q) kept[step][i] = all[step][i];
-                else shared.q[step][ptx::laneid()][i] = all[step][i];   // every warp writes the same
-            }
-        if constexpr (!Tiling::keeps_q) ptx::bar_sync();   // Q is there
+            for (int i = 0; i < 4; ++i) shared.q[step][ptx::laneid()][i] = all[step][i];   // every warp writes the same
+        ptx::bar_sync();   // Q is there
     }
 
-    const float scale = options.scale * Keys::Format::lift * (cache.k_global ? cache.k_global[problem.head] : 1.0f);
-    const float factor = score_factor(problem, scale);
+    const float scale = options.scale * tile::lift_of(cached.k.format) * (cached.q_global ? *cached.q_global : 1.0f) *
+                        (cached.k_global ? cached.k_global[problem.head] : 1.0f);
+    const float factor = score_factor(problem, scale), value_lift = tile::lift_of(cached.v.format);
     const int lane_queries[2] = {problem.query_of(first_row + tile::accumulator_row(0)),
                                  problem.query_of(first_row + tile::accumulator_row(2))};
-    int read = 0;   // the slot that is read next
-    const auto next_batch = [&] {
-        ptx::cp_async_wait_group<Tiling::batches - 2>();
-        ptx::bar_warp_sync();   // the batch has landed for all lanes, and all are done with the one before
-        fetch();
-        auto *first = shared.ring[warp] + read;
-        read = read + Tiling::batch == Tiling::slots ? 0 : read + Tiling::batch;
-        return first;
-    };
+    const uint32_t arena_address = static_cast<uint32_t>(__cvta_generic_to_shared(arena));
+    const uint32_t of_keys = tile::address_b(*reinterpret_cast<Rows *>(arena)) - arena_address;
+    const uint32_t of_values = tile::address_b_transposed(*reinterpret_cast<Rows *>(arena)) - arena_address;
+    const uint32_t of_columns = tile::address_b(*reinterpret_cast<Columns *>(arena)) - arena_address;
+    int read = ring.begin;   // the unit that is read next
 
     UnitCursor<units> here(first_node, end_node, first_tile, end_tile, warp);
 #pragma unroll 1
@@ -225,60 +264,105 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
 #pragma unroll 1
         for (; here.node == node; here.tile++, here.settle()) {
             const int tile_key = here.tile * Tiling::keys;
-            tile::Accumulator s[1][2 * units];
-#pragma unroll (Tiling::rolled ? 1 : units)
-            for (int first = 0; first < units; first += Tiling::batch) {
-                const auto *batch = next_batch();
-#pragma unroll
-                for (int unit = 0; unit < Tiling::batch; ++unit) {
-                    const auto &keys = reinterpret_cast<const Keys &>(batch[unit]);
+            const bool common = tile_key >= first_common && tile_key + Tiling::keys <= end_common;
+            // Zero times a value that is not finite is NaN: where rows see different keys, those of each query are multiplied
+            // with zeros for the values that it does not see; and so are, in columns, keys that nobody sees.
+            const bool isolates = !common && (first_query != last_query || cached.v.has_columns());
+            tile::Accumulator s[1][2 * units];   // scores, then weights as round_weights leaves them
+#pragma unroll 1
+            for (int part = 0; part < 2 * units; ++part) {
+                if (part % ring.batch == 0) {
+                    ptx::cp_async_wait_group<Tiling::batches - 2>();
+                    ptx::bar_warp_sync();   // the batch has landed for all lanes, and all are done with the one before
+                    fetch();
+                }
+                const RowFormat format = part < units ? cached.k.format : cached.v.format;
+                const bool has_columns = part >= units && cached.v.has_columns();
+                uint32_t unit = arena_address + read;
+                if (format != RowFormat::plain) {
+                    ptx::bar_warp_sync();   // all lanes are done with what was expanded before
+                    tile::with_block_format<Element>(format, [&](auto block) {
+                        if (has_columns) Units::expand_columns(*reinterpret_cast<Columns *>(arena), arena + read, part - units, block);
+                        else Units::expand_rows(*reinterpret_cast<Rows *>(arena), arena + read, block);
+                    });
+                    ptx::bar_warp_sync();   // and it is whole
+                    unit = arena_address;
+                }
+                read = read + ring.unit_bytes == ring_end ? ring.begin : read + ring.unit_bytes;
+                if (part < units) {
                     tile::Accumulator sum[2] = {};
 #pragma unroll
-                    for (int half = 0; half < 2; ++half)
-                        keys.for_keys(half, [&](int step, const tile::FragmentB &b) {
-                            if constexpr (Tiling::keeps_q) tile::multiply(sum[half], kept[step], b, Element{});
-                            else tile::multiply(sum[half], shared.q[step][ptx::laneid()], b, Element{});
-                        });
-                    move_up(s[0]);
+                    for (int step = 0; step < dim / 16; ++step) {
+                        tile::FragmentB b[2];
+                        tile::load_b<Rows>(b, unit + of_keys, 0, 2 * step);
+#pragma unroll
+                        for (int half = 0; half < 2; ++half)
+                            tile::multiply(sum[half], shared.q[step][ptx::laneid()], b[half], Element{});
+                    }
+                    move_up<2>(s[0]);
                     tile::copy(s[0][2 * units - 2], sum[0]);
                     tile::copy(s[0][2 * units - 1], sum[1]);
+                    if (part < units - 1) continue;
+                    if (!common || problem.transforms_scores()) mask_scores<tile::NaturalKeys>(s, problem, first_row, tile_key, scale);
+                    softmax.take(s, factor);
+                    round_weights<Element>(s[0]);
+                    continue;
                 }
-            }
-            const bool common = tile_key >= first_common && tile_key + Tiling::keys <= end_common;
-            if (!common || problem.transforms_scores()) mask_scores<tile::NaturalKeys>(s, problem, first_row, tile_key, scale);
-            softmax.take(s, factor);
-            // Zero times a value that is not finite is NaN: where rows see different keys, those of each query are multiplied
-            // with zeros for the values that it does not see.
-            const bool isolates = !common && first_query != last_query;
-            const auto multiply_values = [&](const Values &values, const tile::FragmentA &p, int first) {
-                if (!isolates) {
-                    values.for_values([&](int j, const tile::FragmentB &b) { tile::multiply(softmax.o[0][j], p, b, ValueElement{}); });
-                    return;
-                }
+                // o += P V over the queries of a pass: all of them, or one whose keys alone are shown.
+                const auto each_pass = [&](auto &&add) {
+                    if (!isolates) return add(std::false_type{}, 0);
 #pragma unroll 1
-                for (int query = first_query; query <= last_query; ++query) {
-                    const int begin = problem.first_visible(query) - first, end = problem.end_visible(query) - first;
-                    const auto seen = tile::pair_masks([&](int key) { return key >= begin && key < end; });
-                    values.for_values([&](int j, const tile::FragmentB &b) {
+                    for (int query = first_query; query <= last_query; ++query) add(std::true_type{}, query);
+                };
+                const auto add_to = [&](tile::Accumulator &o, const tile::FragmentA &p, const tile::FragmentB &b, auto isolated, int query, int first) {
+                    if constexpr (!isolated) {
+                        tile::multiply(o, p, b, Element{});
+                    } else {
+                        const int begin = problem.first_visible(query) - first, end = problem.end_visible(query) - first;
+                        const auto seen = tile::pair_masks([&](int key) { return key >= begin && key < end; });
                         const tile::FragmentB shown = {b[0] & seen.pair[0], b[1] & seen.pair[1]};
                         tile::Accumulator sum;
-                        tile::copy(sum, softmax.o[0][j]);
-                        tile::multiply(sum, p, shown, ValueElement{});
+                        tile::copy(sum, o);
+                        tile::multiply(sum, p, shown, Element{});
 #pragma unroll
                         for (int i = 0; i < 4; ++i)
-                            if (lane_queries[i / 2] == query) softmax.o[0][j][i] = sum[i];
-                    });
-                }
-            };
-#pragma unroll (Tiling::rolled ? 1 : units)
-            for (int first = 0; first < units; first += Tiling::batch) {
-                const auto *batch = next_batch();
-#pragma unroll
-                for (int unit = 0; unit < Tiling::batch; ++unit) {
+                            if (lane_queries[i / 2] == query) o[i] = sum[i];
+                    }
+                };
+                if (!has_columns) {
                     tile::FragmentA p;
-                    tile::accumulators_to_a(p, s[0][0], s[0][1], ValueElement{});
-                    move_up(s[0]);
-                    multiply_values(reinterpret_cast<const Values &>(batch[unit]), p, tile_key + (first + unit) * tile::cached_rows);
+                    weights_of(p, s[0][0]);
+                    move_up<1>(s[0]);
+                    each_pass([&](auto isolated, int query) {
+#pragma unroll
+                        for (int pair = 0; pair < columns / 2; ++pair) {
+                            tile::FragmentB b[2];
+                            tile::load_b_transposed<Rows>(b, unit + of_values, 0, 2 * pair);
+#pragma unroll
+                            for (int half = 0; half < 2; ++half)
+                                add_to(softmax.o[0][2 * pair + half], p, b[half], isolated, query, tile_key + (part - units) * tile::cached_rows);
+                        }
+                    });
+                } else {
+                    static_for<units>([&](auto quarter) {
+                        if (part - units != quarter) return;
+                        tile::Accumulator *o = softmax.o[0] + quarter * (columns / 4);
+                        each_pass([&](auto isolated, int query) {
+#pragma unroll
+                        for (int step = 0; step < units; ++step) {
+                            tile::FragmentA p;
+                            weights_of(p, s[0][step]);
+#pragma unroll
+                            for (int pair = 0; pair < Units::quarter / 16; ++pair) {
+                                tile::FragmentB b[2];
+                                tile::load_b<Columns>(b, unit + of_columns, 16 * pair, 2 * step);
+#pragma unroll
+                                for (int half = 0; half < 2; ++half)
+                                    add_to(o[2 * pair + half], p, b[half], isolated, query, tile_key + step * tile::cached_rows);
+                            }
+                        }
+                        });
+                    });
                 }
             }
         }
@@ -288,7 +372,9 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
             if (softmax.row_sum[0][half] == 0.0f) softmax.row_max[0][half] = -INFINITY;   // it saw no key
 
         // Chunks 0 and 1, 2 and 3, then both.
-        const auto send = [&](tile::WarpNode<Tiling::exchanged> &to, int first) {
+        const auto node_of = [&](int warp) -> typename Tiling::Node & { return *reinterpret_cast<typename Tiling::Node *>(shared.arena[warp].bytes); };
+        ptx::bar_warp_sync();   // all lanes are done with what was expanded last
+        const auto send = [&](typename Tiling::Node &to, int first) {
 #pragma unroll
             for (int j = 0; j < Tiling::exchanged / 8; ++j) {
                 const tile::Accumulator &o = softmax.o[0][first + j];
@@ -300,7 +386,7 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
                 to.row_sum(half) = softmax.row_sum[0][half];
             }
         };
-        const auto take = [&](tile::WarpNode<Tiling::exchanged> &from, int first) {
+        const auto take = [&](typename Tiling::Node &from, int first) {
             const NodeSum sums[2] = {{softmax.row_max[0][0], from.row_max(0)}, {softmax.row_max[0][1], from.row_max(1)}};
 #pragma unroll
             for (int j = 0; j < Tiling::exchanged / 8; ++j) {
@@ -320,10 +406,10 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
         for (int level = 1; level < Tiling::warps; level *= 2)
 #pragma unroll
             for (int first = 0; first < dim / 8; first += Tiling::exchanged / 8) {
-                if (warp % (2 * level) == level) send(shared.node[warp - 1], first);
+                if (warp % (2 * level) == level) send(node_of(warp), first);
                 ptx::bar_sync();   // the right sides are there
-                if (warp % (2 * level) == 0) take(shared.node[warp + level - 1], first);
-                if (first + Tiling::exchanged / 8 < dim / 8) ptx::bar_sync();   // and were read
+                if (warp % (2 * level) == 0) take(node_of(warp + level), first);
+                ptx::bar_sync();   // and were read
             }
         if (warp != 0) continue;
 #pragma unroll
@@ -337,17 +423,13 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
                 options.row_sum[at] = softmax.row_sum[0][half];
             }
             if (max == -INFINITY) continue;   // counts nothing, whatever stands there
-            float *target = options.partial + at * options.dim_v;
-            const int column = tile::first_value_column<dim>();
+            float *target = options.partial + at * options.dim_v + tile::accumulator_column(0);
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
-#pragma unroll
-                for (int j = 0; j < dim / 8; j += 4) {
-                    const int at = column + i * (dim / 8) + j;
-                    if (at >= options.dim_v) continue;
-                    const auto value = [&](int k) { return softmax.o[0][j + k][2 * half + i] * Values::Format::lift; };
-                    *reinterpret_cast<float4 *>(target + at) = {value(0), value(1), value(2), value(3)};
-                }
+            for (int j = 0; j < columns; ++j) {
+                if (j * tile::mma_columns + tile::accumulator_column(0) >= options.dim_v) continue;
+                const tile::Accumulator &o = softmax.o[0][j];
+                *reinterpret_cast<float2 *>(target + j * tile::mma_columns) = {o[2 * half] * value_lift, o[2 * half + 1] * value_lift};
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 
 #include "../kernel.cuh"
 #include "../ptx/cvt.cuh"
+#include "../tile/cached_rows.cuh"
 #include "../tile/format.cuh"
 #include "../tile/narrow.cuh"
 #include "../tile/scale.cuh"
@@ -14,8 +15,7 @@ namespace op {
 
 constexpr int expand_threads = 256;
 
-// What rows hold, in the order of the entry's scalar: values of 16 bits as they are, or codes with scales.
-enum class RowFormat { plain, mxfp8, mxfp4, nvfp4 };
+using tile::RowFormat;
 
 // Eight values from `column` on of a row, as 16 bytes. Products are exact where Element has them.
 template <class Element>

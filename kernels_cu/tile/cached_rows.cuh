@@ -1,305 +1,266 @@
-// Rows of keys and of values as caches hold them, 16 keys at a time in shared memory, and how a warp takes them from there as B of
-// its MMAs: in 16 bits, codes times scales, every product exact.
+// Keys and values as caches and operands hold them, 16 keys at a time in shared memory: a unit. In 16 bits a unit is a SharedTile; in
+// block formats it is codes and scales as they came, which a warp expands to a SharedTile, code times scale, every product exact. So
+// MMAs have one kind of operand, and caches of the same values give the same sums, bit for bit.
 //
-// A row is the D values of a token, its scales lie along it. The depth k of Q K^T is D: lane t of a quad gives the values from
-// t D / 4 on, eight of them to two MMAs, value j of the eight beside value j + 4. The depth of P V are the keys, as accumulators
-// of S leave them; its columns are those of O, of which lane group g has the values from g D / 8 on. Every format has the same
-// values in the same places, so that caches of the same values give the same sums, bit for bit, on every machine.
+// A unit is 16 rows of one token each, whose scales lie along them. Values of an operand in a block format stand in tiles of 64 keys
+// whose rows are columns of V, their scales along the keys: there a unit is a quarter of the columns.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
-#include <type_traits>
 
+#include "../kernel.cuh"
 #include "../ptx/cp_async.cuh"
-#include "../ptx/portable/cp_async.cuh"
 #include "../ptx/cvt.cuh"
+#include "../ptx/portable/cp_async.cuh"
 #include "../ptx/warp.cuh"
+#include "block_tiles.cuh"
 #include "format.cuh"
 #include "fragment.cuh"
+#include "shared.cuh"
 
 namespace tile {
 
 constexpr int cached_rows = 16;   // keys of a unit
 
+// What rows hold, as entries' scalars name it: values of 16 bits as they are, or codes with scales.
+enum class RowFormat { plain, mxfp8, mxfp4, nvfp4 };
+
+__device__ inline int bits_of(RowFormat format) { return format == RowFormat::plain ? 16 : format == RowFormat::mxfp8 ? 8 : 4; }
+__device__ inline int block_of(RowFormat format) { return format == RowFormat::nvfp4 ? 16 : 32; }
+
+// What takes expanded values to those that they stand for.
+__device__ inline float lift_of(RowFormat format) { return format == RowFormat::nvfp4 ? 0x1p7f : 1.0f; }
+
 __device__ inline uint32_t multiply_pair(uint32_t a, uint32_t b, __nv_bfloat16) { return ptx::mul_bf16x2(a, b); }
 __device__ inline uint32_t multiply_pair(uint32_t a, uint32_t b, __half) { return ptx::portable::mul_f16x2(a, b); }
 
-// What a cache holds. bits: of a value; block: values to a scale, 0 without. `lift` takes expanded values to what they stand for.
-// expand() makes pairs of Element of codes and of the pair of scales that scale_pair() makes of two bytes.
-
-template <class Element_>
-struct CachedPlain {
-    using Element = Element_;
-    static constexpr int bits = 16, block = 0;
-    static constexpr float lift = 1.0f;
-};
-
-// Pairs of nibbles j of both halves of a word, j = 0 .. 3, with the bits of e2m1 where those of a 16-bit float with its exponent
-// and mantissa are: sign on sign, the other three from the lowest bit of the exponent but one on.
-template <int mantissa>
-__device__ inline void spread_e2m1(uint32_t (&pairs)[4], uint32_t word) {
+// A word of eight e2m1 codes as pairs of Element, in order, times pairs of equal factors: its bits stand where those of a 16-bit
+// float with its exponent and mantissa are, sign on sign, the other three from the lowest bit of the exponent but one on.
+template <class Element, class... Factors>
+__device__ inline uint4 e2m1_times(uint32_t word, Factors... factors) {
+    constexpr int mantissa = is_bf16<Element> ? 7 : 10;
     constexpr uint32_t magnitude = 0x00070007u << (mantissa - 1), sign = 0x80008000u;
+    uint32_t pairs[4];   // nibble j of both halves of the word
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         const int up = mantissa - 1 - 4 * j;
-        const uint32_t moved = up >= 0 ? word << up : word >> -up;
+        const uint32_t moved = up >= 0 ? word << (up > 0 ? up : 0) : word >> (up < 0 ? -up : 0);
         pairs[j] = (moved & magnitude) | ((word << (12 - 4 * j)) & sign);
+        ((pairs[j] = multiply_pair(pairs[j], factors, Element{})), ...);
     }
+    return {__byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[2], pairs[3], 0x5410),
+            __byte_perm(pairs[0], pairs[1], 0x7632), __byte_perm(pairs[2], pairs[3], 0x7632)};
 }
 
-// e2m1 times ue4m3: values times 2^-7, of which f16 holds every one.
-template <class Element_>
-struct CachedNvfp4 {
-    using Element = Element_;
-    static constexpr int bits = 4, block = 16;
-    static constexpr float lift = 0x1p7f;
+// The block formats. block: values to a scale; chunk_values: of 16 bytes of codes. expand() makes chunk `eight` of the eights of a
+// chunk of codes; scale() makes of a scale's byte what it takes.
 
-    __device__ static uint32_t scale_pair(uint32_t low, uint32_t high) {
-        const uint32_t pair = ptx::cvt_rn_f16x2_ue4m3x2(low | high << 8);
+// e2m1 times ue4m3: values times 2^-7, of which f16 and bf16 hold every one.
+template <class Element>
+struct CachedNvfp4 {
+    static constexpr int bits = 4, block = 16, chunk_values = 32;
+
+    __device__ static uint32_t scale(uint32_t byte) {
+        const uint32_t pair = ptx::cvt_rn_f16x2_ue4m3x2(byte * 0x101u);
         if constexpr (is_bf16<Element>) {   // e2m1 stands for 2^-126 times itself there
-            const float2 scales = unpack_pair(pair, __half{});
-            return ptx::cvt_rn_bf16x2_f32(scales.y * 0x1p119f, scales.x * 0x1p119f);
+            const float value = unpack_pair(pair, __half{}).x * 0x1p119f;
+            return ptx::cvt_rn_bf16x2_f32(value, value);
         } else {   // 2^-14
             return multiply_pair(pair, 0x58005800u, __half{});
         }
     }
-    __device__ static void expand(uint32_t (&pairs)[4], uint32_t word, uint32_t scales) {
-        spread_e2m1<is_bf16<Element> ? 7 : 10>(pairs, word);
-#pragma unroll
-        for (uint32_t &pair : pairs) pair = multiply_pair(pair, scales, Element{});
-    }
+    __device__ static uint4 expand(const uint32_t (&words)[4], int eight, uint32_t scale) { return e2m1_times<Element>(words[eight], scale); }
 };
 
 // e2m1 times ue8m0, in bf16: exact for scales from 2^-117 to 2^119.
 struct CachedMxfp4 {
-    using Element = __nv_bfloat16;
-    static constexpr int bits = 4, block = 32;
-    static constexpr float lift = 1.0f;
+    static constexpr int bits = 4, block = 32, chunk_values = 32;
 
-    __device__ static uint32_t scale_pair(uint32_t low, uint32_t high) { return ptx::cvt_rn_bf16x2_ue8m0x2(low | high << 8); }
-    __device__ static void expand(uint32_t (&pairs)[4], uint32_t word, uint32_t scales) {
-        spread_e2m1<7>(pairs, word);
-#pragma unroll
-        for (uint32_t &pair : pairs) pair = ptx::mul_bf16x2(ptx::mul_bf16x2(pair, 0x7e807e80u), scales);   // 2^126
+    __device__ static uint32_t scale(uint32_t byte) { return ptx::cvt_rn_bf16x2_ue8m0x2(byte * 0x101u); }
+    __device__ static uint4 expand(const uint32_t (&words)[4], int eight, uint32_t scale) {
+        return e2m1_times<__nv_bfloat16>(words[eight], 0x7e807e80u, scale);   // 2^126
     }
 };
 
 // e4m3 times ue8m0, in bf16, likewise.
 struct CachedMxfp8 {
-    using Element = __nv_bfloat16;
-    static constexpr int bits = 8, block = 32;
-    static constexpr float lift = 1.0f;
+    static constexpr int bits = 8, block = 32, chunk_values = 16;
 
-    __device__ static uint32_t scale_pair(uint32_t low, uint32_t high) { return ptx::cvt_rn_bf16x2_ue8m0x2(low | high << 8); }
-    // The lower two bytes of a word.
-    __device__ static uint32_t expand(uint32_t codes, uint32_t scales) {
-        const float2 values = unpack_pair(ptx::cvt_rn_f16x2_e4m3x2(codes), __half{});
-        return ptx::mul_bf16x2(ptx::cvt_rn_bf16x2_f32(values.y, values.x), scales);
+    __device__ static uint32_t scale(uint32_t byte) { return ptx::cvt_rn_bf16x2_ue8m0x2(byte * 0x101u); }
+    __device__ static uint4 expand(const uint32_t (&words)[4], int eight, uint32_t scale) {
+        uint32_t pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t codes = words[2 * eight + i / 2] >> (16 * (i % 2)) & 0xffffu;
+            const float2 values = unpack_pair(ptx::cvt_rn_f16x2_e4m3x2(codes), __half{});
+            pairs[i] = ptx::mul_bf16x2(ptx::cvt_rn_bf16x2_f32(values.y, values.x), scale);
+        }
+        return {pairs[0], pairs[1], pairs[2], pairs[3]};
     }
 };
 
-// Bytes of scales, or nothing.
-template <int count>
-struct RowScales {
-    uint8_t bytes[count];
+// The block format that a RowFormat names, of those that Element holds: calls body(Format{}).
+template <class Element, class Body>
+__device__ inline void with_block_format(RowFormat format, Body &&body) {
+    if constexpr (is_bf16<Element>) {
+        if (format == RowFormat::mxfp8) return body(CachedMxfp8{});
+        if (format == RowFormat::mxfp4) return body(CachedMxfp4{});
+    }
+    body(CachedNvfp4<Element>{});
+}
+
+// How V's scales stand in a tile of block_tiles.cuh: groups of 32 words, `of_word` groups of 32 columns to each.
+struct ValueScales {
+    int steps, step_blocks, of_word;   // MMAs deep; blocks of a column for one
+
+    __device__ explicit ValueScales(RowFormat format)
+        : steps(format == RowFormat::mxfp8 ? 2 : 1), step_blocks(format == RowFormat::nvfp4 ? 4 : format == RowFormat::mxfp4 ? 2 : 1),
+          of_word(4 / step_blocks) {}
+    __device__ int group(int column) const { return column / (32 * of_word); }
+    // The groups that a quarter of `dim` columns lies in, from group(its first column) on.
+    __device__ int groups(int dim) const { return ceil_div(dim, 4 * 32 * of_word); }
 };
-template <>
-struct RowScales<0> {};
 
-// 16 rows of `dim` values, those of keys or of values. Rows are copied chunk by chunk to places where the reads below meet no bank
-// conflict; rows of values stand so that a lane finds its two neighbouring keys four rows apart.
-template <class Format_, int dim_, bool values>
-struct alignas(16) CachedUnit {
-    using Format = Format_;
-    using Element = typename Format::Element;
-    static constexpr int dim = dim_;
-    static constexpr int row_bytes = dim * Format::bits / 8, row_chunks = row_bytes / 16;
-    static constexpr int scale_bytes = Format::block ? dim / (Format::block ? Format::block : 1) : 0;   // of a row
-    static_assert(dim % 64 == 0, "eight lane groups have whole groups of eight values");
+// Where the rows of a tile of block_tiles.cuh stand that are tokens: KeyTile, or SharedTile of values in 16 bits.
+struct TileRows {
+    int chunks, power;
+    bool keys;
 
-    uint4 chunks[cached_rows * row_chunks];
-    [[no_unique_address]] RowScales<cached_rows * scale_bytes> scales;
+    __device__ TileRows(int row_bytes, bool keys)
+        : chunks(row_bytes / 16), power(chunks % 8 == 0 ? 3 : chunks % 4 == 0 ? 2 : chunks % 2 == 0 || keys ? 1 : 0), keys(keys) {}
+    __device__ int index(int row, int chunk) const {
+        const int near = row >> (3 - power), far = keys ? (row >> 3 & 3) << (power > 2 ? 1 : 0) : 0;
+        return row * chunks + (chunk ^ ((near ^ far) & ((1 << power) - 1)));
+    }
+};
 
-    // The key of a row.
-    __host__ __device__ static constexpr int key_of(int row) {
-        return values ? row / 8 * 8 + row % 4 * 2 + row / 4 % 2 : row;
+// Units of heads of `dim` values, filled up with zeros.
+template <class Element_, int dim_>
+struct CachedUnits {
+    using Element = Element_;
+    static constexpr int dim = dim_, quarter = dim / 4;
+    static_assert(dim % 64 == 0, "a quarter of the columns is two tiles of MMAs");
+    using Rows = SharedTile<cached_rows, 2 * dim>;      // in 16 bits: a row is a token
+    using Columns = SharedTile<quarter, 2 * tile_keys>;   // a row is a column of V
+
+    // Chunks of codes of a unit, and of a row that is a token; bytes from a token's scales to the next one's.
+    __device__ static int chunks(RowFormat format) { return dim * bits_of(format) / 8; }
+    __device__ static int row_chunks(RowFormat format) { return dim * bits_of(format) / 128; }
+    __device__ static int scale_step(RowFormat format) { return max(dim / block_of(format), 4); }
+
+    // Bytes of a unit in shared memory, a multiple of what swizzles need.
+    __device__ static int bytes(RowFormat format, bool columns) {
+        if (format == RowFormat::plain) return sizeof(Rows);
+        const ValueScales scales(format);
+        const int of_scales = columns ? 128 * scales.steps * scales.groups(dim) : cached_rows * scale_step(format);
+        return ceil_div(16 * chunks(format) + of_scales, 128) * 128;
     }
 
-    // Which chunk of a row stands in a place, and the place of a chunk.
-    static constexpr int lanes = values ? 8 : 4, share = row_chunks / lanes;   // chunks of one of so many lanes; 0: a part of one
-    __host__ __device__ static constexpr int turn(int row) {
-        if (values) return share ? 2 * (row % 4) : row_chunks == 4 ? row / 2 % 2 * 2 : 0;
-        return share > 1 ? row % 2 * 4 : 0;
-    }
-    __host__ __device__ static constexpr int chunk_at(int row, int place) {
-        const int straight = place ^ turn(row);
-        return share ? straight % lanes * share + straight / lanes : straight;
-    }
-    __host__ __device__ static constexpr int place_of(int row, int chunk) {
-        return (share ? chunk % (share ? share : 1) * lanes + chunk / (share ? share : 1) : chunk) ^ turn(row);
-    }
-
-    // Calls body(offset, key, chunk) for this lane's chunks of the unit: bytes behind its first, key and chunk of a row.
-    template <bool unrolled, class Body>
-    __device__ static void for_chunks(Body &&body) {
-        constexpr int count = cached_rows * row_chunks / 32, step = 32 / row_chunks;   // rows from one of a lane to the next
-        const int row = ptx::laneid() / row_chunks, place = ptx::laneid() % row_chunks;
-#pragma unroll (unrolled ? count : 1)
-        for (int i = 0; i < count; ++i) {
-            const int at = step ? row + i * step : i * 32 / row_chunks;
-            const int chunk = chunk_at(at, step ? place : (i * 32 + ptx::laneid()) % row_chunks);
-            body(512 * i + 16 * ptx::laneid(), key_of(at), chunk);
+    // Starts copying codes of 16 tokens: source(row, chunk) is where a chunk stands, null for zeros.
+    template <class Source>
+    __device__ static void copy_rows(uint32_t unit, RowFormat format, Source &&source) {
+        const int log = 31 - __clz(row_chunks(format)), count = cached_rows << log;
+#pragma unroll 2
+        for (int i = ptx::laneid(); i < count; i += 32) {
+            const int row = i >> log, chunk = i & ((1 << log) - 1);
+            const char *from = source(row, chunk);
+            const int at = format == RowFormat::plain ? Rows::index(row, chunk) : i;
+            ptx::cp_async_cg_16(unit + 16 * at, from, from != nullptr);
         }
     }
 
-    // Starts copying: `columns` chunks of each row, of which the first begins at `first` and others `token` bytes apart; zeros
-    // behind them.
-    __device__ void copy(int columns, const char *first, uint32_t token) {
-        const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(chunks));
-        for_chunks<true>([&](int offset, int key, int chunk) {
-            ptx::cp_async_cg_16(target + offset, first + (key * token + 16 * chunk), chunk < columns);
-        });
-    }
-
-    // The same from where row_of(key) says, zeros where that is null.
-    template <class RowOf>
-    __device__ void copy(int columns, RowOf &&row_of) {
-        const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(chunks));
-        for_chunks<false>([&](int offset, int key, int chunk) {
-            const char *source = row_of(key);
-            ptx::cp_async_cg_16(target + offset, source + (source ? 16 * chunk : 0), source && chunk < columns);
-        });
-    }
-
-    // Scales, `present` bytes of each row, where rows begin at multiples of scale_bytes.
-    __device__ void copy_scales(int present, const char *first, uint32_t token) {
-        if constexpr (scale_bytes >= 4) {
-            if (ptx::laneid() >= cached_rows) return;
-            const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(scales.bytes));
-            ptx::portable::cp_async_ca<scale_bytes>(target + ptx::laneid() * scale_bytes, first + key_of(ptx::laneid()) * token, present);
-        }
-    }
-
-    // The same of scales, `present` bytes of each row. aligned: whether each row begins at a multiple of scale_bytes.
-    template <class RowOf>
-    __device__ void copy_scales(int present, bool aligned, RowOf &&row_of) {
-        if constexpr (scale_bytes > 0) {
-            if (ptx::laneid() >= cached_rows) return;
-            const char *source = row_of(key_of(ptx::laneid()));
-            uint8_t *target = scales.bytes + ptx::laneid() * scale_bytes;
-            if constexpr (scale_bytes >= 4) {
-                if (aligned) {
-                    ptx::portable::cp_async_ca<scale_bytes>(static_cast<uint32_t>(__cvta_generic_to_shared(target)), source, source ? present : 0);
-                    return;
-                }
-            }
+    // Starts copying their scales, `present` bytes of each: source(row) is where they begin, null for zeros, at multiples of 4 where
+    // `aligned`; otherwise they are copied before this returns.
+    template <class Source>
+    __device__ static void copy_scales(char *unit, RowFormat format, int present, bool aligned, Source &&source) {
+        const int step = scale_step(format), words = step / 4;
+        char *scales = unit + 16 * chunks(format);
+        const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(scales));
+        if (aligned) {
 #pragma unroll 1
-            for (int i = 0; i < scale_bytes; ++i) target[i] = source && i < present ? source[i] : 0;
-        }
-    }
-
-    __device__ const uint4 &chunk(int row, int chunk) const { return chunks[row * row_chunks + place_of(row, chunk)]; }
-
-    // The eight codes `eight` of a lane's share of a row, in words; `lane` is that of the `lanes`.
-    static constexpr int eight_words = Format::bits / 4;
-    __device__ void load(uint32_t (&words)[eight_words], int row, int lane, int eight) const {
-        if constexpr (Format::bits == 16) {
-            const uint4 all = chunk(row, lane * share + eight);
-            words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
+            for (int i = ptx::laneid(); i < cached_rows * words; i += 32) {
+                const int row = i / words, word = i % words;
+                const char *from = source(row);
+                ptx::portable::cp_async_ca<4>(target + 4 * i, from + (from ? 4 * word : 0), from ? max(min(present - 4 * word, 4), 0) : 0);
+            }
         } else {
-            constexpr int lane_words = row_bytes / 4 / lanes;
-            const int word = lane * lane_words + eight * eight_words;
-            const uint32_t *first = reinterpret_cast<const uint32_t *>(&chunk(row, word / 4)) + word % 4;
-#pragma unroll
-            for (int i = 0; i < eight_words; ++i) words[i] = first[i];
-        }
-    }
-    __device__ uint32_t scale(int row, int lane, int eight) const {
-        if constexpr (scale_bytes == 0) return 0;
-        else return scales.bytes[row * scale_bytes + (lane * (dim / lanes) + 8 * eight) / Format::block];
-    }
-    static constexpr int scale_eights = Format::block ? Format::block / 8 : 1;   // groups of eight values to a scale
-
-    // Keys: calls body(step, b) for B of the MMAs `step` with the keys 8 half .. 8 half + 7 of the unit.
-    template <class Body>
-    __device__ void for_keys(int half, Body &&body) const {
-        static_assert(!values);
-        const int row = 8 * half + ptx::laneid() / 4, lane = ptx::laneid() % 4;
-        uint32_t scale_pair = 0;
-#pragma unroll
-        for (int eight = 0; eight < dim / 32; ++eight) {
-            uint32_t words[eight_words], pairs[4];
-            load(words, row, lane, eight);
-            if constexpr (Format::block > 0) {
-                if (eight % scale_eights == 0) {
-                    const uint32_t byte = scale(row, lane, eight);
-                    scale_pair = Format::scale_pair(byte, byte);
-                }
+#pragma unroll 1
+            for (int i = ptx::laneid(); i < cached_rows * step; i += 32) {
+                const int row = i / step, byte = i % step;
+                const char *from = source(row);
+                scales[i] = from && byte < present ? from[byte] : 0;
             }
-            if constexpr (Format::bits == 16) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) pairs[i] = __byte_perm(words[i / 2], words[2 + i / 2], i % 2 ? 0x7632 : 0x5410);
-            } else if constexpr (Format::bits == 8) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    pairs[i] = Format::expand(__byte_perm(words[0], words[1], 0x0040 + 0x0011 * i), scale_pair);
-            } else {
-                Format::expand(pairs, words[0], scale_pair);
-            }
-            const FragmentB first = {pairs[0], pairs[1]}, second = {pairs[2], pairs[3]};
-            body(2 * eight, first);
-            body(2 * eight + 1, second);
         }
     }
 
-    // Values: calls body(j, b) for B of the 16 keys and column g dim / 8 + j of lane group g.
-    template <class Body>
-    __device__ void for_values(Body &&body) const {
-        static_assert(values);
-        const int group = ptx::laneid() / 4, row = ptx::laneid() % 4;
-        uint32_t scale_pairs[2] = {};
+    // Starts copying the quarter `part` of the columns of a tile of V that has tile_dim of them, with their scales.
+    __device__ static void copy_columns(uint32_t unit, RowFormat format, const char *tile, int part, int tile_dim) {
+        const int count = chunks(format), row_chunks = tile_keys * bits_of(format) / 128, first = part * count;
+#pragma unroll 2
+        for (int i = ptx::laneid(); i < count; i += 32)
+            ptx::cp_async_cg_16(unit + 16 * i, tile + 16 * (first + i), first + i < tile_dim * row_chunks);
+        const ValueScales scales(format);
+        const int groups = scales.groups(dim), there = ceil_div(tile_dim, 32 * scales.of_word), i = ptx::laneid();
+        if (i < 8 * scales.steps * groups) {
+            const int step = i / 8 / groups, group = scales.group(part * quarter) + i / 8 % groups;
+            ptx::cp_async_cg_16(unit + 16 * (count + i), tile + 16 * (tile_dim * row_chunks + 8 * (step * there + group) + i % 8), group < there);
+        }
+    }
+
+    // Codes and scales of 16 tokens to 16 bits.
+    template <class Format>
+    __device__ static void expand_rows(Rows &to, const char *unit, Format) {
+        constexpr int row_chunks = dim * Format::bits / 128, count = cached_rows * row_chunks, eights = Format::chunk_values / 8;
+        constexpr int step = dim / Format::block > 4 ? dim / Format::block : 4;
+        const uint8_t *scales = reinterpret_cast<const uint8_t *>(unit) + 16 * count;
+#pragma unroll 2
+        for (int i = ptx::laneid(); i < count; i += 32) {
+            const int row = i / row_chunks, chunk = i % row_chunks, block = chunk * Format::chunk_values / Format::block;
+            expand_chunk<Format>(to, row, chunk * eights, reinterpret_cast<const uint4 *>(unit)[i],
+                                 [&](int of_chunk) { return scales[row * step + block + of_chunk]; });
+        }
+    }
+
+    // Those of the quarter `part` of the columns of a tile of V.
+    template <class Format>
+    __device__ static void expand_columns(Columns &to, const char *unit, int part, Format) {
+        constexpr int row_chunks = tile_keys * Format::bits / 128, count = quarter * row_chunks, eights = Format::chunk_values / 8;
+        constexpr int depth = Format::bits == 8 ? 32 : 64, step_blocks = depth / Format::block, of_word = 4 / step_blocks;
+        constexpr int groups = ceil_div(dim, 4 * 32 * of_word);
+        using Codes = SharedTile<quarter, tile_keys * Format::bits / 8>;
+        const uint8_t *scales = reinterpret_cast<const uint8_t *>(unit) + 16 * count;
+        const int first_group = part * quarter / (32 * of_word);
+#pragma unroll 2
+        for (int i = ptx::laneid(); i < count; i += 32) {
+            const int row = i / row_chunks, chunk = Codes::index(row, i % row_chunks) - row * row_chunks;   // its own inverse
+            const int column = part * quarter + row, j = column / 8, lane = 4 * (column % 8) + j % 4;
+            expand_chunk<Format>(to, row, chunk * eights, reinterpret_cast<const uint4 *>(unit)[i], [&](int of_chunk) {
+                const int block = chunk * Format::chunk_values / Format::block + of_chunk;
+                const int word = (block / step_blocks * groups + j / 4 / of_word - first_group) * 32 + lane;
+                return scales[4 * word + j / 4 % of_word * step_blocks + block % step_blocks];
+            });
+        }
+    }
+
+private:
+    // A chunk of codes to chunks of 16 bits, from `first` of a row on; scale_of(i) gives the byte of its block i.
+    template <class Format, class Tile, class ScaleOf>
+    __device__ static void expand_chunk(Tile &to, int row, int first, const uint4 &codes, ScaleOf &&scale_of) {
+        constexpr int eights = Format::chunk_values / 8, of_block = Format::block / 8;
+        const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+        uint32_t scale = 0;
 #pragma unroll
-        for (int eight = 0; eight < dim / 64; ++eight) {
-            uint32_t pairs[2][8];
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                uint32_t first[eight_words], second[eight_words];   // of two neighbouring keys
-                load(first, 8 * half + row, group, eight);
-                load(second, 8 * half + 4 + row, group, eight);
-                if constexpr (Format::block > 0) {
-                    if (eight % scale_eights == 0)
-                        scale_pairs[half] = Format::scale_pair(scale(8 * half + row, group, eight), scale(8 * half + 4 + row, group, eight));
-                }
-                if constexpr (Format::bits == 16) {
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) pairs[half][i] = __byte_perm(first[i / 2], second[i / 2], i % 2 ? 0x7632 : 0x5410);
-                } else if constexpr (Format::bits == 8) {
-#pragma unroll
-                    for (int i = 0; i < 8; ++i)
-                        pairs[half][i] = Format::expand(__byte_perm(first[i / 4], second[i / 4], 0x0040 + 0x0011 * (i % 4)), scale_pairs[half]);
-                } else {
-                    uint32_t some[4];
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        Format::expand(some, __byte_perm(first[0], second[0], i ? 0x7632 : 0x5410), scale_pairs[half]);
-#pragma unroll
-                        for (int j = 0; j < 4; ++j) pairs[half][4 * i + j] = some[j];
-                    }
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const FragmentB b = {pairs[0][i], pairs[1][i]};
-                body(8 * eight + i, b);
-            }
+        for (int eight = 0; eight < eights; ++eight) {
+            if (eight % of_block == 0) scale = Format::scale(scale_of(eight / of_block));
+            to.at(row, first + eight) = Format::expand(words, eight, scale);
         }
     }
 };
 
-// Bits of B of for_values that belong to keys of which seen(key) is true.
+// Bits of B of 16 keys that belong to those of which seen(key) is true.
 struct PairMasks {
     uint32_t pair[2];
 };
@@ -314,31 +275,19 @@ __device__ inline PairMasks pair_masks(Seen &&seen) {
     return masks;
 }
 
-// A of Q for for_keys: the rows g and g + 8 of lane group g; row_of(row) is where a row of `dim` values begins, null for zeros, of
-// which `columns` are there, a multiple of eight.
+// A of Q: row_of(row) is where one of 16 rows begins, null for zeros, of which `columns` values are there, a multiple of eight.
 template <class Element, int dim, class RowOf>
 __device__ inline void load_queries(FragmentA (&a)[dim / 16], int columns, RowOf &&row_of) {
-    const int lane = ptx::laneid() % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const Element *row = row_of(ptx::laneid() / 4 + 8 * half);
+        const Element *row = row_of(accumulator_row(2 * half));
 #pragma unroll
-        for (int eight = 0; eight < dim / 32; ++eight) {
-            const int column = lane * (dim / 4) + 8 * eight;
-            uint4 chunk = {};
-            if (row && column < columns) chunk = __ldg(reinterpret_cast<const uint4 *>(row + column));
-            a[2 * eight][half] = __byte_perm(chunk.x, chunk.z, 0x5410);
-            a[2 * eight][2 + half] = __byte_perm(chunk.x, chunk.z, 0x7632);
-            a[2 * eight + 1][half] = __byte_perm(chunk.y, chunk.w, 0x5410);
-            a[2 * eight + 1][2 + half] = __byte_perm(chunk.y, chunk.w, 0x7632);
+        for (int eight = 0; eight < dim / 8; ++eight) {
+            const int column = 8 * eight + accumulator_column(0);
+            a[eight / 2][2 * (eight % 2) + half] = row && column < columns ? __ldg(reinterpret_cast<const uint32_t *>(row + column)) : 0;
         }
     }
 }
-
-// The first column of O that a lane has of its rows, as for_values makes them: column i of an accumulator pair j is column
-// first + i dim / 8 + j.
-template <int dim>
-__device__ inline int first_value_column() { return ptx::laneid() % 4 * (dim / 4); }
 
 __device__ inline void copy(Accumulator &to, const Accumulator &from) {
 #pragma unroll

@@ -33,7 +33,8 @@ class KVCache:
 
     pages, page_size: how many tokens there is room for. heads: of keys. dim, dim_v: head dimensions of keys and of values, dim
     where dim_v is None; up to 256, multiples of 32 in 4 bits, of 16 in 8 bits, of 8 in 16 bits (of 32 in every block format).
-    format: "bf16", "f16", "mxfp8", "mxfp4" or "nvfp4", of values format_v where that is given. Scales lie along the head
+    format: "bf16", "f16", "mxfp8", "mxfp4" or "nvfp4", of values format_v where that is given: any other, but f16 goes with nvfp4
+    alone, and 16 bits with a block format up to head dimensions of 128. Scales lie along the head
     dimension, so that every byte of a token is final when it is written.
     k_global, v_global: what codes times scales are multiplied by, above 0: a number, one for each head, or float32 on the
     device, which is not looked at. Quantizers elsewhere may take 1 / g. k_mean: float [heads, dim], taken from keys before
@@ -152,8 +153,12 @@ class KVCache:
         for name, one in (("format", format), ("format_v", format_v)):
             if not isinstance(one, str) or one not in FORMATS:
                 raise ArgumentError(f"{function}: {name} is {one!r}; pass one of {', '.join(map(repr, FORMATS))}")
-        if format_v != format:
-            raise ArgumentError(f"{function}: format_v is {format_v!r} beside {format!r}; keys and values have one format")
+        both = {format, format_v}
+        if "f16" in both and both - {"f16", "nvfp4"}:
+            with_what = " and ".join(repr(one) for one in (format, format_v))
+            raise ArgumentError(f"{function}: keys and values in {with_what} have no type that holds both; take 'bf16' in place of 'f16'")
+        if len(both & set(_PLAIN)) == 1 and len(both) == 2 and max(dim, dim_v) > 128:
+            raise ArgumentError(f"{function}: {format!r} beside {format_v!r} takes head dimensions up to 128, {max(dim, dim_v)} came; take one format")
         for name, size, one in (("dim", dim, format), ("dim_v", dim_v, format_v)):
             step = 32 if one in BLOCK_FORMATS else 8
             if size % step or size > 256:
@@ -235,14 +240,15 @@ class KVCache:
 
     def multiplied(self, dtype) -> Format:
         """The format in which queries of a dtype are multiplied with this cache."""
-        if self.format in _PLAIN:
-            return _PLAIN[self.format]
-        return f16 if dtype == np.float16 and self.format == "nvfp4" else bf16
+        formats = {self.format, self.format_v}
+        plain = next((_PLAIN[format] for format in formats if format in _PLAIN), None)
+        return plain or (f16 if dtype == np.float16 and formats == {"nvfp4"} else bf16)
 
     def __repr__(self) -> str:
         dims = f"{self.dim}" + (f" and {self.dim_v}" if self.dim_v != self.dim else "")
         sizes = f"{self.pages} pages of {self.page_size} tokens, {self.heads} heads of {dims}"
-        return f"KVCache({self.format}, {sizes}, {self.nbytes} bytes on {self.backend.describe()})"
+        formats = self.format if self.format_v == self.format else f"{self.format} and {self.format_v}"
+        return f"KVCache({formats}, {sizes}, {self.nbytes} bytes on {self.backend.describe()})"
 
     # What changes it
 

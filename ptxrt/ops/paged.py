@@ -13,10 +13,10 @@ from ..errors import ArgumentError
 from ..formats import Format, f32, format_of, i32
 from .attention_call import checked_window, output_format
 from .attention_kernels import attention_bf16, attention_merge
-from .attention_paged import NODE_KEYS, PAGED_ATTENTION
+from .attention_few import FEW_QUERIES, MOST_NODES, NODE_KEYS, attention_few, nodes_of, splits_of_nodes
 from .cache import KVCache, as_bytes, checked_tables, overlapping
 from .operands import checked_cu_seqlens, with_whole_rows
-from .pages import ROW_FORMATS, expand_pages
+from .pages import expand_pages, holds_of
 from .place import Place, converted, is_loadable
 from .scales import fill_f32
 from .smoothing import row_dot
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..typing import Array, AxisOrder, Flag, HostArray, Number, Numbers, PagedOptions, StreamLike, WholeNumbers
-
-# Blocks to a multiprocessor that a call has at least, where there are so many nodes: some run while others begin or end.
-_BLOCKS_PER_MULTIPROCESSOR = 8
-# Queries of a sequence, at most, that are attention of few queries.
-_FEW = 16
-# Nodes that one merge takes.
-_MOST_NODES = 4096
 
 
 @dataclass(frozen=True)
@@ -241,8 +234,8 @@ def _checked(
     for name, x in dict(block_table=table, key_lengths=lengths, cu_seqlens_q=cu_seqlens_q).items():
         if isinstance(x, DeviceArray) and x.backend is not cache.backend:
             _fail(f"{name} is on {x.backend.describe()}, the cache on {cache.backend.describe()}; bring it there")
-    if -(-table.shape[1] * cache.page_size // NODE_KEYS) > _MOST_NODES:
-        _fail(f"block_table has room for {table.shape[1] * cache.page_size} keys; a call takes {_MOST_NODES * NODE_KEYS}")
+    if -(-table.shape[1] * cache.page_size // NODE_KEYS) > MOST_NODES:
+        _fail(f"block_table has room for {table.shape[1] * cache.page_size} keys; a call takes {MOST_NODES * NODE_KEYS}")
     scale = 1 / math.sqrt(dim) if scale is None else _finite("scale", scale, "a finite number, or None for 1 / sqrt(D)")
     softcap = _finite("softcap", softcap, "a number above 0, or 0 for none")
     if softcap < 0:
@@ -282,14 +275,6 @@ def _checked(
     )
 
 
-def _splits(call: _Paged, nodes: int, blocks: int) -> int:
-    """Into how many runs of nodes a call is split, of `blocks` blocks each: so many that the device is full."""
-    wanted = call.splits
-    if wanted is None:
-        wanted = -(-_BLOCKS_PER_MULTIPROCESSOR * call.cache.backend.multiprocessors // max(blocks, 1))
-    return -(-nodes // -(-nodes // max(min(wanted, nodes), 1)))
-
-
 def _run(call: _Paged, stream) -> tuple:
     """Launch what a call needs: conversions, the nodes of every sequence, their merge."""
     cache, (batch, heads, queries, dim) = call.cache, call.q.shape
@@ -324,10 +309,10 @@ def _attend(call: _Paged, place: Place, q: DeviceArray, options: dict, rows: tup
     of_many = options
     if few and many:
         counts = np.diff(call.cu_seqlens)
-        for_rows = [(call.cu_seqlens[:-1] + counts * chosen).astype(np.int32) for chosen in (counts <= _FEW, counts > _FEW)]
+        for_rows = [(call.cu_seqlens[:-1] + counts * chosen).astype(np.int32) for chosen in (counts <= FEW_QUERIES, counts > FEW_QUERIES)]
         options, of_many = (dict(options, query_ends=place.put(ends)) for ends in for_rows)
     if few or not finishes:
-        nodes = max(-(-call.table.shape[1] * cache.page_size // NODE_KEYS), 1) if few else 1
+        nodes = nodes_of(call.table.shape[1] * cache.page_size) if few else 1
         sums = {name: place.empty((nodes, *rows), f32) for name in ("row_max", "row_sum")}
         sums["partial"] = place.empty((nodes, *rows, dim_v), f32)
         if few and many:  # nodes of other sequences count nothing
@@ -395,8 +380,8 @@ def _families(call: _Paged) -> tuple[bool, bool]:
         return True, False
     if isinstance(call.cu_seqlens, np.ndarray):
         counts = np.diff(call.cu_seqlens)
-        return bool(((0 < counts) & (counts <= _FEW)).any()), bool((counts > _FEW).any())
-    most = _FEW * (1 if call.cu_seqlens is None else call.table.shape[0])
+        return bool(((0 < counts) & (counts <= FEW_QUERIES)).any()), bool((counts > FEW_QUERIES).any())
+    most = FEW_QUERIES * (1 if call.cu_seqlens is None else call.table.shape[0])
     return queries <= most, queries > most
 
 
@@ -410,14 +395,14 @@ def _multiplied(call: _Paged, place: Place, q: DeviceArray) -> DeviceArray:
 def _attend_few(call: _Paged, place: Place, q: DeviceArray, options: dict, **rest) -> None:
     """Launch attention of few queries on the nodes of every sequence."""
     cache, nodes = call.cache, rest["partial"].shape[0]
-    arrays = {name: x for name, x in cache.arrays.items() if x is not None}
+    arrays: dict[str, Any] = {name: as_bytes(x) for name, x in cache.arrays.items() if x is not None}
     if cache.k_global is not None:
         arrays["k_global"] = cache.k_global
-    queries = q.shape[3] if call.cu_seqlens is None else min(q.shape[3], _FEW)
+    queries = q.shape[3] if call.cu_seqlens is None else min(q.shape[3], FEW_QUERIES)
     sequences, row_blocks = options["key_ends"].shape[0], -(-call.group * queries // 16)
-    kernel = PAGED_ATTENTION["bf16" if cache.format == "f16" else cache.format]
-    splits = _splits(call, nodes, cache.heads * row_blocks * sequences)
-    kernel(q, **arrays, **options, **rest, splits=splits, stream=place.stream)
+    splits = splits_of_nodes(nodes, cache.heads * row_blocks * sequences, cache.backend.multiprocessors, call.splits)
+    holds = dict(k_holds=holds_of(cache.format), v_holds=holds_of(cache.format_v))
+    attention_few(q, **arrays, **options, **holds, **rest, splits=splits, stream=place.stream)
 
 
 def _attend_many(call: _Paged, place: Place, q: DeviceArray, options: dict, **rest) -> None:
@@ -433,10 +418,9 @@ def _attend_many(call: _Paged, place: Place, q: DeviceArray, options: dict, **re
         format = cache.format if name == "k" else cache.format_v
         out = place.empty((cache.heads, sequences, keys, dim), member)
         where = dict(starts=options["key_starts"], ends=options["key_ends"]) if packed and name == "k" else {}
-        holds = ROW_FORMATS.index(format) if format in ROW_FORMATS else 0
         rows, scales = as_bytes(cache.arrays[name]), cache.arrays[f"{name}_scales"]
         scales = None if scales is None else as_bytes(scales)
-        expand_pages(rows, scales, block_table=table, key_ends=ends, out=out, **where, holds=holds, stream=place.stream)
+        expand_pages(rows, scales, block_table=table, key_ends=ends, out=out, **where, holds=holds_of(format), stream=place.stream)
         dense[name] = out.reshape(1, cache.heads, sequences * keys, dim) if packed else out.transpose(1, 0, 2, 3)
     rest["scale"] = rest["scale"] * cache.k_factor
     attention_bf16(q, **dense, **options, sequences=sequences, **rest, stream=place.stream)

@@ -7,8 +7,13 @@ from ..declaration import In, InOut, Out, Scalar, in_parts, loose, strided, unal
 from ..formats import bf16, f16, i32, i64, u8
 from ..kernel import kernel
 
-# What rows of pages hold, in the order of the scalar of `expand_pages`.
+# What rows of pages hold, in the order of the scalars of kernels.
 ROW_FORMATS = ("plain", "mxfp8", "mxfp4", "nvfp4")
+
+
+def holds_of(format: str) -> int:
+    """What rows of a format hold, as kernels name it."""
+    return ROW_FORMATS.index(format) if format in ROW_FORMATS else 0
 
 
 def _pages(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
