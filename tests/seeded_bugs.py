@@ -27,7 +27,7 @@ class Bug:
 ATTENTION = "attention_mxfp4_bf16_in_kernel"
 PRODUCT = "attention_bf16"
 MXFP8, MXFP4, NVFP4 = "attention_mxfp8", "attention_mxfp4", "attention_nvfp4"
-PAGED = "attention_paged_nvfp4"
+FEW = "attention_few"
 
 BUGS = [
     # The quantizers and their inverses
@@ -272,24 +272,34 @@ BUGS = [
         "rows.global_scale[head] : 1.0f", "rows.global_scale[0] : 1.0f"),
     Bug("cache", "tokens_of_the_first_half_of_the_threads", "append_nvfp4", "op/append.cuh",
         "first = at_once > 1 ? at / items : 0", "first = 0"),
-    Bug("cache", "rows_of_another_page", PAGED, "op/paged.cuh",
+    Bug("cache", "rows_of_another_page", FEW, "op/paged.cuh",
         "key - at * page};", "key - at * page + 1};"),
-    Bug("cache", "pages_of_the_first_sequence", PAGED, "op/attention_few.cuh",
-        "cache.block_table + blockIdx.z * cache.table_stride", "cache.block_table"),
-    Bug("cache", "scales_of_the_block_next_door", PAGED, "tile/cached_rows.cuh",
-        "(lane * (dim / lanes) + 8 * eight) / Format::block", "((lane ^ 1) * (dim / lanes) + 8 * eight) / Format::block"),
-    Bug("cache", "values_in_the_order_of_keys", PAGED, "tile/cached_rows.cuh",
-        "row / 8 * 8 + row % 4 * 2 + row / 4 % 2", "row"),
-    Bug("cache", "a_chunk_in_the_place_of_another", PAGED, "tile/cached_rows.cuh",
-        "first + (key * token + 16 * chunk), chunk < columns", "first + key * token, chunk < columns"),
-    Bug("cache", "a_unit_is_read_before_it_is_there", PAGED, "op/attention_few.cuh",
+    Bug("cache", "pages_of_the_first_sequence", FEW, "op/attention_few.cuh",
+        "cached.block_table + blockIdx.z * cached.table_stride", "cached.block_table"),
+    Bug("cache", "scales_of_the_block_next_door", FEW, "tile/cached_rows.cuh",
+        "scales[row * step + block + of_chunk]", "scales[row * step + (block ^ 1) + of_chunk]"),
+    Bug("cache", "columns_of_a_tile_without_their_swizzle", FEW, "tile/cached_rows.cuh",
+        "Codes::index(row, i % row_chunks) - row * row_chunks", "i % row_chunks"),
+    Bug("cache", "a_chunk_in_the_place_of_another", FEW, "op/attention_few.cuh",
+        "from_row + 16 * chunk : nullptr", "from_row : nullptr"),
+    Bug("cache", "a_unit_is_read_before_it_is_there", FEW, "op/attention_few.cuh",
         "ptx::cp_async_wait_group<Tiling::batches - 2>();", "ptx::cp_async_wait_group<Tiling::batches - 1>();"),
-    Bug("cache", "chunks_two_and_three_left_out", PAGED, "op/attention_few.cuh",
+    Bug("cache", "chunks_two_and_three_left_out", FEW, "op/attention_few.cuh",
         "for (int level = 1; level < Tiling::warps; level *= 2)", "for (int level = 1; level < Tiling::warps / 2; level *= 2)"),
-    Bug("cache", "the_scale_of_k_left_out", PAGED, "op/attention_few.cuh",
-        "(cache.k_global ? cache.k_global[problem.head] : 1.0f)", "1.0f"),
-    Bug("cache", "one_node_of_a_split", PAGED, "op/attention_few.cuh",
-        "end_node = min(first_node + run, nodes)", "end_node = min(first_node + 1, nodes)"),
+    Bug("cache", "the_scale_of_k_left_out", FEW, "op/attention_few.cuh",
+        "(cached.k_global ? cached.k_global[problem.head] : 1.0f)", "1.0f"),
+    Bug("cache", "keys_of_a_tile_swizzled_as_values", FEW, "tile/cached_rows.cuh",
+        "(near ^ far) & ((1 << power) - 1)", "near & ((1 << power) - 1)"),
+    Bug("cache", "scales_of_other_columns_of_a_tile", FEW, "tile/cached_rows.cuh",
+        "j / 4 % of_word * step_blocks + block % step_blocks", "block % step_blocks"),
+    Bug("cache", "tiles_of_the_first_sequence", FEW, "op/attention_few.cuh",
+        "problem.first_tile(Tiling::keys) + coming.tile", "coming.tile"),
+    Bug("cache", "rows_of_the_first_sequence", FEW, "op/attention_few.cuh",
+        "PageTable(problem.batch, problem.first_key)", "PageTable(problem.batch, 0)"),
+    Bug("cache", "two_formats_taken_for_one", FEW, "op/attention_few.cuh",
+        "part < units ? cached.k.format : cached.v.format", "cached.k.format"),
+    Bug("cache", "one_node_of_a_split", FEW, "op/attention_few.cuh",
+        "end_node = min(first_node + run, cached.nodes)", "end_node = min(first_node + 1, nodes)"),
 
     # Operands: what is read first, and packing
     Bug("operands", "mean_added", "pack_keys_mxfp4", "op/pack.cuh",

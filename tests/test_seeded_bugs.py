@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from attention_restated import restated_blocks
 from build_script import build
-from seeded_bugs import ATTENTION, BUGS, MXFP4, MXFP8, NVFP4, PAGED, PRODUCT
+from seeded_bugs import ATTENTION, BUGS, FEW, MXFP4, MXFP8, NVFP4, PRODUCT
 
 import ptxrt
 from ptxrt import backend, units
@@ -29,13 +29,13 @@ quantize_mxfp4, dequantize_mxfp4 = QUANTIZE["mxfp4"], DEQUANTIZE["mxfp4"]
 QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns", "quantize_nvfp4")
 # Kernels whose declared cases are their checks, in the smallest variant.
 DECLARED = (
-    *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16", "probe_ending", PAGED, "claim_slots", "append_nvfp4"),
+    *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16", "probe_ending", FEW, "claim_slots", "append_nvfp4"),
     *("norm_rows", "gate_rows", "activate_rows"),
     *("gemm_bf16", "gemm_few_bf16", "gemm_nvfp4"),
     *("pack_keys_mxfp4", "pack_values_nvfp4", "scan_keys", "mean_keys", "operand_scale", "row_dot", "less_block_means", "mean_scores_mxfp4"),
 )
 UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4", *DECLARED)}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
-UNITS |= {name: f"{name}[dim={DIM}]" for name in (MXFP8, MXFP4, NVFP4, "mean_scores_mxfp4", PAGED)}
+UNITS |= {name: f"{name}[dim={DIM}]" for name in (MXFP8, MXFP4, NVFP4, "mean_scores_mxfp4", FEW)}
 UNITS |= {PRODUCT: f"{PRODUCT}[dim=32]", "pack_keys_mxfp4": "pack_keys_mxfp4[dim=64]", "pack_values_nvfp4": "pack_values_nvfp4[dim=64]"}
 UNITS |= {"gemm_bf16": "gemm_bf16[tile=64]", "gemm_nvfp4": "gemm_nvfp4[tile=64]"}
 
