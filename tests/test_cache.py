@@ -186,6 +186,24 @@ def test_a_quantized_cache_equals_the_16_bit_cache_that_holds_its_values(machine
     assert_same_bits(*results)
 
 
+PAIRS = [("bf16", "nvfp4"), ("mxfp8", "mxfp4"), ("mxfp4", "bf16"), ("nvfp4", "mxfp8"), ("f16", "nvfp4"), ("nvfp4", "f16")]
+
+
+@pytest.mark.parametrize("format, format_v", PAIRS)
+def test_keys_and_values_of_two_formats(machine, rng, format, format_v):
+    """The bits of the 16-bit cache that holds their values, few queries and many."""
+    lengths = [130, 17]
+    k, v = sequences(rng, lengths)
+    cache, table = filled(rng, k, v, lengths, format=format, format_v=format_v)
+    plain, dtype = ("f16", np.float16) if "f16" in (format, format_v) else ("bf16", BF16)
+    held = [[x[b, :, :n].swapaxes(0, 1).astype(dtype) for b, n in enumerate(lengths)] for x in cache.read(table, lengths)]
+    other, other_table = filled(rng, *held, lengths, page=32, format=plain)
+    for queries in (2, 17):
+        q = normal(rng, 2, 3 * HEADS, queries, DIM, dtype=dtype)
+        results = [ptxrt.attention_paged(q, c, t, lengths, return_lse=True) for c, t in ((cache, table), (other, other_table))]
+        assert_same_bits(*results)
+
+
 # Bits that nothing moves
 
 
@@ -347,6 +365,9 @@ def test_wrong_calls_of_the_cache(emulator, rng):
     wrong(lambda: make(format="fp4"), "format is 'fp4'; pass one of 'bf16'")
     wrong(lambda: make(dim=40), "dim is 40; nvfp4 takes multiples of 32 up to 256, such as 64")
     wrong(lambda: make(pages=0), "pages is 0")
+    wrong(lambda: make(format="f16", format_v="mxfp8"), "'f16' and 'mxfp8' have no type that holds both; take 'bf16'")
+    wrong(lambda: make(format="bf16", format_v="f16"), "no type that holds both")
+    wrong(lambda: make(dim=256, format="bf16", format_v="nvfp4"), "'bf16' beside 'nvfp4' takes head dimensions up to 128, 256 came")
     wrong(lambda: make(k_global=0.0), "k_global is 0.0; pass positive")
     wrong(lambda: make(v_global=[1.0, np.nan]), "v_global")
     wrong(lambda: make(k_mean=np.zeros((1, DIM))), "k_mean is float64 \\[1, 64\\]")
