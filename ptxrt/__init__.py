@@ -27,6 +27,7 @@ _HOME = {
     "mean_rows": "ops.rows",
     "argmax_rows": "ops.rows",
     "rope_table": "ops.rotation",
+    "rope": "ops.rotation",
     "KVCache": "ops.cache",
     "attention_paged": "ops.paged",
     "block_table_from_csr": "ops.cache",
@@ -123,6 +124,7 @@ if TYPE_CHECKING:
     from .ops.quantize import swizzle_scales as swizzle_scales
     from .ops.quantize import unswizzle_scales as unswizzle_scales
     from .ops.quantized import QuantizedArray as QuantizedArray
+    from .ops.rotation import rope as rope
     from .ops.rotation import rope_table as rope_table
     from .ops.route import combine as combine
     from .ops.route import route as route

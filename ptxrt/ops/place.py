@@ -72,11 +72,15 @@ def copied_to(x: DeviceArray, member: Format, place: Place, target: DeviceArray 
     return target
 
 
-def as_rows(x: DeviceArray) -> DeviceArray | None:
-    """The rows [rows, columns] of an array, where they lie evenly and without gaps; None otherwise."""
+def as_rows(x: DeviceArray, lead: tuple[int, ...] | None = None) -> DeviceArray | None:
+    """The rows [*lead, columns] of an array, where they lie evenly and without gaps; None otherwise.
+
+    lead: all axes but the last in one where None.
+    """
     try:
-        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        rows = x.reshape(*(lead or (math.prod(x.shape[:-1]),)), x.shape[-1])
     except ArgumentError:
         return None
-    whole = rows.shape[1] <= 1 or rows.strides[1] == x.dtype.itemsize
-    return rows if whole and (rows.shape[0] <= 1 or rows.strides[0] >= 0) else None
+    whole = rows.shape[-1] <= 1 or rows.strides[-1] == x.dtype.itemsize
+    forward = all(size <= 1 or stride >= 0 for size, stride in zip(rows.shape, rows.strides[:-1]))
+    return rows if whole and forward else None

@@ -321,14 +321,14 @@ def swiglu(
     numbers = dict(limit=math.inf if limit is None else _number(name, "limit", limit, 0))
     numbers |= dict(gate_alpha=_number(name, "alpha", alpha), offset=_number(name, "offset", offset))
     options = dict(interleaved=checked_flag(name, "interleaved", interleaved), **numbers)
-    options |= dict(rounds=_rounds(name, rounding))
+    options |= dict(rounds=checked_rounding(name, rounding))
     if row_weights is not None:
-        row_weights = _floats(name, "row_weights", row_weights, shape[:-1])
+        row_weights = float_array(name, "row_weights", row_weights, shape[:-1])
     wanted = out_dtype, format, scale_rule, scale_layout, global_scale
     call = produced_call(name, dict(x=x, row_weights=row_weights), shape, wanted, out)
     place = call.place(stream)
     if row_weights is not None:
-        options["row_weights"] = _as_vector(row_weights, place, f32)
+        options["row_weights"] = as_vector(row_weights, place, f32)
     return call.run(place, gate_rows, share_blocks, (rows_of(x, place),), options)
 
 
@@ -375,8 +375,9 @@ def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, want
     x = taken(name, "x", x)
     cols = x.shape[-1:]
     options: dict[str, Any] = dict(eps=_number(name, "eps", eps, 0), offset=_number(name, "offset", offset))
-    options |= dict(rounds=_rounds(name, rounding), centered=centered)
-    vectors = {key: _floats(name, key, v, cols) for key, v in dict(weight=weight, bias=bias).items() if v is not None}
+    options |= dict(rounds=checked_rounding(name, rounding), centered=centered)
+    vectors = {key: v for key, v in dict(weight=weight, bias=bias).items() if v is not None}
+    vectors = {key: float_array(name, key, v, cols) for key, v in vectors.items()}
     if weight is None and options["offset"]:
         raise ArgumentError(f"{name}: offset is {offset!r}, which is added to a weight; pass one, or leave out offset")
     if residual is not None:
@@ -401,7 +402,7 @@ def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, want
         total = _Target(given, place, tuple(x.shape), format_of(x.dtype))
         options["total"] = total.rows
     for key, vector in vectors.items():
-        options[f"{key}_{format_of(vector.dtype)}"] = _as_vector(vector, place, format_of(vector.dtype))
+        options[f"{key}_{format_of(vector.dtype)}"] = as_vector(vector, place, format_of(vector.dtype))
     y = call.run(place, norm_rows, norm_blocks, (rows,), options)
     return y if total is None else (y, total.handed_back())
 
@@ -412,14 +413,14 @@ def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, want
 class _Target:
     """Floats that are written: rows for a kernel, and the array that the caller gets."""
 
-    def __init__(self, given, place: Place, shape: tuple[int, ...], member: Format):
+    def __init__(self, given, place: Place, shape: tuple[int, ...], member: Format, lead=None):
         self.given, self.place, self.member = given, place, member
         self.whole = given if isinstance(given, DeviceArray) else place.empty(shape, member)
-        self.rows = as_rows(self.whole)
+        self.rows = as_rows(self.whole, lead)
         self.scattered = self.rows is None
         if self.scattered:
             self.direct = place.empty(shape, member)
-            self.rows = as_rows(self.direct)
+            self.rows = as_rows(self.direct, lead)
 
     def handed_back(self):
         """The result, once the kernel is launched."""
@@ -456,9 +457,12 @@ class _Call:
         place.put(next(iter(self.read.values())))
         return place
 
-    def run(self, place: Place, kernel, blocks, inputs, options: dict[str, Any]):
-        """Launch a kernel on rows and give the result. blocks: of threads, of rows and columns; None of kernels that
-        know."""
+    def run(self, place: Place, kernel, blocks, inputs, options: dict[str, Any], lead: tuple[int, ...] | None = None):
+        """Launch a kernel on rows and give the result.
+
+        blocks: of threads, of rows and columns; None of kernels that know. lead: the axes of rows, where there are more
+        than one.
+        """
         if blocks:
             rows, cols = math.prod(self.shape[:-1]), self.shape[-1]
             swizzled = self.ending is not None and self.ending.layout.scale_layout != "linear"
@@ -469,7 +473,7 @@ class _Call:
             if codes.size:
                 kernel(*inputs, **options, **self.ending.arguments(codes, scales, level), stream=place.stream)
             return self.ending.handed_back(place, codes, scales, level, self.out)
-        target = _Target(self.out, place, self.shape, self.output)
+        target = _Target(self.out, place, self.shape, self.output, lead)
         if target.whole.size:
             kernel(*inputs, **options, **{f"out_{self.output}": target.rows}, stream=place.stream)
         return target.handed_back()
@@ -512,14 +516,14 @@ def taken(name: str, key: str, x):
     return x
 
 
-def rows_of(x, place: Place) -> DeviceArray:
-    """The rows of an array on the device; a copy where they do not lie evenly or have gaps."""
+def rows_of(x, place: Place, lead: tuple[int, ...] | None = None) -> DeviceArray:
+    """The rows of an array on the device, as `as_rows`; a copy where they do not lie evenly or have gaps."""
     x = place.put(x)
-    rows = as_rows(x)
-    return as_rows(copied_to(x, format_of(x.dtype), place)) if rows is None else rows
+    rows = as_rows(x, lead)
+    return as_rows(copied_to(x, format_of(x.dtype), place), lead) if rows is None else rows
 
 
-def _floats(name: str, key: str, value, shape: tuple[int, ...]):
+def float_array(name: str, key: str, value, shape: tuple[int, ...]):
     """Floats of a shape; float64 of NumPy is rounded to float32."""
     (value,) = as_arrays(name, **{key: value})
     if isinstance(value, np.ndarray) and value.dtype == np.float64:
@@ -530,7 +534,7 @@ def _floats(name: str, key: str, value, shape: tuple[int, ...]):
     return value
 
 
-def _as_vector(value, place: Place, member: Format) -> DeviceArray:
+def as_vector(value, place: Place, member: Format) -> DeviceArray:
     """Floats on the device in one axis without gaps, in a format."""
     value = place.put(value)
     if value.is_contiguous and member.holds(value.dtype):
@@ -556,7 +560,7 @@ def checked_flag(name: str, key: str, value) -> int:
     return int(value)
 
 
-def _rounds(name: str, rounding) -> int:
+def checked_rounding(name: str, rounding) -> int:
     if not isinstance(rounding, str) or rounding not in ROUNDINGS:
         raise ArgumentError(f"{name}: rounding is {rounding!r}; pass 'once' or '16'")
     return ROUNDINGS.index(rounding)

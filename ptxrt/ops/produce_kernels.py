@@ -43,13 +43,17 @@ def norm_blocks(rows: int, cols: int) -> int:
     return _fewer(-(-rows * lanes // THREADS))
 
 
-def derived_blocks(blocks) -> dict:
-    """Axes that follow from others where a call does not give them. blocks: of threads, of rows and columns."""
+def derived_blocks(blocks, rows: tuple[str, ...] = ("rows",)) -> dict:
+    """Axes that follow from others where a call does not give them.
+
+    blocks: of threads, of rows and columns; rows: the axes whose product they are.
+    """
+    count = lambda axes: math.prod(axes[axis] for axis in rows)
     return dict(
         level_count=lambda axes: axes.get("level_count", 1),
         code_bytes=lambda axes: axes.get("code_bytes", 1),
         scale_bytes=lambda axes: axes.get("scale_bytes", 1),
-        blocks=lambda axes: axes.get("blocks", max(blocks(axes["rows"], axes["cols"]), 1)),
+        blocks=lambda axes: axes.get("blocks", max(blocks(count(axes), axes["cols"]), 1)),
     )
 
 
@@ -71,7 +75,7 @@ def _alternating(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return (rng.standard_normal(shape) * np.exp2(rng.integers(-3, 4, (shape[0], 1)))).astype(member.dtype)
 
 
-def _small(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+def small_values(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     """Examples: normal values, or, where rows are quantized, whole numbers, of which codes cannot differ."""
     if axes.get("code_bytes", 1) > 1:
         return rng.integers(-3, 4, shape).astype(member.dtype)
@@ -79,10 +83,10 @@ def _small(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 
 
 def write(y: np.ndarray, outputs: dict, options: dict) -> None:
-    """Write rows in float64 as kernels end: to the output that is there, or quantized."""
+    """Write rows [rows, cols] in float64 as kernels end: to the output that is there, or quantized."""
     for name in ("out_f32", "out_f16", "out_bf16"):
         if outputs[name] is not None:
-            outputs[name][:] = y
+            outputs[name][:] = y.reshape(outputs[name].shape)
     if outputs["codes"] is not None:
         name = ENDINGS[int(options["ending"]) - 1]
         layout, block = ending_layout(name, y.shape, bool(options["swizzled"])), BLOCK_FORMATS[name]
@@ -127,8 +131,8 @@ _QUANTIZED = [
                     format="f16"),
     ],
     tolerance=OUTPUTS,
-    draw=dict(x=_alternating, residual=_alternating, weight_f32=_small, weight_f16=_small, weight_bf16=_small,
-              out_global=example_levels),
+    draw=dict(x=_alternating, residual=_alternating, weight_f32=small_values, weight_f16=small_values,
+              weight_bf16=small_values, out_global=example_levels),
 )
 def norm_rows(
     x: In[f32 | f16 | bf16, "rows cols", loose],
@@ -200,7 +204,7 @@ def norm_rows(
         ending_case(3, 64, "nvfp4", out_global=True, activation=1),
     ],
     tolerance=OUTPUTS,
-    draw=dict(x=_small, out_global=example_levels),
+    draw=dict(x=small_values, out_global=example_levels),
 )
 def activate_rows(
     x: In[f32 | f16 | bf16, "rows cols", loose],
@@ -243,7 +247,7 @@ def activate_rows(
         ending_case(3, 64, "nvfp4", out_global=True, gate_alpha=64.0, rounds=1),
     ],
     tolerance=OUTPUTS,
-    draw=dict(x=_small, out_global=example_levels),
+    draw=dict(x=small_values, out_global=example_levels),
 )
 def gate_rows(
     x: In[f32 | f16 | bf16, "rows 2*cols", loose],

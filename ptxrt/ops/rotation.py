@@ -1,4 +1,4 @@
-"""Tables of the angles by which rotary position embeddings turn pairs of values."""
+"""Rotary position embeddings: tables of the angles, and `rope`, which turns pairs of values by them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ from typing import TYPE_CHECKING, Any, Mapping
 
 import numpy as np
 
+from ..array import as_arrays
 from ..errors import ArgumentError
+from ..formats import f32
+from ..prepared import remembered
+from .operands import whole_numbers
+from .place import Place
+from .produce import as_vector, checked_flag, checked_rounding, produced_call, rows_of, taken
+from .produce_kernels import norm_blocks
+from .rotation_kernels import rope_rows
 
 if TYPE_CHECKING:
-    from ..typing import HostArray, Number
+    from numpy.typing import DTypeLike
+
+    from ..typing import Array, Flag, HostArray, Number, ScaleLayout, ScaleRule, StreamLike, WholeNumbers
+
+STYLES = ("halves", "pairs")
 
 _YARN = dict(factor=None, length=None, beta_fast=32.0, beta_slow=1.0, truncate=True, magnitude=False)
 
@@ -52,6 +64,92 @@ def rope_table(
         magnitude = options["magnitude"]
     turned = np.arange(length, dtype=np.float64)[:, None] * angles
     return (magnitude * np.concatenate([np.cos(turned), np.sin(turned)], axis=1)).astype(np.float32)
+
+
+@remembered
+def rope(
+    x: Array,
+    table: Array,
+    positions: WholeNumbers,
+    *,
+    style: str = "halves",
+    first: int = 0,
+    inverse: Flag = False,
+    rounding: str = "once",
+    format: str | None = None,
+    out_dtype: DTypeLike | None = None,
+    scale_rule: ScaleRule | None = None,
+    scale_layout: ScaleLayout = "linear",
+    global_scale: Number | Array | None = None,
+    out: Any = None,
+    stream: StreamLike = None,
+) -> Any:
+    """Turn pairs of values of each row of x [*positions.shape, .., n] by the angles of its position.
+
+    x: float32, float16 or bfloat16 on any strides, such as [tokens, heads, n] with a position for each token, or
+    [batch, length, heads, n] with positions [batch, length]. table: float32 [length, r] of `rope_table`, r even; the
+    columns first to first + r - 1 turn, all others stay. positions: whole numbers, int32 on a device.
+    style: "halves" turns columns i and i + r / 2 of them (Llama, Qwen, gpt-oss), "pairs" 2 i and 2 i + 1 (GPT-J,
+    DeepSeek). Of a pair (a, b) with the cosine c and the sine s come a c - b s and b c + a s; inverse=True takes -s,
+    which turns back.
+    rounding: "16" rounds the result to x's type before it is quantized.
+
+    On the host a position outside the table is an ArgumentError; a device array is not looked at, and such a position
+    makes NaN of what turns. format and what follows: as for `rmsnorm`. float32 arithmetic, two roundings for each
+    value; NaN and infinities give what the formula gives, in their pair alone. Empty arrays give empty ones.
+    ArgumentError for what does not fit. Kernel: `rope_rows`.
+    """
+    name = "rope"
+    x = taken(name, "x", x)
+    table, options = checked_rotation(name, table, style, first, x.shape[-1])
+    options |= dict(inverse=checked_flag(name, "inverse", inverse), rounds=checked_rounding(name, rounding))
+    positions = checked_positions(name, positions, table)
+    lead = tuple(positions.shape)
+    if lead != tuple(x.shape[:-1])[: len(lead)]:
+        came = f"positions have shape {list(lead)}, x {list(x.shape)}"
+        raise ArgumentError(f"{name}: {came}; pass a position for each element of x's first axes")
+    wanted = out_dtype, format, scale_rule, scale_layout, global_scale
+    call = produced_call(name, dict(x=x, table=table, positions=positions), tuple(x.shape), wanted, out)
+    place = call.place(stream)
+    if not x.size:
+        return call.run(place, rope_rows, None, (), {})
+    axes = math.prod(lead), math.prod(x.shape[len(lead) : -1])
+    table, positions = placed_rotation(name, table, positions, place)
+    return call.run(place, rope_rows, norm_blocks, (rows_of(x, place, axes), table, positions), options, axes)
+
+
+def checked_rotation(name: str, table, style, first, cols: int) -> tuple[Any, dict[str, int]]:
+    """A table of rotations and the options of its kernels; ArgumentError for what rows of `cols` values cannot have."""
+    (table,) = as_arrays(name, table=table)
+    if len(table.shape) != 2 or table.dtype != np.float32 or not table.shape[1] or table.shape[1] % 2:
+        came = f"table is {table.dtype} {list(table.shape)}"
+        raise ArgumentError(f"{name}: {came}; pass float32 [length, r] of ptxrt.rope_table, r even")
+    if not isinstance(style, str) or style not in STYLES:
+        raise ArgumentError(f"{name}: style is {style!r}; pass 'halves' or 'pairs'")
+    whole = isinstance(first, (int, np.integer)) and not isinstance(first, bool)
+    if not whole or not 0 <= first <= cols - table.shape[1]:
+        came = f"first is {first!r}, the table turns {table.shape[1]} columns, rows have {cols}"
+        raise ArgumentError(f"{name}: {came}; pass a column from 0 on with room for those behind it")
+    return table, dict(first=int(first), pairs=STYLES.index(style))
+
+
+def checked_positions(name: str, positions, table):
+    """Positions as int32; ArgumentError for those on the host that a table does not have."""
+    positions = whole_numbers(name, "positions", positions, "one for each token")
+    seen = isinstance(positions, np.ndarray) and positions.size
+    if seen and not 0 <= positions.min() <= positions.max() < table.shape[0]:
+        came = f"positions go from {positions.min()} to {positions.max()}"
+        raise ArgumentError(f"{name}: {came}; the table has {table.shape[0]}, from 0 on")
+    return positions
+
+
+def placed_rotation(name: str, table, positions, place: Place):
+    """The table and the positions on the device, as kernels take them."""
+    table, positions = place.put(table), place.put(positions)
+    if not positions.is_contiguous:
+        came = f"positions {list(positions.shape)} have strides of {list(positions.strides)} bytes"
+        raise ArgumentError(f"{name}: {came}; pass positions.copy()")
+    return as_vector(table, place, f32).reshape(*table.shape), positions.reshape(positions.size)
 
 
 def _yarn_options(yarn) -> dict[str, Any]:
