@@ -147,13 +147,16 @@ _provide("copies", lambda: import_module(f"{__name__}.copies"))
 
 
 def kernels() -> "dict[str, Kernel]":
-    """Every declared kernel by name, as a `ptxrt.kernel.Kernel`."""
+    """Return every declared kernel by name, as a `ptxrt.kernel.Kernel`."""
     import_module(f"{__name__}.ops")
     return dict(import_module(f"{__name__}.kernel").REGISTRY)
 
 
 def synchronize(stream: "StreamLike" = None) -> None:
-    """Wait until everything in the stream is done on its machine; None is that of `with stream:`, else the library's own."""
+    """Wait until everything in a stream is done on its machine.
+
+    None is the stream of `with stream:`, else the library's own.
+    """
     backend = getattr(stream, "backend", None) or import_module(f"{__name__}.selection").current()
     backend.synchronize(stream)
 

@@ -1,4 +1,4 @@
-"""How close a result is to the wanted one: the figures, and the tolerances that declarations state."""
+"""Figures of how close a result is to the wanted one, and the tolerances of declarations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from .errors import ArgumentError
 
 @dataclass(frozen=True)
 class Comparison:
-    """Figures of `got` against `want`, in float64.
+    """Figures of `got` against `want`, in float64. Infinities and NaN that agree are left out of the sums.
 
-    relative_l2: |got - want| / |want|; cosine: of the angle between them; gain: the factor by which
-    `got` follows `want` (least squares, 1 is right); worst_index, worst_error: the element with the
-    largest absolute error; worst_got, worst_want: its values; mismatches: elements that differ or
-    are NaN on one side alone. Infinities and NaN that agree are left out of the sums.
+    Attributes:
+        relative_l2: |got - want| / |want|.
+        cosine: Of the angle between them.
+        gain: The factor by which `got` follows `want` (least squares; 1 is right).
+        worst_error: The largest absolute error.
+        worst_index: Its element.
+        worst_got: The value there.
+        worst_want: The wanted value there.
+        mismatches: Elements that differ, or are NaN on one side alone.
+        size: Elements in all.
     """
 
     relative_l2: float
@@ -41,8 +47,11 @@ class Comparison:
 def compare(got: Any, want: Any) -> Comparison:
     """Compare two arrays of one shape; device arrays are downloaded first, quantized ones decoded.
 
-    An element that is NaN or infinite on one side and differs from the other makes relative_l2
-    and worst_error infinite. ArgumentError for shapes that differ.
+    An element that is NaN or infinite on one side and differs from the other makes relative_l2 and worst_error
+    infinite.
+
+    Raises:
+        ArgumentError: The shapes differ, or something is no array of numbers.
     """
     got, want = _numbers("got", got), _numbers("want", want)
     if got.shape != want.shape:

@@ -53,7 +53,7 @@ noting = Lock()
 
 
 def with_use(backend: Backend, uses: tuple, queue: Queue, mark: Any) -> tuple:
-    """Uses of memory, as (queue, mark), with the latest use in `queue`: a bounded number, whatever the number of streams."""
+    """Return uses of memory, as (queue, mark), with the latest use in `queue`; their number is bounded."""
     if len(uses) < USES or any(known is queue for known, _ in uses):
         return (*((known, its) for known, its in uses if known is not queue), (queue, mark))
     return *((None, gathered) for gathered in backend.gather(tuple(its for _, its in uses))), (queue, mark)
@@ -108,10 +108,10 @@ class Memory:
 
 
 class Borrowed(Memory):
-    """Memory of somebody else, kept alive by `owner`.
+    """Memory of another library, kept alive by `owner`.
 
-    lender: the queue of whoever lent it. It waits for every launch that uses the memory, and every launch for what it has
-    in flight; None where the lender says that no order is needed.
+    lender: the queue of the lender. It waits for every launch that uses the memory, and every launch waits for what it
+    has in flight. None if the lender asks for no order.
     """
 
     __slots__ = ("owner", "lender")
@@ -134,9 +134,10 @@ class Borrowed(Memory):
 
 
 class Signature:
-    """What a plan depends on of a device array; arrays that are alike in this share one object.
+    """The properties of a device array that a plan depends on; arrays with equal properties share one object.
 
-    strides: in bytes, None for row-major order. steps: the strides in any case. nbytes: of all elements. box: where they lie.
+    strides: in bytes, None for row-major order. steps: the strides in any case. nbytes: of all elements. box: where
+    they lie.
     """
 
     __slots__ = ("backend", "shape", "dtype", "strides", "steps", "is_contiguous", "is_aligned", "writeable", "nbytes", "_box")
@@ -168,12 +169,18 @@ def _signature(backend: Backend, *key) -> Signature:
 
 
 class DeviceArray:
-    """An array in the memory of one machine; what it says of itself never changes.
+    """An array in the memory of one machine. Its address, shape and dtype never change.
 
-    address: of the first element. shape: sizes. dtype: NumPy's or ml_dtypes'. strides: in bytes.
-    The memory is owned (made here, given back with the last array that refers to it) or borrowed (from an object with
-    `__cuda_array_interface__` or `__dlpack__`, which is kept alive). What uses it in several streams is ordered: a
-    launch waits, on the device, for earlier launches of this library that write what it reads or use what it writes.
+    The memory is owned (allocated here, given back with the last array that refers to it) or borrowed (from an object
+    with `__cuda_array_interface__` or `__dlpack__`, which is kept alive). Uses in several streams are ordered: a launch
+    waits, on the device, for earlier launches of this library that write what it reads or use what it writes.
+
+    Attributes:
+        address: Of the first element.
+        shape: Sizes.
+        dtype: NumPy's or ml_dtypes'.
+        strides: In bytes.
+        writeable: Whether launches may write to it.
     """
 
     __slots__ = ("backend", "memory", "address", "shape", "dtype", "strides", "writeable", "signature", "__weakref__")
@@ -194,7 +201,7 @@ class DeviceArray:
 
     @classmethod
     def of(cls, memory: Memory, address: int, signature: Signature) -> "DeviceArray":
-        """An array whose signature is known, at an address that is aligned as the signature says."""
+        """Make an array of a known signature, at an address that is aligned as the signature says."""
         array = cls.__new__(cls)
         array.backend, array.memory, array.address, array.signature = signature.backend, memory, address, signature
         array.shape, array.dtype, array.strides, array.writeable = (
@@ -244,9 +251,9 @@ class DeviceArray:
         raise TypeError("a DeviceArray is not in host memory; download it with .to_numpy()")
 
     def to_numpy(self, *, stream: StreamLike = None) -> np.ndarray:
-        """Download into a new NumPy array in row-major order, after everything that writes it; this waits.
+        """Download into a new NumPy array in row-major order, after everything that writes it. This waits.
 
-        A view is read in pieces without gaps; one of many small pieces is better copied on the device first.
+        A view is read in pieces without gaps. Copy a view of many small pieces on the device first (`copy`).
         """
         refuse_recording("to_numpy waits for the device")
         host = _host_array("to_numpy", self.shape, self.dtype)
@@ -273,23 +280,25 @@ class DeviceArray:
     # Copies and writes, by launches: see `ptxrt.copies`
 
     def copy(self, *, stream: StreamLike = None) -> "DeviceArray":
-        """The elements in new memory of the same device, in row-major order; by a launch, without waiting."""
+        """Copy the elements to new memory of the same device, in row-major order, by a launch; the call does not wait.
+        """
         return _copies().copy(self, stream)
 
     def astype(self, dtype: DTypeLike, *, stream: StreamLike = None) -> "DeviceArray":
-        """The values as float32, float16 or bfloat16, rounded to nearest even, in new memory in row-major order; without waiting.
+        """Convert to float32, float16 or bfloat16, rounded to nearest even, in new memory in row-major order.
 
-        Values beyond float16 become infinite, NaN stays NaN. ArgumentError for other types, which the host converts.
+        The call does not wait. Values beyond float16 become infinite, NaN stays NaN. ArgumentError for other types,
+        which the host converts.
         """
         return _copies().astype(self, dtype, stream)
 
     def __setitem__(self, key: Key, value: Array | Sequence[Any] | float) -> None:
-        """Write to a part, or by `a[...] = x` to all: an array that broadcasts to it, of the host or the device, or a number.
+        """Write a number, or an array of the host or the device that broadcasts, to a part, or by `a[...] = x` to all.
 
-        In the current stream, after what still uses the part and before what uses it next, without waiting for the device; this is how a
-        graph that is launched again gets other inputs. Numbers and arrays of the host are converted to the array's type as NumPy
-        does within a kind; device arrays must have it. ArgumentError while a graph or a prepared call is recorded, for
-        masks and lists as keys, for a read-only array, and where x does not fit.
+        The write runs in the current stream, after what still uses the part and before what uses it next, without
+        waiting. A graph that is launched again thus reads other inputs. Numbers and host arrays are converted to the
+        array's type as NumPy does within a kind; device arrays must have it. ArgumentError while a graph or a prepared
+        call is recorded, for masks and lists as keys, for a read-only array, and for values that do not fit.
         """
         _copies().assign(self[key], value)
 
@@ -297,11 +306,11 @@ class DeviceArray:
 
     @property
     def T(self) -> "DeviceArray":
-        """The same memory with its axes reversed."""
+        """View the same memory with its axes reversed."""
         return self.transpose()
 
     def transpose(self, *axes: SupportsIndex | Sequence[SupportsIndex]) -> "DeviceArray":
-        """The same memory with its axes in another order: that of `axes`, or reversed where none are named."""
+        """View the same memory with its axes in the order of `axes`, or reversed."""
         try:
             order = tuple(map(index, axes[0] if len(axes) == 1 and hasattr(axes[0], "__iter__") else axes))
         except TypeError:
@@ -313,7 +322,7 @@ class DeviceArray:
         return DeviceArray(self.memory, self.address, shape, self.dtype, strides, self.writeable)
 
     def broadcast_to(self, shape: SupportsIndex | Sequence[SupportsIndex]) -> "DeviceArray":
-        """The same memory, read-only, with axes put in front and axes of size 1 repeated, as in NumPy."""
+        """View the same memory, read-only, with axes added in front and axes of size 1 repeated, as in NumPy."""
         sizes = _checked_shape("broadcast_to", shape)
         added = len(sizes) - self.ndim
         if added < 0 or any(mine not in (1, wanted) for mine, wanted in zip(self.shape, sizes[added:])):
@@ -323,9 +332,9 @@ class DeviceArray:
         return DeviceArray(self.memory, self.address, sizes, self.dtype, (0,) * added + kept, False)
 
     def __getitem__(self, key: Key) -> "DeviceArray":
-        """A view of a part, by whole numbers, slices, None and ..., as in NumPy; ArgumentError for anything else.
+        """View a part, by whole numbers, slices, None and `...`, as in NumPy.
 
-        Also for True and False, which NumPy takes for masks.
+        ArgumentError for anything else, also for True and False, which NumPy takes for masks.
         """
         keys = list(key) if isinstance(key, tuple) else [key]
         axes = [k for k in keys if k is not None and k is not Ellipsis]
@@ -554,7 +563,7 @@ def _host_array(function: str, shape, dtype: np.dtype) -> np.ndarray:
 
 
 def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike, *, device: int | None = None) -> DeviceArray:
-    """A new device array, whose elements nothing has written yet, on the current machine or on that device of it."""
+    """Allocate a device array on the current machine, or on that device of it. Nothing has written its elements yet."""
     sizes, dtype = _checked_shape("empty", shape), _checked_dtype("empty", dtype)
     if len(sizes) > AXES or 0 in sizes:
         check_size("empty", sizes, dtype)  # of others allocate looks at the bytes
@@ -596,12 +605,19 @@ def upload(backend: Backend, host: np.ndarray, stream=None) -> DeviceArray:
 
 
 def to_device(x: Array | Sequence[Any] | float, *, device: int | None = None, stream: StreamLike = None) -> DeviceArray:
-    """Put x on the current machine: NumPy arrays are copied, CUDA arrays of anyone's are borrowed as they are.
+    """Put x on the current machine: NumPy arrays are copied, CUDA arrays of other libraries are borrowed.
 
-    device: the number of the device; where left out, NumPy arrays go to the current one and device arrays stay where
-    they are. An array on another device is copied over. Borrowed memory stays alive with the result. The device waits
-    for what its lender has in flight, and the lender's stream for our launches: the one its
-    `__cuda_array_interface__` names, else the legacy default stream.
+    Borrowed memory stays alive with the result. The device waits for what the lender has in flight, and the lender's
+    stream waits for our launches: the stream that its `__cuda_array_interface__` names, else the legacy default stream.
+
+    Args:
+        x: An array, or what NumPy makes one of.
+        device: A number, as CUDA counts. An array on another device is copied there. None sends NumPy arrays to the
+            current device and leaves device arrays where they are.
+        stream: Of the device; None is the library's own.
+
+    Raises:
+        ArgumentError: x is no array that a device can hold.
     """
     (array,) = as_arrays("to_device", x=x)
     target = place(device)

@@ -1,4 +1,4 @@
-"""Copies of device arrays and of their parts: what `copy`, `astype` and `a[...] = x` of a DeviceArray do, and `zeros`."""
+"""Copies of device arrays and writes to them: `copy`, `astype` and `a[...] = x` of a DeviceArray, and `zeros`."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _GRID, _PATTERN = 65535, 4096
 
 
 def zeros(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = np.float32, *, device: int | None = None) -> DeviceArray:
-    """A new device array of zeros, on the current machine or on that device of it."""
+    """Allocate a device array of zeros, on the current machine or on that device of it."""
     array = empty(shape, dtype, device=device)
     assign(array, 0)
     return array
 
 
 def copy(array: DeviceArray, stream: StreamLike = None) -> DeviceArray:
-    """The elements in new memory of the same device, in row-major order; without waiting."""
+    """Copy the elements to new memory of the same device, in row-major order, without waiting."""
     target = allocate(array.backend, array.shape, array.dtype, array.backend.queue(stream))
     move(array, target, stream)
     return target
 
 
 def astype(array: DeviceArray, dtype: DTypeLike, stream: StreamLike = None) -> DeviceArray:
-    """The values in another type, float32, float16 or bfloat16, rounded to nearest even, in new memory in row-major order."""
+    """Convert to float32, float16 or bfloat16, rounded to nearest even, in new memory in row-major order."""
     try:
         member = format_of(dtype)
     except TypeError:
@@ -54,7 +54,7 @@ def astype(array: DeviceArray, dtype: DTypeLike, stream: StreamLike = None) -> D
 
 
 def assign(target: DeviceArray, value: Any) -> None:
-    """Write to every element of `target`: an array that broadcasts to it, or a number; see `DeviceArray.__setitem__`."""
+    """Write an array that broadcasts, or a number, to every element of `target`; see `DeviceArray.__setitem__`."""
     refuse_recording("an array would be written to, which is no launch")
     if not target.writeable:
         raise ArgumentError(f"{target!r} is read-only; write to the array that it was made of, or to a copy()")

@@ -20,7 +20,9 @@ _SOURCES = Path(__file__).parent.parent / "kernels_cu"
 
 
 def remedy() -> str:
-    """What to do about modules that are missing or do not fit: build them in a checkout, elsewhere install the package anew."""
+    """Say what to do about modules that are missing or do not fit: build them in a checkout, else reinstall the
+    package.
+    """
     if _SOURCES.is_dir():
         return "run `make`"
     return "the installed package is damaged: reinstall it (pip install --force-reinstall ptxrt)"
@@ -55,10 +57,12 @@ class MachineError(LaunchError):
 
 
 class DriverError(LaunchError):
-    """A call into the CUDA driver failed.
+    """A call of the CUDA driver failed.
 
-    `result` is the CUresult's name (`CUDA_ERROR_OUT_OF_MEMORY`), `code` its number and `call` the
-    function that returned it.
+    Attributes:
+        result: The CUresult's name, such as "CUDA_ERROR_OUT_OF_MEMORY".
+        code: Its number.
+        call: The function that returned it.
     """
 
     def __init__(self, message: str, *, result: str = "", code: int = 0, call: str = ""):
@@ -69,7 +73,7 @@ class DriverError(LaunchError):
 
 
 class OutOfMemory(DriverError, MemoryError):
-    """The device has no more memory, even after all that was kept for reuse was given back; or the host has none for a result.
+    """The device has no more memory, even after the pool gave everything back; or the host has none for a result.
 
     Nothing else is lost: arrays stay as they are and calls go on. Free arrays, or split the call.
     """
@@ -78,8 +82,12 @@ class OutOfMemory(DriverError, MemoryError):
 class EmulatorFault(LaunchError):
     """The emulator refused a text or stopped a kernel; the message names where.
 
-    `kernel` is the entry's name, `block` and `thread` are (x, y, z), `line` is the line in the PTX text and `source`
-    the source position with what it was inlined into; each is None or empty where there is none.
+    Attributes:
+        kernel: The entry's name.
+        block: (x, y, z), or None.
+        thread: (x, y, z), or None.
+        line: The line of the PTX text, or 0.
+        source: The line of the source and what it was inlined into, or "".
     """
 
     def __init__(self, message: str, *, kernel: str = "", block=None, thread=None, line: int = 0, source: str = ""):
@@ -92,7 +100,7 @@ class EmulatorFault(LaunchError):
 
 
 class Unsupported(EmulatorFault):
-    """A text asks for what the emulator does not do: an instruction, a combination of modifiers, a kind of call."""
+    """A text uses what the emulator does not implement: an instruction, a combination of modifiers, a kind of call."""
 
 
 class PtxSyntaxError(PtxError):

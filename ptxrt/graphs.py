@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class graph:
-    """Gather the calls of a block, and run them again with one launch.
+    """Gather the calls of a block and run them again with one launch.
 
         with ptxrt.graph() as g:
             ptxrt.quantize(x, "mxfp4", out=q)
             ptxrt.dequantize(q, out=y)
         g.launch()
 
-    Calls in the block run nothing: they become part of the graph, for the same arrays each time. It keeps their memory,
-    also that of results which the block allocates. They take device arrays and the graph's own stream (`stream=None`);
-    what would wait or copy is refused with ArgumentError. On the emulator the calls are recorded and run again one by
-    one.
+    Calls in the block run nothing: they become part of the graph, on the same arrays each time. The graph keeps the
+    memory of these arrays, also of results that the block allocates. Calls take device arrays and the graph's own
+    stream (`stream=None`). What would wait or copy is an ArgumentError. On the emulator the calls are recorded and run
+    again one by one.
     """
 
     name = "ptxrt.graph"

@@ -30,9 +30,17 @@ LARGEST_SIZE = 2**31 - 2**24
 class Launch:
     """The receipt of one launch.
 
-    kernel: name of the declaration (or file); machine: emulator, portable or native; detail: the
-    device, or the emulator's text and arithmetic; bytes_moved, flops: from the declaration, or None;
-    module: SHA-256 of the file that was loaded.
+    Attributes:
+        kernel: The name of the declaration, or of the file.
+        machine: "emulator", "portable" or "native".
+        detail: The device, or the emulator's text and arithmetic.
+        entry: The name of the entry.
+        grid: Blocks along x, y and z.
+        block: Threads along x, y and z.
+        shared_bytes: Dynamic shared memory of a block.
+        bytes_moved: By the declaration, or None.
+        flops: By the declaration, or None.
+        module: SHA-256 of the file that was loaded.
     """
 
     kernel: str
@@ -57,12 +65,12 @@ observers: list[Any] = []
 
 
 def last_launches() -> tuple[Launch, ...]:
-    """The latest launches of this process, the newest last; 256 are kept."""
+    """Return the receipts of the latest launches of this process, the newest last; 256 are kept."""
     return tuple(_launches)
 
 
 def announce(receipt: Launch, backend: Backend, queue: Queue, action, *arguments) -> None:
-    """Do what a receipt is for, and keep the receipt; whoever observes is told, and may time it."""
+    """Run the action of a receipt and keep the receipt; observers are told, and may time it."""
     if observers:
         watching = list(observers)
         started = [observer.before(backend, queue) for observer in watching]

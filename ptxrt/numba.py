@@ -27,13 +27,20 @@ TARGETS = ((8, 0), (8, 6), (8, 9))
 
 
 def run(kernel: Any, grid: Any, block: Any, *arguments: Any, shared_bytes: int = 0, target: tuple[int, int] = TARGETS[0]) -> None:
-    """Compile a kernel of `numba.cuda.jit` and run it on the emulator; arrays are changed in place.
+    """Compile a kernel of `numba.cuda.jit` and run it on the emulator; it changes arrays in place.
 
-    grid, block: one to three numbers each. arguments: NumPy arrays of any strides (what is not row-major goes through a
-    copy) and numbers. shared_bytes: of dynamic shared memory. target: the compute capability that the code is for.
+    Args:
+        kernel: What `numba.cuda.jit` returns.
+        grid: One to three numbers.
+        block: One to three numbers.
+        arguments: NumPy arrays of any strides (what is not row-major goes through a copy) and numbers.
+        shared_bytes: Of dynamic shared memory.
+        target: The compute capability that the code is for.
 
-    Raises ArgumentError for an argument that Numba has no type for, MachineError where Numba or NVVM is missing,
-    EmulatorFault for what the kernel does wrong.
+    Raises:
+        ArgumentError: Numba has no type for an argument.
+        MachineError: Numba or NVVM is missing.
+        EmulatorFault: What the kernel does wrong.
     """
     with emulated(target=target):
         kernel[grid, block, 0, shared_bytes](*arguments)
@@ -41,7 +48,8 @@ def run(kernel: Any, grid: Any, block: Any, *arguments: Any, shared_bytes: int =
 
 @contextmanager
 def emulated(*, target: tuple[int, int] = TARGETS[0]) -> Iterator[None]:
-    """Within the block, `kernel[grid, block](...)` of every kernel of `numba.cuda.jit` runs on the emulator, as `run` does.
+    """Run `kernel[grid, block](...)` of every kernel of `numba.cuda.jit` on the emulator within the block, as `run`
+    does.
 
     The block takes effect in all threads of the process.
     """

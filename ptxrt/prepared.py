@@ -56,12 +56,14 @@ def prepare(op: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> Prepar
         prepared(x, "mxfp4", out=q)                # or another x and q of the same shapes and dtypes
         prepared(x)                                # arguments that are left out are those of the example
 
-    The example's arrays are device arrays (or another library's); nothing is launched here. A prepared call does
-    nothing but its launches: memory that the call works in, and results that it was not given an `out` for, are
-    allocated here and used by every call; such results are overwritten by the next. It gives what `op` gives, and
-    takes `stream=` besides. Numbers of a kernel may differ from call to call; all else must be like the example.
-    `prepared.launches` are the receipts. ArgumentError where `op` waits for the device or copies, which cannot be
-    prepared, and for calls unlike the example.
+    Nothing is launched here. The example's arrays are device arrays, or another library's. A prepared call does nothing
+    but its launches. It returns what `op` returns and also takes `stream=`. Memory that the call works in, and results
+    without `out`, are allocated here and used by every call, so that the next call overwrites such results. Numbers of
+    a kernel may differ from call to call; everything else must be like the example. `prepared.launches` are the
+    receipts.
+
+    Raises:
+        ArgumentError: `op` waits for the device or copies, which cannot be prepared; or a call is unlike the example.
     """
     return _prepared(Recording(op, arguments, named, keep=True))
 

@@ -26,12 +26,15 @@ _STRUCT_CODES = {
 
 
 def load(path: str | os.PathLike[str]) -> "Program":
-    """Load a `.ptx`, or on a GPU machine also a fatbin or cubin, on the current machine.
+    """Load a `.ptx`, on a GPU machine also a fatbin or cubin, on the current machine.
 
-    `program["name"](grid, block, *arguments, shared_bytes=0, stream=None)` launches an entry. FileError for
-    a file that is missing, of another kind or one that the machine cannot run. Entries that ask for what the emulator
-    does not know are in `program.refused`, with the instruction and its line; Unsupported where no entry is left,
-    PtxSyntaxError for a text that is not PTX.
+    `program["name"](grid, block, *arguments, shared_bytes=0, stream=None)` launches an entry. `program.refused` maps
+    entries that use what the emulator does not implement to the error with the instruction and its line.
+
+    Raises:
+        FileError: The file is missing, of another kind, or one that the machine cannot run.
+        Unsupported: No entry is left.
+        PtxSyntaxError: The text is not PTX.
     """
     path = checked_path(path)
     backend = current()

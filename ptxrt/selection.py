@@ -64,7 +64,7 @@ class Machines(dict[str, Machine]):
 
 
 def machines() -> Machines:
-    """Every machine by name: what is there and, for what is not, why."""
+    """Return every machine by name: what it is, or why it is not available. The result prints as a table."""
     from .driver import probe
 
     found = probe()
@@ -89,10 +89,7 @@ def _suits(name: str, capability: tuple[int, int]) -> bool:
 
 
 def current() -> Backend:
-    """The backend that calls use now: of `using`, else PTXRT_MACHINE, else native, portable or emulator.
-
-    The emulator is taken unasked only where there is no CUDA device or driver at all.
-    """
+    """Return the backend that calls use now: of `using`, else of PTXRT_MACHINE, else native, portable or emulator."""
     return scope().backend or _default()
 
 
@@ -115,7 +112,7 @@ def _notice() -> None:
 
 
 def place(device: int | None = None) -> Backend:
-    """The current machine, on the device of that number where one is named."""
+    """Return the backend of the current machine, on the device of that number where one is named."""
     backend = current()
     return backend if device is None else backend.on_device(device)
 
@@ -247,12 +244,20 @@ def _open(name: str, ordinal: int, options: dict[str, Any]) -> Backend:
 class using:
     """Choose the machine: `using("emulator")` from here on, `with using("emulator"):` for a block.
 
-    device: the number of the device, as CUDA counts them; where left out, the first that the machine runs on. The
-    choice holds for the current thread or task; elsewhere PTXRT_MACHINE and the default hold. Options of the
-    emulator: arithmetic="float64" or "hardware" (the tensor cores' own sums), ptx="native" or
-    "portable" (which text), checks=True, budget=None (instructions at most), timeout=None (seconds of a launch),
+    The choice holds for the current thread or task; elsewhere PTXRT_MACHINE and the default hold. docs/emulator.md
+    describes the options of the emulator: arithmetic="float64" or "hardware" (the sums of tensor cores), ptx="native"
+    or "portable", checks=True, budget=None (instructions at most), timeout=None (seconds of a launch),
     bank_conflicts=False, races=False (or True, or "strict"), strict=False (races and both schedules), profile=False,
-    schedule="together" or "warps"; docs/emulator.md says what each does.
+    schedule="together" or "warps".
+
+    Args:
+        machine: "native", "portable" or "emulator".
+        device: A number, as CUDA counts; None is the first device that the machine runs on.
+        options: Of the emulator.
+
+    Raises:
+        MachineError: The machine is not available.
+        ArgumentError: The emulator has no such option.
     """
 
     def __init__(self, machine: MachineName, *, device: int | None = None, **options: Any):

@@ -1,4 +1,4 @@
-"""Streams and events: orders of work on one machine, and points in them; and what is known of its memory."""
+"""Streams, events, and figures of memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """A stream of the current machine, or of that device of it, in no order with others.
+    """A stream of the current machine. Work of different streams is not ordered, unless it shares arrays.
 
         with ptxrt.Stream() as stream:      # calls in the block that name no stream use this one
             y = ptxrt.quantize(x, "mxfp4")
         stream.synchronize()
 
     Arrays may be used in several streams: launches of this library wait for each other where they depend on each other.
-    priority: lower numbers come first, as CUDA has them. Others take it by `__cuda_stream__`.
+    Other libraries take the stream by `__cuda_stream__`.
+
+    Args:
+        device: A number, as CUDA counts; None is the current device.
+        priority: Lower numbers come first, as in CUDA.
     """
 
     def __init__(self, *, device: int | None = None, priority: int = 0):
@@ -49,7 +53,9 @@ class Stream:
         return event
 
     def wait(self, other: Event | StreamLike) -> None:
-        """Let what comes next in this stream wait, on the device, for an Event or for the present end of another stream."""
+        """Make what comes next in this stream wait, on the device, for an Event or for the present end of another
+        stream.
+        """
         if isinstance(other, Event):
             self.backend.wait(self.queue, other._point("wait"))
         else:
@@ -74,9 +80,12 @@ class Stream:
 class Event:
     """A point in a stream, with its time.
 
-    start, stop = ptxrt.Event(), ptxrt.Event()
-    start.record(); ...; stop.record()
-    start.elapsed_time(stop)            # milliseconds; waits for both
+        start, stop = ptxrt.Event(), ptxrt.Event()
+        start.record(); ...; stop.record()
+        start.elapsed_time(stop)            # milliseconds; waits for both
+
+    Args:
+        device: A number, as CUDA counts; None is the current device.
     """
 
     def __init__(self, *, device: int | None = None):
@@ -84,7 +93,7 @@ class Event:
         self._event: Any = None
 
     def record(self, stream: StreamLike = None) -> "Event":
-        """Put the event at the present end of a stream; None is that of `with stream:`, else the library's own."""
+        """Record the event at the present end of a stream; None is that of `with stream:`, else the library's own."""
         self._event = self.backend.timed_event(self.backend.queue(stream))
         return self
 
@@ -103,7 +112,10 @@ class Event:
         self.backend.reached(self._point("synchronize"), wait=True)
 
     def elapsed_time(self, stop: "Event") -> float:
-        """Milliseconds from this event to `stop`, on the device's clock (of the emulator: the host's); waits for both."""
+        """Wait for both events and return the milliseconds from this one to `stop`, by the device's clock.
+
+        On the emulator it is the host's clock. ArgumentError for an event of another device.
+        """
         if not isinstance(stop, Event) or stop.backend is not self.backend:
             raise ArgumentError(f"Event.elapsed_time: stop is {stop!r}; pass an Event of the same device")
         self.synchronize()
@@ -115,18 +127,19 @@ class Event:
 
 
 def memory_info(*, device: int | None = None) -> MemoryInfo:
-    """What is used by live arrays, kept for reuse, free and there in all, in bytes, on the current machine.
+    """Return the bytes that live arrays use, that are kept for reuse, that are free, and in all, on the current
+    machine.
 
-    What is kept counts as taken in the driver's figure of free memory; `trim_memory` gives it back.
+    The driver's figure of free memory counts what is kept as taken; `trim_memory` gives it back.
     """
     return place(device).memory_info()
 
 
 def trim_memory(*, device: int | None = None) -> None:
-    """Wait for the device and give all memory that is kept for reuse back to it, for other libraries to have."""
+    """Wait for the device and give all memory that is kept for reuse back to the driver."""
     place(device).trim()
 
 
 def current_device() -> int:
-    """The number of the device that calls use now."""
+    """Return the number of the device that calls use now."""
     return current().ordinal

@@ -18,8 +18,10 @@ class trace:
         print(t)                # a table
         t.rows()                # a list of dicts; t.json() the same as text
 
-    timing: also measure each launch between two events in its stream (on the emulator by the host's clock). Times are
-    read, and waited for, when they are asked for. Without it a trace changes nothing of what is launched.
+    Args:
+        timing: Whether each launch is also measured between two events in its stream, on the emulator by the host's
+            clock. Times are read, and waited for, when they are asked for. Without it a trace changes nothing of what
+            is launched.
     """
 
     def __init__(self, *, timing: bool = False):

@@ -37,15 +37,22 @@ _ALIGNMENT = 16  # bytes, or a factor of an integer, that Triton's compiler make
 
 
 def run(kernel: Any, grid: Any, *arguments: Any, target: int = 120, **named: Any) -> None:
-    """Compile a Triton kernel and run it on the emulator; arrays are changed in place.
+    """Compile a Triton kernel and run it on the emulator; it changes arrays in place.
 
-    kernel: what `triton.jit` returns, also under `triton.autotune` (whose first configuration is taken) or
-    `triton.heuristics`. grid: one to three numbers, or a function of the constants. arguments: NumPy arrays (or arrays of the CPU
-    with `numpy()`, such as PyTorch's), numbers, None. named: constants (`tl.constexpr`) and other arguments by name, and the
-    compiler's num_warps, num_stages, maxnreg. target: the GPU that the code is for, 80, 86, 89 or 120.
+    Args:
+        kernel: What `triton.jit` returns, also under `triton.heuristics`, or `triton.autotune`, whose first
+            configuration is taken.
+        grid: One to three numbers, or a function of the constants.
+        arguments: NumPy arrays (or arrays of the CPU with `numpy()`, such as PyTorch's), numbers, None.
+        target: The GPU that the code is for: 80, 86, 89 or 120.
+        named: Constants (`tl.constexpr`) and other arguments by name, and the compiler's num_warps, num_stages,
+            maxnreg.
 
-    Raises ArgumentError for an argument that does not fit, MachineError where Triton is not installed, EmulatorFault for
-    what the kernel does wrong, Unsupported for instructions that the emulator does not have.
+    Raises:
+        ArgumentError: An argument does not fit.
+        MachineError: Triton is not installed.
+        EmulatorFault: What the kernel does wrong.
+        Unsupported: The kernel uses what the emulator does not implement.
     """
     _triton()
     if target not in TARGETS:
@@ -56,7 +63,7 @@ def run(kernel: Any, grid: Any, *arguments: Any, target: int = 120, **named: Any
 
 @contextmanager
 def emulated(*, target: int = 120) -> Iterator[None]:
-    """Within the block, `kernel[grid](...)` of every Triton kernel runs on the emulator, as `run` does.
+    """Run `kernel[grid](...)` of every Triton kernel on the emulator within the block, as `run` does.
 
     The block takes effect in all threads of the process.
     """

@@ -31,21 +31,33 @@ class KVCache:
         cache.append(k, v, slots)
         out = ptxrt.attention_paged(q, cache, block_table, key_lengths)
 
-    pages, page_size: how many tokens there is room for. heads: of keys. dim, dim_v: head dimensions of keys and of values, dim
-    where dim_v is None; up to 256, multiples of 32 in 4 bits, of 16 in 8 bits, of 8 in 16 bits (of 32 in every block format).
-    format: "bf16", "f16", "mxfp8", "mxfp4" or "nvfp4", of values format_v where that is given: any other, but f16 goes with nvfp4
-    alone, and 16 bits with a block format up to head dimensions of 128. Scales lie along the head
-    dimension, so that every byte of a token is final when it is written.
-    k_global, v_global: what codes times scales are multiplied by, above 0: a number, one for each head, or float32 on the
-    device, which is not looked at. Quantizers elsewhere may take 1 / g. k_mean: float [heads, dim], taken from keys before
-    they are quantized, and known before any is written; scores are those of the keys as they were.
-    scale_rule: as of `quantize`; "rceil" for mxfp8, "even" for mxfp4, "amax" for nvfp4 where None.
-    device: its number, the current one where None.
+    Scales lie along the head dimension, so that every byte of a token is final when it is written.
 
-    arrays: by name k, k_scales, v and v_scales, [pages, heads, page_size, bytes or values], None where there is none.
-    multiplied: by "k" and "v" what they are expanded to for the MMAs, exactly, by the dtype of the queries: bfloat16, and float16
-    for float16 queries where every value of the format is one, which those of mxfp8 and mxfp4 are not.
-    nbytes: of all arrays. ArgumentError for what does not fit, OutOfMemory where there is no room.
+    Args:
+        pages: How many pages there are.
+        page_size: Tokens of a page.
+        heads: Of keys and values.
+        dim: The head dimension of keys: up to 256, a multiple of 8 in 16 bits and of 32 in block formats.
+        dim_v: Of values; None is dim.
+        format: "bf16", "f16", "mxfp8", "mxfp4" or "nvfp4".
+        format_v: Of values; None is format. Any other goes, but f16 only with nvfp4, and 16 bits with a block format only
+            up to head dimensions of 128.
+        k_global: What multiplies codes times scales of keys, above 0: a number, one for each head, or float32 on the
+            device, which is not looked at. Quantizers elsewhere may take 1 / g.
+        v_global: The same of values.
+        k_mean: Floats [heads, dim], subtracted from keys before they are quantized, and known before any is written.
+            Scores are those of the keys as they were.
+        scale_rule: As of `quantize`; None is "rceil" of mxfp8, "even" of mxfp4, "amax" of nvfp4.
+        device: Its number; None is the current one.
+
+    Attributes:
+        arrays: By name k, k_scales, v and v_scales: [pages, heads, page_size, bytes or values]; None where there is
+            none.
+        nbytes: Of all arrays.
+
+    Raises:
+        ArgumentError: Something does not fit.
+        OutOfMemory: The device has no room.
     """
 
     def __init__(
@@ -91,13 +103,17 @@ class KVCache:
         k_mean: Array | None = None,
         scale_rule: ScaleRule | None = None,
     ) -> "KVCache":
-        """A cache over memory of an engine on a device, of any strides; nothing is copied.
+        """Make a cache over memory of an engine on a device, of any strides; nothing is copied.
 
-        Arrays are [pages, heads, page_size, ..] with layout="hnd", [pages, page_size, heads, ..] with "nhd"; the last axis lies
-        without gaps: dim values of 16 bits, dim bytes of mxfp8, dim / 2 of 4 bits, dim / 32 or dim / 16 bytes of scales (None
-        in 16 bits). uint8, or the dtypes of ml_dtypes. Rows of codes begin at multiples of 16 bytes, rows of scales anywhere.
-        Caches for SM100 have the scales of V swizzled, four tokens at a time. That cannot be seen: bring such scales in
-        order with `unswizzle_values` first, or every value is multiplied with the scale of another token.
+        Arrays are [pages, heads, page_size, ..] with layout="hnd", [pages, page_size, heads, ..] with "nhd". The last
+        axis lies without gaps: dim values of 16 bits, dim bytes of mxfp8, dim / 2 bytes of 4 bits, dim / 32 or dim / 16
+        bytes of scales (None in 16 bits). They are uint8, or the dtypes of ml_dtypes. Rows of codes begin at multiples
+        of 16 bytes, rows of scales anywhere. Caches for SM100 have the scales of V swizzled, four tokens at a time.
+        That cannot be seen: bring such scales in order with `unswizzle_values` first, or every value is multiplied with
+        the scale of another token.
+
+        Raises:
+            ArgumentError: Something does not fit.
         """
         if layout not in ("hnd", "nhd"):
             raise ArgumentError(f"KVCache.over: layout is {layout!r}; pass 'hnd' or 'nhd'")
@@ -255,11 +271,15 @@ class KVCache:
     def append(self, k: Array, v: Array, slots: WholeNumbers, *, stream: StreamLike = None) -> None:
         """Write tokens: k [tokens, heads, dim] and v [tokens, heads, dim_v] to their slots, int64 [tokens].
 
-        A slot is page * page_size + offset. Tokens whose slot is negative or past the end are skipped; of several with one slot
-        the first is written. k and v are float32, float16 or bfloat16, of any strides; a row becomes the bytes of
-        `quantize(row, format, scale_rule=..., global_scale=...)`, in 16 bits it is rounded to nearest, ties to even. Formats
-        without a global scale divide by it first. Nothing but the addressed rows changes. Appends in one stream are
-        ordered; two streams, or threads, may append to different pages at a time. Nothing waits, and graphs may hold it.
+        A slot is page * page_size + offset. Tokens whose slot is negative or past the end are skipped; of several with
+        one slot the first is written. k and v are float32, float16 or bfloat16, of any strides. A row becomes the bytes
+        of `quantize(row, format, scale_rule=..., global_scale=...)`; in 16 bits it is rounded to nearest, ties to even.
+        Formats without a global scale divide by it first. Nothing but the addressed rows changes. Appends in one stream
+        are ordered. Two streams, or threads, may append to different pages at a time. Nothing waits, and graphs may
+        hold it.
+
+        Raises:
+            ArgumentError: Something does not fit.
         """
         where = dict(k=k, v=v, slots=slots)
         where = dict(zip(where, as_arrays("append", **where)))
@@ -304,11 +324,18 @@ class KVCache:
     def copy_pages(
         self, sources: WholeNumbers, targets: WholeNumbers, *, tokens: WholeNumbers | None = None, stream: StreamLike = None
     ) -> None:
-        """Copy pages within the cache, such as the last one of a prefix that two sequences share: int32 [count] each.
+        """Copy pages within the cache, such as the last one of a prefix that two sequences share.
 
-        tokens: int32 [count], of how many tokens of each page there is something to copy; all where None, which the emulator
-        finds to be reads of what nothing wrote where pages are not full. On the host sources and targets are checked:
-        pages that there are, no target twice, and none that is also a source.
+        Args:
+            sources: int32 [count]. On the host pages are checked: they are there, none is a target twice, and none is
+                both.
+            targets: int32 [count].
+            tokens: int32 [count], how many tokens of each page are copied. None copies all; the emulator reports that
+                as a read of what nothing wrote where pages are not full.
+            stream: Of the device; None is the library's own.
+
+        Raises:
+            ArgumentError: Something does not fit.
         """
         pair = [whole_numbers("copy_pages", name, x, "one for each page") for name, x in (("sources", sources), ("targets", targets))]
         if len(pair[0].shape) != 1 or pair[0].shape != pair[1].shape:
@@ -333,9 +360,10 @@ class KVCache:
                 copy_rows(*arrays, rows=as_bytes(x), stream=stream)
 
     def read(self, block_table: Array, key_lengths: WholeNumbers, *, stream: StreamLike = None) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values of sequences, dequantized: float32 NumPy arrays [B, heads, S, dim] and [B, heads, S, dim_v].
+        """Dequantize keys and values of sequences: float32 NumPy arrays [B, heads, S, dim] and [B, heads, S, dim_v].
+        This waits.
 
-        S is the largest of key_lengths, int32 [B]; rows behind a sequence's last are zeros. Keys have k_mean again. This waits.
+        S is the largest of key_lengths, int32 [B]. Rows behind a sequence's last are zeros. Keys have k_mean added.
         """
         table, lengths = checked_tables("read", self, block_table, key_lengths)
         table, lengths = (x.to_numpy(stream=stream) if isinstance(x, DeviceArray) else x for x in (table, lengths))
@@ -366,7 +394,7 @@ class KVCache:
 
     @staticmethod
     def unswizzle_values(v_scales: Array) -> np.ndarray:
-        """Scales of V as SM100's caches have them, brought in linear order: uint8 [..., tokens, D / 16], on the host.
+        """Bring scales of V of SM100's caches in linear order: uint8 [..., tokens, D / 16], on the host.
 
         There the bytes of four tokens stand together: byte i of token t of four is byte 4 i + t of the four rows.
         tokens is a multiple of 4. Source: FlashInfer, csrc/xqa, and vLLM, reshape_and_cache_nvfp4.
@@ -417,9 +445,15 @@ def checked_tables(function: str, cache: KVCache, block_table, key_lengths) -> t
 
 
 def block_table_from_csr(indptr: WholeNumbers, indices: WholeNumbers) -> np.ndarray:
-    """A table of pages, int32 [B, most pages of a sequence], from FlashInfer's lists: sequence i has indices[indptr[i]:indptr[i + 1]].
+    """Make a block table of pages in compressed rows: int32 [B, the most pages of a sequence].
 
-    NumPy arrays; what is behind the last page of a sequence is -1.
+    Args:
+        indptr: B + 1 whole numbers that rise from 0: sequence b has the pages indices[indptr[b]] to indices[indptr[b +
+            1]].
+        indices: Page numbers.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     starts, pages = (np.asarray(whole_numbers("block_table_from_csr", n, x, "as lists of pages")) for n, x in (("indptr", indptr), ("indices", indices)))
     if len(starts.shape) != 1 or not len(starts) or starts[0] < 0 or (np.diff(starts) < 0).any() or starts[-1] > pages.size or len(pages.shape) != 1:
@@ -456,10 +490,21 @@ def slots_of(
 def slots_of(
     block_table: Array, sequence_ids: WholeNumbers, positions: WholeNumbers, page_size: int, *, stream: StreamLike = None
 ) -> Any:
-    """The slots of tokens, int64 [tokens]: position p of sequence s is page block_table[s, p // page_size], row p % page_size.
+    """Find the slots of tokens, int64 [tokens], for `KVCache.append`.
 
-    sequence_ids and positions: int32 [tokens]. Tokens whose sequence or position the table does not have get -1, which `append`
-    skips. NumPy arrays give NumPy arrays, device arrays device arrays, without waiting.
+    Position p of sequence s is row p % page_size of page block_table[s, p // page_size]. NumPy arrays give NumPy
+    arrays. Device arrays stay on the device; the call does not wait.
+
+    Args:
+        block_table: int32 [B, pages of a sequence].
+        sequence_ids: int32 [tokens].
+        positions: int32 [tokens]. Tokens whose sequence or position the table does not have get -1, which `append`
+            skips.
+        page_size: Tokens of a page.
+        stream: Of the device; None is the library's own.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     named = dict(block_table=block_table, sequence_ids=sequence_ids, positions=positions)
     table, ids, places = (whole_numbers("slots_of", name, x, "as [B, pages], [tokens] and [tokens]") for name, x in named.items())

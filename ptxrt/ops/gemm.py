@@ -101,33 +101,46 @@ def matmul(
     out: Array | QuantizedArray | None = None,
     stream: StreamLike = None,
 ) -> Any:
-    """Compute C = activation(alpha a b^T + bias) + residual for a [.., M, K] and b [.., N, K]; leading axes broadcast.
+    """Compute C = activation(alpha A B^T + bias) + residual for a [.., M, K] and b [.., N, K]; leading axes broadcast.
 
-    a, b: float32, float16 or bfloat16 on any strides (on a device, from 0 on). a_format, b_format: "bf16" or "f16"; an
-    array's own
-    16-bit type where None. float32, and a 16-bit type that is not the format's, are rounded to it. transpose_b: where
-    False, b is
-    [.., K, N], which is copied.
-    alpha: finite. bias: [N] floats. activation: None, "relu", "gelu" (by erf), "gelu_tanh", "silu", or "swiglu",
-        which makes column i
-    of columns g = 2 i and u = 2 i + 1, so that C has N / 2: g sigmoid(alpha g) (u + offset), g at most `limit`,
-        u within it; other
-    numbers than no limit, 1 and 0 as ("swiglu", dict(limit=, alpha=, offset=)). residual: floats of C's shape.
-    out_dtype: float32, float16 or bfloat16; that of `a` where None. out: an array of C's shape to write to,
-    whose dtype then decides; it may be `residual` itself and overlaps no other argument.
-    out_format: "mxfp8", "mxfp4" or "nvfp4": C is a QuantizedArray with the bytes of `quantize` on the unrounded
-    float32 values.
-    out_scale_rule: as for `quantize`, but None is "rceil" of mxfp8 and "even" of mxfp4. out_scale_layout: "linear" or
-    "128x4".
-    out_global_scale: of nvfp4, a positive number or a float32 device scalar.
-    splits: None cuts K, for up to 64 rows, into eight runs that depend on K and the formats alone, added in a fixed
-    tree; 1 cuts it nowhere. stream: of the device; None is the library's own.
+    Products are exact, sums are float32 in a fixed order, everything behind them is float32, and C is rounded once. A
+    NaN in a row of a makes that row of C NaN, in a row of b that column. The bits of a row of C depend neither on the
+    other rows nor on the batch, as long as both have more, or both have not more, than 64 rows. M or N of 0 gives an
+    empty C, K of 0 gives activation(bias) + residual. NumPy arrays give NumPy results. With any device array results
+    stay on the device; the call does not wait. Kernels: `gemm_NAME`, and `gemm_few_NAME` where K is cut.
 
-    Products are exact, sums float32 in a fixed order, everything behind them float32; C is rounded once. NaN in a row
-    of a, or of b, makes that row, or column, of C NaN. The bits of a row of C depend neither on the other rows nor on
-    the batch, as long as both are more or both are not more than 64 rows. M or N of 0 gives an empty C, K of 0 gives
-    activation(bias) + residual. NumPy arrays give NumPy results; with any device array results stay on the device,
-    without waiting. ArgumentError for what does not fit. Kernels: `gemm_NAME`, and `gemm_few_NAME` where K is cut.
+    Args:
+        a: float32, float16 or bfloat16 on any strides (on a device, from 0 on), or a QuantizedArray.
+        b: The same.
+        a_format: "bf16" or "f16", or a block format that the call quantizes to; None is the array's own 16-bit type.
+            Arrays of another type are rounded to it.
+        b_format: The same of b.
+        transpose_b: False takes b as [.., K, N], which is copied.
+        alpha: A finite number.
+        bias: [N] floats.
+        activation: None, "relu", "gelu" (by erf), "gelu_tanh", "silu" or "swiglu". "swiglu" makes column i of columns g
+            = 2 i and u = 2 i + 1, so that C has N / 2: g sigmoid(alpha g) (u + offset), g at most `limit`, u within it.
+            Other numbers than no limit, 1 and 0 as ("swiglu", dict(limit=, alpha=, offset=)).
+        residual: Floats of C's shape.
+        out_format: "mxfp8", "mxfp4" or "nvfp4": C is a QuantizedArray with the bytes of `quantize` on the unrounded
+            float32 values.
+        out_scale_rule: As of `quantize`, but None is "rceil" of mxfp8 and "even" of mxfp4.
+        out_scale_layout: "linear" or "128x4".
+        out_global_scale: Of nvfp4: a positive number or a float32 device scalar.
+        a_scale_rule: Of an array that the call quantizes; as out_scale_rule.
+        b_scale_rule: The same of b.
+        a_global_scale: Of an array that the call quantizes to nvfp4; None takes the smallest 2**n / 6 under which no
+            finite value saturates.
+        b_global_scale: The same of b.
+        out_dtype: float32, float16 or bfloat16; None is the type of `a`.
+        splits: None cuts K, for up to 64 rows, into eight runs that depend on K and the formats alone, added in a fixed
+            tree; 1 cuts it nowhere.
+        out: An array of C's shape to write to; its dtype replaces `out_dtype`. It may be `residual` itself and overlaps
+            no other argument.
+        stream: Of the device; None is the library's own.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     call = gemm_call(
         *(PRODUCTS, a, b, a_format, b_format, transpose_b, alpha, bias, activation, residual, out_format,
@@ -202,13 +215,21 @@ def matmul_grouped(
 ) -> Any:
     """Compute C of groups of rows, each by a matrix of its own: a [T, K], b [groups, N, K], C [T, N].
 
-    group_starts: int32 [groups + 1]: rows group_starts[g] to group_starts[g + 1] are multiplied by b[g]; groups may be empty. On the
-    host it is checked: it begins at 0, never falls and ends at T. On a device it is not looked at, so that a graph
-    serves
-    every routing; rows of C behind its last number are not written.
-    rows: int32 [T']: C has T' rows, of which row i is made of row rows[i] of a (`route` gives it as `order`).
-    alpha, out_global_scale: one number, or an array of one float32 a group. bias: [N], or [groups, N].
-    Everything else as for `matmul`. Groups have the bits of a product of that group alone.
+    A group has the bits of a product of that group alone. Arguments that are not listed are those of `matmul`.
+
+    Args:
+        a: Rows, as of `matmul`.
+        b: A matrix for each group, as of `matmul`.
+        group_starts: int32 [groups + 1]: rows group_starts[g] to group_starts[g + 1] are multiplied by b[g]. Groups may
+            be empty. On the host it is checked: it begins at 0, never falls and ends at T. On a device it is not looked
+            at, so that a graph serves every routing; rows of C behind its last number are not written.
+        rows: int32 [T']: C has T' rows, and row i is made of row rows[i] of a. `route` gives it as `order`.
+        alpha: One number, or an array of one float32 for each group.
+        out_global_scale: The same.
+        bias: [N], or [groups, N].
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     call = grouped_call(
         *(PRODUCTS, a, b, group_starts, rows, a_format, b_format, alpha, bias, activation, residual, out_format,
@@ -224,11 +245,17 @@ def interleave_rows(gate: HostArray, up: HostArray) -> HostArray: ...
 @overload
 def interleave_rows(gate: QuantizedArray, up: QuantizedArray) -> QuantizedArray: ...
 def interleave_rows(gate: HostArray | QuantizedArray, up: HostArray | QuantizedArray) -> Any:
-    """Give the rows of two weights in turn, gate i in row 2 i and up i in row 2 i + 1, as activation="swiglu" takes them.
+    """Interleave the rows of two weights, gate i in row 2 i and up i in row 2 i + 1, as activation="swiglu" takes them.
 
-    gate, up: NumPy arrays [.., N, K] of one dtype, or QuantizedArrays of NumPy arrays,
-        one format and axis -1; scales come back in
-    their layout. nvfp4 takes one global scale for both. ArgumentError for what does not fit.
+    Args:
+        gate: A NumPy array [.., N, K], or a QuantizedArray of NumPy arrays with axis -1.
+        up: The same, of one shape and dtype, or of one format and layout; of nvfp4 with one global scale for both.
+
+    Returns:
+        [.., 2 N, K]; scales come back in their layout.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     if isinstance(gate, QuantizedArray) and isinstance(up, QuantizedArray):
         same = gate.layout == up.layout and gate.axis == -1 and not gate.on_device and not up.on_device

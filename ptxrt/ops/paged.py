@@ -153,25 +153,41 @@ def attention_paged(
     out: Array | None = None,
     stream: StreamLike = None,
 ) -> Any:
-    """Compute softmax(scale Q K^T) V for q [B, H, Sq, D] on the pages of a `KVCache`; H is a multiple of the cache's heads.
+    """Compute softmax(scale Q K^T) V for q [B, H, Sq, D] on the pages of a `KVCache`; H is a multiple of the cache's
+    heads.
 
-    Sequence b has key_lengths[b] keys, int32 [B], just appended tokens included; key j stands in row j % page_size of page
-    block_table[b, j // page_size], int32 [B, pages of a sequence]. What the table holds behind the last page, and what the
-    cache holds behind the last key, is not looked at. Query i of a sequence stands at key_lengths[b] - Sq + i.
-    q: float32, float16 or bfloat16, on any strides; B, H and S change places with layout="bshd". With cu_seqlens_q, int32
-    [B + 1], queries are packed: q is [1, H, total, D], and sequence b has rows cu_seqlens_q[b] to cu_seqlens_q[b + 1].
-    causal, window, scale, softcap, sinks, return_lse, normalize and layout are those of `attention`; a window of W keys with the
-    query's own is (W - 1, 0). out_dtype: q's where None. out: an array of the output's shape to write to.
-    splits: at most so many runs of the keys have blocks of their own, each a multiple of 1024 keys; a number that suits the
-    device where None. It changes no bit.
-    Q and K are multiplied in bfloat16, or float16 where cache.multiplied(q.dtype) says so, P and V likewise; docs/numerics.md.
+    Query i of sequence b stands at key_lengths[b] - Sq + i. Results depend on each sequence alone (its queries, keys
+    and values), bit for bit, whatever the batch, its order, the size and places of pages, the width of the table, the
+    splits and the device's multiprocessors. Up to 16 queries at the end of a sequence have the bits of calls of one
+    query at a time. A length of 0 gives 0 and an lse of -inf (or the sink). A NaN in a row of K or V reaches the
+    queries that see it. NumPy arrays for q give NumPy results.
 
-    Results depend on each sequence alone: its queries, its keys and values, bit for bit, whatever the batch, its order, the
-    size and places of pages, the width of the table, the splits and the device's multiprocessors; up to 16 queries at the end
-    of a sequence have the bits of calls of one query at a time. A length of 0 gives 0 and an lse of -inf (or the sink). NaN in a
-    row of K or V reaches the queries that see it.
-    block_table, key_lengths and cu_seqlens_q on a device are not looked at, so that a graph of a call serves every length up
-    to the table's width. NumPy arrays for q give NumPy results. ArgumentError for what does not fit.
+    Args:
+        q: float32, float16 or bfloat16, on any strides. Q and K are multiplied in bfloat16, or in float16 where
+            cache.multiplied(q.dtype) says so, P and V likewise.
+        cache: Keys and values.
+        block_table: int32 [B, pages of a sequence]: key j of sequence b stands in row j % page_size of page
+            block_table[b, j // page_size]. What stands behind a sequence's last page is not looked at.
+        key_lengths: int32 [B]: the keys of each sequence, tokens just appended included.
+        cu_seqlens_q: int32 [B + 1]: queries are packed, q is [1, H, total, D], and sequence b has rows cu_seqlens_q[b]
+            to cu_seqlens_q[b + 1].
+        causal: As of `attention`.
+        window: As of `attention`; a window of W keys with the query's own is (W - 1, 0).
+        scale: As of `attention`.
+        softcap: As of `attention`.
+        sinks: As of `attention`.
+        return_lse: As of `attention`.
+        normalize: As of `attention`.
+        layout: As of `attention`.
+        out_dtype: float32, float16 or bfloat16; None is q's.
+        splits: At most so many runs of the keys have blocks of their own, each a multiple of 1024 keys; None takes a
+            number that suits the device. It changes no bit.
+        out: An array of the output's shape to write to.
+        stream: Of the device; None is the library's own. block_table, key_lengths and cu_seqlens_q on a device are not
+            looked at, so that a graph of a call serves every length up to the table's width.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     call = _checked(
         *(q, cache, block_table, key_lengths, cu_seqlens_q, causal, window, scale, softcap, sinks, return_lse, normalize),

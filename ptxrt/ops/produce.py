@@ -1,4 +1,4 @@
-"""The friendly functions between two matrix products: norms, gates and activations, in one read and one write."""
+"""Norms, gates and activations for callers: what stands between two matrix products, in one read and one write."""
 
 from __future__ import annotations
 
@@ -138,21 +138,31 @@ def rmsnorm(
 ) -> Any:
     """Norm rows of x [.., n] by their root mean square: y = v / sqrt(mean(v^2) + eps) (weight + offset).
 
-    x: float32, float16 or bfloat16 on any strides. weight: floats [n]; None is 1, without an offset. eps: from 0 on.
-    residual: of x's shape and type; v is then x + residual, which is given back, too: (y, v in x's type).
-    rounding: "once" works in float32 to the end; "16" rounds v, and what the weight multiplies, to x's type, as the
-    published models do.
-    format: None gives floats of out_dtype (x's type where None); "mxfp8", "mxfp4" or "nvfp4" a QuantizedArray with the
-    bytes of `quantize(y, pad=True)` on the float32 values of y. scale_rule: as for `quantize`, but None is "rceil" of
-    mxfp8 and "even" of mxfp4. scale_layout: "linear" or "128x4". global_scale: of nvfp4, which needs it: a positive
-    number (1 for a single level) or a float32 device scalar.
-    out: an array or QuantizedArray to write y to; residual_out: an array of x's type to write v to; neither shares
-    memory with an argument. stream: of the device.
+    All arithmetic is float32; the bits of a row depend on no other row. Squares beyond float32 are infinite: a row with
+    values beyond 1.8e19 becomes zeros. A NaN makes its row NaN; an infinity becomes NaN and the rest of its row zeros.
+    Empty arrays give empty ones. NumPy arrays give NumPy results. Device arrays stay on the device; the call does not
+    wait. Kernel: `norm_rows`.
 
-    float32 arithmetic; the bits of a row depend on no other row. Squares beyond float32 are infinite: a row with values
-    beyond 1.8e19 becomes zeros; a NaN makes its row NaN, an infinity itself NaN and the rest of its row zeros. Empty
-    arrays give empty ones. NumPy arrays give NumPy results; device arrays stay on the device, without waiting.
-    ArgumentError for what does not fit. Kernel: `norm_rows`.
+    Args:
+        x: float32, float16 or bfloat16 on any strides.
+        weight: Floats [n]; None is 1, without an offset.
+        eps: A number from 0 on.
+        residual: Of x's shape and type. v is then x + residual, and the result is (y, v in x's type).
+        offset: Added to the weight.
+        rounding: "once" rounds at the end alone; "16" also rounds v, and what the weight multiplies, to x's type, as
+            the published models do.
+        format: None gives floats of out_dtype; "mxfp8", "mxfp4" or "nvfp4" gives a QuantizedArray with the bytes of
+            `quantize(y, pad=True)` on the float32 values of y.
+        out_dtype: float32, float16 or bfloat16; None is x's.
+        scale_rule: As of `quantize`, but None is "rceil" of mxfp8 and "even" of mxfp4.
+        scale_layout: "linear" or "128x4".
+        global_scale: Of nvfp4, which needs it: a positive number (1 for a single level) or a float32 device scalar.
+        out: An array or QuantizedArray to write y to. It shares no memory with an argument.
+        residual_out: An array of x's type to write v to. It shares no memory with an argument.
+        stream: Of the device; None is the library's own.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     return _norm("rmsnorm", x, weight, None, eps, residual, offset, rounding, 0,
                  (out_dtype, format, scale_rule, scale_layout, global_scale), out, residual_out, stream)
@@ -267,8 +277,16 @@ def layernorm(
 ) -> Any:
     """Norm rows of x [.., n]: y = (v - m) / sqrt(mean((v - m)^2) + eps) weight + bias, m the mean of the row v.
 
-    weight, bias: floats [n]; None is 1 and 0. All else as for `rmsnorm`, with "once". A NaN or an infinity makes its
-    row NaN. Kernel: `norm_rows`.
+    A NaN or an infinity makes its row NaN. Everything else is as of `rmsnorm` with rounding="once". Kernel:
+    `norm_rows`.
+
+    Args:
+        x: float32, float16 or bfloat16 on any strides.
+        weight: Floats [n]; None is 1.
+        bias: Floats [n]; None is 0.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     return _norm("layernorm", x, weight, bias, eps, residual, 0.0, "once", 1,
                  (out_dtype, format, scale_rule, scale_layout, global_scale), out, residual_out, stream)
@@ -304,13 +322,21 @@ def swiglu(
 ) -> Any:
     """Gate the values of x [.., 2 n]: y = g sigmoid(alpha g) (u + offset), of shape [.., n].
 
-    g is the first half of each row and u the second; where `interleaved`, column i is made of columns 2 i and 2 i + 1.
-    limit: from 0 on; g is at most that and u within it; None is no limit. (gpt-oss: interleaved, limit 7, alpha 1.702,
-    offset 1.) row_weights: floats of x's shape without its last axis, which y is multiplied by. rounding: "16" rounds y
-    to x's type before it is quantized.
+    All arithmetic is float32, by the functions of `matmul` with the activation "swiglu". y is NaN where g or u is, and
+    where an infinite g has no limit. Arguments that are not listed are those of `rmsnorm`. Kernel: `gate_rows`.
 
-    format and what follows: as for `rmsnorm`. float32 arithmetic, the same functions as `matmul` with the activation
-    "swiglu"; NaN where g or u is, and where an infinite g is not limited. Kernel: `gate_rows`.
+    Args:
+        x: float32, float16 or bfloat16 on any strides: g is the first half of each row, u the second.
+        interleaved: Whether column i is made of columns 2 i and 2 i + 1 instead.
+        limit: From 0 on: g is at most that, and u within it. None is no limit. (gpt-oss: interleaved, limit 7, alpha
+            1.702, offset 1.)
+        alpha: A number.
+        offset: Added to u.
+        row_weights: Floats of x's shape without its last axis, which multiply y.
+        rounding: "16" rounds y to x's type before it is quantized.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     name = "swiglu"
     x = taken(name, "x", x)
@@ -355,10 +381,18 @@ def gelu(
     out: Array | QuantizedArray | None = None,
     stream: StreamLike = None,
 ) -> Any:
-    """Activate every value of x: y = x Phi(x), by erf, or with approximate="tanh" by the tanh that stands for it.
+    """Activate every value of x: y = x Phi(x), by erf or by its approximation with tanh.
 
-    format and what follows: as for `rmsnorm`. float32 arithmetic, the same functions as `matmul` with "gelu" and
-    "gelu_tanh"; NaN of NaN and of -infinity, by tanh of both infinities. Kernel: `activate_rows`.
+    All arithmetic is float32, by the functions of `matmul` with "gelu" and "gelu_tanh". y is NaN for NaN and for
+    -infinity, by tanh for both infinities. Arguments that are not listed are those of `rmsnorm`. Kernel:
+    `activate_rows`.
+
+    Args:
+        x: float32, float16 or bfloat16 on any strides.
+        approximate: None or "none" for erf, "tanh" for the approximation.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     x = taken("gelu", "x", x)
     if approximate is not None and (not isinstance(approximate, str) or approximate not in ("none", "tanh")):

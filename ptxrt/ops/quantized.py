@@ -303,15 +303,23 @@ def stored_as(*required: str, optional: tuple[str, ...]):
 @stored_as("codes", "scales", "format", "shape", optional=("global_scale",))  # of 0.1.0
 @stored_as("codes", "scales", "format", "shape", "axis", "scale_layout", optional=("global_scale",))
 class QuantizedArray(Packed):
-    """Codes and scales of an array of `shape`, quantized in blocks along `axis`.
+    """Codes and scales of an array, quantized in blocks along one axis.
 
-    codes: uint8, of `shape` but for `axis`, which holds the packed codes of whole blocks: two e2m1 to a
-    byte, four 6-bit codes to three bytes. scales: uint8, one per block along `axis`, or for the scale
-    layout "128x4" the bytes of its tiles. format: "mxfp4", "mxfp8", "mxfp8_e5m2", "mxfp6_e3m2",
-    "mxfp6_e2m3" or "nvfp4". global_scale: the float32 scale that nvfp4 has, None for the others.
-    A length that is no multiple of the block is padded with zeros in codes and scales; `shape` is
-    that of the values. All arrays are NumPy arrays or all are device arrays. `np.asarray(q)` gives
-    float32 values, decoded on the host.
+    All arrays are NumPy arrays, or all are device arrays. `numpy.asarray(q)` gives float32 values, decoded on the host.
+
+    Args:
+        codes: uint8, of `shape` except for `axis`, which holds the packed codes of whole blocks: two e2m1 to a byte,
+            four 6-bit codes to three bytes.
+        scales: uint8, one for each block along `axis`; with the scale layout "128x4" the bytes of its tiles.
+        format: "mxfp4", "mxfp8", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3" or "nvfp4".
+        shape: The shape of the values. A length that is no multiple of the block is padded with zeros in codes and
+            scales.
+        axis: The axis that is cut into blocks.
+        scale_layout: "linear" or "128x4".
+        global_scale: The float32 scale of nvfp4; None of the others.
+
+    Raises:
+        ArgumentError: The arrays do not have the shapes of the format.
     """
 
     def __init__(

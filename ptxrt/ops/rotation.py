@@ -32,14 +32,21 @@ def rope_table(
 ) -> HostArray:
     """Tabulate rotary embeddings: float32 [length, dim], of each position dim / 2 cosines, then as many sines.
 
-    Pair i of position p is turned by p base^(-2 i / dim). dim: of the values that are rotated, even. All is worked out
-    in float64 and rounded once.
-    yarn: None, or a mapping of `factor`, by which the context grows, and `length`, the context before; and, where they
-    are others, beta_fast=32, beta_slow=1, truncate=True, magnitude=False. Angles of pairs that turn less than
-    beta_slow times in the old context are divided by the factor, those that turn more than beta_fast times are not, and
-    those between are mixed; the bounds are whole pairs, rounded outwards, where `truncate` (gpt-oss: False). magnitude:
-    what multiplies cosines and sines, True for 0.1 ln(factor) + 1.
-    ArgumentError for sizes and numbers that fit no table. Source: Su et al., RoFormer; Peng et al., YaRN.
+    Pair i of position p turns by p base^(-2 i / dim). Everything is computed in float64 and rounded once. Source: Su et
+    al., RoFormer; Peng et al., YaRN.
+
+    Args:
+        dim: Of the values that are rotated, even.
+        length: Positions.
+        base: A number above 1.
+        yarn: None, or a mapping of `factor`, by which the context grows, and `length`, the context before; optionally
+            beta_fast=32, beta_slow=1, truncate=True, magnitude=False. Angles of pairs that turn less than beta_slow
+            times in the old context are divided by the factor; those that turn more than beta_fast times are not; those
+            between are mixed. The bounds are whole pairs, rounded outwards, where `truncate` (gpt-oss: False).
+            magnitude multiplies cosines and sines; True is 0.1 ln(factor) + 1.
+
+    Raises:
+        ArgumentError: Sizes or numbers that fit no table.
     """
     dim, length = _whole("dim", dim, 2), _whole("length", length, 0)
     if dim % 2:

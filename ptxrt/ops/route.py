@@ -1,4 +1,4 @@
-"""Mixtures of experts: `route`, which sorts tokens by expert, and `combine`, which adds what the experts gave."""
+"""Mixtures of experts: `route` sorts tokens by expert, `combine` adds what the experts gave."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
 
@@ -78,7 +78,13 @@ def add_experts(
 
 
 class Routing(NamedTuple):
-    """Tokens sorted by expert, int32. order [T k]: the token of each row. starts [experts + 1]. places [T, k]: -1 for padding."""
+    """Tokens sorted by expert, int32.
+
+    Attributes:
+        order: [T k]: the token of each sorted row. Rows of an expert stand in the order of tokens.
+        starts: [experts + 1]: the rows of expert e are starts[e] to starts[e + 1]; padding stands behind.
+        places: [T, k]: where a token's row went; -1 for padding.
+    """
 
     order: Any
     starts: Any
@@ -87,17 +93,19 @@ class Routing(NamedTuple):
 
 @remembered
 def route(expert_ids: "WholeNumbers", experts: SupportsIndex, *, stream: "StreamLike" = None) -> Routing:
-    """Sort tokens by the experts that they chose: expert_ids [T, k] whole numbers, of which negative ones are padding.
+    """Sort tokens by the experts that they chose.
 
-    Gives order, int32 [T k]: the token of each sorted row; starts,
-        int32 [experts + 1]: the rows of expert e are starts[e] to
-    starts[e + 1], padding stands behind; places, int32 [T,
-                                                         k]: where a token's row went, -1 for padding. Rows of an
-                                                         expert stand in the
-    order of tokens. `matmul_grouped(x, w, starts, rows=order)` multiplies them, `combine` adds what comes out.
-    NumPy arrays are checked: ids below `experts`. A device array, int32, is not looked at: ids from `experts` on count
-    as padding there.
-    ArgumentError for what does not fit. Kernel: `sort_tokens`.
+    `matmul_grouped(x, w, starts, rows=order)` multiplies the sorted rows, `combine` adds what comes out. Kernel:
+    `sort_tokens`.
+
+    Args:
+        expert_ids: Whole numbers [T, k]; negative ones are padding. NumPy arrays are checked: ids below `experts`. A
+            device array, int32, is not looked at: ids from `experts` on count as padding there.
+        experts: How many there are.
+        stream: Of the device; None is the library's own.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     (ids,) = as_arrays("route", expert_ids=expert_ids)
     whole = isinstance(experts, (int, np.integer)) and not isinstance(experts, bool) and 0 < experts < 2**31 - 1
@@ -128,11 +136,19 @@ def combine(y: DeviceArray, routing: Routing, weights: "Array", *, stream: "Stre
 def combine(y: "Array", routing: Routing, weights: "Array", *, stream: "StreamLike" = ...) -> Any: ...
 @remembered
 def combine(y: "Array", routing: Routing, weights: "Array", *, stream: "StreamLike" = None) -> Any:
-    """Add what the experts of each token gave: y [R, N] rows in the order of `routing`, weights float32 [T, k]; gives [T, N] of y's type.
+    """Add what the experts of each token gave, each times its weight: [T, N] of y's type.
 
-    Sums are float32, in the order of a token's experts; places of -1 count nothing, so that rows behind the last
-    expert's are not read.
-    y: float32, float16 or bfloat16. ArgumentError for what does not fit. Kernel: `add_experts`.
+    Sums are float32, in the order of a token's experts. Places of -1 count nothing, so that rows behind the last
+    expert's are not read. Kernel: `add_experts`.
+
+    Args:
+        y: float32, float16 or bfloat16 rows [R, N] in the order of `routing`.
+        routing: What `route` gave.
+        weights: float32 [T, k].
+        stream: Of the device; None is the library's own.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     if not isinstance(routing, Routing):
         raise ArgumentError(f"combine: routing is a {type(routing).__name__}; pass what route gives")

@@ -1,4 +1,4 @@
-"""The friendly functions that take rows of a table, average the rows of sequences, and find the largest values."""
+"""Rows of tables for callers: take rows, average the rows of sequences, find the largest value of a row."""
 
 from __future__ import annotations
 
@@ -66,13 +66,18 @@ def take_rows(
     out: Array | QuantizedArray | None = None,
     stream: StreamLike = None,
 ) -> Any:
-    """Give rows of a table [entries, n] by their numbers: y[..] = table[ids[..]], of shape [*ids.shape, n].
+    """Take rows of a table [entries, n] by their numbers: y[..] = table[ids[..]], of shape [*ids.shape, n].
 
-    table: float32, float16 or bfloat16 on any strides. ids: whole numbers, int32 on a device. On the host an id outside
-    the table is an ArgumentError; a device array is not looked at, and such an id gives a row of zeros.
+    Empty arrays give empty ones. Arguments that are not listed are those of `rmsnorm`; values in the table's type are
+    those of the table. Kernel: `take_rows`.
 
-    format and what follows: as for `rmsnorm`; values in the table's type are those of the table. Empty arrays give
-    empty ones. ArgumentError for what does not fit. Kernel: `take_rows`.
+    Args:
+        table: float32, float16 or bfloat16 on any strides.
+        ids: Whole numbers, int32 on a device. On the host an id outside the table is an ArgumentError. A device array
+            is not looked at, and such an id gives a row of zeros.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     name = "take_rows"
     table = taken(name, "table", table)
@@ -134,16 +139,22 @@ def mean_rows(
 ) -> Any:
     """Average the rows of each sequence of x [T, n]: y[i] is the mean of rows cu_seqlens[i] to cu_seqlens[i + 1].
 
-    x: float32, float16 or bfloat16 on any strides, sequences one after the other. cu_seqlens: N + 1 whole numbers that
-    rise from 0 to T, int32 on a device, where they are not looked at: rows that are not there do not count.
-    normalize: means are divided by their length, the root of the sum of their squares. The mean of no rows is zeros,
-    and so is one of length 0.
-    out_dtype: float32, float16 or bfloat16, x's type where None. out: an array [N, n] to write to, which shares no
-    memory with an argument. stream: of the device.
+    Sums are float32; the bits of a row depend on its sequence alone. The mean of no rows is zeros. Squares of means
+    beyond float32 are infinite: a normalized mean beyond 1.8e19 becomes zeros. NaN and infinities give what the formula
+    gives. Empty arrays give empty ones. Kernel: `mean_rows`.
 
-    float32 sums; the bits of a row depend on its sequence alone. Squares of means beyond float32 are infinite: a
-    normalized mean beyond 1.8e19 becomes zeros. NaN and infinities give what the formula gives. Empty arrays give empty
-    ones. ArgumentError for what does not fit. Kernel: `mean_rows`.
+    Args:
+        x: float32, float16 or bfloat16 on any strides, sequences one after the other.
+        cu_seqlens: N + 1 whole numbers that rise from 0 to T; int32 on a device, where they are not looked at: rows
+            that are not there do not count.
+        normalize: Whether means are divided by their length, the root of the sum of their squares. A mean of length 0
+            gives zeros.
+        out_dtype: float32, float16 or bfloat16; None is x's.
+        out: An array [N, n] to write to, which shares no memory with an argument.
+        stream: Of the device; None is the library's own.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     name = "mean_rows"
     x = taken(name, "x", x)
@@ -180,10 +191,16 @@ def argmax_rows(x: Array, *, out: Array | None = ..., stream: StreamLike = ...) 
 def argmax_rows(x: Array, *, out: Array | None = None, stream: StreamLike = None) -> Any:
     """Find where the largest value of each row of x [.., n] stands: int32 [..].
 
-    x: float32, float16 or bfloat16 on any strides. Of equal values the first counts (zeros of both signs are equal); a
-    NaN is above every number: as `numpy.argmax`. n is at least 1, unless there are no rows.
-    out: int32 in row-major order to write to, which shares no memory with x. stream: of the device.
-    ArgumentError for what does not fit. Kernel: `argmax_rows`.
+    Of equal values the first counts; zeros of both signs are equal. A NaN is above every number, as of `numpy.argmax`.
+    Kernel: `argmax_rows`.
+
+    Args:
+        x: float32, float16 or bfloat16 on any strides. n is at least 1, unless there are no rows.
+        out: int32 in row-major order to write to, which shares no memory with x.
+        stream: Of the device; None is the library's own.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     name = "argmax_rows"
     x = taken(name, "x", x)
