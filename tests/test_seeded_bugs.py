@@ -175,6 +175,17 @@ def keeps_the_tail(format):
     return ptxrt.compare(out.reshape(1, 1, 3, DIM), exact_attention(*held)[0]).relative_l2 <= 0.1  # the one weight's rounding; 1 without the tail
 
 
+def raises_rows_one_by_one(format):
+    """In each tile but the first one row grows, by 14 steps, and no other; each by a key in another place of its tile."""
+    rows = np.arange(16)
+    keys = 64 * (rows + 1) + rows * 37 % 64
+    q, k, v = (np.zeros((1, *shape, DIM), np.float32) for shape in ((1, 1, 16), (1, 17 * 64), (1, 17 * 64)))
+    q[0, 0, 0, rows, rows], k[0, 0, keys, rows] = 1, 14 * np.log(2) * DIM**0.5
+    v[0, 0, keys, rows] = 1
+    out, held = in_blocks(format, q, k, v, left=OPEN, right=OPEN, out_f32=True)
+    return ptxrt.compare(out.reshape(1, 1, 16, DIM), exact_attention(*held)[0]).relative_l2 <= 0.1  # the one weight's rounding; 1 where its row missed it
+
+
 def passes(kernel, case):
     """A declared case, against the reference."""
     example = kernel.example(case)
@@ -232,13 +243,22 @@ CHECKS = {
         "causal": lambda: attends(40, 72, True, ml_dtypes.bfloat16),
         "rows without keys": lambda: attends(136, 40, True, np.float16),
     },
-    MXFP8: {"tiles of every kind": lambda: attends_in_blocks("mxfp8"), "sink": lambda: keeps_the_tail("mxfp8")},
+    MXFP8: {
+        "tiles of every kind": lambda: attends_in_blocks("mxfp8"),
+        "sink": lambda: keeps_the_tail("mxfp8"),
+        "rows one by one": lambda: raises_rows_one_by_one("mxfp8"),
+    },
     MXFP4: {
         "tiles of every kind": lambda: attends_in_blocks("mxfp4"),
         "packed": lambda: attends_as_declared("mxfp4", "key_starts", "lse"),
         "smoothed": lambda: attends_as_declared("mxfp4", "mean_scores"),
+        "rows one by one": lambda: raises_rows_one_by_one("mxfp4"),
     },
-    NVFP4: {"tiles of every kind": lambda: attends_in_blocks("nvfp4"), "sink": lambda: keeps_the_tail("nvfp4")},
+    NVFP4: {
+        "tiles of every kind": lambda: attends_in_blocks("nvfp4"),
+        "sink": lambda: keeps_the_tail("nvfp4"),
+        "rows one by one": lambda: raises_rows_one_by_one("nvfp4"),
+    },
     **{name: declared_cases(name) for name in DECLARED},
 }
 CHECKS["attention_merge"] |= {"the tree": lambda: merges_as_a_tree()}

@@ -47,8 +47,9 @@ __device__ inline float sum_of(const float (&p)[8]) {
 // How P becomes codes and scales. `headroom`: row_max is so many steps of 2 below the rounded-up maximum, so that the scale
 // range of P is used from its top and a tail far below the maximum survives.
 //
-// encode() takes the scores of 16 rows; group_max[h][half] is the largest score of 32 keys (h) in a row, reduced over as many
-// lanes of the quad as share a scale; row_max is that of the row already. Codes and scales are the same under any row_max, but
+// shared_max() of a lane's largest score of 32 keys is that of the lanes of the quad that share a scale, max_of_row() of the largest
+// of those that of the row. encode() takes the scores of 16 rows; group_max[h][half] is shared_max() of 32 keys (h) in a row; row_max
+// is that of the row already. Codes and scales are the same under any row_max, but
 // for a power of two: what is rounded to them comes from Exponents, or from exponents without a row_max in them. Where `sums`, P
 // before it is rounded is added to row_sum, for the logarithm of the sum alone.
 template <class Format>
@@ -63,6 +64,9 @@ struct Probabilities<tile::Mxfp8> {
     static constexpr uint32_t one = 0x38383838u, unit_scale = 0x7f7f7f7fu;
 
     __device__ static float shared_max(float lane_max) { return lane_max; }
+    __device__ static float max_of_row(float max) {
+        return tile::reduce_row(max, [](float a, float b) { return fmaxf(a, b); });
+    }
 
     template <bool masked, bool sums, int tiles>
     __device__ static void encode(ProbabilityFragments<tile::Mxfp8, tiles> &p, const tile::Accumulator (&s)[tiles],
@@ -93,6 +97,7 @@ struct Probabilities<tile::Mxfp4> {
     __device__ static float shared_max(float lane_max) {
         return tile::reduce_row(lane_max, [](float a, float b) { return ptx::max_nan_f32(a, b); });
     }
+    __device__ static float max_of_row(float max) { return max; }
 
     template <bool masked, bool sums, int tiles>
     __device__ static void encode(ProbabilityFragments<tile::Mxfp4, tiles> &p, const tile::Accumulator (&s)[tiles],
@@ -133,6 +138,7 @@ struct Probabilities<tile::Nvfp4> {
 
     // Two lanes of a quad hold the 16 keys of a block.
     __device__ static float shared_max(float lane_max) { return ptx::max_nan_f32(lane_max, ptx::shfl_sync_bfly_f32(lane_max, 1)); }
+    __device__ static float max_of_row(float max) { return fmaxf(max, ptx::shfl_sync_bfly_f32(max, 2)); }
 
     template <bool masked, bool sums, int tiles>
     __device__ static void encode(ProbabilityFragments<tile::Nvfp4, tiles> &p, const tile::Accumulator (&s)[tiles],
@@ -190,7 +196,9 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
     // Turns scores into P below a new maximum and brings o under it; where `sums`, keeps the sum of exact P, too.
     template <bool masked, bool sums, int tiles>
     __device__ void take(ProbabilityFragments<Format, tiles> (&p)[slices], const tile::Accumulator (&s)[slices][tiles], float factor) {
-        float group_max[slices][tiles / 4][2], new_max[slices][2];
+        // A lane compares what it has of a row; the row's own maximum, rounded up, is made where some row of the warp grows. The sum
+        // of the comparison is rounded up, so that no row that grows is missed.
+        float group_max[slices][tiles / 4][2], tile_max[slices][2];
         bool grows = false;
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice)
@@ -198,14 +206,22 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
             for (int half = 0; half < 2; ++half) {
                 static_for<tiles / 4>(
                     [&](auto h) { group_max[slice][h][half] = P::shared_max(lane_max<4 * h, 4>(s[slice], half)); });
-                float tile_max = group_max[slice][0][half];
+                float &max = tile_max[slice][half];
+                max = group_max[slice][0][half];
 #pragma unroll
-                for (int h = 1; h < tiles / 4; ++h) tile_max = fmaxf(tile_max, group_max[slice][h][half]);
-                tile_max = tile::reduce_row(tile_max, [](float a, float b) { return fmaxf(a, b); });
-                new_max[slice][half] = fmaxf(this->row_max[slice][half], ceilf(tile_max * factor) - P::headroom);
-                grows |= new_max[slice][half] > this->row_max[slice][half];
+                for (int h = 1; h < tiles / 4; ++h) max = fmaxf(max, group_max[slice][h][half]);
+                grows |= __fmaf_ru(max, factor, -P::headroom) > this->row_max[slice][half];
             }
-        if (ptx::vote_sync_any(grows)) this->raise(new_max);
+        if (ptx::vote_sync_any(grows)) {
+#pragma unroll
+            for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {   // a row decides by itself, whatever its warp does
+                    float &max = tile_max[slice][half];
+                    max = fmaxf(this->row_max[slice][half], ceilf(P::max_of_row(max) * factor) - P::headroom);
+                }
+            this->raise(tile_max);
+        }
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice) {
             P::template encode<masked, sums>(p[slice], s[slice], group_max[slice], this->row_max[slice], this->row_sum[slice], factor);
