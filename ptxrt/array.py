@@ -1,4 +1,4 @@
-"""Arrays in the memory of a machine: address, shape, dtype; from and to NumPy, DLPack and `__cuda_array_interface__`."""
+"""Arrays in the memory of a machine, and their exchange with NumPy, DLPack and `__cuda_array_interface__`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ LEGACY_STREAM = 1
 
 
 class Copies(Protocol):
-    """What copies, converts and writes arrays by launches: `ptxrt.copies`, which stands above arrays."""
+    """The interface of `ptxrt.copies`, which copies, converts and writes arrays by launches and stands above this
+    module.
+    """
 
     def copy(self, array: DeviceArray, stream: StreamLike = None) -> DeviceArray: ...
     def astype(self, array: DeviceArray, dtype: DTypeLike, stream: StreamLike = None) -> DeviceArray: ...
@@ -60,11 +62,11 @@ def with_use(backend: Backend, uses: tuple, queue: Queue, mark: Any) -> tuple:
 
 
 class Memory:
-    """Bytes of a machine that this object owns, and who used them last; given back when nothing refers to it.
+    """Bytes of a machine that this object owns, with their latest uses. Its end gives them back.
 
-    writer: the mark that the contents are ordered after; readers: (queue, mark) of reads since then in other queues, at
-    most USES of them. A tuple of readers never changes: it is replaced, so that whoever iterates needs no lock.
-    shared: whether others have had the address, so that its uses are not all known here.
+    writer: the mark that the contents are ordered after. readers: (queue, mark) of later reads in other queues, at most
+    USES. A tuple of readers is replaced and never changed, so that iteration needs no lock. shared: whether another
+    library has had the address, so that uses may be unknown here.
     """
 
     __slots__ = ("backend", "address", "nbytes", "writer", "readers", "shared", "__weakref__")
@@ -79,7 +81,7 @@ class Memory:
         self.shared = False
 
     def acquire(self, queue: Queue, write: bool) -> None:
-        """Let a queue wait for what still writes the memory and, before a write, for what still reads it."""
+        """Make a queue wait for the writer of the memory and, before a write, for its readers."""
         writer, readers = self.writer, self.readers
         if not write and any(reader is queue for reader, _ in readers):
             return  # the queue has waited for the writer already
@@ -92,7 +94,7 @@ class Memory:
                     wait(queue, mark)
 
     def release(self, queue: Queue, mark: Any, write: bool) -> None:
-        """Note a use whose end in `queue` is `mark`."""
+        """Record a use whose end in `queue` is `mark`."""
         if not write and (self.writer is mark or any(its is mark for _, its in self.readers)):
             return
         with noting:
@@ -123,7 +125,7 @@ class Borrowed(Memory):
         self.lender = lender
 
     def release(self, queue: Queue, mark: Any, write: bool) -> None:
-        """Let the lender wait for a use of its memory."""
+        """Make the lender wait for a use of its memory."""
         if self.lender is None:
             super().release(queue, mark, write)
         elif self.lender is not queue:
@@ -151,7 +153,7 @@ class Signature:
 
     @property
     def box(self) -> "Box":
-        """How the elements lie in memory."""
+        """Return how the elements lie in memory."""
         if self._box is None:
             self._box = _box_of(self)
         return self._box
@@ -267,7 +269,7 @@ class DeviceArray:
         return host
 
     def _read_pieces(self, queue: Queue) -> np.ndarray:
-        """The elements of a view, in an array that broadcasts to its shape: what is repeated is read once."""
+        """Read the elements of a view into an array that broadcasts to its shape; repeated elements are read once."""
         once = self[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in self.strides)]
         order = sorted(range(self.ndim), key=lambda axis: -once.strides[axis])
         sorted_view = once.transpose(order)
@@ -367,9 +369,9 @@ class DeviceArray:
         return (self[i] for i in range(len(self)))
 
     def reshape(self, *shape: SupportsIndex | Sequence[SupportsIndex]) -> "DeviceArray":
-        """The same memory under another shape of as many elements; one size may be -1.
+        """View the same memory under another shape of as many elements; one size may be -1.
 
-        ArgumentError where a view's elements do not lie so that the shape has strides.
+        ArgumentError if no strides reach the elements of a view in that shape.
         """
         try:
             sizes = tuple(map(index, shape[0] if len(shape) == 1 and hasattr(shape[0], "__iter__") else shape))
@@ -388,7 +390,8 @@ class DeviceArray:
         return DeviceArray(self.memory, self.address, sizes, self.dtype, strides, self.writeable)
 
     def view(self, dtype: DTypeLike) -> "DeviceArray":
-        """The same memory under another dtype; as in NumPy the last axis grows or shrinks with the item's size."""
+        """View the same memory under another dtype. As in NumPy, the last axis grows or shrinks with the item's size.
+        """
         dtype = _checked_dtype("view", dtype)
         if dtype.itemsize == self.dtype.itemsize:
             return DeviceArray(self.memory, self.address, self.shape, dtype, self.strides, self.writeable)
@@ -429,7 +432,7 @@ class DeviceArray:
         return dlpack.device_of(self)
 
     def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None) -> Any:
-        """A DLPack capsule of the same memory (from the emulator, of a copy); see `ptxrt.dlpack.give`."""
+        """Return a DLPack capsule of the same memory, or of a copy on the emulator; see `ptxrt.dlpack.give`."""
         from . import dlpack
 
         return dlpack.give(self, stream, max_version, dl_device, copy)
@@ -437,9 +440,9 @@ class DeviceArray:
 
 @dataclass(frozen=True)
 class Box:
-    """How elements lie in memory: runs of `width` bytes, repeated along axes of (size, stride in bytes).
+    """The bytes of an array: runs of `width` bytes, repeated along axes of (size, stride in bytes).
 
-    Strides are above 0, the largest comes first.
+    Strides are above 0; the largest comes first.
     """
 
     axes: tuple[tuple[int, int], ...]
@@ -447,19 +450,20 @@ class Box:
 
     @classmethod
     def of(cls, array: DeviceArray) -> "Box":
-        """That of a device array, which depends on its signature alone."""
+        """Return the box of a device array. It depends on the array's signature alone."""
         return array.signature.box
 
     @cached_property
     def extent(self) -> int:
-        """Bytes from the first to behind the last."""
+        """Return the bytes from the first to behind the last."""
         return self.width + sum((size - 1) * stride for size, stride in self.axes)
 
     def overlaps(self, other: "Box", distance: int) -> bool:
-        """Whether both share a byte, where the other begins `distance` bytes behind this one.
+        """Return whether two boxes share a byte, the other beginning `distance` bytes behind this one.
 
-        False is certain. Arrays that alternate, such as the codes and the scales of each page of a cache, are apart
-        where they step by the same stride and lie apart in each step; others whose extents meet count as overlapping.
+        False is certain. Arrays that alternate, such as the codes and the scales of each page of a cache, do not
+        overlap if they have the same stride and lie apart within each step. Other arrays whose extents meet count as
+        overlapping.
         """
         if distance >= self.extent or distance <= -other.extent:
             return False
@@ -473,7 +477,7 @@ class Box:
 
 
 def _box_of(signature: Signature) -> Box:
-    """The box of arrays with a signature; elements that lie without gaps are one run."""
+    """Return the box of arrays with a signature. Elements without gaps are one run."""
     if not signature.nbytes:
         return Box((), 0)
     strides = signature.strides or row_major_strides(signature.shape, signature.dtype.itemsize)
@@ -493,9 +497,9 @@ def _is_row_major(shape, strides, itemsize: int) -> bool:
 
 
 def _reshaped_strides(shape, strides, sizes) -> tuple[int, ...] | None:
-    """The strides of a view of as many elements, more than 0, under the shape `sizes`; None where no strides reach them.
+    """Return the strides of a view under the shape `sizes`, which has as many elements; None if there are none.
 
-    Both shapes are cut into the shortest runs of equal size; a run of the old axes must lie like a single axis.
+    Both shapes are cut into the shortest runs of equal size. A run of the old axes must lie like a single axis.
     """
     old, new = [(size, stride) for size, stride in zip(shape, strides) if size != 1], list(sizes)
     found: list[int] = []
@@ -513,7 +517,7 @@ def _reshaped_strides(shape, strides, sizes) -> tuple[int, ...] | None:
 
 
 def refuse_recording(what: str) -> None:
-    """ArgumentError where calls are only recorded, for `ptxrt.graph` or `ptxrt.prepare`: nothing would happen there."""
+    """Raise ArgumentError while `ptxrt.graph` or `ptxrt.prepare` records, because the action would not be recorded."""
     recorder = scope().recorder
     if recorder is not None:
         raise ArgumentError(f"{recorder.name} records launches on device arrays; {what}. Do it before, or after.")
@@ -547,7 +551,9 @@ AXES, BYTES = 64, 2**62
 
 
 def check_size(function: str, shape, dtype: np.dtype) -> None:
-    """ArgumentError for more axes or bytes than an array has; as in NumPy, sizes of 0 do not make others small."""
+    """Raise ArgumentError for more axes or bytes than an array may have. As in NumPy, a size of 0 does not excuse the
+    others.
+    """
     if len(shape) > AXES:
         raise ArgumentError(f"{function}: the shape has {len(shape)} axes; arrays have at most {AXES}")
     if prod(size for size in shape if size) * dtype.itemsize > BYTES:
@@ -571,7 +577,7 @@ def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike, *, d
 
 
 def allocate(backend: Backend, shape: tuple[int, ...], dtype: np.dtype, queue: Queue | None = None) -> DeviceArray:
-    """A new device array on `backend`, for work in `queue`; an empty one has no memory and address 0."""
+    """Allocate a device array on `backend` for work in `queue`. An empty array has no memory and address 0."""
     nbytes = prod(shape) * dtype.itemsize
     if nbytes > BYTES:
         check_size("allocation", shape, dtype)
@@ -583,12 +589,12 @@ def allocate(backend: Backend, shape: tuple[int, ...], dtype: np.dtype, queue: Q
 
 
 def new_memory(backend: Backend, nbytes: int, queue: Queue) -> Memory:
-    """New memory for work in a queue."""
+    """Allocate memory for work in a queue."""
     return Memory(backend, backend.alloc(nbytes, queue), nbytes, queue if queue.lasting else None)
 
 
 def upload(backend: Backend, host: np.ndarray, stream=None) -> DeviceArray:
-    """A new device array with the contents of `host`, in row-major order; `host` may change afterwards."""
+    """Copy `host` to a new device array in row-major order; `host` may change afterwards."""
     if host.dtype.hasobject:
         raise ArgumentError(f"an array of {host.dtype} holds Python objects; pass numbers")
     refuse_recording("a NumPy array would be copied")
@@ -632,7 +638,7 @@ def to_device(x: Array | Sequence[Any] | float, *, device: int | None = None, st
 
 
 def _copy(array: DeviceArray, target: Backend, stream=None) -> DeviceArray:
-    """A copy on this or another device of the same machine, in the order of the target's stream."""
+    """Copy to this or another device of the same machine, in the order of the target's stream."""
     if not array.is_contiguous:
         raise ArgumentError(f"to_device: strides of {list(array.strides)} bytes; only row-major arrays go to another device: pass its copy()")
     refuse_recording("an array would be copied")
@@ -646,12 +652,12 @@ def _copy(array: DeviceArray, target: Backend, stream=None) -> DeviceArray:
 
 
 def as_arrays(function: str, **arguments) -> tuple[Any, ...]:
-    """Each argument as a NumPy array or a DeviceArray; anyone's CUDA arrays become borrowed DeviceArrays."""
+    """Return each argument as a NumPy array or a DeviceArray; CUDA arrays of other libraries are borrowed."""
     return tuple([value if type(value) is DeviceArray else _as_array(function, name, value) for name, value in arguments.items()])
 
 
 def _interface(value):
-    """The `__cuda_array_interface__` of a value, or None where it has none or refuses to give it."""
+    """Return the `__cuda_array_interface__` of a value; None if it has none or refuses to give it."""
     try:
         return getattr(value, "__cuda_array_interface__", None)
     except Exception:  # PyTorch raises RuntimeError for tensors that need gradients; DLPack then says what to do
@@ -659,12 +665,12 @@ def _interface(value):
 
 
 def is_foreign(value) -> bool:
-    """Whether this is an array of another library that lives on a device, or says by DLPack where it lives."""
+    """Return whether a value is an array of another library, on a device or with DLPack."""
     return (hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")) or _interface(value) is not None
 
 
 def check_forward(function: str, **arrays) -> None:
-    """ArgumentError for a view of device memory that goes backwards, which no kernel follows; None and NumPy arrays pass."""
+    """Raise ArgumentError for a view of device memory with a negative stride, which no kernel follows."""
     for name, x in arrays.items():
         if isinstance(x, DeviceArray) and 0 not in x.shape and any(size > 1 and stride < 0 for size, stride in zip(x.shape, x.strides)):
             came = f"{name} {list(x.shape)} has strides of {list(x.strides)} bytes"
@@ -672,7 +678,7 @@ def check_forward(function: str, **arrays) -> None:
 
 
 def as_output(function: str, name: str, value):
-    """An array to write to as a NumPy array or a DeviceArray; anything that would have to be copied is refused."""
+    """Return an array to write to, as a NumPy array or a DeviceArray; refuse anything that would have to be copied."""
     if isinstance(value, (np.ndarray, DeviceArray)):
         return _unmasked(function, name, value)
     if is_foreign(value) and not isinstance(value, np.generic):
@@ -681,7 +687,7 @@ def as_output(function: str, name: str, value):
 
 
 def _unmasked(function: str, name: str, value):
-    """An array that hides no elements; ArgumentError for masked ones, whose masks nothing here would heed."""
+    """Return an array without mask; raise ArgumentError for a masked array, whose mask would be ignored."""
     if isinstance(value, np.ma.MaskedArray):
         raise ArgumentError(f"{function}: {name} is a masked array; pass x.filled(value), or x.data to ignore the mask")
     return value
@@ -716,7 +722,8 @@ def _as_array(function: str, name: str, value):
 
 
 def foreign_backend(function: str, name: str, device: int | None = None) -> Backend:
-    """The machine that takes CUDA memory in, on the device where it lies; ArgumentError on the emulator."""
+    """Return the machine that borrows CUDA memory, on the device of that memory; raise ArgumentError on the emulator.
+    """
     backend = current()
     if not backend.is_cuda:
         raise ArgumentError(
@@ -726,7 +733,7 @@ def foreign_backend(function: str, name: str, device: int | None = None) -> Back
 
 
 def _borrow(function: str, name: str, value, interface) -> DeviceArray:
-    """A DeviceArray over memory that `value` owns, after what its stream has in flight."""
+    """Make a DeviceArray over memory that `value` owns, ordered after the work in flight in its stream."""
     backend = foreign_backend(function, name)
     try:
         shape = tuple(int(size) for size in interface["shape"])

@@ -1,12 +1,12 @@
-"""What a declaration of a kernel is made of: annotations, arguments, compilations, cases. Pure: no machine is known here.
+"""Declarations of kernels: annotations, arguments, compilations, cases. This module is pure and knows no machine.
 
     @kernel(grid="rows cols", cases=[dict(rows=4, cols=64)])
     def transpose_tiled(x: In[f32, "rows cols"], y: Out[f32, "cols rows"]):
-        \"\"\"Transpose `x`.\"\"\"
+        '''Transpose `x`.'''
         y[:] = x.T
 
-The function's name is the name of the `.cu` file, its annotations are the ABI, its body is the reference. `ptxrt.kernel`
-makes something of it that can be called.
+The function's name is the name of the `.cu` file, its annotations are the ABI, its body is the reference.
+`ptxrt.kernel` makes it callable.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from .formats import Format, Union
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the elements of an argument may lie in memory; the third item of an annotation.
+    """How the elements of an argument may lie in memory; the third item of an annotation.
 
-    strides: how many of the axes have a stride that the kernel is given, in elements: "none" (row-major order),
-    "rows" (all but the last, which lies without gaps) or "all"; a stride of 0 repeats elements.
-    aligned: whether the kernel moves 16 bytes at a time, so that the first element of the array, and of each row of
-    "rows", must lie at a multiple of 16 bytes.
-    in_parts: whether a launch touches parts of the array alone, so that its size does not tell the bytes that are moved.
+    strides: the axes whose strides the kernel gets, in elements: "none" (row-major order), "rows" (all but the last,
+    which has no gaps) or "all"; a stride of 0 repeats elements. aligned: whether the kernel moves 16 bytes at a time,
+    so that the array, and each row of "rows", must begin at a multiple of 16 bytes. in_parts: whether a launch touches
+    only parts of the array, so that its size does not tell the bytes moved.
     """
 
     strides: str
@@ -56,7 +55,7 @@ scattered = Placement("all", False, "elements at any strides")
 
 
 def in_parts(placement: Placement) -> Placement:
-    """The placement of an array of which a launch touches parts, found by the contents of other arrays."""
+    """Return the placement of an array of which a launch touches parts, chosen by the contents of other arrays."""
     return replace(placement, words=", ".join(filter(None, (placement.words, "in parts"))), in_parts=True)
 
 
@@ -82,7 +81,8 @@ def _array_spec(direction: str, formats: Format | Union, shape: str, placement: 
 class In:
     """`In[f32 | f16, "rows cols"]`: an array that the kernel reads; `= None` makes it optional.
 
-    A third item says where its elements may lie: `strided`, `loose`, `scattered` or `unaligned`; row-major order without it.
+    A third item says how its elements may lie: `strided`, `loose`, `scattered` or `unaligned`. The default is row-major
+    order.
     """
 
     def __class_getitem__(cls, item) -> _Spec:
@@ -97,10 +97,10 @@ class Out:
 
 
 class InOut:
-    """`InOut[u8, "pages page bytes"]`: an array that the kernel changes in place, in parts; the rest of it stays.
+    """`InOut[u8, "pages page bytes"]`: an array that the kernel changes in place, in parts.
 
-    It is given like an input, and never allocated: bytes that nothing wrote before may stay unwritten. It is ordered and
-    checked for overlap as an output is, and stands among the results, whole. A third item as for In.
+    The caller passes it like an input; it is never allocated, and bytes that nothing wrote may stay unwritten. It is
+    ordered and checked for overlap like an output, and is whole among the results. A third item as for In.
     """
 
     def __class_getitem__(cls, item) -> _Spec:
@@ -109,7 +109,7 @@ class InOut:
 
 
 class Scalar:
-    """`Scalar[f32]` or `Scalar[i32, 0, 1]`: a number passed by value, any or one of those named.
+    """`Scalar[f32]` or `Scalar[i32, 0, 1]`: a number passed by value, any number or one of those named.
 
     A default in the signature is its default.
     """
@@ -120,7 +120,7 @@ class Scalar:
 
 
 class Axis:
-    """`dim: Axis`: no argument, but the size of that axis, which the body is told."""
+    """`dim: Axis`: no argument, but the size of that axis, which the body gets."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,9 @@ class Case:
 
 
 def manual_of(function) -> str:
-    """The docstring of a function; where Python leaves docstrings out (-OO), a line that says so. "" where it never had one."""
+    """Return the docstring of a function: a line that says so if Python leaves docstrings out (-OO), "" if it has
+    none.
+    """
     return inspect.getdoc(function) or ("" if sys.flags.optimize < 2 else f"No manual: Python -OO leaves docstrings out of {function.__name__}.")
 
 
@@ -217,7 +219,7 @@ def summary_of(manual: str) -> str:
 
 
 class Declaration:
-    """What a kernel is declared to be: its arguments, axes, compilations, cases and tolerances. Nothing of it runs anything."""
+    """The declaration of a kernel: its arguments, axes, compilations, cases and tolerances. It runs nothing."""
 
     def __init__(self, function, grid, variants, filled, halved, fixed, derived, cases, tolerance, flops, draw):
         self.function = function
@@ -249,7 +251,7 @@ class Declaration:
         self.cases = tuple(itertools.chain.from_iterable(map(self._expand_case, cases)))
 
     def _check_declaration(self) -> None:
-        """Raise ValueError where the declaration contradicts itself: a mistake of whoever writes it."""
+        """Raise ValueError if the declaration contradicts itself, which is its author's mistake."""
         unknown = [axis for dim in self.grid for axis in dim.axes if axis not in self.axes]
         unknown += [axis for axis in (*" ".join(self.variants).split(), *self.fixed) if axis not in self.axes]
         if unknown or not 1 <= len(self.grid) <= 3:
@@ -316,7 +318,9 @@ class Declaration:
         return tuple(self.entry_name(unit.variant, member) for member in self.unions or (None,))
 
     def unit_for(self, axes: Mapping[str, int]) -> Unit | None:
-        """The unit for these sizes: compiled for them, or, where it fills up, the smallest that holds them; None without one."""
+        """Return the unit for these sizes: compiled for them, or the smallest that holds them where it fills up; else
+        None.
+        """
         fits = operator.ge if self.filled else operator.eq
         there = [unit for unit in self.units if all(fits(size, axes[axis]) for axis, size in unit.variant.items())]
         return min(there, key=lambda unit: prod(unit.variant.values()), default=None)
@@ -337,7 +341,7 @@ class Declaration:
         return declared or EXACT
 
     def check(self, got: Mapping[str, Any], want: Mapping[str, Any]) -> dict[str, tuple[Comparison, list[str]]]:
-        """By output the figures and the tolerances missed, of results by name against `reference`'s."""
+        """Compare results by name with `reference`'s: by output, the figures and the tolerances that are missed."""
         result = {}
         for name, value in want.items():
             comparison = compare(got[name], value)
@@ -351,7 +355,9 @@ class Declaration:
         return self._flops(**axes, **scalars) if callable(self._flops) else Dim.parse(self._flops).size(axes)
 
     def example(self, case: Case, seed: int = 0) -> dict[str, Any]:
-        """Keyword arguments of a call at the sizes of `case`, with random inputs, for `__call__` and `reference`."""
+        """Return keyword arguments of a call at the sizes of `case`, with random inputs, for `__call__` and
+        `reference`.
+        """
         rng = np.random.default_rng(seed)
         axes = {**self.fixed, **case.axes}
         example: dict[str, Any] = {}
@@ -369,7 +375,7 @@ class Declaration:
 
 
 def half_of(entry: str) -> str:
-    """The entry beside another whose blocks may cover less."""
+    """Return the name of the entry with half blocks that belongs to an entry."""
     return entry + "_half"
 
 
@@ -394,7 +400,7 @@ def _argument(parameter: inspect.Parameter) -> Argument:
 
 
 def random_array(rng: np.random.Generator, member: Format, shape: Sequence[int], axes: Mapping[str, int] | None = None) -> np.ndarray:
-    """Random contents for one format: normal floats, any bytes for codes, scales around 1."""
+    """Return random contents for one format: normal floats, any bytes for codes, scales around 1."""
     if member.name == "ue8m0":
         return rng.integers(119, 136, shape, dtype=np.uint8)
     if member.kind == "float":

@@ -1,7 +1,7 @@
-"""DLPack in and out, through ctypes: capsules of version 1 and of the kind before it.
+"""DLPack in and out, through ctypes: capsules of version 1 and of the unversioned kind.
 
-What is given away lies in memory of the C allocator, since its taker may look at it when Python is gone; at interpreter
-exit the deleters of what is still out are removed, and the memory goes with the process.
+A capsule's struct lies in memory of the C allocator, because its taker may look at it after the end of Python. At
+interpreter exit the deleters of capsules that are still out are removed, and their memory ends with the process.
 Source: DLPack 1.1, dlpack.h; Python specification of `__dlpack__` (data-apis array API 2024.12).
 """
 
@@ -109,7 +109,7 @@ _REFERENCES = 4
 
 @_DELETER
 def _delete(address):
-    """What takers call, with or without the GIL, once they are done: let go of the memory. A second call finds nothing."""
+    """Release the memory. Takers call this once they are done, with or without the GIL; a second call does nothing."""
     _untaken.pop(address, None)
     _let_go(address)
 
@@ -121,10 +121,10 @@ def _let_go(block: int) -> None:
 
 
 def _sweep() -> None:
-    """Let go of what is in capsules that nobody took and nobody holds.
+    """Free the structs of capsules that nobody took and nobody holds.
 
-    Capsules have no destructor for that: it would be Python, which cannot run where a capsule dies in the middle of an
-    error (a taker that knows no such type), without losing the error.
+    Capsules have no destructor. A destructor would be Python code, and running it where a capsule dies in the middle of
+    an error (a taker that does not know a type) would lose the error.
     """
     for block, capsule in list(_untaken.items()):
         if not any(_is_capsule(capsule, ctypes.addressof(_NAMES[name])) for name in _KINDS):
@@ -136,13 +136,13 @@ def _sweep() -> None:
 
 @atexit.register
 def _forget() -> None:
-    """Take the deleters away from what is still out: they are Python, which ends."""
+    """Remove the deleters of capsules that are still out, because they are Python code, which ends."""
     for address, (kind, _) in list(_given.items()):
         kind.from_address(address).deleter = None
 
 
 def _data_type(dtype: np.dtype, version: tuple[int, int]) -> _DataType:
-    """The DLPack type of a dtype: of narrow floats their own where the taker knows them, else uint8."""
+    """Return the DLPack type of a dtype: for narrow floats their own type if the taker knows it, else uint8."""
     if dtype == ml_dtypes.bfloat16:
         return _DataType(_BFLOAT, 16, 1)
     if dtype.name in NARROW:
@@ -153,7 +153,7 @@ def _data_type(dtype: np.dtype, version: tuple[int, int]) -> _DataType:
 
 
 def _dtype(data: _DataType) -> np.dtype | None:
-    """The dtype of a DLPack type, or None where there is none; two E2M1 codes in a byte come as uint8."""
+    """Return the dtype of a DLPack type, or None. Two E2M1 codes in a byte come as uint8."""
     if (data.code, data.bits, data.lanes) == (_FLOAT4, 4, 2):
         return np.dtype(np.uint8)
     if data.lanes != 1 or data.bits % 8:
@@ -171,17 +171,17 @@ def _dtype(data: _DataType) -> np.dtype | None:
 
 
 def device_of(array: DeviceArray) -> tuple[int, int]:
-    """Where what `give` hands out lies."""
+    """Return the DLPack device of an array."""
     return (CUDA, array.backend.ordinal) if array.backend.is_cuda else (CPU, 0)
 
 
 def give(array: DeviceArray, stream=None, max_version=None, dl_device=None, copy=None):
-    """A capsule of an array, as `__dlpack__` is specified.
+    """Return a capsule of an array, as `__dlpack__` is specified.
 
-    stream: of CUDA memory, the consumer's: None or 1 the legacy default stream, 2 that of the thread, -1 for no order, else
-    a handle; it waits, on the device, for what writes the array. max_version: None asks for the old kind of capsule.
-    dl_device: (1, 0) asks for a copy in host memory. From the emulator there is nothing but a copy.
-    BufferError for what cannot be done.
+    stream: the consumer's, for CUDA memory: None or 1 is the legacy default stream, 2 the thread's, -1 asks for no
+    order, else a handle. It waits, on the device, for what writes the array. max_version: None asks for an unversioned
+    capsule. dl_device: (1, 0) asks for a copy in host memory; the emulator gives only copies. BufferError for what
+    cannot be done.
     """
     try:
         version = (0, 0) if max_version is None else tuple(int(x) for x in max_version)
@@ -221,7 +221,7 @@ def give(array: DeviceArray, stream=None, max_version=None, dl_device=None, copy
 
 
 def _capsule(owner, address, shape, strides, dtype, device, flags, version):
-    """A capsule over memory that `owner` holds; strides come in bytes."""
+    """Make a capsule over memory that `owner` holds; strides are in bytes."""
     _sweep()
     kind, name = (_Versioned, b"dltensor_versioned") if version >= (1, 0) else (_Managed, b"dltensor")
     data_type = _data_type(dtype, version)
@@ -254,7 +254,7 @@ def _capsule(owner, address, shape, strides, dtype, device, flags, version):
 
 
 class _Taken:
-    """A DLPack tensor that was taken: its deleter is called once, when nothing refers to this any more."""
+    """A DLPack tensor that was taken. Its end calls the lender's deleter once."""
 
     __slots__ = ("_address", "_deleter", "_end")
 
@@ -267,9 +267,10 @@ class _Taken:
 
 
 class _TakenMemory(Borrowed):
-    """Memory of a DLPack lender: it is given back only when what used it here is done, for its lender does not know.
+    """Memory of a DLPack lender. It is given back only when its uses here are done, because the lender does not know
+    them.
 
-    handed: the queue that the lender ordered before its work, whichever its stream is.
+    handed: the queue that the lender ordered before its work, whatever stream the lender uses.
     """
 
     __slots__ = ("handed", "uses")
@@ -280,13 +281,13 @@ class _TakenMemory(Borrowed):
         self.uses: tuple = ()
 
     def acquire(self, queue, write) -> None:
-        """Let a queue wait for the lender."""
+        """Make a queue wait for the lender."""
         super().acquire(queue, write)
         if queue is not self.handed and self.handed.lasting:
             queue.backend.wait(queue, self.handed)
 
     def release(self, queue, mark, write) -> None:
-        """Let the lender wait, and remember the use."""
+        """Make the lender wait, and record the use."""
         super().release(queue, mark, write)
         if queue is not self.lender:
             with noting:
@@ -298,7 +299,7 @@ class _TakenMemory(Borrowed):
 
 
 def take(function: str, name: str, value) -> Any:
-    """The array that an object's `__dlpack__` shows: a DeviceArray for CUDA memory, a NumPy array for memory of the host."""
+    """Take the array of an object's `__dlpack__`: a DeviceArray for CUDA memory, a NumPy array for host memory."""
 
     def refuse(why: object):
         raise ArgumentError(f"{function}: {name} is a {type(value).__name__} that DLPack cannot bring in: {why}")
@@ -325,7 +326,7 @@ def take(function: str, name: str, value) -> Any:
 
 
 def _ask(value, stream):
-    """The capsule of an object, of version 1 where it knows that."""
+    """Ask an object for its capsule, of version 1 if it knows that."""
     named = {} if stream is None else {"stream": stream}
     try:
         return value.__dlpack__(max_version=VERSION, **named)
@@ -336,7 +337,7 @@ def _ask(value, stream):
 
 
 def _open(function: str, name: str, capsule, backend: "Backend | None", queue, refuse):
-    """Take what is in a capsule; from here on the deleter is ours to call."""
+    """Take the contents of a capsule. From here on we call the deleter."""
     label = next((label for label in _KINDS if _is_capsule(capsule, ctypes.addressof(_NAMES[label]))), None)
     if label is None:
         refuse("__dlpack__ gave no capsule that is still to be taken")
@@ -365,7 +366,7 @@ def _open(function: str, name: str, capsule, backend: "Backend | None", queue, r
 
 
 class _HostMemory:
-    """Memory of the host by NumPy's array interface; the array that is made of it keeps it alive."""
+    """Memory of the host by NumPy's array interface; an array over it keeps it alive."""
 
     def __init__(self, owner, address, shape, strides, writeable):
         self.owner = owner

@@ -1,19 +1,19 @@
-"""Calls that are like one before: they launch what that one launched, and nothing of the function runs again.
+"""Recorded calls: a call that is like an earlier one launches what that one launched and does not run the function.
 
-One mechanism, for three callers: `prepare`; functions marked `@remembered`; kernels, whose calls are remembered, too.
+One mechanism serves three callers: `prepare`, functions marked `@remembered`, and kernels.
 
-1. `_key`: what the launches of a call depend on: function, signatures of the device arrays, plain values. Calls with
-   equal keys are alike. `prepare` has an example instead, and compares each call with it.
-2. `Recording`: the function runs once with a recorder in the scope. Nothing is launched; each launch is kept as a Plan
-   with where its arrays come from: an argument (over memory that knows its argument, `_Lent`), memory that the call
-   allocates (`_Own`), or neither. The result is kept in the same way.
-3. `_Writer`: the recording as a function in Python, compiled by `exec`. Loops over launches, arrays and numbers are
-   written out, since a step of a loop costs several percent of a launch. Where a call needs anything else (a wait for
-   another stream, a graph that is gathered, a trace), it does nothing, and `Recording.run` launches plan by plan with
-   care.
+1. `_key` holds what the launches of a call depend on: the function, the signatures of the device arrays, plain values.
+   Calls with equal keys are alike. `prepare` has an example instead and compares each call with it.
+2. `Recording` runs the function once with a recorder in the scope. Nothing is launched. Each launch is kept as a Plan
+   with the origin of its arrays: an argument (over memory that knows its argument, `_Lent`), memory that the call
+   allocates (`_Own`), or a fixed array. The result is kept in the same way.
+3. `_Writer` writes the recording as a Python function, which `exec` compiles. Loops over launches, arrays and numbers
+   are unrolled, because a step of a loop costs several percent of a launch. If a call needs anything else (a wait for
+   another stream, a graph capture, a trace), that function does nothing, and `Recording.run` launches plan by plan with
+   full checks.
 
-Only calls that come a second time are recorded. Records hang on the device's backend (`Backend.remembered`), the oldest
-goes where there are too many. `ptxrt bench launch` measures what it saves.
+Only calls that come a second time are recorded. Records belong to the device's backend (`Backend.remembered`); the
+oldest is dropped when there are too many. `ptxrt bench launch` measures what this saves.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Prepared(Protocol[R]):
-    """What `prepare` gives: a function whose arguments are those of the example, where they are left out. launches:
-    the receipts."""
+    """The result of `prepare`: a function whose arguments default to those of the example. launches: the receipts."""
 
     launches: tuple[Launch, ...]
 
@@ -69,7 +68,7 @@ def prepare(op: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> Prepar
 
 
 class _Lent(Borrowed):
-    """An argument's memory while a call is recorded. leaf: which of the arguments' arrays it is."""
+    """An argument's memory while a call is recorded. leaf: the number of the array among those of the arguments."""
 
     __slots__ = ("leaf",)
 
@@ -79,14 +78,14 @@ class _Lent(Borrowed):
 
 
 class _Own(Borrowed):
-    """Memory that a call allocates, while it is recorded: an address that nothing else has, and nothing behind it."""
+    """Memory that a recorded call allocates: an address that nothing else has, and no bytes."""
 
     __slots__ = ()
     FIRST, GAP = 1 << 60, 512
 
 
 class _Part:
-    """Memory some bytes into an array or behind an address: what a launch needs of an array."""
+    """An address inside an array or behind an address of memory: what a launch needs of an array."""
 
     __slots__ = ("address", "memory")
 
@@ -95,9 +94,9 @@ class _Part:
 
 
 class _Recorder:
-    """Takes the launches of one call instead of the machine.
+    """A receiver of the launches of one call, in place of the machine.
 
-    keep: whether memory that the call allocates is the recording's, or new in each call.
+    keep: whether memory that the call allocates belongs to the recording, or is new in each call.
     """
 
     name = "ptxrt.prepare"
@@ -122,10 +121,10 @@ class _Recorder:
 
 
 class _Argument:
-    """One argument: what it was called, the arrays in it, and their signatures.
+    """One argument: its name, the arrays in it, and their signatures.
 
-    attributes: names of the arrays in an object, (None,) for an array itself, empty for what is fixed.
-    number: of a kernel's number, which may be another in each call, where it lies in the launch.
+    attributes: the names of the arrays in an object, (None,) for an array itself, empty for a fixed value. number: of a
+    kernel's number that may change from call to call, its place in the launch.
     """
 
     __slots__ = ("label", "value", "attributes", "first", "signatures", "number")
@@ -148,7 +147,7 @@ class _Argument:
         self.signatures = tuple(leaf.signature for leaf in leaves[self.first :])
 
     def lent(self, leaves: Sequence[DeviceArray]) -> Any:
-        """The argument over memory by which a recording knows it."""
+        """Return the argument over memory by which a recording knows it."""
         arrays = [
             DeviceArray(_Lent(leaf, self.first + i), leaf.address, leaf.shape, leaf.dtype, leaf.strides, leaf.writeable)
             for i, leaf in enumerate(leaves[self.first : self.first + len(self.attributes)])
@@ -200,7 +199,7 @@ class _Argument:
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is one array, of anyone's."""
+    """Return whether a value is one array, of this or another library."""
     return isinstance(value, (DeviceArray, np.ndarray)) or (is_foreign(value) and not isinstance(value, np.generic))
 
 
@@ -212,12 +211,11 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 class Recording:
-    """What a call launches, on which memory, and what it gives.
+    """The launches of a call, the memory that they use, and its result.
 
-    arguments: what came, in order. leaves: the example's arrays. steps: of each launch the plan, by array a place, and
-    the numbers. A place is (leaf, offset), (~own, offset) or an array that is always the same. own: the sizes of
-    memory to allocate. assigned: what the function puts into its arguments: (argument, attribute, tree). result: a
-    tree.
+    arguments: in order. leaves: the example's arrays. steps: for each launch the plan, a place for each array, and the
+    numbers. A place is (leaf, offset), (~own, offset) or a fixed array. own: the sizes of memory to allocate. assigned:
+    what the function stores in its arguments: (argument, attribute, tree). result: a tree.
     """
 
     def __init__(self, op: Callable, arguments: tuple, named: dict[str, Any], keep: bool):
@@ -273,7 +271,7 @@ class Recording:
         return array
 
     def _find_numbers(self) -> None:
-        """Let the numbers of a kernel's launch be given anew."""
+        """Find the numbers of a kernel's launch that a call may change."""
         for argument in self.arguments:
             for plan, _, _ in self.steps:
                 for i, scalar in enumerate(plan.scalars):
@@ -281,8 +279,9 @@ class Recording:
                         argument.number = i
 
     def _assignments(self, lent: list) -> list[tuple[int, str, tuple]]:
-        """What the function put into its arguments (a QuantizedArray's global scale, say), to be done at every call
-        as well."""
+        """Find what the function stores in its arguments (a QuantizedArray's global scale, say); every call repeats
+        it.
+        """
         changed = []
         for i, (argument, given) in enumerate(zip(self.arguments, lent)):
             for j, name in enumerate(argument.attributes):
@@ -292,7 +291,7 @@ class Recording:
         return changed
 
     def _is_leaf(self, item: Any, leaf: int) -> bool:
-        """Whether an item is an argument's array as it was given, and no view of it."""
+        """Return whether an item is an argument's array as it was given, not a view of it."""
         if not isinstance(item, DeviceArray) or not isinstance(item.memory, _Lent) or item.memory.leaf != leaf:
             return False
         return item.signature is self.leaves[leaf].signature and item.address == self.leaves[leaf].address
@@ -318,7 +317,9 @@ class Recording:
         return "same", item
 
     def _is_new(self) -> bool:
-        """Whether each call can give a result of its own: nothing in it could be changed by whoever has it."""
+        """Return whether each call can return a result of its own, in which nothing is shared that a caller could
+        change.
+        """
         return (
             not self.assigned
             and _is_new(self.result)
@@ -326,9 +327,10 @@ class Recording:
         )
 
     def _write(self) -> None:
-        """Write the functions that do the call again.
+        """Write the functions that repeat the call.
 
-        `replay(given, leaves, queue, recorder)`; of prepared calls `_prepared` takes the lines into its own function.
+        `replay(given, leaves, queue, recorder)` is for remembered calls; `_prepared` puts the lines into its own
+        function.
         """
         self.writer = writer = _Writer(self)
         writer.known.update(_run=self.run)
@@ -350,7 +352,7 @@ class Recording:
         self.replay, self._result = writer.known["replay"], writer.known["result"]
 
     def run(self, given: Sequence[Any], leaves: Sequence[DeviceArray], queue: Queue, recorder: Any) -> Any:
-        """The call with care: launch by launch, each after what it depends on, or into a graph."""
+        """Run the call with full checks: launch by launch, each after what it depends on, or into a graph."""
         make = new_memory if recorder is None else recorder.new_memory
         own = [make(self.backend, nbytes, queue) for nbytes in self.own]
         numbers = [
@@ -378,7 +380,7 @@ _IMMUTABLE = (int, float, complex, str, bytes, type(None), type, np.dtype, np.ge
 
 
 def _is_new(tree: tuple) -> bool:
-    """Whether what a tree describes is either new in each call, an argument, or cannot change."""
+    """Return whether what a tree describes is new in each call, an argument, or immutable."""
     kind = tree[0]
     if kind == "sequence":
         return all(map(_is_new, tree[2]))
@@ -388,17 +390,17 @@ def _is_new(tree: tuple) -> bool:
 
 
 def _made(kind: type, fields: dict[str, Any]) -> Any:
-    """An object with these fields; what a constructor would check was checked when the call was recorded."""
+    """Make an object with these fields without its constructor, whose checks passed when the call was recorded."""
     made = kind.__new__(kind)
     made.__dict__.update(fields)
     return made
 
 
 class _Writer:
-    """Writes a recording in Python. `known`: what the lines name.
+    """A writer of recordings as Python. `known`: the objects that its lines name.
 
-    _gI: argument; _aI, _mI: an argument's array and its memory; _wI: memory that the call allocates; _q: a launch's
-    packet. Names begin with _ so that none is an argument's.
+    _gI is an argument, _aI and _mI an argument's array and its memory, _wI memory that the call allocates, _q a
+    launch's packet. Names begin with _ so that none is an argument's name.
     """
 
     def __init__(self, recording: Recording):
@@ -418,8 +420,9 @@ class _Writer:
         return name
 
     def lines(self) -> list[str]:
-        """Lines that launch in `_queue` and return, if the call depends on nothing in another queue; else they do
-        nothing."""
+        """Return lines that launch in `_queue` and return, if the call depends on nothing in another queue; else they
+        do nothing.
+        """
         steps = self.recording.steps
         memories: dict[str, str] = {}  # what a memory is called -> the expression that gives it
         written, pairs = set(), set()
@@ -460,7 +463,7 @@ class _Writer:
         return f"_m{place[0]}"
 
     def _launch(self, plan: Plan, places: Sequence[Any], values: tuple) -> list[str]:
-        """One launch. Its packets are its own: numbers that never change stand in them."""
+        """Write one launch. It has packets of its own, in which fixed numbers stand."""
         spare: list[Packet] = []
         varying = {
             argument.number: f"_g{i}"
@@ -505,7 +508,7 @@ class _Writer:
         return (f"_a{which}.address" if which >= 0 else f"_w{~which}.address") + (f" + {offset}" if offset else "")
 
     def assigning(self, indent: str) -> list[str]:
-        """Lines that put into the arguments what the function put there."""
+        """Write lines that store in the arguments what the function stored there."""
         return [f"{indent}_g{i}.{name} = {self.expression(tree)}" for i, name, tree in self.recording.assigned]
 
     def expression(self, tree: tuple) -> str:
@@ -533,7 +536,7 @@ class _Writer:
 
 
 def _prepared(recording: Recording) -> Callable:
-    """A recorded call as a function of its arguments, with those of the example for what is left out."""
+    """Make a function of a recorded call; arguments that are left out are those of the example."""
     arguments, backend, writer = recording.arguments, recording.backend, recording.writer
     labels = [f"_g{i}" for i in range(recording.positional)]
     labels += recording.names
@@ -584,7 +587,7 @@ def _prepared(recording: Recording) -> Callable:
 
 
 def _careful(recording: Recording) -> Callable:
-    """A prepared call that compares every argument with the example and says what is wrong."""
+    """Make a prepared call that compares every argument with the example and reports what differs."""
 
     def call(given: Sequence[Any], stream=None):
         leaves = recording.leaves.copy()
@@ -597,11 +600,11 @@ def _careful(recording: Recording) -> Callable:
 
 
 def remembered(function: Callable[P, R], numbers: Collection[str] = ()) -> Callable[P, R]:
-    """Mark a function whose launches depend on nothing but the shapes, dtypes and plain values of its arguments.
+    """Mark a function whose launches depend only on the shapes, dtypes and plain values of its arguments.
 
-    Of a call on device arrays that comes a second time is kept what it launches; a call that is alike then does that
-    alone, on its own arrays and on new memory for what the function allocates.
-    numbers: names of arguments that launches take as they come.
+    The launches of a call on device arrays are recorded when it comes a second time. A call that is alike then only
+    repeats them, on its own arrays and on new memory for what the function allocates. numbers: names of arguments that
+    launches take as they come.
     """
 
     @wraps(function)
@@ -639,7 +642,7 @@ _FIRST = object()
 
 
 def _recorded(function: Callable, arguments: tuple, named: dict[str, Any]) -> Recording | None:
-    """The recording of a call; None where each call must run the function."""
+    """Return the recording of a call; None if each call must run the function."""
     try:
         recording = Recording(function, arguments, named, keep=False)
     except PtxError:  # it waits or copies, or is refused, which the function says better
@@ -650,9 +653,9 @@ def _recorded(function: Callable, arguments: tuple, named: dict[str, Any]) -> Re
 def _key(
     function: Callable, arguments: tuple, named: dict[str, Any], numbers: Collection[str], leaves: list, held: list
 ) -> tuple | None:
-    """What the launches of a call depend on; None where that is not known.
+    """Return what the launches of a call depend on; None if that is unknown.
 
-    Its device arrays go into `leaves`; into `held` go immutable objects that it knows by identity.
+    Device arrays are appended to `leaves`, immutable objects that the key holds by identity to `held`.
     """
     key: list[Any] = [function, len(arguments)]
     add = key.append
@@ -674,7 +677,9 @@ def _key(
 
 
 def _add(value: Any, add: Callable, leaves: list, held: list) -> bool:
-    """Add one argument that is no array to a key; False where its launches may depend on more than can be told."""
+    """Add an argument that is no array to a key; return False if its launches may depend on more than the key can
+    hold.
+    """
     kind = type(value)
     if kind in _EXACT or isinstance(value, np.dtype):
         add(kind)

@@ -40,7 +40,7 @@ _opening = RLock()
 
 @dataclass(frozen=True)
 class Machine:
-    """Whether a machine is there. detail: what it is, or why it is not."""
+    """Whether a machine is available. detail: what it is, or why it is not."""
 
     name: str
     available: bool
@@ -94,7 +94,7 @@ def current() -> Backend:
 
 
 def _default() -> Backend:
-    """The backend where `using` says nothing."""
+    """Return the backend that is used without `using`."""
     asked = os.environ.get("PTXRT_MACHINE")
     backend = _defaults.get(asked)
     if backend is None:
@@ -105,7 +105,7 @@ def _default() -> Backend:
 
 
 def _notice() -> None:
-    """Say once a process, to a person, that the emulator runs because there is no GPU."""
+    """Print once a process, to a terminal, that the emulator runs because there is no GPU."""
     if sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("PTXRT_QUIET"):
         words = "ptxrt: no NVIDIA GPU is here, so kernels run on the emulator, on the CPU"
         print(f"{words}; ptxrt.using('emulator') or PTXRT_QUIET=1 leaves this out", file=sys.stderr)
@@ -118,8 +118,8 @@ def place(device: int | None = None) -> Backend:
 
 
 def default_machine() -> str:
-    """The name of the machine that is used where `using` says nothing; MachineError where a GPU is there but
-    unusable."""
+    """Return the name of the machine that is used without `using`; MachineError if there is a GPU that cannot be used.
+    """
     asked = os.environ.get("PTXRT_MACHINE")
     if asked:
         return asked
@@ -129,7 +129,7 @@ def default_machine() -> str:
 
 
 def default_problem() -> str | None:
-    """What is wrong with the machine that PTXRT_MACHINE names; None where it is there, or nothing is named."""
+    """Return what is wrong with the machine that PTXRT_MACHINE names; None if it is available, or none is named."""
     asked = os.environ.get("PTXRT_MACHINE")
     if not asked or asked == "emulator":
         return None
@@ -155,7 +155,7 @@ def _best_machine(found: Probe) -> str:
 
 
 def backend_for(name: str, device: int | None = None, **options) -> Backend:
-    """The backend of a machine; the same object for the same options. MachineError where it is not there."""
+    """Return the backend of a machine, one object for equal options. MachineError if the machine is not available."""
     if name not in MACHINES:
         raise ArgumentError(f"the machine is {name!r}; there is {', '.join(MACHINES)} (ptxrt.using or PTXRT_MACHINE)")
     if device is not None and (isinstance(device, bool) or not isinstance(device, (int, np.integer)) or device < 0):
@@ -178,7 +178,7 @@ def backend_for(name: str, device: int | None = None, **options) -> Backend:
 
 
 def _keep(backend: Backend) -> None:
-    """Let a backend live on, and the emulators that were asked for longest ago go with what refers to them."""
+    """Keep a backend alive, and drop the emulators that were asked for longest ago."""
     _kept.pop(backend, None)
     _kept[backend] = None
     emulators = [kept for kept in _kept if not kept.is_cuda]
@@ -187,7 +187,7 @@ def _keep(backend: Backend) -> None:
 
 
 def _after_fork() -> None:
-    """A thread that was opening a machine does not exist in a forked process."""
+    """Replace the lock in a forked process, where a thread that held it does not exist."""
     global _opening
     _opening = RLock()
 
@@ -197,7 +197,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _emulator_options(options: dict[str, Any]) -> dict[str, Any]:
-    """All options of the emulator, with their defaults where nothing else is said."""
+    """Return all options of the emulator, defaults included; ArgumentError for an unknown one."""
     from .emulator.backend import EmulatorBackend
 
     known = {
@@ -212,7 +212,7 @@ def _emulator_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ordinal(name: str, device: int | None) -> int:
-    """The number of the device to use: the one asked for, else the first that the machine runs on."""
+    """Return the number of the device to use: the one asked for, else the first that the machine runs on."""
     if name == "emulator":
         return int(device or 0)
     from .driver import probe
