@@ -1,4 +1,4 @@
-"""The Backend protocol, a small seam above the driver API; and what holds for the calls of a thread or task."""
+"""The Backend protocol, the seam above the driver API, and the scope of the calls of a thread or task."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PARAM_WORD = re.compile(r"([bsuf](?:8|16|32|64))(\.ptr)?(?:\[(\d+)\]@([1-9]\d*)
 
 @dataclass(frozen=True)
 class Facts:
-    """How an entry launches, as its module says in the constant ENTRY_launch: nine int32."""
+    """The launch facts of an entry: nine int32 in the constant ENTRY_launch of its module."""
 
     threads: tuple[int, int, int]
     shared_bytes: int
@@ -55,7 +55,7 @@ class Facts:
 
     @classmethod
     def of(cls, entry: str, words: Sequence[int]) -> "Facts":
-        """From the nine numbers, as a record of the build holds them."""
+        """Make facts of nine numbers, as a record of the build holds them."""
         if len(words) != cls.SIZE // 4 or not all(isinstance(word, int) for word in words):
             raise AbiError(f"{entry}_launch is {words!r} where nine numbers are expected; {remedy()}")
         threads, tile = (tuple(max(word, 1) for word in group) for group in (words[0:3], words[4:7]))
@@ -64,8 +64,9 @@ class Facts:
 
 @dataclass(frozen=True)
 class Entry:
-    """A compiled entry: its parameters in order, their bytes together, the backend's own handle, and what keeps it
-    valid."""
+    """A compiled entry: its parameters in order, their bytes, the backend's handle, and the owner that keeps it
+    loaded.
+    """
 
     name: str
     params: tuple[Param, ...]
@@ -75,14 +76,16 @@ class Entry:
 
     @classmethod
     def from_text(cls, function, handle: Any, owner: Any = None) -> "Entry":
-        """From an entry of a parsed PTX text (`ptxrt.ptx.ir.Function`)."""
+        """Make an entry of a parsed PTX text (`ptxrt.ptx.ir.Function`)."""
         params = tuple(Param(p.type, p.size, p.offset, p.pointer, p.count > 0) for p in function.params)
         return cls(function.name, params, function.param_bytes, handle, owner)
 
     @classmethod
     def from_record(cls, name: str, words: str, handle: Any, owner: Any = None) -> "Entry":
-        """From the parameters as a record of the build holds them, such as "u64.ptr f32 b8[64]@8"; AbiError for other
-        words."""
+        """Make an entry of parameters as a record of the build writes them, such as "u64.ptr f32 b8[64]@8".
+
+        AbiError for other words.
+        """
         params: list[Param] = []
         end = 0
         for word in words.split():
@@ -109,12 +112,12 @@ class Module(Protocol):
 
 
 class Queue:
-    """A stream of one machine as the backend uses it, and, where it lasts, the mark of its own present end.
+    """A stream as the backend uses it. If it lasts, it is also the mark of its own present end.
 
-    handle: the integer handle. native: what the driver takes with the least work. lasting: the stream lives as long
-    as this object, so that its end can be recorded when somebody waits for it, not at every launch.
-    blocks: by size the addresses of memory that the queue used last and nothing else: work in it may have them at once.
-    None once nothing referred to the queue: a finalizer that runs at the same time may bring it back as a mark.
+    handle: the integer handle. native: the form that the driver takes with the least work. lasting: the stream lives as
+    long as this object, so that its end is recorded when a wait needs it, not at every launch. blocks: by size, the
+    addresses of memory that only this queue used last, which its work may have at once; None once nothing refers to the
+    queue, because a finalizer that runs at the same time may bring the queue back as a mark.
     """
 
     __slots__ = ("backend", "handle", "native", "lasting", "owner", "blocks", "__weakref__")
@@ -142,8 +145,8 @@ class Packet(ABC):
     """One launch with everything but its arguments filled in.
 
     words: the parameters as a memoryview of 64-bit words, for addresses. raw: the same as bytes. `call()` launches in
-    the queue of the latest `bind`; where it gives anything but (0,), `retry()` does it with care, or says why not. A
-    packet belongs to one thread at a time.
+    the queue of the latest `bind`. If it returns anything but (0,), `retry()` launches with full checks or raises the
+    reason. A packet belongs to one thread at a time.
     """
 
     __slots__ = ("words", "raw", "size", "queue", "call")
@@ -159,7 +162,7 @@ class Packet(ABC):
 
     @abstractmethod
     def bind(self, queue: Queue) -> None:
-        """Let `call` launch in a queue."""
+        """Set the queue in which `call` launches."""
 
     def retry(self) -> None:
         """Launch again what `call` could not."""
@@ -185,11 +188,9 @@ class MemoryInfo:
 
 
 class Remembered:
-    """What is known of earlier calls on one device, so that the next one like them is quick.
+    """What is known of earlier calls on one device. It belongs to the device's backend.
 
-    It goes with the device's backend.
-
-    signatures: of arrays; calls: of functions, as what they launch (prepared.py).
+    signatures: of arrays. calls: of functions, as what they launch (prepared.py).
     """
 
     __slots__ = ("signatures", "calls")
@@ -201,8 +202,10 @@ class Remembered:
 
     @classmethod
     def add(cls, known: dict[Any, Any], key: Any, value: Any) -> Any:
-        """Put a value into one of these, the oldest out where it is full; gives what is there now, which another
-        thread may have put."""
+        """Add a value to a table, drop the oldest if it is full, and return the value that is there now.
+
+        Another thread may have added its own first.
+        """
         if len(known) >= cls.LIMIT:
             with suppress(RuntimeError, StopIteration):  # another thread has just changed it
                 known.pop(next(iter(known)), None)
@@ -210,20 +213,20 @@ class Remembered:
 
 
 class Timed(Protocol):
-    """An event that knows its time."""
+    """An event with a time."""
 
     def milliseconds_after(self, start: Any) -> float:
-        """Since another event of the same machine; both are reached."""
+        """Return the milliseconds since another event of the same machine; both are reached."""
         ...
 
 
 class Capture(Protocol):
-    """A queue whose launches are gathered."""
+    """A queue whose launches are captured."""
 
     def end(self, keep: bool) -> Any:
-        """What was gathered, with a method `launch(queue)`.
+        """Return what was captured, with a method `launch(queue)`.
 
-        None unless it is to be kept, or where there is nothing but the record that graphs.py has.
+        None if it is not kept, or where the machine has only the record of graphs.py.
         """
         ...
 
@@ -258,39 +261,39 @@ class Backend(Protocol):
     own_queue: Queue
 
     def describe(self) -> str:
-        """What ran, for receipts: the device, or the emulator's text and arithmetic."""
+        """Describe the machine for receipts: the device, or the emulator's text and arithmetic."""
         ...
 
     def on_device(self, ordinal: int) -> "Backend":
-        """The same machine on another of its devices."""
+        """Return the same machine on another of its devices."""
         ...
 
     def module(self, unit: str) -> Module:
-        """The compiled unit of this project; loaded once."""
+        """Load a compiled unit of this project, once."""
         ...
 
     def open(self, path: Path) -> Module:
-        """Any file of PTX, or, on GPUs, a fatbin or cubin."""
+        """Load a file of PTX, or, on GPUs, a fatbin or cubin."""
         ...
 
     def packet(self, entry: Entry, grid, block, shared_bytes: int, params: bytes) -> Packet:
-        """A launch of an entry, ready to be repeated; `params` is its .param space."""
+        """Make a launch of an entry that can be repeated; `params` is its .param space."""
         ...
 
     def alloc(self, nbytes: int, queue: Queue | None = None) -> int:
-        """The address of new memory, for work in a queue."""
+        """Allocate memory for work in a queue and return its address."""
         ...
 
     def free(self, memory: Any) -> None:
-        """Give the memory of an `array.Memory` back after its last uses; no reference to it is kept."""
+        """Give the memory of an `array.Memory` back after its last uses; keep no reference to it."""
         ...
 
     def reclaim(self, queue: Queue, blocks: dict[int, list[int]]) -> None:
-        """Take back blocks after the present end of a queue, which kept them."""
+        """Take back blocks that a queue kept, after the queue's present end."""
         ...
 
     def memory_info(self) -> MemoryInfo:
-        """What is used, kept and free."""
+        """Return the bytes in use, kept and free."""
         ...
 
     def trim(self) -> None:
@@ -310,27 +313,27 @@ class Backend(Protocol):
         ...
 
     def queue(self, stream=None) -> Queue:
-        """The queue of a stream."""
+        """Return the queue of a stream."""
         ...
 
     def new_queue(self, priority: int = 0) -> Queue:
-        """A new stream, in no order with others."""
+        """Make a stream that is not ordered with others."""
         ...
 
     def mark(self, stream=None) -> Any:
-        """The present end of a stream."""
+        """Return the present end of a stream."""
         ...
 
     def wait(self, stream, mark: Any) -> None:
-        """Let a stream wait for a mark; nothing to do for None or a mark of the same stream."""
+        """Make a stream wait for a mark; do nothing for None or a mark of the same stream."""
         ...
 
     def gather(self, marks: tuple) -> tuple:
-        """Few marks that are reached when all of these are; none where all are reached already."""
+        """Return few marks that are reached when all of these are; none if all are reached already."""
         ...
 
     def reached(self, mark: Any, wait: bool = False) -> bool:
-        """Whether a mark, or what a queue has to do now, is done; having waited for it if asked to."""
+        """Return whether a mark, or a queue's present work, is done; with `wait`, wait for it."""
         ...
 
     def synchronize(self, stream=None) -> None:
@@ -338,22 +341,23 @@ class Backend(Protocol):
         ...
 
     def timed_event(self, queue: Queue) -> Timed:
-        """An event at the end of a queue that knows its time."""
+        """Record an event with a time at the end of a queue."""
         ...
 
     def capture(self, queue: Queue) -> Capture:
-        """Gather what is launched in a queue instead of running it."""
+        """Capture the launches in a queue instead of running them."""
         ...
 
     def is_capturing(self, queue: Queue) -> bool:
-        """Whether launches in a queue are gathered, by anyone."""
+        """Return whether launches in a queue are captured, by this or another library."""
         ...
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What holds for the calls of a thread or task: the machine of `using`, the stream of `with stream:`, and whoever
-    records."""
+    """The scope of the calls of a thread or task: the machine of `using`, the stream of `with stream:`, and a
+    recorder.
+    """
 
     backend: Backend | None = None
     queue: Queue | None = None
@@ -364,17 +368,17 @@ _scope: ContextVar[Scope] = ContextVar("ptxrt_scope", default=Scope())
 
 
 def scope() -> Scope:
-    """What holds for calls here."""
+    """Return the scope of calls here."""
     return _scope.get()
 
 
 def enter(**changes) -> Scope:
-    """Change the scope and give the one before, for `leave`."""
+    """Change the scope and return the one before, for `leave`."""
     before = _scope.get()
     _scope.set(replace(before, **changes))
     return before
 
 
 def leave(before: Scope, *names: str) -> None:
-    """Take the named fields of the scope back to what they were before."""
+    """Restore the named fields of an earlier scope."""
     _scope.set(replace(_scope.get(), **{name: getattr(before, name) for name in names}))

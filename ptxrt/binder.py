@@ -1,7 +1,8 @@
-"""A call against its declaration: which arrays, what sizes, which entry. Pure; every misfit is an ArgumentError.
+"""Binding: fit a call to its declaration, solve for its sizes, choose its entry. Pure; every misfit is an
+ArgumentError.
 
-Messages are printed from the declaration: they name the kernel and the argument, what came, what was
-declared and what to do.
+Messages are made from the declaration: they name the kernel and the argument, what came, what was declared and what to
+do.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Bound:
-    """A call whose arguments fit the declaration: nothing is allocated, nothing launched yet.
+    """A call whose arguments fit the declaration; nothing is allocated or launched yet.
 
-    inputs: arrays by name, None where omitted; outputs: by name an array to write to, True to allocate, None to omit.
+    inputs: arrays by name, None if omitted. outputs: by name an array to write to, True to allocate, None to omit.
     """
 
     kernel: Declaration
@@ -65,9 +66,9 @@ class Bound:
 
     @cached_property
     def bytes_moved(self) -> int:
-        """Bytes of all arrays that take part, repeated elements once: what the kernel must move at least.
+        """Return the bytes of all arrays that take part, repeated elements once: what the kernel must move at least.
 
-        Arrays that are touched in parts do not count: how much of them is follows from the contents of others.
+        Arrays that are touched in parts do not count, because how much of them is follows from other arrays' contents.
         """
         return sum(self._distinct(a) * self.format_of(a).itemsize for a in self.present if not a.placement.in_parts)
 
@@ -157,7 +158,7 @@ def _output(kernel: Declaration, a: Argument, given: Mapping[str, Any]):
 
 
 def _check_writeable(kernel: Declaration, a: Argument, array) -> None:
-    """Whether a NumPy array that is written can be; launch.py says so of device arrays."""
+    """Check that a NumPy array that is written is writeable; launch.py checks device arrays."""
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         _fail(kernel, a, "is read-only", "Pass an array that can be written.")
 
@@ -213,7 +214,9 @@ def row_major_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def _repeats(axes: Sequence[tuple[int, int]], itemsize: int) -> bool:
-    """Whether elements of (size, stride) axes may share bytes: an axis steps over less than all that lies within."""
+    """Return whether elements of (size, stride) axes may share bytes: an axis steps over less than all that lies
+    within.
+    """
     covered = itemsize
     for size, stride in sorted(axes, key=lambda axis: axis[1]):
         if size > 1 and stride < covered:
@@ -286,7 +289,9 @@ def _choose_format(kernel: Declaration, inputs: Mapping[str, Any], outputs: Mapp
 
 
 class _Axes:
-    """Solves the axes of one call from the inputs' shapes, the axes given by name, the fixed ones and given outputs."""
+    """A solver for the axes of one call, from the inputs' shapes, the axes given by name, fixed ones and given
+    outputs.
+    """
 
     def __init__(self, kernel: Declaration, inputs: Mapping[str, Any], outputs: Mapping[str, Any], given: Mapping[str, Any]):
         self.kernel = kernel
@@ -330,7 +335,7 @@ class _Axes:
         return axes
 
     def _derive(self) -> None:
-        """Fix the axes that follow from those known so far, and check those of them that are given."""
+        """Fix the axes that follow from those known so far, and check those that are given."""
         axes = self.axes
         for axis, size_of in self.kernel.derived.items():
             try:
@@ -342,7 +347,7 @@ class _Axes:
             self.origin.setdefault(axis, "the sizes of the arrays")
 
     def _solve_arrays(self, arguments: Sequence[Argument]) -> None:
-        """Fix what the shapes of given arrays fix, and check the rest of them."""
+        """Fix what the shapes of given arrays fix, and check the rest."""
         dims = [(a, i, dim) for a in arguments if self.arrays.get(a.name) is not None for i, dim in enumerate(a.shape.dims)]
         # Axes that stand alone come first: a product or quotient is then checked against them.
         pending = sorted(dims, key=lambda entry: not entry[2].is_axis)
@@ -352,7 +357,7 @@ class _Axes:
             progress, pending = len(waiting) < len(pending), waiting
 
     def _settle(self, a: Argument, i: int, dim: Dim) -> bool:
-        """Check one dimension or solve it for its one unknown axis; False where it must wait."""
+        """Check one dimension or solve it for its one unknown axis; return False if it must wait."""
         size = int(self.arrays[a.name].shape[i])
         if all(axis in self.axes for axis in dim.axes):
             self._check_size(a, i, dim, size)

@@ -1,4 +1,4 @@
-"""Files: paths that are checked, writing whole files or none, and telling what a compiled one is."""
+"""Files: checked paths, atomic writes, and the kinds of compiled files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _PART = re.compile(r"\.ptxrt-([0-9a-f]{8})-(\d+)-[0-9a-f]{32}\.part")
 
 
 def checked_path(path) -> Path:
-    """The path as a Path; FileError for what is no path, such as a number, which `open` takes for a descriptor."""
+    """Return the path as a Path; FileError for what is no path, such as a number, which `open` takes for a descriptor.
+    """
     try:
         name = os.fsdecode(path)
     except TypeError:
@@ -32,7 +33,7 @@ def checked_path(path) -> Path:
 
 
 def cannot(path: Path, what: str, error: OSError) -> FileError:
-    """The FileError that says why a file cannot be `read` or `written`, with the folder it is looked for in."""
+    """Make the FileError that says why a file cannot be `read` or `written`, with its folder."""
     folder = Path(os.path.realpath(path)).parent
     if not os.path.isdir(folder):
         there = "is no folder" if os.path.exists(folder) else "does not exist" + ("; create it first" if what == "written" else "")
@@ -52,7 +53,7 @@ def cannot(path: Path, what: str, error: OSError) -> FileError:
 
 @contextmanager
 def reading(path) -> Iterator[IO[bytes]]:
-    """A file opened for reading its bytes; FileError where it cannot be read."""
+    """Open a file to read its bytes; FileError if it cannot be read."""
     path = checked_path(path)
     try:
         with open(path, "rb") as file:
@@ -62,18 +63,18 @@ def reading(path) -> Iterator[IO[bytes]]:
 
 
 def read_bytes(path) -> bytes:
-    """The bytes of a file; FileError where it cannot be read."""
+    """Return the bytes of a file; FileError if it cannot be read."""
     with reading(path) as file:
         return file.read()
 
 
 @contextmanager
 def replacing(path) -> Iterator[IO[bytes]]:
-    """A file to write to that takes the place of `path` when the block is left, whole; after an error nothing has changed.
+    """Open a file to write; it replaces `path` as a whole when the block ends, and changes nothing after an error.
 
-    A symbolic link stays, and what it points to is replaced. The new file has the mode of the one it replaces. A device or a pipe
-    is written to as it is. FileError where that is not possible, or the file is read-only. A process that is killed while it writes
-    leaves a file `.ptxrt-*.part`, which the next one that writes into the folder removes.
+    A symbolic link stays, and its target is replaced. The new file has the mode of the old one. Devices and pipes are
+    written to directly. FileError if that is impossible or the file is read-only. A process that is killed while it
+    writes leaves a file `.ptxrt-*.part`; the next process that writes into the folder removes it.
     """
     path = checked_path(path)
     try:
@@ -110,7 +111,7 @@ def write_atomically(path, data: bytes) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what processes of this host that are no more have left half written in a folder."""
+    """Remove the half-written files in a folder whose processes, of this host, have ended."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -125,14 +126,14 @@ def remove_parts(folder: Path) -> None:
 
 
 def _host() -> str:
-    """Eight digits for this host: process numbers of others say nothing here."""
+    """Return eight digits for this host, because process numbers of other hosts say nothing here."""
     return f"{zlib.crc32(platform.node().encode()):08x}"
 
 
 def _runs(process: int) -> bool:
-    """Whether a process of that number is there; where that cannot be asked without harm, whether it is this one.
+    """Return whether a process exists; where that cannot be asked without harm, whether it is this one.
 
-    Windows does not let a file be removed that another process has open, so there no question is needed.
+    Windows removes no file that another process has open, so that the question is not needed there.
     """
     if os.name == "nt":
         return process == os.getpid()
@@ -146,9 +147,9 @@ def _runs(process: int) -> bool:
 
 
 def module_kind(path, data: bytes) -> str:
-    """What a compiled file is: "ptx", "fatbin" or "cubin"; FileError for anything else and for truncated binaries.
+    """Return the kind of a compiled file: "ptx", "fatbin" or "cubin"; FileError for others and for truncated binaries.
 
-    The driver trusts the lengths that stand in a binary, so they are checked here.
+    The lengths in a binary are checked here, because the driver trusts them.
     """
     if data[:4] == b"\x7fELF":
         if len(data) < 64 or data[4] != 2:

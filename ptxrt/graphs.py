@@ -1,4 +1,4 @@
-"""Graphs: launches that are gathered once and run again as one; on a GPU by capturing a stream."""
+"""Graphs: launches that are gathered once and run again as one; on a GPU by stream capture."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class graph:
             raise
 
     def add(self, plan: Plan, packet: Packet, arrays: Sequence[DeviceArray], values: tuple, queue: Queue) -> None:
-        """Take one launch, whose parameters are in `packet`."""
+        """Add one launch, whose parameters are in `packet`."""
         if plan.backend is not self.backend:
             raise ArgumentError(
                 f"ptxrt.graph: the graph is for {self.backend.describe()}, the call for {plan.backend.describe()}"
@@ -82,13 +82,13 @@ class graph:
         self._receipts.append(plan.receipt(values))
 
     def new_memory(self, backend: Any, nbytes: int, queue: Queue) -> Memory:
-        """Memory that a call in the block allocates."""
+        """Allocate memory for a call in the block."""
         return new_memory(backend, nbytes, queue)
 
     def launch(self, stream: StreamLike = None) -> None:
-        """Run everything in the graph, in order, in a stream; without waiting.
+        """Run everything in the graph, in order, in a stream, without waiting.
 
-        Threads that launch one graph take turns: each launch comes as a whole before or after another.
+        Threads that launch one graph take turns: each launch runs as a whole before or after another.
         """
         if self._state != "ready":
             raise ArgumentError(f"ptxrt.graph: the graph is {self._state}; launch it after its block has ended well")
@@ -116,12 +116,12 @@ class graph:
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """The receipts of what was gathered."""
+        """Return the receipts of what was gathered."""
         return tuple(self._receipts)
 
     @property
     def receipt(self) -> Launch:
-        """The receipt of one launch of the whole graph: sums of what its launches move and compute."""
+        """Return the receipt of one launch of the whole graph: sums of what its launches move and compute."""
         parts = self._receipts
         sums = [
             None if None in column else sum(column)

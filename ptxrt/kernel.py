@@ -1,4 +1,4 @@
-"""Kernels that can be called: declarations with their binding, reference and launch, and the registry of all."""
+"""Callable kernels: declarations with binding, reference and launch, and the registry of all of them."""
 
 from __future__ import annotations
 
@@ -79,21 +79,19 @@ class Kernel(Declaration):
     """A declared kernel. Calling it launches it on the current machine (see `__call__`)."""
 
     def bind(self, *arrays, dtype=None, **named) -> Bound:
-        """Check a call against the declaration and give its sizes; pure, nothing is launched.
+        """Check a call against the declaration and solve for its sizes. Nothing is launched.
 
-        Positional arguments are the inputs in order. By name: inputs (None to omit where optional), scalars,
-        axes that no array fixes, and outputs (an array to write to, True to allocate, None or False to omit where
-        optional). `dtype` chooses the format where only outputs have a choice.
-        Raises ArgumentError with the declaration in words.
+        Positional arguments are the inputs in order. By name come inputs (None omits an optional one), scalars, axes
+        that no array fixes, and outputs (an array to write to, True to allocate, None or False to omit an optional
+        one). `dtype` chooses the format where only outputs have a choice. ArgumentError with the declaration in words.
         """
         return bind(self, arrays, dtype, named)
 
     def reference(self, *arrays: Any, dtype: Any = None, **named: Any) -> dict[str, np.ndarray]:
-        """Outputs by name as the declaration's body defines them, from NumPy inputs.
+        """Compute the outputs by name from NumPy inputs, by the body of the declaration.
 
-        Where the kernel has a tolerance, float outputs come in float64, so that the reference adds no
-        rounding of its own; else they come in the declared format. Arrays that are changed in place are copied, and
-        come whole.
+        If the kernel has a tolerance, float outputs are float64, so that the reference adds no rounding of its own;
+        else they are of the declared format. Arrays that are changed in place are copied and returned whole.
         """
         bound = self.bind(*arrays, dtype=dtype, **named)
         wanted = {a: bound.outputs[a.name] is not None for a in self.outputs}
@@ -111,11 +109,11 @@ class Kernel(Declaration):
         return np.empty(bound.shape_of(a), np.float64 if precise else member.dtype)
 
     def __call__(self, *arrays: Any, dtype: Any = None, stream: Any = None, **named: Any) -> Any:
-        """Launch on the current machine; arguments as for `bind`, results in order of declaration.
+        """Launch on the current machine; arguments as for `bind`, results in the order of the declaration.
 
-        A single output comes by itself, several as a tuple; omitted ones are left out. NumPy inputs
-        give NumPy results; with any device array among the arguments the results stay on the device
-        and nothing waits. Arrays that are changed in place are results, too.
+        A single output is returned by itself, several as a tuple without omitted ones. NumPy inputs give NumPy results.
+        With any device array results stay on the device; the call does not wait. Arrays that are changed in place are
+        results, too.
         """
         if dtype is not None:
             named["dtype"] = dtype

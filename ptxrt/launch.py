@@ -1,6 +1,6 @@
 """One call of a kernel: bound arguments -> packed parameters -> grid -> backend -> results.
 
-A Plan is a launch without its addresses and numbers. What is kept of a call for others like it: prepared.py.
+A Plan is a launch without its addresses and numbers. prepared.py holds what is kept of a call for later ones.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def announce(receipt: Launch, backend: Backend, queue: Queue, action, *arguments
 
 
 class Scalar:
-    """Where a number lies among the parameters, and how it is packed."""
+    """The place of a number among the parameters, and its packing."""
 
     __slots__ = ("kernel", "argument", "name", "offset", "pack_into", "kinds")
 
@@ -96,7 +96,7 @@ class Scalar:
         self.kinds = (float, int) if dtype.kind == "f" else (int, bool)
 
     def put(self, packet: Packet, value: Any) -> Any:
-        """Place a value and give it, as a number; ArgumentError for what its parameter cannot hold."""
+        """Pack a value and return it as a number; ArgumentError for a value that the parameter cannot hold."""
         choices = self.argument.choices
         if self.pack_into is not None and type(value) in self.kinds and (not choices or value in choices):
             try:
@@ -113,9 +113,8 @@ class Scalar:
 class Plan:
     """A launch of one entry with one grid, for any arrays and numbers.
 
-    slots: by array the 64-bit word of the parameters that takes its address; writes: whether it is written; boxes: how
-    its elements lie.
-    scalars: the numbers. receipt: of a launch, given the numbers.
+    slots: for each array the 64-bit word of the parameters that takes its address. writes: whether it is written.
+    boxes: how its elements lie. scalars: the numbers. receipt: of a launch, given the numbers.
     """
 
     __slots__ = (
@@ -124,7 +123,7 @@ class Plan:
     )
 
     def __init__(self, backend: Backend, entry: Entry, grid, block, shared_bytes: int, template: bytes, arrays, scalars, describe):
-        """arrays: (name, byte offset, whether written, Box) of each; describe: the receipt, given the scalars' values."""
+        """Take arrays as (name, byte offset, whether written, Box) and `describe`, which makes a receipt of scalars."""
         self.backend, self.entry, self.grid, self.block, self.shared_bytes = backend, entry, grid, block, shared_bytes
         self.template = template
         self.names = tuple(name for name, *_ in arrays)
@@ -141,14 +140,14 @@ class Plan:
         self._describe = describe
 
     def packet(self) -> Packet:
-        """Parameters to fill in and launch."""
+        """Return parameters to fill in and launch."""
         try:
             return self._spare.pop()
         except IndexError:
             return self.backend.packet(self.entry, self.grid, self.block, self.shared_bytes, self.template)
 
     def receipt(self, values: tuple = ()) -> Launch:
-        """The receipt of a launch with these scalars; the same object for the same values."""
+        """Return the receipt of a launch with these scalars, one object for equal values."""
         found = self._receipts.get(values)
         if found is None:
             if len(self._receipts) >= 64:
@@ -157,7 +156,7 @@ class Plan:
         return found
 
     def check_overlap(self, arrays: Sequence[DeviceArray]) -> None:
-        """ArgumentError where an output lies on another array."""
+        """Raise ArgumentError if an output overlaps another array."""
         boxes = self.boxes
         for i, j in self.pairs:
             if boxes[i].overlaps(boxes[j], arrays[j].address - arrays[i].address):
@@ -167,7 +166,7 @@ class Plan:
 
     @property
     def receipt_name(self) -> str:
-        """What messages call the launch."""
+        """Return the name of the launch in messages."""
         return self.bound.kernel.name if self.bound is not None else self.entry.name
 
     def launch(self, arrays: Sequence[DeviceArray], values: tuple, queue: Queue, recorder: Any = None) -> None:
@@ -199,12 +198,12 @@ class Plan:
         self._spare.append(packet)
 
     def keep(self, packet: Packet) -> None:
-        """Take a packet back whose parameters have been read."""
+        """Take back a packet whose parameters have been read."""
         self._spare.append(packet)
 
 
 def run(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, Any], stream=None) -> dict[str, Any]:
-    """Bind, launch and give the outputs by name; see `Kernel.__call__`."""
+    """Bind and launch a call, and return the outputs by name; see `Kernel.__call__`."""
     arrays = as_arrays_of(kernel, arrays)
     named = {name: _argument(kernel, name, value) for name, value in named.items()}
     bound = bind(kernel, arrays, named.pop("dtype", None), named)
@@ -235,7 +234,7 @@ def run(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, Any], st
 
 
 def as_arrays_of(kernel: Declaration, arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """Positional inputs as NumPy or device arrays; surplus ones are left for `bind` to refuse."""
+    """Return positional inputs as NumPy or device arrays; `bind` refuses surplus ones."""
     names = [a.name for a in kernel.inputs]
     return tuple(_argument(kernel, name, value) for name, value in zip(names, arrays)) + tuple(arrays[len(names) :])
 
@@ -255,7 +254,7 @@ def _is_empty(bound: Bound) -> bool:
 
 
 def check_machine(kernel: str, argument: str, backend: Backend, chosen: Backend) -> None:
-    """ArgumentError unless `backend` is a device of the chosen machine."""
+    """Raise ArgumentError unless `backend` is a device of the chosen machine."""
     if chosen.on_device(backend.ordinal) is not backend:
         raise ArgumentError(
             f"{kernel}: {argument} is on {backend.describe()}, but the call runs on {chosen.describe()}; "
@@ -264,9 +263,9 @@ def check_machine(kernel: str, argument: str, backend: Backend, chosen: Backend)
 
 
 def _check_places(bound: Bound) -> tuple[Backend, bool]:
-    """Where the call runs and whether its results stay there: on the device of its device arrays, else on the current one.
+    """Choose the device of a call and whether its results stay there: that of its device arrays, else the current one.
 
-    ArgumentError for arrays of another machine than the one chosen, several devices, overlaps and mixtures.
+    ArgumentError for arrays of another machine than the chosen one, several devices, overlaps and mixtures.
     """
     given = {a.name: bound.given(a) for a in bound.present if bound.given(a) is not True}
     on_device = {name: array for name, array in given.items() if isinstance(array, DeviceArray)}
@@ -296,7 +295,8 @@ def _check_places(bound: Bound) -> tuple[Backend, bool]:
 
 
 def _on_device(argument: Argument, array, backend: Backend, queue: Queue) -> DeviceArray | None:
-    """An input on the device; of a NumPy array that may be broadcast there, what is repeated is uploaded once."""
+    """Bring an input to the device; of a NumPy array that may be broadcast there, repeated elements are uploaded once.
+    """
     if array is None or isinstance(array, DeviceArray):
         return array
     if argument.placement.strides != "all" or argument.is_written:
@@ -374,8 +374,11 @@ def grid_of(bound: Bound, tile: tuple[int, int, int]) -> tuple[int, int, int]:
 
 
 def suits_halves(bound: Bound, grid: tuple[int, int, int], whole: Facts, half: Facts, multiprocessors: int) -> bool:
-    """Whether a launch is better off with half blocks: with as many, of which less is empty, or where there would be no more whole
-    ones than one to a multiprocessor."""
+    """Return whether a launch should take half blocks.
+
+    It should if as many half blocks suffice, which leaves fewer of their rows empty, or if there would be at most one
+    whole block to a multiprocessor.
+    """
     return prod(half.tile) < prod(whole.tile) and (prod(grid) <= multiprocessors or grid_of(bound, half.tile) == grid)
 
 
@@ -385,7 +388,7 @@ _FLOATS = {"f16", "f32", "f64", "b16", "b32", "b64"}
 
 
 def checked_entry(kernel: Declaration, module: Module, name: str) -> Entry:
-    """The entry, once its parameter list is known to be the declared one; AbiError with both lists otherwise."""
+    """Return the entry if its parameter list is the declared one; AbiError with both lists otherwise."""
     entry = module.entries.get(name)
     if entry is None:
         there = ", ".join(module.entries) or "none"

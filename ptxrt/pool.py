@@ -1,9 +1,9 @@
-"""A pool of device memory that is reused in the order of streams; nothing here waits, or knows CUDA.
+"""A pool of device memory that is reused in stream order. Nothing here waits, or knows CUDA.
 
-A freed block keeps the marks of its last uses. Work in the same stream may have it at once, work in another once those
-uses are done, or, where the device has no more memory, after a wait of that stream for them. So the usual call, in one
-stream, takes and gives memory without a call of the driver; cuMemAllocAsync would need two, would become part of every
-graph that is captured, and is not there on every device.
+A freed block keeps the marks of its last uses. Work in the same stream may have it at once; work in another stream once
+those uses are done, or, if the device has no more memory, after a wait of that stream for them. The usual call, in one
+stream, thus takes and gives memory without a driver call. cuMemAllocAsync needs two, becomes part of every captured
+graph, and is not available on every device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGE, PAGE = 1 << 26, 1 << 21
 
 
 def rounded(nbytes: int) -> int:
-    """The size of the block that holds nbytes: at most an eighth more, or 2 MiB."""
+    """Return the size of the block that holds nbytes: at most an eighth more, or 2 MiB."""
     if nbytes <= SMALLEST:
         return SMALLEST
     step = PAGE if nbytes > LARGE else max(SMALLEST, 1 << ((nbytes - 1).bit_length() - 4))
@@ -30,25 +30,25 @@ def rounded(nbytes: int) -> int:
 
 
 class Source(Protocol):
-    """What the pool needs of a device."""
+    """The interface of a device to its pool."""
 
     def take(self, nbytes: int) -> int:
-        """New memory from the driver; OutOfMemory where there is none."""
+        """Allocate memory from the driver; OutOfMemory if it has none."""
         ...
 
     def give(self, address: int) -> None:
-        """Memory back to the driver; waits for the device."""
+        """Give memory back to the driver; this waits for the device."""
         ...
 
     def settle(self, mark: Any) -> Any:
-        """A mark that moves no more: an event at the present end of a queue, an event as it is.
+        """Return a mark that no longer moves: an event at the present end of a queue, an event as it is.
 
-        A queue that is being captured has no such mark and comes back itself.
+        A queue that is being captured has no such mark and is returned itself.
         """
         ...
 
     def everything(self) -> Any:
-        """An event after all work of the device up to now, or None where there is no such thing."""
+        """Return an event after all work of the device up to now, or None if there is no such event."""
         ...
 
     def reached(self, mark: Any) -> bool:
@@ -56,7 +56,7 @@ class Source(Protocol):
         ...
 
     def wait(self, queue: Queue, mark: Any) -> None:
-        """Let a queue wait for a mark."""
+        """Make a queue wait for a mark."""
         ...
 
     def finish(self) -> None:
@@ -64,13 +64,13 @@ class Source(Protocol):
         ...
 
     def is_capturing(self, queue: Queue) -> bool:
-        """Whether a queue gathers a graph, where waits for work outside of it are not allowed."""
+        """Return whether a queue captures a graph, where waits for work outside of the graph are not allowed."""
         ...
 
 
 @dataclass
 class Block:
-    """Memory that nobody uses, and the marks of its last uses."""
+    """Unused memory, with the marks of its last uses."""
 
     address: int
     size: int
@@ -79,11 +79,11 @@ class Block:
 
 
 class Pool:
-    """The memory of one device. `free` may be called by the garbage collector in the middle of anything.
+    """The memory of one device. The garbage collector may call `free` at any statement.
 
-    The usual block never comes here: it goes back and forth between the arrays of a queue and `Queue.blocks`, by one
-    `append` and one `pop`, which are atomic. Whatever else there is to do, a thread does in its turn.
-    queues: what lists the queues of the device that are there.
+    The usual block does not come here: it goes back and forth between the arrays of a queue and `Queue.blocks`, by one
+    `append` and one `pop`, which are atomic. Everything else runs in turns of threads. queues: a function that lists
+    the queues of the device.
     """
 
     def __init__(self, source: Source, queues: Callable[[], Iterable[Queue]], keep: bool = True):
@@ -96,7 +96,7 @@ class Pool:
         self._sizes: dict[int, int] = {}
 
     def size_of(self, nbytes: int) -> int:
-        """The size of the block that holds nbytes here."""
+        """Return the size of the block that holds nbytes here."""
         size = self._sizes.get(nbytes)
         if size is None:
             if len(self._sizes) >= 4096:
@@ -105,8 +105,9 @@ class Pool:
         return size
 
     def alloc(self, nbytes: int, queue: Queue) -> int:
-        """The address of a block for work in `queue`; OutOfMemory where even giving back all that is kept does not
-        help."""
+        """Return the address of a block for work in `queue`; OutOfMemory if even giving back everything kept does not
+        help.
+        """
         size = self.size_of(nbytes)
         ready = queue.blocks and queue.blocks.get(size)
         if ready:
@@ -119,10 +120,10 @@ class Pool:
             return self._take(size, nbytes, queue) if address is None else address
 
     def free(self, address: int, nbytes: int, writer: Any, readers: tuple, shared: bool) -> None:
-        """Take a block back after its last uses: `writer`'s, and those of readers, as (queue, mark).
+        """Take a block back after its last uses: the writer's, and those of readers, as (queue, mark).
 
-        shared: whether others used it in ways that nobody knows. With keep=False it goes to the driver at once, or,
-        where a thread is in the pool, with the pool's next use.
+        shared: whether other libraries used it in unknown ways. With keep=False it goes to the driver at once, or, if a
+        thread is in the pool, with the pool's next use.
         """
         size = self.size_of(nbytes)
         if not readers and not shared and self.keep and type(writer) is Queue and writer.backend is self._source:
@@ -169,7 +170,7 @@ class Pool:
         self._bins.setdefault(block.size, []).append(block)
 
     def _settle_shared(self, block: Block) -> None:
-        """Let a block wait for everything that the device has to do now, once that can be said."""
+        """Make a block wait for all present work of the device, once that can be expressed."""
         event = self._source.everything()
         if event is not None:
             block.marks, block.shared = (event,), False
@@ -181,7 +182,7 @@ class Pool:
         self._taken -= size
 
     def _collect(self, size: int) -> list[Block]:
-        """All blocks of a size that are kept, those of queues, too."""
+        """Return all kept blocks of a size, those of queues included."""
         found = self._bins.setdefault(size, [])
         for queue in self._queues():
             ready = (queue.blocks or {}).get(size)
@@ -193,7 +194,7 @@ class Pool:
         return found
 
     def _reuse(self, size: int, queue: Queue) -> int | None:
-        """The newest block that `queue` may have at once, or any whose last uses are done."""
+        """Return the newest block that `queue` may have at once, or any whose last uses are done."""
         blocks = self._collect(size)
         for i in range(len(blocks) - 1, -1, -1):
             block = blocks[i]
@@ -213,7 +214,9 @@ class Pool:
         return all(self._source.reached(mark) for mark in block.marks)
 
     def _take(self, size: int, nbytes: int, queue: Queue) -> int:
-        """Memory from the driver; where it has none, a block after a wait on the device, then all that is kept."""
+        """Allocate from the driver; if it has no memory, take a block after a wait on the device, then give everything
+        back.
+        """
         try:
             return self._take_new(size)
         except OutOfMemory as error:

@@ -1,4 +1,4 @@
-"""Anyone's compiled kernels: load a PTX text, a fatbin or a cubin and launch its entries on arrays and scalars."""
+"""Compiled kernels of other projects: load PTX, a fatbin or a cubin and launch its entries on arrays and scalars."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load(path: str | os.PathLike[str]) -> "Program":
 
 
 def emulate(text: str, name: str) -> "Program":
-    """Load a PTX text on the emulator: the current one, or the one of `using("emulator")` where a GPU is current."""
+    """Load a PTX text on the current emulator, or on that of `using("emulator")` if a GPU is current."""
     backend = current()
     if backend.name != "emulator":
         backend = backend_for("emulator")
@@ -52,7 +52,7 @@ def emulate(text: str, name: str) -> "Program":
 class Program(Mapping[str, "ProgramEntry"]):
     """A loaded file: a mapping from entry names to launchable entries.
 
-    refused: the entries that the machine cannot run, with what stands against each; asking for one raises that.
+    refused: the entries that the machine cannot run, each with its error, which asking for the entry raises.
     """
 
     def __init__(self, backend: Backend, module):
@@ -94,11 +94,10 @@ class ProgramEntry:
     ) -> None:
         """Launch with one argument for each parameter.
 
-        grid, block: one to three numbers. An argument is a NumPy array (uploaded; copied back after
-        the launch if it is writeable), a device array (used where it lies), None (a null pointer), a
-        NumPy scalar of the parameter's size, bytes or a structured scalar for a struct by value, or,
-        where the PTX text tells the type, a Python number. With NumPy arrays the call waits, without
-        it does not.
+        grid, block: one to three numbers. An argument is a NumPy array (uploaded, and copied back after the launch if
+        it is writeable), a device array (used in place), None (a null pointer), a NumPy scalar of the parameter's size,
+        bytes or a structured scalar for a struct by value, or, if the PTX text tells the type, a Python number. The
+        call waits if it has NumPy arrays.
         """
         grid, block = _three("grid", grid), _three("block", block)
         for axis, count, limit in zip("xyz", grid, GRID_LIMITS):
@@ -148,7 +147,7 @@ def _three(name: str, value) -> tuple[int, int, int]:
 
 
 def _place(entry: str, index: int, param: Param, value: Any):
-    """An argument as a NumPy array, a DeviceArray or the bytes of its parameter."""
+    """Return an argument as a NumPy array, a DeviceArray or the bytes of its parameter."""
 
     def refuse(came: str, advice: str):
         declared = f"{param.type}, {param.size} bytes" if param.type else f"{param.size} bytes"

@@ -1,4 +1,4 @@
-"""Traces: the receipts of all launches in a block, with their times if asked for, as a table or as JSON."""
+"""Traces: the receipts of all launches in a block, with times on request, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class trace:
         launch.observers.remove(self)
 
     def before(self, backend: Backend, queue: Queue):
-        """What is called before each launch."""
+        """Run before each launch."""
         return backend.timed_event(queue) if self.timing and not backend.is_capturing(queue) else None
 
     def after(self, receipt: Launch, backend: Backend, queue: Queue, start) -> None:
-        """What is called after each launch."""
+        """Run after each launch."""
         self._records.append((receipt, backend, start, None if start is None else backend.timed_event(queue)))
 
     @property
@@ -55,7 +55,7 @@ class trace:
         return iter(self.launches)
 
     def milliseconds(self) -> list[float | None]:
-        """The time of each launch on its device; None where it was not measured. Waits for what is still running."""
+        """Return the time of each launch on its device, None if it was not measured. This waits for what still runs."""
         times: list[float | None] = []
         for _, backend, start, stop in self._records:
             if start is None:

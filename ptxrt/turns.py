@@ -1,10 +1,10 @@
-"""A lock for one machine, the work that finalizers leave for whoever takes it next, and the true end of an object.
+"""A lock for one machine, the work that finalizers leave for its next owner, and the true end of an object.
 
-The garbage collector runs finalizers in the middle of any statement, in a thread that may hold any lock. A finalizer
-therefore takes no lock and calls no driver: it leaves what it gives back with a `Turn`.
+The garbage collector runs finalizers at any statement, in a thread that may hold any lock. A finalizer therefore takes
+no lock and calls no driver: it leaves what it gives back with a `Turn`.
 
-It also runs the finalizers of all garbage before it looks whether one of them has brought an object back: memory that
-waits for its last uses brings back the stream or event that tells of them. What must not end before its object does is
+The collector also runs the finalizers of all garbage before it checks whether one of them has revived an object: memory
+that waits for its last uses revives the stream or event that tells of them. What must not end before its object is
 therefore left to an `End`, which the object's finalizer makes.
 """
 
@@ -27,7 +27,7 @@ FORKED = (
 
 
 class End:
-    """Acts when it is gone. Made by the finalizer of an object and held by it alone, it is gone when the object is."""
+    """An action at the true end of an object. The object's finalizer makes it and the object alone holds it."""
 
     __slots__ = ("_action", "_arguments")
 
@@ -41,9 +41,9 @@ class End:
 
 
 class Turn:
-    """A lock that a thread may take several times. Taking it first deals with what finalizers have left.
+    """A lock that a thread may take several times. Taking it first settles what finalizers have left.
 
-    settle: what to do with each thing left; called by the thread that takes the lock, never within another turn of it.
+    settle: handles each thing that was left; the thread that takes the lock calls it, never within another turn of it.
     survives_fork: whether a process that is forked while nobody has the turn may go on.
     """
 
@@ -57,11 +57,11 @@ class Turn:
         _turns.add(self)
 
     def leave(self, item: Any) -> None:
-        """Leave something to be settled later. Finalizers call this: it is one append, which is atomic."""
+        """Leave something to be settled later. Finalizers call this; it is one append, which is atomic."""
         self.left.append(item)
 
     def settle(self) -> None:
-        """Settle now what was left, unless the turn is taken: by another thread, or by this one further out."""
+        """Settle what was left, unless another thread has the turn, or this one further out."""
         if self.left and self._lock.acquire(blocking=False):
             try:
                 if not self._depth and not self._lost:
@@ -89,7 +89,7 @@ class Turn:
         self._lock.release()
 
     def is_taken(self) -> bool:
-        """Whether a thread other than this one has the turn."""
+        """Return whether another thread has the turn."""
         free = self._lock.acquire(blocking=False)
         if free:
             self._lock.release()
@@ -106,7 +106,7 @@ _turns: WeakSet[Turn] = WeakSet()
 def _after_fork() -> None:
     """Refuse in a forked process what cannot be known there.
 
-    Machines share translations of kernels: where one was in use by another thread, none that was there may be used.
+    Machines share translations of kernels. If another thread was using one, none of them may be used.
     """
     turns = list(_turns)
     in_use = any(turn.is_taken() for turn in turns)

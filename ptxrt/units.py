@@ -1,4 +1,4 @@
-"""The compiled modules on disk: which files a unit has, and whether they are as they were built, from the present sources."""
+"""The compiled modules on disk: the files of a unit, and checks that they are as built, from the present sources."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def fatbin_path(unit: str, portable: bool) -> Path:
 
 
 def text(unit: str, portable: bool) -> str:
-    """The PTX text of a unit; BuildError where it is missing, stale, or not what was built.
+    """Return the PTX text of a unit; BuildError if it is missing, stale, or not as built.
 
-    An installed package has its native texts in packs, one of each kernel, and no portable ones.
+    An installed package has native texts in packs, one for each kernel, and no portable ones.
     """
     path = text_path(unit, portable)
     data = read(path) if _index(MODULES) is None else _verified(unit, path, _packed(unit, portable))
@@ -43,18 +43,18 @@ def text(unit: str, portable: bool) -> str:
 
 
 def binary(unit: str, portable: bool) -> bytes:
-    """The fatbin of a unit; BuildError where it is missing, stale, or not what was built."""
+    """Return the fatbin of a unit; BuildError if it is missing, stale, or not as built."""
     return read(fatbin_path(unit, portable))
 
 
 def checked_fatbin(unit: str, portable: bool) -> Path:
-    """The path of a fatbin, for programs that read it, once its bytes are known to be what was built."""
+    """Return the path of a fatbin whose bytes are as built, for programs that read it."""
     binary(unit, portable)
     return fatbin_path(unit, portable)
 
 
 def _packed(unit: str, portable: bool) -> bytes:
-    """A text of an installed package."""
+    """Return a text of an installed package."""
     if portable:
         raise BuildError(
             f"the portable PTX text of {unit} is no part of the installed package, which holds the native one: use that "
@@ -73,14 +73,14 @@ def _packed(unit: str, portable: bool) -> bytes:
 
 @lru_cache(maxsize=2)
 def _unpacked(path: Path) -> bytes:
-    """The native texts of a kernel, one behind the other; the latest two are kept for its other units."""
+    """Unpack the native texts of a kernel, one behind the other; the latest two packs are kept."""
     return lzma.decompress(path.read_bytes())
 
 
 def read(path: Path) -> bytes:
-    """A file of a unit that is fresh; BuildError where it is missing, stale, or its digest is not that of the record.
+    """Return a file of a fresh unit; BuildError if it is missing, stale, or its digest is not that of the record.
 
-    `PTXRT_VERIFY=0` in the environment leaves the digest out.
+    `PTXRT_VERIFY=0` in the environment skips the digest.
     """
     unit = path.name.split(".")[0]
     check_fresh(unit)
@@ -92,14 +92,14 @@ def read(path: Path) -> bytes:
 
 
 def _verified(unit: str, path: Path, data: bytes) -> bytes:
-    """What a file of a unit holds, once its digest is known to be that of the record."""
+    """Return the bytes of a file of a unit after a check of its digest."""
     if os.environ.get("PTXRT_VERIFY") != "0" and hashlib.sha256(data).hexdigest() != record(unit)["sha256"].get(path.name):
         raise BuildError(f"{path} is not the file that was built: its digest differs from the record's; {remedy()}")
     return data
 
 
 def record(unit: str) -> dict:
-    """What the build wrote down about a unit: variant, sources and files with their digests, registers, launch constants."""
+    """Return the record of the build: variant, sources and files with their digests, registers, launch facts."""
     index = _index(MODULES)
     path = MODULES / (f"{unit}.json" if index is None else "index.json")
     if index is None:
@@ -121,7 +121,7 @@ def record(unit: str) -> dict:
 
 @lru_cache(maxsize=4)
 def _index(modules: Path) -> dict | None:
-    """The records of all units of an installed package, by name; None in a checkout, where each unit has a file of its own."""
+    """Return the records of an installed package by unit; None in a checkout, where each unit has its own file."""
     path = modules / "index.json"
     try:
         found = _json(path)
@@ -133,7 +133,7 @@ def _index(modules: Path) -> dict | None:
 
 
 def _json(path: Path) -> Any:
-    """What a JSON file holds."""
+    """Return the contents of a JSON file."""
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -141,9 +141,10 @@ def _json(path: Path) -> Any:
 
 
 def compute_of(unit: str, portable: bool, capability: tuple[int, int]) -> str:
-    """Of which text the code is that a device of a compute capability runs.
+    """Return the virtual architecture of the code that a device of a compute capability runs.
 
-    Of the portable build, devices of 9.0 have code of the compute_90 text, all others of compute_80; a quick build has compute_90 alone.
+    Of the portable build, devices of 9.0 run the code of compute_90, all others that of compute_80. A quick build has
+    compute_90 alone.
     """
     if not portable:
         return "compute_120f"
@@ -151,7 +152,8 @@ def compute_of(unit: str, portable: bool, capability: tuple[int, int]) -> str:
 
 
 def launches(unit: str, compute: str) -> dict[str, dict]:
-    """How the entries of a unit launch in the text for `compute`: {entry: {"parameters": words, "launch": nine ints}}."""
+    """Return the launch facts of a unit's entries for `compute`: {entry: {"parameters": words, "launch": nine ints}}.
+    """
     path = MODULES / f"{unit}.json"
     found = record(unit)["texts"].get(compute)
     if found is None:
@@ -167,9 +169,9 @@ def launches(unit: str, compute: str) -> dict[str, dict]:
 
 @lru_cache(maxsize=None)
 def check_fresh(unit: str) -> None:
-    """Raise BuildError where a checkout's sources differ from those that the unit was compiled from.
+    """Raise BuildError if a checkout's sources differ from those that the unit was compiled from.
 
-    An installed package has no sources beside it, and nothing to compare. Asked once per unit and process.
+    An installed package has no sources to compare. The check runs once per unit and process.
     """
     sources = record(unit)["sources"]
     if not (CHECKOUT / "kernels_cu").is_dir():
