@@ -49,7 +49,7 @@ def _copies() -> Copies:
     return provided("copies")
 
 
-# Uses of one piece of memory that are kept apart; more than these are waited for as one.
+# Uses of one piece of memory that are kept apart. Beyond that, one event stands for all.
 USES = 8
 noting = Lock()
 
@@ -572,7 +572,7 @@ def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike, *, d
     """Allocate a device array on the current machine, or on that device of it. Nothing has written its elements yet."""
     sizes, dtype = _checked_shape("empty", shape), _checked_dtype("empty", dtype)
     if len(sizes) > AXES or 0 in sizes:
-        check_size("empty", sizes, dtype)  # of others allocate looks at the bytes
+        check_size("empty", sizes, dtype)  # allocate checks the bytes of all others
     return allocate(place(device), sizes, dtype)
 
 
@@ -705,7 +705,7 @@ def _as_array(function: str, name: str, value):
         raise ArgumentError(f"{function}: {name} is {what}, {value!r}; pass an array: numpy.load({value!r}) where it names a file of one")
     if isinstance(value, np.generic):
         return np.asarray(value)
-    # Of the two protocols the one that tells the lender's stream; DLPack orders the lender's stream before ours by itself.
+    # The protocol that names the lender's stream comes first; DLPack orders that stream before ours by itself.
     interface = _interface(value)
     if interface is not None and ("stream" in interface or not hasattr(value, "__dlpack__")):
         return _borrow(function, name, value, interface)
@@ -749,7 +749,7 @@ def _borrow(function: str, name: str, value, interface) -> DeviceArray:
         if not isinstance(typestr, str) or dtype.hasobject or not dtype.itemsize:
             raise TypeError(f"typestr {typestr!r}")
         address = int(address or 0)
-        # An interface that says nothing of streams (version 2, PyTorch's) is taken for the legacy default stream's.
+        # An interface without a stream (version 2, PyTorch's) counts as one of the legacy default stream.
         stream = interface.get("stream", LEGACY_STREAM)
         if stream is not None and int(stream) < 0:
             raise ValueError(f"stream {stream}")

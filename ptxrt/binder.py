@@ -19,7 +19,7 @@ from .dims import Dim, DimensionError, multiple_of
 from .errors import ArgumentError
 from .formats import Format
 
-# Kernels load and store 16 bytes at a time; a view into someone else's memory may start anywhere.
+# Kernels load and store 16 bytes at a time; a view of another library's memory may start anywhere.
 ALIGNMENT = 16
 
 
@@ -177,7 +177,7 @@ def _check_array(kernel: Declaration, a: Argument, array) -> None:
     if rank != wanted:
         came = f"has shape {list(array.shape)}, {rank} dimension{'s' * (rank != 1)} where {wanted} are needed"
         _fail(kernel, a, came, "Reshape it.")
-    # NumPy arrays of any layout are fine, since uploading copies; a device array is used where it lies.
+    # NumPy arrays may have any layout, because uploading copies them; a device array is used in place.
     alignment = ALIGNMENT if a.placement.aligned else array.dtype.itemsize
     if getattr(array, "address", 0) % alignment:
         came = f"starts at {array.address:#x}, which is no multiple of {alignment} bytes"
@@ -340,7 +340,7 @@ class _Axes:
         for axis, size_of in self.kernel.derived.items():
             try:
                 size = size_of(axes)
-            except KeyError:  # an axis that it follows from is missing, which is said below
+            except KeyError:  # an axis that it follows from is missing; reported below
                 continue
             if axes.setdefault(axis, size) != size:
                 raise ArgumentError(f"{self.kernel.name}: the axis {axis} is {axes[axis]} in {self.origin[axis]}; it must be {size} here")

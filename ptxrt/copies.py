@@ -91,7 +91,7 @@ def _on_host(target: DeviceArray, value: np.ndarray) -> DeviceArray:
         raise ArgumentError(f"a[...] = x: x is {value.dtype}, a {target.dtype}; write x.astype({target.dtype.name!r})")
     with np.errstate(over="ignore", invalid="ignore"):
         value = in_native_order(value).astype(target.dtype, copy=False)
-    if value.size == 1 and target.size > 1 and target.is_contiguous:  # a pattern of many, so that a thread moves sixteen bytes
+    if value.size == 1 and target.size > 1 and target.is_contiguous:  # a pattern of many values, so that a thread moves 16 bytes
         count = max(1, min(_PATTERN // value.dtype.itemsize, target.size))
         whole = upload(target.backend, np.full(count, value.reshape(())))
         runs, rest = divmod(target.size, count)
@@ -100,7 +100,7 @@ def _on_host(target: DeviceArray, value: np.ndarray) -> DeviceArray:
             move(whole.broadcast_to((runs, count)), flat[: runs * count].reshape(runs, count))
         if rest:
             move(whole[:rest], flat[runs * count :])
-        return flat[:1].reshape((1,) * target.ndim)  # what is left of the call writes what is there
+        return flat[:1].reshape((1,) * target.ndim)  # the rest of the call writes what is there already
     return upload(target.backend, value)
 
 
@@ -141,7 +141,7 @@ def _pieces(source: DeviceArray, target: DeviceArray, most: int, kept: int = 1) 
             joined[-1] = [joined[-1][0] * size, *strides]
         else:
             joined.append([size, *strides])
-    # The last axis is that of neighbours in the target; of the others the longest counts rows, the next two a grid's axes.
+    # The last axis has neighbors in the target. The longest other axis counts rows, the next two are axes of the grid.
     last = joined.pop() if joined else [1, source.dtype.itemsize, target.dtype.itemsize]
     joined.sort(key=lambda axis: -axis[0])
     grid, walked = joined[: most - 1], walked + joined[most - 1 :]

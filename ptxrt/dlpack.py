@@ -100,10 +100,10 @@ _rename = _python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_
 _malloc = _python("PyMem_RawMalloc", ctypes.c_void_p, ctypes.c_size_t)
 _free = _python("PyMem_RawFree", None, ctypes.c_void_p)
 
-# What is out: the address of the struct -> its type, and the object whose memory it shows; and capsules not known to be taken.
+# Capsules that are out: the address of the struct -> its type and the owner of its memory; and capsules that may be untaken.
 _given: dict[int, tuple[type, Any]] = {}
 _untaken: dict[int, Any] = {}
-# Of a capsule that only _untaken has, seen from the loop in _sweep: the dict's, the list's, the variable's, the call's.
+# The reference count, in the loop of _sweep, of a capsule that only _untaken holds: dict, list, variable and call.
 _REFERENCES = 4
 
 
@@ -186,7 +186,7 @@ def give(array: DeviceArray, stream=None, max_version=None, dl_device=None, copy
     try:
         version = (0, 0) if max_version is None else tuple(int(x) for x in max_version)
         target = device_of(array) if dl_device is None else tuple(int(x) for x in dl_device)
-    except Exception as error:  # whatever the numbers of others raise
+    except Exception as error:  # numbers of other libraries may raise anything
         raise BufferError(f"max_version is {max_version!r}, dl_device {dl_device!r}; pass pairs of whole numbers, or None") from error
     if target not in (device_of(array), (CPU, 0)):
         raise BufferError(f"{array!r} cannot be given to the DLPack device {target}; it goes to {device_of(array)} or (1, 0)")
@@ -370,7 +370,7 @@ class _HostMemory:
 
     def __init__(self, owner, address, shape, strides, writeable):
         self.owner = owner
-        # Bytes, whatever they mean: the array interface has no names for the types of ml_dtypes.
+        # Plain bytes, because the array interface has no names for the types of ml_dtypes.
         self.__array_interface__ = {"version": 3, "typestr": "|u1", "data": (address, not writeable), "shape": shape, "strides": strides}
 
 

@@ -24,16 +24,16 @@ from .pool import Pool
 from .ptx import parse
 from .turns import FORKED, End, Turn
 
-# What toolkit 13.0 needs, and the driver that brings it.
+# The driver API version that toolkit 13.0 needs, and the driver that has it.
 MINIMUM_VERSION, MINIMUM_DRIVER = 13000, "580"
 # Dynamic shared memory above this is only given to functions that ask for it.
 DEFAULT_SHARED_BYTES = 48 * 1024
 # cuLaunchKernel's `extra`: these words, each followed by a pointer (cuda.h).
 LAUNCH_PARAM_END, LAUNCH_PARAM_BUFFER_POINTER, LAUNCH_PARAM_BUFFER_SIZE = 0, 1, 2
-# Handles that are no objects and so last: 0 and 1 are the legacy default stream (cuda.h). 2 means another stream in
-# every thread, so that its end cannot be recorded later by just any.
+# Handles that are constants and last forever: 0 and 1 are the legacy default stream (cuda.h). 2 is another stream in
+# every thread, so that another thread cannot record its end later.
 LEGACY_STREAMS = (0, 1)
-# Streams known by nothing but an integer that are remembered at once.
+# How many streams that are known only by an integer are remembered.
 HANDLES = 256
 
 _LOST = "the context is lost: restart the process; ptxrt.using('emulator') may show the faulty access"
@@ -277,7 +277,7 @@ class Event:
             return float(_call("cuEventElapsedTime", start.handle, self.handle))
 
     def __del__(self):
-        # The driver keeps what still waits for the event, so it may be recorded anew.
+        # The driver keeps pending waits for the event, so that it may be recorded again.
         self._end = End((self.backend._spare_timers if self.timed else self.backend._spare_events).append, self.handle)
 
 
@@ -352,13 +352,13 @@ class DriverBackend:
         self.own_queue = self.new_queue()
         self._gathering: Queue | None = None
         self._captures: list[Queue] = []  # that graphs of this library have begun
-        self._handles_captured: set[int] = set()  # streams of others, known by their handle alone; see `everything`
+        self._handles_captured: set[int] = set()  # streams of other libraries, by handle; see `everything`
 
     def lose(self) -> None:
         """Make every call an error, without the driver: in a forked process."""
         self._driver = _NoDriver()
         for packet in list(self.packets):
-            packet.queue = None  # it is bound anew before it launches, which fails
+            packet.queue = None  # it is bound again before the next launch, which then fails
         for queue in self._all_queues():
             queue.blocks = {}
 
@@ -439,7 +439,7 @@ class DriverBackend:
             if event is None or not self.reached(event):
                 self._turn.leave((handle, destroy, waits, event))
                 return
-        with self._relaxed(), suppress(DriverError):  # a context that is lost has said so where that showed
+        with self._relaxed(), suppress(DriverError):  # a lost context has been reported already
             destroy(handle)
 
     def module(self, unit: str) -> DriverModule:
@@ -552,7 +552,7 @@ class DriverBackend:
             if not all(self.reached(mark) for mark in marks):
                 self._lent.append((marks, owner))
 
-    # What the pool asks for. None of it may disturb a capture of somebody else's, hence the relaxed mode.
+    # The interface of the pool. It may not disturb a capture of another library, hence the relaxed mode.
 
     @contextmanager
     def _relaxed(self):
@@ -693,7 +693,7 @@ class DriverBackend:
             handle = int(handle)
             if not 0 <= handle < 2**64:
                 raise ValueError(f"the handle {handle}")
-        except Exception as error:  # whatever somebody else's stream raises
+        except Exception as error:  # a stream of another library may raise anything
             raise ArgumentError(f"stream is {stream!r}, whose __cuda_stream__ gives no pair of version and handle: {error}") from error
         if handle in LEGACY_STREAMS or handle == 2:
             return self._queue_of(handle, lasting)
@@ -714,7 +714,7 @@ class DriverBackend:
         queue = self._by_handle.get(key)
         if queue is None:
             if len(self._by_handle) >= HANDLES:
-                self._by_handle.clear()  # what is in use stays with whoever uses it
+                self._by_handle.clear()  # their users keep those that are in use
             queue = self._by_handle.setdefault(key, self._known(Queue(self, handle, self._driver.CUstream(handle), lasting)))
         return queue
 

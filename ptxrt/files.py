@@ -16,7 +16,7 @@ from typing import IO, Iterator
 
 from .errors import FileError
 
-# A file that is being written, until it takes its place: the host and the process stand in its name.
+# The name of a file that is being written; it holds the host and the process.
 _PART = re.compile(r"\.ptxrt-([0-9a-f]{8})-(\d+)-[0-9a-f]{32}\.part")
 
 
@@ -89,7 +89,7 @@ def replacing(path) -> Iterator[IO[bytes]]:
         if os.path.isdir(target):
             raise IsADirectoryError
         remove_parts(target.parent)
-        # Of its own length, not the target's: that may be as long as the file system allows.
+        # Its own name is short: the target's may be as long as the file system allows.
         temporary = target.with_name(f".ptxrt-{_host()}-{os.getpid()}-{uuid.uuid4().hex}.part")
         try:
             with open(temporary, "xb") as file:

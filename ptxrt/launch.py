@@ -22,7 +22,7 @@ from .selection import current
 
 # Limits of grid x, y, z: CUDA programming guide, compute capabilities from 3.0 on.
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
-# The largest size that kernels are given in 32 bits: what they add to it stays below 2^31 (docs/numerics.md, "Sizes").
+# The largest size that kernels take in 32 bits: sums with it stay below 2^31 (docs/numerics.md, "Sizes").
 LARGEST_SIZE = 2**31 - 2**24
 
 
@@ -60,7 +60,7 @@ class Launch:
 
 
 _launches: deque[Launch] = deque(maxlen=256)
-# What `ptxrt.trace` put here is told of every launch of the process.
+# Observers of every launch of the process; `ptxrt.trace` adds itself.
 observers: list[Any] = []
 
 
@@ -190,7 +190,7 @@ class Plan:
         else:
             packet.launch(queue)
             _launches.append(self.receipt(values))
-        # What somebody else captures runs when they say: nothing here can wait for it.
+        # Another library decides when its capture runs: nothing here can wait for it.
         if crossing and not self.backend.is_capturing(queue):
             mark = self.backend.mark(queue)
             for array, write in zip(arrays, self.writes):
@@ -223,7 +223,7 @@ def run(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, Any], st
         plan.launch([placed[name] for name in plan.names], values, queue, recorder)
     if on_device:
         return present
-    # Every result is here before the first is handed out: an output is written whole or not at all.
+    # All results exist before the first is returned: an output is written whole or not at all.
     results = {name: array.to_numpy(stream=queue) for name, array in present.items()}
     for name, result in results.items():
         given = bound.given(kernel.by_name[name])
@@ -335,7 +335,7 @@ def plan_launch(bound: Bound, backend: Backend) -> Plan:
             template[param.offset : param.offset + param.size] = _integer_bytes(kernel.name, index, param, value)
         elif bound.given(argument) is not None:
             arrays.append((argument.name, param.offset, argument.is_written, _box(bound, argument)))
-    # What outlives the call must not hold its arrays.
+    # A plan outlives the call and must not hold its arrays.
     bytes_moved, axes = bound.bytes_moved, bound.axes
 
     def describe(values: tuple) -> Launch:

@@ -177,7 +177,7 @@ class Pool:
 
     def _give(self, address: int, size: int) -> None:
         """Give a block to the driver."""
-        with suppress(LaunchError):  # a machine that failed has said so where it failed
+        with suppress(LaunchError):  # a failed machine has reported its failure already
             self._source.give(address)
         self._taken -= size
 

@@ -257,7 +257,7 @@ class Recording:
         self.is_new = self._is_new()
         self._write()
         del self._places
-        if not keep:  # what outlives the call must not hold its arrays
+        if not keep:  # a record outlives the call and must not hold its arrays
             self.leaves, self.result, self.assigned = [], (), []
             for argument in self.arguments:
                 argument.value = None
@@ -424,7 +424,7 @@ class _Writer:
         do nothing.
         """
         steps = self.recording.steps
-        memories: dict[str, str] = {}  # what a memory is called -> the expression that gives it
+        memories: dict[str, str] = {}  # the name of a memory -> its expression
         written, pairs = set(), set()
         for plan, places, _ in steps:
             names = [self._memory_of(place, memories) for place in places]
@@ -488,7 +488,7 @@ class _Writer:
         return [
             "try:",
             f"    _q = {take}()",
-            "except IndexError:",  # another thread may have the last one: asking before would not be safe
+            "except IndexError:",  # another thread may take the last one between a test and a pop
             f"    _q = {new}()",
             "_words = _q.words",
             *(f"_words[{slot}] = {self._address(place)}" for slot, place in zip(plan.slots, places)),
@@ -617,7 +617,7 @@ def remembered(function: Callable[P, R], numbers: Collection[str] = ()) -> Calla
         backend = leaves[0].backend
         calls = (
             backend.remembered.calls
-        )  # by key a recording, None before and where there can be none, and what the key knows by identity
+        )  # key -> a recording, or None before and without one; and the objects that the key holds by identity
         found = calls.get(key)
         if found is None:
             result = function(*arguments, **named)
@@ -645,7 +645,7 @@ def _recorded(function: Callable, arguments: tuple, named: dict[str, Any]) -> Re
     """Return the recording of a call; None if each call must run the function."""
     try:
         recording = Recording(function, arguments, named, keep=False)
-    except PtxError:  # it waits or copies, or is refused, which the function says better
+    except PtxError:  # it waits, copies or is refused; the function has the better message
         return None
     return recording if recording.is_new else None
 

@@ -121,7 +121,7 @@ class ProgramEntry:
             if isinstance(place, bytes):
                 space[param.offset : param.offset + param.size] = place
             else:
-                # What an entry writes is not known; every array may be.
+                # It is unknown which arrays an entry writes; any may be written.
                 box = Box.of(place) if isinstance(place, DeviceArray) else Box((), place.nbytes)
                 used.append((f"argument {index}", param.offset, True, box))
         receipt = Launch(
@@ -130,7 +130,7 @@ class ProgramEntry:
         plan = Plan(backend, self._entry, grid, block, int(shared_bytes), bytes(space), used, (), lambda _: receipt)
         plan.launch([place for place in places if isinstance(place, DeviceArray)], (), queue, scope().recorder)
 
-        # All results are here before the first is written back.
+        # All results are downloaded before the first is written back.
         targets = {id(v): v for v in values if isinstance(v, np.ndarray) and v.flags.writeable}
         results = {key: uploaded[key].to_numpy(stream=queue) for key in targets}
         for key, target in targets.items():
@@ -162,7 +162,7 @@ def _place(entry: str, index: int, param: Param, value: Any):
         (array,) = as_arrays(entry, **{f"argument {index}": value})
         if array.size == 0:
             return bytes(8)
-        return value if isinstance(value, np.ndarray) else array  # what is written comes back into the array that came
+        return value if isinstance(value, np.ndarray) else array  # results are written back to the caller's array
     if isinstance(value, (np.generic, bytes, bytearray)):
         data = value.tobytes() if isinstance(value, np.generic) else bytes(value)
         if param.is_pointer:

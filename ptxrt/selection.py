@@ -28,12 +28,12 @@ MACHINES = ("native", "portable", "emulator")
 NATIVE_CAPABILITIES = ((12, 0), (12, 1))
 PORTABLE_CAPABILITY = (8, 0)
 
-# Backends by machine, device and options, while something refers to them; and those that live on by themselves: of
-# GPUs all, of emulators, each of which has its own memory and modules, those asked for last.
+# Backends by machine, device and options, while something refers to them. Those of GPUs stay alive; of emulators, which
+# have memory and modules of their own, the latest stay.
 _opened: WeakValueDictionary[Any, Backend] = WeakValueDictionary()
 _kept: dict[Backend, None] = {}
 EMULATORS = 8
-# By PTXRT_MACHINE what calls use where nothing else is said.
+# By PTXRT_MACHINE, the backend that calls use by default.
 _defaults: dict[str | None, Backend] = {}
 _opening = RLock()
 

@@ -35,7 +35,7 @@ class End:
         self._action, self._arguments = action, arguments
 
     def __del__(self, is_finalizing=sys.is_finalizing):
-        # At interpreter exit drivers and lenders may be gone already; what they gave goes with the process.
+        # At interpreter exit drivers and lenders may be gone already; their memory ends with the process.
         if not is_finalizing():
             self._action(*self._arguments)
 
@@ -78,7 +78,7 @@ class Turn:
         self._depth += 1
         if self._depth == 1 and self.left:
             try:
-                for _ in range(len(self.left)):  # what is left anew meanwhile is for the next turn
+                for _ in range(len(self.left)):  # things left meanwhile wait for the next turn
                     self._settle(self.left.popleft())
             except BaseException:
                 self.__exit__()

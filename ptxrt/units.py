@@ -15,7 +15,7 @@ from .errors import BuildError, remedy
 MODULES = Path(__file__).parent / "modules"
 CHECKOUT = Path(__file__).parent.parent
 
-# What a record holds, and of which type.
+# The fields of a record and their types.
 _PARTS = {"variant": dict, "sources": dict, "entries": dict, "sha256": dict, "texts": dict}
 
 
