@@ -1,4 +1,4 @@
-"""What a call of `attention` asks for: its arguments, checked against each other before anything is uploaded."""
+"""Calls of `attention`: their arguments, checked against each other before anything is uploaded."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ _LEAST_SOFTCAP = 2.0**-100
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `attention` whose arguments fit each other. q, k, v and out are in the order [batch, heads, length, dim].
+    """A call of `attention` whose arguments fit each other. q, k, v and out are in the order [batch, heads, length,
+    dim].
 
-    smooth_k, smooth_q: whether keys are multiplied less their mean, and queries less those of their blocks. given: the array
-    that the caller passed as out, which is returned. sequences: starts and ends of rows and keys by the kernel's names for them.
-    cu_seqlens_q, cu_seqlens_k: where packed sequences of queries and of keys begin and end; None without.
+    smooth_k: whether keys are multiplied less their mean. smooth_q: whether queries are multiplied less the means of
+    their blocks. given: the array that the caller passed as out, which is returned. sequences: starts and ends of rows
+    and keys, by the kernel's names. cu_seqlens_q, cu_seqlens_k: where packed sequences of queries and of keys begin and
+    end, or None.
     """
 
     way: AttentionWay
@@ -64,7 +66,7 @@ class Call:
 
     @property
     def shows_scores(self) -> bool:
-        """Whether anything depends on scores as they are, not only on their differences in a row."""
+        """Whether a result depends on the scores themselves, not only on their differences within a row."""
         return self.softcap > 0 or self.sinks is not None or self.return_lse or not self.normalize
 
     @property
@@ -105,7 +107,7 @@ def attention_call(
     out_dtype,
     out,
 ) -> Call:
-    """The arguments of `attention`, where their defaults stand, checked. ways: what `attention` knows, by formats."""
+    """Check the arguments of `attention`, all of them given. ways: the implementations of `attention`, by formats."""
     if qk is None:
         q, k, v = (x if isinstance(x, Packed) else as_arrays("attention", **{name: x})[0] for name, x in zip("qkv", (q, k, v)))
         qk = "f16" if all(getattr(x, "dtype", None) == np.float16 for x in (q, k, v)) else "bf16"
@@ -173,7 +175,7 @@ def attention_call(
 
 
 def _way(ways, qk, pv, quantize):
-    """The way that is asked for; ArgumentError that names the nearest one otherwise."""
+    """Return the implementation for a choice of formats; ArgumentError with the nearest choice if there is none."""
     asked = (qk, qk if pv is None else pv, quantize)
     words = all(isinstance(word, (str, type(None))) for word in asked)
     if words and asked in ways:
@@ -184,20 +186,20 @@ def _way(ways, qk, pv, quantize):
 
 
 def _usual_output(way, q) -> Format:
-    """The type of results where none is asked for: q's, bfloat16 where that is an operand or the kernel does not write q's."""
+    """Return the default type of results: q's; bfloat16 if q is an operand or the kernel does not write q's type."""
     member = None if isinstance(q, Operand) else format_of(q.dtype)
     return member if member in way.outputs else bf16
 
 
 def _likeness(known, asked) -> float:
-    """1 for the word that is meant, otherwise how much of it was written, at most nearly 1."""
+    """Return how much of the intended word was written: 1 for all of it, else less."""
     if isinstance(known, str) and isinstance(asked, str):
         return 1.0 if known == asked else 0.9 * SequenceMatcher(None, known, asked.lower()).ratio()
     return float(known is None and asked is None)
 
 
 def _check_lacks(ways, way, options: list[str]) -> None:
-    """ArgumentError for an option that the kernel does not have, with the first way that has it."""
+    """Raise ArgumentError for an option that the kernel does not have, with the first implementation that has it."""
     for name in options:
         if name in way.lacks:
             others = [formats for formats, known in ways.items() if name not in known.lacks]
@@ -206,7 +208,9 @@ def _check_lacks(ways, way, options: list[str]) -> None:
 
 
 def _operand_or_array(way: AttentionWay, name: str, x, transposed: bool):
-    """q, k or v: an array [batch, heads, length, dim], or an operand of the format that the way takes."""
+    """Return q, k or v: an array [batch, heads, length, dim], or an operand of the format that the implementation
+    takes.
+    """
     if not isinstance(x, Packed):
         (x,) = as_arrays("attention", **{name: x})
         check_forward("attention", **{name: x})
@@ -219,7 +223,8 @@ def _operand_or_array(way: AttentionWay, name: str, x, transposed: bool):
 
 
 def _smooths_keys(way, k, wanted: bool | None) -> bool:
-    """Whether keys are multiplied less their mean: as wanted, and where that is None as the format or the operand has it."""
+    """Return whether keys are multiplied less their mean: as the call says, else as the format or the operand has it.
+    """
     formats = way.formats
     if isinstance(k, Operand):
         smoothed = k.mean is not None
@@ -230,7 +235,9 @@ def _smooths_keys(way, k, wanted: bool | None) -> bool:
 
 
 def _smooths_queries(q, wanted: bool) -> bool:
-    """Whether queries are multiplied less the means of their blocks: as wanted, or as the operand has it."""
+    """Return whether queries are multiplied less the means of their blocks: as the call says, or as the operand has
+    it.
+    """
     smoothed = isinstance(q, Operand) and q.mean is not None
     if wanted and isinstance(q, Operand) and not smoothed:
         raise ArgumentError(f"attention: smooth_q is True, but q is {q!r}; quantize it with smooth=True, or leave out smooth_q")
@@ -238,7 +245,7 @@ def _smooths_queries(q, wanted: bool) -> bool:
 
 
 def _in_order(name: str, x, transposed: bool):
-    """An array of the caller's layout as [batch, heads, length, dim]."""
+    """Return an array in the caller's layout as [batch, heads, length, dim]."""
     if len(x.shape) != 4:
         came = f"{name} has shape {list(x.shape)}, {len(x.shape)} dimensions where 4 are needed"
         raise ArgumentError(f"attention: {came}; reshape it to {'[B, S, H, D]' if transposed else '[B, H, S, D]'}")
@@ -246,7 +253,7 @@ def _in_order(name: str, x, transposed: bool):
 
 
 def _check_shapes(q, k, v, layout: str) -> None:
-    """ArgumentError where q, k and v do not fit each other, or no kernel holds them."""
+    """Raise ArgumentError if q, k and v do not fit each other, or no kernel holds them."""
 
     def fail(what: str):
         shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in zip("qkv", (q, k, v)))
@@ -275,7 +282,7 @@ def _check_shapes(q, k, v, layout: str) -> None:
 
 
 def checked_window(window, causal) -> tuple[int, int]:
-    """How far to the left and right of its place a query sees."""
+    """Return how far to the left and to the right of its position a query sees."""
     sides = window if isinstance(window, (tuple, list)) and len(window) == 2 else (None, None) if window is None else (False,)
     whole = all(side is None or (isinstance(side, (int, np.integer)) and not isinstance(side, bool) and side >= 0) for side in sides)
     if not whole or len(sides) != 2:
@@ -315,7 +322,9 @@ def _checked_sinks(sinks, heads: int):
 
 
 def _checked_sequences(key_lengths, cu_q, cu_k, batch: int, queries: int, keys: int) -> tuple[dict[str, Array], Array | None, Array | None]:
-    """Where sequences begin and end, by the kernel's names, and those of packed queries and keys as one array each."""
+    """Return where sequences begin and end, by the kernel's names, and those of packed queries and keys as one array
+    each.
+    """
     if cu_q is None and cu_k is None:
         if key_lengths is None:
             return {}, None, None
@@ -335,7 +344,8 @@ def _checked_sequences(key_lengths, cu_q, cu_k, batch: int, queries: int, keys: 
 
 
 def _check_packing(name: str, x, option: str, cu) -> None:
-    """ArgumentError where an operand was not quantized for the sequences of the call, as far as that can be seen."""
+    """Raise ArgumentError if an operand was quantized for other sequences than the call's, as far as that is visible.
+    """
     if not isinstance(x, Operand) or (x.sequences is None and cu is None):
         return
     if cu is None:
@@ -349,7 +359,7 @@ def _check_packing(name: str, x, option: str, cu) -> None:
 
 
 def _check_out(call: Call, shape: tuple[int, ...]) -> None:
-    """ArgumentError where results cannot be written to `out`."""
+    """Raise ArgumentError if results cannot be written to `out`."""
     if call.out is None:
         return
     if tuple(call.out.shape) != shape:
@@ -377,7 +387,8 @@ def _is_finite(value) -> bool:
 
 
 def output_format(function: str, asked, given, default: Format) -> Format:
-    """The format of results: that of `given`, where there is an array, else the dtype asked for, else the default."""
+    """Return the format of results: that of `given` if there is an array, else the dtype asked for, else the default.
+    """
     try:
         dtype = None if asked is None else np.dtype(asked)
     except (TypeError, ValueError):

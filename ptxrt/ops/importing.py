@@ -1,4 +1,4 @@
-"""Operands made of codes and scales of another library: the kernel that puts them into tiles, and `operand_of`."""
+"""Operands of codes and scales of another library: the kernel that puts them into tiles, and `operand_of`."""
 
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,11 @@ _ONES = {"mxfp8": 0x7F, "mxfp4": 0x7F, "nvfp4": 0x38}
 
 
 def tile_sources(layout: TileLayout) -> np.ndarray:
-    """What each byte of a tile is, int32: kind << 28 | row << 12 | column of its codes (kind 1) or scales (kind 2); 0 for none."""
+    """Return the source of each byte of a tile, int32: kind << 28 | row << 12 | column of codes (kind 1) or scales
+    (kind 2).
+
+    0 is a byte without source.
+    """
     sources = np.zeros(layout.nbytes, np.int32)
     for kind, places in ((1, layout.codes_places), (2, layout.scale_places)):
         rows, columns = np.indices(places.shape)
@@ -54,10 +58,11 @@ def tile_codes(
     scale_step: Scalar[i32] = 64,
     one: Scalar[i32] = 0x38,
 ):
-    """Put codes and scales where they stand in tiles of keys or of values.
+    """Put codes and scales into tiles of keys or of values.
 
-    sources: for each byte of a tile kind << 28 | row << 12 | column of the codes (kind 1) or of the scales (kind 2) that belong to
-    the tile, 0 for a byte of 0. Of codes a tile has code_step rows, of scales scale_step; codes that are not there are 0, scales `one`.
+    sources: for each byte of a tile kind << 28 | row << 12 | column of the tile's codes (kind 1) or scales (kind 2); 0
+    for a byte of 0. A tile has code_step rows of codes and scale_step rows of scales. Missing codes are 0, missing
+    scales `one`.
     """
     kinds, rows, columns = sources >> 28, sources >> 12 & 0xFFFF, sources & 0xFFF
     for tile in range(tiles.shape[2]):
@@ -72,12 +77,12 @@ def tile_codes(
 
 @lru_cache(maxsize=64)
 def _sources_on(backend, layout: TileLayout) -> DeviceArray:
-    """`tile_sources` on a device, once."""
+    """Upload `tile_sources` to a device, once."""
     return upload(backend, tile_sources(layout))
 
 
 def operand_of(made: type, codes, scales, format, role, axis, global_scale, dim, stream) -> "Operand":
-    """`Operand.of`; made: the class."""
+    """Make an operand for `Operand.of`; made: the class."""
     from .operands import checked_dim, quantize_operand  # which make use of this
 
     function, block = "Operand.of", BLOCK_FORMATS.get(format) if isinstance(format, str) else None
@@ -135,14 +140,14 @@ def operand_of(made: type, codes, scales, format, role, axis, global_scale, dim,
 
 
 def _row_major(x: DeviceArray, stream) -> DeviceArray:
-    """x, or a copy of it in row-major order."""
+    """Return x, or a copy of it in row-major order."""
     if x.is_contiguous:
         return x
     return upload(x.backend, x.to_numpy(stream=stream), stream)
 
 
 def _filled(backend, shape: tuple[int, ...], byte: int, stream) -> DeviceArray:
-    """A new array of one byte over and over."""
+    """Allocate an array of one repeated byte."""
     count = int(np.prod(shape))
     words = empty((-(-count // 4),), np.float32, device=backend.ordinal)
     if count:
@@ -151,5 +156,5 @@ def _filled(backend, shape: tuple[int, ...], byte: int, stream) -> DeviceArray:
 
 
 def _scalar(backend, level: Any, stream) -> DeviceArray:
-    """A global scale as float32 [1] on the device."""
+    """Bring a global scale to the device as float32 [1]."""
     return level.reshape(1) if isinstance(level, DeviceArray) else upload(backend, np.float32([level]), stream)

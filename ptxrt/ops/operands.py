@@ -215,7 +215,7 @@ class Operand(Packed):
         return dict(format=self.format, role=self.role, shape=self.shape, dim=self.dim)
 
     def mean_of_rows(self) -> np.ndarray:
-        """What was taken from each row, float32 [batch, heads, length, dim], on the host; keys and queries that have a mean."""
+        """Return what was subtracted from each row, float32 [batch, heads, length, dim], on the host."""
         mean, cu_seqlens = (None if x is None else np.asarray(x) for x in (self.mean, self.cu_seqlens))
         if self.role == "q":
             return mean[:, :, unit_of_each(None if cu_seqlens is None else cu_seqlens[:-1], self.shape[2], SMOOTH_QUERIES)]

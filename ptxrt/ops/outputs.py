@@ -1,4 +1,4 @@
-"""Where the results of friendly functions go, and in what type or block format: checked once for all of them."""
+"""The destination of results of public functions, their type or block format: checked once for all functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .scales import fill_f32
 
 @dataclass(frozen=True)
 class Ending:
-    """How results are quantized: their layout, the number of the rule, and the global scale (of nvfp4)."""
+    """How results are quantized: their layout, the number of the scale rule, and the global scale (of nvfp4)."""
 
     layout: Layout
     rule: int
@@ -28,17 +28,17 @@ class Ending:
 
     @property
     def number(self) -> int:
-        """By which kernels know the format."""
+        """Return the number of the format in kernels."""
         return ENDINGS.index(self.layout.format.name) + 1
 
     def level(self, place: Place) -> DeviceArray | None:
-        """The global scale on the device, by launches alone; None of formats without one."""
+        """Return the global scale on the device, by launches alone; None of formats without one."""
         if self.global_scale is None or isinstance(self.global_scale, DeviceArray):
             return self.global_scale
         return fill_f32(x=place.empty((1,), f32), value=float(self.global_scale), stream=place.stream)
 
     def buffers(self, place: Place, out: QuantizedArray | None) -> tuple[DeviceArray, DeviceArray]:
-        """Codes and scales to write to: those of `out` where it lies on the device."""
+        """Return codes and scales to write to: those of `out` if it is on the device."""
         if out is not None and out.on_device:
             return out.codes, out.scales
         layout = self.layout
@@ -46,7 +46,7 @@ class Ending:
         return codes, scales
 
     def arguments(self, codes: DeviceArray, scales: DeviceArray, level) -> dict[str, Any]:
-        """What kernels take of it, with rows of codes one after the other."""
+        """Return the arguments of kernels for this ending, with rows of codes one after the other."""
         layout = self.layout
         arguments = dict(codes=codes.view(np.uint8).reshape(layout.outer, layout.code_bytes), ending=self.number)
         arguments |= dict(scales=scales.view(np.uint8).reshape(scales.size), scale_bytes=scales.size, rule=self.rule)
@@ -54,7 +54,7 @@ class Ending:
         return arguments if level is None else arguments | dict(out_global=level.reshape(1))
 
     def handed_back(self, place: Place, codes, scales, level, out: QuantizedArray | None) -> QuantizedArray:
-        """The QuantizedArray as the caller gets it: `out`, where it was given."""
+        """Return the QuantizedArray for the caller: `out` if it was given."""
         level = None if level is None else level.reshape(())
         if out is not None and out.on_device:
             if level is not None:
@@ -77,9 +77,9 @@ class Ending:
 def checked_ending(
     function: str, on_host: bool, shape, given, out_dtype, format, rule, scale_layout, global_scale, prefix: str = ""
 ) -> Ending | None:
-    """How results of `shape` are quantized, None where they are not. given: what the caller passed as `out`.
+    """Return how results of `shape` are quantized, or None. given: the caller's `out`.
 
-    prefix: what stands before `format`, `scale_rule` and `global_scale` in the names of the arguments.
+    prefix: of the names of the arguments `format`, `scale_rule` and `global_scale` in messages.
     """
     if isinstance(given, QuantizedArray):
         if format not in (None, given.format):
@@ -116,7 +116,7 @@ def parts_of(name: str, out) -> dict[str, Any]:
 
 
 def check_memory(function: str, parts: dict[str, Any], arrays: dict[str, Any], in_place: str | None = None) -> None:
-    """ArgumentError where results cannot be written to `parts` while `arrays` are read, both by name.
+    """Raise ArgumentError if results cannot be written to `parts` while `arrays` are read, both by name.
 
     in_place: the one of `arrays` that a part may be exactly.
     """
@@ -134,7 +134,7 @@ def check_memory(function: str, parts: dict[str, Any], arrays: dict[str, Any], i
 
 
 def _extent(x: DeviceArray) -> tuple[int, int]:
-    """The first byte and that behind the last."""
+    """Return the first byte and the byte behind the last."""
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.strides)) + x.dtype.itemsize if x.size else 0
     return x.address, x.address + last
 
@@ -147,7 +147,7 @@ def _overlap(x, y) -> bool:
 
 
 def same_memory(x, y) -> bool:
-    """Whether two arrays are the same elements in the same places."""
+    """Return whether two arrays have the same elements in the same places."""
     if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
         where = [z.__array_interface__["data"] if isinstance(z, np.ndarray) else None for z in (x, y)]
     else:

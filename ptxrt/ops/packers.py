@@ -1,4 +1,6 @@
-"""The declarations of the kernels that quantize keys and values into the tiles of `tiles.py`, made from its tables, and of what takes them out."""
+"""Declarations of the kernels that pack keys and values into the tiles of `tiles.py`, made from its tables, and unpack
+them.
+"""
 
 import numpy as np
 
@@ -184,8 +186,10 @@ PACK_VALUES = {format: (_packer(format, "v") if format in BLOCK_FORMATS else _ro
     draw=dict(key_starts=starts_of("keys")),
 )
 def unpack_rows(x: In[u32, "heads rows words"], key_starts: In[i32, "sequences", unaligned], *, y: Out[u32, "heads keys words"]):
-    """Give the rows of packed sequences, one behind the other, out of tiles of 64 rows, in which each begins with a tile of its own.
+    """Give the rows of packed sequences, one behind the other, out of tiles of 64 rows; each sequence begins with its
+    own tile.
 
-    Row j of sequence i stands at 64 (floor(key_starts[i] / 64) + i) + j; key_starts rise from 0, and rows do not overlap.
+    Row j of sequence i stands at 64 (floor(key_starts[i] / 64) + i) + j. key_starts rise from 0, and rows do not
+    overlap.
     """
     y[:] = x[:, rows_in_units(key_starts, y.shape[1], TILE_KEYS)]

@@ -1,4 +1,4 @@
-"""Where a call of a friendly function runs, and arrays as kernels can load them."""
+"""The device of a call of a public function, and conversions to arrays that kernels can load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROW_UNIT = 8
 
 
 class Place:
-    """Where a call runs: on the device of its device arrays, else on the current machine, with NumPy results."""
+    """The place of a call: the device of its device arrays, else the current machine, with NumPy results."""
 
     def __init__(self, arrays, stream):
         self.stream = stream
@@ -23,7 +23,7 @@ class Place:
         self.on_host = self.backend is None
 
     def put(self, x):
-        """An array, a QuantizedArray or an Operand on the device."""
+        """Bring an array, a QuantizedArray or an Operand to the device."""
         if isinstance(x, DeviceArray):
             return x
         if isinstance(x, Packed):
@@ -33,23 +33,25 @@ class Place:
         return placed
 
     def empty(self, shape: tuple[int, ...], member: Format) -> DeviceArray:
-        """A new array there."""
+        """Allocate an array on the device."""
         return allocate(self.backend, shape, member.dtype, self.backend.queue(self.stream))
 
     def back(self, x: DeviceArray):
-        """A result as the caller gets it."""
+        """Return a result in the form that the caller gets."""
         return x.to_numpy(stream=self.stream) if self.on_host else x
 
 
 def is_loadable(x: DeviceArray) -> bool:
-    """Whether kernels can load or store rows of an array 16 bytes at a time."""
+    """Return whether kernels can load or store rows of an array 16 bytes at a time."""
     moving = [stride for size, stride in zip(x.shape[:-1], x.strides) if size > 1]
     whole = x.address % 16 == 0 and all(stride >= 0 and stride % 16 == 0 for stride in moving)
     return whole and (x.shape[-1] == 1 or x.strides[-1] == x.dtype.itemsize) and x.shape[-1] % ROW_UNIT == 0
 
 
 def converted(x: DeviceArray, member: Format, place: Place, target: DeviceArray | None = None) -> DeviceArray:
-    """Four axes in a format, by the kernel `cast`: in `target`, or in rows filled up with zeros so that kernels can load them."""
+    """Convert four axes to a format by the kernel `cast`: into `target`, or into rows padded with zeros for kernels to
+    load.
+    """
     if target is None:
         target = place.empty((*x.shape[:-1], -(-x.shape[-1] // ROW_UNIT) * ROW_UNIT), member)
     if 0 not in target.shape:
@@ -58,7 +60,7 @@ def converted(x: DeviceArray, member: Format, place: Place, target: DeviceArray 
 
 
 def copied_to(x: DeviceArray, member: Format, place: Place, target: DeviceArray | None = None) -> DeviceArray:
-    """An array of any number of axes in a format, by the kernel `cast`: in `target`, or in a new array without gaps."""
+    """Convert any number of axes to a format by the kernel `cast`: into `target`, or into a new array without gaps."""
     if target is None:
         target = place.empty(x.shape, member)
     if len(x.shape) > 4:
@@ -73,9 +75,9 @@ def copied_to(x: DeviceArray, member: Format, place: Place, target: DeviceArray 
 
 
 def as_rows(x: DeviceArray, lead: tuple[int, ...] | None = None) -> DeviceArray | None:
-    """The rows [*lead, columns] of an array, where they lie evenly and without gaps; None otherwise.
+    """View an array as rows [*lead, columns] if they have one stride and no gaps; else return None.
 
-    lead: all axes but the last in one where None.
+    lead: all axes but the last; in one where None.
     """
     try:
         rows = x.reshape(*(lead or (math.prod(x.shape[:-1]),)), x.shape[-1])

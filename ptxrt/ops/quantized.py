@@ -1,4 +1,4 @@
-"""What is quantized: `Packed`, its class `QuantizedArray`, how codes and scales lie in memory, and their files."""
+"""Quantized arrays: `Packed`, its class `QuantizedArray`, the layout of codes and scales in memory, and files."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ SCALE_LAYOUTS = ("linear", "128x4")
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the codes and scales of an array of `shape` lie: everything that follows from format and shape.
+    """The layout of codes and scales of an array: everything that follows from its format and shape.
 
-    axis: the one cut into blocks, counted from the end (-1 is the last). The array is then
-    [outer, length, inner], and `length` is padded with zeros to a multiple of the block.
+    axis: the axis that is cut into blocks, counted from the end (-1 is the last). The array is then [outer, length,
+    inner], and `length` is padded with zeros to a multiple of the block.
     """
 
     format: BlockFormat
@@ -91,18 +91,20 @@ class Layout:
         return self.linear_scales_shape if self.scale_layout == "linear" else (swizzled_bytes(self.outer * self.inner, self.blocks),)
 
     def matrix(self, length: int) -> tuple[int, ...]:
-        """The shape that kernels take for `length` items along the axis: two axes where nothing follows the blocks."""
+        """Return the shape that kernels take for `length` items along the axis: two axes if nothing follows the
+        blocks.
+        """
         return (self.outer, length) if self.inner == 1 else (self.outer, length, self.inner)
 
     def linear_scales(self, scales: np.ndarray) -> np.ndarray:
-        """Stored scales (NumPy) in their linear shape."""
+        """Return stored scales (NumPy) in their linear shape."""
         if self.scale_layout == "linear":
             return scales
         matrix = scales[swizzled_offsets(self.outer * self.inner, self.blocks)]
         return np.moveaxis(matrix.reshape(self.outer, self.inner, self.blocks), 2, 1).reshape(self.linear_scales_shape)
 
     def stored_scales(self, scales: np.ndarray) -> np.ndarray:
-        """Linear scales (NumPy) as they are stored: the inverse of `linear_scales`, 0x00 where a tile has no scale."""
+        """Return linear scales (NumPy) as they are stored; bytes of tiles without a scale are 0x00."""
         if self.scale_layout == "linear":
             return scales
         rows = self.outer * self.inner
@@ -112,14 +114,14 @@ class Layout:
 
 
 def block_format(function: str, name) -> BlockFormat:
-    """The block format called `name`; ArgumentError with those there are otherwise."""
+    """Return the block format called `name`; ArgumentError with all names if there is none."""
     if not isinstance(name, str) or name not in BLOCK_FORMATS:
         raise ArgumentError(f"{function}: format is {name!r}; there are {', '.join(map(repr, BLOCK_FORMATS))}")
     return BLOCK_FORMATS[name]
 
 
 def layout_of(function: str, format: BlockFormat, shape: tuple[int, ...], axis, scale_layout) -> Layout:
-    """The layout of an array; ArgumentError for an axis it does not have and a scale layout that does not exist."""
+    """Return the layout of an array; ArgumentError for an axis or a scale layout that does not exist."""
     if not isinstance(scale_layout, str) or scale_layout not in SCALE_LAYOUTS:
         raise ArgumentError(f"{function}: scale_layout is {scale_layout!r}; pass {' or '.join(map(repr, SCALE_LAYOUTS))}")
     return _layout(format, shape, checked_axis(function, axis, shape), scale_layout)
@@ -129,7 +131,7 @@ _layout = lru_cache(maxsize=1024)(Layout)
 
 
 def checked_axis(function: str, axis, shape: tuple[int, ...]) -> int:
-    """The axis counted from the end; ArgumentError where `shape` has none such."""
+    """Return the axis counted from the end; ArgumentError if `shape` does not have it."""
     rank = len(shape)
     if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool) or not -rank <= axis < rank:
         raise ArgumentError(f"{function}: axis is {axis!r}; an array of shape {list(shape)} has {_axes(rank)}")
@@ -141,7 +143,7 @@ def _axes(rank: int) -> str:
 
 
 def checked_shape(function: str, shape) -> tuple[int, ...]:
-    """The shape as a tuple of ints; ArgumentError where it is none."""
+    """Return the shape as a tuple of ints; ArgumentError if it is none."""
     try:
         sizes = tuple(int(size) for size in shape)
         if any(size < 0 or size != given for size, given in zip(sizes, shape)):
@@ -152,9 +154,9 @@ def checked_shape(function: str, shape) -> tuple[int, ...]:
 
 
 def checked_global_scale(function: str, value):
-    """A global scale as a float32 array without axes, NumPy or device; ArgumentError unless it is one positive number.
+    """Return a global scale as a float32 array without axes; ArgumentError unless it is one positive number.
 
-    What a device scalar holds is not looked at, since that would wait.
+    The value of a device scalar is not looked at, because that would wait.
     """
     (array,) = as_arrays(function, global_scale=value)
     if array.size != 1 or isinstance(value, (str, bytes)):
@@ -171,10 +173,10 @@ def checked_global_scale(function: str, value):
 
 
 class Packed(ABC):
-    """What is quantized: codes, what gives them their scale, and how they lie. `QuantizedArray` and `Operand` are.
+    """The base of quantized arrays, `QuantizedArray` and `Operand`: codes, their scales, and their layout.
 
-    codes: uint8, a NumPy array or a device array, as are all that belong to them. scales: uint8, or None where they stand among the
-    codes. global_scale: a float32 array without axes, or None. layout: where the codes of which shape lie.
+    codes: uint8; all arrays are NumPy arrays or all are device arrays. scales: uint8, or None if they stand among the
+    codes. global_scale: a float32 array without axes, or None. layout: where codes of which shape lie.
     """
 
     codes: Any
@@ -230,11 +232,11 @@ class Packed(ABC):
 
     @abstractmethod
     def dequantized(self, member: Format, out, stream) -> Any:
-        """The values in a format, by kernels, where the codes are; in `out` where there is one. See `dequantize`."""
+        """Dequantize by kernels to a format, where the codes are; into `out` if it is given. See `dequantize`."""
 
     @abstractmethod
     def decoded(self) -> np.ndarray:
-        """The values as float32, decoded on the host."""
+        """Decode the values as float32 on the host."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
@@ -243,19 +245,19 @@ class Packed(ABC):
         return values if dtype is None else values.astype(dtype)
 
     def with_arrays(self, arrays: Mapping[str, Any]) -> Self:
-        """The same with other arrays, by the names of the constructor, such as its own on another machine."""
+        """Return the same with other arrays, by the names of the constructor, such as its own on another machine."""
         return type(self)(**{"scales": None, **arrays}, **self.description)
 
     def to_numpy(self, *, stream: StreamLike = None) -> Self:
-        """The same with NumPy arrays; itself where it holds them already."""
+        """Return the same with NumPy arrays; itself if it has them already."""
         if not self.on_device:
             return self
         return self.with_arrays({name: array.to_numpy(stream=stream) for name, array in self.arrays.items()})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to `path` as .npz (the name is used as given); the file appears whole or not at all.
+        """Write to `path` as .npz; the name is used as given, and the file appears whole or not at all.
 
-        A file that is there is replaced and keeps its mode, a symbolic link stays. FileError, which names the folder, where
+        An existing file is replaced and keeps its mode; a symbolic link stays. FileError, which names the folder, if
         `path` cannot be written.
         """
         numbers = ("global_scale", "mean", "cu_seqlens")
@@ -267,9 +269,9 @@ class Packed(ABC):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what `save` wrote; FileError for a file that is missing, foreign, damaged, of another class or does not fit its own shape.
+        """Read what `save` wrote; FileError for a file that is missing, foreign, damaged or of another class.
 
-        Names, types and sizes are checked before any array is inflated. The names in a file say of which class it is. A quantized
+        Names, types and sizes are checked before any array is inflated. The names in a file tell its class. A quantized
         array without axis and scale_layout has blocks along the last axis and linear scales.
         """
         with opened(path, "is no quantized array", "Write one with QuantizedArray.save.") as archive:
@@ -291,7 +293,7 @@ _FILES: dict[frozenset[str], tuple[type[Packed], frozenset[str]]] = {}
 
 
 def stored_as(*required: str, optional: tuple[str, ...]):
-    """Enter a class among those that `load` knows, by the names of the arrays in its files."""
+    """Register a class for `load`, by the names of the arrays in its files."""
 
     def enter(made):
         _FILES[frozenset(required)] = made, frozenset(optional)
@@ -381,11 +383,11 @@ class QuantizedArray(Packed):
         return dict(format=self.format, shape=self.shape, axis=self.axis, scale_layout=self.scale_layout)
 
     def decoded(self) -> np.ndarray:
-        """The values as float32, decoded on the host; of NumPy arrays."""
+        """Decode the values as float32 on the host; of NumPy arrays."""
         return decoded(self.layout, self.codes, self.scales, self.global_scale)
 
     def dequantized(self, member: Format, out, stream) -> Any:
-        """The values in a format, by kernels, where the codes are; in `out` where there is one. See `dequantize`."""
+        """Dequantize by kernels to a format, where the codes are; into `out` if it is given. See `dequantize`."""
         layout, on_host = self.layout, not self.on_device
         target = None if on_host else out
 
@@ -414,7 +416,7 @@ class QuantizedArray(Packed):
 
 
 def decoded(layout: Layout, codes: np.ndarray, scales: np.ndarray, global_scale) -> np.ndarray:
-    """The float32 values of codes and scales that lie as a layout says, decoded on the host."""
+    """Decode codes and scales of a layout as float32 on the host."""
     scales = layout.linear_scales(scales.view(np.uint8))
     level = () if global_scale is None else (global_scale,)
     values = layout.format.decode(codes.view(np.uint8), scales, *level, axis=layout.axis)
@@ -425,7 +427,9 @@ def decoded(layout: Layout, codes: np.ndarray, scales: np.ndarray, global_scale)
 
 
 def fitted(array: DeviceArray, layout: Layout, length: int, wanted: int, stream, target: "DeviceArray | None" = None) -> DeviceArray:
-    """`array`, with `length` items along the blocks' axis, padded or cut to `wanted`, in the shape that kernels take."""
+    """Return `array` with `wanted` of `length` items along the blocks' axis, padded or cut, in the shape that kernels
+    take.
+    """
     if length == wanted:
         return shaped(array, layout.matrix(length))
     item = layout.inner * array.dtype.itemsize
@@ -442,14 +446,14 @@ def shaped(array, shape: tuple[int, ...]):
 
 
 def swizzle(scales: DeviceArray, outer: int, blocks: int, inner: int, target, stream) -> DeviceArray:
-    """Scales on the device in 128x4 tiles; target: the array that takes them, or True."""
+    """Arrange scales on the device in 128x4 tiles; target: the array that takes them, or True."""
     source = scales.view(np.uint8).reshape(outer, blocks, inner)
     target = target if target is True else target.view(np.uint8)
     return kernels.swizzle_scales(source, swizzled=target, bytes=swizzled_bytes(outer * inner, blocks), stream=stream)
 
 
 def unswizzle(swizzled: DeviceArray, outer: int, blocks: int, inner: int, stream) -> DeviceArray:
-    """Scales on the device out of their 128x4 tiles."""
+    """Bring scales on the device out of their 128x4 tiles."""
     return kernels.unswizzle_scales(swizzled.view(np.uint8), outer=outer, blocks=blocks, cols=inner, stream=stream)
 
 
@@ -462,7 +466,7 @@ _KINDS = dict(format="U", role="U", scale_layout="U", axis="i", dim="i", global_
 
 
 def _class_of(archive: Archive) -> type[Any]:
-    """The class whose files hold the names that are in an archive; ValueError where there is none."""
+    """Return the class whose files hold the names of an archive; ValueError if there is none."""
     names = frozenset(archive.names)
     for wanted, (made, optional) in _FILES.items():
         if names - optional == wanted:
@@ -472,14 +476,15 @@ def _class_of(archive: Archive) -> type[Any]:
 
 
 def _checked_small(name: str, header: Header) -> bool:
-    """True; ValueError for an array that is too large to be what its name says."""
+    """Return True; ValueError for an array that is too large for its name."""
     if header.nbytes > _SMALL[name]:
         raise ValueError(f"its {name} is {header.dtype} {list(header.shape)}, {header.nbytes} bytes, where {_SMALL[name]} are the most")
     return True
 
 
 def _described(small: dict[str, np.ndarray]) -> dict:
-    """Arguments of a constructor from the small arrays of a file; ValueError where one is not what `save` writes."""
+    """Return arguments of a constructor from the small arrays of a file; ValueError if one is not what `save` writes.
+    """
     if small["shape"].dtype.kind != "i" or small["shape"].ndim != 1:
         raise ValueError("its shape is no list of whole numbers")
     arguments: dict = {**small, "shape": tuple(small["shape"].tolist())}

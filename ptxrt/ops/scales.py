@@ -1,4 +1,5 @@
-"""Kernels around the quantizers: the global scale of NVFP4, the 128x4 layout of scales, rows padded, cut and rearranged."""
+"""Kernels around the quantizers: the global scale of NVFP4, the 128x4 layout of scales, rows padded, cut and gathered.
+"""
 
 import numpy as np
 
@@ -13,10 +14,10 @@ AMAX_RUN = 4096
 
 @kernel(grid="blocks", cases=[dict(count=1, blocks=1), dict(count=4095, blocks=1), dict(count=9001, blocks=2), dict(count=70003, blocks=5)])
 def amax(x: In[f32 | f16 | bf16, "count"], partial: Out[f32, "blocks"]):
-    """Find the largest finite magnitude in each of `blocks` parts of `x`; 0 where there is none.
+    """Find the largest finite magnitude in each of `blocks` parts of `x`; 0 if there is none.
 
-    Part b consists of the runs of 4096 consecutive values with the numbers b, b + blocks, b + 2 * blocks
-    and so on. NaN and infinities are passed over. `nvfp4_global_scale` finishes the reduction.
+    Part b consists of the runs of 4096 consecutive values with the numbers b, b + blocks, b + 2 * blocks and so on. NaN
+    and infinities are skipped. `nvfp4_global_scale` finishes the reduction.
     """
     magnitude = np.abs(x.astype(np.float32))
     magnitude[~np.isfinite(magnitude)] = 0
@@ -32,9 +33,10 @@ def _magnitudes(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 
 @kernel(grid="1", cases=[dict(blocks=1), dict(blocks=33), dict(blocks=6000)], draw=dict(partial=_magnitudes))
 def nvfp4_global_scale(partial: In[f32, "blocks"], global_scale: Out[f32, "1"]):
-    """Give the global scale of NVFP4 for an array whose largest magnitudes are `partial`: their largest / 2688 in float32.
+    """Give the global scale of NVFP4 of an array whose largest magnitudes are `partial`: their largest / 2688 in
+    float32.
 
-    2688 is 448 * 6, the largest scale times the largest code. The result is 1 where that quotient is 0.
+    2688 is 448 * 6, the largest scale times the largest code. The result is 1 if that quotient is 0.
     """
     global_scale[:] = nvfp4.global_scale(partial.max())
 
@@ -74,7 +76,7 @@ def swizzle_scales(scales: In[u8, "outer blocks cols"], swizzled: Out[u8, "bytes
 
 @kernel(grid="outer*blocks*cols", cases=_SWIZZLE_CASES)
 def unswizzle_scales(swizzled: In[u8, "bytes"], scales: Out[u8, "outer blocks cols"]):
-    """Give block scales out of their 128x4 tiles: the inverse of `swizzle_scales`.
+    """Bring block scales out of their 128x4 tiles: the inverse of `swizzle_scales`.
 
     A scale whose place lies beyond `bytes` is 0x00.
     """

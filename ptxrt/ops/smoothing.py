@@ -1,4 +1,4 @@
-"""The kernels of what a first read of operands finds, means and global scales, and of what smoothing takes from scores."""
+"""Kernels of the first read of operands (means, global scales) and of the parts of scores that smoothing removes."""
 
 import numpy as np
 
@@ -52,12 +52,13 @@ def scan_keys(
     sums: Out[f32, "runs batch heads cols"] = None,
     largest: Out[f32, "runs batch heads"] = None,
 ):
-    """Sum the keys of each head over runs of 256, and find their largest finite magnitude; keys from key_ends on are left out.
+    """Sum the keys of each head over runs of 256, and find their largest finite magnitude; leave out keys from
+    key_ends on.
 
-    Sums are float32 in a fixed order; where the keys of a run have no finite value, `largest` is 0.
-    Packed sequences: with key_starts, sequence i is keys key_starts[i] to key_ends[i] of a batch of one. Its runs begin with
-    number floor(key_starts[i] / 256) + i, so that its sums are those of a call of its own.
-    `mean_keys`, or without sums `operand_scale`, finishes.
+    Sums are float32 in a fixed order. `largest` is 0 if the keys of a run have no finite value. Packed sequences: with
+    key_starts, sequence i is keys key_starts[i] to key_ends[i] of a batch of one. Its runs begin with number
+    floor(key_starts[i] / 256) + i, so that its sums are those of a call of its own. `mean_keys`, or without sums
+    `operand_scale`, finishes.
     """
     runs = next(len(y) for y in (sums, largest) if y is not None)
     whole = np.zeros((*x.shape[:2], runs * SCAN_RUN, x.shape[3]))
@@ -81,10 +82,11 @@ def _magnitudes(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 
 @kernel(grid="1", cases=[dict(count=1, factor=1.0), dict(count=700, factor=2.0)], draw=dict(largest=_magnitudes))
 def operand_scale(largest: In[f32, "count"], *, global_scale: Out[f32, "1"], factor: Scalar[f32] = 1.0):
-    """Give the smallest 2**n / 6 under which `factor` times the largest magnitude fits NVFP4, is at most 448 * 6; 1 for 0.
+    """Give the smallest 2**n / 6 with which `factor` times the largest magnitude is at most 448 * 6 times the scale; 1
+    for 0.
 
-    Under another n codes are the same, as long as scales are neither subnormal nor saturated: what a batch is
-    quantized to does not depend on the rest of it. A block whose largest value is a power of two has it exactly, as code 6.
+    Under another n codes are the same, as long as scales are neither subnormal nor saturated: the codes of an item do
+    not depend on the rest of its batch. A block whose largest value is a power of two has it exactly, as code 6.
     """
     global_scale[:] = _scale_of(largest, factor)
 
@@ -127,8 +129,8 @@ def mean_keys(
 ):
     """Give the mean of the keys of each head from their sums over runs: over `keys`, or key_ends where that is less.
 
-    0 where there are no keys. Sums are float32 in a fixed order. Packed sequences as for `scan_keys`. `global_scale` is what
-    `operand_scale` gives of `largest` by `factor`, in the same launch; 1 where `largest` is omitted.
+    The mean of no keys is 0. Sums are float32 in a fixed order. Packed sequences are as of `scan_keys`. `global_scale`
+    is what `operand_scale` gives of `largest` by `factor`, in the same launch; 1 if `largest` is omitted.
     """
     if global_scale is not None:
         global_scale[:] = 1 if largest is None else _scale_of(largest, factor)
@@ -160,11 +162,12 @@ def less_block_means(
     mean: Out[f32, "batch heads blocks cols"],
     y: Out[f32, "batch heads queries cols"],
 ):
-    """Take from the queries of each head the mean of their block of 64; the last block has those that are left.
+    """Subtract from the queries of each head the mean of their block of 64; the last block has the queries that are
+    left.
 
-    Sums are float32 in a fixed order, divided once; y is the float32 difference.
-    Packed sequences: with query_starts, sequence i is queries query_starts[i] to query_ends[i] of a batch of one. Its blocks begin
-    with number floor(query_starts[i] / 64) + i; those without queries have a mean of 0.
+    Sums are float32 in a fixed order, divided once; y is the float32 difference. Packed sequences: with query_starts,
+    sequence i is queries query_starts[i] to query_ends[i] of a batch of one. Its blocks begin with number
+    floor(query_starts[i] / 64) + i. The mean of a block without queries is 0.
     """
     blocks = unit_of_each(query_starts, x.shape[2], SMOOTH_QUERIES)
     for block in range(mean.shape[2]):
@@ -194,8 +197,8 @@ def row_dot(
 ):
     """Give scale q.y of each row of q with the vector of its head.
 
-    With y the mean that was taken from the keys, that is what all scores of the row lack. With query_starts, rows of packed
-    sequences in a batch of one take the vector of theirs.
+    With y the mean that was subtracted from the keys, it is what all scores of the row lack. With query_starts, rows of
+    packed sequences in a batch of one take the vector of their sequence.
     """
     y = y[:, :, None, None] if query_starts is None else y[sequences_of(query_starts, q.shape[3])].transpose(1, 0, 2)[None, :, None]
     out[:] = np.float64(scale) * (q.astype(np.float64) * y.astype(np.float64)).sum(axis=-1)
@@ -226,10 +229,11 @@ def add_mean(
     y: Out[f32, "batch heads keys cols"],
     run: Scalar[i32],
 ):
-    """Add to the first `cols` of each row the vector of its run of `run` rows, in float32; `blocks` vectors are there for all.
+    """Add to the first `cols` of each row the vector of its run of `run` rows, in float32; there are `blocks` vectors.
 
-    With key_starts, rows of packed sequences in a batch of one take those of theirs: of `means` for each sequence those of its runs,
-    of one for all those of units of `run` rows, of which sequence i has its own from number floor(key_starts[i] / run) + i on.
+    With key_starts, rows of packed sequences in a batch of one take the vectors of their sequence. With a vector for
+    each sequence, `means` are those of the sequences. With one for all, they are those of units of `run` rows, and
+    sequence i has its own from number floor(key_starts[i] / run) + i on.
     """
     rows = np.arange(y.shape[2])
     if key_starts is None:
