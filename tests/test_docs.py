@@ -86,7 +86,7 @@ def test_the_site_lists_every_page():
 
 
 def test_the_reference_lists_public_names_once():
-    """Names that it does not list come last; docs/site.py adds them."""
+    """Names that it does not list come last; docs/hooks.py adds them."""
     text = (DOCS / "reference" / "functions.md").read_text(encoding="utf-8")
     listed = re.findall(r"^::: ptxrt\.(\w+)$", text, re.M)
     assert len(listed) == len(set(listed))
@@ -94,7 +94,7 @@ def test_the_reference_lists_public_names_once():
 
 
 def test_the_site_asks_no_other_machine_for_anything():
-    """Fonts are the system's, and pages find each other in a folder. docs/site.py looks through what was built."""
+    """Fonts are the system's, and pages find each other in a folder. docs/hooks.py looks through what was built."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert re.search(r"^  font: false$", text, re.M) and re.search(r"^use_directory_urls: false$", text, re.M)
     assert not re.search(r"^\s*(analytics|extra_javascript|extra_css|- privacy)\b", text, re.M)
