@@ -25,6 +25,7 @@ AttentionFormatName = Literal["bf16", "f16", "mxfp8", "mxfp4", "nvfp4"]
 FloatFormatName = Literal["bf16", "f16"]
 ProducedFormatName = Literal["mxfp8", "mxfp4", "nvfp4"]
 Rounding = Literal["once", "16"]
+RotationStyle = Literal["halves", "pairs"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
 ScaleRule = Literal["floor", "ceil", "rceil", "even", "amax", "four_over_six"]
 ScaleLayout = Literal["linear", "128x4"]
@@ -137,6 +138,15 @@ class GateOptions(ProducedOptions, total=False):
     alpha: Number
     offset: Number
     row_weights: Array | None
+    rounding: Rounding
+
+
+class RotationOptions(ProducedOptions, total=False):
+    """What `rope` takes by name, beside `format`."""
+
+    style: RotationStyle
+    first: int
+    inverse: Flag
     rounding: Rounding
 
 

@@ -62,6 +62,7 @@ OPTIONS = {
     "layernorm": (typing.NormOptions, ("residual", "format")),
     "swiglu": (typing.GateOptions, ("format",)),
     "gelu": (typing.ActivationOptions, ("format",)),
+    "rope": (typing.RotationOptions, ("format",)),
     "take_rows": (typing.ProducedOptions, ("format",)),
 }
 
@@ -85,6 +86,7 @@ def test_types_name_what_there_is():
     from ptxrt.ops.operands import ROLES
     from ptxrt.ops.produce import ROUNDINGS
     from ptxrt.ops.quantized import SCALE_LAYOUTS
+    from ptxrt.ops.rotation import STYLES
     from ptxrt.selection import MACHINES
     from ptxrt.tiles import TILE_DIMS
 
@@ -95,6 +97,7 @@ def test_types_name_what_there_is():
     assert set(get_args(typing.ScaleLayout)) == set(SCALE_LAYOUTS) and set(get_args(typing.Role)) == set(ROLES)
     assert set(get_args(typing.MachineName)) == set(MACHINES)
     assert set(get_args(typing.ProducedFormatName)) == set(ENDINGS) and set(get_args(typing.Rounding)) == set(ROUNDINGS)
+    assert set(get_args(typing.RotationStyle)) == set(STYLES)
 
 
 def test_every_public_name_is_exported_to_type_checkers():

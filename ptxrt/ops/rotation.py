@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, Mapping, overload
 
 import numpy as np
 
@@ -19,8 +19,24 @@ from .rotation_kernels import rope_rows
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
+    from typing_extensions import Unpack
 
-    from ..typing import Array, Flag, HostArray, Number, ScaleLayout, ScaleRule, StreamLike, WholeNumbers
+    from ..array import DeviceArray
+    from ..typing import (
+        Array,
+        Flag,
+        HostArray,
+        Number,
+        ProducedFormatName,
+        RotationOptions,
+        RotationStyle,
+        Rounding,
+        ScaleLayout,
+        ScaleRule,
+        StreamLike,
+        WholeNumbers,
+    )
+    from .quantized import QuantizedArray
 
 STYLES = ("halves", "pairs")
 
@@ -73,38 +89,60 @@ def rope_table(
     return (magnitude * np.concatenate([np.cos(turned), np.sin(turned)], axis=1)).astype(np.float32)
 
 
+@overload
+def rope(
+    x: HostArray, table: Array, positions: WholeNumbers, *, format: None = ..., **options: Unpack[RotationOptions]
+) -> HostArray: ...
+@overload
+def rope(
+    x: DeviceArray, table: Array, positions: WholeNumbers, *, format: None = ..., **options: Unpack[RotationOptions]
+) -> DeviceArray: ...
+@overload
+def rope(
+    x: HostArray | DeviceArray, table: Array, positions: WholeNumbers, *, format: ProducedFormatName, **options: Unpack[RotationOptions]
+) -> QuantizedArray: ...
+@overload
+def rope(
+    x: Array, table: Array, positions: WholeNumbers, *, format: ProducedFormatName | None = ..., **options: Unpack[RotationOptions]
+) -> Any: ...
 @remembered
 def rope(
     x: Array,
     table: Array,
     positions: WholeNumbers,
     *,
-    style: str = "halves",
+    style: RotationStyle = "halves",
     first: int = 0,
     inverse: Flag = False,
-    rounding: str = "once",
-    format: str | None = None,
+    rounding: Rounding = "once",
+    format: ProducedFormatName | None = None,
     out_dtype: DTypeLike | None = None,
     scale_rule: ScaleRule | None = None,
     scale_layout: ScaleLayout = "linear",
     global_scale: Number | Array | None = None,
-    out: Any = None,
+    out: Array | QuantizedArray | None = None,
     stream: StreamLike = None,
 ) -> Any:
-    """Turn pairs of values of each row of x [*positions.shape, .., n] by the angles of its position.
+    """Rotate pairs of values of each row of x [*positions.shape, .., n] by the angles of its position.
 
-    x: float32, float16 or bfloat16 on any strides, such as [tokens, heads, n] with a position for each token, or
-    [batch, length, heads, n] with positions [batch, length]. table: float32 [length, r] of `rope_table`, r even; the
-    columns first to first + r - 1 turn, all others stay. positions: whole numbers, int32 on a device.
-    style: "halves" turns columns i and i + r / 2 of them (Llama, Qwen, gpt-oss), "pairs" 2 i and 2 i + 1 (GPT-J,
-    DeepSeek). Of a pair (a, b) with the cosine c and the sine s come a c - b s and b c + a s; inverse=True takes -s,
-    which turns back.
-    rounding: "16" rounds the result to x's type before it is quantized.
+    Of a pair (a, b) with the cosine c and the sine s come a c - b s and b c + a s. All arithmetic is float32, with two
+    roundings for each value. NaN and infinities give what the formula gives, in their pair alone. Empty arrays give
+    empty ones. Arguments that are not listed are those of `rmsnorm`. Kernel: `rope_rows`.
 
-    On the host a position outside the table is an ArgumentError; a device array is not looked at, and such a position
-    makes NaN of what turns. format and what follows: as for `rmsnorm`. float32 arithmetic, two roundings for each
-    value; NaN and infinities give what the formula gives, in their pair alone. Empty arrays give empty ones.
-    ArgumentError for what does not fit. Kernel: `rope_rows`.
+    Args:
+        x: float32, float16 or bfloat16 on any strides, such as [tokens, heads, n] with a position for each token, or
+            [batch, length, heads, n] with positions [batch, length].
+        table: float32 [length, r] of `rope_table`, r even. Columns first to first + r - 1 rotate, all others stay.
+        positions: Whole numbers, int32 on a device. On the host a position outside the table is an ArgumentError. A
+            device array is not looked at, and such a position makes NaN of what rotates.
+        style: "halves" rotates columns i and i + r / 2 of them (Llama, Qwen, gpt-oss), "pairs" 2 i and 2 i + 1 (GPT-J,
+            DeepSeek).
+        first: The first column that rotates.
+        inverse: Whether the sine is -s, which rotates back.
+        rounding: "16" rounds the result to x's type before it is quantized.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     name = "rope"
     x = taken(name, "x", x)

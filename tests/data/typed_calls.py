@@ -105,6 +105,10 @@ ptxrt.mean_rows(d)  # wrong: no sequences
 largest: NDArray[Any] = ptxrt.argmax_rows(x)
 angles: NDArray[Any] = ptxrt.rope_table(64, 128, yarn=dict(factor=2.0, length=64))
 ptxrt.rope_table(64, "long")  # wrong: no whole number
+turned: ptxrt.DeviceArray = ptxrt.rope(d, angles, [0, 1], style="pairs", first=2, inverse=True)
+ptxrt.rope(d, angles, [0, 1], format="nvfp4", global_scale=1.0).save("x.npz")
+ptxrt.rope(d, angles)  # wrong: no positions
+ptxrt.rope(d, angles, [0, 1], style="quarters")  # wrong: no such style
 
 # Caches in pages
 cache = ptxrt.KVCache(8, 16, 2, 64, format="nvfp4", k_mean=x)
