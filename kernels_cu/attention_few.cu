@@ -18,18 +18,18 @@ using Few = op::FewTiling<Element, VARIANT_dim>;
      const int *block_table,    /* [sequences, table] or null */                                                           \
      const int *query_starts, const int *query_ends, const int *key_starts, const int *key_ends,   /* [sequences] or null */ \
      const float *q_global,     /* [1] or null */                                                                          \
-     const float *k_global,     /* [heads_kv] or null */                                                                   \
+     const float *k_global,     /* [1 or heads_kv] or null */                                                                   \
      const float *row_shift,    /* [batch, heads_kv, group, queries] or null */                                            \
      float *partial,            /* [nodes, batch, heads_kv, group, queries, dim_v] */                                      \
      float *row_max, float *row_sum, ATTENTION_SCALARS, int k_holds, int v_holds, int k_tile, int v_tile, int most_keys,    \
      int batch, int heads_kv, int group, int queries, int dim, int pages, int page, int k_width, int v_width, int k_blocks, \
-     int v_blocks, int sequences, int table, int nodes, int dim_v, STRIDES_Q(q), STRIDES_PAGES(k),                         \
+     int v_blocks, int sequences, int table, int levels, int nodes, int dim_v, STRIDES_Q(q), STRIDES_PAGES(k),                         \
      STRIDES_PAGES(v), STRIDES_PAGES(k_scales), STRIDES_PAGES(v_scales), long long block_table_sequence) {                 \
         op::attention_few<Few<Element>>(                                                                                   \
             shared<typename Few<Element>::Shared>(), q, THE_STRIDES_Q(q),                                                  \
             {{k, k_scales, THE_STRIDES_PAGES(k, 1), THE_STRIDES_PAGES(k_scales, 1), tile::RowFormat(k_holds), k_tile},     \
              {v, v_scales, THE_STRIDES_PAGES(v, 1), THE_STRIDES_PAGES(v_scales, 1), tile::RowFormat(v_holds), v_tile},     \
-             block_table, block_table_sequence, page, nodes, q_global, k_global},                                          \
+             block_table, block_table_sequence, page, nodes, q_global, k_global, levels},                                          \
             {nullptr, nullptr, nullptr, row_shift, query_starts, query_ends, key_starts, key_ends, nullptr, nullptr,       \
              nullptr, nullptr, partial, row_max, row_sum, scale, softcap, left, right, batch, heads_kv, group, queries,    \
              dim, block_table ? op::capacity(table, page) : most_keys, dim_v, sequences, int(gridDim.x) / heads_kv, {}, {}, \

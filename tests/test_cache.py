@@ -204,6 +204,64 @@ def test_keys_and_values_of_two_formats(machine, rng, format, format_v):
         assert_same_bits(*results)
 
 
+OPERANDS = [("nvfp4", "nvfp4"), ("mxfp8", "mxfp8"), ("mxfp4", "mxfp8"), ("nvfp4", "bf16")]
+
+
+def operands(rng, qk, pv, shape):
+    """q, k and v as operands without smoothing, of values that blocks along either axis hold exactly."""
+    batch, heads, keys, dim = shape
+    levels = {format: {"global_scale": 1.0} if format == "nvfp4" else {} for format in (qk, pv)}
+    v = rng.choice(np.float32([-3, -1, -0.5, 0, 0.5, 1.5, 2, 4, 6]), shape)
+    v[:, :, np.add.outer(np.arange(keys), np.arange(dim)) % 16 == 0] = 6
+    q, k = normal(rng, batch, 3 * heads, 5, dim), normal(rng, *shape)
+    q = ptxrt.quantize_operand(q, qk, role="q", **levels[qk])
+    k = ptxrt.quantize_operand(k, qk, role="k", smooth=False, **levels[qk])
+    return q, k, ptxrt.quantize_operand(v, pv, role="v", **levels[pv])
+
+
+@pytest.mark.parametrize("qk, pv", OPERANDS)
+def test_few_queries_on_operands_have_the_bits_of_pages(machine, rng, qk, pv):
+    lengths = [170, 64]
+    q, k, v = operands(rng, qk, pv, (2, HEADS, 192, DIM))
+    rows = [[np.asarray(x)[b, :, :n].swapaxes(0, 1) for b, n in enumerate(lengths)] for x in (k, v)]
+    cache, table = filled(rng, *rows, lengths, format=qk, format_v=pv)
+    options = dict(causal=True, window=(90, 0), return_lse=True)
+    want = ptxrt.attention_paged(np.asarray(q).astype(BF16), cache, table, lengths, **options)
+    got = ptxrt.attention(q, k, v, qk=qk, pv=pv, key_lengths=lengths, **options)
+    assert_same_bits(got, want)
+    one = ptxrt.attention(*(x.to_numpy() for x in (q, k, v)), qk=qk, pv=pv, key_lengths=lengths, softcap=4.0, sinks=np.ones(3 * HEADS, np.float32))
+    exact, _ = exact_attention(*(np.asarray(x) for x in (q, k, v)), key_lengths=np.array(lengths), softcap=4.0, sinks=np.ones(3 * HEADS))
+    assert ptxrt.compare(one.astype(np.float32), exact).relative_l2 <= 4e-3
+
+
+def test_nan_behind_the_keys_of_an_operand(machine, rng):
+    """What tiles hold of keys that nobody sees is multiplied with zeros."""
+    k, v = normal(rng, 1, 1, 64, DIM), normal(rng, 1, 1, 64, DIM)
+    q = normal(rng, 1, 2, 1, DIM)
+    clean = ptxrt.attention(q, *(ptxrt.quantize_operand(x, "mxfp8", role=r, smooth=None) for x, r in ((k, "k"), (v, "v"))), qk="mxfp8", key_lengths=[32])
+    k[:, :, 40], v[:, :, 40] = np.nan, np.nan
+    holes = [ptxrt.quantize_operand(x, "mxfp8", role=r) for x, r in ((k, "k"), (v, "v"))]
+    assert_same_bits([ptxrt.attention(q, *holes, qk="mxfp8", key_lengths=[32])], [clean])
+
+
+@pytest.mark.parametrize("qk, pv", [("nvfp4", "nvfp4"), ("mxfp8", "bf16")])
+def test_few_and_many_queries_on_packed_operands(machine, rng, qk, pv):
+    """Every sequence has the bits of a call of its own, packed or not."""
+    counts, lengths = [3, 20, 16, 0], [70, 130, 20, 5]
+    cu_q, cu_k = (np.cumsum([0, *sizes]).astype(np.int32) for sizes in (counts, lengths))
+    q, k, v = (normal(rng, 1, heads, n, DIM) for heads, n in ((4, cu_q[-1]), (HEADS, cu_k[-1]), (HEADS, cu_k[-1])))
+    options = dict(qk=qk, pv=pv, smooth_k=False, return_lse=True, causal=True)
+    k, v = (ptxrt.quantize_operand(x, f, role=r, smooth=False if r == "k" else None, cu_seqlens=cu_k, **({"global_scale": 0.5} if f == "nvfp4" else {}))
+            for x, f, r in ((k, qk, "k"), (v, pv, "v")))  # fmt: skip
+    q = ptxrt.quantize_operand(q, qk, role="q", **({"global_scale": 0.5} if qk == "nvfp4" else {}))
+    out, lse = ptxrt.attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
+    for i in range(3):
+        rows, keys = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
+        parts = [ptxrt.quantize_operand(np.asarray(x)[:, :, s].astype(np.float32), f, role=r, **({"smooth": False} if r == "k" else {}),
+                                        **({"global_scale": 0.5} if f == "nvfp4" else {})) for x, s, f, r in ((q, rows, qk, "q"), (k, keys, qk, "k"), (v, keys, pv, "v"))]  # fmt: skip
+        assert_same_bits([out[:, :, rows], lse[:, :, rows]], ptxrt.attention(*parts, **options))
+
+
 # Bits that nothing moves
 
 

@@ -43,7 +43,8 @@ struct CachedKeys {
     const int *block_table;   // [sequences, table] or null: rows of batches, or of packed sequences, one behind the other
     long long table_stride;
     int page, nodes;
-    const float *q_global, *k_global;    // [1] and [heads_kv], or null: what codes times scales are multiplied by
+    const float *q_global, *k_global;    // [1] and [levels], or null: what codes times scales are multiplied by
+    int levels;                          // one for all heads, or for each
 };
 
 // The keys that a table of pages has room for.
@@ -246,7 +247,7 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
     }
 
     const float scale = options.scale * tile::lift_of(cached.k.format) * (cached.q_global ? *cached.q_global : 1.0f) *
-                        (cached.k_global ? cached.k_global[problem.head] : 1.0f);
+                        (cached.k_global ? cached.k_global[cached.levels == 1 ? 0 : problem.head] : 1.0f);
     const float factor = score_factor(problem, scale), value_lift = tile::lift_of(cached.v.format);
     const int lane_queries[2] = {problem.query_of(first_row + tile::accumulator_row(0)),
                                  problem.query_of(first_row + tile::accumulator_row(2))};

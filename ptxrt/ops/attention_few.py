@@ -142,14 +142,14 @@ _PACKED = dict(query_starts=True, query_ends=True)
     filled=True,
     derived=dict(
         splits=lambda axes: axes["splits"],
-        **{name: (lambda axes, name=name: axes.get(name, 0) or 1) for name in ("k_blocks", "v_blocks", "table")},
+        **{name: (lambda axes, name=name: axes.get(name, 0) or 1) for name in ("k_blocks", "v_blocks", "table", "levels")},
     ),
     cases=[
         *(_case("nvfp4", dim=dim, group=8) for dim, _ in FEW_DIMS),
         *(_case("plain", dim=dim, group=8, format="bf16") for dim, _ in FEW_DIMS),
         *(_case("mxfp8", dim=dim, group=8, format="bf16") for dim, _ in FEW_DIMS),
         *(_dense("mxfp8", dim=dim, keys=130, tiles=dim, format="bf16") for dim, _ in FEW_DIMS[1:]),
-        _case("mxfp4", batch=3, heads_kv=2, group=3, queries=4, page=7, table=40, left=90, k_global=True, format="bf16"),
+        _case("mxfp4", batch=3, heads_kv=2, group=3, queries=4, page=7, table=40, left=90, k_global=True, levels=2, format="bf16"),
         _case("nvfp4", heads_kv=2, group=2, queries=9, sequences=4, **_PACKED, softcap=2.0, row_shift=True, format="bf16"),
         _case("plain", "nvfp4", batch=2, group=2, page=48, table=30, format="bf16"),
         _case("mxfp8", "mxfp4", dim=32, dim_v=96, group=5, page=256, table=9, splits=2, right=OPEN, format="bf16"),
@@ -157,8 +157,8 @@ _PACKED = dict(query_starts=True, query_ends=True)
         _case("nvfp4", "plain", group=4, page=32, format="f16"),
         _dense("plain", batch=2, heads_kv=2, group=2, queries=3, dim=40, dim_v=24, key_ends=True, format="f16"),
         _dense("plain", heads_kv=2, queries=12, sequences=3, **_PACKED, format="bf16"),
-        _dense("nvfp4", batch=2, group=2, queries=2, dim=40, dim_v=24, keys=300, tiles=64, key_ends=True, q_global=True, format="f16"),
-        _dense("mxfp4", queries=12, sequences=3, dim=96, dim_v=96, keys=200, tiles=128, **_PACKED, format="bf16"),
+        _dense("nvfp4", batch=2, group=2, queries=2, dim=40, dim_v=24, keys=300, tiles=64, key_ends=True, q_global=True, k_global=True, levels=1, format="f16"),
+        _dense("mxfp4", queries=12, sequences=3, keys=200, tiles=64, **_PACKED, format="bf16"),
         _dense("mxfp4", "mxfp8", group=2, dim=200, keys=200, tiles=256, format="bf16"),
         _dense("nvfp4", "plain", group=2, dim=64, keys=200, tiles=64, left=70, format="bf16"),
         _dense("mxfp8", dim=96, keys=100, tiles=96, queries=3, format="bf16"),
@@ -190,7 +190,7 @@ def attention_few(
     key_starts: In[i32, "sequences", unaligned] = None,
     key_ends: In[i32, "sequences", unaligned] = None,
     q_global: In[f32, "1", unaligned] = None,
-    k_global: In[f32, "heads_kv", unaligned] = None,
+    k_global: In[f32, "levels", unaligned] = None,
     row_shift: In[f32, "batch heads_kv group queries"] = None,
     *,
     partial: InOut[f32, "nodes batch heads_kv group queries dim_v"],
@@ -239,7 +239,7 @@ def attention_few(
             keys, values = (x[item, :, at : at + length] for x, at in zip((k, v), first))
         keys, values = keys.astype(np.float64), values.astype(np.float64)
         if k_global is not None:
-            keys = keys * k_global[:, None, None]
+            keys = keys * k_global[:, None, None]  # one for all heads, or for each
         if q_global is not None:
             keys = keys * np.float64(q_global[0])
         rows = slice(0, q.shape[3]) if query_starts is None else slice(int(query_starts[i]), int(query_ends[i]))

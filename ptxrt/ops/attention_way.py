@@ -17,7 +17,9 @@ from ..formats import Format, bf16, f16, f32
 from ..kernel import Kernel
 from .attention_blocks import BLOCK_ATTENTION, DIMS, MEAN_SCORES
 from .attention_kernels import SPLIT_UNIT, attention_bf16, attention_merge, attention_mxfp4_bf16_in_kernel
+from .few import FewOperands, families, merged, only, sinks_on, sums_of
 from .operands import Operand, quantize_operand, with_whole_rows
+from .pages import holds_of
 from .place import ROW_UNIT, Place, converted, is_loadable
 from .quantize import dequantize
 from .smoothing import row_dot
@@ -36,13 +38,14 @@ class AttentionWay(ABC):
 
     asked: (qk, pv, quantize) by which calls ask for it. kernel: what computes it. formats: by name the formats of those operands that
     may be quantized before. outputs: the types of results that the kernel writes. lacks: options of `attention` that it does not have.
-    sums: what splits give beside `partial` and `row_max` where lse is wanted.
+    has_few: whether few queries have a kernel of their own. sums: what splits give beside `partial` and `row_max` where lse is wanted.
     """
 
     formats: Mapping[str, str] = {}
     outputs: tuple[Format, ...] = (bf16, f16, f32)
     lacks: tuple[str, ...] = ()
     sums: tuple[str, ...] = ("row_sum",)
+    has_few = False
 
     def __init__(self, qk: str, pv: str, quantize: str | None, kernel: Kernel):
         self.asked, self.kernel = (qk, pv, quantize), kernel
@@ -56,6 +59,10 @@ class AttentionWay(ABC):
     @abstractmethod
     def prepare(self, call: Call, place: Place) -> dict[str, Any]:
         """The operands of the kernel by its names for them, of a call whose q, k and v are on the device."""
+
+    def few_operands(self, call: Call, place: Place) -> FewOperands:
+        """The operands of `attention_few`, likewise, of a way that has it."""
+        raise NotImplementedError
 
     def launch(self, call: Call, stream: StreamLike) -> tuple:
         """Compute a call: the output, then the lse, or the maxima and sums of rows, where they are asked for."""
@@ -149,6 +156,7 @@ class BlockAttention(AttentionWay):
     """Operands in block formats: those quantized before as they are, arrays quantized for the call."""
 
     sums = ("row_sum", "exact_sum")
+    has_few = True
 
     def __init__(self, qk: str, pv: str):
         super().__init__(qk, pv, None, BLOCK_ATTENTION[qk, pv])
@@ -174,24 +182,45 @@ class BlockAttention(AttentionWay):
 
     def prepare(self, call: Call, place: Place) -> dict[str, Any]:
         """Codes and scales of q, tiles of k and v, global scales, and what smoothing took from scores."""
-        q, k, v = call.q, call.k, call.v
-        (dim, dim_v), packed = self.dims(k, v), call.cu_seqlens_k is not None
-        given = call.cu_seqlens_k if packed else call.sequences.get("key_ends")
-        options = {} if given is None else {"cu_seqlens" if packed else "key_lengths": place.put(given)}
-        of_blocks = dict(cu_seqlens=place.put(call.cu_seqlens_q)) if packed and call.smooth_q else {}
-        q = self._quantized("q", q, call, place, smooth=call.smooth_q, **of_blocks)
-        k = self._quantized("k", k, call, place, smooth=call.smooth_k, dim=dim, **options)
-        v = self._quantized("v", v, call, place, dim=dim_v, **options)
+        q, k, v = self._on_device(call, place)
+        dim, dim_v = k.dim, v.dim
         levels = {f"{x.role}_global": x.global_scale.reshape(1) for x in (q, k, v) if x.global_scale is not None}
         codes = dict(q_codes=call.grouped(q.codes), q_scales=call.grouped(q.scales), k_tiles=k.codes, v_tiles=v.codes)
         smoothed = {}
         if q.mean is not None:
             smoothed["mean_scores"] = self._mean_scores(call, q.mean, k.codes, levels.get("q_global"), dim, place)
         if k.mean is not None and call.shows_scores:
-            values = dequantize(call.q, stream=place.stream) if isinstance(call.q, Operand) else with_whole_rows(call.q, place.stream)
-            starts = place.put(call.sequences["query_starts"]) if packed else None
-            smoothed["row_shift"] = row_dot(call.grouped(values), k.mean, starts, scale=call.scale, stream=place.stream)
+            smoothed["row_shift"] = self._row_shift(call, k, place)
         return {**codes, **levels, **smoothed, "keys": k.shape[2], "dim": dim, "dim_v": dim_v}
+
+    def few_operands(self, call: Call, place: Place) -> FewOperands:
+        """Queries in 16 bits, as their codes and scales have them, with the tiles of keys and values."""
+        q, k, v = self._on_device(call, place)
+        of_f16 = not isinstance(call.q, Operand) and call.q.dtype == np.float16 and {self.qk, self.pv} == {"nvfp4"}
+        values, level = q.expanded(f16 if of_f16 else bf16, place.stream)
+        if not is_loadable(values):
+            values = converted(values, f16 if of_f16 else bf16, place)
+        named = dict(q=call.grouped(values), k=k.codes, v=v.codes, k_tile=k.dim, v_tile=v.dim)
+        named |= dict(k_holds=holds_of(self.qk), v_holds=holds_of(self.pv))
+        named |= {f"{n}_global": x.reshape(1) for n, x in (("q", level), ("k", k.global_scale)) if x is not None}
+        shift = self._row_shift(call, k, place) if k.mean is not None and call.shows_scores else None
+        return FewOperands(named, shift, None if v.global_scale is None else v.global_scale.reshape(1))
+
+    def _on_device(self, call: Call, place: Place) -> tuple[Operand, Operand, Operand]:
+        """q, k and v quantized: those quantized before as they are."""
+        (dim, dim_v), packed = self.dims(call.k, call.v), call.cu_seqlens_k is not None
+        given = call.cu_seqlens_k if packed else call.sequences.get("key_ends")
+        options = {} if given is None else {"cu_seqlens" if packed else "key_lengths": place.put(given)}
+        of_blocks = dict(cu_seqlens=place.put(call.cu_seqlens_q)) if packed and call.smooth_q else {}
+        q = self._quantized("q", call.q, call, place, smooth=call.smooth_q, **of_blocks)
+        k = self._quantized("k", call.k, call, place, smooth=call.smooth_k, dim=dim, **options)
+        return q, k, self._quantized("v", call.v, call, place, dim=dim_v, **options)
+
+    def _row_shift(self, call: Call, k: Operand, place: Place) -> DeviceArray:
+        """What the scores of rows lack that keys less their mean give."""
+        values = dequantize(call.q, stream=place.stream) if isinstance(call.q, Operand) else with_whole_rows(call.q, place.stream)
+        starts = place.put(call.sequences["query_starts"]) if call.cu_seqlens_k is not None else None
+        return row_dot(call.grouped(values), k.mean, starts, scale=call.scale, stream=place.stream)
 
     def _mean_scores(self, call: Call, mean, k_tiles, q_global, dim: int, place: Place):
         """The scores of the means of blocks of queries with all keys."""
@@ -243,51 +272,56 @@ def splits_for(heads_kv: int, rows: int, keys: int) -> int:
 
 
 def launched(call: Call, stream: StreamLike) -> tuple:
-    """Launch what a call needs: conversions, the kernel, and where keys are split or sums wanted, the merge.
+    """Launch what a call needs: conversions, the kernels of few queries and of others, and where keys are split or sums wanted, the merge.
 
     Gives the output, then the lse, or the maxima and sums of rows, where they are asked for.
     """
     place = Place([*call.arrays.values(), call.out], stream)
     q, k, v = (place.put(x) for x in (call.q, call.k, call.v))
-    arguments = call.way.prepare(replace(call, q=q, k=k, v=v), place) | _options(call, place)
-    packed = "query_starts" in call.sequences
     (batch, heads, queries, _), dim_v = q.shape, v.shape[-1]
-    rows = (batch, k.shape[1], call.group, queries)
-    splits = 1 if packed else splits_for(k.shape[1], call.group * queries, k.shape[2])
-
+    on_device = replace(call, q=q, k=k, v=v)
     if isinstance(call.out, DeviceArray):
         target = call.out
     elif call.transposed:
         target = place.empty((batch, queries, heads, dim_v), call.output).transpose(0, 2, 1, 3)
     else:
         target = place.empty((batch, heads, queries, dim_v), call.output)
-    lse = place.empty(rows, f32) if call.return_lse else None
+    names = ("lse",) if call.return_lse else () if call.normalize else ("merged_max", "merged_sum")
+    figures = {name: place.empty((batch, heads, queries), f32) for name in names}
+    few, others = families(call) if call.way.has_few else (False, True)
+    if few:
+        of_few = only(on_device, True) if others else on_device
+        operands = call.way.few_operands(of_few, place)
+        merged(call, operands, place, sums_of(of_few, operands, place, others), target, figures)
+    if others:
+        _launch_others(only(on_device, False) if few else on_device, place, target, figures, few)
+    return (_handed_back(call, place, target), *(place.back(x) for x in figures.values()))
+
+
+def _launch_others(call: Call, place: Place, target: DeviceArray, figures: dict, partly: bool) -> None:
+    """Launch attention of many queries into target and figures. partly: whether other rows of them are there, which stay."""
+    packed = "query_starts" in call.sequences
+    rows = (call.q.shape[0], call.k.shape[1], call.group, call.q.shape[2])
+    splits = 1 if packed else splits_for(call.k.shape[1], call.group * call.q.shape[2], call.k.shape[2])
     if splits > 1 or not call.normalize:
-        figures = _run_in_splits(call, place, arguments, splits, rows, target, lse)
-    else:
-        figures = () if lse is None else (lse,)
-        direct = target if is_loadable(target) else place.empty((*target.shape[:-1], -(-dim_v // ROW_UNIT) * ROW_UNIT), call.output)
-        call.way.kernel(**arguments, **{f"out_{call.output}": call.grouped(direct)}, lse=lse, splits=1, stream=stream)
-        if direct is not target:
-            converted(direct, call.output, place, target)
-    figures = tuple(place.back(x.reshape(batch, heads, queries)) for x in figures)
-    return (_handed_back(call, place, target), *figures)
-
-
-def _run_in_splits(call: Call, place: Place, arguments, splits: int, rows: tuple[int, ...], target: DeviceArray, lse) -> tuple:
-    """Launch on several runs of the keys and merge them; gives (lse,), (row_max, row_sum) or nothing."""
-    width = -(-target.shape[-1] // ROW_UNIT) * ROW_UNIT
-    partial = place.empty((splits, *rows, width), f32)
-    wanted = call.way.sums if lse is not None else ("row_sum",)
-    figures_of_rows = {name: place.empty((splits, *rows), f32) for name in ("row_max", *wanted)}
-    call.way.kernel(**arguments, partial=partial, **figures_of_rows, stream=place.stream)
-    whole = (rows[0], rows[1] * rows[2], rows[3])
-    figures = {} if lse is None else dict(lse=lse.reshape(whole))
-    if not call.normalize:
-        figures = dict(merged_max=place.empty(whole, f32), merged_sum=place.empty(whole, f32))
-    parts = {name: x.reshape(splits, *whole) for name, x in figures_of_rows.items()}
-    attention_merge(partial.reshape(splits, *whole, width), **parts, **{f"out_{call.output}": target}, **figures, stream=place.stream)
-    return tuple(figures.values())
+        width = -(-target.shape[-1] // ROW_UNIT) * ROW_UNIT
+        wanted = call.way.sums if call.return_lse else ("row_sum",)
+        parts = {name: place.empty((splits, *rows), f32) for name in ("row_max", *wanted)}
+        parts["partial"] = place.empty((splits, *rows, width), f32)
+        call.way.kernel(**call.way.prepare(call, place), **_options(call, place), **parts, stream=place.stream)
+        whole = (splits, rows[0], rows[1] * rows[2], rows[3])
+        parts = {name: x.reshape(*whole, *x.shape[5:]) for name, x in parts.items()}
+        attention_merge(**parts, **{f"out_{call.output}": target}, **figures, stream=place.stream)
+        return
+    arguments = call.way.prepare(call, place) | _options(call, place)
+    fits = is_loadable(target)
+    direct = target if fits else place.empty((*target.shape[:-1], -(-target.shape[-1] // ROW_UNIT) * ROW_UNIT), call.output)
+    if partly and not fits:
+        converted(target, call.output, place, direct)
+    lse = {name: x.reshape(rows) for name, x in figures.items()}
+    call.way.kernel(**arguments, **{f"out_{call.output}": call.grouped(direct)}, **lse, splits=1, stream=place.stream)
+    if not fits:
+        converted(direct, call.output, place, target)
 
 
 def _options(call: Call, place: Place) -> dict[str, Any]:
@@ -303,10 +337,7 @@ def _options(call: Call, place: Place) -> dict[str, Any]:
         whole = call.grouped((mask.view(np.uint8) if hides else mask).broadcast_to((batch, heads, queries, keys)))
         options["allowed" if hides else "mask"] = whole
     if call.sinks is not None:
-        sinks = place.put(call.sinks)
-        if sinks.dtype != np.float32:
-            sinks = converted(sinks[None, None, None], f32, place, place.empty((1, 1, 1, heads), f32))
-        options["sinks"] = sinks.reshape(call.k.shape[1], call.group)
+        options["sinks"] = sinks_on(call, place).reshape(call.k.shape[1], call.group)
     return options | dict(scale=call.scale, softcap=call.softcap, left=call.left, right=call.right)
 
 

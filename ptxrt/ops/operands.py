@@ -239,6 +239,18 @@ class Operand(Packed):
             values = self.layout.tile.decode(self.codes, self.global_scale)[:, :, rows, :dim].astype(np.float32)
         return values if self.mean is None else values + self.mean_of_rows()
 
+    def expanded(self, member: Format, stream) -> tuple[DeviceArray, DeviceArray | None]:
+        """Queries on a device in 16 bits, and what they are multiplied by, float32 [1] or None for 1.
+
+        They are codes times scales, which the format holds; of smoothed ones the values, rounded once."""
+        if self.mean is not None:
+            return _values_of_queries(self, self.arrays, member, stream), None
+        parts = {name: self.arrays[name] for name in ("codes", "scales")}
+        if self.global_scale is None:
+            return _values_of_queries(self, parts, member, stream), None
+        parts["global_scale"] = fill_f32(x=empty((1,), np.float32, device=self.codes.device), value=1.0, stream=stream)
+        return _values_of_queries(self, parts, member, stream), self.global_scale.reshape(1)
+
     def dequantized(self, member: Format, out, stream) -> Any:
         """The values in a format, by kernels, where the codes are; in `out` where there is one. See `dequantize`."""
         device = {name: to_device(array, stream=stream) for name, array in self.arrays.items()}

@@ -1,0 +1,93 @@
+"""Calls of `attention` with few queries: the nodes of every sequence by `attention_few`, and their merge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..array import DeviceArray
+from ..formats import f32
+from .attention_few import FEW_QUERIES, MOST_NODES, attention_few, nodes_of, splits_of_nodes
+from .attention_kernels import attention_merge
+from .place import ROW_UNIT, Place, converted
+from .scales import fill_f32
+
+if TYPE_CHECKING:
+    from .attention_call import Call
+
+
+@dataclass(frozen=True)
+class FewOperands:
+    """What `attention_few` takes of a call: its operands by name, and what belongs to the merge."""
+
+    named: dict[str, Any]
+    row_shift: DeviceArray | None = None
+    v_global: DeviceArray | None = None
+
+
+def families(call: Call) -> tuple[bool, bool]:
+    """Whether a call has sequences of few queries, for which there is a kernel of their own, and whether it has others.
+
+    Calls with a mask, of smoothed queries, of more keys than one merge takes, and of packed sequences whose lengths are on a device or whose sums are
+    wanted, have no few queries.
+    """
+    if call.mask is not None or call.smooth_q or nodes_of(call.k.shape[2]) > MOST_NODES or 0 in call.q.shape:
+        return False, True
+    if call.cu_seqlens_q is None:
+        return call.q.shape[2] <= FEW_QUERIES, call.q.shape[2] > FEW_QUERIES
+    if isinstance(call.cu_seqlens_q, DeviceArray) or not call.normalize:
+        return False, True
+    few = np.diff(call.cu_seqlens_q) <= FEW_QUERIES
+    return bool(few.any()), not few.all()
+
+
+def only(call: Call, few: bool) -> Call:
+    """A packed call of its sequences of few queries alone, or of the others: what is left out has no queries."""
+    starts, counts = call.cu_seqlens_q[:-1], np.diff(call.cu_seqlens_q)
+    ends = starts + np.where((counts <= FEW_QUERIES) == few, counts, 0)
+    return replace(call, sequences=dict(call.sequences, query_ends=ends.astype(np.int32)))
+
+
+def sinks_on(call: Call, place: Place) -> DeviceArray:
+    """The sinks of a call on the device, float32 [heads]."""
+    sinks = place.put(call.sinks)
+    if sinks.dtype == np.float32:
+        return sinks
+    heads = sinks.shape[0]
+    return converted(sinks[None, None, None], f32, place, place.empty((1, 1, 1, heads), f32)).reshape(heads)
+
+
+def sums_of(call: Call, operands: FewOperands, place: Place, others: bool) -> dict[str, DeviceArray]:
+    """Launch attention of the few queries of a call on the device: the arguments of `attention_merge`, whose arrays are [nodes, ..].
+
+    others: whether sequences are left out, whose nodes count nothing.
+    """
+    (batch, heads, queries, _), (_, heads_kv, keys, dim_v) = call.q.shape, call.v.shape
+    rows, nodes = (batch, heads_kv, call.group, queries), nodes_of(keys)
+    sums = {name: place.empty((nodes, *rows), f32) for name in ("row_max", "row_sum")}
+    sums["partial"] = place.empty((nodes, *rows, -(-dim_v // ROW_UNIT) * ROW_UNIT), f32)
+    if others:
+        fill_f32(x=sums["row_max"].reshape(sums["row_max"].size), value=-np.inf, stream=place.stream)
+    options = {name: place.put(x) for name, x in call.sequences.items()}
+    sequences = next((x.shape[0] for x in options.values()), batch)
+    row_blocks = -(-call.group * min(queries, FEW_QUERIES) // 16)
+    splits = splits_of_nodes(nodes, heads_kv * row_blocks * sequences, sums["partial"].backend.multiprocessors)
+    shift = dict(row_shift=operands.row_shift) if operands.row_shift is not None and call.softcap else {}
+    numbers = dict(scale=call.scale, softcap=call.softcap, left=call.left, right=call.right, most_keys=keys, sequences=sequences)
+    attention_few(**operands.named, **options, **shift, **numbers, **sums, splits=splits, stream=place.stream)
+    return sums
+
+
+def merged(call: Call, operands: FewOperands, place: Place, sums: dict[str, DeviceArray], target: DeviceArray, figures: dict) -> None:
+    """Finish: the output in target, [batch, heads, queries, dim_v], and figures, [batch, heads, queries], by the names of the merge."""
+    (batch, heads, queries, _), nodes = call.q.shape, sums["row_max"].shape[0]
+    arguments = {name: x.reshape(nodes, batch, heads, *x.shape[4:]) for name, x in sums.items()}
+    if call.sinks is not None:
+        arguments["sinks"] = sinks_on(call, place)
+    if operands.row_shift is not None and not call.softcap:
+        arguments["row_shift"] = operands.row_shift.reshape(batch, heads, queries)
+    if operands.v_global is not None:
+        arguments["v_global"] = operands.v_global
+    attention_merge(**arguments, **{f"out_{call.output}": target}, **figures, stream=place.stream)
