@@ -117,11 +117,13 @@ struct UnitCursor {
         while (tile >= tiles_end && node < end_node) next_node();
     }
     __device__ bool there() const { return node < end_node; }
-    __device__ void advance() {
-        if (++part < 2 * units) return;
+    __device__ void next_tile() {
         part = 0;
         ++tile;
         settle();
+    }
+    __device__ void advance() {
+        if (++part == 2 * units) next_tile();
     }
 };
 
@@ -176,7 +178,7 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
                                 : PageTable(problem.batch, problem.first_key);
     const auto rows_of = [&](const CachedArray &array, int dim) {
         return PagedRows(array.codes, array.strides, array.scales, array.scale_strides, problem.head, dim * tile::bits_of(array.format) / 8,
-                         ceil_div(dim, tile::block_of(array.format)));
+                         tile::blocks_of(array.format, dim));
     };
     const PagedRows k_rows = rows_of(cached.k, options.dim), v_rows = rows_of(cached.v, options.dim_v);
 
@@ -185,11 +187,23 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
     const int ring_end = ring.begin + Tiling::batches * ring.batch * ring.unit_bytes;
     UnitCursor<units> coming(first_node, end_node, first_tile, end_tile, warp);
     int filled = ring.begin;   // where the next unit goes
+    // The pages of the units of a tile, unit i in the lanes i, i + 4 ...: asked for a tile ahead, so that nobody waits for them.
+    const auto pages_of = [&](const UnitCursor<units> &cursor) {
+        if (table.shift < 0 || !cursor.there()) return 0;
+        return table.page_of(min(cursor.tile * Tiling::keys + tile::lane_unit<units>() * tile::cached_rows, end_key - 1));
+    };
+    int pages_here = 0, pages_next = pages_of(coming);
     const auto fetch_unit = [&] {
         char *const unit = arena + filled;
         const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(unit));
         const int part = coming.part % units, first = coming.tile * Tiling::keys + part * tile::cached_rows;
         const bool whole = table.shift >= 0 && first >= first_key && first + tile::cached_rows <= end_key;
+        if (coming.part == 0) {
+            pages_here = pages_next;
+            UnitCursor<units> after = coming;
+            after.next_tile();
+            pages_next = pages_of(after);
+        }
         const auto copy = [&](const CachedArray &array, const PagedRows &from, auto keys) {
             const RowFormat format = array.format;
             if (array.tile_dim) {
@@ -201,12 +215,12 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
                     return chunk < rows.chunks ? tile + 16 * rows.index(first_row + row, chunk) : nullptr;
                 });
                 if (format == RowFormat::plain) return;
-                const int blocks = array.tile_dim / tile::block_of(format), step = ceil_div(blocks, 4) * 4;
+                const int blocks = tile::blocks_of(format, array.tile_dim), step = ceil_div(blocks, 4) * 4;
                 const char *scales = tile + 16 * Tiling::keys * rows.chunks + first_row * step;
                 Units::copy_scales(unit, format, blocks, true, [&](int row) { return scales + row * step; });
                 return;
             }
-            const PageTable::Place place = whole ? table.unit_place(first) : PageTable::Place{};
+            const PageTable::Place place{tile::of_unit(pages_here, part), table.row_of(first)};
             const auto row_of = [&](const char *base, const PageStrides &strides, int row) -> const char * {
                 if (whole) return strides.row(base, place.page, place.row + row);
                 if (first + row < first_key || first + row >= end_key) return nullptr;
@@ -272,7 +286,7 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
             tile::Accumulator s[1][2 * units];   // scores, then weights as round_weights leaves them
 #pragma unroll 1
             for (int part = 0; part < 2 * units; ++part) {
-                if (part % ring.batch == 0) {
+                if ((part & (ring.batch - 1)) == 0) {
                     ptx::cp_async_wait_group<Tiling::batches - 2>();
                     ptx::bar_warp_sync();   // the batch has landed for all lanes, and all are done with the one before
                     fetch();

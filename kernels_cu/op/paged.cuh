@@ -57,11 +57,9 @@ struct PageTable {
         return {__ldg(pages + at), key - at * page};
     }
 
-    // That of neighbouring keys that lie in one page, all of them to be read: of a table whose shift is not -1.
-    __device__ Place unit_place(int key) const {
-        if (!pages) return {number, first + key};
-        return {__ldg(pages + (key >> shift)), key & (page - 1)};
-    }
+    // The same in two steps, of a table whose shift is not -1.
+    __device__ int page_of(int key) const { return pages ? __ldg(pages + (key >> shift)) : number; }
+    __device__ int row_of(int key) const { return pages ? key & (page - 1) : first + key; }
 };
 
 }  // namespace op

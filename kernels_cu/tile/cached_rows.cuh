@@ -29,7 +29,8 @@ constexpr int cached_rows = 16;   // keys of a unit
 enum class RowFormat { plain, mxfp8, mxfp4, nvfp4 };
 
 __device__ inline int bits_of(RowFormat format) { return format == RowFormat::plain ? 16 : format == RowFormat::mxfp8 ? 8 : 4; }
-__device__ inline int block_of(RowFormat format) { return format == RowFormat::nvfp4 ? 16 : 32; }
+// Blocks of `values` values, a part of one for a whole one.
+__device__ inline int blocks_of(RowFormat format, int values) { return format == RowFormat::nvfp4 ? (values + 15) >> 4 : (values + 31) >> 5; }
 
 // What takes expanded values to those that they stand for.
 __device__ inline float lift_of(RowFormat format) { return format == RowFormat::nvfp4 ? 0x1p7f : 1.0f; }
@@ -114,14 +115,13 @@ __device__ inline void with_block_format(RowFormat format, Body &&body) {
 
 // How V's scales stand in a tile of block_tiles.cuh: groups of 32 words, `of_word` groups of 32 columns to each.
 struct ValueScales {
-    int steps, step_blocks, of_word;   // MMAs deep; blocks of a column for one
+    int steps, shift;   // MMAs deep; 2^shift columns have a group
 
     __device__ explicit ValueScales(RowFormat format)
-        : steps(format == RowFormat::mxfp8 ? 2 : 1), step_blocks(format == RowFormat::nvfp4 ? 4 : format == RowFormat::mxfp4 ? 2 : 1),
-          of_word(4 / step_blocks) {}
-    __device__ int group(int column) const { return column / (32 * of_word); }
-    // The groups that a quarter of `dim` columns lies in, from group(its first column) on.
-    __device__ int groups(int dim) const { return ceil_div(dim, 4 * 32 * of_word); }
+        : steps(format == RowFormat::mxfp8 ? 2 : 1), shift(format == RowFormat::nvfp4 ? 5 : format == RowFormat::mxfp4 ? 6 : 7) {}
+    __device__ int group(int column) const { return column >> shift; }
+    // The groups that `columns` columns lie in, from group(the first) on.
+    __device__ int groups(int columns) const { return (columns + (1 << shift) - 1) >> shift; }
 };
 
 // Where the rows of a tile of block_tiles.cuh stand that are tokens: KeyTile, or SharedTile of values in 16 bits.
@@ -149,13 +149,13 @@ struct CachedUnits {
     // Chunks of codes of a unit, and of a row that is a token; bytes from a token's scales to the next one's.
     __device__ static int chunks(RowFormat format) { return dim * bits_of(format) / 8; }
     __device__ static int row_chunks(RowFormat format) { return dim * bits_of(format) / 128; }
-    __device__ static int scale_step(RowFormat format) { return max(dim / block_of(format), 4); }
+    __device__ static int scale_step(RowFormat format) { return max(blocks_of(format, dim), 4); }
 
     // Bytes of a unit in shared memory, a multiple of what swizzles need.
     __device__ static int bytes(RowFormat format, bool columns) {
         if (format == RowFormat::plain) return sizeof(Rows);
         const ValueScales scales(format);
-        const int of_scales = columns ? 128 * scales.steps * scales.groups(dim) : cached_rows * scale_step(format);
+        const int of_scales = columns ? 128 * scales.steps * scales.groups(quarter) : cached_rows * scale_step(format);
         return ceil_div(16 * chunks(format) + of_scales, 128) * 128;
     }
 
@@ -176,20 +176,20 @@ struct CachedUnits {
     // `aligned`; otherwise they are copied before this returns.
     template <class Source>
     __device__ static void copy_scales(char *unit, RowFormat format, int present, bool aligned, Source &&source) {
-        const int step = scale_step(format), words = step / 4;
+        const int step = scale_step(format), log = 31 - __clz(step);   // a power of two
         char *scales = unit + 16 * chunks(format);
         const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(scales));
         if (aligned) {
 #pragma unroll 1
-            for (int i = ptx::laneid(); i < cached_rows * words; i += 32) {
-                const int row = i / words, word = i % words;
+            for (int i = ptx::laneid(); i < cached_rows << (log - 2); i += 32) {
+                const int row = i >> (log - 2), word = i & ((step >> 2) - 1);
                 const char *from = source(row);
                 ptx::portable::cp_async_ca<4>(target + 4 * i, from + (from ? 4 * word : 0), from ? max(min(present - 4 * word, 4), 0) : 0);
             }
         } else {
 #pragma unroll 1
             for (int i = ptx::laneid(); i < cached_rows * step; i += 32) {
-                const int row = i / step, byte = i % step;
+                const int row = i >> log, byte = i & (step - 1);
                 const char *from = source(row);
                 scales[i] = from && byte < present ? from[byte] : 0;
             }
@@ -203,9 +203,9 @@ struct CachedUnits {
         for (int i = ptx::laneid(); i < count; i += 32)
             ptx::cp_async_cg_16(unit + 16 * i, tile + 16 * (first + i), first + i < tile_dim * row_chunks);
         const ValueScales scales(format);
-        const int groups = scales.groups(dim), there = ceil_div(tile_dim, 32 * scales.of_word), i = ptx::laneid();
+        const int groups = scales.groups(quarter), there = scales.groups(tile_dim), i = ptx::laneid();   // one or two
         if (i < 8 * scales.steps * groups) {
-            const int step = i / 8 / groups, group = scales.group(part * quarter) + i / 8 % groups;
+            const int step = groups == 2 ? i / 16 : i / 8, group = scales.group(part * quarter) + (groups == 2 ? i / 8 % 2 : 0);
             ptx::cp_async_cg_16(unit + 16 * (count + i), tile + 16 * (tile_dim * row_chunks + 8 * (step * there + group) + i % 8), group < there);
         }
     }
@@ -259,6 +259,11 @@ private:
         }
     }
 };
+
+// Which of `units` units a lane knows about, and what it knows, for all lanes.
+template <int units>
+__device__ inline int lane_unit() { return ptx::laneid() % units; }
+__device__ inline int of_unit(int value, int unit) { return ptx::shfl_sync_idx_b32(value, unit); }
 
 // Bits of B of 16 keys that belong to those of which seen(key) is true.
 struct PairMasks {
