@@ -28,6 +28,7 @@ _HOME = {
     "argmax_rows": "ops.rows",
     "rope_table": "ops.rotation",
     "rope": "ops.rotation",
+    "append_qkv": "ops.append_qkv",
     "KVCache": "ops.cache",
     "attention_paged": "ops.paged",
     "block_table_from_csr": "ops.cache",
@@ -104,6 +105,7 @@ if TYPE_CHECKING:
     from .graphs import graph as graph
     from .kernel import Kernel
     from .launch import last_launches as last_launches
+    from .ops.append_qkv import append_qkv as append_qkv
     from .ops.attention import attention as attention
     from .ops.attention import merge as merge
     from .ops.cache import KVCache as KVCache

@@ -9,15 +9,6 @@ from ptxrt.errors import ArgumentError
 
 BF16 = ml_dtypes.bfloat16
 TYPES = [np.float32, np.float16, BF16]
-GPU = [pytest.param(f"{name} gpu", marks=pytest.mark.gpu) for name in ("portable", "native")]
-
-
-@pytest.fixture(params=["native", "portable", *GPU])
-def machine(request, on_machine):
-    """Each text on the emulator, and the machines of the GPU at hand."""
-    name, _, gpu = request.param.partition(" ")
-    with on_machine(name) if gpu else ptxrt.using("emulator", ptx=name):
-        yield
 
 
 def normal(*shape, dtype=np.float32, seed=0):
@@ -61,7 +52,7 @@ PARTS = [(64, 64, 0), (128, 128, 0), (128, 64, 64), (96, 96, 0), (80, 24, 8), (4
 
 @pytest.mark.parametrize("style", ["halves", "pairs"])
 @pytest.mark.parametrize("cols, width, first", PARTS)
-def test_against_float64(machine, cols, width, first, style):
+def test_against_float64(text_machine, cols, width, first, style):
     table = ptxrt.rope_table(width, 5000)
     positions = np.array([0, 1, 4999, 77])
     x = normal(4, 3, cols)
@@ -77,7 +68,7 @@ def test_against_float64(machine, cols, width, first, style):
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
-def test_types(machine, dtype):
+def test_types(text_machine, dtype):
     table, positions = ptxrt.rope_table(64, 100), [3, 99]
     x = normal(2, 5, 64, dtype=dtype)
     y = ptxrt.rope(x, table, positions)
@@ -86,7 +77,7 @@ def test_types(machine, dtype):
     assert_within_two_ulp(ptxrt.rope(x, table, positions, out_dtype=np.float32), x.astype(np.float32), table, positions)
 
 
-def test_one_pair_known_to_the_bit(machine):
+def test_one_pair_known_to_the_bit(text_machine):
     table = np.array([[1, 0], [0.5, 0.25]], np.float32)   # a cosine and a sine, of no angle
     x = np.array([[4, 8]], np.float32)
     for style in ("halves", "pairs"):
@@ -94,14 +85,14 @@ def test_one_pair_known_to_the_bit(machine):
         np.testing.assert_array_equal(ptxrt.rope(x, table, [1], style=style, inverse=True), [[4, 3]])
 
 
-def test_styles_are_alike_but_for_the_order_of_columns(machine):
+def test_styles_are_alike_but_for_the_order_of_columns(text_machine):
     table, x = ptxrt.rope_table(32, 50), normal(3, 2, 32, dtype=BF16)
     order = np.arange(32).reshape(2, 16).T.reshape(-1)   # 0, 16, 1, 17, ..
     halves, pairs = ptxrt.rope(x, table, [1, 2, 49]), ptxrt.rope(x[..., order], table, [1, 2, 49], style="pairs")
     np.testing.assert_array_equal(halves[..., order], pairs)
 
 
-def test_positions_belong_to_the_first_axes(machine):
+def test_positions_belong_to_the_first_axes(text_machine):
     table, x = ptxrt.rope_table(16, 50), normal(2, 3, 4, 16)
     for positions in (7, [4, 9], np.arange(6).reshape(2, 3), np.arange(24).reshape(2, 3, 4)):
         assert_within_two_ulp(ptxrt.rope(x, table, positions), x, table, positions)
@@ -110,7 +101,7 @@ def test_positions_belong_to_the_first_axes(machine):
 
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
 @pytest.mark.parametrize("format", ["mxfp8", "mxfp4", "nvfp4"])
-def test_the_bytes_of_quantize(machine, format, layout):
+def test_the_bytes_of_quantize(text_machine, format, layout):
     rule = {"mxfp8": "rceil", "mxfp4": "even", "nvfp4": "amax"}[format]
     level = dict(global_scale=0.013) if format == "nvfp4" else {}
     options = dict(scale_rule=rule, scale_layout=layout, **level)
@@ -127,7 +118,7 @@ def test_the_bytes_of_quantize(machine, format, layout):
             assert got.layout == want.layout
 
 
-def test_any_strides(machine):
+def test_any_strides(text_machine):
     table = ptxrt.to_device(ptxrt.rope_table(32, 50))
     qkv = normal(6, 5 * 32 + 7, dtype=BF16)
     for whole in (qkv, ptxrt.to_device(qkv)):
@@ -145,7 +136,7 @@ def test_any_strides(machine):
         np.testing.assert_array_equal(part.to_numpy(), want.to_numpy())
 
 
-def test_what_is_not_finite_stays_in_its_pair(machine):
+def test_what_is_not_finite_stays_in_its_pair(text_machine):
     table = ptxrt.rope_table(64, 9)
     for style in ("halves", "pairs"):
         x = normal(4, 64)
@@ -156,7 +147,7 @@ def test_what_is_not_finite_stays_in_its_pair(machine):
         assert np.isfinite(got).sum() == 4 * 64 - 6
 
 
-def test_positions_on_the_device_that_the_table_does_not_have_make_nan(machine):
+def test_positions_on_the_device_that_the_table_does_not_have_make_nan(text_machine):
     x, table = normal(4, 2, 48), ptxrt.to_device(ptxrt.rope_table(32, 9))
     positions = ptxrt.to_device(np.array([8, 9, -1, 2**31 - 1], np.int32))
     for style in ("halves", "pairs"):
@@ -166,20 +157,20 @@ def test_positions_on_the_device_that_the_table_does_not_have_make_nan(machine):
         np.testing.assert_array_equal(got[..., kept], x[..., kept])
 
 
-def test_no_bit_depends_on_other_rows(machine):
+def test_no_bit_depends_on_other_rows(text_machine):
     table, x = ptxrt.rope_table(64, 40), normal(37, 64, dtype=BF16)
     whole = ptxrt.rope(x, table, np.arange(37), out_dtype=np.float32)
     np.testing.assert_array_equal(ptxrt.rope(x[17], table, 17, out_dtype=np.float32), whole[17])
 
 
-def test_empty_arrays(machine):
+def test_empty_arrays(text_machine):
     table = ptxrt.rope_table(16, 9)
     assert ptxrt.rope(normal(0, 3, 16), table, np.zeros(0, int)).shape == (0, 3, 16)
     assert ptxrt.rope(normal(2, 0, 16), table, [1, 2]).shape == (2, 0, 16)
     assert ptxrt.rope(normal(0, 16), table, np.zeros(0, int), format="mxfp8").shape == (0, 16)
 
 
-def test_prepared_and_in_a_graph_with_other_positions(machine):
+def test_prepared_and_in_a_graph_with_other_positions(text_machine):
     table, x = ptxrt.to_device(ptxrt.rope_table(64, 40)), ptxrt.to_device(normal(3, 2, 64, dtype=BF16))
     positions, out = ptxrt.to_device(np.array([1, 2, 3], np.int32)), ptxrt.zeros((3, 2, 64), BF16)
     with ptxrt.graph() as graph:

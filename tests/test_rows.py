@@ -11,17 +11,6 @@ BF16 = ml_dtypes.bfloat16
 TYPES = [np.float32, np.float16, BF16]
 
 
-GPU = [pytest.param(f"{name} gpu", marks=pytest.mark.gpu) for name in ("portable", "native")]
-
-
-@pytest.fixture(params=["native", "portable", *GPU])
-def machine(request, on_machine):
-    """Each text on the emulator, and the machines of the GPU at hand."""
-    name, _, gpu = request.param.partition(" ")
-    with on_machine(name) if gpu else ptxrt.using("emulator", ptx=name):
-        yield
-
-
 def normal(*shape, dtype=np.float32, seed=0):
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
 
@@ -30,7 +19,7 @@ def normal(*shape, dtype=np.float32, seed=0):
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
-def test_rows_of_a_table_are_those_of_numpy(machine, dtype):
+def test_rows_of_a_table_are_those_of_numpy(text_machine, dtype):
     for cols in (64, 33, 1):
         table = normal(9, cols, dtype=dtype)
         for ids in (np.array([[8, 0, 3], [3, 3, 1]]), np.arange(9, dtype=np.uint8), np.array(4), [0, 8]):
@@ -42,7 +31,7 @@ def test_rows_of_a_table_are_those_of_numpy(machine, dtype):
 
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
 @pytest.mark.parametrize("format", ["mxfp8", "mxfp4", "nvfp4"])
-def test_rows_of_a_table_with_the_bytes_of_quantize(machine, format, layout):
+def test_rows_of_a_table_with_the_bytes_of_quantize(text_machine, format, layout):
     table, ids = normal(9, 72, dtype=BF16), [8, 1, 1, 5]
     level = dict(global_scale=0.01) if format == "nvfp4" else {}
     rule = {"mxfp8": "rceil", "mxfp4": "even", "nvfp4": "amax"}[format]
@@ -53,7 +42,7 @@ def test_rows_of_a_table_with_the_bytes_of_quantize(machine, format, layout):
     np.testing.assert_array_equal(got.scales, want.scales)
 
 
-def test_ids_on_the_device_that_are_no_rows_give_zeros(machine):
+def test_ids_on_the_device_that_are_no_rows_give_zeros(text_machine):
     table = normal(5, 40)
     ids = np.array([4, -1, 0, 5, -(2**31), 2**31 - 1, 2], np.int32)
     got = ptxrt.take_rows(ptxrt.to_device(table), ptxrt.to_device(ids)).to_numpy()
@@ -62,7 +51,7 @@ def test_ids_on_the_device_that_are_no_rows_give_zeros(machine):
     assert not got[~there].any()
 
 
-def test_rows_of_a_table_of_any_strides_where_the_caller_wants_them(machine):
+def test_rows_of_a_table_of_any_strides_where_the_caller_wants_them(text_machine):
     table = normal(12, 90, dtype=BF16)
     ids = np.array([[3, 0], [1, 2]], np.int32)
     for view in (np.s_[::2, 3:67], np.s_[:, ::2], np.s_[4:9, :1]):
@@ -93,7 +82,7 @@ def exact_means(x, bounds, normalize):
 
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
-def test_means_against_float64(machine, dtype, normalize):
+def test_means_against_float64(text_machine, dtype, normalize):
     for cols in (200, 5) + (2077,) * (dtype is BF16):
         x, bounds = normal(40, cols, dtype=dtype), [0, 1, 1, 30, 40]
         want = exact_means(x, bounds, normalize)
@@ -105,7 +94,7 @@ def test_means_against_float64(machine, dtype, normalize):
         assert ptxrt.compare(got, want).relative_l2 < {np.float32: 4e-7, np.float16: 5e-4, BF16: 3e-3}[dtype]
 
 
-def test_a_mean_depends_on_its_sequence_alone(machine):
+def test_a_mean_depends_on_its_sequence_alone(text_machine):
     x, bounds = normal(120, 72, dtype=BF16), [0, 50, 57, 120]
     whole = ptxrt.mean_rows(x, bounds, out_dtype=np.float32)
     for i, (begin, end) in enumerate(zip(bounds, bounds[1:])):
@@ -113,7 +102,7 @@ def test_a_mean_depends_on_its_sequence_alone(machine):
         np.testing.assert_array_equal(alone[0], whole[i])
 
 
-def test_means_of_what_is_exact_or_not_finite(machine):
+def test_means_of_what_is_exact_or_not_finite(text_machine):
     x = np.zeros((6, 12), np.float32)
     x[0, 3], x[1, 3] = 1, 3                         # mean 2, length 2
     x[2, 1], x[3, 2], x[3, 5] = np.nan, np.inf, 1   # a sequence each
@@ -127,7 +116,7 @@ def test_means_of_what_is_exact_or_not_finite(machine):
     assert not ptxrt.mean_rows(x[:0], [0, 0, 0]).any()
 
 
-def test_bounds_on_the_device_are_kept_within_the_rows(machine):
+def test_bounds_on_the_device_are_kept_within_the_rows(text_machine):
     x = normal(10, 40)
     bounds = ptxrt.to_device(np.array([-5, 4, 99, 3, 10], np.int32))
     got = ptxrt.mean_rows(ptxrt.to_device(x)[:, :33], bounds, normalize=False).to_numpy()
@@ -140,7 +129,7 @@ def test_bounds_on_the_device_are_kept_within_the_rows(machine):
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
-def test_places_of_the_largest_are_those_of_numpy(machine, dtype):
+def test_places_of_the_largest_are_those_of_numpy(text_machine, dtype):
     for shape in ((2, 3, 100), (4, 1), (2, 16401), (7,)):
         x = normal(*shape, dtype=dtype)
         for x in (x, np.round(x), -np.abs(np.round(x)), np.zeros_like(x) * x):   # with equals, and zeros of both signs
@@ -149,7 +138,7 @@ def test_places_of_the_largest_are_those_of_numpy(machine, dtype):
             np.testing.assert_array_equal(got, np.argmax(x.astype(np.float32), axis=-1))
 
 
-def test_places_of_nan_and_infinities(machine):
+def test_places_of_nan_and_infinities(text_machine):
     x = np.tile(np.arange(40, dtype=np.float32), (5, 1))
     x[0, [7, 30]], x[1, [33, 12]], x[1, 3], x[2] = np.nan, np.inf, -np.nan, -np.inf
     x[3, 39], x[4, 2] = -np.inf, np.inf
@@ -157,7 +146,7 @@ def test_places_of_nan_and_infinities(machine):
     np.testing.assert_array_equal(ptxrt.argmax_rows(x.astype(np.float16)[:, ::3]), np.argmax(x[:, ::3], axis=1))
 
 
-def test_places_where_the_caller_wants_them(machine):
+def test_places_where_the_caller_wants_them(text_machine):
     x = ptxrt.to_device(normal(6, 40))
     out = ptxrt.empty((6,), np.int32)
     assert ptxrt.argmax_rows(x, out=out) is out
@@ -166,7 +155,7 @@ def test_places_where_the_caller_wants_them(machine):
     assert ptxrt.argmax_rows(np.zeros((0, 0), np.float32)).shape == (0,)
 
 
-def test_a_step_in_a_graph(machine):
+def test_a_step_in_a_graph(text_machine):
     """From ids to the next ids, all on the device."""
     table, ids = ptxrt.to_device(normal(40, 32, dtype=BF16)), ptxrt.to_device(np.array([3, 7], np.int32))
     with ptxrt.graph() as graph:

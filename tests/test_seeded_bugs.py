@@ -30,7 +30,7 @@ QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns",
 # Kernels whose declared cases are their checks, in the smallest variant.
 DECLARED = (
     *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16", "probe_ending", FEW, "claim_slots", "append_nvfp4"),
-    *("norm_rows", "gate_rows", "activate_rows"),
+    *("norm_rows", "gate_rows", "activate_rows", "rope_rows", "argmax_rows", "append_qkv"),
     *("gemm_bf16", "gemm_few_bf16", "gemm_nvfp4"),
     *("pack_keys_mxfp4", "pack_values_nvfp4", "scan_keys", "mean_keys", "operand_scale", "row_dot", "less_block_means", "mean_scores_mxfp4"),
 )

@@ -43,15 +43,15 @@ def claim_slots(slots: In[i64, "tokens", unaligned], claims: InOut[i32, "count"]
             claims[slot] = min(claims[slot], token)
 
 
-def _own_slots(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+def own_slots(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     """Examples of slots of which most tokens have one of their own."""
     return np.where(np.arange(shape[0]) % 5 == 3, -1, rng.permutation(np.arange(max(shape[0], axes["count"])))[: shape[0]]).astype(np.int64)
 
 
-def _named_claims(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+def named_claims(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     """Examples of claims by tokens, such that about one in two has its slot with those slots."""
     claims = np.full(shape, UNCLAIMED, np.int32)
-    slots = _own_slots(np.random.default_rng(0), None, (axes["tokens"],), axes)
+    slots = own_slots(np.random.default_rng(0), None, (axes["tokens"],), axes)
     for token, slot in enumerate(slots):
         if 0 <= slot < len(claims) and token % 3:
             claims[slot] = token
@@ -82,8 +82,8 @@ def _declared(name: str, text: str, body, sizes: dict, cases: list) -> Kernel:
         cases=[dict(common, dim=64, x_bf16=True, release=1, **sizes), *rest],
         derived=dict(count=lambda axes: axes["pages"] * axes["page"]),
         draw=dict(
-            slots=lambda rng, member, shape, axes: _own_slots(np.random.default_rng(0), member, shape, axes),
-            claims=_named_claims,
+            slots=lambda rng, member, shape, axes: own_slots(np.random.default_rng(0), member, shape, axes),
+            claims=named_claims,
             global_scale=lambda rng, member, shape, axes: rng.uniform(0.5, 2, shape).astype(np.float32),
         ),
     )(body)

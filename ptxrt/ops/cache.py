@@ -294,13 +294,11 @@ class KVCache:
             slots = slots.astype(np.int64)
         if tokens is None or slots.dtype != np.int64:
             raise ArgumentError(f"append: slots {shown(slots)}; pass int64, one for each token of k and v")
-        for name, x in self.arrays.items():
-            if x is not None and not x.writeable:
-                raise ArgumentError(f"append: {name} of the cache is read-only; make it over memory that can be written")
+        self.check_writeable("append")
         if tokens == 0:
             return
         k, v, slots = (self._here("append", name, x, stream) for name, x in (("k", where["k"]), ("v", where["v"]), ("slots", slots)))
-        claim_slots(slots, self._claims, stream=stream)
+        claims = self.claimed(slots, stream)
         for name, x, release in (("k", k, 0), ("v", v, 1)):
             format = self.format if name == "k" else self.format_v
             x = with_whole_rows(x, stream)
@@ -311,7 +309,19 @@ class KVCache:
             if name == "k" and self.k_mean is not None:
                 given["mean"] = self.k_mean
             kernel = APPEND["bf16" if format in _PLAIN else format]
-            kernel(slots, self._claims, codes=self.arrays[name], **given, release=release, stream=stream)
+            kernel(slots, claims, codes=self.arrays[name], **given, release=release, stream=stream)
+
+    def check_writeable(self, function: str) -> None:
+        """ArgumentError where an array of the cache is read-only."""
+        for name, x in self.arrays.items():
+            if x is not None and not x.writeable:
+                came = f"{name} of the cache is read-only"
+                raise ArgumentError(f"{function}: {came}; make it over memory that can be written")
+
+    def claimed(self, slots: DeviceArray, stream) -> DeviceArray:
+        """Claims of the slots of tokens on the device, which the kernel that writes the tokens gives up."""
+        claim_slots(slots, self._claims, stream=stream)
+        return self._claims
 
     def _here(self, function: str, name: str, x, stream) -> DeviceArray:
         """An array on the cache's device; ArgumentError for one on another."""

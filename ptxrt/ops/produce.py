@@ -344,8 +344,8 @@ def swiglu(
         came = f"x has shape {list(x.shape)}; its last axis holds a gate for each value"
         raise ArgumentError(f"{name}: {came}: pass an even one")
     shape = (*x.shape[:-1], x.shape[-1] // 2)
-    numbers = dict(limit=math.inf if limit is None else _number(name, "limit", limit, 0))
-    numbers |= dict(gate_alpha=_number(name, "alpha", alpha), offset=_number(name, "offset", offset))
+    numbers = dict(limit=math.inf if limit is None else checked_number(name, "limit", limit, 0))
+    numbers |= dict(gate_alpha=checked_number(name, "alpha", alpha), offset=checked_number(name, "offset", offset))
     options = dict(interleaved=checked_flag(name, "interleaved", interleaved), **numbers)
     options |= dict(rounds=checked_rounding(name, rounding))
     if row_weights is not None:
@@ -408,7 +408,7 @@ def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, want
     """`rmsnorm` and `layernorm`."""
     x = taken(name, "x", x)
     cols = x.shape[-1:]
-    options: dict[str, Any] = dict(eps=_number(name, "eps", eps, 0), offset=_number(name, "offset", offset))
+    options: dict[str, Any] = dict(eps=checked_number(name, "eps", eps, 0), offset=checked_number(name, "offset", offset))
     options |= dict(rounds=checked_rounding(name, rounding), centered=centered)
     vectors = {key: v for key, v in dict(weight=weight, bias=bias).items() if v is not None}
     vectors = {key: float_array(name, key, v, cols) for key, v in vectors.items()}
@@ -576,7 +576,7 @@ def as_vector(value, place: Place, member: Format) -> DeviceArray:
     return copied_to(value, member, place).reshape(value.size)
 
 
-def _number(name: str, key: str, value, least: float | None = None) -> float:
+def checked_number(name: str, key: str, value, least: float | None = None) -> float:
     """A finite number."""
     try:
         number = None if isinstance(value, (bool, str, np.ndarray)) else float(value)

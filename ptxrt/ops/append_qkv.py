@@ -1,0 +1,178 @@
+"""`append_qkv`: from the projection of an attention layer to queries and a cache, in one launch for all of it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..array import DeviceArray, as_arrays, check_forward
+from ..blocks import BLOCK_FORMATS
+from ..errors import ArgumentError
+from ..formats import FORMATS, f32, format_of
+from .append_qkv_kernel import CACHE_FORMATS
+from .append_qkv_kernel import append_qkv as kernel
+from .cache import KVCache, as_bytes
+from .operands import Operand, shown, with_whole_rows
+from .outputs import checked_ending
+from .place import Place
+from .produce import as_vector, checked_number, float_array
+from .rotation import checked_positions, checked_rotation, placed_rotation
+
+if TYPE_CHECKING:
+    from ..typing import Array, Number, StreamLike, WholeNumbers
+
+_NAME = "append_qkv"
+
+
+def append_qkv(
+    qkv: Array | tuple[Array, Array, Array],
+    cache: KVCache,
+    slots: WholeNumbers,
+    positions: WholeNumbers,
+    table: Array,
+    *,
+    heads: int,
+    style: str = "halves",
+    first: int = 0,
+    q_weight: Array | None = None,
+    k_weight: Array | None = None,
+    eps: Number = 1e-6,
+    q_format: str | None = None,
+    q_global: Number | Array | None = None,
+    stream: StreamLike = None,
+) -> Any:
+    """Norm and turn the queries and keys of T tokens, write keys and values to the cache, and give the queries.
+
+    qkv: float32, float16 or bfloat16 [T, (H + Hkv) D + Hkv Dv] as one projection gives it, queries first, then keys,
+    then values; or (q, k, v), each [T, heads, dim] or [T, heads dim], on any strides. heads: H, a multiple of the
+    cache's heads Hkv. slots, positions: one for each token, int64 and int32 on a device: `cache.append` and `rope` say
+    what they are, and table, style and first. A token whose slot is negative is padding: its query is given, nothing is
+    written. q_weight, k_weight: floats [D], of norms over each head, as by `rmsnorm` with eps; None for no norm.
+    q_format: None gives q [T, H, D] in the type of qkv; "mxfp8", "mxfp4" or "nvfp4" an Operand of role "q" and shape
+    [1, H, T, D] for `attention`. q_global: the global scale of nvfp4, 1 where None. stream: of the device.
+
+    Every step has the bytes of the function that does it alone, in turn: `rmsnorm`, `rope`, `cache.append`, and for q
+    `quantize` along the heads with the rule of `quantize_operand`. Device arrays are not looked at. NumPy arrays give
+    NumPy results; device arrays stay on the device, without waiting. One launch, and one that finds tokens of one slot
+    where there are several tokens. ArgumentError for what does not fit. Kernels: `append_qkv`, `claim_slots`.
+    """
+    if not isinstance(cache, KVCache):
+        raise ArgumentError(f"{_NAME}: cache is a {type(cache).__name__}; pass a ptxrt.KVCache")
+    whole = isinstance(heads, (int, np.integer)) and not isinstance(heads, bool) and heads > 0
+    if not whole or heads % cache.heads:
+        raise ArgumentError(f"{_NAME}: heads is {heads!r}; pass those of q, a multiple of the cache's {cache.heads}")
+    parts = _parts(qkv, cache, int(heads))
+    q = parts["q"]
+    tokens, dim = q.shape[0], cache.dim
+    table, options = checked_rotation(_NAME, table, style, first, dim)
+    options["eps"] = checked_number(_NAME, "eps", eps, 0)
+    positions = checked_positions(_NAME, positions, table)
+    if tuple(positions.shape) != (tokens,):
+        came = f"positions have shape {list(positions.shape)}"
+        raise ArgumentError(f"{_NAME}: {came}; pass one for each of {tokens} tokens")
+    slots = _checked_slots(slots, tokens)
+    weights = dict(q_weight=q_weight, k_weight=k_weight)
+    weights = {key: float_array(_NAME, key, w, (dim,)) for key, w in weights.items() if w is not None}
+    on_host = isinstance(q, np.ndarray)
+    if q_format == "nvfp4" and q_global is None:
+        q_global = 1.0
+    shape = tokens, int(heads), dim
+    ending = checked_ending(_NAME, on_host, shape, None, None, q_format, None, "linear", q_global, "q_")
+    cache.check_writeable(_NAME)
+    given = dict(parts, table=table, positions=positions, slots=slots, **weights)
+    for name, x in given.items():
+        if isinstance(x, DeviceArray) and x.backend is not cache.backend:
+            where = f"{x.backend.describe()}, the cache on {cache.backend.describe()}"
+            raise ArgumentError(f"{_NAME}: {name} is on {where}; bring it there")
+    place = Place([cache.k], stream)
+    place.on_host = on_host
+    if not tokens and ending is None:
+        return place.back(place.empty(shape, format_of(q.dtype)))
+
+    rows = {name: with_whole_rows(place.put(x), stream) for name, x in parts.items()}
+    table, positions = placed_rotation(_NAME, table, positions, place)
+    slots = place.put(slots)
+    options |= {key: as_vector(w, place, f32) for key, w in weights.items()}
+    options |= _cache_options(cache)
+    if tokens > 1:
+        options["claims"] = cache.claimed(slots, stream)
+    if ending is None:
+        out = place.empty(shape, format_of(q.dtype))
+        kernel(*rows.values(), table, positions, slots, out=out, **options, stream=stream)
+        return place.back(out)
+    level = ending.level(place)
+    layout = ending.layout
+    codes = place.empty((tokens * heads, layout.code_bytes), FORMATS["u8"])
+    scales = place.empty((tokens * heads, layout.blocks), FORMATS["u8"])
+    options |= dict(codes=codes, scales=scales, code_bytes=layout.code_bytes, blocks=layout.blocks)
+    options |= dict(ending=ending.number, rule=ending.rule)
+    if level is not None:
+        options["out_global"] = level.reshape(1)
+    if tokens:
+        kernel(*rows.values(), table, positions, slots, **options, stream=stream)
+    return _operand(place, codes, scales, level, ending, shape)
+
+
+def _parts(qkv, cache: KVCache, heads: int) -> dict[str, Any]:
+    """q, k and v, each [tokens, heads, dim]; ArgumentError for what is not, or of several types or places."""
+    sizes = dict(q=(heads, cache.dim), k=(cache.heads, cache.dim), v=(cache.heads, cache.dim_v))
+    widths = {name: math.prod(size) for name, size in sizes.items()}
+    total = sum(widths.values())
+    if isinstance(qkv, (tuple, list)):
+        if len(qkv) != 3:
+            raise ArgumentError(f"{_NAME}: qkv has {len(qkv)} parts; pass (q, k, v), or one array [tokens, {total}]")
+        parts = dict(zip(sizes, as_arrays(_NAME, **dict(zip(sizes, qkv)))))
+    else:
+        (whole,) = as_arrays(_NAME, qkv=qkv)
+        if len(whole.shape) != 2 or whole.shape[1] != total:
+            came = f"qkv is {whole.dtype} {list(whole.shape)}"
+            raise ArgumentError(f"{_NAME}: {came}; {heads} heads beside this cache have [tokens, {total}]")
+        ends = np.cumsum(list(widths.values()))
+        parts = {name: whole[:, end - widths[name] : end] for name, end in zip(sizes, ends)}
+    q = parts["q"]
+    for name, x in parts.items():
+        count, dim = sizes[name]
+        if format_of(x.dtype) is None or x.dtype != q.dtype or isinstance(x, np.ndarray) != isinstance(q, np.ndarray):
+            came = f"{name} is {x.dtype} {'in a NumPy array' if isinstance(x, np.ndarray) else 'on the device'}"
+            wanted = "q, k and v of one type, float32, float16 or bfloat16, on one side"
+            raise ArgumentError(f"{_NAME}: {came}; pass {wanted}")
+        if tuple(x.shape) not in ((q.shape[0], count, dim), (q.shape[0], count * dim)):
+            came = f"{name} has shape {list(x.shape)}"
+            raise ArgumentError(f"{_NAME}: {came}; pass [{q.shape[0]}, {count}, {dim}], of q's tokens")
+        check_forward(_NAME, **{name: x})
+        parts[name] = x if len(x.shape) == 3 else x.reshape(x.shape[0], count, dim)
+    return parts
+
+
+def _checked_slots(slots, tokens: int):
+    """Slots as int64."""
+    (slots,) = as_arrays(_NAME, slots=slots)
+    if isinstance(slots, np.ndarray) and slots.dtype.kind in "iu":
+        slots = slots.astype(np.int64)
+    if tuple(slots.shape) != (tokens,) or slots.dtype != np.int64:
+        raise ArgumentError(f"{_NAME}: slots {shown(slots)}; pass int64, one for each of {tokens} tokens")
+    return slots
+
+
+def _cache_options(cache: KVCache) -> dict[str, Any]:
+    """What the kernel takes of a cache."""
+    options: dict[str, Any] = dict(holds=CACHE_FORMATS.index(cache.format), k_mean=cache.k_mean)
+    options |= dict(k_global=cache.k_global, v_global=cache.v_global)
+    for name in ("k", "v"):
+        options[f"{name}_codes"] = as_bytes(cache.arrays[name])
+        if cache.format in BLOCK_FORMATS:
+            options[f"{name}_scales"] = as_bytes(cache.arrays[f"{name}_scales"])
+            options[f"{name}_rule"] = BLOCK_FORMATS[cache.format].rules.index(cache.scale_rule[name])
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _operand(place: Place, codes, scales, level, ending, shape: tuple[int, ...]) -> Operand:
+    """Quantized rows of heads of tokens as queries [1, H, T, D]."""
+    tokens, heads, dim = shape
+    codes, scales = (x.reshape(1, tokens, heads, x.shape[1]).transpose(0, 2, 1, 3) for x in (codes, scales))
+    level = None if level is None else level.reshape(())
+    fields = dict(format=ending.layout.format.name, role="q", shape=(1, heads, tokens, dim), global_scale=level)
+    result = Operand(codes, scales, **fields)
+    return result.to_numpy(stream=place.stream) if place.on_host else result

@@ -1,0 +1,167 @@
+"""`append_qkv` has the bytes of `rmsnorm`, `rope` and `cache.append` in turn, in every format."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ptxrt
+from ptxrt.errors import ArgumentError
+
+BF16 = ml_dtypes.bfloat16
+
+
+def normal(*shape, dtype=np.float32, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
+
+
+def cache_of(format, dim, **options):
+    """A cache for 2 heads and 12 tokens, of zeros so that what is not written can be compared."""
+    cache = ptxrt.KVCache(3, 4, 2, dim, format=format, **options)
+    for x in cache.arrays.values():
+        if x is not None:
+            x[...] = 0
+    return cache
+
+
+def contents(cache):
+    return {name: x.to_numpy().view(np.uint8) for name, x in cache.arrays.items() if x is not None}
+
+
+def in_turn(parts, cache, slots, positions, table, *, q_weight=None, k_weight=None, eps=1e-6, **turns):
+    """q as the three functions make it, which write to the cache."""
+    normed = [x if w is None else ptxrt.rmsnorm(x, w, eps=eps) for x, w in zip(parts, (q_weight, k_weight, None))]
+    q, k = (ptxrt.rope(x, table, positions, **turns) for x in normed[:2])
+    cache.append(k, parts[2], slots)
+    return q
+
+
+def parts_of(qkv, heads, dim, dim_v):
+    q, k, v = np.split(qkv, [heads * dim, (heads + 2) * dim], axis=1)
+    return q.reshape(-1, heads, dim), k.reshape(-1, 2, dim), v.reshape(-1, 2, dim_v)
+
+
+# Formats of caches, head dimensions, columns that turn and the first of them, the style, norms, and other options.
+CASES = [
+    ("bf16", 64, 64, 0, "halves", "qk", {}),
+    ("bf16", 256, 64, 192, "pairs", "", {}),
+    ("f16", 40, 22, 3, "halves", "k", dict(k_global=[2.0, 0.5])),
+    ("mxfp8", 128, 128, 0, "halves", "qk", dict(scale_rule="floor")),
+    ("mxfp8", 96, 96, 0, "halves", "qk", dict(dim_v=224, v_global=0.3)),
+    ("mxfp4", 64, 64, 0, "pairs", "q", dict(k_mean=normal(2, 64))),
+    ("nvfp4", 128, 64, 64, "halves", "qk", dict(k_global=0.02, v_global=[0.01, 0.1])),
+    ("nvfp4", 32, 32, 0, "halves", "k", dict(scale_rule="four_over_six", dim_v=64)),
+]
+
+
+@pytest.mark.parametrize("format, dim, width, first, style, norms, options", CASES,
+                         ids=lambda x: str(x) if isinstance(x, (str, int)) else "")
+def test_the_bytes_of_the_parts_in_turn(text_machine, format, dim, width, first, style, norms, options):
+    dim_v = options.get("dim_v", dim)
+    table = ptxrt.rope_table(width, 50)
+    slots = [3, -1, 11, 0, 3, 12, 7]   # with padding, one twice, and one past the end
+    positions = np.array([0, 9, 49, 3, 4, 5, 17])
+    weights = {f"{name}_weight": normal(dim, seed=ord(name)) for name in norms}
+    turns = dict(style=style, first=first)
+    for dtype in (BF16, np.float16, np.float32)[: 3 if format == "mxfp8" else 1]:
+        qkv = normal(7, 6 * dim + 2 * dim + 2 * dim_v, dtype=dtype)
+        parts = parts_of(qkv, 6, dim, dim_v)
+        caches = [cache_of(format, dim, **options) for _ in range(3)]
+        want = in_turn(parts, caches[0], slots, positions, table, **weights, **turns)
+        for given, cache in ((qkv, caches[1]), (parts, caches[2])):
+            q = ptxrt.append_qkv(given, cache, slots, positions, table, heads=6, **weights, **turns)
+            assert q.dtype == dtype
+            np.testing.assert_array_equal(q, want)
+            for name, x in contents(cache).items():
+                np.testing.assert_array_equal(x, contents(caches[0])[name], err_msg=name)
+    assert contents(caches[0])["k"].any()
+    cache = caches[1]   # no slot is left claimed
+    ptxrt.append_qkv(qkv[::-1], cache, slots, positions, table, heads=6, **weights, **turns)
+    in_turn([x[::-1] for x in parts], caches[0], slots, positions, table, **weights, **turns)
+    for name, x in contents(cache).items():
+        np.testing.assert_array_equal(x, contents(caches[0])[name], err_msg=name)
+
+
+@pytest.mark.parametrize("q_format", ["mxfp8", "mxfp4", "nvfp4"])
+def test_queries_as_an_operand(text_machine, q_format):
+    table = ptxrt.rope_table(64, 50)
+    for dim, level in ((64, None), (80, 0.01)):
+        qkv = normal(5, 8 * dim, dtype=BF16)
+        parts = parts_of(qkv, 4, dim, dim)
+        cache, other = cache_of("bf16", dim), cache_of("bf16", dim)
+        options = dict(q_global=level) if q_format == "nvfp4" and level else {}
+        got = ptxrt.append_qkv(qkv, cache, np.arange(5), np.arange(5), table, heads=4, q_format=q_format, **options)
+        want = in_turn(parts, other, np.arange(5), np.arange(5), table)
+        scales = dict(global_scale=level or 1.0) if q_format == "nvfp4" else {}
+        want = ptxrt.quantize_operand(want.transpose(1, 0, 2)[None], q_format, role="q", **scales)
+        assert got.shape == want.shape == (1, 4, 5, dim) and got.role == "q"
+        np.testing.assert_array_equal(got.codes, want.codes)
+        np.testing.assert_array_equal(got.scales, want.scales)
+        np.testing.assert_array_equal(contents(cache)["k"], contents(other)["k"])
+
+
+def test_many_heads_and_one_token(text_machine):
+    """More rows than a block has lanes for; one token takes one launch."""
+    table, qkv = ptxrt.rope_table(128, 9), normal(1, 84 * 128, dtype=BF16)
+    cache, other = cache_of("nvfp4", 128), cache_of("nvfp4", 128)
+    weights = dict(q_weight=normal(128), k_weight=normal(128, seed=1))
+    q = ptxrt.append_qkv(qkv, cache, [5], [8], table, heads=80, **weights)
+    np.testing.assert_array_equal(q, in_turn(parts_of(qkv, 80, 128, 128), other, [5], [8], table, **weights))
+    for name, x in contents(cache).items():
+        np.testing.assert_array_equal(x, contents(other)[name], err_msg=name)
+    arrays = (ptxrt.to_device(x) for x in (qkv, np.array([5]), np.array([8], np.int32), table))
+    qkv, slots, positions, table = arrays
+    ptxrt.append_qkv(qkv, cache, slots, positions, table, heads=80)
+    last = ptxrt.last_launches()[-2:]
+    assert "append_qkv" in str(last[1]) and "claim" not in str(last[0])
+
+
+def test_in_a_graph_with_other_tokens(text_machine):
+    table = ptxrt.to_device(ptxrt.rope_table(32, 50))
+    cache, other = cache_of("mxfp4", 32), cache_of("mxfp4", 32)
+    qkv = ptxrt.to_device(normal(3, 8 * 32, dtype=BF16))
+    slots, positions = ptxrt.to_device(np.array([0, 1, 2])), ptxrt.to_device(np.array([0, 1, 2], np.int32))
+    with ptxrt.graph() as graph:
+        q = ptxrt.append_qkv(qkv, cache, slots, positions, table, heads=4)
+    for seed, where, at in ((1, [4, 4, -1], [7, 8, 49]), (2, [0, 11, 5], [1, 0, 3])):
+        new = normal(3, 8 * 32, dtype=BF16, seed=seed)
+        qkv[...], slots[...], positions[...] = new, np.array(where), np.array(at, np.int32)
+        graph.launch()
+        want = in_turn(parts_of(new, 4, 32, 32), other, where, at, table.to_numpy())
+        np.testing.assert_array_equal(q.to_numpy(), want)
+        for name, x in contents(cache).items():
+            np.testing.assert_array_equal(x, contents(other)[name], err_msg=name)
+
+
+def test_no_tokens(text_machine):
+    cache, table, none = cache_of("bf16", 32), ptxrt.rope_table(32, 5), np.zeros(0, np.int64)
+    assert ptxrt.append_qkv(np.zeros((0, 256), BF16), cache, none, none, table, heads=4).shape == (0, 4, 32)
+
+
+def wrong(words, **change):
+    return pytest.param(words, change, id=words)
+
+
+@pytest.mark.parametrize("words, change", [
+    wrong("cache is a dict", cache={}),
+    wrong("heads is 3", heads=3),
+    wrong("heads is True", heads=True),
+    wrong("qkv is .*have .tokens, 256", qkv=normal(3, 255)),
+    wrong("qkv has 2 parts", qkv=(normal(3, 4, 32), normal(3, 2, 32))),
+    wrong("k has shape", qkv=(normal(3, 4, 32), normal(3, 4, 32), normal(3, 2, 32))),
+    wrong("v is float16", qkv=(normal(3, 4, 32), normal(3, 2, 32), normal(3, 2, 32, dtype=np.float16))),
+    wrong("slots is", slots=[0, 1]),
+    wrong("slots is", slots=[0.0, 1.0, 2.0]),
+    wrong("positions go", positions=[0, 1, 9]),
+    wrong("positions have shape", positions=[0, 1]),
+    wrong("q_weight is", q_weight=np.ones(31)),
+    wrong("eps is -1", eps=-1),
+    wrong("q_format is 'mxfp6", q_format="mxfp6_e3m2"),
+    wrong("first is 1", first=1),
+    wrong("style is 'x'", style="x"),
+])
+def test_wrong_calls(words, change):
+    with ptxrt.using("emulator"):
+        call = dict(qkv=normal(3, 256), cache=cache_of("bf16", 32), slots=[0, 1, 2], positions=[0, 1, 2],
+                    table=ptxrt.rope_table(32, 9), heads=4) | change
+        with pytest.raises(ArgumentError, match=words):
+            ptxrt.append_qkv(**call)
