@@ -290,6 +290,33 @@ def test_bits_depend_on_the_sequence_alone(machine, rng, format, group):
                 assert_same_bits(one, [x[b : b + 1, :, i : i + 1] for x in want])
 
 
+@pytest.mark.parametrize("group", range(1, 9))
+def test_the_heads_of_a_group_are_those_of_calls_of_their_own(machine, rng, group):
+    """Rows of a block that belong to other heads, or to none, change no bit."""
+    lengths = [300]
+    k, v = sequences(rng, lengths, heads=1)
+    cache, table = filled(rng, k, v, lengths, format="mxfp8", format_v="nvfp4")
+    q = normal(rng, 1, group, 5, DIM)
+    out, lse = ptxrt.attention_paged(q, cache, table, lengths, window=(250, 0), return_lse=True)
+    for head in {0, group // 2, group - 1}:
+        one = slice(head, head + 1)
+        assert_same_bits((out[:, one], lse[:, one]), ptxrt.attention_paged(q[:, one], cache, table, lengths, window=(250, 0), return_lse=True))
+
+
+def test_as_many_segments_as_a_merge_takes(machine, rng):
+    """4096 of them, in the tree: on whole numbers sums are exact, so that all must be there. More are refused."""
+    partial, row_max = rng.integers(-4, 5, (4096, 1, 1, 2, 4)).astype(np.float32), np.full((4096, 1, 1, 2), 3, np.float32)
+    row_max[::7] = -np.inf
+    row_sum = rng.integers(1, 9, row_max.shape).astype(np.float32)
+    names = ("out_f32", "merged_max", "merged_sum")
+    results = ptxrt.kernels()["attention_merge"](partial, row_max, row_sum, **{name: True for name in names}, dim_v=4)
+    seen = row_max > -np.inf
+    for got, want in zip(results, ((partial * seen[..., None]).sum(0), np.full((1, 1, 2), 3), (row_sum * seen).sum(0))):
+        np.testing.assert_array_equal(got, want)
+    with pytest.raises(ptxrt.ArgumentError, match="merge: 4097 segments came; a call takes 4096"):
+        ptxrt.merge(np.zeros((4097, 1, 4), np.float32), np.zeros((4097, 1), np.float32))
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_many_queries(machine, rng, format):
     """More than 16 queries: another family of kernels, whose bits no batch, page or place moves."""

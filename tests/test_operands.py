@@ -443,6 +443,23 @@ def test_imported_values_with_scales_along_the_head_dimension_are_16_bit_values(
     np.testing.assert_array_equal(np.asarray(got, np.float32), raw.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
 
 
+@pytest.mark.parametrize("format, keys", [("mxfp8", 96), ("mxfp4", 32), ("nvfp4", 80)])
+def test_imported_values_with_scales_along_the_keys(machine, rng, format, keys):
+    """Tiles that keys do not fill, without scales too; and a global scale that is no power of two."""
+    v, level = rng.standard_normal((1, 2, keys, 64), dtype=np.float32), {"global_scale": 0.3} if format == "nvfp4" else {}
+    plain = ptxrt.quantize(v, format, axis=-2, scale_rule=operand_rule(format), **level)
+    want = ptxrt.quantize_operand(v, format, role="v", **level)
+    for given in ((plain.codes, plain.scales), [ptxrt.to_device(a) for a in (plain.codes, plain.scales)]):
+        got = ptxrt.Operand.of(*given, format=format, role="v", axis=-2, **level)
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+    ones = ptxrt.Operand.of(plain.codes, format=format, role="v", axis=-2)
+    scales = np.full(plain.scales.shape, 0x38 if format == "nvfp4" else 0x7F, np.uint8)
+    np.testing.assert_array_equal(np.asarray(ones), np.asarray(ptxrt.Operand.of(plain.codes, scales, format=format, role="v", axis=-2)))
+    rows = ptxrt.quantize(v, format, **level)
+    values = ptxrt.Operand.of(rows.codes, rows.scales, format=format, role="v", **level)
+    np.testing.assert_array_equal(np.asarray(values), np.asarray(rows).astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
 def test_wrong_imports(emulator):
     codes, scales = np.zeros((1, 2, 70, 64), np.uint8), np.zeros((1, 2, 70, 2), np.uint8)
     of = ptxrt.Operand.of

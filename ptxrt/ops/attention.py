@@ -12,6 +12,7 @@ from ..errors import ArgumentError
 from ..formats import bf16, f16, f32, format_of
 from ..prepared import remembered
 from .attention_blocks import BLOCK_ATTENTION
+from .attention_few import MOST_NODES
 from .attention_call import Call, attention_call, checked_window, output_format
 from .attention_kernels import attention_merge, exact_quotient, exact_sums, spans_of
 from .attention_way import AttentionWay, BlockAttention, FloatAttention, InKernelAttention, splits_for
@@ -235,6 +236,8 @@ def merge(outputs, lses=None, *, row_max=None, row_sum=None, out_dtype=np.float3
                 )
             if format_of(item.dtype, members) is None:
                 raise ArgumentError(f"merge: {name}[{i}] is {item.dtype}; outputs are float32, float16 or bfloat16, {' and '.join(figures)} float32")
+    if len(parts) > MOST_NODES:
+        raise ArgumentError(f"merge: {len(parts)} segments came; a call takes {MOST_NODES}: merge some with normalize=False first, or by their lses")
     if not 2 <= len(shape) <= 4:
         raise ArgumentError(f"merge: outputs[0] has shape {list(shape)}; pass [B, H, S, D], or fewer axes in front of S")
     member = output_format("merge", out_dtype, None, f32)
