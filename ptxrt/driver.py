@@ -73,7 +73,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Probe:
-    """What CUDA there is. `absent`: no driver or no device at all; `problem`: why nothing can run, or empty."""
+    """The CUDA that is installed. `absent`: no driver or no device at all. `problem`: why nothing can run, or empty."""
 
     devices: tuple[Device, ...] = ()
     version: str = ""
@@ -113,12 +113,12 @@ def probe() -> Probe:
 
 @lru_cache(maxsize=None)
 def _library() -> ctypes.CDLL:
-    """The driver library by itself, for what cuda-python does not tell; OSError without one."""
+    """Load the driver library itself, for what cuda-python does not report; OSError if there is none."""
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
 def _driver_has_devices() -> bool:
-    """Whether the driver library by itself, without cuda-python, counts any device."""
+    """Return whether the driver library, without cuda-python, counts any device."""
     if sys.platform == "darwin":
         return False
     try:
@@ -139,7 +139,7 @@ def _device(ordinal: int) -> Device:
 
 
 def _call(function: str, *arguments, about: str = "") -> Any:
-    """Call the driver and give its one result (or None); DriverError with the CUresult's name otherwise."""
+    """Call the driver and return its one result, or None; DriverError with the CUresult's name on failure."""
     from cuda.bindings import driver
 
     if _is_forked:
@@ -151,7 +151,9 @@ def _call(function: str, *arguments, about: str = "") -> Any:
 
 
 class _NoDriver:
-    """What a forked process has in place of the driver. Its calls may do anything there: part of its memory is not in the process."""
+    """A replacement for the driver in a forked process, where driver calls are undefined: part of its memory is
+    missing.
+    """
 
     def __getattr__(self, name: str):
         raise MachineError(FORKED)
@@ -162,7 +164,7 @@ _is_forked = False
 
 
 def _after_fork() -> None:
-    """Keep a forked process from calling the driver, where its parent did."""
+    """Keep a forked process from calling the driver if its parent did."""
     global _is_forked
     for backend in list(_backends):
         _is_forked = True
@@ -186,12 +188,12 @@ def _error(function: str, result, about: str = "") -> DriverError:
 
 
 def digest_of(data: bytes) -> str:
-    """SHA-256 of a module's file."""
+    """Return the SHA-256 of a module's file."""
     return hashlib.sha256(data).hexdigest()
 
 
 def _parsed(data: bytes, name: str):
-    """The parsed text, or None where it holds what this package's parser does not know: the GPU may run it all the same."""
+    """Return the parsed text; None if it has what this package's parser does not know, which the GPU may still run."""
     try:
         return parse(data.decode("utf-8", "replace"), name)
     except PtxError:
@@ -201,7 +203,7 @@ def _parsed(data: bytes, name: str):
 class DriverModule:
     """A loaded module: the entries of a unit, a text, or a binary whose parameter types are unknown.
 
-    launches: of a unit of this project, the nine numbers that each entry launches by. The entries keep it loaded.
+    launches: of a unit of this project, the nine launch facts of each entry. Entries keep the module loaded.
     """
 
     def __init__(self, name: str, entries: dict[str, Entry], digest: str, launches: Mapping[str, Sequence[int]] | None = None):
@@ -218,9 +220,10 @@ class DriverModule:
 
 
 class _Handle:
-    """A handle of the driver that is destroyed when nothing refers to this any more.
+    """A handle of the driver that is destroyed when nothing refers to this object.
 
-    waits: whether the device must have done what uses it. Of streams and graphs the driver finishes what runs in them.
+    waits: whether the device must first finish what uses the handle. The driver itself finishes what runs in streams
+    and graphs.
     """
 
     __slots__ = ("backend", "handle", "_destroy", "_end")
@@ -235,9 +238,9 @@ class _Handle:
 
 
 class Image(_Handle):
-    """A module as the driver has it. Entries refer to it, so that it is unloaded after the last of them.
+    """A module in the driver. Entries refer to it, so that it is unloaded after the last of them.
 
-    raised: by entry the dynamic shared memory that its function may have, where that was raised.
+    raised: by entry, the raised limit of dynamic shared memory of its function.
     """
 
     __slots__ = ("raised",)
@@ -264,7 +267,7 @@ class Image(_Handle):
 
 
 class Event:
-    """A CUDA event at the end of `queue` when it was made. Its handle is used again when nothing refers to it."""
+    """A CUDA event at the end of `queue` when it was made. Its handle is reused when nothing refers to it."""
 
     __slots__ = ("handle", "backend", "timed", "queue", "_end")
 
@@ -272,7 +275,7 @@ class Event:
         self.backend, self.handle, self.timed, self.queue = backend, handle, timed, queue
 
     def milliseconds_after(self, start: "Event") -> float:
-        """Between two timed events that are reached."""
+        """Return the milliseconds between two timed events that are reached."""
         with self.backend.entered():
             return float(_call("cuEventElapsedTime", start.handle, self.handle))
 
@@ -284,7 +287,7 @@ class Event:
 class DriverPacket(Packet):
     """A launch through cuLaunchKernel's buffer of packed parameters, which the driver copies before it returns.
 
-    extra: the address of the words that tell it where.
+    extra: the address of the words that describe the buffer.
     """
 
     __slots__ = ("_backend", "_sizes", "extra", "_keep", "_name", "_entry", "__weakref__")
@@ -305,17 +308,17 @@ class DriverPacket(Packet):
         backend.packets.add(self)
 
     def bind(self, queue: Queue) -> None:
-        """All arguments of cuLaunchKernel at once.
+        """Set all arguments of cuLaunchKernel at once.
 
-        It is called as it is: asking for the current context costs as much as a tenth of a launch. The driver refuses a
-        launch where another context, or none, is current; `retry` then makes it the current one.
+        The call does not check the current context, which would cost as much as a tenth of a launch. The driver refuses
+        a launch if another context, or none, is current; `retry` then makes the right one current.
         """
         self.call = partial(self._backend._driver.cuLaunchKernel, *self._sizes, queue.native, 0, self.extra)
         self.queue = queue
         self._backend._latest = self._name
 
     def retry(self) -> None:
-        """Launch in the device's context; DriverError where that does not help."""
+        """Launch in the device's context; DriverError if that does not help."""
         sizes = self._sizes
         about = f"{self._name}, grid {sizes[1:4]}, block {sizes[4:7]}, {sizes[7]} bytes of shared memory"
         with self._backend._entered():
@@ -385,9 +388,10 @@ class DriverBackend:
 
     @contextmanager
     def _entered(self):
-        """Make the device's context the calling thread's, and give the thread back what it had.
+        """Make the device's context current in the calling thread, and restore the thread's own afterwards.
 
-        A thread that had none keeps it, as with the CUDA runtime: pushing and popping would cost more than a launch.
+        A thread without a context keeps this one, as with the CUDA runtime: pushing and popping would cost more than a
+        launch.
         """
         present = int(_call("cuCtxGetCurrent"))
         if present == int(self._context):
@@ -403,20 +407,21 @@ class DriverBackend:
                 _call("cuCtxPopCurrent")
 
     def entered(self):
-        """The device's context as the calling thread's for a block: of other libraries, which go by what is current."""
+        """Make the device's context current in a block, for other libraries that use the current context."""
         return self._entered()
 
     def describe(self) -> str:
-        """Machine and device; the device's number where it is not the first."""
+        """Describe machine and device, with the device's number unless it is the first."""
         number = f" (device {self.device.ordinal})" if self.device.ordinal else ""
         return f"{self.name}, {self.device.name}{number}"
 
     def binding(self, function: str):
-        """A function of cuda-python as it is; for benchmarks, which compare with it."""
+        """Return a function of cuda-python, for benchmarks that compare with it."""
         return getattr(self._driver, function)
 
     def attribute(self, name: str) -> int:
-        """An attribute of the device by CUDA's name without CU_DEVICE_ATTRIBUTE_; for benchmarks, which say where they ran."""
+        """Return an attribute of the device, by CUDA's name without CU_DEVICE_ATTRIBUTE_; for the heads of benchmarks.
+        """
         which = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(_call("cuDeviceGetAttribute", which, _call("cuDeviceGet", self.device.ordinal)))
 
@@ -428,11 +433,13 @@ class DriverBackend:
     # Modules
 
     def leave_handle(self, handle, destroy: Callable[[Any], Any], waits: bool) -> None:
-        """Have a handle destroyed later; finalizers call this."""
+        """Leave a handle to be destroyed later; finalizers call this."""
         self._turn.leave((handle, destroy, waits, None))
 
     def _destroy(self, left: tuple) -> None:
-        """Destroy a handle; one that waits once everything is done that the device had to do when it was looked at first."""
+        """Destroy a handle. One that waits is destroyed once the work that the device had at the first attempt is
+        done.
+        """
         handle, destroy, waits, event = left
         if waits:
             event = event or self.everything()
@@ -458,7 +465,7 @@ class DriverBackend:
         return DriverModule(unit, entries, digest_of(binary), {name: launch["launch"] for name, launch in launches.items()})
 
     def open(self, path: Path) -> DriverModule:
-        """Load any PTX, fatbin or cubin. The driver forgets it when nothing refers to the result or its entries."""
+        """Load any PTX, fatbin or cubin. It is unloaded when nothing refers to the result or its entries."""
         data = read_bytes(path)
         kind = module_kind(path, data)
         text = _parsed(data, path.name) if kind == "ptx" else None
@@ -471,7 +478,7 @@ class DriverBackend:
 
     @contextmanager
     def _loaded(self, binary: bytes, about: str):
-        """A module that the driver loads, in the device's context; unloaded at once where the block fails."""
+        """Load a module in the device's context; unload it at once if the block fails."""
         with self._entered():
             image = Image(self, _call("cuModuleLoadData", binary, about=about))
             try:
@@ -481,7 +488,7 @@ class DriverBackend:
                 raise
 
     def _binary_entry(self, function, image: Image) -> Entry:
-        """An entry whose parameters only the binary tells: offsets and sizes, no types."""
+        """Make an entry whose parameters come from the binary alone: offsets and sizes, no types."""
         params = []
         while True:
             try:
@@ -503,21 +510,21 @@ class DriverBackend:
     # Memory
 
     def alloc(self, nbytes: int, queue: Queue | None = None) -> int:
-        """Memory for work in a queue, from the pool; OutOfMemory leaves everything else usable."""
+        """Allocate memory for work in a queue from the pool; OutOfMemory leaves everything else usable."""
         if self._lent or self._turn.left:
             self._tidy()
         return self._pool.alloc(nbytes, queue or self.queue())
 
     def free(self, memory: Any) -> None:
-        """Back to the pool, for reuse in the order of streams; nothing waits."""
+        """Return memory to the pool, for reuse in stream order; nothing waits."""
         self._pool.free(memory.address, memory.nbytes, memory.writer, memory.readers, memory.shared)
 
     def reclaim(self, queue: Queue, blocks: dict[int, list[int]]) -> None:
-        """Back to the pool from a queue that is gone."""
+        """Return memory to the pool from a queue that has ended."""
         self._pool.reclaim(queue, blocks)
 
     def memory_info(self) -> MemoryInfo:
-        """By the pool's count and the driver's."""
+        """Return the pool's count and the driver's."""
         used, cached = self._pool.count()
         with self._entered():
             result, *values = self._driver.cuMemGetInfo()
@@ -532,11 +539,11 @@ class DriverBackend:
         self._pool.trim()
 
     def keep_until(self, marks: tuple, owner: Any) -> None:
-        """Keep an object alive until marks are reached; looked at whenever memory is asked for. No driver call."""
+        """Keep an object alive until marks are reached, checked whenever memory is asked for. No driver call."""
         self._lent.append((marks, owner))
 
     def _tidy(self) -> None:
-        """Let go of what was lent and is not used any more, and of handles that nothing refers to."""
+        """Release borrowed memory that is no longer used, and handles without references."""
         if self._lent:
             self._give_back()
         if self._turn.left:
@@ -565,30 +572,31 @@ class DriverBackend:
                 _call("cuThreadExchangeStreamCaptureMode", before)
 
     def take(self, nbytes: int) -> int:
-        """New memory from the driver."""
+        """Allocate memory from the driver."""
         with self._relaxed():
             return int(_call("cuMemAlloc", nbytes, about=f"{nbytes} bytes on {self.describe()}"))
 
     def give(self, address: int) -> None:
-        """Memory back to the driver, which waits for the work that may use it."""
+        """Return memory to the driver, which waits for the work that may use it."""
         with self._relaxed():
             _call("cuMemFree", address)
 
     def settle(self, mark: Any) -> Any:
-        """An event for a mark, of the mark's own device: an event is recorded in streams of one context alone.
+        """Return an event for a mark, of the mark's own device, because events are recorded in streams of one context
+        alone.
 
-        A queue that is being captured stays as it is: its event would become part of the graph.
+        A queue that is being captured is returned itself: its event would become part of the graph.
         """
         if not isinstance(mark, Queue) or mark.backend.is_capturing(mark):
             return mark
         return mark.backend._record(mark)
 
     def everything(self) -> Event | None:
-        """An event after all work of the context, whoever started it; None where the driver cannot say.
+        """Record an event after all work of the context, by any library; None if the driver cannot.
 
-        While a stream of the context is captured that call would end the capture (cuCtxRecordEvent in cuda.h). Captures
-        of others are known where a call here took part in them. A stream that came as a bare handle may be destroyed by
-        now and is not asked: it counts as captured from a call that finds it so to one that does not.
+        While a stream of the context is captured, cuCtxRecordEvent would end the capture (cuda.h). Captures of other
+        libraries are known if a call here took part in them. A stream that came as a bare handle may be destroyed by
+        now and is not queried: it counts as captured from a call that finds it so until a call that does not.
         """
         lasting = (queue for queue in self._all_queues() if queue.lasting)
         if self._captures or self._handles_captured or any(map(self.is_capturing, lasting)):
@@ -602,8 +610,10 @@ class DriverBackend:
         return Event(self, handle, False)
 
     def reached(self, mark: Any, wait: bool = False) -> bool:
-        """Whether an event, or what is in a queue now, is done; having waited for it if asked to. A queue that is being
-        captured has nothing done."""
+        """Return whether an event, or a queue's present work, is done; with `wait`, wait for it.
+
+        A queue that is being captured has done nothing.
+        """
         if isinstance(mark, Queue):
             if wait:
                 self.synchronize(mark)
@@ -647,14 +657,14 @@ class DriverBackend:
     # Launching
 
     def packet(self, entry: Entry, grid, block, shared_bytes: int, params: bytes) -> DriverPacket:
-        """A launch that is ready to be bound; the function's limit of shared memory is raised where it needs that."""
+        """Make a launch that can be bound; raise the function's limit of shared memory if it needs that."""
         if shared_bytes > DEFAULT_SHARED_BYTES:
             with self._entered():
                 self._allow_shared(entry, shared_bytes)
         return DriverPacket(self, entry, grid, block, shared_bytes, params)
 
     def _allow_shared(self, entry: Entry, shared_bytes: int) -> None:
-        """Raise the function's limit of dynamic shared memory where the launch needs it."""
+        """Raise the function's limit of dynamic shared memory if the launch needs it."""
         if shared_bytes <= max(DEFAULT_SHARED_BYTES, entry.owner.raised.get(entry.name, 0)):
             return
         device = _call("cuDeviceGet", self.device.ordinal)
@@ -668,9 +678,10 @@ class DriverBackend:
     # Streams
 
     def queue(self, stream=None, lasting: bool = False) -> Queue:
-        """The queue of a stream: that of `with stream:` or the library's own for None, integers, else `__cuda_stream__`.
+        """Return the queue of a stream: None is that of `with stream:` or the library's own; else a handle or
+        `__cuda_stream__`.
 
-        lasting: the handle is known to live as long as whatever asks for it.
+        lasting: the handle is known to live as long as its user.
         """
         if stream is None:
             queue = scope().queue
@@ -708,7 +719,7 @@ class DriverBackend:
         return queue
 
     def _queue_of(self, handle: int, lasting: bool) -> Queue:
-        """The queue of an integer handle, which may be gone by the time that somebody waits for it."""
+        """Return the queue of an integer handle. The stream may have ended by the time of a later wait."""
         lasting = (lasting and handle != 2) or handle in LEGACY_STREAMS
         key = (handle, lasting)
         queue = self._by_handle.get(key)
@@ -719,7 +730,7 @@ class DriverBackend:
         return queue
 
     def new_queue(self, priority: int = 0) -> Queue:
-        """A stream of its own, destroyed with the last that refers to it."""
+        """Make a stream that is destroyed with its last reference."""
         flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._tidy()
         with self._relaxed():
@@ -730,7 +741,7 @@ class DriverBackend:
         return self._known(Queue(self, int(native), native, True, _Handle(self, native, self._driver.cuStreamDestroy)))
 
     def _known(self, queue: Queue) -> Queue:
-        """A queue that the pool finds where another needs what it keeps."""
+        """List a queue, so that the pool finds its blocks when another queue needs them."""
         self._queues[id(queue)] = queue
         return queue
 
@@ -738,7 +749,7 @@ class DriverBackend:
         return [queue for queue in (reference() for reference in self._queues.valuerefs()) if queue is not None]
 
     def synchronize(self, stream=None) -> None:
-        """Wait for a stream; what a kernel did wrong shows here."""
+        """Wait for a stream. Errors of kernels are reported here."""
         queue = self.queue(stream)
         with self._entered():
             self._wait_for(queue)
@@ -756,11 +767,11 @@ class DriverBackend:
         _call("cuStreamSynchronize", queue.native, about=self.blame())
 
     def blame(self) -> str:
-        """What messages say of errors that show late."""
+        """Return the words in messages about errors that are reported late."""
         return f"latest launch: {self._latest}"
 
     def mark(self, stream=None) -> Any:
-        """The end of a stream: the stream itself, whose end is recorded when it is needed, or an event now."""
+        """Return the end of a stream: the stream itself, whose end is recorded when it is needed, or an event now."""
         queue = self.queue(stream)
         if queue.lasting:
             return queue
@@ -768,10 +779,10 @@ class DriverBackend:
         return self._record(queue)
 
     def wait(self, stream, mark: Any) -> None:
-        """Let a stream wait, on the device, for a mark of another.
+        """Make a stream wait, on the device, for a mark of another.
 
-        Between a stream that is being captured into a graph and one that is not, nothing can wait: such work is ordered
-        by whoever captures. (Graphs of `ptxrt.graph` wait where they are launched.)
+        No wait is possible between a stream that is being captured and one that is not: the library that captures
+        orders such work. (Graphs of `ptxrt.graph` wait where they are launched.)
         """
         queue = self.queue(stream)
         if mark is None or mark is queue:
@@ -787,7 +798,7 @@ class DriverBackend:
             _call("cuStreamWaitEvent", queue.native, event.handle, 0)
 
     def gather(self, marks: tuple) -> tuple:
-        """One event after all of these marks that are not reached, besides queues that are being captured."""
+        """Return one event after all of these marks that are not reached, and the queues that are being captured."""
         waiting = [mark for mark in map(self.settle, marks) if not self.reached(mark)]
         events = [mark for mark in waiting if not isinstance(mark, Queue)]
         captured = tuple(mark for mark in waiting if isinstance(mark, Queue))
@@ -812,7 +823,7 @@ class DriverBackend:
         return event
 
     def timed_event(self, queue: Queue) -> Event:
-        """An event at the end of a queue, with its time."""
+        """Record an event with a time at the end of a queue."""
         with self._entered():
             try:
                 handle = self._spare_timers.popleft()
@@ -825,7 +836,7 @@ class DriverBackend:
     # Graphs
 
     def is_capturing(self, queue: Queue) -> bool:
-        """Whether a stream is being captured, by anyone."""
+        """Return whether a stream is being captured, by any library."""
         with self._entered():
             result, *values = self._driver.cuStreamIsCapturing(queue.native)
         if result.name == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT":
@@ -838,7 +849,7 @@ class DriverBackend:
         return capturing
 
     def capture(self, queue: Queue) -> "_Capture":
-        """Capture what is launched in a stream; relaxed, so that other threads and the pool go on."""
+        """Capture what is launched in a stream, in relaxed mode, so that other threads and the pool go on."""
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         with self._entered():
             _call("cuStreamBeginCapture", queue.native, mode)
@@ -857,7 +868,7 @@ class _Capture:
         self._backend, self._queue = backend, queue
 
     def end(self, keep: bool) -> "_Graph | None":
-        """The graph that was captured; None unless it is to be kept."""
+        """End the capture and return the graph; None unless it is kept."""
         backend = self._backend
         with backend.entered():
             try:

@@ -20,7 +20,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise  # whoever reads the output has had enough; click ends in silence
+            raise  # the reader closed the pipe; click ends in silence
         except (PtxError, OSError) as error:
             raise click.ClickException(str(error)) from error
 

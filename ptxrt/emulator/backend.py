@@ -45,7 +45,7 @@ class EmulatorModule:
 
 
 class _File:
-    """A text that somebody loaded: its entries refer to this, and the emulator forgets it after the last of them."""
+    """A text of `ptxrt.load`. Its entries refer to it, and the emulator drops it after the last of them."""
 
     __slots__ = ("turn", "module")
 

@@ -193,7 +193,7 @@ class Executing(Access):
             dtype = np.dtype(kind)
             value = np.asarray(value).astype(f"u{dtype.itemsize}").view(dtype)
             if name.startswith(("clock", "globaltimer")):
-                self.batch.changes += 1  # whoever waits for a time gets on
+                self.batch.changes += 1  # threads that wait for a time make progress
                 return value
             found = self._specials[key] = value
         return found
@@ -433,7 +433,7 @@ class Batch:
                 return self.choose()
             if able is self.key:
                 raise self.deadlock()
-            key, low = self.key, int(self.key.min())  # nobody comes: the instruction says who is missing
+            key, low = self.key, int(self.key.min())  # the missing lanes can never arrive: run anyway, so that the instruction reports them
         lanes = np.flatnonzero(key == low)
         if len(lanes) == self.lanes:
             return low, None, True
@@ -444,7 +444,7 @@ class Batch:
         candidates = distinct(key[key != _NOWHERE]).tolist()
         if self.turns % _FAIRNESS == 0:
             candidates.sort(key=lambda block: self.last_run.get(block, 0))
-        elif self.quiet:  # whoever looks at memory that did not change since it looked last lets others go first
+        elif self.quiet:  # threads that poll unchanged memory go last
             candidates.sort(key=lambda block: self.quiet.get(block) == self.changes)
         for block in candidates:
             lanes = np.flatnonzero(key == block)

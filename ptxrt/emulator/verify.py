@@ -1,7 +1,7 @@
-"""Read a whole text before anything of it runs: what one instruction alone shows to be wrong is found when a file is loaded.
+"""Verification: check a whole text before anything of it runs, for errors that single instructions show.
 
-Units of this project are read entry by entry, when an entry is first launched: they have hundreds, and were tested.
-A file of somebody else is read as a whole, so that it is refused where it is loaded and not an hour later.
+Units of this project are read entry by entry, when an entry is first launched, because they have hundreds of entries
+and were tested. A file of another project is read as a whole, so that it is refused when it is loaded.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class KVCache:
         self.pages, self.page_size, self.heads, self.dim, self.dim_v = pages, page_size, heads, dim, dim_v
 
     def _shapes(self) -> dict[str, tuple]:
-        """By array its shape and dtype; (None, None) for scales that there are none of."""
+        """Return the shape and dtype of each array; (None, None) for scales that a format does not have."""
         shapes: dict[str, tuple] = {}
         for name, format, dim in (("k", self.format, self.dim), ("v", self.format_v, self.dim_v)):
             block, rows = BLOCK_FORMATS.get(format), (self.pages, self.heads, self.page_size)

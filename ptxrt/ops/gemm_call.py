@@ -106,7 +106,7 @@ def gemm_call(
     splits,
     out,
 ) -> Call:
-    """The arguments of `matmul`, where their defaults stand, checked. products: the pairs of formats that there are."""
+    """Check the arguments of `matmul`, all of them given. products: by pair of formats."""
     if not isinstance(transpose_b, (bool, np.bool_)):
         raise ArgumentError(f"matmul: transpose_b is {transpose_b!r}; pass True for b [N, K] or False for b [K, N]")
     a, b = _taken("a", a), _taken("b", b)
