@@ -327,10 +327,10 @@ class DeviceArray:
         """View the same memory, read-only, with axes added in front and axes of size 1 repeated, as in NumPy."""
         sizes = _checked_shape("broadcast_to", shape)
         added = len(sizes) - self.ndim
-        if added < 0 or any(mine not in (1, wanted) for mine, wanted in zip(self.shape, sizes[added:])):
+        if added < 0 or any(mine not in (1, target) for mine, target in zip(self.shape, sizes[added:])):
             raise ArgumentError(f"broadcast_to: {self!r} does not broadcast to {list(sizes)}; axes of size 1 are repeated, others stay")
         check_size("broadcast_to", sizes, self.dtype)
-        kept = tuple(stride if mine == wanted else 0 for mine, wanted, stride in zip(self.shape, sizes[added:], self.strides))
+        kept = tuple(stride if mine == target else 0 for mine, target, stride in zip(self.shape, sizes[added:], self.strides))
         return DeviceArray(self.memory, self.address, sizes, self.dtype, (0,) * added + kept, False)
 
     def __getitem__(self, key: Key) -> "DeviceArray":
@@ -492,8 +492,8 @@ def _box_of(signature: Signature) -> Box:
 
 
 def _is_row_major(shape, strides, itemsize: int) -> bool:
-    wanted = row_major_strides(shape, itemsize)
-    return 0 in shape or all(s == w for s, w, n in zip(strides, wanted, shape) if n != 1)
+    row_major = row_major_strides(shape, itemsize)
+    return 0 in shape or all(s == w for s, w, n in zip(strides, row_major, shape) if n != 1)
 
 
 def _reshaped_strides(shape, strides, sizes) -> tuple[int, ...] | None:
@@ -537,8 +537,8 @@ def _checked_dtype(function: str, dtype) -> np.dtype:
 def _checked_shape(function: str, shape) -> tuple[int, ...]:
     """A shape as a tuple of whole numbers from 0 on; ArgumentError for anything else."""
     try:
-        given = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
-        sizes = tuple(map(index, given))
+        items = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
+        sizes = tuple(map(index, items))
     except TypeError:
         sizes = (-1,)
     if any(size < 0 for size in sizes) or isinstance(shape, (str, bytes, bool)):
@@ -673,8 +673,8 @@ def check_forward(function: str, **arrays) -> None:
     """Raise ArgumentError for a view of device memory with a negative stride, which no kernel follows."""
     for name, x in arrays.items():
         if isinstance(x, DeviceArray) and 0 not in x.shape and any(size > 1 and stride < 0 for size, stride in zip(x.shape, x.strides)):
-            came = f"{name} {list(x.shape)} has strides of {list(x.strides)} bytes"
-            raise ArgumentError(f"{function}: {came}; copy it so that they go from 0 on")
+            found = f"{name} {list(x.shape)} has strides of {list(x.strides)} bytes"
+            raise ArgumentError(f"{function}: {found}; copy it so that they go from 0 on")
 
 
 def as_output(function: str, name: str, value):

@@ -95,12 +95,12 @@ class Bound:
 
 def bind(kernel: Declaration, arrays: Sequence[Any], dtype, named: Mapping[str, Any]) -> Bound:
     """Fit positional inputs and named arguments to a declaration; see `Kernel.bind`."""
-    given = _by_name(kernel, arrays, named)
-    inputs = {a.name: _input(kernel, a, given) for a in kernel.inputs}
-    outputs = {a.name: _output(kernel, a, given) for a in kernel.outputs}
-    scalars = {a.name: _scalar(kernel, a, given) for a in kernel.scalars}
+    by_name = _by_name(kernel, arrays, named)
+    inputs = {a.name: _input(kernel, a, by_name) for a in kernel.inputs}
+    outputs = {a.name: _output(kernel, a, by_name) for a in kernel.outputs}
+    scalars = {a.name: _scalar(kernel, a, by_name) for a in kernel.scalars}
     member = _choose_format(kernel, inputs, outputs, dtype)
-    axes = _Axes(kernel, inputs, outputs, given).solve()
+    axes = _Axes(kernel, inputs, outputs, by_name).solve()
     bound = Bound(kernel, axes, member, inputs, outputs, scalars)
     for a in kernel.outputs:
         array = outputs[a.name]
@@ -110,25 +110,25 @@ def bind(kernel: Declaration, arrays: Sequence[Any], dtype, named: Mapping[str, 
     return bound
 
 
-def _fail(kernel: Declaration, argument: Argument, came: str, advice: str) -> NoReturn:
-    raise ArgumentError(f"{kernel.name}: {argument.name} {came}; declared as {argument}. {advice}")
+def _fail(kernel: Declaration, argument: Argument, found: str, advice: str) -> NoReturn:
+    raise ArgumentError(f"{kernel.name}: {argument.name} {found}; declared as {argument}. {advice}")
 
 
 def _by_name(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """All arguments by name; ArgumentError for surplus, repeated and unknown ones."""
     if len(arrays) > len(kernel.inputs):
         raise ArgumentError(f"{kernel.name} takes {len(kernel.inputs)} inputs, {len(arrays)} came; declared: {kernel.declaration}")
-    given = dict(zip((a.name for a in kernel.inputs), arrays))
-    twice = given.keys() & named.keys()
+    values = dict(zip((a.name for a in kernel.inputs), arrays))
+    twice = values.keys() & named.keys()
     unknown = named.keys() - kernel.by_name.keys() - set(kernel.axes)
     if twice or unknown:
         what = f"{sorted(twice)} twice" if twice else f"{sorted(unknown)}, which it does not know"
         raise ArgumentError(f"{kernel.name} was given {what}; declared: {kernel.declaration}")
-    return {**given, **named}
+    return {**values, **named}
 
 
-def _input(kernel: Declaration, a: Argument, given: Mapping[str, Any]):
-    array = given.get(a.name)
+def _input(kernel: Declaration, a: Argument, values: Mapping[str, Any]):
+    array = values.get(a.name)
     if array is None:
         if a.optional:
             return None
@@ -141,20 +141,20 @@ def _input(kernel: Declaration, a: Argument, given: Mapping[str, Any]):
     return array
 
 
-def _output(kernel: Declaration, a: Argument, given: Mapping[str, Any]):
+def _output(kernel: Declaration, a: Argument, values: Mapping[str, Any]):
     """An array to write to, True to allocate, None to omit."""
-    wanted = given.get(a.name, None if a.optional else True)
-    if wanted is None or wanted is False:
+    output = values.get(a.name, None if a.optional else True)
+    if output is None or output is False:
         if not a.optional:
             _fail(kernel, a, "is omitted", "It is no optional output: leave it out to have it allocated.")
         return None
-    if wanted is True:
+    if output is True:
         return True
-    if not _is_array(wanted):
-        _fail(kernel, a, f"is a {type(wanted).__name__}", "Pass an array to write to, True to allocate or None to omit.")
-    _check_array(kernel, a, wanted)
-    _check_writeable(kernel, a, wanted)
-    return wanted
+    if not _is_array(output):
+        _fail(kernel, a, f"is a {type(output).__name__}", "Pass an array to write to, True to allocate or None to omit.")
+    _check_array(kernel, a, output)
+    _check_writeable(kernel, a, output)
+    return output
 
 
 def _check_writeable(kernel: Declaration, a: Argument, array) -> None:
@@ -173,15 +173,15 @@ def _check_array(kernel: Declaration, a: Argument, array) -> None:
         *others, last = dict.fromkeys(f.dtype.name for f in a.formats)
         accepted = f"{', '.join(others)} or {last}" if others else last
         _fail(kernel, a, f"is {array.dtype} {list(array.shape)}", f"Convert it to {accepted}.")
-    rank, wanted = len(array.shape), len(a.shape)
-    if rank != wanted:
-        came = f"has shape {list(array.shape)}, {rank} dimension{'s' * (rank != 1)} where {wanted} are needed"
-        _fail(kernel, a, came, "Reshape it.")
+    rank, declared_rank = len(array.shape), len(a.shape)
+    if rank != declared_rank:
+        found = f"has shape {list(array.shape)}, {rank} dimension{'s' * (rank != 1)} where {declared_rank} are needed"
+        _fail(kernel, a, found, "Reshape it.")
     # NumPy arrays may have any layout, because uploading copies them; a device array is used in place.
     alignment = ALIGNMENT if a.placement.aligned else array.dtype.itemsize
     if getattr(array, "address", 0) % alignment:
-        came = f"starts at {array.address:#x}, which is no multiple of {alignment} bytes"
-        _fail(kernel, a, came, "Copy it to memory of its own first.")
+        found = f"starts at {array.address:#x}, which is no multiple of {alignment} bytes"
+        _fail(kernel, a, found, "Copy it to memory of its own first.")
     if a.strides or not getattr(array, "is_contiguous", True):
         _check_strides(kernel, a, array, alignment)
 
@@ -190,18 +190,18 @@ def _check_strides(kernel: Declaration, a: Argument, array, alignment: int) -> N
     """Whether the kernel can find every element, and load rows that start at multiples of `alignment` bytes."""
     itemsize, shape = array.dtype.itemsize, tuple(array.shape)
     strides = array.strides if hasattr(array, "address") else row_major_strides(shape, itemsize)
-    came = f"{list(shape)} has strides of {list(strides)} bytes"
+    found = f"{list(shape)} has strides of {list(strides)} bytes"
     axes = list(zip(shape, strides))
-    given, rest = axes[: len(a.strides)], axes[len(a.strides) :]
+    free_axes, rest = axes[: len(a.strides)], axes[len(a.strides) :]
     if 0 in shape:
         return
     if not a.strides or any(size > 1 and stride != itemsize for size, stride in rest):
         advice = "Pass its copy(), which is in row-major order." if not a.strides else "Pass its copy(), whose last axis lies without gaps."
-        _fail(kernel, a, came, advice)
-    if any(size > 1 and (stride < 0 or stride % alignment) for size, stride in given):
-        _fail(kernel, a, came, f"Copy it so that they are multiples of {alignment}, from 0 on.")
+        _fail(kernel, a, found, advice)
+    if any(size > 1 and (stride < 0 or stride % alignment) for size, stride in free_axes):
+        _fail(kernel, a, found, f"Copy it so that they are multiples of {alignment}, from 0 on.")
     if a.is_written and _repeats(axes, itemsize):
-        _fail(kernel, a, came, "Pass an array whose elements do not share memory.")
+        _fail(kernel, a, found, "Pass an array whose elements do not share memory.")
 
 
 def row_major_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -225,9 +225,9 @@ def _repeats(axes: Sequence[tuple[int, int]], itemsize: int) -> bool:
     return False
 
 
-def _scalar(kernel: Declaration, a: Argument, given: Mapping[str, Any]):
+def _scalar(kernel: Declaration, a: Argument, values: Mapping[str, Any]):
     """A NumPy scalar of the declared format; ArgumentError where it cannot hold the number."""
-    return scalar_value(kernel, a, given.get(a.name, a.default))
+    return scalar_value(kernel, a, values.get(a.name, a.default))
 
 
 def scalar_value(kernel: Declaration, a: Argument, value: Any):
@@ -274,13 +274,13 @@ def _choose_format(kernel: Declaration, inputs: Mapping[str, Any], outputs: Mapp
         chosen, chooser = member, a.name
     if dtype is not None:
         try:
-            wanted = np.dtype(dtype)
+            asked = np.dtype(dtype)
         except (TypeError, ValueError):
             raise ArgumentError(f"{kernel.name}: dtype is {dtype!r}, which NumPy does not know; pass one of its dtypes") from None
-        member = next((f for f in kernel.unions if f.holds(wanted)), None)
+        member = next((f for f in kernel.unions if f.holds(asked)), None)
         if member is None or (chosen is not None and member is not chosen):
             choice = chosen.dtype.name if chosen else ", ".join(f.dtype.name for f in kernel.unions) or "nothing"
-            raise ArgumentError(f"{kernel.name}: dtype is {wanted}; the call allows {choice}. Declared: {kernel.declaration}")
+            raise ArgumentError(f"{kernel.name}: dtype is {asked}; the call allows {choice}. Declared: {kernel.declaration}")
         chosen = member
     if chosen is None and kernel.unions:
         choice = ", ".join(f.dtype.name for f in kernel.unions)
@@ -293,14 +293,14 @@ class _Axes:
     outputs.
     """
 
-    def __init__(self, kernel: Declaration, inputs: Mapping[str, Any], outputs: Mapping[str, Any], given: Mapping[str, Any]):
+    def __init__(self, kernel: Declaration, inputs: Mapping[str, Any], outputs: Mapping[str, Any], values: Mapping[str, Any]):
         self.kernel = kernel
         self.arrays = {**inputs, **{name: array for name, array in outputs.items() if array is not True}}
         self.axes: dict[str, int] = {}
         self.origin: dict[str, str] = {}  # axis -> the argument that fixed it, for messages
         for axis in kernel.axes:
-            if axis in given:
-                self._give(axis, given[axis])
+            if axis in values:
+                self._give(axis, values[axis])
 
     def _give(self, axis: str, size) -> None:
         if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 0:
@@ -374,14 +374,14 @@ class _Axes:
     def _check_size(self, a: Argument, i: int, dim: Dim, size: int) -> None:
         """Whether one dimension whose axes are known has the size that they make."""
         try:
-            wanted = dim.size(self.axes)
+            expected = dim.size(self.axes)
         except DimensionError:
             self._fail_multiple(dim, a)
-        if wanted != size:
+        if expected != size:
             known = ", ".join(f"{axis} is {self.axes[axis]} in {self.origin[axis]}" for axis in dim.axes)
             reason = f", since {known}" if known else ""
-            came = f"has shape {list(self.arrays[a.name].shape)}, where dimension {i} ({dim}) must be {wanted}{reason}"
-            _fail(self.kernel, a, came, "Pass arrays that agree.")
+            found = f"has shape {list(self.arrays[a.name].shape)}, where dimension {i} ({dim}) must be {expected}{reason}"
+            _fail(self.kernel, a, found, "Pass arrays that agree.")
 
     def _fail_multiple(self, dim: Dim, a: Argument) -> NoReturn:
         """Raise for an axis that does not divide as `a` needs, naming the sizes that would."""
@@ -401,7 +401,7 @@ class _Axes:
             return
         for words, there in kernel.variants.items():
             axes = words.split()
-            came = ", ".join(f"{axis} is {self.axes[axis]} in {self.origin[axis]}" for axis in axes)
+            found = ", ".join(f"{axis} is {self.axes[axis]} in {self.origin[axis]}" for axis in axes)
             choices = [values if isinstance(values, tuple) else (values,) for values in there]
             sizes = [self.axes[axis] for axis in axes]
             above = [choice for choice in choices if all(value >= size for value, size in zip(choice, sizes))]
@@ -410,4 +410,4 @@ class _Axes:
             compiled = ", ".join(" x ".join(map(str, choice)) for choice in choices)
             nearest = " x ".join(map(str, above[0] if above else choices[-1]))
             advice = f"pad it with zeros to {nearest}" if above else f"the largest is {nearest}"
-            raise ArgumentError(f"{kernel.name}: {came}; compiled for {compiled}. Nearest: {advice}.")
+            raise ArgumentError(f"{kernel.name}: {found}; compiled for {compiled}. Nearest: {advice}.")

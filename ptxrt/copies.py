@@ -152,8 +152,8 @@ def _pieces(source: DeviceArray, target: DeviceArray, most: int, kept: int = 1) 
     shape = tuple(axis[0] for axis in (*grid, last))
     strides = [tuple(axis[side] for axis in (*grid, last)) for side in (1, 2)]
     for place in np.ndindex(*(axis[0] for axis in walked)):
-        there = [address + sum(i * axis[side] for i, axis in zip(place, walked)) for side, address in ((1, at[0]), (2, at[1]))]
+        addresses = [address + sum(i * axis[side] for i, axis in zip(place, walked)) for side, address in ((1, at[0]), (2, at[1]))]
         yield (
-            DeviceArray(source.memory, there[0], shape, source.dtype, strides[0], source.writeable),
-            DeviceArray(target.memory, there[1], shape, target.dtype, strides[1], target.writeable),
+            DeviceArray(source.memory, addresses[0], shape, source.dtype, strides[0], source.writeable),
+            DeviceArray(target.memory, addresses[1], shape, target.dtype, strides[1], target.writeable),
         )

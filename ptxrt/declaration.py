@@ -303,8 +303,8 @@ class Declaration:
     def units(self) -> tuple[Unit, ...]:
         """Every compilation of this kernel, in the order of the variants."""
         choices = [
-            [tuple(zip(words.split(), values if isinstance(values, tuple) else (values,))) for values in there]
-            for words, there in self.variants.items()
+            [tuple(zip(words.split(), values if isinstance(values, tuple) else (values,))) for values in sizes]
+            for words, sizes in self.variants.items()
         ]
         variants = [dict(itertools.chain.from_iterable(choice)) for choice in itertools.product(*choices)]
         return tuple(Unit(self._name_of(v), self.name, v) for v in variants)
@@ -322,8 +322,8 @@ class Declaration:
         None.
         """
         fits = operator.ge if self.filled else operator.eq
-        there = [unit for unit in self.units if all(fits(size, axes[axis]) for axis, size in unit.variant.items())]
-        return min(there, key=lambda unit: prod(unit.variant.values()), default=None)
+        fitting = [unit for unit in self.units if all(fits(size, axes[axis]) for axis, size in unit.variant.items())]
+        return min(fitting, key=lambda unit: prod(unit.variant.values()), default=None)
 
     def unit_name(self, axes: Mapping[str, int]) -> str:
         """The name of the unit for these sizes, for which there is one."""

@@ -74,8 +74,8 @@ def grid_words(kernel: Kernel) -> str:
     """What the grid covers, and the sizes that are compiled in or fixed."""
     words = ["grid x, y, z over " + ", ".join(map(str, kernel.grid))]
     for axes, values in kernel.variants.items():
-        there = ", ".join(" x ".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in values)
-        words.append(f"{' x '.join(axes.split())} compiled for {there}" + (", less is filled up with zeros" if kernel.filled else ""))
+        sizes = ", ".join(" x ".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in values)
+        words.append(f"{' x '.join(axes.split())} compiled for {sizes}" + (", less is filled up with zeros" if kernel.filled else ""))
     words += [f"{axis} always {size}" for axis, size in kernel.fixed.items()]
     words += [f"{axis} from the sizes of the arrays" for axis in kernel.derived]
     return "; ".join(words)

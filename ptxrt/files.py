@@ -36,8 +36,8 @@ def cannot(path: Path, what: str, error: OSError) -> FileError:
     """Make the FileError that says why a file cannot be `read` or `written`, with its folder."""
     folder = Path(os.path.realpath(path)).parent
     if not os.path.isdir(folder):
-        there = "is no folder" if os.path.exists(folder) else "does not exist" + ("; create it first" if what == "written" else "")
-        reason = f"the folder {folder} {there}"
+        trouble = "is no folder" if os.path.exists(folder) else "does not exist" + ("; create it first" if what == "written" else "")
+        reason = f"the folder {folder} {trouble}"
     elif isinstance(error, FileNotFoundError):
         reason = f"it does not exist in the folder {folder}"
     elif os.path.isdir(path):
@@ -167,7 +167,7 @@ def module_kind(path, data: bytes) -> str:
     raise FileError(f"{path} is neither PTX text nor a fatbin or cubin; make one with nvcc -ptx, -fatbin or -cubin")
 
 
-def _whole(kind: str, path, data: bytes, wanted: int) -> str:
-    if len(data) < wanted:
-        raise FileError(f"{path} is a truncated {kind}: {len(data)} bytes of {wanted}; compile it again")
+def _whole(kind: str, path, data: bytes, expected: int) -> str:
+    if len(data) < expected:
+        raise FileError(f"{path} is a truncated {kind}: {len(data)} bytes of {expected}; compile it again")
     return kind

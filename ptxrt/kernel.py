@@ -94,10 +94,10 @@ class Kernel(Declaration):
         else they are of the declared format. Arrays that are changed in place are copied and returned whole.
         """
         bound = self.bind(*arrays, dtype=dtype, **named)
-        wanted = {a: bound.outputs[a.name] is not None for a in self.outputs}
-        outputs = {a.name: self._reference_buffer(bound, a) if wanted[a] else None for a in self.outputs}
-        given = {a.name: bound.inputs[a.name] for a in self.written if a.is_given}
-        changed = {name: np.array(array) for name, array in given.items() if array is not None}
+        asked = {a: bound.outputs[a.name] is not None for a in self.outputs}
+        outputs = {a.name: self._reference_buffer(bound, a) if asked[a] else None for a in self.outputs}
+        inputs = {a.name: bound.inputs[a.name] for a in self.written if a.is_given}
+        changed = {name: np.array(array) for name, array in inputs.items() if array is not None}
         axes = {axis: bound.axes[axis] for axis in self.body_axes}
         self.function(**bound.inputs | outputs | changed, **bound.scalars, **axes)
         results = outputs | changed

@@ -226,10 +226,10 @@ def run(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, Any], st
     # All results exist before the first is returned: an output is written whole or not at all.
     results = {name: array.to_numpy(stream=queue) for name, array in present.items()}
     for name, result in results.items():
-        given = bound.given(kernel.by_name[name])
-        if given is not True:
-            np.copyto(given, result)
-            results[name] = given
+        callers = bound.given(kernel.by_name[name])
+        if callers is not True:
+            np.copyto(callers, result)
+            results[name] = callers
     return results
 
 
@@ -267,8 +267,8 @@ def _check_places(bound: Bound) -> tuple[Backend, bool]:
 
     ArgumentError for arrays of another machine than the chosen one, several devices, overlaps and mixtures.
     """
-    given = {a.name: bound.given(a) for a in bound.present if bound.given(a) is not True}
-    on_device = {name: array for name, array in given.items() if isinstance(array, DeviceArray)}
+    arrays = {a.name: bound.given(a) for a in bound.present if bound.given(a) is not True}
+    on_device = {name: array for name, array in arrays.items() if isinstance(array, DeviceArray)}
     name = bound.kernel.name
     if not on_device:
         return current(), False
@@ -282,8 +282,8 @@ def _check_places(bound: Bound) -> tuple[Backend, bool]:
                 f"{name}: {argument} is on {array.backend.describe()}, but {first} on {backend.describe()}; "
                 "bring them to one device with ptxrt.to_device(..., device=)"
             )
-    for argument in (a.name for a in bound.kernel.written if a.name in given):
-        array = given[argument]
+    for argument in (a.name for a in bound.kernel.written if a.name in arrays):
+        array = arrays[argument]
         if argument not in on_device:
             raise ArgumentError(f"{name}: {argument} is a NumPy array, but {first} is on the device; pass a device array")
         if not array.writeable:
@@ -306,9 +306,9 @@ def _on_device(argument: Argument, array, backend: Backend, queue: Queue) -> Dev
 
 
 def _output_buffer(bound: Bound, argument, backend: Backend, queue: Queue) -> DeviceArray | None:
-    wanted = bound.given(argument)
-    if wanted is None or isinstance(wanted, DeviceArray):
-        return wanted
+    asked = bound.given(argument)
+    if asked is None or isinstance(asked, DeviceArray):
+        return asked
     return allocate(backend, bound.shape_of(argument), bound.format_of(argument).dtype, queue)
 
 
@@ -339,24 +339,24 @@ def plan_launch(bound: Bound, backend: Backend) -> Plan:
     bytes_moved, axes = bound.bytes_moved, bound.axes
 
     def describe(values: tuple) -> Launch:
-        given = {scalar.name: scalar_value(kernel, scalar.argument, value) for scalar, value in zip(scalars, values)}
+        numbers = {scalar.name: scalar_value(kernel, scalar.argument, value) for scalar, value in zip(scalars, values)}
         return Launch(
             *(kernel.name, backend.name, backend.describe(), entry.name, grid, facts.threads, facts.shared_bytes),
-            *(bytes_moved, kernel.count_flops(axes, given), module.digest),
+            *(bytes_moved, kernel.count_flops(axes, numbers), module.digest),
         )
 
     plan = Plan(backend, entry, grid, facts.threads, facts.shared_bytes, bytes(template), arrays, scalars, describe)
     inputs = {name: None for name in bound.inputs}
-    outputs = {name: wanted if wanted is None else True if wanted is True else wanted.dtype for name, wanted in bound.outputs.items()}
+    outputs = {name: output if output is None else True if output is True else output.dtype for name, output in bound.outputs.items()}
     plan.bound = Bound(kernel, bound.axes, bound.format, inputs, outputs, {})
     return plan
 
 
 def _box(bound: Bound, argument: Argument) -> Box:
     """How the elements of an array lie."""
-    given = bound.given(argument)
-    if isinstance(given, DeviceArray):
-        return Box.of(given)
+    array = bound.given(argument)
+    if isinstance(array, DeviceArray):
+        return Box.of(array)
     return Box((), prod(bound.shape_of(argument)) * bound.format_of(argument).itemsize)
 
 
@@ -391,8 +391,8 @@ def checked_entry(kernel: Declaration, module: Module, name: str) -> Entry:
     """Return the entry if its parameter list is the declared one; AbiError with both lists otherwise."""
     entry = module.entries.get(name)
     if entry is None:
-        there = ", ".join(module.entries) or "none"
-        raise AbiError(f"{module.name} holds no entry {name}, which {kernel.name} declares; it holds {there}; {remedy()}")
+        names = ", ".join(module.entries) or "none"
+        raise AbiError(f"{module.name} holds no entry {name}, which {kernel.name} declares; it holds {names}; {remedy()}")
     fits = len(entry.params) == len(kernel.parameters) and all(map(_fits, kernel.parameters, entry.params))
     if not fits:
         declared = ", ".join(map(str, kernel.parameters))

@@ -136,19 +136,19 @@ def read_array(path, member: str) -> np.ndarray:
                 raise FileError(f"{path} holds no array called {member}; it holds {', '.join(file.names) or 'nothing'}")
             return file.read(member)
         header = Header(file)
-        there = os.fstat(file.fileno()).st_size - file.tell()
-        if header.nbytes > there:
-            raise ValueError(f"its {header.dtype} {list(header.shape)} takes {header.nbytes} bytes, {there} are there")
+        remaining = os.fstat(file.fileno()).st_size - file.tell()
+        if header.nbytes > remaining:
+            raise ValueError(f"its {header.dtype} {list(header.shape)} takes {header.nbytes} bytes, {remaining} are there")
         return in_native_order(header.read(file))
 
 
 def check_target(path: Path, arrays: int) -> None:
     """Raise FileError where `path` cannot take that many arrays: asked before anything is computed."""
-    wanted = ".npy" if arrays == 1 else ".npz"
+    suffix = ".npy" if arrays == 1 else ".npz"
     checked_path(path)
-    if path.suffix != wanted:
+    if path.suffix != suffix:
         what = "one array" if arrays == 1 else f"{arrays} arrays"
-        raise FileError(f"{path} is to hold {what}; give it a name that ends in {wanted}")
+        raise FileError(f"{path} is to hold {what}; give it a name that ends in {suffix}")
     folder = Path(os.path.realpath(path)).parent
     if not os.path.isdir(folder):
         raise cannot(path, "written", FileNotFoundError())

@@ -187,12 +187,12 @@ class _Argument:
                     f"prepared: {self.label} is {value!r}; it was prepared with {self.value!r}. "
                     "Prepare another call for it."
                 )
-        for i, (array, wanted) in enumerate(zip(arrays, self.signatures)):
+        for i, (array, signature) in enumerate(zip(arrays, self.signatures)):
             if not isinstance(array, DeviceArray):
                 raise ArgumentError(f"prepared: {self.label} is a {type(array).__name__}; pass a device array")
-            if array.signature is not wanted and str(array.signature) != str(wanted):
+            if array.signature is not signature and str(array.signature) != str(signature):
                 raise ArgumentError(
-                    f"prepared: {self.label} is {array.signature}; it was prepared with {wanted}. "
+                    f"prepared: {self.label} is {array.signature}; it was prepared with {signature}. "
                     "Prepare another call for it."
                 )
             leaves[self.first + i] = array
@@ -236,8 +236,8 @@ class Recording:
         recorder = _Recorder(keep)
         before = enter(recorder=recorder)
         try:
-            more = {} if stream is None else {"stream": stream}
-            result = op(*lent[: len(arguments)], **dict(zip(named, lent[len(arguments) :])), **more)
+            on_stream = {} if stream is None else {"stream": stream}
+            result = op(*lent[: len(arguments)], **dict(zip(named, lent[len(arguments) :])), **on_stream)
         finally:
             leave(before, "recorder")
         self._places = {memory: i for i, memory in enumerate(recorder.own)}
@@ -283,9 +283,9 @@ class Recording:
         it.
         """
         changed = []
-        for i, (argument, given) in enumerate(zip(self.arguments, lent)):
+        for i, (argument, value) in enumerate(zip(self.arguments, lent)):
             for j, name in enumerate(argument.attributes):
-                item = None if name is None else getattr(given, name)
+                item = None if name is None else getattr(value, name)
                 if name is not None and not self._is_leaf(item, argument.first + j):
                     changed.append((i, name, self._tree(item, lent)))
         return changed
@@ -299,8 +299,8 @@ class Recording:
     def _tree(self, item: Any, lent: list) -> tuple:
         """How a part of the result comes from a call: ("given", argument), ("leaf", leaf), ("view", place, array),
         ("made", kind, {name: tree}), ("sequence", kind, [tree]), ("dict", {key: tree}) or ("same", item)."""
-        for i, given in enumerate(lent):
-            if item is given and self.arguments[i].attributes:
+        for i, value in enumerate(lent):
+            if item is value and self.arguments[i].attributes:
                 return "given", i
         if isinstance(item, DeviceArray):
             place = self._place(item)
@@ -351,12 +351,12 @@ class Recording:
         exec("\n".join(lines), writer.known)
         self.replay, self._result = writer.known["replay"], writer.known["result"]
 
-    def run(self, given: Sequence[Any], leaves: Sequence[DeviceArray], queue: Queue, recorder: Any) -> Any:
+    def run(self, arguments: Sequence[Any], leaves: Sequence[DeviceArray], queue: Queue, recorder: Any) -> Any:
         """Run the call with full checks: launch by launch, each after what it depends on, or into a graph."""
         make = new_memory if recorder is None else recorder.new_memory
         own = [make(self.backend, nbytes, queue) for nbytes in self.own]
         numbers = [
-            (argument.number, value) for argument, value in zip(self.arguments, given) if argument.number is not None
+            (argument.number, value) for argument, value in zip(self.arguments, arguments) if argument.number is not None
         ]
         for plan, places, values in self.steps:
             arrays = []
@@ -373,7 +373,7 @@ class Recording:
                     values[i] = value
             plan.check_overlap(arrays)
             plan.launch(arrays, tuple(values), queue, recorder)
-        return self._result(given, leaves, own)
+        return self._result(arguments, leaves, own)
 
 
 _IMMUTABLE = (int, float, complex, str, bytes, type(None), type, np.dtype, np.generic)
@@ -545,7 +545,7 @@ def _prepared(recording: Recording) -> Callable:
     known.update(_own=backend.own_queue, _queue_of=backend.queue, _careful=_careful(recording), _backend=backend)
     defaults = [f"{label}=_E{i}" for i, label in enumerate(labels)]
     positional = "".join(f"{d}, " for d in defaults[: recording.positional]) + ("/, " if recording.positional else "")
-    given = "".join(f"{label}, " for label in labels)
+    passed = "".join(f"{label}, " for label in labels)
     renamed = [f"        _g{i} = {label}" for i, label in enumerate(labels) if label != f"_g{i}"]
     fetch = {
         argument.first + j: labels[i] if attribute is None else f"{labels[i]}.{attribute}"
@@ -573,7 +573,7 @@ def _prepared(recording: Recording) -> Callable:
         "            _queue = _own",
         "        if _here.recorder is None:",
         *(f"            {line}" for line in writer.lines()),
-        f"    return _careful(({given}), stream)",
+        f"    return _careful(({passed}), stream)",
     ]
     exec("\n".join(lines), known)
     function = known["prepared"]
@@ -589,12 +589,12 @@ def _prepared(recording: Recording) -> Callable:
 def _careful(recording: Recording) -> Callable:
     """Make a prepared call that compares every argument with the example and reports what differs."""
 
-    def call(given: Sequence[Any], stream=None):
+    def call(arguments: Sequence[Any], stream=None):
         leaves = recording.leaves.copy()
-        for argument, value in zip(recording.arguments, given):
+        for argument, value in zip(recording.arguments, arguments):
             if argument.number is None and (value is not argument.value or argument.attributes):
                 argument.put(value, leaves)
-        return recording.run(given, leaves, recording.backend.queue(stream), _scope.get().recorder)
+        return recording.run(arguments, leaves, recording.backend.queue(stream), _scope.get().recorder)
 
     return call
 

@@ -149,9 +149,9 @@ def _three(name: str, value) -> tuple[int, int, int]:
 def _place(entry: str, index: int, param: Param, value: Any):
     """Return an argument as a NumPy array, a DeviceArray or the bytes of its parameter."""
 
-    def refuse(came: str, advice: str):
+    def refuse(found: str, advice: str):
         declared = f"{param.type}, {param.size} bytes" if param.type else f"{param.size} bytes"
-        raise ArgumentError(f"{entry}: argument {index} is {came}; the parameter is {declared}. {advice}")
+        raise ArgumentError(f"{entry}: argument {index} is {found}; the parameter is {declared}. {advice}")
 
     if value is None or isinstance(value, (np.ndarray, DeviceArray)) or (is_foreign(value) and not isinstance(value, np.generic)):
         what = "None" if value is None else "an array"

@@ -58,7 +58,7 @@ class Machines(dict[str, Machine]):
     def __str__(self) -> str:
         rows = [("machine", "available", "what it is, or why it is not")]
         rows += [(m.name, "yes" if m.available else "no", m.detail) for m in self.values()]
-        return "\n".join(f"{name:10}{there:11}{detail}".rstrip() for name, there, detail in rows)
+        return "\n".join(f"{name:10}{availability:11}{detail}".rstrip() for name, availability, detail in rows)
 
     __repr__ = __str__
 
@@ -80,8 +80,8 @@ def _gpu_machine(name: str, found: Probe) -> Machine:
             detail = f"{device.name}, {device.target}, driver for CUDA {found.version}"
             return Machine(name, True, detail, device.name, device.capability)
     needs = "sm_120 or sm_121" if name == "native" else "sm_80 or newer"
-    there = ", ".join(f"{device.name} ({device.target})" for device in found.devices)
-    return Machine(name, False, f"needs {needs}; there is {there}")
+    devices = ", ".join(f"{device.name} ({device.target})" for device in found.devices)
+    return Machine(name, False, f"needs {needs}; there is {devices}")
 
 
 def _suits(name: str, capability: tuple[int, int]) -> bool:
@@ -147,11 +147,11 @@ def default_problem() -> str | None:
 def _best_machine(found: Probe) -> str:
     if found.absent:
         return "emulator"
-    there = {name: _gpu_machine(name, found) for name in ("native", "portable")}
-    for name, machine in there.items():
+    machines = {name: _gpu_machine(name, found) for name in ("native", "portable")}
+    for name, machine in machines.items():
         if machine.available:
             return name
-    raise MachineError(f"{there['portable'].detail}. To run on the CPU all the same, say ptxrt.using('emulator').")
+    raise MachineError(f"{machines['portable'].detail}. To run on the CPU all the same, say ptxrt.using('emulator').")
 
 
 def backend_for(name: str, device: int | None = None, **options) -> Backend:
@@ -220,14 +220,14 @@ def _ordinal(name: str, device: int | None) -> int:
     machine = machines()[name]
     if not machine.available:
         raise MachineError(f"the machine {name} is not available: {machine.detail}")
-    there = probe().devices
+    devices = probe().devices
     if device is None:
-        return next(d.ordinal for d in there if _suits(name, d.capability))
-    if device >= len(there):
-        raise MachineError(f"there is no device {device}; this computer has {len(there)}, numbered from 0")
-    if not _suits(name, there[device].capability):
+        return next(d.ordinal for d in devices if _suits(name, d.capability))
+    if device >= len(devices):
+        raise MachineError(f"there is no device {device}; this computer has {len(devices)}, numbered from 0")
+    if not _suits(name, devices[device].capability):
         needs = "sm_120 or sm_121" if name == "native" else "sm_80 or newer"
-        raise MachineError(f"{name} needs {needs}; device {device} is {there[device].name} ({there[device].target})")
+        raise MachineError(f"{name} needs {needs}; device {device} is {devices[device].name} ({devices[device].target})")
     return int(device)
 
 

@@ -165,15 +165,15 @@ class TileLayout:
         batch, heads, keys, cols = x.shape
         packed = key_starts is not None
         tiles = tiles_of(keys, len(key_starts) if packed else 1)
-        there = np.zeros((batch, heads, tiles * TILE_KEYS, self.dim), bool)
-        whole = np.zeros(there.shape, np.float32)
+        present = np.zeros((batch, heads, tiles * TILE_KEYS, self.dim), bool)
+        whole = np.zeros(present.shape, np.float32)
         starts = key_starts if packed else np.zeros(batch, np.int64)
         rows = first_units(starts, TILE_KEYS) * TILE_KEYS if packed else starts
         for i, (start, row) in enumerate(zip(starts, rows)):
             count = max((keys if key_ends is None else min(key_ends[i], keys)) - start, 0)
             source = (0 if packed else i, slice(None), slice(start, start + count))
             target = (*source[:2], slice(row, row + count), slice(cols))
-            whole[target], there[target] = x[source], True
+            whole[target], present[target] = x[source], True
             if mean is not None:
                 with np.errstate(invalid="ignore"):
                     whole[target] -= mean[i][:, None]
@@ -183,7 +183,7 @@ class TileLayout:
             return self.join(self._by_tile(codes, tiles), np.zeros((batch, heads, tiles, 0, self.dim), np.uint8))
         level = () if not self.block.two_level else (1 if global_scale is None else global_scale,)
         codes, scales = self.block.encode(whole, *level, rule or self.block.rules[0], axis=self.axis)
-        starts = there[..., :: self.block.block] if self.role == "k" else there[..., :: self.block.block, :]
+        starts = present[..., :: self.block.block] if self.role == "k" else present[..., :: self.block.block, :]
         scales = np.where(starts, scales, np.uint8(_ONES[self.format]))
         return self.join(self._by_tile(codes, tiles), self._by_tile(scales, tiles))
 

@@ -166,8 +166,8 @@ def quantize_job(x, format, dtype, **options) -> Job:
     array = inputs["x"][1]
 
     def reference(_):
-        wanted = quantize_reference(array, format, **options)
-        return {"codes": wanted.codes, "scales": wanted.scales}
+        expected = quantize_reference(array, format, **options)
+        return {"codes": expected.codes, "scales": expected.scales}
 
     def exact(q):
         return "values", np.asarray(q), array
@@ -192,13 +192,13 @@ def dequantize_job(q, dtype) -> Job:
     from ..ops.quantized import Packed
 
     array = Packed.load(q)
-    wanted = FORMATS[dtype or "f32"].dtype
+    result = FORMATS[dtype or "f32"].dtype
 
     def reference(_):
         with np.errstate(over="ignore"):
-            return {"x": np.asarray(array).astype(wanted)}
+            return {"x": np.asarray(array).astype(result)}
 
-    return Job(f"dequantize_{array.format}", {"q": (q, array)}, 1, lambda: {"x": _dequantize()(array, wanted)}, reference)
+    return Job(f"dequantize_{array.format}", {"q": (q, array)}, 1, lambda: {"x": _dequantize()(array, result)}, reference)
 
 
 def matmul_command() -> click.Command:
@@ -246,8 +246,8 @@ def matmul_job(a, b, bias, residual, out_dtype, **options) -> Job:
         return name, results[name], exact_matmul(*arrays, transpose_b=options["transpose_b"], **ends)
 
     rounds = any(format not in ("bf16", "f16") for format in (call.a.format, call.b.format))
-    given = all(isinstance(x, np.ndarray) for x in arrays)
-    return Job("gemm_", inputs, 1, lambda: {name: _matmul()(*arrays, **options)}, reference, exact if rounds and given else None)
+    plain = all(isinstance(x, np.ndarray) for x in arrays)
+    return Job("gemm_", inputs, 1, lambda: {name: _matmul()(*arrays, **options)}, reference, exact if rounds and plain else None)
 
 
 def _matmul():

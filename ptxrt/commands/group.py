@@ -49,10 +49,10 @@ def main(ctx, machine, arithmetic, ptx, no_checks, profile, bank_conflicts, cove
     ctx.obj = machine, {name: value for name, value in options.items() if value is not None}
 
 
-def choose_machine(ctx, **more) -> None:
+def choose_machine(ctx, **of_emulator) -> None:
     """Make what the options before the command, and `more`, ask for the current machine; options alone mean the emulator."""
     machine, options = ctx.obj
-    options = {**options, **more}
+    options = {**options, **of_emulator}
     coverage = ctx.meta[_COVERAGE]
     if machine or options or coverage:
         from .. import using

@@ -181,10 +181,10 @@ def read_inputs(paths: Mapping[str, Path], dtype: str | None) -> tuple[dict[str,
     inputs, notes = {}, []
     for name, path in paths.items():
         array = read_array(path, name)
-        wanted = FORMATS[dtype].dtype if dtype else array.dtype
-        if array.dtype != wanted and array.dtype.kind in "fV":
-            notes.append(f"{name} converted from {array.dtype} to {wanted}")
+        result = FORMATS[dtype].dtype if dtype else array.dtype
+        if array.dtype != result and array.dtype.kind in "fV":
+            notes.append(f"{name} converted from {array.dtype} to {result}")
             with np.errstate(over="ignore"):
-                array = array.astype(wanted)
+                array = array.astype(result)
         inputs[name] = path, array
     return inputs, notes

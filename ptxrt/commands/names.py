@@ -34,11 +34,11 @@ def find_kernel(name: str, functions: Iterable[str] = ()):
     """The declared kernel; a usage error that names the nearest ones, and the nearest of `functions`, otherwise."""
     from .. import kernels
 
-    there = kernels()
-    if name not in there:
-        near = difflib.get_close_matches(name, [*functions, *there], 3, 0.4)
+    known = kernels()
+    if name not in known:
+        near = difflib.get_close_matches(name, [*functions, *known], 3, 0.4)
         raise click.UsageError(f"no kernel is called {name}; {'near: ' + ', '.join(near) if near else 'see `ptxrt list`'}")
-    return there[name]
+    return known[name]
 
 
 def find_units(word: str, functions: Iterable[str] = ()) -> tuple[Any, list]:
@@ -53,11 +53,11 @@ def find_units(word: str, functions: Iterable[str] = ()) -> tuple[Any, list]:
     if not match:
         raise click.UsageError(f"{word}: expected NAME or NAME[axis=value]")
     kernel = find_kernel(match[1], functions)
-    wanted = dict(part.strip().partition("=")[::2] for part in match[2].split(",")) if match[2] else {}
-    units = [unit for unit in kernel.units if all(str(unit.variant.get(axis)) == value for axis, value in wanted.items())]
+    sizes = dict(part.strip().partition("=")[::2] for part in match[2].split(",")) if match[2] else {}
+    units = [unit for unit in kernel.units if all(str(unit.variant.get(axis)) == value for axis, value in sizes.items())]
     if not units:
-        there = ", ".join(unit.name for unit in kernel.units)
-        raise click.UsageError(f"{word}: {kernel.name} is not compiled for that; its units are {there}")
+        names = ", ".join(unit.name for unit in kernel.units)
+        raise click.UsageError(f"{word}: {kernel.name} is not compiled for that; its units are {names}")
     return kernel, units
 
 

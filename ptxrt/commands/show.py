@@ -52,16 +52,16 @@ def list_command(json_output):
     from .. import kernels
 
     functions = {name: summary_of(manual_of(function)) for name, function in public_functions().items()}
-    there = {name: kernel.summary for name, kernel in kernels().items()}
+    summaries = {name: kernel.summary for name, kernel in kernels().items()}
     if json_output:
-        print_json({"functions": functions, "kernels": there})
+        print_json({"functions": functions, "kernels": summaries})
         return
-    width = max(map(len, {**functions, **there}))
+    width = max(map(len, {**functions, **summaries}))
     in_lines("functions that `run` takes", {name: functions[name] for name in FUNCTIONS}, width)
     in_lines("\nfunctions", {name: words for name, words in functions.items() if name not in FUNCTIONS}, width)
     groups: dict[str, dict[str, str]] = {}
     for name, kernel in kernels().items():
-        groups.setdefault(kernel.__module__.rpartition(".")[2].removesuffix("_kernels"), {})[name] = there[name]
+        groups.setdefault(kernel.__module__.rpartition(".")[2].removesuffix("_kernels"), {})[name] = summaries[name]
     for group, rows in groups.items():
         in_lines(f"\nkernels: {group.replace('_', ' ')}", rows, width)
 
@@ -109,7 +109,7 @@ def devices(json_output):
     from ..errors import PtxError
     from ..selection import default_machine, default_problem, machines
 
-    there, default = machines(), None
+    found, default = machines(), None
     problem = default_problem()
     if problem is None:
         try:
@@ -119,7 +119,7 @@ def devices(json_output):
     if problem is not None:
         click.echo(f"no default: {problem}", err=True)
     if json_output:
-        print_json({"default": default, "problem": problem, "machines": {m.name: vars(m) for m in there.values()}})
+        print_json({"default": default, "problem": problem, "machines": {m.name: vars(m) for m in found.values()}})
         return
-    for machine in there.values():
+    for machine in found.values():
         click.echo(f"{machine}{' (the default)' if machine.name == default else ''}")

@@ -220,16 +220,16 @@ def merge(outputs, lses=None, *, row_max=None, row_sum=None, out_dtype=np.float3
     Raises:
         ArgumentError: Something does not fit.
     """
-    given = {name: x for name, x in dict(lses=lses, row_max=row_max, row_sum=row_sum).items() if x is not None}
-    if list(given) not in (["lses"], ["row_max", "row_sum"]):
-        came = " and ".join(given) or "neither"
-        raise ArgumentError(f"merge: {came} came beside outputs; pass lses, or row_max and row_sum as normalize=False gives them")
-    parts, figures = _segments("outputs", outputs), {name: _segments(name, x) for name, x in given.items()}
+    figures_given = {name: x for name, x in dict(lses=lses, row_max=row_max, row_sum=row_sum).items() if x is not None}
+    if list(figures_given) not in (["lses"], ["row_max", "row_sum"]):
+        found = " and ".join(figures_given) or "neither"
+        raise ArgumentError(f"merge: {found} came beside outputs; pass lses, or row_max and row_sum as normalize=False gives them")
+    parts, figures = _segments("outputs", outputs), {name: _segments(name, x) for name, x in figures_given.items()}
     shape = tuple(parts[0].shape)
     for name, group in dict(outputs=parts, **figures).items():
-        wanted, members = (shape, (f32, f16, bf16)) if name == "outputs" else (shape[:-1], (f32,))
+        expected, members = (shape, (f32, f16, bf16)) if name == "outputs" else (shape[:-1], (f32,))
         for i, item in enumerate(group):
-            if tuple(item.shape) != wanted or len(group) != len(parts):
+            if tuple(item.shape) != expected or len(group) != len(parts):
                 raise ArgumentError(
                     f"merge: {name}[{i}] has shape {list(item.shape)} of {len(group)}; {len(parts)} outputs of {list(shape)} "
                     f"have {len(parts)} {' and '.join(figures)} of {list(shape[:-1])}"
@@ -300,13 +300,13 @@ def exact_attention(
 def _segments(name: str, arrays) -> list:
     """The arrays of a sequence, or of one array's first axis."""
     if isinstance(arrays, (list, tuple)):
-        there = list(arrays)
+        segments = list(arrays)
     else:
         (whole,) = as_arrays("merge", **{name: arrays})
-        there = [whole[i] for i in range(whole.shape[0])] if whole.shape else []
-    if not there:
+        segments = [whole[i] for i in range(whole.shape[0])] if whole.shape else []
+    if not segments:
         raise ArgumentError(f"merge: {name} is {type(arrays).__name__} without segments; pass one array or more")
-    named = {f"{name}[{i}]": x for i, x in enumerate(there)}
+    named = {f"{name}[{i}]": x for i, x in enumerate(segments)}
     arrays = as_arrays("merge", **named)
     check_forward("merge", **dict(zip(named, arrays)))
     return list(arrays)

@@ -32,7 +32,7 @@ class Call:
     dim].
 
     smooth_k: whether keys are multiplied less their mean. smooth_q: whether queries are multiplied less the means of
-    their blocks. given: the array that the caller passed as out, which is returned. sequences: starts and ends of rows
+    their blocks. callers_out: the array that the caller passed as out, which is returned. sequences: starts and ends of rows
     and keys, by the kernel's names. cu_seqlens_q, cu_seqlens_k: where packed sequences of queries and of keys begin and
     end, or None.
     """
@@ -57,7 +57,7 @@ class Call:
     transposed: bool
     output: Format
     out: Array | None
-    given: Array | None
+    callers_out: Array | None
 
     @property
     def group(self) -> int:
@@ -130,9 +130,9 @@ def attention_call(
     if return_lse and not normalize:
         words = "returns row_max and row_sum, of which lse is (row_max + log2 row_sum) ln 2; leave out return_lse"
         raise ArgumentError(f"attention: normalize=False {words}")
-    given = None if out is None else as_output("attention", "out", out)
-    check_forward("attention", out=given)
-    member = output_format("attention", out_dtype, given, _usual_output(way, q) if normalize else f32)
+    callers_out = None if out is None else as_output("attention", "out", out)
+    check_forward("attention", out=callers_out)
+    member = output_format("attention", out_dtype, callers_out, _usual_output(way, q) if normalize else f32)
     if not normalize and member is not f32:
         raise ArgumentError(f"attention: normalize=False gives float32; {member.dtype} was asked for")
     automatic = isinstance(smooth_k, str) and smooth_k == "auto"
@@ -166,8 +166,8 @@ def attention_call(
         normalize=normalize,
         transposed=transposed,
         output=member,
-        out=None if given is None else _in_order("out", given, transposed),
-        given=given,
+        out=None if callers_out is None else _in_order("out", callers_out, transposed),
+        callers_out=callers_out,
     )
     way.check(call)
     _check_out(call, (batch, heads, queries, dim_v))
@@ -215,40 +215,40 @@ def _operand_or_array(way: AttentionWay, name: str, x, transposed: bool):
         (x,) = as_arrays("attention", **{name: x})
         check_forward("attention", **{name: x})
         return _in_order(name, x, transposed)
-    wanted = way.formats.get(name)
-    if not isinstance(x, Operand) or x.role != name or x.format != wanted:
-        takes = f"quantize_operand({name}, {wanted!r}, role={name!r})" if wanted else f"{name} as an array"
+    format = way.formats.get(name)
+    if not isinstance(x, Operand) or x.role != name or x.format != format:
+        takes = f"quantize_operand({name}, {format!r}, role={name!r})" if format else f"{name} as an array"
         raise ArgumentError(f"attention: {name} is {x!r}; {way} takes {takes}")
     return x
 
 
-def _smooths_keys(way, k, wanted: bool | None) -> bool:
+def _smooths_keys(way, k, asked: bool | None) -> bool:
     """Return whether keys are multiplied less their mean: as the call says, else as the format or the operand has it.
     """
     formats = way.formats
     if isinstance(k, Operand):
         smoothed = k.mean is not None
-        if wanted is not None and wanted != smoothed:
-            raise ArgumentError(f"attention: smooth_k is {wanted}, but k is {k!r}; quantize it with smooth={wanted}, or leave out smooth_k")
+        if asked is not None and asked != smoothed:
+            raise ArgumentError(f"attention: smooth_k is {asked}, but k is {k!r}; quantize it with smooth={asked}, or leave out smooth_k")
         return smoothed
-    return bool(formats) and BLOCK_FORMATS[formats["k"]].bits == 4 if wanted is None else wanted
+    return bool(formats) and BLOCK_FORMATS[formats["k"]].bits == 4 if asked is None else asked
 
 
-def _smooths_queries(q, wanted: bool) -> bool:
+def _smooths_queries(q, asked: bool) -> bool:
     """Return whether queries are multiplied less the means of their blocks: as the call says, or as the operand has
     it.
     """
     smoothed = isinstance(q, Operand) and q.mean is not None
-    if wanted and isinstance(q, Operand) and not smoothed:
+    if asked and isinstance(q, Operand) and not smoothed:
         raise ArgumentError(f"attention: smooth_q is True, but q is {q!r}; quantize it with smooth=True, or leave out smooth_q")
-    return wanted or smoothed
+    return asked or smoothed
 
 
 def _in_order(name: str, x, transposed: bool):
     """Return an array in the caller's layout as [batch, heads, length, dim]."""
     if len(x.shape) != 4:
-        came = f"{name} has shape {list(x.shape)}, {len(x.shape)} dimensions where 4 are needed"
-        raise ArgumentError(f"attention: {came}; reshape it to {'[B, S, H, D]' if transposed else '[B, H, S, D]'}")
+        found = f"{name} has shape {list(x.shape)}, {len(x.shape)} dimensions where 4 are needed"
+        raise ArgumentError(f"attention: {found}; reshape it to {'[B, S, H, D]' if transposed else '[B, H, S, D]'}")
     return x.transpose(0, 2, 1, 3) if transposed else x
 
 
@@ -300,11 +300,11 @@ def _checked_mask(mask, shape: tuple[int, ...]):
     if isinstance(mask, np.ndarray) and mask.dtype == np.float64:
         with np.errstate(over="ignore"):
             mask = mask.astype(np.float32)
-    fits = len(mask.shape) <= 4 and all(size in (1, wanted) for size, wanted in zip(mask.shape[::-1], shape[::-1]))
+    fits = len(mask.shape) <= 4 and all(size in (1, expected) for size, expected in zip(mask.shape[::-1], shape[::-1]))
     if not fits or (mask.dtype != np.bool_ and format_of(mask.dtype) is None):
-        wanted = f"bool or float that broadcasts to [B, H, Sq, Sk], {list(shape)}"
+        expected = f"bool or float that broadcasts to [B, H, Sq, Sk], {list(shape)}"
         hint = "; mask != 0 makes one of whole numbers: True where a key is seen" if fits and mask.dtype.kind in "iu" else ""
-        raise ArgumentError(f"attention: mask is {mask.dtype} {list(mask.shape)}; pass {wanted}{hint}")
+        raise ArgumentError(f"attention: mask is {mask.dtype} {list(mask.shape)}; pass {expected}{hint}")
     return mask.reshape((1,) * (4 - len(mask.shape)) + tuple(mask.shape))
 
 
@@ -330,8 +330,8 @@ def _checked_sequences(key_lengths, cu_q, cu_k, batch: int, queries: int, keys: 
             return {}, None, None
         lengths = whole_numbers("attention", "key_lengths", key_lengths, f"one for each of {batch} batches")
         if lengths.shape != (batch,) or (isinstance(lengths, np.ndarray) and not ((0 <= lengths) & (lengths <= keys)).all()):
-            wanted = f"a whole number from 0 to {keys} for each of {batch} batches"
-            raise ArgumentError(f"attention: key_lengths {shown(lengths)}; pass {wanted}")
+            expected = f"a whole number from 0 to {keys} for each of {batch} batches"
+            raise ArgumentError(f"attention: key_lengths {shown(lengths)}; pass {expected}")
         return dict(key_ends=lengths), None, None
     if cu_q is None or cu_k is None or key_lengths is not None:
         what = "one of cu_seqlens_q and cu_seqlens_k" if key_lengths is None else "key_lengths beside cu_seqlens"
@@ -363,8 +363,8 @@ def _check_out(call: Call, shape: tuple[int, ...]) -> None:
     if call.out is None:
         return
     if tuple(call.out.shape) != shape:
-        wanted = (shape[0], shape[2], shape[1], shape[3]) if call.transposed else shape
-        raise ArgumentError(f"attention: out has shape {list(call.given.shape)}, not {list(wanted)}; pass an array of that shape")
+        expected = (shape[0], shape[2], shape[1], shape[3]) if call.transposed else shape
+        raise ArgumentError(f"attention: out has shape {list(call.callers_out.shape)}, not {list(expected)}; pass an array of that shape")
     if isinstance(call.out, np.ndarray):
         device = next((name for name, array in call.arrays.items() if isinstance(array, DeviceArray)), None)
         if device:
@@ -373,9 +373,9 @@ def _check_out(call: Call, shape: tuple[int, ...]) -> None:
             raise ArgumentError("attention: out is read-only; pass an array that can be written")
 
 
-def _flag(name: str, value, more: str = "") -> bool:
+def _flag(name: str, value, others: str = "") -> bool:
     if not isinstance(value, (bool, np.bool_)) and not (isinstance(value, int) and value in (0, 1)):
-        raise ArgumentError(f"attention: {name} is {value!r}; pass True or False{more}")
+        raise ArgumentError(f"attention: {name} is {value!r}; pass True or False{others}")
     return bool(value)
 
 
@@ -386,17 +386,17 @@ def _is_finite(value) -> bool:
         return False
 
 
-def output_format(function: str, asked, given, default: Format) -> Format:
-    """Return the format of results: that of `given` if there is an array, else the dtype asked for, else the default.
+def output_format(function: str, asked, out, default: Format) -> Format:
+    """Return the format of results: that of `out` if there is an array, else the dtype asked for, else the default.
     """
     try:
         dtype = None if asked is None else np.dtype(asked)
     except (TypeError, ValueError):
         dtype = asked
-    there = getattr(given, "dtype", None)
-    wanted = there if dtype is None and there is not None else default.dtype if dtype is None else dtype
-    member = format_of(wanted) if isinstance(wanted, np.dtype) else None
-    if member is None or (there is not None and there != wanted):
-        came = f"out_dtype={asked!r}" + (f" with out of {there}" if there is not None else "")
-        raise ArgumentError(f"{function}: {came}; results are bfloat16, float16 or float32, and out has the dtype asked for")
+    of_out = getattr(out, "dtype", None)
+    result = of_out if dtype is None and of_out is not None else default.dtype if dtype is None else dtype
+    member = format_of(result) if isinstance(result, np.dtype) else None
+    if member is None or (of_out is not None and of_out != result):
+        found = f"out_dtype={asked!r}" + (f" with out of {of_out}" if of_out is not None else "")
+        raise ArgumentError(f"{function}: {found}; results are bfloat16, float16 or float32, and out has the dtype asked for")
     return member

@@ -344,9 +344,9 @@ def _options(call: Call, place: Place) -> dict[str, Any]:
 def _handed_back(call: Call, place: Place, target: DeviceArray):
     """The output as the caller gets it."""
     if isinstance(call.out, DeviceArray):
-        return call.given
+        return call.callers_out
     result = place.back(target.transpose(0, 2, 1, 3) if call.transposed else target)
-    if call.given is None:
+    if call.callers_out is None:
         return result
-    np.copyto(call.given, result)
-    return call.given
+    np.copyto(call.callers_out, result)
+    return call.callers_out

@@ -109,7 +109,7 @@ def gemm_call(
     """Check the arguments of `matmul`, all of them given. products: by pair of formats."""
     if not isinstance(transpose_b, (bool, np.bool_)):
         raise ArgumentError(f"matmul: transpose_b is {transpose_b!r}; pass True for b [N, K] or False for b [K, N]")
-    a, b = _taken("a", a), _taken("b", b)
+    a, b = _with_rows("a", a), _with_rows("b", b)
     if not transpose_b:
         if isinstance(b, QuantizedArray) or b_format in BLOCK_FORMATS:
             came = b_format or f"a QuantizedArray of {b.format}"
@@ -152,7 +152,7 @@ def gemm_call(
     return call
 
 
-def _taken(name: str, x):
+def _with_rows(name: str, x):
     """An array or a QuantizedArray with rows of K values."""
     if isinstance(x, _Shape):
         return x
@@ -315,7 +315,7 @@ def grouped_call(products, a, b, starts, order, a_format, b_format, alpha, bias,
                  rule, layout, level, *rest):
     """The arguments of `matmul_grouped`, checked."""
     a_rule, b_rule, a_level, b_level, out_dtype, splits, out = rest
-    a, b = _taken("a", a), _taken("b", b)
+    a, b = _with_rows("a", a), _with_rows("b", b)
     if len(a.shape) != 2 or len(b.shape) != 3:
         raise ArgumentError(f"matmul_grouped: a has shape {list(a.shape)}, b {list(b.shape)}; pass a [T, K] and b [groups, N, K]")
     groups, tokens = b.shape[0], a.shape[0]

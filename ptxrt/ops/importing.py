@@ -71,8 +71,8 @@ def tile_codes(
             tiles[:, :, tile, chosen] = missing
             if plain is not None:
                 at, column = rows[chosen] + tile * step, columns[chosen]
-                there = (at < plain.shape[2]) & (column < plain.shape[3])
-                tiles[:, :, tile, chosen[there]] = plain[:, :, at[there], column[there]]
+                present = (at < plain.shape[2]) & (column < plain.shape[3])
+                tiles[:, :, tile, chosen[present]] = plain[:, :, at[present], column[present]]
 
 
 @lru_cache(maxsize=64)
@@ -93,33 +93,33 @@ def operand_of(made: type, codes, scales, format, role, axis, global_scale, dim,
     if axis not in (-1, -2, 3, 2) or (axis in (-2, 2) and role != "v"):
         raise ArgumentError(f"{function}: axis is {axis!r}; scales of queries and keys lie along -1, those of values along -1 or -2")
     along_keys = axis in (-2, 2)
-    given = dict(codes=codes) | ({} if scales is None else dict(scales=scales))
-    given = dict(zip(given, as_arrays(function, **given)))
-    for name, x in given.items():
+    arrays = dict(codes=codes) | ({} if scales is None else dict(scales=scales))
+    arrays = dict(zip(arrays, as_arrays(function, **arrays)))
+    for name, x in arrays.items():
         if len(x.shape) != 4 or x.dtype.itemsize != 1:
             raise ArgumentError(f"{function}: {name} is {x.dtype} {list(x.shape)}; pass bytes with four axes")
-    sides = {isinstance(x, DeviceArray) for x in given.values()}
+    sides = {isinstance(x, DeviceArray) for x in arrays.values()}
     if len(sides) > 1:
         raise ArgumentError(f"{function}: codes and scales are on different machines; pass both from one")
     packed = 8 // block.bits
-    batch, heads, *inner = given["codes"].shape
+    batch, heads, *inner = arrays["codes"].shape
     length, cols = (inner[0] * packed, inner[1]) if along_keys else (inner[0], inner[1] * packed)
     cut = (length, block.block) if along_keys else (cols, block.block)
     if cut[0] % cut[1]:
-        raise ArgumentError(f"{function}: codes {list(given['codes'].shape)} have {cut[0]} values along axis {axis}, no multiple of {cut[1]}")
-    wanted = (batch, heads, length // block.block, cols) if along_keys else (batch, heads, length, cols // block.block)
-    if scales is not None and tuple(given["scales"].shape) != wanted:
-        raise ArgumentError(f"{function}: scales have shape {list(given['scales'].shape)}; codes {list(given['codes'].shape)} take {list(wanted)}")
+        raise ArgumentError(f"{function}: codes {list(arrays['codes'].shape)} have {cut[0]} values along axis {axis}, no multiple of {cut[1]}")
+    expected = (batch, heads, length // block.block, cols) if along_keys else (batch, heads, length, cols // block.block)
+    if scales is not None and tuple(arrays["scales"].shape) != expected:
+        raise ArgumentError(f"{function}: scales have shape {list(arrays['scales'].shape)}; codes {list(arrays['codes'].shape)} take {list(expected)}")
     shape, on_host = (batch, heads, length, cols), sides == {False}
     level = 1.0 if block.two_level and global_scale is None else global_scale
     if global_scale is not None and not block.two_level:
         raise ArgumentError(f"{function}: global_scale is {global_scale!r}; {format} has none")
-    device = {name: to_device(x, stream=stream).view(np.uint8) for name, x in given.items()}
+    device = {name: to_device(x, stream=stream).view(np.uint8) for name, x in arrays.items()}
     backend = device["codes"].backend
     if role == "q" or (role == "v" and not along_keys):
         whole = {name: _row_major(x, stream) for name, x in device.items()}
         if "scales" not in whole:
-            whole["scales"] = _filled(backend, wanted, _ONES[format], stream)
+            whole["scales"] = _filled(backend, expected, _ONES[format], stream)
     if role == "q":
         result = made(*whole.values(), format=format, role=role, shape=shape, global_scale=level)
     elif not along_keys and role == "v":

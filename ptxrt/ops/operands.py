@@ -178,10 +178,10 @@ class Operand(Packed):
         (mean,) = as_arrays("Operand", mean=mean)
         (batch, heads, length, dim), role = self.shape, self.role
         blocks = units_of(length, SMOOTH_QUERIES, self.sequences or 1)
-        wanted = (batch, heads, blocks, dim) if role == "q" else (self.sequences or batch, heads, dim)
-        if role == "v" or tuple(mean.shape) != wanted or not f32.holds(mean.dtype):
-            there = "it has None" if role == "v" else f"it has float32 {list(wanted)} or None"
-            raise ArgumentError(f"Operand: mean of role {role!r} is {mean.dtype} {list(mean.shape)}; {there}")
+        expected = (batch, heads, blocks, dim) if role == "q" else (self.sequences or batch, heads, dim)
+        if role == "v" or tuple(mean.shape) != expected or not f32.holds(mean.dtype):
+            takes = "it has None" if role == "v" else f"it has float32 {list(expected)} or None"
+            raise ArgumentError(f"Operand: mean of role {role!r} is {mean.dtype} {list(mean.shape)}; {takes}")
         if isinstance(mean, DeviceArray) != self.on_device:
             raise ArgumentError("Operand: codes and mean are on different machines; pass both from one")
         return mean
@@ -206,8 +206,8 @@ class Operand(Packed):
         return f" of {self.sequences} packed sequences" if self.sequences else ""
 
     def __repr__(self) -> str:
-        more = self._of_sequences + (", less their mean" if self.mean is not None else "")
-        return f"Operand({self.format}, role={self.role!r}, shape={list(self.shape)}{more}, {self.nbytes} bytes)"
+        remarks = self._of_sequences + (", less their mean" if self.mean is not None else "")
+        return f"Operand({self.format}, role={self.role!r}, shape={list(self.shape)}{remarks}, {self.nbytes} bytes)"
 
     @property
     def description(self) -> dict:
@@ -331,7 +331,7 @@ def quantize_operand(
     shape = tuple(x.shape) if layout == "bhsd" else tuple(x.shape[i] for i in (0, 2, 1, 3))
     checked = checked_dim(name, format, shape[-1], dim)
     on_host = isinstance(x, np.ndarray)
-    given = None if block is None else given_global_scale(name, block, global_scale, on_host)
+    level = None if block is None else given_global_scale(name, block, global_scale, on_host)
     ends, starts = _checked_lengths(name, key_lengths, shape, on_host), None
     if cu_seqlens is not None:
         cu_seqlens = checked_cu_seqlens(name, "cu_seqlens", cu_seqlens, shape[0], shape[2])
@@ -352,7 +352,7 @@ def quantize_operand(
         block_means, source = _less_block_means(rows, starts, ends, stream)
         rows, layout = source, "bhsd"
         starts = ends = None
-    mean, scale = _scanned(rows, starts, ends, smooth and role == "k", block, given, stream)
+    mean, scale = _scanned(rows, starts, ends, smooth and role == "k", block, level, stream)
     if role == "q":
         plain = quantize(_contiguous(source, stream), format, scale_rule=scale_rule, global_scale=scale, pad=True, stream=stream)
         parts = (plain.codes, plain.scales) if layout == "bhsd" else (a.transpose(0, 2, 1, 3) for a in (plain.codes, plain.scales))
@@ -379,8 +379,8 @@ def _values_of_queries(q: Operand, device: dict, member: Format, stream) -> Devi
     codes, scales = (_contiguous(a, stream) for a in (codes, scales))
     matrix = [a.reshape(prod(a.shape[:-1]), a.shape[-1]) for a in (codes, scales)]
     level = [device["global_scale"].reshape(1)] if "global_scale" in device else []
-    wanted = f32 if "mean" in device else member
-    values = DEQUANTIZE[q.format](*matrix, *level, dtype=wanted.dtype, stream=stream)
+    result = f32 if "mean" in device else member
+    values = DEQUANTIZE[q.format](*matrix, *level, dtype=result.dtype, stream=stream)
     values = values.reshape(*codes.shape[:-1], values.shape[-1])[..., : q.shape[-1]]
     values = values.transpose(0, 2, 1, 3) if turned else values
     return values if "mean" not in device else _as(member, _with_mean(values, device["mean"], _starts_of(device), SMOOTH_QUERIES, stream), stream)
@@ -419,21 +419,21 @@ def _values_of_tiles(q: Operand, device: dict, member: Format, stream) -> Device
         where = upload(tiles.backend, np.ascontiguousarray(places, np.int32).reshape(-1), stream)
         return gather_bytes(tiles, where, stream=stream).reshape(count, *places.shape)
 
-    wanted = f32 if "mean" in device else member
+    result = f32 if "mean" in device else member
     codes = plain(tile.codes_places)
     if tile.block is None:
-        values, wanted = codes.reshape(count * TILE_KEYS, 2 * tile.dim).view(tile.element.dtype), tile.element
+        values, result = codes.reshape(count * TILE_KEYS, 2 * tile.dim).view(tile.element.dtype), tile.element
     else:
         scales = plain(tile.scale_places)
         level = [device["global_scale"].reshape(1)] if "global_scale" in device else []
         if q.role == "k":
             codes, scales = (a.reshape(count * TILE_KEYS, a.shape[-1]) for a in (codes, scales))
         kernel = (DEQUANTIZE if q.role == "k" else DEQUANTIZE_COLUMNS)[q.format]
-        values = kernel(codes, scales, *level, dtype=wanted.dtype, stream=stream)
+        values = kernel(codes, scales, *level, dtype=result.dtype, stream=stream)
     values = values.reshape(batch, heads, q.layout.codes_shape[2] * TILE_KEYS, tile.dim)
     starts = _starts_of(device)
     if starts is not None:
-        values = unpack_rows(values[0].view(np.uint32), starts, keys=length, stream=stream).view(wanted.dtype)[None]
+        values = unpack_rows(values[0].view(np.uint32), starts, keys=length, stream=stream).view(result.dtype)[None]
     values = values[:, :, :length, :dim]
     if "mean" in device:
         mean = device["mean"]
@@ -451,13 +451,13 @@ def operand_rule(format: str) -> str | None:
 
 def checked_dim(function: str, format: str, cols: int, dim) -> int:
     """The head dimension that tiles are filled up to; ArgumentError where none that is compiled holds `cols`."""
-    there = TILE_DIMS[format]
-    if cols < 1 or cols > there[-1]:
-        raise ArgumentError(f"{function}: the head dimension is {cols}; {format} takes 1 to {there[-1]}")
+    compiled = TILE_DIMS[format]
+    if cols < 1 or cols > compiled[-1]:
+        raise ArgumentError(f"{function}: the head dimension is {cols}; {format} takes 1 to {compiled[-1]}")
     if dim is None:
         return tile_dim(format, cols)
-    if not isinstance(dim, (int, np.integer)) or isinstance(dim, bool) or dim not in there or dim < cols:
-        raise ArgumentError(f"{function}: dim is {dim!r} for a head dimension of {cols}; {format} has {', '.join(str(d) for d in there if d >= cols)}")
+    if not isinstance(dim, (int, np.integer)) or isinstance(dim, bool) or dim not in compiled or dim < cols:
+        raise ArgumentError(f"{function}: dim is {dim!r} for a head dimension of {cols}; {format} has {', '.join(str(d) for d in compiled if d >= cols)}")
     return int(dim)
 
 
@@ -465,10 +465,10 @@ def _check_role(function: str, role, format) -> None:
     """ArgumentError for a role that does not exist, or not in this format."""
     if not isinstance(role, str) or role not in ROLES:
         raise ArgumentError(f"{function}: role is {role!r}; pass 'q', 'k' or 'v'")
-    there = TILE_DIMS if role == "v" else PACK_KEYS
-    if not isinstance(format, str) or format not in there:
+    formats = TILE_DIMS if role == "v" else PACK_KEYS
+    if not isinstance(format, str) or format not in formats:
         plain = f"; attention takes {'queries' if role == 'q' else 'keys'} in {format} as they are" if isinstance(format, str) and format in ("bf16", "f16") else ""
-        raise ArgumentError(f"{function}: format is {format!r}; role {role!r} has {', '.join(map(repr, there))}{plain}")
+        raise ArgumentError(f"{function}: format is {format!r}; role {role!r} has {', '.join(map(repr, formats))}{plain}")
 
 
 def _checked_smooth(smooth, role: str, block: BlockFormat | None) -> bool:
@@ -510,13 +510,13 @@ def checked_cu_seqlens(function: str, name: str, value, batch: int, whole: int):
     return cu
 
 
-def whole_numbers(function: str, name: str, value, wanted: str):
+def whole_numbers(function: str, name: str, value, expected: str):
     """An array of int32; what lies on the host may be of any whole type."""
     (array,) = as_arrays(function, **{name: value})
     if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and (array.size == 0 or -(2**31) <= array.min() <= array.max() < 2**31):
         return array.astype(np.int32)
     if isinstance(array, np.ndarray) or array.dtype != np.int32:
-        raise ArgumentError(f"{function}: {name} is {array.dtype} {list(array.shape)}; pass int32, {wanted}")
+        raise ArgumentError(f"{function}: {name} is {array.dtype} {list(array.shape)}; pass int32, {expected}")
     return array
 
 
@@ -556,25 +556,25 @@ def _less_block_means(x: DeviceArray, starts, ends, stream) -> tuple[DeviceArray
     return tuple(empty((batch, heads, rows, dim), np.float32, device=x.device) for rows in (blocks, queries))
 
 
-def _scanned(x: DeviceArray, starts, ends, smooth: bool, block: BlockFormat | None, given, stream):
+def _scanned(x: DeviceArray, starts, ends, smooth: bool, block: BlockFormat | None, level, stream):
     """The mean of the keys where it is wanted, and the global scale where there is one: given, or from one read of x."""
     two_level = block is not None and block.two_level
-    if isinstance(given, np.ndarray):
-        given = upload(x.backend, given, stream)
+    if isinstance(level, np.ndarray):
+        level = upload(x.backend, level, stream)
     if not x.size:
         sequences = x.shape[0] if starts is None else starts.shape[0]
         mean = upload(x.backend, np.zeros((sequences, x.shape[1], x.shape[3]), np.float32), stream) if smooth else None
-        return mean, upload(x.backend, np.ones((), np.float32), stream) if two_level and given is None else given
-    wanted = dict(sums=smooth, largest=two_level and given is None)
-    wanted = {name: True for name, there in wanted.items() if there}
-    if not wanted:
-        return None, given
-    results = scan_keys(x, key_starts=starts, key_ends=ends, **wanted, stream=stream)
-    found = dict(zip(wanted, results if isinstance(results, tuple) else (results,)))
+        return mean, upload(x.backend, np.ones((), np.float32), stream) if two_level and level is None else level
+    outputs = dict(sums=smooth, largest=two_level and level is None)
+    outputs = {name: True for name, asked in outputs.items() if asked}
+    if not outputs:
+        return None, level
+    results = scan_keys(x, key_starts=starts, key_ends=ends, **outputs, stream=stream)
+    found = dict(zip(outputs, results if isinstance(results, tuple) else (results,)))
     if not smooth:
         return None, operand_scale(found["largest"].reshape(prod(found["largest"].shape)), stream=stream).reshape(())
     if "largest" not in found:
-        return mean_keys(found["sums"], starts, ends, keys=x.shape[2], stream=stream), given
+        return mean_keys(found["sums"], starts, ends, keys=x.shape[2], stream=stream), level
     # What is left of a key is at most its magnitude and that of the mean.
-    mean, given = mean_keys(found["sums"], starts, ends, found["largest"], global_scale=True, keys=x.shape[2], factor=2.0, stream=stream)
-    return mean, given.reshape(())
+    mean, level = mean_keys(found["sums"], starts, ends, found["largest"], global_scale=True, keys=x.shape[2], factor=2.0, stream=stream)
+    return mean, level.reshape(())

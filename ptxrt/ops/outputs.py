@@ -75,27 +75,27 @@ class Ending:
 
 
 def checked_ending(
-    function: str, on_host: bool, shape, given, out_dtype, format, rule, scale_layout, global_scale, prefix: str = ""
+    function: str, on_host: bool, shape, out, out_dtype, format, rule, scale_layout, global_scale, prefix: str = ""
 ) -> Ending | None:
-    """Return how results of `shape` are quantized, or None. given: the caller's `out`.
+    """Return how results of `shape` are quantized, or None. out: the caller's.
 
     prefix: of the names of the arguments `format`, `scale_rule` and `global_scale` in messages.
     """
-    if isinstance(given, QuantizedArray):
-        if format not in (None, given.format):
-            raise ArgumentError(f"{function}: out is {given!r}, {prefix}format {format!r}; leave out {prefix}format")
-        format, scale_layout = given.format, given.scale_layout
+    if isinstance(out, QuantizedArray):
+        if format not in (None, out.format):
+            raise ArgumentError(f"{function}: out is {out!r}, {prefix}format {format!r}; leave out {prefix}format")
+        format, scale_layout = out.format, out.scale_layout
     if format is None:
         for name, value in dict(scale_rule=rule, global_scale=global_scale).items():
             if value is not None:
-                came = f"{prefix}{name} is {value!r}, but the result is not quantized"
-                raise ArgumentError(f"{function}: {came}; pass {prefix}format, or leave it out")
+                found = f"{prefix}{name} is {value!r}, but the result is not quantized"
+                raise ArgumentError(f"{function}: {found}; pass {prefix}format, or leave it out")
         return None
     if not isinstance(format, str) or format not in ENDINGS:
         raise ArgumentError(f"{function}: {prefix}format is {format!r}; there are {', '.join(map(repr, ENDINGS))}")
-    if out_dtype is not None or (given is not None and not isinstance(given, QuantizedArray)):
-        came = f"out_dtype={out_dtype!r}" if out_dtype is not None else f"out of {given.dtype}"
-        raise ArgumentError(f"{function}: {came} beside {prefix}format={format!r}; pass one of them")
+    if out_dtype is not None or (out is not None and not isinstance(out, QuantizedArray)):
+        found = f"out_dtype={out_dtype!r}" if out_dtype is not None else f"out of {out.dtype}"
+        raise ArgumentError(f"{function}: {found} beside {prefix}format={format!r}; pass one of them")
     block = block_format(function, format)
     layout = layout_of(function, block, shape, -1, scale_layout)
     if block.two_level and global_scale is None:

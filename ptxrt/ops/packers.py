@@ -73,12 +73,12 @@ def _cases(format: str, role: str) -> list[dict]:
     cases += [dict(packed, format="f32")]
     if not block:
         return cases
-    more = dict(level, mean=role == "k")
-    cases += [dict(size, cols=small - 13, dim=small, **more), dict(size, cols=small, dim=small, key_ends=True, **more)]
-    cases += [dict(packed, format="bf16", **more)]
-    cases += [dict(size, cols=small, dim=small, rule=rule, **more) for rule in range(1, len(block.rules))]
+    options = dict(level, mean=role == "k")
+    cases += [dict(size, cols=small - 13, dim=small, **options), dict(size, cols=small, dim=small, key_ends=True, **options)]
+    cases += [dict(packed, format="bf16", **options)]
+    cases += [dict(size, cols=small, dim=small, rule=rule, **options) for rule in range(1, len(block.rules))]
     if block.two_level:  # blocks that are encoded one by one, in wide tiles
-        cases += [dict(size, heads=1, keys=40, cols=sizes[1], dim=sizes[1], rule=rule, format="f32", **more) for rule in range(1, len(block.rules))]
+        cases += [dict(size, heads=1, keys=40, cols=sizes[1], dim=sizes[1], rule=rule, format="f32", **options) for rule in range(1, len(block.rules))]
     return cases
 
 

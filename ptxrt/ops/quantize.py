@@ -11,7 +11,6 @@ from ..blocks import BlockFormat, swizzled_bytes
 from ..errors import ArgumentError
 from ..formats import format_of, to_convert, u8, ue4m3, ue8m0
 from ..prepared import remembered
-from . import scales as kernels
 from .quantized import (
     Layout,
     Packed,
@@ -27,6 +26,7 @@ from .quantized import (
     unswizzle,
 )
 from .quantizers import QUANTIZE, QUANTIZE_COLUMNS
+from .scales import AMAX_RUN, amax, fill_f32, nvfp4_global_scale
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -79,7 +79,7 @@ def quantize(
     (x,) = as_arrays("quantize", x=x)
     layout = _checked_layout(x, block, axis, scale_layout, pad)
     on_host = isinstance(x, np.ndarray)
-    given = given_global_scale("quantize", block, global_scale, on_host)
+    checked_level = given_global_scale("quantize", block, global_scale, on_host)
     if out is not None:
         _check_quantized_out(out, layout, on_host)
     target = None if on_host else out
@@ -88,7 +88,7 @@ def quantize(
     arrays = [fitted(source, layout, layout.length, layout.padded, stream)]
     if block.two_level:
         buffer = target.global_scale if target else None
-        level = _device_global_scale(source, given, buffer, stream)
+        level = _device_global_scale(source, checked_level, buffer, stream)
         arrays.append(level.reshape(1))
     buffers = {}
     if target:
@@ -169,8 +169,8 @@ def quantize_reference(x, format, *, axis=-1, scale_rule=None, scale_layout="lin
     if block.two_level:
         magnitudes = np.abs(x.astype(np.float32))
         finite = magnitudes[np.isfinite(magnitudes)]
-        given = given_global_scale("quantize", block, global_scale, True)
-        level = (block.global_scale(finite.max(initial=0)) if given is None else given,)
+        checked_level = given_global_scale("quantize", block, global_scale, True)
+        level = (block.global_scale(finite.max(initial=0)) if checked_level is None else checked_level,)
     codes, scales = block.encode(np.pad(x, widths), *level, rule, axis=layout.axis)
     fields = dict(format=format, shape=layout.shape, axis=layout.axis, scale_layout=scale_layout)
     return QuantizedArray(codes, layout.stored_scales(scales), **fields, global_scale=level[0] if level else None)
@@ -233,11 +233,11 @@ def unswizzle_scales(swizzled, shape, *, axis=-1, stream=None):
     (swizzled,) = as_arrays("unswizzle_scales", bytes=swizzled)
     shape = checked_shape("unswizzle_scales", shape)
     outer, blocks, inner = _scale_matrix("unswizzle_scales", shape, axis)
-    wanted = swizzled_bytes(outer * inner, blocks)
-    if swizzled.size != wanted:
-        raise ArgumentError(f"unswizzle_scales: {swizzled.size} bytes came; scales of shape {list(shape)} have {wanted} in 128x4 tiles")
+    expected = swizzled_bytes(outer * inner, blocks)
+    if swizzled.size != expected:
+        raise ArgumentError(f"unswizzle_scales: {swizzled.size} bytes came; scales of shape {list(shape)} have {expected} in 128x4 tiles")
     bytes_ = _scale_bytes("unswizzle_scales", "bytes", swizzled, stream)
-    scales = unswizzle(bytes_.reshape(wanted), outer, blocks, inner, stream).reshape(shape)
+    scales = unswizzle(bytes_.reshape(expected), outer, blocks, inner, stream).reshape(shape)
     return scales.to_numpy(stream=stream) if isinstance(swizzled, np.ndarray) else scales
 
 
@@ -278,23 +278,23 @@ def given_global_scale(function: str, block: BlockFormat, value, on_host: bool):
         return None
     if not block.two_level:
         raise ArgumentError(f"{function}: global_scale is {value!r}; {block.name} has none, pass None")
-    given = checked_global_scale(function, value)
-    if on_host and isinstance(given, DeviceArray):
+    level = checked_global_scale(function, value)
+    if on_host and isinstance(level, DeviceArray):
         raise ArgumentError(f"{function}: global_scale is on the device, x is a NumPy array; pass a number")
-    return given
+    return level
 
 
-def _device_global_scale(source: DeviceArray, given, buffer, stream) -> DeviceArray:
+def _device_global_scale(source: DeviceArray, level, buffer, stream) -> DeviceArray:
     """The global scale on the device: as given, or of the array's largest finite magnitude; by launches alone."""
     buffers = {} if buffer is None else {"global_scale": buffer.reshape(1)}
-    if isinstance(given, DeviceArray):
-        return given
-    if given is None and source.size:
-        parts = min(-(-source.size // kernels.AMAX_RUN), _AMAX_PARTS)
-        partial = kernels.amax(source.reshape(source.size), blocks=parts, stream=stream)
-        return kernels.nvfp4_global_scale(partial, **buffers, stream=stream)
-    value = 1.0 if given is None else float(given)
-    return kernels.fill_f32(x=buffers.get("global_scale", empty((1,), np.float32, device=source.device)), value=value, count=1, stream=stream)
+    if isinstance(level, DeviceArray):
+        return level
+    if level is None and source.size:
+        parts = min(-(-source.size // AMAX_RUN), _AMAX_PARTS)
+        partial = amax(source.reshape(source.size), blocks=parts, stream=stream)
+        return nvfp4_global_scale(partial, **buffers, stream=stream)
+    value = 1.0 if level is None else float(level)
+    return fill_f32(x=buffers.get("global_scale", empty((1,), np.float32, device=source.device)), value=value, count=1, stream=stream)
 
 
 def _scale_matrix(function: str, shape: tuple[int, ...], axis) -> tuple[int, int, int]:
@@ -314,8 +314,8 @@ def _check_quantized_out(out, layout: Layout, on_host: bool) -> None:
     if not isinstance(out, QuantizedArray) or out.layout != layout:
         axis = f", axis {layout.axis}" if layout.axis != -1 else ""
         scales = f", scale layout {layout.scale_layout}" if layout.scale_layout != "linear" else ""
-        wanted = f"{layout.format.name} and shape {list(layout.shape)}{axis}{scales}"
-        raise ArgumentError(f"quantize: out is {out!r}; pass a QuantizedArray of {wanted}, or None")
+        expected = f"{layout.format.name} and shape {list(layout.shape)}{axis}{scales}"
+        raise ArgumentError(f"quantize: out is {out!r}; pass a QuantizedArray of {expected}, or None")
     for name in ("codes", "scales"):
         _check_out("quantize", f"out.{name}", getattr(out, name), on_host, "x")
 
@@ -323,8 +323,8 @@ def _check_quantized_out(out, layout: Layout, on_host: bool) -> None:
 def _check_out(function: str, name: str, array, on_host: bool, other: str) -> None:
     """Whether results may go to `array`: on the same side as the input, and writable."""
     if isinstance(array, np.ndarray) != on_host:
-        there, here = ("on the device", "a NumPy array") if on_host else ("a NumPy array", "on the device")
-        raise ArgumentError(f"{function}: {name} is {there}, {other} is {here}; pass both on one side")
+        other_side, here = ("on the device", "a NumPy array") if on_host else ("a NumPy array", "on the device")
+        raise ArgumentError(f"{function}: {name} is {other_side}, {other} is {here}; pass both on one side")
     if on_host and not array.flags.writeable:
         raise ArgumentError(f"{function}: {name} is read-only; pass an array that can be written")
 

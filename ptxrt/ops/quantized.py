@@ -16,8 +16,8 @@ from ..blocks import BLOCK_FORMATS, BlockFormat, swizzled_bytes, swizzled_offset
 from ..errors import ArgumentError
 from ..formats import Format, f32
 from ..npy import Archive, Header, opened, write_arrays
-from . import scales as kernels
 from .quantizers import DEQUANTIZE, DEQUANTIZE_COLUMNS
+from .scales import pad_last, swizzle_scales, unswizzle_scales
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -146,7 +146,7 @@ def checked_shape(function: str, shape) -> tuple[int, ...]:
     """Return the shape as a tuple of ints; ArgumentError if it is none."""
     try:
         sizes = tuple(int(size) for size in shape)
-        if any(size < 0 or size != given for size, given in zip(sizes, shape)):
+        if any(size < 0 or size != size_of_axis for size, size_of_axis in zip(sizes, shape)):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise ArgumentError(f"{function}: shape is {shape!r}; pass a tuple of whole numbers") from None
@@ -368,8 +368,8 @@ class QuantizedArray(Packed):
         return self.layout.scale_layout
 
     def __repr__(self) -> str:
-        more = (f", axis={self.axis}" if self.axis != -1 else "") + (f", scales {self.scale_layout}" if self.scale_layout != "linear" else "")
-        return f"QuantizedArray({self.format}, shape={list(self.shape)}{more}, {self.nbytes} bytes)"
+        remarks = (f", axis={self.axis}" if self.axis != -1 else "") + (f", scales {self.scale_layout}" if self.scale_layout != "linear" else "")
+        return f"QuantizedArray({self.format}, shape={list(self.shape)}{remarks}, {self.nbytes} bytes)"
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -426,18 +426,18 @@ def decoded(layout: Layout, codes: np.ndarray, scales: np.ndarray, global_scale)
 # On the device
 
 
-def fitted(array: DeviceArray, layout: Layout, length: int, wanted: int, stream, target: "DeviceArray | None" = None) -> DeviceArray:
-    """Return `array` with `wanted` of `length` items along the blocks' axis, padded or cut, in the shape that kernels
+def fitted(array: DeviceArray, layout: Layout, length: int, rows: int, stream, target: "DeviceArray | None" = None) -> DeviceArray:
+    """Return `array` with `rows` of `length` items along the blocks' axis, padded or cut, in the shape that kernels
     take.
     """
-    if length == wanted:
+    if length == rows:
         return shaped(array, layout.matrix(length))
     item = layout.inner * array.dtype.itemsize
     source = array.reshape(layout.outer, length * layout.inner).view(np.uint8)
     if target is None:
-        target = empty((layout.outer, wanted * layout.inner), array.dtype, device=array.device)
-    kernels.pad_last(source, y=target.reshape(layout.outer, wanted * layout.inner).view(np.uint8), target_bytes=wanted * item, stream=stream)
-    return target.reshape(layout.matrix(wanted))
+        target = empty((layout.outer, rows * layout.inner), array.dtype, device=array.device)
+    pad_last(source, y=target.reshape(layout.outer, rows * layout.inner).view(np.uint8), target_bytes=rows * item, stream=stream)
+    return target.reshape(layout.matrix(rows))
 
 
 def shaped(array, shape: tuple[int, ...]):
@@ -449,12 +449,12 @@ def swizzle(scales: DeviceArray, outer: int, blocks: int, inner: int, target, st
     """Arrange scales on the device in 128x4 tiles; target: the array that takes them, or True."""
     source = scales.view(np.uint8).reshape(outer, blocks, inner)
     target = target if target is True else target.view(np.uint8)
-    return kernels.swizzle_scales(source, swizzled=target, bytes=swizzled_bytes(outer * inner, blocks), stream=stream)
+    return swizzle_scales(source, swizzled=target, bytes=swizzled_bytes(outer * inner, blocks), stream=stream)
 
 
 def unswizzle(swizzled: DeviceArray, outer: int, blocks: int, inner: int, stream) -> DeviceArray:
     """Bring scales on the device out of their 128x4 tiles."""
-    return kernels.unswizzle_scales(swizzled.view(np.uint8), outer=outer, blocks=blocks, cols=inner, stream=stream)
+    return unswizzle_scales(swizzled.view(np.uint8), outer=outer, blocks=blocks, cols=inner, stream=stream)
 
 
 
@@ -468,10 +468,10 @@ _KINDS = dict(format="U", role="U", scale_layout="U", axis="i", dim="i", global_
 def _class_of(archive: Archive) -> type[Any]:
     """Return the class whose files hold the names of an archive; ValueError if there is none."""
     names = frozenset(archive.names)
-    for wanted, (made, optional) in _FILES.items():
-        if names - optional == wanted:
+    for members, (made, optional) in _FILES.items():
+        if names - optional == members:
             return made
-    nearest = max(_FILES, key=lambda wanted: len(wanted & names) - len(wanted - names))
+    nearest = max(_FILES, key=lambda members: len(members & names) - len(members - names))
     raise ValueError(f"it holds {', '.join(archive.names) or 'nothing'} where {', '.join(sorted(nearest))} are expected")
 
 

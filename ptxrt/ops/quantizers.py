@@ -57,14 +57,14 @@ def positive(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return np.exp2(rng.uniform(-12, 2, shape)).astype(np.float32)
 
 
-def _declare(f: BlockFormat, name: str, text: str, layout: tuple[str, str, str], body, cases, **more) -> Kernel:
+def _declare(f: BlockFormat, name: str, text: str, layout: tuple[str, str, str], body, cases, **options) -> Kernel:
     """Declare `body` as the kernel `name`; `text` is its docstring with places for what the format says of itself."""
     values, axis, grid = layout
     body.__name__ = body.__qualname__ = name
     body.__doc__ = text.format(
         name=f.name.upper(), element=f.element.name.upper(), largest=f.element.largest, axis=axis, packing=_PACKING[f.bits]
     )
-    return kernel(grid=grid, cases=cases, **more)(body)
+    return kernel(grid=grid, cases=cases, **options)(body)
 
 
 def _shapes(f: BlockFormat, layout: tuple[str, str, str]) -> tuple[str, str, str]:

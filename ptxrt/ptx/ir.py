@@ -178,8 +178,8 @@ class Function:
     @property
     def maxntid(self) -> Optional[tuple[int, int, int]]:
         """`.maxntid` as three numbers, None when it does not stand there."""
-        given = self.directives.get("maxntid") or self.directives.get("reqntid")
-        return None if given is None else (tuple(given) + (1, 1, 1))[:3]
+        threads = self.directives.get("maxntid") or self.directives.get("reqntid")
+        return None if threads is None else (tuple(threads) + (1, 1, 1))[:3]
 
 
 @dataclass
