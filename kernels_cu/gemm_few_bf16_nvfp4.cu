@@ -2,6 +2,4 @@
 #include "kernel.cuh"
 #include "op/gemm_small.cuh"
 
-VARIANTS(most, 16)
-
-FEW_HALF_GEMM(UNIT, tile::Nvfp4, VARIANT_most / 16)
+FEW_HALF_GEMM(UNIT, tile::Nvfp4)

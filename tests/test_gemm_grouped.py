@@ -6,6 +6,7 @@ import pytest
 
 import ptxrt
 from ptxrt.errors import ArgumentError
+from ptxrt.ops.gemm import PRODUCTS, exact_matmul
 
 BF16 = ml_dtypes.bfloat16
 
@@ -26,8 +27,18 @@ def part(x, index):
                                 global_scale=x.global_scale)
 
 
-@pytest.mark.parametrize("pair", [("bf16", "bf16"), ("nvfp4", "nvfp4"), ("bf16", "nvfp4")], ids="-".join)
-@pytest.mark.parametrize("sizes", [(3, 0, 70, 1), (0, 0, 5, 0), (64, 65, 0, 2)])
+PAIRS = [
+    *(("bf16", "bf16"), ("nvfp4", "nvfp4"), ("mxfp8", "mxfp4")),
+    *(("bf16", "nvfp4"), ("bf16", "mxfp4"), ("bf16", "mxfp8")),
+]
+SIZES = [(3, 0, 70, 1), (0, 0, 5, 0), (64, 65, 0, 2)]
+
+
+@pytest.mark.parametrize(
+    "pair, sizes",
+    [*((pair, SIZES[0]) for pair in PAIRS), *((pair, sizes) for pair in PAIRS[:2] for sizes in SIZES[1:])],
+    ids=lambda x: "-".join(map(str, x)),
+)
 def test_groups_have_the_bits_of_products_alone(text_machine, pair, sizes):
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
     rows, groups = starts[-1], len(sizes)
@@ -55,6 +66,45 @@ def test_starts_on_the_device_and_gathered_rows(text_machine):
     np.testing.assert_array_equal(got[:2], ptxrt.matmul(a[[8, 0]], b[0], out_dtype=np.float32))
     np.testing.assert_array_equal(got[2:6], ptxrt.matmul(a[[0, 3, 5, 7]], b[2], out_dtype=np.float32))
     assert (got[6] == 5).all()  # behind the last group
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_kernels_write_the_rows_of_their_groups_alone(text_machine, few):
+    """Groups of other sizes, and the rows behind the last one, keep what was there, whatever ran before or after."""
+    product = PRODUCTS["bf16", "bf16"]
+    a, b = operand("bf16", 1, 90, 40), operand("bf16", 4, 24, 40, seed=1)
+    starts = np.array([0, 70, 75, 80, 80], np.int32)
+    out = ptxrt.to_device(np.full((1, 90, 24), 5, np.float32))
+    kernel, sizes = (product.few, dict(least_rows=1, most_rows=64)) if few else (product.tiles, dict(least_rows=65))
+    kernel(a, b, group_starts=starts, out_f32=out, **sizes)
+    got, groups = out.to_numpy()[0], (range(70, 80) if few else range(70))
+    parts = [exact_matmul(a[0, start:end], b[g]) for g, (start, end) in enumerate(zip(starts, starts[1:]))]
+    want = np.concatenate(parts)
+    assert ptxrt.compare(got[groups], want[groups]).relative_l2 < 1e-5
+    assert (np.delete(got, groups, axis=0) == 5).all()
+
+
+@pytest.mark.parametrize("splits", [None, 1])
+@pytest.mark.parametrize("format", ["mxfp8", "nvfp4"])
+def test_scale_tiles_are_filled_where_groups_end_early(text_machine, format, splits):
+    """Scales of the rows of a 128x4 tile that C has not are 0; rows behind the last group keep what was there."""
+    level = dict(out_global_scale=0.01) if format == "nvfp4" else {}
+    a, b = operand("bf16", 9, 64), operand("bf16", 3, 48, 64, seed=1)
+    starts = np.array([0, 2, 2, 6], np.int32)
+    want = ptxrt.matmul_grouped(a[:6], b, starts, out_format=format, splits=splits, **level)
+    out = ptxrt.quantize(np.ones((9, 48), np.float32), format, scale_layout="128x4", pad=True)
+    before = out.codes.copy()
+    out.scales.view(np.uint8)[:] = 0xAB
+    out = out.with_arrays({name: ptxrt.to_device(x) for name, x in out.arrays.items()})
+    device = [ptxrt.to_device(x) for x in (a, b, starts)]
+    ptxrt.matmul_grouped(*device, out=out, splits=splits, **level)
+    got = out.to_numpy()
+    np.testing.assert_array_equal(got.codes[:6], want.codes)
+    np.testing.assert_array_equal(got.codes[6:], before[6:])
+    flat, blocks = got.scales.view(np.uint8), want.scales.shape[-1]
+    tile = flat.reshape(-1, 32, 4, 4).transpose(2, 1, 0, 3).reshape(128, -1)   # rows of 32, four to an interleaved line
+    np.testing.assert_array_equal(tile[:6, :blocks], want.scales.view(np.uint8))
+    assert (tile[6:9, :blocks] == 0xAB).all() and not tile[9:].any() and not tile[:6, blocks:].any()
 
 
 @pytest.mark.parametrize("tokens, chosen, experts", [(1, 1, 1), (50, 3, 7), (200, 6, 128)])

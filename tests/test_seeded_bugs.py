@@ -225,6 +225,16 @@ def declared_cases(name):
     return {case.id: lambda case=case: passes(kernel, case) for case in cases}
 
 
+def keeps_to_its_group(name):
+    """Of groups of 5 and 3 rows the rows of the first alone are written, whatever blocks come later."""
+    a, b = (np.ones((n, rows, 40), ml_dtypes.bfloat16) for n, rows in ((1, 10), (2, 24)))
+    out = ptxrt.to_device(np.full((1, 10, 24), 5, np.float32))
+    variant = {} if "few" in name else dict(tile=64)
+    KERNELS[name](a, b, group_starts=np.array([0, 5, 8], np.int32), least_rows=5, out_f32=out, **variant)
+    got = out.to_numpy()[0]
+    return (got[:5] == 40).all() and (got[5:] == 5).all()
+
+
 CHECKS = {
     **{
         name: {
@@ -262,6 +272,8 @@ CHECKS = {
     **{name: declared_cases(name) for name in DECLARED},
 }
 CHECKS["attention_merge"] |= {"the tree": lambda: merges_as_a_tree()}
+for name in ("gemm_bf16", "gemm_few_bf16"):
+    CHECKS[name] = {"one group": lambda name=name: keeps_to_its_group(name), **CHECKS[name]}
 
 
 @pytest.mark.parametrize("kernel", CHECKS)

@@ -24,7 +24,24 @@ struct EpilogueOptions {
     int activation, ending, rule, swizzled, in_place;   // the last: the residual is what `out` holds
     int alpha_count, level_count, width;
     int64_t code_bytes;
+
+    __device__ int block() const {
+        return EndingFormat(ending) == EndingFormat::nvfp4 ? tile::nvfp4_block : tile::mx_block;
+    }
+    __device__ QuantizedRows quantized_rows(float global) const {
+        const int64_t blocks = ceil_div(width, block());
+        return {EndingFormat(ending), codes, scales, code_bytes, {blocks, blocks, swizzled != 0}, rule, global};
+    }
 };
+
+// What fills the last tile of quantized rows' scales behind `rows` rows of every matrix, in the columns of C from `col`
+// on, before the activation. By a whole block: one for all matrices, whatever rows there are groups of.
+__device__ inline void fill_scale_tiles(const EpilogueOptions &options, int rows, int col, int cols) {
+    if (EndingFormat(options.ending) == EndingFormat::none) return;
+    const int halves = Activation(options.activation) == Activation::swiglu, block = options.block();
+    options.quantized_rows(1.0f).fill_tile(int64_t(gridDim.z) * rows, (col >> halves) / block,
+                                           ((col + cols) >> halves) / block);
+}
 
 // The epilogue of one matrix of C.
 struct Epilogue {
@@ -36,13 +53,12 @@ struct Epilogue {
     float alpha;
     int64_t first_row;   // of this matrix among all rows of C
     int rows, cols, width, bias_row;
-    bool last;           // matrix
 
     __device__ Epilogue(const EpilogueOptions &options, int matrix, int group, int rows, int cols)
         : bias(options.bias), residual(options.residual), out(options.out), activation(Activation(options.activation)),
           gate{options.limit, options.gate_alpha, options.offset}, first_row(int64_t(matrix) * rows), rows(rows),
               cols(cols),
-          width(options.width), bias_row(group), last(matrix == int(gridDim.z) - 1) {
+          width(options.width), bias_row(group) {
         const auto moved = [matrix](auto *&data, int64_t batch) {
             if (data) data += matrix * batch;
         };
@@ -53,12 +69,8 @@ struct Epilogue {
         const auto level = [](const float *of) { return of ? *of : 1.0f; };
         alpha = options.alphas ? options.alphas[min(group, options.alpha_count - 1)] : options.alpha;
         alpha *= level(options.a_global) * level(options.b_global);
-        const EndingFormat format = EndingFormat(options.ending);
-        const int block = format == EndingFormat::nvfp4 ? tile::nvfp4_block : tile::mx_block;
-        const int64_t blocks = ceil_div(width, block);
-        const float global = options.out_global ? options.out_global[min(group, options.level_count - 1)] : 1.0f;
-        quantized = {format, options.codes, options.scales, options.code_bytes, {blocks, blocks, options.swizzled != 0},
-                     options.rule, global};
+        quantized = options.quantized_rows(options.out_global ? options.out_global[min(group, options.level_count - 1)]
+                                                              : 1.0f);
     }
 
     // 16 rows of sums from `row` on (those before end_row) and the columns of the staging from `col` on. By the whole
@@ -99,14 +111,6 @@ struct Epilogue {
             if (quantized.format != EndingFormat::none) quantized.store(first_row + row_here, column, width, present,
                                                                         values);
         }
-    }
-
-    // The rest of a tile of scales, by the whole block that has the last rows: its columns of C from `col` on, before
-    // the activation.
-    __device__ void fill_tile(bool last_rows, int col, int cols) const {
-        if (quantized.format == EndingFormat::none || !last_rows || !last) return;
-        const int halves = activation == Activation::swiglu, block = quantized.format == EndingFormat::nvfp4 ? 16 : 32;
-        quantized.fill_tile(first_row + rows, (col >> halves) / block, ((col + cols) >> halves) / block);
     }
 
 private:

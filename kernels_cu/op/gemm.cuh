@@ -15,6 +15,7 @@
 #include "../ptx/cp_async.cuh"
 #include "../ptx/target.cuh"
 #include "../tile/block_tiles.cuh"
+#include "../tile/contained.cuh"
 #include "../tile/expansion.cuh"
 #include "../tile/fragment.cuh"
 #include "../tile/scale_places.cuh"
@@ -45,7 +46,7 @@ struct OperandRows {
 struct TilePlace {
     int matrix = 0, group = 0;   // of A and C; of B
     int first_row = 0, end_row = 0, first_col = 0;
-    bool there = false;
+    bool there = false, fills = false;   // the latter: what is no block's, of the tile's columns
 
     // Blocks that start one after the other take tiles of a few rows of tiles, column by column, so that what they read
     // of A and B meets in the L2. Of groups each begins with a tile of its own; a block that finds none leaves.
@@ -59,6 +60,7 @@ struct TilePlace {
         place.first_col = linear % of_band / height * tile_cols;
         place.matrix = place.group = blockIdx.z;
         place.end_row = options.rows;
+        place.fills = row_tile == 0 && blockIdx.z == gridDim.z - 1;
         if (options.group_starts) {
             place.matrix = 0;
             int start = options.group_starts[0], end = start;
@@ -123,8 +125,8 @@ struct GatheredRows : ChunkCopies<Tile, threads> {
     __device__ void done() { left -= 16 * Copies::chunks; }
 };
 
-// Rows of B on their way into stages. Rows past the end become zeros.
-template <class Tile, int threads>
+// Rows of B on their way into stages, `piece` bytes into each chunk of 16. Rows past the end become zeros.
+template <class Tile, int threads, int piece = 16>
 struct ConsecutiveRows : ChunkCopies<Tile, threads> {
     using Copies = ChunkCopies<Tile, threads>;
     const uint8_t *source;
@@ -136,42 +138,37 @@ struct ConsecutiveRows : ChunkCopies<Tile, threads> {
                                int end_row) {
         const int row = first_row + Copies::row();
         there = ceil_div(max(end_row - row, 0), Copies::step);
-        source = rows.data + matrix * rows.batch + row * rows.stride + 16 * Copies::chunk();
+        source = rows.data + matrix * rows.batch + row * rows.stride + piece * Copies::chunk();
         step_bytes = Copies::step * rows.stride;
         target = first_stage.address(Copies::row(), Copies::chunk());
-        left = rows.bytes - 16 * Copies::chunk();
+        left = rows.bytes - piece * Copies::chunk();
     }
 
     __device__ void copy(int i, uint32_t stage_offset) {
-        ptx::cp_async_cg_16(Tile::moved(target + stage_offset, i * Copies::step, 0), source, left > 0 && i < there);
+        const uint32_t address = Tile::moved(target + stage_offset, i * Copies::step, 0);
+        const bool present = left > 0 && i < there;
+        if constexpr (piece == 16) ptx::cp_async_cg_16(address, source, present);
+        else ptx::cp_async_ca<piece>(address, source, present ? piece : 0);
         source += step_bytes;
     }
     __device__ void done() {
-        source += 16 * Copies::chunks - Copies::count * step_bytes;
-        left -= 16 * Copies::chunks;
+        source += piece * Copies::chunks - Copies::count * step_bytes;
+        left -= piece * Copies::chunks;
     }
 };
 
 // How a block divides a tile of C: `rows` x `cols` of it by warps of `warp_rows` x 64, so that a warp has whole blocks
 // of any format also where two columns become one; `blocks` blocks to a multiprocessor.
+template <int rows_, int cols_, int warp_rows_, int blocks_>
+struct BlockShape {
+    static constexpr int rows = rows_, cols = cols_, warp_rows = warp_rows_, warp_cols = 64, blocks = blocks_;
+};
 template <int tile>
-struct TileShape;
-template <>
-struct TileShape<64> {
-    static constexpr int rows = 64, cols = 64, warp_rows = 16, warp_cols = 64, blocks = 2;
-};
-template <>
-struct TileShape<128> {
-    static constexpr int rows = 128, cols = 128, warp_rows = 64, warp_cols = 64, blocks = 2;
-};
-template <>
-struct TileShape<256> {
-    static constexpr int rows = 128, cols = 256, warp_rows = 64, warp_cols = 64, blocks = 1;
-};
+using TileShape = std::conditional_t<tile == 64, BlockShape<64, 64, 16, 2>, BlockShape<128, 256, 64, 1>>;
 
-template <int tile, bool smaller = false>
-struct GemmShape : TileShape<smaller ? 128 : tile> {
-    using Shape = TileShape<smaller ? 128 : tile>;
+template <class Shape_>
+struct GemmShape : Shape_ {
+    using Shape = Shape_;
     static constexpr int warp_columns = Shape::cols / Shape::warp_cols,
         warps = Shape::rows / Shape::warp_rows * warp_columns;
     static constexpr int threads = 32 * warps, slices = Shape::warp_rows / 16, column_tiles = Shape::warp_cols / 8;
@@ -206,7 +203,7 @@ struct Float16 {
 template <class FormatA, class FormatB>
 struct Expanded {
     using Element = __nv_bfloat16;
-    using Scale = tile::ExpandedMx;
+    using Scale = tile::ExpandedMxToBf16;
 };
 template <>
 struct Expanded<Float16, Float16> {
@@ -215,7 +212,7 @@ struct Expanded<Float16, Float16> {
 template <>
 struct Expanded<tile::Nvfp4, tile::Nvfp4> {
     using Element = __half;
-    using Scale = tile::ExpandedNv;
+    using Scale = tile::ExpandedNvToF16;
 };
 template <>
 struct Expanded<tile::Bf16, tile::Nvfp4> {
@@ -223,58 +220,81 @@ struct Expanded<tile::Bf16, tile::Nvfp4> {
     using Scale = tile::ExpandedNvToBf16;
 };
 
-// Scales on their way into stages, by way of registers, since rows of them may begin at any byte: `words` words of four
-// to a row and slice. What is past the end of a row becomes 0.
+// The scales of rows of a slice: `words` words of four to a row. Lanes that read a word of 32 rows meet no bank conflict.
+template <int rows, int words>
+struct ScaleWords {
+    uint32_t word[words][rows];
+
+    __device__ uint32_t byte(int row, int block) const {
+        return reinterpret_cast<const uint8_t *>(&word[block / 4][row])[block % 4];
+    }
+};
+
+// Scales on their way into stages. Words that lie at multiples of 4 are copied by cp.async, which takes no register; rows
+// of MX scales that begin at any byte are loaded by start() and stored by finish(). What is past the end of a row becomes
+// 0. `thread` of `threads` takes a word of every `step_rows`-th row.
 template <int rows_, int words, int threads>
 struct ScaleCopies {
-    static constexpr int items = ceil_div(rows_ * words, threads);
-    using Stage = uint32_t[rows_][words];
+    static_assert(threads % words == 0, "a thread keeps its word of a row");
+    static constexpr int items = ceil_div(rows_ * words, threads), step_rows = threads / words;
+    using Stage = ScaleWords<rows_, words>;
     const uint8_t *source[items];
-    uint32_t parts[items][4];   // a word in the first, or four bytes
-    int step, left;             // bytes from slice to slice; scales from the first item's next word to the end
+    uint32_t *first;   // of the first stage, and where that is in shared memory
+    uint32_t target;
+    int step, left;   // bytes from slice to slice; scales from this thread's next word to the end of a row
+    int there;        // items of this thread
+    uint32_t bytes[items][4];   // on their way where they are not aligned
     bool aligned;
 
-    __device__ static int row(int item) { return (threadIdx.x + item * threads) / words; }
-    __device__ static int word() { return threadIdx.x % words; }
-    static_assert(threads % words == 0, "a thread keeps its word of a row");
-
     template <class RowOf>
-    __device__ ScaleCopies(const BlockRows &operand, int matrix, RowOf &&row_of) {
+    __device__ ScaleCopies(Stage &first_stage, const BlockRows &operand, int matrix, int thread, RowOf &&row_of) {
         const tile::ScalePlaces &places = operand.places;
+        const int row = thread / words, word = thread % words;
 #pragma unroll
         for (int i = 0; i < items; ++i) {
-            const int64_t place = places.at(operand.first_row + matrix * operand.scale_rows + row_of(min(row(i),
-                rows_ - 1)), 4 * word());
-            source[i] = operand.scales + place;
+            const int here = row_of(min(row + i * step_rows, rows_ - 1));
+            source[i] = operand.scales + places.at(operand.first_row + matrix * operand.scale_rows + here, 4 * word);
         }
+        first = &first_stage.word[word][row];
+        target = static_cast<uint32_t>(__cvta_generic_to_shared(first));
         aligned = places.swizzled || (reinterpret_cast<uintptr_t>(operand.scales) | places.stride) % 4 == 0;
         step = words * (places.swizzled ? tile::scale_tile_bytes : 4);
-        left = places.blocks - 4 * word();
+        left = places.blocks - 4 * word;
+        there = ceil_div(max(rows_ - row, 0), step_rows);
     }
 
-    // Starts loading the scales of the next slice.
-    __device__ void load() {
+    // Leaves out slices.
+    __device__ void skip(int slices) {
 #pragma unroll
-        for (int i = 0; i < items; ++i) {
-            if (aligned) {
-                parts[i][0] = left > 0 ? __ldg(reinterpret_cast<const uint32_t *>(source[i])) : 0;
-            } else {
-#pragma unroll
-                for (int j = 0; j < 4; ++j) parts[i][j] = j < left ? __ldg(source[i] + j) : 0;
-            }
-            source[i] += step;
-        }
+        for (int i = 0; i < items; ++i) source[i] += int64_t(slices) * step;
+        left -= 4 * words * slices;
     }
 
-    // Stores what was loaded.
-    __device__ void store(Stage &stage) {
-        const uint32_t there = left >= 4 ? ~0u : left <= 0 ? 0 : (1u << (8 * left)) - 1;
+    // Starts to copy the scales of the next slice: they are there with the group of copies that is open, after finish().
+    __device__ void start(uint32_t stage_offset) {
+        if (aligned) [[likely]] {
+            const int present = min(max(left, 0), 4);
 #pragma unroll
-        for (int i = 0; i < items; ++i) {
-            const uint32_t bytes = parts[i][0] | parts[i][1] << 8 | parts[i][2] << 16 | parts[i][3] << 24;
-            if (row(i) < rows_) stage[row(i)][word()] = aligned ? parts[i][0] & there : bytes;
+            for (int i = 0; i < items; ++i)
+                if (rows_ * words % threads == 0 || i < there)
+                    ptx::cp_async_ca<4>(target + stage_offset + 4 * i * step_rows, source[i], present);
+        } else {
+#pragma unroll
+            for (int i = 0; i < items; ++i)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) bytes[i][j] = j < left ? __ldg(source[i] + j) : 0;
         }
+#pragma unroll
+        for (int i = 0; i < items; ++i) source[i] += step;
         left -= 4 * words;
+    }
+    __device__ void finish(uint32_t stage_offset) {
+        if (aligned) [[likely]] return;
+#pragma unroll
+        for (int i = 0; i < items; ++i)
+            if (rows_ * words % threads == 0 || i < there)
+                first[stage_offset / 4 + i * step_rows] = bytes[i][0] | bytes[i][1] << 8 | bytes[i][2] << 16 |
+                                                          bytes[i][3] << 24;
     }
 };
 
@@ -290,53 +310,72 @@ constexpr int slice_words<tile::Nvfp4> = 2;
 template <class Format>
 constexpr int slice_bytes = Format::bits == 8 ? 128 : 64;
 
-struct NoScales {};
+// Of operands without scales.
+struct NoScales {
+    __device__ void start(uint32_t) {}
+    __device__ void finish(uint32_t) {}
+};
 
-template <int rows, int words, int threads>
-__device__ inline NoScales scale_copies(const OperandRows &, int, auto &&) {
+template <class Stage, int rows, int words, int threads>
+__device__ inline NoScales scale_copies(Stage &, const OperandRows &, int, auto &&) {
     return {};
 }
-template <int rows, int words, int threads>
-__device__ inline auto scale_copies(const BlockRows &operand, int matrix, auto &&row_of) {
-    return ScaleCopies<rows, words, threads>(operand, matrix, row_of);
+template <class Stage, int rows, int words, int threads>
+__device__ inline auto scale_copies(Stage &first_stage, const BlockRows &operand, int matrix, auto &&row_of) {
+    return ScaleCopies<rows, words, threads>(first_stage, operand, matrix, threadIdx.x, row_of);
 }
 
-// c += A B of one step of operands of one format: 32 bytes of a row. The scales of A's rows are in thread pair `slice`
-// % 2 of their word, those of B's columns in thread `column` % 4.
-template <class Format, int step, int slice, int column>
+// Whether B is e2m1 beside bytes of A: its codes then stand in containers of a byte each.
+template <class FormatA, class FormatB>
+constexpr bool is_contained = FormatA::bits == 8 && FormatB::bits == 4;
+
+// Pairs of formats that one MMA multiplies.
+template <class FormatA, class FormatB>
+constexpr bool has_mma = std::is_same_v<FormatA, FormatB>;
+template <>
+constexpr bool has_mma<tile::Mxfp8, tile::Mxfp4> = true;
+
+// c += A B of one step: 32 bytes of a row of A. The scales of A's rows are in thread pair `slice` % 2 of their word,
+// those of B's columns in thread `column` % 4.
+template <class FormatA, class FormatB, int step, int slice, int column>
 __device__ inline void multiply_step(tile::Accumulator &c, const tile::FragmentA &a, const tile::FragmentB &b,
-                                     uint32_t scale_a,
-                                     uint32_t scale_b) {
+                                     uint32_t scale_a, uint32_t scale_b) {
     constexpr int thread_a = slice % 2, thread_b = column % 4;
-    if constexpr (Format::bits == 16)
-        tile::multiply(c, a, b, typename Format::Element{});
-    else if constexpr (std::is_same_v<Format, tile::Mxfp8>)
-        ptx::mma_m16n8k32_mxf8f6f4<ptx::E4m3, ptx::E4m3, step % 4, thread_a, step % 4, thread_b>(c, a, b, scale_a,
-            scale_b);
-    else if constexpr (std::is_same_v<Format, tile::Mxfp4>)
+    if constexpr (FormatA::bits == 16) {
+        tile::multiply(c, a, b, typename FormatA::Element{});
+    } else if constexpr (FormatA::bits == 8) {
+        using CodesB = std::conditional_t<FormatB::bits == 8, ptx::E4m3, ptx::E2m1>;
+        ptx::mma_m16n8k32_mxf8f6f4<ptx::E4m3, CodesB, step % 4, thread_a, step % 4, thread_b>(c, a, b, scale_a, scale_b);
+    } else if constexpr (FormatA::block == 32) {
         ptx::mma_m16n8k64_mxf4<2 * (step % 2), thread_a, 2 * (step % 2), thread_b>(c, a, b, scale_a, scale_b);
-    else
+    } else {
         ptx::mma_m16n8k64_mxf4nvf4<thread_a, thread_b>(c, a, b, scale_a, scale_b);
+    }
 }
 
-// Both operands in one format that there are MMAs for.
-template <class Format_, int tile_>
-struct StraightCore : GemmShape<tile_> {
-    using Shape = GemmShape<tile_>;
-    using Format = Format_;
-    static constexpr bool scaled = Format::bits < 16;
-    static constexpr int row_bytes = !scaled && (tile_ == 64 || Shape::roomy) ? 128 : slice_bytes<Format>,
+// Operands of a pair of formats that there are MMAs for.
+template <class FormatA, class FormatB, int tile_>
+struct StraightCore : GemmShape<TileShape<tile_>> {
+    using Shape = GemmShape<TileShape<tile_>>;
+    static_assert(has_mma<FormatA, FormatB> && slice_words<FormatA> == slice_words<FormatB>);
+    static constexpr bool scaled = FormatA::bits < 16, contained = is_contained<FormatA, FormatB>;
+    static constexpr int row_bytes = !scaled && (tile_ == 64 || Shape::roomy) ? 128 : slice_bytes<FormatA>,
         steps = row_bytes / 32;
-    static constexpr int words = slice_words<Format>;
+    static constexpr int words = slice_words<FormatA>;
     using TileA = tile::SharedTile<Shape::rows, row_bytes>;
     using TileB = tile::SharedTile<Shape::cols, row_bytes>;
     using Rows = std::conditional_t<scaled, BlockRows, OperandRows>;
     struct Scales {
-        uint32_t a[Shape::rows][words > 0 ? words : 1], b[Shape::cols][words > 0 ? words : 1];
+        ScaleWords<Shape::rows, words> a;
+        ScaleWords<Shape::cols, words> b;
     };
-    struct Stage : std::conditional_t<scaled, Scales, NoScales> {
+    struct NoWords {
+        NoScales a, b;
+    };
+    struct Stage {
         TileA tile_a;
         TileB tile_b;
+        std::conditional_t<scaled, Scales, NoWords> scales;
     };
     static constexpr int fitting = Shape::budget / int(sizeof(Stage)), stages = fitting < 6 ? fitting : 6;
     static_assert(stages >= 2);
@@ -351,36 +390,30 @@ struct StraightCore : GemmShape<tile_> {
     __device__ static void multiply(typename Shape::Sums &sums, Shared &shared, const Rows &a, const Rows &b,
                                     const GemmOptions &options, const TilePlace &place) {
         GatheredRows<TileA, Shape::threads> rows_a(shared.stage[0].tile_a, a, options, place);
-        ConsecutiveRows<TileB, Shape::threads> rows_b(shared.stage[0].tile_b, b, place.group, place.first_col,
-                                                      options.cols);
+        ConsecutiveRows<TileB, Shape::threads, contained ? 8 : 16> rows_b(shared.stage[0].tile_b, b, place.group,
+                                                                          place.first_col, options.cols);
         const int slices = ceil_div(a.bytes, row_bytes);
         constexpr int copies_a = decltype(rows_a)::count, copies = copies_a + decltype(rows_b)::count;
-        int copied = 0;
         uint32_t filled = 0;   // offset of the stage that is filled next
         const auto row_a = [&](int row) { return row_of_a(options, place, row); };
         const auto row_b = [&](int row) { return min(place.first_col + row, options.cols - 1); };
-        auto scales_a = scale_copies<Shape::rows, words, Shape::threads>(a, place.matrix, row_a);
-        auto scales_b = scale_copies<Shape::cols, words, Shape::threads>(b, place.group, row_b);
-        // Parts of the copy of the next slice, so that they go out between MMAs.
+        auto scales_a = scale_copies<decltype(Stage::scales.a), Shape::rows, words, Shape::threads>(
+            shared.stage[0].scales.a, a, place.matrix, row_a);
+        auto scales_b = scale_copies<decltype(Stage::scales.b), Shape::cols, words, Shape::threads>(
+            shared.stage[0].scales.b, b, place.group, row_b);
+        // Parts of the copy of the next slice, so that they go out between MMAs. Behind the last slice rows have nothing
+        // left: zeros that nobody reads.
         auto copy_part = [&](int part, int parts) {
-            if (copied < slices) {
-                if constexpr (scaled)
-                    if (part == 0) scales_a.load(), scales_b.load();
+            if (part == 0) scales_a.start(filled), scales_b.start(filled);
 #pragma unroll
-                for (int i = part * copies / parts; i < (part + 1) * copies / parts; ++i) {
-                    if (i < copies_a) rows_a.copy(i, filled);
-                    else rows_b.copy(i - copies_a, filled);
-                }
-                if (part == parts - 1) rows_a.done(), rows_b.done();
+            for (int i = part * copies / parts; i < (part + 1) * copies / parts; ++i) {
+                if (i < copies_a) rows_a.copy(i, filled);
+                else rows_b.copy(i - copies_a, filled);
             }
+            if (part == parts - 1) rows_a.done(), rows_b.done();
         };
         auto finish_copy = [&] {
-            if constexpr (scaled)
-                if (copied < slices) {
-                    Stage &stage = reinterpret_cast<Stage &>(reinterpret_cast<char *>(&shared)[filled]);
-                    scales_a.store(stage.a), scales_b.store(stage.b);
-                }
-            ++copied;
+            scales_a.finish(filled), scales_b.finish(filled);
             filled = filled == (stages - 1) * sizeof(Stage) ? 0 : filled + sizeof(Stage);
             ptx::cp_async_commit_group();
         };
@@ -403,22 +436,24 @@ struct StraightCore : GemmShape<tile_> {
             if constexpr (scaled) {
                 if (words == 2 || step % steps == 0) {
                     const char *const first = reinterpret_cast<const char *>(&shared);
-                    const Stage &stage = reinterpret_cast<const Stage &>(first[offset]);
+                    const Scales &scales = reinterpret_cast<const Stage &>(first[offset]).scales;
                     const int lane = ptx::laneid(), row = lane % 4 * 8 + lane / 4, word = words == 2 ? step % steps : 0;
                     const int set = scale_set(step);
 #pragma unroll
                     for (int i = 0; i < registers_a; ++i) {
                         const int last = Shape::slices == 1 ? lane % 2 * 8 + lane / 4 : row;
-                        scale_a[set][i] = stage.a[Shape::warp_row() + 32 * i + last][word];
+                        scale_a[set][i] = scales.a.word[word][Shape::warp_row() + 32 * i + last];
                     }
 #pragma unroll
                     for (int i = 0; i < registers_b; ++i)
-                        scale_b[set][i] = stage.b[Shape::warp_col() + 32 * i + row][word];
+                        scale_b[set][i] = scales.b.word[word][Shape::warp_col() + 32 * i + row];
                 }
             }
         };
         auto load_b = [&](int step, int pair, uint32_t offset) {
-            tile::load_b<TileB>(of_b[pair % 2], address_b + offset, 16 * pair, 2 * (step % steps));
+            if constexpr (contained) tile::load_contained_b<TileB>(of_b[pair % 2], address_b + offset, 16 * pair,
+                                                                   2 * (step % steps));
+            else tile::load_b<TileB>(of_b[pair % 2], address_b + offset, 16 * pair, 2 * (step % steps));
         };
         ptx::cp_async_wait_group<stages - 2>();
         ptx::bar_sync();   // the first slice has landed for everyone
@@ -446,13 +481,14 @@ struct StraightCore : GemmShape<tile_> {
                         load_a(step + 1, offset);
                         load_b(step + 1, 0, offset);
                     }
-                    static_for<Shape::slices>([&](auto i) {
-                        static_for<2>([&](auto half) {
-                            constexpr int column = 2 * pair + half;
-                            multiply_step<Format, step, i, column>(sums[i][column], of_a[step % 2][i],
-                                                                   of_b[pair % 2][half],
-                                                                   scale_a[scale_set(step)][i / 2],
-                                                                       scale_b[scale_set(step)][column / 4]);
+                    // Selectors stand in registers of their own kind: MMAs with the same ones follow each other.
+                    static_for<2>([&](auto half) {
+                        static_for<Shape::slices>([&](auto n) {
+                            constexpr int column = 2 * pair + half, some = Shape::slices / 2;
+                            constexpr int i = Shape::slices == 1 ? 0 : n % some * 2 + (n / some + half) % 2;
+                            multiply_step<FormatA, FormatB, step, i, column>(
+                                sums[i][column], of_a[step % 2][i], of_b[pair % 2][half], scale_a[scale_set(step)][i / 2],
+                                scale_b[scale_set(step)][column / 4]);
                         });
                     });
                 });
@@ -474,21 +510,28 @@ template <class Format, int rows>
 struct RawTile {
     static constexpr int words = slice_words<Format>;
     tile::SharedTile<rows, 128 * Format::bits / 8> codes;
-    uint32_t scales[rows][words];
+    ScaleWords<rows, words> scales;
 };
 template <class Format, int rows>
     requires(Format::bits == 16)
 struct RawTile<Format, rows> {
     static constexpr int words = 0;
     tile::SharedTile<rows, 256> codes;
+    NoScales scales;
 };
 
+// The shape of a block where operands are expanded: where shared memory is small the large tile is smaller, so that two
+// slices fit.
+template <class FormatA, class FormatB, int tile>
+using ExpandingShape = std::conditional_t<
+    tile == 64 || ptx::shared_bytes_per_block >= 128 * 1024, TileShape<tile>,
+    std::conditional_t<FormatA::bits + FormatB::bits <= 20, BlockShape<128, 128, 64, 2>, BlockShape<128, 64, 32, 2>>>;
+
 // Operands of which at least one is expanded to 16 bits, once for a block, for the MMAs that every target has: products
-// are those of codes times scales, exactly. Where shared memory is small a block works on less, and on half a slice at
-// a time.
+// are those of codes times scales, exactly. Where shared memory is small a block works on half a slice at a time.
 template <class FormatA_, class FormatB_, int tile_>
-struct ExpandingCore : GemmShape<tile_, tile_ == 256 && ptx::shared_bytes_per_block < 128 * 1024> {
-    using Shape = GemmShape<tile_, tile_ == 256 && ptx::shared_bytes_per_block < 128 * 1024>;
+struct ExpandingCore : GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>> {
+    using Shape = GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>>;
     using FormatA = FormatA_;
     using FormatB = FormatB_;
     static constexpr bool expands_a = FormatA::bits < 16, expands_b = FormatB::bits < 16;
@@ -532,11 +575,13 @@ struct ExpandingCore : GemmShape<tile_, tile_ == 256 && ptx::shared_bytes_per_bl
                                                                       place.first_col, options.cols);
         const auto row_a = [&](int row) { return row_of_a(options, place, row); };
         const auto row_b = [&](int row) { return min(place.first_col + row, options.cols - 1); };
-        auto scales_a = scale_copies<Shape::rows, RawA::words, Shape::threads>(a, place.matrix, row_a);
-        auto scales_b = scale_copies<Shape::cols, RawB::words, Shape::threads>(b, place.group, row_b);
+        auto scales_a = scale_copies<decltype(RawA::scales), Shape::rows, RawA::words, Shape::threads>(
+            stage[0].a.scales, a, place.matrix, row_a);
+        auto scales_b = scale_copies<decltype(RawB::scales), Shape::cols, RawB::words, Shape::threads>(
+            stage[0].b.scales, b, place.group, row_b);
         const int slices = ceil_div(expands_a ? b_depth(a) : a.bytes / 2, 128);
         int copied = 0;
-        auto copy = [&] {   // all of the next slice but its scales, which are loaded
+        auto copy = [&] {   // all of the next slice
             if (copied < slices) {
                 const uint32_t offset = copied % stages * sizeof(Stage);
 #pragma unroll
@@ -544,16 +589,13 @@ struct ExpandingCore : GemmShape<tile_, tile_ == 256 && ptx::shared_bytes_per_bl
 #pragma unroll
                 for (int i = 0; i < decltype(rows_b)::count; ++i) rows_b.copy(i, offset);
                 rows_a.done(), rows_b.done();
-                if constexpr (expands_a) scales_a.load();
-                if constexpr (expands_b) scales_b.load();
+                scales_a.start(offset), scales_b.start(offset);
             }
             ptx::cp_async_commit_group();
         };
         auto finish_copy = [&] {
-            if (copied < slices) {
-                if constexpr (expands_a) scales_a.store(stage[copied % stages].a.scales);
-                if constexpr (expands_b) scales_b.store(stage[copied % stages].b.scales);
-            }
+            const uint32_t offset = copied % stages * sizeof(Stage);
+            if (copied < slices) scales_a.finish(offset), scales_b.finish(offset);
             ++copied;
         };
 #pragma unroll
@@ -595,9 +637,7 @@ private:
             const int source = half * chunks + chunk;
             tile::expand_naturally<Format, typename To::Scale>(
                 to, row, chunk, from.codes.chunks[from.codes.index(row, source)],
-                [&](int word) {
-                    return reinterpret_cast<const uint8_t *>(from.scales[row])[tile::block_of<Format>(source, word)];
-                });
+                [&](int word) { return from.scales.byte(row, tile::block_of<Format>(source, word)); });
         });
     }
 
@@ -627,15 +667,24 @@ private:
 };
 
 // The core of a pair of formats: the MMAs of their own where the target has them.
+template <class FormatA, class FormatB, int tile, bool straight>
+struct CoreOf {
+    using Core = ExpandingCore<FormatA, FormatB, tile>;
+};
 template <class FormatA, class FormatB, int tile>
-using Core = std::conditional_t<std::is_same_v<FormatA, FormatB> && (FormatA::bits == 16 || ptx::has_block_scaled_mma),
-                                StraightCore<FormatA, tile>, ExpandingCore<FormatA, FormatB, tile>>;
+struct CoreOf<FormatA, FormatB, tile, true> {
+    using Core = StraightCore<FormatA, FormatB, tile>;
+};
+template <class FormatA, class FormatB, int tile>
+using Core = typename CoreOf<FormatA, FormatB, tile, has_mma<FormatA, FormatB> &&
+                                                         (FormatA::bits == 16 || ptx::has_block_scaled_mma)>::Core;
 
 // C of one block's tile.
 template <class Core, class A, class B>
 __device__ __forceinline__ void gemm(typename Core::Shared &shared, const A &a, const B &b,
                                      const GemmOptions &options) {
     const TilePlace place = TilePlace::of_block<Core::rows, Core::cols>(options);
+    if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, Core::cols);
     if (!place.there) return;
     typename Core::Sums sums = {};
     Core::multiply(sums, shared, a, b, options, place);
@@ -656,7 +705,6 @@ __device__ __forceinline__ void gemm(typename Core::Shared &shared, const A &a, 
 #pragma unroll 1
         for (int i = 0; i < Core::staged; ++i) epilogue.finish(staging[i], row + 16 * (slice + i), place.end_row, col);
     }
-    epilogue.fill_tile(place.first_row + Core::rows >= options.rows, place.first_col, Core::cols);
 }
 
 }  // namespace op

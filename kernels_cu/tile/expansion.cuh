@@ -8,11 +8,43 @@
 
 namespace tile {
 
-// e2m1 times a ue4m3 scale in bf16: six significant bits, so exact.
-struct ExpandedNvToBf16 {
-    __device__ static uint32_t scale(uint32_t byte) { return ExpandedNv::scale(byte); }
-    __device__ static uint32_t scaled(uint32_t f16x2, uint32_t scale) {
-        return ExpandedMx::value(ExpandedNv::scaled(f16x2, scale));
+// Eight e2m1 codes as four bf16x2, in order. Exact: both bytes of a bf16 come from tables of the eight magnitudes.
+__device__ inline void bf16x2_from_e2m1x8(uint32_t codes, uint32_t (&values)[4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const uint32_t some = half == 0 ? codes : codes >> 16, magnitudes = some & 0x7777u;
+        const uint32_t signs = ptx::portable::prmt_b32(0x7f7f7f7fu, 0x7f7f7f7fu, some);                 // 0 where negative
+        const uint32_t lower = ptx::portable::prmt_b32(0xc0800000u, 0xc0804000u, magnitudes);           // 0 0.5 1 1.5, 2 3 4 6
+        const uint32_t upper = ptx::portable::prmt_b32(0x3f3f3f00u, 0x40404040u, magnitudes) | (~(signs << 1) & 0x80808080u);
+        values[2 * half] = __byte_perm(lower, upper, 0x5140);
+        values[2 * half + 1] = __byte_perm(lower, upper, 0x7362);
+    }
+}
+
+// How codes become pairs of 16 bits, how the byte of a scale becomes a pair, and their product, which is exact.
+struct ExpandedToBf16 {
+    template <class Format>
+    __device__ static void decode(uint32_t (&pairs)[16 / Format::bits], uint32_t word) {
+        if constexpr (Format::bits == 4) {
+            bf16x2_from_e2m1x8(word, pairs);
+        } else {
+            Expansion<Format>::decode(pairs, word);
+#pragma unroll
+            for (uint32_t &pair : pairs) pair = ExpandedMx::value(pair);
+        }
+    }
+    __device__ static uint32_t scaled(uint32_t pair, uint32_t scale) { return ptx::mul_bf16x2(pair, scale); }
+};
+struct ExpandedMxToBf16 : ExpandedToBf16 {
+    __device__ static uint32_t scale(uint32_t byte) { return ExpandedMx::scale(byte); }
+};
+struct ExpandedNvToBf16 : ExpandedToBf16 {   // e2m1 times ue4m3 has six significant bits
+    __device__ static uint32_t scale(uint32_t byte) { return ExpandedMx::value(ExpandedNv::scale(byte)); }
+};
+struct ExpandedNvToF16 : ExpandedNv {
+    template <class Format>
+    __device__ static void decode(uint32_t (&pairs)[16 / Format::bits], uint32_t word) {
+        Expansion<Format>::decode(pairs, word);
     }
 };
 
@@ -27,7 +59,7 @@ __device__ inline void expand_naturally(Tile &to, int row, int chunk, const uint
     for (int word = 0; word < 4; ++word) {
         if (word == 0 || (word == 2 && Format::block == 16)) scale = To::scale(scale_of(word));
         uint32_t of_word[pairs];
-        Expansion<Format>::decode(of_word, words[word]);
+        To::template decode<Format>(of_word, words[word]);
 #pragma unroll
         for (int i = 0; i < pairs; ++i) values[word * pairs + i] = To::scaled(of_word[i], scale);
     }

@@ -10,13 +10,13 @@ import numpy as np
 
 from ..array import DeviceArray
 from ..errors import ArgumentError
-from ..formats import FORMATS, Format, bf16, f16, f32, format_of
+from ..formats import FORMATS, bf16, f32, format_of
 from ..kernel import Kernel
 from ..prepared import remembered
 from .gemm_call import FEW_ROWS, Call, GroupedCall, Operand, gemm_call, grouped_call
 from .gemm_kernels import ACTIVATIONS, BLOCK_GEMM, BLOCK_PAIRS, FEW_BLOCK_GEMM, activate, gemm_bf16, gemm_few_bf16
-from .outputs import same_memory
-from .place import ROW_UNIT, Place, converted, is_loadable
+from .outputs import Target, same_memory
+from .place import ROW_UNIT, Place, copied_to, has_whole_rows, loadable
 from .quantize import quantize, quantize_reference
 from .quantized import QuantizedArray, layout_of
 from .scales import AMAX_RUN, amax, fill_f32, pad_last
@@ -391,15 +391,13 @@ def _loaded(x: Operand, call: Call, place: Place) -> _Floats | _Blocks:
                      stream=place.stream)
             codes = wide.reshape(*codes.shape[:2], wide.shape[1])
         return _Blocks(values, codes)
-    member = FORMATS[x.format]
-    return _Floats(values if member.holds(values.dtype) and is_loadable(values) else copied_to(values, member, place))
+    return _Floats(loadable(values, FORMATS[x.format], place))
 
 
 def quantized(x: DeviceArray, format: str, rule: str, global_scale, place: Place) -> QuantizedArray:
     """An array quantized for a call, along its last axis; as quantize_operand does where no global scale is given."""
     if not x.is_contiguous:
-        member = format_of(x.dtype)
-        x = copied_to(x, member, place, place.empty(x.shape, member))
+        x = copied_to(x, format_of(x.dtype), place)
     level = {}
     if format == "nvfp4":
         if global_scale is None and x.size:
@@ -420,28 +418,9 @@ def _part(x: DeviceArray, batch: tuple[int, ...], prefix: tuple[int, ...]) -> De
         return None
 
 
-def _with_four_axes(x: DeviceArray) -> DeviceArray:
-    return x if len(x.shape) == 4 else x.broadcast_to((1,) * (4 - len(x.shape)) + x.shape)
-
-
-def copied_to(x: DeviceArray, member: Format, place: Place, target: DeviceArray | None = None) -> DeviceArray:
-    """An array of any number of axes in a format, in `target` or in rows that kernels can load."""
-    if target is None:
-        target = place.empty((*x.shape[:-1], -(-x.shape[-1] // ROW_UNIT) * ROW_UNIT), member)
-    for index in np.ndindex(x.shape[:-4]):
-        part = target[index] if index else target
-        axes = 4 - part.ndim
-        four = DeviceArray(part.memory, part.address, (1,) * axes + part.shape, part.dtype, (0,) * axes + part.strides)
-        converted(_with_four_axes(x[index] if index else x), member, place, four)
-    return target
-
-
 def _with_whole_rows(x: DeviceArray, place: Place) -> DeviceArray:
     """x, or a copy of it where its rows have gaps."""
-    if x.shape[-1] <= 1 or x.strides[-1] == x.dtype.itemsize:
-        return x
-    member = format_of(x.dtype)
-    return copied_to(x, member, place, place.empty(x.shape, member))
+    return x if has_whole_rows(x) else copied_to(x, format_of(x.dtype), place)
 
 
 # A call on a machine
@@ -457,66 +436,33 @@ def _run(call: Call, stream):
     residual = None if call.residual is None else _with_whole_rows(place.put(call.residual), place)
     if call.ending:
         return _run_quantizing(call, place, a, b, residual, options)
-    direct = target = out if isinstance(out, DeviceArray) else place.empty(call.shape, call.output)
-    if target.size:
-        if target.strides[-1] != target.dtype.itemsize and target.shape[-1] > 1:
-            direct = place.empty(call.shape, call.output)
-        if residual is not None and isinstance(out, DeviceArray) and same_memory(residual, direct):
+    target = Target(out, place, call.shape, call.output, has_whole_rows)
+    if target.whole.size:
+        if residual is not None and isinstance(out, DeviceArray) and same_memory(residual, target.direct):
             residual, options["in_place"] = None, 1
-        for operands, more, part in _launches(call, a, b, residual, direct):
+        for operands, more, part in _launches(call, a, b, residual, target.direct):
             _launch(call, place, options, operands, more, **{f"out_{call.output}": part})
-        if direct is not target:
-            copied_to(direct, call.output, place, target)
-    if isinstance(out, DeviceArray):
-        return call.given
-    result = place.back(target)
-    if call.given is None:
-        return result
-    np.copyto(call.given, result)
-    return call.given
+    return target.handed_back()
 
 
 def _run_quantizing(call: Call, place: Place, a, b, residual, options):
     """A product whose end quantizes: in one launch where its matrices lie evenly, else of float32 values by `quantize`."""
-    layout, out = call.ending.layout, call.out
-    level = None if call.ending.global_scale is None else place.put(call.ending.global_scale)
-    on_device = isinstance(out, QuantizedArray) and out.on_device
-    if on_device:
-        codes, scales = out.codes, out.scales
-    else:
-        codes, scales = (place.empty(shape, FORMATS["u8"]) for shape in (layout.codes_shape, layout.scales_shape))
-    fields = dict(format=layout.format.name, shape=layout.shape, scale_layout=layout.scale_layout)
-    result = QuantizedArray(codes, scales, **fields, global_scale=None if level is None else level.reshape(()))
+    layout, level = call.ending.layout, call.ending.level(place)
+    codes, scales = call.ending.buffers(place, call.out)
     whole = next(_launches(call, a, b, residual), None) if codes.size else None
     # The kernel for few rows has blocks of 16 columns behind a gate, which are half a block of the MX formats.
     halves = _cuts(call) and ACTIVATIONS[call.activation] == "swiglu" and layout.format.block > 16
     if whole and not halves and whole[0]["batch"] == int(np.prod(call.batch)):
-        flat = dict(codes=codes.view(np.uint8).reshape(int(np.prod(call.batch)) * call.rows, layout.code_bytes))
-        flat |= dict(scales=scales.view(np.uint8).reshape(scales.size), code_bytes=layout.code_bytes,
-                     scale_bytes=scales.size)
-        numbers = dict(ending=call.ending.number, rule=call.ending.rule, swizzled=int(layout.scale_layout != "linear"))
-        if level is not None:
-            flat["out_global"] = level.reshape(1)
-        _launch(call, place, options, *whole[:2], **flat, **numbers)
+        _launch(call, place, options, *whole[:2], **call.ending.arguments(codes, scales, level))
     elif codes.size:
         values = place.empty(call.shape, f32)
         for operands, more, part in _launches(call, a, b, residual, values):
             _launch(call, place, options, operands, more, out_f32=part)
+        fields = dict(format=layout.format.name, shape=layout.shape, scale_layout=layout.scale_layout)
+        result = QuantizedArray(codes, scales, **fields, global_scale=None if level is None else level.reshape(()))
         rules = dict(scale_rule=layout.format.rules[call.ending.rule], scale_layout=layout.scale_layout)
         quantize(values, layout.format.name, **rules, global_scale=level, pad=True, out=result, stream=place.stream)
-    if on_device:
-        if level is not None:
-            out.global_scale = level.reshape(())
-        return out
-    if not place.on_host:
-        return result
-    result = result.to_numpy(stream=place.stream)
-    if out is None:
-        return result
-    for name in ("codes", "scales"):
-        np.copyto(getattr(out, name).view(np.uint8), getattr(result, name).view(np.uint8))
-    out.global_scale = result.global_scale
-    return out
+    return call.ending.handed_back(place, codes, scales, level, call.out)
 
 
 def _options(call: Call, place: Place) -> dict[str, Any]:
@@ -579,56 +525,23 @@ def _run_grouped(call: GroupedCall, stream):
     if product.residual is not None:
         residual = _with_whole_rows(place.put(product.residual), place)
         options[f"residual_{format_of(residual.dtype)}"] = residual[None]
-    member = f32 if product.ending else product.output
-    shape = (product.rows, product.width)
-    launched = product.rows and product.width and call.groups
     if product.ending:
-        layout, level = product.ending.layout, product.ending.global_scale
-        on_device = isinstance(out, QuantizedArray) and out.on_device
-        codes, scales = (
-            (out.codes, out.scales) if on_device else (place.empty(size,
-                                                                   FORMATS["u8"]) for size in (layout.codes_shape,
-                                                                       layout.scales_shape))
-        )
-        results = dict(codes=codes.view(np.uint8).reshape(product.rows, layout.code_bytes),
-                       scales=scales.view(np.uint8).reshape(scales.size))
-        results |= dict(code_bytes=layout.code_bytes, scale_bytes=scales.size, ending=product.ending.number,
-                        rule=product.ending.rule)
-        results["swizzled"] = int(layout.scale_layout != "linear")
-        if level is not None:
-            level = place.put(level)
-            results |= dict(out_global=level.reshape(level.size), level_count=level.size)
+        given = product.ending.global_scale
+        level = place.put(given) if isinstance(given, np.ndarray) and given.ndim else product.ending.level(place)
+        codes, scales = product.ending.buffers(place, out)
+        results = product.ending.arguments(codes, scales, level) | dict(level_count=1 if level is None else level.size)
     else:
-        target = out if isinstance(out, DeviceArray) else place.empty(shape, member)
-        direct = target if target.shape[-1] <= 1 or target.strides[-1] == target.dtype.itemsize else place.empty(shape,
-            member)
-        results = {f"out_{member}": direct[None]}
+        target = Target(out, place, (product.rows, product.width), product.output, has_whole_rows)
+        results = {f"out_{product.output}": target.direct[None]}
     kernels = PRODUCTS[product.a.format, product.b.format] if product.depth else PRODUCTS["bf16", "bf16"]
+    launched = product.rows and product.width and call.groups
     for kernel, least, most in call.launches(kernels) if launched else ():
         kernel(**operands, **options, **results, least_rows=least, most_rows=most, stream=stream)
     if not product.ending:
-        if direct is not target:
-            copied_to(direct, member, place, target)
-        if isinstance(out, DeviceArray):
-            return product.given
-        result = place.back(target)
-        if product.given is None:
-            return result
-        np.copyto(product.given, result)
-        return product.given
-    one = None if level is None else level.reshape(()) if level.size == 1 else None
-    if level is not None and one is None:
-        one = place.put(np.float32(1))   # codes of each group count in its own; the caller has them
-    result = QuantizedArray(codes, scales, format=layout.format.name, shape=layout.shape,
-                            scale_layout=layout.scale_layout, global_scale=one)
-    if on_device:
-        return out
-    result = result.to_numpy(stream=stream) if place.on_host else result
-    if out is None:
-        return result
-    for name in ("codes", "scales"):
-        np.copyto(getattr(out, name).view(np.uint8), getattr(result, name).view(np.uint8))
-    return out
+        return target.handed_back()
+    if level is not None and level.size > 1:   # codes of each group count in its own; the caller has them
+        level = fill_f32(x=place.empty((1,), f32), value=1.0, stream=stream)
+    return product.ending.handed_back(place, codes, scales, level, out)
 
 
 # Enough parts of an array to fill a GPU, few enough for one block of threads to finish.

@@ -15,7 +15,7 @@ from ..formats import Format, bf16, format_of, to_convert
 from .attention_call import output_format
 from .gemm_kernels import ACTIVATIONS
 from .operands import operand_rule
-from .outputs import Ending, check_memory, checked_ending, parts_of
+from .outputs import Ending, check_out, checked_ending
 from .quantize import given_global_scale, rule_number
 from .quantized import Packed, QuantizedArray
 
@@ -148,7 +148,7 @@ def gemm_call(
         *(number, gate, _checked_residual(residual, shape), output, ending, splits, given, given),
     )
     if not isinstance(a.values, _Shape):
-        check_out(call)
+        check_output(call)
     return call
 
 
@@ -268,18 +268,9 @@ def _output(a: Operand, given, out_dtype, shape, out_format, rule, scale_layout,
     return output_format("matmul", out_dtype, given, default), None
 
 
-def check_out(call: Call) -> None:
+def check_output(call: Call) -> None:
     """ArgumentError where C cannot be written to `out`."""
-    out = call.out
-    if out is None:
-        return
-    if call.ending:
-        if out.layout != call.ending.layout:
-            raise ArgumentError(f"matmul: out is {out!r}; C is {call.ending.layout.format.name} of shape {list(call.shape)}")
-    elif tuple(out.shape) != call.shape:
-        came = f"out has shape {list(out.shape)}, not {list(call.shape)}"
-        raise ArgumentError(f"matmul: {came}; pass an array of C's shape")
-    check_memory("matmul", parts_of("out", out), call.arrays, "residual")
+    check_out("matmul", call.out, call.ending, call.shape, call.arrays, "residual")
 
 
 def _is_finite(value) -> bool:
@@ -360,7 +351,7 @@ def grouped_call(products, a, b, starts, order, a_format, b_format, alpha, bias,
     quantizing = call.ending if levels is None else replace(call.ending, global_scale=levels)
     call = replace(call, a=replace(call.a, values=a), b=replace(call.b, values=b),
                    bias=call.bias if biases is None else biases, ending=quantizing)
-    check_out(call)
+    check_output(call)
     return GroupedCall(call, groups, starts, order, alphas)
 
 

@@ -17,9 +17,12 @@ ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu", "swiglu")
 # Compiled tiles, named by their columns, and the rows of each.
 TILE_ROWS = {64: 64, 256: 128}
 # Pairs of formats of A and B of which one or both are block formats.
-BLOCK_PAIRS = (("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("bf16", "nvfp4"))
+BLOCK_PAIRS = (
+    *(("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("mxfp8", "mxfp4")),
+    *(("bf16", "nvfp4"), ("bf16", "mxfp4"), ("bf16", "mxfp8")),
+)
 # Rows of a block of the kernels for few.
-MOST_ROWS = (16,)
+FEW_BLOCK_ROWS = 16
 # Large tiles from which on they are better than many small ones (an RTX 5090 has 170 multiprocessors, an H200 132).
 _FEWEST_TILES = 100
 
@@ -291,8 +294,7 @@ def _signature(*functions) -> inspect.Signature:
 
 # The same for kernels of few rows.
 FEW_DERIVED = {name: size for name, size in DERIVED.items() if name not in ("tile", "grid_rows")} | dict(
-    most=lambda axes: axes.get("most", next((most for most in MOST_ROWS if axes["rows"] <= most), MOST_ROWS[-1])),
-    grid_rows=lambda axes: axes["rows"] + (axes["groups"] * axes["most"] if axes["starts"] > 1 else 0),
+    grid_rows=lambda axes: axes["rows"] + (axes["groups"] * FEW_BLOCK_ROWS if axes["starts"] > 1 else 0),
 )
 
 
@@ -319,13 +321,13 @@ def few_cases(one) -> list[dict]:
     """Cases of few rows: one row and many, runs of the depth that are empty and that are long, every kind of end; groups."""
     groups = dict(groups=4, starts=5, group_starts=True)
     return [
-        *(one(rows, 72, depth, most=most, out_f32=True) for rows, most in ((5, 16), (50, 16)) for depth in (32, 1184)),
-        one(16, 40, 576, 2, most=16, out_bf16=True, bias_f32=True, activation=4),
-        one(33, 136, 96, most=16, width=68, out_f32=True, activation=5, alpha=0.125),
-        *(one(40, 96, 160, most=most, ending=end, swizzled=swizzled) for most, end, swizzled in ((16, "mxfp8", 0), (16,
-            "nvfp4", 1), (16, "mxfp4", 1))),
-        one(150, 72, 64, **groups, most=16, out_f32=True, alphas=True, alpha_count=4),
-        one(40, 64, 64, **groups, most=16, order=True, tokens=25, out_f16=True, alpha=2.0**-13),
+        *(one(rows, 72, depth, out_f32=True) for rows, depth in ((5, 32), (20, 1184), (5, 5216))),
+        one(16, 40, 576, 2, out_bf16=True, bias_f32=True, activation=4),
+        one(33, 136, 96, width=68, out_f32=True, activation=5, alpha=0.125),
+        *(one(40, 96, 160, ending=end, swizzled=swizzled) for end, swizzled in (("mxfp8", 0), ("nvfp4", 1),
+                                                                                ("mxfp4", 1))),
+        one(75, 72, 64, **groups, out_f32=True, alphas=True, alpha_count=4),
+        one(40, 64, 64, **groups, order=True, tokens=25, out_f16=True, alpha=2.0**-13),
     ]
 
 
@@ -357,7 +359,6 @@ gemm_few_bf16 = _declare(
     TEXT.format(a="bf16 or f16", b="the same", alpha="") + FEW_TEXT + LAST,
     few=True,
     block=1,
-    variants=dict(most=MOST_ROWS),
     cases=few_cases(lambda *sizes, tokens=None, **rest: case(*sizes, **rest) | ({"tokens": tokens} if tokens else {})),
     draw=dict(a=_values, b=_values),
 )
@@ -472,7 +473,7 @@ def _declare_blocks(a: str, b: str, few: bool = False):
                     alpha="with the global scales ") + BLOCKS_TEXT + FEW_TEXT * few + LAST,
         few=few,
         block=BLOCK_FORMATS[b].block,
-        variants=dict(most=MOST_ROWS) if few else dict(tile=tuple(TILE_ROWS)),
+        variants={} if few else dict(tile=tuple(TILE_ROWS)),
         cases=cases,
         draw=drawn,
     )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
 from ..array import DeviceArray
 from ..errors import ArgumentError
-from ..formats import FORMATS, f32
+from ..formats import FORMATS, Format, f32
 from .endings import ENDINGS
 from .operands import operand_rule
-from .place import Place
+from .place import Place, copied_to
 from .quantize import given_global_scale, rule_number
 from .quantized import Layout, QuantizedArray, block_format, layout_of
 from .scales import fill_f32
@@ -51,7 +51,7 @@ class Ending:
         arguments = dict(codes=codes.view(np.uint8).reshape(layout.outer, layout.code_bytes), ending=self.number)
         arguments |= dict(scales=scales.view(np.uint8).reshape(scales.size), scale_bytes=scales.size, rule=self.rule)
         arguments |= dict(code_bytes=layout.code_bytes, swizzled=int(layout.scale_layout != "linear"))
-        return arguments if level is None else arguments | dict(out_global=level.reshape(1))
+        return arguments if level is None else arguments | dict(out_global=level.reshape(level.size))
 
     def handed_back(self, place: Place, codes, scales, level, out: QuantizedArray | None) -> QuantizedArray:
         """Return the QuantizedArray for the caller: `out` if it was given."""
@@ -72,6 +72,30 @@ class Ending:
             np.copyto(getattr(out, name).view(np.uint8), getattr(result, name).view(np.uint8))
         out.global_scale = result.global_scale
         return out
+
+
+class Target:
+    """Floats that are written: `direct` by kernels, and the array that the caller gets.
+
+    fits: whether kernels can write to an array; where they cannot they write to a new one, which is copied.
+    """
+
+    def __init__(self, given, place: Place, shape, member: Format, fits: Callable[[DeviceArray], bool]):
+        self.given, self.place, self.member = given, place, member
+        self.whole = given if isinstance(given, DeviceArray) else place.empty(shape, member)
+        self.direct = self.whole if fits(self.whole) else place.empty(shape, member)
+
+    def handed_back(self):
+        """The result, once the kernels are launched."""
+        if self.direct is not self.whole and self.whole.size:
+            copied_to(self.direct, self.member, self.place, self.whole)
+        if isinstance(self.given, DeviceArray):
+            return self.given
+        result = self.place.back(self.whole)
+        if self.given is None:
+            return result
+        np.copyto(self.given, result)
+        return self.given
 
 
 def checked_ending(
@@ -113,6 +137,20 @@ def parts_of(name: str, out) -> dict[str, Any]:
     if isinstance(out, QuantizedArray):
         return {f"{name}.codes": out.codes, f"{name}.scales": out.scales}
     return {name: out}
+
+
+def check_out(
+    function: str, out, ending: Ending | None, shape, arrays: dict[str, Any], in_place: str | None = None
+) -> None:
+    """ArgumentError where results of `shape`, quantized or not, cannot be written to `out` while `arrays` are read."""
+    if out is None:
+        return
+    if ending and out.layout != ending.layout:
+        wanted = f"{ending.layout.format.name} of shape {list(shape)}, scales {ending.layout.scale_layout}"
+        raise ArgumentError(f"{function}: out is {out!r}; the result is {wanted}")
+    if not ending and tuple(out.shape) != tuple(shape):
+        raise ArgumentError(f"{function}: out has shape {list(out.shape)}; pass an array of shape {list(shape)}")
+    check_memory(function, parts_of("out", out), arrays, in_place)
 
 
 def check_memory(function: str, parts: dict[str, Any], arrays: dict[str, Any], in_place: str | None = None) -> None:

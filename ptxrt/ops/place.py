@@ -74,6 +74,18 @@ def copied_to(x: DeviceArray, member: Format, place: Place, target: DeviceArray 
     return target
 
 
+def loadable(x: DeviceArray, member: Format, place: Place) -> DeviceArray:
+    """An array of any axes in a format, in rows that kernels can load: x itself, or a copy filled up with zeros."""
+    if member.holds(x.dtype) and is_loadable(x):
+        return x
+    return copied_to(x, member, place, place.empty((*x.shape[:-1], -(-x.shape[-1] // ROW_UNIT) * ROW_UNIT), member))
+
+
+def has_whole_rows(x: DeviceArray) -> bool:
+    """Whether the elements of each row stand one after the other."""
+    return x.shape[-1] <= 1 or x.strides[-1] == x.dtype.itemsize
+
+
 def as_rows(x: DeviceArray, lead: tuple[int, ...] | None = None) -> DeviceArray | None:
     """View an array as rows [*lead, columns] if they have one stride and no gaps; else return None.
 
@@ -83,6 +95,5 @@ def as_rows(x: DeviceArray, lead: tuple[int, ...] | None = None) -> DeviceArray 
         rows = x.reshape(*(lead or (math.prod(x.shape[:-1]),)), x.shape[-1])
     except ArgumentError:
         return None
-    whole = rows.shape[-1] <= 1 or rows.strides[-1] == x.dtype.itemsize
     forward = all(size <= 1 or stride >= 0 for size, stride in zip(rows.shape, rows.strides[:-1]))
-    return rows if whole and forward else None
+    return rows if has_whole_rows(rows) and forward else None

@@ -14,7 +14,7 @@ from ..formats import Format, f32, format_of
 from ..prepared import remembered
 from .attention_call import output_format
 from .gemm_kernels import ACTIVATIONS
-from .outputs import Ending, check_memory, checked_ending, parts_of
+from .outputs import Ending, Target, check_memory, check_out, checked_ending, parts_of
 from .place import Place, as_rows, copied_to
 from .produce_kernels import activate_rows, gate_rows, norm_blocks, norm_rows, share_blocks, written_rows
 from .quantized import Packed, QuantizedArray
@@ -433,8 +433,8 @@ def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, want
     total = None
     if residual is not None:
         options["residual"] = rows_of(residual, place)
-        total = _Target(given, place, tuple(x.shape), format_of(x.dtype))
-        options["total"] = total.rows
+        total = _target(given, place, tuple(x.shape), format_of(x.dtype))
+        options["total"] = as_rows(total.direct)
     for key, vector in vectors.items():
         options[f"{key}_{format_of(vector.dtype)}"] = as_vector(vector, place, format_of(vector.dtype))
     y = call.run(place, norm_rows, norm_blocks, (rows,), options)
@@ -444,29 +444,9 @@ def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, want
 # What the calls have in common
 
 
-class _Target:
-    """Floats that are written: rows for a kernel, and the array that the caller gets."""
-
-    def __init__(self, given, place: Place, shape: tuple[int, ...], member: Format, lead=None):
-        self.given, self.place, self.member = given, place, member
-        self.whole = given if isinstance(given, DeviceArray) else place.empty(shape, member)
-        self.rows = as_rows(self.whole, lead)
-        self.scattered = self.rows is None
-        if self.scattered:
-            self.direct = place.empty(shape, member)
-            self.rows = as_rows(self.direct, lead)
-
-    def handed_back(self):
-        """The result, once the kernel is launched."""
-        if self.scattered and self.whole.size:
-            copied_to(self.direct, self.member, self.place, self.whole)
-        if isinstance(self.given, DeviceArray):
-            return self.given
-        result = self.place.back(self.whole)
-        if self.given is None:
-            return result
-        np.copyto(self.given, result)
-        return self.given
+def _target(given, place: Place, shape: tuple[int, ...], member: Format, lead=None) -> Target:
+    """Floats that are written as rows."""
+    return Target(given, place, shape, member, lambda x: as_rows(x, lead) is not None)
 
 
 @dataclass(frozen=True)
@@ -507,9 +487,9 @@ class _Call:
             if codes.size:
                 kernel(*inputs, **options, **self.ending.arguments(codes, scales, level), stream=place.stream)
             return self.ending.handed_back(place, codes, scales, level, self.out)
-        target = _Target(self.out, place, self.shape, self.output, lead)
+        target = _target(self.out, place, self.shape, self.output, lead)
         if target.whole.size:
-            kernel(*inputs, **options, **{f"out_{self.output}": target.rows}, stream=place.stream)
+            kernel(*inputs, **options, **{f"out_{self.output}": as_rows(target.direct, lead)}, stream=place.stream)
         return target.handed_back()
 
 
@@ -528,14 +508,7 @@ def produced_call(name: str, arrays: dict[str, Any], shape: tuple[int, ...], wan
     if ending and ending.global_scale is not None:
         read["global_scale"] = ending.global_scale
     call = _Call(name, read, shape, output, ending, given)
-    if given is not None:
-        if ending and given.layout != ending.layout:
-            wanted = f"{ending.layout.format.name} of shape {list(shape)}, scales {scale_layout}"
-            raise ArgumentError(f"{name}: out is {given!r}; the result is {wanted}")
-        if not ending and tuple(given.shape) != shape:
-            came = f"out has shape {list(given.shape)}"
-            raise ArgumentError(f"{name}: {came}; pass an array of shape {list(shape)}")
-        check_memory(name, call.parts, read)
+    check_out(name, given, ending, shape, read)
     return call
 
 

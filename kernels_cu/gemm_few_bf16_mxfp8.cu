@@ -1,0 +1,5 @@
+// gemm_few_bf16_mxfp8: matrix products of few rows, of A in bf16 and B in mxfp8.
+#include "kernel.cuh"
+#include "op/gemm_small.cuh"
+
+FEW_HALF_GEMM(UNIT, tile::Mxfp8)
