@@ -1,4 +1,4 @@
-"""docs/accuracy.md with its pictures: the error of attention by format, data and scale rule, against float64; for `make accuracy`.
+"""docs/accuracy.md with its pictures: errors of attention and products by format, data, scale rule; for `make accuracy`.
 
 python docs/accuracy.py [--machine emulator, portable or native] [--folder DIR]
 """
@@ -21,6 +21,7 @@ import ptxrt  # noqa: E402
 from ptxrt.accuracy import Comparison, Tolerance, compare  # noqa: E402
 from ptxrt.bench import plots  # noqa: E402
 from ptxrt.ops.attention import ATTENTION, exact_attention  # noqa: E402
+from ptxrt.ops.gemm import PRODUCTS, call_of, exact_matmul, multiplied  # noqa: E402
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Formats, and what is asked of them
@@ -411,6 +412,42 @@ def cache_section() -> str:
     return CACHE_HEAD + "\n" + table(["data", "cache", *COLUMNS], parts)
 
 
+PRODUCTS_HEAD = """
+## Matrix products
+
+`matmul` of A [128, 1024] and B [128, 1024] in float32, quantized by the call. *inputs* is the relative L2 against the
+float64 product of the inputs: the floor of the formats. *outliers* is the same where 8 of the 1024 columns of A are 30
+times as large. *sums* is that against the float64 product of what the quantized operands hold, at most {bound:.1e}
+(1e-6 √K), with *outliers* in it.
+"""
+
+
+def product_data(outliers: bool) -> list[np.ndarray]:
+    """A and B."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((128, 1024)).astype(np.float32) for _ in range(2))
+    if outliers:
+        a[:, ::128] *= 30
+    return [a, b]
+
+
+def product_section() -> str:
+    """The table of matrix products, by formats."""
+    rows, bound = [], 1e-6 * 1024**0.5
+    for pair in PRODUCTS:
+        formats, figures = dict(a_format=pair[0], b_format=pair[1]), []
+        for outliers in (False, True):
+            a, b = product_data(outliers)
+            got = ptxrt.matmul(a, b, **formats, out_dtype=np.float32)
+            figures.append(compare(got, exact_matmul(a, b)).relative_l2)
+            held = exact_matmul(*multiplied(call_of(a, b, **formats)))
+            figures.append(compare(got, held).relative_l2)
+        sums = max(figures[1::2])
+        name = pair[0] if pair[0] == pair[1] else " x ".join(pair)
+        rows.append([name, *(f"{x:.2e}" for x in figures[::2]), bold(f"{sums:.1e}", not sums <= bound)])
+    return PRODUCTS_HEAD.format(bound=bound) + "\n" + table(["formats", "inputs", "outliers", "sums"], rows)
+
+
 def draw(folder: Path, of_data: dict[tuple[str, str], Figures], of_rules: dict[tuple[str, str], Figures]) -> None:
     """The two pictures."""
     values = [[of_data[data.name, str(f)].out.relative_l2 for data in DATA] for f in FORMATS]
@@ -455,6 +492,7 @@ def main() -> None:
             + sink_section()
             + rules_section(of_rules)
             + cache_section()
+            + product_section()
         )
     (options.folder / "accuracy.md").write_text(page, encoding="utf-8", newline="\n")
     draw(options.folder, of_data, of_rules)

@@ -17,7 +17,7 @@ import ptxrt
 import ptxrt.formats
 from ptxrt import selection
 from ptxrt.bench import attention as bench_attention
-from ptxrt.bench import plots, quantizers, timing
+from ptxrt.bench import plots, products, quantizers, rates, timing
 from ptxrt.commands import main
 from ptxrt.tiles import tile_layout
 
@@ -68,6 +68,16 @@ ERRORS = {
     ("mxfp4", "bf16"): (0.05, 0.32),
 }
 LAUNCH = ("bench", "launch", "--calls", "2", "--rounds", "3")
+PRODUCT_ROW = TIMES | {
+    *("a", "b", "shape", "l2", "weights", "tflops", "mma_tflops", "share_of_mma_rate", "relative_l2"),
+    *("bytes", "gb_per_s", "read_gb_per_s", "share_of_read"),
+}
+GEMM = ("bench", "gemm", "--shape", "m70n40k64", "--repeat", "2")
+# Between which relative L2 of products of normal values lies, as ERRORS.
+PRODUCT_ERRORS = {
+    **{"bf16": (1e-3, 6e-3), "f16": (1e-3, 6e-3), "mxfp8": (0.01, 0.1)},
+    **{"mxfp4": (0.05, 0.4), "nvfp4": (0.03, 0.3)},
+}
 
 
 def call(*arguments):
@@ -160,7 +170,7 @@ def test_attention_reports_rates_and_errors(cuda):  # noqa: F811
     assert masked["tflops"] == pytest.approx(plain["tflops"] * 33 / 64)
     (rate,) = plain["mma_tflops"].values()
     # 2 multiprocessors with 2 blocks of 8 warps each, 8 chains of MMAs of 2 x 16 x 8 x 16 flops.
-    assert rate == pytest.approx(4 * 8 * 8 * bench_attention.RATE_STEPS * 4096 / 0.25e-3 / 1e12)
+    assert rate == pytest.approx(4 * 8 * 8 * rates.RATE_STEPS * 4096 / 0.25e-3 / 1e12)
     assert plain["share_of_mma_rate"] == pytest.approx(plain["tflops"] / rate)
 
 
@@ -231,6 +241,32 @@ def test_native_machines_are_held_against_the_mma_of_each_product(install):  # n
         assert row["share_of_mma_rate"] == pytest.approx(row["tflops"] / bf16 * sum(1 / depths[name] for name in names) / 2)
 
 
+def test_products_report_rates_of_mmas_and_of_weights(cuda):  # noqa: F811
+    found = report(*GEMM, "--shape", "m1n64k64")
+    rows, pairs = found["rows"], list(products.PRODUCTS)
+    assert set(found) == {"operation", "machine", "rows"} and set(found["machine"]) == MACHINE
+    wanted = [(rows_of_c, *pair) for rows_of_c in (70, 1) for pair in pairs]
+    assert [(r["shape"]["rows"], r["a"], r["b"]) for r in rows] == wanted
+    for row in rows:
+        few = row["shape"]["rows"] == 1
+        assert set(row) == PRODUCT_ROW and row["l2"] == ("rotating" if few else "warm")
+        flops = 2 * row["shape"]["rows"] * row["shape"]["cols"] * 64
+        assert row["milliseconds"] == pytest.approx(0.25 / row["weights"])
+        assert row["tflops"] == pytest.approx(flops / (0.25e-3 / row["weights"]) / 1e12)
+        (rate,) = row["mma_tflops"].values()
+        assert row["share_of_mma_rate"] == pytest.approx(row["tflops"] / rate)
+        least, most = (max(PRODUCT_ERRORS[x][i] for x in (row["a"], row["b"])) for i in range(2))
+        assert least < row["relative_l2"] < 2 * most, row
+        if not few:
+            assert row["weights"] == 1 and row["bytes"] is row["gb_per_s"] is row["share_of_read"] is None
+            continue
+        block = ptxrt.blocks.BLOCK_FORMATS.get(row["b"])
+        nbytes = 64 * 64 * 2 if block is None else 64 * (64 * block.bits // 8 + 64 // block.block)
+        assert row["bytes"] == nbytes and row["weights"] == -(-4 * 8192 // nbytes)
+        assert row["gb_per_s"] == pytest.approx(nbytes * row["weights"] / 0.25 / 1e6)
+        assert row["share_of_read"] == pytest.approx(1)
+
+
 def test_launches_pair_their_sides(cuda):  # noqa: F811
     found = report(*LAUNCH)
     rows = found["rows"]
@@ -293,7 +329,7 @@ def test_times_know_their_middle_and_spread():
 # What is refused
 
 
-@pytest.mark.parametrize("command", [QUANTIZE, ("bench", "dequantize"), ATTENTION, LAUNCH])
+@pytest.mark.parametrize("command", [QUANTIZE, ("bench", "dequantize"), ATTENTION, LAUNCH, GEMM])
 def test_the_emulator_is_refused_in_one_line(emulator, command):
     text = refuse(*command, part="the emulator, whose speed says nothing about a GPU; choose a GPU machine")
     assert len(text.splitlines()) == 1
@@ -324,6 +360,10 @@ def test_the_emulator_is_refused_in_one_line(emulator, command):
         (("attention", "--shape", "4x32x2048x128"), "write b4h32s2048d128"),
         (("attention", "--shape", "b99999h99999s99999d128"), "pass a smaller shape"),
         (("launch", "--calls", "0"), "0 calls"),
+        (("gemm", "--format", "nvfp4+mxfp8"), "there is no product 'nvfp4+mxfp8'; write A+B, of which there is bf16+bf16"),
+        (("gemm", "--shape", "8192x8192x8192"), "write m8192n8192k8192"),
+        (("gemm", "--shape", "m9999999n9999999k9999"), "pass a smaller shape"),
+        (("gemm", "--repeat", "0"), "pass a number from 1 on"),
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -350,7 +390,7 @@ def matplotlib():
     return pytest.importorskip("matplotlib")
 
 
-@pytest.mark.parametrize("command", [QUANTIZE, ("bench", "dequantize", *QUANTIZE[2:]), ATTENTION, LAUNCH], ids=lambda c: c[1])
+@pytest.mark.parametrize("command", [QUANTIZE, ("bench", "dequantize", *QUANTIZE[2:]), ATTENTION, LAUNCH, GEMM], ids=lambda c: c[1])
 @pytest.mark.parametrize("suffix, magic", [(".png", b"\x89PNG\r\n\x1a\n"), (".svg", b"<?xml"), (".PDF", b"%PDF")])
 def test_pictures_are_written_whole(cuda, matplotlib, tmp_path, command, suffix, magic):  # noqa: F811
     path = tmp_path / f"picture{suffix}"
@@ -398,7 +438,7 @@ def test_a_picture_that_fails_leaves_what_was_there(cuda, matplotlib, monkeypatc
 # The scripts in benchmarks/
 
 
-@pytest.mark.parametrize("script", ["quantize_vs_torch", "attention_vs_torch"])
+@pytest.mark.parametrize("script", ["quantize_vs_torch", "attention_vs_torch", "gemm_vs_torch"])
 def test_side_by_side_scripts_say_in_one_line_what_they_lack(script):
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, ROOT / "benchmarks" / f"{script}.py"], env=hidden, capture_output=True, text=True)
@@ -464,6 +504,9 @@ def test_tiny_shapes_run_on_a_gpu(gpu):
     assert all(row["share_of_mma_rate"] > 0 and row["relative_l2"] < 0.5 for row in attended)
     assert len(attended) == 2 * len(SIDES)
     assert report(*LAUNCH)["rows"]
+    rows = report(*GEMM, "--shape", "m16n256k256")["rows"]
+    assert len(rows) == 2 * len(products.PRODUCTS)
+    assert all(set(row) == PRODUCT_ROW and row["share_of_mma_rate"] > 0 for row in rows)
 
 
 @pytest.mark.gpu

@@ -14,7 +14,6 @@ import numpy as np
 from ..accuracy import compare
 from ..array import empty, to_device
 from ..backend import Backend
-from ..declaration import random_array
 from ..describe import text_table
 from ..errors import ArgumentError
 from ..formats import FORMATS, bf16
@@ -26,6 +25,7 @@ from ..ops.operands import quantize_operand
 from ..ops.probes import mma_rate_bf16, mma_rate_mxf4, mma_rate_mxf4nvf4, mma_rate_mxf8f6f4_e2m1, mma_rate_mxf8f6f4_e4m3
 from ..prepared import prepare
 from . import plots
+from .rates import Rate
 from .timing import FLUSHED, REPEAT, WARM, Clock, Times, about, check_fits, checked_repeat, copy_call, gpu, title
 
 # Formats (of Q and K, of V) -> the probes of the MMAs that multiply Q K^T and P V on sm_12x. f16 multiplies as bf16 does.
@@ -52,8 +52,6 @@ PROLOGUE = "prologue"
 COPY = "copy"
 # So few queries on more keys are decoding: bound by the memory that K and V are read from.
 DECODING_QUERIES = 16
-# Some tenths of a millisecond on every card, and more than the launch of its blocks takes.
-RATE_STEPS = 4096
 # Queries whose results are held against float64.
 CHECKED_QUERIES = 64
 
@@ -145,31 +143,6 @@ def sides_of(combinations: Sequence[tuple[str, str]]) -> list[tuple[str, str, st
             there = ", ".join("+".join(pair) for pair in RATES)
             raise ArgumentError(f"bench attention: there is no attention in {qk}+{pv}; there is {there}")
     return [(*pair, given) for pair in combinations for given in operands_of(pair)]
-
-
-@dataclass(frozen=True)
-class Rate:
-    """A probe of an MMA's rate that fills the card, and its flops."""
-
-    name: str
-    call: Callable[[], Any]
-    flops: int
-
-    @classmethod
-    def of(cls, kernel: Kernel, backend: Backend) -> "Rate":
-        """With random operands: a card computes faster on constants, for it needs less power."""
-        a, b = (to_device(_operand(kernel, name), device=backend.ordinal) for name in ("a", "b"))
-        # Two blocks to a multiprocessor, as the kernel is compiled for.
-        call = prepare(kernel, a, b, blocks=2 * backend.attribute("MULTIPROCESSOR_COUNT"), steps=RATE_STEPS)
-        return cls(kernel.name, lambda: call(a, b), sum(launch.flops for launch in call.launches))
-
-
-def _operand(kernel: Kernel, name: str) -> np.ndarray:
-    """Normal values where the probe takes numbers, else what it draws: bytes need not all be codes."""
-    argument = kernel.by_name[name]
-    if argument.formats[0].kind == "float":
-        return random_array(np.random.default_rng(0), argument.formats[0], argument.shape.sizes({}))
-    return kernel.example(kernel.cases[0])[name]
 
 
 def attention_rows(

@@ -110,3 +110,35 @@ def bench_attention(ctx, combinations, shapes, causal, plot, json_output, **choi
     if causal is not None:
         choices["causal"] = [causal]
     measure(ctx, plot, json_output, lambda: attention_report(**choices), attention_table, draw_attention)
+
+
+@bench.command("gemm")
+@click.option(
+    *("--format", "pairs"),
+    multiple=True,
+    metavar="A+B",
+    help="Formats of the operands, such as mxfp8+mxfp4; may be repeated. All by default.",
+)
+@click.option(
+    *("--shape", "shapes"),
+    multiple=True,
+    metavar="SHAPE",
+    help="Sizes such as m8192n8192k8192: C has m rows and n columns; may be repeated.",
+)
+@with_repeat
+@with_plot
+@as_json
+@click.pass_context
+def bench_gemm(ctx, pairs, shapes, plot, json_output, **choices):
+    """Time matrix products beside the card's own rate of MMAs, of few rows beside a kernel that reads the weights."""
+    from ..bench.products import (
+        Shape,
+        draw_products,
+        parse_pair,
+        product_report,
+        product_table,
+    )
+
+    choices["pairs"] = [parse_pair(text) for text in pairs]
+    choices["shapes"] = [Shape.parse(text) for text in shapes]
+    measure(ctx, plot, json_output, lambda: product_report(**choices), product_table, draw_products)

@@ -1,0 +1,264 @@
+"""Matrix products: time, TFLOPS, the share of the card's own rate of MMAs; for few rows bytes of weights per second.
+
+What is bound by the memory that weights come from stands beside a kernel that does nothing but read as many bytes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Iterator, Sequence
+
+import numpy as np
+
+from ..accuracy import compare
+from ..array import DeviceArray, empty, to_device
+from ..backend import Backend
+from ..blocks import BLOCK_FORMATS
+from ..describe import text_table
+from ..errors import ArgumentError
+from ..formats import FORMATS, bf16
+from ..kernel import Kernel
+from ..ops.gemm import PRODUCTS, matmul, quantized
+from ..ops.gemm_call import FEW_ROWS
+from ..ops.operands import operand_rule
+from ..ops.place import Place
+from ..ops.probes import mma_rate_bf16, mma_rate_mxf4, mma_rate_mxf4nvf4, mma_rate_mxf8f6f4_e4m3
+from ..ops.quantized import QuantizedArray
+from ..ops.scales import amax, fill_f32
+from ..prepared import prepare
+from . import plots
+from .rates import Rate
+from .timing import FLUSH_CACHES, REPEAT, WARM, Clock, about, check_fits, checked_repeat, gpu, title
+
+# Formats of A and B -> the probe of the MMA that multiplies them on sm_12x; all others are multiplied in 16 bits.
+RATES: dict[tuple[str, str], Kernel] = {
+    ("mxfp8", "mxfp8"): mma_rate_mxf8f6f4_e4m3,
+    ("mxfp8", "mxfp4"): mma_rate_mxf8f6f4_e4m3,
+    ("mxfp4", "mxfp4"): mma_rate_mxf4,
+    ("nvfp4", "nvfp4"): mma_rate_mxf4nvf4,
+}
+# What the L2 holds where rows are few: nothing of the weights, for those of other products were read since.
+ROTATING = "rotating"
+READ = "read"
+# Rows and columns whose results are held against float64.
+CHECKED = 64
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one product: C [rows, cols], K of `depth`. Its text is, say, m8192n8192k8192."""
+
+    rows: int
+    cols: int
+    depth: int
+
+    def __str__(self) -> str:
+        return f"m{self.rows} n{self.cols} k{self.depth}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Shape":
+        """From letters and numbers: m rows, n columns, k depth."""
+        found = re.fullmatch(r"m([1-9]\d*)n([1-9]\d*)k([1-9]\d*)", text.replace(" ", ""))
+        if not found:
+            raise ArgumentError(f"the shape of a product is {text!r}; write m8192n8192k8192")
+        return cls(*map(int, found.groups()))
+
+    @property
+    def flops(self) -> int:
+        """A multiplication and an addition for each element of A and column of C."""
+        return 2 * self.rows * self.cols * self.depth
+
+    @property
+    def few(self) -> bool:
+        """Whether rows are so few that weights pass by once."""
+        return self.rows <= FEW_ROWS
+
+
+SHAPES = tuple(
+    Shape(*sizes)
+    for sizes in (
+        *((8192, 8192, 8192), (512, 4096, 4096), (128, 4096, 4096)),
+        *((rows, 8192, 8192) for rows in (64, 16, 4, 1)),
+        (1, 4096, 4096),
+    )
+)
+
+
+def parse_pair(text: str) -> tuple[str, str]:
+    """(format of A, format of B) from A+B, or from one for both; ArgumentError for what no kernel multiplies."""
+    words = text.split("+")
+    pair = words[0], words[-1]
+    if len(words) > 2 or pair not in PRODUCTS:
+        there = ", ".join("+".join(pair) for pair in PRODUCTS)
+        raise ArgumentError(f"bench gemm: there is no product {text!r}; write A+B, of which there is {there}")
+    return pair
+
+
+def operand(x: DeviceArray, format: str) -> DeviceArray | QuantizedArray:
+    """x as an operand in a format, in memory of its own."""
+    if format not in BLOCK_FORMATS:
+        return x.copy()
+    return quantized(x, format, operand_rule(format), None, Place([x], None))
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is timed for a pair of formats: a call that multiplies by each of `weights` matrices, and their bytes."""
+
+    call: Callable[[], Any]
+    weights: int
+    bytes: int
+    out: DeviceArray
+
+    @classmethod
+    def of(cls, a: DeviceArray, b: DeviceArray, pair: tuple[str, str], count: Callable[[int], int]) -> "Side":
+        """Operands in a pair of formats; count: how many matrices of so many bytes there are to be."""
+        first, weights = operand(a, pair[0]), [operand(b, pair[1])]
+        weights += [operand(b, pair[1]) for _ in range(count(weights[0].nbytes) - 1)]
+        out = empty((a.shape[0], b.shape[0]), bf16.dtype, device=a.device)
+        calls = [prepare(matmul, first, x, out=out) for x in weights]
+
+        def call():
+            for prepared, x in zip(calls, weights):
+                prepared(first, x)
+
+        return cls(call, len(weights), sum(x.nbytes for x in weights), out)
+
+
+def read_call(nbytes: int, backend: Backend) -> Callable[[], Any]:
+    """A call that reads so many bytes and next to nothing else."""
+    x = empty((max(nbytes // 4, 1),), np.float32, device=backend.ordinal)
+    x = fill_f32(x=x, value=1.0, count=x.size)
+    partial = amax(x, blocks=4 * backend.attribute("MULTIPROCESSOR_COUNT"))
+    return lambda: amax(x, partial=partial, blocks=partial.size)
+
+
+def product_rows(
+    pairs: Sequence[tuple[str, str]] = (), shapes: Sequence[Shape] = (), repeat: int = REPEAT
+) -> list[dict[str, Any]]:
+    """Time `matmul` on the current GPU machine; a row for each pair of formats and Shape.
+
+    Empty choices mean all pairs that there are, and SHAPES. Operands are those of normal values, quantized before; C is
+    bf16. All pairs of a shape and the MMAs' rates are timed in turns. Up to 64 rows a call multiplies by as many
+    matrices of weights as are four times the L2, so that none of them is there when it is read, and figures are those
+    of one product. Fields: a, b, shape (by name), l2 ("warm" or "rotating"), weights (matrices), milliseconds
+    (median), fastest, slowest, repeat, tflops, mma_tflops (of the probe of a rate, by name), share_of_mma_rate,
+    relative_l2 (of the first 64 rows and columns, against float64 products of the normal values), and for few rows
+    bytes (codes and scales of the weights), gb_per_s, read_gb_per_s (of a kernel that reads as many bytes),
+    share_of_read; None where a row has no such figure. ArgumentError for shapes that do not fit; MachineError on the
+    emulator.
+    """
+    backend = gpu("bench gemm")
+    clock = Clock(repeat=checked_repeat("bench gemm", repeat))
+    pairs = tuple(pairs) or tuple(PRODUCTS)
+    probes = {pair: RATES.get(pair, mma_rate_bf16) if backend.name == "native" else mma_rate_bf16 for pair in pairs}
+    rates = {kernel: Rate.of(kernel, backend) for kernel in probes.values()}
+    caches = FLUSH_CACHES * backend.attribute("L2_CACHE_SIZE")
+    rows = []
+    for shape in shapes or SHAPES:
+        sizes = (shape.rows, shape.depth), (shape.cols, shape.depth)
+        check_fits("bench gemm", 8 * sum(m * n for m, n in sizes) + 2 * shape.rows * shape.cols + 2 * caches, backend)
+        host = [np.random.default_rng(i).standard_normal(size, np.float32) for i, size in enumerate(sizes)]
+        want = host[0][:CHECKED].astype(np.float64) @ host[1][:CHECKED].astype(np.float64).T
+        for dtype, of_dtype in _by_dtype(pairs).items():
+            a, b = (to_device(x.astype(FORMATS[dtype].dtype), device=backend.ordinal) for x in host)
+            sides = {
+                pair: Side.of(a, b, pair, lambda nbytes: -(-caches // nbytes) if shape.few else 1) for pair in of_dtype
+            }
+            calls = {pair: side.call for pair, side in sides.items()}
+            calls |= {kernel: rate.call for kernel, rate in rates.items()}
+            if shape.few:
+                calls |= {(READ, pair): read_call(side.bytes, backend) for pair, side in sides.items()}
+            times = clock.times(calls, WARM)
+            for pair, side in sides.items():
+                fields = {
+                    name: value / side.weights if isinstance(value, float) else value
+                    for name, value in times[pair].fields().items()
+                }
+                tflops = shape.flops / fields["milliseconds"] / 1e9
+                rate = rates[probes[pair]].flops / times[probes[pair]].median / 1e9
+                rows.append(
+                    {
+                        **{"a": pair[0], "b": pair[1], "shape": vars(shape), "l2": ROTATING if shape.few else WARM},
+                        **{"weights": side.weights, **fields, "tflops": tflops},
+                        **{"mma_tflops": {probes[pair].name: rate}, "share_of_mma_rate": tflops / rate},
+                        "relative_l2": compare(side.out.to_numpy()[:CHECKED, :CHECKED], want).relative_l2,
+                        **_bytes_of(side, times.get(pair), times.get((READ, pair))),
+                    }
+                )
+    order = {pair: i for i, pair in enumerate(pairs)}
+    places = {shape: i for i, shape in enumerate(shapes or SHAPES)}
+    return sorted(rows, key=lambda row: (places[Shape(**row["shape"])], order[row["a"], row["b"]]))
+
+
+def _by_dtype(pairs: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
+    """Pairs by the 16-bit type that their operands are made of."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for pair in pairs:
+        found.setdefault("f16" if "f16" in pair else "bf16", []).append(pair)
+    return found
+
+
+def _bytes_of(side: Side, times, read) -> dict[str, Any]:
+    """Bytes of weights per second beside those of a kernel that reads alone, or None of all."""
+    if read is None:
+        return dict.fromkeys(("bytes", "gb_per_s", "read_gb_per_s", "share_of_read"))
+    rate, of_read = (side.bytes / x.median / 1e6 for x in (times, read))
+    each = {"bytes": side.bytes // side.weights, "gb_per_s": rate}
+    return {**each, "read_gb_per_s": of_read, "share_of_read": rate / of_read}
+
+
+def product_report(**choices) -> dict[str, Any]:
+    """`product_rows` and what they belong to: operation, machine, rows."""
+    rows = product_rows(**choices)
+    return {"operation": "gemm", "machine": about(gpu("bench gemm")), "rows": rows}
+
+
+_TABLE_FIGURES = {
+    **{"tflops": ".1f", "share_of_mma_rate": ".1%", "gb_per_s": ".0f", "share_of_read": ".1%"},
+    "relative_l2": ".2e",
+}
+
+
+def product_table(report: dict[str, Any]) -> Iterator[str]:
+    """A report for a terminal."""
+    rows = report["rows"]
+    yield f"matrix products on {title(report['machine'])}"
+    turns = "all pairs of a shape and the MMAs' rates in turns"
+    yield f"medians of {rows[0]['repeat']}, {turns}; weights of up to {FEW_ROWS} rows come from memory"
+    head = ["a+b", "shape", "L2", "weights", "ms", "fastest..slowest", "TFLOPS", "of MMA rate", "GB/s", "of a read"]
+    head += ["relative L2", "MMA TFLOPS"]
+    body = [
+        [
+            *(_pair(row), str(Shape(**row["shape"])), row["l2"], str(row["weights"]), f"{row['milliseconds']:.4f}"),
+            f"{row['fastest']:.4f}..{row['slowest']:.4f}",
+            *("" if row[name] is None else f"{row[name]:{form}}" for name, form in _TABLE_FIGURES.items()),
+            ", ".join(f"{name.removeprefix('mma_rate_')} {rate:.0f}" for name, rate in row["mma_tflops"].items()),
+        ]
+        for row in rows
+    ]
+    yield from text_table([head, *body])
+
+
+def draw_products(path: Path, report: dict[str, Any]) -> None:
+    """A report as a picture: a panel for each shape with the TFLOPS of each pair, of few rows GB/s of weights."""
+    rows = report["rows"]
+    pairs = list(dict.fromkeys(map(_pair, rows)))
+    shapes = list(dict.fromkeys(Shape(**row["shape"]) for row in rows))
+    by_place = {(Shape(**row["shape"]), _pair(row)): row for row in rows}
+    figure, panels = plots.figure_of_lines(len(shapes), len(pairs))
+    figure.suptitle(f"matrix products: {title(report['machine'])}", fontsize="medium")
+    for axes, shape in zip(panels, shapes):
+        value, share, unit = ("gb_per_s", "share_of_read", "GB/s of weights, share of a read's") if shape.few else (
+            "tflops", "share_of_mma_rate", "TFLOPS, share of the MMA rate")  # fmt: skip
+        chosen = [by_place.get((shape, pair)) for pair in pairs]
+        notes = [row and f"{row[value]:.0f}, {row[share]:.0%}" for row in chosen]
+        plots.lying_bars(axes, pairs, {"": [row and row[value] for row in chosen]}, {"": notes})
+        axes.set_title(str(shape), fontsize="medium")
+        axes.set_xlabel(unit)
+    plots.save(figure, path)
+
+
+def _pair(row: dict[str, Any]) -> str:
+    return f"{row['a']}+{row['b']}"
