@@ -150,6 +150,18 @@ class RotationOptions(ProducedOptions, total=False):
     rounding: Rounding
 
 
+class AppendOptions(TypedDict, total=False):
+    """What `append_qkv` takes by name, beside `heads` and `q_format`."""
+
+    style: RotationStyle
+    first: int
+    q_weight: Array | None
+    k_weight: Array | None
+    eps: Number
+    q_global: Number | Array | None
+    stream: StreamLike
+
+
 class ActivationOptions(ProducedOptions, total=False):
     """What `gelu` takes by name, beside `format`."""
 

@@ -63,6 +63,7 @@ OPTIONS = {
     "swiglu": (typing.GateOptions, ("format",)),
     "gelu": (typing.ActivationOptions, ("format",)),
     "rope": (typing.RotationOptions, ("format",)),
+    "append_qkv": (typing.AppendOptions, ("heads", "q_format")),
     "take_rows": (typing.ProducedOptions, ("format",)),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -21,11 +21,62 @@ from .produce import as_vector, checked_number, float_array
 from .rotation import checked_positions, checked_rotation, placed_rotation
 
 if TYPE_CHECKING:
-    from ..typing import Array, Number, StreamLike, WholeNumbers
+    from typing_extensions import Unpack
+
+    from ..typing import (
+        AppendOptions,
+        Array,
+        HostArray,
+        Number,
+        ProducedFormatName,
+        RotationStyle,
+        StreamLike,
+        WholeNumbers,
+    )
 
 _NAME = "append_qkv"
 
 
+@overload
+def append_qkv(
+    qkv: HostArray | tuple[HostArray, HostArray, HostArray],
+    cache: KVCache,
+    slots: WholeNumbers,
+    positions: WholeNumbers,
+    table: Array,
+    *,
+    heads: int,
+    q_format: None = ...,
+    **options: Unpack[AppendOptions],
+) -> HostArray: ...
+@overload
+def append_qkv(
+    qkv: DeviceArray | tuple[DeviceArray, DeviceArray, DeviceArray],
+    cache: KVCache,
+    slots: WholeNumbers,
+    positions: WholeNumbers,
+    table: Array,
+    *,
+    heads: int,
+    q_format: None = ...,
+    **options: Unpack[AppendOptions],
+) -> DeviceArray: ...
+@overload
+def append_qkv(
+    qkv: HostArray
+    | DeviceArray
+    | tuple[HostArray, HostArray, HostArray]
+    | tuple[DeviceArray, DeviceArray, DeviceArray],
+    cache: KVCache,
+    slots: WholeNumbers,
+    positions: WholeNumbers,
+    table: Array,
+    *,
+    heads: int,
+    q_format: ProducedFormatName,
+    **options: Unpack[AppendOptions],
+) -> Operand: ...
+@overload
 def append_qkv(
     qkv: Array | tuple[Array, Array, Array],
     cache: KVCache,
@@ -34,29 +85,54 @@ def append_qkv(
     table: Array,
     *,
     heads: int,
-    style: str = "halves",
+    q_format: ProducedFormatName | None = ...,
+    **options: Unpack[AppendOptions],
+) -> Any: ...
+def append_qkv(
+    qkv: Array | tuple[Array, Array, Array],
+    cache: KVCache,
+    slots: WholeNumbers,
+    positions: WholeNumbers,
+    table: Array,
+    *,
+    heads: int,
+    style: RotationStyle = "halves",
     first: int = 0,
     q_weight: Array | None = None,
     k_weight: Array | None = None,
     eps: Number = 1e-6,
-    q_format: str | None = None,
+    q_format: ProducedFormatName | None = None,
     q_global: Number | Array | None = None,
     stream: StreamLike = None,
 ) -> Any:
-    """Norm and turn the queries and keys of T tokens, write keys and values to the cache, and give the queries.
-
-    qkv: float32, float16 or bfloat16 [T, (H + Hkv) D + Hkv Dv] as one projection gives it, queries first, then keys,
-    then values; or (q, k, v), each [T, heads, dim] or [T, heads dim], on any strides. heads: H, a multiple of the
-    cache's heads Hkv. slots, positions: one for each token, int64 and int32 on a device: `cache.append` and `rope` say
-    what they are, and table, style and first. A token whose slot is negative is padding: its query is given, nothing is
-    written. q_weight, k_weight: floats [D], of norms over each head, as by `rmsnorm` with eps; None for no norm.
-    q_format: None gives q [T, H, D] in the type of qkv; "mxfp8", "mxfp4" or "nvfp4" an Operand of role "q" and shape
-    [1, H, T, D] for `attention`. q_global: the global scale of nvfp4, 1 where None. stream: of the device.
+    """Norm and rotate the queries and keys of T tokens, write keys and values to a cache, and give the queries.
 
     Every step has the bytes of the function that does it alone, in turn: `rmsnorm`, `rope`, `cache.append`, and for q
-    `quantize` along the heads with the rule of `quantize_operand`. Device arrays are not looked at. NumPy arrays give
-    NumPy results; device arrays stay on the device, without waiting. One launch, and one that finds tokens of one slot
-    where there are several tokens. ArgumentError for what does not fit. Kernels: `append_qkv`, `claim_slots`.
+    `quantize` along the heads with the rule of `quantize_operand`. NumPy arrays give NumPy results. Device arrays stay
+    on the device and are not looked at; the call does not wait. It is one launch, and one that finds tokens of one slot
+    where there are several tokens. Kernels: `append_qkv`, `claim_slots`.
+
+    Args:
+        qkv: float32, float16 or bfloat16 [T, (H + Hkv) D + Hkv Dv] as one projection gives it, queries first, then
+            keys, then values; or (q, k, v), each [T, heads, dim] or [T, heads dim], on any strides.
+        cache: The cache of keys and values, with Hkv heads.
+        slots: One for each token, int64 on a device, as of `KVCache.append`. A token whose slot is negative is padding:
+            its query is given, nothing is written.
+        positions: One for each token, int32 on a device, as of `rope`.
+        table: As of `rope`.
+        heads: H, a multiple of the cache's heads.
+        style: As of `rope`.
+        first: As of `rope`.
+        q_weight: Floats [D] of a norm over each head of q, as of `rmsnorm`; None is no norm.
+        k_weight: The same of k.
+        eps: Of both norms.
+        q_format: None gives q [T, H, D] in the type of qkv; "mxfp8", "mxfp4" or "nvfp4" an Operand of role "q" and
+            shape [1, H, T, D] for `attention`.
+        q_global: Of nvfp4: the global scale; None is 1.
+        stream: Of the device; None is the library's own.
+
+    Raises:
+        ArgumentError: Something does not fit.
     """
     if not isinstance(cache, KVCache):
         raise ArgumentError(f"{_NAME}: cache is a {type(cache).__name__}; pass a ptxrt.KVCache")

@@ -119,6 +119,10 @@ cache.append(q[0], slots)  # wrong: no v
 paged: NDArray[Any] = ptxrt.attention_paged(q, cache, slots, [8], window=(15, 0), splits=2)
 paged, paged_lse = ptxrt.attention_paged(q, cache, slots, [8], return_lse=True)
 there = ptxrt.attention_paged(dq, cache, d, d, sinks=[0.0, 1.0])
+appended: NDArray[Any] = ptxrt.append_qkv(x, cache, slots, [0, 1], angles, heads=4, style="pairs", q_weight=x[0])
+queries: ptxrt.Operand = ptxrt.append_qkv((d, d, d), cache, d, d, d, heads=4, q_format="nvfp4", q_global=1.0)
+ptxrt.append_qkv(x, cache, slots, [0, 1], angles)  # wrong: no number of heads
+ptxrt.append_qkv(x, cache, slots, [0, 1], angles, heads=4, q_format="bf16")  # wrong: no format of queries
 ptxrt.attention_paged(q, cache, slots)  # wrong: no lengths
 ptxrt.attention_paged(q, cache, slots, [8], qk="nvfp4")  # wrong: the cache has the format
 ptxrt.attention_paged(q, x, slots, [8])  # wrong: no cache
