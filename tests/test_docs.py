@@ -110,6 +110,31 @@ def test_readme_is_short():
     assert len([line for line in lines if line.startswith("![")]) == 1
 
 
+def test_figures_are_those_of_the_script(tmp_path):
+    """Every drawn figure is there under its name, and drawn anew it has the same words."""
+    pytest.importorskip("matplotlib")
+    figures = script("figures")
+    drawn = figures.write(tmp_path)
+    assert sorted(path.name for path in drawn) == sorted(path.name for path in (DOCS / "figures").glob("*.svg"))
+    for path in drawn:
+        words = [re.findall(r">([^<>\n]+)</text>", file.read_text()) for file in (path, DOCS / "figures" / path.name)]
+        assert words[0] == words[1], f"{path.name} is not what docs/figures.py draws: make figures"
+
+
+def test_the_pipeline_has_as_many_stages_as_the_kernel():
+    """The dynamic shared memory of an entry holds the stages that the figure counts, and no more, where they are the most of it."""
+    pytest.importorskip("matplotlib")
+    figures = script("figures")
+    from ptxrt import units
+    from ptxrt.tiles import tile_layout
+
+    launches = units.launches("attention_nvfp4_dim256_dim_v256", "compute_120f")
+    stage = sum(tile_layout("nvfp4", role, 256).nbytes for role in "kv")
+    stages = figures.stages_of("nvfp4", 256)
+    for launch in launches.values():
+        assert stages * stage <= launch["launch"][3] < (stages + 1) * stage
+
+
 class TestTheRunner:
     """What the runner reports: a page that is wrong fails."""
 
