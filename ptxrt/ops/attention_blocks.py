@@ -36,18 +36,18 @@ HEADROOM = {"mxfp8": 8, "mxfp4": 0, "nvfp4": 11, "bf16": 0}
 # Formats -> the head dimensions of Q and K, and of V, that attention is compiled for: those of 16 bits that tiles have.
 DIMS = {(qk, pv): tuple((dim, dim_v) for dim, dim_v in HEAD_DIMS if dim in TILE_DIMS[qk] and dim_v in TILE_DIMS[pv]) for qk, pv in FORMATS}
 
-_TEXT = """Compute softmax(scale Q K^T) V with Q and K in {qk}, weights and V in {pv}: a head of K and V for each group of heads of Q.
+_TEXT = """Compute softmax(scale Q K^T) V with Q and K in {qk}, weights and V in {pv}; heads of Q share heads of K and V.
 
 q_codes and q_scales are those of `quantize` along the last axis, k_tiles those of `pack_keys_{qk}`, v_tiles those of
-`pack_values_{pv}`, of which `keys` are there and the first `cols` columns of V are wanted; those of packed sequences were packed
-with the same key_starts. q_global, k_global, v_global: what all of them are multiplied by, the global scales of NVFP4; 1 where omitted.
-Of smoothed operands: mean_scores are added to q.k before it is multiplied by anything, those of the query's block, as
-`less_block_means` counts blocks, and the keys of all tiles, as `mean_scores_{qk}` gives them; row_shift is added to all scaled
-scores of a row.
-Sums and softmax are float32. Weights are rounded to {weights}; they are divided by their sum {divisor}.
-lse is of the weights before they are rounded, as is exact_sum, beside row_sum.
-All else as for `attention_bf16`, but that row_max lies {headroom} below the largest score rounded up, in units of log2; where
-there is no softcap, row_shift and the scores without it are rounded up each by itself.
+`pack_values_{pv}`; `keys` of them count, and the first `cols` columns of V. Packed sequences were packed with the same
+key_starts. q_global, k_global, v_global: the global scales of NVFP4, 1 where omitted.
+Of smoothed operands: mean_scores are added to q.k before any scale: those of the query's block, as `less_block_means`
+counts blocks, and of the keys of all tiles, as `mean_scores_{qk}` gives them. row_shift is added to all scaled scores
+of a row.
+Sums and softmax are float32. Weights are rounded to {weights}; they are divided by their sum {divisor}. lse and
+exact_sum, beside row_sum, are of the weights before they are rounded.
+Everything else is as of `attention_bf16`, except that row_max lies {headroom} below the largest score rounded up, in
+units of log2. Without a softcap, row_shift and the scores without it are rounded up separately.
 The reference is float64 attention of what the operands hold."""
 _WEIGHTS = {
     "mxfp8": "e4m3",

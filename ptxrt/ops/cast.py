@@ -19,9 +19,9 @@ def cast(
     y_f16: Out[f16, "batch heads rows width", scattered] = None,
     y_bf16: Out[bf16, "batch heads rows width", scattered] = None,
 ):
-    """Copy rows in another type and width: rounded to nearest, ties to even; cut, or filled up with zeros.
+    """Copy rows to another type and width: rounded to nearest, ties to even; cut, or filled up with zeros.
 
-    What float16 cannot hold becomes infinite. NaN stays NaN, without its payload.
+    A value beyond float16 becomes infinite. NaN stays NaN, without its payload.
     """
     for y in (y_f32, y_f16, y_bf16):
         if y is not None:

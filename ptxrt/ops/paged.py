@@ -52,7 +52,7 @@ class _Paged:
 
     @property
     def group(self) -> int:
-        """Heads of q for each of the cache."""
+        """Return the heads of q for each head of the cache."""
         return self.q.shape[1] // self.cache.heads
 
 
@@ -202,7 +202,7 @@ def _fail(what: str):
 
 
 def _finite(name: str, value, wanted: str) -> float:
-    """A finite number; ArgumentError for anything else."""
+    """Return a finite number; ArgumentError for anything else."""
     try:
         if not isinstance(value, (np.ndarray, DeviceArray)) and math.isfinite(value):
             return float(value)
@@ -220,7 +220,7 @@ def _flag(name: str, value) -> bool:
 def _checked(
     q, cache, block_table, key_lengths, cu_seqlens_q, causal, window, scale, softcap, sinks, return_lse, normalize, layout, out_dtype, splits, out
 ) -> _Paged:
-    """The arguments of `attention_paged`, checked against each other; nothing is uploaded or launched."""
+    """Check the arguments of `attention_paged` against each other; nothing is uploaded or launched."""
     if not isinstance(cache, KVCache):
         _fail(f"cache is a {type(cache).__name__}; pass a ptxrt.KVCache")
     if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
@@ -317,7 +317,7 @@ def _run(call: _Paged, stream) -> tuple:
 
 
 def _attend(call: _Paged, place: Place, q: DeviceArray, options: dict, rows: tuple, target: DeviceArray, figures: dict) -> None:
-    """Launch attention of sequences with few queries, of those with many, and the merge that finishes what gives sums."""
+    """Launch attention of sequences with few queries, of those with many, and the merge of their sums."""
     cache, (few, many), stream = call.cache, _families(call), place.stream
     (batch, heads_kv, group, queries), dim_v, fits = rows, cache.dim_v, is_loadable(target)
     numbers = dict(scale=call.scale, softcap=call.softcap, left=call.left, right=call.right)
@@ -357,7 +357,7 @@ def _attend(call: _Paged, place: Place, q: DeviceArray, options: dict, rows: tup
 
 
 def _handed_back(call: _Paged, place: Place, target: DeviceArray, figures: dict) -> tuple:
-    """Results as the caller gets them."""
+    """Return results in the form that the caller gets."""
     figures = tuple(place.back(x) for x in figures.values())
     if isinstance(call.out, DeviceArray):
         return (call.given, *figures)
@@ -369,7 +369,8 @@ def _handed_back(call: _Paged, place: Place, target: DeviceArray, figures: dict)
 
 
 def _options(call: _Paged, place: Place, q: DeviceArray) -> dict[str, Any]:
-    """What the kernels take of sequences, and what the mean of the keys takes from scores where anything sees it."""
+    """Return the kernels' arguments of sequences, and the scores of the mean of the keys if a result depends on them.
+    """
     cache, options = call.cache, dict(block_table=place.put(call.table), key_ends=place.put(call.lengths))
     if call.cu_seqlens is not None:
         cu = place.put(call.cu_seqlens)
@@ -386,10 +387,10 @@ def _options(call: _Paged, place: Place, q: DeviceArray) -> dict[str, Any]:
 
 
 def _families(call: _Paged) -> tuple[bool, bool]:
-    """Whether sequences have few queries, and whether some have many.
+    """Return whether sequences have few queries, and whether some have many.
 
-    Of packed queries whose lengths are on the device nobody knows: there are many where the rows do not fit few to a sequence. The
-    kernels of many queries have no global scale of a head, and no soft cap over a mean.
+    The lengths of packed queries on the device are unknown: they count as many if the rows do not fit few to a
+    sequence. The kernels of many queries have no global scale of a head, and no soft cap over a mean.
     """
     cache, queries = call.cache, call.q.shape[2]
     if cache.k_factor is None or (cache.k_mean is not None and call.softcap):
@@ -402,7 +403,7 @@ def _families(call: _Paged) -> tuple[bool, bool]:
 
 
 def _multiplied(call: _Paged, place: Place, q: DeviceArray) -> DeviceArray:
-    """Queries [batch, heads_kv, group, queries, dim] in the type that they are multiplied in."""
+    """Return queries [batch, heads_kv, group, queries, dim] in the type of their MMAs."""
     member = call.cache.multiplied(call.q.dtype)
     q = q if member.holds(q.dtype) and is_loadable(q) else converted(q, member, place)
     return q.reshape(q.shape[0], call.cache.heads, call.group, *q.shape[2:])

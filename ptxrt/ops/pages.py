@@ -1,4 +1,4 @@
-"""The declarations of the kernels that move rows of pages without changing them, and find slots."""
+"""Declarations of the kernels that move rows of pages without changing them, and find slots."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ ROW_FORMATS = ("plain", "mxfp8", "mxfp4", "nvfp4")
 
 
 def holds_of(format: str) -> int:
-    """What rows of a format hold, as kernels name it."""
+    """Return the number of a row format in kernels."""
     return ROW_FORMATS.index(format) if format in ROW_FORMATS else 0
 
 
@@ -58,9 +58,11 @@ def unpack_pages(
     key_ends: In[i32, "sequences", unaligned],
     out: Out[u8, "sequences heads keys width"],
 ):
-    """Give the rows of sequences one behind the other: key j of sequence s is row j % page of page block_table[s, j // page].
+    """Give the rows of sequences one behind the other: key j of sequence s is row j % page of page block_table[s, j //
+    page].
 
-    Rows from key_ends of their sequence on are zeros, and not read."""
+    Rows from key_ends of their sequence on are zeros; their pages are not read.
+    """
     out[:] = 0
     for sequence, end in enumerate(key_ends):
         for key in range(min(int(end), out.shape[2])):
@@ -83,9 +85,10 @@ def find_slots(
     *,
     page: Scalar[i32],
 ):
-    """Give the slot of each token: position p of sequence s is block_table[s, p // page] page + p % page.
+    """Give the slot of each token: position p of sequence s has the slot block_table[s, p // page] page + p % page.
 
-    It is -1 where the table does not have the sequence or the position, or has a negative page there."""
+    The slot is -1 if the table does not have the sequence or the position, or has a negative page there.
+    """
     for token, (sequence, place) in enumerate(zip(sequence_ids, positions)):
         there = 0 <= sequence < block_table.shape[0] and 0 <= place < block_table.shape[1] * page
         number = int(block_table[sequence, place // page]) if there else -1
@@ -128,10 +131,11 @@ def expand_pages(
     ends: Out[i32, "sequences"] = None,
     holds: Scalar[i32, 0, 1, 2, 3],
 ):
-    """Expand the rows of sequences to 16 bits, one behind the other: codes times scales, rounded where out does not hold them.
+    """Expand the rows of sequences to 16 bits, one behind the other: codes times scales, rounded if out does not hold
+    them.
 
-    holds: 0 for rows of 16 bits as they are, 1 for mxfp8, 2 for mxfp4, 3 for nvfp4. Rows of out from key_ends of their sequence
-    on stay as they are. starts, ends: where the keys of each sequence begin and end among sequences * keys.
+    holds: 0 for rows of 16 bits as they are, 1 for mxfp8, 2 for mxfp4, 3 for nvfp4. Rows of out from key_ends of their
+    sequence on are not written. starts, ends: where the keys of each sequence begin and end among sequences * keys.
     """
     for sequence, end in enumerate(key_ends):
         end = min(int(end), out.shape[2])

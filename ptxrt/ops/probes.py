@@ -22,10 +22,9 @@ SCORE_DIMS = (32, 64, 128, 224, 256)
 def thread_identity(identity: Out[i32, "blocks_z blocks_y blocks_x threads 16"]):
     """Report the identity registers of every thread, in blocks of 8 x 4 x 3 threads.
 
-    The last axis holds tid, ntid, ctaid and nctaid (x, y, z each), laneid, lanemask_eq,
-    lanemask_lt and the linear index of the thread in its block; threads lie in the order of that index.
-    %warpid is left out: it is where a warp happens to run, and an H200 gives a block's first warp 3, say.
-    Source: PTX ISA, special registers.
+    The last axis holds tid, ntid, ctaid and nctaid (x, y, z each), laneid, lanemask_eq, lanemask_lt and the linear
+    index of the thread in its block; threads lie in the order of that index. %warpid is left out, because it is the
+    slot where a warp happens to run: an H200 gives a block's first warp 3, say. Source: PTX ISA, special registers.
     """
     blocks = identity.shape[2::-1]
     thread = np.arange(identity.shape[3])

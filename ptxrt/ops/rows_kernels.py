@@ -1,4 +1,4 @@
-"""The declarations of the kernels that take rows of a table, average rows, and find the largest value of each."""
+"""Declarations of the kernels that take rows of a table, average rows, and find the largest value of each row."""
 
 import numpy as np
 
@@ -44,10 +44,10 @@ def take_rows(
 ):
     """Give row ids[i] of the table for every i, zeros for an id that is negative or past the end.
 
-    Rounded once, to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is there; or quantized with
-    the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 where it is
-    missing), by the rule of that number, scales in 128x4 tiles where `swizzled`; a row that ends within a block is
-    filled up with zeros.
+    Values are rounded once, to nearest, ties to even, to the type of the output among out_f32, out_f16 and out_bf16. Or
+    they are quantized with the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under
+    `out_global` (1 if missing), by the rule of that number, scales in 128x4 tiles if `swizzled`. A row that ends within
+    a block is filled up with zeros.
     """
     there = (ids >= 0) & (ids < len(table))
     y = np.zeros((len(ids), table.shape[1]))
@@ -92,13 +92,13 @@ def mean_rows(
     *,
     normalize: Scalar[i32, 0, 1] = 0,
 ):
-    """Average the rows starts[i] to before starts[i + 1] of x for every i; `normalize`: divided by the mean's length.
+    """Average the rows starts[i] to before starts[i + 1] of x for every i; `normalize` divides by the mean's length.
 
-    Zeros of no rows, and of a length of 0. Rows beyond those that there are do not count.
-    float32 sums in an order that follows from `cols` and the number of rows: a result's bits depend on no other
-    sequence. Squares of means beyond float32 are infinite, as in `norm_rows`. NaN and infinities make their column NaN
-    and infinite; with `normalize` a NaN makes its row NaN, an infinity itself NaN and the rest of its row zeros.
-    Rounded once, to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is there.
+    The mean of no rows, or of length 0, is zeros. Rows beyond the array do not count. Sums are float32 in an order that
+    follows from `cols` and the number of rows: a result's bits depend on no other sequence. Squares of means beyond
+    float32 are infinite, as in `norm_rows`. NaN and infinities make their column NaN and infinite. With `normalize` a
+    NaN makes its row NaN; an infinity becomes NaN and the rest of its row zeros. Values are rounded once, to nearest,
+    ties to even, to the type of the output among out_f32, out_f16 and out_bf16.
     """
     y = np.zeros((len(starts) - 1, x.shape[1]))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -124,5 +124,5 @@ def _example_rows(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     draw=dict(x=_example_rows),
 )
 def argmax_rows(x: In[f32 | f16 | bf16, "rows cols", loose], places: Out[i32, "rows", unaligned]):
-    """Find where the largest value of each row stands: of equal ones the first, the first NaN where there is one."""
+    """Find where the largest value of each row stands: the first of equal ones, the first NaN if there is one."""
     places[:] = np.argmax(x.astype(np.float32), axis=1)
