@@ -369,7 +369,7 @@ BUGS = [
     Bug("produce", "columns_past_the_end_in_the_deviation", "norm_rows", "op/norm.cuh",
         "column + i < cols ? some", "true ? some"),
     Bug("produce", "offset_without_the_weight", "norm_rows", "op/norm.cuh",
-        "value * (more[i / 8][i % 8] + options.offset)", "value * more[i / 8][i % 8] + options.offset"),
+        "value *= more[i / 8][i % 8] + options.offset;", "value = value * more[i / 8][i % 8] + options.offset;"),
     Bug("produce", "sum_left_in_float32", "norm_rows", "op/norm.cuh",
         "if (rounds) value = rounded<Element>(value);\n            }\n        }\n    }\n};", "}\n        }\n    }\n};"),
     Bug("produce", "second_share_taken_twice", "norm_rows", "op/norm.cuh",

@@ -179,12 +179,13 @@ __device__ inline void norm_rows(NormShared &shared, const NormInput<Element> &i
             if (share >= norm_shares) load_again(share, some);
             if (present && input.total && column < cols)
                 store_share(input.total + row * input.total_stride + column, cols - column, some);
+            const auto each = [&some](auto &&change) {
 #pragma unroll
-            for (int i = 0; i < 16; ++i) {
-                float &value = some[i / 8][i % 8];
-                value = (value - mean - rest) * factor;
-                if (options.rounds) value = rounded<Element>(value);
-            }
+                for (int i = 0; i < 16; ++i) change(some[i / 8][i % 8], i);
+            };
+            if (options.centered) each([&](float &value, int) { value = (value - mean - rest) * factor; });
+            else each([&](float &value, int) { value *= factor; });
+            if (options.rounds) each([](float &value, int) { value = rounded<Element>(value); });
 #pragma unroll 1
             for (int what = 0; what < 2; ++what) {
                 const FloatRows &weight = options.weight, &bias = options.bias;
@@ -193,11 +194,8 @@ __device__ inline void norm_rows(NormShared &shared, const NormInput<Element> &i
                 if (!of_columns.there() || column >= cols) continue;
                 float more[2][8];
                 load_share(of_columns, 0, column, cols, more);
-#pragma unroll
-                for (int i = 0; i < 16; ++i) {
-                    float &value = some[i / 8][i % 8];
-                    value = what ? value + more[i / 8][i % 8] : value * (more[i / 8][i % 8] + options.offset);
-                }
+                if (what) each([&](float &value, int i) { value += more[i / 8][i % 8]; });
+                else each([&](float &value, int i) { value *= more[i / 8][i % 8] + options.offset; });
             }
             y.store(row, column, some);
 #pragma unroll

@@ -55,16 +55,25 @@ __device__ inline void gate_rows(const Element *x, int64_t stride, bool interlea
             float one[2][8], other[2][8];
             raw.part[0].unpack(0, one);
             raw.part[1].unpack(0, other);
-            const float weight = weights && row < y.rows ? weights[row] : 1.0f;
+            const auto make = [&](const Gate &gate) {
 #pragma unroll
-            for (int i = 0; i < 16; ++i) {
-                const int pair = i % 8 * 2;
-                const float(&both)[2][8] = i < 8 ? one : other;
-                float &value = values[i / 8][i % 8];
-                value = gate(interleaved ? both[pair / 8][pair % 8] : one[i / 8][i % 8],
-                             interleaved ? both[pair / 8][pair % 8 + 1] : other[i / 8][i % 8]);
-                if (weights) value *= weight;
-                if (rounds) value = rounded<Element>(value);
+                for (int i = 0; i < 16; ++i) {
+                    const int pair = i % 8 * 2;
+                    const float(&both)[2][8] = i < 8 ? one : other;
+                    values[i / 8][i % 8] = gate(interleaved ? both[pair / 8][pair % 8] : one[i / 8][i % 8],
+                                                interleaved ? both[pair / 8][pair % 8 + 1] : other[i / 8][i % 8]);
+                }
+            };
+            if (gate.limit == INFINITY) make({INFINITY, gate.alpha, gate.offset});   // which spares the comparisons
+            else make(gate);
+            const float weight = weights && row < y.rows ? weights[row] : 1.0f;
+            if (weights) {
+#pragma unroll
+                for (int i = 0; i < 16; ++i) values[i / 8][i % 8] *= weight;
+            }
+            if (rounds) {
+#pragma unroll
+                for (int i = 0; i < 16; ++i) values[i / 8][i % 8] = rounded<Element>(values[i / 8][i % 8]);
             }
         });
 }
