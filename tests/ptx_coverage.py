@@ -67,6 +67,22 @@ EXPLAINED = [
         )
         for plain in ("plain_sixth(amax)", "Divisor::plain(scale.step")
     ),
+    *(
+        Explained(
+            kernels,
+            texts,
+            source,
+            "Products have one epilogue, all of which the cases of gemm_bf16 run; those of other operands run its parts.",
+        )
+        for kernels in ("gemm_few_*", "gemm_*fp*")
+        for source, texts in (
+            *(("epilogue.finish(", "native portable"), ("const Epilogue epilogue(", "native portable")),
+            *(("__uint_as_float(words[i]", "native portable"), ("const bool four = better_of_two", "native portable")),
+            *(("eight.load(source + 8 * i, here - 8 * i)", "native"), ("values[2 * i] = pair.x;", "portable")),
+            *(("values[2 * i + 1] = pair.y;", "portable"), ("portable::f16x2_from_e2m1x2(codes", "portable")),
+            *(("(pair & 0xfu) | (pair & 0xf0u) << 12", "portable"), ("(spread & 0x00080008u) << 12", "portable")),
+        )
+    ),
     Explained(
         "mean_scores_nvfp4",
         "native portable",

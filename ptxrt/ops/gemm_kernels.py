@@ -165,6 +165,8 @@ def epilogue_cases(tile: int) -> list[dict]:
         case(66, 136, 72, tile=tile, width=68, out_bf16=True, activation=5, bias_bf16=True, alpha=0.125),
         case(66, 136, 72, tile=tile, width=68, out_f32=True, activation=5, limit=2.0, gate_alpha=1.702, offset=1.0,
              alpha=0.5),
+        case(66, 136, 40, tile=tile, width=68, out_f16=True, activation=5, bias_f16=True, alpha=0.125),
+        case(17, 136, 40, tile=tile, width=68, out_f32=True, activation=5, bias_f32=True, alpha=0.125),
         case(70, 96, 32, tile=tile, ending="mxfp8", rule=2, activation=1),
         case(70, 90, 64, 2, tile=tile, ending="mxfp4", rule=3, swizzled=1),
         case(70, 80, 64, tile=tile, ending="nvfp4", out_global=True, bias_f32=True),
@@ -321,7 +323,8 @@ def few_cases(one) -> list[dict]:
     """Cases of few rows: one row and many, runs of the depth that are empty and that are long, every kind of end; groups."""
     groups = dict(groups=4, starts=5, group_starts=True)
     return [
-        *(one(rows, 72, depth, out_f32=True) for rows, depth in ((5, 32), (20, 1184), (5, 5216))),
+        *(one(rows, 72, depth, out_f32=True) for rows, depth in ((5, 32), (5, 5216))),
+        one(20, 72, 3104, out_f32=True, swizzled=1),
         one(16, 40, 576, 2, out_bf16=True, bias_f32=True, activation=4),
         one(33, 136, 96, width=68, out_f32=True, activation=5, alpha=0.125),
         *(one(40, 96, 160, ending=end, swizzled=swizzled) for end, swizzled in (("mxfp8", 0), ("nvfp4", 1),
@@ -420,7 +423,7 @@ def _operand_sizes(name: str, format: str, matrices: int, rows: int, depth: int,
 
 def block_case(a: str, b: str, rows=70, cols=100, depth=192, batch=1, swizzled=0, shared=0, **rest) -> dict:
     """A declared case of a pair of formats; shared: B has one matrix for all."""
-    result = case(rows, cols, depth, batch, **rest)
+    result = case(rows, cols, depth, batch, swizzled=swizzled, **rest)
     tokens, groups = (rest.get(name, result[name]) for name in ("tokens", "groups"))
     operands = {} if a == "bf16" else _operand_sizes("a", a, batch, tokens, depth, swizzled)
     operands |= _operand_sizes("b", b, groups, cols, depth, swizzled, shared)
@@ -440,6 +443,7 @@ def block_cases(a: str, b: str) -> list[dict]:
     return [
         *(one(tile=tile, out_f32=True) for tile in TILE_ROWS),
         *(one(130, 270, 544, tile=tile, out_f32=True, swizzled=1) for tile in TILE_ROWS),
+        one(20, 72, 1312, tile=64, out_f32=True),
         one(5, 72, 96, 3, tile=64, out_bf16=True, bias_f32=True),
         one(35, 40, 96, 3, tile=256, out_f16=True, shared=1, swizzled=1, alpha=2.0**-13),
         one(1, 8, 32, tile=64, out_f32=True),
