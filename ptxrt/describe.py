@@ -1,4 +1,4 @@
-"""Declarations in words, with what the compiler made of them: for `show` and for docs/kernels.md."""
+"""Declarations in words, with the compiler's figures: for `show` and for docs/kernels.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .kernel import Kernel
 
 
 def entry_facts(unit: str) -> dict[str, Facts]:
-    """The launch facts of every entry of a unit: those of the native code, where that has the entry."""
+    """Return the launch facts of every entry of a unit: those of the native code, if that has the entry."""
     texts = (units.launches(unit, compute) for compute in reversed(units.record(unit)["texts"]))
     return {name: Facts.of(name, launch["launch"]) for text in texts for name, launch in text.items()}
 
@@ -21,10 +21,10 @@ TARGETS = ("sm_120a", "sm_121a", "sm_90", "sm_80")
 
 
 def compiled_table(kernel: Kernel, chosen: Sequence[Unit] | None = None, partial: bool = False) -> list[list[str]]:
-    """A header and one row for each entry: block, tile, shared memory, registers and spills by target.
+    """Return a header and one row for each entry: block, tile, shared memory, registers and spills by target.
 
-    chosen: units other than all of the kernel. partial: units that are not built, and targets that a unit was not assembled for, have a row that says so; without it they are a
-    BuildError.
+    chosen: units other than all of the kernel. partial: units that are not built, and targets that a unit was not
+    assembled for, have a row that says so; otherwise they are a BuildError.
     """
     rows = []
     for unit in kernel.units if chosen is None else chosen:
@@ -46,7 +46,7 @@ def compiled_table(kernel: Kernel, chosen: Sequence[Unit] | None = None, partial
 
 
 def product(sizes) -> str:
-    """Sizes as `128` or `8 x 4 x 3`: trailing ones say nothing."""
+    """Write sizes as `128` or `8 x 4 x 3`, without trailing ones."""
     kept = list(sizes)
     while len(kept) > 1 and kept[-1] == 1:
         kept.pop()
@@ -54,7 +54,7 @@ def product(sizes) -> str:
 
 
 def registers(figures: dict[str, int]) -> str:
-    """The registers of a thread, and the bytes it spills, if any."""
+    """Write the registers of a thread, and the bytes it spills, if any."""
     spilled = max(figures["spill_store_bytes"], figures["spill_load_bytes"])
     return f"{figures['registers']}" + (f" (spills {spilled} bytes)" if spilled else "")
 
@@ -71,7 +71,7 @@ def argument_rows(kernel: Kernel) -> list[list[str]]:
 
 
 def grid_words(kernel: Kernel) -> str:
-    """What the grid covers, and the sizes that are compiled in or fixed."""
+    """Describe what the grid covers, and the sizes that are compiled in or fixed."""
     words = ["grid x, y, z over " + ", ".join(map(str, kernel.grid))]
     for axes, values in kernel.variants.items():
         sizes = ", ".join(" x ".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in values)
@@ -82,7 +82,7 @@ def grid_words(kernel: Kernel) -> str:
 
 
 def tolerance_words(kernel: Kernel) -> list[str]:
-    """One line for each output: what it may differ by from the reference."""
+    """Write one line for each output: its tolerance against the reference."""
     return [f"{a.name}: {kernel.tolerance(a.name)}" for a in kernel.written]
 
 
@@ -121,7 +121,7 @@ def kernel_lines(kernel: Kernel, chosen: Sequence[Unit]) -> Iterator[str]:
 
 
 def kernels_markdown(kernels: dict[str, Kernel]) -> str:
-    """docs/kernels.md: every declared kernel."""
+    """Write docs/kernels.md: every declared kernel."""
     lines = [
         "# Kernels",
         "",

@@ -1,7 +1,7 @@
-"""Packed sequences, which stand one behind the other: how they are cut into units (tiles, runs) that no two of them share.
+"""Packed sequences, one behind the other, cut into units (tiles, runs) that no two of them share.
 
-The twin of kernels_cu/op/sequences.cuh: sequence i has units of its own from number floor(start / size) + i on, so that nobody
-has to add up lengths.
+The twin of kernels_cu/op/sequences.cuh. The units of sequence i begin with number floor(start / size) + i, so that
+lengths need not be added up.
 """
 
 from __future__ import annotations
@@ -12,28 +12,30 @@ import numpy as np
 
 
 def units_of(elements: int, size: int, sequences: int = 1) -> int:
-    """How many units of `size` hold so many elements of so many sequences, of any lengths."""
+    """Return how many units of `size` hold so many elements of so many sequences, of any lengths."""
     return -(-elements // size) + sequences - 1 if elements else 0
 
 
 def first_units(starts, size: int) -> np.ndarray:
-    """The number of the first unit of each sequence."""
+    """Return the number of the first unit of each sequence."""
     starts = np.asarray(starts, np.int64)
     return starts // size + np.arange(len(starts))
 
 
 def sequences_of(starts, elements: int) -> np.ndarray:
-    """The sequence that each of so many elements belongs to; of several that begin with it the last, since the others are empty."""
+    """Return the sequence of each of so many elements; of several that begin with it the last, because the others are
+    empty.
+    """
     return np.maximum(np.searchsorted(np.asarray(starts), np.arange(elements), side="right") - 1, 0)
 
 
 def unit_of_each(starts, elements: int, size: int) -> np.ndarray:
-    """The unit that each of so many elements stands in; without starts all are of one sequence."""
+    """Return the unit of each of so many elements; without starts all are of one sequence."""
     return (np.arange(elements) if starts is None else rows_in_units(starts, elements, size)) // size
 
 
 def rows_in_units(starts, elements: int, size: int) -> np.ndarray:
-    """Where each of so many elements stands among those of all units."""
+    """Return the place of each of so many elements among those of all units."""
     sequence = sequences_of(starts, elements)
     return (first_units(starts, size) * size - np.asarray(starts))[sequence] + np.arange(elements)
 

@@ -1,7 +1,8 @@
-"""How the keys and values of attention lie in tiles of 64 keys: `TileLayout`, the twin of kernels_cu/tile/block_tiles.cuh.
+"""The layout of keys and values of attention in tiles of 64 keys: `TileLayout`, the twin of
+kernels_cu/tile/block_tiles.cuh.
 
-A layout is two tables of places: where in a tile each byte of plain codes stands, and where each scale. Plain
-codes and scales are those of `blocks.py`, with blocks along the last axis for keys and along the keys for values.
+A layout is two tables of places: where each byte of plain codes stands in a tile, and where each scale. Plain codes and
+scales are those of `blocks.py`, with blocks along the last axis for keys and along the keys for values.
 """
 
 from __future__ import annotations
@@ -28,28 +29,28 @@ _ONES = {"mxfp8": 0x7F, "mxfp4": 0x7F, "nvfp4": 0x38}
 
 
 def tile_dim(format: str, cols: int) -> int:
-    """The smallest compiled head dimension that holds `cols`; `cols` itself where none does."""
+    """Return the smallest compiled head dimension that holds `cols`, or `cols` itself if none does."""
     return min((dim for dim in TILE_DIMS[format] if dim >= cols), default=cols)
 
 
 def tiles_of(keys: int, sequences: int = 1) -> int:
-    """How many tiles hold so many keys of so many packed sequences, each of which begins with a tile of its own."""
+    """Return how many tiles hold `keys` keys of so many packed sequences, each of which begins with its own tile."""
     return units_of(keys, TILE_KEYS, sequences)
 
 
 def swizzled(rows: int, row_chunks: int, xor) -> np.ndarray:
-    """Where byte b of row r stands, [rows, 16 row_chunks]: in chunk (b / 16) ^ xor(r) of the row."""
+    """Return where byte b of row r stands, [rows, 16 row_chunks]: in chunk (b / 16) ^ xor(r) of the row."""
     row, byte = np.ogrid[:rows, : row_chunks * _CHUNK]
     return (row * row_chunks + (byte // _CHUNK ^ xor(row))) * _CHUNK + byte % _CHUNK
 
 
 def _power(row_chunks: int) -> int:
-    """log2 of the largest power of two, at most 8, that divides the chunks of a row."""
+    """Return log2 of the largest power of two, at most 8, that divides the chunks of a row."""
     return next(power for power in (3, 2, 1, 0) if row_chunks % (1 << power) == 0)
 
 
 def shared_tile(rows: int, row_bytes: int) -> np.ndarray:
-    """The places of a SharedTile (kernels_cu/tile/shared.cuh): [rows, row_bytes]."""
+    """Return the places of a SharedTile (kernels_cu/tile/shared.cuh): [rows, row_bytes]."""
     power = _power(row_bytes // _CHUNK)
     return swizzled(rows, row_bytes // _CHUNK, lambda row: row >> (3 - power) & ((1 << power) - 1))
 
@@ -89,7 +90,7 @@ class TileLayout:
 
     @cached_property
     def codes_places(self) -> np.ndarray:
-        """Where the bytes of plain codes stand in a tile."""
+        """Return where the bytes of plain codes stand in a tile."""
         if not self.block:
             return shared_tile(TILE_KEYS, 2 * self.dim)
         if self.role == "v":
@@ -105,7 +106,7 @@ class TileLayout:
 
     @cached_property
     def scale_places(self) -> np.ndarray:
-        """Where the plain scales stand in a tile; none in 16 bits."""
+        """Return where the plain scales stand in a tile; none in 16 bits."""
         if not self.block:
             return np.zeros((0, self.dim), np.int64)
         if self.role == "k":
@@ -119,12 +120,12 @@ class TileLayout:
 
     @property
     def _words(self) -> int:
-        """Of keys: 32-bit words that the scales of one fill."""
+        """Return the 32-bit words that the scales of a key fill."""
         return -(-self.dim // self.block.block // 4)
 
     @property
     def _step_blocks(self) -> int:
-        """Of values: scales of a column for one matrix instruction."""
+        """Return the scales of a column of values for one matrix instruction."""
         return _DEPTHS[self.format] // self.block.block
 
     @property
@@ -145,22 +146,22 @@ class TileLayout:
         return self.code_bytes + TILE_KEYS // _DEPTHS[self.format] * self._groups * 128
 
     def join(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """Tiles [..., nbytes] of plain codes and scales of each tile (uint8, in the shapes of the places)."""
+        """Make tiles [..., nbytes] of the plain codes and scales of each tile (uint8, in the shapes of the places)."""
         tiles = np.zeros((*codes.shape[:-2], self.nbytes), np.uint8)
         tiles[..., self.codes_places] = codes
         tiles[..., self.scale_places] = scales
         return tiles
 
     def split(self, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Plain codes and scales of each tile: the inverse of `join`."""
+        """Return the plain codes and scales of each tile: the inverse of `join`."""
         return tiles[..., self.codes_places], tiles[..., self.scale_places]
 
     def encode(self, x: np.ndarray, *, rule: str | None = None, mean=None, global_scale=None, key_starts=None, key_ends=None) -> np.ndarray:
-        """Tiles [batch, heads, tiles, nbytes] of x [batch, heads, keys, cols], filled up with zeros.
+        """Encode x [batch, heads, keys, cols] as tiles [batch, heads, tiles, nbytes], filled up with zeros.
 
-        key_ends: [batch], keys from there on are zeros. key_starts: with key_ends, [sequences], where packed sequences of a
-        batch of one begin, each with a tile of its own. mean: [batch or sequences, heads, cols], subtracted first, in float32. A
-        block that holds no value of x has a scale of 1.
+        key_ends: [batch]; keys from there on are zeros. key_starts: with key_ends, [sequences], where packed sequences
+        of a batch of one begin, each with its own tile. mean: [batch or sequences, heads, cols], subtracted first, in
+        float32. A block without values of x has a scale of 1.
         """
         batch, heads, keys, cols = x.shape
         packed = key_starts is not None
@@ -188,7 +189,7 @@ class TileLayout:
         return self.join(self._by_tile(codes, tiles), self._by_tile(scales, tiles))
 
     def decode(self, tiles: np.ndarray, global_scale=None) -> np.ndarray:
-        """Values [batch, heads, 64 tiles, dim] of tiles: float32, or of the 16-bit type."""
+        """Decode tiles to values [batch, heads, 64 tiles, dim]: float32, or of the 16-bit type."""
         codes, scales = (self._by_head(part) for part in self.split(tiles))
         if not self.block:
             return np.ascontiguousarray(codes).view(self.element.dtype)

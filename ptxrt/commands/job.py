@@ -1,4 +1,4 @@
-"""What `run` does: a Job of files and a call, run, reported and compared."""
+"""Jobs of `run`: files and a call, run, reported and compared."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from .names import summary_of
 
 @dataclass
 class Job:
-    """One call that `run` makes.
+    """One call of `run`.
 
-    kernel: how the name begins of the kernel that does the work, where others may run beside it. inputs: name -> (file, array). outputs: how many arrays it writes. call: results by name, or a QuantizedArray.
-    reference: the wanted results by name, given the results. exact: what no quantization would give, and against
-    which of the results that is held; None where the question makes no sense.
+    kernel: the beginning of the name of the kernel that does the work, because others may run beside it. inputs: name
+    -> (file, array). outputs: how many arrays it writes. call: returns results by name, or a QuantizedArray. reference:
+    the wanted results by name, given the results. exact: the results without any quantization, and which of the results
+    they are compared with; None if that makes no sense.
     """
 
     kernel: str
@@ -33,9 +34,9 @@ class Job:
 
 
 def job_command(name: str, manual: str, params: list[click.Parameter], make: Callable[..., Job], quantizes=False) -> click.Command:
-    """A command that makes a Job from its own options, runs it and reports; the options of every job come last.
+    """Make a command that makes a Job from its own options, runs it and reports; the options of every job come last.
 
-    manual: the docstring, whose lines are kept as they are. quantizes: whether the loss by it can be told.
+    manual: the docstring, whose lines are kept. quantizes: whether the loss of quantization can be reported.
     """
 
     @click.pass_context
@@ -59,7 +60,7 @@ def job_command(name: str, manual: str, params: list[click.Parameter], make: Cal
 
 
 def run_job(job: Job, output: Path | None, compare: bool, format_limit: float | None, trace: bool, json_output: bool) -> None:
-    """Run a job, write its results, and say what happened; exit with 1 where a comparison fails."""
+    """Run a job, write its results, and report; exit with 1 if a comparison fails."""
     from .. import trace as collect
     from ..npy import check_target, storable, write_arrays
 
@@ -116,7 +117,9 @@ def dtype_name(array) -> str:
 
 
 def compare_job(job: Job, kernel_name: str, results, arrays, format_limit) -> tuple[dict[str, Any], list[str]]:
-    """The figures of every result against the reference and the exact answer, and what exceeds its limit."""
+    """Return the figures of every result against the reference and the exact answer, and those that exceed their
+    limit.
+    """
     from .. import compare, kernels
     from ..accuracy import EXACT
 
@@ -138,7 +141,7 @@ def compare_job(job: Job, kernel_name: str, results, arrays, format_limit) -> tu
 
 
 def print_report(report: Mapping[str, Any], notes: list[str]) -> None:
-    """Print what ran, on what, how long, and the figures of a comparison."""
+    """Print what ran, where, how long, and the figures of a comparison."""
     if report["entry"]:
         sizes = "grid {} x {} x {}, block {} x {} x {}".format(*report["grid"], *report["block"])
         click.echo(f"{report['kernel']} on {report['detail']}")
@@ -172,7 +175,7 @@ def file_option(name: str, help: str, required: bool = True) -> click.Option:
 
 
 def read_inputs(paths: Mapping[str, Path], dtype: str | None) -> tuple[dict[str, tuple[Path, Any]], list[str]]:
-    """The arrays in the files, floating ones converted to `dtype` where it is given, and notes on what was converted."""
+    """Read the arrays in files, converted to `dtype` if it is given, with notes on the conversions."""
     import numpy as np
 
     from ..formats import FORMATS
