@@ -3,6 +3,8 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ptxrt
 from ptxrt.blocks import BLOCK_FORMATS
@@ -120,6 +122,20 @@ def test_bits_of_few_rows_depend_on_no_others(text_machine, pair):
     assert ptxrt.compare(whole, exact_matmul(a, b)).relative_l2 <= 1e-6 * np.sqrt(1120)
     alone = ptxrt.matmul(rows_of(a, slice(17, 18)), rows_of(b, slice(33, 40)), out_dtype=np.float32)
     np.testing.assert_array_equal(alone, whole[17:18, 33:])
+
+
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_any_sizes(data):
+    """Few rows and many, runs of the depth and slices of every number, whole and with tails, both layouts of scales."""
+    pair = data.draw(st.sampled_from(PAIRS))
+    rows, cols = data.draw(st.integers(1, 90)), data.draw(st.integers(1, 80))
+    depth = data.draw(st.one_of(st.integers(1, 200), st.integers(1, 160).map(lambda n: 32 * n)))
+    layout = data.draw(st.sampled_from(["linear", "128x4"]))
+    a, b = drawn(pair[0], rows, depth, 0, layout), drawn(pair[1], cols, depth, 1, layout)
+    with ptxrt.using("emulator", ptx=data.draw(st.sampled_from(["native", "portable"]))):
+        got = ptxrt.matmul(a, b, out_dtype=np.float32)
+    assert ptxrt.compare(got, exact_matmul(a, b)).relative_l2 <= 1e-6 * np.sqrt(max(depth, 32))
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)

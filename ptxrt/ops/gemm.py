@@ -109,6 +109,9 @@ def matmul(
     empty C, K of 0 gives activation(bias) + residual. NumPy arrays give NumPy results. With any device array results
     stay on the device; the call does not wait. Kernels: `gemm_NAME`, and `gemm_few_NAME` where K is cut.
 
+    a and b are both bf16, f16, mxfp8, mxfp4 or nvfp4; or a is mxfp8 and b mxfp4; or a is bf16 and b nvfp4, mxfp4 or
+    mxfp8.
+
     Args:
         a: float32, float16 or bfloat16 on any strides (on a device, from 0 on), or a QuantizedArray.
         b: The same.
@@ -222,7 +225,8 @@ def matmul_grouped(
         b: A matrix for each group, as of `matmul`.
         group_starts: int32 [groups + 1]: rows group_starts[g] to group_starts[g + 1] are multiplied by b[g]. Groups may
             be empty. On the host it is checked: it begins at 0, never falls and ends at T. On a device it is not looked
-            at, so that a graph serves every routing; rows of C behind its last number are not written.
+            at, so that a graph serves every routing; rows of C behind its last number are not written. Of "128x4" scales
+            those of rows that C has not are 0.
         rows: int32 [T']: C has T' rows, and row i is made of row rows[i] of a. `route` gives it as `order`.
         alpha: One number, or an array of one float32 for each group.
         out_global_scale: The same.
