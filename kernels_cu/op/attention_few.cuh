@@ -50,8 +50,8 @@ struct CachedKeys {
 // The keys that a table of pages has room for.
 __device__ inline int capacity(int table, int page) { return min(static_cast<long long>(table) * page, 0x7fffffffll - node_keys); }
 
-// How a block divides the work. Rings of 14 to 18 KiB to a warp hide the way from memory with two blocks to a Hopper multiprocessor;
-// one block fills a GeForce's shared memory, and its bandwidth needs no more.
+// How a block divides the work. One block's warps, one to each quarter of a multiprocessor, leave it idle while they wait for what
+// they expand: two blocks go to each, on GeForce Blackwell with rings just as long as its bandwidth needs.
 template <class Element_, int dim_>
 struct FewTiling {
     using Element = Element_;
@@ -59,14 +59,14 @@ struct FewTiling {
     static constexpr int dim = dim_, rows = 16;
     static constexpr int warps = node_chunks, threads = 32 * warps;
     static constexpr int keys = tile::tile_keys, units = keys / tile::cached_rows;   // of a tile
-    static constexpr int batches = dim <= 128 ? 4 : 2;   // units that are waited for together: so many are on their way
-    static constexpr int exchanged = 64;   // columns of a node that pass from warp to warp at once
+    static constexpr int exchanged = dim <= 128 ? 32 : 64;   // columns of a node that pass from warp to warp at once
     static constexpr int blocks = dim <= 128 ? 2 : 1;
     using Node = tile::WarpNode<exchanged>;
 
     // What a warp has to itself: a unit as it is expanded, later a node; behind it the ring.
-    static constexpr int expanded_bytes = sizeof(typename Units::Rows) > sizeof(Node) ? sizeof(typename Units::Rows) : sizeof(Node);
-    static constexpr int arena_bytes = 23040;
+    static constexpr int unit_bytes = sizeof(typename Units::Rows);
+    static constexpr int expanded_bytes = unit_bytes > int(sizeof(Node)) ? unit_bytes : int(sizeof(Node));
+    static constexpr int arena_bytes = tile::few_arena_bytes<dim>;
     struct alignas(128) Arena {
         char bytes[arena_bytes];
     };
@@ -77,20 +77,31 @@ struct FewTiling {
     static_assert(sizeof(Node) % 128 == 0 && sizeof(Shared) <= ptx::shared_bytes_per_block, "the rings fit");
 };
 
-// A warp's ring of units: where it begins, bytes of a unit, units of a batch.
+// A warp's ring of units: where it begins, bytes of a unit, units that are waited for together, such batches. Beside units in 16 bits
+// those of a block format have room to be expanded where they are.
 struct FewRing {
-    int begin, unit_bytes, batch;
+    int begin, unit_bytes, batch, batches;
+    bool in_place;
 
     template <class Tiling>
     __device__ static FewRing of(const CachedKeys &cached, Tiling) {
         using Units = typename Tiling::Units;
-        const bool plain = cached.k.format == RowFormat::plain && cached.v.format == RowFormat::plain;
+        const bool k_plain = cached.k.format == RowFormat::plain, v_plain = cached.v.format == RowFormat::plain;
         FewRing ring;
-        ring.begin = plain ? sizeof(typename Tiling::Node) : Tiling::expanded_bytes;   // nothing is expanded
+        ring.in_place = k_plain || v_plain;
+        ring.begin = ring.in_place ? sizeof(typename Tiling::Node) : Tiling::expanded_bytes;
         ring.unit_bytes = max(Units::bytes(cached.k.format, false), Units::bytes(cached.v.format, cached.v.has_columns()));
-        const int fitting = (Tiling::arena_bytes - ring.begin) / (Tiling::batches * ring.unit_bytes);
-        ring.batch = fitting >= 4 ? 4 : fitting >= 2 ? 2 : 1;
+        const int fitting = (Tiling::arena_bytes - ring.begin) / ring.unit_bytes;
+        ring.batch = fitting >= 16 ? 4 : fitting >= 8 ? 2 : 1;
+        ring.batches = min(fitting / ring.batch, 4);
         return ring;
+    }
+
+    // Waits until the oldest batch has landed, `batches` - 1 being on their way.
+    __device__ void wait() const {
+        if (batches == 4) ptx::cp_async_wait_group<2>();
+        else if (batches == 3) ptx::cp_async_wait_group<1>();
+        else ptx::cp_async_wait_group<0>();
     }
 };
 
@@ -184,7 +195,7 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
 
     char *const arena = shared.arena[warp].bytes;
     const FewRing ring = FewRing::of(cached, Tiling{});
-    const int ring_end = ring.begin + Tiling::batches * ring.batch * ring.unit_bytes;
+    const int ring_end = ring.begin + ring.batches * ring.batch * ring.unit_bytes;
     UnitCursor<units> coming(first_node, end_node, first_tile, end_tile, warp);
     int filled = ring.begin;   // where the next unit goes
     // The pages of the units of a tile, unit i in the lanes i, i + 4 ...: asked for a tile ahead, so that nobody waits for them.
@@ -246,7 +257,7 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
         ptx::cp_async_commit_group();
     };
 #pragma unroll 1
-    for (int i = 0; i < Tiling::batches - 1; ++i) fetch();
+    for (int i = 0; i < ring.batches - 1; ++i) fetch();
 
     {
         tile::FragmentA all[dim / 16];
@@ -287,7 +298,7 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
 #pragma unroll 1
             for (int part = 0; part < 2 * units; ++part) {
                 if ((part & (ring.batch - 1)) == 0) {
-                    ptx::cp_async_wait_group<Tiling::batches - 2>();
+                    ring.wait();
                     ptx::bar_warp_sync();   // the batch has landed for all lanes, and all are done with the one before
                     fetch();
                 }
@@ -295,13 +306,14 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
                 const bool has_columns = part >= units && cached.v.has_columns();
                 uint32_t unit = arena_address + read;
                 if (format != RowFormat::plain) {
+                    char *const expanded = ring.in_place ? arena + read : arena;
                     ptx::bar_warp_sync();   // all lanes are done with what was expanded before
                     tile::with_block_format<Element>(format, [&](auto block) {
-                        if (has_columns) Units::expand_columns(*reinterpret_cast<Columns *>(arena), arena + read, part - units, block);
-                        else Units::expand_rows(*reinterpret_cast<Rows *>(arena), arena + read, block);
+                        if (has_columns) Units::expand_columns(*reinterpret_cast<Columns *>(expanded), arena + read, part - units, block);
+                        else Units::expand_rows(*reinterpret_cast<Rows *>(expanded), arena + read, block);
                     });
                     ptx::bar_warp_sync();   // and it is whole
-                    unit = arena_address;
+                    unit = static_cast<uint32_t>(__cvta_generic_to_shared(expanded));
                 }
                 read = read + ring.unit_bytes == ring_end ? ring.begin : read + ring.unit_bytes;
                 if (part < units) {

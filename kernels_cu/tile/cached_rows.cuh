@@ -12,9 +12,11 @@
 #include <cstdint>
 
 #include "../kernel.cuh"
+#include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/cvt.cuh"
 #include "../ptx/portable/cp_async.cuh"
+#include "../ptx/target.cuh"
 #include "../ptx/warp.cuh"
 #include "block_tiles.cuh"
 #include "format.cuh"
@@ -24,6 +26,11 @@
 namespace tile {
 
 constexpr int cached_rows = 16;   // keys of a unit
+
+// Bytes of shared memory that a warp of attention of few queries has to itself: two blocks of four fit a multiprocessor, of heads of
+// up to 128, and where they leave room rings hide the way from memory of a Hopper.
+template <int dim>
+constexpr int few_arena_bytes = dim <= 128 && ptx::shared_bytes_per_block <= 128 * 1024 ? 11520 : 23040;
 
 // What rows hold, as entries' scalars name it: values of 16 bits as they are, or codes with scales.
 enum class RowFormat { plain, mxfp8, mxfp4, nvfp4 };
@@ -216,12 +223,10 @@ struct CachedUnits {
         constexpr int row_chunks = dim * Format::bits / 128, count = cached_rows * row_chunks, eights = Format::chunk_values / 8;
         constexpr int step = dim / Format::block > 4 ? dim / Format::block : 4;
         const uint8_t *scales = reinterpret_cast<const uint8_t *>(unit) + 16 * count;
-#pragma unroll 2
-        for (int i = ptx::laneid(); i < count; i += 32) {
+        expand_all<Format, count>(to, unit, [&](int i) {
             const int row = i / row_chunks, chunk = i % row_chunks, block = chunk * Format::chunk_values / Format::block;
-            expand_chunk<Format>(to, row, chunk * eights, reinterpret_cast<const uint4 *>(unit)[i],
-                                 [&](int of_chunk) { return scales[row * step + block + of_chunk]; });
-        }
+            return Chunk{row, chunk * eights, {scales[row * step + block], scales[row * step + block + (scales_of_chunk<Format> > 1)]}};
+        });
     }
 
     // Those of the quarter `part` of the columns of a tile of V.
@@ -233,29 +238,55 @@ struct CachedUnits {
         using Codes = SharedTile<quarter, tile_keys * Format::bits / 8>;
         const uint8_t *scales = reinterpret_cast<const uint8_t *>(unit) + 16 * count;
         const int first_group = part * quarter / (32 * of_word);
-#pragma unroll 2
-        for (int i = ptx::laneid(); i < count; i += 32) {
+        expand_all<Format, count>(to, unit, [&](int i) {
             const int row = i / row_chunks, chunk = Codes::index(row, i % row_chunks) - row * row_chunks;   // its own inverse
             const int column = part * quarter + row, j = column / 8, lane = 4 * (column % 8) + j % 4;
-            expand_chunk<Format>(to, row, chunk * eights, reinterpret_cast<const uint4 *>(unit)[i], [&](int of_chunk) {
+            const auto scale = [&](int of_chunk) -> uint32_t {
                 const int block = chunk * Format::chunk_values / Format::block + of_chunk;
                 const int word = (block / step_blocks * groups + j / 4 / of_word - first_group) * 32 + lane;
                 return scales[4 * word + j / 4 % of_word * step_blocks + block % step_blocks];
-            });
-        }
+            };
+            return Chunk{row, chunk * eights, {scale(0), scale(scales_of_chunk<Format> > 1)}};
+        });
     }
 
 private:
-    // A chunk of codes to chunks of 16 bits, from `first` of a row on; scale_of(i) gives the byte of its block i.
-    template <class Format, class Tile, class ScaleOf>
-    __device__ static void expand_chunk(Tile &to, int row, int first, const uint4 &codes, ScaleOf &&scale_of) {
-        constexpr int eights = Format::chunk_values / 8, of_block = Format::block / 8;
-        const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-        uint32_t scale = 0;
+    template <class Format>
+    static constexpr int scales_of_chunk = Format::chunk_values > Format::block ? Format::chunk_values / Format::block : 1;
+
+    // Where a chunk of codes goes, and the bytes of its scales.
+    struct Chunk {
+        int row, first;
+        uint32_t scale[2];
+    };
+
+    // All chunks of codes of a unit to 16 bits, as place_of(i) says. A warp reads what it expands before it writes, several chunks of a
+    // lane at once: all of them up to dim 128, where `to` may be where the unit is.
+    template <class Format, int count, class Tile, class PlaceOf>
+    __device__ static void expand_all(Tile &to, const char *unit, PlaceOf &&place_of) {
+        constexpr int eights = Format::chunk_values / 8, of_block = Format::block / 8, of_lane = count / 32, at_once = dim <= 128 ? of_lane : 2;
+        static_assert(count % 32 == 0 && of_lane % at_once == 0, "whole rounds");
+#pragma unroll 1
+        for (int first = 0; first < of_lane; first += at_once) {
+            uint4 codes[at_once];
+            Chunk places[at_once];
 #pragma unroll
-        for (int eight = 0; eight < eights; ++eight) {
-            if (eight % of_block == 0) scale = Format::scale(scale_of(eight / of_block));
-            to.at(row, first + eight) = Format::expand(words, eight, scale);
+            for (int i = 0; i < at_once; ++i) {
+                const int at = 32 * (first + i) + ptx::laneid();
+                codes[i] = reinterpret_cast<const uint4 *>(unit)[at];
+                places[i] = place_of(at);
+            }
+            ptx::bar_warp_sync();   // every lane has read its chunks and scales
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                const uint32_t words[4] = {codes[i].x, codes[i].y, codes[i].z, codes[i].w};
+                uint32_t scale = 0;
+#pragma unroll
+                for (int eight = 0; eight < eights; ++eight) {
+                    if (eight % of_block == 0) scale = Format::scale(places[i].scale[eight / of_block]);
+                    to.at(places[i].row, places[i].first + eight) = Format::expand(words, eight, scale);
+                }
+            }
         }
     }
 };
