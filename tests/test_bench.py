@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ import ptxrt
 import ptxrt.formats
 from ptxrt import selection
 from ptxrt.bench import attention as bench_attention
-from ptxrt.bench import plots, products, quantizers, rates, timing
+from ptxrt.bench import plots, producers, products, quantizers, rates, timing
 from ptxrt.commands import main
 from ptxrt.tiles import tile_layout
 
@@ -267,6 +268,22 @@ def test_products_report_rates_of_mmas_and_of_weights(cuda):  # noqa: F811
         assert row["share_of_read"] == pytest.approx(1)
 
 
+def test_producers_report_every_function_and_format(cuda):  # noqa: F811
+    options = ("--l2", "warm", "--repeat", "1", "--format", "bf16", "--format", "nvfp4")
+    found = report("bench", "produce", "--shape", "2x128", *options)
+    rows, names = found["rows"], [*producers.FUNCTIONS]
+    assert set(found) == {"machine", "rows"} and set(found["machine"]) == MACHINE
+    assert {(r["function"], r["format"]) for r in rows} == {("copy", "bf16"), *product(names, ("bf16", "nvfp4"))}
+    moved = {(r["function"], r["format"]): r["bytes"] for r in rows}
+    assert moved["copy", "bf16"] == moved["gelu", "bf16"] == 2 * 2 * 128 * 2
+    assert moved["gelu", "nvfp4"] == 2 * (2 * 128 + 64 + 8) + 4
+    assert moved["append_qkv", "nvfp4"] == 2 * 128 * (48 * 2 + 32 * 2) + 2 * 16 * (64 + 8)
+    for row in rows:
+        assert row["shape"] == [2, 128] and row["milliseconds"] == 0.25
+        assert row["gb_per_s"] == pytest.approx(row["bytes"] / 0.25 / 1e6)
+        assert row["share_of_copy"] == pytest.approx(row["gb_per_s"] / row["copy_gb_per_s"])
+
+
 def test_launches_pair_their_sides(cuda):  # noqa: F811
     found = report(*LAUNCH)
     rows = found["rows"]
@@ -329,7 +346,7 @@ def test_times_know_their_middle_and_spread():
 # What is refused
 
 
-@pytest.mark.parametrize("command", [QUANTIZE, ("bench", "dequantize"), ATTENTION, LAUNCH, GEMM])
+@pytest.mark.parametrize("command", [QUANTIZE, ("bench", "dequantize"), ATTENTION, LAUNCH, GEMM, ("bench", "produce")])
 def test_the_emulator_is_refused_in_one_line(emulator, command):
     text = refuse(*command, part="the emulator, whose speed says nothing about a GPU; choose a GPU machine")
     assert len(text.splitlines()) == 1
@@ -364,6 +381,8 @@ def test_the_emulator_is_refused_in_one_line(emulator, command):
         (("gemm", "--shape", "8192x8192x8192"), "write m8192n8192k8192"),
         (("gemm", "--shape", "m9999999n9999999k9999"), "pass a smaller shape"),
         (("gemm", "--repeat", "0"), "pass a number from 1 on"),
+        (("produce", "--function", "silu"), "function is 'silu'; there are 'rmsnorm'"),
+        (("produce", "--format", "mxfp6_e3m2"), "format is 'mxfp6_e3m2'; there are 'bf16'"),
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -390,7 +409,12 @@ def matplotlib():
     return pytest.importorskip("matplotlib")
 
 
-@pytest.mark.parametrize("command", [QUANTIZE, ("bench", "dequantize", *QUANTIZE[2:]), ATTENTION, LAUNCH, GEMM], ids=lambda c: c[1])
+PRODUCE = ("bench", "produce", "--shape", "2x128", "--l2", "warm", "--repeat", "1", "--function", "gelu")
+
+
+@pytest.mark.parametrize(
+    "command", [QUANTIZE, ("bench", "dequantize", *QUANTIZE[2:]), ATTENTION, LAUNCH, GEMM, PRODUCE], ids=lambda c: c[1]
+)
 @pytest.mark.parametrize("suffix, magic", [(".png", b"\x89PNG\r\n\x1a\n"), (".svg", b"<?xml"), (".PDF", b"%PDF")])
 def test_pictures_are_written_whole(cuda, matplotlib, tmp_path, command, suffix, magic):  # noqa: F811
     path = tmp_path / f"picture{suffix}"

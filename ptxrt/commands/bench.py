@@ -142,3 +142,26 @@ def bench_gemm(ctx, pairs, shapes, plot, json_output, **choices):
     choices["pairs"] = [parse_pair(text) for text in pairs]
     choices["shapes"] = [Shape.parse(text) for text in shapes]
     measure(ctx, plot, json_output, lambda: product_report(**choices), product_table, draw_products)
+
+
+@bench.command("produce")
+@click.option("--function", "functions", multiple=True, help="Such as rmsnorm; may be repeated. All by default.")
+@click.option("--format", "formats", multiple=True, help="What they end in: bf16 or a block format. All by default.")
+@click.option(
+    *("--shape", "shapes"),
+    multiple=True,
+    metavar="ROWSxCOLS",
+    help="The shape of results, such as 8192x8192; may be repeated.",
+)
+@click.option("--l2", multiple=True, type=click.Choice(["warm", "flushed"]), help="As of `bench quantize`.")
+@with_repeat
+@with_plot
+@as_json
+@click.pass_context
+def bench_produce(ctx, plot, json_output, shapes, **choices):
+    """Time norms, gates, activations, rotations and `append_qkv` beside a copy on the device."""
+    from ..bench.producers import draw_producers, producer_report, producer_table
+    from ..bench.quantizers import parse_shape
+
+    choices["shapes"] = [parse_shape(shape) for shape in shapes]
+    measure(ctx, plot, json_output, lambda: producer_report(**choices), producer_table, draw_producers)

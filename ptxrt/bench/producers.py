@@ -1,0 +1,180 @@
+"""Norms, gates, rotations and what writes to a cache, beside a copy on the same device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
+
+import numpy as np
+
+from ..array import DeviceArray, empty, to_device
+from ..describe import text_table
+from ..errors import ArgumentError
+from ..formats import bf16
+from ..ops.append_qkv import append_qkv
+from ..ops.cache import KVCache
+from ..ops.endings import ENDINGS
+from ..ops.produce import gelu, layernorm, rmsnorm, swiglu
+from ..ops.rotation import rope, rope_table
+from ..prepared import prepare
+from . import plots
+from .timing import L2_STATES, REPEAT, Clock, about, check_fits, checked_repeat, checked_states, copy_call, gpu, title
+
+SHAPES = ((8192, 8192), (4096, 14336), (1, 4096))
+PLAIN, COPY = "bf16", "copy"
+# The heads that rope turns, and those of the projection whose keys and values are appended.
+HEAD, HEADS, HEADS_KV = 128, 32, 8
+PAGE = 16
+
+
+class Side(NamedTuple):
+    """One thing that is timed: the function, what it ends in, the call, and the bytes that it reads and writes."""
+
+    function: str
+    format: str
+    call: Callable[[], Any]
+    bytes: int
+
+
+def _normal(*shape: int, device: int) -> DeviceArray:
+    return to_device(np.random.default_rng(0).standard_normal(shape, np.float32).astype(bf16.dtype), device=device)
+
+
+def _calls(rows: int, cols: int, device: int) -> dict[str, tuple]:
+    """Each function with what it is called with: for results of [rows, cols], of whole heads for `rope`."""
+    x, weight = _normal(rows, cols, device=device), _normal(cols, device=device)
+    calls = dict(rmsnorm=(rmsnorm, x, weight), layernorm=(layernorm, x, weight, weight), gelu=(gelu, x))
+    calls["swiglu"] = swiglu, _normal(rows, 2 * cols, device=device)
+    if cols % HEAD == 0:
+        table = to_device(rope_table(HEAD, rows), device=device)
+        positions = to_device(np.arange(rows, dtype=np.int32), device=device)
+        calls["rope"] = rope, x.reshape(rows, cols // HEAD, HEAD), table, positions
+    return calls
+
+
+def _producers(functions: Sequence[str], formats: Sequence[str], rows: int, cols: int, device: int) -> Iterator[Side]:
+    for name, (function, *arguments) in _calls(rows, cols, device).items():
+        if name not in functions:
+            continue
+        for format in formats:
+            options: dict[str, Any] = {} if format == PLAIN else dict(format=format)
+            if format == "nvfp4":
+                options["global_scale"] = to_device(np.float32(1), device=device)
+            options["out"] = function(*arguments, **options)
+            call = prepare(function, *arguments, **options)
+            moved = sum(launch.bytes_moved for launch in call.launches)
+            yield Side(name, format, lambda call=call, arguments=arguments: call(*arguments), moved)
+
+
+def _appending(formats: Sequence[str], tokens: int, device: int) -> Iterator[Side]:
+    """`append_qkv` of heads with norms, into caches of each format."""
+    qkv = _normal(tokens, (HEADS + 2 * HEADS_KV) * HEAD, device=device)
+    table = to_device(rope_table(HEAD, tokens), device=device)
+    weight = to_device(np.ones(HEAD, np.float32), device=device)
+    numbers = np.arange(tokens)
+    slots, positions = (to_device(numbers.astype(dtype), device=device) for dtype in (np.int64, np.int32))
+    for format in formats:
+        cache = KVCache(-(-tokens // PAGE), PAGE, HEADS_KV, HEAD, format=format, device=device)
+        written = cache.nbytes // (cache.pages * PAGE) * tokens
+        options = dict(heads=HEADS, q_weight=weight, k_weight=weight)
+
+        def call(cache=cache, options=options):
+            return append_qkv(qkv, cache, slots, positions, table, **options)
+
+        yield Side("append_qkv", format, call, qkv.nbytes + 2 * tokens * HEADS * HEAD + written)
+
+
+FUNCTIONS = ("rmsnorm", "layernorm", "gelu", "swiglu", "rope", "append_qkv")
+
+
+def producer_rows(
+    functions: Sequence[str] = (),
+    formats: Sequence[str] = (),
+    shapes: Sequence[tuple[int, int]] = (),
+    l2: Sequence[str] = (),
+    repeat: int = REPEAT,
+) -> list[dict[str, Any]]:
+    """Time producers of bfloat16 on the current GPU; a row for each function, format, shape and state of the L2.
+
+    Empty choices mean all: FUNCTIONS, "bf16" and the block formats, SHAPES of results ([rows, cols]), the states of the
+    L2. append_qkv takes `rows` tokens of 32 heads of 128 over 8, with norms. All sides of a shape, and a copy of
+    [rows, cols] on the device, are timed in turns; the rows named "copy" are the copy's own. Fields: function, format,
+    shape, l2, bytes, milliseconds (median), fastest, slowest, repeat, gb_per_s, copy_gb_per_s, share_of_copy.
+    ArgumentError for names that do not exist; MachineError on the emulator.
+    """
+    what = "bench produce"
+    backend = gpu(what)
+    for kind, names, there in (("function", functions, FUNCTIONS), ("format", formats, (PLAIN, *ENDINGS))):
+        for name in names:
+            if name not in there:
+                raise ArgumentError(f"{what}: {kind} is {name!r}; there are {', '.join(map(repr, there))}")
+    functions, formats = functions or FUNCTIONS, formats or (PLAIN, *ENDINGS)
+    states = checked_states(what, l2) or L2_STATES
+    clock = Clock(repeat=checked_repeat(what, repeat))
+    rows: list[dict[str, Any]] = []
+    for shape in shapes or SHAPES:
+        check_fits(what, 10 * shape[0] * max(shape[1], (HEADS + 2 * HEADS_KV) * HEAD), backend)
+        device = backend.ordinal
+        x, y = (empty(shape, bf16.dtype, device=device) for _ in range(2))
+        sides = [Side(COPY, PLAIN, copy_call(x, y), 2 * x.nbytes), *_producers(functions, formats, *shape, device)]
+        if "append_qkv" in functions:
+            sides += _appending(formats, shape[0], device)
+        for state in states:
+            times = clock.times({side[:2]: side.call for side in sides}, state)
+            rates = {side[:2]: side.bytes / times[side[:2]].median / 1e6 for side in sides}
+            copied = rates[COPY, PLAIN]
+            rows += [
+                {
+                    **dict(function=side.function, format=side.format, shape=list(shape), l2=state, bytes=side.bytes),
+                    **times[side[:2]].fields(),
+                    **dict(gb_per_s=rates[side[:2]], copy_gb_per_s=copied, share_of_copy=rates[side[:2]] / copied),
+                }
+                for side in sides
+            ]
+    return rows
+
+
+def producer_report(**choices) -> dict[str, Any]:
+    """`producer_rows` and what they belong to: machine, rows."""
+    rows = producer_rows(**choices)
+    return {"machine": about(gpu("bench produce")), "rows": rows}
+
+
+def _size(row: dict[str, Any]) -> str:
+    return f"{row['shape'][0]}x{row['shape'][1]}"
+
+
+def producer_table(report: dict[str, Any]) -> Iterator[str]:
+    """A report for a terminal."""
+    rows = report["rows"]
+    yield f"between products, of bfloat16, on {title(report['machine'])}"
+    yield f"medians of {rows[0]['repeat']}, all rows of a shape in turns; GB/s of bytes read and written"
+    head = ["function", "into", "shape", "L2", "MB", "ms", "fastest..slowest", "GB/s", "of copy"]
+    body = [
+        [
+            *(row["function"], row["format"], _size(row), row["l2"], f"{row['bytes'] / 1e6:.2f}"),
+            *(f"{row['milliseconds']:.4f}", f"{row['fastest']:.4f}..{row['slowest']:.4f}"),
+            *(f"{row['gb_per_s']:.0f}", f"{row['share_of_copy']:.1%}"),
+        ]
+        for row in rows
+    ]
+    yield from text_table([head, *body])
+
+
+def draw_producers(path: Path, report: dict[str, Any]) -> None:
+    """A report as a picture: shares of the copy by function and format; a panel for each shape and state of the L2."""
+    rows = [row for row in report["rows"] if row["function"] != COPY]
+    sizes, states, formats, names = (
+        list(dict.fromkeys(values))
+        for values in (map(_size, rows), *((row[key] for row in rows) for key in ("l2", "format", "function")))
+    )
+    shares = {(_size(row), row["l2"], row["format"], row["function"]): 100 * row["share_of_copy"] for row in rows}
+    figure, panels = plots.figure_of(len(sizes), len(states), len(names))
+    figure.suptitle(f"between products: {title(report['machine'])}")
+    for size, line in zip(sizes, panels):
+        for state, axes in zip(states, line):
+            bars = {format: [shares.get((size, state, format, name)) for name in names] for format in formats}
+            plots.grouped_bars(axes, names, bars)
+            axes.set_title(f"{size}, L2 {state}", fontsize="medium")
+            axes.set_ylabel("% of a copy's bytes per second")
+    plots.save(figure, path, panels[0][0])
