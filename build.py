@@ -14,8 +14,8 @@ lines mean every combination of them. Each unit becomes
 
 The same sources and compiler give the same bytes on every machine: paths in the texts are relative, and the one
 identifier that nvcc derives from the absolute path is replaced. Whether a unit is stale is decided by hashes of its
-source, the headers it includes, its flags and its own files; a fresh tree needs no compiler at all (and another compiler
-makes nothing stale: run `--clean` first to compile everything with it).
+source, the headers it includes, its flags and its own files; a fresh tree needs no compiler at all (and another
+compiler makes nothing stale: run `--clean` first to compile everything with it).
 
 Run `python build.py --help` for the options. As a hatchling build hook this file compiles the kernels into a wheel.
 This file uses the standard library alone and imports nothing of ptxrt.
@@ -92,7 +92,8 @@ class Extent(NamedTuple):
         return EXTENTS.index(self) >= EXTENTS.index(other)
 
 
-# For the emulator on native texts; for tests: code for one card, and a text that newer GPUs compile for themselves; for releases.
+# For the emulator on native texts; for tests: code for one card, and a text that newer GPUs compile for themselves; for
+# releases.
 PTX_ONLY = Extent("ptx", ("compute_120f",), {})
 QUICK = Extent("quick", ("compute_120f", "compute_90"), {".fatbin": ("sm_120a",), ".portable.fatbin": ("compute_90",)})
 FULL = Extent(
@@ -376,8 +377,8 @@ def parameters_of(text):
 def check_block_scaled(unit, text):
     """Raise ContractFailure where a block-scaled kernel fell back to the portable path in its native text.
 
-    That is what happens, in silence, when a guard on the architecture is wrong. Attention on pages multiplies in 16 bits,
-    as do products of few rows and those with an operand of 16 bits.
+    That is what happens, in silence, when a guard on the architecture is wrong. Attention on pages multiplies in 16
+    bits, as do products of few rows and those with an operand of 16 bits.
     """
     if re.match(r"(attention_(?!paged_)|gemm_(?!few_|bf16_)|probe_).*(mxfp|nvfp)", unit.name) and "kind::" not in text:
         raise ContractFailure(
@@ -539,7 +540,9 @@ def extent_of(record):
 
 
 def is_fresh(unit, sources, modules, extent, cache):
-    """Say whether a unit's files are as they were made, of that extent, and from the present sources, headers and flags."""
+    """Say whether a unit's files are as they were made, of that extent, and from the present sources, headers and
+    flags.
+    """
     record = record_of(unit, modules)
     if not record or record.get("flags") != flags_of(unit) or not extent_of(record).holds(extent):
         return False
@@ -563,7 +566,9 @@ def stale(units, sources, modules, extent):
 
 
 def launches_of(text, unit):
-    """Return {entry: {"parameters": words, "launch": nine ints}}: what a launch must know of each entry, so that it reads no text."""
+    """Return {entry: {"parameters": words, "launch": nine ints}}: what a launch must know of each entry, so that it
+    reads no text.
+    """
     parameters = parameters_of(text)
     return {entry: {"parameters": parameters[entry], "launch": facts} for entry, facts in launch_facts(text, unit).items()}
 
@@ -614,7 +619,9 @@ def remove(unit, modules):
 
 
 def units_built(known, modules):
-    """Return the units that a build wrote into a folder, of whatever release: they have a record, or are known and it is damaged."""
+    """Return the units that a build wrote into a folder, of whatever release: they have a record, or are known and it
+    is damaged.
+    """
     found = []
     for file in sorted(modules.glob("*.json")):
         try:
@@ -661,7 +668,8 @@ def clean(sources, modules):
 
 
 def staging_prefix():
-    """Return how the names of this process's staging folders begin: process numbers mean something on one host alone."""
+    """Return how the names of this process's staging folders begin: process numbers mean something on one host alone.
+    """
     return f".staging-{zlib.crc32(platform.node().encode()):08x}-{os.getpid()}-"
 
 
@@ -778,8 +786,9 @@ def build(sources=SOURCES, modules=MODULES, only=(), extent=FULL, jobs=None):
 def pack(units, modules, folder):
     """Write what a wheel holds of built units beside their fatbins; return the files.
 
-    index.json has the records of all units, less what only a checkout asks for. KERNEL.ptx.xz has the native texts of a kernel's units,
-    one behind the other, which compresses them to a tenth of what each would take. Portable texts are left out.
+    index.json has the records of all units, less what only a checkout asks for. KERNEL.ptx.xz has the native texts of a
+    kernel's units, one behind the other, which compresses them to a tenth of what each would take. Portable texts are
+    left out.
     """
     packs, index = {}, {}
     for name in dict.fromkeys(unit.name for unit in units):

@@ -1,9 +1,9 @@
 """Make a release: `make release VERSION=0.2.0`, from a clean checkout in which `make test ALL=1` passes.
 
-The script writes the version to ptxrt/__init__.py and dates the section of CHANGELOG.md that is called `VERSION (unreleased)` or `Next`.
-It builds the wheel twice: here, and in a copy of the tree in another folder, where it compiles every kernel anew. If the two wheels are
-equal to the byte, it puts the wheel and its SHA-256 into dist/, commits the change and tags it. After any failure the tree is as it was
-before. Nothing is published.
+The script writes the version to ptxrt/__init__.py and dates the section of CHANGELOG.md that is called `VERSION
+(unreleased)` or `Next`. It builds the wheel twice: here, and in a copy of the tree in another folder, where it compiles
+every kernel anew. If the two wheels are equal to the byte, it puts the wheel and its SHA-256 into dist/, commits the
+change and tags it. After any failure the tree is as it was before. Nothing is published.
 """
 
 import argparse
@@ -48,7 +48,9 @@ def with_version(text, version):
 
 
 def with_section(text, version, day):
-    """Return CHANGELOG.md with the section of unreleased changes under the version and a date, below an empty section Next."""
+    """Return CHANGELOG.md with the section of unreleased changes under the version and a date, below an empty section
+    Next.
+    """
     heading = rf"^## (?:Next|{re.escape(version)} \(unreleased\))\n\n"
     match = re.search(heading + r"(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     if not match or not match[1].strip():
@@ -59,7 +61,9 @@ def with_section(text, version, day):
 
 
 def build_wheel(tree, folder):
-    """Build the wheel of a tree into a folder and return its path. Kernels that are built and fresh are taken as they are."""
+    """Build the wheel of a tree into a folder and return its path. Kernels that are built and fresh are taken as they
+    are.
+    """
     command = [
         sys.executable,
         "-m",
@@ -98,7 +102,8 @@ def differences(one, other):
 
 
 def release(root, version, build=build_wheel):
-    """Make a release of a tree and return its wheel; raise ReleaseFailure, with the tree as it was, where that fails."""
+    """Make a release of a tree and return its wheel; raise ReleaseFailure, with the tree as it was, where that fails.
+    """
     numbers(version)
     if changes := git(root, "status", "--porcelain").strip():
         raise ReleaseFailure(f"commit or remove first:\n{changes}")

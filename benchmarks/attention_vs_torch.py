@@ -1,11 +1,12 @@
-"""Attention beside PyTorch's scaled_dot_product_attention in bf16, by its FlashAttention-2 and cuDNN backends, in one run.
+"""Attention beside PyTorch's scaled_dot_product_attention in bf16, by its FlashAttention-2 and cuDNN backends, in one
+run.
 
     python benchmarks/attention_vs_torch.py [--machine portable] [--shape b4h32s2048d128]... [--repeat 20] [--json]
 
-Needs PyTorch for CUDA. Inputs are bf16 for all sides; in block formats this library is measured twice, on operands quantized
-before and from the arrays. Formats join by ptxrt.bench.attention.RATES, shapes by SHAPES below. Long problems are given in
-TFLOPS (half of the pairs with a causal mask); decoding, a few queries on many keys, in GB/s of what a side reads of K and V,
-beside a copy. A side that refuses a shape says why. Docs: docs/benchmarks.md.
+Needs PyTorch for CUDA. Inputs are bf16 for all sides; in block formats this library is measured twice, on operands
+quantized before and from the arrays. Formats join by ptxrt.bench.attention.RATES, shapes by SHAPES below. Long problems
+are given in TFLOPS (half of the pairs with a causal mask); decoding, a few queries on many keys, in GB/s of what a side
+reads of K and V, beside a copy. A side that refuses a shape says why. Docs: docs/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/emulator.py
 
 Prints the best and the median of five launches, and for the first launch what it takes beyond its run time; each in
-seconds, and in brackets the processor's seconds, which other work on the machine hardly changes. With a head dimension the
-first launch of that attention alone.
+seconds, and in brackets the processor's seconds, which other work on the machine hardly changes. With a head dimension
+the first launch of that attention alone.
 """
 
 from __future__ import annotations

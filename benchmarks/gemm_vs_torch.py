@@ -3,9 +3,8 @@
     python benchmarks/gemm_vs_torch.py [--machine portable] [--shape m8192n8192k8192]... [--repeat 20] [--json]
 
 Needs PyTorch for CUDA. Operands are quantized before; C is bf16. Up to 64 rows each call multiplies by as many matrices
-of weights as are four times the L2, one after the other, so that they come from memory; GB/s are then of each side's own
-weights.
-Shapes are those of `ptxrt bench gemm`. Docs: docs/benchmarks.md.
+of weights as are four times the L2, one after the other, so that they come from memory; GB/s are then of each side's
+own weights. Shapes are those of `ptxrt bench gemm`. Docs: docs/benchmarks.md.
 """
 
 from __future__ import annotations

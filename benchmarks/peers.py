@@ -17,7 +17,8 @@ def skip(why: str):
 
 
 def torch_on_gpu(description: str, parse_shape):
-    """PyTorch, the options of the command line, and the backend that they choose; ends the script where one is not there.
+    """PyTorch, the options of the command line, and the backend that they choose; ends the script where one is not
+    there.
 
     parse_shape: a shape of the script's from its text; `options.shape` are those asked for.
     """

@@ -2,9 +2,9 @@
 
     python benchmarks/quantize_vs_torch.py [--machine portable] [--shape 8192x8192]... [--repeat 20] [--json]
 
-Needs PyTorch for CUDA. Bytes are those that a quantizer must move: x, codes and scales once, and x once more where the global
-scale of NVFP4 is computed from it. `differing` counts bytes of codes and scales in which the two sides differ: Triton's
-division is not correctly rounded unless asked to be. Docs: docs/benchmarks.md.
+Needs PyTorch for CUDA. Bytes are those that a quantizer must move: x, codes and scales once, and x once more where the
+global scale of NVFP4 is computed from it. `differing` counts bytes of codes and scales in which the two sides differ:
+Triton's division is not correctly rounded unless asked to be. Docs: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from ptxrt.formats import FORMATS
 
 
 def cases(x, scale):
-    """(format, where its global scale comes from, options of our call, the peer's function and arguments, bytes of x read)."""
+    """(format, where its global scale comes from, options of our call, the peer's function and arguments, bytes of x
+    read).
+    """
     import torch_quantizers
 
     ours, theirs = scale

@@ -1,7 +1,7 @@
 """MXFP4 and NVFP4 quantizers as one writes them in plain PyTorch, for torch.compile to make kernels of.
 
-They follow the definitions in docs/numerics.md (rules `floor` and `amax`) and give the same bytes for finite values; what becomes
-of NaN and infinity, which would cost them time, is left out.
+They follow the definitions in docs/numerics.md (rules `floor` and `amax`) and give the same bytes for finite values;
+what becomes of NaN and infinity, which would cost them time, is left out.
 """
 
 from __future__ import annotations

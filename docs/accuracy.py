@@ -1,4 +1,5 @@
-"""docs/accuracy.md with its pictures: errors of attention and products by format, data, scale rule; for `make accuracy`.
+"""docs/accuracy.md with its pictures: errors of attention and products by format, data, scale rule; for `make
+accuracy`.
 
 python docs/accuracy.py [--machine emulator, portable or native] [--folder DIR]
 """
@@ -29,7 +30,9 @@ from ptxrt.ops.gemm import PRODUCTS, call_of, exact_matmul, multiplied  # noqa: 
 
 @dataclass(frozen=True)
 class Formats:
-    """One choice of formats. normal: bounds on N(0,1), of lse in mean absolute error; sink: on the rounding of weights beside a sink."""
+    """One choice of formats. normal: bounds on N(0,1), of lse in mean absolute error; sink: on the rounding of weights
+    beside a sink.
+    """
 
     qk: str
     pv: str
@@ -117,9 +120,11 @@ def normal(
 
 
 def beside_a_sink(bits: float, queries: int = 64, keys: int = 4096, dim: int = 128):
-    """One key `bits` steps of log2 above the mean score of all others, whose values have a mean for each channel, so that losing them shows.
+    """One key `bits` steps of log2 above the mean score of all others, whose values have a mean for each channel, so
+    that losing them shows.
 
-    Queries are a vector of signs with a little noise, and the key is that vector, so long that its score is ln 2 times `bits`.
+    Queries are a vector of signs with a little noise, and the key is that vector, so long that its score is ln 2 times
+    `bits`.
     """
     rng = np.random.default_rng(0)
     signs = np.sign(rng.standard_normal(dim)).astype(np.float32)
@@ -202,13 +207,17 @@ def measured(formats: Formats, data: Data, scale_rule: str | None = None) -> Fig
 
 
 def weights_alone(formats: Formats, data: Data, out: np.ndarray) -> Comparison:
-    """Output of `attention` against float64 attention of what its operands hold: what the rounding of weights and sums adds."""
+    """Output of `attention` against float64 attention of what its operands hold: what the rounding of weights and sums
+    adds.
+    """
     held = [np.asarray(x, np.float32) for x in formats.way.values(*data.arrays)]
     return compare(out, exact_attention(*held)[0])
 
 
 def step_by_step(data: Data) -> Figures:
-    """Attention as a program of bfloat16 arrays computes it: scores, weights and output rounded to it one after the other."""
+    """Attention as a program of bfloat16 arrays computes it: scores, weights and output rounded to it one after the
+    other.
+    """
 
     def rounded(x: np.ndarray) -> np.ndarray:
         return x.astype(ml_dtypes.bfloat16).astype(np.float32)

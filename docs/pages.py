@@ -1,4 +1,5 @@
-"""The pages of this folder as programs: their code blocks, what they need, and their links. For the tests and docs/figures.py.
+"""The pages of this folder as programs: their code blocks, what they need, and their links. For the tests and
+docs/figures.py.
 
 A fence is one of
 
@@ -6,8 +7,8 @@ A fence is one of
 - ```` ```console ````: each line behind `$ ` is a command, the lines below it its output;
 - any fence with `title="PATH"`: is written to that file, below the folder in which the page runs.
 
-`...` in an output stands for anything. The comment `<!-- needs: gpu, torch -->` above a fence names what it needs; it runs only
-where all of that is there.
+`...` in an output stands for anything. The comment `<!-- needs: gpu, torch -->` above a fence names what it needs; it
+runs only where all of that is there.
 """
 
 from __future__ import annotations
@@ -104,7 +105,9 @@ def is_here(need: str) -> bool:
 
 
 def run(page: Path, folder: Path, needs: frozenset[str] = frozenset()) -> int:
-    """Run the blocks of a page that need nothing beyond `needs`, in a folder; returns how many. Wrong, or what a block raises."""
+    """Run the blocks of a page that need nothing beyond `needs`, in a folder; returns how many. Wrong, or what a block
+    raises.
+    """
     names: dict = {"__name__": "__page__"}
     count = 0
     for block in blocks(page):

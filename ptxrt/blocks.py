@@ -106,7 +106,9 @@ class MXFormat(BlockFormat):
     rules: tuple[str, ...] = tuple(_MX_RULES)
 
     def scale_bytes(self, bits: np.ndarray, rule: str = "floor") -> np.ndarray:
-        """Scale bytes from the float32 bits of the largest magnitudes; UE8M0_NAN for infinity, NaN and what no scale reaches."""
+        """Scale bytes from the float32 bits of the largest magnitudes; UE8M0_NAN for infinity, NaN and what no scale
+        reaches.
+        """
         bits = bits.astype(np.int64)
         special = bits >= _INFINITY
         byte = _MX_RULES[rule](np.where(special, 0, bits), self.element)
@@ -147,7 +149,9 @@ class NVFormat(BlockFormat):
     two_level: bool = True
 
     def global_scale(self, amax) -> np.float32:
-        """g, with which the largest finite magnitude of an array gets the largest scale and code: amax / (448 * 6), 1 for 0."""
+        """g, with which the largest finite magnitude of an array gets the largest scale and code: amax / (448 * 6), 1
+        for 0.
+        """
         return (_F32(amax) / _F32(e4m3.largest * self.element.largest)) or _F32(1)
 
     def encode(self, x: np.ndarray, global_scale, rule: str = "amax", axis: int = -1) -> tuple[np.ndarray, np.ndarray]:

@@ -86,7 +86,9 @@ def _number(target: DeviceArray, value: Any) -> np.ndarray:
 
 
 def _on_host(target: DeviceArray, value: np.ndarray) -> DeviceArray:
-    """An array of the host on the target's device, in its type: numbers are converted as NumPy converts them where no kind is lost."""
+    """An array of the host on the target's device, in its type: numbers are converted as NumPy converts them where no
+    kind is lost.
+    """
     if not np.can_cast(value.dtype, target.dtype, "same_kind") and not _are_floats(value.dtype, target.dtype):
         raise ArgumentError(f"a[...] = x: x is {value.dtype}, a {target.dtype}; write x.astype({target.dtype.name!r})")
     with np.errstate(over="ignore", invalid="ignore"):
@@ -125,7 +127,8 @@ def _in_bytes(array: DeviceArray) -> DeviceArray:
 
 
 def _pieces(source: DeviceArray, target: DeviceArray, most: int, kept: int = 1) -> Iterator[tuple[DeviceArray, DeviceArray]]:
-    """Both arrays as pairs of four axes that kernels take: axes that lie like one become one, others are walked along."""
+    """Both arrays as pairs of four axes that kernels take: axes that lie like one become one, others are walked along.
+    """
     axes = [list(axis) for axis in zip(source.shape, source.strides, target.strides) if axis[0] != 1]
     at = [source.address, target.address]
     for axis in axes:

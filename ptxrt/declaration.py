@@ -90,7 +90,9 @@ class In:
 
 
 class Out:
-    """`Out[f32, "rows cols"]`: an array that the kernel writes whole; `= None` makes it optional. A third item as for In."""
+    """`Out[f32, "rows cols"]`: an array that the kernel writes whole; `= None` makes it optional. A third item as for
+    In.
+    """
 
     def __class_getitem__(cls, item) -> _Spec:
         return _array_spec("out", *item)
@@ -314,7 +316,9 @@ class Declaration:
         return self.name + "".join(f"_{axis}{size}" for axis, size in variant.items())
 
     def entries(self, unit: Unit) -> tuple[str, ...]:
-        """The entries that a unit must hold: one for each format of the unions. Those of half blocks may stand beside them."""
+        """The entries that a unit must hold: one for each format of the unions. Those of half blocks may stand beside
+        them.
+        """
         return tuple(self.entry_name(unit.variant, member) for member in self.unions or (None,))
 
     def unit_for(self, axes: Mapping[str, int]) -> Unit | None:

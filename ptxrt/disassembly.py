@@ -29,7 +29,8 @@ def _folders() -> Iterator[Path]:
 
 
 def find_disassembler() -> Path:
-    """The folder that holds cuobjdump and, beside it, nvdisasm, which cuobjdump calls; BuildError where there is none."""
+    """The folder that holds cuobjdump and, beside it, nvdisasm, which cuobjdump calls; BuildError where there is none.
+    """
     for folder in _folders():
         if all(shutil.which(name, path=str(folder)) for name in ("cuobjdump", "nvdisasm")):
             return folder
@@ -37,7 +38,9 @@ def find_disassembler() -> Path:
 
 
 def sass_of(fatbin: Path, arch: str) -> str:
-    """The machine code in a fatbin for one architecture, such as "sm_120a", without its encodings; BuildError where it has none."""
+    """The machine code in a fatbin for one architecture, such as "sm_120a", without its encodings; BuildError where it
+    has none.
+    """
     folder = find_disassembler()
     program = shutil.which("cuobjdump", path=str(folder))
     environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}", "LC_ALL": "C"}

@@ -100,7 +100,8 @@ _rename = _python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_
 _malloc = _python("PyMem_RawMalloc", ctypes.c_void_p, ctypes.c_size_t)
 _free = _python("PyMem_RawFree", None, ctypes.c_void_p)
 
-# Capsules that are out: the address of the struct -> its type and the owner of its memory; and capsules that may be untaken.
+# Capsules that are out: the address of the struct -> its type and the owner of its memory; and capsules that may be
+# untaken.
 _given: dict[int, tuple[type, Any]] = {}
 _untaken: dict[int, Any] = {}
 # The reference count, in the loop of _sweep, of a capsule that only _untaken holds: dict, list, variable and call.

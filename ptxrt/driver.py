@@ -378,7 +378,8 @@ class DriverBackend:
         """The number of the device where an address lies."""
         if len(probe().devices) == 1:
             return self.device.ordinal
-        # cuda-python gives 0 for every address (github.com/NVIDIA/cuda-python/issues/2928), so the library itself is asked.
+        # cuda-python gives 0 for every address (github.com/NVIDIA/cuda-python/issues/2928), so the library itself is
+        # asked.
         which, ordinal = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ctypes.c_int(-1)
         with self._entered():
             code = _library().cuPointerGetAttribute(ctypes.byref(ordinal), int(which), ctypes.c_uint64(address))

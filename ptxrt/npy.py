@@ -1,4 +1,6 @@
-"""Arrays in files: .npy for one array and .npz for several. A file that came from elsewhere is held against its own sizes first."""
+"""Arrays in files: .npy for one array and .npz for several. A file that came from elsewhere is held against its own
+sizes first.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
 class Header:
-    """What the header of an array in a file says: dtype, shape, whether it lies in columns, and its bytes without the header."""
+    """What the header of an array in a file says: dtype, shape, whether it lies in columns, and its bytes without the
+    header.
+    """
 
     def __init__(self, stream: IO[bytes]):
         version = np.lib.format.read_magic(stream)
@@ -95,7 +99,8 @@ class Archive:
 def understood(path, what: str, advice: str) -> Iterator[None]:
     """Turn whatever a damaged file makes NumPy and zipfile raise into a FileError: `PATH WHAT: reason. ADVICE`.
 
-    Their parsers raise nearly anything for bytes that nobody wrote on purpose, up to RecursionError and NotImplementedError.
+    Their parsers raise nearly anything for bytes that nobody wrote on purpose, up to RecursionError and
+    NotImplementedError.
     """
     try:
         yield
@@ -112,7 +117,9 @@ def understood(path, what: str, advice: str) -> Iterator[None]:
 
 @contextmanager
 def opened(path, what: str, advice: str) -> Iterator["Archive | IO[bytes]"]:
-    """A file of arrays: an Archive, or the file itself where it holds a single array; FileError as `understood` says it."""
+    """A file of arrays: an Archive, or the file itself where it holds a single array; FileError as `understood` says
+    it.
+    """
     with reading(path) as file, understood(path, what, advice):
         magic = file.read(len(_NPY))
         file.seek(0)
@@ -164,7 +171,9 @@ def storable(array: np.ndarray) -> np.ndarray:
 
 
 def write_arrays(path, arrays: Mapping[str, np.ndarray], *, archive: bool | None = None) -> None:
-    """Write arrays as `replacing` writes files: one as .npy, several as .npz, or as `archive` says; FileError where that fails."""
+    """Write arrays as `replacing` writes files: one as .npy, several as .npz, or as `archive` says; FileError where
+    that fails.
+    """
     stored = {name: storable(array) for name, array in arrays.items()}
     with replacing(path) as file:
         if archive if archive is not None else len(stored) != 1:

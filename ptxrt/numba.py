@@ -7,8 +7,8 @@
     with ptxrt.numba.emulated():
         add[4, 256](x, y, out)                                # the same, as on a GPU
 
-No GPU is needed; Numba compiles with the NVVM library of a CUDA toolkit, which it looks for by itself. Numba is imported
-where it is used (`pip install ptxrt[numba]`). The kernel runs on the current emulator, or on that of
+No GPU is needed; Numba compiles with the NVVM library of a CUDA toolkit, which it looks for by itself. Numba is
+imported where it is used (`pip install ptxrt[numba]`). The kernel runs on the current emulator, or on that of
 `ptxrt.using("emulator")` where a GPU is current.
 """
 

@@ -40,8 +40,8 @@ def rows_in_units(starts, elements: int, size: int) -> np.ndarray:
     return (first_units(starts, size) * size - np.asarray(starts))[sequence] + np.arange(elements)
 
 
-# Axes and examples of kernels. Without packed sequences each batch is one, so that a kernel knows how many units there are from
-# `sequences` alone.
+# Axes and examples of kernels. Without packed sequences each batch is one, so that a kernel knows how many units there
+# are from `sequences` alone.
 
 
 def sequences_axis(axes: Mapping[str, int]) -> int:

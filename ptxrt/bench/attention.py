@@ -1,6 +1,8 @@
-"""Fused attention: time, TFLOPS, the share of the card's own rate of MMAs, and the error, by formats, operands and shapes.
+"""Fused attention: time, TFLOPS, the share of the card's own rate of MMAs, and the error, by formats, operands and
+shapes.
 
-What is bound by memory, quantizing the operands and decoding, stands beside a copy on the device."""
+What is bound by memory, quantizing the operands and decoding, stands beside a copy on the device.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from . import plots
 from .rates import Rate
 from .timing import FLUSHED, REPEAT, WARM, Clock, Times, about, check_fits, checked_repeat, copy_call, gpu, title
 
-# Formats (of Q and K, of V) -> the probes of the MMAs that multiply Q K^T and P V on sm_12x. f16 multiplies as bf16 does.
+# Formats (of Q and K, of V) -> the probes of the MMAs that multiply Q K^T and P V on sm_12x. f16 multiplies as bf16
+# does.
 RATES: dict[tuple[str, str], tuple[Kernel, Kernel]] = {
     ("bf16", "bf16"): (mma_rate_bf16, mma_rate_bf16),
     ("f16", "f16"): (mma_rate_bf16, mma_rate_bf16),
@@ -66,7 +69,9 @@ def parse_combination(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one attention. Its text is, say, b4h32s2048d128 or, with fewer heads of keys and other keys, b1h32g8q16k32768d128."""
+    """Sizes of one attention. Its text is, say, b4h32s2048d128 or, with fewer heads of keys and other keys,
+    b1h32g8q16k32768d128.
+    """
 
     batch: int
     heads: int
@@ -82,7 +87,9 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> "Shape":
-        """From letters and numbers: b batch, h heads, g heads of keys (else h), s length or q queries and k keys, d dim."""
+        """From letters and numbers: b batch, h heads, g heads of keys (else h), s length or q queries and k keys, d
+        dim.
+        """
         words = text.replace(" ", "")
         found = re.findall(r"([bhgsqkd])([1-9]\d*)", words)
         sizes = {letter: int(number) for letter, number in found}
@@ -152,18 +159,20 @@ def attention_rows(
     causal: Sequence[bool] = (False, True),
     repeat: int = REPEAT,
 ) -> list[dict[str, Any]]:
-    """Time `attention` on the current GPU machine; a row for each (qk, pv), what it is given, dtype, Shape, and causal or not.
+    """Time `attention` on the current GPU machine; a row for each (qk, pv), what it is given, dtype, Shape, and causal
+    or not.
 
-    Empty choices mean COMBINATIONS, bf16, SHAPES. All sides of a shape, the MMAs' rates, and a copy of K on the device are timed
-    in turns; with what the call just before left in the L2, or, where Shape.decodes, with nothing of it and without a mask.
-    Fields: qk, pv, operands ("quantized": the kernel alone, on operands that were quantized before; "arrays": all launches of
-    a call on arrays; "prologue": quantizing the operands alone, once for both masks, causal None), dtype, shape (by name),
-    causal, l2, milliseconds (median), fastest, slowest, repeat, tflops (4 flops for each visible pair and element),
-    mma_tflops (of each probe of a rate, by name), share_of_mma_rate (the time that the two products would take at those
-    rates / the time), relative_l2 (of the last queries of the first head, against float64 attention of the inputs), bytes (of
-    decoding, Q, K, V and the output, each once; of a prologue, what its launches read and write, a second read counted again),
-    gb_per_s, copy_gb_per_s, share_of_copy, refused (why `attention` does not do this, in a row without figures); None where a row has
-    no such figure. ArgumentError where `attention` refuses all that is asked for; MachineError on the emulator.
+    Empty choices mean COMBINATIONS, bf16, SHAPES. All sides of a shape, the MMAs' rates, and a copy of K on the device
+    are timed in turns; with what the call just before left in the L2, or, where Shape.decodes, with nothing of it and
+    without a mask. Fields: qk, pv, operands ("quantized": the kernel alone, on operands that were quantized before;
+    "arrays": all launches of a call on arrays; "prologue": quantizing the operands alone, once for both masks, causal
+    None), dtype, shape (by name), causal, l2, milliseconds (median), fastest, slowest, repeat, tflops (4 flops for each
+    visible pair and element), mma_tflops (of each probe of a rate, by name), share_of_mma_rate (the time that the two
+    products would take at those rates / the time), relative_l2 (of the last queries of the first head, against float64
+    attention of the inputs), bytes (of decoding, Q, K, V and the output, each once; of a prologue, what its launches
+    read and write, a second read counted again), gb_per_s, copy_gb_per_s, share_of_copy, refused (why `attention` does
+    not do this, in a row without figures); None where a row has no such figure. ArgumentError where `attention` refuses
+    all that is asked for; MachineError on the emulator.
     """
     backend = gpu("bench attention")
     clock = Clock(repeat=checked_repeat("bench attention", repeat))
@@ -313,9 +322,11 @@ DECODING = ("gb_per_s", "share_of_copy", "GB/s", "a copy's rate")
 
 
 def draw_attention(path: Path, report: dict[str, Any]) -> None:
-    """A report as a picture: a panel for each shape, mask and dtype, in it bars of what attention was given for each pair of formats.
+    """A report as a picture: a panel for each shape, mask and dtype, in it bars of what attention was given for each
+    pair of formats.
 
-    They are TFLOPS, with the share of the MMAs' rate; where few queries meet many keys GB/s, with the share of a copy's.
+    They are TFLOPS, with the share of the MMAs' rate; where few queries meet many keys GB/s, with the share of a
+    copy's.
     """
     rows = [row for row in report["rows"] if row["tflops"] is not None]
     pairs = list(dict.fromkeys(_pair(row) for row in rows))

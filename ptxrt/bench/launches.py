@@ -24,7 +24,9 @@ ROWS, COLS = 32, 1024
 
 
 def launch_rows(calls: int = 200, rounds: int = 60) -> list[dict[str, Any]]:
-    """The host's time for one launch of quantize_mxfp4 by several ways, as rows: side, microseconds, fastest, slowest, ratio."""
+    """The host's time for one launch of quantize_mxfp4 by several ways, as rows: side, microseconds, fastest, slowest,
+    ratio.
+    """
     backend = gpu("bench launch")
     if calls < 1 or rounds < 1:
         raise ArgumentError(f"bench launch: {calls} calls in {rounds} rounds; pass numbers from 1 on")

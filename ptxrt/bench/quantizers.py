@@ -35,7 +35,9 @@ def parse_shape(text: str) -> tuple[int, int]:
 
 
 class Side(NamedTuple):
-    """One thing that is timed: the format, where an NVFP4 global scale comes from (else None), the call, and the bytes it moves."""
+    """One thing that is timed: the format, where an NVFP4 global scale comes from (else None), the call, and the bytes
+    it moves.
+    """
 
     format: str
     global_scale: str | None
@@ -85,13 +87,14 @@ def quantizer_rows(
     l2: Sequence[str] = (),
     repeat: int = REPEAT,
 ) -> list[dict[str, Any]]:
-    """Time "quantize" or "dequantize" on the current GPU machine; a row for each format, dtype, shape and state of the L2.
+    """Time "quantize" or "dequantize" on the current GPU machine; a row for each format, dtype, shape and state of the
+    L2.
 
-    Empty choices mean all: the formats, DTYPES, SHAPES ([rows, cols]), the states of the L2 ("warm", "flushed").
-    All sides of a dtype and shape, and a copy of x [rows, cols] on the device, are timed in turns; the rows named "copy" are
-    the copy's own. Fields: operation, format, global_scale ("computed", "given" or None), dtype, shape, axis, l2, bytes,
-    milliseconds (median), fastest, slowest, repeat, gb_per_s, copy_gb_per_s, share_of_copy.
-    ArgumentError for what `quantize` refuses; MachineError on the emulator.
+    Empty choices mean all: the formats, DTYPES, SHAPES ([rows, cols]), the states of the L2 ("warm", "flushed"). All
+    sides of a dtype and shape, and a copy of x [rows, cols] on the device, are timed in turns; the rows named "copy"
+    are the copy's own. Fields: operation, format, global_scale ("computed", "given" or None), dtype, shape, axis, l2,
+    bytes, milliseconds (median), fastest, slowest, repeat, gb_per_s, copy_gb_per_s, share_of_copy. ArgumentError for
+    what `quantize` refuses; MachineError on the emulator.
     """
     what = f"bench {operation}"
     backend = gpu(what)

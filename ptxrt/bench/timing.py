@@ -130,7 +130,9 @@ class Clock:
         self._steps = max(int(self._steps * BUSY_MILLISECONDS / max(spent, 1e-3)), 1)
 
     def keep_busy(self) -> None:
-        """About a millisecond of one block on registers alone: the host is ahead by then, and the caches stay as they are."""
+        """About a millisecond of one block on registers alone: the host is ahead by then, and the caches stay as they
+        are.
+        """
         mma_rate_bf16(*self._operands, c=self._sums, blocks=1, steps=self._steps, stream=self.stream)
 
     def flush(self) -> None:
@@ -171,7 +173,8 @@ def copy_call(x: DeviceArray, y: DeviceArray) -> Callable[[], Any]:
 
 
 def turns(sides: Mapping[str, Callable[[], Any]], calls: int, rounds: int, settle: Callable[[], Any]) -> dict[str, list[float]]:
-    """Microseconds of the host for one call of each side, by round: every side calls `calls` times, then it is another's turn.
+    """Microseconds of the host for one call of each side, by round: every side calls `calls` times, then it is
+    another's turn.
 
     settle: called between turns, outside of the time; it waits until the device has nothing left to do.
     """

@@ -28,7 +28,9 @@ def with_dtypes(help: str):
 
 
 def measure(ctx, plot: Path | None, json_output: bool, report: Callable[[], Mapping[str, Any]], table, draw) -> None:
-    """Choose the machine, measure, and print the report as JSON or as the lines of its table; what a picture lacks is said before."""
+    """Choose the machine, measure, and print the report as JSON or as the lines of its table; what a picture lacks is
+    said before.
+    """
     from ..bench import plots
 
     choose_machine(ctx)
@@ -51,7 +53,8 @@ def measure(ctx, plot: Path | None, json_output: bool, report: Callable[[], Mapp
 @as_json
 @click.pass_context
 def bench_launch(ctx, calls, rounds, plot, json_output):
-    """Time what the host does for one launch of quantize_mxfp4: bare, prepared, by the friendly function, and by CuPy."""
+    """Time what the host does for one launch of quantize_mxfp4: bare, prepared, by the friendly function, and by CuPy.
+    """
     from ..bench.launches import draw_launches, launch_report, launch_table
 
     measure(ctx, plot, json_output, lambda: launch_report(calls, rounds), launch_table, draw_launches)

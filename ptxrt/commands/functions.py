@@ -103,7 +103,8 @@ def attention_command() -> click.Command:
 
 
 def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
-    """The Job of `run attention`: held against exact attention of what the formats hold, and of q, k and v themselves."""
+    """The Job of `run attention`: held against exact attention of what the formats hold, and of q, k and v themselves.
+    """
     import numpy as np
 
     from ..formats import bf16

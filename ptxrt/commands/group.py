@@ -50,7 +50,9 @@ def main(ctx, machine, arithmetic, ptx, no_checks, profile, bank_conflicts, cove
 
 
 def choose_machine(ctx, **of_emulator) -> None:
-    """Make what the options before the command, and `more`, ask for the current machine; options alone mean the emulator."""
+    """Make what the options before the command, and `more`, ask for the current machine; options alone mean the
+    emulator.
+    """
     machine, options = ctx.obj
     options = {**options, **of_emulator}
     coverage = ctx.meta[_COVERAGE]

@@ -42,7 +42,9 @@ def find_kernel(name: str, functions: Iterable[str] = ()):
 
 
 def find_units(word: str, functions: Iterable[str] = ()) -> tuple[Any, list]:
-    """The kernel and the units that NAME, NAME[axis=value,...] or a unit's own name say; a usage error where there are none."""
+    """The kernel and the units that NAME, NAME[axis=value,...] or a unit's own name say; a usage error where there are
+    none.
+    """
     from .. import kernels
 
     for kernel in kernels().values():

@@ -35,7 +35,9 @@ _DTYPE_HELP = "Convert floating-point inputs to this format first."
 
 
 def kernel_command(kernel) -> click.Command:
-    """The command of a declared kernel: a file for each input, numbers for scalars and axes, flags for optional outputs."""
+    """The command of a declared kernel: a file for each input, numbers for scalars and axes, flags for optional
+    outputs.
+    """
     fixed = {axis for a in kernel.inputs if not a.optional for axis in a.shape.axes} | set(kernel.fixed)
     may_fix = {axis for a in kernel.inputs for axis in a.shape.axes}
     params: list[click.Parameter] = [file_option(a.name, f"The .npy of {a.name}: {a}.", not a.optional) for a in kernel.inputs]

@@ -33,7 +33,9 @@ def completion(shell):
 
 
 def in_lines(title: str, rows: Mapping[str, str], width: int) -> None:
-    """Print a title and a line for each name, with what there is to say of it; broken at spaces where a terminal is narrower."""
+    """Print a title and a line for each name, with what there is to say of it; broken at spaces where a terminal is
+    narrower.
+    """
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     indent = " " * (width + 4)
     click.echo(title)

@@ -32,9 +32,9 @@ class Call:
     dim].
 
     smooth_k: whether keys are multiplied less their mean. smooth_q: whether queries are multiplied less the means of
-    their blocks. callers_out: the array that the caller passed as out, which is returned. sequences: starts and ends of rows
-    and keys, by the kernel's names. cu_seqlens_q, cu_seqlens_k: where packed sequences of queries and of keys begin and
-    end, or None.
+    their blocks. callers_out: the array that the caller passed as out, which is returned. sequences: starts and ends of
+    rows and keys, by the kernel's names. cu_seqlens_q, cu_seqlens_k: where packed sequences of queries and of keys
+    begin and end, or None.
     """
 
     way: AttentionWay

@@ -1,4 +1,6 @@
-"""Operands of attention, quantized ahead: `Operand`, a QuantizedArray with a role, and `quantize_operand`, which makes them."""
+"""Operands of attention, quantized ahead: `Operand`, a QuantizedArray with a role, and `quantize_operand`, which makes
+them.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,16 @@ if TYPE_CHECKING:
     from ..typing import Array, AxisOrder, Flag, Number, OperandFormatName, Role, ScaleRule, StreamLike, WholeNumbers
 
 ROLES = ("q", "k", "v")
-# The scale rules of operands that differ from `quantize`'s: under "floor" the largest values of a block saturate, all in one
-# direction, which makes outputs smaller and log-sum-exps wrong. docs/accuracy.md compares them.
+# The scale rules of operands that differ from `quantize`'s: under "floor" the largest values of a block saturate, all
+# in one direction, which makes outputs smaller and log-sum-exps wrong. docs/accuracy.md compares them.
 _RULES = {"mxfp8": "rceil", "mxfp4": "even"}
 
 
 @dataclass(frozen=True)
 class Tiled:
-    """Where the codes of keys or values of a shape [batch, heads, length, dim] lie: tiles of 64 of them, of packed sequences each its own."""
+    """Where the codes of keys or values of a shape [batch, heads, length, dim] lie: tiles of 64 of them, of packed
+    sequences each its own.
+    """
 
     tile: TileLayout
     shape: tuple[int, ...]
@@ -499,7 +503,9 @@ def _checked_lengths(function: str, lengths, shape: tuple[int, ...], on_host: bo
 
 
 def checked_cu_seqlens(function: str, name: str, value, batch: int, whole: int):
-    """Where packed sequences begin and end, int32 [N + 1]; ArgumentError unless they rise from 0 to `whole`, where that can be seen."""
+    """Where packed sequences begin and end, int32 [N + 1]; ArgumentError unless they rise from 0 to `whole`, where
+    that can be seen.
+    """
     if batch != 1:
         advice = "reshape [total, H, D] to [1, total, H, D], layout='bshd'"
         raise ArgumentError(f"{function}: packed sequences have a batch of 1, {batch} came; {advice}")
@@ -557,7 +563,8 @@ def _less_block_means(x: DeviceArray, starts, ends, stream) -> tuple[DeviceArray
 
 
 def _scanned(x: DeviceArray, starts, ends, smooth: bool, block: BlockFormat | None, level, stream):
-    """The mean of the keys where it is wanted, and the global scale where there is one: given, or from one read of x."""
+    """The mean of the keys where it is wanted, and the global scale where there is one: given, or from one read of x.
+    """
     two_level = block is not None and block.two_level
     if isinstance(level, np.ndarray):
         level = upload(x.backend, level, stream)

@@ -40,7 +40,9 @@ _LEVEL = " The global scale is 1 where it is omitted."
 
 
 def _key_ends(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of where the keys of batches end: none, some, all, and past the last; of packed sequences, without a gap."""
+    """Examples of where the keys of batches end: none, some, all, and past the last; of packed sequences, without a
+    gap.
+    """
     if axes["sequences"] != axes["batch"]:
         return ends_of("keys")(rng, member, shape, axes)
     return (np.arange(shape[0])[::-1] * axes["keys"] * 3 // 4).astype(np.int32)

@@ -283,7 +283,8 @@ class Packed(ABC):
             headers = {name: archive.header(name) for name in archive.names}
             small = {name: archive.read(name) for name in archive.names if name in _SMALL and _checked_small(name, headers[name])}
             description = _described(small)
-            # Arrays without memory stand for those in the file: what does not fit its shape is refused before it is read.
+            # Arrays without memory stand for those in the file: what does not fit its shape is refused before it is
+            # read.
             made(**{name: np.broadcast_to(np.zeros((), h.dtype), h.shape) for name, h in headers.items() if name not in small}, **description)
             return made(**{name: archive.read(name) for name in archive.names if name not in small}, **description)
 
@@ -460,7 +461,8 @@ def unswizzle(swizzled: DeviceArray, outer: int, blocks: int, inner: int, stream
 
 # Files
 
-# What is read before the rest is looked at, and of how many bytes each may be; offsets of packed sequences are checked by value.
+# What is read before the rest is looked at, and of how many bytes each may be; offsets of packed sequences are checked
+# by value.
 _SMALL = dict.fromkeys(("format", "role", "shape", "axis", "scale_layout", "dim", "global_scale"), 4096) | {"cu_seqlens": 1 << 26}
 _KINDS = dict(format="U", role="U", scale_layout="U", axis="i", dim="i", global_scale="f")
 

@@ -70,7 +70,9 @@ def add_experts(
     weights: In[f32, "tokens chosen", unaligned],
     y: Out[f32 | f16 | bf16, "tokens cols"],
 ):
-    """Add the rows of x at the places of each token, each times its weight: in float32, in their order; places of -1 count nothing."""
+    """Add the rows of x at the places of each token, each times its weight: in float32, in their order; places of -1
+    count nothing.
+    """
     y[:] = 0
     for token, expert in np.ndindex(places.shape):
         if places[token, expert] >= 0:

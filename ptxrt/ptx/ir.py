@@ -101,7 +101,8 @@ Operand = Union[Register, Special, Immediate, Symbol, Address, Vector, Pair, Neg
 class Instruction(NamedTuple):
     """One instruction: `guard` is (register, negated) or None; `line` counts from 1 in the text.
 
-    `used` has bit i set where byte i of what a load reads matters (`.pragma "used_bytes_mask N"`), None for all of them.
+    `used` has bit i set where byte i of what a load reads matters (`.pragma "used_bytes_mask N"`), None for all of
+    them.
     """
 
     opcode: str

@@ -455,9 +455,10 @@ def refusals(
 ) -> dict[str, Unsupported]:
     """Why entries cannot run, by name, as far as it can be seen without reading the bodies; {} where all can.
 
-    `check` raises Unsupported for an opcode; `read`, if there is one, reads a body and says what it found. An entry is refused where it, or anything that it calls, uses an opcode or
-    a directive that is not known, calls through a register or a function without a body, calls in a circle, in a chain
-    of more than 64 functions, or more instructions than are inlined.
+    `check` raises Unsupported for an opcode; `read`, if there is one, reads a body and says what it found. An entry is
+    refused where it, or anything that it calls, uses an opcode or a directive that is not known, calls through a
+    register or a function without a body, calls in a circle, in a chain of more than 64 functions, or more instructions
+    than are inlined.
     """
     checked: dict[str, Optional[str]] = {}
 
@@ -829,7 +830,8 @@ class _BodyReader:
     def without_selectors(self, opcode: str, parts: list[str]) -> tuple[list[str], list[Immediate]]:
         """The operands d.b10, a.b3210, b.b7654, ... of a SIMD video instruction without their selectors, and those.
 
-        They become three immediates: a bit for each element that d takes, and for a and b a hexadecimal digit per element.
+        They become three immediates: a bit for each element that d takes, and for a and b a hexadecimal digit per
+        element.
         """
         letter, defaults = ("b", ("3210", "3210", "7654")) if opcode.split(".")[0].endswith("4") else ("h", ("10", "10", "32"))
         lanes, known = len(defaults[0]), set(defaults[1] + defaults[2])
