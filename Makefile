@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 SAMPLE := --q data/minilm_q.npy --k data/minilm_k.npy --v data/minilm_v.npy
 
-.PHONY: build test models fuzz format lint demo check sanitizer-cases coverage sass docs figures site accuracy wheel release clean
+.PHONY: build test models fuzz format lint demo check sanitizer-cases coverage sass speed docs figures site accuracy wheel release clean
 
 # With KERNEL=NAME or KERNEL='NAME[axis=value]', and no other goal, that is built, checked on the emulator and shown.
 build: .venv/ready
@@ -69,6 +69,12 @@ coverage: build
 sass: build
 	$(if $(KERNEL),$(PY) cli.py show '$(KERNEL)' --sass)
 	$(PY) tests/sass.py $(if $(KERNEL),--only '$(KERNEL)') $(if $(RECORD),--record)
+
+# The static model of every kernel against its record, some minutes; with RECORD=1 record and docs/speed.md are written anew, with
+# ONLY=attention_nvfp4 units with that in their names alone.
+speed: build
+	$(PY) tests/speed.py $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
+	$(if $(RECORD),$(PY) docs/speed.py)
 
 docs: build
 	$(PY) docs/generate.py

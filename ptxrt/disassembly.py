@@ -37,9 +37,10 @@ def find_disassembler() -> Path:
     raise BuildError(f"no cuobjdump with nvdisasm found: run {sys.executable} -m pip install {WHEELS}")
 
 
-def sass_of(fatbin: Path, arch: str) -> str:
-    """The machine code in a fatbin for one architecture, such as "sm_120a", without its encodings; BuildError where it
-    has none.
+def sass_of(fatbin: Path, arch: str, encodings: bool = False) -> str:
+    """The machine code in a fatbin for one architecture, such as "sm_120a", with its encodings or without them.
+
+    BuildError where it has none for it.
     """
     folder = find_disassembler()
     program = shutil.which("cuobjdump", path=str(folder))
@@ -47,8 +48,10 @@ def sass_of(fatbin: Path, arch: str) -> str:
     done = subprocess.run([str(program), "-sass", "-arch", arch, str(fatbin)], env=environment, capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise BuildError(f"cuobjdump failed on {fatbin}: {(done.stderr or done.stdout).strip()}")
-    lines = (re.sub(r"\s*/\* 0x[0-9a-f]{16} \*/", "", line) for line in done.stdout.splitlines())
-    listing = "\n".join(line for line in lines if line.strip())
+    listing = done.stdout
+    if not encodings:
+        lines = (re.sub(r"\s*/\* 0x[0-9a-f]{16} \*/", "", line) for line in listing.splitlines())
+        listing = "\n".join(line for line in lines if line.strip())
     if "Function :" not in listing:
         raise BuildError(f"{fatbin} holds no code for {arch}; build it for every target with `make`")
     return listing

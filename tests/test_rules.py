@@ -61,6 +61,7 @@ MODULES = {
     },
     "npy": {"errors", "files", "formats"},
     "disassembly": {"errors"},
+    "speed": {"errors", "disassembly", "units"},
     "describe": {"errors", "backend", "declaration", "declaration", "kernel", "units"},
 }
 # Modules that stand on top of all others: nothing imports them.

@@ -3,5 +3,5 @@
 Only click is imported before a command runs, so that `--help` answers at once.
 """
 
-from . import bench, check, layout, run, show  # noqa: F401 - importing them adds their commands to the group
+from . import bench, check, layout, run, show, speed  # noqa: F401 - importing them adds their commands to the group
 from .group import main as main

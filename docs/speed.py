@@ -1,0 +1,399 @@
+"""docs/speed.md and its pictures, from tests/speed_figures.json and the table of rates; `make speed RECORD=1` writes both.
+
+python docs/speed.py [--folder DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+from ptxrt.bench import plots  # noqa: E402
+from ptxrt.speed import CARDS, Card, rates  # noqa: E402
+
+RECORD = ROOT / "tests" / "speed_figures.json"
+CONSUMER = [name for name in CARDS if name != "H200"]
+DIMS = (64, 128, 256)
+PAIRS = ("bf16", "mxfp8", "nvfp4", "mxfp4", "nvfp4_mxfp8", "mxfp4_mxfp8", "nvfp4_bf16", "mxfp8_bf16")
+WAYS = {
+    "plain": "plain",
+    "raising": "a maximum grows",
+    "masked": "masked by place",
+    "sums": "`return_lse`",
+    "smooth_q": "`smooth_q`",
+}
+# Bytes of a value in each format, scales included, of which the intensity in the pictures is made.
+BYTES = {"bf16": 2.0, "mxfp8": 1 + 1 / 32, "mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+ROOFS = {"BF16": "HMMA.16816.F32.BF16", "MXFP8": "QMMA.SF.16832.F32.E4M3.E4M3.E8", "MXFP4, NVFP4": "OMMA.SF.16864"}
+# TFLOPS at which published matrix products on an RTX 5090 stop, which its power explains best.
+POWER = {"MXFP8": 680, "MXFP4, NVFP4": 1340}
+
+INTRODUCTION = """# Speed, by a model
+
+Nothing on this page was measured on an RTX card: none was at hand. It is what a static model makes of the machine code that ptxas wrote,
+and for the H200 the same model stands beside measured times, so that its errors can be seen. Generated from
+`tests/speed_figures.json` by `make speed RECORD=1`; a test fails where a kernel falls behind it by more than 2 %.
+
+    ptxrt speed attention_nvfp4                         # every way of a tile, on an RTX 5090
+    ptxrt speed 'attention_nvfp4[dim=128,dim_v=128]' --card "DGX Spark" --launches --doubts
+    make speed                                          # every kernel against the record
+
+## What is counted
+
+- **Useful work.** Q K^T and P V, 4 flops for each pair of query and key and each element. In block formats P is multiplied with a column of
+  ones as well, for the denominator: it takes its time and does not count (3 % at head dimension 128, 6 % at 64, 1.5 % at 256).
+- **One part of a multiprocessor** with all the warps that registers and shared memory allow, issued in order, with the stall counts and
+  scoreboards that ptxas put into the code, for ten trips through the loop, of which seven count.
+- **16 starts.** The order in which warps start moves a figure by 5 to 8 %: tables give the mean and the range. Between different kernels
+  differences under 10 % are no win; between two versions of one kernel, over the same starts, 2 % counts.
+- **The ways of a tile.** Plain; one in which the maximum of some row grows; one with keys hidden by place, as causal masks do; with
+  `return_lse`; with `smooth_q`. They are found in the code by what their blocks hold.
+- **Whole launches**: from the start of the first block to the end of the last, without what the host takes. Blocks go to the
+  multiprocessors in the order of their numbers; each has its prologue, tiles and epilogue, first tiles raise maxima, later ones do not.
+- **Quantizers, packers, norms**: bytes that are loaded and stored, against the memory's rate.
+
+Not modelled: instruction fetch, bank conflicts, waits for bulk copies of tiles, which are always there in time, DRAM, and power. Loops
+inside prologues and epilogues count once.
+
+## What is uncertain
+
+| | |
+|---|---|
+| MUFU | 8 cycles are the programming guide's; no published measurement on sm_120 was found |
+| F2FP | 2 cycles are what ptxas schedules |
+| the queue in front of the tensor core | one MMA is assumed to wait there |
+| power | matrix products measured by others on an RTX 5090 stop near 680 TFLOPS in MXFP8 and 1340 in NVFP4 whatever their loops allow; attention that the model puts above that may meet the same limit |
+| clock | the makers' boost clocks; cards under load run above or below |
+"""
+
+
+def entry(record: dict, pair: str, dim: int) -> dict | None:
+    name = f"attention_{pair}_dim{dim}_dim_v{dim}" + ("_bf16" if pair == "bf16" else "")
+    return record["entries"].get(name)
+
+
+def shown(pair: str) -> str:
+    return pair.replace("_", "+")
+
+
+def spread(values) -> str:
+    mean, lowest, highest = values[:3]
+    return f"{mean:.0f} ({lowest:.0f}..{highest:.0f})"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+    return "\n".join(lines) + "\n"
+
+
+def attention_tables(record: dict) -> str:
+    """The ways of a tile on the first card, by head dimension."""
+    parts = ["## Attention on an RTX 5090\n\nUseful TFLOPS in a steady loop: mean (range) over 16 starts.\n"]
+    for dim in DIMS:
+        rows = []
+        for pair in PAIRS:
+            found = entry(record, pair, dim)
+            if found:
+                ways = [spread(found["paths"][way]) if way in found["paths"] else "" for way in WAYS]
+                rows.append(
+                    [
+                        shown(pair),
+                        str(found["warps"]),
+                        *ways,
+                        f"{found['peak']:.0f}",
+                        f"{100 * found['paths']['plain'][0] / found['peak']:.0f} %",
+                    ]
+                )
+        parts.append(
+            f"Head dimension {dim}:\n\n" + table(["qk+pv", "warps", *WAYS.values(), "peak", "plain, of peak"], rows)
+        )
+    return "\n".join(parts)
+
+
+def pipe_table(record: dict) -> str:
+    rows = []
+    pipes = [pipe for pipe in rates.PIPES if pipe != "UDP"]
+    for pair in PAIRS:
+        found = entry(record, pair, 128)
+        if found:
+            mma = found["pipes"]["MMA"]
+            rows.append(
+                [
+                    shown(pair),
+                    *(
+                        f"{cycles:.0f} ({100 * cycles / mma:.0f} %)" if (cycles := found["pipes"].get(pipe, 0)) else ""
+                        for pipe in pipes
+                    ),
+                ]
+            )
+    return (
+        "## What binds\n\nCycles that one warp's trip through the plain loop keeps each pipe, and their share of the tensor core's, at head "
+        "dimension 128. ISSUE is one cycle for each instruction.\n\n" + table(["qk+pv", *pipes], rows)
+    )
+
+
+def card_table(record: dict) -> str:
+    rows = []
+    for pair in PAIRS:
+        for dim in DIMS:
+            if found := entry(record, pair, dim):
+                first = found["paths"]["plain"]
+                cells = [f"{first[0]:.0f} ({100 * first[0] / found['peak']:.0f} %)"]
+                cells += [
+                    f"{values[0]:.0f} ({100 * values[0] / values[3]:.0f} %)"
+                    for name in CONSUMER[1:]
+                    for values in [found["cards"][name]]
+                ]
+                rows.append([shown(pair), str(dim), *cells])
+    return (
+        "## Attention on other cards\n\nUseful TFLOPS of the plain loop, and their share of the card's peak.\n\n"
+        + table(["qk+pv", "dim", *CONSUMER], rows)
+    )
+
+
+def launch_table(record: dict) -> str:
+    found = {pair: entry(record, pair, 128) for pair in PAIRS}
+    found = {pair: figures for pair, figures in found.items() if figures and "launches" in figures}
+    shapes = list(next(iter(found.values()))["launches"])
+    rows = [[shape, *(f"{figures['launches'][shape]:.0f}" for figures in found.values())] for shape in shapes]
+    return (
+        "## Whole launches on an RTX 5090\n\nUseful TFLOPS at head dimension 128, operands quantized before. b1 h24 s4608 is FLUX's, b1 h40 "
+        "s32760 Wan's.\n\n" + table(["shape", *map(shown, found)], rows)
+    )
+
+
+def doubt_table(record: dict) -> str:
+    found = {pair: entry(record, pair, 128) for pair in PAIRS}
+    found = {pair: figures for pair, figures in found.items() if figures and "doubts" in figures}
+    doubts = list(next(iter(found.values()))["doubts"])
+    rows = [["as assumed", *(f"{figures['paths']['plain'][0]:.0f}" for figures in found.values())]]
+    rows += [[doubt, *(f"{figures['doubts'][doubt]:.0f}" for figures in found.values())] for doubt in doubts]
+    return "## If a rate is another\n\nThe plain loop at head dimension 128 on an RTX 5090, useful TFLOPS.\n\n" + table(
+        ["", *map(shown, found)], rows
+    )
+
+
+def h200_table(record: dict) -> str:
+    rows = []
+    for name, found in sorted(record["H200"].items()):
+        for shape, measured in found["measured"].items():
+            model, other = found["model"].get(shape), found["measured rate"].get(shape)
+            if model:
+                rows.append(
+                    [
+                        name.removeprefix("attention_").split("_dim")[0],
+                        name.split("_dim")[1],
+                        shape,
+                        f"{measured:.0f}",
+                        f"{model:.0f}",
+                        f"{100 * (model / measured - 1):+.0f} %",
+                        f"{other:.0f}",
+                        f"{100 * (other / measured - 1):+.0f} %",
+                    ]
+                )
+    if not rows:
+        return ""
+    return (
+        "## The model beside measured times\n\nOn an H200 the portable build multiplies in 16 bits. Measured are the whole launches of "
+        "[Benchmarks](benchmarks.md), on operands quantized before, in a run before this page; those of block formats are of an earlier version of the kernels.\n\n"
+        + table(
+            ["kernel", "dim", "shape", "measured TFLOPS", "model", "error", "with the MMA's measured rate", "error"],
+            rows,
+        )
+        + """
+The model is too fast everywhere, by 14 to 42 %. What it leaves out and may explain that, none of it measured apart:
+
+- The clock. 1.83 GHz is assumed; a card that multiplies without pause lowers it. The rate that `mma_rate_bf16` reaches, 546 TFLOPS, is
+  7.25 cycles at 1.83 GHz where the table has 6.5: the last two columns have that rate, and 10 to 36 % are left.
+- The first tile of each block, and masked ones. Causal launches have more of both, and errors that are 10 points larger: prologues and
+  epilogues count without their loops, and waits for the copies of a tile are taken to be over when its turn comes.
+- Conflicts in shared memory between warps that read fragments and copies that arrive. Bound by shared memory more than by MMAs are the
+  portable builds of block formats, which expand each tile there, between barriers of the whole block.
+- Instruction fetch: loops of the portable build are 500 to 2000 instructions.
+
+Ratios are nearer: the model orders the kernels by speed as the measurement does.
+"""
+    )
+
+
+def stream_table(record: dict) -> str:
+    rows = []
+    for name, found in sorted(record["entries"].items()):
+        if found["unit"] == "GB/s":
+            mean = found["paths"]["plain"][0]
+            rows.append(
+                [
+                    f"`{name}`",
+                    str(found["warps"]),
+                    str(found["instructions"]),
+                    found["bound_by"],
+                    spread(found["paths"]["plain"]),
+                    f"{100 * mean / found['peak']:.0f} %",
+                ]
+            )
+    return (
+        "## Quantizers, packers and producers\n\nGB/s of their steady path on an RTX 5090, whose memory gives 1792, and the pipe that is busiest.\n\n"
+        + table(["entry", "warps", "instructions", "busiest", "GB/s", "of memory"], rows)
+    )
+
+
+def product_table(record: dict) -> str:
+    rows = []
+    for name, found in sorted(record["entries"].items()):
+        if name.startswith("gemm") and found["unit"] == "TFLOPS":
+            cells = [f"{100 * found['paths']['plain'][0] / found['peak']:.0f} %"] + [
+                f"{found['cards'][c][0]:.0f}" for c in CONSUMER[1:]
+            ]
+            rows.append([f"`{name}`", str(found["warps"]), spread(found["paths"]["plain"]), *cells])
+    return "## Matrix products\n\nTFLOPS of the steady loop on an RTX 5090, then on other cards.\n\n" + table(
+        ["entry", "warps", "RTX 5090", "of peak", *CONSUMER[1:]], rows
+    )
+
+
+def rate_tables() -> str:
+    rows = [
+        [
+            f"`{rate.pattern.replace(chr(92), '').replace('|', ' or ')}`",
+            "sm_120a, sm_121a",
+            f"{rate.cycles:g}" + (f", {rate.cycles / 2:g} where sums are not halved" if rate.halved else ""),
+            rate.source,
+        ]
+        for rate in rates.MMA_RATES["sm_120a"]
+    ]
+    rows += [
+        [f"`{rate.pattern.replace(chr(92), '')}`", "sm_90", f"{rate.cycles:g}", rate.source]
+        for rate in rates.MMA_RATES["sm_90"]
+    ]
+    others = [
+        [rate.stems, rate.pipe, f"{rate.cycles:g}" if rate.cycles else "bytes / 32", rate.source]
+        for rate in rates.RATES
+    ]
+    cards = [
+        [
+            card.name,
+            card.target,
+            str(card.multiprocessors),
+            f"{card.gigahertz:g}",
+            f"{card.memory_gb_per_s:g}",
+            card.source,
+        ]
+        for card in CARDS.values()
+    ]
+    sources = rates.__doc__.split("Sources\n")[1].rstrip()
+    return (
+        "## Rates\n\nCycles that an instruction of a warp keeps its pipe in one of a multiprocessor's four parts (`ptxrt/speed/rates.py`).\n\n"
+        + table(["matrix instruction", "targets", "cycles", "source"], rows)
+        + "\n"
+        + table(["instructions", "pipe", "cycles", "source"], others)
+        + "\n"
+        + table(["card", "code", "multiprocessors", "GHz", "GB/s", "source"], cards)
+        + "\nThe sources:\n\n```\n"
+        + sources.strip("\n")
+        + "\n```\n"
+    )
+
+
+def pictures() -> str:
+    lines = [
+        "## Rooflines\n\nUseful TFLOPS of whole loops over flops per byte of Q, K, V and the output at b1 h32 s4096 d128, each read or written once; "
+        "of products at 8192 x 8192 x 8192. Dotted: where published matrix products stop.\n"
+    ]
+    return "\n".join(lines + [f"![Roofline of the {name}]({picture_of(name)})" for name in CONSUMER]) + "\n"
+
+
+def picture_of(card: str) -> str:
+    return f"speed_{card.lower().replace(' ', '_')}.png"
+
+
+def page(record: dict) -> str:
+    parts = [
+        INTRODUCTION,
+        attention_tables(record),
+        pipe_table(record),
+        card_table(record),
+        launch_table(record),
+        doubt_table(record),
+        h200_table(record),
+        product_table(record),
+        stream_table(record),
+        pictures(),
+        rate_tables(),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def points(record: dict, card: str) -> list[tuple[str, float, float]]:
+    """(name, flops per byte, TFLOPS) of attention at head dimension 128 and of products."""
+    found = []
+    length = 4096
+    for pair in PAIRS:
+        if figures := entry(record, pair, 128):
+            qk, _, pv = pair.partition("_")
+            moved = 128 * length * (2 * BYTES[qk] + BYTES[pv or qk] + 2)
+            speed = figures["paths"]["plain"][0] if card == CONSUMER[0] else figures["cards"][card][0]
+            found.append((shown(pair), 4 * length**2 * 128 / moved, speed))
+    for format in BYTES:
+        candidates = [
+            f
+            for n, f in record["entries"].items()
+            if n.startswith(f"gemm_{format}") and f["unit"] == "TFLOPS" and "few" not in n
+        ]
+        if candidates:
+            speeds = [f["paths"]["plain"][0] if card == CONSUMER[0] else f["cards"][card][0] for f in candidates]
+            side = 8192
+            found.append((f"gemm {format}", 2 * side**3 / (side**2 * (2 * BYTES[format] + 2)), max(speeds)))
+    return found
+
+
+def draw(record: dict, card: Card, path: Path) -> None:
+    figure, ((axes,),) = plots.figure_of(1, 1, 6)
+    edge = [100.0, 2e4]
+    top = 0.0
+    for name, opcode in ROOFS.items():
+        peak = rates.mma_flops(opcode) / rates.mma_cycles(opcode, card) * card.parts * card.hertz / 1e12
+        top = max(top, peak)
+        knee = peak * 1e12 / (card.memory_gb_per_s * 1e9)
+        axes.plot(
+            [edge[0], knee, edge[1]],
+            [edge[0] * card.memory_gb_per_s / 1e3, peak, peak],
+            linewidth=1,
+            label=f"{name}: {peak:.0f}",
+        )
+        if card.name == CONSUMER[0] and name in POWER:
+            axes.axhline(POWER[name], linestyle=":", linewidth=1, color="gray")
+    for i, (name, intensity, speed) in enumerate(sorted(points(record, card.name), key=lambda point: point[2])):
+        marker = "s" if name.startswith("gemm") else "o"
+        axes.plot(intensity, speed, marker, markersize=4, color="black")
+        side = dict(xytext=(5, -2)) if i % 2 else dict(xytext=(-5, -2), ha="right")  # neighbors do not overlap
+        axes.annotate(name, (intensity, speed), textcoords="offset points", fontsize=6, **side)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(*edge)
+    axes.set_ylim(top / 20, 1.4 * top)
+    axes.set_xlabel("flops per byte of memory")
+    axes.set_ylabel("TFLOPS")
+    axes.set_title(f"{card.name}, by the model")
+    axes.legend(fontsize=6, loc="lower right")
+    plots.save(figure, path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write docs/speed.md and its pictures from the record.")
+    parser.add_argument("--folder", type=Path, default=Path(__file__).parent)
+    folder = parser.parse_args().folder
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    for name in CONSUMER:
+        draw(record, CARDS[name], folder / picture_of(name))
+    (folder / "speed.md").write_text(page(record), encoding="utf-8", newline="\n")
+    print(f"wrote {folder / 'speed.md'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""`speed`: what the machine code of a kernel reaches on a card, by the static model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .group import as_json, main, print_json
+from .names import complete_kernels, find_units
+
+# As ptxrt/speed/rates.py has them; a test compares. Named here so that `--help` imports nothing.
+CARDS = ("RTX 5090", "RTX 5080", "RTX 5070 Ti", "RTX PRO 6000", "DGX Spark", "H200")
+
+
+@main.command()
+@click.argument("kernel", shell_complete=complete_kernels)
+@click.option(
+    "--card",
+    type=click.Choice(CARDS, case_sensitive=False),
+    default=CARDS[0],
+    show_default=True,
+    help="The card whose rates count.",
+)
+@click.option("--launches", is_flag=True, help="Whole launches of usual shapes as well, of attention.")
+@click.option("--doubts", is_flag=True, help="What the plain loop becomes where an uncertain rate is another.")
+@as_json
+def speed(kernel, card, launches, doubts, json_output):
+    """Say what the machine code of KERNEL reaches on a card: a static model, nothing runs.
+
+    KERNEL is a name, one of its variants as in 'attention_nvfp4[dim=128,dim_v=128]', or a unit. Of attention every way
+    that a tile may take is listed: plain; raising, where a row's maximum grows; masked, as by causal masks; sums, with
+    return_lse; smooth_q. TFLOPS are of useful work, mean and range over 16 starts of the warps. docs/speed.md says what
+    the model counts and what it does not. Needs NVIDIA's cuobjdump.
+    """
+    from ..speed import CARDS as cards
+    from ..speed import SHAPES, Machine, doubts_of, entries_of, launch_tflops, launch_times, speeds_of
+
+    of_card = cards[card]
+    machine = Machine(of_card)
+    found: list[dict[str, Any]] = []
+    _, chosen = find_units(kernel)
+    for unit in chosen:
+        for entry in entries_of(unit.name, of_card):
+            warps, blocks = entry.resident(of_card)
+            speeds = speeds_of(entry, machine)
+            row: dict[str, Any] = {
+                "entry": entry.name,
+                "card": card,
+                "warps": warps * blocks,
+                "registers": entry.registers,
+            }
+            row["paths"] = {name: speed.as_dict() for name, speed in speeds.items()}
+            tiled = entry.is_attention and next(iter(speeds.values())).unit == "TFLOPS"
+            if launches and tiled:
+                times = launch_times(entry, machine)
+                row["launches"] = {
+                    str(shape): round(launch_tflops(entry, shape, times, of_card), 1) for shape in SHAPES
+                }
+            if doubts:
+                row["doubts"] = {name: round(value, 1) for name, value in doubts_of(entry, machine).items()}
+            found.append(row)
+            if not json_output:
+                print_entry(row, speeds)
+    if json_output:
+        print_json({"card": vars(of_card), "entries": found})
+
+
+def print_entry(row: dict, speeds: dict) -> None:
+    """The lines of one entry."""
+    click.echo(f"{row['entry']} on {row['card']}: {row['warps']} warps to a part, {row['registers']} registers")
+    for name, speed in speeds.items():
+        pipes = "  ".join(f"{pipe} {cycles:.0f}" for pipe, cycles in speed.pipes.items())
+        click.echo(
+            f"  {name:9} {speed.speed:7.0f} {speed.unit} ({speed.lowest:.0f}..{speed.highest:.0f}), "
+            f"{100 * speed.share:.0f} % of {speed.peak:.0f}; "
+            f"{speed.instructions} instructions; cycles of a warp's trip: {pipes}"
+        )
+    for title in ("launches", "doubts"):
+        for name, value in row.get(title, {}).items():
+            click.echo(f"  {title[:-1]:8} {name:24} {value:7.0f} {next(iter(speeds.values())).unit}")

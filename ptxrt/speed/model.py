@@ -1,0 +1,394 @@
+"""What the machine code of a kernel reaches on a card, by the simulation of its warps: TFLOPS of useful work, or GB/s.
+
+Useful are the multiplications of Q with K and of P with V. In block formats P is multiplied with a column of ones as
+well, for the denominator; that work is done and takes its time, but does not count.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .. import units
+from ..disassembly import sass_of
+from ..errors import BuildError
+from . import rates
+from .listing import Instruction, parse
+from .paths import is_mma, plain_path, tile_paths
+from .rates import MULTIPROCESSORS, PIPES, Card
+from .simulate import Machine, Trip, alone, simulate
+
+THREADS, DYNAMIC_SHARED, TILE = slice(0, 3), 3, slice(4, 7)  # of the launch constants of a record
+RESERVED_SHARED = 1024  # bytes that each block takes beside its own
+BLOCK_FORMATS = ("mxfp8", "mxfp4", "nvfp4")
+LANES = 32
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry as it is built for a card: its code, and how it launches."""
+
+    name: str
+    unit: str
+    kernel: str
+    variant: Mapping[str, int]
+    code: tuple[Instruction, ...]
+    threads: int
+    rows: int  # of a block, of kernels in tiles
+    registers: int
+    shared_bytes: int
+
+    def blocks(self, card: Card) -> int:
+        """Blocks that a multiprocessor has room for."""
+        room, warps = MULTIPROCESSORS[card.target], -(-self.threads // LANES)
+        registers = max(-(-self.registers // 8) * 8 * LANES * warps, 1)
+        return max(
+            1,
+            min(
+                room.registers // registers,
+                room.shared_bytes // (self.shared_bytes + RESERVED_SHARED),
+                room.warps // warps,
+                room.blocks,
+            ),
+        )
+
+    def resident(self, card: Card) -> tuple[int, int]:
+        """Warps of a block in each part of a multiprocessor, and blocks of so many."""
+        warps, blocks = self.threads // LANES, self.blocks(card)
+        if warps >= 4:
+            return warps // 4, blocks
+        return 1, max(1, warps * blocks // 4)
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """Head dimensions of Q and of V, of attention."""
+        dim = int(self.variant["dim"])
+        return dim, int(self.variant.get("dim_v", dim))
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether it is attention by tiles of keys: not of few queries, on paged caches, and nothing that merges."""
+        return (
+            self.kernel.startswith("attention_")
+            and "dim" in self.variant
+            and not {"paged", "few"} & set(self.kernel.split("_"))
+        )
+
+    @property
+    def rounds_weights(self) -> bool:
+        """Whether it is attention with weights in a block format, whose sum is a column of ones times them."""
+        return self.is_attention and self.kernel.rsplit("_", 1)[-1] in BLOCK_FORMATS
+
+    @property
+    def useful(self) -> float:
+        """The share of the matrix instructions' work that is useful."""
+        if self.rounds_weights:
+            return sum(self.dims) / (sum(self.dims) + 8)
+        return 1.0
+
+
+def entries_of(unit: str, card: Card) -> Iterator[Entry]:
+    """The entries of a built unit as a card runs them; BuildError where there is no code for it, or no disassembler."""
+    record = units.record(unit)
+    portable = card.target == "sm_90"
+    fatbin = units.checked_fatbin(unit, portable)
+    # One text is assembled for both of the family, to the same instructions; quick builds have the first alone.
+    for target in dict.fromkeys((card.target, "sm_120a") if not portable else (card.target,)):
+        if any(target in usage for usage in record["entries"].values()):
+            break
+    else:
+        raise BuildError(f"{unit} has no code for {card.target}: build it for every target with `make`")
+    text = record["texts"]["compute_90" if portable else "compute_120f"]
+    functions = _functions(str(fatbin), target, record["sha256"].get(fatbin.name, ""))
+    for name, code in functions.items():
+        usage, launch = record["entries"][name].get(target), text[name]["launch"]
+        if usage is None:
+            continue
+        x, y, z = launch[THREADS]
+        yield Entry(
+            name,
+            unit,
+            record["name"],
+            record["variant"],
+            code,
+            x * y * z,
+            launch[TILE][1],
+            usage["registers"],
+            usage["shared_bytes"] + launch[DYNAMIC_SHARED],
+        )
+
+
+@lru_cache(maxsize=8)
+def _functions(fatbin: str, target: str, digest: str) -> dict[str, tuple[Instruction, ...]]:
+    return {name: tuple(code) for name, code in parse(sass_of(Path(fatbin), target, encodings=True)).items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One path
+
+
+@dataclass(frozen=True)
+class PathSpeed:
+    """The steady trip of all resident warps of a part through one path, and what it comes to on the card."""
+
+    path: str
+    instructions: int
+    pipes: dict[str, float]  # cycles that one warp's trip keeps each pipe
+    trip: Trip
+    work: float  # of one warp's trip: useful flops, or bytes
+    unit: str  # "TFLOPS" or "GB/s"
+    speed: float  # mean over the offsets
+    lowest: float
+    highest: float
+    peak: float  # what the pipe of the work allows: the tensor cores, or memory
+
+    @property
+    def share(self) -> float:
+        return self.speed / self.peak
+
+    @property
+    def bound_by(self) -> str:
+        """The busiest pipe."""
+        return max(self.pipes, key=self.pipes.__getitem__)
+
+    def as_dict(self) -> dict:
+        return {
+            "instructions": self.instructions,
+            "pipes": {name: round(cycles, 1) for name, cycles in self.pipes.items()},
+            "bound_by": self.bound_by,
+            "cycles": [round(x, 1) for x in (self.trip.cycles, self.trip.fastest, self.trip.slowest)],
+            self.unit: [round(x, 1) for x in (self.speed, self.lowest, self.highest)],
+            "peak": round(self.peak, 1),
+            "share": round(self.share, 4),
+        }
+
+
+def pipe_cycles(path, machine: Machine) -> dict[str, float]:
+    """How long one warp's trip keeps each pipe that it uses; ISSUE is one cycle for each instruction."""
+    found = {"ISSUE": float(len(path))}
+    for instruction in path:
+        pipe = rates.rate_of(instruction.opcode, instruction.guard).pipe
+        found[pipe] = found.get(pipe, 0.0) + machine.cycles(instruction)
+    return {name: found[name] for name in PIPES if name in found}
+
+
+_TRIPS: dict[tuple, Trip] = {}
+
+
+def trip_of(entry: Entry, name: str, path, machine: Machine, blocks: int, streams: bool) -> Trip:
+    """The steady trip of a path; asked again for the same rates, it is not simulated again."""
+    card = machine.card
+    of_card = (
+        card if streams else (card.target, card.halves_sums)
+    )  # without memory's rate the clock and the size do not matter
+    key = entry.unit, entry.name, name, hash(entry.code), of_card, machine.doubted(card=None), blocks
+    if key not in _TRIPS:
+        _TRIPS[key] = simulate(path, machine, entry.resident(card)[0], blocks, streams=streams)
+    return _TRIPS[key]
+
+
+def speed_of_path(entry: Entry, name: str, path, machine: Machine, blocks: int | None = None) -> PathSpeed:
+    """A path under the warps that a multiprocessor of the card has room for, or `blocks` blocks of them."""
+    card = machine.card
+    flops = sum(rates.mma_flops(instruction.opcode) for instruction in path if is_mma(instruction))
+    warps, resident = entry.resident(card)
+    resident = blocks or resident
+    pipes = pipe_cycles(path, machine)
+    parts = card.parts * card.hertz
+    if flops:
+        work, unit, scale = flops * entry.useful, "TFLOPS", 1e12
+        peak = flops / pipes["MMA"] * parts / scale
+    else:
+        moved = [i for i in path if i.stem in ("LDG", "STG", "LDGSTS") and i.guard != "@!PT"]
+        work, unit, scale = sum(rates.warp_bytes(i.opcode) for i in moved), "GB/s", 1e9
+        peak = card.memory_gb_per_s
+        pipes["MEMORY"] = work / (peak * 1e9 / parts)
+    trip = trip_of(entry, name, path, machine, resident, not flops)
+    speed, lowest, highest = (
+        min(work * warps * resident / cycles * parts / scale, peak)  # starts and ends of a few trips overlap
+        for cycles in (trip.cycles, trip.slowest, trip.fastest)
+    )
+    return PathSpeed(name, len(path), pipes, trip, work, unit, speed, lowest, highest, peak)
+
+
+TILE_WAYS = ("plain", "raising", "masked", "sums", "smooth_q")
+
+
+def paths_of(entry: Entry) -> dict[str, list[Instruction]]:
+    """The ways through an entry by name: of attention those of tile_paths(), of all else the steady one as "plain"."""
+    if entry.is_attention and any(map(is_mma, entry.code)):
+        found = tile_paths(list(entry.code))
+        if not entry.rounds_weights:
+            found.pop("sums", None)  # what 16-bit weights are divided by is the sum that lse is made of
+        if "plain" in found:
+            return found
+    return {"plain": plain_path(list(entry.code))}
+
+
+def speeds_of(entry: Entry, machine: Machine, wanted: tuple[str, ...] = TILE_WAYS) -> dict[str, PathSpeed]:
+    """The speed of each way of a tile that the entry has."""
+    paths = paths_of(entry)
+    return {name: speed_of_path(entry, name, paths[name], machine) for name in wanted if name in paths}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Whole launches
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A launch of attention: as many keys as queries, every head with keys of its own."""
+
+    batch: int
+    heads: int
+    length: int
+    causal: bool = False
+
+    def __str__(self) -> str:
+        return f"b{self.batch} h{self.heads} s{self.length}{' causal' if self.causal else ''}"
+
+    def flops(self, dims: tuple[int, int]) -> float:
+        pairs = self.length * (self.length + 1) / 2 if self.causal else self.length**2
+        return 2.0 * self.batch * self.heads * pairs * sum(dims)
+
+
+SHAPES = (
+    Shape(4, 32, 2048),
+    Shape(4, 32, 2048, True),
+    Shape(1, 32, 512),
+    Shape(1, 32, 1024),
+    Shape(1, 32, 4096),
+    Shape(1, 32, 4096, True),
+    Shape(1, 32, 8192, True),
+    Shape(1, 24, 4608),
+    Shape(1, 40, 32760),
+)
+
+
+@dataclass(frozen=True)
+class LaunchTimes:
+    """What the blocks of a launch take: cycles of a trip by how many blocks are resident, and of what is around."""
+
+    keys: int  # of a trip
+    plain: tuple[float, ...]  # cycles of a trip with one, two, ... resident blocks
+    raising: tuple[float, ...]
+    masked: tuple[float, ...]
+    around: float  # of the prologue, the first tile's way to shared memory, and the epilogue
+
+
+def launch_times(entry: Entry, machine: Machine) -> LaunchTimes:
+    """The times that whole launches are made of."""
+    paths = paths_of(entry)
+    warps, resident = entry.resident(machine.card)
+    rows = entry.rows / (entry.threads / LANES)
+    flops = sum(rates.mma_flops(i.opcode) for i in paths["plain"] if is_mma(i)) * entry.useful
+    keys = round(flops / (2 * rows * sum(entry.dims)))
+
+    def cycles(name: str) -> tuple[float, ...]:
+        path = paths.get(name) or paths["plain"]
+        return tuple(trip_of(entry, name, path, machine, blocks, False).cycles for blocks in range(1, resident + 1))
+
+    around = (
+        sum(alone(paths[name], machine, warps) for name in ("prologue", "epilogue") if name in paths)
+        + rates.COPY_LATENCY
+    )
+    return LaunchTimes(keys, cycles("plain"), cycles("raising"), cycles("masked"), around)
+
+
+def block_cycles(entry: Entry, shape: Shape, times: LaunchTimes, row_block: int, resident: int) -> float:
+    """Cycles of one block of rows, with so many in its multiprocessor. Its first trip raises maxima."""
+    rows, warps = entry.rows, entry.threads // LANES
+    first = row_block * rows
+    if not shape.causal:
+        whole, masked = shape.length // times.keys, float(shape.length % times.keys > 0)
+    else:
+        whole = (first + 1) // times.keys
+        # A warp leaves out the trips of which its rows see nothing.
+        ends = (min(first + rows * (warp + 1) // warps, shape.length) for warp in range(warps))
+        masked = sum(max(-(-end // times.keys) - whole, 0) for end in ends) / warps
+    raising = min(whole, 1)
+    at = resident - 1
+    return times.around + (whole - raising) * times.plain[at] + raising * times.raising[at] + masked * times.masked[at]
+
+
+def launch_cycles(entry: Entry, shape: Shape, times: LaunchTimes, card: Card) -> float:
+    """Cycles from the start of the first block to the end of the last: in the order of their numbers, to what is free.
+
+    A block goes on at the rate that the number of blocks beside it allows; the rate changes as they come and go.
+    """
+    resident = len(times.plain)
+    row_blocks = -(-shape.length // entry.rows)
+    costs = [[block_cycles(entry, shape, times, i, r) for r in range(1, resident + 1)] for i in range(row_blocks)]
+    queue = (i for i in reversed(range(row_blocks)) for _ in range(shape.batch * shape.heads))
+    running: list[list[list]] = [
+        [] for _ in range(card.multiprocessors)
+    ]  # of each multiprocessor [what is left, its costs]
+    since = [0.0] * card.multiprocessors
+    version = [0] * card.multiprocessors
+    events: list[tuple[float, int, int]] = []
+
+    def advance(place: int, now: float) -> None:
+        beside = len(running[place]) - 1
+        for block in running[place]:
+            block[0] -= (now - since[place]) / block[1][beside]
+        since[place] = now
+
+    def plan(place: int) -> None:
+        version[place] += 1
+        if running[place]:
+            beside = len(running[place]) - 1
+            end = since[place] + min(left * cost[beside] for left, cost in running[place])
+            heapq.heappush(events, (end, place, version[place]))
+
+    def fill(places: list[int]) -> None:
+        """Blocks go to multiprocessors in turns: to all that have room for one, then to those with room for another."""
+        for free in range(resident, 0, -1):
+            for place in places:
+                if resident - len(running[place]) >= free and (block := next(queue, None)) is not None:
+                    running[place].append([1.0, costs[block]])
+        for place in places:
+            plan(place)
+
+    fill(list(range(card.multiprocessors)))
+    now = 0.0
+    while events:
+        now = events[0][0]
+        freed: list[int] = []
+        while events and events[0][0] <= now + 1e-6:  # those that end together
+            _, place, number = heapq.heappop(events)
+            if number == version[place]:
+                advance(place, now)
+                running[place] = [block for block in running[place] if block[0] > 1e-9]
+                freed.append(place)
+        fill(freed)
+    return now
+
+
+def launch_tflops(entry: Entry, shape: Shape, times: LaunchTimes, card: Card) -> float:
+    """Useful TFLOPS of a whole launch, what the host takes for it left out."""
+    return shape.flops(entry.dims) / (launch_cycles(entry, shape, times, card) / card.hertz) / 1e12
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Doubts
+
+DOUBTS: dict[str, dict[str, Any]] = {
+    "MUFU 16 cycles": dict(special_cycles=16.0),
+    "MUFU 4 cycles": dict(special_cycles=4.0),
+    "F2FP 8 cycles": dict(convert_cycles=8.0),
+    "FMNMX 1 cycle": dict(extreme_cycles=1.0),
+    "two MMAs queue": dict(mma_queue=2),
+    "latencies 1.5 times": dict(latency=1.5),
+}
+
+
+def doubts_of(entry: Entry, machine: Machine) -> dict[str, float]:
+    """The speed of the plain path where one of the uncertain numbers is another."""
+    path = paths_of(entry)["plain"]
+    return {
+        name: speed_of_path(entry, "plain", path, machine.doubted(**change)).speed for name, change in DOUBTS.items()
+    }

@@ -1,0 +1,112 @@
+"""The ways through an attention kernel that a tile may take, found in its machine code by what their blocks hold.
+
+A loop over tiles is one with matrix instructions of its own. Where there are two, the one without blocks that hide keys
+is for plain tiles, the other for all. Blocks are told apart so: those that hide have many selections of -inf, those
+that raise a maximum many products behind a vote, those that read the scores of means many loads of two numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .listing import Flow, Instruction, steady_path
+
+MANY = 8  # of what tells a role, in one block; what is there for single rows is less
+
+
+def is_mma(instruction: Instruction) -> bool:
+    return instruction.kind == "mma"
+
+
+@dataclass
+class TileLoops:
+    """The loops over tiles of an entry, and the blocks in them by role."""
+
+    code: list[Instruction]
+    flow: Flow = field(init=False)
+
+    def __post_init__(self):
+        self.flow = Flow(self.code)
+        multiplying = {head: body for head, body in self.flow.loops.items() if self.count(body, is_mma)}
+        self.own: dict[int, set[int]] = {}
+        for head, body in multiplying.items():
+            nested = [other for start, other in multiplying.items() if start != head and start in body and other < body]
+            blocks = body - set().union(*nested) if nested else set(body)
+            if self.count(blocks, is_mma) >= 4:
+                self.own[head] = blocks
+
+    def count(self, blocks: Iterable[int], what) -> int:
+        return sum(what(instruction) for block in blocks for instruction in self.flow.blocks[block])
+
+    def _with_many(self, blocks: Iterable[int], what) -> set[int]:
+        return {block for block in blocks if self.count([block], what) >= MANY}
+
+    def hiding(self, head: int) -> set[int]:
+        return self._with_many(self.own[head], lambda i: i.stem == "FSEL" and "-INF" in i.operands)
+
+    def raising(self, head: int) -> set[int]:
+        plain = {instruction.address for instruction in self.way(head)}
+        votes = {block for block in self.own[head] if self.count([block], lambda i: i.stem == "VOTE")}
+        products = self._with_many(self.own[head], lambda i: i.stem == "FMUL")
+        return {b for b in products if votes & set(self.flow.before[b]) and self.flow.blocks[b][0].address not in plain}
+
+    def reading_means(self, head: int) -> set[int]:
+        found = self._with_many(self.own[head], lambda i: i.stem == "LDG" and ".64" in i.opcode)
+        return {block for block in found if self.count([block], lambda i: i.stem == "FADD") >= MANY}
+
+    def way(self, head: int, *through: set[int]) -> list[Instruction]:
+        """Once round a loop, with all its MMAs, through a block of each set, else in the fewest instructions."""
+        return self.flow.path(head, self.own[head], is_mma, through) if all(through) else []
+
+
+def tile_paths(code: list[Instruction]) -> dict[str, list[Instruction]]:
+    """The ways of a tile by name; those alone that the code has.
+
+    plain: nothing hidden, nothing raised. raising: plain, and a row's maximum grows. masked: keys are hidden by place,
+    as causal masks do. sums: nothing hidden, in the loop for all tiles, as with return_lse. smooth_q: as masked, with
+    the means' scores added. prologue, epilogue: from the start to the first tile, and from the last to the end.
+    """
+    loops = TileLoops(code)
+    if not loops.own:
+        return {}
+    by_work = sorted(loops.own, key=lambda head: -loops.count(loops.own[head], is_mma))
+    with_masks = [head for head in by_work if loops.hiding(head)]
+    plain_loops = [head for head in by_work if not loops.hiding(head)]
+    plain = plain_loops[0] if plain_loops else by_work[0]
+    general = with_masks[0] if with_masks else plain
+    hides = loops.hiding(general)
+    found = {
+        "plain": loops.way(plain),
+        "raising": loops.way(plain, loops.raising(plain)),
+        "masked": loops.way(general, hides),
+        "smooth_q": loops.way(general, loops.reading_means(general), hides),
+    }
+    if general != plain and any(
+        instruction.opcode.startswith(("OMMA.SF", "QMMA.SF")) for instruction in found["plain"]
+    ):
+        found["sums"] = loops.way(general)
+    flow = loops.flow
+    outside = set(flow.order) - set().union(*loops.own.values())
+    first = min(plain, general, key=lambda head: flow.order.index(head))
+    found["prologue"] = flow.path(0, outside | {0}, is_mma, (), first)
+    found["epilogue"] = _epilogue(loops, general, outside)
+    return {name: path for name, path in found.items() if path}
+
+
+def _epilogue(loops: TileLoops, general: int, outside: set[int]) -> list[Instruction]:
+    """From the end of the loop to the end of the kernel, by way of stores of 16 bytes."""
+    flow = loops.flow
+    bodies = set().union(*loops.own.values())
+    starts = [j for i in flow.order if i in bodies for j in flow.after[i] if j in outside]
+    stores = {block for block in outside if any(i.stem == "STG" and ".128" in i.opcode for i in flow.blocks[block])}
+    for start in sorted(set(starts), key=flow.order.index, reverse=True):
+        path = flow.path(start, outside, is_mma, (stores,) if stores else ())
+        if path:
+            return path
+    return []
+
+
+def plain_path(code: list[Instruction]) -> list[Instruction]:
+    """The steady path of any entry."""
+    return steady_path(code)[0]

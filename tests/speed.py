@@ -1,0 +1,211 @@
+"""What the static model gives for the kernels, recorded: `make speed` compares it with the record, test_speed.py a few
+entries.
+
+`python tests/speed.py` simulates every entry of attention, quantizers, packers at head dimension 128, products and
+producers, and lists those that fell behind speed_figures.json by more than MARGIN. With --record it writes the file, of
+which docs/speed.py makes docs/speed.md; what is recorded for the H200 stays where a quick build has no code for it.
+Some minutes of a core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+from build_script import build
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+
+import ptxrt.units  # noqa: E402
+from ptxrt.errors import BuildError  # noqa: E402
+from ptxrt.speed import (  # noqa: E402
+    CARDS,
+    SHAPES,
+    TILE_WAYS,
+    Entry,
+    Machine,
+    doubts_of,
+    entries_of,
+    launch_tflops,
+    launch_times,
+    speeds_of,
+)
+
+RECORD = Path(__file__).with_name("speed_figures.json")
+NATIVE = build.TARGETS[0].cubins[0]
+MARGIN = 0.02  # by which an entry may fall: between two versions of one kernel, over the same starts, 2 % counts
+FIRST = "RTX 5090"  # for which every path is recorded, of other cards the plain one alone
+GROUPS = ("attention", "quantize", "pack", "gemm", "norm", "gate", "activate")
+ALL_WAYS = (64, 128, 256)  # the head dimensions at which every way of a tile is recorded
+HEADLINE = 128  # the head dimension at which launches and doubts are recorded, and packers
+
+# Times of docs/benchmarks.md's shapes on an H200, milliseconds, as that page gives them.
+MEASURED = {
+    "attention_bf16_dim128_dim_v128_bf16": {
+        "b4 h32 s2048": 384.7,
+        "b4 h32 s2048 causal": 332.7,
+        "b1 h32 s4096": 403.8,
+        "b1 h32 s4096 causal": 371.5,
+    },
+    "attention_bf16_dim64_dim_v64_bf16": {"b4 h32 s2048": 326.0, "b4 h32 s2048 causal": 271.2},
+    "attention_mxfp8_dim128_dim_v128": {"b4 h32 s2048": 220.8, "b4 h32 s2048 causal": 196.7},
+    "attention_nvfp4_bf16_dim128_dim_v128": {"b4 h32 s2048": 297.5, "b4 h32 s2048 causal": 265.2},
+    "attention_nvfp4_mxfp8_dim128_dim_v128": {"b4 h32 s2048": 231.2, "b4 h32 s2048 causal": 208.1},
+    "attention_nvfp4_dim128_dim_v128": {"b4 h32 s2048": 192.7, "b4 h32 s2048 causal": 173.5},
+    "attention_mxfp4_dim128_dim_v128": {"b4 h32 s2048": 175.6, "b4 h32 s2048 causal": 156.1},
+}
+# The rate of m16n8k16 that `mma_rate_bf16` reaches there (docs/benchmarks.md), in cycles, in place of that of the table
+# of rates.
+MEASURED_MMA = 4096 * 4 * 132 * 1.83e9 / 546e12
+
+
+def wanted(unit) -> bool:
+    """Whether a unit's figures are recorded."""
+    if unit.unit.split("_")[0] not in GROUPS or unit.unit.startswith(
+        ("attention_few", "attention_paged", "attention_merge")
+    ):
+        return False
+    return not unit.unit.startswith("pack") or f"dim{HEADLINE}" in unit.unit
+
+
+def units() -> list:
+    """The units whose figures are recorded."""
+    return [unit for unit in build.find_units(build.SOURCES) if wanted(unit)]
+
+
+def code_of(unit: str) -> str:
+    """The digest of a unit's native code."""
+    return ptxrt.units.record(unit)["cubins"][NATIVE]
+
+
+def model_digest() -> str:
+    """A digest of the files that the figures come from."""
+    folder = ROOT / "ptxrt" / "speed"
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).hexdigest()
+
+
+def compact(speed) -> list[float]:
+    """Mean, lowest and highest."""
+    return [round(x, 1) for x in (speed.speed, speed.lowest, speed.highest)]
+
+
+def figures_of(entry: Entry) -> dict:
+    """What the record keeps of an entry."""
+    machine = Machine(CARDS[FIRST])
+    ways = TILE_WAYS if entry.is_attention and entry.dims in [(dim, dim) for dim in ALL_WAYS] else ("plain",)
+    speeds = speeds_of(entry, machine, ways)
+    plain = speeds["plain"]
+    warps, blocks = entry.resident(machine.card)
+    found = {
+        "unit": plain.unit,
+        "warps": warps * blocks,
+        "peak": round(plain.peak, 1),
+        "bound_by": plain.bound_by,
+        "instructions": plain.instructions,
+        "pipes": {name: round(cycles) for name, cycles in plain.pipes.items()},
+        "work": round(plain.work),
+        "paths": {name: compact(speed) for name, speed in speeds.items()},
+    }
+    found["cards"] = {}
+    for name, card in CARDS.items():
+        if name not in (FIRST, "H200") and plain.unit == "TFLOPS":  # what streams is bound by memory everywhere
+            speed = speeds_of(entry, Machine(card), ("plain",))["plain"]
+            found["cards"][name] = [*compact(speed), round(speed.peak, 1)]
+    if entry.is_attention and plain.unit == "TFLOPS" and entry.dims == (HEADLINE, HEADLINE):
+        times = launch_times(entry, machine)
+        found["launches"] = {str(shape): round(launch_tflops(entry, shape, times, machine.card), 1) for shape in SHAPES}
+        found["doubts"] = {name: round(value, 1) for name, value in doubts_of(entry, machine).items()}
+    return found
+
+
+def on_h200(entry: Entry) -> dict:
+    """Whole launches on the H200 by the table of rates, by the measured rate of its MMA, and as measured."""
+    found = {}
+    for name, machine in (
+        ("model", Machine(CARDS["H200"])),
+        ("measured rate", Machine(CARDS["H200"], mma_cycles=MEASURED_MMA)),
+    ):
+        times = launch_times(entry, machine)
+        found[name] = {
+            str(s): round(launch_tflops(entry, s, times, machine.card), 1)
+            for s in SHAPES
+            if str(s) in MEASURED[entry.name]
+        }
+    return found | {"measured": MEASURED[entry.name]}
+
+
+def fallen(figures: dict, recorded: dict) -> list[str]:
+    """The paths whose mean is lower than recorded by more than MARGIN."""
+    return [
+        f"{path} {mean} {figures['unit']}, recorded {recorded['paths'][path][0]}"
+        for path, (mean, *_) in figures["paths"].items()
+        if path in recorded["paths"] and mean < recorded["paths"][path][0] * (1 - MARGIN)
+    ]
+
+
+def read_record() -> dict:
+    """speed_figures.json; parts of it are empty where there is none yet."""
+    empty = {"model": "", "code": {}, "entries": {}, "H200": {}}
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else empty
+
+
+def write_record(record: dict) -> None:
+    """Write speed_figures.json, an entry or unit to a line."""
+    parts = [f' "model": "{record["model"]}"']
+    for part in ("code", "entries", "H200"):
+        lines = [f'  "{name}": {json.dumps(value)}' for name, value in sorted(record[part].items())]
+        parts.append(f' "{part}": {{\n' + ",\n".join(lines) + "\n }")
+    RECORD.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8", newline="\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", action="store_true", help=f"write {RECORD.name}")
+    parser.add_argument(
+        "--only", default="", metavar="WORDS", help="units with this in their name; recorded beside the others"
+    )
+    parser.add_argument("--changed", action="store_true", help="units alone whose code is another than recorded")
+    options = parser.parse_args()
+    record, worse = read_record(), 0
+    again = options.record and not options.changed and not options.only
+    found = {"model": model_digest(), "code": {}, "entries": {}, "H200": record["H200"]} if again else record
+    for unit in units():
+        name = unit.unit
+        if options.only not in name or (options.changed and code_of(name) == record["code"].get(name)):
+            continue
+        for entry in entries_of(name, CARDS[FIRST]):
+            figures = figures_of(entry)
+            for words in fallen(figures, record["entries"].get(entry.name, {"paths": {}})):
+                worse += 1
+                print(f"{entry.name}: {words}")
+            if options.record:
+                found["entries"][entry.name] = figures
+        found["code"][name] = code_of(name)
+        if options.record and any(entry.startswith(name) for entry in MEASURED):
+            try:
+                found["H200"] |= {e.name: on_h200(e) for e in entries_of(name, CARDS["H200"]) if e.name in MEASURED}
+            except BuildError as quick:
+                print(f"{name}: the H200's figures stay as they are ({quick})")
+    if options.record:
+        found["model"] = model_digest()
+        there = {unit.unit for unit in units()}
+        found["code"] = {name: code for name, code in found["code"].items() if name in there}
+        found["entries"] = {
+            name: figures
+            for name, figures in found["entries"].items()
+            if any(f"{name}_".startswith(f"{unit}_") for unit in there)
+        }
+        write_record(found)
+        print(f"wrote {RECORD}")
+        return 0
+    print(f"{worse} fell by more than {100 * MARGIN:g} %")
+    return bool(worse)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,299 @@
+"""The static model of speed: on code made for it, on kernels that are built, and against its record."""
+
+import importlib.util
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import speed
+from ptxrt.commands import main
+from ptxrt.commands import speed as command
+from ptxrt.disassembly import find_disassembler
+from ptxrt.errors import BuildError
+from ptxrt.speed import (
+    CARDS,
+    Entry,
+    Machine,
+    Shape,
+    entries_of,
+    launch_tflops,
+    model,
+    paths_of,
+    rates,
+    speed_of_path,
+    speeds_of,
+)
+from ptxrt.speed.listing import CLASSES, Control, Instruction, parse
+from ptxrt.speed.simulate import alone, simulate
+
+GEFORCE = Machine(CARDS["RTX 5090"])
+RECORD = speed.read_record()
+AGAIN = "if this is as it should be, write the record anew: make speed RECORD=1"
+ALWAYS = ("attention_nvfp4_dim128_dim_v128", "attention_bf16_dim128_dim_v128")
+
+
+@pytest.fixture(scope="session")
+def disassembler():
+    try:
+        return find_disassembler()
+    except BuildError as missing:
+        pytest.skip(str(missing))
+
+
+def instruction(opcode, stall=1, sets=None, waits=(), operands="", reads=None) -> Instruction:
+    return Instruction(0, "", opcode, operands, Control(stall, sets, reads, sum(1 << bit for bit in waits)))
+
+
+MMA, MUFU, FADD = "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X", "MUFU.EX2", "FADD"
+
+
+# Rates and listings
+
+
+def test_a_control_word_is_read():
+    """LDS R6, [R7]: 4 cycles, scoreboard 1 when it is there, after scoreboards 0 and 2."""
+    word = (4 | 1 << 4 | 1 << 5 | 7 << 8 | 0b101 << 11) << 41
+    assert Control.of(word) == Control(stall=4, sets=1, reads=None, waits=0b101)
+    text = "\t\tFunction : f\n        /*0010*/   @!P0 LDS R6, [R7] ;   /* 0x0000000007067984 */\n"
+    text += f"     /* 0x{word:016x} */\n"
+    (found,) = parse(text)["f"]
+    assert found == Instruction(16, "@!P0", "LDS", "R6, [R7]", Control(4, 1, None, 5))
+
+
+def test_peaks_are_those_of_the_data_sheets():
+    """TFLOPS of the tensor cores alone, as NVIDIA states them."""
+    stated = {
+        "RTX 5090": {"HMMA.16816.F32.BF16": 209.5, "QMMA.SF.16832.F32.E4M3.E4M3.E8": 838, MMA: 1676},
+        "RTX 5070 Ti": {"HMMA.16816.F32.BF16": 87.9, MMA: 703},
+        "RTX PRO 6000": {"HMMA.16816.F32": 503.8, "QMMA.16832.F32.E4M3.E4M3": 1007.6, MMA: 2015.2},
+    }
+    for card, peaks in stated.items():
+        for opcode, tflops in peaks.items():
+            found = (
+                rates.mma_flops(opcode)
+                / rates.mma_cycles(opcode, CARDS[card])
+                * CARDS[card].parts
+                * CARDS[card].hertz
+                / 1e12
+            )
+            assert found == pytest.approx(tflops, rel=2e-3), (card, opcode)
+
+
+def test_every_rate_has_a_source_and_every_stem_one_rate():
+    stems = [stem for rate in rates.RATES for stem in rate.stems.split()]
+    assert len(stems) == len(set(stems))
+    assert all(rate.source for table in (rates.RATES, *rates.MMA_RATES.values()) for rate in table)
+    assert all(card.source and card.target in rates.MMA_RATES for card in CARDS.values())
+
+
+def test_what_is_counted_has_a_rate():
+    """Stems that are there in machine code, by the classes of the listing."""
+    unknown = {"FLO", "UTMASTG", "VHMNMX", "BRX"}
+    for kind, stems in CLASSES.items():
+        for stem in stems.split():
+            if (
+                kind not in ("mma", "uniform")
+                and not stem.startswith(("D", "I2I", "SHL", "SHR"))
+                and stem.rstrip(".") not in unknown
+            ):
+                assert rates.rate_of(stem.rstrip(".")) is not None
+
+
+def test_bytes_of_a_warp():
+    assert [
+        rates.warp_bytes(op)
+        for op in ("LDS", "LDS.128", "LDG.E.64", "STS.U8", "LDSM.16.M88.4", "LDSM.16.M88.2", "STG.E.U16")
+    ] == [
+        128,
+        512,
+        256,
+        32,
+        512,
+        256,
+        64,
+    ]
+
+
+# The simulation, where the result can be told beforehand
+
+
+def test_a_full_pipe_is_the_trip():
+    """Two warps of independent MMAs: 16 cycles each, whatever the starts."""
+    trip = simulate([instruction(MMA)] * 40, GEFORCE, 1, 2)
+    assert trip.fastest == pytest.approx(2 * 40 * 16, rel=0.03) and trip.slowest == pytest.approx(
+        trip.fastest, rel=0.03
+    )
+
+
+def test_one_warp_waits_out_its_stalls():
+    trip = simulate([instruction(FADD, stall=4)] * 25, GEFORCE, 1, 1)
+    assert trip.cycles == pytest.approx(25 * 4 + rates.BRANCH_CYCLES, rel=0.01)
+
+
+def test_four_warps_share_the_issue_slot():
+    """Each could issue every cycle; together they have one slot."""
+    trip = simulate([instruction(FADD)] * 100, GEFORCE, 1, 4)
+    assert trip.cycles == pytest.approx(400, rel=0.03)
+
+
+def test_a_scoreboard_makes_a_warp_wait():
+    """A use right behind a MUFU waits for its 20 cycles; another warp takes the time."""
+    path = [instruction(MUFU, sets=0), instruction(FADD, waits=(0,))]
+    assert simulate(path, GEFORCE, 1, 1).cycles == pytest.approx(21 + rates.BRANCH_CYCLES)
+    assert simulate(path, GEFORCE, 1, 2).cycles < 1.4 * simulate(path, GEFORCE, 1, 1).cycles
+
+
+def test_a_barrier_keeps_warps_together():
+    path = [instruction(MMA)] * 4 + [instruction("BAR.SYNC.DEFER_BLOCKING")]
+    assert simulate(path, GEFORCE, 2, 1).cycles == pytest.approx(7 * 16 + rates.BARRIER_LATENCY, abs=3)
+    assert simulate(path, GEFORCE, 1, 2).cycles == pytest.approx(8 * 16, abs=3)  # of blocks of their own
+
+
+def test_memory_gives_what_it_can():
+    """A copy of 16 bytes a lane: reads and writes together at the memory's rate."""
+    path = [instruction("LDG.E.128", sets=0), instruction("STG.E.128", waits=(0,))]
+    cycles = simulate(path, GEFORCE, 1, 12, streams=True).cycles
+    moved = 2 * 512 * 12 / cycles * GEFORCE.card.parts * GEFORCE.card.hertz / 1e9
+    assert moved == pytest.approx(1792, rel=0.05)
+
+
+def test_doubts_change_what_they_say():
+    path = [instruction(MUFU)] * 20
+    assert simulate(path, GEFORCE.doubted(special_cycles=16.0), 1, 1).cycles == pytest.approx(
+        2 * simulate(path, GEFORCE, 1, 1).cycles, rel=0.1
+    )
+    path = [instruction(MMA)] * 20
+    assert simulate(path, GEFORCE.doubted(mma_cycles=32.0), 1, 1).cycles > 1.9 * simulate(path, GEFORCE, 1, 1).cycles
+
+
+def test_starts_are_the_same_in_every_run():
+    path = [instruction(MMA), instruction("LDSM.16.M88.4", sets=0), instruction(FADD, waits=(0,))] * 5
+    assert simulate(path, GEFORCE, 1, 3) == simulate(path, GEFORCE, 1, 3)
+    assert alone(path, GEFORCE, 1) > 5 * 33
+
+
+# Whole launches
+
+
+def entry_of(rows=64, threads=128, registers=255, kernel="attention_bf16") -> Entry:
+    return Entry("e", "u", kernel, {"dim": 64, "dim_v": 64}, (), threads, rows, registers, 1024)
+
+
+def test_whole_waves_and_the_last_one():
+    """170 blocks are one wave, 171 two; a block's time is what is around and its trips."""
+    times = model.LaunchTimes(64, (1000.0,), (1000.0,), (1000.0,), 500.0)
+    entry = entry_of()
+    one, two = (model.launch_cycles(entry, Shape(1, heads, 64), times, GEFORCE.card) for heads in (170, 171))
+    assert (one, two) == (1500.0, 3000.0)
+    assert launch_tflops(entry, Shape(1, 170, 64), times, GEFORCE.card) == pytest.approx(
+        4 * 170 * 64**3 / (1500 / 2.407e9) / 1e12
+    )
+
+
+def test_a_block_alone_runs_faster():
+    """Two blocks to a multiprocessor at 1500 cycles a trip, one alone at 1000."""
+    times = model.LaunchTimes(64, (1000.0, 1500.0), (1000.0, 1500.0), (1000.0, 1500.0), 0.0)
+    cycles = [model.launch_cycles(entry_of(), Shape(1, heads, 64), times, GEFORCE.card) for heads in (170, 340, 510)]
+    assert cycles == pytest.approx([1000, 1500, 2500])
+
+
+def test_causal_blocks_have_what_they_see():
+    """The last 192 rows see 3 whole trips of 64 before them, and a third of their warps 1, 2 and 3 masked ones each."""
+    times = model.LaunchTimes(64, (100.0,), (100.0,), (1000.0,), 0.0)
+    entry = entry_of(rows=192, threads=384)
+    assert model.block_cycles(entry, Shape(1, 1, 384, causal=True), times, 1, 1) == 3 * 100 + 2 * 1000
+    assert model.block_cycles(entry, Shape(1, 1, 384), times, 1, 1) == 6 * 100
+
+
+def test_the_column_of_ones_does_not_count():
+    assert entry_of(kernel="attention_nvfp4").useful == pytest.approx(128 / 136)
+    assert entry_of(kernel="attention_nvfp4_mxfp8").useful < 1 == entry_of(kernel="attention_nvfp4_bf16").useful
+
+
+# Kernels that are built
+
+
+def test_ways_of_a_tile(disassembler):
+    """All five in nvfp4, with the same MMAs each, and what tells them apart."""
+    (entry,) = entries_of("attention_nvfp4_dim128_dim_v128", GEFORCE.card)
+    paths = paths_of(entry)
+    assert {"plain", "raising", "masked", "sums", "smooth_q", "prologue", "epilogue"} == set(paths)
+    mmas = {name: sum(i.kind == "mma" for i in path) for name, path in paths.items()}
+    assert {mmas[name] for name in model.TILE_WAYS} == {33} and mmas["prologue"] == mmas["epilogue"] == 0
+    hidden = {name: sum("-INF" in i.operands for i in path) for name, path in paths.items()}
+    assert hidden["plain"] == hidden["sums"] == hidden["raising"] == 0 < 32 == hidden["masked"]
+    products = {name: sum(i.stem == "FMUL" for i in path) for name, path in paths.items()}
+    assert products["raising"] >= products["plain"] + 66
+    assert sum(i.stem == "LDG" for i in paths["smooth_q"]) >= 8 > 0 == sum(i.stem == "LDG" for i in paths["plain"])
+    assert any(i.stem == "STG" for i in paths["epilogue"])
+
+
+def test_useful_work_of_a_trip(disassembler):
+    """16 rows by 64 keys, both products, of 33 MMAs one for the denominator."""
+    (entry,) = entries_of("attention_nvfp4_dim128_dim_v128", GEFORCE.card)
+    plain = speed_of_path(entry, "plain", paths_of(entry)["plain"], GEFORCE)
+    assert plain.work == pytest.approx(2 * 16 * 64 * 256)
+    assert plain.pipes["MMA"] == 33 * 16 and plain.lowest <= plain.speed <= plain.highest < plain.peak == pytest.approx(
+        1676, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("unit", [unit.unit for unit in speed.units()])
+def test_no_slower_than_recorded(disassembler, unit):
+    """Units whose code is that of the record are not simulated again; all are by `make speed`."""
+    try:
+        same = speed.code_of(unit) == RECORD["code"].get(unit)
+    except BuildError as missing:
+        pytest.skip(str(missing))
+    assert unit in RECORD["code"], f"{unit} is not in {speed.RECORD.name}; {AGAIN}"
+    if same and unit not in ALWAYS:
+        return
+    for entry in entries_of(unit, GEFORCE.card):
+        found = {"unit": "", "paths": {"plain": speed.compact(speeds_of(entry, GEFORCE, ("plain",))["plain"])}}
+        assert not (fallen := speed.fallen(found, RECORD["entries"][entry.name])), f"{entry.name}: {fallen}; {AGAIN}"
+        assert not same or found["paths"]["plain"] == RECORD["entries"][entry.name]["paths"]["plain"], AGAIN
+
+
+def test_the_record_is_of_this_model():
+    assert RECORD["model"] == speed.model_digest(), AGAIN
+
+
+def test_the_page_is_of_the_record():
+    spec = importlib.util.spec_from_file_location("page_of_speed", speed.ROOT / "docs" / "speed.py")
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    written = (speed.ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert page.page(RECORD) == written, "docs/speed.md is not what docs/speed.py writes; run make speed RECORD=1"
+    assert all((speed.ROOT / "docs" / page.picture_of(card)).exists() for card in page.CONSUMER)
+
+
+def test_a_fall_is_seen():
+    recorded = {"unit": "TFLOPS", "paths": {"plain": [100.0, 90.0, 110.0]}}
+    assert speed.fallen({"unit": "TFLOPS", "paths": {"plain": [98.5, 1, 1]}}, recorded) == []
+    assert speed.fallen({"unit": "TFLOPS", "paths": {"plain": [97.5, 97, 98]}}, recorded) == [
+        "plain 97.5 TFLOPS, recorded 100.0"
+    ]
+
+
+# The command
+
+
+def test_the_command_says_it(disassembler):
+    done = CliRunner().invoke(main, ["speed", "attention_bf16[dim=64]", "--card", "rtx 5080"])
+    assert (
+        done.exit_code == 0
+        and "attention_bf16_dim64_dim_v64_bf16 on RTX 5080" in done.output
+        and "TFLOPS" in done.output
+    )
+    done = CliRunner().invoke(main, ["speed", "amax", "--json"])
+    found = json.loads(done.output)
+    assert found["card"]["multiprocessors"] == 170 and all(
+        "GB/s" in entry["paths"]["plain"] for entry in found["entries"]
+    )
+
+
+def test_the_command_knows_all_cards():
+    assert command.CARDS == tuple(CARDS)
+    assert CliRunner().invoke(main, ["speed", "amax", "--card", "RTX 1"]).exit_code == 2
+    assert "no kernel is called" in CliRunner().invoke(main, ["speed", "atention_nvfp4"]).output
