@@ -53,7 +53,7 @@ def close(lse, want):
 @each_format
 @pytest.mark.parametrize(
     "shape, options",
-    [((1, 2, 70, 100, 64), dict(causal=True)), ((1, 1, 17, 70, 40), dict(softcap=8.0)), ((1, 2, 9, 65, 64), dict(sinks=np.float32([-8, 12])))],
+    [((1, 2, 70, 100, 64), dict(causal=True)), ((1, 1, 17, 70, 40), dict(softcap=8.0)), ((1, 2, 19, 65, 64), dict(sinks=np.float32([-8, 12])))],
     ids=str,
 )
 @pytest.mark.parametrize("smooth_q", [False, True], ids=["k", "qk"])
