@@ -1,4 +1,4 @@
-"""docs/speed.md and its pictures, from tests/speed_figures.json and the table of rates; `make speed RECORD=1` writes both.
+"""docs/speed.md and its pictures, from tests/speed_figures.json and the table of rates: `make speed RECORD=1`.
 
 python docs/speed.py [--folder DIR]
 """
@@ -36,9 +36,10 @@ POWER = {"MXFP8": 680, "MXFP4, NVFP4": 1340}
 
 INTRODUCTION = """# Speed, by a model
 
-Nothing on this page was measured on an RTX card: none was at hand. It is what a static model makes of the machine code that ptxas wrote,
-and for the H200 the same model stands beside measured times, so that its errors can be seen. Generated from
-`tests/speed_figures.json` by `make speed RECORD=1`; a test fails where a kernel falls behind it by more than 2 %.
+Nothing on this page was measured on an RTX card: none was at hand. It is what a static model makes of the machine code
+that ptxas wrote, and for the H200 the same model stands beside measured times, so that its errors can be seen.
+Generated from `tests/speed_figures.json` by `make speed RECORD=1`; a test fails where a kernel falls behind it by more
+than 2 %.
 
     ptxrt speed attention_nvfp4                         # every way of a tile, on an RTX 5090
     ptxrt speed 'attention_nvfp4[dim=128,dim_v=128]' --card "DGX Spark" --launches --doubts
@@ -46,29 +47,32 @@ and for the H200 the same model stands beside measured times, so that its errors
 
 ## What is counted
 
-- **Useful work.** Q K^T and P V, 4 flops for each pair of query and key and each element. In block formats P is multiplied with a column of
-  ones as well, for the denominator: it takes its time and does not count (3 % at head dimension 128, 6 % at 64, 1.5 % at 256).
-- **One part of a multiprocessor** with all the warps that registers and shared memory allow, issued in order, with the stall counts and
-  scoreboards that ptxas put into the code, for ten trips through the loop, of which seven count.
-- **16 starts.** The order in which warps start moves a figure by 5 to 8 %: tables give the mean and the range. Between different kernels
-  differences under 10 % are no win; between two versions of one kernel, over the same starts, 2 % counts.
-- **The ways of a tile.** Plain; one in which the maximum of some row grows; one with keys hidden by place, as causal masks do; with
-  `return_lse`; with `smooth_q`. They are found in the code by what their blocks hold.
-- **Whole launches**: from the start of the first block to the end of the last, without what the host takes. Blocks go to the
-  multiprocessors in the order of their numbers; each has its prologue, tiles and epilogue, first tiles raise maxima, later ones do not.
+- **Useful work.** Q K^T and P V, 4 flops for each pair of query and key and each element. In block formats P is
+  multiplied with a column of ones as well, for the denominator: it takes its time and does not count (3 % at head
+  dimension 128, 6 % at 64, 1.5 % at 256).
+- **One part of a multiprocessor** with all the warps that registers and shared memory allow, issued in order, with the
+  stall counts and scoreboards that ptxas put into the code, for ten trips through the loop, of which seven count.
+- **16 starts.** The order in which warps start moves a figure by 5 to 8 %: tables give the mean and the range. Between
+  different kernels differences under 10 % are no win; between two versions of one kernel, over the same starts, 2 %
+  counts.
+- **The ways of a tile.** Plain; one in which the maximum of some row grows; one with keys hidden by place, as causal
+  masks do; with `return_lse`; with `smooth_q`. They are found in the code by what their blocks hold.
+- **Whole launches**: from the start of the first block to the end of the last, without what the host takes. Blocks go
+  to the multiprocessors in the order of their numbers; each has its prologue, tiles and epilogue, first tiles raise
+  maxima, later ones do not.
 - **Quantizers, packers, norms**: bytes that are loaded and stored, against the memory's rate.
 
-Not modelled: instruction fetch, bank conflicts, waits for bulk copies of tiles, which are always there in time, DRAM, and power. Loops
-inside prologues and epilogues count once.
+Not modelled: instruction fetch, bank conflicts, waits for bulk copies of tiles, which are always there in time, DRAM,
+and power. Loops inside prologues and epilogues count once.
 
 ## What is uncertain
 
 | | |
 |---|---|
-| MUFU | 8 cycles are the programming guide's; no published measurement on sm_120 was found |
+| MUFU | 8 cycles are the guide's; no published measurement on sm_120 was found |
 | F2FP | 2 cycles are what ptxas schedules |
 | the queue in front of the tensor core | one MMA is assumed to wait there |
-| power | matrix products measured by others on an RTX 5090 stop near 680 TFLOPS in MXFP8 and 1340 in NVFP4 whatever their loops allow; attention that the model puts above that may meet the same limit |
+| power | published matrix products on an RTX 5090 stop near 680 TFLOPS (MXFP8) and 1340 (NVFP4); so may attention |
 | clock | the makers' boost clocks; cards under load run above or below |
 """
 
@@ -133,7 +137,9 @@ def pipe_table(record: dict) -> str:
                 ]
             )
     return (
-        "## What binds\n\nCycles that one warp's trip through the plain loop keeps each pipe, and their share of the tensor core's, at head "
+        "## What binds\n\n"
+        "Cycles that one warp's trip through the plain loop keeps each pipe, and their share of the tensor core's, "
+        "at head "
         "dimension 128. ISSUE is one cycle for each instruction.\n\n" + table(["qk+pv", *pipes], rows)
     )
 
@@ -163,7 +169,8 @@ def launch_table(record: dict) -> str:
     shapes = list(next(iter(found.values()))["launches"])
     rows = [[shape, *(f"{figures['launches'][shape]:.0f}" for figures in found.values())] for shape in shapes]
     return (
-        "## Whole launches on an RTX 5090\n\nUseful TFLOPS at head dimension 128, operands quantized before. b1 h24 s4608 is FLUX's, b1 h40 "
+        "## Whole launches on an RTX 5090\n\n"
+        "Useful TFLOPS at head dimension 128, operands quantized before. b1 h24 s4608 is FLUX's, b1 h40 "
         "s32760 Wan's.\n\n" + table(["shape", *map(shown, found)], rows)
     )
 
@@ -200,8 +207,10 @@ def h200_table(record: dict) -> str:
     if not rows:
         return ""
     return (
-        "## The model beside measured times\n\nOn an H200 the portable build multiplies in 16 bits. Measured are the whole launches of "
-        "[Benchmarks](benchmarks.md), on operands quantized before, in a run before this page; those of block formats are of an earlier version of the kernels.\n\n"
+        "## The model beside measured times\n\n"
+        "On an H200 the portable build multiplies in 16 bits. Measured are the whole launches of "
+        "[Benchmarks](benchmarks.md), on operands quantized before, in a run before this page; those of block "
+        "formats are of an earlier version of the kernels.\n\n"
         + table(
             ["kernel", "dim", "shape", "measured TFLOPS", "model", "error", "with the MMA's measured rate", "error"],
             rows,
@@ -209,12 +218,14 @@ def h200_table(record: dict) -> str:
         + """
 The model is too fast everywhere, by 14 to 42 %. What it leaves out and may explain that, none of it measured apart:
 
-- The clock. 1.83 GHz is assumed; a card that multiplies without pause lowers it. The rate that `mma_rate_bf16` reaches, 546 TFLOPS, is
-  7.25 cycles at 1.83 GHz where the table has 6.5: the last two columns have that rate, and 10 to 36 % are left.
-- The first tile of each block, and masked ones. Causal launches have more of both, and errors that are 10 points larger: prologues and
-  epilogues count without their loops, and waits for the copies of a tile are taken to be over when its turn comes.
-- Conflicts in shared memory between warps that read fragments and copies that arrive. Bound by shared memory more than by MMAs are the
-  portable builds of block formats, which expand each tile there, between barriers of the whole block.
+- The clock. 1.83 GHz is assumed; a card that multiplies without pause lowers it. The rate that `mma_rate_bf16`
+  reaches, 546 TFLOPS, is 7.25 cycles at 1.83 GHz where the table has 6.5: the last two columns have that rate, and 10
+  to 36 % are left.
+- The first tile of each block, and masked ones. Causal launches have more of both, and errors that are 10 points
+  larger: prologues and epilogues count without their loops, and waits for the copies of a tile are taken to be over
+  when its turn comes.
+- Conflicts in shared memory between warps that read fragments and copies that arrive. Bound by shared memory more than
+  by MMAs are the portable builds of block formats, which expand each tile there, between barriers of the whole block.
 - Instruction fetch: loops of the portable build are 500 to 2000 instructions.
 
 Ratios are nearer: the model orders the kernels by speed as the measurement does.
@@ -238,7 +249,8 @@ def stream_table(record: dict) -> str:
                 ]
             )
     return (
-        "## Quantizers, packers and producers\n\nGB/s of their steady path on an RTX 5090, whose memory gives 1792, and the pipe that is busiest.\n\n"
+        "## Quantizers, packers and producers\n\n"
+        "GB/s of their steady path on an RTX 5090, whose memory gives 1792, and the pipe that is busiest.\n\n"
         + table(["entry", "warps", "instructions", "busiest", "GB/s", "of memory"], rows)
     )
 
@@ -287,7 +299,9 @@ def rate_tables() -> str:
     ]
     sources = rates.__doc__.split("Sources\n")[1].rstrip()
     return (
-        "## Rates\n\nCycles that an instruction of a warp keeps its pipe in one of a multiprocessor's four parts (`ptxrt/speed/rates.py`).\n\n"
+        "## Rates\n\n"
+        "Cycles that an instruction of a warp keeps its pipe in one of a multiprocessor's four parts "
+        "(`ptxrt/speed/rates.py`).\n\n"
         + table(["matrix instruction", "targets", "cycles", "source"], rows)
         + "\n"
         + table(["instructions", "pipe", "cycles", "source"], others)
@@ -301,7 +315,9 @@ def rate_tables() -> str:
 
 def pictures() -> str:
     lines = [
-        "## Rooflines\n\nUseful TFLOPS of whole loops over flops per byte of Q, K, V and the output at b1 h32 s4096 d128, each read or written once; "
+        "## Rooflines\n\n"
+        "Useful TFLOPS of whole loops over flops per byte of Q, K, V and the output at b1 h32 s4096 d128, each read "
+        "or written once; "
         "of products at 8192 x 8192 x 8192. Dotted: where published matrix products stop.\n"
     ]
     return "\n".join(lines + [f"![Roofline of the {name}]({picture_of(name)})" for name in CONSUMER]) + "\n"

@@ -8,6 +8,7 @@ import pytest
 
 import ptxrt
 from ptxrt import backend as backends
+from ptxrt.disassembly import find_disassembler
 from ptxrt.emulator import check
 
 # JAX takes three quarters of a device's memory in every process that uses it, unless it is told otherwise before it starts.
@@ -29,6 +30,15 @@ def on(name: str):
     if not there.available:
         pytest.skip(str(there))
     return ptxrt.using(name)
+
+
+@pytest.fixture(scope="session")
+def disassembler():
+    """The folder of CUDA's disassembler; tests that read machine code are skipped where there is none."""
+    try:
+        return find_disassembler()
+    except ptxrt.BuildError as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="session")

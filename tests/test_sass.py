@@ -1,10 +1,8 @@
 """The machine code of every kernel against its record: no kernel gets worse unseen."""
 
 import pytest
-import sass
 
-from ptxrt.disassembly import find_disassembler
-from ptxrt.errors import BuildError
+import sass
 
 UNITS = sass.build.find_units(sass.build.SOURCES)
 RECORD, CODE = sass.read_record()
@@ -17,14 +15,6 @@ REGISTERS = 8
 # Units that are read in any case, one for each thing that instructions are counted by. The others are where their code is another
 # than the record was made from.
 ALWAYS_READ = ("attention_nvfp4_dim128", "amax", "add_mean")
-
-
-@pytest.fixture(scope="session")
-def disassembler():
-    try:
-        return find_disassembler()
-    except BuildError as missing:
-        pytest.skip(str(missing))
 
 
 def record_of(unit) -> dict:

@@ -9,7 +9,6 @@ from click.testing import CliRunner
 import speed
 from ptxrt.commands import main
 from ptxrt.commands import speed as command
-from ptxrt.disassembly import find_disassembler
 from ptxrt.errors import BuildError
 from ptxrt.speed import (
     CARDS,
@@ -31,14 +30,6 @@ GEFORCE = Machine(CARDS["RTX 5090"])
 RECORD = speed.read_record()
 AGAIN = "if this is as it should be, write the record anew: make speed RECORD=1"
 ALWAYS = ("attention_nvfp4_dim128_dim_v128", "attention_bf16_dim128_dim_v128")
-
-
-@pytest.fixture(scope="session")
-def disassembler():
-    try:
-        return find_disassembler()
-    except BuildError as missing:
-        pytest.skip(str(missing))
 
 
 def instruction(opcode, stall=1, sets=None, waits=(), operands="", reads=None) -> Instruction:
