@@ -7,6 +7,5 @@ KERNEL(probe_mma_mxf8f6f4, .threads = {32}, .tile = {1})
  int *scales_a,   // [bytes, 2, registers_a] or null
  int *scales_b,   // [bytes, 4, registers_b] or null
  int format_a, int format_b, int elements_a, int bytes, int registers_a, int registers_b) {
-    op::probe_elements_mxf8f6f4(meets + blockIdx.x * 128, format_a, format_b, blockIdx.x);
-    op::probe_scales<op::Mxf8f6f4<ptx::E4m3, ptx::E4m3>>(scales_a, scales_b, blockIdx.x);
+    op::probe_mxf8f6f4(meets + blockIdx.x * 128, scales_a, scales_b, format_a, format_b, blockIdx.x);
 }

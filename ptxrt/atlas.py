@@ -76,7 +76,7 @@ class Kind:
         return 8 * self.width
 
     def shape(self, operand: str) -> tuple[int, int]:
-        """Rows and columns of an operand: A [row, k], B [k, column], C [row, column]; scales [row, block], [block, column]."""
+        """Rows and columns of an operand: A [row, k], B [k, column], C and scales of A by row, scales of B by column."""
         blocks = self.scales.blocks if self.scales else 0
         return {
             "a": (ROWS, self.depth),
@@ -173,13 +173,29 @@ KINDS: dict[str, Kind] = {
     for kind in (
         Kind("bf16", f"{_MMA}.m16n8k16.row.col.f32.bf16.bf16.f32", ("bf16",), "f32", 2, probe="probe_mma_bf16"),
         Kind("f16", f"{_MMA}.m16n8k16.row.col.f32.f16.f16.f32", ("f16",), "f32", 2, probe="probe_mma_f16"),
-        Kind("f16_f16", f"{_MMA}.m16n8k16.row.col.f16.f16.f16.f16", ("f16",), "f16", 2),
-        Kind("tf32", f"{_MMA}.m16n8k8.row.col.f32.tf32.tf32.f32", ("tf32",), "f32", 1),
-        Kind("fp8", f"{_MMA}.m16n8k32.row.col.f32.e4m3.e4m3.f32", ("e4m3", "e5m2"), "f32", 4),
-        Kind("fp8_f16", f"{_MMA}.m16n8k32.row.col.f16.e4m3.e4m3.f16", ("e4m3", "e5m2"), "f16", 4),
-        Kind("int8", f"{_MMA}.m16n8k32.row.col.s32.s8.s8.s32", ("s8", "u8"), "s32", 4),
-        Kind("f8f6f4", f"{_MMA}.kind::f8f6f4.m16n8k32.row.col.f32.e4m3.e4m3.f32", _NARROW, "f32", 4),
-        Kind("f8f6f4_f16", f"{_MMA}.kind::f8f6f4.m16n8k32.row.col.f16.e4m3.e4m3.f16", _NARROW, "f16", 4),
+        Kind("f16_f16", f"{_MMA}.m16n8k16.row.col.f16.f16.f16.f16", ("f16",), "f16", 2, probe="probe_mma_plain"),
+        Kind("tf32", f"{_MMA}.m16n8k8.row.col.f32.tf32.tf32.f32", ("tf32",), "f32", 1, probe="probe_mma_plain"),
+        Kind("fp8", f"{_MMA}.m16n8k32.row.col.f32.e4m3.e4m3.f32", ("e4m3", "e5m2"), "f32", 4, probe="probe_mma_plain"),
+        Kind(
+            "fp8_f16", f"{_MMA}.m16n8k32.row.col.f16.e4m3.e4m3.f16", ("e4m3", "e5m2"), "f16", 4, probe="probe_mma_plain"
+        ),
+        Kind("int8", f"{_MMA}.m16n8k32.row.col.s32.s8.s8.s32", ("s8", "u8"), "s32", 4, probe="probe_mma_plain"),
+        Kind(
+            "f8f6f4",
+            f"{_MMA}.kind::f8f6f4.m16n8k32.row.col.f32.e4m3.e4m3.f32",
+            _NARROW,
+            "f32",
+            4,
+            probe="probe_mma_f8f6f4",
+        ),
+        Kind(
+            "f8f6f4_f16",
+            f"{_MMA}.kind::f8f6f4.m16n8k32.row.col.f16.e4m3.e4m3.f16",
+            _NARROW,
+            "f16",
+            4,
+            probe="probe_mma_f8f6f4",
+        ),
         Kind(
             "mxf8f6f4",
             f"{_MMA}.kind::mxf8f6f4.block_scale.scale_vec::1X.m16n8k32.row.col.f32.e4m3.e4m3.f32.ue8m0",
@@ -214,6 +230,7 @@ KINDS: dict[str, Kind] = {
             "f32",
             8,
             Scales("ue8m0", 2, (0, 2)),
+            "probe_mma_mxf4nvf4_2x",
         ),
     )
 }

@@ -29,13 +29,17 @@ def toolkit():
         return missing
 
 
-pytestmark = pytest.mark.skipif(isinstance(toolkit(), Exception) or not (ROOT / "kernels_cu").is_dir(), reason="no CUDA 13.0 toolkit here")
+pytestmark = pytest.mark.skipif(
+    isinstance(toolkit(), Exception) or not (ROOT / "kernels_cu").is_dir(), reason="no CUDA 13.0 toolkit here"
+)
 
 
 def nvcc(source: Path, target: str, output: Path):
     """Compile to PTX as build.py does."""
     flags = ["-ptx", f"-arch={target}", *build.NVCC_FLAGS, "-I", ROOT / "kernels_cu"]
-    return subprocess.run([toolkit().nvcc, *flags, source, "-o", output], capture_output=True, text=True, env=build.environment())
+    return subprocess.run(
+        [toolkit().nvcc, *flags, source, "-o", output], capture_output=True, text=True, env=build.environment()
+    )
 
 
 @pytest.fixture(scope="session")
@@ -100,7 +104,9 @@ REFUSED_BELOW_90 = {
 def refused(call, target, folder):
     source = folder / "refused.cu"
     headers = "".join(f'#include "ptx/{name}.cuh"\n' for name in ("mma", "mbarrier", "bulk"))
-    source.write_text(f'// A wrong call.\n{headers}__global__ void wrong() {{ {MMA if "mma" in call else ""} ptx::{call}; }}\n')
+    source.write_text(
+        f"// A wrong call.\n{headers}__global__ void wrong() {{ {MMA if 'mma' in call else ''} ptx::{call}; }}\n"
+    )
     done = nvcc(source, target, folder / "refused.ptx")
     assert done.returncode != 0
     return done.stderr
@@ -135,14 +141,14 @@ def codes(generator, form, shape):
 
 
 WARPS = 12
-PAIRS = {
-    "E4m3": ("E4m3", "E5m2", "E2m1"),
-    "E5m2": ("E4m3", "E5m2", "E2m1"),
-    "E2m1": ("E4m3", "E5m2", "E2m1"),
-    "E3m2": ("E2m3",),
-    "E2m3": ("E3m2", "E4m3"),
-}
-MMAS = {f"mxf8f6f4_{a}_{b}": (a, b, "ue8m0") for a in PAIRS for b in PAIRS[a]}
+FORMS = ("E4m3", "E5m2", "E2m1", "E3m2", "E2m3")
+MMAS = {f"mxf8f6f4_{a}_{b}": (a, b, "ue8m0") for a in FORMS for b in FORMS}
+UNSCALED = (
+    *("f8f6f4_E4m3_E2m1", "f8f6f4_E5m2_E3m2", "f8f6f4_E3m2_E2m3", "f8f6f4_E2m3_E4m3", "f8f6f4_E2m1_E5m2"),
+    *("fp8_E4m3_E5m2", "fp8_E5m2_E4m3"),
+)
+MMAS |= {entry: (*entry.split("_")[1:], "ue8m0") for entry in UNSCALED}
+MMAS |= {f"mxf4nvf4_2x_{selectors}": ("packed", "packed", "ue8m0") for selectors in ("0123", "2001")}
 MMAS |= {f"mxf4_{selectors}": ("packed", "packed", "ue8m0") for selectors in ("0000", "2103", "0122", "2021")}
 MMAS |= {f"mxf4nvf4_{selectors}": ("packed", "packed", "ue4m3") for selectors in ("00", "11", "02", "13")}
 
@@ -151,12 +157,20 @@ def operands(entry, seed, span=12):
     """Registers of one MMA to a warp: every scale byte of every lane differs, so that reading a wrong one shows."""
     a, b, scale_type = MMAS.get(entry, ("E2m1", "E2m1", "ue8m0"))
     generator = np.random.default_rng(seed)
-    scales = generator.integers(*((127 - span, 128 + span) if scale_type == "ue8m0" else (0, 127)), (2, WARPS, 32, 4), dtype=np.uint8)
+    scales = generator.integers(
+        *((127 - span, 128 + span) if scale_type == "ue8m0" else (0, 127)), (2, WARPS, 32, 4), dtype=np.uint8
+    )
     if scale_type == "ue4m3":
         scales |= generator.integers(0, 2, scales.shape, dtype=np.uint8) << 7  # a sign that means nothing
     scales = scales.view(np.uint32)[..., 0]
     c = generator.standard_normal((WARPS, 32, 4)).astype(np.float32)
-    return [codes(generator, a, (WARPS, 32, 4)), codes(generator, b, (WARPS, 32, 2)), scales[0].copy(), scales[1].copy(), c]
+    return [
+        codes(generator, a, (WARPS, 32, 4)),
+        codes(generator, b, (WARPS, 32, 2)),
+        scales[0].copy(),
+        scales[1].copy(),
+        c,
+    ]
 
 
 @pytest.mark.parametrize("target", PORTABLE)
@@ -184,7 +198,11 @@ def test_stand_ins_equal_the_instruction_where_no_sum_is_rounded(run, entry, tar
     for i in (0, 1):  # only one lane of each quad, one register and one element of it
         lanes = generator.integers(0, 4, (WARPS, 8))
         kept = np.zeros((WARPS, 8, 4, arguments[i].shape[-1]), np.uint32)
-        element = 0xF << 4 * int(generator.integers(0, 8)) if MMAS[entry][i] == "packed" else 0xFF << 8 * int(generator.integers(0, 4))
+        element = (
+            0xF << 4 * int(generator.integers(0, 8))
+            if MMAS[entry][i] == "packed"
+            else 0xFF << 8 * int(generator.integers(0, 4))
+        )
         kept[np.arange(WARPS)[:, None], np.arange(8), lanes] = element
         arguments[i] &= kept.reshape(arguments[i].shape)
     arguments[4][:] = 0
@@ -192,6 +210,34 @@ def test_stand_ins_equal_the_instruction_where_no_sum_is_rounded(run, entry, tar
     run(NATIVE, entry, *arguments[:4], want, grid=WARPS)
     run(target, entry, *arguments[:4], got, grid=WARPS)
     assert np.count_nonzero(want) > 50 and (want == got).all()
+
+
+@pytest.mark.parametrize("target", PORTABLE)
+@pytest.mark.parametrize(
+    "entry", ["f8f6f4_f16_E2m1_E3m2", "f8f6f4_f16_E2m3_E2m1", "f8f6f4_f16_E4m3_E4m3", "fp8_f16_E4m3_E4m3"]
+)
+def test_stand_ins_with_f16_accumulators(run, entry, target):
+    """The instruction rounds the sum once, and so does the stand-in, of a sum in f32: they are at most one step apart.
+
+    Sums that underflow are +0 in both: an accumulator of -0 and products of tiny negative numbers.
+    """
+    a_form, b_form = entry.split("_")[2:]
+    generator = np.random.default_rng(len(entry))
+    a, b = codes(generator, a_form, (WARPS, 32, 4)), codes(generator, b_form, (WARPS, 32, 2))
+    if a_form == "E4m3":
+        a, b = a & np.uint32(0xC7C7C7C7), b & np.uint32(0xC7C7C7C7)  # exponents 0 and 8: sums below 65504
+    c = generator.standard_normal((WARPS, 32, 4)).astype(np.float16).astype(np.float32)
+    none = np.zeros((WARPS, 32), np.uint32)
+    want, got = c.copy(), c.copy()
+    run(NATIVE, entry, a, b, none, none, want, grid=WARPS)
+    run(target, entry, a, b, none, none, got, grid=WARPS)
+    assert np.isfinite(want).all() and (want != c).mean() > 0.9
+    assert (np.abs(got - want) <= np.spacing(np.abs(want).astype(np.float16)).astype(np.float32)).all() and (
+        got == want
+    ).mean() > 0.99
+    zeros = np.full_like(c, -0.0)
+    run(target, entry, np.zeros_like(a), np.zeros_like(b), none, none, zeros, grid=WARPS)
+    assert (zeros == 0).all() and not np.signbit(zeros).any()
 
 
 @pytest.mark.parametrize("target", PORTABLE)
@@ -204,7 +250,10 @@ def test_the_range_of_scales_that_stand_ins_take(run, entry, largest, smallest, 
     least = {"E5m2": 0x01, "E4m3": 0x01, "E2m1": 0x04, "packed": 0x11}[MMAS[entry][0]]
     for code, exponent in ((full, largest), (least, smallest)):
         a, b = (np.full((1, 32, count), code * 0x01010101, np.uint32) for count in (4, 2))
-        scales = [np.full((1, 32), (127 + e) * 0x01010101, np.uint32) for e in (exponent, -exponent if exponent > -127 else 127)]
+        scales = [
+            np.full((1, 32), (127 + e) * 0x01010101, np.uint32)
+            for e in (exponent, -exponent if exponent > -127 else 127)
+        ]
         want, got = np.zeros((1, 32, 4), np.float32), np.zeros((1, 32, 4), np.float32)
         run(NATIVE, entry, a, b, *scales, want)
         run(target, entry, a, b, *scales, got)
@@ -281,7 +330,9 @@ def test_stand_ins_convert_scales_to_the_same_bits(run, target):
     bits = np.random.default_rng(2).integers(0, 1 << 32, 4000, dtype=np.uint32).view(np.float32)
     values = np.concatenate([near, -near, bits, np.arange(0, 500, 0.25, dtype=np.float32) * np.float32(2.0**-9)])
     pairs = np.stack([values, np.roll(values, 7)], axis=-1)
-    pairs = np.concatenate([pairs, (np.arange(1 << 16, dtype=np.uint32) << 16)[:, None].view(np.float32).repeat(2, axis=1)])
+    pairs = np.concatenate(
+        [pairs, (np.arange(1 << 16, dtype=np.uint32) << 16)[:, None].view(np.float32).repeat(2, axis=1)]
+    )
     want, got = np.zeros((len(pairs), 4), np.uint32), np.zeros((len(pairs), 4), np.uint32)
     for target, results in ((NATIVE, want), (target, got)):
         run(target, "scales", pairs.astype(np.float32), results, len(pairs), grid=-(-len(pairs) // 256), block=256)
@@ -307,7 +358,10 @@ def test_codes_become_f16(run, target):
 
     table = np.array([scale(code) for code in range(256)], np.float32)
     for i in range(2):
-        np.testing.assert_array_equal(ue4m3.view(np.float16).reshape(-1, 2)[:, i].astype(np.float32), table[words >> np.uint32(8 * i) & np.uint32(255)])
+        np.testing.assert_array_equal(
+            ue4m3.view(np.float16).reshape(-1, 2)[:, i].astype(np.float32),
+            table[words >> np.uint32(8 * i) & np.uint32(255)],
+        )
 
 
 # Warps and copies

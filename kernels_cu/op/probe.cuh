@@ -1,7 +1,8 @@
-// Probes: where a matrix instruction takes each element and each scale from, and where it puts results, found by trying.
+// Probes: where a matrix instruction takes each element and each scale from, and where it puts results, found by
+// trying.
 //
-// Nothing here knows a layout. Elements are numbered by lane, then by register of the operand, then from a register's lowest bits
-// on; scales by lane, then by byte of the scale register. What no single number explains is `not_one`.
+// Nothing here knows a layout. Elements are numbered by lane, then by register of the operand, then from a register's
+// lowest bits on; scales by lane, then by byte of the scale register. What no single number explains is `not_one`.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 
 #include "../kernel.cuh"
 #include "../ptx/mma.cuh"
+#include "../ptx/mma_plain.cuh"
 #include "../ptx/warp.cuh"
 
 namespace op {
@@ -18,9 +20,9 @@ constexpr int nothing = -1;   // no output here
 constexpr int not_one = -2;   // several numbers, or another value than the experiment can give
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The instructions: elements in a register, registers of A and B whose elements are all 1, one of B with 1, 2, 3,
-// 4, -1, -2, -3, -4 in order; for block scales a register of ones, one of 2, 4, 8, 16 in bytes 0 to 3, how many bytes the selectors can name, and
-// how far these are apart.
+// The instructions: elements in a register, registers of A and B whose elements are all 1, one of B with 1, 2, 3, 4,
+// -1, -2, -3, -4 in order; for block scales a register of ones, one of 2, 4, 8, 16 in bytes 0 to 3, how many bytes the
+// selectors can name, and how far these are apart.
 
 struct Bf16 {
     static constexpr int width = 2;
@@ -53,16 +55,80 @@ struct ScalesUe4m3 {
 template <class Format>
 constexpr uint32_t container_digits = std::is_same_v<Format, ptx::E4m3>   ? 0x48444038
                                       : std::is_same_v<Format, ptx::E5m2> ? 0x4442403c
-                                                                          : 0x18141008;   // e2m1
+                                      : std::is_same_v<Format, ptx::E3m2> ? 0x1412100c
+                                                                          : 0x18141008;   // e2m3, e2m1
 
 template <class FormatA, class FormatB>
-struct Mxf8f6f4 : ScalesUe8m0 {
-    static constexpr int width = 4, bytes = 4, byte_step = 1;
+struct Containers {
+    static constexpr int width = 4;
     static constexpr uint32_t digits_b = container_digits<FormatB>, ones_b = (digits_b & 0xff) * 0x01010101;
-    static constexpr uint32_t ones_a = (container_digits<FormatA> & 0xff) * 0x01010101;
+    static constexpr uint32_t ones_a = (container_digits<FormatA> & 0xff) * 0x01010101, unit_scales = 0;
+};
+
+// Results of an f16 accumulator, by register and half, and of integers: in f32, for accumulators that begin with 0.
+template <class Multiply>
+__device__ inline void multiply_in_f16(float (&c)[4], Multiply &&multiply) {
+    uint32_t halves[2] = {};
+    multiply(halves);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) c[i] = ptx::portable::f32_from_half(halves[i / 2], i % 2 != 0);
+}
+
+struct F16InF16 : F16 {
+    template <int, int, int, int>
+    __device__ static void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t, uint32_t) {
+        multiply_in_f16(c, [&](uint32_t (&halves)[2]) { ptx::mma_m16n8k16_f16_f16(halves, a, b); });
+    }
+};
+
+struct Tf32 {
+    static constexpr int width = 1;
+    static constexpr uint32_t ones_a = 0x3f800000, ones_b = ones_a, digits_b = ones_a, unit_scales = 0;
+
+    template <int, int, int, int>
+    __device__ static void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t, uint32_t) {
+        ptx::mma_m16n8k8_tf32(c, a, b);
+    }
+};
+
+template <bool is_signed>
+struct Bytes {
+    static constexpr int width = 4;
+    static constexpr uint32_t ones_a = 0x01010101, ones_b = ones_a, digits_b = 0x04030201, unit_scales = 0;
+
+    template <int, int, int, int>
+    __device__ static void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t, uint32_t) {
+        int sums[4] = {};
+        ptx::mma_m16n8k32_bytes<is_signed>(sums, a, b);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[i] = sums[i];
+    }
+};
+
+// Containers without scales: kind::f8f6f4, or without a kind; accumulators of f32 or f16.
+template <class FormatA, class FormatB, bool has_kind, bool in_f16>
+struct Unscaled : Containers<FormatA, FormatB> {
+    template <class Sums>
+    __device__ static void into(Sums &sums, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+        if constexpr (has_kind) ptx::mma_m16n8k32_f8f6f4<FormatA, FormatB>(sums, a, b);
+        else ptx::mma_m16n8k32_fp8<FormatA, FormatB>(sums, a, b);
+    }
+
+    template <int, int, int, int>
+    __device__ static void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t, uint32_t) {
+        if constexpr (in_f16) multiply_in_f16(c, [&](uint32_t (&halves)[2]) { into(halves, a, b); });
+        else into(c, a, b);
+    }
+};
+
+template <class FormatA, class FormatB>
+struct Mxf8f6f4 : Containers<FormatA, FormatB> {
+    static constexpr uint32_t unit_scales = ScalesUe8m0::unit_scales, scales_2_4_8_16 = ScalesUe8m0::scales_2_4_8_16;
+    static constexpr int bytes = 4, byte_step = 1;
 
     template <int byte_a, int thread_a, int byte_b, int thread_b>
-    __device__ static void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t scale_a, uint32_t scale_b) {
+    __device__ static void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t scale_a,
+                                    uint32_t scale_b) {
         ptx::mma_m16n8k32_mxf8f6f4<FormatA, FormatB, byte_a, thread_a, byte_b, thread_b>(c, a, b, scale_a, scale_b);
     }
 };
@@ -76,8 +142,19 @@ struct Mxf4 : PackedE2m1, ScalesUe8m0 {
     static constexpr int bytes = 2, byte_step = 2;
 
     template <int byte_a, int thread_a, int byte_b, int thread_b>
-    __device__ static void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t scale_a, uint32_t scale_b) {
+    __device__ static void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t scale_a,
+                                    uint32_t scale_b) {
         ptx::mma_m16n8k64_mxf4<byte_a, thread_a, byte_b, thread_b>(c, a, b, scale_a, scale_b);
+    }
+};
+
+struct Mxf4nvf4With2 : PackedE2m1, ScalesUe8m0 {
+    static constexpr int bytes = 2, byte_step = 2;
+
+    template <int byte_a, int thread_a, int byte_b, int thread_b>
+    __device__ static void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t scale_a,
+                                    uint32_t scale_b) {
+        ptx::mma_m16n8k64_mxf4nvf4_2x<byte_a, thread_a, byte_b, thread_b>(c, a, b, scale_a, scale_b);
     }
 };
 
@@ -85,7 +162,8 @@ struct Mxf4nvf4 : PackedE2m1, ScalesUe4m3 {
     static constexpr int bytes = 1, byte_step = 0;
 
     template <int byte_a, int thread_a, int byte_b, int thread_b>
-    __device__ static void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t scale_a, uint32_t scale_b) {
+    __device__ static void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t scale_a,
+                                    uint32_t scale_b) {
         ptx::mma_m16n8k64_mxf4nvf4<thread_a, thread_b>(c, a, b, scale_a, scale_b);
     }
 };
@@ -97,49 +175,65 @@ constexpr int registers_a = 32 * 4, registers_b = 32 * 2;   // of all lanes
 
 // An operand, given as registers of ones, of which register `number` is left, and there the bits of `mask`.
 template <int registers>
-__device__ inline void set_only(uint32_t (&operand)[registers], uint32_t ones, int number, uint32_t mask = 0xffffffffu) {
+__device__ inline void set_only(uint32_t (&operand)[registers], uint32_t ones, int number,
+                                uint32_t mask = 0xffffffffu) {
     const int mine = number - registers * ptx::laneid();
 #pragma unroll
     for (int i = 0; i < registers; ++i) operand[i] = mine == i ? ones & mask : 0;
 }
 
-// What one output does over a series of trials: how often it is not what it was without, when last, and what it is then.
+// What one output does over a series of trials. Places are numbered, and each bit of the numbers has two trials: in
+// the first the places with that bit differ from the rest, in the second those without it. If one place alone moves
+// the output, one trial of each pair does, always to the same value.
 struct Witness {
     float before, seen = 0.0f;
-    int trial = 0, times = 0;
+    int place = 0;
+    bool moved = false, moved_last = false, is_one = true;
 
-    __device__ void look(float output, int number) {
-        const bool changed = output != before;
-        seen = changed ? output : seen;
-        trial = changed ? number : trial;
-        times += changed;
+    __device__ void look(int trial, float output) {
+        const bool moves = output != before;
+        is_one = is_one && !(moves && moved && output != seen) && !(trial % 2 == 1 && moves == moved_last);
+        place |= int(trial % 2 == 0 && moves) << trial / 2;
+        seen = moves ? output : seen;
+        moved = moved || moves;
+        moved_last = moves;
     }
 };
 
-// meets[lane][i]: the element of B whose product with element `number` of A is output i of the lane. One register of one lane of
-// B at a time is not 0; the product tells which of its elements it is.
+// Runs trial(c, is_different), which says for the number of a place whether it differs from the rest, over `bits` bits.
+template <int bits, class Trial>
+__device__ inline void look_at_all(Witness (&outputs)[4], Trial &&trial) {
+#pragma unroll 1
+    for (int i = 0; i < 2 * bits; ++i) {
+        float c[4] = {};
+        trial(c, [&](int place) { return (place >> i / 2 & 1) != i % 2; });
+#pragma unroll
+        for (int output = 0; output < 4; ++output) outputs[output].look(i, c[output]);
+    }
+}
+
+// meets[lane][i]: the element of B whose product with element `number` of A is output i of the lane. Registers of B
+// differ from 0 by the bits of their numbers; the product tells which element of a register it is.
 template <class Instruction>
 __device__ inline void probe_elements(int *meets, int number) {
     constexpr int width = Instruction::width, bits = 32 / width;
     uint32_t a[4];
     set_only(a, Instruction::ones_a, number / width, 0xffffffffu >> (32 - bits) << (bits * (number % width)));
     Witness outputs[4] = {{0.0f}, {0.0f}, {0.0f}, {0.0f}};
-#pragma unroll 1
-    for (int place = 0; place < registers_b; ++place) {
+    look_at_all<6>(outputs, [&](float (&c)[4], auto &&is_different) {
         uint32_t b[2];
-        set_only(b, Instruction::digits_b, place);
-        float c[4] = {};
-        Instruction::template multiply<0, 0, 0, 0>(c, a, b, Instruction::unit_scales, Instruction::unit_scales);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) outputs[i].look(c[i], place);
-    }
+        for (int i = 0; i < 2; ++i) b[i] = is_different(2 * ptx::laneid() + i) ? Instruction::digits_b : 0;
+        Instruction::template multiply<0, 0, 0, 0>(c, a, b, Instruction::unit_scales, Instruction::unit_scales);
+    });
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const float seen = outputs[i].seen;
         const int digit = fabsf(seen), element = digit - 1 + (seen < 0.0f ? 4 : 0);
-        const bool fits = outputs[i].times == 1 && fabsf(seen) == digit && 1 <= digit && digit <= 4 && element < width;
-        meets[4 * ptx::laneid() + i] =
-            outputs[i].times == 0 ? nothing : fits ? outputs[i].trial * width + element : not_one;
+        const bool fits = outputs[i].is_one && fabsf(seen) == digit && 1 <= digit && digit <= 4 && element < width;
+        meets[4 * ptx::laneid() + i] = !outputs[i].moved ? nothing
+                                       : fits            ? outputs[i].place * width + element
+                                                         : not_one;
     }
 }
 
@@ -148,28 +242,25 @@ __device__ inline int agreed(int first, int second) {
     return first == nothing ? second : second == nothing || first == second ? first : not_one;
 }
 
-// The scale, of those in one operand's scale register, that multiplies what multiply(c, scales) leaves in c with unit scales,
-// which is 0 or the number of elements of a register. One lane at a time has scales 2, 4, 8, 16.
+// The scale, of those in one operand's scale register, that multiplies what multiply(c, scales) leaves in c with unit
+// scales, which is 0 or the number of elements of a register. Lanes have scales 2, 4, 8, 16 by the bits of their
+// numbers.
 template <class Instruction, class Multiply>
 __device__ inline int probe_scale(Multiply &&multiply) {
     constexpr float whole = Instruction::width;
     float unit[4] = {};
     multiply(unit, Instruction::unit_scales);
     Witness outputs[4] = {{unit[0]}, {unit[1]}, {unit[2]}, {unit[3]}};
-#pragma unroll 1
-    for (int lane = 0; lane < 32; ++lane) {
-        float c[4] = {};
-        multiply(c, ptx::laneid() == lane ? Instruction::scales_2_4_8_16 : Instruction::unit_scales);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) outputs[i].look(c[i], lane);
-    }
+    look_at_all<5>(outputs, [&](float (&c)[4], auto &&is_different) {
+        multiply(c, is_different(ptx::laneid()) ? Instruction::scales_2_4_8_16 : Instruction::unit_scales);
+    });
     int found[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const float seen = outputs[i].seen;
         const int byte = seen == 2 * whole ? 0 : seen == 4 * whole ? 1 : seen == 8 * whole ? 2 : 3;
-        const bool fits = unit[i] == whole && outputs[i].times == 1 && seen == float(2 << byte) * whole;
-        found[i] = unit[i] == 0.0f && outputs[i].times == 0 ? nothing : fits ? 4 * outputs[i].trial + byte : not_one;
+        const bool fits = unit[i] == whole && outputs[i].is_one && seen == float(2 << byte) * whole;
+        found[i] = unit[i] == 0.0f && !outputs[i].moved ? nothing : fits ? 4 * outputs[i].place + byte : not_one;
     }
     int all = agreed(agreed(found[0], found[1]), agreed(found[2], found[3]));
 #pragma unroll
@@ -177,8 +268,8 @@ __device__ inline int probe_scale(Multiply &&multiply) {
     return all;
 }
 
-// scales_a[byte selector][thread selector][registers of A]: the scale that multiplies all elements of register `number` of A, those
-// of B being ones.
+// scales_a[byte selector][thread selector][registers of A]: the scale that multiplies all elements of register
+// `number` of A, those of B being ones.
 template <class Instruction>
 __device__ inline void probe_scales_a(int *scales, int number) {
     uint32_t a[4];
@@ -187,7 +278,8 @@ __device__ inline void probe_scales_a(int *scales, int number) {
     static_for<Instruction::bytes>([&](auto byte) {
         static_for<2>([&](auto thread) {
             const int found = probe_scale<Instruction>([&](float (&c)[4], uint32_t scale) {
-                Instruction::template multiply<byte * Instruction::byte_step, thread, 0, 0>(c, a, b, scale, Instruction::unit_scales);
+                Instruction::template multiply<byte * Instruction::byte_step, thread, 0, 0>(c, a, b, scale,
+                                                                                            Instruction::unit_scales);
             });
             if (ptx::laneid() == 0) scales[(byte * 2 + thread) * registers_a + number] = found;
         });
@@ -203,29 +295,70 @@ __device__ inline void probe_scales_b(int *scales, int number) {
     static_for<Instruction::bytes>([&](auto byte) {
         static_for<4>([&](auto thread) {
             const int found = probe_scale<Instruction>([&](float (&c)[4], uint32_t scale) {
-                Instruction::template multiply<0, 0, byte * Instruction::byte_step, thread>(c, a, b, Instruction::unit_scales, scale);
+                Instruction::template multiply<0, 0, byte * Instruction::byte_step, thread>(
+                    c, a, b, Instruction::unit_scales, scale);
             });
             if (ptx::laneid() == 0) scales[(byte * 4 + thread) * registers_b + number] = found;
         });
     });
 }
 
-// The scales of register `number` of A and of B, as far as there is one, each left out where there is nowhere to put it.
+// The scales of register `number` of A and of B, as far as there is one, each left out where there is nowhere to put
+// it.
 template <class Instruction>
 __device__ inline void probe_scales(int *scales_a, int *scales_b, int number) {
     if (scales_a != nullptr && number < registers_a) probe_scales_a<Instruction>(scales_a, number);
     if (scales_b != nullptr && number < registers_b) probe_scales_b<Instruction>(scales_b, number);
 }
 
-// Elements of kind::mxf8f6f4 for a pair of formats: 0 e4m3, 1 e5m2, 2 e2m1.
-__device__ inline void probe_elements_mxf8f6f4(int *meets, int format_a, int format_b, int number) {
-    using Formats = std::tuple<ptx::E4m3, ptx::E5m2, ptx::E2m1>;
-    static_for<3>([&](auto first) {
-        static_for<3>([&](auto second) {
-            using Instruction = Mxf8f6f4<std::tuple_element_t<first, Formats>, std::tuple_element_t<second, Formats>>;
-            if (format_a == first && format_b == second) probe_elements<Instruction>(meets, number);
+// Formats of containers by number: 0 e4m3, 1 e5m2, 2 e2m1, 3 e3m2, 4 e2m3.
+using Formats = std::tuple<ptx::E4m3, ptx::E5m2, ptx::E2m1, ptx::E3m2, ptx::E2m3>;
+constexpr int formats = std::tuple_size_v<Formats>;
+
+// Calls use(A, B) with the types of two numbered formats.
+template <class Use>
+__device__ inline void with_formats(int format_a, int format_b, Use &&use) {
+    static_for<formats>([&](auto first) {
+        static_for<formats>([&](auto second) {
+            if (format_a == first && format_b == second)
+                use(std::tuple_element_t<first, Formats>{}, std::tuple_element_t<second, Formats>{});
         });
     });
 }
 
-}  // namespace op
+// Elements of kind::mxf8f6f4 for a pair of formats, and its scales: with e3m2 or e2m3 where A and B have that, else
+// with e4m3.
+__device__ inline void probe_mxf8f6f4(int *meets, int *scales_a, int *scales_b, int format_a, int format_b,
+                                      int number) {
+    with_formats(format_a, format_b, [&](auto a, auto b) {
+        using A = decltype(a);
+        using B = decltype(b);
+        probe_elements<Mxf8f6f4<A, B>>(meets, number);
+        if constexpr (std::is_same_v<A, B> && (std::is_same_v<A, ptx::E3m2> || std::is_same_v<A, ptx::E2m3>))
+            probe_scales<Mxf8f6f4<A, B>>(scales_a, scales_b, number);
+    });
+    if (format_a != format_b || format_a < 3) probe_scales<Mxf8f6f4<ptx::E4m3, ptx::E4m3>>(scales_a, scales_b, number);
+}
+
+// Elements of kind::f8f6f4 for a pair of formats.
+template <bool in_f16>
+__device__ inline void probe_f8f6f4(int *meets, int format_a, int format_b, int number) {
+    with_formats(format_a, format_b, [&](auto a, auto b) {
+        probe_elements<Unscaled<decltype(a), decltype(b), true, in_f16>>(meets, number);
+    });
+}
+
+// Elements of the kinds without a name, by number: 0 f16 in f16, 1 tf32, 2 s8, 3 u8, 4 e4m3, 5 e5m2, 6 e4m3 in f16, 7
+// e5m2 in f16.
+using Plain = std::tuple<F16InF16, Tf32, Bytes<true>, Bytes<false>, Unscaled<ptx::E4m3, ptx::E4m3, false, false>,
+                         Unscaled<ptx::E5m2, ptx::E5m2, false, false>, Unscaled<ptx::E4m3, ptx::E4m3, false, true>,
+                         Unscaled<ptx::E5m2, ptx::E5m2, false, true>>;
+constexpr int plain_forms = std::tuple_size_v<Plain>;
+
+__device__ inline void probe_plain(int *meets, int form, int number) {
+    static_for<plain_forms>([&](auto each) {
+        if (form == each) probe_elements<std::tuple_element_t<each, Plain>>(meets, number);
+    });
+}
+
+}   // namespace op

@@ -3,5 +3,6 @@
 Only click is imported before a command runs, so that `--help` answers at once.
 """
 
-from . import bench, check, layout, run, show, speed  # noqa: F401 - importing them adds their commands to the group
+# Importing them adds their commands to the group.
+from . import bench, check, layout, probe, run, show, speed  # noqa: F401
 from .group import main as main

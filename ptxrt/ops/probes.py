@@ -1,13 +1,15 @@
 """Kernels that show what the hardware does: identity registers, scores before the softmax, the rates of tensor cores."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ..accuracy import Tolerance
-from ..atlas import fragment_place, output_place, scale_lane
+from ..atlas import Kind, fragment_place, output_place, scale_lane
 from ..blocks import mxfp4
-from ..declaration import In, Out, Scalar
+from ..declaration import Case, In, Out, Scalar
 from ..formats import bf16, e2m1, e2m1x2, e4m3, f16, f32, i32, u8, u32
-from ..kernel import kernel
+from ..kernel import Kernel, kernel
 
 IDENTITY_BLOCK = (8, 4, 3)
 # Head dimensions whose scores are probed: one, two and four scales to a word, one word to a row and several, 64 keys to a tile and 32.
@@ -226,8 +228,8 @@ def probe_mma_bf16(meets: Out[i32, "elements_a 32 4"]):
     """Find which elements mma.sync m16n8k16 of bf16 multiplies with which, and where the product goes.
 
     For each of the elements of A, numbered by lane, register and half, a 1 stands there alone, and in
-    each register of B in turn the numbers from 1 on: `meets` has, for output i of a lane, the number of
-    B's element whose product came out there, -1 for none, -2 for several or for another product.
+    half of the registers of B, by the bits of their numbers, the numbers from 1 on: `meets` has, for output i of
+    a lane, the number of B's element whose product came out there, -1 for none, -2 for several or for another product.
     Source: PTX ISA 9.0, 9.7.14.5.
     """
     meets[:] = _meets(2)
@@ -242,23 +244,51 @@ def probe_mma_f16(meets: Out[i32, "elements_a 32 4"]):
     meets[:] = _meets(2)
 
 
+#: Formats of containers by the numbers that the probes have for them, and those with which scales are looked for.
+CONTAINERS = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3")
+WITH_SCALES = (0, 3, 4)
+_PAIRS = [(a, b) for a in range(len(CONTAINERS)) for b in range(len(CONTAINERS))]
+
+
+class Form(NamedTuple):
+    """A form of mma.sync without a kind: its kind in the atlas, elements in a register, types in words."""
+
+    kind: str
+    width: int
+    types: str
+
+
+#: These forms by the numbers that their probe has for them.
+FORMS = (
+    Form("f16_f16", 2, "f16 in f16"),
+    Form("tf32", 1, "tf32"),
+    Form("int8", 4, "s8"),
+    Form("int8", 4, "u8"),
+    Form("fp8", 4, "e4m3"),
+    Form("fp8", 4, "e5m2"),
+    Form("fp8_f16", 4, "e4m3 in f16"),
+    Form("fp8_f16", 4, "e5m2 in f16"),
+)
+
+
 @kernel(
     grid="elements_a",
     fixed=dict(elements_a=512, bytes=4, registers_a=128, registers_b=64),
-    cases=[dict(scales_a=True, scales_b=True)]
-    + [dict(format_a=a, format_b=b) for a in range(3) for b in range(3) if (a, b) != (0, 0)],
+    cases=[dict(scales_a=True, scales_b=True, format_a=each, format_b=each) for each in WITH_SCALES]
+    + [dict(format_a=a, format_b=b) for a, b in _PAIRS if a != b or a not in WITH_SCALES],
 )
 def probe_mma_mxf8f6f4(
     meets: Out[i32, "elements_a 32 4"],
     scales_a: Out[i32, "bytes 2 registers_a"] = None,
     scales_b: Out[i32, "bytes 4 registers_b"] = None,
-    format_a: Scalar[i32, 0, 1, 2] = 0,
-    format_b: Scalar[i32, 0, 1, 2] = 0,
+    format_a: Scalar[i32, 0, 1, 2, 3, 4] = 0,
+    format_b: Scalar[i32, 0, 1, 2, 3, 4] = 0,
 ):
     """Find which elements and scales mma.sync kind::mxf8f6f4 multiplies, as `probe_mma_mxf4` does.
 
     Elements are numbered by lane, register and byte; `format_a` and `format_b` are 0 for e4m3, 1 for
-    e5m2 and 2 for e2m1 in containers. There are four byte selectors, 0 to 3; scales are found with e4m3.
+    e5m2, 2 for e2m1, 3 for e3m2 and 4 for e2m3, in containers. There are four byte selectors, 0 to 3. Scales are found
+    with e3m2 or e2m3 where both formats are that, else with e4m3.
     Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
     """
     meets[:] = _meets(4)
@@ -266,6 +296,42 @@ def probe_mma_mxf8f6f4(
         scales_a[:] = _scale_numbers("a", 4, 1)
     if scales_b is not None:
         scales_b[:] = _scale_numbers("b", 4, 1)
+
+
+@kernel(
+    grid="elements_a",
+    fixed=dict(elements_a=512),
+    cases=[dict(format_a=a, format_b=b) for a, b in _PAIRS]
+    + [dict(format_a=each, format_b=each, in_f16=1) for each in range(len(CONTAINERS))],
+)
+def probe_mma_f8f6f4(
+    meets: Out[i32, "elements_a 32 4"],
+    format_a: Scalar[i32, 0, 1, 2, 3, 4] = 0,
+    format_b: Scalar[i32, 0, 1, 2, 3, 4] = 0,
+    in_f16: Scalar[i32, 0, 1] = 0,
+):
+    """Find which elements mma.sync kind::f8f6f4 m16n8k32 multiplies with which, as `probe_mma_bf16` does.
+
+    Formats are numbered as in `probe_mma_mxf8f6f4`. With in_f16=1 accumulators are f16, and output i is the half i % 2
+    of register i // 2. On the portable machine this finds the places of the stand-in, an f16 MMA.
+    Source: PTX ISA 9.0, 9.7.14.5.
+    """
+    meets[:] = _meets(4)
+
+
+@kernel(
+    grid="elements_a",
+    cases=[dict(form=number, elements_a=128 * form.width) for number, form in enumerate(FORMS)],
+)
+def probe_mma_plain(meets: Out[i32, "elements_a 32 4"], form: Scalar[i32, 0, 1, 2, 3, 4, 5, 6, 7]):
+    """Find which elements mma.sync multiplies with which in forms without a kind, as `probe_mma_bf16` does.
+
+    `form` is 0 for m16n8k16 of f16 with f16 accumulators, 1 for m16n8k8 of tf32, 2 and 3 for m16n8k32 of s8 and of u8,
+    4 and 5 for m16n8k32 of e4m3 and of e5m2, 6 and 7 for the same with f16 accumulators. A has 256 elements, 128 of
+    tf32, 512 of bytes. Below sm_89, forms 4 and 5 are an f16 MMA, and forms 6 and 7 are on every machine but `native`.
+    Source: PTX ISA 9.0, 9.7.14.5.
+    """
+    meets[:] = _meets(meets.shape[0] // 128)
 
 
 @kernel(grid="elements_a", fixed=dict(elements_a=1024, bytes=2, registers_a=128, registers_b=64), cases=[dict()])
@@ -278,9 +344,9 @@ def probe_mma_mxf4(
 
     `meets` is as in `probe_mma_bf16`, elements numbered by lane, register and nibble. `scales_a` has
     for each register of A, numbered by lane, and each pair of selectors, byte 0 or 2 and thread 0 or 1,
-    the scale that multiplies all its elements, numbered by lane and byte: one lane at a time has scales
-    other than 1, four different ones. `scales_b` is the same for B with threads 0 to 3. -2 stands for
-    several or none.
+    the scale that multiplies all its elements, numbered by lane and byte: half of the lanes, by the bits of their
+    numbers, have scales other than 1, four different ones. `scales_b` is the same for B with threads 0 to 3. -2 stands
+    for several or none.
     Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
     """
     meets[:] = _meets(8)
@@ -300,6 +366,42 @@ def probe_mma_mxf4nvf4(
     """
     meets[:] = _meets(8)
     scales_a[:], scales_b[:] = _scale_numbers("a", 8, 4), _scale_numbers("b", 8, 4)
+
+
+@kernel(grid="elements_a", fixed=dict(elements_a=1024, bytes=2, registers_a=128, registers_b=64), cases=[dict()])
+def probe_mma_mxf4nvf4_2x(
+    meets: Out[i32, "elements_a 32 4"],
+    scales_a: Out[i32, "bytes 2 registers_a"],
+    scales_b: Out[i32, "bytes 4 registers_b"],
+):
+    """Find which elements and scales mma.sync kind::mxf4nvf4 with ue8m0 scales multiplies, as `probe_mma_mxf4` does.
+
+    Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
+    """
+    meets[:] = _meets(8)
+    scales_a[:], scales_b[:] = _scale_numbers("a", 8, 2), _scale_numbers("b", 8, 2)
+
+
+def cases_of(kind: Kind) -> tuple[Kernel, list[Case]]:
+    """The probe that looks at a kind, and those of its cases that do."""
+    probe = {each.name: each for each in PROBES}[kind.probe]
+    if probe is probe_mma_plain:
+        return probe, [case for case in probe.cases if FORMS[case.scalars["form"]].kind == kind.name]
+    if probe is probe_mma_f8f6f4:
+        return probe, [case for case in probe.cases if bool(case.scalars.get("in_f16")) == (kind.accumulator == "f16")]
+    return probe, list(probe.cases)
+
+
+PROBES = (
+    probe_mma_bf16,
+    probe_mma_f16,
+    probe_mma_plain,
+    probe_mma_f8f6f4,
+    probe_mma_mxf8f6f4,
+    probe_mma_mxf4,
+    probe_mma_mxf4nvf4,
+    probe_mma_mxf4nvf4_2x,
+)
 
 
 # Matrices in shared memory

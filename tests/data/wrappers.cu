@@ -6,6 +6,7 @@
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
+#include "ptx/mma_plain.cuh"
 #include "ptx/warp.cuh"
 
 using namespace ptx;
@@ -40,6 +41,39 @@ MXF8F6F4(E2m1, E2m1, 0, 0, 2, 2)
 MXF8F6F4(E3m2, E2m3, 2, 1, 3, 0)
 MXF8F6F4(E2m3, E3m2, 1, 1, 1, 1)
 MXF8F6F4(E2m3, E4m3, 3, 0, 0, 2)
+MXF8F6F4(E4m3, E3m2, 1, 0, 2, 3)
+MXF8F6F4(E4m3, E2m3, 3, 1, 1, 1)
+MXF8F6F4(E5m2, E3m2, 0, 0, 3, 2)
+MXF8F6F4(E5m2, E2m3, 2, 1, 2, 0)
+MXF8F6F4(E2m1, E3m2, 1, 1, 0, 3)
+MXF8F6F4(E2m1, E2m3, 2, 0, 3, 1)
+MXF8F6F4(E3m2, E4m3, 3, 1, 2, 2)
+MXF8F6F4(E3m2, E5m2, 0, 1, 1, 3)
+MXF8F6F4(E3m2, E2m1, 1, 0, 0, 0)
+MXF8F6F4(E3m2, E3m2, 3, 0, 3, 3)
+MXF8F6F4(E2m3, E5m2, 2, 1, 1, 0)
+MXF8F6F4(E2m3, E2m1, 0, 1, 2, 1)
+MXF8F6F4(E2m3, E2m3, 1, 1, 3, 2)
+
+// Without scales. Accumulators in f16 come and go as f32.
+#define UNSCALED(call, first, second) MMA(call##_##first##_##second, mma_m16n8k32_##call<first, second>(c, a, b))
+#define IN_F16(call, first, second)                                                             \
+    MMA(call##_f16_##first##_##second, {                                                        \
+        uint32_t halves[2] = {cvt_rn_f16x2_f32(c[1], c[0]), cvt_rn_f16x2_f32(c[3], c[2])};      \
+        mma_m16n8k32_##call<first, second>(halves, a, b);                                       \
+        for (int k = 0; k < 4; ++k) c[k] = portable::f32_from_half(halves[k / 2], k % 2 != 0);  \
+    })
+UNSCALED(f8f6f4, E4m3, E2m1)
+UNSCALED(f8f6f4, E5m2, E3m2)
+UNSCALED(f8f6f4, E3m2, E2m3)
+UNSCALED(f8f6f4, E2m3, E4m3)
+UNSCALED(f8f6f4, E2m1, E5m2)
+UNSCALED(fp8, E4m3, E5m2)
+UNSCALED(fp8, E5m2, E4m3)
+IN_F16(f8f6f4, E2m1, E3m2)
+IN_F16(f8f6f4, E2m3, E2m1)
+IN_F16(f8f6f4, E4m3, E4m3)
+IN_F16(fp8, E4m3, E4m3)
 
 #define MXF4(byte_a, thread_a, byte_b, thread_b)             \
     MMA(mxf4_##byte_a##thread_a##byte_b##thread_b,           \
@@ -51,6 +85,12 @@ MXF4(2, 0, 2, 1)
 
 #define NVF4(thread_a, thread_b) \
     MMA(mxf4nvf4_##thread_a##thread_b, mma_m16n8k64_mxf4nvf4<thread_a, thread_b>(c, a, b, scale_a, scale_b))
+#define MXF4NVF4(byte_a, thread_a, byte_b, thread_b)         \
+    MMA(mxf4nvf4_2x_##byte_a##thread_a##byte_b##thread_b,    \
+        mma_m16n8k64_mxf4nvf4_2x<byte_a, thread_a, byte_b, thread_b>(c, a, b, scale_a, scale_b))
+MXF4NVF4(0, 1, 2, 3)
+MXF4NVF4(2, 0, 0, 1)
+
 NVF4(0, 0)
 NVF4(1, 1)
 NVF4(0, 2)

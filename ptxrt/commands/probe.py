@@ -1,0 +1,150 @@
+"""`probe`: what the machine at hand does with matrix instructions, beside the atlas."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .group import choose_machine, main, plain
+from .layout import complete_kinds
+
+_SHOWN = 20  # differences of one case that are printed; a file has all findings
+_OTHERS = (
+    "probe_ldmatrix",
+    "probe_fragments",
+)  # what --all adds: matrices in shared memory, and the tile code of the kernels
+
+
+@main.command()
+@click.argument("kind", required=False, shell_complete=complete_kinds)
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Every kind, loads and stores of matrices, and the tile code of the kernels.",
+)
+@click.option("--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write all findings to a file.")
+@click.pass_context
+def probe(ctx, kind, everything, file):
+    """Find by trying where a matrix instruction has its elements and scales, and compare with the atlas.
+
+    \b
+    ptxrt probe mxf4
+    ptxrt probe --all --json findings.json
+
+    Without KIND every kind of `ptxrt layout`. A probe knows no layout: it sets one element of A at a time and looks
+    which outputs change. Each difference from the atlas is printed; the exit status is 1 where there is one. On the
+    emulator a probe finds the emulator's rules, and on the portable machine those of the stand-ins where a chip lacks
+    the instruction: neither says anything about other silicon.
+    """
+    from .. import atlas, kernels, last_launches
+    from ..files import write_atomically
+    from ..ops.probes import cases_of
+
+    if kind is not None and everything:
+        raise click.UsageError(f"name {kind} or pass --all")
+    chosen = [atlas.find(kind)] if kind else list(atlas.KINDS.values())
+    choose_machine(ctx)
+    work = [(each.name, *cases_of(each)) for each in chosen]
+    if everything:
+        work += [(name, kernels()[name], list(kernels()[name].cases)) for name in _OTHERS]
+    report: list[dict[str, Any]] = []
+    for name, kernel, cases in work:
+        for case in cases:
+            report.append(examine(name, kernel, case))
+            say(report[-1])
+    failed = sum(bool(row["differences"] or row["error"]) for row in report)
+    machine = last_launches()[-1].machine if last_launches() else ""
+    click.echo(f"{len(report) - failed} of {len(report)} findings are as the atlas has them, on {machine}")
+    if file:
+        write_atomically(file, as_file(report, machine))
+    if failed:
+        sys.exit(1)
+
+
+def examine(name: str, kernel, case) -> dict[str, Any]:
+    """Run one case of a probe: what it found, and where that is not what the atlas has, in words."""
+    import numpy as np
+
+    from ..errors import LaunchError
+    from ..launch import run as launch
+
+    arguments = kernel.example(case, 0)
+    want = kernel.reference(**arguments)
+    row: dict[str, Any] = {
+        "kind": name,
+        "probe": kernel.name,
+        "case": named(case),
+        "found": {},
+        "differences": [],
+        "error": None,
+    }
+    try:
+        row["found"] = launch(kernel, (), arguments)
+    except LaunchError as error:
+        return {**row, "error": str(error)}
+    for output, found in row["found"].items():
+        found = row["found"][output] = np.asarray(found)
+        for place in map(tuple, np.argwhere(found != want[output]).tolist()):
+            where = ", ".join(map(str, place))
+            row["differences"].append(
+                f"{output}[{where}] is {meaning(found[place])}, in the atlas {meaning(want[output][place])}"
+            )
+    return row
+
+
+def named(case) -> str:
+    """What a case looks at: the types of A and B, and of the accumulators where these are f16."""
+    from ..ops.probes import CONTAINERS, FORMS
+
+    numbers = case.scalars
+    if "form" in numbers:
+        return FORMS[numbers["form"]].types
+    if "format_a" not in numbers:
+        return case.id
+    words = f"{CONTAINERS[numbers['format_a']]} x {CONTAINERS[numbers['format_b']]}"
+    return words + (" in f16" if numbers.get("in_f16") else "") + (", scales" if case.optional else "")
+
+
+def meaning(number) -> str:
+    """A finding in words."""
+    return {-1: "nothing", -2: "several, or another product"}.get(int(number), str(int(number)))
+
+
+def say(row: dict[str, Any]) -> None:
+    """Print what one case found."""
+    wrong = row["differences"]
+    verdict = click.style("DIFFERS", fg="red") if wrong or row["error"] else click.style("ok     ", fg="green")
+    click.echo(f"{verdict} {row['kind']}  {row['probe']} {row['case']}".rstrip())
+    for line in [row["error"]] if row["error"] else wrong[:_SHOWN]:
+        click.echo(f"    {line}")
+    if len(wrong) > _SHOWN:
+        click.echo(f"    and {len(wrong) - _SHOWN} more")
+
+
+def as_file(report: list[dict[str, Any]], machine: str) -> bytes:
+    """All findings as JSON: of an array its shape and its int32 numbers, row by row, by zlib, in base64."""
+    import base64
+    import json
+    import platform
+    import zlib
+
+    from .. import __version__, machines
+
+    def packed(array) -> dict[str, Any]:
+        data = zlib.compress(array.astype("<i4").tobytes(), 9)
+        return {"shape": list(array.shape), "int32": base64.b64encode(data).decode()}
+
+    rows = [{**row, "found": {name: packed(array) for name, array in row["found"].items()}} for row in report]
+    about = {name: str(each) for name, each in machines().items()}
+    whole = {
+        "ptxrt": __version__,
+        "machine": machine,
+        "machines": about,
+        "system": platform.platform(),
+        "findings": rows,
+    }
+    return (json.dumps(plain(whole), indent=1) + "\n").encode()
