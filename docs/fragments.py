@@ -1,12 +1,16 @@
-"""docs/fragments.md: where matrix instructions have their elements and scales, drawn from what the probes find.
+"""docs/fragments.md and docs/fragments/: where matrix instructions have their elements and scales, found by probes.
 
 The probes (ptxrt.ops.probes) know no layout: they find which element of A meets which element of B in which output, and
-which scale multiplies them. Rows, columns and k get their names from `probe_fragments`, which reports where the tile code of
-the kernels brings them; `Kind` raises a ValueError where the two contradict each other.
+which scale multiplies them. Rows, columns and k get their names from `probe_fragments`, which reports where the tile
+code of the kernels brings them; `Kind` raises a ValueError where the two contradict each other, `contradictions` where
+the pictures, which are the atlas's, show something else.
 """
 
+import textwrap
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,14 +19,22 @@ from ptxrt import atlas
 
 LANES = 32
 
-#: Kernel, instruction, elements in a register, byte selectors of the scales.
-KINDS = (
-    ("probe_mma_bf16", "mma.sync m16n8k16, bf16", 2, ()),
-    ("probe_mma_f16", "mma.sync m16n8k16, f16", 2, ()),
-    ("probe_mma_mxf8f6f4", "mma.sync kind::mxf8f6f4 m16n8k32, scale_vec::1X", 4, (0, 1, 2, 3)),
-    ("probe_mma_mxf4", "mma.sync kind::mxf4 m16n8k64, scale_vec::2X", 8, (0, 2)),
-    ("probe_mma_mxf4nvf4", "mma.sync kind::mxf4nvf4 m16n8k64, scale_vec::4X", 8, (0,)),
-)
+#: What the probe of each kind of the atlas is called with.
+KINDS: dict[str, dict[str, int]] = {
+    "bf16": {},
+    "f16": {},
+    "f16_f16": {"form": 0, "elements_a": 256},
+    "tf32": {"form": 1, "elements_a": 128},
+    "int8": {"form": 2, "elements_a": 512},
+    "fp8": {"form": 4, "elements_a": 512},
+    "fp8_f16": {"form": 6, "elements_a": 512},
+    "f8f6f4": {},
+    "f8f6f4_f16": {"in_f16": 1},
+    "mxf8f6f4": {},
+    "mxf4": {},
+    "mxf4nvf4": {},
+    "mxf4nvf4_2x": {},
+}
 LOADS = (
     ("m8n8", "ldmatrix m8n8.x4.b16", 1),
     ("m8n8_trans", "ldmatrix m8n8.x4.trans.b16", 1),
@@ -36,10 +48,10 @@ STORES = (
 )
 
 
-def findings(name: str) -> dict[str, np.ndarray]:
+def findings(name: str, **numbers: int) -> dict[str, np.ndarray]:
     """Outputs by name of one probe on the current machine."""
     kernel = ptxrt.kernels()[name]
-    got = kernel(**{output.name: True for output in kernel.outputs if output.optional})
+    got = kernel(**{output.name: True for output in kernel.outputs if output.optional}, **numbers)
     return dict(zip((output.name for output in kernel.outputs), got if isinstance(got, tuple) else (got,)))
 
 
@@ -66,7 +78,7 @@ class Kind:
 
     @cached_property
     def b(self) -> np.ndarray:
-        """Column and k of each element of B, (elements, 2): k as the tile code loads it, the column where its products go."""
+        """Column and k of each element of B, (elements, 2): k as the tile code loads it, the column of its products."""
         lane, register, element = self.where(np.arange(64 * self.width), 2)
         byte = self.tiles["b"][lane, 0, register, element * 4 // self.width]
         k = byte % 32 * self.width // 4 + (element % 2 if self.width == 8 else 0)
@@ -83,7 +95,7 @@ class Kind:
 
     @cached_property
     def a(self) -> np.ndarray:
-        """Row and k of each element of A, (elements, 2): the row where its products go, k that of the elements of B it meets."""
+        """Row and k of each element of A, (elements, 2): the row of its products, k of the elements of B it meets."""
         meets, places = self.found["meets"], []
         for number, met in enumerate(meets):
             if (met < -1).any() or (met >= 0).sum() != 8:
@@ -194,44 +206,321 @@ def store_table(found: np.ndarray) -> str:
     return grid("row\\byte", *atlas.runs(table, 4))
 
 
+class Facts(NamedTuple):
+    """What a page says of a kind beside its places."""
+
+    sass: str
+    rate: str
+    order: str
+    zero: str
+    mistakes: tuple[str, str, str]
+
+
+_TWO = "The lower half of a register has the lower k."
+_FOUR = "Byte e of a register has element e: the lowest byte has the lowest k, as in memory."
+_EIGHT = (
+    "Nibble e of a register has element e: the low nibble of each byte has the lower k, as in `quantize`'s codes "
+    "and in cuda_fp4.h."
+)
+_CONTAINERS = (
+    "e4m3 and e5m2 fill their byte, e3m2 and e2m3 lie in bits 5 to 0, e2m1 lies in bits 5 to 2: all other bits of a "
+    "byte. What a chip makes of them is not documented; the emulator reports them as a fault."
+)
+_HALF = (
+    "Packing c0 and c2, which belong to one column, into one register: a register holds two neighbouring columns of "
+    "one row."
+)
+_REGISTERS = (
+    "Taking the registers of A in the order of k: registers 1 and 3 have rows 8 to 15, registers 2 and 3 the second "
+    "half of k."
+)
+_B_BY_COLUMN = (
+    "Loading B as rows of k: it is `.col`, and a lane holds k of one column. A row-major [k][n] array wants "
+    "`ldmatrix.trans` or a transposition."
+)
+_SATURATED = "Expecting a saturated sum: values beyond 65504 become infinite."
+_FULL_RATE = (
+    "Using it for speed: with f32 accumulators GeForce cards run it at half of the rate of `kind::mxf8f6f4`, which "
+    "does the same with scales of 0x7f."
+)
+_LANE_OF_SCALE = (
+    "Putting scales of A where its rows are accumulated: lane 4 (m % 8) + m / 8 has row m for thread 0, two lanes "
+    "further for thread 1, and lanes that no selector names are not read."
+)
+_SELECTORS = (
+    "Taking a selector from a register: it is a constant, and anything else compiles into a loop over all values."
+)
+_NIBBLES = (
+    "Packing the first element into the high nibble: products are then of neighbours, and results look plausible."
+)
+_K64 = "Giving it one element to a byte: that is `kind::mxf8f6f4`, at a quarter of this rate."
+_UE8M0 = "Writing 0 for a scale of zero: 0 is 2^-127, and 255 is NaN."
+_SHIFTED = "Placing e2m1 in the lowest bits as e3m2 and e2m3 are: it is shifted left by two."
+_ALL = "nothing; all bits are elements."
+
+FACTS = {
+    "bf16": Facts(
+        "HMMA.16816.F32.BF16",
+        "1",
+        _TWO,
+        _ALL,
+        (_B_BY_COLUMN, _REGISTERS, "Clearing the K tail of one operand alone: 0 times NaN is NaN."),
+    ),
+    "f16": Facts(
+        "HMMA.16816.F32",
+        "1",
+        _TWO,
+        _ALL,
+        (
+            _B_BY_COLUMN,
+            _REGISTERS,
+            "Converting larger inputs: beyond 65504 they are infinite before the product sees them.",
+        ),
+    ),
+    "f16_f16": Facts(
+        "HMMA.16816.F16",
+        "2",
+        _TWO,
+        _ALL,
+        (_HALF, _SATURATED, "Expecting -0 of a negative sum that underflows: it is +0 (seen on an H200)."),
+    ),
+    "tf32": Facts(
+        "HMMA.1688.F32.TF32",
+        "1/2",
+        "One element to a register.",
+        "nothing; the lower 13 bits of a register are ignored.",
+        (
+            "Passing float32 as it is: it is cut off. cvt.rna.tf32 rounds.",
+            _B_BY_COLUMN,
+            _REGISTERS,
+        ),
+    ),
+    "int8": Facts(
+        "IMMA.16832.S8.S8",
+        "4",
+        _FOUR,
+        _ALL,
+        (
+            "Expecting a saturated sum: D wraps, unless `.satfinite` stands behind `.col`.",
+            _B_BY_COLUMN,
+            "Mixing s8 and u8: the types are the instruction's, and other bytes give another number in silence.",
+        ),
+    ),
+    "fp8": Facts(
+        "QMMA.16832.F32.E4M3.E4M3",
+        "2",
+        _FOUR,
+        _ALL,
+        (_FULL_RATE, "Looking for infinities in e4m3: 0x7f is NaN, and 448 is the largest value.", _B_BY_COLUMN),
+    ),
+    "fp8_f16": Facts(
+        "QMMA.16832.F16.E4M3.E4M3",
+        "4",
+        _FOUR,
+        _ALL,
+        (
+            _HALF,
+            _SATURATED,
+            "Comparing bits with the portable machine: there the sum is one of f32, rounded once.",
+        ),
+    ),
+    "f8f6f4": Facts(
+        "QMMA.16832.F32",
+        "2",
+        _FOUR,
+        _CONTAINERS,
+        (
+            _FULL_RATE,
+            _SHIFTED,
+            "Giving it packed 4-bit codes: K counts bytes.",
+        ),
+    ),
+    "f8f6f4_f16": Facts(
+        "QMMA.16832.F16",
+        "4; 2 where both operands have 6 or 4 bits",
+        _FOUR,
+        _CONTAINERS,
+        (_HALF, _SATURATED, _SHIFTED),
+    ),
+    "mxf8f6f4": Facts(
+        "QMMA.SF.16832.F32",
+        "4; 2 where both operands have 6 or 4 bits",
+        _FOUR,
+        _CONTAINERS,
+        (_LANE_OF_SCALE, _SELECTORS, _UE8M0),
+    ),
+    "mxf4": Facts(
+        "OMMA.SF.16864.F32.E2M1.E2M1.E8",
+        "8",
+        _EIGHT,
+        _ALL,
+        (_NIBBLES, _K64, _LANE_OF_SCALE),
+    ),
+    "mxf4nvf4": Facts(
+        "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X",
+        "8",
+        _EIGHT,
+        "nothing; all bits are elements, and bit 7 of a scale means nothing.",
+        (_NIBBLES, "Naming a byte other than 0: all four bytes of a lane's register are scales.", _LANE_OF_SCALE),
+    ),
+    "mxf4nvf4_2x": Facts(
+        "OMMA.SF.16864.F32.E2M1.E2M1.E8",
+        "8",
+        _EIGHT,
+        _ALL,
+        (_NIBBLES, "Choosing it for speed: it is the machine code of `kind::mxf4`.", _UE8M0),
+    ),
+}
+
 HEAD = """# Fragments
 
-Where the matrix instructions have their elements and scales. This file is written by `make docs` from what the probes find
-on the emulator; `ptxrt check probe_mma_mxf4` (and so on) asks a card the same. A probe knows no layout: it sets one element of
-A at a time, one register of B, one lane's scales, and looks which outputs change. Rows, columns and k are named as the tile
-code of the kernels loads them; a test compares the two.
+Where the matrix instructions have their elements and scales: a page for each kind, and below the loads and stores of
+matrices. `make docs` writes these pages from what the probes find on the emulator; `ptxrt layout mxf4` prints a map in
+a terminal, and `ptxrt probe mxf4` asks the machine at hand. A probe knows no layout: it sets one element of A at a time
+and looks which outputs change. Rows, columns and k are named as the tile code of the kernels loads them; a test
+compares the two.
+
+An emulator's map is not silicon's. It shows that the emulator, the tile code and the PTX ISA (9.0, 9.7.14) agree.
+Whoever has a card can send what `ptxrt probe --all --json findings.json` writes.
+
+"""
+_RATES = """
+Rates are multiples of bf16's dense 209.5 TFLOPS on an RTX 5090, from NVIDIA's RTX Blackwell architecture whitepaper;
+those of `mxf8f6f4`, and of operands of 6 and 4 bits, from mmapeak on such a card
+(main-horse.github.io/posts/5090-mm-perf). None was measured here. [What this chip lacks](fragments/lacking.md) says
+what takes the place of the rest.
 
 `5.a2` is register 2 of A in lane 5, its elements in order from the lowest bits on; `5.r2.1` is byte 1 of register 2.
+"""
+_LACKING = """# What this chip lacks
 
+sm_120a and sm_121a are Blackwell by name, but their matrix instructions are those of a warp. What sm_90a and sm_100a
+have beside them, and what takes its place here:
+
+| not there | where it is | here |
+|---|---|---|
+| `tcgen05.mma`: products of one thread for a block, operands in shared memory | sm_100a, sm_103a, sm_110a | `mma.sync`: a warp multiplies registers. `mxf4` and `mxf4nvf4` take the same block-scaled formats |
+| tensor memory: 256 KiB of accumulators to a multiprocessor | with tcgen05 | accumulators in registers, 255 to a thread; attention keeps a tile of 16 rows to a warp |
+| `wgmma`: products of four warps, B in shared memory | sm_90a | `mma.sync` and `ldmatrix`; loads run behind the products by `cp.async` or bulk copies |
+| pairs of blocks that multiply together (`cta_group::2`) | with tcgen05 | one block; larger tiles of a warp read B fewer times |
+| multicast of one copy into the shared memory of several blocks | fast on sm_90a and sm_100a alone (PTX ISA 9.0, cp.async.bulk) | each block loads its own; neighbours meet in the L2 cache |
+| 227 KiB of shared memory to a block | sm_90a, sm_100a | 99 KiB: two or three stages of a pipeline |
+
+What is there: bulk copies and tensor maps with mbarriers, `setmaxnreg`, `ldmatrix` of bytes and of 4-bit elements,
+`stmatrix`, conversions of every narrow format, and every kind of `mma.sync` in [Fragments](../fragments.md).
+
+## Sparse forms
+
+`mma.sp::ordered_metadata` of the block-scaled kinds is assembled for sm_120a by ptxas 13.0: m16n8k64 of
+`kind::mxf8f6f4` (`QMMA.SF.SP.16864`) and m16n8k128 of `kind::mxf4nvf4` (`OMMA.SF.SP.168128`). Of four neighbouring
+elements of A (of eight in pairs, in 4 bits) half are zero and are not stored, and metadata says which. No kernel here
+uses them, and the emulator refuses them by name.
+
+## Forms that other pages claim
+
+- `m16n8k64` needs a block-scaled kind and the suffix of `sm_120a` or `sm_120f`; plain `sm_120` rejects it.
+- `scale_vec::2X` exists for `kind::mxf4` and `kind::mxf4nvf4` with ue8m0, not for `kind::mxf8f6f4`, whose 32 k are one
+  block.
+- Integers of 4 bits (`m16n8k64` of s4) compile, into a call of an emulation on s8.
 """
 
 
 def all_findings() -> dict[str, dict[str, np.ndarray]]:
-    """What every probe finds on the current machine, by its name."""
-    return {name: findings(name) for name in ("probe_fragments", *(kind[0] for kind in KINDS), "probe_ldmatrix")}
+    """What every probe finds on the current machine: by kind, and by name those that look at no kind."""
+    found = {name: findings(name) for name in ("probe_fragments", "probe_ldmatrix")}
+    return found | {kind: findings(atlas.KINDS[kind].probe, **numbers) for kind, numbers in KINDS.items()}
 
 
-def fragments_markdown(found: dict[str, dict[str, np.ndarray]]) -> str:
-    """The document, from all findings."""
-    tiles = found["probe_fragments"]
-    parts, drawn = [HEAD, "## Accumulators of all kinds\n\n", accumulator_table(tiles)], {}
-    for name, title, width, selectors in KINDS:
-        kind = Kind(title, width, found[name], tiles)
-        tables = operand_table(kind, "a"), operand_table(kind, "b")
-        same = drawn.setdefault(tables, name)
-        parts.append(f"\n## {title}\n\nFound by `{name}`. ")
-        parts.append(
-            f"A and B are as `{same}` finds them.\n" if same != name else f"A:\n\n{tables[0]}\nB:\n\n{tables[1]}"
-        )
-        if selectors:
-            parts.append(f"\n{scale_tables(kind, selectors)}")
-    found = found["probe_ldmatrix"]
-    parts.append(
-        "\n## Loads of matrices\n\nFound by `probe_ldmatrix`. Lane i gives the address of row i; `5.r2` is register 2 of lane 5.\n"
+def kind_of(found: dict[str, dict[str, np.ndarray]], name: str) -> Kind:
+    """A kind with what its probe found."""
+    return Kind(name, atlas.KINDS[name].width, found[name], found["probe_fragments"])
+
+
+def picture(kind: atlas.Kind, operand: str) -> tuple[str, str]:
+    """The name and the text of the picture of an operand; kinds with the same places share it."""
+    rows, columns = kind.shape(operand)
+    width = 32 // kind.bits(operand)
+    drawn = atlas.draw(kind, operand)
+    title = (
+        f"{operand.upper()}, {rows} x {columns}, {width} to a register"
+        if width > 1
+        else f"{operand.upper()}, {rows} x {columns}"
     )
+    return f"{operand}_{rows}x{columns}_{width}.svg", atlas.svg(drawn._replace(title=title))
+
+
+def wrapped(words: str, indent: str = "") -> str:
+    """A paragraph in lines of at most 118 characters; all but the first are indented."""
+    return "\n".join(
+        textwrap.wrap(words, 118, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    )
+
+
+def contradictions(kind: Kind) -> None:
+    """ValueError where the atlas, which the pictures show, is not what the probe found."""
+    known = atlas.KINDS[kind.name]
+    for operand, registers, places in (("a", 4, kind.a), ("b", 2, kind.b)):
+        table = known.places(operand)
+        at = places if operand == "a" else places[:, ::-1]
+        want = np.stack(kind.where(np.arange(len(places)), registers), axis=-1)
+        if (table[at[:, 0], at[:, 1]] != want).any():
+            raise ValueError(f"{kind.name}: the atlas has elements of {operand} where the probe does not find them")
+
+
+def kind_page(kind: Kind) -> tuple[str, dict[str, str]]:
+    """The page of a kind, and its pictures by name."""
+    known, facts = atlas.KINDS[kind.name], FACTS[kind.name]
+    contradictions(kind)
+    pictures = {operand: picture(known, operand) for operand in ("a", "b", "c")}
+    types = ", ".join(known.types)
+    parts = [
+        f"# {kind.name}\n\n`{known.instruction}`\n\n",
+        f"| | |\n|---|---|\n| types of A and B | {types} |\n| accumulators | {known.accumulator} |\n",
+        f"| machine code | `{facts.sass}` |\n| rate, bf16 = 1 | {facts.rate} |\n",
+        f"| found by | `{known.probe}`, `ptxrt probe {kind.name}`, on the emulator |\n\n",
+        f"{wrapped(facts.order)}\n\n{wrapped('What must be zero: ' + facts.zero)}\n\n## Places\n\n",
+    ]
+    for operand, words in (("a", "A"), ("b", "B"), ("c", "C and D")):
+        parts.append(f"![Lanes and registers of {words}]({pictures[operand][0]})\n\n")
+    if known.scales:
+        parts.append(f"## Scales\n\n{known.scales.type}, one for each {known.depth // known.scales.blocks} k.\n\n")
+        parts.append(scale_tables(kind, known.scales.bytes) + "\n")
+    mistakes = [wrapped(f"{number}. {words}", "   ") for number, words in enumerate(facts.mistakes, 1)]
+    parts.append("## Three mistakes\n\n" + "\n".join(mistakes) + "\n")
+    return "".join(parts), dict(pictures.values())
+
+
+def pages(found: dict[str, dict[str, np.ndarray]]) -> dict[str, str]:
+    """Every file, by its path below docs/."""
+    files = {"fragments/lacking.md": _LACKING}
+    rows = ["| kind | instruction | K | rate, bf16 = 1 |\n|---|---|---|---|\n"]
+    known_places: dict[tuple, Kind] = {}
+    for name in KINDS:
+        kind = kind_of(found, name)
+        same = known_places.setdefault((kind.width, kind.found["meets"].tobytes()), kind)
+        kind.__dict__.update(a=same.a, b=same.b)  # looked up once where two probes found the same
+        page, pictures = kind_page(kind)
+        files[f"fragments/{name}.md"] = page
+        files |= {f"fragments/{file}": text for file, text in pictures.items()}
+        known = atlas.KINDS[name]
+        rows.append(f"| [{name}](fragments/{name}.md) | `{known.instruction}` | {known.depth} | {FACTS[name].rate} |\n")
+    loads = found["probe_ldmatrix"]
+    parts = [HEAD, *rows, _RATES, "\n## Accumulators\n\n", accumulator_table(found["probe_fragments"])]
+    parts.append("\n## Loads of matrices\n\nFound by `probe_ldmatrix`. Lane i gives the address of row i.\n")
     for name, title, per_byte in LOADS:
-        parts.append(f"\n### {title}\n\n{load_table(found[name], per_byte)}")
+        parts.append(f"\n### {title}\n\n{load_table(loads[name], per_byte)}")
     parts.append("\n## Stores of matrices\n")
     for name, title in STORES:
-        parts.append(f"\n### {title}\n\n{store_table(found[name])}")
-    return "".join(parts)
+        parts.append(f"\n### {title}\n\n{store_table(loads[name])}")
+    return {"fragments.md": "".join(parts), **files}
+
+
+def write(files: dict[str, str], folder: Path) -> None:
+    """Write the files, and remove what an older version wrote."""
+    for old in (folder / "fragments").glob("*"):
+        if f"fragments/{old.name}" not in files:
+            old.unlink()
+    for name, text in files.items():
+        target = folder / name
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(text, encoding="utf-8", newline="\n")

@@ -1,4 +1,4 @@
-"""Write docs/kernels.md from the declarations and the records of the build, docs/fragments.md from the probes; for `make docs`."""
+"""Write docs/kernels.md from the declarations and the records of the build, docs/fragments.md and its pages from the probes; for `make docs`."""
 
 import sys
 from pathlib import Path
@@ -15,12 +15,13 @@ def main() -> int:
     try:
         kernels = kernels_markdown(ptxrt.kernels())
         with ptxrt.using("emulator"):
-            found = fragments.fragments_markdown(fragments.all_findings())
+            found = fragments.pages(fragments.all_findings())
     except ptxrt.BuildError as error:
         print(f"{Path(__file__).name} needs all kernels: {error}", file=sys.stderr)
         return 1
     write("kernels.md", kernels)
-    write("fragments.md", found)
+    fragments.write(found, Path(__file__).parent)
+    print(f"wrote {len(found)} files of fragments")
     return 0
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ptxrt import atlas
 from ptxrt.emulator import mma
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,11 +18,11 @@ if DOCS.is_dir():
     _spec = importlib.util.spec_from_file_location("fragments_of_docs", DOCS / "fragments.py")
     fragments = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(fragments)
-    KINDS = {name: (width, selectors) for name, _, width, selectors in fragments.KINDS}
+    KINDS = {name: atlas.KINDS[name] for name in fragments.KINDS}
 else:
     KINDS = {}
 
-SCALED = [name for name, (_, selectors) in KINDS.items() if selectors]
+SCALED = [name for name, kind in KINDS.items() if kind.scales]
 
 
 @pytest.fixture(scope="session", params=["emulator", pytest.param("native", marks=pytest.mark.gpu)])
@@ -31,18 +32,14 @@ def found(request, on_machine):
         return fragments.all_findings()
 
 
-def kind_of(found, name):
-    return fragments.Kind(name, KINDS[name][0], found[name], found["probe_fragments"])
-
-
 def tile_k(byte, element, width):
     """k of an element that lies in byte `byte` of a row in shared memory."""
-    return {2: byte // 2, 4: byte, 8: 2 * byte + element % 2}[width]
+    return {1: byte // 4, 2: byte // 2, 4: byte, 8: 2 * byte + element % 2}[width]
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_tile_code_loads_a_where_the_instruction_takes_it(found, name):
-    kind = kind_of(found, name)
+    kind = fragments.kind_of(found, name)
     assert sorted(map(tuple, kind.a.tolist())) == [(row, k) for row in range(16) for k in range(kind.depth)]
     for number, (row, k) in enumerate(kind.a.tolist()):
         lane, register, element = kind.where(number, 4)
@@ -53,15 +50,15 @@ def test_the_tile_code_loads_a_where_the_instruction_takes_it(found, name):
 @pytest.mark.parametrize("name", KINDS)
 def test_the_tile_code_loads_b_where_the_instruction_takes_it(found, name):
     """Both of the neighbouring tiles of columns; `Kind` has compared the first with the columns of the products."""
-    kind = kind_of(found, name)
+    kind = fragments.kind_of(found, name)
     assert sorted(map(tuple, kind.b.tolist())) == [(column, k) for column in range(8) for k in range(kind.depth)]
     first, second = found["probe_fragments"]["b"].swapaxes(0, 1)
     assert (second == first + 32 * 8).all()
 
 
-@pytest.mark.parametrize("name", ["probe_mma_bf16", "probe_mma_f16"])
+@pytest.mark.parametrize("name", ["bf16", "f16", "f16_f16"])
 def test_the_transposed_load_brings_b_where_the_instruction_takes_it(found, name):
-    kind = kind_of(found, name)
+    kind = fragments.kind_of(found, name)
     for number, (column, k) in enumerate(kind.b.tolist()):
         lane, register, element = kind.where(number, 2)
         for tile in range(2):
@@ -72,8 +69,8 @@ def test_the_transposed_load_brings_b_where_the_instruction_takes_it(found, name
 @pytest.mark.parametrize("name", SCALED)
 def test_the_tile_code_brings_scales_where_the_instruction_takes_them(found, name):
     """Thread pair p of a quad has word p of A's rows; thread t has the scales of the columns of tile t of B."""
-    kind, tiles = kind_of(found, name), found["probe_fragments"]
-    for index, selector in enumerate(KINDS[name][1]):
+    kind, tiles = fragments.kind_of(found, name), found["probe_fragments"]
+    for index, selector in enumerate(KINDS[name].scales.bytes):
         for block in range(kind.blocks):
             for row in range(16):
                 for thread in range(2):
@@ -89,7 +86,7 @@ def test_the_emulator_has_the_same_accumulators_and_scale_lanes(found):
     accumulator = found["probe_fragments"]["accumulator"]
     assert (accumulator[..., 0].T == mma._ROW).all() and (accumulator[..., 1].T == mma._COLUMN).all()
     for name in SCALED:
-        kind = kind_of(found, name)
+        kind = fragments.kind_of(found, name)
         for lanes, operand in ((mma._SCALE_LANES_A, "a"), (mma._SCALE_LANES_B, "b")):
             for thread, row in np.ndindex(lanes.shape):
                 assert kind.scale(operand, row, 0, 0, thread) // 4 == lanes[thread, row]
@@ -99,16 +96,32 @@ def test_a_contradiction_between_probe_and_tile_code_is_an_error(found):
     tiles = dict(found["probe_fragments"])
     tiles["b"] = np.roll(tiles["b"], 4, axis=0)
     with pytest.raises(ValueError, match="loads columns of B to where other columns are multiplied"):
-        fragments.Kind("wrong", 2, found["probe_mma_bf16"], tiles).b
-    meets = found["probe_mma_bf16"]["meets"].copy()
+        fragments.Kind("wrong", 2, found["bf16"], tiles).b
+    meets = found["bf16"]["meets"].copy()
     meets[7, meets[7] >= 0] = -2
     with pytest.raises(ValueError, match="element 7 of A does not meet one element of B"):
         fragments.Kind("wrong", 2, {"meets": meets}, found["probe_fragments"]).a
-    meets = found["probe_mma_bf16"]["meets"].copy()
+    meets = found["bf16"]["meets"].copy()
     meets[7] = meets[8]
     swapped = fragments.Kind("wrong", 2, {"meets": meets}, found["probe_fragments"])
     assert swapped.a[7].tolist() == swapped.a[8].tolist()
 
 
-def test_the_document_is_what_the_probes_find(found):
-    assert (DOCS / "fragments.md").read_text(encoding="utf-8") == fragments.fragments_markdown(found), "run `make docs`"
+def test_the_atlas_has_every_kind():
+    assert list(KINDS) == list(atlas.KINDS) == list(fragments.FACTS)
+
+
+def test_an_atlas_that_says_something_else_is_an_error(found, monkeypatch):
+    places = atlas.Kind.places
+    kind = fragments.kind_of(found, "tf32")
+    fragments.contradictions(kind)
+    monkeypatch.setattr(atlas.Kind, "places", lambda self, operand: np.roll(places(self, operand), 1, axis=0))
+    with pytest.raises(ValueError, match="tf32: the atlas has elements of a where the probe does not find them"):
+        fragments.contradictions(kind)
+
+
+def test_the_pages_are_what_the_probes_find(found):
+    files = fragments.pages(found)
+    assert {str(path.relative_to(DOCS)) for path in (DOCS / "fragments").iterdir()} | {"fragments.md"} == set(files)
+    for name, text in files.items():
+        assert (DOCS / name).read_text(encoding="utf-8") == text, f"{name} is another: run `make docs`"

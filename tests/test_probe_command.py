@@ -1,0 +1,90 @@
+"""`ptxrt probe`: findings beside the atlas, differences in words, and the file that has them all."""
+
+import base64
+import json
+import zlib
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import ptxrt
+from ptxrt import atlas
+from ptxrt.commands import main
+from ptxrt.ops import probes
+
+
+def run(*arguments):
+    with ptxrt.using("emulator"):
+        return CliRunner().invoke(main, ["--machine", "emulator", "probe", *map(str, arguments)])
+
+
+def test_a_kind_and_its_file(tmp_path):
+    done = run("tf32", "--json", tmp_path / "found.json")
+    assert done.exit_code == 0, done.output
+    assert (
+        "ok       tf32  probe_mma_plain tf32\n1 of 1 findings are as the atlas has them, on emulator\n" == done.output
+    )
+    report = json.loads((tmp_path / "found.json").read_text())
+    (row,) = report["findings"]
+    meets = np.frombuffer(zlib.decompress(base64.b64decode(row["found"]["meets"]["int32"])), "<i4")
+    assert (meets.reshape(row["found"]["meets"]["shape"]) == probes._meets(1)).all()
+    assert report["ptxrt"] == ptxrt.__version__ and row["differences"] == [] and row["error"] is None
+
+
+def test_differences_are_listed_and_fail(monkeypatch, tmp_path):
+    """An atlas in which the upper half of A's rows comes first."""
+    place = probes.fragment_place
+
+    def wrong(number, width, registers, depth):
+        row, k = place(number, width, registers, depth)
+        return ((row + 8) % 16, k) if registers == 4 else (row, k)
+
+    monkeypatch.setattr(probes, "fragment_place", wrong)
+    done = run("bf16", "--json", tmp_path / "found.json")
+    assert done.exit_code == 1
+    assert "DIFFERS  bf16  probe_mma_bf16" in done.output and "0 of 1 findings are as the atlas has them" in done.output
+    assert "    meets[0, 0, 0] is 0, in the atlas nothing\n" in done.output
+    (row,) = json.loads((tmp_path / "found.json").read_text())["findings"]
+    assert f"and {len(row['differences']) - 20} more" in done.output
+
+
+def test_what_stops_the_machine_is_a_finding(monkeypatch):
+    from ptxrt.errors import EmulatorFault
+
+    def launch(*arguments):
+        raise EmulatorFault("the instruction is not there")
+
+    monkeypatch.setattr("ptxrt.launch.run", launch)
+    done = run("mxf4nvf4_2x")
+    assert done.exit_code == 1 and "    the instruction is not there\n" in done.output
+
+
+def test_every_kind_has_a_probe_and_every_case_a_kind():
+    seen = {}
+    for kind in atlas.KINDS.values():
+        probe, cases = probes.cases_of(kind)
+        assert cases, kind.name
+        seen.setdefault(probe.name, []).extend(cases)
+    for name, cases in seen.items():
+        assert sorted(case.id for case in cases) == sorted(case.id for case in ptxrt.kernels()[name].cases)
+    pairs = {(case.scalars["format_a"], case.scalars["format_b"]) for case in seen["probe_mma_mxf8f6f4"]}
+    assert len(pairs) == 25
+
+
+@pytest.mark.parametrize(
+    "arguments, part",
+    [
+        (["mxf5"], "no kind of mma.sync is called 'mxf5'"),
+        (["mxf4", "--all"], "name mxf4 or pass --all"),
+    ],
+)
+def test_wrong_calls(arguments, part):
+    done = run(*arguments)
+    assert done.exit_code not in (0, None) and part in done.output
+
+
+@pytest.mark.gpu
+def test_all_on_a_card(tmp_path):
+    done = CliRunner().invoke(main, ["probe", "--all", "--json", str(tmp_path / "found.json")])
+    assert done.exit_code == 0, done.output
