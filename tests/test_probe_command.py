@@ -23,7 +23,7 @@ def test_a_kind_and_its_file(tmp_path):
     done = run("tf32", "--json", tmp_path / "found.json")
     assert done.exit_code == 0, done.output
     assert (
-        "ok       tf32  probe_mma_plain tf32\n1 of 1 findings are as the atlas has them, on emulator\n" == done.output
+        "ok      tf32  probe_mma_plain tf32\n1 of 1 findings are as the atlas has them, on emulator\n" == done.output
     )
     report = json.loads((tmp_path / "found.json").read_text())
     (row,) = report["findings"]
@@ -43,7 +43,7 @@ def test_differences_are_listed_and_fail(monkeypatch, tmp_path):
     monkeypatch.setattr(probes, "fragment_place", wrong)
     done = run("bf16", "--json", tmp_path / "found.json")
     assert done.exit_code == 1
-    assert "DIFFERS  bf16  probe_mma_bf16" in done.output and "0 of 1 findings are as the atlas has them" in done.output
+    assert "DIFFERS bf16  probe_mma_bf16" in done.output and "0 of 1 findings are as the atlas has them" in done.output
     assert "    meets[0, 0, 0] is 0, in the atlas nothing\n" in done.output
     (row,) = json.loads((tmp_path / "found.json").read_text())["findings"]
     assert f"and {len(row['differences']) - 20} more" in done.output
@@ -85,6 +85,8 @@ def test_wrong_calls(arguments, part):
 
 
 @pytest.mark.gpu
-def test_all_on_a_card(tmp_path):
-    done = CliRunner().invoke(main, ["probe", "--all", "--json", str(tmp_path / "found.json")])
+@pytest.mark.parametrize("name", ["portable", "native"])
+def test_all_on_a_card(name, on_machine, tmp_path):
+    with on_machine(name):
+        done = CliRunner().invoke(main, ["--machine", name, "probe", "--all", "--json", str(tmp_path / "found.json")])
     assert done.exit_code == 0, done.output
