@@ -25,9 +25,9 @@ KINDS: dict[str, dict[str, int]] = {
     "f16": {},
     "f16_f16": {"form": 0, "elements_a": 256},
     "tf32": {"form": 1, "elements_a": 128},
-    "int8": {"form": 2, "elements_a": 512},
     "fp8": {"form": 4, "elements_a": 512},
     "fp8_f16": {"form": 6, "elements_a": 512},
+    "int8": {"form": 2, "elements_a": 512},
     "f8f6f4": {},
     "f8f6f4_f16": {"in_f16": 1},
     "mxf8f6f4": {},
@@ -295,17 +295,6 @@ FACTS = {
             _REGISTERS,
         ),
     ),
-    "int8": Facts(
-        "IMMA.16832.S8.S8",
-        "4",
-        _FOUR,
-        _ALL,
-        (
-            "Expecting a saturated sum: D wraps, unless `.satfinite` stands behind `.col`.",
-            _B_BY_COLUMN,
-            "Mixing s8 and u8: the types are the instruction's, and other bytes give another number in silence.",
-        ),
-    ),
     "fp8": Facts(
         "QMMA.16832.F32.E4M3.E4M3",
         "2",
@@ -322,6 +311,17 @@ FACTS = {
             _HALF,
             _SATURATED,
             "Comparing bits with the portable machine: there the sum is one of f32, rounded once.",
+        ),
+    ),
+    "int8": Facts(
+        "IMMA.16832.S8.S8",
+        "4",
+        _FOUR,
+        _ALL,
+        (
+            "Expecting a saturated sum: D wraps, unless `.satfinite` stands behind `.col`.",
+            _B_BY_COLUMN,
+            "Mixing s8 and u8: the types are the instruction's, and other bytes give another number in silence.",
         ),
     ),
     "f8f6f4": Facts(

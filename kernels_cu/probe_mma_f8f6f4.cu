@@ -5,6 +5,5 @@
 KERNEL(probe_mma_f8f6f4, .threads = {32}, .tile = {1})
 (int *meets,   // [elements_a, 32, 4]
  int format_a, int format_b, int in_f16, int elements_a) {
-    if (in_f16 != 0) op::probe_f8f6f4<true>(meets + blockIdx.x * 128, format_a, format_b, blockIdx.x);
-    else op::probe_f8f6f4<false>(meets + blockIdx.x * 128, format_a, format_b, blockIdx.x);
+    op::probe_f8f6f4(meets + blockIdx.x * 128, format_a, format_b, in_f16 != 0, blockIdx.x);
 }
