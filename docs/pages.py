@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import functools
 import importlib.util
 import io
 import os
@@ -86,12 +87,7 @@ def is_here(need: str) -> bool:
 
         return any(machine.available for name, machine in ptxrt.machines().items() if name != "emulator")
     if need == "compiler":
-        spec = importlib.util.spec_from_file_location("build_of_pages", ROOT / "build.py")
-        build = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(build)
-        with contextlib.suppress(build.ToolchainMissing):
-            return bool(build.find_toolchain())
-        return False
+        return nvcc() is not None
     if need == "disassembler":
         from ptxrt.disassembly import find_disassembler
         from ptxrt.errors import BuildError
@@ -102,6 +98,17 @@ def is_here(need: str) -> bool:
     if need == "network":
         return False
     return importlib.util.find_spec(need) is not None
+
+
+@functools.lru_cache(maxsize=None)
+def nvcc() -> str | None:
+    """The compiler that build.py takes, which need not be on the path."""
+    spec = importlib.util.spec_from_file_location("build_of_pages", ROOT / "build.py")
+    build = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    with contextlib.suppress(build.ToolchainMissing):
+        return str(build.find_toolchain().nvcc)
+    return None
 
 
 def run(page: Path, folder: Path, needs: frozenset[str] = frozenset()) -> int:
@@ -159,7 +166,8 @@ def _answer(page: Path, line: int, command: str, folder: Path) -> str:
         done = CliRunner().invoke(main, words[1:], env={"COLUMNS": "120"}, catch_exceptions=False)
         status, output = done.exit_code, done.output
     else:
-        words = [sys.executable if word == "python" else word for word in words]
+        here = {"python": sys.executable, "nvcc": nvcc() if words[0] == "nvcc" else None}
+        words = [here.get(word) or word for word in words]
         made = subprocess.run(
             words, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(folder)}
         )
