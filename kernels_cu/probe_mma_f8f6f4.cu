@@ -1,6 +1,6 @@
 // probe_mma_f8f6f4: which elements mma.sync kind::f8f6f4 multiplies, and where their product goes.
 #include "kernel.cuh"
-#include "op/probe.cuh"
+#include "op/probe_f8f6f4.cuh"
 
 KERNEL(probe_mma_f8f6f4, .threads = {32}, .tile = {1})
 (int *meets,   // [elements_a, 32, 4]

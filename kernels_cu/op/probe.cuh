@@ -340,13 +340,11 @@ __device__ inline void probe_mxf8f6f4(int *meets, int *scales_a, int *scales_b, 
     if (format_a != format_b || format_a < 3) probe_scales<Mxf8f6f4<ptx::E4m3, ptx::E4m3>>(scales_a, scales_b, number);
 }
 
-// Elements of kind::f8f6f4 for a pair of formats, with accumulators of f16 or f32.
-__device__ inline void probe_f8f6f4(int *meets, int format_a, int format_b, bool in_f16, int number) {
+// Elements of kind::f8f6f4 for a pair of formats.
+template <bool in_f16>
+__device__ inline void probe_f8f6f4(int *meets, int format_a, int format_b, int number) {
     with_formats(format_a, format_b, [&](auto a, auto b) {
-        using A = decltype(a);
-        using B = decltype(b);
-        if (in_f16) probe_elements<Unscaled<A, B, true, true>>(meets, number);
-        else probe_elements<Unscaled<A, B, true, false>>(meets, number);
+        probe_elements<Unscaled<decltype(a), decltype(b), true, in_f16>>(meets, number);
     });
 }
 
