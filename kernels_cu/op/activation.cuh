@@ -9,13 +9,14 @@ namespace op {
 // What is made of a sum and its bias, as an entry's scalar names it.
 enum class Activation { none, relu, gelu, gelu_tanh, silu, swiglu };
 
-// 1 / (1 + e^-x), within 2^-20; NaN of NaN.
+// 1 / (1 + e^-x), within 2^-20; 1 of infinity, 0 of -infinity, NaN of NaN.
 __device__ inline float sigmoid(float x) {
-    const float power = exp_f32(fminf(-x, 100.0f));   // e^100 is infinite, the steps to it are not
+    // e^100 is infinite and e^-100 zero, the steps to them are finite.
+    const float power = exp_f32(fmaxf(fminf(-x, 100.0f), -100.0f));
     return x != x ? x : ptx::rcp_approx_ftz_f32(1.0f + power);
 }
 
-// x sigmoid(x); of -infinity NaN.
+// x sigmoid(x); of infinity that, of -infinity NaN, as the product of it and 0 is.
 __device__ inline float silu(float x) { return x * sigmoid(x); }
 
 // x Phi(x): by erf, or by the tanh that stands for it.

@@ -85,9 +85,11 @@ struct QuantizedRows {
     // taken for zeros. Nothing is stored where `present` is false, nor of blocks past the end.
     template <int groups>
     __device__ void store(int64_t row, int column, int columns, bool present, float (&values)[groups][8]) const {
+        if (column + 8 * groups > columns) {
 #pragma unroll
-        for (int i = 0; i < 8 * groups; ++i)
-            if (column + i >= columns) values[i / 8][i % 8] = 0.0f;
+            for (int i = 0; i < 8 * groups; ++i)
+                if (column + i >= columns) values[i / 8][i % 8] = 0.0f;
+        }
         if (format == EndingFormat::nvfp4) {
             const tile::Nvfp4Global global(global_scale);
             tile::LaneCodes<4, groups> share;

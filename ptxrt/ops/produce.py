@@ -323,7 +323,7 @@ def swiglu(
     """Gate the values of x [.., 2 n]: y = g sigmoid(alpha g) (u + offset), of shape [.., n].
 
     All arithmetic is float32, by the functions of `matmul` with the activation "swiglu". y is NaN where g or u is, and
-    where an infinite g has no limit. Arguments that are not listed are those of `rmsnorm`. Kernel: `gate_rows`.
+    where g is -infinity, which is multiplied by 0. Arguments that are not listed are those of `rmsnorm`. Kernel: `gate_rows`.
 
     Args:
         x: float32, float16 or bfloat16 on any strides: g is the first half of each row, u the second.
@@ -384,7 +384,7 @@ def gelu(
     """Activate every value of x: y = x Phi(x), by erf or by its approximation with tanh.
 
     All arithmetic is float32, by the functions of `matmul` with "gelu" and "gelu_tanh". y is NaN for NaN and for
-    -infinity, by tanh for both infinities. Arguments that are not listed are those of `rmsnorm`. Kernel:
+    -infinity, which is multiplied by 0. Arguments that are not listed are those of `rmsnorm`. Kernel:
     `activate_rows`.
 
     Args:

@@ -222,7 +222,7 @@ def activate_rows(
 ):
     """Activate every value: 1 relu, 2 gelu by erf, 3 gelu by tanh, 4 silu; the functions of matrix products.
 
-    float32 arithmetic; NaN of NaN, of -infinity in all but relu, and of infinity in gelu by tanh and silu.
+    float32 arithmetic; NaN of NaN, and of -infinity in all but relu.
 
     Rounded once, to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is there; or quantized with
     the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 where it is
@@ -273,7 +273,7 @@ def gate_rows(
 
     g are the first `cols` columns of x and u the others; where `interleaved`, column i is made of columns 2 i and
     2 i + 1. float32 arithmetic, as in the activation swiglu of matrix products; NaN where g or u is, and
-    where an infinite g is not limited. rounds: the result is rounded to x's type first.
+    where g is -infinity. rounds: the result is rounded to x's type first.
 
     Rounded once, to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is there; or quantized with
     the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 where it is
