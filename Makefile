@@ -50,7 +50,7 @@ lint: .venv/ready
 
 # The attention kernel, native PTX on the emulator; --compare fails beyond the kernel's tolerance and the limit.
 demo: .venv/ready
-	$(PY) build.py --ptx-only --only 'attention_mxfp4_bf16_in_kernel[dim=32]'
+	$(PY) build.py --ptx-only --only 'attention_mxfp4_bf16_in_kernel[dim=64]'
 	mkdir -p build
 	$(PY) cli.py --machine emulator run attention $(SAMPLE) --qk mxfp4 --pv bf16 --quantize in_kernel --out-dtype float32 -o build/demo.npy --compare --format-limit 0.2
 

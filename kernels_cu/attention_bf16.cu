@@ -20,11 +20,12 @@ constexpr int spill_bytes = VARIANT_dim == 64 ? 192 : 0;
     (const Element *q,   /* [batch, heads_kv, group, queries, dim] */                                                          \
      const Element *k,   /* [batch, heads_kv, keys, dim] */                                                                    \
      const Element *v,   /* [batch, heads_kv, keys, dim_v] */                                                                  \
-     ATTENTION_ARRAYS, ATTENTION_SCALARS, int batch, int heads_kv, int group, int queries, int dim, int keys, int dim_v,       \
-     int sequences, int splits, STRIDES_Q(q), STRIDES_K(k), STRIDES_K(v), ATTENTION_STRIDES) {                                 \
-        const float *const row_shift = nullptr;   /* nothing is smoothed */                                                    \
-        op::attention<Tiling<Element>>(shared<typename Tiling<Element>::Shared>(),                                             \
-                                  {q, k, v, THE_STRIDES_Q(q), THE_STRIDES_K(k), THE_STRIDES_K(v)}, ATTENTION_OPTIONS);         \
+     ATTENTION_ARRAYS(AS_PARAMETER) ATTENTION_SCALARS(AS_PARAMETER)                                                            \
+     int batch, int heads_kv, int group, int queries, int dim, int keys, int dim_v, int sequences, int splits, STRIDES_Q(q),   \
+     STRIDES_K(k), STRIDES_K(v), ATTENTION_STRIDES(STRIDES_MASK, STRIDES_Q)) {                                                 \
+        op::attention<Tiling<Element>>(                                                                                        \
+            shared<typename Tiling<Element>::Shared>(), {q, k, v, THE_STRIDES_Q(q), THE_STRIDES_K(k), THE_STRIDES_K(v)},       \
+            ATTENTION_OPTIONS(nullptr, batch, heads_kv, group, queries, dim, keys, dim_v, sequences, splits));                 \
     }
 
 INSTANCE(_bf16, __nv_bfloat16, Whole)

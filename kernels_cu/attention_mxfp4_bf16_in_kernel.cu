@@ -1,27 +1,24 @@
-// attention_mxfp4_bf16_in_kernel: attention that quantizes Q and K to MXFP4 as it loads them and multiplies P and V in bf16.
+// attention_mxfp4_bf16_in_kernel: attention that quantizes Q and K to MXFP4 as it loads them, with P and V in bf16.
 #include "kernel.cuh"
-#include "op/attention_mxfp4_bf16_in_kernel.cuh"
+#include "op/quantized_blocks.cuh"
 
-VARIANTS(dim, 32, 64, 96, 128, 160, 192, 224, 256)
+VARIANTS(dim dim_v, 64 64, 128 128, 192 128, 192 192, 256 256)
 
-#define INSTANCE(suffix, Element)                                                                            \
-    KERNEL(ENTRY(suffix), .threads = {op::attention_threads},          \
-           .shared_bytes = sizeof(op::AttentionShared<Element, VARIANT_dim, true>),                          \
-           .tile = {op::attention_queries, 1, 1})                                                            \
-    (const Element *q,           /* [batch, heads, queries, dim] */                                          \
-     const Element *k,           /* [batch, heads, keys, dim] */                                             \
-     const Element *v,           /* [batch, heads, keys, dim] */                                             \
-     __nv_bfloat16 *out_bf16,    /* [batch, heads, queries, dim] or null */                                  \
-     float *out_f32,             /* [batch, heads, queries, dim] or null */                                  \
-     float *lse,                 /* [batch, heads, queries] or null */                                       \
-     float scale, int causal, int batch, int heads, int queries, int dim, int keys) {                        \
-        const size_t head = blockIdx.y + size_t(heads) * blockIdx.z;                                         \
-        const size_t q_offset = head * queries * VARIANT_dim, k_offset = head * keys * VARIANT_dim;          \
-        op::attention_mxfp4_bf16_in_kernel<Element, VARIANT_dim>(                                                      \
-            shared<op::AttentionShared<Element, VARIANT_dim, true>>(),                                       \
-            {q + q_offset, k + k_offset, v + k_offset, queries, keys},                                       \
-            out_bf16 ? out_bf16 + q_offset : nullptr, out_f32 ? out_f32 + q_offset : nullptr,                \
-            lse ? lse + head * queries : nullptr, scale, causal);                                            \
+using Tiling = op::BlockTiling<tile::Mxfp4, tile::Bf16, VARIANT_dim, VARIANT_dim_v>;
+
+#define INSTANCE(suffix, Element)                                                                                              \
+    KERNEL(ENTRY(suffix), .threads = {Tiling::threads}, .shared_bytes = sizeof(Tiling::Shared), .tile = {1, Tiling::rows, 1},  \
+           .min_blocks = Tiling::blocks, .spill_bytes = Tiling::spill_bytes)                                                   \
+    (const Element *q,   /* [batch, heads_kv, group, queries, dim] */                                                          \
+     const Element *k,   /* [batch, heads_kv, keys, dim] */                                                                    \
+     const Element *v,   /* [batch, heads_kv, keys, dim_v] */                                                                  \
+     ATTENTION_ARRAYS(AS_PARAMETER) ATTENTION_SCALARS(AS_PARAMETER)                                                            \
+     int batch, int heads_kv, int group, int queries, int dim, int keys, int dim_v, int sequences, int splits, STRIDES_Q(q),   \
+     STRIDES_K(k), STRIDES_K(v), ATTENTION_STRIDES(STRIDES_MASK, STRIDES_Q)) {                                                 \
+        op::attention_blocks<Tiling>(                                                                                          \
+            shared<Tiling::Shared>(),                                                                                          \
+            op::InKernelOperands<Element>{q, k, v, THE_STRIDES_Q(q), THE_STRIDES_K(k), THE_STRIDES_K(v)},                      \
+            ATTENTION_OPTIONS(nullptr, batch, heads_kv, group, queries, dim, keys, dim_v, sequences, splits), nullptr);        \
     }
 
 INSTANCE(_f32, float)

@@ -3,7 +3,7 @@
 #include "op/expand.cuh"
 
 #define INSTANCE(suffix, Element)                                                                                          \
-    KERNEL(expand_pages##suffix, .threads = {op::expand_threads}, .tile = {64})                                            \
+    KERNEL(expand_pages##suffix, .threads = {op::expand_threads}, .tile = {tile::tile_keys})                               \
     (const uint8_t *codes,       /* [pages, heads, page, width] */                                                         \
      const uint8_t *scales,      /* [pages, heads, page, blocks] or null */                                                \
      const int *block_table,     /* [sequences, table] */                                                                  \

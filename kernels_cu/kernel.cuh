@@ -43,9 +43,10 @@ constexpr LaunchFacts complete(LaunchFacts facts) {
 #define PASTE(a, b) PASTE_EXPANDED(a, b)
 #define PASTE_EXPANDED(a, b) a##b
 
-// Pastes three pieces of an entry's name after expanding them: JOIN(attention_dim, VARIANT_dim, _f32).
-#define JOIN(a, b, c) JOIN_EXPANDED(a, b, c)
-#define JOIN_EXPANDED(a, b, c) a##b##c
+// What a list of X(type, name) is made into: parameters, members of a struct, or the values of its members.
+#define AS_PARAMETER(type, name) type name,
+#define AS_MEMBER(type, name) type name;
+#define AS_ARGUMENT(type, name) name,
 
 // The block's dynamic shared memory, seen as one struct. 1024-byte aligned, as every swizzle needs at most.
 template <class Shared>

@@ -19,7 +19,7 @@ using Shared = op::PackShared<Tile, Element, VARIANT_dim>;
      const int *key_ends,         /* [sequences] or null */                                                            \
      uint8_t *packed,             /* [batch, heads, tiles, tile_bytes] */                                              \
      int rule, PACK_AXES(x)) {                                                                                         \
-        op::pack_keys(shared<Shared<Element>>(), KEY_ARRAY(x), {packed, tiles}, mean, rule, global_scale);                        \
+        op::pack_keys(shared<Shared<Element>>(), op::KeyArray{x, key_starts, key_ends, batch, heads, keys, cols, sequences, x_batch, x_head, x_key}, {packed, tiles}, mean, rule, global_scale);                        \
     }
 
 INSTANCE(_f32, float)

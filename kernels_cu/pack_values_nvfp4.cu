@@ -18,7 +18,7 @@ using Shared = op::PackShared<Tile, Element, VARIANT_dim>;
      const int *key_ends,         /* [sequences] or null */                                                            \
      uint8_t *packed,             /* [batch, heads, tiles, tile_bytes] */                                              \
      int rule, PACK_AXES(x)) {                                                                                         \
-        op::pack_values(shared<Shared<Element>>(), KEY_ARRAY(x), {packed, tiles}, rule, global_scale);\
+        op::pack_values(shared<Shared<Element>>(), op::KeyArray{x, key_starts, key_ends, batch, heads, keys, cols, sequences, x_batch, x_head, x_key}, {packed, tiles}, rule, global_scale);\
     }
 
 INSTANCE(_f32, float)

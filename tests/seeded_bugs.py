@@ -6,12 +6,16 @@ a wrong result or a fault.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Bug:
-    """Replace `old`, which stands exactly once in `file`, by `new`; `kernel` is the one that must fail."""
+    """Replace `old`, which stands exactly once in `file`, by `new`; `kernel` is the one that must fail.
+
+    Where `old` has spaces, the file may have any, and line breaks.
+    """
 
     part: str
     name: str
@@ -22,6 +26,12 @@ class Bug:
 
     def __str__(self) -> str:
         return f"{self.part}-{self.name}"
+
+    def planted_in(self, text: str) -> str:
+        """The text of the file with the bug in it."""
+        changed, count = re.subn(r"\s+".join(map(re.escape, self.old.split())), lambda _: self.new, text)
+        assert count == 1, f"{self}: its line stands {count} times in {self.file}, where once is right"
+        return changed
 
 
 ATTENTION = "attention_mxfp4_bf16_in_kernel"
@@ -76,7 +86,8 @@ BUGS = [
     Bug("products", "stage_reused_early", "gemm_bf16", "op/gemm.cuh",
         "(stages - 1) * sizeof(Stage) ? 0 : filled + sizeof(Stage)", "(stages - 2) * sizeof(Stage) ? 0 : filled + sizeof(Stage)"),
     Bug("products", "k_permuted_in_one_operand", "gemm_bf16", "op/gemm.cuh",
-        "address_b + offset, 16 * pair, 2 * (step % steps)", "address_b + offset, 16 * pair, 2 * ((step ^ 1) % steps)"),
+        "else tile::load_b<TileB>(of_b[pair % 2], address_b + offset, 16 * pair, 2 * (step % steps))",
+        "else tile::load_b<TileB>(of_b[pair % 2], address_b + offset, 16 * pair, 2 * ((step ^ 1) % steps))"),
     Bug("products", "wrong_selector", "gemm_nvfp4", "op/gemm.cuh",
         "thread_a = slice % 2, thread_b = column % 4", "thread_a = slice % 2, thread_b = (column + 1) % 4"),
     Bug("products", "scale_of_the_wrong_block", "gemm_nvfp4", "op/gemm.cuh",
@@ -98,39 +109,32 @@ BUGS = [
         "for (int i = 0; i < 8; ++i) values[half][i] = gate(-pairs[i / 4][i % 4 * 2],"),
 
     # Loads: copies, barriers, conversions, fragments
-    Bug("loads", "waits_for_too_few_groups", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "ptx::cp_async_wait_group<1>();", "ptx::cp_async_wait_group<2>();"),
-    Bug("loads", "no_barrier_before_codes_are_read", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "ptx::bar_sync();   // the codes of K are complete; nobody reads K as it came any more\n"
-        "        if (tile_index", "if (tile_index"),
-    Bug("loads", "no_barrier_before_queries_are_overwritten", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "ptx::bar_sync();   // all warps have their fragments before K is copied over Q", ""),
-    Bug("loads", "copies_every_other_chunk", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "i < Tile::rows * Tile::row_chunks; i += attention_threads",
-        "i < Tile::rows * Tile::row_chunks; i += 2 * attention_threads"),
-    Bug("loads", "reads_one_row_past_the_end", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "const bool present = first + row < valid;", "const bool present = first + row <= valid;"),
-    Bug("loads", "wrong_k_stride", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "tile::load_b(b, k.codes, 32 * group + 16 * pair, 2 * step)",
-        "tile::load_b(b, k.codes, 32 * group + 16 * pair, step)"),
-    Bug("loads", "converted_values_out_of_order", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "values[part * (8 / parts) + j] = some[j]", "values[(parts - 1 - part) * (8 / parts) + j] = some[j]"),
+    Bug("loads", "no_barrier_before_a_tile_is_read", ATTENTION, "op/quantized_blocks.cuh",
+        "ptx::bar_sync();   // the tile is whole; everyone", "// the tile is whole; everyone"),
+    Bug("loads", "a_stage_filled_while_it_is_read", ATTENTION, "op/quantized_blocks.cuh",
+        "shared.stage[index % Tiling::stages]", "shared.stage[0]"),
+    Bug("loads", "rows_past_the_end_count", ATTENTION, "tile/quantized_a.cuh",
+        "rows.rows - key, rows.cols", "rows.rows - key + 1, rows.cols"),
+    Bug("loads", "keys_of_the_first_head", ATTENTION, "op/quantized_blocks.cuh",
+        "k + problem.at(k_strides)", "k"),
+    Bug("loads", "values_in_the_neighbouring_columns", ATTENTION, "tile/quantized_a.cuh",
+        "Packing::column() / 8) = pack(", "Packing::column() / 8 ^ 1) = pack("),
 
     # MMA and scale wiring
-    Bug("mma", "scale_of_the_wrong_query_row", ATTENTION, "tile/scale.cuh",
-        "first_row + group + 8 * (thread % 2)", "first_row + group + 8 * (thread / 2)"),
-    Bug("mma", "scale_of_the_wrong_key", ATTENTION, "tile/scale.cuh",
-        "first_row + 8 * thread + group", "first_row + 4 * group + thread"),
-    Bug("mma", "selector_names_another_key_tile", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "byte, word % 2, byte, thread>", "byte, word % 2, byte, 2 * half + pair>"),
-    Bug("mma", "selector_names_another_block", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "byte, word % 2, byte, thread>", "byte, word % 2, 0, thread>"),
-    Bug("mma", "scales_shifted_into_the_wrong_byte", ATTENTION, "tile/scale.cuh",
-        "scale << (8 * block(pass))", "scale << (8 * (pass_blocks - 1 - block(pass)))"),
+    Bug("mma", "scale_of_a_lane_instead_of_its_block", ATTENTION, "tile/quantized_a.cuh",
+        "Blocks<mx_block, 8>::amax(amax_of(values))", "amax_of(values)"),
+    Bug("mma", "codes_of_rows_and_columns_exchanged", ATTENTION, "tile/quantized_a.cuh",
+        "codes[step][2 * chunk + half]", "codes[step][2 * half + chunk]"),
+    Bug("mma", "scale_of_the_wrong_query_row", ATTENTION, "tile/quantized_a.cuh",
+        "scale_half() ? high : low", "scale_half() ? low : high"),
+    Bug("mma", "scales_shifted_into_the_wrong_byte", ATTENTION, "tile/quantized_a.cuh",
+        "scale << (8 * (block % 4))", "scale << (8 * (1 - block % 2))"),
+    Bug("mma", "selector_names_another_key_tile", ATTENTION, "op/staged_blocks.cuh",
+        "byte, word % 2, byte, 2 * pair + half>", "byte, word % 2, byte, 2 * half + pair>"),
+    Bug("mma", "selector_names_another_block", MXFP8, "op/staged_blocks.cuh",
+        "byte, word % 2, byte, 2 * pair + half>", "byte, word % 2, 0, 2 * pair + half>"),
     Bug("mma", "probabilities_with_rows_swapped", ATTENTION, "tile/fragment.cuh",
         "a[1] = rounded_pair(left[3], left[2], Element{});", "a[1] = rounded_pair(left[2], left[3], Element{});"),
-    Bug("mma", "containers_two_bits_low", ATTENTION, "tile/scale.cuh",
-        "odd = codes >> 2 & 0x3c3c3c3cu", "odd = codes >> 4 & 0x0f0f0f0fu"),
     Bug("mma", "rate_of_one_fragment_that_changes", "mma_rate_bf16", "op/mma_rate.cuh",
         "for (uint32_t &word : left[i]) word ^= flip;", "for (uint32_t &word : left[0]) word ^= flip;"),
     Bug("mma", "rate_with_a_column_of_b_twice", "mma_rate_bf16", "op/mma_rate.cuh",
@@ -139,27 +143,16 @@ BUGS = [
         "ptx::bar_sync();   // both tiles are complete", "// both tiles are complete"),
 
     # Mask and softmax
-    Bug("softmax", "mask_off_by_one", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "if (key >= visible_keys(", "if (key > visible_keys("),
-    Bug("softmax", "causal_aligned_at_the_top", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "min(keys, row + keys - queries + 1)", "min(keys, row + 1)"),
-    Bug("softmax", "masked_tiles_start_too_late", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "if (first_key + keys_per_tile > unmasked_keys) {", "if (first_key > unmasked_keys) {"),
-    Bug("softmax", "last_partial_tile_dropped", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "ceil_div(max(visible_keys(last_query, queries, keys, causal), 0), keys_per_tile)",
-        "max(visible_keys(last_query, queries, keys, causal), 0) / keys_per_tile"),
-    Bug("softmax", "output_not_rescaled", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "accumulator[i] *= rescale[i / 2];", "accumulator[i] *= 1.0f;"),
-    Bug("softmax", "sum_not_rescaled", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "row_sum[half] *= rescale[half];", ""),
-    Bug("softmax", "maximum_not_reduced_over_the_quad", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "tile_max = tile::reduce_row(tile_max, [](float a, float b) { return fmaxf(a, b); });", ""),
-    Bug("softmax", "sum_not_reduced_over_the_quad", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "softmax.finish();", ""),
-    Bug("softmax", "no_guard_for_rows_without_keys", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "base[half] = new_max == -INFINITY ? 0.0f : new_max;", "base[half] = new_max;"),
-    Bug("softmax", "lse_in_base_two", ATTENTION, "op/attention_mxfp4_bf16_in_kernel.cuh",
-        "ptx::lg2_approx_ftz_f32(sum) * ln_2;", "ptx::lg2_approx_ftz_f32(sum);"),
+    Bug("softmax", "mask_off_by_one", ATTENTION, "op/attention.cuh",
+        "score = key < bound[slice][half] ? score", "score = key <= bound[slice][half] ? score"),
+    Bug("softmax", "maximum_not_reduced_over_the_quad", ATTENTION, "op/softmax.cuh",
+        "max = tile::reduce_row(max, [](float a, float b) { return fmaxf(a, b); });", ""),
+    Bug("softmax", "sum_not_reduced_over_the_quad", ATTENTION, "op/softmax.cuh",
+        "sum = tile::reduce_row(sum, [](float a, float b) { return a + b; });", ""),
+    Bug("softmax", "sum_of_the_other_row", ATTENTION, "op/softmax.cuh",
+        "row_sum[slice][i / 2] += scores[i];", "row_sum[slice][1 - i / 2] += scores[i];"),
+    Bug("softmax", "lse_in_base_two", ATTENTION, "op/attention.cuh",
+        "shift.at(slice, half)) * ln_2", "shift.at(slice, half))"),
 
     # Attention on block formats: operands, scales, weights, stages
     Bug("blocks", "scales_of_query_rows_swapped", NVFP4, "tile/block_tiles.cuh",
@@ -199,7 +192,7 @@ BUGS = [
     Bug("blocks", "scales_of_values_from_another_byte", MXFP4, "op/weights.cuh",
         "tile::multiply<0, 0, j / 4 * Tile::step_blocks, j % 4>", "tile::multiply<0, 0, 0, j % 4>"),
     Bug("blocks", "global_scale_of_values_left_out", NVFP4, "op/attention_blocks.cuh",
-        "operands.v_global ? *operands.v_global : 1.0f", "1.0f"),
+        "operands.value_level()", "1.0f"),
     Bug("blocks", "sums_of_a_block_without_its_scale", NVFP4, "op/weights.cuh",
         "row_sum[half] = fmaf(scales[2 * half + h], sum_of(values), row_sum[half])", "row_sum[half] += sum_of(values)"),
     Bug("blocks", "no_sums_where_lse_is_wanted", NVFP4, "op/attention_blocks.cuh",

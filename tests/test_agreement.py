@@ -9,7 +9,7 @@ import pytest
 
 import ptxrt
 from ptxrt.blocks import BLOCK_FORMATS
-from ptxrt.ops.attention_kernels import attention_mxfp4_bf16_in_kernel
+from ptxrt.ops.attention_kernels import OPEN, attention_mxfp4_bf16_in_kernel
 from ptxrt.ops.probes import SCORE_DIMS, probe_scores_mxfp4
 from ptxrt.ops.quantizers import DEQUANTIZE, QUANTIZE
 
@@ -74,13 +74,13 @@ def test_score_bits(both, rng, dim, dtype):
 @pytest.mark.parametrize("dim, queries, keys, causal", [(32, 256, 256, True), (64, 70, 333, False), (128, 200, 150, True), (256, 130, 100, False)])
 def test_attention(both, rng, dim, queries, keys, causal, dtype):
     q, k, v = (rng.standard_normal((1, 2, n, dim), dtype=np.float32).astype(dtype) for n in (queries, keys, keys))
-    scale = dim**-0.5
+    options = dict(scale=dim**-0.5, left=OPEN, right=0 if causal else OPEN, sequences=1, splits=1)
     (on_gpu, its_lse), (emulated, lse) = both(
-        lambda: attention_mxfp4_bf16_in_kernel(q, k, v, out_f32=True, lse=True, scale=scale, causal=causal)
+        lambda: attention_mxfp4_bf16_in_kernel(q[:, :, None], k, v, out_f32=True, lse=True, **options)
     )
     assert ptxrt.compare(on_gpu, emulated).relative_l2 <= 1e-3
     # The weights' mean of |v| bounds what a rounding of each weight to bfloat16 the other way can do.
-    magnitude = attention_mxfp4_bf16_in_kernel.reference(q, k, np.abs(v), out_f32=True, scale=scale, causal=causal)["out_f32"]
+    magnitude = attention_mxfp4_bf16_in_kernel.reference(q[:, :, None], k, np.abs(v), out_f32=True, **options)["out_f32"]
     assert (np.abs(on_gpu.astype(np.float64) - emulated) <= 2.0**-7 * magnitude).all()
     seen = np.isfinite(lse)
     np.testing.assert_array_equal(seen, np.isfinite(its_lse))

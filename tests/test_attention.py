@@ -588,7 +588,7 @@ def test_what_is_computed_and_given_where_nothing_is_asked_for(machine, rng):
         assert ptxrt.attention(q, *arrays[1:], qk="mxfp8").dtype == dtype
     assert ptxrt.attention(*halves, normalize=False)[0].dtype == np.float32
     in_kernel = dict(qk="mxfp4", pv="bf16", quantize="in_kernel")
-    assert [ptxrt.attention(x, x, x, **in_kernel).dtype for x in (arrays[0], halves[0])] == [np.float32, BF16]
+    assert [ptxrt.attention(x, x, x, **in_kernel).dtype for x in (arrays[0], halves[0])] == [np.float32, np.float16]
 
 
 def test_a_layout_is_strides_alone(machine, rng):

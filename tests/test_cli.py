@@ -330,7 +330,10 @@ def test_bad_options(x, qkv):
     refuse("run", "quantize", "--x", x, "--format", "fp3", part="'mxfp4'")
     refuse("run", "attention", *qkv, "--qk", "fp3", part="no kernel for qk='fp3'")
     refuse("run", "quantize", "--x", x, "--format-limit", 0.1, part="add --compare")
-    refuse("run", "attention_mxfp4_bf16_in_kernel", *qkv, "--scale", 1, part="add --out-bf16 or --out-f32 or --lse")
+    q = qkv[1].with_name("in_groups.npy")
+    np.save(q, np.load(qkv[1])[:, :, None])
+    numbers = ["--scale", 1, "--left", 9, "--right", 9]
+    refuse("run", "attention_mxfp4_bf16_in_kernel", "--q", q, *qkv[2:], *numbers, part="add --out-bf16 or --out-f16")
 
 
 def test_shapes_are_checked_against_the_declaration(tmp_path):
@@ -407,7 +410,7 @@ def few_modules(monkeypatch, tmp_path):
     """A folder of modules as after `make demo`: the native text of one unit, nothing assembled."""
     from ptxrt import units
 
-    (unit,) = build.select(build.find_units(build.SOURCES), ["attention_mxfp4_bf16_in_kernel[dim=32]"])
+    (unit,) = build.select(build.find_units(build.SOURCES), ["attention_mxfp4_bf16_in_kernel[dim=64]"])
     record = units.record(unit.unit)
     text = f"{unit.unit}.ptx"
     (tmp_path / text).write_bytes((units.MODULES / text).read_bytes())
@@ -425,8 +428,8 @@ def few_modules(monkeypatch, tmp_path):
 def test_show_after_the_demo(few_modules):
     text = succeed("show", "attention_mxfp4_bf16_in_kernel")
     rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
-    assert "not assembled" in rows["attention_mxfp4_bf16_in_kernel_dim32_bf16"] and "128" in rows["attention_mxfp4_bf16_in_kernel_dim32_bf16"]
-    assert rows["attention_mxfp4_bf16_in_kernel_dim64"].endswith("not built: run `make`")
+    assert "not assembled" in rows["attention_mxfp4_bf16_in_kernel_dim64_dim_v64_bf16"] and "128" in rows["attention_mxfp4_bf16_in_kernel_dim64_dim_v64_bf16"]
+    assert rows["attention_mxfp4_bf16_in_kernel_dim128_dim_v128"].endswith("not built: run `make`")
     assert "not built" in succeed("show", "transpose_naive")
 
 

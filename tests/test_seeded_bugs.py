@@ -46,9 +46,7 @@ def compile_with(bug, kernel: str, folder: Path) -> Path:
     shutil.copytree(ROOT / "kernels_cu", sources)
     if bug is not None:
         path = sources / bug.file
-        text = path.read_text()
-        assert text.count(bug.old) == 1, f"{bug}: its line is no longer in {bug.file}, or stands there twice"
-        path.write_text(text.replace(bug.old, bug.new))
+        path.write_text(bug.planted_in(path.read_text()))
     build.build(sources, modules, [UNITS[kernel]], build.PTX_ONLY)
     return modules
 
@@ -59,7 +57,7 @@ def modules(monkeypatch):
     before = []
 
     def use(kernel: str, folder: Path | None = None):
-        before.append(backend.enter(backend=EmulatorBackend(schedule="warps", races=kernel in (MXFP8, MXFP4, NVFP4))))
+        before.append(backend.enter(backend=EmulatorBackend(schedule="warps", races=kernel in (ATTENTION, MXFP8, MXFP4, NVFP4))))
         if folder is not None:
             monkeypatch.setattr(units, "MODULES", folder)
             monkeypatch.setattr(units, "CHECKOUT", folder)   # its sources are patched on purpose
@@ -120,7 +118,8 @@ def attends(queries, keys, causal, dtype):
     q[..., 32:] *= 2
     k[..., :32] *= np.exp2(rng.integers(-1, 2, (keys, 1)), dtype=np.float32)
     q, k, v = (x.astype(dtype) for x in (q, k, v))
-    arguments = dict(scale=DIM**-0.5, causal=causal)
+    q = q[:, :, None]
+    arguments = dict(scale=DIM**-0.5, left=OPEN, right=0 if causal else OPEN, sequences=1, splits=1)
     out, lse = attention_mxfp4_bf16_in_kernel(q, k, v, out_f32=True, lse=True, **arguments)
     want = attention_mxfp4_bf16_in_kernel.reference(q, k, v, out_f32=True, lse=True, **arguments)
     checks = attention_mxfp4_bf16_in_kernel.check({"out_f32": out, "lse": lse}, want)
@@ -286,6 +285,12 @@ def test_an_unpatched_copy_is_the_kernel(tmp_path):
     """So that what fails in a copy fails by its bug."""
     text = "quantize_mxfp4.ptx"
     assert (compile_with(None, "quantize_mxfp4", tmp_path) / text).read_bytes() == (units.MODULES / text).read_bytes()
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=str)
+def test_a_bug_has_its_place(bug):
+    text = (ROOT / "kernels_cu" / bug.file).read_text()
+    assert bug.planted_in(text) != text
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)

@@ -12,9 +12,11 @@
 #define APPEND_STRIDES                                                                                                     \
     long long x_bf16_token, long long x_bf16_head, long long x_f16_token, long long x_f16_head, long long x_f32_token,     \
         long long x_f32_head
-#define THE_APPEND_ROWS /* strides of arrays that are not there are 0 */                                                   \
-    {x_bf16, x_f16, x_f32, x_bf16_token + x_f16_token + x_f32_token, x_bf16_head + x_f16_head + x_f32_head, heads, dim,    \
-     mean, global_scale}
+// clang-format off
+#define THE_APPEND_ROWS   /* strides of arrays that are not there are 0 */                                             \
+    {x_bf16, x_f16, x_f32, x_bf16_token + x_f16_token + x_f32_token, x_bf16_head + x_f16_head + x_f32_head, heads,     \
+     dim, mean, global_scale}
+// clang-format on
 
 #define APPEND_PLAIN(suffix, Element)                                                                                      \
     KERNEL(ENTRY(suffix), .threads = {op::append_threads}, .shared_bytes = sizeof(op::AppendShared),                       \

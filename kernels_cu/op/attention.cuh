@@ -20,7 +20,9 @@ namespace op {
 // Q, K and V of bf16 or f16, in place.
 template <class Element>
 struct FloatOperands {
-    const Element *q, *k, *v;
+    const Element *q;   // [batch, heads_kv, group, queries, dim]
+    const Element *k;   // [batch, heads_kv, keys, dim]
+    const Element *v;   // [batch, heads_kv, keys, dim_v]
     StridesQ q_strides;
     StridesK k_strides, v_strides;
 };
@@ -221,14 +223,12 @@ __device__ __forceinline__ void accumulate_values(Softmax &softmax, const tile::
 // constant (the orders of block_tiles.cuh are linear in the bits of tile and column).
 template <class Order, int slices, int tiles, class Body>
 __device__ inline void for_scores(tile::Accumulator (&s)[slices][tiles], Body &&body) {
+    tile::for_rows<slices>([&](int slice, int half) {
 #pragma unroll
-    for (int slice = 0; slice < slices; ++slice)
+        for (int j = 0; j < tiles; ++j)
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-            for (int j = 0; j < tiles; ++j)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) body(s[slice][j][2 * half + i], slice, half, Order::key(j, i));
+            for (int i = 0; i < 2; ++i) body(s[slice][j][2 * half + i], slice, half, Order::key(j, i));
+    });
 }
 
 // Scales, caps and masks scores and takes them to units of log2. What it makes of keys that a row does not see is hidden
@@ -240,10 +240,9 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
     for_scores<Order>(s, [&](float &score, int, int, int) { score *= scale; });
     if (options.softcap > 0.0f && options.row_shift) {   // a cap is of whole scores
         float shift[slices][2];
-#pragma unroll
-        for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) shift[slice][half] = __ldg(options.row_shift + problem.row_at(row_of(slice, half)));
+        tile::for_rows<slices>([&](int slice, int half) {
+            shift[slice][half] = __ldg(options.row_shift + problem.row_at(row_of(slice, half)));
+        });
         for_scores<Order>(s, [&](float &score, int slice, int half, int) { score += shift[slice][half]; });
     }
     if (options.softcap > 0.0f)   // tanh x = 1 - 2 / (1 + e^2x), good to 2^-22 absolute
@@ -284,11 +283,9 @@ __device__ __forceinline__ void mask_scores(tile::Accumulator (&s)[slices][tiles
     // Seen are the keys of the tile before the end and, under a window, not before the first.
     int bound[slices][2];
     auto bound_by = [&](auto &&key_of) {
-#pragma unroll
-        for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                bound[slice][half] = key_of(problem.query_of(row_of(slice, half))) - first_key - Order::key(0, tile::accumulator_column(0));
+        tile::for_rows<slices>([&](int slice, int half) {
+            bound[slice][half] = key_of(problem.query_of(row_of(slice, half))) - first_key - Order::key(0, tile::accumulator_column(0));
+        });
     };
     bound_by([&](int query) { return problem.end_visible(query); });
     for_scores<Order>(s, [&](float &score, int slice, int half, int key) { score = key < bound[slice][half] ? score : -INFINITY; });
@@ -342,16 +339,13 @@ struct RowShift {
     __device__ RowShift(const Softmax &softmax, const Problem &problem, int warp_row) {
         const AttentionOptions &options = problem.options;
         if (!options.row_shift || options.softcap > 0.0f) return;
-#pragma unroll
-        for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                if (softmax.denominator(slice, half) == 0.0f) continue;   // a row without scores lacks nothing
-                const int row = min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
-                const float shift = options.row_shift[problem.row_at(row)] * log2_e;
-                whole[slice][half] = ceilf(shift);
-                fraction[slice][half] = shift - whole[slice][half];
-            }
+        tile::for_rows<slices>([&](int slice, int half) {
+            if (softmax.denominator(slice, half) == 0.0f) return;   // a row without scores lacks nothing
+            const int row = min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
+            const float shift = options.row_shift[problem.row_at(row)] * log2_e;
+            whole[slice][half] = ceilf(shift);
+            fraction[slice][half] = shift - whole[slice][half];
+        });
     }
 
     __device__ float at(int slice, int half) const { return whole[slice][half] + fraction[slice][half]; }
@@ -376,32 +370,26 @@ __device__ __forceinline__ bool sums_are_too_small(const Softmax &softmax, const
 
     uint32_t small[2] = {};   // bit j: this lane's first and second column of 8 j .. 8 j + 7 have small sums in a row with weights
     float beside[slices][2];   // what makes the sums of other rows large
-#pragma unroll
-    for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const bool counts = warp_row + 16 * slice + tile::accumulator_row(2 * half) < problem.rows && softmax.row_max[slice][half] != no_maximum;
-            beside[slice][half] = counts ? 0.0f : 1.0f;
-        }
+    tile::for_rows<slices>([&](int slice, int half) {
+        const bool counts = warp_row + 16 * slice + tile::accumulator_row(2 * half) < problem.rows && softmax.row_max[slice][half] != no_maximum;
+        beside[slice][half] = counts ? 0.0f : 1.0f;
+    });
 #pragma unroll
     for (int j = 0; j < columns; ++j)
         if (j < filled)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 least = INFINITY;
-#pragma unroll
-                for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-                    for (int half = 0; half < 2; ++half) least = fminf(least, fabsf(o[slice][j][2 * half + i]) + beside[slice][half]);
+                tile::for_rows<slices>([&](int slice, int half) { least = fminf(least, fabsf(o[slice][j][2 * half + i]) + beside[slice][half]); });
                 small[i] |= uint32_t(least < Softmax::too_small) << j;
             }
     small[0] = tile::bits_of_columns(small[0]);
     small[1] = tile::bits_of_columns(small[1]);
 #pragma unroll 1
-    for (int first = begin; first < end; first += 64) {
+    for (int first = begin; first < end; first += tile::tile_keys) {
         bool lost = false;
 #pragma unroll 1
-        for (int key = first + tile::accumulator_row(0); key < min(first + 64, end); key += 8)
+        for (int key = first + tile::accumulator_row(0); key < min(first + tile::tile_keys, end); key += 8)
 #pragma unroll 1
             for (uint32_t left = small[0] | small[1]; left; left &= left - 1) {
                 const int j = __ffs(left) - 1;
@@ -433,55 +421,51 @@ template <class Tiling, class Softmax>
 __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling::Shared &shared, const Problem &problem, int first_row,
                                      int warp_row, float output_scale = 1.0f, float *exact_sum = nullptr) {
     const AttentionOptions &options = problem.options;
+    // Sums of whole rows, and the sinks.
     if (Softmax::lowered && softmax.again) softmax.keep_small_sums();
     softmax.finish();
     const RowShift<Tiling::slices> shift(softmax, problem, warp_row);
     float sink_share[Tiling::slices][2] = {};   // of the denominator
-    if (options.sinks && problem.split == 0) {   // one more key, which has no value
+    if (options.sinks && problem.split == 0) {
         float new_max[Tiling::slices][2], sink[Tiling::slices][2];
-#pragma unroll
-        for (int slice = 0; slice < Tiling::slices; ++slice)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int group = problem.group_of(warp_row + 16 * slice + tile::accumulator_row(2 * half));
-                sink[slice][half] = options.sinks[problem.head * options.group + group] * log2_e - shift.at(slice, half);
-                new_max[slice][half] = fmaxf(softmax.row_max[slice][half], ceilf(sink[slice][half]));
-            }
+        // One more key, which has no value.
+        tile::for_rows<Tiling::slices>([&](int slice, int half) {
+            const int group = problem.group_of(warp_row + 16 * slice + tile::accumulator_row(2 * half));
+            sink[slice][half] = options.sinks[problem.head * options.group + group] * log2_e - shift.at(slice, half);
+            new_max[slice][half] = fmaxf(softmax.row_max[slice][half], ceilf(sink[slice][half]));
+        });
         softmax.raise(new_max);
-#pragma unroll
-        for (int slice = 0; slice < Tiling::slices; ++slice)
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                if (sink[slice][half] != -INFINITY)   // NaN is passed on
-                    sink_share[slice][half] = ptx::ex2_approx_ftz_f32(sink[slice][half] - new_max[slice][half]);
+        tile::for_rows<Tiling::slices>([&](int slice, int half) {
+            if (sink[slice][half] != -INFINITY)   // NaN is passed on
+                sink_share[slice][half] = ptx::ex2_approx_ftz_f32(sink[slice][half] - new_max[slice][half]);
+        });
     }
 
-    float factor[Tiling::slices][2];
-#pragma unroll
-    for (int slice = 0; slice < Tiling::slices; ++slice)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
-            const float sum = softmax.row_sum[slice][half] + sink_share[slice][half], max = softmax.row_max[slice][half];
-            const float denominator = softmax.denominator(slice, half) + sink_share[slice][half];
-            // row_max is whole: what is left of the shift goes into sums and outputs that are relative to it.
-            float part = options.partial && options.row_shift ? ptx::ex2_approx_ftz_f32(shift.fraction[slice][half]) : 1.0f;
-            float given_max = max + shift.whole[slice][half];
-            if (sums_are_too_large(softmax, problem, slice, half, row, given_max)) part *= 0x1p-32f, given_max += 32.0f;
-            factor[slice][half] = output_scale * (options.partial ? part : denominator == 0.0f ? 0.0f : __frcp_rn(denominator));
-            factor[slice][half] *= softmax.o_scale[slice][half];
-            if (row >= problem.rows || tile::accumulator_column(0) != 0 || (Softmax::lowered && softmax.again)) continue;
-            if (options.lse)
-                options.lse[problem.row_at(row)] = sum == 0.0f ? -INFINITY : (max + ptx::lg2_approx_ftz_f32(sum) + shift.at(slice, half)) * ln_2;
-            // A row without weights counts nothing where splits are merged; one whose weights are NaN counts, whatever its maximum.
-            if (options.row_max)
-                options.row_max[problem.split_row_at(row)] = denominator > 0.0f    ? given_max
-                                                             : denominator == 0.0f ? -INFINITY
-                                                                                   : denominator;
-            if (options.row_sum) options.row_sum[problem.split_row_at(row)] = denominator * part;
-            if (exact_sum) exact_sum[problem.split_row_at(row)] = sum * part;
-        }
+    // The logarithms, maxima and sums of rows.
+    float factor[Tiling::slices][2];   // of the output
+    tile::for_rows<Tiling::slices>([&](int slice, int half) {
+        const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
+        const float sum = softmax.row_sum[slice][half] + sink_share[slice][half], max = softmax.row_max[slice][half];
+        const float denominator = softmax.denominator(slice, half) + sink_share[slice][half];
+        // row_max is whole: what is left of the shift goes into sums and outputs that are relative to it.
+        float part = options.partial && options.row_shift ? ptx::ex2_approx_ftz_f32(shift.fraction[slice][half]) : 1.0f;
+        float given_max = max + shift.whole[slice][half];
+        if (sums_are_too_large(softmax, problem, slice, half, row, given_max)) part *= 0x1p-32f, given_max += 32.0f;
+        factor[slice][half] = output_scale * (options.partial ? part : denominator == 0.0f ? 0.0f : __frcp_rn(denominator));
+        factor[slice][half] *= softmax.o_scale[slice][half];
+        if (row >= problem.rows || tile::accumulator_column(0) != 0 || (Softmax::lowered && softmax.again)) return;
+        if (options.lse)
+            options.lse[problem.row_at(row)] = sum == 0.0f ? -INFINITY : (max + ptx::lg2_approx_ftz_f32(sum) + shift.at(slice, half)) * ln_2;
+        // A row without weights counts nothing where splits are merged; one whose weights are NaN counts, whatever its maximum.
+        if (options.row_max)
+            options.row_max[problem.split_row_at(row)] = denominator > 0.0f    ? given_max
+                                                         : denominator == 0.0f ? -INFINITY
+                                                                               : denominator;
+        if (options.row_sum) options.row_sum[problem.split_row_at(row)] = denominator * part;
+        if (exact_sum) exact_sum[problem.split_row_at(row)] = sum * part;
+    });
 
+    // The output: 16-bit types by way of shared memory, float32 and parts directly.
     const int rows = problem.rows - warp_row;
     if (options.out_bf16)
         store_rows<__nv_bfloat16, Tiling>(softmax, reinterpret_cast<typename Tiling::template OutputTile<__nv_bfloat16> &>(shared.q),
@@ -494,30 +478,28 @@ __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling:
                                        return options.out_f16 + problem.at(options.out_f16_strides, warp_row + row);
                                    });
     if (!options.out_f32 && !options.partial) return;
-#pragma unroll
-    for (int slice = 0; slice < Tiling::slices; ++slice)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {   // four lanes of a row write 32 bytes together
-            const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
-            if (row >= problem.rows) continue;
-            float *target = options.partial ? options.partial + problem.split_row_at(row) * options.dim_v
-                                            : options.out_f32 + problem.at(options.out_f32_strides, row);
-            target += tile::accumulator_column(0);
+    tile::for_rows<Tiling::slices>([&](int slice, int half) {   // four lanes of a row write 32 bytes together
+        const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
+        if (row >= problem.rows) return;
+        float *target = options.partial ? options.partial + problem.split_row_at(row) * options.dim_v
+                                        : options.out_f32 + problem.at(options.out_f32_strides, row);
+        target += tile::accumulator_column(0);
 #pragma unroll (Softmax::rolled ? 1 : Tiling::dim_v / tile::mma_columns)
-            for (int j = 0; j < Tiling::dim_v / tile::mma_columns; ++j)
-                if (j * tile::mma_columns < options.dim_v) {
-                    const float2 values = {softmax.o[slice][j][2 * half] * factor[slice][half], softmax.o[slice][j][2 * half + 1] * factor[slice][half]};
-                    if (Softmax::lowered && softmax.again) {
-                        if (values.x == values.x) target[j * tile::mma_columns] = values.x;
-                        if (values.y == values.y) target[j * tile::mma_columns + 1] = values.y;
-                    } else {
-                        *reinterpret_cast<float2 *>(target + j * tile::mma_columns) = values;
-                    }
+        for (int j = 0; j < Tiling::dim_v / tile::mma_columns; ++j)
+            if (j * tile::mma_columns < options.dim_v) {
+                const float2 values = {softmax.o[slice][j][2 * half] * factor[slice][half], softmax.o[slice][j][2 * half + 1] * factor[slice][half]};
+                if (Softmax::lowered && softmax.again) {
+                    if (values.x == values.x) target[j * tile::mma_columns] = values.x;
+                    if (values.y == values.y) target[j * tile::mma_columns + 1] = values.y;
+                } else {
+                    *reinterpret_cast<float2 *>(target + j * tile::mma_columns) = values;
                 }
-        }
+            }
+    });
 }
 
-// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Returns whether sums were too small in any of them: then the block calls this `again`.
+// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Returns whether sums were too small
+// in any of them: then the block calls this `again`.
 template <class Tiling>
 __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, const FloatOperands<typename Tiling::Element> &operands,
                                             const AttentionOptions &options, bool again) {
@@ -527,14 +509,17 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, con
     using KeyTile = decltype(Stage::k);
     using ValueTile = decltype(Stage::v);
     using Softmax = OnlineSoftmaxIn16Bits<Element, Tiling::slices, Tiling::dim_v>;
+
+    // Which rows, and which tiles of keys they see.
     const Problem problem(options, Softmax::lowered ? ptx::block() : uint3(blockIdx));   // of this pass: see ptx::block()
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
-
     TileRange<Tiling::keys> range(problem, first_row, end_row);
     if (again) range.plain_end = range.plain_begin;
+
+    // The first tiles on their way, and Q.
     const int begin_key = range.begin * Tiling::keys;
     RowCopier<Element, Tiling::threads, KeyTile> k_rows(
         shared.stage[0].k, operands.k + problem.at(operands.k_strides) + begin_key * operands.k_strides.key,
@@ -547,8 +532,8 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, con
         v_rows.copy(stage_offset, problem.keys - index * Tiling::keys);
     };
 
-    if (range.begin < range.end) {   // rows that see no key leave at once, by way of the place where Q would land
-        copy_tile(range.begin, 0);   // from farther away than Q, and more
+    if (range.begin < range.end) {   // blocks without visible keys copy nothing and write zeros
+        copy_tile(range.begin, 0);   // before Q: it comes from farther away, and is more
         copy_queries<Element, Tiling::threads>(shared.q, operands.q, operands.q_strides, problem, first_row);
     }
     ptx::cp_async_commit_group();
@@ -567,6 +552,8 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, con
         ptx::bar_sync();   // Q has landed for everyone
         q.keep();
     }
+
+    // A tile: scores, masks, softmax, and the weighted values.
     const uint32_t k = tile::address_b(shared.stage[0].k), v = tile::address_b_transposed(shared.stage[0].v);
     const bool idle = warp_row >= problem.rows;
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
@@ -600,10 +587,14 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, con
         softmax.take(s, factor);
         accumulate_values<Element, Tiling::dim_v, ValueTile, masked && Softmax::lowered>(softmax, s, v + current);
     };
+
+    // All tiles. Those without masks have a loop of their own.
     for (int index = range.begin; index < range.end; ++index) {
         for (; range.plain_begin <= index && index < range.plain_end; ++index) step(index, std::false_type{});
         if (index < range.end) step(index, std::true_type{});
     }
+
+    // Whether sums have lost bits; then the results.
     bool lost = false;
     if constexpr (Softmax::lowered) {
         if (!again && !idle) {

@@ -58,27 +58,27 @@ struct BlockTiling : tile::BlockAttentionShape<ValueFormat_, dim_, dim_v_> {
     static_assert(sizeof(Shared) <= 99 * 1024 - 1024, "the tiles fit everywhere");
 };
 
-// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Returns whether sums were too small in any of them: then the block calls this `again`.
-template <class Tiling, class Softmax>
-__device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &shared, const BlockOperands &operands,
-                                                      const AttentionOptions &options, bool again, float *exact_sum) {
+// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Operands: BlockOperands, or others with
+// its names. Returns whether sums were too small in any of them: then the block calls this `again`.
+template <class Tiling, class Softmax, class Operands>
+__device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &shared, const Operands &operands, const AttentionOptions &options,
+                                                      bool again, float *exact_sum) {
     using Order = typename Softmax::Order;
+
+    // Which rows, and which tiles of keys they see.
     const Problem problem(options, Softmax::lowered ? ptx::block() : uint3(blockIdx));   // of this pass: see ptx::block()
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
-    const float levels = (operands.q_global ? *operands.q_global : 1.0f) * (operands.k_global ? *operands.k_global : 1.0f);
-    const float scale = options.scale * (levels == INFINITY ? -no_maximum : levels);   // so that scores of 0 stay 0
-
+    const float level = operands.score_level();
+    const float scale = options.scale * (level == INFINITY ? -no_maximum : level);   // so that scores of 0 stay 0
     TileRange<tile::tile_keys> range(problem, first_row, end_row);
     if (operands.mean_scores || again) range.plain_end = range.plain_begin;
-    const size_t first_tile = size_t(problem.batch * options.heads_kv + problem.head) * operands.tiles + problem.first_tile(tile::tile_keys);
-    const auto *values = reinterpret_cast<const typename Tiling::Values *>(operands.v_tiles) + first_tile;
-    tile::Pipeline<Tiling> pipeline{shared, reinterpret_cast<const typename Tiling::Keys *>(operands.k_tiles) + first_tile, values,
-                              range.begin, range.end, again ? 2 * range.begin - range.end : range.begin};
-    pipeline.start();
 
+    // The first tiles on their way, and Q.
+    auto pipeline = operands.template pipeline<Tiling>(shared, problem, range, again);
+    pipeline.start();
     typename Tiling::Tiles tiles;
     tiles.start(shared, operands, problem, warp_row);
     Softmax softmax;
@@ -88,6 +88,8 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     const bool idle = warp_row >= problem.rows;
     const MeanScores<Order, Tiling::slices> mean_scores(operands, problem, warp_row);
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
+
+    // A tile: scores, masks, softmax, and the weighted values.
     auto step = [&](int index, auto masked, auto sums) __attribute__((always_inline)) {   // its arrays are registers
         const auto &stage = pipeline.take(index);
         tiles.template prepare<Order>(shared, stage, pipeline, index);
@@ -102,8 +104,9 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
         }
         tiles.release(pipeline, index);
     };
+
+    // All tiles. Those without masks and sums apart have a loop of their own, where the code has room for it.
     for (int index = range.begin; index < range.end; ++index) {
-        // Tiles without masks and sums apart have a loop of their own, where the code has room for it.
         const int stop = range.plain_begin <= index ? range.plain_end : index;
         if constexpr (Tiling::has_plain_loop)
             if (!Softmax::sums_apart || (!options.lse && !exact_sum))
@@ -112,23 +115,23 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
         if constexpr (Tiling::has_plain_loop && !Softmax::sums_apart) step(index, std::true_type{}, std::true_type{});
         else step(index, index >= stop, std::true_type{});
     }
+
+    // Whether sums have lost bits; then the results.
     bool lost = false;
     if constexpr (Softmax::lowered)
         if (!again && !idle)
-            lost = sums_are_too_small(softmax, softmax.o, problem, warp_row, range.begin * tile::tile_keys, range.end * tile::tile_keys, [&](int key, int j) {
-                const uint4 &chunk = values[key / tile::tile_keys].at(key % tile::tile_keys, j);
-                return reinterpret_cast<const uint32_t *>(&chunk)[tile::accumulator_column(0) / 2];
-            });
+            lost = sums_are_too_small(softmax, softmax.o, problem, warp_row, range.begin * tile::tile_keys, range.end * tile::tile_keys,
+                                      [&](int key, int j) { return pipeline.value_pair(key, j); });
     if constexpr (Softmax::lowered) lost = ptx::bar_red_or(lost);   // as the other barrier
     else ptx::bar_sync();   // every warp is done with the stages, over which the output goes
-    write_results<Tiling>(softmax, shared, problem, first_row, warp_row, operands.v_global ? *operands.v_global : 1.0f, exact_sum);
+    write_results<Tiling>(softmax, shared, problem, first_row, warp_row, operands.value_level(), exact_sum);
     __syncwarp();   // lanes whose rows are not there come together again
     return lost;
 }
 
-// The same for the rows of a block.
-template <class Tiling>
-__device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared, const BlockOperands &operands, const AttentionOptions &options,
+// The same for the rows of a block. exact_sum: as row_sum, of the weights before they are rounded; null where they are not asked for.
+template <class Tiling, class Operands>
+__device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared, const Operands &operands, const AttentionOptions &options,
                                                  float *exact_sum) {
     using Softmax = WeightedValues<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v, Tiling::rolled>;
     if constexpr (Softmax::lowered) {
@@ -155,15 +158,16 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
      const float *q_global, const float *k_global, const float *v_global,                                                   \
      const float *mean_scores,  /* [batch, heads_kv, group, query_blocks, 64 tiles] or null */                              \
      const float *row_shift,    /* [batch, heads_kv, group, queries] or null */                                             \
-     ATTENTION_ARRAYS,                                                                                                      \
+     ATTENTION_ARRAYS(AS_PARAMETER)                                                                                         \
      float *exact_sum,          /* [splits, batch, heads_kv, group, queries] */                                             \
-     ATTENTION_SCALARS, int batch, int heads_kv, int group, int queries, int q_bytes, int q_blocks, int tiles, int k_bytes, \
-     int v_bytes, int query_blocks, int keys, int sequences, int cols, int splits, STRIDES_Q(q_codes),                      \
-     STRIDES_Q(q_scales), ATTENTION_STRIDES) {                                                                              \
+     ATTENTION_SCALARS(AS_PARAMETER)                                                                                        \
+     int batch, int heads_kv, int group, int queries, int q_bytes, int q_blocks, int tiles, int k_bytes, int v_bytes,       \
+     int query_blocks, int keys, int sequences, int cols, int splits, STRIDES_Q(q_codes), STRIDES_Q(q_scales),              \
+     ATTENTION_STRIDES(STRIDES_MASK, STRIDES_Q)) {                                                                          \
         using Tiling = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>;                                             \
-        const int dim = dim_, dim_v = cols;                                                                                 \
-        op::attention_blocks<Tiling>(shared<typename Tiling::Shared>(),                                                     \
-                                     {q_codes, q_scales, k_tiles, v_tiles, q_global, k_global, v_global, mean_scores,       \
-                                      q_bytes, q_blocks, tiles, query_blocks, THE_STRIDES_Q(q_codes), THE_STRIDES_Q(q_scales)},      \
-                                     ATTENTION_OPTIONS, exact_sum);                                                         \
+        op::attention_blocks<Tiling>(                                                                                       \
+            shared<typename Tiling::Shared>(),                                                                              \
+            op::BlockOperands{q_codes, q_scales, k_tiles, v_tiles, q_global, k_global, v_global, mean_scores, q_bytes,      \
+                              q_blocks, tiles, query_blocks, THE_STRIDES_Q(q_codes), THE_STRIDES_Q(q_scales)},              \
+            ATTENTION_OPTIONS(row_shift, batch, heads_kv, group, queries, dim_, keys, cols, sequences, splits), exact_sum); \
     }

@@ -40,7 +40,7 @@ struct CachedArray {
 // What the entry is given beside queries and options.
 struct CachedKeys {
     CachedArray k, v;
-    const int *block_table;   // [sequences, table] or null: rows of batches, or of packed sequences, one behind the other
+    const int *block_table;   // [sequences, table] or null: rows of batches or packed sequences, one behind the other
     long long table_stride;
     int page, nodes;
     const float *q_global, *k_global;    // [1] and [levels], or null: what codes times scales are multiplied by

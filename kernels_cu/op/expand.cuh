@@ -46,9 +46,9 @@ __device__ inline void expand_pages(RowFormat format, const PagedRows &rows, con
         starts[sequence] = sequence * keys;
         ends[sequence] = sequence * keys + end;
     }
-    const int column = threadIdx.x % eights * 8, first = blockIdx.x * 64;
+    const int column = threadIdx.x % eights * 8, first = blockIdx.x * tile::tile_keys;
     if (threadIdx.x / eights >= step) return;
-    for (int key = first + threadIdx.x / eights; key < min(first + 64, end); key += step) {
+    for (int key = first + threadIdx.x / eights; key < min(first + tile::tile_keys, end); key += step) {
         const PageTable::Place place = table.place(key);
         const char *codes = rows.codes + place.page * rows.code_strides.page + place.row * rows.code_strides.token;
         const char *scales = rows.scales + place.page * rows.scale_strides.page + place.row * rows.scale_strides.token;

@@ -92,9 +92,9 @@ struct ExpandedTiles {
 
     BlockQueries<ScoreFormat, Tiling::slices, Tiling::dim, Tiling::rolled> q;
 
-    template <class AllShared>
-    __device__ void start(AllShared &shared, const BlockOperands &operands, const Problem &problem, int warp_row) {
-        q.load(operands, problem, warp_row);
+    template <class AllShared, class Operands>
+    __device__ void start(AllShared &shared, const Operands &operands, const Problem &problem, int warp_row) {
+        operands.load(q, problem, warp_row);
         shared.queries.store(q);
     }
 

@@ -726,16 +726,18 @@ __device__ __forceinline__ void gemm(typename Core::Shared &shared, const A &a, 
         long long residual_f32_row, long long residual_f16_batch, long long residual_f16_row, \
         long long residual_bf16_batch, long long residual_bf16_row, long long out_f32_batch, long long out_f32_row, \
         long long out_f16_batch, long long out_f16_row, long long out_bf16_batch, long long out_bf16_row
-#define GEMM_OPTIONS(a_global, b_global)                                                                         \
-    {{{bias_bf16, bias_f16, bias_f32, bias_bf16 ? bias_bf16_group : bias_f16 ? bias_f16_group : bias_f32_group}, \
-      {residual_bf16, residual_f16, residual_f32, \
-       residual_bf16 ? residual_bf16_row : residual_f16 ? residual_f16_row : residual_f32_row}, \
-      {out_bf16, out_f16, out_f32, out_bf16 ? out_bf16_row : out_f16 ? out_f16_row : out_f32_row}, \
-      residual_bf16 ? residual_bf16_batch : residual_f16 ? residual_f16_batch : residual_f32_batch, \
-      out_bf16 ? out_bf16_batch : out_f16 ? out_f16_batch : out_f32_batch, \
-      codes, scales, alphas, a_global, b_global, out_global, alpha, limit, gate_alpha, offset, activation, ending, \
-      rule, swizzled, in_place, alpha_count, level_count, width, code_bytes}, \
+// clang-format off
+#define GEMM_OPTIONS(a_global, b_global)                                                                               \
+    {{{bias_bf16, bias_f16, bias_f32, bias_bf16 ? bias_bf16_group : bias_f16 ? bias_f16_group : bias_f32_group},       \
+      {residual_bf16, residual_f16, residual_f32,                                                                      \
+       residual_bf16 ? residual_bf16_row : residual_f16 ? residual_f16_row : residual_f32_row},                        \
+      {out_bf16, out_f16, out_f32, out_bf16 ? out_bf16_row : out_f16 ? out_f16_row : out_f32_row},                     \
+      residual_bf16 ? residual_bf16_batch : residual_f16 ? residual_f16_batch : residual_f32_batch,                    \
+      out_bf16 ? out_bf16_batch : out_f16 ? out_f16_batch : out_f32_batch,                                             \
+      codes, scales, alphas, a_global, b_global, out_global, alpha, limit, gate_alpha, offset, activation, ending,     \
+      rule, swizzled, in_place, alpha_count, level_count, width, code_bytes},                                          \
      group_starts, order, batch, tokens, rows, cols, groups, least_rows, most_rows}
+// clang-format on
 
 // Where the scales of an operand in codes are; rows of codes and scales, and of 16 bits, of what entries are given.
 #define SCALES_SCALARS(x) int x##_blocks, int x##_swizzled, int x##_scale_rows, int x##_first_row

@@ -17,7 +17,7 @@ struct KeyUnit {
 // Sequence i is batch i or, where there are key_starts, keys key_starts[i] .. key_ends[i] - 1 of a batch of one.
 template <class Element>
 struct KeyArray {
-    const Element *x;
+    const Element *x;        // [batch, heads, keys, cols]
     const int *key_starts;   // [sequences] or null
     const int *key_ends;     // [sequences] or null: keys from there on are not there
     int batch, heads, keys, cols, sequences;
@@ -50,8 +50,7 @@ struct KeyArray {
     __device__ size_t head(int sequence) const { return size_t(sequence) * heads + head_of_block(); }
 };
 
-// The strides of such an array as parameters, and the array made of the parameters.
+// The strides of such an array as parameters of an entry.
 #define KEY_STRIDES(x) int64_t x##_batch, int64_t x##_head, int64_t x##_key
-#define KEY_ARRAY(x) op::KeyArray{x, key_starts, key_ends, batch, heads, keys, cols, sequences, x##_batch, x##_head, x##_key}
 
 }  // namespace op

@@ -76,6 +76,7 @@ __device__ inline void load_means(tile::FragmentA (&a)[2], const float *means, i
 template <class Tile>
 __device__ inline void mean_scores(DecodedKeys<Tile> &keys, const float *means, const Tile *k_tiles, const float *q_global,
                                    float *scores, int rows, int cols) {
+    // The keys of the tile in 16 bits.
     const size_t head = size_t(blockIdx.z) * gridDim.y + blockIdx.y;
     const int tiles = gridDim.x;
     const float unit = q_global ? __frcp_rn(*q_global) : 1.0f;
@@ -83,6 +84,8 @@ __device__ inline void mean_scores(DecodedKeys<Tile> &keys, const float *means, 
     ptx::bar_sync();   // the tile is decoded
     means += head * rows * cols;
     scores += head * rows * tiles * Tile::keys + blockIdx.x * Tile::keys;
+
+    // The scores of all vectors, 16 at a time.
     for (int row = threadIdx.x / 32 * tile::mma_rows; row < rows; row += mean_score_threads / 32 * tile::mma_rows) {
         tile::Accumulator s[Tile::keys / tile::mma_columns] = {};
 #pragma unroll 2

@@ -57,14 +57,16 @@ struct MergeShared {
     }
 };
 
-// Segments [splits][batch][heads][queries][width], of which dim_v columns count, with their rows' maxima and sums [splits][batch][heads][queries].
+// Segments, of which dim_v columns count, with the maxima and sums of their rows.
 struct Segments {
-    const float *partial, *row_max, *row_sum;   // row_sum null: all are 1
-    const float *exact_sum;                     // what lse is of; null: row_sum
-    const float *sinks;                         // [heads]: one logit of each head that joins the sums, or null
-    const float *row_shift;                     // [batch][heads][queries]: what scaled scores lack, or null
-    const float *v_global;                      // [heads_kv]: what outputs are multiplied by, or null
-    bool natural;                               // row_max in units of e instead of 2
+    const float *partial;     // [splits, batch, heads, queries, width]
+    const float *row_max;     // [splits, batch, heads, queries]
+    const float *row_sum;     // [splits, batch, heads, queries] or null: all are 1
+    const float *exact_sum;   // [splits, batch, heads, queries]: what lse is of; null: row_sum
+    const float *sinks;       // [heads]: one logit of each head that joins the sums, or null
+    const float *row_shift;   // [batch, heads, queries]: what scaled scores lack, or null
+    const float *v_global;    // [heads_kv]: what outputs are multiplied by, or null
+    bool natural;             // row_max in units of e instead of 2
     int splits;
     int64_t batch, heads, queries, heads_kv, width, dim_v;
 
@@ -97,16 +99,17 @@ __device__ inline void store_columns(const Strided<Element> &target, int64_t b, 
 
 // Where the results go; each may be null. With `sum` the outputs are not divided by it.
 struct Merged {
-    Strided<__nv_bfloat16> out_bf16;
+    Strided<__nv_bfloat16> out_bf16;   // [batch, heads, queries, dim_v], as the next two
     Strided<__half> out_f16;
     Strided<float> out_f32;
-    float *lse, *max, *sum;   // [batch][heads][queries]
+    float *lse, *max, *sum;            // [batch, heads, queries]
 };
 
 // `columns` columns of a row, from the element `first` of all rows on, and beside column 0 the row's figures. Called by the whole
 // block, of which thread p of each run of segments has the same piece.
 template <int columns>
 __device__ inline void merge_piece(MergeShared &shared, const Segments &segments, const Merged &merged, int64_t first) {
+    // The segments of this thread's run.
     const int run = threadIdx.x / merge_pieces, piece = threadIdx.x % merge_pieces;
     const int64_t rows = segments.rows(), row = first / segments.dim_v, column = first % segments.dim_v;
     int run_size = 1;   // a power of two
@@ -114,6 +117,7 @@ __device__ inline void merge_piece(MergeShared &shared, const Segments &segments
     const int begin = min(run * run_size, segments.splits);
     const int end = row < rows ? min(begin + run_size, segments.splits) : begin;
 
+    // The largest logarithm of all segments, under which those in units of e are summed.
     const int64_t at = begin * rows + row;
     float top = -INFINITY;   // of all segments
     if (segments.natural) {
@@ -125,6 +129,7 @@ __device__ inline void merge_piece(MergeShared &shared, const Segments &segments
         for (int other = 0; other < merge_runs; ++other) top = ptx::max_nan_f32(top, shared.max[other][piece]);
     }
 
+    // One segment, relative to a whole maximum.
     const bool has_sums = segments.row_sum || segments.exact_sum;
     struct alignas(columns * sizeof(float)) Part {
         float element[columns];
@@ -147,6 +152,7 @@ __device__ inline void merge_piece(MergeShared &shared, const Segments &segments
         return result;
     };
 
+    // The binary tree over the segments of this run, then over the runs of the block.
     Piece<columns> node = Piece<columns>::none();
     int batches = 0;
     for (int split = begin; split < end; split += merge_batch, ++batches) {
@@ -171,6 +177,7 @@ __device__ inline void merge_piece(MergeShared &shared, const Segments &segments
     const auto of_run = [&](int other) { return shared.get<columns>(0, other * merge_pieces + piece); };
     node = node.with(of_run(1)).with(of_run(2).with(of_run(3)));
 
+    // What the row lacks of its scores, and its sink.
     const int64_t query = row % segments.queries, head = row / segments.queries % segments.heads;
     const int64_t batch = row / segments.queries / segments.heads;
     float shift = 0.0f;   // of whole scores, in units of log2
@@ -183,6 +190,7 @@ __device__ inline void merge_piece(MergeShared &shared, const Segments &segments
         of_sink.value[columns] = of_sink.value[columns + 1] = share;
         node = node.with(of_sink);
     }
+    // The output, and beside its first column the figures of the row.
     const float total = node.value[columns], exact = node.value[columns + 1];
     float factor = merged.sum ? 1.0f : total == 0.0f ? 0.0f : 1.0f / total;
     if (segments.v_global) factor *= segments.v_global[head / (segments.heads / segments.heads_kv)];

@@ -141,7 +141,7 @@ struct EncoderOf<tile::Nvfp4> {
 
 // Where tiles go: packed[batch, heads, tiles, tile_bytes]. The grid is tiles x heads x batch.
 struct Packed {
-    uint8_t *first;
+    uint8_t *first;   // [batch, heads, tiles, tile_bytes]
     int tiles;
 
     // The tile of this block.
@@ -165,6 +165,7 @@ __device__ inline void pack_keys(PackShared<Tile, Element, Tile::dim> &shared, c
     using Packing = tile::KeyPacking<Tile>;
     using Blocks = typename Packing::Blocks;
     using Encoder = typename EncoderOf<typename Tile::Format>::Type;
+    // The rows of the tile, and the mean of their columns.
     const KeyUnit unit = x.unit(blockIdx.x, tile::tile_keys);
     const tile::Rows<Element> rows = x.rows(unit);
     shared.staged.template load<Packing::threads>(rows);
@@ -179,6 +180,7 @@ __device__ inline void pack_keys(PackShared<Tile, Element, Tile::dim> &shared, c
     ptx::cp_async_wait_group<0>();
     ptx::bar_sync();   // all values are there
 
+    // Codes and scales of this thread's blocks.
     encode_blocks<Encoder, Packing::items>([&](int item, auto common) {
         const int row = Packing::row() + item * Packing::step;
         float values[Blocks::groups][8];
@@ -225,6 +227,7 @@ __device__ inline void pack_values(PackShared<Tile, Element, Tile::dim_v> &share
     using Packing = tile::ValuePacking<Tile>;
     using Blocks = typename Packing::Blocks;
     using Encoder = typename EncoderOf<typename Tile::Format>::Type;
+    // The rows of the tile.
     const tile::Rows<Element> rows = x.rows(x.unit(blockIdx.x, tile::tile_keys));
     shared.staged.template load<Packing::threads>(rows);
     ptx::cp_async_commit_group();
@@ -233,6 +236,7 @@ __device__ inline void pack_values(PackShared<Tile, Element, Tile::dim_v> &share
     ptx::cp_async_wait_group<0>();
     ptx::bar_sync();   // all values are there
 
+    // Codes and scales of this thread's blocks.
     encode_blocks<Encoder, Packing::items>([&](int block, auto common) {
         tile::Codes<Tile::Format::bits> codes[Blocks::groups];
         uint32_t scale;

@@ -14,7 +14,7 @@
      uint8_t *packed,         /* [batch, heads, tiles, tile_bytes]: tile::KeyTile */                                     \
      int rule, PACK_AXES(x)) {                                                                                           \
         using Tile = tile::KeyTile<Format, tile::tile_keys, dim>;                                                          \
-        op::pack_keys(shared<op::PackShared<Tile, Element, dim>>(), KEY_ARRAY(x), {packed, tiles}, mean, rule, nullptr); \
+        op::pack_keys(shared<op::PackShared<Tile, Element, dim>>(), op::KeyArray{x, key_starts, key_ends, batch, heads, keys, cols, sequences, x_batch, x_head, x_key}, {packed, tiles}, mean, rule, nullptr); \
     }
 
 #define PACK_KEYS_MX(Format, dim)                    \
@@ -32,7 +32,7 @@
      uint8_t *packed,         /* [batch, heads, tiles, tile_bytes]: tile::ValueTile */                               \
      int rule, PACK_AXES(x)) {                                                                                       \
         using Tile = tile::ValueTile<Format, tile::tile_keys, dim>;                                                    \
-        op::pack_values(shared<op::PackShared<Tile, Element, dim>>(), KEY_ARRAY(x), {packed, tiles}, rule, nullptr); \
+        op::pack_values(shared<op::PackShared<Tile, Element, dim>>(), op::KeyArray{x, key_starts, key_ends, batch, heads, keys, cols, sequences, x_batch, x_head, x_key}, {packed, tiles}, rule, nullptr); \
     }
 
 #define PACK_VALUES_MX(Format, dim)                    \

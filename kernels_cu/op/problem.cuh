@@ -10,6 +10,7 @@
 #include "../ptx/cvt.cuh"
 #include "../ptx/math.cuh"
 #include "../ptx/warp.cuh"
+#include "../tile/block_tiles.cuh"
 #include "sequences.cuh"
 
 namespace op {
@@ -17,7 +18,7 @@ namespace op {
 constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
 
 // Keys to a unit of splitting: every tile size divides it, so that a split begins where a tile does.
-constexpr int split_unit = 64;
+constexpr int split_unit = tile::tile_keys;
 
 // Neighbouring queries of a head that share a mean where queries are smoothed.
 constexpr int smooth_queries = 64;
@@ -33,46 +34,57 @@ struct StridesMask {   // [batch, heads_kv, group, queries, keys]; any may be 0
     long long batch, head, group, query, key;
 };
 
-// What an attention entry is given beside its operands, in the order of its parameters. Arrays that are not there are null.
+// The arrays and the numbers that every attention entry takes behind its operands, in the order of its parameters: X(type, name) for
+// each, where X is AS_PARAMETER, AS_MEMBER or AS_ARGUMENT. Arrays that are not there are null.
+// clang-format off
+#define ATTENTION_ARRAYS(X)                                                                                            \
+    X(const float *, mask)          /* [batch, heads_kv, group, queries, keys]: added to the scaled scores */          \
+    X(const uint8_t *, allowed)     /* [batch, heads_kv, group, queries, keys]: 0 hides a key */                       \
+    X(const float *, sinks)         /* [heads_kv, group]: one logit per head that joins the denominator */             \
+    X(const int *, query_starts)    /* [sequences]: the first row of Q of each packed sequence */                      \
+    X(const int *, query_ends)      /* [sequences]: the row behind the last */                                         \
+    X(const int *, key_starts)      /* [sequences] */                                                                  \
+    X(const int *, key_ends)        /* [sequences] */                                                                  \
+    X(__nv_bfloat16 *, out_bf16)    /* [batch, heads_kv, group, queries, dim_v] */                                     \
+    X(__half *, out_f16)            /* [batch, heads_kv, group, queries, dim_v] */                                     \
+    X(float *, out_f32)             /* [batch, heads_kv, group, queries, dim_v] */                                     \
+    X(float *, lse)                 /* [batch, heads_kv, group, queries] */                                            \
+    X(float *, partial)             /* [splits, batch, heads_kv, group, queries, dim_v]: not divided by row_sum */     \
+    X(float *, row_max)             /* [splits, batch, heads_kv, group, queries]: in units of log2 */                  \
+    X(float *, row_sum)             /* [splits, batch, heads_kv, group, queries] */
+#define ATTENTION_SCALARS(X)                                                                                           \
+    X(float, scale)                                                                                                    \
+    X(float, softcap)               /* 0: none */                                                                      \
+    X(int, left)                    /* query i sees key j if -left <= j - (i + keys - queries) <= right */             \
+    X(int, right)
+// The strides of those arrays that may have any: MASK(name) and ROWS(name), which are STRIDES_* or THE_STRIDES_*.
+#define ATTENTION_STRIDES(MASK, ROWS) MASK(mask), MASK(allowed), ROWS(out_bf16), ROWS(out_f16), ROWS(out_f32)
+// clang-format on
+
+// The strides of one array as parameters of an entry, and as a struct.
+#define STRIDES_Q(array) long long array##_batch, long long array##_head, long long array##_group, long long array##_query
+#define STRIDES_K(array) long long array##_batch, long long array##_head, long long array##_key
+#define STRIDES_MASK(array) STRIDES_Q(array), long long array##_key
+#define THE_STRIDES_Q(array) {array##_batch, array##_head, array##_group, array##_query}
+#define THE_STRIDES_K(array) {array##_batch, array##_head, array##_key}
+#define THE_STRIDES_MASK(array) {array##_batch, array##_head, array##_group, array##_query, array##_key}
+
+// What an attention entry is given beside its operands.
 struct AttentionOptions {
-    const float *mask;              // added to the scaled scores
-    const uint8_t *allowed;         // 0 hides a key
-    const float *sinks;             // [heads_kv, group]: one logit per head that joins the denominator
-    const float *row_shift;         // [batch, heads_kv, group, queries]: what the scaled scores of a row lack, all alike
-    const int *query_starts, *query_ends, *key_starts, *key_ends;   // [sequences]
-    __nv_bfloat16 *out_bf16;        // [batch, heads_kv, group, queries, dim_v]
-    __half *out_f16;
-    float *out_f32;
-    float *lse;                     // [batch, heads_kv, group, queries]
-    float *partial;                 // [splits, batch, heads_kv, group, queries, dim_v], not divided by row_sum
-    float *row_max, *row_sum;       // [splits, batch, heads_kv, group, queries]; row_max in units of log2
-    float scale, softcap;
-    int left, right;                // query i sees key j if -left <= j - (i + keys - queries) <= right
+    ATTENTION_ARRAYS(AS_MEMBER)
+    const float *row_shift;   // [batch, heads_kv, group, queries] or null: what all scaled scores of a row lack
+    ATTENTION_SCALARS(AS_MEMBER)
     int batch, heads_kv, group, queries, dim, keys, dim_v, sequences, splits;
     StridesMask mask_strides, allowed_strides;
     StridesQ out_bf16_strides, out_f16_strides, out_f32_strides;
 };
 
-// The parameters of every attention entry behind its operands, in order, and the options made of them: arguments, then axes,
-// then strides (those of q, k and v before those here).
-#define ATTENTION_ARRAYS                                                                                                    \
-    const float *mask, const uint8_t *allowed, const float *sinks, const int *query_starts, const int *query_ends,          \
-        const int *key_starts, const int *key_ends, __nv_bfloat16 *out_bf16, __half *out_f16, float *out_f32, float *lse,   \
-        float *partial, float *row_max, float *row_sum
-#define ATTENTION_SCALARS float scale, float softcap, int left, int right
-#define STRIDES_Q(array) long long array##_batch, long long array##_head, long long array##_group, long long array##_query
-#define STRIDES_K(array) long long array##_batch, long long array##_head, long long array##_key
-#define STRIDES_MASK(array) STRIDES_Q(array), long long array##_key
-#define ATTENTION_STRIDES STRIDES_MASK(mask), STRIDES_MASK(allowed), STRIDES_Q(out_bf16), STRIDES_Q(out_f16), STRIDES_Q(out_f32)
-
-#define THE_STRIDES_Q(array) {array##_batch, array##_head, array##_group, array##_query}
-#define THE_STRIDES_K(array) {array##_batch, array##_head, array##_key}
-#define THE_STRIDES_MASK(array) {array##_batch, array##_head, array##_group, array##_query, array##_key}
-#define ATTENTION_OPTIONS                                                                                                   \
-    {mask, allowed, sinks, row_shift, query_starts, query_ends, key_starts, key_ends, out_bf16, out_f16, out_f32, lse,      \
-     partial, row_max, row_sum, scale, softcap, left, right, batch, heads_kv, group, queries, dim, keys, dim_v, sequences,  \
-     splits,                                                                                                                \
-     THE_STRIDES_MASK(mask), THE_STRIDES_MASK(allowed), THE_STRIDES_Q(out_bf16), THE_STRIDES_Q(out_f16), THE_STRIDES_Q(out_f32)}
+// The options of an entry: what the lists above name, row_shift, and the sizes, from `batch` to `splits`.
+#define ATTENTION_OPTIONS(row_shift, ...)                                                                              \
+    op::AttentionOptions {                                                                                             \
+        ATTENTION_ARRAYS(AS_ARGUMENT) row_shift, ATTENTION_SCALARS(AS_ARGUMENT) __VA_ARGS__,                           \
+            ATTENTION_STRIDES(THE_STRIDES_MASK, THE_STRIDES_Q)                                                         \
+    }
 
 // The part of a problem that one block works on: one sequence, one head of K and V with the heads of Q that share it, one
 // split of the keys. Row r of the block's problem is query r / group of head r % group, so that all heads that share K and

@@ -50,6 +50,7 @@ __device__ inline void quantize_mx(const Element *x, uint32_t *codes, uint8_t *s
     if (first >= count) return;
     const int here = min(count - first, size_t(run_values));
 
+    // All loads, then codes and scales, then all stores.
     Share shares[tile::run_items];
 #pragma unroll
     for (int item = 0; item < tile::run_items; ++item) load_item(x + first, item, here, shares[item]);
@@ -76,6 +77,7 @@ __device__ inline void dequantize(const uint32_t *codes, const uint8_t *scales, 
     if (first >= count) return;
     const int here = min(count - first, size_t(run_values));
 
+    // All loads, then values and their stores.
     Chunks chunks[Chunks::items];
 #pragma unroll
     for (int item = 0; item < Chunks::items; ++item) {
@@ -150,6 +152,7 @@ __device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint
         lane.store(item, block_codes, scale);
     };
     if constexpr (tile::uses_thresholds<Element> && !better_of_two) {
+        // Pairs of 16-bit values by thresholds; then, one by one, the blocks that have none.
         typename Nvfp4Lane<Element>::Share shares[items];
 #pragma unroll
         for (int item = 0; item < items; ++item) lane.load(item, shares[item]);
@@ -168,9 +171,10 @@ __device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint
             divide(item);
         }
     } else {
+        // Every block by division, the next one on its way.
         typename Nvfp4Lane<Element>::Share next;
         lane.load(0, next);
-#pragma unroll 1   // more of this code would come from further away than the values
+#pragma unroll 1   // unrolling would overflow the instruction cache
         for (int item = 0; item < items; ++item) {
             share = next;
             if (item + 1 < items) lane.load(item + 1, next);   // on its way while this one is worked on

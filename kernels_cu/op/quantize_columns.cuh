@@ -128,6 +128,7 @@ __device__ inline void quantize_nvfp4_columns(const Element *x, float global_sca
                                               int64_t cols) {
     const tile::ColumnBlock<tile::nvfp4_block, whole> block(rows, cols);
     if (block.outside) return;
+    // The block's rows, and the largest magnitude of each column.
     const tile::Nvfp4Global global(global_scale);
     tile::RowShare<Element> shares[tile::nvfp4_block];
 #pragma unroll
@@ -141,6 +142,7 @@ __device__ inline void quantize_nvfp4_columns(const Element *x, float global_sca
         for (int i = 0; i < 8; ++i) tile::store_bytes(codes, block.first_row() / 2 + i, block.columns, bytes[i]);
     };
     uint32_t scale_bytes = 0, bytes[8];
+    // Pairs of 16-bit values by thresholds, where all four columns have them.
     if constexpr (tile::uses_thresholds<Element> && !better_of_two) {
         using Thresholds = tile::E2m1Thresholds<Element>;
         bool all = true;
@@ -165,6 +167,7 @@ __device__ inline void quantize_nvfp4_columns(const Element *x, float global_sca
             return;
         }
     }
+    // Any other values by division.
     tile::Codes<4> column_codes[2][4];   // of the two halves of each column's block
 #pragma unroll
     for (int column = 0; column < 4; ++column) {

@@ -39,11 +39,14 @@ __device__ inline float block_max(ScanShared &shared, float value) {
 // are none.
 template <bool with_sums, class Element>
 __device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x, float *sums, float *largest) {
+    // Which run.
     constexpr int unroll = 16 / sizeof(Element);   // rows on their way at once
     const int cols = x.cols;
     const int run_of_head = gridDim.x - 1 - blockIdx.x;
     const tile::Rows<Element> rows = x.rows(x.unit(run_of_head, scan_run));
     const size_t run = size_t(run_of_head) * x.batch * x.heads + x.head();
+
+    // A team's sums over its rows, and the largest magnitude of each thread.
     tile::FiniteMax<Element> magnitude;
     for (int first_column = 0; first_column < cols; first_column += scan_columns) {
         const int team = min(ceil_div(cols - first_column, 8), scan_columns / 8), teams = smooth_threads / team;
@@ -64,6 +67,7 @@ __device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x,
                 }
             }
         }
+        // The sums over all teams.
         if constexpr (with_sums) {
             if (first_column > 0) ptx::bar_sync();   // the sums of the columns before are read
 #pragma unroll
@@ -79,6 +83,8 @@ __device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x,
             }
         }
     }
+
+    // The largest magnitude of the block.
     if (!largest) return;
     if constexpr (with_sums) ptx::bar_sync();   // the sums are read
     const float of_block = block_max(shared, magnitude.value());
@@ -117,6 +123,7 @@ static_assert(sizeof(MeanShared) <= sizeof(ScanShared), "whose memory it may tak
 // where there are none. The grid is columns x sequences.
 __device__ inline void mean_keys(MeanShared &shared, const float *sums, const int *key_starts, const int *key_ends, float *mean,
                                  int keys, int runs, int batch, int columns) {
+    // The runs and the number of keys of the sequence.
     constexpr int warps = smooth_threads / 32;
     const int warp = threadIdx.x / mean_columns, lane = threadIdx.x % mean_columns, column = blockIdx.x * mean_columns + lane;
     const int sequence = blockIdx.y;
@@ -128,6 +135,8 @@ __device__ inline void mean_keys(MeanShared &shared, const float *sums, const in
         its_sums = sums + size_t(first) * batch * columns;
         runs = min(ceil_div(count, scan_run), runs - first);
     }
+
+    // The sums of warps over their runs, then of the block.
     float sum = 0.0f;
     if (column < columns) {
 #pragma unroll 8
@@ -152,6 +161,7 @@ __device__ inline void operand_scale_too(ScanShared &shared, const float *larges
 // the shape alone.
 template <class Element>
 __device__ inline void less_block_means(ScanShared &shared, const KeyArray<Element> &x, float *mean, float *y) {
+    // Which queries.
     constexpr int unroll = 4;
     const int cols = x.cols;
     const KeyUnit unit = x.unit(blockIdx.x, smooth_queries);
@@ -173,11 +183,13 @@ __device__ inline void less_block_means(ScanShared &shared, const KeyArray<Eleme
                 }
             }
         };
+        // The sums of teams over their rows.
         float sums[8] = {};
         for_eights([&](int, float (&values)[8]) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) sums[i] += values[i];
         });
+        // The mean over all teams.
         if (first_column > 0) ptx::bar_sync();   // the means of the columns before are read
 #pragma unroll
         for (int i = 0; i < 8; ++i) shared.of_team[threadIdx.x * 8 + i] = sums[i];
@@ -190,6 +202,8 @@ __device__ inline void less_block_means(ScanShared &shared, const KeyArray<Eleme
         shared.of_team[mine] = sum;
         if (mine < team * 8 && first_column + mine < cols) means[first_column + mine] = sum;
         ptx::bar_sync();   // the means are there
+
+        // The rows less it.
         for_eights([&](int row, float (&values)[8]) {
             if (row >= rows.rows) return;
             float *first = target + size_t(row) * cols + column;
@@ -227,7 +241,7 @@ constexpr int dot_rows = smooth_threads / dot_team;      // of a block
 // Rows of queries q[batch, heads_kv, group, queries, cols] with strides in elements.
 template <class Element>
 struct QueryRows {
-    const Element *q;
+    const Element *q;                    // [batch, heads_kv, group, queries, cols]
     int64_t batch, head, group, query;   // strides
     int heads_kv, groups, queries, cols;
     const int *query_starts;             // [sequences] or null: batch i is sequence i
@@ -238,12 +252,15 @@ struct QueryRows {
 // strides are in row-major order.
 template <class Element>
 __device__ inline void row_dot(const QueryRows<Element> &x, const float *y, float *out, float scale) {
+    // The query of this team, and the vector of its sequence and head.
     const int query = blockIdx.x * dot_rows + threadIdx.x / dot_team;
     const int here = min(query, x.queries - 1);   // lanes past the end stay for the exchange
     const int sequence = x.query_starts ? sequence_of(x.query_starts, x.sequences, here) : blockIdx.z;
     const size_t head = size_t(blockIdx.z) * x.heads_kv + blockIdx.y;
     const Element *q = x.q + blockIdx.z * x.batch + blockIdx.y * x.head + here * x.query;
     const tile::Rows<float> of_y(y + (size_t(sequence) * x.heads_kv + blockIdx.y) * x.cols, 0, 1, x.cols);
+
+    // The product of each head of the group, by eights of columns and then over the team.
 #pragma unroll 1
     for (int group = 0; group < x.groups; ++group, q += x.group) {
         const tile::Rows<Element> of_q(q, 0, 1, x.cols);

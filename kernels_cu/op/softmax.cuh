@@ -95,26 +95,20 @@ struct OnlineSoftmax {
     __device__ __forceinline__ void take(tile::Accumulator (&s)[slices][tiles], float factor) {
         float tile_max[slices][2];   // of this lane's columns: that is enough where no row's maximum grows
         bool grows = false;
+        tile::for_rows<slices>([&](int slice, int half) {
+            float &max = tile_max[slice][half];
+            max = fmaxf(s[slice][0][2 * half], s[slice][0][2 * half + 1]);
 #pragma unroll
-        for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float &max = tile_max[slice][half];
-                max = fmaxf(s[slice][0][2 * half], s[slice][0][2 * half + 1]);
-#pragma unroll
-                for (int j = 1; j < tiles; ++j) max = fmaxf(max, fmaxf(s[slice][j][2 * half], s[slice][j][2 * half + 1]));
-                max *= factor;
-                grows |= max > row_max[slice][half] + headroom;
-            }
+            for (int j = 1; j < tiles; ++j) max = fmaxf(max, fmaxf(s[slice][j][2 * half], s[slice][j][2 * half + 1]));
+            max *= factor;
+            grows |= max > row_max[slice][half] + headroom;
+        });
         if (ptx::vote_sync_any(grows)) {
-#pragma unroll
-            for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {   // a row decides by itself, whatever its warp does
-                    float &max = tile_max[slice][half];
-                    max = tile::reduce_row(max, [](float a, float b) { return fmaxf(a, b); });
-                    max = max > row_max[slice][half] + headroom ? whole(max) : row_max[slice][half];
-                }
+            tile::for_rows<slices>([&](int slice, int half) {   // a row decides by itself, whatever its warp does
+                float &max = tile_max[slice][half];
+                max = tile::reduce_row(max, [](float a, float b) { return fmaxf(a, b); });
+                max = max > row_max[slice][half] + headroom ? whole(max) : row_max[slice][half];
+            });
             raise(tile_max);
         }
 #pragma unroll
@@ -133,19 +127,16 @@ struct OnlineSoftmax {
 
     // Brings o and row_sum under new maxima; rows whose maximum stays are multiplied by 1.
     __device__ __forceinline__ void raise(const float (&new_max)[slices][2]) {
-#pragma unroll
-        for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const float factor = rescale(row_max[slice][half], new_max[slice][half]);
-                row_max[slice][half] = new_max[slice][half];
-                row_sum[slice][half] *= factor;
+        tile::for_rows<slices>([&](int slice, int half) {
+            const float factor = rescale(row_max[slice][half], new_max[slice][half]);
+            row_max[slice][half] = new_max[slice][half];
+            row_sum[slice][half] *= factor;
 #pragma unroll (rolled ? 1 : columns)
-                for (auto &accumulator : o[slice]) {
-                    accumulator[2 * half] *= factor;
-                    accumulator[2 * half + 1] *= factor;
-                }
+            for (auto &accumulator : o[slice]) {
+                accumulator[2 * half] *= factor;
+                accumulator[2 * half + 1] *= factor;
             }
+        });
     }
 
     // What o is divided by, of all lanes since finish(); 0 where a row has no weights.
@@ -168,21 +159,18 @@ struct OnlineSoftmax {
     // Adds up row_sum over the lanes of each row; it and row_max are as they are named from here on, and o is once it is
     // multiplied by o_scale.
     __device__ __forceinline__ void finish() {
-#pragma unroll
-        for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float &sum = row_sum[slice][half], &max = row_max[slice][half];
-                sum = tile::reduce_row(sum, [](float a, float b) { return a + b; });
-                o_scale[slice][half] = 1.0f;
-                if constexpr (lowered) {
-                    const float named = __fsub_ru(max, Exponents::most);   // undoes Exponents
-                    o_scale[slice][half] = rescale(max, named);
-                    sum *= o_scale[slice][half];
-                    max = named;
-                    if (again) o_scale[slice][half] *= 1.0f / raised;
-                }
+        tile::for_rows<slices>([&](int slice, int half) {
+            float &sum = row_sum[slice][half], &max = row_max[slice][half];
+            sum = tile::reduce_row(sum, [](float a, float b) { return a + b; });
+            o_scale[slice][half] = 1.0f;
+            if constexpr (lowered) {
+                const float named = __fsub_ru(max, Exponents::most);   // undoes Exponents
+                o_scale[slice][half] = rescale(max, named);
+                sum *= o_scale[slice][half];
+                max = named;
+                if (again) o_scale[slice][half] *= 1.0f / raised;
             }
+        });
     }
 };
 

@@ -6,42 +6,62 @@
 #include "../kernel.cuh"
 #include "../tile/block_tiles.cuh"
 #include "../tile/fragment.cuh"
+#include "../tile/pipeline.cuh"
 #include "problem.cuh"
 
 namespace op {
 
-// Q in codes and scales, K and V in tiles, and what NVFP4 multiplies all values by (null: nothing). mean_scores (or null): the
-// scores that smoothing took from Q, in the units of a product of codes and scales; [batch, heads_kv, group, query_blocks, keys
-// of all tiles].
-struct BlockOperands {
-    const uint8_t *q_codes, *q_scales, *k_tiles, *v_tiles;
-    const float *q_global, *k_global, *v_global, *mean_scores;
-    int q_bytes, q_blocks, tiles, query_blocks;   // of a row of Q; of a head of K and V, and of Q
-    StridesQ q_codes_strides, q_scales_strides;
-};
-
 // Q of a warp's slices: operand A at each step and its scales, two words of a row to a register, or one where loops are `rolled`.
-template <class Format, int slices, int dim, bool rolled_>
+template <class Format, int slices_, int dim, bool rolled_>
 struct BlockQueries {
     static constexpr bool rolled = rolled_;
-    static constexpr int steps = dim / Format::depth, words = ceil_div(steps, Format::steps_per_word);
+    static constexpr int slices = slices_, steps = dim / Format::depth, words = ceil_div(steps, Format::steps_per_word);
     static constexpr int register_words = rolled ? 1 : 2;
     tile::FragmentA codes[slices][steps];
     uint32_t scales[slices][ceil_div(words, register_words)];
+};
 
-    // Rows from `warp_row` on; rows and columns that are not there are zeros.
-    __device__ void load(const BlockOperands &operands, const Problem &problem, int warp_row) {
+// What attention on block formats is given of Q, K and V, all quantized before. Attention that quantizes as it loads has operands with
+// the same names (quantized_blocks.cuh).
+struct BlockOperands {
+    const uint8_t *q_codes;                          // [batch, heads_kv, group, queries, q_bytes]
+    const uint8_t *q_scales;                         // [batch, heads_kv, group, queries, q_blocks]
+    const uint8_t *k_tiles;                          // [batch, heads_kv, tiles]: tile::KeyTile
+    const uint8_t *v_tiles;                          // [batch, heads_kv, tiles]: tile::ValueTile
+    const float *q_global, *k_global, *v_global;     // [1] or null: what NVFP4 multiplies all values by
+    const float *mean_scores;                        // [batch, heads_kv, group, query_blocks, keys of all tiles] or null: the scores
+                                                     // that smoothing took from Q, in the units of a product of codes and scales
+    int q_bytes, q_blocks, tiles, query_blocks;      // of a row of Q; of a head of K and V, and of Q
+    StridesQ q_codes_strides, q_scales_strides;
+
+    // What scores, and what values, are multiplied by.
+    __device__ float score_level() const { return (q_global ? *q_global : 1.0f) * (k_global ? *k_global : 1.0f); }
+    __device__ float value_level() const { return v_global ? *v_global : 1.0f; }
+
+    // Brings the rows of Q from `warp_row` on; rows and columns that are not there are zeros.
+    template <class Queries>
+    __device__ void load(Queries &q, const Problem &problem, int warp_row) const {
 #pragma unroll
-        for (int slice = 0; slice < slices; ++slice) {
+        for (int slice = 0; slice < Queries::slices; ++slice) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
-                const uint8_t *source = operands.q_codes + problem.at(operands.q_codes_strides, min(row, problem.rows - 1));
-                tile::load_codes_a<rolled>(codes[slice], half, source, row < problem.rows ? operands.q_bytes : 0);
+                const uint8_t *source = q_codes + problem.at(q_codes_strides, min(row, problem.rows - 1));
+                tile::load_codes_a<Queries::rolled>(q.codes[slice], half, source, row < problem.rows ? q_bytes : 0);
             }
             const int row = min(warp_row + 16 * slice + tile::scale_row(), problem.rows - 1);
-            tile::load_scales_a<rolled, register_words>(scales[slice], operands.q_scales + problem.at(operands.q_scales_strides, row), operands.q_blocks);
+            tile::load_scales_a<Queries::rolled, Queries::register_words>(q.scales[slice], q_scales + problem.at(q_scales_strides, row), q_blocks);
         }
+    }
+
+    // The tiles of K and V on their way through the stages of a block, for the first time or `again`.
+    template <class Tiling>
+    __device__ tile::Pipeline<Tiling> pipeline(typename Tiling::Shared &shared, const Problem &problem, const TileRange<tile::tile_keys> &range,
+                                               bool again) const {
+        const size_t first_tile = size_t(problem.batch * problem.options.heads_kv + problem.head) * tiles + problem.first_tile(tile::tile_keys);
+        return {shared, reinterpret_cast<const typename Tiling::Keys *>(k_tiles) + first_tile,
+                reinterpret_cast<const typename Tiling::Values *>(v_tiles) + first_tile, range.begin, range.end,
+                again ? 2 * range.begin - range.end : range.begin};
     }
 };
 
@@ -51,35 +71,30 @@ struct MeanScores {
     const float *first = nullptr;   // of all means, in the sequence's first tile
     int rows[slices][2] = {};       // which of all means
 
-    __device__ MeanScores(const BlockOperands &operands, const Problem &problem, int warp_row) {
+    template <class Operands>
+    __device__ MeanScores(const Operands &operands, const Problem &problem, int warp_row) {
         if (!operands.mean_scores) return;
         first = operands.mean_scores + int64_t(problem.first_tile(tile::tile_keys)) * tile::tile_keys;
-#pragma unroll
-        for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int row = min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
-                const int head = (problem.batch * problem.options.heads_kv + problem.head) * problem.options.group + problem.group_of(row);
-                rows[slice][half] = head * operands.query_blocks + problem.first_block() + problem.query_of(row) / smooth_queries;
-            }
+        tile::for_rows<slices>([&](int slice, int half) {
+            const int row = min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
+            const int head = (problem.batch * problem.options.heads_kv + problem.head) * problem.options.group + problem.group_of(row);
+            rows[slice][half] = head * operands.query_blocks + problem.first_block() + problem.query_of(row) / smooth_queries;
+        });
     }
 
     // Adds those of the tile `index` of keys.
-    template <int tiles>
-    __device__ void add(tile::Accumulator (&s)[slices][tiles], const BlockOperands &operands, int index) const {
+    template <int tiles, class Operands>
+    __device__ void add(tile::Accumulator (&s)[slices][tiles], const Operands &operands, int index) const {
         const int lane_key = index * tile::tile_keys + Order::key(0, tile::accumulator_column(0));
+        tile::for_rows<slices>([&](int slice, int half) {
+            const float *source = first + int64_t(rows[slice][half]) * operands.tiles * tile::tile_keys + lane_key;
 #pragma unroll
-        for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const float *source = first + int64_t(rows[slice][half]) * operands.tiles * tile::tile_keys + lane_key;
-#pragma unroll
-                for (int j = 0; j < tiles; ++j) {
-                    const float2 pair = __ldg(reinterpret_cast<const float2 *>(source + Order::key(j, 0)));
-                    s[slice][j][2 * half] += pair.x;
-                    s[slice][j][2 * half + 1] += pair.y;
-                }
+            for (int j = 0; j < tiles; ++j) {
+                const float2 pair = __ldg(reinterpret_cast<const float2 *>(source + Order::key(j, 0)));
+                s[slice][j][2 * half] += pair.x;
+                s[slice][j][2 * half + 1] += pair.y;
             }
+        });
     }
 };
 
@@ -137,9 +152,9 @@ struct StagedTiles {
     BlockQueries<typename Tiling::ScoreFormat, Tiling::slices, Tiling::dim, Tiling::rolled> q;
 
     // Brings Q.
-    template <class AllShared>
-    __device__ void start(AllShared &, const BlockOperands &operands, const Problem &problem, int warp_row) {
-        q.load(operands, problem, warp_row);
+    template <class AllShared, class Operands>
+    __device__ void start(AllShared &, const Operands &operands, const Problem &problem, int warp_row) {
+        operands.load(q, problem, warp_row);
     }
 
     // What the whole block does with a tile first.

@@ -200,26 +200,19 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
         // of the comparison is rounded up, so that no row that grows is missed.
         float group_max[slices][tiles / 4][2], tile_max[slices][2];
         bool grows = false;
+        tile::for_rows<slices>([&](int slice, int half) {
+            static_for<tiles / 4>([&](auto h) { group_max[slice][h][half] = P::shared_max(lane_max<4 * h, 4>(s[slice], half)); });
+            float &max = tile_max[slice][half];
+            max = group_max[slice][0][half];
 #pragma unroll
-        for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                static_for<tiles / 4>(
-                    [&](auto h) { group_max[slice][h][half] = P::shared_max(lane_max<4 * h, 4>(s[slice], half)); });
-                float &max = tile_max[slice][half];
-                max = group_max[slice][0][half];
-#pragma unroll
-                for (int h = 1; h < tiles / 4; ++h) max = fmaxf(max, group_max[slice][h][half]);
-                grows |= __fmaf_ru(max, factor, -P::headroom) > this->row_max[slice][half];
-            }
+            for (int h = 1; h < tiles / 4; ++h) max = fmaxf(max, group_max[slice][h][half]);
+            grows |= __fmaf_ru(max, factor, -P::headroom) > this->row_max[slice][half];
+        });
         if (ptx::vote_sync_any(grows)) {
-#pragma unroll
-            for (int slice = 0; slice < slices; ++slice)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {   // a row decides by itself, whatever its warp does
-                    float &max = tile_max[slice][half];
-                    max = fmaxf(this->row_max[slice][half], ceilf(P::max_of_row(max) * factor) - P::headroom);
-                }
+            tile::for_rows<slices>([&](int slice, int half) {   // a row decides by itself, whatever its warp does
+                float &max = tile_max[slice][half];
+                max = fmaxf(this->row_max[slice][half], ceilf(P::max_of_row(max) * factor) - P::headroom);
+            });
             this->raise(tile_max);
         }
 #pragma unroll

@@ -65,7 +65,7 @@ __device__ inline auto prepare_mxf8f6f4_a(const uint32_t (&a)[4], uint32_t scale
 }
 
 // c += (A scaled by rows) (B scaled by columns) with A 16x32, B 32x8 and c 16x8 in f32. Called by all 32 lanes.
-//   a, b     one element per byte: e4m3 and e5m2 in all of it, e3m2 and e2m3 in bits 5..0, e2m1 in bits 5..2, the rest 0
+//   a, b     one element per byte: e4m3 and e5m2 in all of it, e3m2 and e2m3 in bits 5..0, e2m1 in bits 5..2, others 0
 //   scale_a  ue8m0: byte byte_a of the lanes of thread_a;  scale_b  likewise
 // Source: PTX ISA 9.0, 9.7.14.3 (block scaling) and 9.7.14.5.
 template <class FormatA, class FormatB, int byte_a, int thread_a, int byte_b, int thread_b, class PreparedA>
@@ -149,7 +149,7 @@ __device__ inline auto prepare_mxf4nvf4_a(const uint32_t (&a)[4], uint32_t scale
 
 // c += (A scaled by rows) (B scaled by columns) with A 16x64 and B 64x8 in e2m1 and c 16x8 in f32. Called by all 32 lanes.
 //   a, b     eight elements per register, the lower k in the lower nibble
-//   scale_a  ue4m3 in the lanes of thread_a: byte i for k 16 i .. 16 i + 15, its bit 7 means nothing;  scale_b  likewise
+//   scale_a  ue4m3 in the lanes of thread_a: byte i for k 16 i .. 16 i + 15, bit 7 is ignored;  scale_b  likewise
 // Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
 template <int thread_a, int thread_b, class PreparedA>
 __device__ inline void mma_m16n8k64_mxf4nvf4(float (&c)[4], const PreparedA &a, const uint32_t (&b)[2], uint32_t scale_b) {

@@ -15,7 +15,6 @@
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/cvt.cuh"
-#include "../ptx/portable/cp_async.cuh"
 #include "../ptx/target.cuh"
 #include "../ptx/warp.cuh"
 #include "block_tiles.cuh"
@@ -191,7 +190,7 @@ struct CachedUnits {
             for (int i = ptx::laneid(); i < cached_rows << (log - 2); i += 32) {
                 const int row = i >> (log - 2), word = i & ((step >> 2) - 1);
                 const char *from = source(row);
-                ptx::portable::cp_async_ca<4>(target + 4 * i, from + (from ? 4 * word : 0), from ? max(min(present - 4 * word, 4), 0) : 0);
+                ptx::cp_async_ca<4>(target + 4 * i, from + (from ? 4 * word : 0), from ? max(min(present - 4 * word, 4), 0) : 0);
             }
         } else {
 #pragma unroll 1

@@ -29,6 +29,15 @@ constexpr int mma_columns = 8;
 __device__ inline int accumulator_row(int i) { return ptx::laneid() / 4 + 8 * (i >> 1); }
 __device__ inline int accumulator_column(int i) { return 2 * (ptx::laneid() % 4) + (i & 1); }
 
+// Calls body(slice, half) for each row of a lane: row g + 8 half of each of `slices` slices of 16 rows. Both are constants after unrolling.
+template <int slices, class Body>
+__device__ __forceinline__ void for_rows(Body &&body) {
+#pragma unroll
+    for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) body(slice, half);
+}
+
 // Where this lane reads A, B or B transposed of a tile: the address for the fragment at row 0 and chunk 0, from which the
 // others are moved by constants. Worked out before a loop, it costs the loop nothing.
 template <class Tile>

@@ -66,10 +66,16 @@ struct alignas(16) Staged {
     }
 };
 
-// The threads that work along rows of `dim` values: each has `lane_values` neighbouring ones of `items` rows.
-template <int rows, int dim, int lane_values>
+// How many rows, a power of two, `threads` threads take at once, `row_threads` to each.
+constexpr int rows_at_once(int threads, int row_threads, int rows) {
+    while (rows * row_threads > threads) rows /= 2;
+    return rows;
+}
+
+// The threads that work along rows of `dim` values: each has `lane_values` neighbouring ones of `items` rows, `step` rows apart.
+template <int rows, int dim, int lane_values, int step_ = rows / 4>
 struct RowPacking {
-    static constexpr int items = 4, step = rows / items;   // rows between two items of a thread
+    static constexpr int step = step_, items = rows / step;
     static constexpr int row_threads = dim / lane_values, threads = step * row_threads;
 
     __device__ static int row() { return threadIdx.x / row_threads; }
@@ -77,10 +83,10 @@ struct RowPacking {
 };
 
 // The threads that write a KeyTile. The values of a block are one lane's or two's, so that its scale is worked out once or twice.
-template <class Tile>
-struct KeyPacking : RowPacking<Tile::keys, Tile::dim, 16> {
+template <class Tile, int step_ = Tile::keys / 4>
+struct KeyPacking : RowPacking<Tile::keys, Tile::dim, 16, step_> {
     using Format = typename Tile::Format;
-    using Rows = RowPacking<Tile::keys, Tile::dim, 16>;
+    using Rows = RowPacking<Tile::keys, Tile::dim, 16, step_>;
     using Blocks = tile::Blocks<Format::block, 16>;
     // Of a multiprocessor. What becomes of values less a mean in NVFP4 needs more registers.
     static constexpr int blocks = packing_blocks(Rows::threads) * (Format::block == 16 ? 3 : 4) / 4;

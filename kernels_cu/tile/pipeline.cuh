@@ -9,6 +9,8 @@
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/target.cuh"
 #include "../ptx/warp.cuh"
+#include "block_tiles.cuh"
+#include "fragment.cuh"
 
 namespace tile {
 
@@ -86,6 +88,12 @@ struct Pipeline {
             fill(index + ahead);
         }
         return stage_of(index);
+    }
+
+    // Two values in 16 bits of a key, counted from tile 0: those in the columns 8 j .. 8 j + 7 that this lane holds in accumulators.
+    __device__ uint32_t value_pair(int key, int j) const {
+        const uint4 &chunk = v[key / tile_keys].at(key % tile_keys, j);
+        return reinterpret_cast<const uint32_t *>(&chunk)[accumulator_column(0) / 2];
     }
 
     // This warp is done with a tile.

@@ -280,46 +280,4 @@ struct ScaleWords {
     }
 };
 
-// Registers that hold operand A's words for all of a row: two words to a register, one in each thread pair.
-template <int row_blocks>
-constexpr int operand_a_registers = (ScaleWords<1, row_blocks>::count + 1) / 2;
-
-// How a warp quantizes rows: a lane takes half a block (16 values), eight neighbouring lanes the same half block of eight
-// rows, which keeps to all banks where they read a SharedTile and where they write one. A warp finishes one scale word for
-// each of its rows in `passes` steps of at most two blocks.
-template <int blocks_per_word>
-struct QuantizeLanes {
-    static constexpr int pass_blocks = blocks_per_word == 1 ? 1 : 2;
-    static constexpr int passes = blocks_per_word / pass_blocks;
-    static constexpr int rows = 16 / pass_blocks;   // of a warp
-
-    __device__ static int row() {
-        const int lane = ptx::laneid();
-        return lane % 8 + (pass_blocks == 1 ? lane / 16 * 8 : 0);
-    }
-    __device__ static int block(int pass) { return pass_blocks * pass + (pass_blocks == 1 ? 0 : ptx::laneid() / 16); }
-
-    // The half block of the row that this lane takes: 16-value units from its start.
-    __device__ static int half_block(int word, int pass) {
-        return 2 * (word * blocks_per_word + block(pass)) + ptx::laneid() / 8 % 2;
-    }
-
-    // The larger of both halves' amax; NaN if either is.
-    __device__ static float block_amax(float amax) { return ptx::max_nan_f32(amax, ptx::shfl_sync_bfly_f32(amax, 8)); }
-
-    // A scale in its byte of the word, and the word complete in the lanes that store it.
-    __device__ static uint32_t placed(uint32_t scale, int pass) { return scale << (8 * block(pass)); }
-    __device__ static uint32_t gathered(uint32_t scales) {
-        return pass_blocks == 1 ? scales : scales | ptx::shfl_sync_bfly_b32(scales, 16);
-    }
-    __device__ static bool stores_scales() { return ptx::laneid() / 8 % (pass_blocks == 1 ? 2 : 4) == 0; }
-};
-
-// Eight e2m1 codes of four bits as eight containers (bits 5..2 of a byte), in order over two registers.
-__device__ inline void e2m1_containers(uint32_t codes, uint32_t &low, uint32_t &high) {
-    const uint32_t even = codes << 2 & 0x3c3c3c3cu, odd = codes >> 2 & 0x3c3c3c3cu;
-    low = __byte_perm(even, odd, 0x5140);
-    high = __byte_perm(even, odd, 0x7362);
-}
-
 }  // namespace tile

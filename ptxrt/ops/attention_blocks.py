@@ -179,16 +179,16 @@ def _declare(qk: str, pv: str) -> Kernel:
         q = np.pad(q, [(0, 0)] * 4 + [(0, dim - q.shape[-1])])
         k, v = tile_layout(qk, "k", dim).decode(k_tiles), tile_layout(pv, "v", dim_v).decode(v_tiles)[..., :cols]
         q, k, v = (x if level is None else x * np.float64(level) for x, level in ((q, q_global), (k, k_global), (v, v_global)))
-        more = None if row_shift is None else row_shift[..., None]
+        added = None if row_shift is None else row_shift[..., None]
         rows = slice(keys) if key_starts is None else rows_in_units(key_starts, keys, TILE_KEYS)
         if mean_scores is not None:
             levels = [np.float64(level) for level in (q_global, k_global) if level is not None]
             of_rows = mean_scores[:, :, :, unit_of_each(query_starts, q.shape[3], SMOOTH_QUERIES)][..., rows]
-            more = of_rows * np.float64(scale) * np.prod(levels) + (0 if more is None else more)
-        more = None if more is None else np.broadcast_to(more, (*q.shape[:4], keys))
+            added = of_rows * np.float64(scale) * np.prod(levels) + (0 if added is None else added)
+        added = None if added is None else np.broadcast_to(added, (*q.shape[:4], keys))
         options = dict(scale=scale, softcap=softcap, left=left, right=right, mask=mask, allowed=allowed, sinks=sinks)
         sequences = dict(query_starts=query_starts, query_ends=query_ends, key_starts=key_starts, key_ends=key_ends)
-        attend(q, k[:, :, rows], v[:, :, rows], options, sequences, outputs, lse, parts, HEADROOM[pv], more, row_shift)
+        attend(q, k[:, :, rows], v[:, :, rows], options, sequences, outputs, lse, parts, HEADROOM[pv], added, row_shift)
 
     body.__name__ = body.__qualname__ = f"attention_{qk}" + (f"_{pv}" if pv != qk else "")
     divisor = "as it is multiplied" if pv in BLOCK_FORMATS else "before that"

@@ -247,7 +247,7 @@ def attention_few(
         more = None
         if softcap and row_shift is not None:
             more = np.broadcast_to(row_shift[at][..., None], (*q[at].shape[:4], keys.shape[2]))
-        rest = dict(scale=float(scale), softcap=float(softcap), left=int(left), right=int(right), more=more)
+        rest = dict(scale=float(scale), softcap=float(softcap), left=int(left), right=int(right), added=more)
         for node in range(len(row_max)):
             top, total, weighted = exact_sums(q[at], keys, values, part=slice(node * NODE_KEYS, (node + 1) * NODE_KEYS), **rest)
             seen = top != -np.inf

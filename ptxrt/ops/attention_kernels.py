@@ -6,13 +6,12 @@ import numpy as np
 
 from ..accuracy import Tolerance
 from ..blocks import mxfp4
-from ..declaration import In, Out, Scalar, scattered, strided, unaligned
+from ..declaration import In, Out, Scalar, loose, scattered, strided, unaligned
 from ..formats import bf16, f16, f32, i32, u8
 from ..kernel import kernel
 from ..sequences import ends_of, starts_of
+from ..tiles import TILE_DIMS
 
-# Head dimensions of the first attention.
-DIMS = tuple(range(32, 257, 32))
 # Head dimensions of Q and K, and of V.
 HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
 # A window that is open on one side: no key is as far away.
@@ -38,14 +37,14 @@ def visible_pairs(queries: int, keys: int, left: int = OPEN, right: int = OPEN) 
 
 
 def exact_sums(
-    q, k, v, *, scale, left=OPEN, right=OPEN, softcap=0.0, mask=None, allowed=None, sinks=None, spans=None, part=slice(None), more=None
+    q, k, v, *, scale, left=OPEN, right=OPEN, softcap=0.0, mask=None, allowed=None, sinks=None, spans=None, part=slice(None), added=None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Attention in float64 before the division: by row the largest score, the sum of exponentials, and their product with V.
 
     q: [batch, heads_kv, group, queries, dim], k and v: [batch, heads_kv, keys, dim], where each head of k serves the group
     of q. mask, allowed: [batch, heads_kv, group, queries, keys]; sinks: [heads_kv, group]. spans: for each sequence its
     batch, its queries and its keys (two slices); every batch whole where None. part: a slice of each sequence's keys.
-    A score is scale q.k, plus `more` (of the shape of a mask) where that is given, capped to softcap tanh(score / softcap), plus
+    A score is scale q.k, plus `added` (of the shape of a mask) where that is given, capped to softcap tanh(score / softcap), plus
     the mask; exponentials are relative to the largest.
     Rows without keys have a largest score of -inf and zeros. NaN in a visible score gives NaN in its row.
     """
@@ -60,8 +59,8 @@ def exact_sums(
             keys, values = k[batch, head, columns][part], v[batch, head, columns][part]
             with np.errstate(invalid="ignore", over="ignore"):
                 scores = q[at] @ keys.T * scale
-                if more is not None:
-                    scores = scores + np.asarray(more[at][:, columns][:, part], np.float64)
+                if added is not None:
+                    scores = scores + np.asarray(added[at][:, columns][:, part], np.float64)
                 if softcap:
                     scores = softcap * np.tanh(scores / softcap)
                 if mask is not None:
@@ -94,18 +93,18 @@ def spans_of(sequences: int, queries: int, keys: int, query_starts=None, query_e
     return spans
 
 
-def attend(q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroom: int = 0, more=None, row_shift=None) -> None:
+def attend(q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroom: int = 0, added=None, row_shift=None) -> None:
     """What attention kernels write, from operands as they are multiplied: `outputs` and `lse`, or `parts` alone.
 
     parts: partial, row_max, row_sum and, of kernels that round weights before they sum them, exact_sum.
     options, sequences: the arguments of the kernels by name. headroom: how far row_max lies below the whole number above
-    the largest score, in steps of log2; it is never below a sink. more: what is added to scores before a cap, as `exact_sums`
+    the largest score, in steps of log2; it is never below a sink. added: what is added to scores before a cap, as `exact_sums`
     takes it. row_shift: the part of it that all scores of a row share; without a cap it and the rest are rounded up by themselves.
     """
     rest = {name: options[name] for name in ("mask", "allowed")}
     rest |= dict(scale=float(options["scale"]), softcap=float(options["softcap"]), left=int(options["left"]), right=int(options["right"]))
     count = next((len(x) for x in sequences.values() if x is not None), len(q))
-    rest |= dict(spans=spans_of(count, q.shape[3], k.shape[2], **sequences), more=more)
+    rest |= dict(spans=spans_of(count, q.shape[3], k.shape[2], **sequences), added=added)
     if all(buffer is None for buffer in parts):
         out, sums = exact_quotient(*exact_sums(q, k, v, sinks=options["sinks"], **rest))
         _store(out, *outputs)
@@ -126,9 +125,6 @@ def attend(q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroo
         for buffer, values in zip(parts, (weighted * factor[..., None], unit, total * factor, total * factor)):
             if buffer is not None:
                 buffer[i] = values
-
-
-_BF16_REASON = "weights are rounded to bfloat16 before the second product"
 
 
 def visible_flops(*, batch, heads_kv, group, queries, keys, dim, dim_v, sequences, left, right, **others):
@@ -154,6 +150,14 @@ def _case(batch=1, heads_kv=1, group=1, queries=70, keys=130, dim=32, dim_v=None
 
 
 PACKED = dict(query_starts=True, query_ends=True, key_starts=True, key_ends=True)
+_EXAMPLES = dict(
+    query_starts=starts_of("queries"),
+    query_ends=ends_of("queries"),
+    key_starts=starts_of("keys"),
+    key_ends=ends_of("keys"),
+    mask=example_masks,
+    allowed=example_flags,
+)
 PARTIAL = dict(partial=True, row_max=True, row_sum=True)
 _BF16_OUTPUT = Tolerance("weights are rounded to 16 bits before the second product, as is the result", relative_l2=3e-3, cosine=0.99999, gain=1e-3)
 _OUTPUT = Tolerance("weights are rounded to 16 bits before the second product", relative_l2=2.5e-3, cosine=0.99999, gain=1e-3)
@@ -191,14 +195,7 @@ ROW_SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, appr
     ],
     tolerance=dict(out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=SUMS, row_sum=ROW_SUMS),
     flops=visible_flops,
-    draw=dict(
-        query_starts=starts_of("queries"),
-        query_ends=ends_of("queries"),
-        key_starts=starts_of("keys"),
-        key_ends=ends_of("keys"),
-        mask=example_masks,
-        allowed=example_flags,
-    ),
+    draw=_EXAMPLES,
 )
 def attention_bf16(
     q: In[bf16 | f16, "batch heads_kv group queries dim", strided],
@@ -349,63 +346,69 @@ def _width(*buffers) -> int | None:
     return next((buffer.shape[-1] for buffer in buffers if buffer is not None), None)
 
 
-def _first_flops(*, batch, heads, queries, keys, dim, causal, scale):
-    """Two products of `dim` multiply-adds for each visible pair."""
-    return 4 * batch * heads * dim * visible_pairs(queries, keys, right=0 if causal else OPEN)
+def in_mxfp4(x: np.ndarray) -> np.ndarray:
+    """What is left of an array in MXFP4 with blocks along the last axis, which is filled up with zeros to whole ones."""
+    x = np.asarray(x)
+    filled = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % mxfp4.block)])
+    return mxfp4.decode(*mxfp4.encode(filled))[..., : x.shape[-1]]
+
+
+# Head dimensions of Q and K, and of V, of attention that quantizes as it loads: those of the others that are whole steps of its MMAs.
+IN_KERNEL_DIMS = tuple((dim, dim_v) for dim, dim_v in HEAD_DIMS if dim in TILE_DIMS["mxfp4"] and dim_v in TILE_DIMS["bf16"])
 
 
 @kernel(
-    grid="queries heads batch",
-    variants=dict(dim=DIMS),
+    grid="splits*heads_kv group*queries sequences",
+    variants={"dim dim_v": IN_KERNEL_DIMS},
+    filled=True,
     cases=[
-        *(
-            dict(batch=1, heads=1, queries=70, keys=130, dim=dim, scale=dim**-0.5, **rest)
-            for dim in DIMS
-            # The compiler makes a path of its own for each choice of outputs, and one for masks that are not causal.
-            for rest in (
-                dict(causal=1, out_bf16=True),
-                dict(causal=1, out_f32=True),
-                dict(causal=0, out_f32=True, lse=True),
-                dict(causal=1, out_bf16=True, out_f32=True, lse=True),
-            )
-        ),
-        dict(batch=1, heads=2, queries=64, keys=128, dim=64, scale=0.125, causal=0, out_f32=True, lse=True),
-        dict(batch=2, heads=1, queries=40, keys=72, dim=32, scale=0.2, causal=1, out_bf16=True, lse=True, format="f16"),
-        dict(batch=1, heads=1, queries=136, keys=40, dim=32, scale=0.2, causal=1, out_f32=True, lse=True, format="f32"),
-        dict(batch=1, heads=1, queries=1, keys=1, dim=32, scale=1.0, causal=0, out_f32=True, lse=True, format="f32"),
+        *(_case(dim=dim, dim_v=dim_v, right=0, out_bf16=True, lse=True) for dim, dim_v in IN_KERNEL_DIMS),
+        _case(dim=64, queries=20, out_f32=True),
+        _case(dim=20, dim_v=12, batch=2, heads_kv=2, group=3, queries=25, keys=70, out_f32=True, sinks=True, softcap=2.0, format="f32"),
+        _case(dim=64, batch=2, group=2, keys=100, mask=True, out_f16=True, lse=True, left=40, right=7, format="f16"),
+        _case(dim=64, group=2, keys=100, allowed=True, key_ends=True, out_bf16=True, out_f16=True, out_f32=True, lse=True, format="bf16"),
+        _case(dim=64, batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, format="bf16"),
+        _case(dim=64, heads_kv=2, group=2, queries=75, keys=95, sequences=3, right=0, **PACKED, out_f32=True, lse=True, format="f32"),
+        _case(dim=64, heads_kv=2, group=2, queries=75, keys=95, sequences=3, **PACKED, mask=True, allowed=True, out_f32=True, lse=True, format="bf16"),
+        _case(dim=64, heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **PARTIAL, format="f16"),
+        _case(dim=64, queries=1, keys=1, out_bf16=True, lse=True, format="f32"),
+        _case(dim=64, queries=1, keys=400, out_bf16=True, format="bf16"),  # every stage is filled again
     ],
-    tolerance=dict(
-        out_bf16=Tolerance(_BF16_REASON + ", as is the result", relative_l2=3e-3, cosine=0.99999, gain=1e-3),
-        out_f32=Tolerance(_BF16_REASON, relative_l2=2.5e-3, cosine=0.99999, gain=1e-3),
-        lse=Tolerance("float32 scores and sums, approximate exponentials and logarithm", relative_l2=1e-5, absolute=1e-4),
-    ),
-    flops=_first_flops,
+    tolerance=dict(out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=SUMS, row_sum=ROW_SUMS),
+    flops=visible_flops,
+    draw=_EXAMPLES,
 )
 def attention_mxfp4_bf16_in_kernel(
-    q: In[f32 | f16 | bf16, "batch heads queries dim"],
-    k: In[f32 | f16 | bf16, "batch heads keys dim"],
-    v: In[f32 | f16 | bf16, "batch heads keys dim"],
-    out_bf16: Out[bf16, "batch heads queries dim"] = None,
-    out_f32: Out[f32, "batch heads queries dim"] = None,
-    lse: Out[f32, "batch heads queries"] = None,
+    q: In[f32 | f16 | bf16, "batch heads_kv group queries dim", loose],
+    k: In[f32 | f16 | bf16, "batch heads_kv keys dim", loose],
+    v: In[f32 | f16 | bf16, "batch heads_kv keys dim_v", loose],
+    mask: In[f32, "batch heads_kv group queries keys", scattered] = None,
+    allowed: In[u8, "batch heads_kv group queries keys", scattered] = None,
+    sinks: In[f32, "heads_kv group", unaligned] = None,
+    query_starts: In[i32, "sequences", unaligned] = None,
+    query_ends: In[i32, "sequences", unaligned] = None,
+    key_starts: In[i32, "sequences", unaligned] = None,
+    key_ends: In[i32, "sequences", unaligned] = None,
+    out_bf16: Out[bf16, "batch heads_kv group queries dim_v", strided] = None,
+    out_f16: Out[f16, "batch heads_kv group queries dim_v", strided] = None,
+    out_f32: Out[f32, "batch heads_kv group queries dim_v", strided] = None,
+    lse: Out[f32, "batch heads_kv group queries"] = None,
+    partial: Out[f32, "splits batch heads_kv group queries dim_v"] = None,
+    row_max: Out[f32, "splits batch heads_kv group queries"] = None,
+    row_sum: Out[f32, "splits batch heads_kv group queries"] = None,
     *,
     scale: Scalar[f32],
-    causal: Scalar[i32] = 0,
+    softcap: Scalar[f32] = 0.0,
+    left: Scalar[i32],
+    right: Scalar[i32],
 ):
-    """Compute softmax(scale Q K^T) V with Q and K in MXFP4, weights and V in bfloat16.
+    """Compute softmax(scale Q K^T) V with Q and K in MXFP4, weights and V in bfloat16, all quantized or rounded as they are loaded.
 
-    Q and K are quantized in the kernel, to the bytes that `quantize_mxfp4` gives. Sums and softmax are
-    float32. With `causal` query i sees key j where j <= i + keys - queries; rows without keys give 0 and an
-    `lse` of -inf. `lse` is the natural logarithm of the sum of exponentials of the scaled scores. NaN propagates;
-    a block of Q or K with an infinity counts as NaN.
+    Q and K become the bytes that `quantize_mxfp4` gives, V is rounded to nearest, ties to even. A block of Q or K with a NaN or an
+    infinity counts as NaN. All else is as for `attention_bf16`.
     The reference is float64 attention of the dequantized Q and K and of V rounded to bfloat16.
     """
-    q, k = (mxfp4.decode(*mxfp4.encode(x)) for x in (q, k))
-    q, v = q[:, :, None], np.asarray(v, bf16.dtype)
-    right = 0 if causal else OPEN
-    out, sums = (x[:, :, 0] for x in exact_quotient(*exact_sums(q, k, v, scale=float(scale), right=right)))
-    for buffer in (out_bf16, out_f32):
-        if buffer is not None:
-            buffer[:] = out
-    if lse is not None:
-        lse[:] = sums
+    options = dict(scale=scale, softcap=softcap, left=left, right=right, mask=mask, allowed=allowed, sinks=sinks)
+    sequences = dict(query_starts=query_starts, query_ends=query_ends, key_starts=key_starts, key_ends=key_ends)
+    v = np.asarray(v).astype(bf16.dtype)
+    attend(in_mxfp4(q), in_mxfp4(k), v, options, sequences, (out_bf16, out_f16, out_f32), lse, (partial, row_max, row_sum))

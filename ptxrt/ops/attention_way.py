@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Mapping
 import numpy as np
 
 from ..array import DeviceArray
-from ..blocks import mxfp4
 from ..errors import ArgumentError
-from ..formats import Format, bf16, f16, f32
+from ..formats import Format, bf16, f16, f32, format_of
 from ..kernel import Kernel
 from .attention_blocks import BLOCK_ATTENTION, DIMS, MEAN_SCORES
-from .attention_kernels import SPLIT_UNIT, attention_bf16, attention_merge, attention_mxfp4_bf16_in_kernel
+from .attention_kernels import SPLIT_UNIT, attention_bf16, attention_merge, attention_mxfp4_bf16_in_kernel, in_mxfp4
 from .few import FewOperands, families, merged, only, sinks_on, sums_of
 from .operands import Operand, quantize_operand, with_whole_rows
 from .pages import holds_of
@@ -93,11 +92,7 @@ class FloatAttention(AttentionWay):
 
     def prepare(self, call: Call, place: Place) -> dict[str, Any]:
         """q, k and v as the kernel takes them."""
-
-        def loadable(x: DeviceArray) -> DeviceArray:
-            return x if self.member.holds(x.dtype) and is_loadable(x) else converted(x, self.member, place)
-
-        return dict(q=call.grouped(loadable(call.q)), k=loadable(call.k), v=loadable(call.v))
+        return _loadable(call, self.member, place)
 
     def values(self, q, k, v, cu_seqlens_k=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The arrays, rounded."""
@@ -105,51 +100,29 @@ class FloatAttention(AttentionWay):
             return tuple(np.asarray(x).astype(self.member.dtype) for x in (q, k, v))
 
 
-class InKernelAttention(AttentionWay):
-    """Operands that the kernel quantizes as it loads them: it takes arrays as they are, and has few options."""
+def _loadable(call: Call, member: Format, place: Place) -> dict[str, DeviceArray]:
+    """q, k and v of a call in a format: the arrays themselves if kernels can load them, else converted copies."""
+    named = zip("qkv", (call.q, call.k, call.v))
+    arrays = {name: x if member.holds(x.dtype) and is_loadable(x) else converted(x, member, place) for name, x in named}
+    return {**arrays, "q": call.grouped(arrays["q"])}
 
-    outputs = (bf16, f32)
-    lacks = (
-        "window",
-        "softcap",
-        "mask",
-        "sinks",
-        "key_lengths",
-        "cu_seqlens_q",
-        "cu_seqlens_k",
-        "normalize",
-        "layout",
-        "smooth_k",
-        "smooth_q",
-    )
+
+class InKernelAttention(AttentionWay):
+    """Operands that the kernel quantizes as it loads them: it takes arrays as they are."""
+
+    lacks = ("smooth_k", "smooth_q")
 
     def __init__(self):
         super().__init__("mxfp4", "bf16", "in_kernel", attention_mxfp4_bf16_in_kernel)
 
-    def check(self, call: Call) -> None:
-        """ArgumentError for an output, heads or a head dimension that the kernel does not have."""
-        if call.output not in self.outputs:
-            raise ArgumentError(f"attention: {self} takes out_dtype bfloat16 or float32; nearest: {spelled('f16', 'f16')}")
-        if call.group != 1:
-            raise ArgumentError(f"attention: {self} takes as many heads in k and v as in q; nearest: {spelled('bf16', 'bf16')}")
-        if call.v.shape[3] != call.q.shape[3]:
-            raise ArgumentError(f"attention: {self} takes v of q's head dimension; nearest: {spelled('bf16', 'bf16')}")
-
     def prepare(self, call: Call, place: Place) -> dict[str, Any]:
-        """q, k and v as they came."""
-        return dict(q=call.q, k=call.k, v=call.v)
-
-    def launch(self, call: Call, stream: StreamLike) -> tuple:
-        """Launch the kernel, which brings NumPy arrays to the device by itself."""
-        outputs = {f"out_{call.output}": True if call.out is None else call.out, "lse": call.return_lse}
-        place = Place([*call.arrays.values(), call.out], stream)
-        results = self.kernel(**self.prepare(call, place), **outputs, scale=call.scale, causal=call.right == 0, stream=stream)
-        return results if call.return_lse else (results,)
+        """q, k and v in their type; in float32, which holds the values of each, if they have several."""
+        members = {format_of(x.dtype) for x in (call.q, call.k, call.v)}
+        return _loadable(call, members.pop() if len(members) == 1 else f32, place)
 
     def values(self, q, k, v, cu_seqlens_k=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What the kernel quantizes to, and V rounded."""
-        q, k = (mxfp4.decode(*mxfp4.encode(x)) for x in (q, k))
-        return q, k, np.asarray(v).astype(bf16.dtype)
+        return in_mxfp4(q), in_mxfp4(k), np.asarray(v).astype(bf16.dtype)
 
 
 class BlockAttention(AttentionWay):
@@ -168,17 +141,17 @@ class BlockAttention(AttentionWay):
 
     def dims(self, k, v) -> tuple[int, int]:
         """The compiled head dimensions of keys and of values: those they were quantized for, else the smallest that hold both."""
-        there = DIMS[self.qk, self.pv]
-        given = [x.dim if isinstance(x, Operand) else None for x in (k, v)]
-        least = [dim or x.shape[-1] for dim, x in zip(given, (k, v))]
-        holding = sorted((pair for pair in there if all(map(ge, pair, least))), key=prod)
-        fitting = [pair for pair in holding if all(size in (None, dim) for size, dim in zip(given, pair))]
+        compiled = DIMS[self.qk, self.pv]
+        packed_dims = [x.dim if isinstance(x, Operand) else None for x in (k, v)]
+        least = [dim or x.shape[-1] for dim, x in zip(packed_dims, (k, v))]
+        holding = sorted((pair for pair in compiled if all(map(ge, pair, least))), key=prod)
+        fitting = [pair for pair in holding if all(size in (None, dim) for size, dim in zip(packed_dims, pair))]
         if fitting:
             return fitting[0]
-        came = " and ".join(f"{name} has tiles of head dimension {size}" for name, size in zip("kv", given) if size)
+        found = " and ".join(f"{name} has tiles of head dimension {size}" for name, size in zip("kv", packed_dims) if size)
         dims = " and ".join(f"{dim} for {name}" for name, dim in zip("kv", holding[0]))
-        change = " and ".join(f"{name} with dim={dim}" for name, size, dim in zip("kv", given, holding[0]) if size not in (None, dim))
-        raise ArgumentError(f"attention: {came}; the nearest kernel has {dims}: quantize {change}")
+        change = " and ".join(f"{name} with dim={dim}" for name, size, dim in zip("kv", packed_dims, holding[0]) if size not in (None, dim))
+        raise ArgumentError(f"attention: {found}; the nearest kernel has {dims}: quantize {change}")
 
     def prepare(self, call: Call, place: Place) -> dict[str, Any]:
         """Codes and scales of q, tiles of k and v, global scales, and what smoothing took from scores."""
@@ -267,8 +240,8 @@ def splits_for(heads_kv: int, rows: int, keys: int) -> int:
     """
     units = -(-keys // SPLIT_UNIT)
     blocks = heads_kv * max(-(-rows // _BLOCK_ROWS), 1)
-    wanted = max(1, min(_FILLING_BLOCKS // blocks, units // _FEWEST_UNITS))
-    return -(-units // -(-units // wanted))
+    most = max(1, min(_FILLING_BLOCKS // blocks, units // _FEWEST_UNITS))
+    return -(-units // -(-units // most))
 
 
 def launched(call: Call, stream: StreamLike) -> tuple:

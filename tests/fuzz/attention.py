@@ -74,7 +74,7 @@ def draw(rng: random.Random) -> dict:
     blocks = qk in BLOCK_FORMATS and quantize is None
     dim = rng.choice([64, 64, 32, 24, 16, 8, 1, 33, 64, 96, 128] + [rng.randrange(1, 65), rng.choice([160, 192, 256])])
     recipe = dict(seed=rng.randrange(2**32), formats=formats, heads_kv=rng.choice([1, 1, 2, 3]), queries=rng.choice([1, 2, 5, 16, 17, 33, 70]))
-    recipe |= dict(keys=rng.choice([1, 2, 31, 32, 33, 63, 64, 65, 100, 130, 200]), dim=dim if quantize is None else rng.choice([32, 64]))
+    recipe |= dict(keys=rng.choice([1, 2, 31, 32, 33, 63, 64, 65, 100, 130, 200]), dim=dim)
     recipe["dtype"] = rng.choice(["float32", "float32", "float16", "bfloat16"])
 
     def maybe(chance: float, **values) -> None:
@@ -87,29 +87,26 @@ def draw(rng: random.Random) -> dict:
     maybe(0.4, return_lse=True)
     maybe(0.3, device=True)
     maybe(0.1, sizes=[rng.choice(["q", "k", "v"]), rng.choice([-120, -80, -60, -30, -10, 3, 10])])
-    if quantize is None:
-        maybe(0.4, group=rng.choice([1, 2, 3, 4]))
-        maybe(0.3, dim_v=rng.choice([8, 40, 64, rng.randrange(1, 65)]))
-        maybe(0.25, window=(rng.choice([None, 0, 3, 40, 300]), rng.choice([None, 0, 3, 40])))
-        maybe(0.25, softcap=rng.choice([0.5, 2.0, 30.0]))
-        maybe(0.35, mask=rng.choice(["bool", "float", "steep", "float16"]), mask_axes=rng.randrange(16))
-        maybe(0.25, sinks=rng.choice(["float32", "float16", "list"]))
-        maybe(0.2, layout="bshd")
-        maybe(0.3, smooth_k=rng.choice([True, False]) if blocks else "auto")
-        if "out_dtype" not in recipe:
-            maybe(0.2, out_dtype="float16")
-        if rng.random() < 0.15:
-            recipe["cuts"] = sorted((rng.random(), rng.random()) for _ in range(rng.randrange(0, 3)))
-        else:
-            maybe(0.3, batch=rng.choice([2, 3]))
-            maybe(0.25, key_lengths=[rng.random() for _ in range(3)])
-        if blocks:
-            maybe(0.25, smooth_q=True)
-            maybe(0.3, operands=rng.choice(["q", "k", "v", "kv", "qkv"]))
-        if "return_lse" not in recipe and recipe.get("out_dtype", "float32") == "float32":
-            maybe(0.15, normalize=False)
+    maybe(0.4, group=rng.choice([1, 2, 3, 4]))
+    maybe(0.3, dim_v=rng.choice([8, 40, 64, rng.randrange(1, 65)]))
+    maybe(0.25, window=(rng.choice([None, 0, 3, 40, 300]), rng.choice([None, 0, 3, 40])))
+    maybe(0.25, softcap=rng.choice([0.5, 2.0, 30.0]))
+    maybe(0.35, mask=rng.choice(["bool", "float", "steep", "float16"]), mask_axes=rng.randrange(16))
+    maybe(0.25, sinks=rng.choice(["float32", "float16", "list"]))
+    maybe(0.2, layout="bshd")
+    maybe(0.3, smooth_k=rng.choice([True, False]) if blocks else "auto")
+    if "out_dtype" not in recipe:
+        maybe(0.2, out_dtype="float16")
+    if rng.random() < 0.15:
+        recipe["cuts"] = sorted((rng.random(), rng.random()) for _ in range(rng.randrange(0, 3)))
     else:
-        maybe(0.3, batch=2)
+        maybe(0.3, batch=rng.choice([2, 3]))
+        maybe(0.25, key_lengths=[rng.random() for _ in range(3)])
+    if blocks:
+        maybe(0.25, smooth_q=True)
+        maybe(0.3, operands=rng.choice(["q", "k", "v", "kv", "qkv"]))
+    if "return_lse" not in recipe and recipe.get("out_dtype", "float32") == "float32":
+        maybe(0.15, normalize=False)
     maybe(0.4, usual=True)
     if recipe.get("normalize", True) and rng.random() < 0.15:
         recipe["out"] = True

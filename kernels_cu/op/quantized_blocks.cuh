@@ -1,0 +1,120 @@
+// Attention that quantizes Q and K to MXFP4 as it loads them and multiplies P and V in bf16: the parts of attention on block formats
+// (attention_blocks.cuh), with tiles that the block makes of rows in place. A block quantizes the keys once for all of its rows.
+#pragma once
+
+#include <cstdint>
+
+#include "../kernel.cuh"
+#include "../ptx/barrier.cuh"
+#include "../tile/block_tiles.cuh"
+#include "../tile/fragment.cuh"
+#include "../tile/quantized_a.cuh"
+#include "../tile/rows.cuh"
+#include "attention_blocks.cuh"
+#include "problem.cuh"
+
+namespace op {
+
+// The stages of a block that makes each tile of K and V itself, in the names of tile::Pipeline.
+//
+// All threads fill a stage, then meet at a barrier, behind which the tile is whole and everyone is done with the tile before. Warps that
+// come first fill the next stage, of which there are two or more, while others still multiply.
+template <class Tiling, class Element, bool with_values>
+struct QuantizingPipeline {
+    typename Tiling::Shared &shared;
+    tile::Rows<Element> k, v;   // of the sequence
+    bool again;
+
+    // Called by the whole block.
+    __device__ void start() {
+        if (again) ptx::bar_sync();   // everyone is done with the output, which was staged where tiles go
+    }
+
+    // The stage of a tile, once it is made. By all warps, for every tile in turn.
+    __device__ const typename Tiling::Stage &take(int index) {
+        typename Tiling::Stage &stage = shared.stage[index % Tiling::stages];
+        tile::quantize_keys<Tiling::threads>(stage.k, tile::rows_from(k, index * tile::tile_keys));
+        if constexpr (with_values) tile::round_values<Tiling::threads>(stage.v, tile::rows_from(v, index * tile::tile_keys));
+        ptx::bar_sync();   // the tile is whole; everyone is done with the one before
+        return stage;
+    }
+
+    // As of tile::Pipeline, from the values as they come, rounded.
+    __device__ uint32_t value_pair(int key, int j) const {
+        const int column = j * tile::mma_columns + tile::accumulator_column(0);
+        const auto value = [&](int i) { return v.holds(key, column + i) ? float(*v.at(key, column + i)) : 0.0f; };
+        return tile::rounded_pair(value(1), value(0), tile::Bf16::Element{});
+    }
+
+    __device__ void release(int) {}
+};
+
+// Q, K and V in place, with the names of BlockOperands. Without values, where only scores are wanted, v is null.
+template <class Element, bool with_values = true>
+struct InKernelOperands {
+    const Element *q;   // [batch, heads_kv, group, queries, dim]
+    const Element *k;   // [batch, heads_kv, keys, dim]
+    const Element *v;   // [batch, heads_kv, keys, dim_v]
+    StridesQ q_strides;
+    StridesK k_strides, v_strides;
+
+    // Nothing has a global scale, and nothing is smoothed.
+    static constexpr const float *mean_scores = nullptr;
+    static constexpr int query_blocks = 0, tiles = 0;
+    __device__ static float score_level() { return 1.0f; }
+    __device__ static float value_level() { return 1.0f; }
+
+    // Brings the rows of Q from `warp_row` on; rows and columns that are not there are zeros.
+    template <class Queries>
+    __device__ void load(Queries &target, const Problem &problem, int warp_row) const {
+#pragma unroll
+        for (int slice = 0; slice < Queries::slices; ++slice) {
+            uint32_t scales[2][Queries::words];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
+                const Element *source = q + problem.at(q_strides, min(row, problem.rows - 1));
+                tile::quantize_a<Queries::rolled>(target.codes[slice], scales[half], half,
+                                                  tile::Rows<Element>(source, 0, row < problem.rows, problem.options.dim));
+            }
+            tile::place_scales_a<Queries::register_words>(target.scales[slice], scales);
+        }
+    }
+
+    template <class Tiling>
+    __device__ QuantizingPipeline<Tiling, Element, with_values> pipeline(typename Tiling::Shared &shared, const Problem &problem,
+                                                                         const TileRange<tile::tile_keys> &, bool again) const {
+        const AttentionOptions &options = problem.options;
+        return {shared,
+                {k + problem.at(k_strides), k_strides.key, problem.keys, options.dim},
+                {v + (with_values ? problem.at(v_strides) : 0), v_strides.key, problem.keys, options.dim_v},
+                again};
+    }
+};
+
+// scores[batch, heads_kv, group, queries, keys] = Q K^T of the tiles of attention, before scale and mask, for the rows of a block.
+template <class Tiling, class Operands>
+__device__ inline void probe_scores(typename Tiling::Shared &shared, const Operands &operands, const AttentionOptions &options, float *scores) {
+    using Order = tile::NaturalKeys;
+    const Problem problem(options, blockIdx);
+    const int first_row = problem.row_block * Tiling::rows, warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
+    const TileRange<tile::tile_keys> range(problem, first_row, min(first_row + Tiling::rows, problem.rows));
+    auto pipeline = operands.template pipeline<Tiling>(shared, problem, range, false);
+    pipeline.start();
+    typename Tiling::Tiles tiles;
+    tiles.start(shared, operands, problem, warp_row);
+    for (int index = range.begin; index < range.end; ++index) {
+        const auto &stage = pipeline.take(index);
+        tiles.template prepare<Order>(shared, stage, pipeline, index);
+        tile::Accumulator s[Tiling::slices][tile::tile_keys / tile::mma_columns];
+        tiles.template multiply<Order>(s, shared, stage);
+        const int lane_key = index * tile::tile_keys + Order::key(0, tile::accumulator_column(0));
+        for_scores<Order>(s, [&](float &score, int slice, int half, int key) {
+            const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
+            if (row < problem.rows && lane_key + key < problem.keys) scores[problem.row_at(row) * problem.keys + lane_key + key] = score;
+        });
+        tiles.release(pipeline, index);
+    }
+}
+
+}  // namespace op
