@@ -4,8 +4,8 @@
 
 #define INSTANCE(suffix, Element)                                                                                      \
     KERNEL(activate_rows##suffix, .threads = {op::produce_threads}, .min_blocks = 3)                                   \
-    (const Element *x,          /* [rows, cols] */                                                                     \
-     const float *out_global,   /* [level_count] or null */                                                            \
+    (const Element *x,        /* [rows, cols] */                                                                       \
+     const float *out_global, /* [level_count] or null */                                                              \
      PRODUCED_OUTPUTS, int activation, PRODUCED_SCALARS, int64_t rows, int cols, int64_t level_count,                  \
      int64_t code_bytes, int64_t scale_bytes, int64_t x_row, PRODUCED_STRIDES) {                                       \
         op::activate_rows<Element>(x, x_row, op::Activation(activation), PRODUCED(rows, cols));                        \

@@ -2,13 +2,13 @@
 #include "kernel.cuh"
 #include "op/reduce.cuh"
 
-#define INSTANCE(dtype, Element)                                                                             \
-    KERNEL(amax_##dtype, .threads = {op::reduce_threads}, .shared_bytes = sizeof(op::ReduceShared),          \
-           .tile = {1}, .min_blocks = op::reduce_blocks<Element>)                                            \
-    (const Element *x,   /* [count] */                                                                       \
-     float *partial,     /* [blocks] */                                                                      \
-     int64_t count, int64_t blocks) {                                                                        \
-        op::amax(shared<op::ReduceShared>(), x, partial, count);                                             \
+#define INSTANCE(dtype, Element)                                                                                       \
+    KERNEL(amax_##dtype, .threads = {op::reduce_threads}, .shared_bytes = sizeof(op::ReduceShared), .tile = {1},       \
+           .min_blocks = op::reduce_blocks<Element>)                                                                   \
+    (const Element *x, /* [count] */                                                                                   \
+     float *partial,   /* [blocks] */                                                                                  \
+     int64_t count, int64_t blocks) {                                                                                  \
+        op::amax(shared<op::ReduceShared>(), x, partial, count);                                                       \
     }
 
 INSTANCE(f32, float)

@@ -4,8 +4,8 @@
 
 #define INSTANCE(suffix, Element)                                                                                      \
     KERNEL(argmax_rows##suffix, .threads = {op::argmax_threads}, .shared_bytes = sizeof(op::ArgmaxShared))             \
-    (const Element *x,   /* [rows, cols] */                                                                            \
-     int *places,        /* [rows] */                                                                                  \
+    (const Element *x, /* [rows, cols] */                                                                              \
+     int *places,      /* [rows] */                                                                                    \
      int64_t rows, int cols, int64_t x_row) {                                                                          \
         op::argmax_rows<Element>(shared<op::ArgmaxShared>(), x, x_row, places, cols);                                  \
     }

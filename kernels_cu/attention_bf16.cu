@@ -9,23 +9,25 @@ using Whole = op::Tiling<Element, VARIANT_dim, VARIANT_dim_v>;
 template <class Element>
 using Half = typename Whole<Element>::OneSlice;
 
-// What f16 keeps across its loop at 64 x 64, where Q, O and scores take all registers, is stored before it and loaded behind it.
+// What f16 keeps across its loop at 64 x 64, where Q, O and scores take all registers, is stored before it and loaded
+// behind it.
 constexpr int spill_bytes = VARIANT_dim == 64 ? 192 : 0;
 
-// Separate entries for whole and half blocks: launches of few blocks are bound by instruction fetch, and small entries have less code.
-#define INSTANCE(suffix, Element, Tiling)                                                                                      \
-    KERNEL(ENTRY(suffix), .threads = {Tiling<Element>::threads},  \
-           .shared_bytes = sizeof(Tiling<Element>::Shared), .tile = {1, Tiling<Element>::rows, 1},                             \
-           .min_blocks = Tiling<Element>::blocks, .spill_bytes = spill_bytes)                                                  \
-    (const Element *q,   /* [batch, heads_kv, group, queries, dim] */                                                          \
-     const Element *k,   /* [batch, heads_kv, keys, dim] */                                                                    \
-     const Element *v,   /* [batch, heads_kv, keys, dim_v] */                                                                  \
-     ATTENTION_ARRAYS(AS_PARAMETER) ATTENTION_SCALARS(AS_PARAMETER)                                                            \
-     int batch, int heads_kv, int group, int queries, int dim, int keys, int dim_v, int sequences, int splits, STRIDES_Q(q),   \
-     STRIDES_K(k), STRIDES_K(v), ATTENTION_STRIDES(STRIDES_MASK, STRIDES_Q)) {                                                 \
-        op::attention<Tiling<Element>>(                                                                                        \
-            shared<typename Tiling<Element>::Shared>(), {q, k, v, THE_STRIDES_Q(q), THE_STRIDES_K(k), THE_STRIDES_K(v)},       \
-            ATTENTION_OPTIONS(nullptr, batch, heads_kv, group, queries, dim, keys, dim_v, sequences, splits));                 \
+// Separate entries for whole and half blocks: launches of few blocks are bound by instruction fetch, and small entries
+// have less code.
+#define INSTANCE(suffix, Element, Tiling)                                                                              \
+    KERNEL(ENTRY(suffix), .threads = {Tiling<Element>::threads}, .shared_bytes = sizeof(Tiling<Element>::Shared),      \
+           .tile = {1, Tiling<Element>::rows, 1}, .min_blocks = Tiling<Element>::blocks, .spill_bytes = spill_bytes)   \
+    (const Element *q, /* [batch, heads_kv, group, queries, dim] */                                                    \
+     const Element *k, /* [batch, heads_kv, keys, dim] */                                                              \
+     const Element *v, /* [batch, heads_kv, keys, dim_v] */                                                            \
+     ATTENTION_ARRAYS(AS_PARAMETER) ATTENTION_SCALARS(AS_PARAMETER) int batch, int heads_kv, int group, int queries,   \
+     int dim, int keys, int dim_v, int sequences, int splits, STRIDES_Q(q), STRIDES_K(k), STRIDES_K(v),                \
+     ATTENTION_STRIDES(STRIDES_MASK, STRIDES_Q)) {                                                                     \
+        op::attention<Tiling<Element>>(                                                                                \
+            shared<typename Tiling<Element>::Shared>(),                                                                \
+            {q, k, v, THE_STRIDES_Q(q), THE_STRIDES_K(k), THE_STRIDES_K(v)},                                           \
+            ATTENTION_OPTIONS(nullptr, batch, heads_kv, group, queries, dim, keys, dim_v, sequences, splits));         \
     }
 
 INSTANCE(_bf16, __nv_bfloat16, Whole)

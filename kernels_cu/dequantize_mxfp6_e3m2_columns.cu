@@ -1,4 +1,5 @@
-// dequantize_mxfp6_e3m2_columns: values of e3m2 codes and ue8m0 scales of matrices whose blocks of 32 run down the columns.
+// dequantize_mxfp6_e3m2_columns: values of e3m2 codes and ue8m0 scales of matrices whose blocks of 32 run down the
+// columns.
 #include "op/mx_entries.cuh"
 
 DEQUANTIZE_MX_COLUMNS(dequantize_mxfp6_e3m2_columns, tile::E3m2)

@@ -4,9 +4,9 @@
 
 #define INSTANCE(suffix, Element)                                                                                      \
     KERNEL(gate_rows##suffix, .threads = {op::produce_threads}, .min_blocks = 3)                                       \
-    (const Element *x,            /* [rows, 2 cols] */                                                                 \
-     const float *row_weights,    /* [rows] or null */                                                                 \
-     const float *out_global,     /* [level_count] or null */                                                          \
+    (const Element *x,         /* [rows, 2 cols] */                                                                    \
+     const float *row_weights, /* [rows] or null */                                                                    \
+     const float *out_global,  /* [level_count] or null */                                                             \
      PRODUCED_OUTPUTS, int interleaved, float limit, float gate_alpha, float offset, int rounds, PRODUCED_SCALARS,     \
      int64_t rows, int cols, int64_t level_count, int64_t code_bytes, int64_t scale_bytes, int64_t x_row,              \
      PRODUCED_STRIDES) {                                                                                               \

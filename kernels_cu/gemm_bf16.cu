@@ -4,11 +4,11 @@
 
 VARIANTS(tile, 64, 256)
 
-#define INSTANCE(suffix, Element, Format)                                                                               \
-    using Core##suffix = op::Core<Format, Format, VARIANT_tile>;                                                            \
-    TILE_GEMM(ENTRY(suffix), Core##suffix) PARAMETERS_IN_16_BITS(Element) {                \
-        op::gemm<Core##suffix>(shared<Core##suffix::Shared>(), HALF_ROWS(a, a_batch), HALF_ROWS(b, b_group),            \
-                               GEMM_OPTIONS(nullptr, nullptr));                                                         \
+#define INSTANCE(suffix, Element, Format)                                                                              \
+    using Core##suffix = op::Core<Format, Format, VARIANT_tile>;                                                       \
+    TILE_GEMM(ENTRY(suffix), Core##suffix) PARAMETERS_IN_16_BITS(Element) {                                            \
+        op::gemm<Core##suffix>(shared<Core##suffix::Shared>(), HALF_ROWS(a, a_batch), HALF_ROWS(b, b_group),           \
+                               GEMM_OPTIONS(nullptr, nullptr));                                                        \
     }
 
 INSTANCE(_bf16, __nv_bfloat16, tile::Bf16)

@@ -2,11 +2,11 @@
 #include "kernel.cuh"
 #include "op/gemm_small.cuh"
 
-#define INSTANCE(suffix, Element, Format)                                                                            \
-    FEW_GEMM(ENTRY(suffix), Format)                                                                                  \
-    PARAMETERS_IN_16_BITS(Element) {                                                                                 \
-        op::gemm_of_few_rows<Format, Format>(shared<op::FewShared<Format>>(), HALF_ROWS(a, a_batch),                 \
-                                             HALF_ROWS(b, b_group), GEMM_OPTIONS(nullptr, nullptr));                 \
+#define INSTANCE(suffix, Element, Format)                                                                              \
+    FEW_GEMM(ENTRY(suffix), Format)                                                                                    \
+    PARAMETERS_IN_16_BITS(Element) {                                                                                   \
+        op::gemm_of_few_rows<Format, Format>(shared<op::FewShared<Format>>(), HALF_ROWS(a, a_batch),                   \
+                                             HALF_ROWS(b, b_group), GEMM_OPTIONS(nullptr, nullptr));                   \
     }
 
 INSTANCE(_bf16, __nv_bfloat16, tile::Bf16)

@@ -26,14 +26,14 @@ constexpr LaunchFacts complete(LaunchFacts facts) {
     return facts;
 }
 
-// Declares one entry: KERNEL(name, .threads = {256}, .shared_bytes = sizeof(Shared), .tile = {128})(parameters) { body }
+// Declares one entry: KERNEL(name, .threads = {256}, .shared_bytes = sizeof(Shared), .tile = {128})(parameters) { body
+// }
 #define KERNEL(name, ...) KERNEL_EXPANDED(name, __VA_ARGS__)
-#define KERNEL_EXPANDED(name, ...)                                                                   \
-    static constexpr LaunchFacts name##_facts = complete({__VA_ARGS__});                             \
-    extern "C" __constant__ const LaunchFacts name##_launch = name##_facts;                          \
-    extern "C" __global__ void __launch_bounds__(                                                    \
-        name##_facts.threads[0] * name##_facts.threads[1] * name##_facts.threads[2],                 \
-        name##_facts.min_blocks) name
+#define KERNEL_EXPANDED(name, ...)                                                                                     \
+    static constexpr LaunchFacts name##_facts = complete({__VA_ARGS__});                                               \
+    extern "C" __constant__ const LaunchFacts name##_launch = name##_facts;                                            \
+    extern "C" __global__ void __launch_bounds__(                                                                      \
+        name##_facts.threads[0] * name##_facts.threads[1] * name##_facts.threads[2], name##_facts.min_blocks) name
 
 // VARIANTS(dim, 32, 64) at the top of a .cu: build.py compiles the file once per value, with VARIANT_dim defined to it.
 #define VARIANTS(axis, ...)

@@ -5,15 +5,15 @@
 #define INSTANCE(suffix, Element)                                                                                      \
     KERNEL(less_block_means##suffix, .threads = {op::smooth_threads}, .shared_bytes = sizeof(op::ScanShared),          \
            .tile = {1, 1, 1})                                                                                          \
-    (const Element *x,          /* [batch, heads, queries, cols] */                                                    \
-     const int *query_starts,   /* [sequences] or null */                                                              \
-     const int *query_ends,     /* [sequences] or null */                                                              \
-     float *mean,               /* [batch, heads, blocks, cols] */                                                     \
-     float *y,                  /* [batch, heads, queries, cols] */                                                    \
+    (const Element *x,        /* [batch, heads, queries, cols] */                                                      \
+     const int *query_starts, /* [sequences] or null */                                                                \
+     const int *query_ends,   /* [sequences] or null */                                                                \
+     float *mean,             /* [batch, heads, blocks, cols] */                                                       \
+     float *y,                /* [batch, heads, queries, cols] */                                                      \
      int batch, int heads, int queries, int cols, int sequences, int blocks, int64_t x_batch, int64_t x_head,          \
      int64_t x_query) {                                                                                                \
-        const op::KeyArray<Element> rows{x, query_starts, query_ends, batch, heads, queries, cols, sequences, x_batch, \
-                                         x_head, x_query};                                                             \
+        const op::KeyArray<Element> rows{x,    query_starts, query_ends, batch,  heads,  queries,                      \
+                                         cols, sequences,    x_batch,    x_head, x_query};                             \
         op::less_block_means(shared<op::ScanShared>(), rows, mean, y);                                                 \
     }
 

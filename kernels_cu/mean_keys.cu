@@ -1,8 +1,10 @@
-// mean_keys: the mean of the keys of each head from sums over runs of them, and the global scale from their largest magnitudes.
+// mean_keys: the mean of the keys of each head from sums over runs of them, and the global scale from their largest
+// magnitudes.
 #include "kernel.cuh"
 #include "op/smooth.cuh"
 
-KERNEL(mean_keys, .threads = {op::smooth_threads}, .shared_bytes = sizeof(op::ScanShared), .tile = {op::mean_columns, 1})
+KERNEL(mean_keys, .threads = {op::smooth_threads}, .shared_bytes = sizeof(op::ScanShared),
+       .tile = {op::mean_columns, 1})
 (const float *sums,       // [runs, batch, heads, cols]
  const int *key_starts,   // [sequences] or null
  const int *key_ends,     // [sequences] or null

@@ -10,15 +10,18 @@ template <class Element>
 using Shared = op::PackShared<Tile, Element, VARIANT_dim>;
 
 #define INSTANCE(suffix, Element)                                                                                      \
-    KERNEL(ENTRY(suffix), .threads = {Packing::threads},                            \
-           .shared_bytes = sizeof(Shared<Element>), .tile = {1, 1, 1}, .min_blocks = Packing::blocks)                  \
-    (const Element *x,            /* [batch, heads, keys, cols] */                                                     \
-     const float *global_scale,   /* [1] or null */                                                                    \
-     const int *key_starts,       /* [sequences] or null */                                                            \
-     const int *key_ends,         /* [sequences] or null */                                                            \
-     uint8_t *packed,             /* [batch, heads, tiles, tile_bytes] */                                              \
+    KERNEL(ENTRY(suffix), .threads = {Packing::threads}, .shared_bytes = sizeof(Shared<Element>), .tile = {1, 1, 1},   \
+           .min_blocks = Packing::blocks)                                                                              \
+    (const Element *x,          /* [batch, heads, keys, cols] */                                                       \
+     const float *global_scale, /* [1] or null */                                                                      \
+     const int *key_starts,     /* [sequences] or null */                                                              \
+     const int *key_ends,       /* [sequences] or null */                                                              \
+     uint8_t *packed,           /* [batch, heads, tiles, tile_bytes] */                                                \
      int rule, PACK_AXES(x)) {                                                                                         \
-        op::pack_values(shared<Shared<Element>>(), op::KeyArray{x, key_starts, key_ends, batch, heads, keys, cols, sequences, x_batch, x_head, x_key}, {packed, tiles}, rule, global_scale);\
+        op::pack_values(                                                                                               \
+            shared<Shared<Element>>(),                                                                                 \
+            op::KeyArray{x, key_starts, key_ends, batch, heads, keys, cols, sequences, x_batch, x_head, x_key},        \
+            {packed, tiles}, rule, global_scale);                                                                      \
     }
 
 INSTANCE(_f32, float)

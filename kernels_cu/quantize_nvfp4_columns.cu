@@ -2,22 +2,22 @@
 #include "kernel.cuh"
 #include "op/quantize_columns.cuh"
 
-#define INSTANCE(dtype, Element)                                                                             \
-    KERNEL(quantize_nvfp4_columns_##dtype, .threads = {op::columns_threads},                                 \
-           .tile = {op::columns_tile, op::columns_warps * tile::nvfp4_block, 1},                             \
-           .min_blocks = op::quantize_columns_blocks<Element>)                                               \
-    (const Element *x,            /* [outer, rows, cols] */                                                  \
-     const float *global_scale,   /* [1] */                                                                  \
-     uint8_t *codes,              /* [outer, rows / 2, cols] */                                              \
-     uint8_t *scales,             /* [outer, rows / 16, cols] */                                             \
-     int rule, int64_t outer, int64_t rows, int64_t cols) {                                                  \
-        const int64_t values = int64_t(blockIdx.z) * rows * cols;   /* before this matrix */                 \
-        op::with_columns(cols, [&](auto whole) {                                                             \
-            tile::with_nvfp4_rule(rule, [&](auto better_of_two) {                                            \
-                op::quantize_nvfp4_columns<better_of_two, whole>(x + values, *global_scale, codes + values / 2, \
-                    scales + values / 16, rows, cols);                                                       \
-            });                                                                                              \
-        });                                                                                                  \
+#define INSTANCE(dtype, Element)                                                                                       \
+    KERNEL(quantize_nvfp4_columns_##dtype, .threads = {op::columns_threads},                                           \
+           .tile = {op::columns_tile, op::columns_warps * tile::nvfp4_block, 1},                                       \
+           .min_blocks = op::quantize_columns_blocks<Element>)                                                         \
+    (const Element *x,          /* [outer, rows, cols] */                                                              \
+     const float *global_scale, /* [1] */                                                                              \
+     uint8_t *codes,            /* [outer, rows / 2, cols] */                                                          \
+     uint8_t *scales,           /* [outer, rows / 16, cols] */                                                         \
+     int rule, int64_t outer, int64_t rows, int64_t cols) {                                                            \
+        const int64_t values = int64_t(blockIdx.z) * rows * cols; /* before this matrix */                             \
+        op::with_columns(cols, [&](auto whole) {                                                                       \
+            tile::with_nvfp4_rule(rule, [&](auto better_of_two) {                                                      \
+                op::quantize_nvfp4_columns<better_of_two, whole>(x + values, *global_scale, codes + values / 2,        \
+                                                                 scales + values / 16, rows, cols);                    \
+            });                                                                                                        \
+        });                                                                                                            \
     }
 
 INSTANCE(f32, float)

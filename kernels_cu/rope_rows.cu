@@ -4,10 +4,10 @@
 
 #define INSTANCE(suffix, Element)                                                                                      \
     KERNEL(rope_rows##suffix, .threads = {op::produce_threads}, .min_blocks = 2)                                       \
-    (const Element *x,           /* [tokens, heads, cols] */                                                           \
-     const float *table,         /* [length, width] */                                                                 \
-     const int *positions,       /* [tokens] */                                                                        \
-     const float *out_global,    /* [level_count] or null */                                                           \
+    (const Element *x,        /* [tokens, heads, cols] */                                                              \
+     const float *table,      /* [length, width] */                                                                    \
+     const int *positions,    /* [tokens] */                                                                           \
+     const float *out_global, /* [level_count] or null */                                                              \
      PRODUCED_OUTPUTS, int first, int pairs, int inverse, int rounds, PRODUCED_SCALARS, int64_t tokens, int heads,     \
      int cols, int length, int width, int64_t level_count, int64_t code_bytes, int64_t scale_bytes, int64_t x_token,   \
      int64_t x_head, int64_t out_f32_row, int64_t out_f32_head, int64_t out_f16_row, int64_t out_f16_head,             \

@@ -11,7 +11,10 @@
      float *sums,           /* [runs, batch, heads, cols] or null */                                                   \
      float *largest,        /* [runs, batch, heads] or null */                                                         \
      int batch, int heads, int keys, int cols, int sequences, int runs, KEY_STRIDES(x)) {                              \
-        op::scan_keys(shared<op::ScanShared>(), op::KeyArray{x, key_starts, key_ends, batch, heads, keys, cols, sequences, x_batch, x_head, x_key}, sums, largest);                                          \
+        op::scan_keys(                                                                                                 \
+            shared<op::ScanShared>(),                                                                                  \
+            op::KeyArray{x, key_starts, key_ends, batch, heads, keys, cols, sequences, x_batch, x_head, x_key}, sums,  \
+            largest);                                                                                                  \
     }
 
 INSTANCE(_f32, float)

@@ -4,9 +4,9 @@
 
 #define INSTANCE(suffix, Element)                                                                                      \
     KERNEL(take_rows##suffix, .threads = {op::produce_threads}, .min_blocks = 3)                                       \
-    (const Element *table,       /* [entries, cols] */                                                                 \
-     const int *ids,             /* [rows] */                                                                          \
-     const float *out_global,    /* [level_count] or null */                                                           \
+    (const Element *table,    /* [entries, cols] */                                                                    \
+     const int *ids,          /* [rows] */                                                                             \
+     const float *out_global, /* [level_count] or null */                                                              \
      PRODUCED_OUTPUTS, PRODUCED_SCALARS, int entries, int cols, int64_t rows, int64_t level_count, int64_t code_bytes, \
      int64_t scale_bytes, int64_t table_row, PRODUCED_STRIDES) {                                                       \
         op::take_rows<Element>(table, table_row, entries, ids, PRODUCED(rows, cols));                                  \

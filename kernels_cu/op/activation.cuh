@@ -48,4 +48,4 @@ struct Gate {
     }
 };
 
-}  // namespace op
+}   // namespace op

@@ -1,8 +1,8 @@
 // Rows of tokens to their slots in the pages of a cache, in its format.
 //
-// A slot is page * page size + row. Of several tokens with one slot the first is written: every token claims its slot with its
-// number, the least number stays, and whoever finds its own there writes the token. All claims are those of one call, and none
-// is left behind, so that memory for them is set once, when the cache is made.
+// A slot is page * page size + row. Of several tokens with one slot the first is written: every token claims its slot
+// with its number, the least number stays, and whoever finds its own there writes the token. All claims are those of
+// one call, and none is left behind, so that memory for them is set once, when the cache is made.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 namespace op {
 
 constexpr int append_threads = 128, claim_threads = 128;
-constexpr int append_tokens = 4;        // of a block: so many bytes of a thread are on their way that memory is kept busy
+constexpr int append_tokens = 4;   // of a block: so many bytes of a thread are on their way that memory is kept busy
 constexpr int unclaimed = 0x7f7fffff;   // of a slot, above every token; as a float the largest
 
 __device__ inline bool is_slot(long long slot, long long slots) { return slot >= 0 && slot < slots; }
@@ -34,8 +34,8 @@ struct NewRows {
     const float *f32;
     long long token_stride, head_stride;
     int heads, dim;
-    const float *mean;            // [heads, dim]: what is taken from each row, or null
-    const float *global_scale;    // [heads]: what rows are divided by, or null
+    const float *mean;           // [heads, dim]: what is taken from each row, or null
+    const float *global_scale;   // [heads]: what rows are divided by, or null
 };
 
 // Where it goes.
@@ -59,14 +59,16 @@ __device__ inline void divide(float (&values)[groups][8], float global_scale) {
 template <class Element>
 struct PlainRow {
     static constexpr int groups = 1;
-    __device__ static void store(float (&values)[1][8], int rule, float global_scale, bool present, char *codes, char *, int column, int columns) {
+    __device__ static void store(float (&values)[1][8], int rule, float global_scale, bool present, char *codes, char *,
+                                 int column, int columns) {
         divide(values, global_scale);
         if (present) store_share(reinterpret_cast<Element *>(codes) + column, columns - column, values);
     }
 };
 
 template <int bits, int block, int groups>
-__device__ inline void store_quantized(const tile::LaneCodes<bits, groups> &share, uint32_t scale, char *codes, char *scales, int column) {
+__device__ inline void store_quantized(const tile::LaneCodes<bits, groups> &share, uint32_t scale, char *codes,
+                                       char *scales, int column) {
     uint32_t *target = reinterpret_cast<uint32_t *>(codes + column * bits / 8);
     if constexpr (bits == 4) tile::store(target, uint2{share.word[0], share.word[1]});
     else tile::store(target, uint4{share.word[0], share.word[1], share.word[2], share.word[3]});
@@ -76,7 +78,8 @@ __device__ inline void store_quantized(const tile::LaneCodes<bits, groups> &shar
 template <class Format>
 struct MxRow {
     static constexpr int groups = 2;
-    __device__ static void store(float (&values)[2][8], int rule, float global_scale, bool present, char *codes, char *scales, int column, int) {
+    __device__ static void store(float (&values)[2][8], int rule, float global_scale, bool present, char *codes,
+                                 char *scales, int column, int) {
         divide(values, global_scale);
         tile::LaneCodes<Format::bits, 2> share;
         const uint32_t scale = encode_share<Format>(values, tile::ScaleRule(rule), share);
@@ -86,23 +89,26 @@ struct MxRow {
 
 struct Nvfp4Row {
     static constexpr int groups = 2;
-    __device__ static void store(float (&values)[2][8], int rule, float global_scale, bool present, char *codes, char *scales, int column, int) {
+    __device__ static void store(float (&values)[2][8], int rule, float global_scale, bool present, char *codes,
+                                 char *scales, int column, int) {
         const tile::Nvfp4Global global(global_scale);
         tile::LaneCodes<4, 2> share;
         uint32_t scale;
-        tile::with_nvfp4_rule(rule, [&](auto better_of_two) { scale = encode_nvfp4_share<better_of_two>(values, global, share); });
+        tile::with_nvfp4_rule(
+            rule, [&](auto better_of_two) { scale = encode_nvfp4_share<better_of_two>(values, global, share); });
         if (present) store_quantized<4, tile::nvfp4_block>(share, scale, codes, scales, column);
     }
 };
 
-// The tokens of a block: where their rows begin in the cache, in bytes from head 0 of row 0 of page 0; -1 of those that are not written.
+// The tokens of a block: where their rows begin in the cache, in bytes from head 0 of row 0 of page 0; -1 of those that
+// are not written.
 struct AppendShared {
     long long codes[append_tokens], scales[append_tokens];
 };
 
 // One thread finds out about each token. release: whether its claim is given up, which nobody else asks for.
-__device__ inline void find_tokens(AppendShared &shared, const long long *slots, int *claims, const CacheRows &cache, int tokens,
-                                   long long count, bool release) {
+__device__ inline void find_tokens(AppendShared &shared, const long long *slots, int *claims, const CacheRows &cache,
+                                   int tokens, long long count, bool release) {
     const int token = blockIdx.x * append_tokens + threadIdx.x;
     if (threadIdx.x < append_tokens) {
         const long long slot = token < tokens ? slots[token] : -1;
@@ -117,20 +123,27 @@ __device__ inline void find_tokens(AppendShared &shared, const long long *slots,
     ptx::bar_sync();   // all threads know the tokens
 }
 
-// Rows of one type. A thread has the same share of a row of every token of the block: loads of several go out before the first
-// value is used. Where rows are so short that a token has half the threads or fewer, they take several tokens at once.
+// Rows of one type. A thread has the same share of a row of every token of the block: loads of several go out before
+// the first value is used. Where rows are so short that a token has half the threads or fewer, they take several tokens
+// at once.
 template <class Row, class Element>
-__device__ inline void append_rows(const AppendShared &shared, const Element *x, const NewRows &rows, const CacheRows &cache, int rule) {
-    constexpr int share = 8 * Row::groups, ahead = share * sizeof(Element) <= 32 ? 4 : 2;   // loads go out of so many tokens
+__device__ inline void append_rows(const AppendShared &shared, const Element *x, const NewRows &rows,
+                                   const CacheRows &cache, int rule) {
+    constexpr int share = 8 * Row::groups,
+                  ahead = share * sizeof(Element) <= 32 ? 4 : 2;   // loads go out of so many tokens
     const int shares = ceil_div(rows.dim, share), items = rows.heads * shares, at_once = max(append_threads / items, 1);
     const bool whole = rows.dim % share == 0 && (reinterpret_cast<uintptr_t>(x) | rows.token_stride * sizeof(Element) |
-                                                 rows.head_stride * sizeof(Element)) % 16 == 0;
+                                                 rows.head_stride * sizeof(Element)) %
+                                                        16 ==
+                                                    0;
 #pragma unroll 1
     for (int begin = 0; begin < items; begin += append_threads) {
-        const int at = begin + threadIdx.x, first = at_once > 1 ? at / items : 0, item = min(at - first * items, items - 1);
+        const int at = begin + threadIdx.x, first = at_once > 1 ? at / items : 0,
+                  item = min(at - first * items, items - 1);
         const bool has_item = at < (first + 1) * items && first < at_once;
         const int head = item / shares, column = item % shares * share, columns = rows.dim - column;
-        const Element *source = x + static_cast<long long>(blockIdx.x) * append_tokens * rows.token_stride + head * rows.head_stride + column;
+        const Element *source = x + static_cast<long long>(blockIdx.x) * append_tokens * rows.token_stride +
+                                head * rows.head_stride + column;
         const float global_scale = rows.global_scale ? rows.global_scale[head] : 1.0f;
 #pragma unroll 1
         for (int base = first; base - first < append_tokens; base += ahead * at_once) {
@@ -159,7 +172,8 @@ __device__ inline void append_rows(const AppendShared &shared, const Element *x,
                         if (i < columns) values[i / 8][i % 8] -= rows.mean[head * rows.dim + column + i];
                 }
                 const int token = min(base + step * at_once, append_tokens - 1);
-                Row::store(values, rule, global_scale, present[step], cache.codes + shared.codes[token] + head * cache.code_strides.head,
+                Row::store(values, rule, global_scale, present[step],
+                           cache.codes + shared.codes[token] + head * cache.code_strides.head,
                            cache.scales + shared.scales[token] + head * cache.scale_strides.head, column, rows.dim);
             }
         }
@@ -168,12 +182,12 @@ __device__ inline void append_rows(const AppendShared &shared, const Element *x,
 
 // A block has append_tokens tokens of `tokens`; the cache has `count` slots.
 template <class Row>
-__device__ inline void append(AppendShared &shared, const NewRows &x, const long long *slots, int *claims, const CacheRows &cache, int tokens,
-                              long long count, int rule, bool release) {
+__device__ inline void append(AppendShared &shared, const NewRows &x, const long long *slots, int *claims,
+                              const CacheRows &cache, int tokens, long long count, int rule, bool release) {
     find_tokens(shared, slots, claims, cache, tokens, count, release);
     if (x.bf16) append_rows<Row>(shared, x.bf16, x, cache, rule);
     else if (x.f16) append_rows<Row>(shared, x.f16, x, cache, rule);
     else append_rows<Row>(shared, x.f32, x, cache, rule);
 }
 
-}  // namespace op
+}   // namespace op

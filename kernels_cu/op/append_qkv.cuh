@@ -165,7 +165,7 @@ __device__ inline void append_qkv(NormShared &shared, const Projection<Element> 
 #pragma unroll 1
             for (int i = 0; i < norm_shares; ++i) {
                 const int column = place.column(share + i);
-                float(&some)[2][8] = values[0];
+                float (&some)[2][8] = values[0];
                 if (queries && target.out && present && is_query && column < cols)
                     store_share(target.out + (token * x.heads + head) * cols + column, cols - column, some);
                 if (queries && !target.out) {
@@ -180,12 +180,14 @@ __device__ inline void append_qkv(NormShared &shared, const Projection<Element> 
                         return PageStrides{is_key ? of_k.page : of_v.page, is_key ? of_k.head : of_v.head,
                                            is_key ? of_k.token : of_v.token};
                     };
-                    const CacheTarget here = {{is_key ? k.codes : v.codes, is_key ? k.scales : v.scales,
-                                               strides(k.code_strides, v.code_strides),
-                                               strides(k.scale_strides, v.scale_strides), k.page},
-                                              is_key ? keys.mean : nullptr,
-                                              is_query ? nullptr : is_key ? keys.global_scale : values_to.global_scale,
-                                              is_key ? keys.rule : values_to.rule};
+                    const CacheTarget here = {
+                        {is_key ? k.codes : v.codes, is_key ? k.scales : v.scales,
+                         strides(k.code_strides, v.code_strides), strides(k.scale_strides, v.scale_strides), k.page},
+                        is_key ? keys.mean : nullptr,
+                        is_query ? nullptr
+                        : is_key ? keys.global_scale
+                                 : values_to.global_scale,
+                        is_key ? keys.rule : values_to.rule};
                     here.store(format, page, row, head, column, cols, stored && column < cols, some);
                 }
 #pragma unroll
@@ -201,4 +203,4 @@ __device__ inline void append_qkv(NormShared &shared, const Projection<Element> 
     if (is_slot(slot, count) && claims[slot] == token) claims[slot] = unclaimed;
 }
 
-}  // namespace op
+}   // namespace op

@@ -27,17 +27,17 @@ struct FloatOperands {
     StridesK k_strides, v_strides;
 };
 
-// How far scores may exceed a row's maximum: P up to 2^8, where bf16 and f16 are as accurate; maxima that are given out are those
-// of the rows.
+// How far scores may exceed a row's maximum: P up to 2^8, where bf16 and f16 are as accurate; maxima that are given out
+// are those of the rows.
 __device__ inline float headroom_in_16_bits(bool gives_maxima) { return gives_maxima ? 0.0f : 8.0f; }
 
-// The running softmax with P in 16 bits: lowered where P has the range of f32. Together with sums that are computed again where
-// they are too small, values of any size that bf16 has are summed with the same relative error.
+// The running softmax with P in 16 bits: lowered where P has the range of f32. Together with sums that are computed
+// again where they are too small, values of any size that bf16 has are summed with the same relative error.
 template <class Element, int slices, int dim_v>
 using OnlineSoftmaxIn16Bits = OnlineSoftmax<slices, dim_v, 0, false, std::is_same_v<Element, __nv_bfloat16>>;
 
-// How a block divides the work (tile/attention_shape.cuh), in tiles of `keys` keys in `stages` stages. OneSlice is for few rows or
-// few blocks.
+// How a block divides the work (tile/attention_shape.cuh), in tiles of `keys` keys in `stages` stages. OneSlice is for
+// few rows or few blocks.
 template <class Element_, int dim_, int dim_v_, bool one_slice = false>
 struct Tiling : tile::AttentionShape<dim_, one_slice> {
     using Shape = tile::AttentionShape<dim_, one_slice>;
@@ -48,7 +48,7 @@ struct Tiling : tile::AttentionShape<dim_, one_slice> {
     static constexpr bool keeps_q = Shape::keeps_q;
     static constexpr bool copies_early = one_slice;
     static constexpr bool fills_q = one_slice && keeps_q;   // the place of Q, which is in registers, is a stage, too
-    static constexpr int stages = fills_q ? 3 : 2;   // one is read while the others fill
+    static constexpr int stages = fills_q ? 3 : 2;          // one is read while the others fill
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
 
@@ -72,14 +72,16 @@ struct Tiling : tile::AttentionShape<dim_, one_slice> {
     static_assert(sizeof(Shared) <= Shape::shared_bytes, "the tiles fit");
 };
 
-// Starts copying rows from `first_row` of a problem's Q; rows and columns that are not there become zeros. A thread keeps its
-// chunk and goes down the rows; only its first row is divided into query and head. Called by the whole block.
+// Starts copying rows from `first_row` of a problem's Q; rows and columns that are not there become zeros. A thread
+// keeps its chunk and goes down the rows; only its first row is divided into query and head. Called by the whole block.
 template <class Element, int threads, class Tile>
 __device__ inline void copy_queries(Tile &target, const Element *q, const StridesQ &strides, const Problem &problem,
                                     int first_row) {
-    constexpr int columns = Tile::row_chunks, step = threads / columns, lanes = step * columns;   // a few idle where 3 divides
+    constexpr int columns = Tile::row_chunks, step = threads / columns,
+                  lanes = step * columns;   // a few idle where 3 divides
     if (threadIdx.x >= lanes) return;
-    const int first = threadIdx.x / columns, chunk = threadIdx.x % columns, column = chunk * tile::elements_per_chunk<Element>;
+    const int first = threadIdx.x / columns, chunk = threadIdx.x % columns,
+              column = chunk * tile::elements_per_chunk<Element>;
     const int group = problem.options.group, group_step = problem.group_of(step);
     const bool present = column < problem.options.dim;
     int head = problem.group_of(first_row + first);
@@ -98,19 +100,19 @@ __device__ inline void copy_queries(Tile &target, const Element *q, const Stride
     }
 }
 
-// The rows of K or V on their way into the stages, one tile of keys after another: a thread keeps its chunk of a row and
-// goes down the rows.
+// The rows of K or V on their way into the stages, one tile of keys after another: a thread keeps its chunk of a row
+// and goes down the rows.
 template <class Element, int threads, class Tile>
 struct RowCopier {
-    // Rows that the block copies at once: a multiple of 8, so that all of a thread's rows have the same swizzle. Where 3
-    // divides the chunks of a row, some threads have none.
+    // Rows that the block copies at once: a multiple of 8, so that all of a thread's rows have the same swizzle. Where
+    // 3 divides the chunks of a row, some threads have none.
     static constexpr int step = threads / Tile::row_chunks / 8 * 8, lanes = step * Tile::row_chunks;
     static_assert(step > 0 && Tile::rows % step == 0, "the block goes through a tile in whole steps");
 
-    const char *source;    // this thread's chunk in its next row
+    const char *source;   // this thread's chunk in its next row
     size_t step_bytes;
-    uint32_t target;       // where that goes in the first stage
-    bool present;          // whether rows have this chunk
+    uint32_t target;   // where that goes in the first stage
+    bool present;      // whether rows have this chunk
 
     __device__ RowCopier(const Tile &first_stage, const Element *first_row, long long stride, int columns) {
         const int row = threadIdx.x / Tile::row_chunks, chunk = threadIdx.x % Tile::row_chunks;
@@ -120,8 +122,8 @@ struct RowCopier {
         target = first_stage.address(row, chunk);
     }
 
-    // Starts copying the next tile to `stage_offset` bytes behind the first stage. Only its first `rows` rows are there; the
-    // others become zeros.
+    // Starts copying the next tile to `stage_offset` bytes behind the first stage. Only its first `rows` rows are
+    // there; the others become zeros.
     __device__ void copy(uint32_t stage_offset, int rows) {
         if (lanes < threads && threadIdx.x >= lanes) return;
         if (rows >= Tile::rows) {
@@ -168,8 +170,8 @@ struct WarpQueries {
     }
 };
 
-// s = Q K^T for the rows of a warp and some keys of a tile; s[..][j] covers keys 8 j .. 8 j + 7. k is this lane's address as
-// of tile::address_b.
+// s = Q K^T for the rows of a warp and some keys of a tile; s[..][j] covers keys 8 j .. 8 j + 7. k is this lane's
+// address as of tile::address_b.
 template <class Element, int dim, class KeyTile, class Queries, int slices, int tiles>
 __device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], const Queries &q, uint32_t k) {
 #pragma unroll
@@ -189,15 +191,17 @@ __device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], co
 #pragma unroll
             for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
-                for (int half = 0; half < 2; ++half) tile::multiply(s[slice][2 * pair + half], a[slice], b[half], Element{});
+                for (int half = 0; half < 2; ++half)
+                    tile::multiply(s[slice][2 * pair + half], a[slice], b[half], Element{});
         }
     }
 }
 
-// softmax.o += P V for a tile of V [keys, dim_v]; P is rounded to the type of V. v is this lane's tile::address_b_transposed. Where
-// `scaled`, P is multiplied by the softmax's value_factors().
+// softmax.o += P V for a tile of V [keys, dim_v]; P is rounded to the type of V. v is this lane's
+// tile::address_b_transposed. Where `scaled`, P is multiplied by the softmax's value_factors().
 template <class Element, int dim_v, class Tile, bool scaled, class Softmax, int slices, int tiles>
-__device__ __forceinline__ void accumulate_values(Softmax &softmax, const tile::Accumulator (&p)[slices][tiles], uint32_t v) {
+__device__ __forceinline__ void accumulate_values(Softmax &softmax, const tile::Accumulator (&p)[slices][tiles],
+                                                  uint32_t v) {
 #pragma unroll
     for (int step = 0; step < tiles / 2; ++step) {   // 16 keys
         tile::FragmentA a[slices];
@@ -214,13 +218,14 @@ __device__ __forceinline__ void accumulate_values(Softmax &softmax, const tile::
 #pragma unroll
             for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
-                for (int half = 0; half < 2; ++half) tile::multiply(softmax.o[slice][2 * columns + half], a[slice], b[half], Element{});
+                for (int half = 0; half < 2; ++half)
+                    tile::multiply(softmax.o[slice][2 * columns + half], a[slice], b[half], Element{});
         }
     }
 }
 
-// Calls body(score, slice, half, key) for every score of a lane; `key` is its place in the tile behind the lane's first, a
-// constant (the orders of block_tiles.cuh are linear in the bits of tile and column).
+// Calls body(score, slice, half, key) for every score of a lane; `key` is its place in the tile behind the lane's
+// first, a constant (the orders of block_tiles.cuh are linear in the bits of tile and column).
 template <class Order, int slices, int tiles, class Body>
 __device__ inline void for_scores(tile::Accumulator (&s)[slices][tiles], Body &&body) {
     tile::for_rows<slices>([&](int slice, int half) {
@@ -231,8 +236,8 @@ __device__ inline void for_scores(tile::Accumulator (&s)[slices][tiles], Body &&
     });
 }
 
-// Scales, caps and masks scores and takes them to units of log2. What it makes of keys that a row does not see is hidden
-// afterwards; masks are read of keys that are there.
+// Scales, caps and masks scores and takes them to units of log2. What it makes of keys that a row does not see is
+// hidden afterwards; masks are read of keys that are there.
 template <class Order, int slices, int tiles, class RowOf>
 __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, RowOf &&row_of,
                                         int first_key, float scale) {
@@ -265,16 +270,16 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
     });
 }
 
-// What takes scores to units of log2: where they need more than a factor, mask_scores does. Never 0, which would make NaN of the
-// -inf of hidden keys.
+// What takes scores to units of log2: where they need more than a factor, mask_scores does. Never 0, which would make
+// NaN of the -inf of hidden keys.
 __device__ inline float score_factor(const Problem &problem, float scale) {
     return problem.transforms_scores() ? 1.0f : ptx::max_nan_f32(scale * log2_e, 0x1p-126f);
 }
 
 // Hides the keys of the tile that starts at `first_key` from the rows that do not see them.
 template <class Order, int slices, int tiles>
-__device__ __forceinline__ void mask_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, int warp_row, int first_key,
-                                   float scale) {
+__device__ __forceinline__ void mask_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, int warp_row,
+                                            int first_key, float scale) {
     const AttentionOptions &options = problem.options;
     auto row_of = [&](int slice, int half) {
         return min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
@@ -284,34 +289,39 @@ __device__ __forceinline__ void mask_scores(tile::Accumulator (&s)[slices][tiles
     int bound[slices][2];
     auto bound_by = [&](auto &&key_of) {
         tile::for_rows<slices>([&](int slice, int half) {
-            bound[slice][half] = key_of(problem.query_of(row_of(slice, half))) - first_key - Order::key(0, tile::accumulator_column(0));
+            bound[slice][half] =
+                key_of(problem.query_of(row_of(slice, half))) - first_key - Order::key(0, tile::accumulator_column(0));
         });
     };
     bound_by([&](int query) { return problem.end_visible(query); });
-    for_scores<Order>(s, [&](float &score, int slice, int half, int key) { score = key < bound[slice][half] ? score : -INFINITY; });
+    for_scores<Order>(
+        s, [&](float &score, int slice, int half, int key) { score = key < bound[slice][half] ? score : -INFINITY; });
     if (options.left >= problem.keys) return;
     bound_by([&](int query) { return problem.first_visible(query); });
-    for_scores<Order>(s, [&](float &score, int slice, int half, int key) { score = key >= bound[slice][half] ? score : -INFINITY; });
+    for_scores<Order>(
+        s, [&](float &score, int slice, int half, int key) { score = key >= bound[slice][half] ? score : -INFINITY; });
 }
 
 // Writes the output of a warp's rows, columns g of which lie over the lanes as accumulators do, through `staging`, the
 // warp's own rows of shared memory, so that whole 16-byte chunks leave. Each row begins at row_start(row); columns is a
 // multiple of 8. Of sums that were computed again it writes the elements that are not NaN.
 template <class Element, class Tiling, class Softmax, class RowStart>
-__device__ __forceinline__ void store_rows(const Softmax &softmax, typename Tiling::template OutputTile<Element> &staging, int warp_row,
-                                  int rows, int columns, const float (&factor)[Tiling::slices][2], RowStart &&row_start) {
+__device__ __forceinline__ void store_rows(const Softmax &softmax,
+                                           typename Tiling::template OutputTile<Element> &staging, int warp_row,
+                                           int rows, int columns, const float (&factor)[Tiling::slices][2],
+                                           RowStart &&row_start) {
     __syncwarp();   // what stood in the staging rows was read
 #pragma unroll
     for (int slice = 0; slice < Tiling::slices; ++slice)
-#pragma unroll (Softmax::rolled ? 1 : Tiling::dim_v / tile::mma_columns)
+#pragma unroll(Softmax::rolled ? 1 : Tiling::dim_v / tile::mma_columns)
         for (int j = 0; j < Tiling::dim_v / tile::mma_columns; ++j)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const tile::Accumulator &o = softmax.o[slice][j];
                 uint32_t *chunk = reinterpret_cast<uint32_t *>(
                     &staging.at(warp_row + 16 * slice + tile::accumulator_row(2 * half), j));
-                chunk[tile::accumulator_column(0) / 2] = tile::rounded_pair(o[2 * half + 1] * factor[slice][half],
-                                                                            o[2 * half] * factor[slice][half], Element{});
+                chunk[tile::accumulator_column(0) / 2] = tile::rounded_pair(
+                    o[2 * half + 1] * factor[slice][half], o[2 * half] * factor[slice][half], Element{});
             }
     __syncwarp();   // the rows are complete
     using Tile = typename Tiling::template OutputTile<Element>;
@@ -351,12 +361,15 @@ struct RowShift {
     __device__ float at(int slice, int half) const { return whole[slice][half] + fraction[slice][half]; }
 };
 
-// Whether sums of this warp have lost bits because probabilities are lowered, and have to be computed again. Sums of 0 have lost
-// none where all of their column of V is zeros. word(key, j) is the pair of 16-bit values of `key` in the columns 8 j ..
-// 8 j + 7 that this lane holds in accumulators; keys go from `begin` to before `end`. Called by all lanes, after the last tile.
+// Whether sums of this warp have lost bits because probabilities are lowered, and have to be computed again. Sums of 0
+// have lost none where all of their column of V is zeros. word(key, j) is the pair of 16-bit values of `key` in the
+// columns 8 j .. 8 j + 7 that this lane holds in accumulators; keys go from `begin` to before `end`. Called by all
+// lanes, after the last tile.
 template <class Softmax, int slices, int columns, class Word>
-__device__ __forceinline__ bool sums_are_too_small(const Softmax &softmax, const tile::Accumulator (&o)[slices][columns], const Problem &problem,
-                                          int warp_row, int begin, int end, Word &&word) {
+__device__ __forceinline__ bool sums_are_too_small(const Softmax &softmax,
+                                                   const tile::Accumulator (&o)[slices][columns],
+                                                   const Problem &problem, int warp_row, int begin, int end,
+                                                   Word &&word) {
     const int filled = problem.options.dim_v / tile::mma_columns;   // column tiles; the others hold zeros
     float least = INFINITY;
 #pragma unroll
@@ -368,10 +381,12 @@ __device__ __forceinline__ bool sums_are_too_small(const Softmax &softmax, const
                 for (int i = 0; i < 4; ++i) least = fminf(least, fabsf(o[slice][j][i]));
     if (!ptx::vote_sync_any(least < Softmax::too_small)) return false;
 
-    uint32_t small[2] = {};   // bit j: this lane's first and second column of 8 j .. 8 j + 7 have small sums in a row with weights
+    uint32_t small[2] =
+        {};   // bit j: this lane's first and second column of 8 j .. 8 j + 7 have small sums in a row with weights
     float beside[slices][2];   // what makes the sums of other rows large
     tile::for_rows<slices>([&](int slice, int half) {
-        const bool counts = warp_row + 16 * slice + tile::accumulator_row(2 * half) < problem.rows && softmax.row_max[slice][half] != no_maximum;
+        const bool counts = warp_row + 16 * slice + tile::accumulator_row(2 * half) < problem.rows &&
+                            softmax.row_max[slice][half] != no_maximum;
         beside[slice][half] = counts ? 0.0f : 1.0f;
     });
 #pragma unroll
@@ -380,7 +395,9 @@ __device__ __forceinline__ bool sums_are_too_small(const Softmax &softmax, const
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 least = INFINITY;
-                tile::for_rows<slices>([&](int slice, int half) { least = fminf(least, fabsf(o[slice][j][2 * half + i]) + beside[slice][half]); });
+                tile::for_rows<slices>([&](int slice, int half) {
+                    least = fminf(least, fabsf(o[slice][j][2 * half + i]) + beside[slice][half]);
+                });
                 small[i] |= uint32_t(least < Softmax::too_small) << j;
             }
     small[0] = tile::bits_of_columns(small[0]);
@@ -401,10 +418,12 @@ __device__ __forceinline__ bool sums_are_too_small(const Softmax &softmax, const
     return false;
 }
 
-// Whether a row of sums that are given out undivided is brought down by 2^-32 and its maximum up by 32: near the end of float32 it, or
-// the sum of several such rows, would overflow. What the row's maximum was when the sums were small decides for those computed again.
+// Whether a row of sums that are given out undivided is brought down by 2^-32 and its maximum up by 32: near the end of
+// float32 it, or the sum of several such rows, would overflow. What the row's maximum was when the sums were small
+// decides for those computed again.
 template <class Softmax>
-__device__ __forceinline__ bool sums_are_too_large(const Softmax &softmax, const Problem &problem, int slice, int half, int row, float max) {
+__device__ __forceinline__ bool sums_are_too_large(const Softmax &softmax, const Problem &problem, int slice, int half,
+                                                   int row, float max) {
     const AttentionOptions &options = problem.options;
     if (!Softmax::lowered || !options.partial || !options.row_max) return false;
     if (softmax.again) return row < problem.rows && options.row_max[problem.split_row_at(row)] > max;
@@ -412,14 +431,17 @@ __device__ __forceinline__ bool sums_are_too_large(const Softmax &softmax, const
 #pragma unroll
     for (int j = 0; j < Softmax::columns; ++j)
         most = fmaxf(most, fmaxf(fabsf(softmax.o[slice][j][2 * half]), fabsf(softmax.o[slice][j][2 * half + 1])));
-    return tile::reduce_row(most, [](float a, float b) { return fmaxf(a, b); }) * softmax.o_scale[slice][half] >= 0x1p117f;
+    return tile::reduce_row(most, [](float a, float b) { return fmaxf(a, b); }) * softmax.o_scale[slice][half] >=
+           0x1p117f;
 }
 
-// Divides by the sums and writes what is asked for; splits write what they have. exact_sum (or null): as row_sum, of the weights
-// before they are rounded, where those differ. Of sums that were computed again it writes only those that were too small.
+// Divides by the sums and writes what is asked for; splits write what they have. exact_sum (or null): as row_sum, of
+// the weights before they are rounded, where those differ. Of sums that were computed again it writes only those that
+// were too small.
 template <class Tiling, class Softmax>
-__device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling::Shared &shared, const Problem &problem, int first_row,
-                                     int warp_row, float output_scale = 1.0f, float *exact_sum = nullptr) {
+__device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling::Shared &shared, const Problem &problem,
+                                              int first_row, int warp_row, float output_scale = 1.0f,
+                                              float *exact_sum = nullptr) {
     const AttentionOptions &options = problem.options;
     // Sums of whole rows, and the sinks.
     if (Softmax::lowered && softmax.again) softmax.keep_small_sums();
@@ -451,12 +473,16 @@ __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling:
         float part = options.partial && options.row_shift ? ptx::ex2_approx_ftz_f32(shift.fraction[slice][half]) : 1.0f;
         float given_max = max + shift.whole[slice][half];
         if (sums_are_too_large(softmax, problem, slice, half, row, given_max)) part *= 0x1p-32f, given_max += 32.0f;
-        factor[slice][half] = output_scale * (options.partial ? part : denominator == 0.0f ? 0.0f : __frcp_rn(denominator));
+        factor[slice][half] = output_scale * (options.partial       ? part
+                                              : denominator == 0.0f ? 0.0f
+                                                                    : __frcp_rn(denominator));
         factor[slice][half] *= softmax.o_scale[slice][half];
         if (row >= problem.rows || tile::accumulator_column(0) != 0 || (Softmax::lowered && softmax.again)) return;
         if (options.lse)
-            options.lse[problem.row_at(row)] = sum == 0.0f ? -INFINITY : (max + ptx::lg2_approx_ftz_f32(sum) + shift.at(slice, half)) * ln_2;
-        // A row without weights counts nothing where splits are merged; one whose weights are NaN counts, whatever its maximum.
+            options.lse[problem.row_at(row)] =
+                sum == 0.0f ? -INFINITY : (max + ptx::lg2_approx_ftz_f32(sum) + shift.at(slice, half)) * ln_2;
+        // A row without weights counts nothing where splits are merged; one whose weights are NaN counts, whatever its
+        // maximum.
         if (options.row_max)
             options.row_max[problem.split_row_at(row)] = denominator > 0.0f    ? given_max
                                                          : denominator == 0.0f ? -INFINITY
@@ -468,10 +494,10 @@ __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling:
     // The output: 16-bit types by way of shared memory, float32 and parts directly.
     const int rows = problem.rows - warp_row;
     if (options.out_bf16)
-        store_rows<__nv_bfloat16, Tiling>(softmax, reinterpret_cast<typename Tiling::template OutputTile<__nv_bfloat16> &>(shared.q),
-                                          warp_row - first_row, rows, options.dim_v, factor, [&](int row) {
-                                              return options.out_bf16 + problem.at(options.out_bf16_strides, warp_row + row);
-                                          });
+        store_rows<__nv_bfloat16, Tiling>(
+            softmax, reinterpret_cast<typename Tiling::template OutputTile<__nv_bfloat16> &>(shared.q),
+            warp_row - first_row, rows, options.dim_v, factor,
+            [&](int row) { return options.out_bf16 + problem.at(options.out_bf16_strides, warp_row + row); });
     if (options.out_f16)
         store_rows<__half, Tiling>(softmax, reinterpret_cast<typename Tiling::template OutputTile<__half> &>(shared.q),
                                    warp_row - first_row, rows, options.dim_v, factor, [&](int row) {
@@ -484,10 +510,11 @@ __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling:
         float *target = options.partial ? options.partial + problem.split_row_at(row) * options.dim_v
                                         : options.out_f32 + problem.at(options.out_f32_strides, row);
         target += tile::accumulator_column(0);
-#pragma unroll (Softmax::rolled ? 1 : Tiling::dim_v / tile::mma_columns)
+#pragma unroll(Softmax::rolled ? 1 : Tiling::dim_v / tile::mma_columns)
         for (int j = 0; j < Tiling::dim_v / tile::mma_columns; ++j)
             if (j * tile::mma_columns < options.dim_v) {
-                const float2 values = {softmax.o[slice][j][2 * half] * factor[slice][half], softmax.o[slice][j][2 * half + 1] * factor[slice][half]};
+                const float2 values = {softmax.o[slice][j][2 * half] * factor[slice][half],
+                                       softmax.o[slice][j][2 * half + 1] * factor[slice][half]};
                 if (Softmax::lowered && softmax.again) {
                     if (values.x == values.x) target[j * tile::mma_columns] = values.x;
                     if (values.y == values.y) target[j * tile::mma_columns + 1] = values.y;
@@ -498,10 +525,11 @@ __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling:
     });
 }
 
-// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Returns whether sums were too small
-// in any of them: then the block calls this `again`.
+// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Returns whether
+// sums were too small in any of them: then the block calls this `again`.
 template <class Tiling>
-__device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, const FloatOperands<typename Tiling::Element> &operands,
+__device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
+                                            const FloatOperands<typename Tiling::Element> &operands,
                                             const AttentionOptions &options, bool again) {
     using Element = typename Tiling::Element;
     using Stage = typename Tiling::Stage;
@@ -511,7 +539,8 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, con
     using Softmax = OnlineSoftmaxIn16Bits<Element, Tiling::slices, Tiling::dim_v>;
 
     // Which rows, and which tiles of keys they see.
-    const Problem problem(options, Softmax::lowered ? ptx::block() : uint3(blockIdx));   // of this pass: see ptx::block()
+    const Problem problem(options,
+                          Softmax::lowered ? ptx::block() : uint3(blockIdx));   // of this pass: see ptx::block()
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
@@ -599,13 +628,16 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, con
     if constexpr (Softmax::lowered) {
         if (!again && !idle) {
             const Element *values = operands.v + problem.at(operands.v_strides) + tile::accumulator_column(0);
-            lost = sums_are_too_small(softmax, softmax.o, problem, warp_row, begin_key, min(range.end * Tiling::keys, problem.keys), [&](int key, int j) {
-                return *reinterpret_cast<const uint32_t *>(values + key * operands.v_strides.key + j * tile::mma_columns);
-            });
+            lost = sums_are_too_small(softmax, softmax.o, problem, warp_row, begin_key,
+                                      min(range.end * Tiling::keys, problem.keys), [&](int key, int j) {
+                                          return *reinterpret_cast<const uint32_t *>(
+                                              values + key * operands.v_strides.key + j * tile::mma_columns);
+                                      });
         }
         lost = ptx::bar_red_or(lost);   // as the barrier below
     } else if constexpr ((Tiling::dim != Tiling::dim_v && !Tiling::keeps_q) || Tiling::fills_q) {
-        ptx::bar_sync();   // rows of the output lie over Q of other warps, or over keys and values, which everyone is done with
+        ptx::bar_sync();   // rows of the output lie over Q of other warps, or over keys and values, which everyone is
+                           // done with
     }
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row);
     __syncwarp();   // lanes whose rows are not there come together again
@@ -614,7 +646,8 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared, con
 
 // The same for the rows of a block.
 template <class Tiling>
-__device__ inline void attention(typename Tiling::Shared &shared, const FloatOperands<typename Tiling::Element> &operands,
+__device__ inline void attention(typename Tiling::Shared &shared,
+                                 const FloatOperands<typename Tiling::Element> &operands,
                                  const AttentionOptions &options) {
     if constexpr (OnlineSoftmaxIn16Bits<typename Tiling::Element, Tiling::slices, Tiling::dim_v>::lowered) {
 #pragma unroll 1
@@ -625,4 +658,4 @@ __device__ inline void attention(typename Tiling::Shared &shared, const FloatOpe
     }
 }
 
-}  // namespace op
+}   // namespace op

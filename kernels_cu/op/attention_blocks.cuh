@@ -1,9 +1,9 @@
-// Fused attention on operands in block formats: block-scaled MMAs for S = Q K^T and O = P V, with P quantized in registers; or V
-// in 16 bits, and P rounded to it.
+// Fused attention on operands in block formats: block-scaled MMAs for S = Q K^T and O = P V, with P quantized in
+// registers; or V in 16 bits, and P rounded to it.
 //
-// K and V come as tiles that one bulk copy each brings to shared memory (tile/block_tiles.cuh). The columns of S stand for keys
-// in the order that makes P an operand where it lies. How P is made of scores and multiplied by V is a WeightedValues for each
-// format of V (weights.cuh); how tiles are multiplied, StagedTiles or ExpandedTiles.
+// K and V come as tiles that one bulk copy each brings to shared memory (tile/block_tiles.cuh). The columns of S stand
+// for keys in the order that makes P an operand where it lies. How P is made of scores and multiplied by V is a
+// WeightedValues for each format of V (weights.cuh); how tiles are multiplied, StagedTiles or ExpandedTiles.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,9 @@ struct BlockTiling : tile::BlockAttentionShape<ValueFormat_, dim_, dim_v_> {
         Values v;
     };
     static constexpr int budget = 99 * 1024 / Shape::blocks - 1024;
-    static constexpr int stages = Shape::expands ? 2 : budget / int(sizeof(Stage)) < 4 ? budget / int(sizeof(Stage)) : 4;
+    static constexpr int stages = Shape::expands                    ? 2
+                                  : budget / int(sizeof(Stage)) < 4 ? budget / int(sizeof(Stage))
+                                                                    : 4;
     static_assert(stages >= 2, "one stage is filled while another is read");
 
     template <class Output>
@@ -58,15 +60,17 @@ struct BlockTiling : tile::BlockAttentionShape<ValueFormat_, dim_, dim_v_> {
     static_assert(sizeof(Shared) <= 99 * 1024 - 1024, "the tiles fit everywhere");
 };
 
-// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Operands: BlockOperands, or others with
-// its names. Returns whether sums were too small in any of them: then the block calls this `again`.
+// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Operands:
+// BlockOperands, or others with its names. Returns whether sums were too small in any of them: then the block calls
+// this `again`.
 template <class Tiling, class Softmax, class Operands>
-__device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &shared, const Operands &operands, const AttentionOptions &options,
-                                                      bool again, float *exact_sum) {
+__device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &shared, const Operands &operands,
+                                                      const AttentionOptions &options, bool again, float *exact_sum) {
     using Order = typename Softmax::Order;
 
     // Which rows, and which tiles of keys they see.
-    const Problem problem(options, Softmax::lowered ? ptx::block() : uint3(blockIdx));   // of this pass: see ptx::block()
+    const Problem problem(options,
+                          Softmax::lowered ? ptx::block() : uint3(blockIdx));   // of this pass: see ptx::block()
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
@@ -120,7 +124,8 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     bool lost = false;
     if constexpr (Softmax::lowered)
         if (!again && !idle)
-            lost = sums_are_too_small(softmax, softmax.o, problem, warp_row, range.begin * tile::tile_keys, range.end * tile::tile_keys,
+            lost = sums_are_too_small(softmax, softmax.o, problem, warp_row, range.begin * tile::tile_keys,
+                                      range.end * tile::tile_keys,
                                       [&](int key, int j) { return pipeline.value_pair(key, j); });
     if constexpr (Softmax::lowered) lost = ptx::bar_red_or(lost);   // as the other barrier
     else ptx::bar_sync();   // every warp is done with the stages, over which the output goes
@@ -129,45 +134,47 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     return lost;
 }
 
-// The same for the rows of a block. exact_sum: as row_sum, of the weights before they are rounded; null where they are not asked for.
+// The same for the rows of a block. exact_sum: as row_sum, of the weights before they are rounded; null where they are
+// not asked for.
 template <class Tiling, class Operands>
-__device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared, const Operands &operands, const AttentionOptions &options,
-                                                 float *exact_sum) {
+__device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared, const Operands &operands,
+                                                 const AttentionOptions &options, float *exact_sum) {
     using Softmax = WeightedValues<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v, Tiling::rolled>;
     if constexpr (Softmax::lowered) {
 #pragma unroll 1
-        for (bool again = false; attend_rows_of_blocks<Tiling, Softmax>(shared, operands, options, again, exact_sum); again = true) {}
+        for (bool again = false; attend_rows_of_blocks<Tiling, Softmax>(shared, operands, options, again, exact_sum);
+             again = true) {
+        }
     } else {
         attend_rows_of_blocks<Tiling, Softmax>(shared, operands, options, false, exact_sum);
     }
 }
 
-}  // namespace op
+}   // namespace op
 
 // The parameters of an entry on block formats, and its body.
-#define BLOCK_ATTENTION(name, ScoreFormat, ValueFormat, dim_, dim_v_)                                                       \
-    KERNEL(name, .threads = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::threads},                             \
-           .shared_bytes = sizeof(op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::Shared),                         \
-           .tile = {1, op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::rows, 1},                                   \
-           .min_blocks = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::blocks,                                   \
-           .spill_bytes = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::spill_bytes)                             \
-    (const uint8_t *q_codes,    /* [batch, heads_kv, group, queries, q_bytes] */                                            \
-     const uint8_t *q_scales,   /* [batch, heads_kv, group, queries, q_blocks] */                                           \
-     const uint8_t *k_tiles,    /* [batch, heads_kv, tiles, k_bytes]: tile::KeyTile */                                      \
-     const uint8_t *v_tiles,    /* [batch, heads_kv, tiles, v_bytes]: tile::ValueTile */                                    \
-     const float *q_global, const float *k_global, const float *v_global,                                                   \
-     const float *mean_scores,  /* [batch, heads_kv, group, query_blocks, 64 tiles] or null */                              \
-     const float *row_shift,    /* [batch, heads_kv, group, queries] or null */                                             \
-     ATTENTION_ARRAYS(AS_PARAMETER)                                                                                         \
-     float *exact_sum,          /* [splits, batch, heads_kv, group, queries] */                                             \
-     ATTENTION_SCALARS(AS_PARAMETER)                                                                                        \
-     int batch, int heads_kv, int group, int queries, int q_bytes, int q_blocks, int tiles, int k_bytes, int v_bytes,       \
-     int query_blocks, int keys, int sequences, int cols, int splits, STRIDES_Q(q_codes), STRIDES_Q(q_scales),              \
-     ATTENTION_STRIDES(STRIDES_MASK, STRIDES_Q)) {                                                                          \
-        using Tiling = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>;                                             \
-        op::attention_blocks<Tiling>(                                                                                       \
-            shared<typename Tiling::Shared>(),                                                                              \
-            op::BlockOperands{q_codes, q_scales, k_tiles, v_tiles, q_global, k_global, v_global, mean_scores, q_bytes,      \
-                              q_blocks, tiles, query_blocks, THE_STRIDES_Q(q_codes), THE_STRIDES_Q(q_scales)},              \
-            ATTENTION_OPTIONS(row_shift, batch, heads_kv, group, queries, dim_, keys, cols, sequences, splits), exact_sum); \
+#define BLOCK_ATTENTION(name, ScoreFormat, ValueFormat, dim_, dim_v_)                                                  \
+    KERNEL(name, .threads = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::threads},                        \
+           .shared_bytes = sizeof(op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::Shared),                    \
+           .tile = {1, op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::rows, 1},                              \
+           .min_blocks = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::blocks,                              \
+           .spill_bytes = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::spill_bytes)                        \
+    (const uint8_t *q_codes,  /* [batch, heads_kv, group, queries, q_bytes] */                                         \
+     const uint8_t *q_scales, /* [batch, heads_kv, group, queries, q_blocks] */                                        \
+     const uint8_t *k_tiles,  /* [batch, heads_kv, tiles, k_bytes]: tile::KeyTile */                                   \
+     const uint8_t *v_tiles,  /* [batch, heads_kv, tiles, v_bytes]: tile::ValueTile */                                 \
+     const float *q_global, const float *k_global, const float *v_global,                                              \
+     const float *mean_scores,                        /* [batch, heads_kv, group, query_blocks, 64 tiles] or null */   \
+     const float *row_shift,                          /* [batch, heads_kv, group, queries] or null */                  \
+     ATTENTION_ARRAYS(AS_PARAMETER) float *exact_sum, /* [splits, batch, heads_kv, group, queries] */                  \
+     ATTENTION_SCALARS(AS_PARAMETER) int batch, int heads_kv, int group, int queries, int q_bytes, int q_blocks,       \
+     int tiles, int k_bytes, int v_bytes, int query_blocks, int keys, int sequences, int cols, int splits,             \
+     STRIDES_Q(q_codes), STRIDES_Q(q_scales), ATTENTION_STRIDES(STRIDES_MASK, STRIDES_Q)) {                            \
+        using Tiling = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>;                                        \
+        op::attention_blocks<Tiling>(                                                                                  \
+            shared<typename Tiling::Shared>(),                                                                         \
+            op::BlockOperands{q_codes, q_scales, k_tiles, v_tiles, q_global, k_global, v_global, mean_scores, q_bytes, \
+                              q_blocks, tiles, query_blocks, THE_STRIDES_Q(q_codes), THE_STRIDES_Q(q_scales)},         \
+            ATTENTION_OPTIONS(row_shift, batch, heads_kv, group, queries, dim_, keys, cols, sequences, splits),        \
+            exact_sum);                                                                                                \
     }

@@ -1,9 +1,10 @@
-// Attention of few queries: rows of keys and values as a cache or an operand holds them, expanded to 16 bits on their way into the MMAs.
+// Attention of few queries: rows of keys and values as a cache or an operand holds them, expanded to 16 bits on their
+// way into the MMAs.
 //
-// A block has 16 rows of one head of keys. Its warps have chunks of the keys to themselves, each with a ring of its own of units on
-// their way; four chunks make a node, which is written. What a row of the problem gives depends on nothing but the row and
-// the keys that it sees: see tree.cuh. Formats, and the place of keys, are found out at run time, once a unit: so any format of keys
-// goes with any of values, and there is one copy of all MMAs.
+// A block has 16 rows of one head of keys. Its warps have chunks of the keys to themselves, each with a ring of its own
+// of units on their way; four chunks make a node, which is written. What a row of the problem gives depends on nothing
+// but the row and the keys that it sees: see tree.cuh. Formats, and the place of keys, are found out at run time, once
+// a unit: so any format of keys goes with any of values, and there is one copy of all MMAs.
 #pragma once
 
 #include <cstdint>
@@ -26,15 +27,17 @@ namespace op {
 
 using tile::RowFormat;
 
-// Keys or values, as the entry is given them: rows [pages, heads_kv, page, width] in bytes with their scales; or tiles of
-// block_tiles.cuh, [batch, heads_kv, tiles, width], whose scales are in them.
+// Keys or values, as the entry is given them: rows [pages, heads_kv, page, width] in bytes with their scales; or tiles
+// of block_tiles.cuh, [batch, heads_kv, tiles, width], whose scales are in them.
 struct CachedArray {
     const void *codes, *scales;
     PageStrides strides, scale_strides;
     RowFormat format;
     int tile_dim;   // the head dimension that tiles are filled up to; 0 where there are rows
 
-    __device__ bool has_columns() const { return tile_dim > 0 && format != RowFormat::plain; }   // of values: see tile::CachedUnits
+    __device__ bool has_columns() const {
+        return tile_dim > 0 && format != RowFormat::plain;
+    }   // of values: see tile::CachedUnits
 };
 
 // What the entry is given beside queries and options.
@@ -43,15 +46,18 @@ struct CachedKeys {
     const int *block_table;   // [sequences, table] or null: rows of batches or packed sequences, one behind the other
     long long table_stride;
     int page, nodes;
-    const float *q_global, *k_global;    // [1] and [levels], or null: what codes times scales are multiplied by
-    int levels;                          // one for all heads, or for each
+    const float *q_global, *k_global;   // [1] and [levels], or null: what codes times scales are multiplied by
+    int levels;                         // one for all heads, or for each
 };
 
 // The keys that a table of pages has room for.
-__device__ inline int capacity(int table, int page) { return min(static_cast<long long>(table) * page, 0x7fffffffll - node_keys); }
+__device__ inline int capacity(int table, int page) {
+    return min(static_cast<long long>(table) * page, 0x7fffffffll - node_keys);
+}
 
-// How a block divides the work. One block's warps, one to each quarter of a multiprocessor, leave it idle while they wait for what
-// they expand: two blocks go to each, on GeForce Blackwell with rings just as long as its bandwidth needs.
+// How a block divides the work. One block's warps, one to each quarter of a multiprocessor, leave it idle while they
+// wait for what they expand: two blocks go to each, on GeForce Blackwell with rings just as long as its bandwidth
+// needs.
 template <class Element_, int dim_>
 struct FewTiling {
     using Element = Element_;
@@ -77,8 +83,8 @@ struct FewTiling {
     static_assert(sizeof(Node) % 128 == 0 && sizeof(Shared) <= ptx::shared_bytes_per_block, "the rings fit");
 };
 
-// A warp's ring of units: where it begins, bytes of a unit, units that are waited for together, such batches. Beside units in 16 bits
-// those of a block format have room to be expanded where they are.
+// A warp's ring of units: where it begins, bytes of a unit, units that are waited for together, such batches. Beside
+// units in 16 bits those of a block format have room to be expanded where they are.
 struct FewRing {
     int begin, unit_bytes, batch, batches;
     bool in_place;
@@ -90,7 +96,8 @@ struct FewRing {
         FewRing ring;
         ring.in_place = k_plain || v_plain;
         ring.begin = ring.in_place ? sizeof(typename Tiling::Node) : Tiling::expanded_bytes;
-        ring.unit_bytes = max(Units::bytes(cached.k.format, false), Units::bytes(cached.v.format, cached.v.has_columns()));
+        ring.unit_bytes =
+            max(Units::bytes(cached.k.format, false), Units::bytes(cached.v.format, cached.v.has_columns()));
         const int fitting = (Tiling::arena_bytes - ring.begin) / ring.unit_bytes;
         ring.batch = fitting >= 16 ? 4 : fitting >= 8 ? 2 : 1;
         ring.batches = min(fitting / ring.batch, 4);
@@ -163,8 +170,8 @@ __device__ inline void weights_of(tile::FragmentA &p, const tile::Accumulator &s
 
 // O of a row is not divided: nodes go to partial, row_max and row_sum of the options, counted as splits.
 template <class Tiling, class Element>
-__device__ inline void attention_few(typename Tiling::Shared &shared, const Element *q, const StridesQ &q_strides, const CachedKeys &cached,
-                                     const AttentionOptions &options) {
+__device__ inline void attention_few(typename Tiling::Shared &shared, const Element *q, const StridesQ &q_strides,
+                                     const CachedKeys &cached, const AttentionOptions &options) {
     using Units = typename Tiling::Units;
     using Rows = typename Units::Rows;
     using Columns = typename Units::Columns;
@@ -184,12 +191,12 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
     const int run = ceil_div(cached.nodes, options.splits);
     const int first_node = problem.split * run, end_node = min(first_node + run, cached.nodes);
 
-    const PageTable table = cached.block_table
-                                ? PageTable(cached.block_table + blockIdx.z * cached.table_stride, cached.page, tile::cached_rows)
-                                : PageTable(problem.batch, problem.first_key);
+    const PageTable table = cached.block_table ? PageTable(cached.block_table + blockIdx.z * cached.table_stride,
+                                                           cached.page, tile::cached_rows)
+                                               : PageTable(problem.batch, problem.first_key);
     const auto rows_of = [&](const CachedArray &array, int dim) {
-        return PagedRows(array.codes, array.strides, array.scales, array.scale_strides, problem.head, dim * tile::bits_of(array.format) / 8,
-                         tile::blocks_of(array.format, dim));
+        return PagedRows(array.codes, array.strides, array.scales, array.scale_strides, problem.head,
+                         dim * tile::bits_of(array.format) / 8, tile::blocks_of(array.format, dim));
     };
     const PagedRows k_rows = rows_of(cached.k, options.dim), v_rows = rows_of(cached.v, options.dim_v);
 
@@ -198,10 +205,12 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
     const int ring_end = ring.begin + ring.batches * ring.batch * ring.unit_bytes;
     UnitCursor<units> coming(first_node, end_node, first_tile, end_tile, warp);
     int filled = ring.begin;   // where the next unit goes
-    // The pages of the units of a tile, unit i in the lanes i, i + 4 ...: asked for a tile ahead, so that nobody waits for them.
+    // The pages of the units of a tile, unit i in the lanes i, i + 4 ...: asked for a tile ahead, so that nobody waits
+    // for them.
     const auto pages_of = [&](const UnitCursor<units> &cursor) {
         if (table.shift < 0 || !cursor.there()) return 0;
-        return table.page_of(min(cursor.tile * Tiling::keys + tile::lane_unit<units>() * tile::cached_rows, end_key - 1));
+        return table.page_of(
+            min(cursor.tile * Tiling::keys + tile::lane_unit<units>() * tile::cached_rows, end_key - 1));
     };
     int pages_here = 0, pages_next = pages_of(coming);
     const auto fetch_unit = [&] {
@@ -218,8 +227,10 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
         const auto copy = [&](const CachedArray &array, const PagedRows &from, auto keys) {
             const RowFormat format = array.format;
             if (array.tile_dim) {
-                const char *tile = from.code_strides.row(from.codes, problem.batch, problem.first_tile(Tiling::keys) + coming.tile);
-                if (!keys && format != RowFormat::plain) return Units::copy_columns(target, format, tile, part, array.tile_dim);
+                const char *tile =
+                    from.code_strides.row(from.codes, problem.batch, problem.first_tile(Tiling::keys) + coming.tile);
+                if (!keys && format != RowFormat::plain)
+                    return Units::copy_columns(target, format, tile, part, array.tile_dim);
                 const tile::TileRows rows(array.tile_dim * tile::bits_of(format) / 8, keys);
                 const int first_row = part * tile::cached_rows;
                 Units::copy_rows(target, format, [&](int row, int chunk) {
@@ -243,7 +254,8 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
                 return from_row ? from_row + 16 * chunk : nullptr;
             });
             if (format != RowFormat::plain)
-                Units::copy_scales(unit, format, from.scale_bytes, from.aligned, [&](int row) { return row_of(from.scales, from.scale_strides, row); });
+                Units::copy_scales(unit, format, from.scale_bytes, from.aligned,
+                                   [&](int row) { return row_of(from.scales, from.scale_strides, row); });
         };
         if (coming.part < units) copy(cached.k, k_rows, std::true_type{});
         else copy(cached.v, v_rows, std::false_type{});
@@ -268,7 +280,7 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
         for (int step = 0; step < dim / 16; ++step)
 #pragma unroll
             for (int i = 0; i < 4; ++i) shared.q[step][ptx::laneid()][i] = all[step][i];   // every warp writes the same
-        ptx::bar_sync();   // Q is there
+        ptx::bar_sync();                                                                   // Q is there
     }
 
     const float scale = options.scale * tile::lift_of(cached.k.format) * (cached.q_global ? *cached.q_global : 1.0f) *
@@ -291,8 +303,8 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
         for (; here.node == node; here.tile++, here.settle()) {
             const int tile_key = here.tile * Tiling::keys;
             const bool common = tile_key >= first_common && tile_key + Tiling::keys <= end_common;
-            // Zero times a value that is not finite is NaN: where rows see different keys, those of each query are multiplied
-            // with zeros for the values that it does not see; and so are, in columns, keys that nobody sees.
+            // Zero times a value that is not finite is NaN: where rows see different keys, those of each query are
+            // multiplied with zeros for the values that it does not see; and so are, in columns, keys that nobody sees.
             const bool isolates = !common && (first_query != last_query || cached.v.has_columns());
             tile::Accumulator s[1][2 * units];   // scores, then weights as round_weights leaves them
 #pragma unroll 1
@@ -309,7 +321,9 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
                     char *const expanded = ring.in_place ? arena + read : arena;
                     ptx::bar_warp_sync();   // all lanes are done with what was expanded before
                     tile::with_block_format<Element>(format, [&](auto block) {
-                        if (has_columns) Units::expand_columns(*reinterpret_cast<Columns *>(expanded), arena + read, part - units, block);
+                        if (has_columns)
+                            Units::expand_columns(*reinterpret_cast<Columns *>(expanded), arena + read, part - units,
+                                                  block);
                         else Units::expand_rows(*reinterpret_cast<Rows *>(expanded), arena + read, block);
                     });
                     ptx::bar_warp_sync();   // and it is whole
@@ -330,7 +344,8 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
                     tile::copy(s[0][2 * units - 2], sum[0]);
                     tile::copy(s[0][2 * units - 1], sum[1]);
                     if (part < units - 1) continue;
-                    if (!common || problem.transforms_scores()) mask_scores<tile::NaturalKeys>(s, problem, first_row, tile_key, scale);
+                    if (!common || problem.transforms_scores())
+                        mask_scores<tile::NaturalKeys>(s, problem, first_row, tile_key, scale);
                     softmax.take(s, factor);
                     round_weights<Element>(s[0]);
                     continue;
@@ -341,11 +356,13 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
 #pragma unroll 1
                     for (int query = first_query; query <= last_query; ++query) add(std::true_type{}, query);
                 };
-                const auto add_to = [&](tile::Accumulator &o, const tile::FragmentA &p, const tile::FragmentB &b, auto isolated, int query, int first) {
+                const auto add_to = [&](tile::Accumulator &o, const tile::FragmentA &p, const tile::FragmentB &b,
+                                        auto isolated, int query, int first) {
                     if constexpr (!isolated) {
                         tile::multiply(o, p, b, Element{});
                     } else {
-                        const int begin = problem.first_visible(query) - first, end = problem.end_visible(query) - first;
+                        const int begin = problem.first_visible(query) - first,
+                                  end = problem.end_visible(query) - first;
                         const auto seen = tile::pair_masks([&](int key) { return key >= begin && key < end; });
                         const tile::FragmentB shown = {b[0] & seen.pair[0], b[1] & seen.pair[1]};
                         tile::Accumulator sum;
@@ -367,7 +384,8 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
                             tile::load_b_transposed<Rows>(b, unit + of_values, 0, 2 * pair);
 #pragma unroll
                             for (int half = 0; half < 2; ++half)
-                                add_to(softmax.o[0][2 * pair + half], p, b[half], isolated, query, tile_key + (part - units) * tile::cached_rows);
+                                add_to(softmax.o[0][2 * pair + half], p, b[half], isolated, query,
+                                       tile_key + (part - units) * tile::cached_rows);
                         }
                     });
                 } else {
@@ -376,18 +394,19 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
                         tile::Accumulator *o = softmax.o[0] + quarter * (columns / 4);
                         each_pass([&](auto isolated, int query) {
 #pragma unroll
-                        for (int step = 0; step < units; ++step) {
-                            tile::FragmentA p;
-                            weights_of(p, s[0][step]);
+                            for (int step = 0; step < units; ++step) {
+                                tile::FragmentA p;
+                                weights_of(p, s[0][step]);
 #pragma unroll
-                            for (int pair = 0; pair < Units::quarter / 16; ++pair) {
-                                tile::FragmentB b[2];
-                                tile::load_b<Columns>(b, unit + of_columns, 16 * pair, 2 * step);
+                                for (int pair = 0; pair < Units::quarter / 16; ++pair) {
+                                    tile::FragmentB b[2];
+                                    tile::load_b<Columns>(b, unit + of_columns, 16 * pair, 2 * step);
 #pragma unroll
-                                for (int half = 0; half < 2; ++half)
-                                    add_to(o[2 * pair + half], p, b[half], isolated, query, tile_key + step * tile::cached_rows);
+                                    for (int half = 0; half < 2; ++half)
+                                        add_to(o[2 * pair + half], p, b[half], isolated, query,
+                                               tile_key + step * tile::cached_rows);
+                                }
                             }
-                        }
                         });
                     });
                 }
@@ -399,7 +418,8 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
             if (softmax.row_sum[0][half] == 0.0f) softmax.row_max[0][half] = -INFINITY;   // it saw no key
 
         // Chunks 0 and 1, 2 and 3, then both.
-        const auto node_of = [&](int warp) -> typename Tiling::Node & { return *reinterpret_cast<typename Tiling::Node *>(shared.arena[warp].bytes); };
+        const auto node_of = [&](int warp) ->
+            typename Tiling::Node & { return *reinterpret_cast<typename Tiling::Node *>(shared.arena[warp].bytes); };
         ptx::bar_warp_sync();   // all lanes are done with what was expanded last
         const auto send = [&](typename Tiling::Node &to, int first) {
 #pragma unroll
@@ -414,7 +434,8 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
             }
         };
         const auto take = [&](typename Tiling::Node &from, int first) {
-            const NodeSum sums[2] = {{softmax.row_max[0][0], from.row_max(0)}, {softmax.row_max[0][1], from.row_max(1)}};
+            const NodeSum sums[2] = {{softmax.row_max[0][0], from.row_max(0)},
+                                     {softmax.row_max[0][1], from.row_max(1)}};
 #pragma unroll
             for (int j = 0; j < Tiling::exchanged / 8; ++j) {
                 const float4 right = from.accumulator(j);
@@ -443,7 +464,8 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
         for (int half = 0; half < 2; ++half) {
             const int row = first_row + tile::accumulator_row(2 * half);
             if (row >= end_row) continue;
-            const size_t at = size_t(node) * options.batch * options.heads_kv * options.group * options.queries + problem.row_at(row);
+            const size_t at =
+                size_t(node) * options.batch * options.heads_kv * options.group * options.queries + problem.row_at(row);
             const float max = softmax.row_max[0][half];
             if (tile::accumulator_column(0) == 0) {
                 options.row_max[at] = max;
@@ -455,10 +477,11 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
             for (int j = 0; j < columns; ++j) {
                 if (j * tile::mma_columns + tile::accumulator_column(0) >= options.dim_v) continue;
                 const tile::Accumulator &o = softmax.o[0][j];
-                *reinterpret_cast<float2 *>(target + j * tile::mma_columns) = {o[2 * half] * value_lift, o[2 * half + 1] * value_lift};
+                *reinterpret_cast<float2 *>(target + j * tile::mma_columns) = {o[2 * half] * value_lift,
+                                                                               o[2 * half + 1] * value_lift};
             }
         }
     }
 }
 
-}  // namespace op
+}   // namespace op

@@ -49,13 +49,16 @@ __device__ inline void store_values(Element *target, const float (&values)[8]) {
     *reinterpret_cast<uint4 *>(target) = tile::pack(values, Element{});
 }
 
-// y[b][h][rows][width] = x[b][h][rows][cols], rounded to nearest even; columns from `cols` on are zero; nothing where y is null. The grid's y and z are
-// heads and batch; x are as many blocks as are useful, each of which takes every gridDim.x-th piece of eight columns a thread.
+// y[b][h][rows][width] = x[b][h][rows][cols], rounded to nearest even; columns from `cols` on are zero; nothing where y
+// is null. The grid's y and z are heads and batch; x are as many blocks as are useful, each of which takes every
+// gridDim.x-th piece of eight columns a thread.
 template <class From, class To>
-__device__ inline void cast_to(const Strided<const From> &x, const Strided<To> &y, int64_t rows, int64_t cols, int64_t width) {
+__device__ inline void cast_to(const Strided<const From> &x, const Strided<To> &y, int64_t rows, int64_t cols,
+                               int64_t width) {
     if (!y.data) return;
     const int64_t chunks = (width + cast_values - 1) / cast_values;
-    for (int64_t item = int64_t(blockIdx.x) * cast_threads + threadIdx.x; item < rows * chunks; item += int64_t(gridDim.x) * cast_threads) {
+    for (int64_t item = int64_t(blockIdx.x) * cast_threads + threadIdx.x; item < rows * chunks;
+         item += int64_t(gridDim.x) * cast_threads) {
         const int64_t row = item / chunks, first = item % chunks * cast_values;
         const From *source = x.at(blockIdx.z, blockIdx.y, row, first);
         float values[cast_values];
@@ -76,4 +79,4 @@ __device__ inline void cast_to(const Strided<const From> &x, const Strided<To> &
     }
 }
 
-}  // namespace op
+}   // namespace op

@@ -94,9 +94,8 @@ struct QuantizedRows {
             const tile::Nvfp4Global global(global_scale);
             tile::LaneCodes<4, groups> share;
             uint32_t scale;
-            tile::with_nvfp4_rule(rule, [&](auto better_of_two) {
-                scale = encode_nvfp4_share<better_of_two>(values, global, share);
-            });
+            tile::with_nvfp4_rule(
+                rule, [&](auto better_of_two) { scale = encode_nvfp4_share<better_of_two>(values, global, share); });
             put<4, tile::nvfp4_block, groups>(row, column, columns, present, share, scale);
         } else if (format == EndingFormat::mxfp4) {
             store_mx<tile::E2m1>(row, column, columns, present, values);
@@ -131,7 +130,7 @@ private:
         const int padded = ceil_div(columns, block) * block;
         if (!present || column >= padded) return;
         uint8_t *target = codes + row * code_bytes + column * bits / 8;
-        const uint32_t(&word)[tile::LaneCodes<bits, groups>::words] = share.word;
+        const uint32_t (&word)[tile::LaneCodes<bits, groups>::words] = share.word;
         if constexpr (bits * groups == 4) *reinterpret_cast<uint32_t *>(target) = word[0];
         else if constexpr (bits * groups == 8) tile::store(target, uint2{word[0], word[1]});
         else tile::store(target, uint4{word[0], word[1], word[2], word[3]});
@@ -209,4 +208,4 @@ __device__ inline void store_share(const OutputRows &rows, int64_t row, int colu
     else if (rows.f32) store_share(rows.f32 + at, columns - column, values);
 }
 
-}  // namespace op
+}   // namespace op

@@ -14,11 +14,11 @@ namespace op {
 
 // As entries are given it. Arrays that are not there are null; what is one number for all groups has a count of 1.
 struct EpilogueOptions {
-    FloatRows bias;                  // [groups, cols]
-    FloatRows residual;              // [batch, rows, width]
-    OutputRows out;                  // [batch, rows, width]
+    FloatRows bias;       // [groups, cols]
+    FloatRows residual;   // [batch, rows, width]
+    OutputRows out;       // [batch, rows, width]
     int64_t residual_batch, out_batch;
-    uint8_t *codes, *scales;         // of C [batch rows, width], where `ending` is not 0
+    uint8_t *codes, *scales;                                  // of C [batch rows, width], where `ending` is not 0
     const float *alphas, *a_global, *b_global, *out_global;   // [alpha_count], [1], [1], [level_count]
     float alpha, limit, gate_alpha, offset;
     int activation, ending, rule, swizzled, in_place;   // the last: the residual is what `out` holds
@@ -57,8 +57,7 @@ struct Epilogue {
     __device__ Epilogue(const EpilogueOptions &options, int matrix, int group, int rows, int cols)
         : bias(options.bias), residual(options.residual), out(options.out), activation(Activation(options.activation)),
           gate{options.limit, options.gate_alpha, options.offset}, first_row(int64_t(matrix) * rows), rows(rows),
-              cols(cols),
-          width(options.width), bias_row(group) {
+          cols(cols), width(options.width), bias_row(group) {
         const auto moved = [matrix](auto *&data, int64_t batch) {
             if (data) data += matrix * batch;
         };
@@ -69,8 +68,8 @@ struct Epilogue {
         const auto level = [](const float *of) { return of ? *of : 1.0f; };
         alpha = options.alphas ? options.alphas[min(group, options.alpha_count - 1)] : options.alpha;
         alpha *= level(options.a_global) * level(options.b_global);
-        quantized = options.quantized_rows(options.out_global ? options.out_global[min(group, options.level_count - 1)]
-                                                              : 1.0f);
+        quantized =
+            options.quantized_rows(options.out_global ? options.out_global[min(group, options.level_count - 1)] : 1.0f);
     }
 
     // 16 rows of sums from `row` on (those before end_row) and the columns of the staging from `col` on. By the whole
@@ -93,8 +92,8 @@ struct Epilogue {
                     staging.get(item / of_row, (2 * (item % of_row) + half) * tile::share_columns, pairs);
                     add_bias(2 * column + half * tile::share_columns, pairs);
 #pragma unroll
-                    for (int i = 0; i < 8; ++i) values[half][i] = gate(pairs[i / 4][i % 4 * 2],
-                                                                       pairs[i / 4][i % 4 * 2 + 1]);
+                    for (int i = 0; i < 8; ++i)
+                        values[half][i] = gate(pairs[i / 4][i % 4 * 2], pairs[i / 4][i % 4 * 2 + 1]);
                 }
             } else {
                 staging.get(item / of_row, item % of_row * tile::share_columns, values);
@@ -108,8 +107,8 @@ struct Epilogue {
                 for (int i = 0; i < 16; ++i) values[i / 8][i % 8] += more[i / 8][i % 8];
             }
             if (out.there() && present && column < width) store_share(out, row_here, column, width, values);
-            if (quantized.format != EndingFormat::none) quantized.store(first_row + row_here, column, width, present,
-                                                                        values);
+            if (quantized.format != EndingFormat::none)
+                quantized.store(first_row + row_here, column, width, present, values);
         }
     }
 
@@ -126,4 +125,4 @@ private:
     }
 };
 
-}  // namespace op
+}   // namespace op

@@ -28,18 +28,21 @@ __device__ inline uint4 expand_eight(RowFormat format, const char *codes, const 
     } else {
         tile::E2m1::decode({{*reinterpret_cast<const uint32_t *>(codes + column / 2)}}, values);
     }
-    if (format == RowFormat::nvfp4) factor = tile::nvfp4_step(static_cast<uint8_t>(scales[column / tile::nvfp4_block]), 1.0f);
+    if (format == RowFormat::nvfp4)
+        factor = tile::nvfp4_step(static_cast<uint8_t>(scales[column / tile::nvfp4_block]), 1.0f);
     else factor = ptx::cvt_f32_ue8m0(static_cast<uint8_t>(scales[column / tile::mx_block]));
 #pragma unroll
     for (float &value : values) value *= factor;
     return tile::pack(values, Element{});
 }
 
-// out[heads][sequences][keys][dim]: key j of sequence s from its page, where it is before key_ends[s]; else nothing is written. starts and
-// ends: where the keys of sequences begin and end in rows [sequences][keys], or null. The grid is keys, sequences, heads.
+// out[heads][sequences][keys][dim]: key j of sequence s from its page, where it is before key_ends[s]; else nothing is
+// written. starts and ends: where the keys of sequences begin and end in rows [sequences][keys], or null. The grid is
+// keys, sequences, heads.
 template <class Element>
-__device__ inline void expand_pages(RowFormat format, const PagedRows &rows, const PageTable &table, const int *key_ends, Element *out,
-                                    int *starts, int *ends, int sequences, int keys, int dim) {
+__device__ inline void expand_pages(RowFormat format, const PagedRows &rows, const PageTable &table,
+                                    const int *key_ends, Element *out, int *starts, int *ends, int sequences, int keys,
+                                    int dim) {
     const int sequence = blockIdx.y, head = blockIdx.z, eights = dim / 8, step = expand_threads / eights;
     const int end = min(key_ends[sequence], keys);
     if (starts && blockIdx.x == 0 && head == 0 && threadIdx.x == 0) {
@@ -57,4 +60,4 @@ __device__ inline void expand_pages(RowFormat format, const PagedRows &rows, con
     }
 }
 
-}  // namespace op
+}   // namespace op

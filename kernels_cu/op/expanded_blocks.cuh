@@ -1,4 +1,5 @@
-// Attention on block formats without block-scaled MMAs: a block expands each tile to 16 bits once, and its warps multiply that.
+// Attention on block formats without block-scaled MMAs: a block expands each tile to 16 bits once, and its warps
+// multiply that.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +23,14 @@ struct ExpandedQueries {
     __device__ void store(const BlockQueries<Format, slices, dim, false> &q) {
         static_for<slices>([&](auto slice) {
             static_for<BlockQueries<Format, slices, dim, false>::steps>([&](auto step) {
-                constexpr int word = step / Format::steps_per_word, byte = step % Format::steps_per_word * (4 / Format::steps_per_word);
+                constexpr int word = step / Format::steps_per_word,
+                              byte = step % Format::steps_per_word * (4 / Format::steps_per_word);
                 tile::FragmentA a[tile::Expansion<Format>::fragments];
                 tile::expand_a<Format, byte, word % 2>(a, q.codes[slice][step], q.scales[slice][word / 2]);
 #pragma unroll
                 for (int i = 0; i < tile::Expansion<Format>::fragments; ++i)
-                    fragments[step * tile::Expansion<Format>::fragments + i][slice][threadIdx.x] = {a[i][0], a[i][1], a[i][2], a[i][3]};
+                    fragments[step * tile::Expansion<Format>::fragments + i][slice][threadIdx.x] = {a[i][0], a[i][1],
+                                                                                                    a[i][2], a[i][3]};
             });
         });
     }
@@ -44,8 +47,9 @@ struct ExpandedQueries {
 
 // o += P V, and the sums of P, of V expanded to 16 bits.
 template <class Format, int slices, int dim_v, bool rolled, int tiles>
-__device__ inline void add_weighted(WeightedValues<Format, slices, dim_v, rolled> &softmax, const ProbabilityFragments<Format, tiles> (&p)[slices],
-                                  const tile::SharedTile<dim_v, 16 * tiles> &v) {
+__device__ inline void add_weighted(WeightedValues<Format, slices, dim_v, rolled> &softmax,
+                                    const ProbabilityFragments<Format, tiles> (&p)[slices],
+                                    const tile::SharedTile<dim_v, 16 * tiles> &v) {
     using Softmax = WeightedValues<Format, slices, dim_v, rolled>;
     using To = tile::Expansion<Format>;
     using Tile = tile::SharedTile<dim_v, 16 * tiles>;
@@ -111,12 +115,13 @@ struct ExpandedTiles {
 
     template <class Order, class AllShared, class Scores>
     __device__ void multiply(Scores &s, AllShared &shared, const typename Tiling::Stage &) {
-        multiply_scores<typename tile::Expansion<ScoreFormat>::Element, Tiling::dim, decltype(shared.keys)>(s, shared.queries,
-                                                                                                           tile::address_b(shared.keys));
+        multiply_scores<typename tile::Expansion<ScoreFormat>::Element, Tiling::dim, decltype(shared.keys)>(
+            s, shared.queries, tile::address_b(shared.keys));
     }
 
     template <bool masked, bool sums, class Softmax, class AllShared, class Scores>
-    __device__ __forceinline__ void add(Softmax &softmax, Scores &s, AllShared &shared, const typename Tiling::Stage &stage, float factor) {
+    __device__ __forceinline__ void add(Softmax &softmax, Scores &s, AllShared &shared,
+                                        const typename Tiling::Stage &stage, float factor) {
         if constexpr (expands_values) softmax.template add<masked, sums>(s, shared.values, factor);
         else softmax.template add<masked, sums>(s, stage.v, factor);
     }
@@ -127,4 +132,4 @@ struct ExpandedTiles {
     }
 };
 
-}  // namespace op
+}   // namespace op

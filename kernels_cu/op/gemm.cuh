@@ -170,7 +170,7 @@ template <class Shape_>
 struct GemmShape : Shape_ {
     using Shape = Shape_;
     static constexpr int warp_columns = Shape::cols / Shape::warp_cols,
-        warps = Shape::rows / Shape::warp_rows * warp_columns;
+                         warps = Shape::rows / Shape::warp_rows * warp_columns;
     static constexpr int threads = 32 * warps, slices = Shape::warp_rows / 16, column_tiles = Shape::warp_cols / 8;
     static constexpr int budget = ptx::shared_bytes_per_block / Shape::blocks;
     static constexpr bool roomy = ptx::shared_bytes_per_block > 128 * 1024;
@@ -220,7 +220,8 @@ struct Expanded<tile::Bf16, tile::Nvfp4> {
     using Scale = tile::ExpandedNvToBf16;
 };
 
-// The scales of rows of a slice: `words` words of four to a row. Lanes that read a word of 32 rows meet no bank conflict.
+// The scales of rows of a slice: `words` words of four to a row. Lanes that read a word of 32 rows meet no bank
+// conflict.
 template <int rows, int words>
 struct ScaleWords {
     uint32_t word[words][rows];
@@ -230,9 +231,9 @@ struct ScaleWords {
     }
 };
 
-// Scales on their way into stages. Words that lie at multiples of 4 are copied by cp.async, which takes no register; rows
-// of MX scales that begin at any byte are loaded by start() and stored by finish(). What is past the end of a row becomes
-// 0. `thread` of `threads` takes a word of every `step_rows`-th row.
+// Scales on their way into stages. Words that lie at multiples of 4 are copied by cp.async, which takes no register;
+// rows of MX scales that begin at any byte are loaded by start() and stored by finish(). What is past the end of a row
+// becomes 0. `thread` of `threads` takes a word of every `step_rows`-th row.
 template <int rows_, int words, int threads>
 struct ScaleCopies {
     static_assert(threads % words == 0, "a thread keeps its word of a row");
@@ -241,8 +242,8 @@ struct ScaleCopies {
     const uint8_t *source[items];
     uint32_t *first;   // of the first stage, and where that is in shared memory
     uint32_t target;
-    int step, left;   // bytes from slice to slice; scales from this thread's next word to the end of a row
-    int there;        // items of this thread
+    int step, left;             // bytes from slice to slice; scales from this thread's next word to the end of a row
+    int there;                  // items of this thread
     uint32_t bytes[items][4];   // on their way where they are not aligned
     bool aligned;
 
@@ -270,7 +271,8 @@ struct ScaleCopies {
         left -= 4 * words * slices;
     }
 
-    // Starts to copy the scales of the next slice: they are there with the group of copies that is open, after finish().
+    // Starts to copy the scales of the next slice: they are there with the group of copies that is open, after
+    // finish().
     __device__ void start(uint32_t stage_offset) {
         if (aligned) [[likely]] {
             const int present = min(max(left, 0), 4);
@@ -289,12 +291,13 @@ struct ScaleCopies {
         left -= 4 * words;
     }
     __device__ void finish(uint32_t stage_offset) {
-        if (aligned) [[likely]] return;
+        if (aligned) [[likely]]
+            return;
 #pragma unroll
         for (int i = 0; i < items; ++i)
             if (rows_ * words % threads == 0 || i < there)
-                first[stage_offset / 4 + i * step_rows] = bytes[i][0] | bytes[i][1] << 8 | bytes[i][2] << 16 |
-                                                          bytes[i][3] << 24;
+                first[stage_offset / 4 + i * step_rows] =
+                    bytes[i][0] | bytes[i][1] << 8 | bytes[i][2] << 16 | bytes[i][3] << 24;
     }
 };
 
@@ -345,7 +348,8 @@ __device__ inline void multiply_step(tile::Accumulator &c, const tile::FragmentA
         tile::multiply(c, a, b, typename FormatA::Element{});
     } else if constexpr (FormatA::bits == 8) {
         using CodesB = std::conditional_t<FormatB::bits == 8, ptx::E4m3, ptx::E2m1>;
-        ptx::mma_m16n8k32_mxf8f6f4<ptx::E4m3, CodesB, step % 4, thread_a, step % 4, thread_b>(c, a, b, scale_a, scale_b);
+        ptx::mma_m16n8k32_mxf8f6f4<ptx::E4m3, CodesB, step % 4, thread_a, step % 4, thread_b>(c, a, b, scale_a,
+                                                                                              scale_b);
     } else if constexpr (FormatA::block == 32) {
         ptx::mma_m16n8k64_mxf4<2 * (step % 2), thread_a, 2 * (step % 2), thread_b>(c, a, b, scale_a, scale_b);
     } else {
@@ -360,7 +364,7 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
     static_assert(has_mma<FormatA, FormatB> && slice_words<FormatA> == slice_words<FormatB>);
     static constexpr bool scaled = FormatA::bits < 16, contained = is_contained<FormatA, FormatB>;
     static constexpr int row_bytes = !scaled && (tile_ == 64 || Shape::roomy) ? 128 : slice_bytes<FormatA>,
-        steps = row_bytes / 32;
+                         steps = row_bytes / 32;
     static constexpr int words = slice_words<FormatA>;
     using TileA = tile::SharedTile<Shape::rows, row_bytes>;
     using TileB = tile::SharedTile<Shape::cols, row_bytes>;
@@ -401,8 +405,8 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
             shared.stage[0].scales.a, a, place.matrix, row_a);
         auto scales_b = scale_copies<decltype(Stage::scales.b), Shape::cols, words, Shape::threads>(
             shared.stage[0].scales.b, b, place.group, row_b);
-        // Parts of the copy of the next slice, so that they go out between MMAs. Behind the last slice rows have nothing
-        // left: zeros that nobody reads.
+        // Parts of the copy of the next slice, so that they go out between MMAs. Behind the last slice rows have
+        // nothing left: zeros that nobody reads.
         auto copy_part = [&](int part, int parts) {
             if (part == 0) scales_a.start(filled), scales_b.start(filled);
 #pragma unroll
@@ -451,8 +455,8 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
             }
         };
         auto load_b = [&](int step, int pair, uint32_t offset) {
-            if constexpr (contained) tile::load_contained_b<TileB>(of_b[pair % 2], address_b + offset, 16 * pair,
-                                                                   2 * (step % steps));
+            if constexpr (contained)
+                tile::load_contained_b<TileB>(of_b[pair % 2], address_b + offset, 16 * pair, 2 * (step % steps));
             else tile::load_b<TileB>(of_b[pair % 2], address_b + offset, 16 * pair, 2 * (step % steps));
         };
         ptx::cp_async_wait_group<stages - 2>();
@@ -466,8 +470,9 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
         for (int slice = 0; slice < slices; ++slice) {
             static_for<steps>([&](auto step) {
                 static_for<pairs>([&](auto pair) {
-                    if constexpr (step * pairs + pair < parts) copy_part(step * pairs + pair,
-                                                                         parts);   // over the slice before this
+                    if constexpr (step * pairs + pair < parts)
+                        copy_part(step * pairs + pair,
+                                  parts);   // over the slice before this
                     if constexpr (pair + 1 < pairs) {
                         load_b(step, pair + 1, offset);
                     } else {   // behind the last slice some that nobody needs
@@ -487,8 +492,8 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
                             constexpr int column = 2 * pair + half, some = Shape::slices / 2;
                             constexpr int i = Shape::slices == 1 ? 0 : n % some * 2 + (n / some + half) % 2;
                             multiply_step<FormatA, FormatB, step, i, column>(
-                                sums[i][column], of_a[step % 2][i], of_b[pair % 2][half], scale_a[scale_set(step)][i / 2],
-                                scale_b[scale_set(step)][column / 4]);
+                                sums[i][column], of_a[step % 2][i], of_b[pair % 2][half],
+                                scale_a[scale_set(step)][i / 2], scale_b[scale_set(step)][column / 4]);
                         });
                     });
                 });
@@ -546,13 +551,17 @@ struct ExpandingCore : GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>> {
         RawA a;
         RawB b;
     };
-    struct ExpandedA { TileA tile_a; };
-    struct ExpandedB { TileB tile_b; };
+    struct ExpandedA {
+        TileA tile_a;
+    };
+    struct ExpandedB {
+        TileB tile_b;
+    };
     struct NoA {};
     struct NoB {};
     struct Expanded16 : std::conditional_t<expands_a, ExpandedA, NoA>, std::conditional_t<expands_b, ExpandedB, NoB> {};
     static constexpr int fitting = (budget - int(sizeof(Expanded16))) / int(sizeof(Stage)),
-        stages = fitting < 3 ? fitting : 3;
+                         stages = fitting < 3 ? fitting : 3;
     static_assert(stages >= 2);
     struct Slices {
         Stage stage[stages];
@@ -571,8 +580,8 @@ struct ExpandingCore : GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>> {
                                     const GemmOptions &options, const TilePlace &place) {
         Stage *const stage = shared.slices.stage;
         GatheredRows<decltype(RawA::codes), Shape::threads> rows_a(stage[0].a.codes, a, options, place);
-        ConsecutiveRows<decltype(RawB::codes), Shape::threads> rows_b(stage[0].b.codes, b, place.group,
-                                                                      place.first_col, options.cols);
+        ConsecutiveRows<decltype(RawB::codes), Shape::threads> rows_b(stage[0].b.codes, b, place.group, place.first_col,
+                                                                      options.cols);
         const auto row_a = [&](int row) { return row_of_a(options, place, row); };
         const auto row_b = [&](int row) { return min(place.first_col + row, options.cols - 1); };
         auto scales_a = scale_copies<decltype(RawA::scales), Shape::rows, RawA::words, Shape::threads>(
@@ -617,8 +626,7 @@ struct ExpandingCore : GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>> {
                     multiply_slice(sums, shared.slices.expanded.tile_a, 0, shared.slices.expanded.tile_b, 0);
                 else if constexpr (expands_b)
                     multiply_slice(sums, here.a.codes, half * depth / 8, shared.slices.expanded.tile_b, 0);
-                else
-                    multiply_slice(sums, shared.slices.expanded.tile_a, 0, here.b.codes, half * depth / 8);
+                else multiply_slice(sums, shared.slices.expanded.tile_a, 0, here.b.codes, half * depth / 8);
             }
             finish_copy();
         }
@@ -647,7 +655,7 @@ private:
                                           int first_b) {
         const uint32_t address_a = tile::address_a(a) + Shape::warp_row() * (16 * A::row_chunks);
         const uint32_t address_b = tile::address_b(b) + Shape::warp_col() * (16 * B::row_chunks);
-#pragma unroll (depth == 128 ? 4 : steps)
+#pragma unroll(depth == 128 ? 4 : steps)
         for (int step = 0; step < steps; ++step) {
             tile::FragmentA of_a[Shape::slices];
 #pragma unroll
@@ -676,8 +684,8 @@ struct CoreOf<FormatA, FormatB, tile, true> {
     using Core = StraightCore<FormatA, FormatB, tile>;
 };
 template <class FormatA, class FormatB, int tile>
-using Core = typename CoreOf<FormatA, FormatB, tile, has_mma<FormatA, FormatB> &&
-                                                         (FormatA::bits == 16 || ptx::has_block_scaled_mma)>::Core;
+using Core = typename CoreOf<FormatA, FormatB, tile,
+                             has_mma<FormatA, FormatB> && (FormatA::bits == 16 || ptx::has_block_scaled_mma)>::Core;
 
 // C of one block's tile.
 template <class Core, class A, class B>
@@ -707,24 +715,23 @@ __device__ __forceinline__ void gemm(typename Core::Shared &shared, const A &a, 
     }
 }
 
-}  // namespace op
+}   // namespace op
 
 // The parameters of every entry behind its operands, in order, and the options made of them: arguments, then axes,
 // then strides (those of the operands before those here).
-#define GEMM_ARRAYS \
-    const float *bias_f32, const __half *bias_f16, const __nv_bfloat16 *bias_bf16, const float *residual_f32, \
-        const __half *residual_f16, const __nv_bfloat16 *residual_bf16, const float *alphas, const float *out_global, \
-        const int *group_starts, const int *order, float *out_f32, __half *out_f16, __nv_bfloat16 *out_bf16, \
+#define GEMM_ARRAYS                                                                                                    \
+    const float *bias_f32, const __half *bias_f16, const __nv_bfloat16 *bias_bf16, const float *residual_f32,          \
+        const __half *residual_f16, const __nv_bfloat16 *residual_bf16, const float *alphas, const float *out_global,  \
+        const int *group_starts, const int *order, float *out_f32, __half *out_f16, __nv_bfloat16 *out_bf16,           \
         uint8_t *codes, uint8_t *scales
-#define GEMM_SCALARS \
-    float alpha, int activation, float limit, float gate_alpha, float offset, int ending, int rule, int swizzled, \
+#define GEMM_SCALARS                                                                                                   \
+    float alpha, int activation, float limit, float gate_alpha, float offset, int ending, int rule, int swizzled,      \
         int in_place, int least_rows, int most_rows
-#define GEMM_AXES \
-    int rows, int width, int alpha_count, int level_count, int starts, int code_bytes, int scale_bytes
-#define GEMM_STRIDES \
-    long long bias_f32_group, long long bias_f16_group, long long bias_bf16_group, long long residual_f32_batch, \
-        long long residual_f32_row, long long residual_f16_batch, long long residual_f16_row, \
-        long long residual_bf16_batch, long long residual_bf16_row, long long out_f32_batch, long long out_f32_row, \
+#define GEMM_AXES int rows, int width, int alpha_count, int level_count, int starts, int code_bytes, int scale_bytes
+#define GEMM_STRIDES                                                                                                   \
+    long long bias_f32_group, long long bias_f16_group, long long bias_bf16_group, long long residual_f32_batch,       \
+        long long residual_f32_row, long long residual_f16_batch, long long residual_f16_row,                          \
+        long long residual_bf16_batch, long long residual_bf16_row, long long out_f32_batch, long long out_f32_row,    \
         long long out_f16_batch, long long out_f16_row, long long out_bf16_batch, long long out_bf16_row
 // clang-format off
 #define GEMM_OPTIONS(a_global, b_global)                                                                               \
@@ -741,48 +748,50 @@ __device__ __forceinline__ void gemm(typename Core::Shared &shared, const A &a, 
 
 // Where the scales of an operand in codes are; rows of codes and scales, and of 16 bits, of what entries are given.
 #define SCALES_SCALARS(x) int x##_blocks, int x##_swizzled, int x##_scale_rows, int x##_first_row
-#define BLOCK_ROWS(x, stride) \
-    op::BlockRows{{x##_codes, stride, x##_row, x##_bytes}, \
-                  x##_scales, {x##_blocks, x##_blocks, x##_swizzled != 0}, x##_scale_rows, x##_first_row}
-#define HALF_ROWS(x, stride) \
+#define BLOCK_ROWS(x, stride)                                                                                          \
+    op::BlockRows {                                                                                                    \
+        {x##_codes, stride, x##_row, x##_bytes}, x##_scales, {x##_blocks, x##_blocks, x##_swizzled != 0},              \
+            x##_scale_rows, x##_first_row                                                                              \
+    }
+#define HALF_ROWS(x, stride)                                                                                           \
     op::OperandRows { reinterpret_cast<const uint8_t *>(x), 2 * stride, 2 * x##_row, 2 * depth }
 
 // The parameters of entries: A and B in 16 bits; both in codes and scales; B alone.
-#define PARAMETERS_IN_16_BITS(Element) \
-    (const Element *a,   /* [batch, tokens, depth] */ \
-     const Element *b,   /* [groups, cols, depth] */ \
-     GEMM_ARRAYS, GEMM_SCALARS, int batch, int tokens, int depth, int groups, int cols, GEMM_AXES, long long a_batch, \
+#define PARAMETERS_IN_16_BITS(Element)                                                                                 \
+    (const Element *a, /* [batch, tokens, depth] */                                                                    \
+     const Element *b, /* [groups, cols, depth] */                                                                     \
+     GEMM_ARRAYS, GEMM_SCALARS, int batch, int tokens, int depth, int groups, int cols, GEMM_AXES, long long a_batch,  \
      long long a_row, long long b_group, long long b_row, GEMM_STRIDES)
-#define BLOCK_PARAMETERS \
-    (const uint8_t *a_codes,    /* [batch, tokens, a_bytes] */ \
-     const uint8_t *a_scales,   /* [a_scale_bytes] */ \
-     const uint8_t *b_codes,    /* [groups, cols, b_bytes] */ \
-     const uint8_t *b_scales,   /* [b_scale_bytes] */ \
-     const float *a_global, const float *b_global, GEMM_ARRAYS, GEMM_SCALARS, SCALES_SCALARS(a), SCALES_SCALARS(b), \
-     int batch, int tokens, int a_bytes, long long a_scale_bytes, int groups, int cols, int b_bytes, \
-     long long b_scale_bytes, GEMM_AXES, long long a_batch, long long a_row, long long b_group, long long b_row, \
+#define BLOCK_PARAMETERS                                                                                               \
+    (const uint8_t *a_codes,  /* [batch, tokens, a_bytes] */                                                           \
+     const uint8_t *a_scales, /* [a_scale_bytes] */                                                                    \
+     const uint8_t *b_codes,  /* [groups, cols, b_bytes] */                                                            \
+     const uint8_t *b_scales, /* [b_scale_bytes] */                                                                    \
+     const float *a_global, const float *b_global, GEMM_ARRAYS, GEMM_SCALARS, SCALES_SCALARS(a), SCALES_SCALARS(b),    \
+     int batch, int tokens, int a_bytes, long long a_scale_bytes, int groups, int cols, int b_bytes,                   \
+     long long b_scale_bytes, GEMM_AXES, long long a_batch, long long a_row, long long b_group, long long b_row,       \
      GEMM_STRIDES)
-#define HALF_PARAMETERS \
-    (const __nv_bfloat16 *a,    /* [batch, tokens, depth] */ \
-     const uint8_t *b_codes,    /* [groups, cols, b_bytes] */ \
-     const uint8_t *b_scales,   /* [b_scale_bytes] */ \
-     const float *b_global, GEMM_ARRAYS, GEMM_SCALARS, SCALES_SCALARS(b), int batch, int tokens, int depth, \
-     int groups, int cols, int b_bytes, long long b_scale_bytes, GEMM_AXES, long long a_batch, long long a_row, long long b_group, \
-     long long b_row, GEMM_STRIDES)
+#define HALF_PARAMETERS                                                                                                \
+    (const __nv_bfloat16 *a,  /* [batch, tokens, depth] */                                                             \
+     const uint8_t *b_codes,  /* [groups, cols, b_bytes] */                                                            \
+     const uint8_t *b_scales, /* [b_scale_bytes] */                                                                    \
+     const float *b_global, GEMM_ARRAYS, GEMM_SCALARS, SCALES_SCALARS(b), int batch, int tokens, int depth,            \
+     int groups, int cols, int b_bytes, long long b_scale_bytes, GEMM_AXES, long long a_batch, long long a_row,        \
+     long long b_group, long long b_row, GEMM_STRIDES)
 
 // An entry on whole tiles.
-#define TILE_GEMM(name, Core_) \
-    KERNEL(name, .threads = {Core_::threads}, .shared_bytes = sizeof(Core_::Shared), \
+#define TILE_GEMM(name, Core_)                                                                                         \
+    KERNEL(name, .threads = {Core_::threads}, .shared_bytes = sizeof(Core_::Shared),                                   \
            .tile = {Core_::cols, Core_::rows, 1}, .min_blocks = Core_::blocks)
-#define BLOCK_GEMM(name, FormatA, FormatB, tile_) \
-    using Core = op::Core<FormatA, FormatB, tile_>; \
-    TILE_GEMM(name, Core) BLOCK_PARAMETERS { \
-        op::gemm<Core>(shared<Core::Shared>(), BLOCK_ROWS(a, a_batch), BLOCK_ROWS(b, b_group), \
-                       GEMM_OPTIONS(a_global, b_global)); \
+#define BLOCK_GEMM(name, FormatA, FormatB, tile_)                                                                      \
+    using Core = op::Core<FormatA, FormatB, tile_>;                                                                    \
+    TILE_GEMM(name, Core) BLOCK_PARAMETERS {                                                                           \
+        op::gemm<Core>(shared<Core::Shared>(), BLOCK_ROWS(a, a_batch), BLOCK_ROWS(b, b_group),                         \
+                       GEMM_OPTIONS(a_global, b_global));                                                              \
     }
-#define HALF_GEMM(name, FormatB, tile_) \
-    using Core = op::Core<tile::Bf16, FormatB, tile_>; \
-    TILE_GEMM(name, Core) HALF_PARAMETERS { \
-        op::gemm<Core>(shared<Core::Shared>(), HALF_ROWS(a, a_batch), BLOCK_ROWS(b, b_group), \
-                       GEMM_OPTIONS(nullptr, b_global)); \
+#define HALF_GEMM(name, FormatB, tile_)                                                                                \
+    using Core = op::Core<tile::Bf16, FormatB, tile_>;                                                                 \
+    TILE_GEMM(name, Core) HALF_PARAMETERS {                                                                            \
+        op::gemm<Core>(shared<Core::Shared>(), HALF_ROWS(a, a_batch), BLOCK_ROWS(b, b_group),                          \
+                       GEMM_OPTIONS(nullptr, b_global));                                                               \
     }

@@ -32,8 +32,8 @@ constexpr int scales_of_run = Format::bits == 16 ? 0 : ceil_div(values, values_o
 template <class Format>
 struct FewRing {
     static constexpr int tiles = few_cols / 8, words = slice_words<Format>;
-    static constexpr int values = 512 / Format::bits;                  // of a row in a stage
-    static constexpr int parts = words > 0 ? 128 / values : 1;         // stages to words of scales
+    static constexpr int values = 512 / Format::bits;            // of a row in a stage
+    static constexpr int parts = words > 0 ? 128 / values : 1;   // stages to words of scales
     static constexpr int chunk_bytes = 32 * tiles * 16, scale_bytes = 4 * few_cols * words;
     static constexpr int budget = ptx::shared_bytes_per_block / few_blocks / few_warps - 128;
     static constexpr int fits(int stages) {
@@ -255,8 +255,7 @@ __device__ inline void gemm_of_few_rows(FewShared<FormatB> &shared, const RowsA 
                             scale_b[i] = To::Scale::scale(ring.scales[scale_stage].byte(8 * i + group, block));
                 }
 #pragma unroll
-                for (int i = 0; i < tiles; ++i)
-                    pairs_of<To, FormatB>(words_b[i], part, pairs_b[i], scale_b[i]);
+                for (int i = 0; i < tiles; ++i) pairs_of<To, FormatB>(words_b[i], part, pairs_b[i], scale_b[i]);
                 const int chunk = part / rows_a.parts_of_chunk, place_of_chunk = chunk % rows_a.held;
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
@@ -299,19 +298,19 @@ __device__ inline void gemm_of_few_rows(FewShared<FormatB> &shared, const RowsA 
     if (warp == 0) epilogue.finish(shared.warp[0].staging, place.first_row, place.end_row, place.first_col);
 }
 
-}  // namespace op
+}   // namespace op
 
 // An entry for few rows.
-#define FEW_GEMM(name, FormatB) \
-    KERNEL(name, .threads = {32 * op::few_warps}, .shared_bytes = sizeof(op::FewShared<FormatB>), \
+#define FEW_GEMM(name, FormatB)                                                                                        \
+    KERNEL(name, .threads = {32 * op::few_warps}, .shared_bytes = sizeof(op::FewShared<FormatB>),                      \
            .tile = {op::few_cols, op::few_rows, 1}, .min_blocks = op::few_blocks)
-#define FEW_BLOCK_GEMM(name, FormatA, FormatB) \
-    FEW_GEMM(name, FormatB) BLOCK_PARAMETERS { \
-        op::gemm_of_few_rows<FormatA, FormatB>(shared<op::FewShared<FormatB>>(), BLOCK_ROWS(a, a_batch), \
-                                               BLOCK_ROWS(b, b_group), GEMM_OPTIONS(a_global, b_global)); \
+#define FEW_BLOCK_GEMM(name, FormatA, FormatB)                                                                         \
+    FEW_GEMM(name, FormatB) BLOCK_PARAMETERS {                                                                         \
+        op::gemm_of_few_rows<FormatA, FormatB>(shared<op::FewShared<FormatB>>(), BLOCK_ROWS(a, a_batch),               \
+                                               BLOCK_ROWS(b, b_group), GEMM_OPTIONS(a_global, b_global));              \
     }
-#define FEW_HALF_GEMM(name, FormatB) \
-    FEW_GEMM(name, FormatB) HALF_PARAMETERS { \
-        op::gemm_of_few_rows<tile::Bf16, FormatB>(shared<op::FewShared<FormatB>>(), HALF_ROWS(a, a_batch), \
-                                                  BLOCK_ROWS(b, b_group), GEMM_OPTIONS(nullptr, b_global)); \
+#define FEW_HALF_GEMM(name, FormatB)                                                                                   \
+    FEW_GEMM(name, FormatB) HALF_PARAMETERS {                                                                          \
+        op::gemm_of_few_rows<tile::Bf16, FormatB>(shared<op::FewShared<FormatB>>(), HALF_ROWS(a, a_batch),             \
+                                                  BLOCK_ROWS(b, b_group), GEMM_OPTIONS(nullptr, b_global));            \
     }

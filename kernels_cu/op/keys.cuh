@@ -13,8 +13,9 @@ struct KeyUnit {
     int sequence, first, keys;
 };
 
-// x[batch, heads, keys, cols] with strides in elements. A block of threads works on head blockIdx.y of batch blockIdx.z.
-// Sequence i is batch i or, where there are key_starts, keys key_starts[i] .. key_ends[i] - 1 of a batch of one.
+// x[batch, heads, keys, cols] with strides in elements. A block of threads works on head blockIdx.y of batch
+// blockIdx.z. Sequence i is batch i or, where there are key_starts, keys key_starts[i] .. key_ends[i] - 1 of a batch of
+// one.
 template <class Element>
 struct KeyArray {
     const Element *x;        // [batch, heads, keys, cols]
@@ -22,7 +23,8 @@ struct KeyArray {
     const int *key_ends;     // [sequences] or null: keys from there on are not there
     int batch, heads, keys, cols, sequences;
     int64_t batch_stride, head_stride, key_stride;
-    bool backwards = false;   // blocks start from the last head: who reads the same afterwards finds the first in the cache
+    bool backwards =
+        false;   // blocks start from the last head: who reads the same afterwards finds the first in the cache
 
     __device__ int batch_of_block() const { return backwards ? batch - 1 - blockIdx.z : blockIdx.z; }
     __device__ int head_of_block() const { return backwards ? heads - 1 - blockIdx.y : blockIdx.y; }
@@ -31,7 +33,8 @@ struct KeyArray {
     __device__ KeyUnit unit(int index, int size) const {
         int sequence = batch_of_block(), start = 0, first = index * size;
         if (key_starts) {
-            sequence = last_sequence(sequences, index, [&](int i) { return first_unit(__ldg(key_starts + i), i, size); });
+            sequence =
+                last_sequence(sequences, index, [&](int i) { return first_unit(__ldg(key_starts + i), i, size); });
             start = __ldg(key_starts + sequence);
             first = start + (index - first_unit(start, sequence, size)) * size;
         }
@@ -41,8 +44,8 @@ struct KeyArray {
 
     // The keys of a unit, of the block's head.
     __device__ tile::Rows<Element> rows(const KeyUnit &unit) const {
-        return {x + batch_of_block() * batch_stride + head_of_block() * head_stride + unit.first * key_stride, key_stride, unit.keys,
-                cols};
+        return {x + batch_of_block() * batch_stride + head_of_block() * head_stride + unit.first * key_stride,
+                key_stride, unit.keys, cols};
     }
 
     // Which of all heads the block has, and which of those of a sequence's.
@@ -53,4 +56,4 @@ struct KeyArray {
 // The strides of such an array as parameters of an entry.
 #define KEY_STRIDES(x) int64_t x##_batch, int64_t x##_head, int64_t x##_key
 
-}  // namespace op
+}   // namespace op

@@ -12,9 +12,9 @@ constexpr int layout_tile = 4 * layout_threads;   // bytes of a block of threads
 
 __device__ inline size_t first_byte() { return (size_t(blockIdx.x) * layout_threads + threadIdx.x) * 4; }
 
-// n / d and what is left, for 0 <= n < 2^42, which is more than a grid has bytes, and d > 0. The compiler's own division of 64
-// bits is a call, and one of 32 bits would not do for 4 GiB. A float tells the quotient but for a part of 2^-21, and what is
-// left is exact; told twice it is off by 1.25 at most.
+// n / d and what is left, for 0 <= n < 2^42, which is more than a grid has bytes, and d > 0. The compiler's own
+// division of 64 bits is a call, and one of 32 bits would not do for 4 GiB. A float tells the quotient but for a part
+// of 2^-21, and what is left is exact; told twice it is off by 1.25 at most.
 struct Quotient {
     int64_t quotient = 0, rest;
 
@@ -31,10 +31,12 @@ struct Quotient {
 
 // The four bytes at a multiple of four.
 __device__ inline uint32_t word_at(const uint8_t *x, size_t at) { return *reinterpret_cast<const uint32_t *>(x + at); }
-__device__ inline void store_word(uint8_t *x, size_t at, uint32_t word) { *reinterpret_cast<uint32_t *>(x + at) = word; }
+__device__ inline void store_word(uint8_t *x, size_t at, uint32_t word) {
+    *reinterpret_cast<uint32_t *>(x + at) = word;
+}
 
-// Stores the bytes at .. at + 3 of an array of `count`, which `next` gives one after the other; at is a multiple of 4, and
-// one of the array.
+// Stores the bytes at .. at + 3 of an array of `count`, which `next` gives one after the other; at is a multiple of 4,
+// and one of the array.
 template <class Source>
 __device__ inline void store_bytes(uint8_t *target, size_t at, size_t count, Source &&next) {
     const int there = min(count - at, size_t(4));
@@ -89,7 +91,8 @@ __device__ inline void pad_last(const uint8_t *x, uint8_t *y, size_t rows, size_
 }
 
 // y[rows, count] = the bytes of x[rows, width] at places[count] of each row.
-__device__ inline void gather_bytes(const uint8_t *x, const int *places, uint8_t *y, size_t rows, size_t width, size_t count) {
+__device__ inline void gather_bytes(const uint8_t *x, const int *places, uint8_t *y, size_t rows, size_t width,
+                                    size_t count) {
     if (first_byte() >= rows * count) return;
     RowPlace place(first_byte(), count);
     const uint8_t *source = x + place.row * width;
@@ -100,9 +103,9 @@ __device__ inline void gather_bytes(const uint8_t *x, const int *places, uint8_t
     });
 }
 
-// A matrix of scales [rows, blocks] stands in tiles of 128 rows x 4 blocks, 512 bytes each, the tiles of a row of tiles next
-// to each other; row r and block b of a tile are byte (r % 32) 16 + (r / 32) 4 + b. Source: cuBLAS, "1D block scaling".
-// Row `outer` cols + col of that matrix is scales[outer][.][col].
+// A matrix of scales [rows, blocks] stands in tiles of 128 rows x 4 blocks, 512 bytes each, the tiles of a row of tiles
+// next to each other; row r and block b of a tile are byte (r % 32) 16 + (r / 32) 4 + b. Source: cuBLAS, "1D block
+// scaling". Row `outer` cols + col of that matrix is scales[outer][.][col].
 struct ScaleTiles {
     size_t outer, blocks, cols;
 
@@ -156,4 +159,4 @@ __device__ inline void unswizzle_scales(const uint8_t *swizzled, uint8_t *scales
     });
 }
 
-}  // namespace op
+}   // namespace op

@@ -22,7 +22,9 @@ template <class Narrow>
 struct MxDecoder {
     // Of NaN infinity: its codes are 0, and so their values NaN.
     __device__ static float step(uint32_t scale) { return __uint_as_float(scale == 0 ? 0x400000u : scale << 23); }
-    __device__ static void decode(const tile::Codes<Narrow::bits> &codes, float (&values)[8]) { Narrow::decode(codes, values); }
+    __device__ static void decode(const tile::Codes<Narrow::bits> &codes, float (&values)[8]) {
+        Narrow::decode(codes, values);
+    }
 };
 
 template <class Format>
@@ -58,24 +60,27 @@ __device__ inline void decode_keys(DecodedKeys<Tile> &keys, const Tile &tile) {
     }
 }
 
-// A of 16 rows of means[rows, cols] from `row` on, columns 16 step .. + 15, as the sum of two: rounded to bf16, and what is left.
+// A of 16 rows of means[rows, cols] from `row` on, columns 16 step .. + 15, as the sum of two: rounded to bf16, and
+// what is left.
 __device__ inline void load_means(tile::FragmentA (&a)[2], const float *means, int row, int rows, int cols, int step) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const int r = row + tile::accumulator_row(2 * (i % 2)), c = 16 * step + 8 * (i / 2) + tile::accumulator_column(0);
+        const int r = row + tile::accumulator_row(2 * (i % 2)),
+                  c = 16 * step + 8 * (i / 2) + tile::accumulator_column(0);
         const float *source = means + size_t(r) * cols + c;
-        const float low = r < rows && c < cols ? __ldg(source) : 0.0f, high = r < rows && c + 1 < cols ? __ldg(source + 1) : 0.0f;
+        const float low = r < rows && c < cols ? __ldg(source) : 0.0f,
+                    high = r < rows && c + 1 < cols ? __ldg(source + 1) : 0.0f;
         a[0][i] = tile::rounded_pair(high, low, __nv_bfloat16{});
         a[1][i] = tile::rounded_pair(high - ptx::high_bf16(a[0][i]), low - ptx::low_bf16(a[0][i]), __nv_bfloat16{});
     }
 }
 
-// scores[batch, heads, rows, 64 tiles] = means[batch, heads, rows, cols] times the keys of k_tiles[batch, heads, tiles], over
-// *q_global where that is given: in the units of a product of codes and scales, whose global scales come later. One tile to a
-// block of threads; the grid is tiles x heads x batch.
+// scores[batch, heads, rows, 64 tiles] = means[batch, heads, rows, cols] times the keys of k_tiles[batch, heads,
+// tiles], over *q_global where that is given: in the units of a product of codes and scales, whose global scales come
+// later. One tile to a block of threads; the grid is tiles x heads x batch.
 template <class Tile>
-__device__ inline void mean_scores(DecodedKeys<Tile> &keys, const float *means, const Tile *k_tiles, const float *q_global,
-                                   float *scores, int rows, int cols) {
+__device__ inline void mean_scores(DecodedKeys<Tile> &keys, const float *means, const Tile *k_tiles,
+                                   const float *q_global, float *scores, int rows, int cols) {
     // The keys of the tile in 16 bits.
     const size_t head = size_t(blockIdx.z) * gridDim.y + blockIdx.y;
     const int tiles = gridDim.x;
@@ -99,7 +104,8 @@ __device__ inline void mean_scores(DecodedKeys<Tile> &keys, const float *means, 
 #pragma unroll
                 for (int part = 1; part >= 0; --part)
 #pragma unroll
-                    for (int half = 0; half < 2; ++half) tile::multiply(s[2 * pair + half], a[part], b[half], __nv_bfloat16{});
+                    for (int half = 0; half < 2; ++half)
+                        tile::multiply(s[2 * pair + half], a[part], b[half], __nv_bfloat16{});
             }
         }
 #pragma unroll
@@ -109,23 +115,24 @@ __device__ inline void mean_scores(DecodedKeys<Tile> &keys, const float *means, 
             float *target = scores + size_t(r) * tiles * Tile::keys + tile::accumulator_column(0);
 #pragma unroll
             for (int j = 0; j < Tile::keys / tile::mma_columns; ++j)
-                *reinterpret_cast<float2 *>(target + tile::mma_columns * j) = {s[j][2 * half] * unit, s[j][2 * half + 1] * unit};
+                *reinterpret_cast<float2 *>(target + tile::mma_columns * j) = {s[j][2 * half] * unit,
+                                                                               s[j][2 * half + 1] * unit};
         }
     }
 }
 
-}  // namespace op
+}   // namespace op
 
 // The entry of a format.
-#define MEAN_SCORES(name, Format, dim)                                                                                       \
-    KERNEL(name, .threads = {op::mean_score_threads}, .shared_bytes = sizeof(op::DecodedKeys<tile::KeyTile<Format, tile::tile_keys, dim>>), \
-           .tile = {1, 1, 1})                                                                                                \
-    (const float *mean,        /* [batch, heads_kv, rows, cols] */                                                           \
-     const uint8_t *k_tiles,   /* [batch, heads_kv, tiles, k_bytes]: tile::KeyTile */                                        \
-     const float *q_global,    /* [1] or null */                                                                             \
-     float *scores,            /* [batch, heads_kv, rows, 64 tiles] */                                                       \
-     int batch, int heads_kv, int rows, int cols, int tiles, int k_bytes) {                                                  \
-        using Tile = tile::KeyTile<Format, tile::tile_keys, dim>;                                                                         \
-        op::mean_scores(shared<op::DecodedKeys<Tile>>(), mean, reinterpret_cast<const Tile *>(k_tiles), q_global, scores,    \
-                        rows, cols);                                                                                         \
+#define MEAN_SCORES(name, Format, dim)                                                                                 \
+    KERNEL(name, .threads = {op::mean_score_threads},                                                                  \
+           .shared_bytes = sizeof(op::DecodedKeys<tile::KeyTile<Format, tile::tile_keys, dim>>), .tile = {1, 1, 1})    \
+    (const float *mean,      /* [batch, heads_kv, rows, cols] */                                                       \
+     const uint8_t *k_tiles, /* [batch, heads_kv, tiles, k_bytes]: tile::KeyTile */                                    \
+     const float *q_global,  /* [1] or null */                                                                         \
+     float *scores,          /* [batch, heads_kv, rows, 64 tiles] */                                                   \
+     int batch, int heads_kv, int rows, int cols, int tiles, int k_bytes) {                                            \
+        using Tile = tile::KeyTile<Format, tile::tile_keys, dim>;                                                      \
+        op::mean_scores(shared<op::DecodedKeys<Tile>>(), mean, reinterpret_cast<const Tile *>(k_tiles), q_global,      \
+                        scores, rows, cols);                                                                           \
     }

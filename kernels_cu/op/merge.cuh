@@ -1,4 +1,5 @@
-// Attention over several segments of the keys, merged: each row weighed by the sum of its exponentials, in the tree of tree.cuh.
+// Attention over several segments of the keys, merged: each row weighed by the sum of its exponentials, in the tree of
+// tree.cuh.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +15,11 @@
 namespace op {
 
 constexpr int merge_columns = 4;   // of a thread: 16 bytes of a segment's row
-constexpr int merge_pieces = 64;   // of so many columns, of a block: few, so that few rows are spread over many multiprocessors
-constexpr int merge_runs = 4;      // of segments, each a node of threads of its own
-constexpr int merge_batch = 4;     // segments, likewise a node, of which a thread has loads on their way at once
-constexpr int merge_levels = 8;    // of nodes of batches in a run: for 4096 segments
+constexpr int merge_pieces =
+    64;   // of so many columns, of a block: few, so that few rows are spread over many multiprocessors
+constexpr int merge_runs = 4;     // of segments, each a node of threads of its own
+constexpr int merge_batch = 4;    // segments, likewise a node, of which a thread has loads on their way at once
+constexpr int merge_levels = 8;   // of nodes of batches in a run: for 4096 segments
 constexpr int merge_threads = merge_pieces * merge_runs;
 constexpr int merge_tile = merge_pieces * merge_columns;
 
@@ -102,11 +104,11 @@ struct Merged {
     Strided<__nv_bfloat16> out_bf16;   // [batch, heads, queries, dim_v], as the next two
     Strided<__half> out_f16;
     Strided<float> out_f32;
-    float *lse, *max, *sum;            // [batch, heads, queries]
+    float *lse, *max, *sum;   // [batch, heads, queries]
 };
 
-// `columns` columns of a row, from the element `first` of all rows on, and beside column 0 the row's figures. Called by the whole
-// block, of which thread p of each run of segments has the same piece.
+// `columns` columns of a row, from the element `first` of all rows on, and beside column 0 the row's figures. Called by
+// the whole block, of which thread p of each run of segments has the same piece.
 template <int columns>
 __device__ inline void merge_piece(MergeShared &shared, const Segments &segments, const Merged &merged, int64_t first) {
     // The segments of this thread's run.
@@ -144,7 +146,9 @@ __device__ inline void merge_piece(MergeShared &shared, const Segments &segments
         const float exact = segments.exact_sum ? segments.exact_sum[place] : has_sums ? sum : 1.0f;
         Piece<columns> result{segments.natural ? 0.0f : ceilf(max), {}};
         // From 2^-200 on nothing counts, and exp_f32 would overflow from -2^127 on.
-        const float weight = segments.natural ? max - top < -200.0f ? 0.0f : exp_f32(max - top) : max == result.max ? 1.0f : ptx::ex2_approx_ftz_f32(max - result.max);
+        const float weight = segments.natural    ? max - top < -200.0f ? 0.0f : exp_f32(max - top)
+                             : max == result.max ? 1.0f
+                                                 : ptx::ex2_approx_ftz_f32(max - result.max);
 #pragma unroll
         for (int i = 0; i < columns; ++i) result.value[i] = part.element[i] * weight;
         result.value[columns] = sum * weight;
@@ -164,7 +168,8 @@ __device__ inline void merge_piece(MergeShared &shared, const Segments &segments
         for (; batches >> level & 1; ++level) node = shared.get<columns>(level, threadIdx.x).with(node);
         if (split + merge_batch < end) shared.put(level, node);
     }
-    if (batches) {   // what is left at the right edge, from the smallest on: the last batch is in `node`, up to its level
+    if (batches) {   // what is left at the right edge, from the smallest on: the last batch is in `node`, up to its
+                     // level
         int level = 0;
         while (batches - 1 >> level & 1) ++level;
         for (++level; batches - 1 >> level; ++level)
@@ -222,8 +227,8 @@ __device__ inline void merge(MergeShared &shared, const Segments &segments, cons
 #pragma unroll 1
     for (int i = 0; i < merge_columns; ++i) {
         merge_piece<1>(shared, segments, merged, first + i);   // a piece may lie across the end of a row
-        ptx::bar_sync();   // nobody reads nodes any more
+        ptx::bar_sync();                                       // nobody reads nodes any more
     }
 }
 
-}  // namespace op
+}   // namespace op

@@ -1,4 +1,5 @@
-// How fast tensor cores multiply: chains of one kind of mma.sync on registers alone, with an A that never stays the same.
+// How fast tensor cores multiply: chains of one kind of mma.sync on registers alone, with an A that never stays the
+// same.
 #pragma once
 
 #include <cstdint>
@@ -59,14 +60,15 @@ __device__ inline void fill_tile(Tile &tile, const uint4 *chunks) {
         tile.at(i / Tile::row_chunks, i % Tile::row_chunks) = chunks[i];
 }
 
-// c[chain][16][8] of every warp = the sum over `steps` steps of A B, where chain = 4 (fragment of A) + (fragment of B) and
-// the bits `flip` of every 32-bit word of A change after each step. a: 2 fragments of 16 rows of 32 bytes, b: 4 of 8, c: room
-// for all warps of the block; a and b 16-byte aligned. Called by the whole block.
+// c[chain][16][8] of every warp = the sum over `steps` steps of A B, where chain = 4 (fragment of A) + (fragment of B)
+// and the bits `flip` of every 32-bit word of A change after each step. a: 2 fragments of 16 rows of 32 bytes, b: 4 of
+// 8, c: room for all warps of the block; a and b 16-byte aligned. Called by the whole block.
 //
-// Were A the same in each step, the compiler could take products, or conversions of operands, out of the loop. It does not
-// know `flip`, and sees one step at a time: of two it knows that the second undoes what the first did to A.
+// Were A the same in each step, the compiler could take products, or conversions of operands, out of the loop. It does
+// not know `flip`, and sees one step at a time: of two it knows that the second undoes what the first did to A.
 template <class Mma>
-__device__ inline void mma_rate(MmaRateShared &shared, const void *a, const void *b, float *c, int steps, uint32_t flip) {
+__device__ inline void mma_rate(MmaRateShared &shared, const void *a, const void *b, float *c, int steps,
+                                uint32_t flip) {
     fill_tile(shared.a, static_cast<const uint4 *>(a));
     fill_tile(shared.b, static_cast<const uint4 *>(b));
     ptx::bar_sync();   // both tiles are complete
@@ -100,4 +102,4 @@ __device__ inline void mma_rate(MmaRateShared &shared, const void *a, const void
                 sums[chain / mma_rate_b][chain % mma_rate_b][i];
 }
 
-}  // namespace op
+}   // namespace op

@@ -111,9 +111,7 @@ __device__ inline void norm_rows(NormShared &shared, const NormInput<Element> &i
     const int64_t end = y.end(), blocks_rows = int64_t(gridDim.x) * place.rows();
     constexpr bool ahead = sizeof(Element) == 2;   // the next rows are on their way while these are worked on
     RowShares<Element, norm_shares> next;
-    const auto begin = [&](int64_t row) {
-        input.begin(row, row < y.rows, place.column(0), step, cols, next);
-    };
+    const auto begin = [&](int64_t row) { input.begin(row, row < y.rows, place.column(0), step, cols, next); };
     if (ahead) begin(int64_t(blockIdx.x) * place.rows() + place.row());
 #pragma unroll 1
     for (int64_t first = int64_t(blockIdx.x) * place.rows(); first < end; first += blocks_rows) {
@@ -174,7 +172,7 @@ __device__ inline void norm_rows(NormShared &shared, const NormInput<Element> &i
         const float factor = 1.0f / sqrtf(squares + options.eps);
 #pragma unroll 1
         for (int share = 0; share < place.shares; ++share) {
-            float(&some)[2][8] = values[0];
+            float (&some)[2][8] = values[0];
             const int column = place.column(share);
             if (share >= norm_shares) load_again(share, some);
             if (present && input.total && column < cols)
@@ -205,4 +203,4 @@ __device__ inline void norm_rows(NormShared &shared, const NormInput<Element> &i
     }
 }
 
-}  // namespace op
+}   // namespace op

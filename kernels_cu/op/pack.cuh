@@ -15,10 +15,10 @@
 
 namespace op {
 
-// How a block is encoded: encode<Blocks>(values, codes, scale, common). A lane has Blocks::groups groups of eight of its values, and
-// Blocks joins what lanes found of it. The bytes are those of the quantizer of the format. Where takes_pairs, an overload does
-// so for pairs of 16-bit elements in fewer instructions. Where has_others, what is asked for common blocks gives anything for
-// another and says so by false; with std::false_type it takes any.
+// How a block is encoded: encode<Blocks>(values, codes, scale, common). A lane has Blocks::groups groups of eight of
+// its values, and Blocks joins what lanes found of it. The bytes are those of the quantizer of the format. Where
+// takes_pairs, an overload does so for pairs of 16-bit elements in fewer instructions. Where has_others, what is asked
+// for common blocks gives anything for another and says so by false; with std::false_type it takes any.
 template <class Narrow>
 struct MxEncoder {
     static constexpr uint32_t one = 0x7f;   // the scale that stands for 1
@@ -30,8 +30,8 @@ struct MxEncoder {
     __device__ MxEncoder(int rule, const float *) : rule(tile::ScaleRule(rule)) {}
 
     template <class Blocks>
-    __device__ bool encode(const float (&values)[Blocks::groups][8], tile::Codes<Narrow::bits> (&codes)[Blocks::groups], uint32_t &scale,
-                           std::true_type) const {
+    __device__ bool encode(const float (&values)[Blocks::groups][8], tile::Codes<Narrow::bits> (&codes)[Blocks::groups],
+                           uint32_t &scale, std::true_type) const {
         float amax = 0.0f;
 #pragma unroll
         for (const auto &group : values) amax = ptx::max_nan_f32(amax, tile::amax_of(group));
@@ -39,16 +39,19 @@ struct MxEncoder {
     }
 
     template <class Blocks, class Element>
-    __device__ bool encode(const uint4 (&pairs)[Blocks::groups], tile::Codes<Narrow::bits> (&codes)[Blocks::groups], uint32_t &scale) const {
+    __device__ bool encode(const uint4 (&pairs)[Blocks::groups], tile::Codes<Narrow::bits> (&codes)[Blocks::groups],
+                           uint32_t &scale) const {
         uint32_t words[Blocks::groups][4];
 #pragma unroll
-        for (int i = 0; i < Blocks::groups; ++i) words[i][0] = pairs[i].x, words[i][1] = pairs[i].y, words[i][2] = pairs[i].z, words[i][3] = pairs[i].w;
+        for (int i = 0; i < Blocks::groups; ++i)
+            words[i][0] = pairs[i].x, words[i][1] = pairs[i].y, words[i][2] = pairs[i].z, words[i][3] = pairs[i].w;
         return encode_scaled<Blocks>(words, tile::amax_of(pairs, Element{}), codes, scale);
     }
 
 private:
     template <class Blocks, class Values>
-    __device__ bool encode_scaled(const Values &values, float amax, tile::Codes<Narrow::bits> (&codes)[Blocks::groups], uint32_t &scale) const {
+    __device__ bool encode_scaled(const Values &values, float amax, tile::Codes<Narrow::bits> (&codes)[Blocks::groups],
+                                  uint32_t &scale) const {
         scale = tile::mx_scale<Narrow>(Blocks::amax(amax), rule);
 #pragma unroll
         for (int i = 0; i < Blocks::groups; ++i) {
@@ -69,10 +72,12 @@ struct Nvfp4Encoder {
     tile::Nvfp4Global global;
     bool four_over_six;   // which makes all blocks others
 
-    __device__ Nvfp4Encoder(int rule, const float *global_scale) : global(global_scale ? *global_scale : 1.0f), four_over_six(rule == 1) {}
+    __device__ Nvfp4Encoder(int rule, const float *global_scale)
+        : global(global_scale ? *global_scale : 1.0f), four_over_six(rule == 1) {}
 
     template <class Blocks>
-    __device__ bool encode(const float (&values)[2][8], tile::Codes<4> (&codes)[2], uint32_t &scale_code, std::true_type) const {
+    __device__ bool encode(const float (&values)[2][8], tile::Codes<4> (&codes)[2], uint32_t &scale_code,
+                           std::true_type) const {
         const float amax = amax_of(values);
         const tile::Nvfp4Scale scale = tile::plain_nvfp4_scale(amax, global);
         const tile::Divisor divisor = tile::Divisor::plain(scale.step * (1.0f / tile::E2m1::unit));
@@ -98,7 +103,8 @@ struct Nvfp4Encoder {
     }
 
     template <class Blocks>
-    __device__ bool encode(const float (&values)[2][8], tile::Codes<4> (&codes)[2], uint32_t &scale_code, std::false_type) const {
+    __device__ bool encode(const float (&values)[2][8], tile::Codes<4> (&codes)[2], uint32_t &scale_code,
+                           std::false_type) const {
         static_assert(Blocks::lanes == 1, "a sum of errors in the order of the definition");
         scale_code = four_over_six ? tile::encode_nvfp4_block<true>(values, amax_of(values), global, codes).code
                                    : tile::encode_nvfp4_block<false>(values, amax_of(values), global, codes).code;
@@ -111,8 +117,8 @@ private:
     }
 };
 
-// Encodes `items` blocks of each thread: encode(item, common) does one, or says that what it did must be done again. The common
-// ones come first, in one straight line, the others after them, one by one.
+// Encodes `items` blocks of each thread: encode(item, common) does one, or says that what it did must be done again.
+// The common ones come first, in one straight line, the others after them, one by one.
 template <class Encoder, int items, class Encode>
 __device__ inline void encode_blocks(Encode &&encode) {
     uint32_t others = 0;
@@ -145,7 +151,9 @@ struct Packed {
     int tiles;
 
     // The tile of this block.
-    __device__ uint8_t *tile(size_t head, size_t tile_bytes) const { return first + (head * tiles + blockIdx.x) * tile_bytes; }
+    __device__ uint8_t *tile(size_t head, size_t tile_bytes) const {
+        return first + (head * tiles + blockIdx.x) * tile_bytes;
+    }
 };
 
 // The axes and strides of every packing entry, in order.
@@ -158,10 +166,11 @@ struct PackShared {
     tile::Staged<Element, tile::tile_keys, dim> staged;
 };
 
-// One tile of keys, less mean[sequences, heads, cols] where that is given. Blocks without any value of x have a scale of 1.
+// One tile of keys, less mean[sequences, heads, cols] where that is given. Blocks without any value of x have a scale
+// of 1.
 template <class Tile, class Element>
-__device__ inline void pack_keys(PackShared<Tile, Element, Tile::dim> &shared, const KeyArray<Element> &x, Packed packed, const float *mean,
-                                 int rule, const float *global_scale) {
+__device__ inline void pack_keys(PackShared<Tile, Element, Tile::dim> &shared, const KeyArray<Element> &x,
+                                 Packed packed, const float *mean, int rule, const float *global_scale) {
     using Packing = tile::KeyPacking<Tile>;
     using Blocks = typename Packing::Blocks;
     using Encoder = typename EncoderOf<typename Tile::Format>::Type;
@@ -174,7 +183,8 @@ __device__ inline void pack_keys(PackShared<Tile, Element, Tile::dim> &shared, c
     if (mean) {
 #pragma unroll
         for (int group = 0; group < Blocks::groups; ++group)
-            tile::Rows<float>(mean + x.head(unit.sequence) * x.cols, 0, 1, x.cols).load(of_columns[group], 0, 0, Packing::column() + 8 * group);
+            tile::Rows<float>(mean + x.head(unit.sequence) * x.cols, 0, 1, x.cols)
+                .load(of_columns[group], 0, 0, Packing::column() + 8 * group);
     }
     const Encoder encoder(rule, global_scale);
     ptx::cp_async_wait_group<0>();
@@ -222,8 +232,8 @@ __device__ inline void pack_values_16(const KeyArray<Element> &x, Packed packed)
 
 // One tile of values. Blocks without any value of x have a scale of 1.
 template <class Tile, class Element>
-__device__ inline void pack_values(PackShared<Tile, Element, Tile::dim_v> &shared, const KeyArray<Element> &x, Packed packed, int rule,
-                                   const float *global_scale) {
+__device__ inline void pack_values(PackShared<Tile, Element, Tile::dim_v> &shared, const KeyArray<Element> &x,
+                                   Packed packed, int rule, const float *global_scale) {
     using Packing = tile::ValuePacking<Tile>;
     using Blocks = typename Packing::Blocks;
     using Encoder = typename EncoderOf<typename Tile::Format>::Type;
@@ -250,7 +260,8 @@ __device__ inline void pack_values(PackShared<Tile, Element, Tile::dim_v> &share
             Packing::unpack(shared.staged, block, values);
             done = encoder.template encode<Blocks>(values, codes, scale, common);
         }
-        Packing::put(shared.tile, block, codes, rows.holds(block * Tile::Format::block, Packing::column()) ? scale : Encoder::one);
+        Packing::put(shared.tile, block, codes,
+                     rows.holds(block * Tile::Format::block, Packing::column()) ? scale : Encoder::one);
         return done;
     });
     ptx::bar_sync();   // the tile is whole
@@ -259,9 +270,10 @@ __device__ inline void pack_values(PackShared<Tile, Element, Tile::dim_v> &share
 
 constexpr int unpack_warps = 8;   // of a block, each with a row
 
-// y[heads, keys, words] = the rows of packed sequences, out of x[heads, rows, words], in which each begins with a tile of its
-// own. The grid is keys x heads.
-__device__ inline void unpack_rows(const uint32_t *x, const int *key_starts, uint32_t *y, int rows, int keys, int words, int sequences) {
+// y[heads, keys, words] = the rows of packed sequences, out of x[heads, rows, words], in which each begins with a tile
+// of its own. The grid is keys x heads.
+__device__ inline void unpack_rows(const uint32_t *x, const int *key_starts, uint32_t *y, int rows, int keys, int words,
+                                   int sequences) {
     const int key = blockIdx.x * unpack_warps + threadIdx.x / 32;
     if (key >= keys) return;
     const int sequence = sequence_of(key_starts, sequences, key), start = __ldg(key_starts + sequence);
@@ -271,4 +283,4 @@ __device__ inline void unpack_rows(const uint32_t *x, const int *key_starts, uin
     for (int word = threadIdx.x % 32; word < words; word += 32) target[word] = source[word];
 }
 
-}  // namespace op
+}   // namespace op

@@ -25,19 +25,19 @@ struct PageStrides {
 struct PagedRows {
     const char *codes, *scales;   // scales null where there are none
     PageStrides code_strides, scale_strides;
-    int chunks, scale_bytes;      // of a row that are there
-    bool aligned;                 // whether rows of scales begin at multiples of 4
+    int chunks, scale_bytes;   // of a row that are there
+    bool aligned;              // whether rows of scales begin at multiples of 4
 
-    __device__ PagedRows(const void *codes, const PageStrides &code_strides, const void *scales, const PageStrides &scale_strides,
-                         int head, int row_bytes, int scale_bytes)
+    __device__ PagedRows(const void *codes, const PageStrides &code_strides, const void *scales,
+                         const PageStrides &scale_strides, int head, int row_bytes, int scale_bytes)
         : codes(static_cast<const char *>(codes) + head * code_strides.head),
-          scales(static_cast<const char *>(scales) + (scales ? head * scale_strides.head : 0)), code_strides(code_strides),
-          scale_strides(scale_strides), chunks(row_bytes / 16), scale_bytes(scale_bytes),
+          scales(static_cast<const char *>(scales) + (scales ? head * scale_strides.head : 0)),
+          code_strides(code_strides), scale_strides(scale_strides), chunks(row_bytes / 16), scale_bytes(scale_bytes),
           aligned((reinterpret_cast<uintptr_t>(this->scales) | scale_strides.page | scale_strides.token) % 4 == 0) {}
 };
 
-// The pages of a sequence: key j is row j % page of page pages[j / page]. Of pages behind the last key nothing is read. Without a
-// table it is row first + j of the page `number`.
+// The pages of a sequence: key j is row j % page of page pages[j / page]. Of pages behind the last key nothing is read.
+// Without a table it is row first + j of the page `number`.
 struct PageTable {
     const int *pages;
     int page;
@@ -62,4 +62,4 @@ struct PageTable {
     __device__ int row_of(int key) const { return pages ? key & (page - 1) : first + key; }
 };
 
-}  // namespace op
+}   // namespace op

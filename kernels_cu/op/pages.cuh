@@ -10,10 +10,12 @@ namespace op {
 
 constexpr int page_threads = 128, slot_threads = 128;
 
-// Bytes of a row, by `threads` threads from number `thread` on: four at a time where both rows and their length allow it.
+// Bytes of a row, by `threads` threads from number `thread` on: four at a time where both rows and their length allow
+// it.
 __device__ inline void move_row(const uint8_t *from, uint8_t *to, int width, int thread, int threads) {
     if ((reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) | width) % 16 == 0) {
-        for (int i = thread; i < width / 16; i += threads) reinterpret_cast<uint4 *>(to)[i] = reinterpret_cast<const uint4 *>(from)[i];
+        for (int i = thread; i < width / 16; i += threads)
+            reinterpret_cast<uint4 *>(to)[i] = reinterpret_cast<const uint4 *>(from)[i];
     } else {
         for (int i = thread; i < width; i += threads) to[i] = from[i];
     }
@@ -21,9 +23,10 @@ __device__ inline void move_row(const uint8_t *from, uint8_t *to, int width, int
 
 constexpr int row_threads = 8;   // that move a row
 
-// rows[targets[i]] = rows[sources[i]], a block for each i; of each page the first counts[i] rows, or all where counts is null.
-__device__ inline void copy_rows(const int *sources, const int *targets, const int *counts, uint8_t *rows, const PageStrides &strides,
-                                 int heads, int page, int width) {
+// rows[targets[i]] = rows[sources[i]], a block for each i; of each page the first counts[i] rows, or all where counts
+// is null.
+__device__ inline void copy_rows(const int *sources, const int *targets, const int *counts, uint8_t *rows,
+                                 const PageStrides &strides, int heads, int page, int width) {
     const long long from = sources[blockIdx.x] * strides.page, to = targets[blockIdx.x] * strides.page;
     for (int i = threadIdx.x / row_threads; i < heads * page; i += page_threads / row_threads) {
         if (counts && i % page >= counts[blockIdx.x]) continue;
@@ -33,8 +36,9 @@ __device__ inline void copy_rows(const int *sources, const int *targets, const i
 }
 
 // out[sequences][heads][keys][width]: rows of sequences one behind the other; zeros from key_ends on.
-__device__ inline void unpack_pages(const uint8_t *rows, const PageStrides &strides, const PageTable &table, int first_row, int table_stride,
-                                    const int *key_ends, uint8_t *out, int sequences, int heads, int keys, int width) {
+__device__ inline void unpack_pages(const uint8_t *rows, const PageStrides &strides, const PageTable &table,
+                                    int first_row, int table_stride, const int *key_ends, uint8_t *out, int sequences,
+                                    int heads, int keys, int width) {
     for (int i = threadIdx.x / row_threads; i < page_threads / row_threads; i += page_threads / row_threads) {
         const int at = first_row + i;
         if (at >= sequences * keys) return;
@@ -43,15 +47,17 @@ __device__ inline void unpack_pages(const uint8_t *rows, const PageStrides &stri
         if (key < key_ends[sequence]) {
             const PageTable of{table.pages + sequence * static_cast<long long>(table_stride), table.page, 1};
             const PageTable::Place place = of.place(key);
-            move_row(rows + place.page * strides.page + head * strides.head + place.row * strides.token, target, width, thread, row_threads);
+            move_row(rows + place.page * strides.page + head * strides.head + place.row * strides.token, target, width,
+                     thread, row_threads);
         } else {
             for (int byte = thread; byte < width; byte += row_threads) target[byte] = 0;
         }
     }
 }
 
-__device__ inline void find_slots(const int *block_table, long long stride, const int *sequence_ids, const int *positions, long long *slots,
-                                  int sequences, int table, int tokens, int page) {
+__device__ inline void find_slots(const int *block_table, long long stride, const int *sequence_ids,
+                                  const int *positions, long long *slots, int sequences, int table, int tokens,
+                                  int page) {
     const int token = blockIdx.x * slot_threads + threadIdx.x;
     if (token >= tokens) return;
     const int sequence = sequence_ids[token], position = positions[token];
@@ -63,4 +69,4 @@ __device__ inline void find_slots(const int *block_table, long long stride, cons
     slots[token] = slot;
 }
 
-}  // namespace op
+}   // namespace op

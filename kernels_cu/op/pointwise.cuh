@@ -13,8 +13,7 @@ template <class Element>
 __device__ inline void activate_rows(const Element *x, int64_t stride, Activation activation, const Produced &y) {
     using Raw = RowShares<Element, 1>;
     produce_shares<Element, Raw>(
-        y,
-        [&](int64_t row, int column, Raw &raw) { raw.load(x + row * stride, row < y.rows, column, 0, y.cols); },
+        y, [&](int64_t row, int column, Raw &raw) { raw.load(x + row * stride, row < y.rows, column, 0, y.cols); },
         [&](const Raw &raw, int64_t, float (&values)[2][8]) {
             raw.unpack(0, values);
             activate(values, activation);
@@ -40,7 +39,8 @@ template <class Element>
 __device__ inline void gate_rows(const Element *x, int64_t stride, bool interleaved, const Gate &gate,
                                  const float *weights, bool rounds, const Produced &y) {
     struct Raw {
-        RowShares<Element, 1> part[2];   // gates and what they gate; interleaved: the first eight columns and the others
+        RowShares<Element, 1>
+            part[2];   // gates and what they gate; interleaved: the first eight columns and the others
     };
     const int apart = interleaved ? produce_share : y.cols, width = interleaved ? 2 * y.cols : y.cols;
     produce_shares<Element, Raw>(
@@ -59,7 +59,7 @@ __device__ inline void gate_rows(const Element *x, int64_t stride, bool interlea
 #pragma unroll
                 for (int i = 0; i < 16; ++i) {
                     const int pair = i % 8 * 2;
-                    const float(&both)[2][8] = i < 8 ? one : other;
+                    const float (&both)[2][8] = i < 8 ? one : other;
                     values[i / 8][i % 8] = gate(interleaved ? both[pair / 8][pair % 8] : one[i / 8][i % 8],
                                                 interleaved ? both[pair / 8][pair % 8 + 1] : other[i / 8][i % 8]);
                 }
@@ -78,4 +78,4 @@ __device__ inline void gate_rows(const Element *x, int64_t stride, bool interlea
         });
 }
 
-}  // namespace op
+}   // namespace op

@@ -21,8 +21,7 @@ enum class ValuesInLanes { eights, sixteens, accumulators };
 
 // A block takes 64 rows and 64 columns of x[rows, cols], a warp 16 rows of them.
 __device__ inline void probe_ending(ProbeEndingShared &shared, const FloatRows &x, const OutputRows &out,
-                                    const QuantizedRows &quantized,
-                                    ValuesInLanes way, int64_t rows, int cols) {
+                                    const QuantizedRows &quantized, ValuesInLanes way, int64_t rows, int cols) {
     using Staging = tile::AccumulatorStaging<probe_ending_columns>;
     Staging &staging = shared.staging[threadIdx.x / 32];
     const int64_t block_row = int64_t(blockIdx.y) * probe_ending_rows, first_row = block_row + threadIdx.x / 32 * 16;
@@ -70,4 +69,4 @@ __device__ inline void probe_ending(ProbeEndingShared &shared, const FloatRows &
     quantized.fill_tile(rows, first_column / block, (first_column + probe_ending_columns) / block);
 }
 
-}  // namespace op
+}   // namespace op

@@ -1,4 +1,5 @@
-// Where tile/ thinks that the elements and scales of fragments are, to be compared with what the probes of mma.sync find.
+// Where tile/ thinks that the elements and scales of fragments are, to be compared with what the probes of mma.sync
+// find.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +20,12 @@ struct FragmentTiles {
 
 // Where the findings go: elements as 32 row + byte, scales as blocks of a row + block.
 struct FragmentFindings {
-    int *accumulator;      // [32, 4, 2]: row and column
-    int *a;                // [32, 4, 4]: bytes of the registers of A
-    int *b;                // [32, 2, 2, 4]: of two B
-    int *b_transposed;     // the same loaded transposed
-    int *scale_a;          // [32, 4]: the bytes of A's scale register; 8 blocks of a row
-    int *scale_b;          // 4 blocks of a row
+    int *accumulator;    // [32, 4, 2]: row and column
+    int *a;              // [32, 4, 4]: bytes of the registers of A
+    int *b;              // [32, 2, 2, 4]: of two B
+    int *b_transposed;   // the same loaded transposed
+    int *scale_a;        // [32, 4]: the bytes of A's scale register; 8 blocks of a row
+    int *scale_b;        // 4 blocks of a row
 };
 
 // Fills `tiles` with bytes that show 8 bits of their numbers, and tells what load(registers) brings where.
@@ -88,4 +89,4 @@ __device__ inline void probe_fragments(FragmentTiles &tiles, const FragmentFindi
     }
 }
 
-}  // namespace op
+}   // namespace op

@@ -1,4 +1,5 @@
-// Where the bytes of shared memory are in registers after ldmatrix, and the other way round after stmatrix, found by numbering them.
+// Where the bytes of shared memory are in registers after ldmatrix, and the other way round after stmatrix, found by
+// numbering them.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@ struct MatrixRows {
     __device__ uint32_t address(int row) const { return static_cast<uint32_t>(__cvta_generic_to_shared(words[row])); }
 };
 
-// A word of elements of `bits` bits, of which each shows bits `bits` pass and up of its number. The first number is `first`.
+// A word of elements of `bits` bits, of which each shows bits `bits` pass and up of its number. The first number is
+// `first`.
 template <int bits>
 __device__ inline uint32_t numbered_word(int first, int pass) {
     uint32_t word = 0;
@@ -27,8 +29,8 @@ __device__ inline uint32_t numbered_word(int first, int pass) {
 
 constexpr int passes_for(int bits) { return bits == 8 ? 2 : 3; }   // 512 bytes have 9 bits of number, 1024 nibbles 10
 
-// places[lane][register][byte]: the number of the element in memory, counted by row and from the lowest bits of its first byte on,
-// that load(registers, row address) brings to the byte.
+// places[lane][register][byte]: the number of the element in memory, counted by row and from the lowest bits of its
+// first byte on, that load(registers, row address) brings to the byte.
 template <int bits, class Load>
 __device__ inline void probe_load(MatrixRows &rows, int *places, Load &&load) {
     const int lane = ptx::laneid();
@@ -70,7 +72,8 @@ __device__ inline void probe_store(MatrixRows &rows, int *stored, Store &&store)
 
 // Where the findings of each form go, 512 numbers each.
 struct MatrixFindings {
-    int *m8n8, *m8n8_trans, *m16n16_trans_b8, *m8n16_b4x16_p64, *stored_m8n8, *stored_m8n8_trans, *stored_m16n8_trans_b8;
+    int *m8n8, *m8n8_trans, *m16n16_trans_b8, *m8n16_b4x16_p64, *stored_m8n8, *stored_m8n8_trans,
+        *stored_m16n8_trans_b8;
 };
 
 // All forms, by one warp.
@@ -84,4 +87,4 @@ __device__ inline void probe_ldmatrix(MatrixRows &rows, const MatrixFindings &fi
     probe_store(rows, findings.stored_m16n8_trans_b8, ptx::stmatrix_m16n8_x4_trans_b8);
 }
 
-}  // namespace op
+}   // namespace op

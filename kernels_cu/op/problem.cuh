@@ -34,8 +34,8 @@ struct StridesMask {   // [batch, heads_kv, group, queries, keys]; any may be 0
     long long batch, head, group, query, key;
 };
 
-// The arrays and the numbers that every attention entry takes behind its operands, in the order of its parameters: X(type, name) for
-// each, where X is AS_PARAMETER, AS_MEMBER or AS_ARGUMENT. Arrays that are not there are null.
+// The arrays and the numbers that every attention entry takes behind its operands, in the order of its parameters:
+// X(type, name) for each, where X is AS_PARAMETER, AS_MEMBER or AS_ARGUMENT. Arrays that are not there are null.
 // clang-format off
 #define ATTENTION_ARRAYS(X)                                                                                            \
     X(const float *, mask)          /* [batch, heads_kv, group, queries, keys]: added to the scaled scores */          \
@@ -62,7 +62,8 @@ struct StridesMask {   // [batch, heads_kv, group, queries, keys]; any may be 0
 // clang-format on
 
 // The strides of one array as parameters of an entry, and as a struct.
-#define STRIDES_Q(array) long long array##_batch, long long array##_head, long long array##_group, long long array##_query
+#define STRIDES_Q(array)                                                                                               \
+    long long array##_batch, long long array##_head, long long array##_group, long long array##_query
 #define STRIDES_K(array) long long array##_batch, long long array##_head, long long array##_key
 #define STRIDES_MASK(array) STRIDES_Q(array), long long array##_key
 #define THE_STRIDES_Q(array) {array##_batch, array##_head, array##_group, array##_query}
@@ -82,16 +83,16 @@ struct AttentionOptions {
 // The options of an entry: what the lists above name, row_shift, and the sizes, from `batch` to `splits`.
 #define ATTENTION_OPTIONS(row_shift, ...)                                                                              \
     op::AttentionOptions {                                                                                             \
-        ATTENTION_ARRAYS(AS_ARGUMENT) row_shift, ATTENTION_SCALARS(AS_ARGUMENT) __VA_ARGS__,                           \
-            ATTENTION_STRIDES(THE_STRIDES_MASK, THE_STRIDES_Q)                                                         \
+        ATTENTION_ARRAYS(AS_ARGUMENT)                                                                                  \
+        row_shift, ATTENTION_SCALARS(AS_ARGUMENT) __VA_ARGS__, ATTENTION_STRIDES(THE_STRIDES_MASK, THE_STRIDES_Q)      \
     }
 
-// The part of a problem that one block works on: one sequence, one head of K and V with the heads of Q that share it, one
-// split of the keys. Row r of the block's problem is query r / group of head r % group, so that all heads that share K and
-// V meet in a tile.
+// The part of a problem that one block works on: one sequence, one head of K and V with the heads of Q that share it,
+// one split of the keys. Row r of the block's problem is query r / group of head r % group, so that all heads that
+// share K and V meet in a tile.
 //
-// Blocks start in the order of their numbers: those of all heads and splits with the last rows, then those before them. Where a
-// mask is causal, later rows have more to do, so that the blocks that start last are short ones.
+// Blocks start in the order of their numbers: those of all heads and splits with the last rows, then those before them.
+// Where a mask is causal, later rows have more to do, so that the blocks that start last are short ones.
 struct Problem {
     const AttentionOptions &options;
     int batch, head, split;
@@ -113,7 +114,8 @@ struct Problem {
         queries = (options.query_ends ? options.query_ends[sequence] : options.queries) - first_query;
         keys = (options.key_ends ? options.key_ends[sequence] : options.keys) - first_key;
         rows = queries * options.group;
-        // An open side is as wide as it can matter, so that no sum exceeds 32 bits: keys + queries do not (largest_keys).
+        // An open side is as wide as it can matter, so that no sum exceeds 32 bits: keys + queries do not
+        // (largest_keys).
         first_offset = keys - queries - min(options.left, keys);
         end_offset = keys - queries + min(options.right, queries - 1) + 1;
     }
@@ -126,10 +128,14 @@ struct Problem {
     __device__ int end_visible(int query) const { return min(query + end_offset, keys); }
 
     // The sequence's first tile of keys among those of operands in tiles: packed sequences have tiles of their own.
-    __device__ int first_tile(int tile_keys) const { return options.key_starts ? first_unit(first_key, blockIdx.z, tile_keys) : 0; }
+    __device__ int first_tile(int tile_keys) const {
+        return options.key_starts ? first_unit(first_key, blockIdx.z, tile_keys) : 0;
+    }
 
     // Its first block of queries that share a mean, likewise.
-    __device__ int first_block() const { return options.query_starts ? first_unit(first_query, blockIdx.z, smooth_queries) : 0; }
+    __device__ int first_block() const {
+        return options.query_starts ? first_unit(first_query, blockIdx.z, smooth_queries) : 0;
+    }
 
     // Whether scores need more than a factor before the softmax; then no tile is plain.
     __device__ bool transforms_scores() const {
@@ -138,27 +144,28 @@ struct Problem {
 
     // Where elements of a row stand in the arrays with strides, and rows in those without.
     __device__ size_t at(const StridesMask &strides, int query, int group, int key) const {
-        return batch * strides.batch + head * strides.head + group * strides.group + (first_query + query) * strides.query +
-               (first_key + key) * strides.key;
+        return batch * strides.batch + head * strides.head + group * strides.group +
+               (first_query + query) * strides.query + (first_key + key) * strides.key;
     }
     __device__ size_t at(const StridesQ &strides, int row) const { return at(strides, query_of(row), group_of(row)); }
     __device__ size_t at(const StridesQ &strides, int query, int group) const {
-        return batch * strides.batch + head * strides.head + group * strides.group + (first_query + query) * strides.query;
+        return batch * strides.batch + head * strides.head + group * strides.group +
+               (first_query + query) * strides.query;
     }
     __device__ size_t at(const StridesK &strides) const {
         return batch * strides.batch + head * strides.head + first_key * strides.key;
     }
     __device__ size_t row_at(int row) const {
-        return (size_t(batch * options.heads_kv + head) * options.group + group_of(row)) * options.queries + first_query +
-               query_of(row);
+        return (size_t(batch * options.heads_kv + head) * options.group + group_of(row)) * options.queries +
+               first_query + query_of(row);
     }
     __device__ size_t split_row_at(int row) const {
         return size_t(split) * options.batch * options.heads_kv * options.group * options.queries + row_at(row);
     }
 };
 
-// The tiles of `keys` keys that a block goes through: those that any of its rows sees, in its split. From plain_begin to
-// plain_end every row sees every key and the scores need no more than a factor.
+// The tiles of `keys` keys that a block goes through: those that any of its rows sees, in its split. From plain_begin
+// to plain_end every row sees every key and the scores need no more than a factor.
 template <int keys>
 struct TileRange {
     int begin, end, plain_begin, plain_end;
@@ -166,7 +173,8 @@ struct TileRange {
     __device__ TileRange(const Problem &problem, int first_row, int end_row) {
         static_assert(split_unit % keys == 0, "a split begins where a tile does");
         const int first_query = problem.query_of(first_row), last_query = problem.query_of(end_row - 1);
-        const int split_keys = ceil_div(ceil_div(problem.options.keys, split_unit), problem.options.splits) * split_unit;
+        const int split_keys =
+            ceil_div(ceil_div(problem.options.keys, split_unit), problem.options.splits) * split_unit;
         const int split_begin = problem.split * split_keys, split_end = min(split_begin + split_keys, problem.keys);
         begin = max(problem.first_visible(first_query), split_begin) / keys;
         end = ceil_div(max(min(problem.end_visible(last_query), split_end), 0), keys);
@@ -178,4 +186,4 @@ struct TileRange {
     }
 };
 
-}  // namespace op
+}   // namespace op

@@ -77,8 +77,11 @@ struct Produced {
 #define PRODUCED_OUTPUTS float *out_f32, __half *out_f16, __nv_bfloat16 *out_bf16, uint8_t *codes, uint8_t *scales
 #define PRODUCED_SCALARS int ending, int rule, int swizzled
 #define PRODUCED_STRIDES int64_t out_f32_row, int64_t out_f16_row, int64_t out_bf16_row
-#define PRODUCED(rows, cols)                                                                                      \
-    op::produced({out_bf16, out_f16, out_f32, out_bf16 ? out_bf16_row : out_f16 ? out_f16_row : out_f32_row},     \
+#define PRODUCED(rows, cols)                                                                                           \
+    op::produced({out_bf16, out_f16, out_f32,                                                                          \
+                  out_bf16  ? out_bf16_row                                                                             \
+                  : out_f16 ? out_f16_row                                                                              \
+                            : out_f32_row},                                                                            \
                  codes, scales, code_bytes, out_global, ending, rule, swizzled, rows, cols)
 
 __device__ inline Produced produced(const OutputRows &out, uint8_t *codes, uint8_t *scales, int64_t code_bytes,
@@ -87,11 +90,12 @@ __device__ inline Produced produced(const OutputRows &out, uint8_t *codes, uint8
     const int64_t blocks = ceil_div(cols, format == EndingFormat::nvfp4 ? tile::nvfp4_block : tile::mx_block);
     return {out,
             {format, codes, scales, code_bytes, {blocks, blocks, swizzled != 0}, rule, global ? *global : 1.0f},
-            rows, cols};
+            rows,
+            cols};
 }
 
-// Goes through shares of all rows that are each made of the same columns of other rows: load(row, column, raw) begins to
-// load what make(raw, row, values) makes values of. Of 16-bit elements the next share is on its way meanwhile.
+// Goes through shares of all rows that are each made of the same columns of other rows: load(row, column, raw) begins
+// to load what make(raw, row, values) makes values of. Of 16-bit elements the next share is on its way meanwhile.
 template <class Element, class Raw, class Load, class Make>
 __device__ inline void produce_shares(const Produced &target, Load &&load, Make &&make) {
     constexpr bool ahead = sizeof(Element) == 2;
@@ -129,4 +133,4 @@ __device__ inline void produce_shares(const Produced &target, Load &&load, Make 
     }
 }
 
-}  // namespace op
+}   // namespace op

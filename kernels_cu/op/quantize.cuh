@@ -41,7 +41,8 @@ __device__ inline void load_item(const Element *run, int item, int here, tile::S
 
 // Codes and scales [count / 32] of x[count] in an MX format; count is a multiple of 32.
 template <class Format, class Element>
-__device__ inline void quantize_mx(const Element *x, uint32_t *codes, uint8_t *scales, size_t count, tile::ScaleRule rule) {
+__device__ inline void quantize_mx(const Element *x, uint32_t *codes, uint8_t *scales, size_t count,
+                                   tile::ScaleRule rule) {
     constexpr int lane_values = tile::sector_values<Element>;
     using Share = tile::Share<Element, lane_values>;
     using Blocks = tile::RunBlocks<tile::mx_block, lane_values>;
@@ -67,9 +68,11 @@ __device__ inline void quantize_mx(const Element *x, uint32_t *codes, uint8_t *s
     Blocks::store_scales(scales + first / tile::mx_block, run_scales, here / tile::mx_block);
 }
 
-// x[count] of `bits`-bit codes and of scales for `block` values each: decode(codes, scale, values) gives a lane's values.
+// x[count] of `bits`-bit codes and of scales for `block` values each: decode(codes, scale, values) gives a lane's
+// values.
 template <int bits, int block, class Element, class Decode>
-__device__ inline void dequantize(const uint32_t *codes, const uint8_t *scales, Element *x, size_t count, Decode &&decode) {
+__device__ inline void dequantize(const uint32_t *codes, const uint8_t *scales, Element *x, size_t count,
+                                  Decode &&decode) {
     using Chunks = tile::Chunks<Element, bits>;
     constexpr int lane_values = tile::sector_values<Element>;
     constexpr int run_values = tile::run_values<lane_values>;
@@ -98,16 +101,17 @@ __device__ inline void dequantize(const uint32_t *codes, const uint8_t *scales, 
 template <class Format, class Element>
 __device__ inline void dequantize_mx(const uint32_t *codes, const uint8_t *scales, Element *x, size_t count) {
     using Codes = tile::Codes<Format::bits>;
-    dequantize<Format::bits, tile::mx_block>(codes, scales, x, count, [](const Codes &some, uint32_t scale, float (&values)[8]) {
-        Format::decode(some, values);
-        const float factor = ptx::cvt_f32_ue8m0(scale);
+    dequantize<Format::bits, tile::mx_block>(codes, scales, x, count,
+                                             [](const Codes &some, uint32_t scale, float (&values)[8]) {
+                                                 Format::decode(some, values);
+                                                 const float factor = ptx::cvt_f32_ue8m0(scale);
 #pragma unroll
-        for (float &value : values) value *= factor;
-    });
+                                                 for (float &value : values) value *= factor;
+                                             });
 }
 
-// The NVFP4 blocks of a lane: those with the numbers laneid, laneid + 32 and so on of the warp's run. The first blocks of
-// threads take the last runs, which the L2 still holds where amax() has just read the array.
+// The NVFP4 blocks of a lane: those with the numbers laneid, laneid + 32 and so on of the warp's run. The first blocks
+// of threads take the last runs, which the L2 still holds where amax() has just read the array.
 template <class Element>
 struct Nvfp4Lane {
     using Share = tile::Share<Element, tile::nvfp4_block>;
@@ -126,7 +130,9 @@ struct Nvfp4Lane {
     }
 
     // No branch: past the end, the last again.
-    __device__ void load(int item, Share &share) const { share.load(x + min(item, items - 1) * (32 * tile::nvfp4_block)); }
+    __device__ void load(int item, Share &share) const {
+        share.load(x + min(item, items - 1) * (32 * tile::nvfp4_block));
+    }
 
     __device__ void store(int item, const tile::Codes<4> (&block_codes)[2], uint32_t scale) const {
         if (item >= items) return;
@@ -135,10 +141,12 @@ struct Nvfp4Lane {
     }
 };
 
-// Codes [count / 2] and ue4m3 scales [count / 16] of x[count] in NVFP4 under a given global scale; count is a multiple of
+// Codes [count / 2] and ue4m3 scales [count / 16] of x[count] in NVFP4 under a given global scale; count is a multiple
+// of
 // 16. With `better_of_two` a block's largest value goes to 4 instead of 6 where that makes the squared error smaller.
 template <bool better_of_two, class Element>
-__device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint32_t *codes, uint8_t *scales, size_t count) {
+__device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint32_t *codes, uint8_t *scales,
+                                      size_t count) {
     constexpr int items = nvfp4_items<Element>;
     const Nvfp4Lane<Element> lane(x, codes, scales, count);
     if (lane.items == 0) return;
@@ -183,17 +191,19 @@ __device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint
     }
 }
 
-// x[count] of NVFP4 codes and scales: e2m1 times f32(global scale x scale), both products in f32, rounded once more to f16
-// or bf16.
+// x[count] of NVFP4 codes and scales: e2m1 times f32(global scale x scale), both products in f32, rounded once more to
+// f16 or bf16.
 template <class Element>
-__device__ inline void dequantize_nvfp4(const uint32_t *codes, const uint8_t *scales, float global_scale, Element *x, size_t count) {
+__device__ inline void dequantize_nvfp4(const uint32_t *codes, const uint8_t *scales, float global_scale, Element *x,
+                                        size_t count) {
     using Codes = tile::Codes<4>;
-    dequantize<4, tile::nvfp4_block>(codes, scales, x, count, [=](const Codes &some, uint32_t scale, float (&values)[8]) {
-        tile::E2m1::decode(some, values);
-        const float step = tile::nvfp4_step(scale, global_scale);
+    dequantize<4, tile::nvfp4_block>(codes, scales, x, count,
+                                     [=](const Codes &some, uint32_t scale, float (&values)[8]) {
+                                         tile::E2m1::decode(some, values);
+                                         const float step = tile::nvfp4_step(scale, global_scale);
 #pragma unroll
-        for (float &value : values) value *= step;
-    });
+                                         for (float &value : values) value *= step;
+                                     });
 }
 
-}  // namespace op
+}   // namespace op

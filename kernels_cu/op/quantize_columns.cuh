@@ -25,18 +25,19 @@ constexpr int dequantize_columns_blocks = 4;
 template <class Element>
 constexpr int dequantize_nvfp4_columns_blocks = 6;   // blocks of half as many rows
 
-// Calls body(whole) with whether rows of `cols` begin at multiples of a lane's columns, as a compile-time constant: loads
-// that need no test go out together.
+// Calls body(whole) with whether rows of `cols` begin at multiples of a lane's columns, as a compile-time constant:
+// loads that need no test go out together.
 template <class Body>
 __device__ inline void with_columns(int64_t cols, Body &&body) {
     if (cols % tile::lane_columns == 0) body(std::true_type{});
     else body(std::false_type{});
 }
 
-// Codes [rows * bits / 8, cols] and scales [rows / 32, cols] of x[rows, cols] in an MX format; rows is a multiple of 32.
+// Codes [rows * bits / 8, cols] and scales [rows / 32, cols] of x[rows, cols] in an MX format; rows is a multiple
+// of 32.
 template <class Format, bool whole, class Element>
-__device__ inline void quantize_mx_columns(const Element *x, uint8_t *codes, uint8_t *scales, int64_t rows, int64_t cols,
-                                           tile::ScaleRule rule) {
+__device__ inline void quantize_mx_columns(const Element *x, uint8_t *codes, uint8_t *scales, int64_t rows,
+                                           int64_t cols, tile::ScaleRule rule) {
     const tile::ColumnBlock<tile::mx_block, whole> block(rows, cols);
     if (block.outside) return;
     tile::RowShare<Element> shares[tile::mx_block];
@@ -74,7 +75,8 @@ __device__ inline void quantize_mx_columns(const Element *x, uint8_t *codes, uin
         tile::rows_of_bytes(column_codes, bytes);
         const int64_t first_byte = block.first_row() / 8 * Format::bits + group * Format::bits;
 #pragma unroll
-        for (int i = 0; i < Format::bits; ++i) tile::store_bytes(codes, first_byte + i, block.columns, bytes[i] & finite);
+        for (int i = 0; i < Format::bits; ++i)
+            tile::store_bytes(codes, first_byte + i, block.columns, bytes[i] & finite);
     }
 }
 
@@ -84,7 +86,8 @@ __device__ inline void load_codes(const uint8_t *codes, const tile::ColumnBlock<
                                   uint32_t (&bytes)[block_rows / tile::group_rows][Format::bits]) {
 #pragma unroll
     for (int i = 0; i < block_rows / 8 * Format::bits; ++i)
-        bytes[i / Format::bits][i % Format::bits] = tile::load_bytes(codes, block.first_row() / 8 * Format::bits + i, block.columns);
+        bytes[i / Format::bits][i % Format::bits] =
+            tile::load_bytes(codes, block.first_row() / 8 * Format::bits + i, block.columns);
 }
 
 // Decodes one group of rows, multiplies each column by its factor and stores them.
@@ -108,7 +111,8 @@ __device__ inline void store_decoded(const uint32_t (&bytes)[Format::bits], cons
 
 // x[rows, cols] of such codes and scales.
 template <class Format, bool whole, class Element>
-__device__ inline void dequantize_mx_columns(const uint8_t *codes, const uint8_t *scales, Element *x, int64_t rows, int64_t cols) {
+__device__ inline void dequantize_mx_columns(const uint8_t *codes, const uint8_t *scales, Element *x, int64_t rows,
+                                             int64_t cols) {
     const tile::ColumnBlock<tile::mx_block, whole> block(rows, cols);
     if (block.outside) return;
     const uint32_t scale_bytes = tile::load_bytes(scales, block.index, block.columns);
@@ -124,8 +128,8 @@ __device__ inline void dequantize_mx_columns(const uint8_t *codes, const uint8_t
 
 // Codes [rows / 2, cols] and ue4m3 scales [rows / 16, cols] of x[rows, cols] in NVFP4; rows is a multiple of 16.
 template <bool better_of_two, bool whole, class Element>
-__device__ inline void quantize_nvfp4_columns(const Element *x, float global_scale, uint8_t *codes, uint8_t *scales, int64_t rows,
-                                              int64_t cols) {
+__device__ inline void quantize_nvfp4_columns(const Element *x, float global_scale, uint8_t *codes, uint8_t *scales,
+                                              int64_t rows, int64_t cols) {
     const tile::ColumnBlock<tile::nvfp4_block, whole> block(rows, cols);
     if (block.outside) return;
     // The block's rows, and the largest magnitude of each column.
@@ -153,7 +157,8 @@ __device__ inline void quantize_nvfp4_columns(const Element *x, float global_sca
 #pragma unroll
             for (int pair = 0; pair < 2; ++pair) {
                 const float low_amax = amax[2 * pair], high_amax = amax[2 * pair + 1];
-                const tile::Nvfp4Scale low = tile::plain_nvfp4_scale(low_amax, global), high = tile::plain_nvfp4_scale(high_amax, global);
+                const tile::Nvfp4Scale low = tile::plain_nvfp4_scale(low_amax, global),
+                                       high = tile::plain_nvfp4_scale(high_amax, global);
                 scale_bytes |= (low.code | high.code << 8) << (16 * pair);
                 const Thresholds thresholds({low.step, low_amax}, {high.step, high_amax});
 #pragma unroll
@@ -175,7 +180,8 @@ __device__ inline void quantize_nvfp4_columns(const Element *x, float global_sca
 #pragma unroll
         for (int half = 0; half < 2; ++half) tile::column_values(shares + 8 * half, column, values[half]);
         tile::Codes<4> codes_of_half[2];
-        const tile::Nvfp4Scale scale = tile::encode_nvfp4_block<better_of_two>(values, amax[column], global, codes_of_half);
+        const tile::Nvfp4Scale scale =
+            tile::encode_nvfp4_block<better_of_two>(values, amax[column], global, codes_of_half);
         scale_bytes |= scale.code << (8 * column);
 #pragma unroll
         for (int half = 0; half < 2; ++half) column_codes[half][column] = codes_of_half[half];
@@ -192,8 +198,8 @@ __device__ inline void quantize_nvfp4_columns(const Element *x, float global_sca
 
 // x[rows, cols] of such codes and scales.
 template <bool whole, class Element>
-__device__ inline void dequantize_nvfp4_columns(const uint8_t *codes, const uint8_t *scales, float global_scale, Element *x, int64_t rows,
-                                                int64_t cols) {
+__device__ inline void dequantize_nvfp4_columns(const uint8_t *codes, const uint8_t *scales, float global_scale,
+                                                Element *x, int64_t rows, int64_t cols) {
     const tile::ColumnBlock<tile::nvfp4_block, whole> block(rows, cols);
     if (block.outside) return;
     const uint32_t scale_bytes = tile::load_bytes(scales, block.index, block.columns);
@@ -201,10 +207,11 @@ __device__ inline void dequantize_nvfp4_columns(const uint8_t *codes, const uint
     load_codes<tile::E2m1>(codes, block, bytes);
     float step[4];
 #pragma unroll
-    for (int column = 0; column < 4; ++column) step[column] = tile::nvfp4_step(scale_bytes >> (8 * column), global_scale);
+    for (int column = 0; column < 4; ++column)
+        step[column] = tile::nvfp4_step(scale_bytes >> (8 * column), global_scale);
 #pragma unroll
     for (int group = 0; group < tile::nvfp4_block / tile::group_rows; ++group)
         store_decoded<tile::E2m1>(bytes[group], step, x, block, group);
 }
 
-}  // namespace op
+}   // namespace op

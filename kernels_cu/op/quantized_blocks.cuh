@@ -1,5 +1,6 @@
-// Attention that quantizes Q and K to MXFP4 as it loads them and multiplies P and V in bf16: the parts of attention on block formats
-// (attention_blocks.cuh), with tiles that the block makes of rows in place. A block quantizes the keys once for all of its rows.
+// Attention that quantizes Q and K to MXFP4 as it loads them and multiplies P and V in bf16: the parts of attention on
+// block formats (attention_blocks.cuh), with tiles that the block makes of rows in place. A block quantizes the keys
+// once for all of its rows.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,8 @@ namespace op {
 
 // The stages of a block that makes each tile of K and V itself, in the names of tile::Pipeline.
 //
-// All threads fill a stage, then meet at a barrier, behind which the tile is whole and everyone is done with the tile before. Warps that
-// come first fill the next stage, of which there are two or more, while others still multiply.
+// All threads fill a stage, then meet at a barrier, behind which the tile is whole and everyone is done with the tile
+// before. Warps that come first fill the next stage, of which there are two or more, while others still multiply.
 template <class Tiling, class Element, bool with_values>
 struct QuantizingPipeline {
     typename Tiling::Shared &shared;
@@ -34,7 +35,8 @@ struct QuantizingPipeline {
     __device__ const typename Tiling::Stage &take(int index) {
         typename Tiling::Stage &stage = shared.stage[index % Tiling::stages];
         tile::quantize_keys<Tiling::threads>(stage.k, tile::rows_from(k, index * tile::tile_keys));
-        if constexpr (with_values) tile::round_values<Tiling::threads>(stage.v, tile::rows_from(v, index * tile::tile_keys));
+        if constexpr (with_values)
+            tile::round_values<Tiling::threads>(stage.v, tile::rows_from(v, index * tile::tile_keys));
         ptx::bar_sync();   // the tile is whole; everyone is done with the one before
         return stage;
     }
@@ -74,16 +76,19 @@ struct InKernelOperands {
             for (int half = 0; half < 2; ++half) {
                 const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
                 const Element *source = q + problem.at(q_strides, min(row, problem.rows - 1));
-                tile::quantize_a<Queries::rolled>(target.codes[slice], scales[half], half,
-                                                  tile::Rows<Element>(source, 0, row < problem.rows, problem.options.dim));
+                tile::quantize_a<Queries::rolled>(
+                    target.codes[slice], scales[half], half,
+                    tile::Rows<Element>(source, 0, row < problem.rows, problem.options.dim));
             }
             tile::place_scales_a<Queries::register_words>(target.scales[slice], scales);
         }
     }
 
     template <class Tiling>
-    __device__ QuantizingPipeline<Tiling, Element, with_values> pipeline(typename Tiling::Shared &shared, const Problem &problem,
-                                                                         const TileRange<tile::tile_keys> &, bool again) const {
+    __device__ QuantizingPipeline<Tiling, Element, with_values> pipeline(typename Tiling::Shared &shared,
+                                                                         const Problem &problem,
+                                                                         const TileRange<tile::tile_keys> &,
+                                                                         bool again) const {
         const AttentionOptions &options = problem.options;
         return {shared,
                 {k + problem.at(k_strides), k_strides.key, problem.keys, options.dim},
@@ -92,12 +97,15 @@ struct InKernelOperands {
     }
 };
 
-// scores[batch, heads_kv, group, queries, keys] = Q K^T of the tiles of attention, before scale and mask, for the rows of a block.
+// scores[batch, heads_kv, group, queries, keys] = Q K^T of the tiles of attention, before scale and mask, for the rows
+// of a block.
 template <class Tiling, class Operands>
-__device__ inline void probe_scores(typename Tiling::Shared &shared, const Operands &operands, const AttentionOptions &options, float *scores) {
+__device__ inline void probe_scores(typename Tiling::Shared &shared, const Operands &operands,
+                                    const AttentionOptions &options, float *scores) {
     using Order = tile::NaturalKeys;
     const Problem problem(options, blockIdx);
-    const int first_row = problem.row_block * Tiling::rows, warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
+    const int first_row = problem.row_block * Tiling::rows,
+              warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
     const TileRange<tile::tile_keys> range(problem, first_row, min(first_row + Tiling::rows, problem.rows));
     auto pipeline = operands.template pipeline<Tiling>(shared, problem, range, false);
     pipeline.start();
@@ -111,10 +119,11 @@ __device__ inline void probe_scores(typename Tiling::Shared &shared, const Opera
         const int lane_key = index * tile::tile_keys + Order::key(0, tile::accumulator_column(0));
         for_scores<Order>(s, [&](float &score, int slice, int half, int key) {
             const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
-            if (row < problem.rows && lane_key + key < problem.keys) scores[problem.row_at(row) * problem.keys + lane_key + key] = score;
+            if (row < problem.rows && lane_key + key < problem.keys)
+                scores[problem.row_at(row) * problem.keys + lane_key + key] = score;
         });
         tiles.release(pipeline, index);
     }
 }
 
-}  // namespace op
+}   // namespace op

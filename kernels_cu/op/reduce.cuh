@@ -14,7 +14,8 @@ constexpr int reduce_threads = 256;
 constexpr int reduce_chunk = 4096;   // consecutive values that a block takes at a time
 
 template <class Element>
-constexpr int reduce_vectors = reduce_chunk / (reduce_threads * tile::elements_per_chunk<Element>);   // of a thread: 4 or 2
+constexpr int reduce_vectors =
+    reduce_chunk / (reduce_threads * tile::elements_per_chunk<Element>);   // of a thread: 4 or 2
 
 // Blocks on a multiprocessor: the fewer, the more bytes each thread has on their way.
 template <class Element>
@@ -61,19 +62,22 @@ __device__ inline void amax(ReduceShared &shared, const Element *x, float *parti
     }
     if (chunk == whole) {
 #pragma unroll 1
-        for (int64_t at = int64_t(whole) * reduce_chunk + threadIdx.x; at < count; at += reduce_threads) largest.take(float(x[at]));
+        for (int64_t at = int64_t(whole) * reduce_chunk + threadIdx.x; at < count; at += reduce_threads)
+            largest.take(float(x[at]));
     }
     const float of_block = block_max(shared, largest.value());
     if (threadIdx.x == 0) partial[blockIdx.x] = of_block;
 }
 
-// x / 2688 rounded to nearest, for finite x, without the call that a division of floats is. 1 / 2688 is off by a part of
-// 2^-54, so that a quotient that f64 holds comes out exact, the middle between two floats among them. Every other is further
-// from such a middle than a part of 2^-34, for 2688 is 21 times a power of two: to round twice does no harm.
+// x / 2688 rounded to nearest, for finite x, without the call that a division of floats is. 1 / 2688 is off by a part
+// of 2^-54, so that a quotient that f64 holds comes out exact, the middle between two floats among them. Every other is
+// further from such a middle than a part of 2^-34, for 2688 is 21 times a power of two: to round twice does no harm.
 __device__ inline float divided_by_2688(float x) { return float(x * (1.0 / 2688.0)); }
 
-// global_scale[0] = f32(the largest of partial[blocks] / 2688), so that the largest value becomes 6 x 448; 1 where that is 0.
-__device__ inline void nvfp4_global_scale(ReduceShared &shared, const float *partial, float *global_scale, int64_t blocks) {
+// global_scale[0] = f32(the largest of partial[blocks] / 2688), so that the largest value becomes 6 x 448; 1 where that
+// is 0.
+__device__ inline void nvfp4_global_scale(ReduceShared &shared, const float *partial, float *global_scale,
+                                          int64_t blocks) {
     float largest = 0.0f;
     for (int64_t i = threadIdx.x; i < blocks; i += reduce_threads) largest = fmaxf(largest, partial[i]);
     largest = block_max(shared, largest);
@@ -81,4 +85,4 @@ __device__ inline void nvfp4_global_scale(ReduceShared &shared, const float *par
     if (threadIdx.x == 0) global_scale[0] = scale == 0.0f ? 1.0f : scale;
 }
 
-}  // namespace op
+}   // namespace op

@@ -43,7 +43,7 @@ struct Rotation {
         } else if (pairs && first % 2 == 0) {
 #pragma unroll
             for (int of = 0; of < 2 * norm_shares; ++of) {
-                float(&some)[8] = values[of / 2][of % 2];
+                float (&some)[8] = values[of / 2][of % 2];
                 const int column = place.column(share + of / 2) + of % 2 * 8 - first;
                 if (column >= width || column + 8 <= 0) continue;
                 float cosines[4], sines[4];
@@ -68,7 +68,7 @@ struct Rotation {
             const bool eights = !pairs && first % 8 == 0 && half % 8 == 0;
 #pragma unroll
             for (int of = 0; of < 2 * norm_shares; ++of) {
-                float(&some)[8] = values[of / 2][of % 2];
+                float (&some)[8] = values[of / 2][of % 2];
                 const int column = place.column(share + of / 2) + of % 2 * 8;
                 if (eights && turns(column)) {
                     const int pair = (column - first) % half;
@@ -99,9 +99,7 @@ struct Rotation {
 
 private:
     __device__ bool turns(int column) const { return column >= first && column < first + width; }
-    __device__ bool is_second(int column) const {
-        return pairs ? (column - first) % 2 : column - first >= width / 2;
-    }
+    __device__ bool is_second(int column) const { return pairs ? (column - first) % 2 : column - first >= width / 2; }
     __device__ int partner(int column) const {
         const int apart = pairs ? 1 : width / 2;
         return is_second(column) ? column - apart : column + apart;
@@ -176,7 +174,7 @@ __device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotatio
 #pragma unroll 1
             for (int i = 0; i < norm_shares; ++i) {
                 const int column = place.column(share + i);
-                float(&some)[2][8] = values[0];
+                float (&some)[2][8] = values[0];
 #pragma unroll
                 for (int j = 0; j < 16; ++j)
                     if (rounds) some[j / 8][j % 8] = rounded<Element>(some[j / 8][j % 8]);
@@ -195,4 +193,4 @@ __device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotatio
     }
 }
 
-}  // namespace op
+}   // namespace op

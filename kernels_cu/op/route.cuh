@@ -83,4 +83,4 @@ __device__ inline void combine(const Element *x, int64_t x_stride, const int *pl
     store_share(y + token * cols + column, int(cols) - column, sums);
 }
 
-}  // namespace op
+}   // namespace op

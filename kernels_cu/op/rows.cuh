@@ -34,8 +34,7 @@ struct MeanLanes {
 // A team adds every teams-th row, four in a tree and fours in turn; teams are added in pairs, pairs of pairs and so on.
 template <class Element>
 __device__ inline void column_means(MeanShared &shared, const MeanLanes &place, const Element *x, int64_t stride,
-                                    int64_t begin, int64_t end, int column, int cols,
-                                    float (&means)[mean_columns]) {
+                                    int64_t begin, int64_t end, int column, int cols, float (&means)[mean_columns]) {
     const int teams = place.teams();
     const bool whole = cols % 8 == 0 && is_chunk(x) && stride * sizeof(Element) % 16 == 0;
 #pragma unroll
@@ -173,4 +172,4 @@ __device__ inline void argmax_rows(ArgmaxShared &shared, const Element *x, int64
     if (threadIdx.x == 0) places[row] = largest.place;
 }
 
-}  // namespace op
+}   // namespace op

@@ -1,11 +1,12 @@
-// Packed sequences, which stand one behind the other: how they are cut into units (tiles, runs) that no two of them share.
+// Packed sequences, which stand one behind the other: how they are cut into units (tiles, runs) that no two of them
+// share.
 #pragma once
 
 namespace op {
 
 // Sequence i has units of its own from number floor(start / size) + i on. None overlap, whatever the lengths, since
-// floor(start / size) + ceil(length / size) <= floor((start + length) / size) + 1, and nobody has to add up lengths. All of
-// `sequences` with `total` elements have ceil(total / size) + sequences - 1 units; some may belong to none.
+// floor(start / size) + ceil(length / size) <= floor((start + length) / size) + 1, and nobody has to add up lengths.
+// All of `sequences` with `total` elements have ceil(total / size) + sequences - 1 units; some may belong to none.
 __device__ inline int first_unit(int start, int sequence, int size) { return start / size + sequence; }
 
 // The last of `count` sequences with first(sequence) <= place, where `first` never falls; 0 where there is none.
@@ -25,4 +26,4 @@ __device__ inline int sequence_of(const int *starts, int count, int element) {
     return last_sequence(count, element, [&](int i) { return __ldg(starts + i); });
 }
 
-}  // namespace op
+}   // namespace op

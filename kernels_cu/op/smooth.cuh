@@ -1,5 +1,5 @@
-// What a first read of operands finds, means over the keys of a head and blocks of queries and the largest magnitude, and what follows
-// from it.
+// What a first read of operands finds, means over the keys of a head and blocks of queries and the largest magnitude,
+// and what follows from it.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 namespace op {
 
 constexpr int smooth_threads = 256;
-constexpr int scan_run = 256;          // keys that a block reads
-constexpr int scan_columns = 256;      // that it has room for at a time
+constexpr int scan_run = 256;       // keys that a block reads
+constexpr int scan_columns = 256;   // that it has room for at a time
 
 struct ScanShared {
     float of_team[smooth_threads * 8];
@@ -33,10 +33,10 @@ __device__ inline float block_max(ScanShared &shared, float value) {
     return value;
 }
 
-// sums[runs, batch, heads, cols] = the sums over runs of keys, units of `scan_run`, largest[runs, batch, heads] = their largest
-// finite magnitudes; the latter may be null. One run to a block; the grid is runs x heads x batch. A team of threads takes a row,
-// neighbouring teams take neighbouring rows; every sum is in an order that depends on the shape alone. Without `with_sums` there
-// are none.
+// sums[runs, batch, heads, cols] = the sums over runs of keys, units of `scan_run`, largest[runs, batch, heads] = their
+// largest finite magnitudes; the latter may be null. One run to a block; the grid is runs x heads x batch. A team of
+// threads takes a row, neighbouring teams take neighbouring rows; every sum is in an order that depends on the shape
+// alone. Without `with_sums` there are none.
 template <bool with_sums, class Element>
 __device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x, float *sums, float *largest) {
     // Which run.
@@ -72,8 +72,8 @@ __device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x,
             if (first_column > 0) ptx::bar_sync();   // the sums of the columns before are read
 #pragma unroll
             for (int i = 0; i < 8; i += 4)
-                *reinterpret_cast<float4 *>(&shared.of_team[threadIdx.x * 8 + i]) = {of_columns[i], of_columns[i + 1], of_columns[i + 2],
-                                                                                    of_columns[i + 3]};
+                *reinterpret_cast<float4 *>(&shared.of_team[threadIdx.x * 8 + i]) = {
+                    of_columns[i], of_columns[i + 1], of_columns[i + 2], of_columns[i + 3]};
             ptx::bar_sync();   // the sums of all teams are there
             const int mine = threadIdx.x;
             if (mine < team * 8 && first_column + mine < cols) {
@@ -99,10 +99,11 @@ __device__ inline void scan_keys(ScanShared &shared, KeyArray<Element> x, float 
     else scan_keys<false>(shared, x, sums, largest);
 }
 
-// global_scale[0] = the smallest power of two over 6 under which `factor` times the largest of largest[count] fits NVFP4: is at
-// most 448 x 6; 1 where all are 0. Another power of two changes no code, so that the operands of a batch are those of its
-// items; and a block of equal powers of two is exact, since 6 is its code.
-__device__ inline void operand_scale(ScanShared &shared, const float *largest, float *global_scale, float factor, int count) {
+// global_scale[0] = the smallest power of two over 6 under which `factor` times the largest of largest[count] fits
+// NVFP4: is at most 448 x 6; 1 where all are 0. Another power of two changes no code, so that the operands of a batch
+// are those of its items; and a block of equal powers of two is exact, since 6 is its code.
+__device__ inline void operand_scale(ScanShared &shared, const float *largest, float *global_scale, float factor,
+                                     int count) {
     float magnitude = 0.0f;
     for (int i = threadIdx.x; i < count; i += smooth_threads) magnitude = fmaxf(magnitude, largest[i]);
     magnitude = block_max(shared, magnitude);
@@ -119,13 +120,14 @@ struct MeanShared {
 };
 static_assert(sizeof(MeanShared) <= sizeof(ScanShared), "whose memory it may take");
 
-// mean[sequences, columns] = the sum of sums[runs, batch, columns] over the runs of a sequence, over the number of its keys; 0
-// where there are none. The grid is columns x sequences.
-__device__ inline void mean_keys(MeanShared &shared, const float *sums, const int *key_starts, const int *key_ends, float *mean,
-                                 int keys, int runs, int batch, int columns) {
+// mean[sequences, columns] = the sum of sums[runs, batch, columns] over the runs of a sequence, over the number of its
+// keys; 0 where there are none. The grid is columns x sequences.
+__device__ inline void mean_keys(MeanShared &shared, const float *sums, const int *key_starts, const int *key_ends,
+                                 float *mean, int keys, int runs, int batch, int columns) {
     // The runs and the number of keys of the sequence.
     constexpr int warps = smooth_threads / 32;
-    const int warp = threadIdx.x / mean_columns, lane = threadIdx.x % mean_columns, column = blockIdx.x * mean_columns + lane;
+    const int warp = threadIdx.x / mean_columns, lane = threadIdx.x % mean_columns,
+              column = blockIdx.x * mean_columns + lane;
     const int sequence = blockIdx.y;
     int count = key_ends ? min(key_ends[sequence], keys) : keys;
     const float *its_sums = sums + size_t(sequence) * columns;
@@ -149,16 +151,18 @@ __device__ inline void mean_keys(MeanShared &shared, const float *sums, const in
     mean[size_t(sequence) * columns + column] = count > 0 ? __fdiv_rn(sum, float(count)) : 0.0f;
 }
 
-// operand_scale() by one block of a launch that did something else before, where global_scale is wanted; of nothing if `largest` is null.
-__device__ inline void operand_scale_too(ScanShared &shared, const float *largest, float *global_scale, float factor, int count) {
+// operand_scale() by one block of a launch that did something else before, where global_scale is wanted; of nothing if
+// `largest` is null.
+__device__ inline void operand_scale_too(ScanShared &shared, const float *largest, float *global_scale, float factor,
+                                         int count) {
     if (!global_scale || blockIdx.x > 0 || blockIdx.y > 0) return;
     ptx::bar_sync();   // nothing is read any more
     operand_scale(shared, largest, global_scale, factor, largest ? count : 0);
 }
 
-// mean[batch, heads, blocks, cols] = the means of blocks of queries, 0 of those without any, y[batch, heads, queries, cols] = x
-// less them. One block of queries to a block of threads; the grid is blocks x heads x batch. Sums are in an order that depends on
-// the shape alone.
+// mean[batch, heads, blocks, cols] = the means of blocks of queries, 0 of those without any, y[batch, heads, queries,
+// cols] = x less them. One block of queries to a block of threads; the grid is blocks x heads x batch. Sums are in an
+// order that depends on the shape alone.
 template <class Element>
 __device__ inline void less_block_means(ScanShared &shared, const KeyArray<Element> &x, float *mean, float *y) {
     // Which queries.
@@ -166,7 +170,8 @@ __device__ inline void less_block_means(ScanShared &shared, const KeyArray<Eleme
     const int cols = x.cols;
     const KeyUnit unit = x.unit(blockIdx.x, smooth_queries);
     const tile::Rows<Element> rows = x.rows(unit);
-    float *means = mean + (x.head() * gridDim.x + blockIdx.x) * cols, *target = y + (x.head() * x.keys + unit.first) * cols;
+    float *means = mean + (x.head() * gridDim.x + blockIdx.x) * cols,
+          *target = y + (x.head() * x.keys + unit.first) * cols;
     for (int first_column = 0; first_column < cols; first_column += scan_columns) {
         const int team = min(ceil_div(cols - first_column, 8), scan_columns / 8), teams = smooth_threads / team;
         const int column = first_column + threadIdx.x % team * 8, first = threadIdx.x / team;
@@ -222,10 +227,11 @@ __device__ inline void less_block_means(ScanShared &shared, const KeyArray<Eleme
     }
 }
 
-// y[batch, heads, rows, cols] = x + mean, of rows of x[batch, heads, rows, width] with strides: the first `cols` of each; `run` rows
-// share a mean[sequences, heads, blocks, cols], or, where there are `units`, mean[batch, heads, blocks, cols] of units of packed
-// sequences. The grid is rows x heads x batch.
-__device__ inline void add_mean(const KeyArray<float> &x, const float *mean, float *y, int run, bool units, int blocks, int cols) {
+// y[batch, heads, rows, cols] = x + mean, of rows of x[batch, heads, rows, width] with strides: the first `cols` of
+// each; `run` rows share a mean[sequences, heads, blocks, cols], or, where there are `units`, mean[batch, heads,
+// blocks, cols] of units of packed sequences. The grid is rows x heads x batch.
+__device__ inline void add_mean(const KeyArray<float> &x, const float *mean, float *y, int run, bool units, int blocks,
+                                int cols) {
     const int row = blockIdx.x, sequence = x.key_starts ? sequence_of(x.key_starts, x.sequences, row) : blockIdx.z;
     const int start = x.key_starts ? __ldg(x.key_starts + sequence) : 0;
     const int block = (units ? first_unit(start, sequence, run) : 0) + (row - start) / run;
@@ -235,8 +241,8 @@ __device__ inline void add_mean(const KeyArray<float> &x, const float *mean, flo
     for (int column = threadIdx.x; column < cols; column += blockDim.x) target[column] = source[column] + added[column];
 }
 
-constexpr int dot_team = 8;                              // lanes that share a row
-constexpr int dot_rows = smooth_threads / dot_team;      // of a block
+constexpr int dot_team = 8;                           // lanes that share a row
+constexpr int dot_rows = smooth_threads / dot_team;   // of a block
 
 // Rows of queries q[batch, heads_kv, group, queries, cols] with strides in elements.
 template <class Element>
@@ -244,12 +250,12 @@ struct QueryRows {
     const Element *q;                    // [batch, heads_kv, group, queries, cols]
     int64_t batch, head, group, query;   // strides
     int heads_kv, groups, queries, cols;
-    const int *query_starts;             // [sequences] or null: batch i is sequence i
+    const int *query_starts;   // [sequences] or null: batch i is sequence i
     int sequences;
 };
 
-// out[row] = scale times the sum of q[row, cols] y[sequence, head, cols]. The grid is queries x heads_kv x batch; arrays without
-// strides are in row-major order.
+// out[row] = scale times the sum of q[row, cols] y[sequence, head, cols]. The grid is queries x heads_kv x batch;
+// arrays without strides are in row-major order.
 template <class Element>
 __device__ inline void row_dot(const QueryRows<Element> &x, const float *y, float *out, float scale) {
     // The query of this team, and the vector of its sequence and head.
@@ -278,8 +284,9 @@ __device__ inline void row_dot(const QueryRows<Element> &x, const float *y, floa
         }
 #pragma unroll
         for (int mask = 1; mask < dot_team; mask *= 2) sum += ptx::shfl_sync_bfly_f32(sum, mask);
-        if (query < x.queries && threadIdx.x % dot_team == 0) out[(head * x.groups + group) * x.queries + query] = sum * scale;
+        if (query < x.queries && threadIdx.x % dot_team == 0)
+            out[(head * x.groups + group) * x.queries + query] = sum * scale;
     }
 }
 
-}  // namespace op
+}   // namespace op

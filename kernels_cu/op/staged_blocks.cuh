@@ -1,4 +1,5 @@
-// Attention on block formats with block-scaled MMAs: Q in registers, tiles of K and V multiplied as they lie in their stage.
+// Attention on block formats with block-scaled MMAs: Q in registers, tiles of K and V multiplied as they lie in their
+// stage.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,8 @@
 
 namespace op {
 
-// Q of a warp's slices: operand A at each step and its scales, two words of a row to a register, or one where loops are `rolled`.
+// Q of a warp's slices: operand A at each step and its scales, two words of a row to a register, or one where loops are
+// `rolled`.
 template <class Format, int slices_, int dim, bool rolled_>
 struct BlockQueries {
     static constexpr bool rolled = rolled_;
@@ -21,17 +23,17 @@ struct BlockQueries {
     uint32_t scales[slices][ceil_div(words, register_words)];
 };
 
-// What attention on block formats is given of Q, K and V, all quantized before. Attention that quantizes as it loads has operands with
-// the same names (quantized_blocks.cuh).
+// What attention on block formats is given of Q, K and V, all quantized before. Attention that quantizes as it loads
+// has operands with the same names (quantized_blocks.cuh).
 struct BlockOperands {
-    const uint8_t *q_codes;                          // [batch, heads_kv, group, queries, q_bytes]
-    const uint8_t *q_scales;                         // [batch, heads_kv, group, queries, q_blocks]
-    const uint8_t *k_tiles;                          // [batch, heads_kv, tiles]: tile::KeyTile
-    const uint8_t *v_tiles;                          // [batch, heads_kv, tiles]: tile::ValueTile
-    const float *q_global, *k_global, *v_global;     // [1] or null: what NVFP4 multiplies all values by
-    const float *mean_scores;                        // [batch, heads_kv, group, query_blocks, keys of all tiles] or null: the scores
-                                                     // that smoothing took from Q, in the units of a product of codes and scales
-    int q_bytes, q_blocks, tiles, query_blocks;      // of a row of Q; of a head of K and V, and of Q
+    const uint8_t *q_codes;                        // [batch, heads_kv, group, queries, q_bytes]
+    const uint8_t *q_scales;                       // [batch, heads_kv, group, queries, q_blocks]
+    const uint8_t *k_tiles;                        // [batch, heads_kv, tiles]: tile::KeyTile
+    const uint8_t *v_tiles;                        // [batch, heads_kv, tiles]: tile::ValueTile
+    const float *q_global, *k_global, *v_global;   // [1] or null: what NVFP4 multiplies all values by
+    const float *mean_scores;   // [batch, heads_kv, group, query_blocks, keys of all tiles] or null: the scores
+                                // that smoothing took from Q, in the units of a product of codes and scales
+    int q_bytes, q_blocks, tiles, query_blocks;   // of a row of Q; of a head of K and V, and of Q
     StridesQ q_codes_strides, q_scales_strides;
 
     // What scores, and what values, are multiplied by.
@@ -50,17 +52,22 @@ struct BlockOperands {
                 tile::load_codes_a<Queries::rolled>(q.codes[slice], half, source, row < problem.rows ? q_bytes : 0);
             }
             const int row = min(warp_row + 16 * slice + tile::scale_row(), problem.rows - 1);
-            tile::load_scales_a<Queries::rolled, Queries::register_words>(q.scales[slice], q_scales + problem.at(q_scales_strides, row), q_blocks);
+            tile::load_scales_a<Queries::rolled, Queries::register_words>(
+                q.scales[slice], q_scales + problem.at(q_scales_strides, row), q_blocks);
         }
     }
 
     // The tiles of K and V on their way through the stages of a block, for the first time or `again`.
     template <class Tiling>
-    __device__ tile::Pipeline<Tiling> pipeline(typename Tiling::Shared &shared, const Problem &problem, const TileRange<tile::tile_keys> &range,
-                                               bool again) const {
-        const size_t first_tile = size_t(problem.batch * problem.options.heads_kv + problem.head) * tiles + problem.first_tile(tile::tile_keys);
-        return {shared, reinterpret_cast<const typename Tiling::Keys *>(k_tiles) + first_tile,
-                reinterpret_cast<const typename Tiling::Values *>(v_tiles) + first_tile, range.begin, range.end,
+    __device__ tile::Pipeline<Tiling> pipeline(typename Tiling::Shared &shared, const Problem &problem,
+                                               const TileRange<tile::tile_keys> &range, bool again) const {
+        const size_t first_tile = size_t(problem.batch * problem.options.heads_kv + problem.head) * tiles +
+                                  problem.first_tile(tile::tile_keys);
+        return {shared,
+                reinterpret_cast<const typename Tiling::Keys *>(k_tiles) + first_tile,
+                reinterpret_cast<const typename Tiling::Values *>(v_tiles) + first_tile,
+                range.begin,
+                range.end,
                 again ? 2 * range.begin - range.end : range.begin};
     }
 };
@@ -77,8 +84,10 @@ struct MeanScores {
         first = operands.mean_scores + int64_t(problem.first_tile(tile::tile_keys)) * tile::tile_keys;
         tile::for_rows<slices>([&](int slice, int half) {
             const int row = min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
-            const int head = (problem.batch * problem.options.heads_kv + problem.head) * problem.options.group + problem.group_of(row);
-            rows[slice][half] = head * operands.query_blocks + problem.first_block() + problem.query_of(row) / smooth_queries;
+            const int head = (problem.batch * problem.options.heads_kv + problem.head) * problem.options.group +
+                             problem.group_of(row);
+            rows[slice][half] =
+                head * operands.query_blocks + problem.first_block() + problem.query_of(row) / smooth_queries;
         });
     }
 
@@ -112,15 +121,17 @@ __device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tile
     // One copy of the MMAs for all steps; Q lies in local memory then.
 #pragma unroll 1
     for (int step = 0; rolled && step < Tile::steps; ++step) {
-        const int word = step / Format::steps_per_word, byte = step % Format::steps_per_word * (4 / Format::steps_per_word);
+        const int word = step / Format::steps_per_word,
+                  byte = step % Format::steps_per_word * (4 / Format::steps_per_word);
         static_for<tiles / 2>([&](auto pair) {
             const uint32_t k_scales = k.template scales_b<Order>(pair / 2)[word] >> (8 * byte);
             tile::FragmentB b[2];
             Tile::template load_b<Order, pair>(b, lane_address, step);
             static_for<2>([&](auto half) {
                 static_for<slices>([&](auto slice) {
-                    tile::multiply<0, 0, 0, 2 * (pair % 2) + half>(s[slice][2 * pair + half], Format{}, q.codes[slice][step],
-                                                                  q.scales[slice][word] >> (8 * byte), b[half], k_scales);
+                    tile::multiply<0, 0, 0, 2 * (pair % 2) + half>(
+                        s[slice][2 * pair + half], Format{}, q.codes[slice][step], q.scales[slice][word] >> (8 * byte),
+                        b[half], k_scales);
                 });
             });
         });
@@ -128,15 +139,16 @@ __device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tile
     static_for<rolled ? 0 : tiles / 4>([&](auto group) {
         const auto &k_scales = k.template scales_b<Order>(group);
         static_for<Tile::steps>([&](auto step) {
-            constexpr int word = step / Format::steps_per_word, byte = step % Format::steps_per_word * (4 / Format::steps_per_word);
+            constexpr int word = step / Format::steps_per_word,
+                          byte = step % Format::steps_per_word * (4 / Format::steps_per_word);
             static_for<2>([&](auto pair) {
                 tile::FragmentB b[2];
                 Tile::template load_b<Order, 2 * group + pair>(b, lane_address, step);
                 static_for<2>([&](auto half) {
                     static_for<slices>([&](auto slice) {
-                        tile::multiply<byte, word % 2, byte, 2 * pair + half>(s[slice][4 * group + 2 * pair + half], Format{},
-                                                                             q.codes[slice][step], q.scales[slice][word / 2],
-                                                                             b[half], k_scales[word]);
+                        tile::multiply<byte, word % 2, byte, 2 * pair + half>(
+                            s[slice][4 * group + 2 * pair + half], Format{}, q.codes[slice][step],
+                            q.scales[slice][word / 2], b[half], k_scales[word]);
                     });
                 });
             });
@@ -169,7 +181,8 @@ struct StagedTiles {
 
     // Weighs and adds the values.
     template <bool masked, bool sums, class Softmax, class AllShared, class Scores>
-    __device__ __forceinline__ void add(Softmax &softmax, Scores &s, AllShared &, const typename Tiling::Stage &stage, float factor) {
+    __device__ __forceinline__ void add(Softmax &softmax, Scores &s, AllShared &, const typename Tiling::Stage &stage,
+                                        float factor) {
         softmax.template add<masked, sums>(s, stage.v, factor);
     }
 
@@ -180,4 +193,4 @@ struct StagedTiles {
     }
 };
 
-}  // namespace op
+}   // namespace op

@@ -10,14 +10,16 @@ namespace op {
 constexpr int tile_codes_threads = 256;
 constexpr int tile_codes_bytes = 4 * tile_codes_threads;   // of a block of threads
 
-// What a byte of a tile is: kind << 28 | row << 12 | column of the codes (kind 1) or scales (kind 2) that belong to the tile; 0 for none.
+// What a byte of a tile is: kind << 28 | row << 12 | column of the codes (kind 1) or scales (kind 2) that belong to the
+// tile; 0 for none.
 struct TileSource {
     int kind, row, column;
 
     __device__ explicit TileSource(int word) : kind(word >> 28), row(word >> 12 & 0xffff), column(word & 0xfff) {}
 };
 
-// Plain bytes [batch, heads, rows, columns] at any strides, of which a tile has `tile_rows`; `missing` stands for what they do not have.
+// Plain bytes [batch, heads, rows, columns] at any strides, of which a tile has `tile_rows`; `missing` stands for what
+// they do not have.
 struct PlainBytes {
     const uint8_t *bytes;
     long long batch, head, row;
@@ -32,7 +34,8 @@ struct PlainBytes {
 };
 
 // The grid is bytes of the tiles of a head, heads, batches.
-__device__ inline void tile_codes(const PlainBytes &codes, const PlainBytes &scales, const int *sources, uint8_t *tiles, int heads, int count, int tile_bytes) {
+__device__ inline void tile_codes(const PlainBytes &codes, const PlainBytes &scales, const int *sources, uint8_t *tiles,
+                                  int heads, int count, int tile_bytes) {
     const uint32_t item = blockIdx.x * tile_codes_threads + threadIdx.x;   // of four bytes
     const int tile = item / (tile_bytes / 4), first = item % (tile_bytes / 4) * 4;
     if (tile >= count) return;
@@ -40,11 +43,13 @@ __device__ inline void tile_codes(const PlainBytes &codes, const PlainBytes &sca
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const TileSource source(sources[first + i]);
-        const uint8_t byte = source.kind == 1 ? codes.at(source, tile) : source.kind == 2 ? scales.at(source, tile) : uint8_t(0);
+        const uint8_t byte = source.kind == 1   ? codes.at(source, tile)
+                             : source.kind == 2 ? scales.at(source, tile)
+                                                : uint8_t(0);
         word |= uint32_t(byte) << (8 * i);
     }
     uint8_t *target = tiles + ((size_t(blockIdx.z) * heads + blockIdx.y) * count + tile) * tile_bytes + first;
     *reinterpret_cast<uint32_t *>(target) = word;
 }
 
-}  // namespace op
+}   // namespace op

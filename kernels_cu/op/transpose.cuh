@@ -1,4 +1,5 @@
-// Matrix transposition twice: as one writes it first, and with a tile in shared memory so that both sides are coalesced.
+// Matrix transposition twice: as one writes it first, and with a tile in shared memory so that both sides are
+// coalesced.
 #pragma once
 
 #include "../ptx/barrier.cuh"
@@ -8,7 +9,8 @@ namespace op {
 constexpr int transpose_tile = 32;   // a warp reads or writes one row of a tile
 constexpr int transpose_rows = 8;    // rows of a tile that the block's 32 x 8 threads cover at a time
 
-// y[cols][rows] = x[rows][cols] transposed. Neighbouring threads read neighbouring columns and write `rows` elements apart.
+// y[cols][rows] = x[rows][cols] transposed. Neighbouring threads read neighbouring columns and write `rows` elements
+// apart.
 __device__ inline void transpose_naive(const float *x, float *y, int rows, int cols) {
     const int col = blockIdx.x * transpose_tile + threadIdx.x;
     for (int i = threadIdx.y; i < transpose_tile; i += transpose_rows) {
@@ -36,4 +38,4 @@ __device__ inline void transpose_tiled(TransposeShared &shared, const float *x, 
     }
 }
 
-}  // namespace op
+}   // namespace op

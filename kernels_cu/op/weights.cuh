@@ -1,4 +1,5 @@
-// Weights of attention on operands in block formats: how P is made of scores, in codes and scales or in 16 bits, and multiplied by V.
+// Weights of attention on operands in block formats: how P is made of scores, in codes and scales or in 16 bits, and
+// multiplied by V.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,8 @@ struct ProbabilityFragments {
     uint32_t scales[steps];
 };
 
-// The largest of the scores of column tiles `first` .. first + count - 1 in one row of this lane; NaN where one is, so that a
-// scale made of it is NaN, for e2m1 has none.
+// The largest of the scores of column tiles `first` .. first + count - 1 in one row of this lane; NaN where one is, so
+// that a scale made of it is NaN, for e2m1 has none.
 template <int first, int count, int tiles>
 __device__ inline float lane_max(const tile::Accumulator (&s)[tiles], int half) {
     float result = ptx::max_nan_f32(s[first][2 * half], s[first][2 * half + 1]);
@@ -44,14 +45,14 @@ __device__ inline float sum_of(const float (&p)[8]) {
     return ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]));
 }
 
-// How P becomes codes and scales. `headroom`: row_max is so many steps of 2 below the rounded-up maximum, so that the scale
-// range of P is used from its top and a tail far below the maximum survives.
+// How P becomes codes and scales. `headroom`: row_max is so many steps of 2 below the rounded-up maximum, so that the
+// scale range of P is used from its top and a tail far below the maximum survives.
 //
-// shared_max() of a lane's largest score of 32 keys is that of the lanes of the quad that share a scale, max_of_row() of the largest
-// of those that of the row. encode() takes the scores of 16 rows; group_max[h][half] is shared_max() of 32 keys (h) in a row; row_max
-// is that of the row already. Codes and scales are the same under any row_max, but
-// for a power of two: what is rounded to them comes from Exponents, or from exponents without a row_max in them. Where `sums`, P
-// before it is rounded is added to row_sum, for the logarithm of the sum alone.
+// shared_max() of a lane's largest score of 32 keys is that of the lanes of the quad that share a scale, max_of_row()
+// of the largest of those that of the row. encode() takes the scores of 16 rows; group_max[h][half] is shared_max() of
+// 32 keys (h) in a row; row_max is that of the row already. Codes and scales are the same under any row_max, but for a
+// power of two: what is rounded to them comes from Exponents, or from exponents without a row_max in them. Where
+// `sums`, P before it is rounded is added to row_sum, for the logarithm of the sum alone.
 template <class Format>
 struct Probabilities;
 
@@ -70,7 +71,8 @@ struct Probabilities<tile::Mxfp8> {
 
     template <bool masked, bool sums, int tiles>
     __device__ static void encode(ProbabilityFragments<tile::Mxfp8, tiles> &p, const tile::Accumulator (&s)[tiles],
-                                  const float (&)[tiles / 4][2], const float (&row_max)[2], float (&row_sum)[2], float factor) {
+                                  const float (&)[tiles / 4][2], const float (&row_max)[2], float (&row_sum)[2],
+                                  float factor) {
         static_for<tiles / 4>([&](auto step) {
             p.scales[step] = unit_scale;
 #pragma unroll
@@ -101,9 +103,10 @@ struct Probabilities<tile::Mxfp4> {
 
     template <bool masked, bool sums, int tiles>
     __device__ static void encode(ProbabilityFragments<tile::Mxfp4, tiles> &p, const tile::Accumulator (&s)[tiles],
-                                  const float (&group_max)[tiles / 4][2], const float (&row_max)[2], float (&row_sum)[2],
-                                  float factor) {
-        constexpr float log2_6 = 2.584962500721156f, to_scale = 0x1.8p23f + 127.0f;   // leaves a whole number + 127 in the low bits
+                                  const float (&group_max)[tiles / 4][2], const float (&row_max)[2],
+                                  float (&row_sum)[2], float factor) {
+        constexpr float log2_6 = 2.584962500721156f,
+                        to_scale = 0x1.8p23f + 127.0f;   // leaves a whole number + 127 in the low bits
         static_for<tiles / 8>([&](auto step) {
             uint32_t words[2];   // of rows g and g + 8
 #pragma unroll
@@ -116,10 +119,13 @@ struct Probabilities<tile::Mxfp4> {
                     const float rounded = __fadd_ru(ptx::max_nan_f32(exponent, -40.0f), to_scale);
                     const float base = row_max[half] + (rounded - to_scale);
                     float values[8];
-                    exponentials<8 * step + 4 * h>(values, s, half, [&](float score) { return ptx::ex2_approx_ftz_f32(fmaf(score, factor, -base)); });
+                    exponentials<8 * step + 4 * h>(values, s, half, [&](float score) {
+                        return ptx::ex2_approx_ftz_f32(fmaf(score, factor, -base));
+                    });
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
                     scale[h] = __float_as_uint(rounded);
-                    if constexpr (sums) row_sum[half] = fmaf(__uint_as_float(scale[h] << 23), sum_of(values), row_sum[half]);
+                    if constexpr (sums)
+                        row_sum[half] = fmaf(__uint_as_float(scale[h] << 23), sum_of(values), row_sum[half]);
                 });
                 words[half] = __byte_perm(scale[0], scale[1], 0x7740);
             }
@@ -137,13 +143,15 @@ struct Probabilities<tile::Nvfp4> {
     static constexpr uint32_t one = 0x22222222u, unit_scale = 0x38383838u;
 
     // Two lanes of a quad hold the 16 keys of a block.
-    __device__ static float shared_max(float lane_max) { return ptx::max_nan_f32(lane_max, ptx::shfl_sync_bfly_f32(lane_max, 1)); }
+    __device__ static float shared_max(float lane_max) {
+        return ptx::max_nan_f32(lane_max, ptx::shfl_sync_bfly_f32(lane_max, 1));
+    }
     __device__ static float max_of_row(float max) { return fmaxf(max, ptx::shfl_sync_bfly_f32(max, 2)); }
 
     template <bool masked, bool sums, int tiles>
     __device__ static void encode(ProbabilityFragments<tile::Nvfp4, tiles> &p, const tile::Accumulator (&s)[tiles],
-                                  const float (&group_max)[tiles / 4][2], const float (&row_max)[2], float (&row_sum)[2],
-                                  float factor) {
+                                  const float (&group_max)[tiles / 4][2], const float (&row_max)[2],
+                                  float (&row_sum)[2], float factor) {
         constexpr float log2_6 = 2.584962500721156f;
         static_for<tiles / 8>([&](auto step) {
             float scales[4];   // of (row g, first 32 keys), (g, last 32), (g + 8, first), (g + 8, last)
@@ -154,7 +162,9 @@ struct Probabilities<tile::Nvfp4> {
                     float base = fmaf(largest, factor, -log2_6);
                     if (masked) base = ptx::max_nan_f32(base, row_max[half] - 40.0f);   // a block without visible keys
                     float values[8];
-                    exponentials<8 * step + 4 * h>(values, s, half, [&](float score) { return ptx::ex2_approx_ftz_f32(fmaf(score, factor, -base)); });
+                    exponentials<8 * step + 4 * h>(values, s, half, [&](float score) {
+                        return ptx::ex2_approx_ftz_f32(fmaf(score, factor, -base));
+                    });
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
                     scales[2 * half + h] = Exponents(row_max[half]).weight(base, 1.0f);
                     if constexpr (sums) row_sum[half] = fmaf(scales[2 * half + h], sum_of(values), row_sum[half]);
@@ -170,11 +180,12 @@ struct Probabilities<tile::Nvfp4> {
 // ---------------------------------------------------------------------------------------------------------------------
 // Softmax and O = P V
 
-// The running softmax by the format of V: the order of the keys, start(), add() of a tile, denominator(), and what OnlineSoftmax
-// has. sums_apart: sums of exact P are another work than the denominator's, and are kept where `sums` asks for them.
+// The running softmax by the format of V: the order of the keys, start(), add() of a tile, denominator(), and what
+// OnlineSoftmax has. sums_apart: sums of exact P are another work than the denominator's, and are kept where `sums`
+// asks for them.
 //
-// In block formats P is quantized: the denominator is the sum of P as it is multiplied, codes times scales, which is one more
-// column of V, all ones, and of o.
+// In block formats P is quantized: the denominator is the sum of P as it is multiplied, codes times scales, which is
+// one more column of V, all ones, and of o.
 template <class Format, int slices, int dim_v, bool rolled>
 struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
     using P = Probabilities<Format>;
@@ -195,13 +206,15 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
 
     // Turns scores into P below a new maximum and brings o under it; where `sums`, keeps the sum of exact P, too.
     template <bool masked, bool sums, int tiles>
-    __device__ void take(ProbabilityFragments<Format, tiles> (&p)[slices], const tile::Accumulator (&s)[slices][tiles], float factor) {
-        // A lane compares what it has of a row; the row's own maximum, rounded up, is made where some row of the warp grows. The sum
-        // of the comparison is rounded up, so that no row that grows is missed.
+    __device__ void take(ProbabilityFragments<Format, tiles> (&p)[slices], const tile::Accumulator (&s)[slices][tiles],
+                         float factor) {
+        // A lane compares what it has of a row; the row's own maximum, rounded up, is made where some row of the warp
+        // grows. The sum of the comparison is rounded up, so that no row that grows is missed.
         float group_max[slices][tiles / 4][2], tile_max[slices][2];
         bool grows = false;
         tile::for_rows<slices>([&](int slice, int half) {
-            static_for<tiles / 4>([&](auto h) { group_max[slice][h][half] = P::shared_max(lane_max<4 * h, 4>(s[slice], half)); });
+            static_for<tiles / 4>(
+                [&](auto h) { group_max[slice][h][half] = P::shared_max(lane_max<4 * h, 4>(s[slice], half)); });
             float &max = tile_max[slice][half];
             max = group_max[slice][0][half];
 #pragma unroll
@@ -217,7 +230,8 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
         }
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice) {
-            P::template encode<masked, sums>(p[slice], s[slice], group_max[slice], this->row_max[slice], this->row_sum[slice], factor);
+            P::template encode<masked, sums>(p[slice], s[slice], group_max[slice], this->row_max[slice],
+                                             this->row_sum[slice], factor);
         }
     }
 
@@ -237,15 +251,15 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
                         constexpr int j = 2 * pair + half;
                         static_for<slices>([&](auto slice) {
                             tile::multiply<0, 0, j / 4 * Tile::step_blocks, j % 4>(
-                                this->o[slice][group_tiles * group + j], Format{}, p[slice].codes[step], p[slice].scales[step],
-                                b[half], scales);
+                                this->o[slice][group_tiles * group + j], Format{}, p[slice].codes[step],
+                                p[slice].scales[step], b[half], scales);
                         });
                     });
                 });
             });
             static_for<slices>([&](auto slice) {
-                tile::multiply<0, 0, 0, 0>(this->o[slice][sum_column], Format{}, p[slice].codes[step], p[slice].scales[step], ones,
-                                           P::unit_scale);
+                tile::multiply<0, 0, 0, 0>(this->o[slice][sum_column], Format{}, p[slice].codes[step],
+                                           p[slice].scales[step], ones, P::unit_scale);
             });
         });
     }
@@ -256,7 +270,8 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
 #pragma unroll 1
         for (int group = 0; group < dim_v / 32; ++group)
             static_for<Tile::steps>([&](auto step) {
-                const int word = group / Tile::columns_per_word, byte = group % Tile::columns_per_word * Tile::step_blocks;
+                const int word = group / Tile::columns_per_word,
+                          byte = group % Tile::columns_per_word * Tile::step_blocks;
                 const uint32_t scales = v.scales_b(step, word) >> (8 * byte);
                 static_for<2>([&](auto pair) {
                     tile::FragmentB b[2];
@@ -264,8 +279,8 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
                     static_for<2>([&](auto half) {
                         constexpr int j = 2 * pair + half;
                         static_for<slices>([&](auto slice) {
-                            tile::multiply<0, 0, 0, j>(this->o[slice][4 * group + j], Format{}, p[slice].codes[step], p[slice].scales[step],
-                                                       b[half], scales);
+                            tile::multiply<0, 0, 0, j>(this->o[slice][4 * group + j], Format{}, p[slice].codes[step],
+                                                       p[slice].scales[step], b[half], scales);
                         });
                     });
                 });
@@ -277,12 +292,14 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
 
 // o += P V of a tile of V in codes and scales.
 template <class Format, int slices, int dim_v, bool rolled, int tiles, int keys>
-__device__ inline void add_weighted(WeightedValues<Format, slices, dim_v, rolled> &softmax, const ProbabilityFragments<Format, tiles> (&p)[slices],
-                                  const tile::ValueTile<Format, keys, dim_v> &v) {
+__device__ inline void add_weighted(WeightedValues<Format, slices, dim_v, rolled> &softmax,
+                                    const ProbabilityFragments<Format, tiles> (&p)[slices],
+                                    const tile::ValueTile<Format, keys, dim_v> &v) {
     softmax.accumulate(p, v);
 }
 
-// In 16 bits P is rounded, and the denominator is the sum of exact P: as op/attention.cuh has it. These MMAs need no stand-in.
+// In 16 bits P is rounded, and the denominator is the sum of exact P: as op/attention.cuh has it. These MMAs need no
+// stand-in.
 template <int slices, int dim_v, bool rolled>
 struct WeightedValues<tile::Bf16, slices, dim_v, rolled> : OnlineSoftmaxIn16Bits<tile::Bf16::Element, slices, dim_v> {
     using Order = tile::NaturalKeys;
@@ -299,4 +316,4 @@ struct WeightedValues<tile::Bf16, slices, dim_v, rolled> : OnlineSoftmaxIn16Bits
     }
 };
 
-}  // namespace op
+}   // namespace op

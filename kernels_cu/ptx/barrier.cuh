@@ -16,4 +16,4 @@ __device__ inline bool bar_red_or(bool says) {
     return any;
 }
 
-}  // namespace ptx
+}   // namespace ptx

@@ -7,12 +7,14 @@
 
 namespace ptx {
 
-// Starts copying `bytes` bytes from global to shared memory of this block; both addresses 16-byte aligned, bytes a multiple of
-// 16. They count as `bytes` of the barrier's expected bytes when they have landed. By one lane, elected with elect_sync.
-// Bytes that threads wrote or read there before need fence_proxy_async and a barrier between.
-// Source: PTX ISA 9.0, 9.7.9.25.4.
+// Starts copying `bytes` bytes from global to shared memory of this block; both addresses 16-byte aligned, bytes a
+// multiple of
+// 16. They count as `bytes` of the barrier's expected bytes when they have landed. By one lane, elected with
+// elect_sync. Bytes that threads wrote or read there before need fence_proxy_async and a barrier between. Source: PTX
+// ISA 9.0, 9.7.9.25.4.
 template <bool available = has_bulk_copy>
-__device__ inline void cp_async_bulk_shared_global(uint32_t shared_address, const void *global, uint32_t bytes, uint32_t mbarrier) {
+__device__ inline void cp_async_bulk_shared_global(uint32_t shared_address, const void *global, uint32_t bytes,
+                                                   uint32_t mbarrier) {
     static_assert(available, "cp.async.bulk needs sm_90: choose cp.async by `if constexpr (ptx::has_bulk_copy)`");
     asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :
@@ -27,4 +29,4 @@ __device__ inline void fence_proxy_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-}  // namespace ptx
+}   // namespace ptx

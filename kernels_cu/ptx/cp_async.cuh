@@ -5,9 +5,9 @@
 
 namespace ptx {
 
-// Starts copying 16 bytes; both addresses 16-byte aligned. Where `present` is false nothing is read and 16 zero bytes are
-// written, so that the tail of a tile is defined. The bytes are there for this thread after a wait that covers the group,
-// for others after a barrier behind it.
+// Starts copying 16 bytes; both addresses 16-byte aligned. Where `present` is false nothing is read and 16 zero bytes
+// are written, so that the tail of a tile is defined. The bytes are there for this thread after a wait that covers the
+// group, for others after a barrier behind it.
 __device__ inline void cp_async_cg_16(uint32_t shared_address, const void *global, bool present) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :
@@ -15,8 +15,8 @@ __device__ inline void cp_async_cg_16(uint32_t shared_address, const void *globa
                  : "memory");
 }
 
-// Starts copying 4, 8 or 16 bytes, both addresses multiples of that, through the L1. The first `present` of them are read, the
-// others become zeros.
+// Starts copying 4, 8 or 16 bytes, both addresses multiples of that, through the L1. The first `present` of them are
+// read, the others become zeros.
 template <int bytes>
 __device__ inline void cp_async_ca(uint32_t shared_address, const void *global, int present) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
@@ -35,4 +35,4 @@ __device__ inline void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-}  // namespace ptx
+}   // namespace ptx

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "target.cuh"
 #include "portable/cvt.cuh"
+#include "target.cuh"
 
 namespace ptx {
 
@@ -23,9 +23,9 @@ __device__ inline uint32_t cvt_rn_f16x2_f32(float high, float low) {
 // What the next function takes for a value of 1: the instruction 1, its stand-in 1/2.
 constexpr float e2m1_unit = has_narrow_conversions ? 1.0f : 0.5f;
 
-// Eight values, in such units, to e2m1: to nearest, ties to even, saturated at 6; of NaN, any code (the hardware's is +6).
-// values[i] lands in bits 4 i + 3 .. 4 i. Eight at once, because four conversions then merge into one register without a
-// permutation. `below_7` promises magnitudes below 7.
+// Eight values, in such units, to e2m1: to nearest, ties to even, saturated at 6; of NaN, any code (the hardware's is
+// +6). values[i] lands in bits 4 i + 3 .. 4 i. Eight at once, because four conversions then merge into one register
+// without a permutation. `below_7` promises magnitudes below 7.
 template <bool below_7 = false>
 __device__ inline uint32_t cvt_rn_satfinite_e2m1x8_units(const float (&values)[8]) {
     if constexpr (has_narrow_conversions) {
@@ -60,9 +60,12 @@ __device__ inline float low_bf16(uint32_t pair) { return __uint_as_float(pair <<
 __device__ inline float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 // a b for both halves of bf16 pairs.
-__device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) { return portable::mul_bf16x2(a, b); }   // sm_80 and newer
+__device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+    return portable::mul_bf16x2(a, b);
+}   // sm_80 and newer
 
-// Eight bf16 values times a power of two to e2m1 as above; pairs[i] holds values 2 i and 2 i + 1, `factor` twice the power.
+// Eight bf16 values times a power of two to e2m1 as above; pairs[i] holds values 2 i and 2 i + 1, `factor` twice the
+// power.
 __device__ inline uint32_t cvt_rn_satfinite_e2m1x8_bf16x2(const uint32_t (&pairs)[4], uint32_t factor) {
     if constexpr (has_narrow_conversions) {
         float values[8];
@@ -126,7 +129,8 @@ __device__ inline uint32_t cvt_rn_satfinite_e5m2x4_f32(const float *values) {
     }
 }
 
-// Four values to e3m2, values[i] in byte i (bits 5..0): to nearest, ties to even, saturated; NaN to 28 of either sign (the hardware's is +28).
+// Four values to e3m2, values[i] in byte i (bits 5..0): to nearest, ties to even, saturated; NaN to 28 of either sign
+// (the hardware's is +28).
 __device__ inline uint32_t cvt_rn_satfinite_e3m2x4_f32(const float *values) {
     if constexpr (has_narrow_conversions) {
         uint32_t codes;
@@ -144,7 +148,8 @@ __device__ inline uint32_t cvt_rn_satfinite_e3m2x4_f32(const float *values) {
     }
 }
 
-// Four values to e2m3, values[i] in byte i (bits 5..0): to nearest, ties to even, saturated; NaN to 7.5 of either sign (the hardware's is +7.5).
+// Four values to e2m3, values[i] in byte i (bits 5..0): to nearest, ties to even, saturated; NaN to 7.5 of either sign
+// (the hardware's is +7.5).
 __device__ inline uint32_t cvt_rn_satfinite_e2m3x4_f32(const float *values) {
     if constexpr (has_narrow_conversions) {
         uint32_t codes;
@@ -274,15 +279,17 @@ struct E2m1 {
     static constexpr char name[] = "e2m1";
 };
 
-// Four values that are not negative to ue4m3 scales, values[i] in byte i: to nearest, ties to even, at most 448; NaN to 0x7f.
-// ue4m3 is e4m3 without its sign.
-__device__ inline uint32_t cvt_rn_satfinite_ue4m3x4_f32(const float *values) { return cvt_rn_satfinite_e4m3x4_f32(values); }
+// Four values that are not negative to ue4m3 scales, values[i] in byte i: to nearest, ties to even, at most 448; NaN to
+// 0x7f. ue4m3 is e4m3 without its sign.
+__device__ inline uint32_t cvt_rn_satfinite_ue4m3x4_f32(const float *values) {
+    return cvt_rn_satfinite_e4m3x4_f32(values);
+}
 
 // The ue4m3 scales of bytes 0 and 1 of `pair` as f16x2. Exact; bit 7 of a scale means nothing.
 __device__ inline uint32_t cvt_rn_f16x2_ue4m3x2(uint32_t pair) { return cvt_rn_f16x2_e4m3x2(pair & 0x7f7fu); }
 
-// Two magnitudes to ue8m0, the exponent rounded up: the smallest power of two that is not below. Signs are dropped; 0 and
-// what is below 2^-127 give 0, beyond 2^127 comes 254, NaN gives 255.
+// Two magnitudes to ue8m0, the exponent rounded up: the smallest power of two that is not below. Signs are dropped; 0
+// and what is below 2^-127 give 0, beyond 2^127 comes 254, NaN gives 255.
 __device__ inline uint32_t cvt_rp_satfinite_ue8m0x2_f32(float high, float low) {
     if constexpr (has_narrow_conversions) {
         uint16_t scales;
@@ -311,8 +318,9 @@ __device__ inline uint32_t cvt_rn_bf16x2_ue8m0x2(uint32_t pair) {
         asm("cvt.rn.bf16x2.ue8m0x2 %0, %1;" : "=r"(values) : "h"(static_cast<uint16_t>(pair)));
         return values;
     } else {
-        return (portable::bf16x2_from_ue8m0(pair & 0xffu) & 0xffffu) | (portable::bf16x2_from_ue8m0(pair >> 8 & 0xffu) & 0xffff0000u);
+        return (portable::bf16x2_from_ue8m0(pair & 0xffu) & 0xffffu) |
+               (portable::bf16x2_from_ue8m0(pair >> 8 & 0xffu) & 0xffff0000u);
     }
 }
 
-}  // namespace ptx
+}   // namespace ptx

@@ -111,4 +111,4 @@ __device__ inline uint32_t min_relu_s16x2(uint32_t a, uint32_t b) {
     return result;
 }
 
-}  // namespace ptx
+}   // namespace ptx

@@ -1,8 +1,8 @@
-// mbarrier: barriers in shared memory that count arrivals of threads and bytes of copies, phase after phase (sm_90 and newer).
+// mbarrier: barriers in shared memory that count arrivals of threads and bytes of copies, phase after phase (sm_90 and
+// newer).
 //
-// A barrier is 8 bytes, 8-byte aligned. A phase ends when all arrivals that init declared and all bytes that were expected have
-// come; parity is 0 for the first phase, 1 for the second, and so on.
-// Source: PTX ISA 9.0, 9.7.13.15.
+// A barrier is 8 bytes, 8-byte aligned. A phase ends when all arrivals that init declared and all bytes that were
+// expected have come; parity is 0 for the first phase, 1 for the second, and so on. Source: PTX ISA 9.0, 9.7.13.15.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,12 @@ namespace ptx {
 
 template <bool available>
 constexpr void check_mbarrier() {
-    static_assert(available, "mbarrier.try_wait and expect_tx need sm_90: choose cp.async by `if constexpr (ptx::has_bulk_copy)`");
+    static_assert(available,
+                  "mbarrier.try_wait and expect_tx need sm_90: choose cp.async by `if constexpr (ptx::has_bulk_copy)`");
 }
 
-// A new barrier in phase 0 that waits for `arrivals` arrivals a phase. By one thread; others see it after fence_mbarrier_init and
-// a barrier of the block.
+// A new barrier in phase 0 that waits for `arrivals` arrivals a phase. By one thread; others see it after
+// fence_mbarrier_init and a barrier of the block.
 template <bool available = has_bulk_copy>
 __device__ inline void mbarrier_init(uint32_t address, int arrivals) {
     check_mbarrier<available>();
@@ -64,11 +65,12 @@ __device__ inline bool mbarrier_try_wait_parity(uint32_t address, uint32_t parit
     return over;
 }
 
-// Waits until the phase of this parity is over: what arrived before it ended, threads' writes and copied bytes, is visible.
+// Waits until the phase of this parity is over: what arrived before it ended, threads' writes and copied bytes, is
+// visible.
 template <bool available = has_bulk_copy>
 __device__ inline void mbarrier_wait_parity(uint32_t address, uint32_t parity) {
     while (!mbarrier_try_wait_parity<available>(address, parity)) {
     }
 }
 
-}  // namespace ptx
+}   // namespace ptx

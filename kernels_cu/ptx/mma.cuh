@@ -1,7 +1,7 @@
 // mma.sync: one matrix multiply-accumulate per function, a whole warp at a time.
 //
-// Fragments (PTX ISA 9.0, 9.7.14.5), for lane = 4 g + t, register r, element e of a register (lowest bits first), with w
-// elements in a register and K the depth of the instruction:
+// Fragments (PTX ISA 9.0, 9.7.14.5), for lane = 4 g + t, register r, element e of a register (lowest bits first), with
+// w elements in a register and K the depth of the instruction:
 //   A[r][e]: row g + 8 (r & 1),  k = w t + e + (K / 2) (r >> 1)      r = 0..3
 //   B[r][e]: column g,           k = w t + e + (K / 2) r             r = 0..1
 //   C[i]   : row g + 8 (i >> 1), column 2 t + (i & 1)                i = 0..3
@@ -19,8 +19,8 @@
 #include <type_traits>
 
 #include "cvt.cuh"
-#include "target.cuh"
 #include "portable/mma.cuh"
+#include "target.cuh"
 
 namespace ptx {
 
@@ -42,7 +42,8 @@ struct RegistersA {
 
 template <int thread_a, int thread_b>
 constexpr void check_scale_threads() {
-    static_assert(0 <= thread_a && thread_a <= 1, "thread_a is 0 or 1: A's scales stand in one of the two lane pairs of a quad");
+    static_assert(0 <= thread_a && thread_a <= 1,
+                  "thread_a is 0 or 1: A's scales stand in one of the two lane pairs of a quad");
     static_assert(0 <= thread_b && thread_b <= 3, "thread_b is 0, 1, 2 or 3: B's scales stand in one lane of a quad");
 }
 
@@ -50,18 +51,17 @@ constexpr void check_scale_threads() {
 // kind::mxf8f6f4: 8-bit containers, one ue8m0 scale for all 32 k of a row or column
 
 template <class Format>
-constexpr bool fits_container = std::is_same_v<Format, E4m3> || std::is_same_v<Format, E5m2> || std::is_same_v<Format, E3m2> ||
-                                std::is_same_v<Format, E2m3> || std::is_same_v<Format, E2m1>;
+constexpr bool fits_container =
+    std::is_same_v<Format, E4m3> || std::is_same_v<Format, E5m2> || std::is_same_v<Format, E3m2> ||
+    std::is_same_v<Format, E2m3> || std::is_same_v<Format, E2m1>;
 
 using Mxf8f6f4A = std::conditional_t<has_block_scaled_mma, RegistersA, portable::OperandA<1>>;
 
 // A 16x32 made ready for mma_m16n8k32_mxf8f6f4 with the same FormatA, byte_a and thread_a. Called by all 32 lanes.
 template <class FormatA, int byte_a, int thread_a>
 __device__ inline auto prepare_mxf8f6f4_a(const uint32_t (&a)[4], uint32_t scale_a) {
-    if constexpr (has_block_scaled_mma)
-        return RegistersA{{a[0], a[1], a[2], a[3]}, scale_a};
-    else
-        return portable::OperandA<1>::contained<FormatA, byte_a, thread_a>(a, scale_a);
+    if constexpr (has_block_scaled_mma) return RegistersA{{a[0], a[1], a[2], a[3]}, scale_a};
+    else return portable::OperandA<1>::contained<FormatA, byte_a, thread_a>(a, scale_a);
 }
 
 // c += (A scaled by rows) (B scaled by columns) with A 16x32, B 32x8 and c 16x8 in f32. Called by all 32 lanes.
@@ -69,9 +69,12 @@ __device__ inline auto prepare_mxf8f6f4_a(const uint32_t (&a)[4], uint32_t scale
 //   scale_a  ue8m0: byte byte_a of the lanes of thread_a;  scale_b  likewise
 // Source: PTX ISA 9.0, 9.7.14.3 (block scaling) and 9.7.14.5.
 template <class FormatA, class FormatB, int byte_a, int thread_a, int byte_b, int thread_b, class PreparedA>
-__device__ inline void mma_m16n8k32_mxf8f6f4(float (&c)[4], const PreparedA &a, const uint32_t (&b)[2], uint32_t scale_b) {
-    static_assert(fits_container<FormatA> && fits_container<FormatB>, "kind::mxf8f6f4 multiplies e4m3, e5m2, e3m2, e2m3 and e2m1");
-    static_assert(0 <= byte_a && byte_a <= 3 && 0 <= byte_b && byte_b <= 3, "scale_vec::1X reads one byte: name byte 0, 1, 2 or 3");
+__device__ inline void mma_m16n8k32_mxf8f6f4(float (&c)[4], const PreparedA &a, const uint32_t (&b)[2],
+                                             uint32_t scale_b) {
+    static_assert(fits_container<FormatA> && fits_container<FormatB>,
+                  "kind::mxf8f6f4 multiplies e4m3, e5m2, e3m2, e2m3 and e2m1");
+    static_assert(0 <= byte_a && byte_a <= 3 && 0 <= byte_b && byte_b <= 3,
+                  "scale_vec::1X reads one byte: name byte 0, 1, 2 or 3");
     check_scale_threads<thread_a, thread_b>();
     static_assert(std::is_same_v<PreparedA, Mxf8f6f4A>, "without scale_a, a is what prepare_mxf8f6f4_a returns");
     if constexpr (has_block_scaled_mma) {
@@ -79,15 +82,16 @@ __device__ inline void mma_m16n8k32_mxf8f6f4(float (&c)[4], const PreparedA &a, 
             "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3}, %10, {%12, %13}, %11, {%14, %15};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a.codes[0]), "r"(a.codes[1]), "r"(a.codes[2]), "r"(a.codes[3]), "r"(b[0]), "r"(b[1]), "r"(a.scales),
-              "r"(scale_b), "n"(byte_a), "n"(thread_a), "n"(byte_b), "n"(thread_b), "C"(FormatA::name), "C"(FormatB::name));
+              "r"(scale_b), "n"(byte_a), "n"(thread_a), "n"(byte_b), "n"(thread_b), "C"(FormatA::name),
+              "C"(FormatB::name));
     } else {
         portable::mma_m16n8k32_mxf8f6f4<FormatB, byte_b, thread_b>(c, a, b, scale_b);
     }
 }
 
 template <class FormatA, class FormatB, int byte_a, int thread_a, int byte_b, int thread_b>
-__device__ inline void mma_m16n8k32_mxf8f6f4(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t scale_a,
-                                             uint32_t scale_b) {
+__device__ inline void mma_m16n8k32_mxf8f6f4(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                             uint32_t scale_a, uint32_t scale_b) {
     const auto ready = prepare_mxf8f6f4_a<FormatA, byte_a, thread_a>(a, scale_a);
     mma_m16n8k32_mxf8f6f4<FormatA, FormatB, byte_a, thread_a, byte_b, thread_b>(c, ready, b, scale_b);
 }
@@ -100,13 +104,12 @@ using Mxf4A = std::conditional_t<has_block_scaled_mma, RegistersA, portable::Ope
 // A 16x64 made ready for mma_m16n8k64_mxf4 with the same byte_a and thread_a. Called by all 32 lanes.
 template <int byte_a, int thread_a>
 __device__ inline auto prepare_mxf4_a(const uint32_t (&a)[4], uint32_t scale_a) {
-    if constexpr (has_block_scaled_mma)
-        return RegistersA{{a[0], a[1], a[2], a[3]}, scale_a};
-    else
-        return portable::OperandA<2>::packed<byte_a, thread_a>(a, scale_a);
+    if constexpr (has_block_scaled_mma) return RegistersA{{a[0], a[1], a[2], a[3]}, scale_a};
+    else return portable::OperandA<2>::packed<byte_a, thread_a>(a, scale_a);
 }
 
-// c += (A scaled by rows) (B scaled by columns) with A 16x64 and B 64x8 in e2m1 and c 16x8 in f32. Called by all 32 lanes.
+// c += (A scaled by rows) (B scaled by columns) with A 16x64 and B 64x8 in e2m1 and c 16x8 in f32. Called by all 32
+// lanes.
 //   a, b     eight elements per register, the lower k in the lower nibble
 //   scale_a  ue8m0 in the lanes of thread_a: byte byte_a for k 0..31, the next for k 32..63;  scale_b  likewise
 // Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
@@ -128,8 +131,8 @@ __device__ inline void mma_m16n8k64_mxf4(float (&c)[4], const PreparedA &a, cons
 }
 
 template <int byte_a, int thread_a, int byte_b, int thread_b>
-__device__ inline void mma_m16n8k64_mxf4(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t scale_a,
-                                         uint32_t scale_b) {
+__device__ inline void mma_m16n8k64_mxf4(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                         uint32_t scale_a, uint32_t scale_b) {
     mma_m16n8k64_mxf4<byte_a, thread_a, byte_b, thread_b>(c, prepare_mxf4_a<byte_a, thread_a>(a, scale_a), b, scale_b);
 }
 
@@ -141,18 +144,18 @@ using Mxf4nvf4A = std::conditional_t<has_block_scaled_mma, RegistersA, portable:
 // A 16x64 made ready for mma_m16n8k64_mxf4nvf4 with the same thread_a. Called by all 32 lanes.
 template <int thread_a>
 __device__ inline auto prepare_mxf4nvf4_a(const uint32_t (&a)[4], uint32_t scale_a) {
-    if constexpr (has_block_scaled_mma)
-        return RegistersA{{a[0], a[1], a[2], a[3]}, scale_a};
-    else
-        return portable::ScaledA::packed<thread_a>(a, scale_a);
+    if constexpr (has_block_scaled_mma) return RegistersA{{a[0], a[1], a[2], a[3]}, scale_a};
+    else return portable::ScaledA::packed<thread_a>(a, scale_a);
 }
 
-// c += (A scaled by rows) (B scaled by columns) with A 16x64 and B 64x8 in e2m1 and c 16x8 in f32. Called by all 32 lanes.
+// c += (A scaled by rows) (B scaled by columns) with A 16x64 and B 64x8 in e2m1 and c 16x8 in f32. Called by all 32
+// lanes.
 //   a, b     eight elements per register, the lower k in the lower nibble
 //   scale_a  ue4m3 in the lanes of thread_a: byte i for k 16 i .. 16 i + 15, bit 7 is ignored;  scale_b  likewise
 // Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
 template <int thread_a, int thread_b, class PreparedA>
-__device__ inline void mma_m16n8k64_mxf4nvf4(float (&c)[4], const PreparedA &a, const uint32_t (&b)[2], uint32_t scale_b) {
+__device__ inline void mma_m16n8k64_mxf4nvf4(float (&c)[4], const PreparedA &a, const uint32_t (&b)[2],
+                                             uint32_t scale_b) {
     check_scale_threads<thread_a, thread_b>();
     static_assert(std::is_same_v<PreparedA, Mxf4nvf4A>, "without scale_a, a is what prepare_mxf4nvf4_a returns");
     if constexpr (has_block_scaled_mma) {
@@ -167,9 +170,9 @@ __device__ inline void mma_m16n8k64_mxf4nvf4(float (&c)[4], const PreparedA &a, 
 }
 
 template <int thread_a, int thread_b>
-__device__ inline void mma_m16n8k64_mxf4nvf4(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t scale_a,
-                                             uint32_t scale_b) {
+__device__ inline void mma_m16n8k64_mxf4nvf4(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                             uint32_t scale_a, uint32_t scale_b) {
     mma_m16n8k64_mxf4nvf4<thread_a, thread_b>(c, prepare_mxf4nvf4_a<thread_a>(a, scale_a), b, scale_b);
 }
 
-}  // namespace ptx
+}   // namespace ptx

@@ -46,7 +46,8 @@ constexpr bool has_packed_integers = architecture >= 90;
 // Conversions to and from e4m3 and e5m2.
 constexpr bool has_fp8_conversions = architecture >= 89;
 
-// Shared memory that one block can have. What is compiled for sm_80 also runs on sm_86 and sm_89, which have less than it.
+// Shared memory that one block can have. What is compiled for sm_80 also runs on sm_86 and sm_89, which have less than
+// it.
 constexpr int shared_bytes_per_block = (architecture == 90 ? 227 : 99) * 1024;
 
-}  // namespace ptx
+}   // namespace ptx

@@ -28,7 +28,8 @@ __device__ inline uint32_t shfl_sync_idx_b32(uint32_t value, int source) {
 // This block's place in the grid, read anew at every call: what is made of it in a loop is not kept from turn to turn.
 __device__ inline uint3 block() {
     uint3 place;
-    asm volatile("mov.u32 %0, %%ctaid.x; mov.u32 %1, %%ctaid.y; mov.u32 %2, %%ctaid.z;" : "=r"(place.x), "=r"(place.y), "=r"(place.z));
+    asm volatile("mov.u32 %0, %%ctaid.x; mov.u32 %1, %%ctaid.y; mov.u32 %2, %%ctaid.z;"
+                 : "=r"(place.x), "=r"(place.y), "=r"(place.z));
     return place;
 }
 
@@ -77,7 +78,8 @@ __device__ inline uint32_t vote_sync_ballot(bool says) {
     return lanes;
 }
 
-// True in one lane, the same at every call. What it guards the compiler knows to run once: bulk copies need no loop over lanes.
+// True in one lane, the same at every call. What it guards the compiler knows to run once: bulk copies need no loop
+// over lanes.
 __device__ inline bool elect_sync() {
     if constexpr (has_elect) {
         int elected;
@@ -91,4 +93,4 @@ __device__ inline bool elect_sync() {
 // All lanes arrive; what any of them wrote to memory before is visible to all of them after.
 __device__ inline void bar_warp_sync() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
-}  // namespace ptx
+}   // namespace ptx

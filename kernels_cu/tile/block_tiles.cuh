@@ -1,8 +1,8 @@
-// Tiles of keys and of values in block formats, and of values in 16 bits, as they stand in global memory and, byte for byte, in
-// shared memory.
+// Tiles of keys and of values in block formats, and of values in 16 bits, as they stand in global memory and, byte for
+// byte, in shared memory.
 //
-// A tile is one struct: a bulk copy brings it in without an address being computed, and the kernels that write tiles and those
-// that read them share its definition. Source of the operand layouts: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
+// A tile is one struct: a bulk copy brings it in without an address being computed, and the kernels that write tiles
+// and those that read them share its definition. Source of the operand layouts: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ namespace tile {
 
 constexpr int tile_keys = 64;   // of every tile of keys and values, in memory as in shared memory
 
-// The block formats as operands: bits of a code, values that share a scale, values that one MMA is deep, MMAs deep that one
-// 32-bit word of scales serves.
+// The block formats as operands: bits of a code, values that share a scale, values that one MMA is deep, MMAs deep that
+// one 32-bit word of scales serves.
 struct Mxfp8 {
     static constexpr int bits = 8, block = 32, depth = 32, steps_per_word = 4;
 };
@@ -37,8 +37,8 @@ struct Bf16 {
 };
 
 // In which order the keys of a tile become columns of S. An MMA whose A is P takes from a lane 4 (e4m3) or 8 (e2m1)
-// neighbouring keys; S leaves two in each tile of 8 columns. Columns therefore stand for keys such that a lane's scores are
-// those of the keys that it needs, and P never leaves its registers. `column` is that of the 8-column tile `j`.
+// neighbouring keys; S leaves two in each tile of 8 columns. Columns therefore stand for keys such that a lane's scores
+// are those of the keys that it needs, and P never leaves its registers. `column` is that of the 8-column tile `j`.
 struct NaturalKeys {   // P in 16 bits
     __host__ __device__ static constexpr int key(int j, int column) { return 8 * j + column; }
 };
@@ -55,16 +55,16 @@ struct KeysByEights {   // P in e2m1, MMAs 64 deep
 
 // `keys` keys of `dim` values, in natural order, with their scales along `dim`.
 //
-// Rows of codes are swizzled so that ldmatrix meets no bank conflict in any of the three orders: eight rows that differ in bits
-// {0, 1, 2}, {0, 2, 3} or {0, 3, 4} of their number get eight different places. (Rows of an odd multiple of 32 bytes
-// get four places, each twice.)
+// Rows of codes are swizzled so that ldmatrix meets no bank conflict in any of the three orders: eight rows that differ
+// in bits {0, 1, 2}, {0, 2, 3} or {0, 3, 4} of their number get eight different places. (Rows of an odd multiple of 32
+// bytes get four places, each twice.)
 template <class Format_, int keys_, int dim_>
 struct alignas(128) KeyTile {
     using Format = Format_;
     static constexpr int keys = keys_, dim = dim_;
     static constexpr int row_bytes = dim * Format::bits / 8, row_chunks = row_bytes / 16;
-    static constexpr int steps = dim / Format::depth;                                             // MMAs deep
-    static constexpr int words = ceil_div(dim / Format::block, 4);                                // of scales, of a key
+    static constexpr int steps = dim / Format::depth;                // MMAs deep
+    static constexpr int words = ceil_div(dim / Format::block, 4);   // of scales, of a key
     static_assert(dim % Format::depth == 0, "dim is whole MMAs; fill it up with zeros");
 
     uint4 chunks[keys * row_chunks];
@@ -73,12 +73,15 @@ struct alignas(128) KeyTile {
     static constexpr int power = row_chunks % 8 == 0 ? 3 : row_chunks % 4 == 0 ? 2 : 1;
     static constexpr int swizzled_chunks = 1 << power;
 
-    // What a row's chunk number is xored with. Linear in the bits of `row`, so parts of a row number can be xored apart.
+    // What a row's chunk number is xored with. Linear in the bits of `row`, so parts of a row number can be xored
+    // apart.
     __host__ __device__ static constexpr int swizzle(int row) {
         const int near = row >> (3 - power), far = (row >> 3 & 3) << (power > 2 ? 1 : 0);
         return (near ^ far) & (swizzled_chunks - 1);
     }
-    __host__ __device__ static constexpr int index(int row, int chunk) { return row * row_chunks + (chunk ^ swizzle(row)); }
+    __host__ __device__ static constexpr int index(int row, int chunk) {
+        return row * row_chunks + (chunk ^ swizzle(row));
+    }
 
     __device__ uint4 &at(int row, int chunk) { return chunks[index(row, chunk)]; }
 
@@ -86,7 +89,8 @@ struct alignas(128) KeyTile {
     template <class Order>
     __device__ uint32_t lane_address() const {
         const int lane = ptx::laneid();
-        return static_cast<uint32_t>(__cvta_generic_to_shared(chunks)) + 16 * index(Order::key(lane / 16, lane % 8), lane / 8 % 2);
+        return static_cast<uint32_t>(__cvta_generic_to_shared(chunks)) +
+               16 * index(Order::key(lane / 16, lane % 8), lane / 8 % 2);
     }
 
     // B of the column tiles 2 pair and 2 pair + 1 at MMA `step`, best a constant, too, from lane_address().
@@ -95,7 +99,8 @@ struct alignas(128) KeyTile {
         constexpr int row = Order::key(2 * pair, 0);
         const int chunk = 2 * step, swizzled = chunk & (swizzled_chunks - 1);
         uint32_t registers[4];
-        ptx::ldmatrix_x4(registers, (lane_address ^ (16 * (swizzled ^ swizzle(row)))) + 16 * (chunk - swizzled + row * row_chunks));
+        ptx::ldmatrix_x4(
+            registers, (lane_address ^ (16 * (swizzled ^ swizzle(row)))) + 16 * (chunk - swizzled + row * row_chunks));
 #pragma unroll
         for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = registers[i];
     }
@@ -114,17 +119,17 @@ struct alignas(128) ValueTile {
     using Format = Format_;
     static constexpr int keys = keys_, dim_v = dim_v_;
     static constexpr int row_bytes = keys * Format::bits / 8, row_chunks = row_bytes / 16;
-    static constexpr int steps = keys / Format::depth;                            // MMAs deep
-    static constexpr int step_blocks = Format::depth / Format::block;             // scales of a row for one MMA
-    static constexpr int columns_per_word = 4 / step_blocks;                      // groups of 4 column tiles to a word
+    static constexpr int steps = keys / Format::depth;                  // MMAs deep
+    static constexpr int step_blocks = Format::depth / Format::block;   // scales of a row for one MMA
+    static constexpr int columns_per_word = 4 / step_blocks;            // groups of 4 column tiles to a word
     static constexpr int groups = ceil_div(dim_v, 32 * columns_per_word);
     static_assert(keys % Format::depth == 0 && dim_v % 16 == 0, "whole MMAs");
 
     SharedTile<dim_v, row_bytes> codes;
     uint32_t scales[steps][groups][32];   // of lanes: see place()
 
-    // Where the scale of column `column` of V for key block `block` stands among the bytes of `scales`: column tile j = column
-    // / 8 is thread j % 4 of a quad, and byte group j / 4 of it.
+    // Where the scale of column `column` of V for key block `block` stands among the bytes of `scales`: column tile j =
+    // column / 8 is thread j % 4 of a quad, and byte group j / 4 of it.
     __host__ __device__ static constexpr int place(int column, int block) {
         const int j = column / 8, lane = 4 * (column % 8) + j % 4, step = block / step_blocks;
         const int group = j / 4 / columns_per_word, byte = j / 4 % columns_per_word * step_blocks + block % step_blocks;
@@ -136,21 +141,21 @@ struct alignas(128) ValueTile {
 
 // `keys` keys of `dim_v` values in 16 bits, as they are.
 template <int keys_, int dim_v_>
-struct alignas(128) ValueTile<Bf16, keys_, dim_v_> : SharedTile<keys_, dim_v_ * int(sizeof(Bf16::Element))> {
+struct alignas(128) ValueTile<Bf16, keys_, dim_v_> : SharedTile<keys_, dim_v_ *int(sizeof(Bf16::Element))> {
     using Format = Bf16;
 };
 
-// The row of a slice (0..15) whose scales of A this lane carries where two words of them stand in a register, or one word in each
-// lane of a pair; and which half of the rows that is: even lanes carry row g, odd ones row g + 8.
+// The row of a slice (0..15) whose scales of A this lane carries where two words of them stand in a register, or one
+// word in each lane of a pair; and which half of the rows that is: even lanes carry row g, odd ones row g + 8.
 __device__ inline int scale_half() { return ptx::laneid() % 2; }
 __device__ inline int scale_row() { return ptx::laneid() / 4 + 8 * scale_half(); }
 
-// The codes of A of one row of this lane, g or g + 8 by `half`, for all steps: from `source`, of whose bytes `bytes` are there; the
-// others are zeros.
+// The codes of A of one row of this lane, g or g + 8 by `half`, for all steps: from `source`, of whose bytes `bytes`
+// are there; the others are zeros.
 template <bool rolled, int steps>
 __device__ inline void load_codes_a(FragmentA (&codes)[steps], int half, const uint8_t *source, int bytes) {
     const int thread = ptx::laneid() % 4;
-#pragma unroll (rolled ? 1 : steps)
+#pragma unroll(rolled ? 1 : steps)
     for (int step = 0; step < steps; ++step)
 #pragma unroll
         for (int chunk = 0; chunk < 2; ++chunk) {
@@ -159,12 +164,12 @@ __device__ inline void load_codes_a(FragmentA (&codes)[steps], int half, const u
         }
 }
 
-// The scales of A of the row scale_row(), `register_words` words of four to a register, each in lanes of its own: from `source`, where
-// `blocks` scales are.
+// The scales of A of the row scale_row(), `register_words` words of four to a register, each in lanes of its own: from
+// `source`, where `blocks` scales are.
 template <bool rolled, int register_words, int registers>
 __device__ inline void load_scales_a(uint32_t (&scales)[registers], const uint8_t *source, int blocks) {
     const int word_of_lane = ptx::laneid() % 4 / 2 % register_words;
-#pragma unroll (rolled ? 1 : registers)
+#pragma unroll(rolled ? 1 : registers)
     for (int i = 0; i < registers; ++i) {
         uint32_t word = 0;
 #pragma unroll
@@ -176,19 +181,23 @@ __device__ inline void load_scales_a(uint32_t (&scales)[registers], const uint8_
     }
 }
 
-// c += A B at one MMA's depth, of codes with scales, selectors being constants: byte and thread of each operand's scales.
+// c += A B at one MMA's depth, of codes with scales, selectors being constants: byte and thread of each operand's
+// scales.
 template <int byte_a, int thread_a, int byte_b, int thread_b>
-__device__ inline void multiply(Accumulator &c, Mxfp8, const uint32_t (&a)[4], uint32_t scale_a, const FragmentB &b, uint32_t scale_b) {
+__device__ inline void multiply(Accumulator &c, Mxfp8, const uint32_t (&a)[4], uint32_t scale_a, const FragmentB &b,
+                                uint32_t scale_b) {
     ptx::mma_m16n8k32_mxf8f6f4<ptx::E4m3, ptx::E4m3, byte_a, thread_a, byte_b, thread_b>(c, a, b, scale_a, scale_b);
 }
 template <int byte_a, int thread_a, int byte_b, int thread_b>
-__device__ inline void multiply(Accumulator &c, Mxfp4, const uint32_t (&a)[4], uint32_t scale_a, const FragmentB &b, uint32_t scale_b) {
+__device__ inline void multiply(Accumulator &c, Mxfp4, const uint32_t (&a)[4], uint32_t scale_a, const FragmentB &b,
+                                uint32_t scale_b) {
     ptx::mma_m16n8k64_mxf4<byte_a, thread_a, byte_b, thread_b>(c, a, b, scale_a, scale_b);
 }
 template <int byte_a, int thread_a, int byte_b, int thread_b>
-__device__ inline void multiply(Accumulator &c, Nvfp4, const uint32_t (&a)[4], uint32_t scale_a, const FragmentB &b, uint32_t scale_b) {
+__device__ inline void multiply(Accumulator &c, Nvfp4, const uint32_t (&a)[4], uint32_t scale_a, const FragmentB &b,
+                                uint32_t scale_b) {
     static_assert(byte_a == 0 && byte_b == 0, "an MMA takes a whole word of scales");
     ptx::mma_m16n8k64_mxf4nvf4<thread_a, thread_b>(c, a, b, scale_a, scale_b);
 }
 
-}  // namespace tile
+}   // namespace tile

@@ -1,9 +1,10 @@
-// Keys and values as caches and operands hold them, 16 keys at a time in shared memory: a unit. In 16 bits a unit is a SharedTile; in
-// block formats it is codes and scales as they came, which a warp expands to a SharedTile, code times scale, every product exact. So
-// MMAs have one kind of operand, and caches of the same values give the same sums, bit for bit.
+// Keys and values as caches and operands hold them, 16 keys at a time in shared memory: a unit. In 16 bits a unit is a
+// SharedTile; in block formats it is codes and scales as they came, which a warp expands to a SharedTile, code times
+// scale, every product exact. So MMAs have one kind of operand, and caches of the same values give the same sums, bit
+// for bit.
 //
-// A unit is 16 rows of one token each, whose scales lie along them. Values of an operand in a block format stand in tiles of 64 keys
-// whose rows are columns of V, their scales along the keys: there a unit is a quarter of the columns.
+// A unit is 16 rows of one token each, whose scales lie along them. Values of an operand in a block format stand in
+// tiles of 64 keys whose rows are columns of V, their scales along the keys: there a unit is a quarter of the columns.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -26,17 +27,21 @@ namespace tile {
 
 constexpr int cached_rows = 16;   // keys of a unit
 
-// Bytes of shared memory that a warp of attention of few queries has to itself: two blocks of four fit a multiprocessor, of heads of
-// up to 128, and where they leave room rings hide the way from memory of a Hopper.
+// Bytes of shared memory that a warp of attention of few queries has to itself: two blocks of four fit a
+// multiprocessor, of heads of up to 128, and where they leave room rings hide the way from memory of a Hopper.
 template <int dim>
 constexpr int few_arena_bytes = dim <= 128 && ptx::shared_bytes_per_block <= 128 * 1024 ? 11520 : 23040;
 
 // What rows hold, as entries' scalars name it: values of 16 bits as they are, or codes with scales.
 enum class RowFormat { plain, mxfp8, mxfp4, nvfp4 };
 
-__device__ inline int bits_of(RowFormat format) { return format == RowFormat::plain ? 16 : format == RowFormat::mxfp8 ? 8 : 4; }
+__device__ inline int bits_of(RowFormat format) {
+    return format == RowFormat::plain ? 16 : format == RowFormat::mxfp8 ? 8 : 4;
+}
 // Blocks of `values` values, a part of one for a whole one.
-__device__ inline int blocks_of(RowFormat format, int values) { return format == RowFormat::nvfp4 ? (values + 15) >> 4 : (values + 31) >> 5; }
+__device__ inline int blocks_of(RowFormat format, int values) {
+    return format == RowFormat::nvfp4 ? (values + 15) >> 4 : (values + 31) >> 5;
+}
 
 // What takes expanded values to those that they stand for.
 __device__ inline float lift_of(RowFormat format) { return format == RowFormat::nvfp4 ? 0x1p7f : 1.0f; }
@@ -44,8 +49,9 @@ __device__ inline float lift_of(RowFormat format) { return format == RowFormat::
 __device__ inline uint32_t multiply_pair(uint32_t a, uint32_t b, __nv_bfloat16) { return ptx::mul_bf16x2(a, b); }
 __device__ inline uint32_t multiply_pair(uint32_t a, uint32_t b, __half) { return ptx::portable::mul_f16x2(a, b); }
 
-// A word of eight e2m1 codes as pairs of Element, in order, times pairs of equal factors: its bits stand where those of a 16-bit
-// float with its exponent and mantissa are, sign on sign, the other three from the lowest bit of the exponent but one on.
+// A word of eight e2m1 codes as pairs of Element, in order, times pairs of equal factors: its bits stand where those of
+// a 16-bit float with its exponent and mantissa are, sign on sign, the other three from the lowest bit of the exponent
+// but one on.
 template <class Element, class... Factors>
 __device__ inline uint4 e2m1_times(uint32_t word, Factors... factors) {
     constexpr int mantissa = is_bf16<Element> ? 7 : 10;
@@ -62,8 +68,8 @@ __device__ inline uint4 e2m1_times(uint32_t word, Factors... factors) {
             __byte_perm(pairs[0], pairs[1], 0x7632), __byte_perm(pairs[2], pairs[3], 0x7632)};
 }
 
-// The block formats. block: values to a scale; chunk_values: of 16 bytes of codes. expand() makes chunk `eight` of the eights of a
-// chunk of codes; scale() makes of a scale's byte what it takes.
+// The block formats. block: values to a scale; chunk_values: of 16 bytes of codes. expand() makes chunk `eight` of the
+// eights of a chunk of codes; scale() makes of a scale's byte what it takes.
 
 // e2m1 times ue4m3: values times 2^-7, of which f16 and bf16 hold every one.
 template <class Element>
@@ -79,7 +85,9 @@ struct CachedNvfp4 {
             return multiply_pair(pair, 0x58005800u, __half{});
         }
     }
-    __device__ static uint4 expand(const uint32_t (&words)[4], int eight, uint32_t scale) { return e2m1_times<Element>(words[eight], scale); }
+    __device__ static uint4 expand(const uint32_t (&words)[4], int eight, uint32_t scale) {
+        return e2m1_times<Element>(words[eight], scale);
+    }
 };
 
 // e2m1 times ue8m0, in bf16: exact for scales from 2^-117 to 2^119.
@@ -124,7 +132,9 @@ struct ValueScales {
     int steps, shift;   // MMAs deep; 2^shift columns have a group
 
     __device__ explicit ValueScales(RowFormat format)
-        : steps(format == RowFormat::mxfp8 ? 2 : 1), shift(format == RowFormat::nvfp4 ? 5 : format == RowFormat::mxfp4 ? 6 : 7) {}
+        : steps(format == RowFormat::mxfp8 ? 2 : 1), shift(format == RowFormat::nvfp4   ? 5
+                                                           : format == RowFormat::mxfp4 ? 6
+                                                                                        : 7) {}
     __device__ int group(int column) const { return column >> shift; }
     // The groups that `columns` columns lie in, from group(the first) on.
     __device__ int groups(int columns) const { return (columns + (1 << shift) - 1) >> shift; }
@@ -136,7 +146,11 @@ struct TileRows {
     bool keys;
 
     __device__ TileRows(int row_bytes, bool keys)
-        : chunks(row_bytes / 16), power(chunks % 8 == 0 ? 3 : chunks % 4 == 0 ? 2 : chunks % 2 == 0 || keys ? 1 : 0), keys(keys) {}
+        : chunks(row_bytes / 16), power(chunks % 8 == 0           ? 3
+                                        : chunks % 4 == 0         ? 2
+                                        : chunks % 2 == 0 || keys ? 1
+                                                                  : 0),
+          keys(keys) {}
     __device__ int index(int row, int chunk) const {
         const int near = row >> (3 - power), far = keys ? (row >> 3 & 3) << (power > 2 ? 1 : 0) : 0;
         return row * chunks + (chunk ^ ((near ^ far) & ((1 << power) - 1)));
@@ -149,7 +163,7 @@ struct CachedUnits {
     using Element = Element_;
     static constexpr int dim = dim_, quarter = dim / 4;
     static_assert(dim % 64 == 0, "a quarter of the columns is two tiles of MMAs");
-    using Rows = SharedTile<cached_rows, 2 * dim>;      // in 16 bits: a row is a token
+    using Rows = SharedTile<cached_rows, 2 * dim>;        // in 16 bits: a row is a token
     using Columns = SharedTile<quarter, 2 * tile_keys>;   // a row is a column of V
 
     // Chunks of codes of a unit, and of a row that is a token; bytes from a token's scales to the next one's.
@@ -178,8 +192,8 @@ struct CachedUnits {
         }
     }
 
-    // Starts copying their scales, `present` bytes of each: source(row) is where they begin, null for zeros, at multiples of 4 where
-    // `aligned`; otherwise they are copied before this returns.
+    // Starts copying their scales, `present` bytes of each: source(row) is where they begin, null for zeros, at
+    // multiples of 4 where `aligned`; otherwise they are copied before this returns.
     template <class Source>
     __device__ static void copy_scales(char *unit, RowFormat format, int present, bool aligned, Source &&source) {
         const int step = scale_step(format), log = 31 - __clz(step);   // a power of two
@@ -190,7 +204,8 @@ struct CachedUnits {
             for (int i = ptx::laneid(); i < cached_rows << (log - 2); i += 32) {
                 const int row = i >> (log - 2), word = i & ((step >> 2) - 1);
                 const char *from = source(row);
-                ptx::cp_async_ca<4>(target + 4 * i, from + (from ? 4 * word : 0), from ? max(min(present - 4 * word, 4), 0) : 0);
+                ptx::cp_async_ca<4>(target + 4 * i, from + (from ? 4 * word : 0),
+                                    from ? max(min(present - 4 * word, 4), 0) : 0);
             }
         } else {
 #pragma unroll 1
@@ -211,34 +226,44 @@ struct CachedUnits {
         const ValueScales scales(format);
         const int groups = scales.groups(quarter), there = scales.groups(tile_dim), i = ptx::laneid();   // one or two
         if (i < 8 * scales.steps * groups) {
-            const int step = groups == 2 ? i / 16 : i / 8, group = scales.group(part * quarter) + (groups == 2 ? i / 8 % 2 : 0);
-            ptx::cp_async_cg_16(unit + 16 * (count + i), tile + 16 * (tile_dim * row_chunks + 8 * (step * there + group) + i % 8), group < there);
+            const int step = groups == 2 ? i / 16 : i / 8,
+                      group = scales.group(part * quarter) + (groups == 2 ? i / 8 % 2 : 0);
+            ptx::cp_async_cg_16(unit + 16 * (count + i),
+                                tile + 16 * (tile_dim * row_chunks + 8 * (step * there + group) + i % 8),
+                                group < there);
         }
     }
 
     // Codes and scales of 16 tokens to 16 bits.
     template <class Format>
     __device__ static void expand_rows(Rows &to, const char *unit, Format) {
-        constexpr int row_chunks = dim * Format::bits / 128, count = cached_rows * row_chunks, eights = Format::chunk_values / 8;
+        constexpr int row_chunks = dim * Format::bits / 128, count = cached_rows * row_chunks,
+                      eights = Format::chunk_values / 8;
         constexpr int step = dim / Format::block > 4 ? dim / Format::block : 4;
         const uint8_t *scales = reinterpret_cast<const uint8_t *>(unit) + 16 * count;
         expand_all<Format, count>(to, unit, [&](int i) {
-            const int row = i / row_chunks, chunk = i % row_chunks, block = chunk * Format::chunk_values / Format::block;
-            return Chunk{row, chunk * eights, {scales[row * step + block], scales[row * step + block + (scales_of_chunk<Format> > 1)]}};
+            const int row = i / row_chunks, chunk = i % row_chunks,
+                      block = chunk * Format::chunk_values / Format::block;
+            return Chunk{row,
+                         chunk * eights,
+                         {scales[row * step + block], scales[row * step + block + (scales_of_chunk<Format> > 1)]}};
         });
     }
 
     // Those of the quarter `part` of the columns of a tile of V.
     template <class Format>
     __device__ static void expand_columns(Columns &to, const char *unit, int part, Format) {
-        constexpr int row_chunks = tile_keys * Format::bits / 128, count = quarter * row_chunks, eights = Format::chunk_values / 8;
-        constexpr int depth = Format::bits == 8 ? 32 : 64, step_blocks = depth / Format::block, of_word = 4 / step_blocks;
+        constexpr int row_chunks = tile_keys * Format::bits / 128, count = quarter * row_chunks,
+                      eights = Format::chunk_values / 8;
+        constexpr int depth = Format::bits == 8 ? 32 : 64, step_blocks = depth / Format::block,
+                      of_word = 4 / step_blocks;
         constexpr int groups = ceil_div(dim, 4 * 32 * of_word);
         using Codes = SharedTile<quarter, tile_keys * Format::bits / 8>;
         const uint8_t *scales = reinterpret_cast<const uint8_t *>(unit) + 16 * count;
         const int first_group = part * quarter / (32 * of_word);
         expand_all<Format, count>(to, unit, [&](int i) {
-            const int row = i / row_chunks, chunk = Codes::index(row, i % row_chunks) - row * row_chunks;   // its own inverse
+            const int row = i / row_chunks,
+                      chunk = Codes::index(row, i % row_chunks) - row * row_chunks;   // its own inverse
             const int column = part * quarter + row, j = column / 8, lane = 4 * (column % 8) + j % 4;
             const auto scale = [&](int of_chunk) -> uint32_t {
                 const int block = chunk * Format::chunk_values / Format::block + of_chunk;
@@ -251,7 +276,8 @@ struct CachedUnits {
 
 private:
     template <class Format>
-    static constexpr int scales_of_chunk = Format::chunk_values > Format::block ? Format::chunk_values / Format::block : 1;
+    static constexpr int scales_of_chunk =
+        Format::chunk_values > Format::block ? Format::chunk_values / Format::block : 1;
 
     // Where a chunk of codes goes, and the bytes of its scales.
     struct Chunk {
@@ -259,11 +285,12 @@ private:
         uint32_t scale[2];
     };
 
-    // All chunks of codes of a unit to 16 bits, as place_of(i) says. A warp reads what it expands before it writes, several chunks of a
-    // lane at once: all of them up to dim 128, where `to` may be where the unit is.
+    // All chunks of codes of a unit to 16 bits, as place_of(i) says. A warp reads what it expands before it writes,
+    // several chunks of a lane at once: all of them up to dim 128, where `to` may be where the unit is.
     template <class Format, int count, class Tile, class PlaceOf>
     __device__ static void expand_all(Tile &to, const char *unit, PlaceOf &&place_of) {
-        constexpr int eights = Format::chunk_values / 8, of_block = Format::block / 8, of_lane = count / 32, at_once = dim <= 128 ? of_lane : 2;
+        constexpr int eights = Format::chunk_values / 8, of_block = Format::block / 8, of_lane = count / 32,
+                      at_once = dim <= 128 ? of_lane : 2;
         static_assert(count % 32 == 0 && of_lane % at_once == 0, "whole rounds");
 #pragma unroll 1
         for (int first = 0; first < of_lane; first += at_once) {
@@ -292,7 +319,9 @@ private:
 
 // Which of `units` units a lane knows about, and what it knows, for all lanes.
 template <int units>
-__device__ inline int lane_unit() { return ptx::laneid() % units; }
+__device__ inline int lane_unit() {
+    return ptx::laneid() % units;
+}
 __device__ inline int of_unit(int value, int unit) { return ptx::shfl_sync_idx_b32(value, unit); }
 
 // Bits of B of 16 keys that belong to those of which seen(key) is true.
@@ -310,7 +339,8 @@ __device__ inline PairMasks pair_masks(Seen &&seen) {
     return masks;
 }
 
-// A of Q: row_of(row) is where one of 16 rows begins, null for zeros, of which `columns` values are there, a multiple of eight.
+// A of Q: row_of(row) is where one of 16 rows begins, null for zeros, of which `columns` values are there, a multiple
+// of eight.
 template <class Element, int dim, class RowOf>
 __device__ inline void load_queries(FragmentA (&a)[dim / 16], int columns, RowOf &&row_of) {
 #pragma unroll
@@ -319,7 +349,8 @@ __device__ inline void load_queries(FragmentA (&a)[dim / 16], int columns, RowOf
 #pragma unroll
         for (int eight = 0; eight < dim / 8; ++eight) {
             const int column = 8 * eight + accumulator_column(0);
-            a[eight / 2][2 * (eight % 2) + half] = row && column < columns ? __ldg(reinterpret_cast<const uint32_t *>(row + column)) : 0;
+            a[eight / 2][2 * (eight % 2) + half] =
+                row && column < columns ? __ldg(reinterpret_cast<const uint32_t *>(row + column)) : 0;
         }
     }
 }
@@ -341,4 +372,4 @@ struct WarpNode {
     __device__ float &row_sum(int half) { return sum[half][ptx::laneid()]; }
 };
 
-}  // namespace tile
+}   // namespace tile

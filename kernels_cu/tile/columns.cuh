@@ -1,4 +1,5 @@
-// Four neighbouring columns of a matrix held by a lane: loads and stores of rows, and codes that pack along the columns.
+// Four neighbouring columns of a matrix held by a lane: loads and stores of rows, and codes that pack along the
+// columns.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@ struct Columns {
     int64_t first, cols;
     int present;
 
-    __device__ Columns(int64_t first, int64_t cols) : first(first), cols(cols), present(min(cols - first, int64_t(lane_columns))) {}
+    __device__ Columns(int64_t first, int64_t cols)
+        : first(first), cols(cols), present(min(cols - first, int64_t(lane_columns))) {}
 };
 
 constexpr int columns_threads = 128;
@@ -30,7 +32,7 @@ constexpr int columns_tile = 32 * lane_columns;   // columns of a warp; each war
 template <int block, bool whole>
 struct ColumnBlock {
     Columns<whole> columns;
-    int64_t index;      // of the block of rows
+    int64_t index;   // of the block of rows
     bool outside;
 
     __device__ ColumnBlock(int64_t rows, int64_t cols)
@@ -90,7 +92,8 @@ __device__ inline void amax_of(const RowShare<Element> (&share)[rows], float (&a
     for (int pair = 0; pair < 2; ++pair) {
         uint32_t largest = 0;
 #pragma unroll
-        for (int row = 0; row < rows; ++row) largest = max_nan(largest, magnitudes(share[row].word[pair], Element{}), Element{});
+        for (int row = 0; row < rows; ++row)
+            largest = max_nan(largest, magnitudes(share[row].word[pair], Element{}), Element{});
         const float2 both = unpack_pair(largest, Element{});
         amax[2 * pair] = both.x;
         amax[2 * pair + 1] = both.y;
@@ -102,7 +105,8 @@ template <class Element>
 __device__ inline void column_pairs(const RowShare<Element> *rows, int column, uint32_t (&pairs)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-        pairs[i] = __byte_perm(rows[2 * i].word[column / 2], rows[2 * i + 1].word[column / 2], column % 2 ? 0x7632 : 0x5410);
+        pairs[i] =
+            __byte_perm(rows[2 * i].word[column / 2], rows[2 * i + 1].word[column / 2], column % 2 ? 0x7632 : 0x5410);
 }
 
 __device__ inline void column_values(const RowShare<float> *rows, int column, float (&values)[8]) {
@@ -162,8 +166,8 @@ __device__ inline void store_bytes(uint8_t *matrix, int64_t row, const Columns<w
 
 constexpr int group_rows = 8;   // of a column, whose codes fill as many bytes as a code has bits
 
-// Word b of `words` holds byte b of four columns, column i in byte i; and back. Of 6-bit codes the last two bytes of the second
-// four are nothing.
+// Word b of `words` holds byte b of four columns, column i in byte i; and back. Of 6-bit codes the last two bytes of
+// the second four are nothing.
 __device__ inline void transpose_bytes(const uint32_t (&from)[4], uint32_t (&to)[4]) {
     const uint32_t low01 = __byte_perm(from[0], from[1], 0x5140), low23 = __byte_perm(from[2], from[3], 0x5140);
     const uint32_t high01 = __byte_perm(from[0], from[1], 0x7362), high23 = __byte_perm(from[2], from[3], 0x7362);
@@ -198,4 +202,4 @@ __device__ inline void columns_of_codes(const uint32_t (&bytes)[bits], Codes<bit
     }
 }
 
-}  // namespace tile
+}   // namespace tile

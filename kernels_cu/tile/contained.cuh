@@ -19,4 +19,4 @@ __device__ inline void load_contained_b(FragmentB (&b)[2], uint32_t address, int
     for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = registers[i] << 2;   // e2m1 stands in bits 5..2 of its container
 }
 
-}  // namespace tile
+}   // namespace tile

@@ -1,8 +1,8 @@
 // Operands in block formats expanded to 16 bits, codes times scales, for the MMAs that every target has.
 //
-// Products are exact: each value is one of bf16 (e4m3 and e2m1 times ue8m0, for scales of 2^-117 to 2^119) or of f16 (e2m1
-// times ue4m3). A word of codes is what one lane of a quad gives to a block-scaled MMA, and pair i of a word goes to the i-th of
-// the MMAs 16 deep in its place; A and B pass through the same permutation of k, which no sum sees.
+// Products are exact: each value is one of bf16 (e4m3 and e2m1 times ue8m0, for scales of 2^-117 to 2^119) or of f16
+// (e2m1 times ue4m3). A word of codes is what one lane of a quad gives to a block-scaled MMA, and pair i of a word goes
+// to the i-th of the MMAs 16 deep in its place; A and B pass through the same permutation of k, which no sum sees.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -72,13 +72,15 @@ __device__ inline void expand_a(FragmentA (&a)[Expansion<Format>::fragments], co
     uint32_t words[2] = {};
     if constexpr (scaled) {
 #pragma unroll
-        for (int row = 0; row < 2; ++row) words[row] = ptx::shfl_sync_idx_b32(scales, (ptx::laneid() & ~3) + 2 * thread + row);
+        for (int row = 0; row < 2; ++row)
+            words[row] = ptx::shfl_sync_idx_b32(scales, (ptx::laneid() & ~3) + 2 * thread + row);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {   // row g + 8 (i & 1), word t of chunk i >> 1
         uint32_t pairs[To::fragments];
         To::decode(pairs, codes[i]);
-        const int at = byte + (Format::block == 16 ? block_of<Format>(i / 2, ptx::laneid() % 4) : block_of<Format>(i / 2, 0));
+        const int at =
+            byte + (Format::block == 16 ? block_of<Format>(i / 2, ptx::laneid() % 4) : block_of<Format>(i / 2, 0));
         const uint32_t scale = scaled ? To::scale(words[i % 2] >> (8 * at) & 0xffu) : To::one;
 #pragma unroll
         for (int fragment = 0; fragment < To::fragments; ++fragment)
@@ -86,8 +88,8 @@ __device__ inline void expand_a(FragmentA (&a)[Expansion<Format>::fragments], co
     }
 }
 
-// Chunk `chunk` of a row of codes into its places of a row of `to`, a tile for load_b; scale_of(block) gives the byte of a
-// block of the row.
+// Chunk `chunk` of a row of codes into its places of a row of `to`, a tile for load_b; scale_of(block) gives the byte
+// of a block of the row.
 template <class Format, class Tile, class ScaleOf>
 __device__ inline void expand_chunk(Tile &to, int row, int chunk, const uint4 &codes, ScaleOf &&scale_of) {
     using To = Expansion<Format>;
@@ -102,11 +104,12 @@ __device__ inline void expand_chunk(Tile &to, int row, int chunk, const uint4 &c
     }
 #pragma unroll
     for (int i = 0; i < To::fragments; ++i)
-        to.at(row, 2 * (chunk / 2 * To::fragments + i) + chunk % 2) = {pairs[0][i], pairs[1][i], pairs[2][i], pairs[3][i]};
+        to.at(row, 2 * (chunk / 2 * To::fragments + i) + chunk % 2) = {pairs[0][i], pairs[1][i], pairs[2][i],
+                                                                       pairs[3][i]};
 }
 
-// Calls body(row, chunk) for all chunks of `rows` rows, shared out so that neighbouring lanes have neighbouring rows: with the
-// tiles' swizzles neither reads nor writes meet a bank conflict.
+// Calls body(row, chunk) for all chunks of `rows` rows, shared out so that neighbouring lanes have neighbouring rows:
+// with the tiles' swizzles neither reads nor writes meet a bank conflict.
 template <int threads, int rows, int row_chunks, class Body>
 __device__ inline void share_chunks(Body &&body) {
     constexpr int chunks = rows * row_chunks;
@@ -122,8 +125,9 @@ template <class Order, int threads, class Tile>
 __device__ inline void expand_keys(SharedTile<Tile::keys, 2 * Tile::dim> &to, const Tile &from) {
     share_chunks<threads, Tile::keys, Tile::row_chunks>([&](int row, int chunk) {
         const int key = Order::key(row / 8, row % 8);
-        expand_chunk<typename Tile::Format>(to, row, chunk, from.chunks[Tile::index(key, chunk)],
-                                            [&](int block) { return reinterpret_cast<const uint8_t *>(from.scales[key])[block]; });
+        expand_chunk<typename Tile::Format>(to, row, chunk, from.chunks[Tile::index(key, chunk)], [&](int block) {
+            return reinterpret_cast<const uint8_t *>(from.scales[key])[block];
+        });
     });
 }
 
@@ -131,9 +135,10 @@ __device__ inline void expand_keys(SharedTile<Tile::keys, 2 * Tile::dim> &to, co
 template <int threads, class Tile>
 __device__ inline void expand_values(SharedTile<Tile::dim_v, 2 * Tile::keys> &to, const Tile &from) {
     share_chunks<threads, Tile::dim_v, Tile::row_bytes / 16>([&](int row, int chunk) {
-        expand_chunk<typename Tile::Format>(to, row, chunk, from.codes.chunks[from.codes.index(row, chunk)],
-                                            [&](int block) { return reinterpret_cast<const uint8_t *>(from.scales)[Tile::place(row, block)]; });
+        expand_chunk<typename Tile::Format>(
+            to, row, chunk, from.codes.chunks[from.codes.index(row, chunk)],
+            [&](int block) { return reinterpret_cast<const uint8_t *>(from.scales)[Tile::place(row, block)]; });
     });
 }
 
-}  // namespace tile
+}   // namespace tile

@@ -13,9 +13,10 @@ __device__ inline void bf16x2_from_e2m1x8(uint32_t codes, uint32_t (&values)[4])
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const uint32_t some = half == 0 ? codes : codes >> 16, magnitudes = some & 0x7777u;
-        const uint32_t signs = ptx::portable::prmt_b32(0x7f7f7f7fu, 0x7f7f7f7fu, some);                 // 0 where negative
-        const uint32_t lower = ptx::portable::prmt_b32(0xc0800000u, 0xc0804000u, magnitudes);           // 0 0.5 1 1.5, 2 3 4 6
-        const uint32_t upper = ptx::portable::prmt_b32(0x3f3f3f00u, 0x40404040u, magnitudes) | (~(signs << 1) & 0x80808080u);
+        const uint32_t signs = ptx::portable::prmt_b32(0x7f7f7f7fu, 0x7f7f7f7fu, some);         // 0 where negative
+        const uint32_t lower = ptx::portable::prmt_b32(0xc0800000u, 0xc0804000u, magnitudes);   // 0 0.5 1 1.5, 2 3 4 6
+        const uint32_t upper =
+            ptx::portable::prmt_b32(0x3f3f3f00u, 0x40404040u, magnitudes) | (~(signs << 1) & 0x80808080u);
         values[2 * half] = __byte_perm(lower, upper, 0x5140);
         values[2 * half + 1] = __byte_perm(lower, upper, 0x7362);
     }
@@ -68,4 +69,4 @@ __device__ inline void expand_naturally(Tile &to, int row, int chunk, const uint
         to.at(row, chunk * chunks + i) = {values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3]};
 }
 
-}  // namespace tile
+}   // namespace tile

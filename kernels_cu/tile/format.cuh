@@ -66,8 +66,12 @@ __device__ inline uint32_t magnitudes(uint32_t pair, __half) { return ptx::abs_f
 __device__ inline uint32_t max_nan(uint32_t a, uint32_t b, __nv_bfloat16) { return ptx::max_nan_bf16x2(a, b); }
 __device__ inline uint32_t max_nan(uint32_t a, uint32_t b, __half) { return ptx::max_nan_f16x2(a, b); }
 
-__device__ inline float2 unpack_pair(uint32_t pair, __nv_bfloat16) { return {ptx::low_bf16(pair), ptx::high_bf16(pair)}; }
-__device__ inline float2 unpack_pair(uint32_t pair, __half) { return __half22float2(*reinterpret_cast<const __half2 *>(&pair)); }
+__device__ inline float2 unpack_pair(uint32_t pair, __nv_bfloat16) {
+    return {ptx::low_bf16(pair), ptx::high_bf16(pair)};
+}
+__device__ inline float2 unpack_pair(uint32_t pair, __half) {
+    return __half22float2(*reinterpret_cast<const __half2 *>(&pair));
+}
 
 template <int count, class Element>
 __device__ inline float amax_of(const uint4 (&chunks)[count], Element) {
@@ -75,7 +79,8 @@ __device__ inline float amax_of(const uint4 (&chunks)[count], Element) {
 #pragma unroll
     for (const uint4 &chunk : chunks)
 #pragma unroll
-        for (uint32_t pair : {chunk.x, chunk.y, chunk.z, chunk.w}) amax = max_nan(amax, magnitudes(pair, Element{}), Element{});
+        for (uint32_t pair : {chunk.x, chunk.y, chunk.z, chunk.w})
+            amax = max_nan(amax, magnitudes(pair, Element{}), Element{});
     const float2 both = unpack_pair(amax, Element{});
     return ptx::max_nan_f32(both.x, both.y);
 }
@@ -121,14 +126,15 @@ struct FiniteMax {
     }
 };
 
-// Stores in one instruction. What is assigned through a vector type may be stored word by word, a quarter of each sector at
-// a time.
+// Stores in one instruction. What is assigned through a vector type may be stored word by word, a quarter of each
+// sector at a time.
 __device__ inline void store(void *target, uint4 words) { __stwb(reinterpret_cast<uint4 *>(target), words); }
 __device__ inline void store(void *target, uint2 words) { __stwb(reinterpret_cast<uint2 *>(target), words); }
 
 // One 16-byte chunk of the values, rounded to nearest, ties to even.
 __device__ inline uint4 pack(const float (&values)[4], float) {
-    return {__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]), __float_as_uint(values[3])};
+    return {__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]),
+            __float_as_uint(values[3])};
 }
 
 __device__ inline uint4 pack(const float (&values)[8], __nv_bfloat16) {
@@ -141,4 +147,4 @@ __device__ inline uint4 pack(const float (&values)[8], __half) {
             ptx::cvt_rn_f16x2_f32(values[5], values[4]), ptx::cvt_rn_f16x2_f32(values[7], values[6])};
 }
 
-}  // namespace tile
+}   // namespace tile

@@ -29,7 +29,8 @@ constexpr int mma_columns = 8;
 __device__ inline int accumulator_row(int i) { return ptx::laneid() / 4 + 8 * (i >> 1); }
 __device__ inline int accumulator_column(int i) { return 2 * (ptx::laneid() % 4) + (i & 1); }
 
-// Calls body(slice, half) for each row of a lane: row g + 8 half of each of `slices` slices of 16 rows. Both are constants after unrolling.
+// Calls body(slice, half) for each row of a lane: row g + 8 half of each of `slices` slices of 16 rows. Both are
+// constants after unrolling.
 template <int slices, class Body>
 __device__ __forceinline__ void for_rows(Body &&body) {
 #pragma unroll
@@ -38,8 +39,8 @@ __device__ __forceinline__ void for_rows(Body &&body) {
         for (int half = 0; half < 2; ++half) body(slice, half);
 }
 
-// Where this lane reads A, B or B transposed of a tile: the address for the fragment at row 0 and chunk 0, from which the
-// others are moved by constants. Worked out before a loop, it costs the loop nothing.
+// Where this lane reads A, B or B transposed of a tile: the address for the fragment at row 0 and chunk 0, from which
+// the others are moved by constants. Worked out before a loop, it costs the loop nothing.
 template <class Tile>
 __device__ inline uint32_t address_a(const Tile &tile) {
     return tile.address(ptx::laneid() % 16, ptx::laneid() / 16);
@@ -94,13 +95,17 @@ __device__ inline void load_b_transposed(FragmentB (&b)[2], const Tile &tile, in
 __device__ inline void multiply(Accumulator &c, const FragmentA &a, const FragmentB &b, __nv_bfloat16) {
     ptx::mma_m16n8k16_bf16(c, a, b);
 }
-__device__ inline void multiply(Accumulator &c, const FragmentA &a, const FragmentB &b, __half) { ptx::mma_m16n8k16_f16(c, a, b); }
+__device__ inline void multiply(Accumulator &c, const FragmentA &a, const FragmentB &b, __half) {
+    ptx::mma_m16n8k16_f16(c, a, b);
+}
 
-__device__ inline uint32_t rounded_pair(float high, float low, __nv_bfloat16) { return ptx::cvt_rn_bf16x2_f32(high, low); }
+__device__ inline uint32_t rounded_pair(float high, float low, __nv_bfloat16) {
+    return ptx::cvt_rn_bf16x2_f32(high, low);
+}
 __device__ inline uint32_t rounded_pair(float high, float low, __half) { return ptx::cvt_rn_f16x2_f32(high, low); }
 
-// Two neighbouring accumulators, rounded to 16 bits, as A of a following MMA whose k runs along their 16 columns. A lane
-// holds what it needs already.
+// Two neighbouring accumulators, rounded to 16 bits, as A of a following MMA whose k runs along their 16 columns. A
+// lane holds what it needs already.
 template <class Element>
 __device__ inline void accumulators_to_a(FragmentA &a, const Accumulator &left, const Accumulator &right, Element) {
     a[0] = rounded_pair(left[1], left[0], Element{});
@@ -131,4 +136,4 @@ __device__ inline void scale_a(FragmentA &a, uint32_t factors, __nv_bfloat16) {
 }
 __device__ inline void scale_a(FragmentA &, uint32_t, __half) {}
 
-}  // namespace tile
+}   // namespace tile

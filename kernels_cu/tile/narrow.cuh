@@ -11,9 +11,9 @@
 namespace tile {
 
 // A narrow format: `bits` of a code, `mantissa` bits and `max_exponent` of its largest value `largest`, as OCP MX v1.0,
-// section 5.3 has them. encode() gives eight codes, code i in bits `bits` i and up of the little-endian words; words past
-// 8 `bits` / 32 are not there, and of the last word of a 6-bit format only the lower half. It takes floats, or pairs of bf16 and
-// a power of two to multiply them by (in both halves of `factor`), which need fewer instructions;
+// section 5.3 has them. encode() gives eight codes, code i in bits `bits` i and up of the little-endian words; words
+// past 8 `bits` / 32 are not there, and of the last word of a 6-bit format only the lower half. It takes floats, or
+// pairs of bf16 and a power of two to multiply them by (in both halves of `factor`), which need fewer instructions;
 // floats come in units of `unit`. decode() is its inverse.
 template <int bits_>
 struct Codes {
@@ -54,7 +54,9 @@ struct E2m1 {
     static constexpr int bits = 4, mantissa = 1, max_exponent = 2;
     static constexpr float largest = 6.0f, unit = ptx::e2m1_unit;
 
-    __device__ static Codes<bits> encode(const float (&values)[8]) { return {{ptx::cvt_rn_satfinite_e2m1x8_units(values)}}; }
+    __device__ static Codes<bits> encode(const float (&values)[8]) {
+        return {{ptx::cvt_rn_satfinite_e2m1x8_units(values)}};
+    }
     __device__ static Codes<bits> encode_below_7(const float (&values)[8]) {
         return {{ptx::cvt_rn_satfinite_e2m1x8_units<true>(values)}};
     }
@@ -63,19 +65,21 @@ struct E2m1 {
     }
 
     __device__ static void decode(const Codes<bits> &codes, float (&values)[8]) {
-        static_for<4>([&](auto i) {
-            unpack_pair(ptx::cvt_rn_f16x2_e2m1x2<i>(codes.word[0]), values[2 * i], values[2 * i + 1]);
-        });
+        static_for<4>(
+            [&](auto i) { unpack_pair(ptx::cvt_rn_f16x2_e2m1x2<i>(codes.word[0]), values[2 * i], values[2 * i + 1]); });
     }
 };
 
-// Formats of a byte a code: `Format` has bytes(), which makes four of four floats, and pair(), the values of two in f16.
+// Formats of a byte a code: `Format` has bytes(), which makes four of four floats, and pair(), the values of two in
+// f16.
 template <class Format>
 struct ByteCodes {
     static constexpr int bits = 8;
     static constexpr float unit = 1.0f;
 
-    __device__ static Codes<8> encode(const float (&values)[8]) { return {{Format::bytes(values), Format::bytes(values + 4)}}; }
+    __device__ static Codes<8> encode(const float (&values)[8]) {
+        return {{Format::bytes(values), Format::bytes(values + 4)}};
+    }
 
     __device__ static Codes<8> encode(const uint32_t (&pairs)[4], uint32_t factor) {
         float values[8];
@@ -83,7 +87,9 @@ struct ByteCodes {
         return encode(values);
     }
 
-    __device__ static void decode(const Codes<8> &codes, float (&values)[8]) { unpack_bytes<Format>(codes.word, values); }
+    __device__ static void decode(const Codes<8> &codes, float (&values)[8]) {
+        unpack_bytes<Format>(codes.word, values);
+    }
 };
 
 struct E4m3 : ByteCodes<E4m3> {
@@ -126,7 +132,9 @@ struct SixBitCodes {
     static constexpr int bits = 6;
     static constexpr float unit = 1.0f;
 
-    __device__ static Codes<6> encode(const float (&values)[8]) { return join_6bit(Format::bytes(values), Format::bytes(values + 4)); }
+    __device__ static Codes<6> encode(const float (&values)[8]) {
+        return join_6bit(Format::bytes(values), Format::bytes(values + 4));
+    }
 
     __device__ static Codes<6> encode(const uint32_t (&pairs)[4], uint32_t factor) {
         return join_6bit(Format::bytes(pairs, factor), Format::bytes(pairs + 2, factor));
@@ -144,7 +152,9 @@ struct E3m2 : SixBitCodes<E3m2> {
     static constexpr float largest = 28.0f;
 
     __device__ static uint32_t bytes(const float *values) { return ptx::cvt_rn_satfinite_e3m2x4_f32(values); }
-    __device__ static uint32_t bytes(const uint32_t *pairs, uint32_t factor) { return ptx::cvt_rn_satfinite_e3m2x4_bf16x2(pairs, factor); }
+    __device__ static uint32_t bytes(const uint32_t *pairs, uint32_t factor) {
+        return ptx::cvt_rn_satfinite_e3m2x4_bf16x2(pairs, factor);
+    }
     __device__ static uint32_t pair(uint32_t codes) { return ptx::cvt_rn_f16x2_e3m2x2(codes); }
 };
 
@@ -153,8 +163,10 @@ struct E2m3 : SixBitCodes<E2m3> {
     static constexpr float largest = 7.5f;
 
     __device__ static uint32_t bytes(const float *values) { return ptx::cvt_rn_satfinite_e2m3x4_f32(values); }
-    __device__ static uint32_t bytes(const uint32_t *pairs, uint32_t factor) { return ptx::cvt_rn_satfinite_e2m3x4_bf16x2(pairs, factor); }
+    __device__ static uint32_t bytes(const uint32_t *pairs, uint32_t factor) {
+        return ptx::cvt_rn_satfinite_e2m3x4_bf16x2(pairs, factor);
+    }
     __device__ static uint32_t pair(uint32_t codes) { return ptx::cvt_rn_f16x2_e2m3x2(codes); }
 };
 
-}  // namespace tile
+}   // namespace tile

@@ -1,5 +1,5 @@
-// How a block of threads shares the work of writing a tile of keys or of values: which values a thread has, and where it
-// puts their codes and scales.
+// How a block of threads shares the work of writing a tile of keys or of values: which values a thread has, and where
+// it puts their codes and scales.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,8 @@ struct Blocks {
 
     __device__ static float amax(float value) {
 #pragma unroll
-        for (int mask = 1; mask < lanes; mask *= 2) value = ptx::max_nan_f32(value, ptx::shfl_sync_bfly_f32(value, mask));
+        for (int mask = 1; mask < lanes; mask *= 2)
+            value = ptx::max_nan_f32(value, ptx::shfl_sync_bfly_f32(value, mask));
         return value;
     }
 };
@@ -43,7 +44,8 @@ struct alignas(16) Staged {
     // Starts loading, by `threads` threads; the values are there after cp_async_wait_group and a barrier.
     template <int threads>
     __device__ void load(const Rows<Element> &rows) {
-        // A thread's values stand in one column, every so many rows. Trip counts are constants, or loops would count in vain.
+        // A thread's values stand in one column, every so many rows. Trip counts are constants, or loops would count in
+        // vain.
         const auto each = [&](auto width, auto &&body) {
             constexpr int row_threads = dim / width, step = threads / row_threads;
             static_assert(threads % row_threads == 0 && keys % step == 0);
@@ -55,9 +57,10 @@ struct alignas(16) Staged {
                 body(values[row + i * step][column], source, rows.holds(row + i * step, column));
         };
         if (rows.aligned) {
-            each(std::integral_constant<int, elements_per_chunk<Element>>{}, [](Element &target, const Element *source, bool present) {
-                ptx::cp_async_cg_16(static_cast<uint32_t>(__cvta_generic_to_shared(&target)), source, present);
-            });
+            each(std::integral_constant<int, elements_per_chunk<Element>>{},
+                 [](Element &target, const Element *source, bool present) {
+                     ptx::cp_async_cg_16(static_cast<uint32_t>(__cvta_generic_to_shared(&target)), source, present);
+                 });
         } else {
             each(std::integral_constant<int, 1>{}, [](Element &target, const Element *source, bool present) {
                 target = present ? *source : Element(0.0f);
@@ -72,7 +75,8 @@ constexpr int rows_at_once(int threads, int row_threads, int rows) {
     return rows;
 }
 
-// The threads that work along rows of `dim` values: each has `lane_values` neighbouring ones of `items` rows, `step` rows apart.
+// The threads that work along rows of `dim` values: each has `lane_values` neighbouring ones of `items` rows, `step`
+// rows apart.
 template <int rows, int dim, int lane_values, int step_ = rows / 4>
 struct RowPacking {
     static constexpr int step = step_, items = rows / step;
@@ -82,7 +86,8 @@ struct RowPacking {
     __device__ static int column() { return threadIdx.x % row_threads * lane_values; }
 };
 
-// The threads that write a KeyTile. The values of a block are one lane's or two's, so that its scale is worked out once or twice.
+// The threads that write a KeyTile. The values of a block are one lane's or two's, so that its scale is worked out once
+// or twice.
 template <class Tile, int step_ = Tile::keys / 4>
 struct KeyPacking : RowPacking<Tile::keys, Tile::dim, 16, step_> {
     using Format = typename Tile::Format;
@@ -96,22 +101,28 @@ struct KeyPacking : RowPacking<Tile::keys, Tile::dim, 16, step_> {
 
     // The values of one of this thread's rows.
     template <class Element>
-    __device__ static void unpack(const Staged<Element, Tile::keys, Tile::dim> &staged, int item, float (&values)[Blocks::groups][8]) {
+    __device__ static void unpack(const Staged<Element, Tile::keys, Tile::dim> &staged, int item,
+                                  float (&values)[Blocks::groups][8]) {
 #pragma unroll
         for (int group = 0; group < Blocks::groups; ++group) {
             Eight<Element> eight;
-            const uint4 *source = reinterpret_cast<const uint4 *>(&staged.values[row() + item * step][column() + 8 * group]);
+            const uint4 *source =
+                reinterpret_cast<const uint4 *>(&staged.values[row() + item * step][column() + 8 * group]);
 #pragma unroll
             for (int i = 0; i < Eight<Element>::chunks; ++i) eight.chunk[i] = source[i];
             eight.unpack(values[group]);
         }
     }
 
-    __device__ static void put(Tile &tile, int item, const Codes<Format::bits> (&codes)[Blocks::groups], uint32_t scale) {
-        static_assert((step & (step - 1)) == 0, "a row number is the exclusive or of its parts, as the swizzle wants it");
-        const int byte = column() * Format::bits / 8, chunk = byte / 16 ^ Tile::swizzle(row()) ^ Tile::swizzle(item * step);
+    __device__ static void put(Tile &tile, int item, const Codes<Format::bits> (&codes)[Blocks::groups],
+                               uint32_t scale) {
+        static_assert((step & (step - 1)) == 0,
+                      "a row number is the exclusive or of its parts, as the swizzle wants it");
+        const int byte = column() * Format::bits / 8,
+                  chunk = byte / 16 ^ Tile::swizzle(row()) ^ Tile::swizzle(item * step);
         uint4 *target = &tile.chunks[(row() + item * step) * Tile::row_chunks + chunk];
-        if constexpr (Format::bits == 8) *target = {codes[0].word[0], codes[0].word[1], codes[1].word[0], codes[1].word[1]};
+        if constexpr (Format::bits == 8)
+            *target = {codes[0].word[0], codes[0].word[1], codes[1].word[0], codes[1].word[1]};
         else reinterpret_cast<uint2 *>(target)[byte / 8 % 2] = {codes[0].word[0], codes[1].word[0]};
         uint8_t *scales = reinterpret_cast<uint8_t *>(tile.scales[row() + item * step]);
         if (column() == first_of_block()) scales[column() / Format::block] = scale;
@@ -134,7 +145,8 @@ struct ValuePacking {
 
     // The values of one of this thread's blocks.
     template <class Element>
-    __device__ static void unpack(const Staged<Element, Tile::keys, Tile::dim_v> &staged, int block, float (&values)[Blocks::groups][8]) {
+    __device__ static void unpack(const Staged<Element, Tile::keys, Tile::dim_v> &staged, int block,
+                                  float (&values)[Blocks::groups][8]) {
 #pragma unroll
         for (int i = 0; i < Format::block; ++i)
             values[i / 8][i % 8] = float(staged.values[block * Format::block + i][column()]);
@@ -142,14 +154,19 @@ struct ValuePacking {
 
     // The same as pairs of two keys each, of 16-bit elements.
     template <class Element>
-    __device__ static void unpack(const Staged<Element, Tile::keys, Tile::dim_v> &staged, int block, uint4 (&pairs)[Blocks::groups]) {
-        const auto bits = [&](int key) { return uint32_t(reinterpret_cast<const uint16_t &>(staged.values[block * Format::block + key][column()])); };
+    __device__ static void unpack(const Staged<Element, Tile::keys, Tile::dim_v> &staged, int block,
+                                  uint4 (&pairs)[Blocks::groups]) {
+        const auto bits = [&](int key) {
+            return uint32_t(reinterpret_cast<const uint16_t &>(staged.values[block * Format::block + key][column()]));
+        };
         const auto pair = [&](int key) { return __byte_perm(bits(key), bits(key + 1), 0x5410); };
 #pragma unroll
-        for (int i = 0; i < Blocks::groups; ++i) pairs[i] = {pair(8 * i), pair(8 * i + 2), pair(8 * i + 4), pair(8 * i + 6)};
+        for (int i = 0; i < Blocks::groups; ++i)
+            pairs[i] = {pair(8 * i), pair(8 * i + 2), pair(8 * i + 4), pair(8 * i + 6)};
     }
 
-    __device__ static void put(Tile &tile, int block, const Codes<Format::bits> (&codes)[Blocks::groups], uint32_t scale) {
+    __device__ static void put(Tile &tile, int block, const Codes<Format::bits> (&codes)[Blocks::groups],
+                               uint32_t scale) {
         constexpr int count = Format::block * Format::bits / 32, of_group = Codes<Format::bits>::words;
         uint32_t words[count];
 #pragma unroll
@@ -159,7 +176,8 @@ struct ValuePacking {
         } else {
 #pragma unroll
             for (int i = 0; i < count / 4; ++i)
-                tile.codes.at(column(), block * (count / 4) + i) = {words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
+                tile.codes.at(column(), block * (count / 4) + i) = {words[4 * i], words[4 * i + 1], words[4 * i + 2],
+                                                                    words[4 * i + 3]};
         }
         put_scale(tile, column(), block, scale);
     }
@@ -172,7 +190,8 @@ struct ValuePacking {
     __device__ static void put_rest(Tile &tile) {
         constexpr int whole = Tile::groups * Tile::columns_per_word * 32;
         if constexpr (whole > Tile::dim_v) {
-            for (int i = threadIdx.x; i < (whole - Tile::dim_v) * items; i += threads) put_scale(tile, Tile::dim_v + i / items, i % items, 0);
+            for (int i = threadIdx.x; i < (whole - Tile::dim_v) * items; i += threads)
+                put_scale(tile, Tile::dim_v + i / items, i % items, 0);
         }
     }
 };
@@ -189,4 +208,4 @@ __device__ inline void copy_out(const Tile &tile, void *target) {
         if (chunks - i >= threads || threadIdx.x < chunks - i) first[i] = source[i];
 }
 
-}  // namespace tile
+}   // namespace tile

@@ -14,8 +14,8 @@
 
 namespace tile {
 
-// The stages of a block: filled by bulk copies that one lane starts, so that no warp waits for another but through the stages;
-// where there is no bulk copy, by all threads between barriers of the block.
+// The stages of a block: filled by bulk copies that one lane starts, so that no warp waits for another but through the
+// stages; where there is no bulk copy, by all threads between barriers of the block.
 template <class Tiling>
 struct Pipeline {
     typename Tiling::Shared &shared;
@@ -26,18 +26,20 @@ struct Pipeline {
     // Tiles on their way; warps may drift apart by the stages that are left. Tiles of e2m1 are done with sooner.
     static constexpr int ahead = ptx::has_bulk_copy && Tiling::stages > 3 && Tiling::ValueFormat::bits == 4 ? 2 : 1;
 
-    // A warp says once that it is done with a stage. On the stand-ins every lane does: compute-sanitizer, which watches those, does
-    // not follow a warp's barrier to the lane that speaks for it.
+    // A warp says once that it is done with a stage. On the stand-ins every lane does: compute-sanitizer, which watches
+    // those, does not follow a warp's barrier to the lane that speaks for it.
     static constexpr bool lanes_speak = !ptx::has_block_scaled_mma;
 
-    __device__ static uint32_t address(const void *shared) { return static_cast<uint32_t>(__cvta_generic_to_shared(shared)); }
+    __device__ static uint32_t address(const void *shared) {
+        return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+    }
     __device__ auto &stage_of(int index) const { return shared.stage[(index - origin) % Tiling::stages]; }
 
     // Called by the whole block.
     __device__ void start() {
         if (Tiling::runs_again && begin != origin) {
             if constexpr (ptx::has_bulk_copy) ptx::fence_proxy_async();   // the output was staged where tiles go
-            ptx::bar_sync();   // everyone is done with it
+            ptx::bar_sync();                                              // everyone is done with it
         } else if constexpr (ptx::has_bulk_copy) {
             if (threadIdx.x == 0) {
                 for (int i = 0; i < Tiling::stages; ++i) {
@@ -59,8 +61,10 @@ struct Pipeline {
             const uint32_t full = address(&shared.full[slot]);
             if (turn > 0) ptx::mbarrier_wait_parity(address(&shared.empty[slot]), (turn - 1) & 1);
             ptx::mbarrier_arrive_expect_tx(full, sizeof(typename Tiling::Stage));
-            ptx::cp_async_bulk_shared_global(address(&shared.stage[slot].k), k + index, sizeof(typename Tiling::Keys), full);
-            ptx::cp_async_bulk_shared_global(address(&shared.stage[slot].v), v + index, sizeof(typename Tiling::Values), full);
+            ptx::cp_async_bulk_shared_global(address(&shared.stage[slot].k), k + index, sizeof(typename Tiling::Keys),
+                                             full);
+            ptx::cp_async_bulk_shared_global(address(&shared.stage[slot].v), v + index, sizeof(typename Tiling::Values),
+                                             full);
         } else {
             if (index < end) {
                 copy(stage_of(index).k, k + index);
@@ -81,7 +85,8 @@ struct Pipeline {
         if constexpr (ptx::has_bulk_copy) {
             fill(index + ahead);
             __syncwarp();
-            ptx::mbarrier_wait_parity(address(&shared.full[(index - origin) % Tiling::stages]), (index - origin) / Tiling::stages & 1);
+            ptx::mbarrier_wait_parity(address(&shared.full[(index - origin) % Tiling::stages]),
+                                      (index - origin) / Tiling::stages & 1);
         } else {
             ptx::cp_async_wait_group<0>();
             ptx::bar_sync();   // this tile has landed for everyone; everyone is done with the stage that is filled next
@@ -90,7 +95,8 @@ struct Pipeline {
         return stage_of(index);
     }
 
-    // Two values in 16 bits of a key, counted from tile 0: those in the columns 8 j .. 8 j + 7 that this lane holds in accumulators.
+    // Two values in 16 bits of a key, counted from tile 0: those in the columns 8 j .. 8 j + 7 that this lane holds in
+    // accumulators.
     __device__ uint32_t value_pair(int key, int j) const {
         const uint4 &chunk = v[key / tile_keys].at(key % tile_keys, j);
         return reinterpret_cast<const uint32_t *>(&chunk)[accumulator_column(0) / 2];
@@ -100,9 +106,10 @@ struct Pipeline {
     __device__ void release(int index) {
         if constexpr (ptx::has_bulk_copy) {
             __syncwarp();   // all its lanes are
-            if (lanes_speak || ptx::laneid() == 0) ptx::mbarrier_arrive(address(&shared.empty[(index - origin) % Tiling::stages]));
+            if (lanes_speak || ptx::laneid() == 0)
+                ptx::mbarrier_arrive(address(&shared.empty[(index - origin) % Tiling::stages]));
         }
     }
 };
 
-}  // namespace tile
+}   // namespace tile

@@ -1,4 +1,5 @@
-// Rows of a matrix quantized to MXFP4 in the registers that multiply them as A, and tiles of keys and values made of rows in place.
+// Rows of a matrix quantized to MXFP4 in the registers that multiply them as A, and tiles of keys and values made of
+// rows in place.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +12,16 @@
 
 namespace tile {
 
-// One row of A, g or g + 8 of this lane by `half`: its codes at every step, and its scales in words of four. The four lanes that share
-// the row have eight values of each block, and all of its scales. The bytes are those of quantize_mxfp4.
+// One row of A, g or g + 8 of this lane by `half`: its codes at every step, and its scales in words of four. The four
+// lanes that share the row have eight values of each block, and all of its scales. The bytes are those of
+// quantize_mxfp4.
 template <bool rolled, int steps, int words, class Element>
-__device__ inline void quantize_a(FragmentA (&codes)[steps], uint32_t (&scales)[words], int half, const Rows<Element> &row) {
+__device__ inline void quantize_a(FragmentA (&codes)[steps], uint32_t (&scales)[words], int half,
+                                  const Rows<Element> &row) {
     const int thread = ptx::laneid() % 4;
 #pragma unroll
     for (uint32_t &word : scales) word = 0;
-#pragma unroll (rolled ? 1 : steps)
+#pragma unroll(rolled ? 1 : steps)
     for (int step = 0; step < steps; ++step)
 #pragma unroll
         for (int chunk = 0; chunk < 2; ++chunk) {
@@ -33,7 +36,8 @@ __device__ inline void quantize_a(FragmentA (&codes)[steps], uint32_t (&scales)[
         }
 }
 
-// Scales of the rows g and g + 8 of a lane as load_scales_a leaves them: of the row scale_row(), `register_words` words to a register.
+// Scales of the rows g and g + 8 of a lane as load_scales_a leaves them: of the row scale_row(), `register_words` words
+// to a register.
 template <int register_words, int registers, int words>
 __device__ inline void place_scales_a(uint32_t (&placed)[registers], const uint32_t (&scales)[2][words]) {
     const int word_of_lane = ptx::laneid() % 4 / 2 % register_words;
@@ -54,7 +58,8 @@ __device__ inline Rows<Element> rows_from(const Rows<Element> &rows, int key) {
     return {rows.at(key, 0), rows.stride, rows.rows - key, rows.cols};
 }
 
-// A tile of keys quantized to MXFP4, as pack_keys_mxfp4 writes it, by `threads` threads. The caller puts a barrier behind it.
+// A tile of keys quantized to MXFP4, as pack_keys_mxfp4 writes it, by `threads` threads. The caller puts a barrier
+// behind it.
 template <int threads, int dim, class Element>
 __device__ inline void quantize_keys(KeyTile<Mxfp4, tile_keys, dim> &tile, const Rows<Element> &rows) {
     using Tile = KeyTile<Mxfp4, tile_keys, dim>;
@@ -67,7 +72,8 @@ __device__ inline void quantize_keys(KeyTile<Mxfp4, tile_keys, dim> &tile, const
         Eight<Element> eights[Blocks::groups][batch];
 #pragma unroll
         for (int group = 0; group < Blocks::groups; ++group)
-            rows.load(eights[group], Packing::row() + first * Packing::step, Packing::step, Packing::column() + 8 * group);
+            rows.load(eights[group], Packing::row() + first * Packing::step, Packing::step,
+                      Packing::column() + 8 * group);
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
             float values[Blocks::groups][8], amax = 0.0f;
@@ -88,7 +94,8 @@ __device__ inline void quantize_keys(KeyTile<Mxfp4, tile_keys, dim> &tile, const
     }
 }
 
-// A tile of values rounded to bf16, to nearest, ties to even, by `threads` threads. The caller puts a barrier behind it.
+// A tile of values rounded to bf16, to nearest, ties to even, by `threads` threads. The caller puts a barrier behind
+// it.
 template <int threads, int dim_v, class Element>
 __device__ inline void round_values(ValueTile<Bf16, tile_keys, dim_v> &tile, const Rows<Element> &rows) {
     using Packing = RowPacking<tile_keys, dim_v, 8, rows_at_once(threads, dim_v / 8, tile_keys)>;
@@ -102,9 +109,10 @@ __device__ inline void round_values(ValueTile<Bf16, tile_keys, dim_v> &tile, con
         for (int i = 0; i < batch; ++i) {
             float values[8];
             eights[i].unpack(values);
-            tile.at(Packing::row() + (first + i) * Packing::step, Packing::column() / 8) = pack(values, Bf16::Element{});
+            tile.at(Packing::row() + (first + i) * Packing::step, Packing::column() / 8) =
+                pack(values, Bf16::Element{});
         }
     }
 }
 
-}  // namespace tile
+}   // namespace tile

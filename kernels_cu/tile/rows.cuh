@@ -29,7 +29,8 @@ struct Eight {
             else words[i / 2] |= uint32_t(__ldg(reinterpret_cast<const uint16_t *>(source) + i)) << (16 * (i % 2));
         }
 #pragma unroll
-        for (int i = 0; i < chunks; ++i) chunk[i] = {words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
+        for (int i = 0; i < chunks; ++i)
+            chunk[i] = {words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
     }
 
     __device__ void clear() {
@@ -50,8 +51,8 @@ struct Eight {
     }
 };
 
-// Rows of a matrix that a tile is made of: `rows` of them, from none to more than a tile has, each `cols` values, `stride`
-// elements apart. What a tile has beyond them is zero.
+// Rows of a matrix that a tile is made of: `rows` of them, from none to more than a tile has, each `cols` values,
+// `stride` elements apart. What a tile has beyond them is zero.
 template <class Element>
 struct Rows {
     const Element *first;
@@ -61,12 +62,14 @@ struct Rows {
 
     __device__ Rows(const Element *first, int64_t stride, int rows, int cols)
         : first(first), stride(stride), rows(rows), cols(cols),
-          aligned(cols % 8 == 0 && reinterpret_cast<uintptr_t>(first) % 16 == 0 && stride * sizeof(Element) % 16 == 0) {}
+          aligned(cols % 8 == 0 && reinterpret_cast<uintptr_t>(first) % 16 == 0 && stride * sizeof(Element) % 16 == 0) {
+    }
 
     __device__ bool holds(int row, int column) const { return row < rows && column < cols; }
     __device__ const Element *at(int row, int column) const { return first + row * stride + column; }
 
-    // Eight values of each of `count` rows, from `row` on `step` apart: all loads go out before the first value is used.
+    // Eight values of each of `count` rows, from `row` on `step` apart: all loads go out before the first value is
+    // used.
     template <int count>
     __device__ void load(Eight<Element> (&values)[count], int row, int step, int column) const {
         if (aligned) {
@@ -83,4 +86,4 @@ struct Rows {
     }
 };
 
-}  // namespace tile
+}   // namespace tile

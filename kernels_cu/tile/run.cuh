@@ -24,8 +24,8 @@ __device__ inline int run_value(int item) {
     return (32 * item + ptx::laneid()) * lane_values;
 }
 
-// The codes of a lane's values of an item, from those of eight values each. Of 6-bit codes of eight values the last word is
-// half full.
+// The codes of a lane's values of an item, from those of eight values each. Of 6-bit codes of eight values the last
+// word is half full.
 template <int bits, int groups>
 struct LaneCodes {
     static constexpr int words = (8 * groups * bits + 31) / 32;
@@ -107,14 +107,14 @@ struct Share {
     }
 };
 
-// The codes of an item to memory, where those of the run begin at `run_codes`. Values at `count` and beyond (a multiple of
-// the block) are not there.
+// The codes of an item to memory, where those of the run begin at `run_codes`. Values at `count` and beyond (a multiple
+// of the block) are not there.
 template <int bits, int groups>
 __device__ inline void store_codes(uint32_t *run_codes, int item, const LaneCodes<bits, groups> &codes, int count) {
     if (run_value<8 * groups>(item) >= count) return;
     constexpr int words = LaneCodes<bits, groups>::words;
     uint32_t *target = run_codes + (32 * item + ptx::laneid()) * words;
-    const uint32_t(&word)[words] = codes.word;
+    const uint32_t (&word)[words] = codes.word;
     if constexpr (words == 1) target[0] = word[0];
     else if constexpr (words == 2) store(target, uint2{word[0], word[1]});
     else if constexpr (words == 4) store(target, uint4{word[0], word[1], word[2], word[3]});
@@ -128,8 +128,8 @@ __device__ inline void store_codes(uint32_t *run_codes, const LaneCodes<bits, gr
     for (int item = 0; item < run_items; ++item) store_codes(run_codes, item, codes[item], count);
 }
 
-// Eight 6-bit codes of a lane are 48 bits and no whole words, a pair's 96 are: the even lane stores the pair's words of one
-// item, the odd lane those of the next.
+// Eight 6-bit codes of a lane are 48 bits and no whole words, a pair's 96 are: the even lane stores the pair's words of
+// one item, the odd lane those of the next.
 __device__ inline void store_codes(uint32_t *run_codes, const LaneCodes<6, 1> (&codes)[run_items], int count) {
     const bool odd = ptx::laneid() % 2;
 #pragma unroll
@@ -160,12 +160,13 @@ struct RunBlocks {
     // The larger amax of all lanes of the block; NaN if any is.
     __device__ static float amax(float of_lane) {
 #pragma unroll
-        for (int mask = 1; mask < lanes; mask *= 2) of_lane = ptx::max_nan_f32(of_lane, ptx::shfl_sync_bfly_f32(of_lane, mask));
+        for (int mask = 1; mask < lanes; mask *= 2)
+            of_lane = ptx::max_nan_f32(of_lane, ptx::shfl_sync_bfly_f32(of_lane, mask));
         return of_lane;
     }
 
-    // Stores the run's scale bytes; scales[i] is the scale of this lane's block of item i. All lanes of a block have it, so
-    // each stores that of another item: 32 bytes at a time. Blocks at `present` and beyond are not there.
+    // Stores the run's scale bytes; scales[i] is the scale of this lane's block of item i. All lanes of a block have
+    // it, so each stores that of another item: 32 bytes at a time. Blocks at `present` and beyond are not there.
     __device__ static void store_scales(uint8_t *run_scales, const uint32_t (&scales)[run_items], int present) {
         const int part = ptx::laneid() % lanes, in_item = ptx::laneid() / lanes;
 #pragma unroll
@@ -181,8 +182,8 @@ struct RunBlocks {
 };
 
 // On the way back a lane takes one 16-byte chunk of the result at a time, so that the stores of a warp are consecutive:
-// eight values of a 16-bit element, four of f32. Loads and what is made of them are apart, so that all loads of a run go out
-// before the first is waited for.
+// eight values of a 16-bit element, four of f32. Loads and what is made of them are apart, so that all loads of a run
+// go out before the first is waited for.
 template <class Element, int bits>
 struct Chunks {
     static constexpr int values = elements_per_chunk<Element>;
@@ -230,4 +231,4 @@ struct Chunks {
     }
 };
 
-}  // namespace tile
+}   // namespace tile

@@ -9,10 +9,10 @@
 
 namespace tile {
 
-constexpr int mx_block = 32;          // values that share one ue8m0 scale
-constexpr int nvfp4_block = 16;       // values that share one ue4m3 scale
-constexpr uint32_t ue8m0_nan = 0xff;  // also the scale of a block that holds a NaN or an infinity
-constexpr uint32_t ue4m3_nan = 0x7f;  // the same in NVFP4
+constexpr int mx_block = 32;           // values that share one ue8m0 scale
+constexpr int nvfp4_block = 16;        // values that share one ue4m3 scale
+constexpr uint32_t ue8m0_nan = 0xff;   // also the scale of a block that holds a NaN or an infinity
+constexpr uint32_t ue4m3_nan = 0x7f;   // the same in NVFP4
 
 // How an MX scale follows from the largest magnitude of its block. Source: OCP Microscaling Formats v1.0, 6.3 (floor);
 // torchao, ScaleCalculationMode (all four).
@@ -97,7 +97,8 @@ __device__ inline float plain_sixth(float value) {
 // amax / 6, correctly rounded, subnormals too.
 __device__ inline float sixth(float amax) {
     if (amax < 0x1.8p-124f) {   // the quotient is subnormal: in units of 2^-149 it is an integer division
-        const uint32_t units = __float2uint_rn(amax * 0x1p100f * 0x1p49f), quotient = units / 6, rest = units - 6 * quotient;
+        const uint32_t units = __float2uint_rn(amax * 0x1p100f * 0x1p49f), quotient = units / 6,
+                       rest = units - 6 * quotient;
         return __uint_as_float(quotient + (rest > 3 || (rest == 3 && (quotient & 1))));
     }
     return amax < 0x1p-60f ? plain_sixth(amax * 0x1p64f) * 0x1p-64f : plain_sixth(amax);
@@ -115,9 +116,9 @@ struct Nvfp4Global {
         most = usual ? 2816.0f * scale : -1.0f;
     }
 
-    // Whether a block with this largest magnitude has a scale from 2^-6 to 448 that was rounded by 1/16 at most, so that no
-    // quotient reaches 7, and nothing on the way to its codes leaves the range of plain arithmetic: of common data all
-    // blocks but those of zeros. False for NaN.
+    // Whether a block with this largest magnitude has a scale from 2^-6 to 448 that was rounded by 1/16 at most, so
+    // that no quotient reaches 7, and nothing on the way to its codes leaves the range of plain arithmetic: of common
+    // data all blocks but those of zeros. False for NaN.
     __device__ bool plain(float amax) const { return amax >= least && amax <= most; }
 };
 
@@ -153,11 +154,11 @@ __device__ inline float nvfp4_step(uint32_t code, float global_scale) {
 // What the largest value of a block becomes: 6, the largest e2m1, or 4, whose neighbours are nearer.
 enum class Nvfp4Target { six, four };
 
-// The scale of a block whose largest magnitude is `amax` (NaN if any value is), and its values divided by the scale's step, in
-// units of e2m1's encode(). Beyond `limit` the quotients need not be true.
+// The scale of a block whose largest magnitude is `amax` (NaN if any value is), and its values divided by the scale's
+// step, in units of e2m1's encode(). Beyond `limit` the quotients need not be true.
 template <int groups>
-__device__ inline Nvfp4Scale divide_by_step(float (&values)[groups][8], float amax, Nvfp4Target target, const Nvfp4Global &global,
-                                            float limit) {
+__device__ inline Nvfp4Scale divide_by_step(float (&values)[groups][8], float amax, Nvfp4Target target,
+                                            const Nvfp4Global &global, float limit) {
     const bool six = target == Nvfp4Target::six;
     const auto each = [&](auto &&change) {
 #pragma unroll
@@ -172,8 +173,9 @@ __device__ inline Nvfp4Scale divide_by_step(float (&values)[groups][8], float am
         divisor = Divisor::plain(scale.step * (1.0f / E2m1::unit));
     } else {
         if ((__float_as_uint(amax) >> 23) != 255)
-            scale = Nvfp4Scale(global.divisor.quotient(global.divisor.fitted(six ? sixth(amax) : amax * 0.25f, 1024.0f)),
-                               global.scale);
+            scale =
+                Nvfp4Scale(global.divisor.quotient(global.divisor.fitted(six ? sixth(amax) : amax * 0.25f, 1024.0f)),
+                           global.scale);
         divisor = Divisor::any(scale.step == 0.0f ? 1.0f : scale.step * (1.0f / E2m1::unit));
         each([&](float value) { return divisor.fitted(value, limit * E2m1::unit); });
     }
@@ -183,7 +185,8 @@ __device__ inline Nvfp4Scale divide_by_step(float (&values)[groups][8], float am
 
 // Quotients to codes; 0 where the step is.
 template <bool below_7, int groups>
-__device__ inline void encode_nvfp4(const float (&quotients)[groups][8], const Nvfp4Scale &scale, Codes<4> (&codes)[groups]) {
+__device__ inline void encode_nvfp4(const float (&quotients)[groups][8], const Nvfp4Scale &scale,
+                                    Codes<4> (&codes)[groups]) {
     const uint32_t keep = scale.step == 0.0f ? 0 : ~0u;
 #pragma unroll
     for (int group = 0; group < groups; ++group) {
@@ -192,8 +195,8 @@ __device__ inline void encode_nvfp4(const float (&quotients)[groups][8], const N
     }
 }
 
-// The squared error of eight values in units of the global scale: of each f32((quotient - code) value)^2, added pairwise.
-// Every operation is rounded by itself, because a choice between scales, and so the bytes, depends on it.
+// The squared error of eight values in units of the global scale: of each f32((quotient - code) value)^2, added
+// pairwise. Every operation is rounded by itself, because a choice between scales, and so the bytes, depends on it.
 __device__ inline float squared_error(const float (&quotients)[8], const Codes<4> &codes, const Nvfp4Scale &scale) {
     float errors[8];
     E2m1::decode(codes, errors);
@@ -209,8 +212,8 @@ __device__ inline float squared_error(const float (&quotients)[8], const Codes<4
     return errors[0];
 }
 
-// The scale of a block of 16 values and its codes. With `better_of_two` the largest value becomes 4 instead of 6 where that
-// makes the squared error smaller.
+// The scale of a block of 16 values and its codes. With `better_of_two` the largest value becomes 4 instead of 6 where
+// that makes the squared error smaller.
 template <bool better_of_two>
 __device__ inline Nvfp4Scale encode_nvfp4_block(const float (&values)[2][8], float amax, const Nvfp4Global &global,
                                                 Codes<4> (&codes)[2]) {
@@ -254,8 +257,8 @@ __device__ inline float amax_of(const float (&values)[count]) {
     return amax;
 }
 
-// Scales of a tile's rows on their way to the MMA: `row_blocks` scales to a row, packed 4, 2 or 1 to a 32-bit word so that
-// every word of a row is equally full; block b of a row is byte b % blocks_per_word of word b / blocks_per_word.
+// Scales of a tile's rows on their way to the MMA: `row_blocks` scales to a row, packed 4, 2 or 1 to a 32-bit word so
+// that every word of a row is equally full; block b of a row is byte b % blocks_per_word of word b / blocks_per_word.
 template <int rows, int row_blocks>
 struct ScaleWords {
     static constexpr int blocks_per_word = row_blocks % 4 == 0 ? 4 : row_blocks % 2 == 0 ? 2 : 1;
@@ -265,8 +268,8 @@ struct ScaleWords {
 
     uint32_t words[count][stride];
 
-    // Operand A, 16 rows from `first_row`: thread pair p of each quad carries word `word` + p, its even lane row g, its odd
-    // lane row g + 8. A word past the end is repeated from the last; no selector names it.
+    // Operand A, 16 rows from `first_row`: thread pair p of each quad carries word `word` + p, its even lane row g, its
+    // odd lane row g + 8. A word past the end is repeated from the last; no selector names it.
     __device__ uint32_t operand_a(int word, int first_row) const {
         const int lane = ptx::laneid(), group = lane / 4, thread = lane % 4;
         return words[min(word + thread / 2, count - 1)][first_row + group + 8 * (thread % 2)];
@@ -280,4 +283,4 @@ struct ScaleWords {
     }
 };
 
-}  // namespace tile
+}   // namespace tile

@@ -26,4 +26,4 @@ struct ScalePlaces {
     }
 };
 
-}  // namespace tile
+}   // namespace tile

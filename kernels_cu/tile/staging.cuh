@@ -53,4 +53,4 @@ struct AccumulatorStaging {
     }
 };
 
-}  // namespace tile
+}   // namespace tile

@@ -1,5 +1,5 @@
-// E2m1 codes of 16-bit values divided by any step, two at a time and without a division: by comparison with the smallest value
-// of each code.
+// E2m1 codes of 16-bit values divided by any step, two at a time and without a division: by comparison with the
+// smallest value of each code.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,17 @@ constexpr bool uses_thresholds = sizeof(Element) == 2 && ptx::has_packed_integer
 
 // The codes of f32(value / step), correctly rounded, for pairs whose halves may have a step each.
 //
-// The code's magnitude is the number of those of 0.25, 0.75, 1.25, 1.75, 2.5, 3.5 and 5 that the quotient reaches; ties are
-// even, so that it has to exceed the first, third, fifth and seventh, called odd, and may equal the others, called even. A
-// quotient is rounded up to an even bound b from half a unit in the last place below, and down to an odd one from as much
-// above: the code is reached by values >= (b - half) step, > (b + half) step. The latter product has at least 25 significant
-// bits, so it is no value, and >= says the same. Such a product rounded upwards by one fma, and the result to the 16-bit
-// format upwards, is therefore the smallest value with that code. Times powers of two there are four of them: odd ones 1 and
-// 1.25, of which 0.25 and 1.25, 2.5, 5 are made, even ones 1.5 and 1.75, of which 0.75 and 1.75, 3.5 are made.
+// The code's magnitude is the number of those of 0.25, 0.75, 1.25, 1.75, 2.5, 3.5 and 5 that the quotient reaches; ties
+// are even, so that it has to exceed the first, third, fifth and seventh, called odd, and may equal the others, called
+// even. A quotient is rounded up to an even bound b from half a unit in the last place below, and down to an odd one
+// from as much above: the code is reached by values >= (b - half) step, > (b + half) step. The latter product has at
+// least 25 significant bits, so it is no value, and >= says the same. Such a product rounded upwards by one fma, and
+// the result to the 16-bit format upwards, is therefore the smallest value with that code. Times powers of two there
+// are four of them: odd ones 1 and 1.25, of which 0.25 and 1.25, 2.5, 5 are made, even ones 1.5 and 1.75, of which 0.75
+// and 1.75, 3.5 are made.
 //
-// As integers the magnitudes are in order and an octave is a constant, so that one addition counts the bounds an octave apart:
-// the sum's octaves are their number.
+// As integers the magnitudes are in order and an octave is a constant, so that one addition counts the bounds an octave
+// apart: the sum's octaves are their number.
 template <class Element>
 struct E2m1Thresholds {
     static constexpr int octave_bits = is_bf16<Element> ? 7 : 10;
@@ -35,9 +36,9 @@ struct E2m1Thresholds {
     uint32_t first_odd, odd, first_even, even;   // to be added to magnitudes
     uint32_t factor;                             // of f16: see Step
 
-    // A step from 2^-100 (of f16 2^-22) to 2^100, or any where all values are 0; the values are up to `amax`, their quotients
-    // below 7. In f16 small ones are multiplied by 2^10, because subnormals have no octaves. No values but zeros have a step
-    // above 2^14, where differences of octaves would leave the 32 bits of less().
+    // A step from 2^-100 (of f16 2^-22) to 2^100, or any where all values are 0; the values are up to `amax`, their
+    // quotients below 7. In f16 small ones are multiplied by 2^10, because subnormals have no octaves. No values but
+    // zeros have a step above 2^14, where differences of octaves would leave the 32 bits of less().
     struct Step {
         float value, factor = 1.0f;
 
@@ -78,7 +79,7 @@ private:
         uint32_t first_odd, odd, first_even, even;   // in their upper halves
 
         __device__ explicit Half(float step) {
-            const float half = step * 0x1p-24f;   // a unit in the last place of 1 to 2
+            const float half = step * 0x1p-24f;                 // a unit in the last place of 1 to 2
             first_odd = less(3, __fmaf_ru(step, 1.0f, half));   // 1 octave less (1 - 2 octaves)
             odd = less(2, __fmaf_ru(step, 1.25f, half));
             first_even = less(2, __fmaf_ru(step, 1.5f, -half));
@@ -93,7 +94,8 @@ private:
     };
 };
 
-// Whether an NVFP4 block with this largest magnitude (NaN if any value is) has a step as above, with plain_nvfp4_scale().
+// Whether an NVFP4 block with this largest magnitude (NaN if any value is) has a step as above, with
+// plain_nvfp4_scale().
 template <class Element>
 __device__ inline bool has_thresholds(float amax, const Nvfp4Global &global) {
     const float least = is_bf16<Element> ? global.least : fmaxf(global.least, 0x1.cp-20f);   // 7 x 2^-22
@@ -114,4 +116,4 @@ __device__ inline Codes<4> join_upper_nibbles(const uint32_t (&words)[4]) {
     return {{join_upper_nibbles(__byte_perm(first, second, 0x6420), __byte_perm(first, second, 0x7531))}};
 }
 
-}  // namespace tile
+}   // namespace tile

@@ -25,17 +25,19 @@ __device__ inline uint32_t upper_bytes(const float *values) {
                        __byte_perm(__float_as_uint(values[2]), __float_as_uint(values[3]), 0x0073), 0x5410);
 }
 
-// All rounding here is that of one addition to a constant whose last bit is a step of the format. A format with few binades
-// is a chain of straight pieces whose slope halves, so its code is the smallest of the pieces, each rounded by itself: with
-// steps of 1/2, min(2 a, a + 2, a / 2 + 4) is e2m1's code of a. The constants are even, so that ties go to even codes.
+// All rounding here is that of one addition to a constant whose last bit is a step of the format. A format with few
+// binades is a chain of straight pieces whose slope halves, so its code is the smallest of the pieces, each rounded by
+// itself: with steps of 1/2, min(2 a, a + 2, a / 2 + 4) is e2m1's code of a. The constants are even, so that ties go to
+// even codes.
 
-// Eight values to e2m1 as the hardware converts them, but for NaN, which becomes any code. Value i lands in bits 4 i + 3 .. 4 i.
-// They come as halves, which cost nothing where they are products or quotients anyway.
+// Eight values to e2m1 as the hardware converts them, but for NaN, which becomes any code. Value i lands in bits 4 i +
+// 3 .. 4 i. They come as halves, which cost nothing where they are products or quotients anyway.
 //
-// In f32 the pieces are sums of their saturated lengths, which leaves the adders all of the work: a value adds 4 on its way
-// to 2, 2 more to 4 and 1 more to 6, and where one of the three is no whole number, those after it are 0. Magnitudes that
-// are known to be below 7 need no saturation and one operation less: each piece is the sum with a constant of another last
-// bit (1/4, 1/2 and 1 in halves), whose integer difference to the first piece's constant is exact.
+// In f32 the pieces are sums of their saturated lengths, which leaves the adders all of the work: a value adds 4 on its
+// way to 2, 2 more to 4 and 1 more to 6, and where one of the three is no whole number, those after it are 0.
+// Magnitudes that are known to be below 7 need no saturation and one operation less: each piece is the sum with a
+// constant of another last bit (1/4, 1/2 and 1 in halves), whose integer difference to the first piece's constant is
+// exact.
 template <bool below_7>
 __device__ inline uint32_t e2m1x8_from_halves(const float (&halves)[8]) {
     uint32_t codes[8];
@@ -54,13 +56,15 @@ __device__ inline uint32_t e2m1x8_from_halves(const float (&halves)[8]) {
     uint32_t bytes[4];   // the lowest of each holds two codes
 #pragma unroll
     for (int i = 0; i < 4; ++i) bytes[i] = codes[2 * i] + (codes[2 * i + 1] << 4);
-    const uint32_t packed = __byte_perm(__byte_perm(bytes[0], bytes[1], 0x0040), __byte_perm(bytes[2], bytes[3], 0x0040), 0x5410);
-    const float even[4] = {halves[0], halves[2], halves[4], halves[6]}, odd[4] = {halves[1], halves[3], halves[5], halves[7]};
+    const uint32_t packed =
+        __byte_perm(__byte_perm(bytes[0], bytes[1], 0x0040), __byte_perm(bytes[2], bytes[3], 0x0040), 0x5410);
+    const float even[4] = {halves[0], halves[2], halves[4], halves[6]},
+                odd[4] = {halves[1], halves[3], halves[5], halves[7]};
     return packed | (upper_bytes(odd) & 0x80808080u) | (upper_bytes(even) >> 4 & 0x08080808u);
 }
 
-// The same of eight bf16 values times a power of two, which stands in both halves of `factor`; pairs[i] holds values 2 i and
-// 2 i + 1. Codes are counted in quarters from 32, whose lower byte is 0.
+// The same of eight bf16 values times a power of two, which stands in both halves of `factor`; pairs[i] holds values 2
+// i and 2 i + 1. Codes are counted in quarters from 32, whose lower byte is 0.
 __device__ inline uint32_t e2m1x8_from_bf16x2(const uint32_t (&pairs)[4], uint32_t factor) {
     const uint32_t half = mul_bf16x2(factor, both_bf16(0.5f)), quarter = mul_bf16x2(factor, both_bf16(0.25f)),
                    eighth = mul_bf16x2(factor, both_bf16(0.125f));
@@ -75,15 +79,19 @@ __device__ inline uint32_t e2m1x8_from_bf16x2(const uint32_t (&pairs)[4], uint32
     }
     // In order of bytes: values 0, 2, 1, 3 and 4, 6, 5, 7; then the even ones and the odd ones.
     const uint32_t first = __byte_perm(codes[0], codes[1], 0x6240), second = __byte_perm(codes[2], codes[3], 0x6240);
-    const uint32_t first_signs = __byte_perm(pairs[0], pairs[1], 0x7351), second_signs = __byte_perm(pairs[2], pairs[3], 0x7351);
+    const uint32_t first_signs = __byte_perm(pairs[0], pairs[1], 0x7351),
+                   second_signs = __byte_perm(pairs[2], pairs[3], 0x7351);
     const uint32_t packed = __byte_perm(first, second, 0x5410) + (__byte_perm(first, second, 0x7632) << 4);
-    const uint32_t even = __byte_perm(first_signs, second_signs, 0x5410), odd = __byte_perm(first_signs, second_signs, 0x7632);
+    const uint32_t even = __byte_perm(first_signs, second_signs, 0x5410),
+                   odd = __byte_perm(first_signs, second_signs, 0x7632);
     return select_bits(0x08080808u, even >> 4, select_bits(0x80808080u, odd, packed));
 }
 
-// Four codes in the lower five bits of a byte each, the signs of their values in bit 7 of the bytes of `signs`: both as 6-bit
-// codes.
-__device__ inline uint32_t with_signs_6bit(uint32_t codes, uint32_t signs) { return codes | (signs >> 2 & 0x20202020u); }
+// Four codes in the lower five bits of a byte each, the signs of their values in bit 7 of the bytes of `signs`: both as
+// 6-bit codes.
+__device__ inline uint32_t with_signs_6bit(uint32_t codes, uint32_t signs) {
+    return codes | (signs >> 2 & 0x20202020u);
+}
 
 // Four values to e2m3 as the hardware converts them, but for the sign of NaN; byte i holds value i. Steps of 1/8.
 __device__ inline uint32_t e2m3x4_from_f32(const float *values) {
@@ -95,7 +103,8 @@ __device__ inline uint32_t e2m3x4_from_f32(const float *values) {
                     third = __saturatef(fmaf(magnitude, 0.25f, -1.0f));
         codes[i] = __float_as_uint(fmaf(third, 8.0f, fmaf(second, 8.0f, fmaf(first, 16.0f, 0x1p23f))));
     }
-    const uint32_t packed = __byte_perm(__byte_perm(codes[0], codes[1], 0x0040), __byte_perm(codes[2], codes[3], 0x0040), 0x5410);
+    const uint32_t packed =
+        __byte_perm(__byte_perm(codes[0], codes[1], 0x0040), __byte_perm(codes[2], codes[3], 0x0040), 0x5410);
     return with_signs_6bit(packed, upper_bytes(values));
 }
 
@@ -114,9 +123,10 @@ __device__ inline uint32_t e2m3x4_from_bf16x2(const uint32_t *pairs, uint32_t fa
     return with_signs_6bit(gather_bytes(codes[0], codes[1], false), gather_bytes(pairs[0], pairs[1], true));
 }
 
-// e3m2 has too many binades for pieces. Adding 2^5 times a value's own binade, no less than the smallest normal one, to a
-// bf16 rounds it to that binade's step (in f32, 2^21 times); the sum less the same is the rounded value. As the format's
-// subnormals are those of bf16 (or f16) times a power of two, so are the codes the value's bits after that multiplication.
+// e3m2 has too many binades for pieces. Adding 2^5 times a value's own binade, no less than the smallest normal one, to
+// a bf16 rounds it to that binade's step (in f32, 2^21 times); the sum less the same is the rounded value. As the
+// format's subnormals are those of bf16 (or f16) times a power of two, so are the codes the value's bits after that
+// multiplication.
 __device__ inline uint32_t e3m2x4_from_f32(const float *values) {
     uint32_t rounded[2];
 #pragma unroll
@@ -140,14 +150,16 @@ __device__ inline uint32_t e3m2x4_from_bf16x2(const uint32_t *pairs, uint32_t fa
     for (int i = 0; i < 2; ++i) {
         const uint32_t magnitudes = min_bf16x2(mul_bf16x2(abs_bf16x2(pairs[i]), factor), both_bf16(28.0f));
         const uint32_t binades = max_bf16x2(magnitudes & 0x7f807f80u, both_bf16(0.25f));
-        const uint32_t value = fma_rn_bf16x2(binades, both_bf16(-32.0f), fma_rn_bf16x2(binades, both_bf16(32.0f), magnitudes));
+        const uint32_t value =
+            fma_rn_bf16x2(binades, both_bf16(-32.0f), fma_rn_bf16x2(binades, both_bf16(32.0f), magnitudes));
         rounded[i] = mul_bf16x2(value, both_bf16(0x1p-124f)) >> 5;
     }
     return with_signs_6bit(gather_bytes(rounded[0], rounded[1], false), gather_bytes(pairs[0], pairs[1], true));
 }
 
-// Four floats to codes with `mantissa` mantissa bits, smallest normal exponent `min_exponent` and largest value `largest`: to
-// nearest, ties to even, saturated, NaN to the largest. values[i] lands in byte i, its sign in bit `sign` of that.
+// Four floats to codes with `mantissa` mantissa bits, smallest normal exponent `min_exponent` and largest value
+// `largest`: to nearest, ties to even, saturated, NaN to the largest. values[i] lands in byte i, its sign in bit `sign`
+// of that.
 //
 // Adding 2^(23 - mantissa) times a value's binade rounds it to that binade's step and leaves the number of steps in the
 // lowest bits of the sum; below the smallest normal the step stays, as subnormals want. The code is that number plus
@@ -187,9 +199,9 @@ __device__ inline uint32_t e5m2x4_from_f32(const float *values) {
     return with_nan_7f(values, narrow_from_f32<7, 2, -14>(values, 57344.0f));
 }
 
-// Two codes to f16x2, exact. `pair` holds one in bits 7..0, one in bits 15..8 (e2m1: bits 3..0 and 7..4). A code's exponent
-// and mantissa go where those of f16 are, which gives the value times a power of two, subnormals included; one exact
-// multiplication undoes it.
+// Two codes to f16x2, exact. `pair` holds one in bits 7..0, one in bits 15..8 (e2m1: bits 3..0 and 7..4). A code's
+// exponent and mantissa go where those of f16 are, which gives the value times a power of two, subnormals included; one
+// exact multiplication undoes it.
 __device__ inline uint32_t f16x2_from_e2m1x2(uint32_t pair) {
     const uint32_t spread = (pair & 0xfu) | (pair & 0xf0u) << 12;
     return mul_f16x2((spread & 0x00080008u) << 12 | (spread & 0x00070007u) << 9, 0x74007400u);   // 2^14
@@ -224,8 +236,8 @@ __device__ inline uint32_t bf16x2_from_ue8m0(uint32_t scale) {
     return value * 0x00010001u;
 }
 
-// A magnitude to ue8m0, the exponent rounded up or down, at most 254; NaN to 255. The scale is the exponent field, but for
-// 2^-127, which has scale 0 and no field of its own.
+// A magnitude to ue8m0, the exponent rounded up or down, at most 254; NaN to 255. The scale is the exponent field, but
+// for 2^-127, which has scale 0 and no field of its own.
 template <bool up>
 __device__ inline uint32_t ue8m0_from_f32(float value) {
     const uint32_t bits = __float_as_uint(value) & 0x7fffffffu;
@@ -233,8 +245,8 @@ __device__ inline uint32_t ue8m0_from_f32(float value) {
     return bits > 0x7f800000u ? 255u : min(rounded >> 23, 254u);
 }
 
-// Bytes of the register pair {high, low}: nibble i of `selectors` names the one for byte i; its bit 3 asks for eight copies
-// of that byte's highest bit instead.
+// Bytes of the register pair {high, low}: nibble i of `selectors` names the one for byte i; its bit 3 asks for eight
+// copies of that byte's highest bit instead.
 __device__ inline uint32_t prmt_b32(uint32_t low, uint32_t high, uint32_t selectors) {
     uint32_t bytes;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selectors));
@@ -270,4 +282,4 @@ __device__ inline void f16x2_from_e2m1_containers(uint32_t first, uint32_t secon
     }
 }
 
-}  // namespace ptx::portable
+}   // namespace ptx::portable

@@ -1,8 +1,8 @@
 // Stand-ins for mma.sync forms that only sm_12x has: fragments converted to f16 and f16 mma.sync (sm_80 and newer).
 //
-// Every e4m3, e5m2, e3m2, e2m3 and e2m1 value is an f16, and so is every e2m1 value times a ue4m3 scale: all products are
-// exact. A ue8m0 scale multiplies the sum of its 32 products in f32. Only the order and the rounding of the sums differ
-// from the instruction. A and B pass through the same permutation of k, which no sum sees.
+// Every e4m3, e5m2, e3m2, e2m3 and e2m1 value is an f16, and so is every e2m1 value times a ue4m3 scale: all products
+// are exact. A ue8m0 scale multiplies the sum of its 32 products in f32. Only the order and the rounding of the sums
+// differ from the instruction. A and B pass through the same permutation of k, which no sum sees.
 #pragma once
 
 #include <cstdint>
@@ -28,12 +28,14 @@ __device__ inline void mma_m16n8k16_f16(float (&c)[4], const uint32_t (&a)[4], c
 }
 
 // Two registers of four 8-bit containers each as f16x2, in order.
-__device__ inline void f16x2_from(E2m1, uint32_t first, uint32_t second, uint32_t (&to_first)[2], uint32_t (&to_second)[2]) {
+__device__ inline void f16x2_from(E2m1, uint32_t first, uint32_t second, uint32_t (&to_first)[2],
+                                  uint32_t (&to_second)[2]) {
     f16x2_from_e2m1_containers(first, second, to_first, to_second);
 }
 
 template <class Format>
-__device__ inline void f16x2_from(Format, uint32_t first, uint32_t second, uint32_t (&to_first)[2], uint32_t (&to_second)[2]) {
+__device__ inline void f16x2_from(Format, uint32_t first, uint32_t second, uint32_t (&to_first)[2],
+                                  uint32_t (&to_second)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const auto convert = [half](uint32_t containers) {
@@ -108,11 +110,12 @@ struct OperandA {
 };
 
 // c += A B for B in f16, one scale a column and block. Called by all 32 lanes.
-// p is a sum of 32 products, exact up to the tensor core's own rounding; p times A's scale is exact while it is no more than
-// f32 can hold, which is sure for scales of A from 2^-117 to 2^91 with e5m2, to 2^105 with e4m3, to 2^117 with e2m1. B's
-// scales are free.
+// p is a sum of 32 products, exact up to the tensor core's own rounding; p times A's scale is exact while it is no more
+// than f32 can hold, which is sure for scales of A from 2^-117 to 2^91 with e5m2, to 2^105 with e4m3, to 2^117 with
+// e2m1. B's scales are free.
 template <int byte, int thread, int blocks>
-__device__ inline void multiply(float (&c)[4], const OperandA<blocks> &a, const uint32_t (&b)[2 * blocks][2], uint32_t scales) {
+__device__ inline void multiply(float (&c)[4], const OperandA<blocks> &a, const uint32_t (&b)[2 * blocks][2],
+                                uint32_t scales) {
     const int lane = 2 * (laneid() & 3) * 4 + thread;   // of column 2 t
     const uint32_t words[2] = {shfl_sync_idx_b32(scales, lane), shfl_sync_idx_b32(scales, lane + 4)};
 #pragma unroll
@@ -129,14 +132,16 @@ __device__ inline void multiply(float (&c)[4], const OperandA<blocks> &a, const 
 }
 
 template <class FormatB, int byte_b, int thread_b>
-__device__ inline void mma_m16n8k32_mxf8f6f4(float (&c)[4], const OperandA<1> &a, const uint32_t (&b)[2], uint32_t scale_b) {
+__device__ inline void mma_m16n8k32_mxf8f6f4(float (&c)[4], const OperandA<1> &a, const uint32_t (&b)[2],
+                                             uint32_t scale_b) {
     uint32_t pairs[2][2];
     f16x2_from(FormatB{}, b[0], b[1], pairs[0], pairs[1]);
     multiply<byte_b, thread_b>(c, a, pairs, scale_b);
 }
 
 template <int byte_b, int thread_b>
-__device__ inline void mma_m16n8k64_mxf4(float (&c)[4], const OperandA<2> &a, const uint32_t (&b)[2], uint32_t scale_b) {
+__device__ inline void mma_m16n8k64_mxf4(float (&c)[4], const OperandA<2> &a, const uint32_t (&b)[2],
+                                         uint32_t scale_b) {
     uint32_t pairs[4][2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -158,8 +163,8 @@ __device__ inline void scaled_f16x2_from_e2m1x8(uint32_t codes, uint32_t scale, 
     for (uint32_t &pair : values) pair = mul_f16x2(pair, scale);
 }
 
-// The scales of this lane's elements of one row or column, each in both halves of an f16x2: of k 8 t .. 8 t + 7, then of
-// k 8 t + 32 .. 8 t + 39. `lane` carries the four scales of the row or column.
+// The scales of this lane's elements of one row or column, each in both halves of an f16x2: of k 8 t .. 8 t + 7, then
+// of k 8 t + 32 .. 8 t + 39. `lane` carries the four scales of the row or column.
 __device__ inline void element_scales(uint32_t scales, int lane, uint32_t (&of_half)[2]) {
     const uint32_t word = shfl_sync_idx_b32(scales, lane);
     const uint32_t pair = cvt_rn_f16x2_ue4m3x2(__byte_perm(word, 0, laneid() & 2 ? 0x4431 : 0x4420));
@@ -191,7 +196,8 @@ struct ScaledA {
 };
 
 template <int thread_b>
-__device__ inline void mma_m16n8k64_mxf4nvf4(float (&c)[4], const ScaledA &a, const uint32_t (&b)[2], uint32_t scale_b) {
+__device__ inline void mma_m16n8k64_mxf4nvf4(float (&c)[4], const ScaledA &a, const uint32_t (&b)[2],
+                                             uint32_t scale_b) {
     uint32_t of_half[2];
     element_scales(scale_b, first_of_quad() + thread_b, of_half);
 #pragma unroll
@@ -206,4 +212,4 @@ __device__ inline void mma_m16n8k64_mxf4nvf4(float (&c)[4], const ScaledA &a, co
     }
 }
 
-}  // namespace ptx::portable
+}   // namespace ptx::portable
