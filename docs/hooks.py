@@ -19,10 +19,14 @@ _FETCHED = re.compile(
 )
 
 
+# Code, in which nothing is replaced, and brackets behind brackets, which only the reference of functions means as links.
+_BRACKETS = re.compile(r"(```.*?```|`[^`\n]*`)|\](\s?)\[", re.S)
+
+
 def on_page_markdown(markdown, page, **_):
-    """Add the public names that have no place in the reference of functions."""
+    """Add the public names that have no place in the reference of functions; elsewhere `[a][b]` is no link."""
     if page.file.src_uri != "reference/functions.md":
-        return markdown
+        return _BRACKETS.sub(lambda match: match[1] or f"]{match[2]}\\[", markdown)
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     import ptxrt
 
