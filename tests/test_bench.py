@@ -462,7 +462,7 @@ def test_a_picture_that_fails_leaves_what_was_there(cuda, matplotlib, monkeypatc
 # The scripts in benchmarks/
 
 
-@pytest.mark.parametrize("script", ["quantize_vs_torch", "attention_vs_torch", "gemm_vs_torch"])
+@pytest.mark.parametrize("script", ["quantize_vs_torch", "attention_vs_torch", "gemm_vs_torch", "gemm_groups"])
 def test_side_by_side_scripts_say_in_one_line_what_they_lack(script):
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, ROOT / "benchmarks" / f"{script}.py"], env=hidden, capture_output=True, text=True)
@@ -485,6 +485,22 @@ def test_side_by_side_attention_has_every_side(emulator, monkeypatch):
         np.testing.assert_array_equal(side.call().to_numpy().view(np.uint16), wanted.to_numpy().view(np.uint16))
         tiles = 2 * (tile_layout(qk, "k", 64).nbytes + tile_layout(pv, "v", 64).nbytes) if operands == "quantized" else None
         assert side.key_bytes == (tiles or 2 * 128 * 64 * 2)
+
+
+def test_groups_and_gates_compute_what_stands_beside_them(emulator, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import gemm_groups
+
+    calls, weights = gemm_groups.decode(experts=4, tokens=3, chosen=2, size=64)
+    assert weights["groups"] == weights["one product"] and calls["groups"]().shape == (6, 64)
+    assert calls["one product"]().shape[0] == 16
+    calls, _ = gemm_groups.prefill(groups=2, rows=66, size=64)
+    assert calls["groups"]().shape == calls["one product"]().shape == (132, 64)
+    calls, _ = gemm_groups.gate(rows=70, cols=64, size=64)
+    assert calls["plain product"]().shape == (70, 64)
+    # The gate of values that were rounded to bf16 in between.
+    gated, apart = (np.asarray(calls[name]().to_numpy()) for name in ("gated and quantized", "three launches"))
+    assert ptxrt.compare(gated, apart).relative_l2 < 0.03
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
