@@ -77,11 +77,24 @@ EXPLAINED = [
         for kernels in ("gemm_few_*", "gemm_*fp*")
         for source, texts in (
             *(("epilogue.finish(", "native portable"), ("const Epilogue epilogue(", "native portable")),
+            *(("load_share(residual, row_here", "native portable"), ("16; ++i) {", "native")),
             *(("__uint_as_float(words[i]", "native portable"), ("const bool four = better_of_two", "native portable")),
             *(("eight.load(source + 8 * i, here - 8 * i)", "native"), ("values[2 * i] = pair.x;", "portable")),
             *(("values[2 * i + 1] = pair.y;", "portable"), ("portable::f16x2_from_e2m1x2(codes", "portable")),
             *(("(pair & 0xfu) | (pair & 0xf0u) << 12", "portable"), ("(spread & 0x00080008u) << 12", "portable")),
         )
+    ),
+    Explained(
+        "gemm_*fp*",
+        "portable",
+        "bool there() const",
+        "Whether there is a residual or a bias: where it is asked again none of their cases have one.",
+    ),
+    Explained(
+        "gemm_bf16",
+        "native portable",
+        "plain_sixth(amax * 0x1p64f)",
+        "The sixth of maxima below 2^-60, which no product of the cases has; those of the quantizers run it.",
     ),
     Explained(
         "mean_scores_nvfp4",

@@ -167,7 +167,7 @@ def epilogue_cases(tile: int) -> list[dict]:
              alpha=0.5),
         case(66, 136, 40, tile=tile, width=68, out_f16=True, activation=5, bias_f16=True, alpha=0.125),
         case(17, 136, 40, tile=tile, width=68, out_f32=True, activation=5, bias_f32=True, alpha=0.125),
-        case(70, 96, 32, tile=tile, ending="mxfp8", rule=2, activation=1),
+        case(70, 96, 32, tile=tile, ending="mxfp8", rule=2, activation=1, swizzled=1),
         case(70, 90, 64, 2, tile=tile, ending="mxfp4", rule=3, swizzled=1),
         case(70, 80, 64, tile=tile, ending="nvfp4", out_global=True, bias_f32=True),
         case(130, 144, 32, tile=tile, ending="nvfp4", rule=1, swizzled=1),
@@ -324,13 +324,14 @@ def few_cases(one) -> list[dict]:
     groups = dict(groups=4, starts=5, group_starts=True)
     return [
         *(one(rows, 72, depth, out_f32=True) for rows, depth in ((5, 32), (5, 5216))),
-        one(20, 72, 3104, out_f32=True, swizzled=1),
+        one(20, 40, 5216, out_f32=True, swizzled=1),
         one(16, 40, 576, 2, out_bf16=True, bias_f32=True, activation=4),
         one(33, 136, 96, width=68, out_f32=True, activation=5, alpha=0.125),
         *(one(40, 96, 160, ending=end, swizzled=swizzled) for end, swizzled in (("mxfp8", 0), ("nvfp4", 1),
                                                                                 ("mxfp4", 1))),
         one(75, 72, 64, **groups, out_f32=True, alphas=True, alpha_count=4),
         one(40, 64, 64, **groups, order=True, tokens=25, out_f16=True, alpha=2.0**-13),
+        one(20, 40, 64, **groups, order=True, tokens=25, out_f32=True, swizzled=1),
     ]
 
 
