@@ -1,4 +1,6 @@
-"""The declaration of attention of few queries, on pages, arrays and tiles in any format, and its reference in float64."""
+"""The declaration of attention of few queries, on pages, arrays and tiles in any format, and its reference in
+float64.
+"""
 
 import numpy as np
 
@@ -21,7 +23,9 @@ FEW_QUERIES = 16
 # Nodes that one merge takes.
 MOST_NODES = 4096
 
-_PARTIAL = Tolerance("weights are rounded to 16 bits before the second product", relative_l2=2.5e-3, cosine=0.99999, gain=1e-3)
+_PARTIAL = Tolerance(
+    "weights are rounded to 16 bits before the second product", relative_l2=2.5e-3, cosine=0.99999, gain=1e-3
+)
 
 
 def nodes_of(keys: int) -> int:
@@ -30,7 +34,9 @@ def nodes_of(keys: int) -> int:
 
 
 def splits_of_nodes(nodes: int, blocks: int, multiprocessors: int, wanted: int | None = None) -> int:
-    """Into how many runs of nodes a call is split, of `blocks` blocks each: as many as are wanted, else so many that the device is full."""
+    """Into how many runs of nodes a call is split, of `blocks` blocks each: as many as are wanted, else so many that
+    the device is full.
+    """
     if wanted is None:  # eight blocks to a multiprocessor: some run while others begin or end
         wanted = -(-8 * multiprocessors // max(blocks, 1))
     return -(-nodes // -(-nodes // max(min(wanted, nodes), 1)))
@@ -57,12 +63,20 @@ _SCALES = {"nvfp4": (0x28, 0x38), "mxfp4": (123, 127), "mxfp8": (117, 120)}
 
 
 def _held(role: str, axes) -> tuple[str, int]:
-    """The format of an example's keys or values, and the head dimension of its tiles, 0 for rows: by the bytes of a row."""
+    """The format of an example's keys or values, and the head dimension of its tiles, 0 for rows: by the bytes of a
+    row.
+    """
     width, dim, blocks = axes[f"{role}_width"], axes["dim" if role == "k" else "dim_v"], axes.get(f"{role}_blocks", 1)
     if width > 2 * dim:
-        fitting = [(f, d) for f in TILE_DIMS for d in TILE_DIMS[f] if f == "bf16" or dim // BLOCK_FORMATS[f].block == blocks]
-        return next((f, d) for f, d in fitting if (role == "v" or f != "bf16") and tile_layout(f, role, d).nbytes == width)
-    return ("plain" if width == 2 * dim else "mxfp8" if width == dim else "nvfp4" if blocks == dim // 16 else "mxfp4"), 0
+        fitting = [
+            (f, d) for f in TILE_DIMS for d in TILE_DIMS[f] if f == "bf16" or dim // BLOCK_FORMATS[f].block == blocks
+        ]
+        return next(
+            (f, d) for f, d in fitting if (role == "v" or f != "bf16") and tile_layout(f, role, d).nbytes == width
+        )
+    return (
+        "plain" if width == 2 * dim else "mxfp8" if width == dim else "nvfp4" if blocks == dim // 16 else "mxfp4"
+    ), 0
 
 
 def _codes(role: str):
@@ -74,7 +88,9 @@ def _codes(role: str):
             return tile_layout(format, role, tile).encode(x)
         codes = rng.integers(0, 256, shape, dtype=np.uint8)
         if format == "plain":  # moderate in bfloat16 and in float16
-            codes[..., 1::2] = (codes[..., 1::2] & 0x80) | rng.integers(0x3C, 0x40, codes[..., 1::2].shape, dtype=np.uint8)
+            codes[..., 1::2] = (codes[..., 1::2] & 0x80) | rng.integers(
+                0x3C, 0x40, codes[..., 1::2].shape, dtype=np.uint8
+            )
             return codes
         return np.where(codes & 0x7F == 0x7F, np.uint8(0x40), codes)
 
@@ -93,7 +109,11 @@ def _room(axes) -> int:
     """Keys that an example has room for: in a table, or in arrays."""
     if not _held("k", axes)[1]:
         return axes["table"] * axes["page"]
-    return (axes["page"] - (axes["sequences"] - 1 if axes["sequences"] != axes["batch"] else 0)) * TILE_KEYS - TILE_KEYS + 1
+    return (
+        (axes["page"] - (axes["sequences"] - 1 if axes["sequences"] != axes["batch"] else 0)) * TILE_KEYS
+        - TILE_KEYS
+        + 1
+    )
 
 
 def _lengths(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
@@ -104,9 +124,32 @@ def _lengths(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return np.array([0 if i == 1 else max(room - i * room * 3 // 7, 0) for i in range(shape[0])], np.int32)
 
 
-def _case(k="plain", v=None, batch=1, heads_kv=1, group=1, queries=1, dim=64, dim_v=None, pages=40, page=16, table=21, splits=1, **rest) -> dict:
+def _case(
+    k="plain",
+    v=None,
+    batch=1,
+    heads_kv=1,
+    group=1,
+    queries=1,
+    dim=64,
+    dim_v=None,
+    pages=40,
+    page=16,
+    table=21,
+    splits=1,
+    **rest,
+) -> dict:
     """A case on pages: k and v are formats."""
-    sizes = dict(batch=batch, heads_kv=heads_kv, group=group, queries=queries, dim=dim, dim_v=dim_v or dim, pages=pages, page=page)
+    sizes = dict(
+        batch=batch,
+        heads_kv=heads_kv,
+        group=group,
+        queries=queries,
+        dim=dim,
+        dim_v=dim_v or dim,
+        pages=pages,
+        page=page,
+    )
     sizes |= dict(table=table, sequences=rest.pop("sequences", batch), splits=splits, nodes=nodes_of(table * page))
     case = {**sizes, "scale": dim**-0.5, "left": OPEN, "right": 0, "block_table": True, "key_ends": True, **rest}
     return case | _of_format("k", k, dim) | _of_format("v", v or k, dim_v or dim)
@@ -118,18 +161,29 @@ def _of_format(role: str, format: str, dim: int) -> dict:
     if format == "plain":
         return holds | {f"{role}_width": 2 * dim}
     block = BLOCK_FORMATS[format]
-    return holds | {f"{role}_width": dim * block.bits // 8, f"{role}_blocks": dim // block.block, f"{role}_scales": True}
+    return holds | {
+        f"{role}_width": dim * block.bits // 8,
+        f"{role}_blocks": dim // block.block,
+        f"{role}_scales": True,
+    }
 
 
 def _dense(k="plain", v=None, keys=150, tiles=0, **rest) -> dict:
     """A case without pages: arrays, or tiles filled up to the dimension `tiles`."""
     sequences = rest.get("sequences", rest.get("batch", 1))
-    case = _case(k, v, table=1, most_keys=keys, **{"key_ends": False, **rest}) | dict(nodes=nodes_of(keys), block_table=False)
+    case = _case(k, v, table=1, most_keys=keys, **{"key_ends": False, **rest}) | dict(
+        nodes=nodes_of(keys), block_table=False
+    )
     packed = sequences != case["batch"]
     case |= dict(pages=case["batch"], page=keys) | (dict(key_starts=True, key_ends=True) if packed else {})
     if tiles:
-        case |= dict(page=tiles_of(keys, sequences if packed else 1), k_tile=tiles, v_tile=tiles, k_scales=False, v_scales=False)
-        case |= {f"{role}_width": tile_layout("bf16" if f == "plain" else f, role, tiles).nbytes for role, f in (("k", k), ("v", v or k))}
+        case |= dict(
+            page=tiles_of(keys, sequences if packed else 1), k_tile=tiles, v_tile=tiles, k_scales=False, v_scales=False
+        )
+        case |= {
+            f"{role}_width": tile_layout("bf16" if f == "plain" else f, role, tiles).nbytes
+            for role, f in (("k", k), ("v", v or k))
+        }
     return case
 
 
@@ -142,22 +196,53 @@ _PACKED = dict(query_starts=True, query_ends=True)
     filled=True,
     derived=dict(
         splits=lambda axes: axes["splits"],
-        **{name: (lambda axes, name=name: axes.get(name, 0) or 1) for name in ("k_blocks", "v_blocks", "table", "levels")},
+        **{
+            name: (lambda axes, name=name: axes.get(name, 0) or 1)
+            for name in ("k_blocks", "v_blocks", "table", "levels")
+        },
     ),
     cases=[
         *(_case("nvfp4", dim=dim, group=8) for dim, _ in FEW_DIMS),
         *(_case("plain", dim=dim, group=8, format="bf16") for dim, _ in FEW_DIMS),
         *(_case("mxfp8", dim=dim, group=8, format="bf16") for dim, _ in FEW_DIMS),
         *(_dense("mxfp8", dim=dim, keys=130, tiles=dim, format="bf16") for dim, _ in FEW_DIMS[1:]),
-        _case("mxfp4", batch=3, heads_kv=2, group=3, queries=4, page=7, table=40, left=90, k_global=True, levels=2, format="bf16"),
-        _case("nvfp4", heads_kv=2, group=2, queries=9, sequences=4, **_PACKED, softcap=2.0, row_shift=True, format="bf16"),
+        _case(
+            "mxfp4",
+            batch=3,
+            heads_kv=2,
+            group=3,
+            queries=4,
+            page=7,
+            table=40,
+            left=90,
+            k_global=True,
+            levels=2,
+            format="bf16",
+        ),
+        _case(
+            "nvfp4", heads_kv=2, group=2, queries=9, sequences=4, **_PACKED, softcap=2.0, row_shift=True, format="bf16"
+        ),
         _case("plain", "nvfp4", batch=2, group=2, page=48, table=30, format="bf16"),
         _case("mxfp8", "mxfp4", dim=32, dim_v=96, group=5, page=256, table=9, splits=2, right=OPEN, format="bf16"),
         _case("mxfp4", "plain", dim=128, dim_v=64, group=4, page=64, table=17, splits=2, format="bf16"),
         _case("nvfp4", "plain", group=4, page=32, format="f16"),
         _dense("plain", batch=2, heads_kv=2, group=2, queries=3, dim=40, dim_v=24, key_ends=True, format="f16"),
         _dense("plain", heads_kv=2, queries=12, sequences=3, **_PACKED, format="bf16"),
-        _dense("nvfp4", batch=2, group=2, queries=2, dim=40, dim_v=24, keys=300, tiles=64, key_ends=True, q_global=True, k_global=True, levels=1, format="f16"),
+        _dense(
+            "nvfp4",
+            batch=2,
+            group=2,
+            queries=2,
+            dim=40,
+            dim_v=24,
+            keys=300,
+            tiles=64,
+            key_ends=True,
+            q_global=True,
+            k_global=True,
+            levels=1,
+            format="f16",
+        ),
         _dense("mxfp4", queries=12, sequences=3, keys=200, tiles=64, **_PACKED, format="bf16"),
         _dense("mxfp4", "mxfp8", group=2, dim=200, keys=200, tiles=256, format="bf16"),
         _dense("nvfp4", "plain", group=2, dim=64, keys=200, tiles=64, left=70, format="bf16"),
@@ -208,19 +293,22 @@ def attention_few(
 ):
     """Add up attention of few queries over nodes of 1024 keys, on keys and values of any format.
 
-    k_holds, v_holds: 0 for rows of 16 bits in q's type, 1 for mxfp8, 2 for mxfp4, 3 for nvfp4, of which float16 takes 0 and 3; rows of
-    block formats have scales beside them, along the head dimension.
-    With a block_table key j of sequence s is row j % page of page block_table[s, j // page], and key_ends are the lengths of the
-    sequences; entries of the table behind a sequence's last key are not read, nor are rows behind it. Without, k and v are
-    [batch, heads_kv, keys, ..] with up to most_keys keys; key_ends, and key_starts of packed sequences, are those of `attention_bf16`.
-    k_tile, v_tile: the head dimension of tiles of 64 keys as operands have them, [batch, heads_kv, tiles, bytes]; 0 for rows.
-    Q and K are multiplied in q's type, to which codes times scales are expanded without rounding (of mxfp8 and mxfp4 for scales from
-    2**-117 to 2**119), times q_global and k_global; weights are rounded to it for the product with V.
-    Rows, windows, soft caps and sequences of queries are those of `attention_bf16`. Node i is keys 1024 i to 1024 i + 1023: for each
-    row partial is the sum of weights times values, not divided, relative to 2**row_max, a whole number, and row_sum that of the
-    weights; `attention_merge` finishes. Where a row sees no key of a node row_max is -inf, row_sum 0, and partial stays as it is.
-    row_shift: what the scaled scores of a row lack, which a soft cap sees. splits: how many runs of nodes have blocks of their own;
-    no result depends on it.
+    k_holds, v_holds: 0 for rows of 16 bits in q's type, 1 for mxfp8, 2 for mxfp4, 3 for nvfp4, of which float16 takes 0
+    and 3; rows of block formats have scales beside them, along the head dimension.
+    With a block_table key j of sequence s is row j % page of page block_table[s, j // page], and key_ends are the
+    lengths of the sequences; entries of the table behind a sequence's last key are not read, nor are rows behind it.
+    Without, k and v are [batch, heads_kv, keys, ..] with up to most_keys keys; key_ends, and key_starts of packed
+    sequences, are those of `attention_bf16`.
+    k_tile, v_tile: the head dimension of tiles of 64 keys as operands have them, [batch, heads_kv, tiles, bytes]; 0 for
+    rows.
+    Q and K are multiplied in q's type, to which codes times scales are expanded without rounding (of mxfp8 and mxfp4
+    for scales from 2**-117 to 2**119), times q_global and k_global; weights are rounded to it for the product with V.
+    Rows, windows, soft caps and sequences of queries are those of `attention_bf16`. Node i is keys 1024 i to 1024 i +
+    1023: for each row partial is the sum of weights times values, not divided, relative to 2**row_max, a whole number,
+    and row_sum that of the weights; `attention_merge` finishes. Where a row sees no key of a node row_max is -inf,
+    row_sum 0, and partial stays as it is.
+    row_shift: what the scaled scores of a row lack, which a soft cap sees. splits: how many runs of nodes have blocks
+    of their own; no result depends on it.
     """
     row_max[:], row_sum[:] = -np.inf, 0
     page, sequences = k.shape[2], next((len(x) for x in (block_table, key_ends, query_starts) if x is not None), len(q))
@@ -232,10 +320,15 @@ def attention_few(
         length = (int(most_keys) if key_ends is None else int(key_ends[i])) - start
         if block_table is not None:
             pages = block_table[i, : -(-length // page)]
-            keys, values = (x[pages].swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[-1])[:, :, :length] for x in (k, v))
+            keys, values = (
+                x[pages].swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[-1])[:, :, :length] for x in (k, v)
+            )
         else:
             item = slice(i, i + 1) if query_starts is None else slice(0, 1)
-            first = [int(first_tiles[i]) * TILE_KEYS if tile and key_starts is not None else start for tile in (k_tile, v_tile)]
+            first = [
+                int(first_tiles[i]) * TILE_KEYS if tile and key_starts is not None else start
+                for tile in (k_tile, v_tile)
+            ]
             keys, values = (x[item, :, at : at + length] for x, at in zip((k, v), first))
         keys, values = keys.astype(np.float64), values.astype(np.float64)
         if k_global is not None:
@@ -249,7 +342,9 @@ def attention_few(
             more = np.broadcast_to(row_shift[at][..., None], (*q[at].shape[:4], keys.shape[2]))
         rest = dict(scale=float(scale), softcap=float(softcap), left=int(left), right=int(right), added=more)
         for node in range(len(row_max)):
-            top, total, weighted = exact_sums(q[at], keys, values, part=slice(node * NODE_KEYS, (node + 1) * NODE_KEYS), **rest)
+            top, total, weighted = exact_sums(
+                q[at], keys, values, part=slice(node * NODE_KEYS, (node + 1) * NODE_KEYS), **rest
+            )
             seen = top != -np.inf
             unit = np.ceil(top * LOG2_E)
             factor = np.exp2(np.where(seen, top * LOG2_E - np.where(seen, unit, 0), 0))

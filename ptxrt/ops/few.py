@@ -30,8 +30,8 @@ class FewOperands:
 def families(call: Call) -> tuple[bool, bool]:
     """Whether a call has sequences of few queries, for which there is a kernel of their own, and whether it has others.
 
-    Calls with a mask, of smoothed queries, of more keys than one merge takes, and of packed sequences whose lengths are on a device or whose sums are
-    wanted, have no few queries.
+    Calls with a mask, of smoothed queries, of more keys than one merge takes, and of packed sequences whose lengths are
+    on a device or whose sums are wanted, have no few queries.
     """
     if call.mask is not None or call.smooth_q or nodes_of(call.k.shape[2]) > MOST_NODES or 0 in call.q.shape:
         return False, True
@@ -60,11 +60,12 @@ def sinks_on(call: Call, place: Place) -> DeviceArray:
 
 
 def sums_of(call: Call, operands: FewOperands, place: Place, others: bool) -> dict[str, DeviceArray]:
-    """Launch attention of the few queries of a call on the device: the arguments of `attention_merge`, whose arrays are [nodes, ..].
+    """Launch attention of the few queries of a call on the device: the arguments of `attention_merge`, whose arrays are
+    [nodes, ..].
 
     others: whether sequences are left out, whose nodes count nothing.
     """
-    (batch, heads, queries, _), (_, heads_kv, keys, dim_v) = call.q.shape, call.v.shape
+    (batch, _, queries, _), (_, heads_kv, keys, dim_v) = call.q.shape, call.v.shape
     rows, nodes = (batch, heads_kv, call.group, queries), nodes_of(keys)
     sums = {name: place.empty((nodes, *rows), f32) for name in ("row_max", "row_sum")}
     sums["partial"] = place.empty((nodes, *rows, -(-dim_v // ROW_UNIT) * ROW_UNIT), f32)
@@ -75,13 +76,19 @@ def sums_of(call: Call, operands: FewOperands, place: Place, others: bool) -> di
     row_blocks = -(-call.group * min(queries, FEW_QUERIES) // 16)
     splits = splits_of_nodes(nodes, heads_kv * row_blocks * sequences, sums["partial"].backend.multiprocessors)
     shift = dict(row_shift=operands.row_shift) if operands.row_shift is not None and call.softcap else {}
-    numbers = dict(scale=call.scale, softcap=call.softcap, left=call.left, right=call.right, most_keys=keys, sequences=sequences)
+    numbers = dict(
+        scale=call.scale, softcap=call.softcap, left=call.left, right=call.right, most_keys=keys, sequences=sequences
+    )
     attention_few(**operands.named, **options, **shift, **numbers, **sums, splits=splits, stream=place.stream)
     return sums
 
 
-def merged(call: Call, operands: FewOperands, place: Place, sums: dict[str, DeviceArray], target: DeviceArray, figures: dict) -> None:
-    """Finish: the output in target, [batch, heads, queries, dim_v], and figures, [batch, heads, queries], by the names of the merge."""
+def merged(
+    call: Call, operands: FewOperands, place: Place, sums: dict[str, DeviceArray], target: DeviceArray, figures: dict
+) -> None:
+    """Finish: the output in target, [batch, heads, queries, dim_v], and figures, [batch, heads, queries], by the
+    names of the merge.
+    """
     (batch, heads, queries, _), nodes = call.q.shape, sums["row_max"].shape[0]
     arguments = {name: x.reshape(nodes, batch, heads, *x.shape[4:]) for name, x in sums.items()}
     if call.sinks is not None:
