@@ -46,7 +46,7 @@ BUGS = [
     Bug("quantizer", "amax_drops_nan", "quantize_mxfp4", "ptx/math.cuh",
         "max.NaN.f32", "max.f32"),
     Bug("quantizer", "amax_of_half_a_block", "quantize_mxfp4", "tile/run.cuh",
-        "mask < lanes; mask *= 2) of_lane = ptx", "mask < lanes / 2; mask *= 2) of_lane = ptx"),
+        "mask < lanes; mask *= 2)\n            of_lane = ptx", "mask < lanes / 2; mask *= 2)\n            of_lane = ptx"),
     Bug("quantizer", "swapped_nibbles", "quantize_mxfp4", "ptx/cvt.cuh",
         "cvt.rn.satfinite.e2m1x2.f32 pair0, %2, %1", "cvt.rn.satfinite.e2m1x2.f32 pair0, %1, %2"),
     Bug("quantizer", "neighbours_exchange_the_wrong_half", "quantize_mxfp6_e3m2", "tile/run.cuh",
@@ -105,8 +105,7 @@ BUGS = [
     Bug("products", "scale_tiles_are_filled_by_nobody", "gemm_bf16", "op/gemm.cuh",
         "place.fills = row_tile == 0 &&", "place.fills = row_tile < 0 &&"),
     Bug("products", "gate_of_the_other_sign", "gemm_bf16", "op/epilogue.cuh",
-        "for (int i = 0; i < 8; ++i) values[half][i] = gate(pairs[i / 4][i % 4 * 2],",
-        "for (int i = 0; i < 8; ++i) values[half][i] = gate(-pairs[i / 4][i % 4 * 2],"),
+        "values[half][i] = gate(pairs[i / 4][i % 4 * 2],", "values[half][i] = gate(-pairs[i / 4][i % 4 * 2],"),
 
     # Loads: copies, barriers, conversions, fragments
     Bug("loads", "no_barrier_before_a_tile_is_read", ATTENTION, "op/quantized_blocks.cuh",
@@ -118,7 +117,7 @@ BUGS = [
     Bug("loads", "keys_of_the_first_head", ATTENTION, "op/quantized_blocks.cuh",
         "k + problem.at(k_strides)", "k"),
     Bug("loads", "values_in_the_neighbouring_columns", ATTENTION, "tile/quantized_a.cuh",
-        "Packing::column() / 8) = pack(", "Packing::column() / 8 ^ 1) = pack("),
+        "Packing::column() / 8) =\n                pack(", "Packing::column() / 8 ^ 1) =\n                pack("),
 
     # MMA and scale wiring
     Bug("mma", "scale_of_a_lane_instead_of_its_block", ATTENTION, "tile/quantized_a.cuh",
@@ -198,7 +197,8 @@ BUGS = [
     Bug("blocks", "no_sums_where_lse_is_wanted", NVFP4, "op/attention_blocks.cuh",
         "(!options.lse && !exact_sum)", "!exact_sum"),
     Bug("blocks", "tiles_read_before_they_are_there", NVFP4, "tile/pipeline.cuh",
-        "ptx::mbarrier_wait_parity(address(&shared.full[(index - origin) % Tiling::stages]), (index - origin) / Tiling::stages & 1);", ""),
+        "ptx::mbarrier_wait_parity(address(&shared.full[(index - origin) % Tiling::stages]),\n"
+        "                                      (index - origin) / Tiling::stages & 1);", ""),
     Bug("blocks", "stages_filled_while_they_are_read", NVFP4, "tile/pipeline.cuh",
         "if (turn > 0) ptx::mbarrier_wait_parity(address(&shared.empty[slot]), (turn - 1) & 1);", ""),
     Bug("blocks", "one_lane_speaks_before_the_others_are_done", NVFP4, "tile/pipeline.cuh",
