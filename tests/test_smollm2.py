@@ -1,0 +1,303 @@
+"""The examples' language model: a small one drawn at random against its formulas in float64, and the real one."""
+
+import math
+from pathlib import Path
+
+import chat
+import numpy as np
+import pytest
+import smollm2
+import weights
+from click.testing import CliRunner
+
+import model_reference as reference
+import ptxrt
+from small_models import TEXT, folder_of_quantized_weights, operands, real, relative_l2, small_language_model  # noqa: F401
+
+PASSAGES = (Path(__file__).resolve().parent.parent / "data" / "passages.txt").read_text().splitlines()
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Small models
+
+
+def test_logits_are_those_of_the_formulas(text_machine):
+    model = smollm2.SmolLM2(context=64, weights=small_language_model())
+    want = reference.language_model(TEXT, model.weights.read, model.config)
+    assert relative_l2(model.logits(TEXT), want) < 0.02
+
+
+@pytest.mark.parametrize("formats", ["mxfp8", "mxfp4", "nvfp4", ("bf16", "nvfp4")], ids=str)
+def test_logits_of_block_formats_are_those_of_the_same_operands(machine, formats):
+    """Values fall to the other side of a tie here and there, which moves whole codes: the bounds leave room for these."""
+    model = smollm2.SmolLM2(formats, context=64, weights=small_language_model())
+    want = reference.language_model(TEXT, model.weights.read, model.config, operand=operands(model))
+    got = model.logits(TEXT)
+    plain = reference.language_model(TEXT, model.weights.read, model.config)
+    assert relative_l2(got, want) < 0.7 * relative_l2(want, plain)  # nearer than the formats are to no format
+
+
+def test_pairs_are_turned_as_the_file_has_them(emulator):
+    model = smollm2.SmolLM2(context=64, weights=small_language_model())
+    other = reference.language_model(TEXT, model.weights.read, model.config, style="halves")
+    assert relative_l2(model.logits(TEXT), other) > 0.1
+
+
+@pytest.mark.parametrize("cache, bound", [("mxfp8", 0.1), ("nvfp4", 0.35), ("mxfp4", 0.45)])
+def test_keys_and_values_in_block_formats(emulator, cache, bound):
+    model = smollm2.SmolLM2(cache=cache, context=64, weights=small_language_model())
+    want = reference.language_model(TEXT, model.weights.read, model.config)
+    assert relative_l2(model.logits(TEXT), want) < bound
+
+
+def test_calls_of_few_tokens_have_the_bits_of_one_at_a_time(text_machine):
+    """So drafts verified as a chain are the tokens one by one; a call of the whole text has other sums, within float32's."""
+    model = smollm2.SmolLM2(context=64, weights=small_language_model())
+    one = model.logits(TEXT[:33], chunk=1)
+    for chunk in (5, 16):
+        assert (model.logits(TEXT[:33], chunk=chunk).view(np.uint32) == one.view(np.uint32)).all()
+    assert relative_l2(model.logits(TEXT[:33]), one.astype(np.float64)) < 0.01
+
+
+def test_answers_depend_on_no_other_prompt(text_machine):
+    model = smollm2.SmolLM2(context=256, batch=3, weights=small_language_model())
+    prompts = ["one", "another prompt", "third"]
+    alone = [model.generate(prompt, 6) for prompt in prompts]
+    assert model.generate(prompts, 6) == alone
+    assert model.generate(prompts[1:2], 6) == alone[1:2]
+    assert "".join(model.generate("one", 6, stream=True)) == alone[0]
+
+
+def test_generated_tokens_are_the_likeliest_of_the_logits(emulator):
+    model = smollm2.SmolLM2(context=256, weights=small_language_model())
+    ids = model.ids(smollm2.CHAT.format("one"))
+    answer = [ord(ch) for ch in model.generate("one", 8)]
+    assert 0 < len(answer) <= 8
+    rows = model.logits([*ids, *answer[:-1]], chunk=16)[len(ids) - 1 :]
+    assert rows.argmax(-1).tolist() == answer
+
+
+def test_an_answer_ends_where_the_context_does(emulator):
+    model = smollm2.SmolLM2(context=256, weights=small_language_model())
+    count = 256 - len(model.ids(smollm2.CHAT.format("")))
+    prompt = "x" * (count - 3)
+    assert 0 < len(model.generate(prompt, 50)) <= 4
+
+
+def test_one_graph_serves_all_steps_and_a_layer_has_at_most_nine_launches(emulator):
+    model = smollm2.SmolLM2(context=256, weights=small_language_model())
+    with ptxrt.trace() as seen:
+        model.generate("one", 5)
+    graphs = [launch for launch in seen if launch.kernel.startswith("graph of")]
+    assert len(graphs) == 4 and len(set(map(str, graphs))) == 1
+    launches = model._steps[1].graph.launches
+    around = 4  # the rows of the embedding, the last norm, the logits and the best of them
+    assert len(launches) <= 9 * model.config["layers"] + around
+    assert {launch.entry.rsplit("_", 1)[0] for launch in launches}
+
+
+def test_nothing_but_tokens_and_places_is_copied(emulator, monkeypatch):
+    """Between the upload of a step's numbers and the tokens that it gives nothing crosses to the host."""
+    model = smollm2.SmolLM2(context=256, weights=small_language_model())
+    model.generate("one", 3)
+    copied = []
+    backend = type(emulator)
+    for name in ("read", "write"):
+        real = getattr(backend, name)
+
+        def counted(self, address, host, *rest, real=real, name=name):
+            copied.append((name, host.nbytes))
+            return real(self, address, host, *rest)
+
+        monkeypatch.setattr(backend, name, counted)
+    model.next_tokens(np.int32([5]), np.array([20]))
+    assert [size for name, size in copied if name == "read"] == [4]
+    assert sum(size for name, size in copied if name == "write") <= 4 + 4 + 8 + 4 * model.pages + 4
+
+
+def test_every_call_of_a_layer_is_what_its_formula_says(emulator, monkeypatch):
+    """From each call's own inputs, so that a fault names its kernel."""
+    model = smollm2.SmolLM2(context=64, weights=small_language_model())
+    checked = []
+
+    def watch(name, want):
+        real = getattr(ptxrt, name)
+
+        def call(*arguments, **options):
+            before = [
+                np.asarray(x.to_numpy(), np.float64) if isinstance(x, ptxrt.DeviceArray) else x for x in arguments
+            ]
+            extra = {
+                k: np.asarray(v.to_numpy(), np.float64) if isinstance(v, ptxrt.DeviceArray) else v
+                for k, v in options.items()
+            }
+            got = real(*arguments, **options)
+            wanted = want(*before, **extra)
+            if wanted is not None:
+                error = relative_l2(np.asarray(got.to_numpy()), wanted)
+                assert error < 4e-3, f"{name} of {[getattr(x, 'shape', x) for x in before]}: relative L2 {error:.2e}"
+            checked.append(name)
+            return got
+
+        monkeypatch.setattr(ptxrt, name, call)
+
+    def product(a, b, *, activation=None, residual=None, out_dtype=None):
+        c = a @ b.T
+        if activation:
+            c = c[:, ::2] / (1 + np.exp(-c[:, ::2])) * c[:, 1::2]
+        return c if residual is None else c + residual
+
+    def attended(q, cache, table, lengths, *, layout):
+        k, v = (
+            np.repeat(x, q.shape[2] // x.shape[1], axis=1)[0].astype(np.float64)
+            for x in cache.read(np.int32(table), np.int32(lengths))
+        )
+        scores = q[0].swapaxes(0, 1) @ k.swapaxes(1, 2) / math.sqrt(q.shape[-1]) + np.triu(
+            np.full((q.shape[1], k.shape[1]), -np.inf), 1
+        )
+        return (reference.softmax(scores) @ v).swapaxes(0, 1)[None]
+
+    watch("take_rows", lambda table, ids: table[ids.astype(int)])
+    watch("rmsnorm", lambda x, w, eps: reference.rmsnorm(x, w, eps))
+    watch("matmul", product)
+    watch("rope", lambda x, table, positions, style: reference.turned(x, positions, model.config["base"], style))
+    watch("attention_paged", attended)
+    real_append = ptxrt.KVCache.append
+
+    def append(self, k, v, slots):
+        real_append(self, k, v, slots)
+        held = self.read(np.arange(model.pages, dtype=np.int32)[None], [len(slots)])
+        for got, want in zip(held, (k, v)):
+            assert (got[0].swapaxes(0, 1) == want.to_numpy().astype(np.float32)).all()
+        checked.append("append")
+
+    monkeypatch.setattr(ptxrt.KVCache, "append", append)
+    model.logits(TEXT[:12])
+    in_layers = ["rmsnorm", "matmul", "rope", "append", "attention_paged", "matmul", "rmsnorm", "matmul", "matmul"]
+    assert checked == ["take_rows", *in_layers * 2, "rmsnorm", "matmul"]
+
+
+def test_perplexity_is_that_of_the_logits(emulator):
+    model = smollm2.SmolLM2(context=64, weights=small_language_model())
+    assert math.isclose(model.perplexity(TEXT), reference.perplexity(model.logits(TEXT), TEXT), rel_tol=1e-9)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Wrong inputs
+
+
+def test_wrong_texts_are_refused(emulator):
+    model = smollm2.SmolLM2(context=32, weights=small_language_model())
+    for wrong, message in [
+        ([], "the text is empty"),
+        ("", "the text is empty"),
+        ([1.5], "ids are float64"),
+        ([[1]], "one axis"),
+        ([200], "id 200 is none of the 200"),
+        ([-1], "id -1"),
+        (range(33), "33 tokens, the context 32; shorten it .up to 256"),
+    ]:
+        with pytest.raises(ptxrt.ArgumentError, match=message):
+            model.logits(wrong)
+    with pytest.raises(ptxrt.ArgumentError, match="one token; pass one of at least two"):
+        model.perplexity([3])
+    with pytest.raises(ptxrt.ArgumentError, match="the prompt is empty"):
+        model.generate(" ")
+    with pytest.raises(ptxrt.ArgumentError, match=r"2 prompts came; batch is 1: pass SmolLM2\(batch=2\)"):
+        model.generate(["a", "b"])
+    with pytest.raises(ptxrt.ArgumentError, match="stream=True takes one prompt"):
+        model.generate(["a"], stream=True)
+    with pytest.raises(ptxrt.ArgumentError, match="context is 257; the model takes texts of 1 to 256"):
+        smollm2.SmolLM2(context=257, weights=small_language_model())
+
+
+def test_files_that_are_missing_or_others(tmp_path, monkeypatch):
+    pytest.importorskip("gguf"), pytest.importorskip("tokenizers")
+    monkeypatch.setenv("PTXRT_MODELS", str(tmp_path))
+    with pytest.raises(ptxrt.FileError, match=f"the weights {smollm2.FILE} are not in .*; run `make models`"):
+        smollm2.load()
+    (tmp_path / smollm2.FILE).write_bytes(b"GGUF")
+    with pytest.raises(ptxrt.FileError, match="has SHA-256 .*another file, or damaged; run `make models`"):
+        smollm2.load()
+    done = CliRunner().invoke(chat.chat, ["hello"])
+    assert done.exit_code == 1 and "run `make models`" in done.stderr.splitlines()[-1]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line
+
+
+def test_chat_prints_the_answer_and_its_launches(emulator, monkeypatch):
+    small = small_language_model()
+    monkeypatch.setattr(
+        chat, "SmolLM2", lambda *formats, **options: smollm2.SmolLM2(*formats, context=256, weights=small, **options)
+    )
+    done = CliRunner().invoke(
+        chat.chat,
+        ["one", "--tokens", "4", "--weights", "nvfp4", "--activations", "bf16", "--cache", "mxfp8", "--trace"],
+    )
+    assert done.exit_code == 0, done.output
+    assert (
+        done.stdout == smollm2.SmolLM2(("bf16", "nvfp4"), "mxfp8", context=256, weights=small).generate("one", 4) + "\n"
+    )
+    for said in ("layer", "graph of", "gemm_few_bf16_nvfp4", "first token after"):
+        assert said in done.stderr
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The reference's own parts
+
+
+def test_blocks_of_gguf_are_read_by_their_formulas():
+    gguf = pytest.importorskip("gguf")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((6, 96)).astype(np.float32)
+    for kind in ("Q4_1", "Q8_0"):
+        number = gguf.GGMLQuantizationType[kind]
+        data = gguf.quants.quantize(x, number)
+        assert (reference.from_gguf_blocks(data, kind) == gguf.quants.dequantize(data, number)).all()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The real model
+
+
+def test_tokens_of_the_language_model(real):
+    there = real(smollm2)
+    vocabulary = there.tokenizer.get_vocab()
+    from gguf import GGUFReader
+
+    fields = GGUFReader(weights.model_file(smollm2.FILE, ".", smollm2.PACKAGE)).fields
+    merges = {tuple(pair.split(" ")): i for i, pair in enumerate(fields["tokenizer.ggml.merges"].contents())}
+    for text in [*PASSAGES[:3], "In 1987 it's 3.14,  don't\n\n  x=12; caf\u00e9 \u4f60\u597d \U0001f600 9"]:
+        assert there.tokenizer.encode(text).ids == reference.byte_pairs(text, vocabulary, merges)
+        assert there.tokenizer.decode(there.tokenizer.encode(text).ids) == text
+    assert there.tokenizer.encode("<|im_start|>hi 123<|im_end|>").ids == [1, 6004, 216, 33, 34, 35, 2]
+    template = fields["tokenizer.chat_template"].contents()
+    for part in smollm2.CHAT.split("{}")[0].split("<|im_start|>")[1].split("<|im_end|>")[:1]:
+        assert part.removeprefix("system\n") in template
+
+
+def test_the_language_model_says_what_its_formulas_say(real, emulator):
+    """The top token wherever the reference is sure, in a text of 200 tokens that begins with a question and its answer."""
+    there = real(smollm2)
+    model = smollm2.SmolLM2(context=256, weights=there)
+    asked = model.ids(smollm2.CHAT.format("What is the capital of France?"))
+    answer = model.ids("The capital of France is Paris.<|im_end|>")
+    ids = np.concatenate([asked, answer, model.ids("\n" + "\n".join(PASSAGES[1:]))])[:200]
+    got, want = model.logits(ids), reference.language_model(ids, there.read, there.config)
+    assert got[len(asked) - 1 :].argmax(-1)[: len(answer)].tolist() == answer.tolist()
+    best = np.sort(want, axis=-1)[:, -2:]
+    margin = best[:, 1] - best[:, 0]
+    same = got.argmax(-1) == want.argmax(-1)
+    assert same[margin > 0.2].all() and same[margin > 0.05].mean() >= 0.99
+    assert abs(reference.perplexity(got, ids) / reference.perplexity(want, ids) - 1) < 5e-3
+
+
+@pytest.mark.parametrize("formats", ["mxfp8", ("bf16", "nvfp4")], ids=str)
+def test_two_real_layers_in_block_formats(real, emulator, formats):
+    there = real(smollm2)
+    short = weights.Weights(there.name, there.read, dict(there.config, layers=2), there.digest, there.tokenizer)
+    model = smollm2.SmolLM2(formats, context=64, weights=short)
+    ids = model.ids(PASSAGES[0])
+    want = reference.language_model(ids, there.read, model.config, operand=operands(model))
+    assert abs(reference.perplexity(model.logits(ids), ids) / reference.perplexity(want, ids) - 1) < 0.02
