@@ -1,6 +1,6 @@
 """docs/models.md with its pictures: what formats cost the examples' models, in words that a user knows.
 
-    python docs/models.py [--machine emulator, portable or native] [--only NAME ...] [--tokens N] [--page]
+    python docs/models.py [--machine emulator, portable or native] [--only NAME ...] [--missing] [--tokens N] [--page]
 
 Every measurement is kept in docs/models.json, from which the page is written: `--only` measures some of them again,
 `--page` none.
@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -215,8 +216,17 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def page(kept: dict[str, Any]) -> str:
-    """The page of what is kept."""
+    """The page of what is kept: a section of each model that something was measured of."""
     parts = [HEAD.format(machine=kept["machine"])]
+    if kept["language"]:
+        parts += language_section(kept)
+    if kept["encoder"]:
+        parts += encoder_section(kept)
+    return "".join(parts)
+
+
+def language_section(kept: dict[str, Any]) -> list[str]:
+    """The table of the language model, and what a step takes."""
     rows = []
     there = kept["language"]
     for formats, cache, rule in LANGUAGE:
@@ -227,17 +237,18 @@ def page(kept: dict[str, Any]) -> str:
         figures = f"{x['perplexity']:.2f}", same, f"{x['kl']:.4f}", f"{x['top']:.3f}", f"{x['bytes'] / 2**20:.0f} MB"
         rows.append([formats, rule or "", cache, *figures, f"{x['cache_bytes']}", f"{x['seconds']:.0f}"])
     exact = next(iter(there.values()))["exact"]
-    parts.append(LANGUAGE_HEAD.format(tokens=kept["tokens"], exact=exact))
-    parts.append(
-        table(
-            ["products", "rule", "cache", "perplexity", "same operands", "KL", "top", "bytes", "cache", "seconds"], rows
+    head = ["products", "rule", "cache", "perplexity", "same operands", "KL", "top", "bytes", "cache", "seconds"]
+    parts = [LANGUAGE_HEAD.format(tokens=kept["tokens"], exact=exact), table(head, rows)]
+    if step := kept["step"]:
+        parts.append(
+            f"\nA decoding step in bf16 is one graph of {step['launches']} launches. It takes {step['seconds']:.1f} s of"
+            " one core on the emulator.\n"
         )
-    )
-    step = kept["step"]
-    parts.append(
-        f"\nA decoding step is one graph of {step['launches']} launches, 8 a layer and what stands around the layers"
-        f" (append counts what it launches). In bf16 it takes {step['seconds']:.1f} s of one core on the emulator.\n"
-    )
+    return parts
+
+
+def encoder_section(kept: dict[str, Any]) -> list[str]:
+    """The table of the encoder, and what a text takes."""
     rows = []
     for formats, attention, rule in ENCODER:
         x = kept["encoder"].get(text_of(formats, attention, rule))
@@ -245,14 +256,14 @@ def page(kept: dict[str, Any]) -> str:
             continue
         shares = f"{x['found']:.3f}", f"{x['kept']:.3f}", f"{x['bytes'] / 2**20:.1f} MB", f"{x['seconds']:.0f}"
         rows.append([formats, rule or "", attention, f"{x['cosine']:.5f}, {x['mean_cosine']:.5f}", *shares])
-    parts.append(ENCODER_HEAD.format(questions=len(QUESTIONS), passages=len(PASSAGES)))
-    parts.append(table(["products", "rule", "attention", "cosine", "found", "kept", "bytes", "seconds"], rows))
-    x = kept["encoder"][text_of(*ENCODER[0])]
-    parts.append(
-        f"\nA single text is one graph of {x['launches']} launches, 7 a layer in bf16. A question of about ten tokens"
-        f" takes {x['single']:.1f} s of one core on the emulator.\n"
-    )
-    return "".join(parts)
+    head = ["products", "rule", "attention", "cosine", "found", "kept", "bytes", "seconds"]
+    parts = [ENCODER_HEAD.format(questions=len(QUESTIONS), passages=len(PASSAGES)), table(head, rows)]
+    if x := kept["encoder"].get(text_of(*ENCODER[0])):
+        parts.append(
+            f"\nA single text in bf16 is one graph of {x['launches']} launches. A question of ten tokens takes"
+            f" {x['single']:.1f} s of one core on the emulator, the first launch of its kernels included.\n"
+        )
+    return parts
 
 
 def draw(kept: dict[str, Any], folder: Path) -> None:
@@ -262,7 +273,8 @@ def draw(kept: dict[str, Any], folder: Path) -> None:
         ("encoder", "kept", "neighbors kept of three; products / attention / rule", "models_neighbors.png"),
     ]:
         rows = [dict(name=key, value=x[value]) for key, x in kept[kind].items()]
-        plots.bars(folder / name, rows, "name", "value", label, label)
+        if rows:
+            plots.bars(folder / name, rows, "name", "value", label, label)
 
 
 def processor() -> str:
@@ -275,10 +287,21 @@ def processor() -> str:
     return f"{name}, {os.cpu_count()} cores"
 
 
+def jobs(tokens: int) -> list[tuple[str, str, Callable[[], dict[str, Any]]]]:
+    """(kind, name, measurement) of all there are."""
+    steps = [("step", "", measured_steps)]
+    encoder = [("encoder", text_of(*row), functools.partial(measured_encoder, *row)) for row in ENCODER]
+    language = [("language", text_of(*row), functools.partial(measured_language, *row, tokens)) for row in LANGUAGE]
+    return steps + encoder + language
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--machine", default="emulator", choices=["emulator", "portable", "native"])
-    parser.add_argument("--only", nargs="*", help="names such as 'nvfp4 / bf16', 'step' or 'encoder'")
+    parser.add_argument(
+        "--only", nargs="*", help="'step', 'encoder' or 'language', or one such as 'encoder: nvfp4 / bf16'"
+    )
+    parser.add_argument("--missing", action="store_true", help="leave out what was measured before")
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--page", action="store_true", help="write the page from what was measured before")
     parser.add_argument("--folder", type=Path, default=ROOT / "docs")
@@ -287,28 +310,19 @@ def main() -> None:
     kept = json.loads(path.read_text()) if path.exists() else dict(language={}, encoder={}, step={})
     if not given.page:
         with ptxrt.using(given.machine) as backend:
-            where = f"{backend.describe()} on {processor()}" if given.machine == "emulator" else backend.describe()
-            if (kept.get("machine"), kept.get("tokens")) != (where, given.tokens):
-                kept = dict(machine=where, tokens=given.tokens, language={}, encoder={}, step={})
-            wanted = lambda name, kind: not given.only or name in given.only or kind in given.only
-            jobs = [("step", "step", measured_steps)] if wanted("step", "step") else []
-            for kind, rows, measure in (
-                ("encoder", ENCODER, measured_encoder),
-                ("language", LANGUAGE, measured_language),
-            ):
-                more = (given.tokens,) if kind == "language" else ()
-                jobs += [
-                    (kind, text_of(*row), functools.partial(measure, *row, *more))
-                    for row in rows
-                    if wanted(text_of(*row), kind)
-                ]
-            for kind, name, job in jobs:
-                found = job()
-                kept[kind] = found if kind == "step" else {**kept[kind], name: found}
+            where = backend.describe()
+            where += f" on {processor()}" if given.machine == "emulator" else ""
+            if kept.get("machine") != where:
+                kept = dict(machine=where, language={}, encoder={}, step={})
+            if kept.get("tokens") != given.tokens:
+                kept |= dict(tokens=given.tokens, language={})
+            for kind, name, job in jobs(given.tokens):
+                asked = not given.only or kind in given.only or f"{kind}: {name}" in given.only
+                if not asked or (given.missing and name in kept[kind]):
+                    continue
+                kept[kind] |= {name: job()} if name else job()
                 path.write_text(json.dumps(kept, indent=1) + "\n")
-                print(kind, name, found, file=sys.stderr, flush=True)
-    if not (kept["language"] and kept["encoder"] and kept["step"]):
-        raise SystemExit(f"{path} lacks measurements; leave out --only once")
+                print(kind, name, kept[kind], file=sys.stderr, flush=True)
     (given.folder / "models.md").write_text(page(kept))
     draw(kept, given.folder)
 
