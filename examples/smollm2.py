@@ -139,11 +139,8 @@ class SmolLM2:
         c, p, cache = self.config, self.products, self.caches[i]
         y = ptxrt.rmsnorm(x, self.norms[i][0], eps=c["eps"], **p.ending("qkv"))
         qkv = p.multiply("qkv", y, f"qkv.{i}")
-        qkv = qkv.reshape(x.shape[0], -1, c["dim"])  # heads of queries, of keys and of values
-        heads, turning = c["heads"], c["heads"] + c["kv_heads"]
-        qk = ptxrt.rope(qkv[:, :turning], self.angles, step.positions, style="pairs")
-        cache.append(qk[:, heads:], qkv[:, turning:], step.slots)
-        q = qk[:, :heads].reshape(step.lengths.size, -1, heads, c["dim"])
+        q = ptxrt.append_qkv(qkv, cache, step.slots, step.positions, self.angles, heads=c["heads"], style="pairs")
+        q = q.reshape(step.lengths.size, -1, c["heads"], c["dim"])
         a = ptxrt.attention_paged(q, cache, step.table, step.lengths, layout="bshd")
         x = p.multiply("out", a.reshape(x.shape[0], -1), f"out.{i}", residual=x)
         y = ptxrt.rmsnorm(x, self.norms[i][1], eps=c["eps"], **p.ending("gate_up"))
