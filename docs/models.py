@@ -174,7 +174,8 @@ weights, `make chat` asks the language model; `examples/smollm2.py` and `example
     python examples/chat.py "What is the capital of France?" --weights nvfp4 --activations bf16
     python examples/encode.py "How do plants make sugar?" --file data/passages.txt
 
-`make model-figures` measures the figures and writes this page. They are of {machine}, which runs the PTX for sm_120a.
+`make model-figures` measures the figures and writes this page. They are of
+{machine}, which runs the PTX for sm_120a.
 Seconds are those of the processor; they are no speed of a card.
 
 Operands of products are in the format named, activations first where the two differ (`bf16 x nvfp4`); where one format
@@ -201,9 +202,9 @@ ENCODER_HEAD = """
 ## Sentence encoder
 
 all-MiniLM-L6-v2 on {questions} questions and the {passages} passages of `data/passages.txt`. *Cosine* is the least and
-the mean of embeddings with those in float64. *Found* is the share of questions whose nearest passage answers them, *kept*
-the share of the three nearest passages in float64 that are among the three nearest. *Bytes* are of the weights of all
-layers.
+the mean of embeddings with those in float64. *Found* is the share of questions whose nearest passage answers them,
+*kept* the share of the three nearest passages in float64 that are among the three nearest. *Bytes* are of the weights
+of all layers.
 
 ![Neighbors kept by format](models_neighbors.png)
 
@@ -260,8 +261,8 @@ def encoder_section(kept: dict[str, Any]) -> list[str]:
     parts = [ENCODER_HEAD.format(questions=len(QUESTIONS), passages=len(PASSAGES)), table(head, rows)]
     if x := kept["encoder"].get(text_of(*ENCODER[0])):
         parts.append(
-            f"\nA single text in bf16 is one graph of {x['launches']} launches. A question of ten tokens takes"
-            f" {x['single']:.1f} s of one core on the emulator, the first launch of its kernels included.\n"
+            f"\nA single text in bf16 is one graph of {x['launches']} launches. A question of ten tokens\n"
+            f"takes {x['single']:.1f} s of one core on the emulator, the first launch of its kernels included.\n"
         )
     return parts
 
