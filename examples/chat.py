@@ -41,7 +41,7 @@ def answer(prompt, formats, cache, scale_rule, tokens, trace):
     model = SmolLM2(formats, cache, scale_rule=scale_rule)
     ready = time.perf_counter()
     say(f"weights: {model.products.nbytes / 2**20:.0f} MB of products in {ready - start:.0f} s; reading the prompt")
-    model.progress = lambda layer, layers: layer % 10 or say(f"layer {layer} of {layers}")
+    model.progress = lambda layer, layers: (layer % 10 and layer < layers) or say(f"layer {layer} of {layers}")
     first = None
     count = 0
     with ptxrt.trace() if trace else nullcontext() as launches:
