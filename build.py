@@ -9,8 +9,8 @@ lines mean every combination of them. Each unit becomes
     UNIT.fatbin           that text assembled for sm_120a and for sm_121a
     UNIT.portable.ptx     the compute_90 text
     UNIT.portable.fatbin  sm_90, sm_80, and the compute_80 text for every other GPU
-    UNIT.json             the record: sources with their hashes, flags, compiler, registers, spills; of every file its size
-                          and hash; of every text the parameters and launch constants of its entries
+    UNIT.json             the record: sources with their hashes, flags, compiler, registers, spills; of every file its
+                          size and hash; of every text the parameters and launch constants of its entries
 
 The same sources and compiler give the same bytes on every machine: paths in the texts are relative, and the one
 identifier that nvcc derives from the absolute path is replaced. Whether a unit is stale is decided by hashes of its
@@ -45,7 +45,9 @@ SOURCES = ROOT / "kernels_cu"
 MODULES = ROOT / "ptxrt" / "modules"
 
 TOOLKIT = "13.0"
-TOOLKIT_PINS = ROOT / "requirements" / "toolkit.txt"  # the toolkit's wheels; without `cccl`, cuda_bf16.h does not compile
+TOOLKIT_PINS = (
+    ROOT / "requirements" / "toolkit.txt"
+)  # the toolkit's wheels; without `cccl`, cuda_bf16.h does not compile
 
 NVCC_FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Werror", "all-warnings"]
 # Texts that are kept have line numbers, for the emulator. In binaries these would make two thirds of the wheel.
@@ -85,7 +87,10 @@ class Extent(NamedTuple):
 
     def outputs(self, unit):
         """Return the names of the files that a build of this extent writes for a unit, without its record."""
-        return [unit.unit + suffix for suffix in [t.keep for t in TARGETS if t.keep and t.compute in self.texts] + list(self.fatbins)]
+        return [
+            unit.unit + suffix
+            for suffix in [t.keep for t in TARGETS if t.keep and t.compute in self.texts] + list(self.fatbins)
+        ]
 
     def holds(self, other):
         """Say whether a build of this extent is enough where another is asked for."""
@@ -271,7 +276,8 @@ def find_toolchain():
     found = "".join(f"\n  seen: {line}" for line in seen)
     raise ToolchainMissing(
         f"no CUDA {TOOLKIT} toolkit found (CUDA_HOME, PATH, then PyPI wheels in this Python's environment).{found}\n"
-        f"  Install CUDA {TOOLKIT} and set CUDA_HOME, or run: {sys.executable} -m pip install --require-hashes -r {TOOLKIT_PINS}"
+        f"  Install CUDA {TOOLKIT} and set CUDA_HOME, or run: {sys.executable} -m pip install --require-hashes -r "
+        f"{TOOLKIT_PINS}"
     )
 
 
@@ -350,7 +356,8 @@ def launch_facts(text, unit):
         constant = re.search(rf"\.const\s[^\n]*\b{entry}_launch\[(\d+)\](?:\s*=\s*\{{([^}}]*)\}})?", text)
         if not constant or int(constant[1]) != 4 * LAUNCH_INTS:
             raise ContractFailure(
-                f"{unit.unit}: entry {entry} has no constant {entry}_launch[{4 * LAUNCH_INTS}]; define the entry with KERNEL()"
+                f"{unit.unit}: entry {entry} has no constant {entry}_launch[{4 * LAUNCH_INTS}]; define "
+                "the entry with KERNEL()"
             )
         # nvcc omits trailing zero bytes.
         data = bytes(int(byte, 0) for byte in (constant[2] or "0").split(",")).ljust(4 * LAUNCH_INTS, b"\0")
@@ -363,7 +370,9 @@ def parameters_of(text):
 
     The last one of these is 64 bytes passed by value, aligned to 8.
     """
-    word = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)(\s+\.ptr\b)?[^,\n]*?\w+(?:\[(\d+)\])?\s*(?:,|$)", re.MULTILINE)
+    word = re.compile(
+        r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)(\s+\.ptr\b)?[^,\n]*?\w+(?:\[(\d+)\])?\s*(?:,|$)", re.MULTILINE
+    )
     lists = re.findall(r"\.entry\s+(\w+)\s*\(([^)]*)\)", text)
     return {
         entry: " ".join(
@@ -436,7 +445,8 @@ def check_assembly(unit, arch, log, table, facts):
         if spilled > declared:
             raise SpillFailure(
                 f"{function} on {arch} spills {found['spill_store_bytes']} bytes of stores and "
-                f"{found['spill_load_bytes']} of loads ({found.get('registers', '?')} registers); declared: {declared}. "
+                f"{found['spill_load_bytes']} of loads ({found.get('registers', '?')} registers); declared: "
+                f"{declared}. "
                 "Lower the register pressure (fewer blocks per SM, smaller tile), or declare spill_bytes in its KERNEL"
             )
 
@@ -554,9 +564,7 @@ def is_fresh(unit, sources, modules, extent, cache):
         if hash_of(file, {}) != record["sha256"].get(name):
             return False
     # Paths in records begin with kernels_cu/, wherever the copy lies that was compiled.
-    return all(
-        hash_of(sources / name.split("/", 1)[1], cache) == digest for name, digest in record["sources"].items()
-    )
+    return all(hash_of(sources / name.split("/", 1)[1], cache) == digest for name, digest in record["sources"].items())
 
 
 def stale(units, sources, modules, extent):
@@ -570,7 +578,9 @@ def launches_of(text, unit):
     reads no text.
     """
     parameters = parameters_of(text)
-    return {entry: {"parameters": parameters[entry], "launch": facts} for entry, facts in launch_facts(text, unit).items()}
+    return {
+        entry: {"parameters": parameters[entry], "launch": facts} for entry, facts in launch_facts(text, unit).items()
+    }
 
 
 def install(unit, texts, sources, tools, folder, modules, extent):
@@ -628,7 +638,11 @@ def units_built(known, modules):
             record = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             record = None
-        ours = isinstance(record, dict) and record.get("unit") == file.stem and {"sources", "flags", "compiler"} <= record.keys()
+        ours = (
+            isinstance(record, dict)
+            and record.get("unit") == file.stem
+            and {"sources", "flags", "compiler"} <= record.keys()
+        )
         if ours or file.stem in known:
             found.append(file.stem)
     return found
@@ -660,7 +674,10 @@ def clean(sources, modules):
     left = sorted(os.listdir(modules))
     if not left:
         modules.rmdir()
-    print(f"removed {count} files of {len(built)} units from {modules}" + (f"; left what no build wrote: {', '.join(left[:9])}" if left else ""))
+    print(
+        f"removed {count} files of {len(built)} units from {modules}"
+        + (f"; left what no build wrote: {', '.join(left[:9])}" if left else "")
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -668,8 +685,8 @@ def clean(sources, modules):
 
 
 def staging_prefix():
-    """Return how the names of this process's staging folders begin: process numbers mean something on one host alone.
-    """
+    """Return how the names of this process's staging folders begin: process numbers mean something on one host
+    alone."""
     return f".staging-{zlib.crc32(platform.node().encode()):08x}-{os.getpid()}-"
 
 
@@ -800,12 +817,16 @@ def pack(units, modules, folder):
             index[unit.unit] = {
                 **{part: record[part] for part in ("name", "variant", "entries", "texts")},
                 "sources": {},
-                "sha256": {file: record["sha256"][file] for file in (text, *(unit.unit + suffix for suffix in FULL.fatbins))},
+                "sha256": {
+                    file: record["sha256"][file] for file in (text, *(unit.unit + suffix for suffix in FULL.fatbins))
+                },
                 "text": [sum(map(len, texts[:-1])), len(texts[-1])],
             }
         packs[folder / f"{name}.ptx.xz"] = b"".join(texts)
     with concurrent.futures.ThreadPoolExecutor(cores()) as pool:
-        for file, data in zip(packs, pool.map(lambda data: lzma.compress(data, preset=9 | lzma.PRESET_EXTREME), packs.values())):
+        for file, data in zip(
+            packs, pool.map(lambda data: lzma.compress(data, preset=9 | lzma.PRESET_EXTREME), packs.values())
+        ):
             file.write_bytes(data)
     files = list(packs)
     files.append(folder / "index.json")
@@ -827,11 +848,16 @@ def print_usage(units, modules):
         for entry, found in record["entries"].items():
             if not found:
                 continue
-            cells = [f"{f['registers']} {f['spill_store_bytes']}/{f['spill_load_bytes']}" if f else "-" for f in map(found.get, archs)]
+            cells = [
+                f"{f['registers']} {f['spill_store_bytes']}/{f['spill_load_bytes']}" if f else "-"
+                for f in map(found.get, archs)
+            ]
             shared = next(iter(found.values()))["shared_bytes"] + facts[entry]["launch"][SHARED_BYTES]
             rows.append([entry, *cells, f"{shared}"])
     if rows:
-        print("\nregisters and spilled bytes (stores/loads) by target; shared memory in bytes (native, static + dynamic)")
+        print(
+            "\nregisters and spilled bytes (stores/loads) by target; shared memory in bytes (native, static + dynamic)"
+        )
         print_table([["entry", *archs, "shared"], *rows])
 
 
@@ -840,7 +866,10 @@ def print_sizes(units, modules):
     rows = []
     for name in dict.fromkeys(unit.name for unit in units):
         of_name = [unit.unit for unit in units if unit.name == name]
-        sizes = [sum((modules / (unit + suffix)).stat().st_size for unit in of_name) for suffix in (*FULL.fatbins, TARGETS[0].keep)]
+        sizes = [
+            sum((modules / (unit + suffix)).stat().st_size for unit in of_name)
+            for suffix in (*FULL.fatbins, TARGETS[0].keep)
+        ]
         rows.append([name, len(of_name), *sizes])
     rows.append(["total", *(sum(row[i] for row in rows) for i in range(1, 5))])
     print("\nsize of each kernel's modules, KiB")
@@ -874,14 +903,24 @@ def main(arguments=None):
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description="Compile kernels_cu/*.cu into ptxrt/modules/.")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="NAME", help="build NAME or 'NAME[axis=value]' alone (repeatable)"
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="build NAME or 'NAME[axis=value]' alone (repeatable)",
     )
     parser.add_argument("--list", action="store_true", help="list the units and whether they are fresh")
     parser.add_argument("--clean", action="store_true", help="remove the files that builds wrote, and nothing else")
     parser.add_argument("--table", action="store_true", help="print the tables even when nothing was built")
     parser.add_argument("--ptx-only", action="store_true", help="write the native PTX alone: enough for the emulator")
-    parser.add_argument("--quick", action="store_true", help="assemble for sm_120a alone: enough for tests without a GPU")
-    parser.add_argument("--requires", action="store_true", help="print the options with which pip must install a toolkit before a build, if any")
+    parser.add_argument(
+        "--quick", action="store_true", help="assemble for sm_120a alone: enough for tests without a GPU"
+    )
+    parser.add_argument(
+        "--requires",
+        action="store_true",
+        help="print the options with which pip must install a toolkit before a build, if any",
+    )
     parser.add_argument("--sources", type=Path, default=SOURCES, metavar="DIR", help="a copy of kernels_cu")
     parser.add_argument("--out", type=Path, default=MODULES, metavar="DIR", help="where the modules go")
     parser.add_argument("--jobs", type=int, default=None, metavar="N", help="compilations at a time (default: cores)")

@@ -102,8 +102,8 @@ def differences(one, other):
 
 
 def release(root, version, build=build_wheel):
-    """Make a release of a tree and return its wheel; raise ReleaseFailure, with the tree as it was, where that fails.
-    """
+    """Make a release of a tree and return its wheel; raise ReleaseFailure, with the tree as it was, where that
+    fails."""
     numbers(version)
     if changes := git(root, "status", "--porcelain").strip():
         raise ReleaseFailure(f"commit or remove first:\n{changes}")
@@ -150,7 +150,8 @@ def release(root, version, build=build_wheel):
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     wheel.with_suffix(".whl.sha256").write_text(f"{digest}  {wheel.name}\n", encoding="utf-8")
     print(
-        f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB, both builds), committed and tagged {tag}; push both to publish the sources"
+        f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB, both builds), committed and tagged {tag}; push both to "
+        "publish the sources"
     )
     return wheel
 

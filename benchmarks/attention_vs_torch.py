@@ -11,9 +11,10 @@ reads of K and V, beside a copy. A side that refuses a shape says why. Docs: doc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Callable
+from typing import Any
 
 import peers
 
@@ -129,7 +130,10 @@ def measure(torch, shapes, repeat: int) -> list[dict]:
                 row["relative_l2"] = None if name == "copy" else error_of(outputs[name], exact)
                 row["times_flash"] = times[FLASH].median / time.median if FLASH in times else None
                 rows.append(row)
-            rows += [{"side": name, "shape": vars(shape), "causal": causal, "l2": l2, "refused": why} for name, why in refused.items()]
+            rows += [
+                {"side": name, "shape": vars(shape), "causal": causal, "l2": l2, "refused": why}
+                for name, why in refused.items()
+            ]
     return rows
 
 
@@ -139,7 +143,9 @@ def reference(torch, q, k, v, causal: bool):
     scores = query @ key.T * q.shape[-1] ** -0.5
     if causal:
         keys, first = key.shape[0], key.shape[0] - query.shape[0]
-        scores.masked_fill_(torch.arange(keys, device="cuda") > torch.arange(first, keys, device="cuda")[:, None], float("-inf"))
+        scores.masked_fill_(
+            torch.arange(keys, device="cuda") > torch.arange(first, keys, device="cuda")[:, None], float("-inf")
+        )
     return scores.softmax(-1) @ value
 
 
@@ -152,14 +158,36 @@ def error_of(result, exact) -> float:
 def table(head: dict, rows: list[dict]):
     """The rows for a terminal."""
     yield f"attention on {title(head['machine'])}; PyTorch {head['torch']}"
-    yield f"medians of {max(row.get('repeat', 0) for row in rows)}, all sides of a shape in turns; bf16 inputs; L2 warm, for decoding flushed"
-    cells = [["shape", "mask", "side", "ms", "fastest..slowest", "TFLOPS", "GB/s", "of copy", "relative L2", "x FlashAttention-2"]]
+    yield (
+        f"medians of {max(row.get('repeat', 0) for row in rows)}, all sides of a shape in turns; bf16 inputs; L2 "
+        "warm, for decoding flushed"
+    )
+    cells = [
+        [
+            "shape",
+            "mask",
+            "side",
+            "ms",
+            "fastest..slowest",
+            "TFLOPS",
+            "GB/s",
+            "of copy",
+            "relative L2",
+            "x FlashAttention-2",
+        ]
+    ]
     for row in rows:
         place = [str(Shape(**row["shape"])), "causal" if row["causal"] else "none", row["side"]]
         if "refused" in row:
             cells.append([*place, *[""] * 6, f"refused: {row['refused']}"])
             continue
-        patterns = {"tflops": "{:.1f}", "gb_per_s": "{:.0f}", "share_of_copy": "{:.1%}", "relative_l2": "{:.1e}", "times_flash": "{:.2f}"}
+        patterns = {
+            "tflops": "{:.1f}",
+            "gb_per_s": "{:.0f}",
+            "share_of_copy": "{:.1%}",
+            "relative_l2": "{:.1e}",
+            "times_flash": "{:.2f}",
+        }
         figures = ["" if row[name] is None else pattern.format(row[name]) for name, pattern in patterns.items()]
         cells.append([*place, f"{row['milliseconds']:.4f}", f"{row['fastest']:.4f}..{row['slowest']:.4f}", *figures])
     yield from text_table(cells)

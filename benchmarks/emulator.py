@@ -56,7 +56,10 @@ def first_launch(dim: int) -> None:
     first = timed(lambda: ptxrt.attention(x, x, x, **FIRST))
     beyond = first - times(lambda: ptxrt.attention(x, x, x, **FIRST)).min(axis=0)
     (counts,) = ptxrt.selection.current().emulator.coverage()[f"attention_mxfp4_bf16_in_kernel_dim{dim}.ptx"].values()
-    print(f"first launch, attention d={dim:<3} ({len(counts)} PTX lines) {'':4}beyond its run time {said(beyond)}", flush=True)
+    print(
+        f"first launch, attention d={dim:<3} ({len(counts)} PTX lines) {'':4}beyond its run time {said(beyond)}",
+        flush=True,
+    )
 
 
 @click.command(help=__doc__)
@@ -74,7 +77,10 @@ def main(dim: int | None) -> None:
     report("attention h=4 s=512 d=128 float32", times(lambda: ptxrt.attention(q, k, v, **FIRST)))
     with ptxrt.using("emulator", checks=False):
         q, k, v = random(3, 1, 8, 1024, 128)
-        name, call = "attention h=8 s=1024 d=128 causal, no checks", lambda: ptxrt.attention(q, k, v, causal=True, **FIRST)
+        name, call = (
+            "attention h=8 s=1024 d=128 causal, no checks",
+            lambda: ptxrt.attention(q, k, v, causal=True, **FIRST),
+        )
         print(f"{name:46} with its translation {said(timed(call))}")
         report(name, times(call))
     for dim in FIRST_DIMS:

@@ -51,16 +51,33 @@ def measure(torch, shapes, repeat: int) -> list[dict]:
                     got = [torch.from_dlpack(a.view(np.uint8)) for a in (out.codes, out.scales)]
                     differing = sum(int((a != b.view(torch.uint8)).sum()) for a, b in zip(got, theirs))
                     prepared = ptxrt.prepare(ptxrt.quantize, array, format, **given, out=out)
-                    sides = {"ptxrt": lambda: prepared(array), "torch": lambda: compiled(*arguments), "copy": lambda: y.copy_(x)}
+                    sides = {
+                        "ptxrt": lambda: prepared(array),
+                        "torch": lambda: compiled(*arguments),
+                        "copy": lambda: y.copy_(x),
+                    }
                     moved = read + sum(a.nbytes for a in got)
                     for l2 in L2_STATES:
                         times = clock.times(sides, l2)
-                        rate = {name: (2 * x.nbytes if name == "copy" else moved) / t.median / 1e6 for name, t in times.items()}
+                        rate = {
+                            name: (2 * x.nbytes if name == "copy" else moved) / t.median / 1e6
+                            for name, t in times.items()
+                        }
                         rows.append(
                             {
-                                **{"format": format, "global_scale": source, "dtype": dtype, "shape": list(shape), "l2": l2, "bytes": moved},
+                                **{
+                                    "format": format,
+                                    "global_scale": source,
+                                    "dtype": dtype,
+                                    "shape": list(shape),
+                                    "l2": l2,
+                                    "bytes": moved,
+                                },
                                 **{"gb_per_s": rate, "times": {name: t.fields() for name, t in times.items()}},
-                                **{"share_of_copy": rate["ptxrt"] / rate["copy"], "times_torch": rate["ptxrt"] / rate["torch"]},
+                                **{
+                                    "share_of_copy": rate["ptxrt"] / rate["copy"],
+                                    "times_torch": rate["ptxrt"] / rate["torch"],
+                                },
                                 "differing": differing,
                             }
                         )
@@ -70,9 +87,25 @@ def measure(torch, shapes, repeat: int) -> list[dict]:
 def table(head: dict, rows: list[dict]):
     """The rows for a terminal."""
     yield f"quantize on {title(head['machine'])}; PyTorch {head['torch']}"
-    yield f"medians of {rows[0]['times']['copy']['repeat']} (fastest..slowest ms), the three sides in turns; GB/s of bytes read and written"
+    yield (
+        f"medians of {rows[0]['times']['copy']['repeat']} (fastest..slowest ms), the three sides in turns; GB/s of "
+        "bytes read and written"
+    )
     names = ("ptxrt", "torch", "copy")
-    cells = [["format", "dtype", "shape", "L2", "ptxrt GB/s", "torch.compile GB/s", "copy GB/s", "of copy", "x torch", "differing"]]
+    cells = [
+        [
+            "format",
+            "dtype",
+            "shape",
+            "L2",
+            "ptxrt GB/s",
+            "torch.compile GB/s",
+            "copy GB/s",
+            "of copy",
+            "x torch",
+            "differing",
+        ]
+    ]
     for row in rows:
         times = row["times"]
         sides = [f"{row['gb_per_s'][n]:.0f} ({times[n]['fastest']:.4f}..{times[n]['slowest']:.4f})" for n in names]

@@ -6,10 +6,11 @@ python docs/accuracy.py [--machine emulator, portable or native] [--folder DIR]
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -142,7 +143,10 @@ def of_a_model():
 NORMAL = Data("N(0,1)", "N(0,1), B2 H4 S1024 D128", lambda: normal(2, 4, 1024, 128))
 SMALL = Data("N(0,1)", "N(0,1), B1 H2 S512 D128", lambda: normal(1, 2, 512, 128))
 BIAS = "keys with a bias of N(0, 6) for each channel, B1 H2 S512 D128"
-BOTH = "a quarter of N(0,1) about a bias of N(0,1) for queries, keys with a bias of N(0, 6) for each channel, B1 H2 S512 D128"
+BOTH = (
+    "a quarter of N(0,1) about a bias of N(0,1) for queries, keys with a bias of N(0, 6) for each "
+    "channel, B1 H2 S512 D128"
+)
 DATA = (
     NORMAL,
     Data(

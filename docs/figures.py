@@ -54,7 +54,10 @@ def blocks() -> Figure:
             axes.plot(
                 [block * form.block + 0.3, (block + 1) * form.block - 0.3], [top + 1.05] * 2, color=DARK, linewidth=1
             )
-        bits = f"{form.element.name} codes of {form.bits} bits; one {form.scale.name} scale of 8 bits for {form.block} values"
+        bits = (
+            f"{form.element.name} codes of {form.bits} bits; one {form.scale.name} scale of 8 bits "
+            f"for {form.block} values"
+        )
         axes.text(0, top - 0.5, bits + ("; one float32 scale for the array" if form.two_level else ""), va="center")
     axes.set(xlim=(-7, 64.5), ylim=(-4.2, 2.4))
     return figure

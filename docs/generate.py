@@ -1,14 +1,15 @@
-"""Write docs/kernels.md from the declarations and the records of the build, docs/fragments.md and its pages from the probes; for `make docs`."""
+"""Write docs/kernels.md from the declarations and the records of the build, docs/fragments.md and its pages from the
+probes; for `make docs`."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import fragments  # noqa: E402
+import fragments
 
-import ptxrt  # noqa: E402
-from ptxrt.describe import kernels_markdown  # noqa: E402
+import ptxrt
+from ptxrt.describe import kernels_markdown
 
 
 def main() -> int:

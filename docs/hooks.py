@@ -19,7 +19,8 @@ _FETCHED = re.compile(
 )
 
 
-# Code, in which nothing is replaced, and brackets behind brackets, which only the reference of functions means as links.
+# Code, in which nothing is replaced, and brackets behind brackets, which only the reference of functions means as
+# links.
 _BRACKETS = re.compile(r"(```.*?```|`[^`\n]*`)|\](\s?)\[", re.S)
 
 

@@ -242,7 +242,8 @@ def language_section(kept: dict[str, Any]) -> list[str]:
     parts = [LANGUAGE_HEAD.format(tokens=kept["tokens"], exact=exact), table(head, rows)]
     if step := kept["step"]:
         parts.append(
-            f"\nA decoding step in bf16 is one graph of {step['launches']} launches. It takes {step['seconds']:.1f} s of"
+            f"\nA decoding step in bf16 is one graph of {step['launches']} launches. It takes "
+            f"{step['seconds']:.1f} s of"
             " one core on the emulator.\n"
         )
     return parts

@@ -3,7 +3,8 @@ docs/figures.py.
 
 A fence is one of
 
-- ```` ```python ````: runs, in order, in one namespace for the page. A ```` ```text ```` fence right behind it is its output;
+- ```` ```python ````: runs, in order, in one namespace for the page. A ```` ```text ```` fence right behind it is its
+  output;
 - ```` ```console ````: each line behind `$ ` is a command, the lines below it its output;
 - any fence with `title="PATH"`: is written to that file, below the folder in which the page runs.
 
@@ -23,9 +24,9 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -100,7 +101,7 @@ def is_here(need: str) -> bool:
     return importlib.util.find_spec(need) is not None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def nvcc() -> str | None:
     """The compiler that build.py takes, which need not be on the path."""
     spec = importlib.util.spec_from_file_location("build_of_pages", ROOT / "build.py")

@@ -1,6 +1,6 @@
 """An allocator of pages for a `ptxrt.KVCache`: sequences that grow, fork and end.
 
-    python examples/pages.py
+python examples/pages.py
 """
 
 import numpy as np
@@ -57,7 +57,7 @@ class Pages:
 
 if __name__ == "__main__":
     rng = np.random.default_rng(0)
-    tokens = lambda count: [rng.standard_normal((count, 2, 64)).astype(np.float16) for _ in "kv"]  # noqa: E731
+    tokens = lambda count: [rng.standard_normal((count, 2, 64)).astype(np.float16) for _ in "kv"]
     pages = Pages(ptxrt.KVCache(pages=16, page_size=16, heads=2, dim=64, format="nvfp4"))
     pages.append("prompt", *tokens(40))
     pages.fork("prompt", "answer")

@@ -116,11 +116,11 @@ if TYPE_CHECKING:
     from .ops.gemm import matmul_grouped as matmul_grouped
     from .ops.operands import Operand as Operand
     from .ops.operands import quantize_operand as quantize_operand
+    from .ops.paged import attention_paged as attention_paged
     from .ops.produce import gelu as gelu
     from .ops.produce import layernorm as layernorm
     from .ops.produce import rmsnorm as rmsnorm
     from .ops.produce import swiglu as swiglu
-    from .ops.paged import attention_paged as attention_paged
     from .ops.quantize import dequantize as dequantize
     from .ops.quantize import quantize as quantize
     from .ops.quantize import swizzle_scales as swizzle_scales
@@ -172,7 +172,9 @@ if not TYPE_CHECKING:  # type checkers should know every name, and no other
             from difflib import get_close_matches
 
             near = get_close_matches(name, __all__, 1, 0.6)
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            raise AttributeError(
+                f"module {__name__!r} has no attribute {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            )
         value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
         globals()[name] = value
         return value

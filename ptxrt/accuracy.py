@@ -92,7 +92,9 @@ def _numbers(name: str, x) -> np.ndarray:
             return host.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ArgumentError(f"compare: {name} is a {type(x).__name__} that holds no real numbers; give an array of them") from None
+    raise ArgumentError(
+        f"compare: {name} is a {type(x).__name__} that holds no real numbers; give an array of them"
+    ) from None
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,11 @@ class Tolerance:
             (self.gain, abs(comparison.gain - 1), "|gain - 1|"),
             (self.absolute, comparison.worst_error, "worst error"),
         ]
-        return [f"{name} {value:.3e} > {bound:.3e}" for bound, value, name in bounds if bound is not None and not value <= bound]
+        return [
+            f"{name} {value:.3e} > {bound:.3e}"
+            for bound, value, name in bounds
+            if bound is not None and not value <= bound
+        ]
 
     def __str__(self) -> str:
         parts = [

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from operator import index
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Iterator, Protocol, Sequence, SupportsIndex, Union
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, Union
 
 import ml_dtypes
 import numpy as np
@@ -142,7 +143,18 @@ class Signature:
     they lie.
     """
 
-    __slots__ = ("backend", "shape", "dtype", "strides", "steps", "is_contiguous", "is_aligned", "writeable", "nbytes", "_box")
+    __slots__ = (
+        "backend",
+        "shape",
+        "dtype",
+        "strides",
+        "steps",
+        "is_contiguous",
+        "is_aligned",
+        "writeable",
+        "nbytes",
+        "_box",
+    )
 
     def __init__(self, backend, shape, dtype, strides, is_aligned, writeable):
         self.backend, self.shape, self.dtype, self.strides = backend, shape, dtype, strides
@@ -190,7 +202,15 @@ class DeviceArray:
     # NumPy operators leave a device array alone instead of wrapping it into an object array.
     __array_ufunc__ = None
 
-    def __init__(self, memory: Memory, address: int, shape: tuple[int, ...], dtype: DTypeLike, strides: Sequence[int] | None = None, writeable: bool = True):
+    def __init__(
+        self,
+        memory: Memory,
+        address: int,
+        shape: tuple[int, ...],
+        dtype: DTypeLike,
+        strides: Sequence[int] | None = None,
+        writeable: bool = True,
+    ):
         self.backend = memory.backend
         self.memory = memory
         self.address = address
@@ -282,8 +302,8 @@ class DeviceArray:
     # Copies and writes, by launches: see `ptxrt.copies`
 
     def copy(self, *, stream: StreamLike = None) -> "DeviceArray":
-        """Copy the elements to new memory of the same device, in row-major order, by a launch; the call does not wait.
-        """
+        """Copy the elements to new memory of the same device, in row-major order, by a launch; the call does not
+        wait."""
         return _copies().copy(self, stream)
 
     def astype(self, dtype: DTypeLike, *, stream: StreamLike = None) -> "DeviceArray":
@@ -319,7 +339,9 @@ class DeviceArray:
             order = (self.ndim,)
         order = tuple(axis + self.ndim if axis < 0 else axis for axis in order) or tuple(range(self.ndim))[::-1]
         if sorted(order) != list(range(self.ndim)):
-            raise ArgumentError(f"transpose: the axes are {list(axes)}; pass each of the {self.ndim} axes of {self!r} once")
+            raise ArgumentError(
+                f"transpose: the axes are {list(axes)}; pass each of the {self.ndim} axes of {self!r} once"
+            )
         shape, strides = (tuple(item[axis] for axis in order) for item in (self.shape, self.strides))
         return DeviceArray(self.memory, self.address, shape, self.dtype, strides, self.writeable)
 
@@ -328,9 +350,13 @@ class DeviceArray:
         sizes = _checked_shape("broadcast_to", shape)
         added = len(sizes) - self.ndim
         if added < 0 or any(mine not in (1, target) for mine, target in zip(self.shape, sizes[added:])):
-            raise ArgumentError(f"broadcast_to: {self!r} does not broadcast to {list(sizes)}; axes of size 1 are repeated, others stay")
+            raise ArgumentError(
+                f"broadcast_to: {self!r} does not broadcast to {list(sizes)}; axes of size 1 are repeated, others stay"
+            )
         check_size("broadcast_to", sizes, self.dtype)
-        kept = tuple(stride if mine == target else 0 for mine, target, stride in zip(self.shape, sizes[added:], self.strides))
+        kept = tuple(
+            stride if mine == target else 0 for mine, target, stride in zip(self.shape, sizes[added:], self.strides)
+        )
         return DeviceArray(self.memory, self.address, sizes, self.dtype, (0,) * added + kept, False)
 
     def __getitem__(self, key: Key) -> "DeviceArray":
@@ -361,7 +387,9 @@ class DeviceArray:
                 address += first * stride if size else 0
                 axis += 1
         except (IndexError, TypeError, ValueError) as error:
-            raise ArgumentError(f"{self!r} is cut by whole numbers, slices, None and ...; {key!r} came: {error}") from None
+            raise ArgumentError(
+                f"{self!r} is cut by whole numbers, slices, None and ...; {key!r} came: {error}"
+            ) from None
         check_size("a view", shape, self.dtype)
         return DeviceArray(self.memory, address, shape, self.dtype, strides, self.writeable)
 
@@ -386,19 +414,23 @@ class DeviceArray:
         fits = -1 not in sizes and prod(sizes) == self.size
         strides = _reshaped_strides(self.shape, self.strides, sizes) if fits and not self.is_contiguous else None
         if not fits or (strides is None and not self.is_contiguous):
-            raise ArgumentError(f"reshape: {self!r} with strides of {list(self.strides)} bytes has no view of shape {list(shape)}" + ("" if not fits else "; reshape its copy()"))
+            raise ArgumentError(
+                f"reshape: {self!r} with strides of {list(self.strides)} bytes has no view of shape {list(shape)}"
+                + ("" if not fits else "; reshape its copy()")
+            )
         return DeviceArray(self.memory, self.address, sizes, self.dtype, strides, self.writeable)
 
     def view(self, dtype: DTypeLike) -> "DeviceArray":
-        """View the same memory under another dtype. As in NumPy, the last axis grows or shrinks with the item's size.
-        """
+        """View the same memory under another dtype. As in NumPy, the last axis grows or shrinks with the item's
+        size."""
         dtype = _checked_dtype("view", dtype)
         if dtype.itemsize == self.dtype.itemsize:
             return DeviceArray(self.memory, self.address, self.shape, dtype, self.strides, self.writeable)
         length, rest = divmod(self.shape[-1] * self.dtype.itemsize if self.shape else 0, dtype.itemsize)
         if not self.shape or not self.is_contiguous or rest:
             raise ArgumentError(
-                f"view: {dtype} has {dtype.itemsize} bytes, which does not fit the last axis of {self!r}; view its copy(), which is in row-major order"
+                f"view: {dtype} has {dtype.itemsize} bytes, which does not fit the last axis of {self!r}; view its "
+                "copy(), which is in row-major order"
             )
         return DeviceArray(self.memory, self.address, (*self.shape[:-1], length), dtype, None, self.writeable)
 
@@ -409,7 +441,9 @@ class DeviceArray:
         AttributeError on the emulator, whose addresses are no CUDA addresses.
         """
         if not self.backend.is_cuda:
-            raise AttributeError("__cuda_array_interface__: the emulator's memory is no CUDA memory; use .to_numpy() or DLPack")
+            raise AttributeError(
+                "__cuda_array_interface__: the emulator's memory is no CUDA memory; use .to_numpy() or DLPack"
+            )
         # The consumer orders itself after the library's own stream, so that one must follow the array's writer.
         # PyTorch reads no stream from here: the legacy default stream, which it uses unasked, follows as well.
         own = self.backend.own_queue
@@ -431,7 +465,9 @@ class DeviceArray:
 
         return dlpack.device_of(self)
 
-    def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None) -> Any:
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+    ) -> Any:
         """Return a DLPack capsule of the same memory, or of a copy on the emulator; see `ptxrt.dlpack.give`."""
         from . import dlpack
 
@@ -557,7 +593,9 @@ def check_size(function: str, shape, dtype: np.dtype) -> None:
     if len(shape) > AXES:
         raise ArgumentError(f"{function}: the shape has {len(shape)} axes; arrays have at most {AXES}")
     if prod(size for size in shape if size) * dtype.itemsize > BYTES:
-        raise ArgumentError(f"{function}: {dtype} {list(shape)} takes more than {BYTES} bytes, which no memory holds; split the call")
+        raise ArgumentError(
+            f"{function}: {dtype} {list(shape)} takes more than {BYTES} bytes, which no memory holds; split the call"
+        )
 
 
 def _host_array(function: str, shape, dtype: np.dtype) -> np.ndarray:
@@ -565,10 +603,15 @@ def _host_array(function: str, shape, dtype: np.dtype) -> np.ndarray:
     try:
         return np.empty(shape, dtype)
     except MemoryError as error:
-        raise OutOfMemory(f"{function}: the host has no {prod(shape) * dtype.itemsize} bytes for {dtype} {list(shape)}; split the call") from error
+        raise OutOfMemory(
+            f"{function}: the host has no {prod(shape) * dtype.itemsize} bytes for {dtype} "
+            f"{list(shape)}; split the call"
+        ) from error
 
 
-def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike, *, device: int | None = None) -> DeviceArray:
+def empty(
+    shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike, *, device: int | None = None
+) -> DeviceArray:
     """Allocate a device array on the current machine, or on that device of it. Nothing has written its elements yet."""
     sizes, dtype = _checked_shape("empty", shape), _checked_dtype("empty", dtype)
     if len(sizes) > AXES or 0 in sizes:
@@ -633,14 +676,19 @@ def to_device(x: Array | Sequence[Any] | float, *, device: int | None = None, st
     if source is target or (device is None and source.on_device(target.ordinal) is target):
         return array
     if source.on_device(target.ordinal) is not target:
-        raise ArgumentError(f"to_device: x is on {source.describe()}, another machine than {target.describe()}; go through to_numpy()")
+        raise ArgumentError(
+            f"to_device: x is on {source.describe()}, another machine than {target.describe()}; go through to_numpy()"
+        )
     return _copy(array, target, stream)
 
 
 def _copy(array: DeviceArray, target: Backend, stream=None) -> DeviceArray:
     """Copy to this or another device of the same machine, in the order of the target's stream."""
     if not array.is_contiguous:
-        raise ArgumentError(f"to_device: strides of {list(array.strides)} bytes; only row-major arrays go to another device: pass its copy()")
+        raise ArgumentError(
+            f"to_device: strides of {list(array.strides)} bytes; only row-major arrays go to another "
+            "device: pass its copy()"
+        )
     refuse_recording("an array would be copied")
     queue = target.queue(stream)
     copied = allocate(target, array.shape, array.dtype, queue)
@@ -653,7 +701,9 @@ def _copy(array: DeviceArray, target: Backend, stream=None) -> DeviceArray:
 
 def as_arrays(function: str, **arguments) -> tuple[Any, ...]:
     """Return each argument as a NumPy array or a DeviceArray; CUDA arrays of other libraries are borrowed."""
-    return tuple([value if type(value) is DeviceArray else _as_array(function, name, value) for name, value in arguments.items()])
+    return tuple(
+        [value if type(value) is DeviceArray else _as_array(function, name, value) for name, value in arguments.items()]
+    )
 
 
 def _interface(value):
@@ -672,7 +722,11 @@ def is_foreign(value) -> bool:
 def check_forward(function: str, **arrays) -> None:
     """Raise ArgumentError for a view of device memory with a negative stride, which no kernel follows."""
     for name, x in arrays.items():
-        if isinstance(x, DeviceArray) and 0 not in x.shape and any(size > 1 and stride < 0 for size, stride in zip(x.shape, x.strides)):
+        if (
+            isinstance(x, DeviceArray)
+            and 0 not in x.shape
+            and any(size > 1 and stride < 0 for size, stride in zip(x.shape, x.strides))
+        ):
             found = f"{name} {list(x.shape)} has strides of {list(x.strides)} bytes"
             raise ArgumentError(f"{function}: {found}; copy it so that they go from 0 on")
 
@@ -683,7 +737,9 @@ def as_output(function: str, name: str, value):
         return _unmasked(function, name, value)
     if is_foreign(value) and not isinstance(value, np.generic):
         return _as_array(function, name, value)
-    raise ArgumentError(f"{function}: {name} is a {type(value).__name__}; pass a NumPy array or a device array to write to")
+    raise ArgumentError(
+        f"{function}: {name} is a {type(value).__name__}; pass a NumPy array or a device array to write to"
+    )
 
 
 def _unmasked(function: str, name: str, value):
@@ -702,7 +758,10 @@ def _as_array(function: str, name: str, value):
         return in_native_order(_unmasked(function, name, value))
     if isinstance(value, (str, bytes, os.PathLike)):
         what = "bytes" if isinstance(value, bytes) else "a string" if isinstance(value, str) else "a path"
-        raise ArgumentError(f"{function}: {name} is {what}, {value!r}; pass an array: numpy.load({value!r}) where it names a file of one")
+        raise ArgumentError(
+            f"{function}: {name} is {what}, {value!r}; pass an array: numpy.load({value!r}) where "
+            "it names a file of one"
+        )
     if isinstance(value, np.generic):
         return np.asarray(value)
     # The protocol that names the lender's stream comes first; DLPack orders that stream before ours by itself.
@@ -722,12 +781,13 @@ def _as_array(function: str, name: str, value):
 
 
 def foreign_backend(function: str, name: str, device: int | None = None) -> Backend:
-    """Return the machine that borrows CUDA memory, on the device of that memory; raise ArgumentError on the emulator.
-    """
+    """Return the machine that borrows CUDA memory, on the device of that memory; raise ArgumentError on the
+    emulator."""
     backend = current()
     if not backend.is_cuda:
         raise ArgumentError(
-            f"{function}: {name} is a CUDA array, but the machine is the emulator; pass NumPy arrays or choose a GPU machine"
+            f"{function}: {name} is a CUDA array, but the machine is the emulator; pass NumPy arrays or "
+            "choose a GPU machine"
         )
     return backend if device is None else backend.on_device(device)
 
@@ -754,7 +814,9 @@ def _borrow(function: str, name: str, value, interface) -> DeviceArray:
         if stream is not None and int(stream) < 0:
             raise ValueError(f"stream {stream}")
     except (KeyError, TypeError, ValueError) as error:
-        raise ArgumentError(f"{function}: {name} has a __cuda_array_interface__ that cannot be read: {error!r}") from error
+        raise ArgumentError(
+            f"{function}: {name} has a __cuda_array_interface__ that cannot be read: {error!r}"
+        ) from error
     check_size(f"{function}: {name}", shape, dtype)
     if interface.get("mask") is not None:
         raise ArgumentError(f"{function}: {name} is masked; pass an array without a mask")

@@ -8,9 +8,10 @@ Source: PTX ISA 9.0, 9.7.14.5 (fragments of m16n8k8, m16n8k16, m16n8k32 and m16n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple, Optional, Sequence
+from functools import cache
+from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -67,7 +68,7 @@ class Kind:
     types: tuple[str, ...]
     accumulator: str
     width: int
-    scales: Optional[Scales] = None
+    scales: Scales | None = None
     probe: str = ""
 
     @property
@@ -76,7 +77,8 @@ class Kind:
         return 8 * self.width
 
     def shape(self, operand: str) -> tuple[int, int]:
-        """Rows and columns of an operand: A [row, k], B [k, column], C and scales of A by row, scales of B by column."""
+        """Rows and columns of an operand: A [row, k], B [k, column], C and scales of A by row, scales of B by
+        column."""
         blocks = self.scales.blocks if self.scales else 0
         return {
             "a": (ROWS, self.depth),
@@ -360,7 +362,7 @@ def svg(drawn: Map) -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
-@lru_cache(maxsize=None)
+@cache
 def find(name: str) -> Kind:
     """The kind of this name; ArgumentError that lists all."""
     if name not in KINDS:

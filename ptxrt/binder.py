@@ -7,10 +7,11 @@ do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, Mapping, NoReturn, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -106,7 +107,12 @@ def bind(kernel: Declaration, arrays: Sequence[Any], dtype, named: Mapping[str, 
         array = outputs[a.name]
         if array is not None and array is not True and tuple(array.shape) != bound.shape_of(a):
             sizes = ", ".join(f"{axis}={axes[axis]}" for axis in a.shape.axes)
-            _fail(kernel, a, f"has shape {list(array.shape)}, not {list(bound.shape_of(a))} ({sizes})", "Pass an array of that shape.")
+            _fail(
+                kernel,
+                a,
+                f"has shape {list(array.shape)}, not {list(bound.shape_of(a))} ({sizes})",
+                "Pass an array of that shape.",
+            )
     return bound
 
 
@@ -117,7 +123,9 @@ def _fail(kernel: Declaration, argument: Argument, found: str, advice: str) -> N
 def _by_name(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """All arguments by name; ArgumentError for surplus, repeated and unknown ones."""
     if len(arrays) > len(kernel.inputs):
-        raise ArgumentError(f"{kernel.name} takes {len(kernel.inputs)} inputs, {len(arrays)} came; declared: {kernel.declaration}")
+        raise ArgumentError(
+            f"{kernel.name} takes {len(kernel.inputs)} inputs, {len(arrays)} came; declared: {kernel.declaration}"
+        )
     values = dict(zip((a.name for a in kernel.inputs), arrays))
     twice = values.keys() & named.keys()
     unknown = named.keys() - kernel.by_name.keys() - set(kernel.axes)
@@ -151,7 +159,9 @@ def _output(kernel: Declaration, a: Argument, values: Mapping[str, Any]):
     if output is True:
         return True
     if not _is_array(output):
-        _fail(kernel, a, f"is a {type(output).__name__}", "Pass an array to write to, True to allocate or None to omit.")
+        _fail(
+            kernel, a, f"is a {type(output).__name__}", "Pass an array to write to, True to allocate or None to omit."
+        )
     _check_array(kernel, a, output)
     _check_writeable(kernel, a, output)
     return output
@@ -196,7 +206,11 @@ def _check_strides(kernel: Declaration, a: Argument, array, alignment: int) -> N
     if 0 in shape:
         return
     if not a.strides or any(size > 1 and stride != itemsize for size, stride in rest):
-        advice = "Pass its copy(), which is in row-major order." if not a.strides else "Pass its copy(), whose last axis lies without gaps."
+        advice = (
+            "Pass its copy(), which is in row-major order."
+            if not a.strides
+            else "Pass its copy(), whose last axis lies without gaps."
+        )
         _fail(kernel, a, found, advice)
     if any(size > 1 and (stride < 0 or stride % alignment) for size, stride in free_axes):
         _fail(kernel, a, found, f"Copy it so that they are multiples of {alignment}, from 0 on.")
@@ -276,11 +290,15 @@ def _choose_format(kernel: Declaration, inputs: Mapping[str, Any], outputs: Mapp
         try:
             asked = np.dtype(dtype)
         except (TypeError, ValueError):
-            raise ArgumentError(f"{kernel.name}: dtype is {dtype!r}, which NumPy does not know; pass one of its dtypes") from None
+            raise ArgumentError(
+                f"{kernel.name}: dtype is {dtype!r}, which NumPy does not know; pass one of its dtypes"
+            ) from None
         member = next((f for f in kernel.unions if f.holds(asked)), None)
         if member is None or (chosen is not None and member is not chosen):
             choice = chosen.dtype.name if chosen else ", ".join(f.dtype.name for f in kernel.unions) or "nothing"
-            raise ArgumentError(f"{kernel.name}: dtype is {asked}; the call allows {choice}. Declared: {kernel.declaration}")
+            raise ArgumentError(
+                f"{kernel.name}: dtype is {asked}; the call allows {choice}. Declared: {kernel.declaration}"
+            )
         chosen = member
     if chosen is None and kernel.unions:
         choice = ", ".join(f.dtype.name for f in kernel.unions)
@@ -293,7 +311,9 @@ class _Axes:
     outputs.
     """
 
-    def __init__(self, kernel: Declaration, inputs: Mapping[str, Any], outputs: Mapping[str, Any], values: Mapping[str, Any]):
+    def __init__(
+        self, kernel: Declaration, inputs: Mapping[str, Any], outputs: Mapping[str, Any], values: Mapping[str, Any]
+    ):
         self.kernel = kernel
         self.arrays = {**inputs, **{name: array for name, array in outputs.items() if array is not True}}
         self.axes: dict[str, int] = {}
@@ -313,14 +333,18 @@ class _Axes:
         self._solve_arrays(kernel.inputs)
         for axis, size in kernel.fixed.items():
             if axes.setdefault(axis, size) != size:
-                raise ArgumentError(f"{kernel.name}: the axis {axis} is {axes[axis]} in {self.origin[axis]}; it is always {size}")
+                raise ArgumentError(
+                    f"{kernel.name}: the axis {axis} is {axes[axis]} in {self.origin[axis]}; it is always {size}"
+                )
         self._derive()
         if any(axis not in axes for axis in kernel.axes):
             self._solve_arrays(kernel.outputs)
         missing = [axis for axis in kernel.axes if axis not in axes]
         if missing:
             words = ", ".join(f"{axis}=..." for axis in missing)
-            raise ArgumentError(f"{kernel.name}: no array fixes {', '.join(missing)}; pass {words}. Declared: {kernel.declaration}")
+            raise ArgumentError(
+                f"{kernel.name}: no array fixes {', '.join(missing)}; pass {words}. Declared: {kernel.declaration}"
+            )
         self._check_variants()
         for a in kernel.arrays:
             for dim in a.shape.dims:
@@ -331,7 +355,9 @@ class _Axes:
         empty = [axis for axis in kernel.axes if axes[axis] == 0]
         if empty and not all(0 in a.shape.sizes(axes) for a in kernel.outputs):
             source = self.origin[empty[0]]
-            raise ArgumentError(f"{kernel.name}: {empty[0]} is 0 in {source}, but the result is not empty; pass at least 1")
+            raise ArgumentError(
+                f"{kernel.name}: {empty[0]} is 0 in {source}, but the result is not empty; pass at least 1"
+            )
         return axes
 
     def _derive(self) -> None:
@@ -343,12 +369,17 @@ class _Axes:
             except KeyError:  # an axis that it follows from is missing; reported below
                 continue
             if axes.setdefault(axis, size) != size:
-                raise ArgumentError(f"{self.kernel.name}: the axis {axis} is {axes[axis]} in {self.origin[axis]}; it must be {size} here")
+                raise ArgumentError(
+                    f"{self.kernel.name}: the axis {axis} is {axes[axis]} in {self.origin[axis]}; "
+                    f"it must be {size} here"
+                )
             self.origin.setdefault(axis, "the sizes of the arrays")
 
     def _solve_arrays(self, arguments: Sequence[Argument]) -> None:
         """Fix what the shapes of given arrays fix, and check the rest."""
-        dims = [(a, i, dim) for a in arguments if self.arrays.get(a.name) is not None for i, dim in enumerate(a.shape.dims)]
+        dims = [
+            (a, i, dim) for a in arguments if self.arrays.get(a.name) is not None for i, dim in enumerate(a.shape.dims)
+        ]
         # Axes that stand alone come first: a product or quotient is then checked against them.
         pending = sorted(dims, key=lambda entry: not entry[2].is_axis)
         progress = True
@@ -365,7 +396,9 @@ class _Axes:
         try:
             solved = dim.solve(size, self.axes)
         except DimensionError as error:
-            _fail(self.kernel, a, f"has shape {list(self.arrays[a.name].shape)}: {error}", "Give it a size that divides.")
+            _fail(
+                self.kernel, a, f"has shape {list(self.arrays[a.name].shape)}: {error}", "Give it a size that divides."
+            )
         if solved:
             axis, value = solved
             self.axes[axis], self.origin[axis] = value, a.name
@@ -380,7 +413,9 @@ class _Axes:
         if expected != size:
             known = ", ".join(f"{axis} is {self.axes[axis]} in {self.origin[axis]}" for axis in dim.axes)
             reason = f", since {known}" if known else ""
-            found = f"has shape {list(self.arrays[a.name].shape)}, where dimension {i} ({dim}) must be {expected}{reason}"
+            found = (
+                f"has shape {list(self.arrays[a.name].shape)}, where dimension {i} ({dim}) must be {expected}{reason}"
+            )
             _fail(self.kernel, a, found, "Pass arrays that agree.")
 
     def _fail_multiple(self, dim: Dim, a: Argument) -> NoReturn:

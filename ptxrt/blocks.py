@@ -10,7 +10,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .formats import Format, Minifloat, e2m1, e2m3, e3m2, e4m3, e5m2, pack, ue4m3, ue4m3_values, ue8m0, ue8m0_values, unpack
+from .formats import (
+    Format,
+    Minifloat,
+    e2m1,
+    e2m3,
+    e3m2,
+    e4m3,
+    e5m2,
+    pack,
+    ue4m3,
+    ue4m3_values,
+    ue8m0,
+    ue8m0_values,
+    unpack,
+)
 
 _F32 = np.float32
 _INFINITY = 0x7F800000  # bits of the float32 infinity; those of NaN are larger, of numbers smaller

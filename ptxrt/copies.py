@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterator, Sequence, SupportsIndex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 _GRID, _PATTERN = 65535, 4096
 
 
-def zeros(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = np.float32, *, device: int | None = None) -> DeviceArray:
+def zeros(
+    shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = np.float32, *, device: int | None = None
+) -> DeviceArray:
     """Allocate a device array of zeros, on the current machine or on that device of it."""
     array = empty(shape, dtype, device=device)
     assign(array, 0)
@@ -66,7 +69,10 @@ def assign(target: DeviceArray, value: Any) -> None:
     elif value.dtype != target.dtype:
         raise ArgumentError(f"a[...] = x: x is {value!r}, a {target.dtype}; write x.astype({target.dtype.name!r})")
     if value.backend is not target.backend:
-        raise ArgumentError(f"a[...] = x: x is on {value.backend.describe()}, a on {target.backend.describe()}; bring x there by to_device")
+        raise ArgumentError(
+            f"a[...] = x: x is on {value.backend.describe()}, a on {target.backend.describe()}; bring "
+            "x there by to_device"
+        )
     extra = value.ndim - target.ndim
     if extra > 0 and all(size == 1 for size in value.shape[:extra]):
         value = value.reshape(value.shape[extra:])
@@ -80,9 +86,15 @@ def _number(target: DeviceArray, value: Any) -> np.ndarray:
     """A number in the array's type; ArgumentError where the type is none of numbers, or cannot hold a whole one."""
     with np.errstate(over="ignore", invalid="ignore"):
         try:
-            return np.asarray(value).astype(target.dtype) if isinstance(value, np.generic) else np.asarray(value, target.dtype)
+            return (
+                np.asarray(value).astype(target.dtype)
+                if isinstance(value, np.generic)
+                else np.asarray(value, target.dtype)
+            )
         except (TypeError, ValueError, OverflowError) as error:
-            raise ArgumentError(f"a[...] = {value!r}: {target.dtype} holds no such number ({error}); write one that it holds") from error
+            raise ArgumentError(
+                f"a[...] = {value!r}: {target.dtype} holds no such number ({error}); write one that it holds"
+            ) from error
 
 
 def _on_host(target: DeviceArray, value: np.ndarray) -> DeviceArray:
@@ -93,7 +105,9 @@ def _on_host(target: DeviceArray, value: np.ndarray) -> DeviceArray:
         raise ArgumentError(f"a[...] = x: x is {value.dtype}, a {target.dtype}; write x.astype({target.dtype.name!r})")
     with np.errstate(over="ignore", invalid="ignore"):
         value = in_native_order(value).astype(target.dtype, copy=False)
-    if value.size == 1 and target.size > 1 and target.is_contiguous:  # a pattern of many values, so that a thread moves 16 bytes
+    if (
+        value.size == 1 and target.size > 1 and target.is_contiguous
+    ):  # a pattern of many values, so that a thread moves 16 bytes
         count = max(1, min(_PATTERN // value.dtype.itemsize, target.size))
         whole = upload(target.backend, np.full(count, value.reshape(())))
         runs, rest = divmod(target.size, count)
@@ -123,12 +137,16 @@ def move(source: DeviceArray, target: DeviceArray, stream: StreamLike = None) ->
 def _in_bytes(array: DeviceArray) -> DeviceArray:
     """The array with its elements as a last axis of bytes."""
     strides = (*array.strides, 1)
-    return DeviceArray(array.memory, array.address, (*array.shape, array.dtype.itemsize), np.dtype(np.uint8), strides, array.writeable)
+    return DeviceArray(
+        array.memory, array.address, (*array.shape, array.dtype.itemsize), np.dtype(np.uint8), strides, array.writeable
+    )
 
 
-def _pieces(source: DeviceArray, target: DeviceArray, most: int, kept: int = 1) -> Iterator[tuple[DeviceArray, DeviceArray]]:
-    """Both arrays as pairs of four axes that kernels take: axes that lie like one become one, others are walked along.
-    """
+def _pieces(
+    source: DeviceArray, target: DeviceArray, most: int, kept: int = 1
+) -> Iterator[tuple[DeviceArray, DeviceArray]]:
+    """Both arrays as pairs of four axes that kernels take: axes that lie like one become one, others are walked
+    along."""
     axes = [list(axis) for axis in zip(source.shape, source.strides, target.strides) if axis[0] != 1]
     at = [source.address, target.address]
     for axis in axes:
@@ -155,7 +173,10 @@ def _pieces(source: DeviceArray, target: DeviceArray, most: int, kept: int = 1) 
     shape = tuple(axis[0] for axis in (*grid, last))
     strides = [tuple(axis[side] for axis in (*grid, last)) for side in (1, 2)]
     for place in np.ndindex(*(axis[0] for axis in walked)):
-        addresses = [address + sum(i * axis[side] for i, axis in zip(place, walked)) for side, address in ((1, at[0]), (2, at[1]))]
+        addresses = [
+            address + sum(i * axis[side] for i, axis in zip(place, walked))
+            for side, address in ((1, at[0]), (2, at[1]))
+        ]
         yield (
             DeviceArray(source.memory, addresses[0], shape, source.dtype, strides[0], source.writeable),
             DeviceArray(target.memory, addresses[1], shape, target.dtype, strides[1], target.writeable),

@@ -16,10 +16,11 @@ import itertools
 import operator
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -145,7 +146,9 @@ class Argument:
     @property
     def strides(self) -> tuple[Dim, ...]:
         """The dimensions whose strides the kernel is given."""
-        return self.shape.dims[: {"none": 0, "rows": len(self.shape) - 1, "all": len(self.shape)}[self.placement.strides]]
+        return self.shape.dims[
+            : {"none": 0, "rows": len(self.shape) - 1, "all": len(self.shape)}[self.placement.strides]
+        ]
 
     @property
     def is_given(self) -> bool:
@@ -212,7 +215,9 @@ def manual_of(function) -> str:
     """Return the docstring of a function: a line that says so if Python leaves docstrings out (-OO), "" if it has
     none.
     """
-    return inspect.getdoc(function) or ("" if sys.flags.optimize < 2 else f"No manual: Python -OO leaves docstrings out of {function.__name__}.")
+    return inspect.getdoc(function) or (
+        "" if sys.flags.optimize < 2 else f"No manual: Python -OO leaves docstrings out of {function.__name__}."
+    )
 
 
 def summary_of(manual: str) -> str:
@@ -257,7 +262,9 @@ class Declaration:
         unknown = [axis for dim in self.grid for axis in dim.axes if axis not in self.axes]
         unknown += [axis for axis in (*" ".join(self.variants).split(), *self.fixed) if axis not in self.axes]
         if unknown or not 1 <= len(self.grid) <= 3:
-            raise ValueError(f"{self.name}: grid, variants and fixed name one to three words over {self.axes}; {unknown} are none")
+            raise ValueError(
+                f"{self.name}: grid, variants and fixed name one to three words over {self.axes}; {unknown} are none"
+            )
         if not self.__doc__:
             raise ValueError(f"{self.name} has no docstring")
         for a in self.arguments:
@@ -296,7 +303,10 @@ class Declaration:
     def parameters(self) -> tuple[Parameter, ...]:
         """What the compiled entry takes: the arguments in order, the axes in order of first appearance, the strides."""
         return (
-            *(Parameter(*(("scalar", a.name, a.formats[0]) if a.direction == "scalar" else ("array", a.name))) for a in self.arguments),
+            *(
+                Parameter(*(("scalar", a.name, a.formats[0]) if a.direction == "scalar" else ("array", a.name)))
+                for a in self.arguments
+            ),
             *(Parameter("axis", axis) for axis in dict.fromkeys(axis for a in self.arrays for axis in a.shape.axes)),
             *(Parameter("stride", a.name, None, i) for a in self.arrays for i in range(len(a.strides))),
         )
@@ -390,7 +400,9 @@ def _argument(parameter: inspect.Parameter) -> Argument:
     has_default = parameter.default is not inspect.Parameter.empty
     optional = spec.direction != "scalar" and has_default
     if optional and parameter.default is not None:
-        raise ValueError(f"{parameter.name} has the default {parameter.default!r}; an array that may be omitted has None")
+        raise ValueError(
+            f"{parameter.name} has the default {parameter.default!r}; an array that may be omitted has None"
+        )
     return Argument(
         parameter.name,
         spec.direction,
@@ -403,7 +415,9 @@ def _argument(parameter: inspect.Parameter) -> Argument:
     )
 
 
-def random_array(rng: np.random.Generator, member: Format, shape: Sequence[int], axes: Mapping[str, int] | None = None) -> np.ndarray:
+def random_array(
+    rng: np.random.Generator, member: Format, shape: Sequence[int], axes: Mapping[str, int] | None = None
+) -> np.ndarray:
     """Return random contents for one format: normal floats, any bytes for codes, scales around 1."""
     if member.name == "ue8m0":
         return rng.integers(119, 136, shape, dtype=np.uint8)

@@ -7,10 +7,10 @@ A shape is words separated by spaces, a word is axes and whole numbers joined by
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from math import gcd, prod
-from typing import Mapping
 
 _WORD = re.compile(r"[a-z_][a-z0-9_]*|[0-9]+|[*/]", re.ASCII)
 
@@ -108,7 +108,7 @@ class Shape:
         return tuple(dim.size(axes) for dim in self.dims)
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse_shape(text: str) -> Shape:
     """Read a shape such as `"rows cols/32"`; an empty string is the shape of a scalar."""
     return Shape(tuple(Dim.parse(word) for word in text.split()))

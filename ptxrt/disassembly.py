@@ -7,8 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator
 
 from .errors import BuildError
 
@@ -29,8 +29,8 @@ def _folders() -> Iterator[Path]:
 
 
 def find_disassembler() -> Path:
-    """The folder that holds cuobjdump and, beside it, nvdisasm, which cuobjdump calls; BuildError where there is none.
-    """
+    """The folder that holds cuobjdump and, beside it, nvdisasm, which cuobjdump calls; BuildError where there is
+    none."""
     for folder in _folders():
         if all(shutil.which(name, path=str(folder)) for name in ("cuobjdump", "nvdisasm")):
             return folder
@@ -45,7 +45,13 @@ def sass_of(fatbin: Path, arch: str, encodings: bool = False) -> str:
     folder = find_disassembler()
     program = shutil.which("cuobjdump", path=str(folder))
     environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}", "LC_ALL": "C"}
-    done = subprocess.run([str(program), "-sass", "-arch", arch, str(fatbin)], env=environment, capture_output=True, text=True, errors="replace")
+    done = subprocess.run(
+        [str(program), "-sass", "-arch", arch, str(fatbin)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
     if done.returncode:
         raise BuildError(f"cuobjdump failed on {fatbin}: {(done.stderr or done.stdout).strip()}")
     listing = done.stdout

@@ -188,9 +188,13 @@ def give(array: DeviceArray, stream=None, max_version=None, dl_device=None, copy
         version = (0, 0) if max_version is None else tuple(int(x) for x in max_version)
         target = device_of(array) if dl_device is None else tuple(int(x) for x in dl_device)
     except Exception as error:  # numbers of other libraries may raise anything
-        raise BufferError(f"max_version is {max_version!r}, dl_device {dl_device!r}; pass pairs of whole numbers, or None") from error
+        raise BufferError(
+            f"max_version is {max_version!r}, dl_device {dl_device!r}; pass pairs of whole numbers, or None"
+        ) from error
     if target not in (device_of(array), (CPU, 0)):
-        raise BufferError(f"{array!r} cannot be given to the DLPack device {target}; it goes to {device_of(array)} or (1, 0)")
+        raise BufferError(
+            f"{array!r} cannot be given to the DLPack device {target}; it goes to {device_of(array)} or (1, 0)"
+        )
     to_host = target == (CPU, 0)
     if to_host and copy is False:
         raise BufferError(f"{array!r} can only be copied to host memory; leave out copy=False")
@@ -202,8 +206,15 @@ def give(array: DeviceArray, stream=None, max_version=None, dl_device=None, copy
         host = array.to_numpy()
         return _capsule(host, host.ctypes.data, host.shape, host.strides, host.dtype, (CPU, 0), IS_COPIED, version)
 
-    if not isinstance(stream, (int, np.integer, type(None))) or isinstance(stream, bool) or (stream is not None and (stream == 0 or stream < -1)):
-        raise BufferError(f"stream is {stream!r}; pass None or 1 (the legacy default stream), 2, -1 (no order), or a handle, as DLPack says")
+    if (
+        not isinstance(stream, (int, np.integer, type(None)))
+        or isinstance(stream, bool)
+        or (stream is not None and (stream == 0 or stream < -1))
+    ):
+        raise BufferError(
+            f"stream is {stream!r}; pass None or 1 (the legacy default stream), 2, -1 (no order), or a "
+            "handle, as DLPack says"
+        )
     refuse_recording("an array would be handed out")
     flags = 0
     if copy:
@@ -350,12 +361,19 @@ def _open(function: str, name: str, capsule, backend: "Backend | None", queue, r
     tensor = managed.tensor
     dtype = _dtype(tensor.dtype)
     if dtype is None:
-        refuse(f"its type (code {tensor.dtype.code}, {tensor.dtype.bits} bits, {tensor.dtype.lanes} lanes) is not known here")
+        refuse(
+            f"its type (code {tensor.dtype.code}, {tensor.dtype.bits} bits, {tensor.dtype.lanes} "
+            "lanes) is not known here"
+        )
     check_size(f"{function}: {name}", tensor.shape[: tensor.ndim] if tensor.ndim else (), dtype)
     _rename(capsule, ctypes.addressof(_NAMES[used]))
     owner = _Taken(address, managed.deleter)
     shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
-    strides = tuple(step * dtype.itemsize for step in tensor.strides[: tensor.ndim]) if tensor.strides and tensor.ndim else None
+    strides = (
+        tuple(step * dtype.itemsize for step in tensor.strides[: tensor.ndim])
+        if tensor.strides and tensor.ndim
+        else None
+    )
     start = (tensor.data or 0) + tensor.byte_offset
     writeable = not (kind is _Versioned and managed.flags & READ_ONLY)
     if backend is None:
@@ -372,7 +390,13 @@ class _HostMemory:
     def __init__(self, owner, address, shape, strides, writeable):
         self.owner = owner
         # Plain bytes, because the array interface has no names for the types of ml_dtypes.
-        self.__array_interface__ = {"version": 3, "typestr": "|u1", "data": (address, not writeable), "shape": shape, "strides": strides}
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "data": (address, not writeable),
+            "shape": shape,
+            "strides": strides,
+        }
 
 
 def _host_array(owner, start, shape, strides, dtype, writeable) -> np.ndarray:

@@ -7,11 +7,12 @@ import hashlib
 import os
 import sys
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
@@ -40,7 +41,8 @@ _LOST = "the context is lost: restart the process; ptxrt.using('emulator') may s
 _HINTS = {
     "CUDA_ERROR_OUT_OF_MEMORY": "free device arrays, or split the call",
     "CUDA_ERROR_NO_BINARY_FOR_GPU": (
-        "the module holds no code for this GPU; native code is for sm_120 and sm_121, ptxrt.using('portable') runs from sm_80 on"
+        "the module holds no code for this GPU; native code is for sm_120 and sm_121, ptxrt.using('portable') runs "
+        "from sm_80 on"
     ),
     "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": f"the PTX is newer than the driver; install driver {MINIMUM_DRIVER} or newer",
     "CUDA_ERROR_INVALID_PTX": "ptxas -arch=sm_XX FILE tells where the text is wrong",
@@ -81,14 +83,16 @@ class Probe:
     absent: bool = False
 
 
-@lru_cache(maxsize=None)
+@cache
 def probe() -> Probe:
     """Look for a driver and its devices, once per process; raises nothing."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
         if _driver_has_devices():
-            return Probe(problem=f"there is a GPU, but cuda-python cannot be imported ({error}); pip install cuda-python")
+            return Probe(
+                problem=f"there is a GPU, but cuda-python cannot be imported ({error}); pip install cuda-python"
+            )
         return Probe(problem=f"no CUDA device, and cuda-python cannot be imported ({error})", absent=True)
     try:
         result = driver.cuInit(0)[0]
@@ -104,14 +108,15 @@ def probe() -> Probe:
         version = f"{number // 1000}.{number % 1000 // 10}"
         if number < MINIMUM_VERSION:
             return Probe(
-                problem=f"the driver supports CUDA {version}; driver {MINIMUM_DRIVER} or newer is needed (CUDA 13.0)", version=version
+                problem=f"the driver supports CUDA {version}; driver {MINIMUM_DRIVER} or newer is needed (CUDA 13.0)",
+                version=version,
             )
         return Probe(tuple(_device(i) for i in range(_call("cuDeviceGetCount"))), version)
     except DriverError as error:
         return Probe(problem=str(error))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _library() -> ctypes.CDLL:
     """Load the driver library itself, for what cuda-python does not report; OSError if there is none."""
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
@@ -206,7 +211,9 @@ class DriverModule:
     launches: of a unit of this project, the nine launch facts of each entry. Entries keep the module loaded.
     """
 
-    def __init__(self, name: str, entries: dict[str, Entry], digest: str, launches: Mapping[str, Sequence[int]] | None = None):
+    def __init__(
+        self, name: str, entries: dict[str, Entry], digest: str, launches: Mapping[str, Sequence[int]] | None = None
+    ):
         self.name = name
         self.digest = digest
         self.entries = entries
@@ -215,7 +222,9 @@ class DriverModule:
     def facts(self, entry: str) -> Facts:
         """The launch facts of an entry; AbiError where they are not known."""
         if entry not in self._launches:
-            raise AbiError(f"{self.name} does not say how {entry} launches; declare the entry with KERNEL() and run `make`")
+            raise AbiError(
+                f"{self.name} does not say how {entry} launches; declare the entry with KERNEL() and run `make`"
+            )
         return Facts.of(entry, self._launches[entry])
 
 
@@ -301,7 +310,11 @@ class DriverPacket(Packet):
         buffer = (ctypes.c_char * len(self.raw)).from_buffer(self.raw)
         size = ctypes.c_size_t(self.size)
         words = (ctypes.c_void_p * 5)(
-            LAUNCH_PARAM_BUFFER_POINTER, ctypes.addressof(buffer), LAUNCH_PARAM_BUFFER_SIZE, ctypes.addressof(size), LAUNCH_PARAM_END
+            LAUNCH_PARAM_BUFFER_POINTER,
+            ctypes.addressof(buffer),
+            LAUNCH_PARAM_BUFFER_SIZE,
+            ctypes.addressof(size),
+            LAUNCH_PARAM_END,
         )
         self._keep = (buffer, size, words)
         self.extra = ctypes.addressof(words) if self.size else 0
@@ -421,8 +434,8 @@ class DriverBackend:
         return getattr(self._driver, function)
 
     def attribute(self, name: str) -> int:
-        """Return an attribute of the device, by CUDA's name without CU_DEVICE_ATTRIBUTE_; for the heads of benchmarks.
-        """
+        """Return an attribute of the device, by CUDA's name without CU_DEVICE_ATTRIBUTE_; for the heads of
+        benchmarks."""
         which = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(_call("cuDeviceGetAttribute", which, _call("cuDeviceGet", self.device.ordinal)))
 
@@ -462,8 +475,13 @@ class DriverBackend:
         binary = units.binary(unit, portable)
         launches = units.launches(unit, units.compute_of(unit, portable, self.device.capability))
         with self._loaded(binary, f"{unit}, {self.name}") as image:
-            entries = {name: Entry.from_record(name, launch["parameters"], image.function(name), image) for name, launch in launches.items()}
-        return DriverModule(unit, entries, digest_of(binary), {name: launch["launch"] for name, launch in launches.items()})
+            entries = {
+                name: Entry.from_record(name, launch["parameters"], image.function(name), image)
+                for name, launch in launches.items()
+            }
+        return DriverModule(
+            unit, entries, digest_of(binary), {name: launch["launch"] for name, launch in launches.items()}
+        )
 
     def open(self, path: Path) -> DriverModule:
         """Load any PTX, fatbin or cubin. It is unloaded when nothing refers to the result or its entries."""
@@ -671,7 +689,10 @@ class DriverBackend:
         device = _call("cuDeviceGet", self.device.ordinal)
         which = self._driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         limit = _call("cuDeviceGetAttribute", which, device)
-        about = f"{entry.name} needs {shared_bytes} bytes of shared memory, {self.device.name} gives a block at most {limit}"
+        about = (
+            f"{entry.name} needs {shared_bytes} bytes of shared memory, {self.device.name} gives a "
+            f"block at most {limit}"
+        )
         which = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _call("cuFuncSetAttribute", entry.handle, which, shared_bytes, about=about)
         entry.owner.raised[entry.name] = shared_bytes
@@ -706,17 +727,23 @@ class DriverBackend:
             if not 0 <= handle < 2**64:
                 raise ValueError(f"the handle {handle}")
         except Exception as error:  # a stream of another library may raise anything
-            raise ArgumentError(f"stream is {stream!r}, whose __cuda_stream__ gives no pair of version and handle: {error}") from error
+            raise ArgumentError(
+                f"stream is {stream!r}, whose __cuda_stream__ gives no pair of version and handle: {error}"
+            ) from error
         if handle in LEGACY_STREAMS or handle == 2:
             return self._queue_of(handle, lasting)
         queue = self._by_object.get(handle)
         if queue is None:
-            queue = self._by_object[handle] = self._known(Queue(self, handle, self._driver.CUstream(handle), True, stream))
+            queue = self._by_object[handle] = self._known(
+                Queue(self, handle, self._driver.CUstream(handle), True, stream)
+            )
         return queue
 
     def _mine(self, queue: Queue) -> Queue:
         if queue.backend is not self:
-            raise ArgumentError(f"stream is a {queue!r}, but the call runs on {self.describe()}; pass a stream of that device")
+            raise ArgumentError(
+                f"stream is a {queue!r}, but the call runs on {self.describe()}; pass a stream of that device"
+            )
         return queue
 
     def _queue_of(self, handle: int, lasting: bool) -> Queue:
@@ -727,7 +754,9 @@ class DriverBackend:
         if queue is None:
             if len(self._by_handle) >= HANDLES:
                 self._by_handle.clear()  # their users keep those that are in use
-            queue = self._by_handle.setdefault(key, self._known(Queue(self, handle, self._driver.CUstream(handle), lasting)))
+            queue = self._by_handle.setdefault(
+                key, self._known(Queue(self, handle, self._driver.CUstream(handle), lasting))
+            )
         return queue
 
     def new_queue(self, priority: int = 0) -> Queue:

@@ -1,17 +1,17 @@
 """The errors this package raises; each message says what came, what was expected and what to do.
 
-    PtxError
-      ArgumentError (ValueError)   an argument does not fit the declaration
-        FileError                  a file is foreign, damaged or of the wrong kind
-      BuildError                   a module is missing or older than its source: run `make`, or reinstall the package
-      AbiError                     a declaration and its compiled entry disagree
-      LaunchError                  the machine failed
-        MachineError               the machine that was asked for is not there
-        DriverError                a CUresult, with its name and the call
-          OutOfMemory (MemoryError)  the device or the host has no more memory; everything else stays usable
-        EmulatorFault              bad address, deadlock, a limit; with block, thread, line
-          Unsupported              a text asks for what the emulator does not do; with the line
-      PtxSyntaxError               a text is not the PTX that this package reads; with the line
+PtxError
+  ArgumentError (ValueError)   an argument does not fit the declaration
+    FileError                  a file is foreign, damaged or of the wrong kind
+  BuildError                   a module is missing or older than its source: run `make`, or reinstall the package
+  AbiError                     a declaration and its compiled entry disagree
+  LaunchError                  the machine failed
+    MachineError               the machine that was asked for is not there
+    DriverError                a CUresult, with its name and the call
+      OutOfMemory (MemoryError)  the device or the host has no more memory; everything else stays usable
+    EmulatorFault              bad address, deadlock, a limit; with block, thread, line
+      Unsupported              a text asks for what the emulator does not do; with the line
+  PtxSyntaxError               a text is not the PTX that this package reads; with the line
 """
 
 from pathlib import Path

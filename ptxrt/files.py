@@ -10,9 +10,10 @@ import stat
 import struct
 import uuid
 import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Iterator
+from typing import IO
 
 from .errors import FileError
 
@@ -21,8 +22,8 @@ _PART = re.compile(r"\.ptxrt-([0-9a-f]{8})-(\d+)-[0-9a-f]{32}\.part")
 
 
 def checked_path(path) -> Path:
-    """Return the path as a Path; FileError for what is no path, such as a number, which `open` takes for a descriptor.
-    """
+    """Return the path as a Path; FileError for what is no path, such as a number, which `open` takes for a
+    descriptor."""
     try:
         name = os.fsdecode(path)
     except TypeError:
@@ -36,7 +37,11 @@ def cannot(path: Path, what: str, error: OSError) -> FileError:
     """Make the FileError that says why a file cannot be `read` or `written`, with its folder."""
     folder = Path(os.path.realpath(path)).parent
     if not os.path.isdir(folder):
-        trouble = "is no folder" if os.path.exists(folder) else "does not exist" + ("; create it first" if what == "written" else "")
+        trouble = (
+            "is no folder"
+            if os.path.exists(folder)
+            else "does not exist" + ("; create it first" if what == "written" else "")
+        )
         reason = f"the folder {folder} {trouble}"
     elif isinstance(error, FileNotFoundError):
         reason = f"it does not exist in the folder {folder}"
@@ -85,7 +90,10 @@ def replacing(path) -> Iterator[IO[bytes]]:
                 yield file
             return
         if mode is not None and not os.access(target, os.W_OK) and not os.path.isdir(target):
-            raise FileError(f"{path} cannot be written: it is read-only, in the folder {target.parent}; remove it first, or give another name")
+            raise FileError(
+                f"{path} cannot be written: it is read-only, in the folder {target.parent}; remove it first, or give "
+                "another name"
+            )
         if os.path.isdir(target):
             raise IsADirectoryError
         remove_parts(target.parent)

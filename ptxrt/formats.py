@@ -211,7 +211,9 @@ def unpack(packed: np.ndarray, bits: int, axis: int = -1) -> np.ndarray:
     word = np.zeros((*runs.shape[:-1], runs.shape[-1] // size), np.uint32)
     for byte in range(size):
         word |= runs[..., byte::size].astype(np.uint32) << np.uint32(8 * byte)
-    codes = np.stack([(word >> np.uint32(bits * i)) & np.uint32((1 << bits) - 1) for i in range(group)], axis=-1).astype(np.uint8)
+    codes = np.stack(
+        [(word >> np.uint32(bits * i)) & np.uint32((1 << bits) - 1) for i in range(group)], axis=-1
+    ).astype(np.uint8)
     return np.moveaxis(codes.reshape(*word.shape[:-1], word.shape[-1] * group), -1, axis)
 
 

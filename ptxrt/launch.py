@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -118,11 +119,25 @@ class Plan:
     """
 
     __slots__ = (
-        *("backend", "entry", "grid", "block", "shared_bytes", "template", "names", "slots", "writes", "boxes", "pairs"),
+        *(
+            "backend",
+            "entry",
+            "grid",
+            "block",
+            "shared_bytes",
+            "template",
+            "names",
+            "slots",
+            "writes",
+            "boxes",
+            "pairs",
+        ),
         *("scalars", "bound", "_spare", "_receipts", "_describe"),
     )
 
-    def __init__(self, backend: Backend, entry: Entry, grid, block, shared_bytes: int, template: bytes, arrays, scalars, describe):
+    def __init__(
+        self, backend: Backend, entry: Entry, grid, block, shared_bytes: int, template: bytes, arrays, scalars, describe
+    ):
         """Take arrays as (name, byte offset, whether written, Box) and `describe`, which makes a receipt of scalars."""
         self.backend, self.entry, self.grid, self.block, self.shared_bytes = backend, entry, grid, block, shared_bytes
         self.template = template
@@ -131,7 +146,11 @@ class Plan:
         self.writes = tuple(write for _, _, write, _ in arrays)
         self.boxes = tuple(box for *_, box in arrays)
         self.pairs = tuple(
-            (i, j) for i, write in enumerate(self.writes) if write for j in range(len(self.writes)) if j != i and not (self.writes[j] and j < i)
+            (i, j)
+            for i, write in enumerate(self.writes)
+            if write
+            for j in range(len(self.writes))
+            if j != i and not (self.writes[j] and j < i)
         )
         self.scalars = tuple(scalars)
         self.bound: Bound | None = None
@@ -210,7 +229,9 @@ def run(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, Any], st
     backend, on_device = _check_places(bound)
     recorder = _scope.get().recorder
     if recorder is not None and not on_device:
-        raise ArgumentError(f"{recorder.name} records launches on device arrays; {kernel.name} was given none. Use ptxrt.to_device.")
+        raise ArgumentError(
+            f"{recorder.name} records launches on device arrays; {kernel.name} was given none. Use ptxrt.to_device."
+        )
     queue = backend.queue(stream)
     inputs = {a.name: _on_device(a, bound.inputs[a.name], backend, queue) for a in kernel.inputs}
     plan = None if _is_empty(bound) else plan_launch(replace(bound, inputs=inputs), backend)
@@ -285,7 +306,9 @@ def _check_places(bound: Bound) -> tuple[Backend, bool]:
     for argument in (a.name for a in bound.kernel.written if a.name in arrays):
         array = arrays[argument]
         if argument not in on_device:
-            raise ArgumentError(f"{name}: {argument} is a NumPy array, but {first} is on the device; pass a device array")
+            raise ArgumentError(
+                f"{name}: {argument} is a NumPy array, but {first} is on the device; pass a device array"
+            )
         if not array.writeable:
             raise ArgumentError(f"{name}: {argument} is read-only; pass an array that can be written")
         for other, its in on_device.items():
@@ -295,8 +318,8 @@ def _check_places(bound: Bound) -> tuple[Backend, bool]:
 
 
 def _on_device(argument: Argument, array, backend: Backend, queue: Queue) -> DeviceArray | None:
-    """Bring an input to the device; of a NumPy array that may be broadcast there, repeated elements are uploaded once.
-    """
+    """Bring an input to the device; of a NumPy array that may be broadcast there, repeated elements are uploaded
+    once."""
     if array is None or isinstance(array, DeviceArray):
         return array
     if argument.placement.strides != "all" or argument.is_written:
@@ -320,7 +343,11 @@ def plan_launch(bound: Bound, backend: Backend) -> Plan:
     facts = module.facts(bound.entry)
     grid = grid_of(bound, facts.tile)
     half = half_of(bound.entry)
-    if kernel.halved and half in module.entries and suits_halves(bound, grid, facts, module.facts(half), backend.multiprocessors):
+    if (
+        kernel.halved
+        and half in module.entries
+        and suits_halves(bound, grid, facts, module.facts(half), backend.multiprocessors)
+    ):
         entry = checked_entry(kernel, module, half)
         facts = module.facts(entry.name)
         grid = grid_of(bound, facts.tile)
@@ -331,7 +358,9 @@ def plan_launch(bound: Bound, backend: Backend) -> Plan:
         if parameter.kind == "scalar":
             scalars.append(Scalar(kernel, argument, param.offset))
         elif parameter.kind in ("axis", "stride"):
-            value = bound.axes[parameter.name] if parameter.kind == "axis" else bound.strides_of(argument)[parameter.dim]
+            value = (
+                bound.axes[parameter.name] if parameter.kind == "axis" else bound.strides_of(argument)[parameter.dim]
+            )
             template[param.offset : param.offset + param.size] = _integer_bytes(kernel.name, index, param, value)
         elif bound.given(argument) is not None:
             arrays.append((argument.name, param.offset, argument.is_written, _box(bound, argument)))
@@ -347,7 +376,10 @@ def plan_launch(bound: Bound, backend: Backend) -> Plan:
 
     plan = Plan(backend, entry, grid, facts.threads, facts.shared_bytes, bytes(template), arrays, scalars, describe)
     inputs = {name: None for name in bound.inputs}
-    outputs = {name: output if output is None else True if output is True else output.dtype for name, output in bound.outputs.items()}
+    outputs = {
+        name: output if output is None else True if output is True else output.dtype
+        for name, output in bound.outputs.items()
+    }
     plan.bound = Bound(kernel, bound.axes, bound.format, inputs, outputs, {})
     return plan
 
@@ -392,7 +424,9 @@ def checked_entry(kernel: Declaration, module: Module, name: str) -> Entry:
     entry = module.entries.get(name)
     if entry is None:
         names = ", ".join(module.entries) or "none"
-        raise AbiError(f"{module.name} holds no entry {name}, which {kernel.name} declares; it holds {names}; {remedy()}")
+        raise AbiError(
+            f"{module.name} holds no entry {name}, which {kernel.name} declares; it holds {names}; {remedy()}"
+        )
     fits = len(entry.params) == len(kernel.parameters) and all(map(_fits, kernel.parameters, entry.params))
     if not fits:
         declared = ", ".join(map(str, kernel.parameters))
@@ -427,4 +461,6 @@ def _integer_bytes(kernel: str, index: int, param: Param, value: int) -> bytes:
     except struct.error:
         pass
     most = f"at most {LARGEST_SIZE} is passed in 32 bits" if param.size == 4 else "its sizes are smaller"
-    raise ArgumentError(f"{kernel}: the size {value} does not fit parameter {index} of {param.size} bytes, {most}; split the call")
+    raise ArgumentError(
+        f"{kernel}: the size {value} does not fit parameter {index} of {param.size} bytes, {most}; split the call"
+    )

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import IO, Iterator, Mapping
+from typing import IO
 
 import ml_dtypes
 import numpy as np
@@ -80,9 +81,14 @@ class Archive:
         if info.flag_bits & 1:
             raise ValueError(f"its {name} is encrypted")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"its {name} is compressed by method {info.compress_type}; numpy.savez and savez_compressed use others")
+            raise ValueError(
+                f"its {name} is compressed by method {info.compress_type}; numpy.savez and savez_compressed use others"
+            )
         if info.file_size > _RATIO * info.compress_size + _REST:
-            raise ValueError(f"its {name} is said to be {info.file_size} bytes, which {info.compress_size} compressed ones cannot hold")
+            raise ValueError(
+                f"its {name} is said to be {info.file_size} bytes, which {info.compress_size} "
+                "compressed ones cannot hold"
+            )
         return self._zip.open(info)
 
     def _header(self, name: str, stream: IO[bytes]) -> Header:
@@ -145,7 +151,9 @@ def read_array(path, member: str) -> np.ndarray:
         header = Header(file)
         remaining = os.fstat(file.fileno()).st_size - file.tell()
         if header.nbytes > remaining:
-            raise ValueError(f"its {header.dtype} {list(header.shape)} takes {header.nbytes} bytes, {remaining} are there")
+            raise ValueError(
+                f"its {header.dtype} {list(header.shape)} takes {header.nbytes} bytes, {remaining} are there"
+            )
         return in_native_order(header.read(file))
 
 

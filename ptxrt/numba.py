@@ -14,8 +14,9 @@ imported where it is used (`pip install ptxrt[numba]`). The kernel runs on the c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,9 @@ from .program import emulate
 TARGETS = ((8, 0), (8, 6), (8, 9))
 
 
-def run(kernel: Any, grid: Any, block: Any, *arguments: Any, shared_bytes: int = 0, target: tuple[int, int] = TARGETS[0]) -> None:
+def run(
+    kernel: Any, grid: Any, block: Any, *arguments: Any, shared_bytes: int = 0, target: tuple[int, int] = TARGETS[0]
+) -> None:
     """Compile a kernel of `numba.cuda.jit` and run it on the emulator; it changes arrays in place.
 
     Args:
@@ -92,10 +95,14 @@ def _launch(numba: Any, kernel: Any, grid, block, arguments: tuple, shared_bytes
         try:
             types.append(numba.typeof(value))
         except ValueError as error:
-            raise ArgumentError(f"{name}: argument {index} is a {type(value).__name__}; pass NumPy arrays and numbers") from error
+            raise ArgumentError(
+                f"{name}: argument {index} is a {type(value).__name__}; pass NumPy arrays and numbers"
+            ) from error
         places += _places(name, index, value, types[-1])
     options = kernel.targetoptions
-    text = _compiled(numba, kernel.py_func, tuple(types), target, bool(options.get("fastmath")), bool(options.get("lineinfo", True)))
+    text = _compiled(
+        numba, kernel.py_func, tuple(types), target, bool(options.get("fastmath")), bool(options.get("lineinfo", True))
+    )
     (entry,) = emulate(text, f"{name}.ptx").values()
     entry(grid, block, *places, shared_bytes=shared_bytes)
     for value, row_major in copies:
@@ -116,7 +123,9 @@ def _places(name: str, index: int, value: Any, type: Any) -> list[Any]:
         return [np.int64(value) if value < 2**63 else np.uint64(value)]
     if isinstance(value, float):
         return [np.float64(value)]
-    raise ArgumentError(f"{name}: argument {index} is a {type} for Numba; pass NumPy arrays, integers, floats and bools")
+    raise ArgumentError(
+        f"{name}: argument {index} is a {type} for Numba; pass NumPy arrays, integers, floats and bools"
+    )
 
 
 def _compiled(numba: Any, function: Any, types: tuple, target: tuple[int, int], fastmath: bool, lineinfo: bool) -> str:

@@ -8,9 +8,10 @@ graph, and is not available on every device.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Protocol
+from typing import Any, Protocol
 
 from .backend import Queue
 from .errors import LaunchError, OutOfMemory
@@ -158,7 +159,9 @@ class Pool:
 
     def _cached(self) -> int:
         kept = sum(block.size for blocks in self._bins.values() for block in blocks)
-        return kept + sum(size * len(ready) for queue in self._queues() for size, ready in list((queue.blocks or {}).items()))
+        return kept + sum(
+            size * len(ready) for queue in self._queues() for size, ready in list((queue.blocks or {}).items())
+        )
 
     def _take_back(self, block: Block) -> None:
         """Put a block that was freed into its bin."""

@@ -19,9 +19,10 @@ oldest is dropped when there are too many. `ptxrt bench launch` measures what th
 from __future__ import annotations
 
 import copy
-from functools import lru_cache, wraps
+from collections.abc import Callable, Collection, Sequence
+from functools import cache, wraps
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any, Callable, Collection, Protocol, Sequence, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -356,7 +357,9 @@ class Recording:
         make = new_memory if recorder is None else recorder.new_memory
         own = [make(self.backend, nbytes, queue) for nbytes in self.own]
         numbers = [
-            (argument.number, value) for argument, value in zip(self.arguments, arguments) if argument.number is not None
+            (argument.number, value)
+            for argument, value in zip(self.arguments, arguments)
+            if argument.number is not None
         ]
         for plan, places, values in self.steps:
             arrays = []
@@ -717,7 +720,7 @@ _EXACT = frozenset((bool, int, str, type(None), *(type(np.dtype(name)) for name 
 _HOLDERS: set[type] = set()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _is_frozen(kind: type) -> bool:
     """Whether objects of a class never change: frozen dataclasses."""
     parameters = getattr(kind, "__dataclass_params__", None)

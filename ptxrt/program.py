@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -90,7 +91,12 @@ class ProgramEntry:
         return f"<entry {self.name}({types}) of {self._program}>"
 
     def __call__(
-        self, grid: int | Sequence[int], block: int | Sequence[int], *arguments: Any, shared_bytes: int = 0, stream: StreamLike = None
+        self,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        *arguments: Any,
+        shared_bytes: int = 0,
+        stream: StreamLike = None,
     ) -> None:
         """Launch with one argument for each parameter.
 
@@ -110,7 +116,9 @@ class ProgramEntry:
         backend = self._backend
         for value in values:
             if isinstance(value, DeviceArray) and value.backend is not backend:
-                raise ArgumentError(f"{self.name}: {value!r} is on another machine than {backend.describe()}; go through to_numpy()")
+                raise ArgumentError(
+                    f"{self.name}: {value!r} is on another machine than {backend.describe()}; go through to_numpy()"
+                )
 
         queue = backend.queue(stream)
         uploaded = {id(v): upload(backend, in_native_order(v), queue) for v in values if isinstance(v, np.ndarray)}
@@ -125,7 +133,8 @@ class ProgramEntry:
                 box = Box.of(place) if isinstance(place, DeviceArray) else Box((), place.nbytes)
                 used.append((f"argument {index}", param.offset, True, box))
         receipt = Launch(
-            *(self._program, backend.name, backend.describe(), self.name, grid, block, int(shared_bytes)), module=self._digest
+            *(self._program, backend.name, backend.describe(), self.name, grid, block, int(shared_bytes)),
+            module=self._digest,
         )
         plan = Plan(backend, self._entry, grid, block, int(shared_bytes), bytes(space), used, (), lambda _: receipt)
         plan.launch([place for place in places if isinstance(place, DeviceArray)], (), queue, scope().recorder)
@@ -153,7 +162,11 @@ def _place(entry: str, index: int, param: Param, value: Any):
         declared = f"{param.type}, {param.size} bytes" if param.type else f"{param.size} bytes"
         raise ArgumentError(f"{entry}: argument {index} is {found}; the parameter is {declared}. {advice}")
 
-    if value is None or isinstance(value, (np.ndarray, DeviceArray)) or (is_foreign(value) and not isinstance(value, np.generic)):
+    if (
+        value is None
+        or isinstance(value, (np.ndarray, DeviceArray))
+        or (is_foreign(value) and not isinstance(value, np.generic))
+    ):
         what = "None" if value is None else "an array"
         if param.size != 8 or param.is_struct or param.type in ("f64", "f32x2"):
             refuse(what, "Pass a scalar of that size, such as array[()] of a NumPy array without axes.")

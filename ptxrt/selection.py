@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, partial
 from inspect import signature
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -118,8 +118,8 @@ def place(device: int | None = None) -> Backend:
 
 
 def default_machine() -> str:
-    """Return the name of the machine that is used without `using`; MachineError if there is a GPU that cannot be used.
-    """
+    """Return the name of the machine that is used without `using`; MachineError if there is a GPU that cannot be
+    used."""
     asked = os.environ.get("PTXRT_MACHINE")
     if asked:
         return asked
@@ -143,7 +143,7 @@ def default_problem() -> str | None:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _best_machine(found: Probe) -> str:
     if found.absent:
         return "emulator"
@@ -227,7 +227,9 @@ def _ordinal(name: str, device: int | None) -> int:
         raise MachineError(f"there is no device {device}; this computer has {len(devices)}, numbered from 0")
     if not _suits(name, devices[device].capability):
         needs = "sm_120 or sm_121" if name == "native" else "sm_80 or newer"
-        raise MachineError(f"{name} needs {needs}; device {device} is {devices[device].name} ({devices[device].target})")
+        raise MachineError(
+            f"{name} needs {needs}; device {device} is {devices[device].name} ({devices[device].target})"
+        )
     return int(device)
 
 

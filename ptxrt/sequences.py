@@ -6,7 +6,7 @@ lengths need not be added up.
 
 from __future__ import annotations
 
-from typing import Mapping
+from collections.abc import Mapping
 
 import numpy as np
 

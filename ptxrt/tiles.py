@@ -8,7 +8,7 @@ scales are those of `blocks.py`, with blocks along the last axis for keys and al
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -156,7 +156,9 @@ class TileLayout:
         """Return the plain codes and scales of each tile: the inverse of `join`."""
         return tiles[..., self.codes_places], tiles[..., self.scale_places]
 
-    def encode(self, x: np.ndarray, *, rule: str | None = None, mean=None, global_scale=None, key_starts=None, key_ends=None) -> np.ndarray:
+    def encode(
+        self, x: np.ndarray, *, rule: str | None = None, mean=None, global_scale=None, key_starts=None, key_ends=None
+    ) -> np.ndarray:
         """Encode x [batch, heads, keys, cols] as tiles [batch, heads, tiles, nbytes], filled up with zeros.
 
         key_ends: [batch]; keys from there on are zeros. key_starts: with key_ends, [sequences], where packed sequences
@@ -207,7 +209,7 @@ class TileLayout:
         return plain.reshape(*plain.shape[:2], plain.shape[2] * plain.shape[3], plain.shape[4])
 
 
-@lru_cache(maxsize=None)
+@cache
 def tile_layout(format: str, role: str, dim: int) -> TileLayout:
     """The layout, made once."""
     return TileLayout(format, role, dim)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 from . import launch
 from .backend import Backend, Queue
@@ -66,7 +67,8 @@ class trace:
         return times
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict for each launch: kernel, machine, detail, module, entry, grid, block, shared_bytes, bytes, flops, milliseconds."""
+        """One dict for each launch: kernel, machine, detail, module, entry, grid, block, shared_bytes, bytes, flops,
+        milliseconds."""
         return [
             {
                 **{"kernel": r.kernel, "machine": r.machine, "detail": r.detail, "module": r.module, "entry": r.entry},
@@ -86,8 +88,18 @@ class trace:
         head = ["kernel", "entry", "machine", "module", "grid", "block", "shared", "bytes", "flops", "ms", "GB/s"]
         body = [
             [
-                *(row["kernel"], row["entry"], row["machine"], row["module"][:12], product(row["grid"]), product(row["block"])),
-                *(str(row["shared_bytes"]), *("" if row[name] is None else str(row[name]) for name in ("bytes", "flops"))),
+                *(
+                    row["kernel"],
+                    row["entry"],
+                    row["machine"],
+                    row["module"][:12],
+                    product(row["grid"]),
+                    product(row["block"]),
+                ),
+                *(
+                    str(row["shared_bytes"]),
+                    *("" if row[name] is None else str(row[name]) for name in ("bytes", "flops")),
+                ),
                 *_rates(row),
             ]
             for row in self.rows()

@@ -14,8 +14,9 @@ kernel runs on the current emulator, or on that of `ptxrt.using("emulator")` whe
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -28,7 +29,8 @@ _TYPES = {
     **{np.dtype(f"i{size}"): f"i{8 * size}" for size in (1, 2, 4, 8)},
     **{np.dtype(f"u{size}"): f"u{8 * size}" for size in (1, 2, 4, 8)},
     np.dtype(bool): "i1", np.dtype("f2"): "fp16", np.dtype("f4"): "fp32", np.dtype("f8"): "fp64",
-    np.dtype(ml_dtypes.bfloat16): "bf16", np.dtype(ml_dtypes.float8_e4m3fn): "fp8e4nv", np.dtype(ml_dtypes.float8_e5m2): "fp8e5",
+    np.dtype(ml_dtypes.bfloat16): "bf16", np.dtype(ml_dtypes.float8_e4m3fn): "fp8e4nv",
+    np.dtype(ml_dtypes.float8_e5m2): "fp8e5",
 }  # fmt: skip
 #: Targets by their number; what `run` takes.
 TARGETS = (80, 86, 89, 120)
@@ -119,7 +121,9 @@ def _launch(kernel: Any, grid: Any, arguments: tuple, named: dict[str, Any], tar
     compiled = _compile(kernel, signature, constants, attributes, options, target)
     metadata = compiled.metadata
     if getattr(metadata, "num_ctas", 1) != 1:
-        raise ArgumentError(f"{kernel.__name__}: num_ctas is {metadata.num_ctas}; a cluster has one block on the emulator")
+        raise ArgumentError(
+            f"{kernel.__name__}: num_ctas is {metadata.num_ctas}; a cluster has one block on the emulator"
+        )
     entry = emulate(compiled.asm["ptx"], f"{kernel.__name__}.ptx")[metadata.name]
     places = [_scalar(type, value) for type, value in passed]
     blocks = int(np.prod(grid))
@@ -134,7 +138,9 @@ def _bound(kernel: Any, arguments: tuple, named: Mapping[str, Any]) -> dict[str,
     try:
         bound = kernel.signature.bind(*arguments, **named)
     except TypeError as error:
-        raise ArgumentError(f"{kernel.__name__}({', '.join(kernel.arg_names)}): {error}; the compiler knows {', '.join(_OPTIONS)}") from error
+        raise ArgumentError(
+            f"{kernel.__name__}({', '.join(kernel.arg_names)}): {error}; the compiler knows {', '.join(_OPTIONS)}"
+        ) from error
     bound.apply_defaults()
     return dict(bound.arguments)
 
@@ -152,7 +158,9 @@ def _on_the_cpu(value: Any) -> Any:
 
                 return value.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
             raise
-    raise ArgumentError(f"an argument is a {type(value).__name__}; pass NumPy arrays, arrays with numpy(), numbers or None")
+    raise ArgumentError(
+        f"an argument is a {type(value).__name__}; pass NumPy arrays, arrays with numpy(), numbers or None"
+    )
 
 
 def _type_of(name: str, value: Any) -> str:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
+from collections.abc import Callable
 from threading import RLock
-from typing import Any, Callable
+from typing import Any
 from weakref import WeakSet
 
 from .errors import MachineError
-
 
 FORKED = (
     "this process was forked from one that used the machine, whose state is not known here; start processes with the "

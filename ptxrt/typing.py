@@ -1,11 +1,12 @@
 """The types of the public functions: what arrays they take, and the words they know, for readers and type checkers.
 
-    from ptxrt.typing import Array, BlockFormatName
+from ptxrt.typing import Array, BlockFormatName
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Sequence, TypedDict, Union
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Union
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -13,12 +14,11 @@ from numpy.typing import DTypeLike, NDArray
 if TYPE_CHECKING:
     from .array import DeviceArray
     from .backend import Queue
-    from .ops.operands import Operand
     from .ops.quantized import QuantizedArray
     from .stream import Stream
 
-# Formats of `quantize`, of operands of attention, of the operands of its two products, of 16 bits, and of the results of
-# other functions.
+# Formats of `quantize`, of operands of attention, of the operands of its two products, of 16 bits, and of the results
+# of other functions.
 BlockFormatName = Literal["mxfp4", "mxfp8", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "nvfp4"]
 OperandFormatName = Literal["mxfp8", "mxfp4", "nvfp4", "bf16"]
 AttentionFormatName = Literal["bf16", "f16", "mxfp8", "mxfp4", "nvfp4"]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import lzma
 import os
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,8 @@ def _packed(unit: str, portable: bool) -> bytes:
     """Return a text of an installed package."""
     if portable:
         raise BuildError(
-            f"the portable PTX text of {unit} is no part of the installed package, which holds the native one: use that "
+            f"the portable PTX text of {unit} is no part of the installed package, which holds the "
+            "native one: use that "
             "(ptx='native'), or run from a checkout, where `make` builds both"
         )
     found = record(unit)
@@ -93,7 +94,9 @@ def read(path: Path) -> bytes:
 
 def _verified(unit: str, path: Path, data: bytes) -> bytes:
     """Return the bytes of a file of a unit after a check of its digest."""
-    if os.environ.get("PTXRT_VERIFY") != "0" and hashlib.sha256(data).hexdigest() != record(unit)["sha256"].get(path.name):
+    if os.environ.get("PTXRT_VERIFY") != "0" and hashlib.sha256(data).hexdigest() != record(unit)["sha256"].get(
+        path.name
+    ):
         raise BuildError(f"{path} is not the file that was built: its digest differs from the record's; {remedy()}")
     return data
 
@@ -112,7 +115,10 @@ def record(unit: str) -> dict:
     else:
         raise BuildError(f"the module {unit} is not in {path}; {remedy()}")
     if not isinstance(found, dict):
-        raise BuildError(f"{path} is damaged: it holds {'null' if found is None else f'a {type(found).__name__}'}, no record; {remedy()}")
+        raise BuildError(
+            f"{path} is damaged: it holds {'null' if found is None else f'a {type(found).__name__}'}, "
+            f"no record; {remedy()}"
+        )
     lacking = [part for part, kind in _PARTS.items() if not isinstance(found.get(part), kind)]
     if lacking:
         raise BuildError(f"{path} is damaged: it lacks {', '.join(lacking)}; {remedy()}")
@@ -152,14 +158,16 @@ def compute_of(unit: str, portable: bool, capability: tuple[int, int]) -> str:
 
 
 def launches(unit: str, compute: str) -> dict[str, dict]:
-    """Return the launch facts of a unit's entries for `compute`: {entry: {"parameters": words, "launch": nine ints}}.
-    """
+    """Return the launch facts of a unit's entries for `compute`: {entry: {"parameters": words, "launch": nine
+    ints}}."""
     path = MODULES / f"{unit}.json"
     found = record(unit)["texts"].get(compute)
     if found is None:
         raise BuildError(f"the module {unit} was not compiled for {compute}; {remedy()}")
     fine = isinstance(found, dict) and all(
-        isinstance(launch, dict) and isinstance(launch.get("parameters"), str) and isinstance(launch.get("launch"), list)
+        isinstance(launch, dict)
+        and isinstance(launch.get("parameters"), str)
+        and isinstance(launch.get("launch"), list)
         for launch in found.values()
     )
     if not fine:
@@ -167,7 +175,7 @@ def launches(unit: str, compute: str) -> dict[str, dict]:
     return found
 
 
-@lru_cache(maxsize=None)
+@cache
 def check_fresh(unit: str) -> None:
     """Raise BuildError if a checkout's sources differ from those that the unit was compiled from.
 

@@ -6,7 +6,8 @@ import ptxrt
 from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.ops.attention import ATTENTION
 
-# (format of Q and K, format of V) of every way that takes all options, and of those whose operands may be quantized before.
+# (format of Q and K, format of V) of every way that takes all options, and of those whose operands may be quantized
+# before.
 WAYS = [formats[:2] for formats in ATTENTION if formats[2] is None]
 BLOCK_WAYS = [(qk, pv) for qk, pv in WAYS if ATTENTION[qk, pv, None].formats]
 

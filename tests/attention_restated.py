@@ -32,7 +32,11 @@ def restated(q, k, v, dtype, *, scale=None, left=OPEN, right=OPEN, softcap=0.0, 
                 scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
             if mask is not None:
                 added = mask[batch, head, :, tile]
-                scores = np.where(added, scores, np.float32(-np.inf)) if mask.dtype == bool else scores + added.astype(np.float32)
+                scores = (
+                    np.where(added, scores, np.float32(-np.inf))
+                    if mask.dtype == bool
+                    else scores + added.astype(np.float32)
+                )
             with np.errstate(over="ignore"):  # a large finite mask stays finite: a row of nothing else is a mean
                 scores = np.where(scores == -np.inf, scores, np.maximum(scores * LOG2_E, np.finfo(np.float32).min))
             scores = np.where(shown[:, tile], scores, np.float32(-np.inf))
@@ -92,7 +96,8 @@ WEIGHTS = {"mxfp8": (in_e4m3, 8), "mxfp4": (in_mxfp4, 0), "nvfp4": (in_nvfp4, 11
 def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sinks=None, shift=None):
     """Output and lse of what operands in block formats hold, float32: q [B, H, Sq, D], k and v [B, Hkv, Sk, D].
 
-    shift: [B, H, Sq], what smoothing took from all scores of a row: weights are rounded without it, unless there is a softcap.
+    shift: [B, H, Sq], what smoothing took from all scores of a row: weights are rounded without it, unless there is a
+    softcap.
     """
     rounded_weights, headroom = WEIGHTS[pv]
     left, right = window or (OPEN, 0 if causal else OPEN)
@@ -102,8 +107,14 @@ def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sink
     shown = visible(q.shape[2], k.shape[2], left, right)
     for batch, head in np.ndindex(*q.shape[:2]):
         rows = q[batch, head]
-        base_score = np.zeros(len(rows), np.float32) if shift is None or softcap else np.float32(shift[batch, head]) * LOG2_E
-        top, total, exact = np.full(len(rows), -np.inf, np.float32), np.zeros(len(rows), np.float32), np.zeros(len(rows), np.float32)
+        base_score = (
+            np.zeros(len(rows), np.float32) if shift is None or softcap else np.float32(shift[batch, head]) * LOG2_E
+        )
+        top, total, exact = (
+            np.full(len(rows), -np.inf, np.float32),
+            np.zeros(len(rows), np.float32),
+            np.zeros(len(rows), np.float32),
+        )
         values = np.zeros((len(rows), v.shape[-1]), np.float32)
         for first in range(0, k.shape[2], TILE):
             tile = slice(first, min(first + TILE, k.shape[2]))
@@ -111,7 +122,9 @@ def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sink
             found = rows @ k[batch, head // group, tile].T * scale
             if softcap:
                 found = np.float32(softcap) * np.tanh(found / np.float32(softcap))
-            scores[:, : found.shape[1]] = np.where(shown[:, tile], found * LOG2_E - base_score[:, None], np.float32(-np.inf))
+            scores[:, : found.shape[1]] = np.where(
+                shown[:, tile], found * LOG2_E - base_score[:, None], np.float32(-np.inf)
+            )
             new_top = np.maximum(top, np.ceil(scores.max(axis=1)) - headroom)
             top, total, both = rescaled(top, new_top, total, np.concatenate([values, exact[:, None]], axis=1))
             values, exact = both[:, :-1], both[:, -1]
@@ -123,7 +136,9 @@ def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sink
             values = values + weights[:, : found.shape[1]] @ v[batch, head // group, tile]
         if sinks is not None:
             sink = np.float32(sinks[head]) * LOG2_E - base_score
-            top, total, both = rescaled(top, np.maximum(top, np.ceil(sink)), total, np.concatenate([values, exact[:, None]], axis=1))
+            top, total, both = rescaled(
+                top, np.maximum(top, np.ceil(sink)), total, np.concatenate([values, exact[:, None]], axis=1)
+            )
             share = np.exp2(sink - top)
             total, values, exact = total + share, both[:, :-1], both[:, -1] + share
         seen, divisor = total > 0, exact if pv == "bf16" else total

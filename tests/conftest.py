@@ -11,15 +11,18 @@ from ptxrt import backend as backends
 from ptxrt.disassembly import find_disassembler
 from ptxrt.emulator import check
 
-# JAX takes three quarters of a device's memory in every process that uses it, unless it is told otherwise before it starts.
+# JAX takes three quarters of a device's memory in every process that uses it, unless it is told otherwise before it
+# starts.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-# Parsed texts are millions of objects that live on: to look for garbage among them as often as usual takes a tenth of the time.
+# Parsed texts are millions of objects that live on: to look for garbage among them as often as usual takes a tenth of
+# the time.
 gc.set_threshold(100_000, 50, 1000)
 
 
 def pytest_sessionfinish():
-    """Write what `make coverage` counts while there is time: a process of pytest-xdist is killed ten seconds after its last test."""
+    """Write what `make coverage` counts while there is time: a process of pytest-xdist is killed ten seconds after its
+    last test."""
     if collector := check.collector():
         collector.write()
 
@@ -47,14 +50,20 @@ def on_machine():
     return on
 
 
-@pytest.fixture(params=["emulator", pytest.param("portable", marks=pytest.mark.gpu), pytest.param("native", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    params=["emulator", pytest.param("portable", marks=pytest.mark.gpu), pytest.param("native", marks=pytest.mark.gpu)]
+)
 def machine(request):
     """Run a test on every machine: the emulator always, the GPU ones where there is a device for them."""
     with on(request.param) as backend:
         yield backend
 
 
-TEXTS_AND_GPUS = ["native", "portable", *(pytest.param(f"{x} gpu", marks=pytest.mark.gpu) for x in ("portable", "native"))]
+TEXTS_AND_GPUS = [
+    "native",
+    "portable",
+    *(pytest.param(f"{x} gpu", marks=pytest.mark.gpu) for x in ("portable", "native")),
+]
 
 
 @pytest.fixture(params=TEXTS_AND_GPUS)
@@ -75,7 +84,8 @@ def gpu(request):
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections():
-    """Let collections in a test look at what the tests of its file made, not at every text parsed so far (many seconds).
+    """Let collections in a test look at what the tests of its file made, not at every text parsed so far (many
+    seconds).
 
     Nothing is thawed: the next file would begin by looking at all of it again.
     """

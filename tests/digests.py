@@ -1,14 +1,14 @@
 """Digests of what kernels compute, so that a change that must not move a bit is shown to move none.
 
-Recorded are every declared case of every kernel, and every way of `attention` with every head dimension and every option,
-on the emulator, in the native and in the portable text. Inputs are drawn from fixed seeds.
+Recorded are every declared case of every kernel, and every way of `attention` with every head dimension and every
+option, on the emulator, in the native and in the portable text. Inputs are drawn from fixed seeds.
 
     python tests/digests.py before.json [PATTERN]...
     python tests/digests.py after.json [PATTERN]... --compare before.json
 
-PATTERN chooses names, as in 'attention_nvfp4*'; a text in front, as in 'native/*', chooses the text as well. Names begin with the
-kernel, or with `attention/` for calls of `attention`. With --compare the exit status is 1 where a digest differs; what only one of
-the two records has is counted.
+PATTERN chooses names, as in 'attention_nvfp4*'; a text in front, as in 'native/*', chooses the text as well. Names
+begin with the kernel, or with `attention/` for calls of `attention`. With --compare the exit status is 1 where a digest
+differs; what only one of the two records has is counted.
 """
 
 import argparse

@@ -6,7 +6,7 @@ ScaleCalculationMode. NVFP4: float32 operations as exact results rounded once.
 
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -77,7 +77,7 @@ def f32(x: Fraction) -> Fraction:
     return round(x / unit) * unit  # Python rounds halves to even
 
 
-@lru_cache(maxsize=None)
+@cache
 def scale_byte(largest: Fraction, element: Element, rule: str) -> int:
     """The scale byte of a block with this largest magnitude, a float32."""
     if not largest:
@@ -100,7 +100,9 @@ def scale_byte(largest: Fraction, element: Element, rule: str) -> int:
 
 def encode_mx_block(block, element: Element, rule: str) -> tuple[list[int], int]:
     """Codes and the scale byte of float32 values."""
-    byte = 0xFF if not all(np.isfinite(block)) else scale_byte(max(abs(Fraction(float(v))) for v in block), element, rule)
+    byte = (
+        0xFF if not all(np.isfinite(block)) else scale_byte(max(abs(Fraction(float(v))) for v in block), element, rule)
+    )
     if byte == 0xFF:
         return [0] * len(block), byte
     scale, sign = Fraction(2) ** (byte - 127), 1 << (element.bits - 1)
@@ -228,7 +230,11 @@ def hard_blocks(element: Element = E2M1, block: int = 32) -> np.ndarray:
             near += _neighbors(middle, 1)
         with np.errstate(over="ignore"):
             top = np.float32(np.ldexp(1.0, exponent))
-        for largest in (top, np.nextafter(top, np.float32(np.inf)), np.nextafter(np.float32(2) * min(top, np.float32(2.0**126)), np.float32(0))):
+        for largest in (
+            top,
+            np.nextafter(top, np.float32(np.inf)),
+            np.nextafter(np.float32(2) * min(top, np.float32(2.0**126)), np.float32(0)),
+        ):
             body = np.array([v for v in near if v <= largest] or [0], np.float32)
             body = np.resize(body, -(-len(body) // (block - 1)) * (block - 1)).reshape(-1, block - 1)
             chunk = np.concatenate([body, np.full((len(body), 1), largest, np.float32)], axis=1)

@@ -1,8 +1,8 @@
 """A stand-in for `cuda.bindings.driver`: host memory for device memory, references for kernels.
 
-It takes and returns what cuda-python does, so that driver.py and everything above it run without a GPU.
-Launches decode the packed parameters as a device would and run the reference of the declared kernel. Streams are as late
-as they may be: nothing in a stream happens before somebody waits for it, so that a missing dependency gives wrong numbers.
+It takes and returns what cuda-python does, so that driver.py and everything above it run without a GPU. Launches decode
+the packed parameters as a device would and run the reference of the declared kernel. Streams are as late as they may
+be: nothing in a stream happens before somebody waits for it, so that a missing dependency gives wrong numbers.
 """
 
 import ctypes
@@ -160,7 +160,10 @@ class FakeCuda:
         if self.captures:  # as cuda.h says, captures of the context end
             self.captures = {stream: None for stream in self.captures}
             return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-        event.stream, event.points = None, {stream: len(done) + len(todo) for stream, (done, todo) in self.streams.items()}
+        event.stream, event.points = (
+            None,
+            {stream: len(done) + len(todo) for stream, (done, todo) in self.streams.items()},
+        )
 
     def cuThreadExchangeStreamCaptureMode(self, mode):
         before = self.local.__dict__.get("mode", real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
@@ -397,7 +400,9 @@ class FakeCuda:
         member = next((m for m in kernel.unions if name.endswith(f"_{m}")), None)
         given = {(p.kind, p.name, p.dim): value for p, value in zip(kernel.parameters, values)}
         unit = max((u for u in kernel.units if name.startswith(u.name)), key=lambda u: len(u.name))
-        axes = {axis: int.from_bytes(value, "little") for (kind, axis, _), value in given.items() if kind == "axis"} | unit.variant
+        axes = {
+            axis: int.from_bytes(value, "little") for (kind, axis, _), value in given.items() if kind == "axis"
+        } | unit.variant
         axes.update({axis: size(axes) for axis, size in kernel.derived.items() if axis not in axes})
         arguments = {a.name: np.frombuffer(given["scalar", a.name, 0], a.formats[0].dtype)[0] for a in kernel.scalars}
         for a in kernel.arrays:
@@ -409,7 +414,8 @@ class FakeCuda:
 
 
 def view(address, shape, dtype, strides=()):
-    """The memory at an address as a NumPy array; strides of the first axes in elements, those of others as in row-major order."""
+    """The memory at an address as a NumPy array; strides of the first axes in elements, those of others as in row-major
+    order."""
     itemsize = np.dtype(dtype).itemsize
     strides = [*strides, *(prod(shape[i + 1 :]) for i in range(len(strides), len(shape)))]
     extent = sum((size - 1) * stride for size, stride in zip(shape, strides)) + 1 if 0 not in shape else 0

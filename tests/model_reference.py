@@ -48,7 +48,8 @@ def rmsnorm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def turned(x: np.ndarray, positions: np.ndarray, base: float, style: str = "pairs") -> np.ndarray:
-    """x [tokens, heads, dim] with value 2 i and 2 i + 1 ("halves": i and i + dim / 2) turned by position base^(-2 i / dim)."""
+    """x [tokens, heads, dim] with value 2 i and 2 i + 1 ("halves": i and i + dim / 2) turned by position base^(-2 i /
+    dim)."""
     dim = x.shape[-1]
     angle = positions[:, None, None] * base ** (-2 * np.arange(dim // 2) / dim)
     first, second = (
@@ -67,7 +68,8 @@ def language_model(
     operand: Callable[[str, str, np.ndarray], np.ndarray] | None = None,
     style: str = "pairs",
 ) -> np.ndarray:
-    """Logits, float64 [tokens, vocabulary]. operand(product, role, x): an operand as it is multiplied, role "activations" or "weights"."""
+    """Logits, float64 [tokens, vocabulary]. operand(product, role, x): an operand as it is multiplied, role
+    "activations" or "weights"."""
     operand = operand or (lambda product, role, x: x)
     get = lambda name: np.asarray(read(name), np.float64)
     multiply = lambda product, x, w: operand(product, "activations", x) @ operand(product, "weights", w).T
@@ -113,7 +115,8 @@ def from_gguf_blocks(data: np.ndarray, kind: str) -> np.ndarray:
 
 
 def byte_pairs(text: str, words: dict[str, int], merges: dict[tuple[str, str], int]) -> list[int]:
-    """Token ids of a text without special tokens: digits alone, words with the space before them, bytes merged in order of rank."""
+    """Token ids of a text without special tokens: digits alone, words with the space before them, bytes merged in order
+    of rank."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     letter = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
@@ -130,7 +133,8 @@ def byte_pairs(text: str, words: dict[str, int], merges: dict[tuple[str, str], i
 
 
 def _pieces(text: str) -> list[str]:
-    """Digits one by one; between them contractions, runs of letters and of other signs with a space before, and white space."""
+    """Digits one by one; between them contractions, runs of letters and of other signs with a space before, and white
+    space."""
     pieces, i = [], 0
     kind = lambda ch: (
         "space"
@@ -218,7 +222,8 @@ def encoder(
 
 
 def word_pieces(text: str, vocabulary: dict[str, int]) -> list[int]:
-    """Token ids of a text with [CLS] before and [SEP] behind: small letters without accents, longest known pieces first."""
+    """Token ids of a text with [CLS] before and [SEP] behind: small letters without accents, longest known pieces
+    first."""
     text = "".join(ch for ch in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(ch) != "Mn")
     words = "".join(
         f" {ch} " if unicodedata.category(ch)[0] == "P" or ch in "$+<=>^`|~" or "\u4e00" <= ch <= "\u9fff" else ch

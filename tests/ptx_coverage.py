@@ -2,17 +2,19 @@
 
 Arguments go to pytest in place of TESTS. Three figures for each kernel, of its native and of its portable text:
 
-- lines: the share of PTX lines that ran. A line counts once per entry that holds it, and nvcc writes a source line many times: into
-  every variant, element type and unrolled copy, with remainders for trip counts that no tile has. Kernels in variants are
-  therefore far below 100 % where each option is tested in one variant, and nothing is asked of this figure.
-- places: the share of places that ran, in any entry, variant or copy. A place is an operation that touches memory, meets other
-  threads or computes in floating point, with its source line in kernels_cu and the lines which that was inlined at, up to the entry: a
-  function called twice, for masked tiles and for plain ones, has its places twice. A line that has integers and moves alone is one
-  place; elsewhere they are how nvcc finds addresses. 100 % is wanted but for EXPLAINED.
+- lines: the share of PTX lines that ran. A line counts once per entry that holds it, and nvcc writes a source line many
+  times: into every variant, element type and unrolled copy, with remainders for trip counts that no tile has. Kernels
+  in variants are therefore far below 100 % where each option is tested in one variant, and nothing is asked of this
+  figure.
+- places: the share of places that ran, in any entry, variant or copy. A place is an operation that touches memory,
+  meets other threads or computes in floating point, with its source line in kernels_cu and the lines which that was
+  inlined at, up to the entry: a function called twice, for masked tiles and for plain ones, has its places twice. A
+  line that has integers and moves alone is one place; elsewhere they are how nvcc finds addresses. 100 % is wanted but
+  for EXPLAINED.
 - entries: those that were launched, out of all. All are wanted.
 
-The exit code is 1 where the tests fail, an entry never ran, a place never ran that EXPLAINED does not name, or EXPLAINED names what
-does run.
+The exit code is 1 where the tests fail, an entry never ran, a place never ran that EXPLAINED does not name, or
+EXPLAINED names what does run.
 
 docs/emulator.md says what this does not see.
 """
@@ -25,7 +27,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,7 +50,8 @@ OPERATION = re.compile(
 
 
 class Explained(NamedTuple):
-    """Places that no test runs, and why: of the kernels that match `kernels`, in the texts named, with `source` in their lines."""
+    """Places that no test runs, and why: of the kernels that match `kernels`, in the texts named, with `source` in
+    their lines."""
 
     kernels: str
     texts: str  # "native", "portable" or both
@@ -62,7 +65,8 @@ EXPLAINED = [
             "pack_*_nvfp4",
             "native",
             f"{plain} < encode_nvfp4_block<false>",
-            "Blocks whose scale is a plain one are encoded in a straight line; those that are left over for the loop behind it, unless "
+            "Blocks whose scale is a plain one are encoded in a straight line; those that are left over for the loop "
+            "behind it, unless "
             "both scales are to be tried, have none, which nvcc cannot know.",
         )
         for plain in ("plain_sixth(amax)", "Divisor::plain(scale.step")
@@ -72,7 +76,8 @@ EXPLAINED = [
             kernels,
             texts,
             source,
-            "Products have one epilogue, all of which the cases of gemm_bf16 run; those of other operands run its parts.",
+            "Products have one epilogue, all of which the cases of gemm_bf16 run; those of other "
+            "operands run its parts.",
         )
         for kernels in ("gemm_few_*", "gemm_*fp*")
         for source, texts in (
@@ -100,20 +105,24 @@ EXPLAINED = [
         "mean_scores_nvfp4",
         "native portable",
         "__half22float2 < unpack_pair(ptx::cvt_rn_f16x2_e4m3x2(code & 0x7fu)",
-        "It runs, and is counted where E2m1 is decoded: in all copies of the loop's body but the first, which is for numbers of iterations "
+        "It runs, and is counted where E2m1 is decoded: in all copies of the loop's body but the first, which is for "
+        "numbers of iterations "
         "that no tile has, the text does not say anew at which unpack_pair the conversion was inlined.",
     ),
 ]
 
 
 class Place(NamedTuple):
-    """An operation of a source line, FILE:LINE, and the lines it was inlined at, innermost first; or "" and the line alone."""
+    """An operation of a source line, FILE:LINE, and the lines it was inlined at, innermost first; or "" and the line
+    alone."""
 
     operation: str
     path: tuple[str, ...]
 
     def __str__(self) -> str:
-        return " < ".join(name.removeprefix("kernels_cu/") for name in self.path) + (f" ({self.operation})" if self.operation else "")
+        return " < ".join(name.removeprefix("kernels_cu/") for name in self.path) + (
+            f" ({self.operation})" if self.operation else ""
+        )
 
 
 @dataclass
@@ -144,16 +153,17 @@ class Coverage:
         places, entries = Counter(self.counted().values()), Counter(self.entries.values())
         return (
             f"lines {self.lines[True] / self.lines.total():6.1%} of {self.lines.total():6}   "
-            f"places {places[True] / max(places.total(), 1):6.1%} of {places.total():5}   entries {entries[True]} of {entries.total()}"
+            f"places {places[True] / max(places.total(), 1):6.1%} of {places.total():5}   entries {entries[True]} of "
+            f"{entries.total()}"
         )
 
 
 def place_of(module, instruction) -> Place | None:
     """Where an instruction stands in the sources; None for one that nvcc gives no line.
 
-    Left out of the path: CUDA's headers and the files at the top of kernels_cu, which are the entry's own lines, so that entries of
-    different types have the same places, and loops at compile time; and what lies between two occurrences of one line, since a text
-    does not always say which of the copies of a line something was inlined at.
+    Left out of the path: CUDA's headers and the files at the top of kernels_cu, which are the entry's own lines, so
+    that entries of different types have the same places, and loops at compile time; and what lies between two
+    occurrences of one line, since a text does not always say which of the copies of a line something was inlined at.
     """
     location, path = instruction.location, []
     while location is not None and location.line:
@@ -171,7 +181,7 @@ def place_of(module, instruction) -> Place | None:
     return Place(instruction.opcode, tuple(once)) if OPERATION.match(instruction.opcode) else Place("", (once[0],))
 
 
-@lru_cache(maxsize=None)
+@cache
 def source_line(name: str) -> str:
     """The text of FILE:LINE, "" where there is none."""
     file, line = name.rsplit(":", 1)
@@ -193,7 +203,11 @@ def run_tests(arguments):
     shutil.rmtree(COUNTS, ignore_errors=True)
     environment = {**os.environ, "PTXRT_COVERAGE": str(COUNTS)}
     processes = ["--quiet", "--numprocesses", "auto", "--maxprocesses", "8", "--dist", "worksteal", "-m", "not gpu"]
-    chosen = arguments or [*(f"tests/test_{name}.py" for name in TESTS), "-k", "not hardware_arithmetic"]  # the same lines again
+    chosen = arguments or [
+        *(f"tests/test_{name}.py" for name in TESTS),
+        "-k",
+        "not hardware_arithmetic",
+    ]  # the same lines again
     return subprocess.run([sys.executable, "-m", "pytest", *processes, *chosen], cwd=ROOT, env=environment).returncode
 
 
@@ -237,7 +251,11 @@ def main():
     failed = run_tests(sys.argv[1:])
     counts = merge(COUNTS)
     texts = {"native": False, "portable": True}
-    coverages = {(text, kernel.name): kernel_coverage(kernel, counts, portable) for text, portable in texts.items() for kernel in ptxrt.kernels().values()}
+    coverages = {
+        (text, kernel.name): kernel_coverage(kernel, counts, portable)
+        for text, portable in texts.items()
+        for kernel in ptxrt.kernels().values()
+    }
     wrong = report(coverages, EXPLAINED)
     print("\n" + ("\n".join(wrong) if wrong else "every entry and every place runs, or is explained"))
     return 1 if failed or wrong else 0

@@ -1,10 +1,10 @@
 """Choose the cases that tests/on_gpu.sh runs under compute-sanitizer: `make sanitizer-cases`.
 
-Every declared case runs on the emulator, on the portable text, which is what a GPU without block-scaled MMAs runs. Counted are the
-instructions that its threads execute and the places (see ptx_coverage.py) at which it touches memory or threads meet: sanitizers see
-nothing else. Chosen are few cases that are small together and reach every such place that any case reaches: each time the one that reaches
-the most new places for what it costs, and in the end none whose places the others reach, too. They are written to sanitizer_cases.txt, a
-kernel and a case to a line, the smallest first.
+Every declared case runs on the emulator, on the portable text, which is what a GPU without block-scaled MMAs runs.
+Counted are the instructions that its threads execute and the places (see ptx_coverage.py) at which it touches memory or
+threads meet: sanitizers see nothing else. Chosen are few cases that are small together and reach every such place that
+any case reaches: each time the one that reaches the most new places for what it costs, and in the end none whose places
+the others reach, too. They are written to sanitizer_cases.txt, a kernel and a case to a line, the smallest first.
 
     python tests/sanitizer_cases.py [--jobs N]
 """
@@ -16,14 +16,16 @@ import re
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CHOSEN = Path(__file__).with_name("sanitizer_cases.txt")
 sys.path.insert(0, str(ROOT))
 
-TOUCHES = re.compile(r"(?!ld\.param)(ld|st|atom|red|cp|ldmatrix|stmatrix|shfl|vote|match|redux|bar|barrier|mbarrier|elect)\b")
+TOUCHES = re.compile(
+    r"(?!ld\.param)(ld|st|atom|red|cp|ldmatrix|stmatrix|shfl|vote|match|redux|bar|barrier|mbarrier|elect)\b"
+)
 # What a case costs beside its instructions, in instructions: a launch, and the instrumentation of its unit's code.
 LAUNCH, PTX_LINE = 2_000_000, 200
 
@@ -37,21 +39,23 @@ def cases():
 
 def chosen() -> list[tuple[str, str]]:
     """The cases that were chosen, as the file names them."""
-    return [(name, case) for name, _, case in (line.partition(" ") for line in CHOSEN.read_text(encoding="utf-8").splitlines())]
+    return [
+        (name, case)
+        for name, _, case in (line.partition(" ") for line in CHOSEN.read_text(encoding="utf-8").splitlines())
+    ]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _module(path: Path):
     from ptxrt.ptx.parse import parse
 
     return parse(path.read_text(), path.name)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _places(path: Path, entry: str) -> dict:
     """{PTX line of an entry: the source lines of its place}, of lines that touch memory or where threads meet."""
     from ptx_coverage import place_of
-
     from ptxrt.ptx.ir import Instruction
     from ptxrt.ptx.parse import body
 
@@ -104,7 +108,9 @@ def cover(measured: list[tuple[str, str, int, set]]) -> list[tuple[str, str, int
 def main() -> int:
     parser = argparse.ArgumentParser(description="Choose the cases for compute-sanitizer.")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes (default: cores)")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="also write what was measured, to try other ways to choose")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="also write what was measured, to try other ways to choose"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as counts:
         os.environ["PTXRT_COVERAGE"] = counts
@@ -117,9 +123,14 @@ def main() -> int:
     if options.keep:
         options.keep.write_bytes(pickle.dumps(measured))
     taken = cover(measured)
-    CHOSEN.write_text("".join(f"{name} {case}\n" for name, case, *_ in sorted(taken, key=lambda case: case[2])), encoding="utf-8")
+    CHOSEN.write_text(
+        "".join(f"{name} {case}\n" for name, case, *_ in sorted(taken, key=lambda case: case[2])), encoding="utf-8"
+    )
     count = len(set().union(*(places for *_, places in measured)))
-    print(f"{len(taken)} of {len(measured)} cases reach all {count} places at {sum(c[2] for c in taken) / sum(c[2] for c in measured):.1%} of the cost")
+    print(
+        f"{len(taken)} of {len(measured)} cases reach all {count} places at "
+        f"{sum(c[2] for c in taken) / sum(c[2] for c in measured):.1%} of the cost"
+    )
     for name, case, cost, _ in sorted(taken, key=lambda case: -case[2])[:12]:
         print(f"  {name} {case}: {cost / 1e6:.1f} million instructions")
     return 0

@@ -1,14 +1,15 @@
-"""What ptxas made of each kernel, read from its machine code: `make sass` prints it, test_sass.py compares it with the record.
+"""What ptxas made of each kernel, read from its machine code: `make sass` prints it, test_sass.py compares it with the
+record.
 
 For every entry and target: registers, spilled bytes, shared memory, calls (the slow paths of divisions and the like),
-byte-wide accesses to shared memory, and the instructions of its steady path: of a kernel with matrix instructions the loop
-that holds most of them, counted per matrix instruction; of all others the loop, or else the straight line, that moves most
-bytes of global memory, counted per element, or per byte where an entry has no type in its name. Where a path forks, it is the way that does all the work in the fewest
-instructions. A loop inside the path counts once.
+byte-wide accesses to shared memory, and the instructions of its steady path: of a kernel with matrix instructions the
+loop that holds most of them, counted per matrix instruction; of all others the loop, or else the straight line, that
+moves most bytes of global memory, counted per element, or per byte where an entry has no type in its name. Where a path
+forks, it is the way that does all the work in the fewest instructions. A loop inside the path counts once.
 
-Instructions are those of a warp, an element is one of a lane: 1.0 per element means 32 elements for each issued instruction.
-`python tests/sass.py --record` writes sass_figures.json: the figures, and a digest of the native code of each unit that they were
-read from, by which code is known that need not be read again.
+Instructions are those of a warp, an element is one of a lane: 1.0 per element means 32 elements for each issued
+instruction. `python tests/sass.py --record` writes sass_figures.json: the figures, and a digest of the native code of
+each unit that they were read from, by which code is known that need not be read again.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def figures_of(entry: str, code: list[Instruction], usage: dict, dynamic_shared:
     if work := sum(instruction.kind == "mma" for instruction in path):
         per = "mma"
     elif element := ELEMENT_BYTES.get(entry.rpartition("_")[2]):
-        # The wider side is the elements, which a lane has in fours; what is beyond is a number for all, such as a global scale.
+        # The wider side is the elements, which a lane has in fours; what is beyond is a number for all, such as a
+        # global scale.
         per, work = "element", max(moved) // element // 4 * 4 or max(moved) / element
     else:
         per, work = "byte", max(moved)
@@ -195,7 +197,8 @@ def main() -> int:
                 print()
                 build.print_table(table(arch, figures[arch], per))
     print(
-        f"\nGB/s at full issue: where a GeForce RTX 5090 ({SMS} SMs x {SCHEDULERS} schedulers x {GIGAHERTZ} GHz) has issued all it can; "
+        f"\nGB/s at full issue: where a GeForce RTX 5090 ({SMS} SMs x {SCHEDULERS} schedulers x {GIGAHERTZ} GHz) has "
+        "issued all it can; "
         f"its memory gives {MEMORY_GB_PER_S} GB/s."
     )
     if options.record:

@@ -40,7 +40,9 @@ def test_entries_are_the_declared_ones(unit, portable):
     assert sorted(whole_blocks(text.entries)) == sorted(kernel.entries(unit))
     assert len(text.entries) in (len(kernel.entries(unit)), 2 * len(kernel.entries(unit)))
     recorded = units.launches(unit.name, "compute_90" if portable else "compute_120f")
-    assert {name: Entry.from_record(name, launch["parameters"], None) for name, launch in recorded.items()} == text.entries
+    assert {
+        name: Entry.from_record(name, launch["parameters"], None) for name, launch in recorded.items()
+    } == text.entries
     assert {name: Facts.of(name, launch["launch"]) for name, launch in recorded.items()} == {
         name: Facts.read(name, text.parsed.constant(f"{name}_launch")) for name in text.entries
     }
@@ -203,15 +205,24 @@ def modules(monkeypatch, tmp_path):
     units.check_fresh.cache_clear()
 
 
-@pytest.mark.parametrize("content", ["", "{", "{}", "[]", "null", "1", '"text"', '{"sources": []}', "[" * 100_000, b"\xff\xfe", "\0"])
+@pytest.mark.parametrize(
+    "content", ["", "{", "{}", "[]", "null", "1", '"text"', '{"sources": []}', "[" * 100_000, b"\xff\xfe", "\0"]
+)
 def test_a_record_that_is_none_is_a_build_error(modules, content):
     (modules / "unit.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    for ask in (units.record, units.check_fresh, lambda unit: units.text(unit, False), lambda unit: units.launches(unit, "compute_120f")):
+    for ask in (
+        units.record,
+        units.check_fresh,
+        lambda unit: units.text(unit, False),
+        lambda unit: units.launches(unit, "compute_120f"),
+    ):
         with pytest.raises(ptxrt.BuildError, match="unit.json is damaged.*make|reinstall"):
             ask("unit")
 
 
-@pytest.mark.parametrize("table", [[], "x", 1, {"e": None}, {"e": {}}, {"e": {"parameters": 1, "launch": []}}, {"e": {"parameters": ""}}])
+@pytest.mark.parametrize(
+    "table", [[], "x", 1, {"e": None}, {"e": {}}, {"e": {"parameters": 1, "launch": []}}, {"e": {"parameters": ""}}]
+)
 def test_a_damaged_table_of_entries_is_a_build_error(modules, table):
     write_record(modules, "unit", texts={"compute_120f": table})
     with pytest.raises(ptxrt.BuildError, match="no table of entries"):
@@ -258,7 +269,12 @@ def test_no_kernel_runs_on_changed_bytes(modules, monkeypatch):
     for name in ("quantize_mxfp4.json", "quantize_mxfp4.ptx"):
         shutil.copy(source / name, modules / name)
     text = (modules / "quantize_mxfp4.ptx").read_bytes()
-    (modules / "quantize_mxfp4.ptx").write_bytes(text.replace(b"cvt.rn.satfinite.e2m1x2.f32", b"cvt.rn.satfinite.e2m1x2.f16", 1))
+    (modules / "quantize_mxfp4.ptx").write_bytes(
+        text.replace(b"cvt.rn.satfinite.e2m1x2.f32", b"cvt.rn.satfinite.e2m1x2.f16", 1)
+    )
     monkeypatch.setattr(selection, "_opened", {})
-    with ptxrt.using("emulator", budget=10**9), pytest.raises(ptxrt.BuildError, match="quantize_mxfp4.ptx is not the file that was built"):
+    with (
+        ptxrt.using("emulator", budget=10**9),
+        pytest.raises(ptxrt.BuildError, match="quantize_mxfp4.ptx is not the file that was built"),
+    ):
         ptxrt.quantize(np.ones((2, 32), np.float32), "mxfp4")

@@ -1,4 +1,5 @@
-"""The error of attention against float64 on N(0,1) data, by the bounds of docs/accuracy.md, and weights beside a sink."""
+"""The error of attention against float64 on N(0,1) data, by the bounds of docs/accuracy.md, and weights beside a
+sink."""
 
 import importlib.util
 import sys
@@ -22,7 +23,10 @@ if DOCS.is_dir():
     NORMAL = accuracy.Data("N(0,1)", "", lambda: accuracy.normal(1, 1, 512, 128))  # keys are split in two
     BIASED = accuracy.Data("bias", "", lambda: accuracy.normal(1, 1, 384, 128, bias=6.0))
     BOTH_BIASED = accuracy.Data("both", "", lambda: accuracy.normal(1, 1, 192, 128, 0.25, 6.0, 1.0))
-    SINKS = {bits: accuracy.Data("sink", "", lambda bits=bits: accuracy.beside_a_sink(bits, queries=4)) for bits in (8, 11, 14)}
+    SINKS = {
+        bits: accuracy.Data("sink", "", lambda bits=bits: accuracy.beside_a_sink(bits, queries=4))
+        for bits in (8, 11, 14)
+    }
     MODEL = accuracy.Data("model", "", accuracy.of_a_model)
 else:
     BOUNDED = []
@@ -52,17 +56,23 @@ def test_bf16_against_the_same_step_by_step(emulator):
     assert found.out.relative_l2 <= 2 * accuracy.step_by_step(NORMAL).out.relative_l2
 
 
-@pytest.mark.parametrize("formats", [formats for formats in BOUNDED if formats.is_quantized_before and "4" in formats.qk], ids=str)
+@pytest.mark.parametrize(
+    "formats", [formats for formats in BOUNDED if formats.is_quantized_before and "4" in formats.qk], ids=str
+)
 def test_smoothing_undoes_a_bias_of_keys(emulator, formats):
-    """Four-bit keys are smoothed without being asked: they are as good with a bias as without, and useless as they are."""
+    """Four-bit keys are smoothed without being asked: they are as good with a bias as without, and useless as they
+    are."""
     assert accuracy.measured(formats, BIASED).out.cosine >= formats.normal.cosine
     plain = accuracy.Data("", "", lambda: BIASED.arrays, dict(smooth_k=False))
     assert accuracy.measured(formats, plain).out.cosine < 0.9
 
 
-@pytest.mark.parametrize("formats", [formats for formats in BOUNDED if formats.is_quantized_before and formats.pv == "mxfp8"], ids=str)
+@pytest.mark.parametrize(
+    "formats", [formats for formats in BOUNDED if formats.is_quantized_before and formats.pv == "mxfp8"], ids=str
+)
 def test_smoothing_of_queries(emulator, formats):
-    """Queries with much in common are rounded in steps of what they differ by; the rounding of keys and weights stays."""
+    """Queries with much in common are rounded in steps of what they differ by; the rounding of keys and weights
+    stays."""
     errors = []
     for smooth_q in (False, True):
         data = accuracy.Data("", "", lambda: BOTH_BIASED.arrays, dict(smooth_k=True, smooth_q=smooth_q))
@@ -74,7 +84,8 @@ def test_smoothing_of_queries(emulator, formats):
 @pytest.mark.parametrize("bits", [8, 11, 14])
 @pytest.mark.parametrize("formats", [formats for formats in BOUNDED if formats.sink], ids=str)
 def test_a_tail_beside_a_sink_survives(emulator, monkeypatch, formats, bits):
-    """One key, 4095 others whose weight is each 2^-bits of it, all in one pass: where keys are split most of them have no sink beside them."""
+    """One key, 4095 others whose weight is each 2^-bits of it, all in one pass: where keys are split most of them have
+    no sink beside them."""
     monkeypatch.setattr(attention_module, "splits_for", lambda *sizes: 1)
     out = ptxrt.attention(*SINKS[bits].arrays, **formats.words, out_dtype=np.float32)
     assert accuracy.share_beside(SINKS[bits]) > 0.2
@@ -83,7 +94,8 @@ def test_a_tail_beside_a_sink_survives(emulator, monkeypatch, formats, bits):
 
 @pytest.mark.parametrize("formats", BOUNDED, ids=str)
 def test_the_data_of_a_model(emulator, formats):
-    """The queries, keys and values of data/ come out nearly as near as normal ones: .183 and .180 at most of mxfp4+mxfp8."""
+    """The queries, keys and values of data/ come out nearly as near as normal ones: .183 and .180 at most of
+    mxfp4+mxfp8."""
     assert accuracy.measured(formats, MODEL).out.relative_l2 <= 1.05 * formats.normal.relative_l2
 
 

@@ -1,4 +1,5 @@
-"""The portable build on a GPU against the emulator on the very text it was assembled from, with the tensor cores' own sums.
+"""The portable build on a GPU against the emulator on the very text it was assembled from, with the tensor cores' own
+sums.
 
 Only approximate functions may differ: codes, scales and scores are equal to the bit.
 """
@@ -32,7 +33,9 @@ def both(on_machine):
 
 def wide_values(rng, shape, dtype):
     """Values over many binades, with zeros, subnormals, a NaN and an infinity."""
-    x = rng.standard_normal(shape).astype(np.float32) * np.exp2(rng.integers(-30, 14, shape[:-1] + (1,)), dtype=np.float32)
+    x = rng.standard_normal(shape).astype(np.float32) * np.exp2(
+        rng.integers(-30, 14, shape[:-1] + (1,)), dtype=np.float32
+    )
     x[0, ::3] = -0.0
     x[1] = 0
     x[2] *= np.float32(2.0**-110)
@@ -41,7 +44,9 @@ def wide_values(rng, shape, dtype):
         return x.astype(dtype)
 
 
-@pytest.mark.parametrize("f, rule", [(f, rule) for f in BLOCK_FORMATS.values() for rule in range(len(f.rules))], ids=str)
+@pytest.mark.parametrize(
+    "f, rule", [(f, rule) for f in BLOCK_FORMATS.values() for rule in range(len(f.rules))], ids=str
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_quantizer_bytes(both, rng, f, rule, dtype):
     x = wide_values(rng, (150, 1056), dtype)
@@ -71,7 +76,10 @@ def test_score_bits(both, rng, dim, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim, queries, keys, causal", [(32, 256, 256, True), (64, 70, 333, False), (128, 200, 150, True), (256, 130, 100, False)])
+@pytest.mark.parametrize(
+    "dim, queries, keys, causal",
+    [(32, 256, 256, True), (64, 70, 333, False), (128, 200, 150, True), (256, 130, 100, False)],
+)
 def test_attention(both, rng, dim, queries, keys, causal, dtype):
     q, k, v = (rng.standard_normal((1, 2, n, dim), dtype=np.float32).astype(dtype) for n in (queries, keys, keys))
     options = dict(scale=dim**-0.5, left=OPEN, right=0 if causal else OPEN, sequences=1, splits=1)
@@ -80,7 +88,9 @@ def test_attention(both, rng, dim, queries, keys, causal, dtype):
     )
     assert ptxrt.compare(on_gpu, emulated).relative_l2 <= 1e-3
     # The weights' mean of |v| bounds what a rounding of each weight to bfloat16 the other way can do.
-    magnitude = attention_mxfp4_bf16_in_kernel.reference(q[:, :, None], k, np.abs(v), out_f32=True, **options)["out_f32"]
+    magnitude = attention_mxfp4_bf16_in_kernel.reference(q[:, :, None], k, np.abs(v), out_f32=True, **options)[
+        "out_f32"
+    ]
     assert (np.abs(on_gpu.astype(np.float64) - emulated) <= 2.0**-7 * magnitude).all()
     seen = np.isfinite(lse)
     np.testing.assert_array_equal(seen, np.isfinite(its_lse))

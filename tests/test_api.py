@@ -120,7 +120,9 @@ def test_boxes_overlap_where_they_share_a_byte(data):
     """Never apart where a byte is shared; and no false alarm for arrays of pages that alternate."""
 
     def box_and_bytes():
-        axes = data.draw(st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24, 30])), max_size=3))
+        axes = data.draw(
+            st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24, 30])), max_size=3)
+        )
         axes, width = sorted(axes, key=lambda axis: -axis[1]), data.draw(st.integers(1, 6))
         starts = [sum(i * stride for i, (_, stride) in zip(at, axes)) for at in np.ndindex(*(size for size, _ in axes))]
         return Box(tuple(axes), width), {start + byte for start in starts for byte in range(width)}
@@ -152,7 +154,10 @@ def test_a_declaration_knows_its_parts(sample):
         "sample(x: In f32|f16 [rows, cols], packed: In e2m1x2 [rows, cols/2], y: Out f32|f16 [cols, rows, fields], "
         "total: Out f32 [rows] or None, factor: f32, steps: i32)"
     )
-    assert [unit.name for unit in sample.units] == ["sample"] and sample.entries(sample.units[0]) == ("sample_f32", "sample_f16")
+    assert [unit.name for unit in sample.units] == ["sample"] and sample.entries(sample.units[0]) == (
+        "sample_f32",
+        "sample_f16",
+    )
 
 
 def test_binding_solves_axes_formats_and_costs(sample):
@@ -179,7 +184,10 @@ def test_axes_may_vary_together(registry):
 
     assert [u.name for u in paired.units] == [f"paired_dim{d}_dim_v32_way{w}" for d in (32, 64) for w in (1, 2)]
     assert paired.units[2].variant == dict(dim=64, dim_v=32, way=1)
-    assert paired.bind(np.zeros((3, 64), np.float32), np.zeros((3, 32), np.float32), way=2).unit == "paired_dim64_dim_v32_way2"
+    assert (
+        paired.bind(np.zeros((3, 64), np.float32), np.zeros((3, 32), np.float32), way=2).unit
+        == "paired_dim64_dim_v32_way2"
+    )
     words = r"dim is 64 in q, dim_v is 64 in v; compiled for 32 x 32, 64 x 32. Nearest: the largest is 64 x 32"
     with pytest.raises(ptxrt.ArgumentError, match=words):
         paired.bind(np.zeros((3, 64), np.float32), np.zeros((3, 64), np.float32), way=1)
@@ -192,10 +200,19 @@ def test_the_smallest_variant_that_holds_the_sizes_is_filled_up(registry):
     def filled(q: In[f32, "n dim"], v: In[f32, "n dim_v"], y: Out[f32, "n"]):
         """Fill."""
 
-    for dim, dim_v, want in [(64, 64, "64_dim_v64"), (1, 3, "64_dim_v64"), (65, 1, "192_dim_v128"), (64, 130, "192_dim_v192"), (200, 8, "256_dim_v256")]:
+    for dim, dim_v, want in [
+        (64, 64, "64_dim_v64"),
+        (1, 3, "64_dim_v64"),
+        (65, 1, "192_dim_v128"),
+        (64, 130, "192_dim_v192"),
+        (200, 8, "256_dim_v256"),
+    ]:
         bound = filled.bind(np.zeros((3, dim), np.float32), np.zeros((3, dim_v), np.float32))
         assert bound.unit == f"filled_dim{want}" and bound.axes == dict(n=3, dim=dim, dim_v=dim_v)
-    with pytest.raises(ptxrt.ArgumentError, match="dim is 257 in q, dim_v is 8 in v; compiled for 64 x 64, .*Nearest: the largest is 256 x 256"):
+    with pytest.raises(
+        ptxrt.ArgumentError,
+        match="dim is 257 in q, dim_v is 8 in v; compiled for 64 x 64, .*Nearest: the largest is 256 x 256",
+    ):
         filled.bind(np.zeros((3, 257), np.float32), np.zeros((3, 8), np.float32))
 
 
@@ -227,10 +244,16 @@ def test_optional_inputs_may_be_left_out(optional):
     assert "starts: In i32 [parts], starting at any element or None" in optional.declaration
     for call, words in [
         (lambda: optional.bind(x, y=True), "no array fixes parts, runs; pass parts=..., runs=..."),
-        (lambda: optional.bind(x, starts, parts=3, runs=1), r"starts has shape \[2\], where dimension 0 \(parts\) must be 3"),
+        (
+            lambda: optional.bind(x, starts, parts=3, runs=1),
+            r"starts has shape \[2\], where dimension 0 \(parts\) must be 3",
+        ),
         (lambda: optional.bind(None, starts, runs=1), "x is missing"),
         (lambda: optional.bind(x, False, parts=1, runs=1), "starts is a bool"),
-        (lambda: optional.bind(x, starts, sums=np.zeros((7, 5), np.float32)), r"sums has shape \[7, 5\], where dimension 1 \(n\) must be 4|not \[7, 4\]"),
+        (
+            lambda: optional.bind(x, starts, sums=np.zeros((7, 5), np.float32)),
+            r"sums has shape \[7, 5\], where dimension 1 \(n\) must be 4|not \[7, 4\]",
+        ),
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=words):
             call()
@@ -239,7 +262,11 @@ def test_optional_inputs_may_be_left_out(optional):
 def test_examples_give_the_optional_arrays_that_a_case_names(optional):
     first, second = optional.cases
     assert first.id == "n4-parts2-runs1-starts-sums"
-    assert set(optional.example(first)) == {"x", "starts", "sums", "runs"} and set(optional.example(second)) == {"x", "parts", "runs"}
+    assert set(optional.example(first)) == {"x", "starts", "sums", "runs"} and set(optional.example(second)) == {
+        "x",
+        "parts",
+        "runs",
+    }
 
 
 def test_an_array_that_may_be_omitted_has_none_for_its_default(registry):
@@ -252,14 +279,20 @@ def test_an_array_that_may_be_omitted_has_none_for_its_default(registry):
 
 def test_strides_are_parameters_after_the_axes(registry):
     @kernel(grid="n")
-    def placed(x: In[f32, "n rows cols", strided], m: In[f32, "n cols", scattered] = None, y: Out[f32, "n rows cols", strided] = None):
+    def placed(
+        x: In[f32, "n rows cols", strided],
+        m: In[f32, "n cols", scattered] = None,
+        y: Out[f32, "n rows cols", strided] = None,
+    ):
         """Place."""
 
     assert [str(p) for p in placed.parameters] == [
         *("address of x", "address of m", "address of y", "axis n", "axis rows", "axis cols"),
         *("stride 0 of x", "stride 1 of x", "stride 0 of m", "stride 1 of m", "stride 0 of y", "stride 1 of y"),
     ]
-    assert placed.declaration.startswith("placed(x: In f32 [n, rows, cols], rows of any strides, m: In f32 [n, cols], elements at any strides or None")
+    assert placed.declaration.startswith(
+        "placed(x: In f32 [n, rows, cols], rows of any strides, m: In f32 [n, cols], elements at any strides or None"
+    )
     with ptxrt.using("emulator"):
         x = ptxrt.to_device(np.zeros((3, 5, 8), np.float32))
         m = ptxrt.to_device(np.zeros((8, 3), np.float32))
@@ -270,9 +303,15 @@ def test_strides_are_parameters_after_the_axes(registry):
         assert bound.bytes_moved == 4 * (120 + 8 + 120)  # what is repeated is read once
         assert placed.bind(turned).strides_of(placed.by_name["m"]) == (0, 0)
         for call, words in [
-            (lambda: placed.bind(x.transpose(2, 1, 0)), r"strides of \[4, 32, 160\] bytes.*Pass its copy.., whose last axis lies without gaps"),
+            (
+                lambda: placed.bind(x.transpose(2, 1, 0)),
+                r"strides of \[4, 32, 160\] bytes.*Pass its copy.., whose last axis lies without gaps",
+            ),
             (lambda: placed.bind(x[:, :, 1:7]), "starts at .* no multiple of 16 bytes"),
-            (lambda: placed.bind(ptxrt.to_device(np.zeros((3, 5, 6), np.float32))), r"strides of \[120, 24, 4\] bytes.*multiples of 16"),
+            (
+                lambda: placed.bind(ptxrt.to_device(np.zeros((3, 5, 6), np.float32))),
+                r"strides of \[120, 24, 4\] bytes.*multiples of 16",
+            ),
             (lambda: placed.bind(np.zeros((3, 5, 6), np.float32)), "multiples of 16"),
             (lambda: placed.bind(x[::-1]), r"strides of \[-160, 32, 4\] bytes.*from 0 on"),
             (lambda: placed.bind(x, y=x[:1].broadcast_to((3, 5, 8))), "y .*elements do not share memory"),
@@ -324,9 +363,15 @@ def test_examples_fit_their_case(sample):
         (lambda k: k.bind(X, PACKED, steps=1, factor=1e300), "factor is 1e\\+300"),
         (lambda k: k.bind(X, PACKED, steps=1, factor=[1]), "factor is \\[1\\]"),
         (lambda k: k.bind([1.0], PACKED, steps=1), "x is a list"),
-        (lambda k: k.bind(X.astype(np.int64), PACKED, steps=1), "x is int64 \\[2, 8\\].*Convert it to float32 or float16"),
+        (
+            lambda k: k.bind(X.astype(np.int64), PACKED, steps=1),
+            "x is int64 \\[2, 8\\].*Convert it to float32 or float16",
+        ),
         (lambda k: k.bind(X[0], PACKED, steps=1), "1 dimension where 2 are needed"),
-        (lambda k: k.bind(X[:, :7], PACKED, steps=1), "cols is 7 in x; it must be a multiple of 2, as packed.*Pad it to 8 or cut it to 6"),
+        (
+            lambda k: k.bind(X[:, :7], PACKED, steps=1),
+            "cols is 7 in x; it must be a multiple of 2, as packed.*Pad it to 8 or cut it to 6",
+        ),
         (lambda k: k.bind(X, PACKED[:, :3], steps=1), "dimension 1 \\(cols/2\\) must be 4, since cols is 8 in x"),
         (lambda k: k.bind(X, PACKED[:1], steps=1), "dimension 0 \\(rows\\) must be 2, since rows is 2 in x"),
         (lambda k: k.bind(X, PACKED, steps=1, fields=5), "fields is 5 in the call; it is always 4"),
@@ -335,8 +380,14 @@ def test_examples_fit_their_case(sample):
         (lambda k: k.bind(X, PACKED, steps=1, y=None), "y is omitted"),
         (lambda k: k.bind(X, PACKED, steps=1, y=[1]), "y is a list"),
         (lambda k: k.bind(X, PACKED, steps=1, y=np.zeros((8, 2, 4), np.float16)), "y is float16, but x is float32"),
-        (lambda k: k.bind(X, PACKED, steps=1, y=np.zeros((8, 2, 3), np.float32)), "y has shape \\[8, 2, 3\\], not \\[8, 2, 4\\]"),
-        (lambda k: k.bind(X, PACKED, steps=1, total=np.zeros(2)), "total is float64 \\[2\\]; declared as f32 \\[rows\\]"),
+        (
+            lambda k: k.bind(X, PACKED, steps=1, y=np.zeros((8, 2, 3), np.float32)),
+            "y has shape \\[8, 2, 3\\], not \\[8, 2, 4\\]",
+        ),
+        (
+            lambda k: k.bind(X, PACKED, steps=1, total=np.zeros(2)),
+            "total is float64 \\[2\\]; declared as f32 \\[rows\\]",
+        ),
         (lambda k: k.bind(X, PACKED, steps=1, total=np.broadcast_to(np.float32(0), 2)), "total is read-only"),
         (lambda k: k.bind(X, PACKED, steps=1, dtype=np.float16), "dtype is float16; the call allows float32"),
         (lambda k: k.bind(X[:0], PACKED[:0], steps=1, total=True, fields=0), "fields is 0 in the call; it is always 4"),
@@ -391,7 +442,9 @@ def test_grids_beyond_the_hardware_are_refused(registry):
 
     bound = wide.bind(np.broadcast_to(np.float32(0), (100, 65536)))
     assert grid_of(bound, (32, 2, 1)) == (4, 32768, 1)
-    with pytest.raises(ptxrt.ArgumentError, match="wide: heads is 65536, which takes 65536 blocks along y, where 65535 are allowed"):
+    with pytest.raises(
+        ptxrt.ArgumentError, match="wide: heads is 65536, which takes 65536 blocks along y, where 65535 are allowed"
+    ):
         grid_of(bound, (32, 1, 1))
     assert GRID_LIMITS[0] == 2**31 - 1
 
@@ -532,10 +585,32 @@ def test_views_share_memory_as_those_of_numpy_do(emulator, rng):
     x = rng.standard_normal((3, 4, 6), dtype=np.float32)
     array = ptxrt.to_device(x)
     for view in (
-        *(lambda a: a.transpose(), lambda a: a.transpose(1, 0, 2), lambda a: a.transpose((2, -3, 1)), lambda a: a[1], lambda a: a[-1, ..., 2]),
-        *(lambda a: a[:, 1:3], lambda a: a[..., ::2], lambda a: a[::-1, None, 2:0:-1], lambda a: a[1:1], lambda a: a[2, 3, 4], lambda a: a[...]),
-        *(lambda a: a.transpose(0, 2, 1).reshape(3, 2, 3, 4), lambda a: a[:, :2].reshape(3, 1, 12), lambda a: a[:, :, 1:3].reshape(-1, 2, 2, 1)),
-        *(lambda a: a.transpose(1, 0, 2)[1].reshape(3, 2, 3), lambda a: a.reshape(72)[3:40:5], lambda a: a[:, :1].reshape(3, 6), lambda a: a[1][1][1]),
+        *(
+            lambda a: a.transpose(),
+            lambda a: a.transpose(1, 0, 2),
+            lambda a: a.transpose((2, -3, 1)),
+            lambda a: a[1],
+            lambda a: a[-1, ..., 2],
+        ),
+        *(
+            lambda a: a[:, 1:3],
+            lambda a: a[..., ::2],
+            lambda a: a[::-1, None, 2:0:-1],
+            lambda a: a[1:1],
+            lambda a: a[2, 3, 4],
+            lambda a: a[...],
+        ),
+        *(
+            lambda a: a.transpose(0, 2, 1).reshape(3, 2, 3, 4),
+            lambda a: a[:, :2].reshape(3, 1, 12),
+            lambda a: a[:, :, 1:3].reshape(-1, 2, 2, 1),
+        ),
+        *(
+            lambda a: a.transpose(1, 0, 2)[1].reshape(3, 2, 3),
+            lambda a: a.reshape(72)[3:40:5],
+            lambda a: a[:, :1].reshape(3, 6),
+            lambda a: a[1][1][1],
+        ),
     ):
         there, want = view(array), view(x)
         assert there.shape == want.shape and there.memory is array.memory
@@ -586,16 +661,21 @@ def test_arrays_of_any_strides_go_in_and_out(machine, rng):
         np.testing.assert_array_equal(out.to_numpy(), want.transpose())
     repeated = np.broadcast_to(x[:, :1], (2, 5, 3, 16))
     np.testing.assert_array_equal(cast(repeated, width=16, y_f32=True), repeated)
-    np.testing.assert_array_equal(cast(there[:, :1].broadcast_to((2, 5, 3, 16)), width=16, y_f32=True).to_numpy(), repeated)
+    np.testing.assert_array_equal(
+        cast(there[:, :1].broadcast_to((2, 5, 3, 16)), width=16, y_f32=True).to_numpy(), repeated
+    )
 
 
 def test_plans_know_strides(emulator, rng):
-    """Calls that differ in strides alone are different calls, also prepared ones; arrays that alternate do not overlap."""
+    """Calls that differ in strides alone are different calls, also prepared ones; arrays that alternate do not
+    overlap."""
     cast = ptxrt.kernels()["cast"]
     x = ptxrt.to_device(rng.standard_normal((4, 4, 4, 16), dtype=np.float32))
     for _ in range(2):
         for order in ((0, 1, 2, 3), (1, 0, 2, 3), (2, 1, 0, 3)):
-            np.testing.assert_array_equal(cast(x.transpose(order), width=16, y_f32=True).to_numpy(), x.to_numpy().transpose(order))
+            np.testing.assert_array_equal(
+                cast(x.transpose(order), width=16, y_f32=True).to_numpy(), x.to_numpy().transpose(order)
+            )
     turned, y = x.transpose(1, 0, 2, 3), ptxrt.empty((4, 4, 4, 16), np.float32)
     prepared = ptxrt.prepare(cast, turned, y_f32=y)
     np.testing.assert_array_equal(prepared(turned).to_numpy(), turned.to_numpy())
@@ -716,7 +796,10 @@ def test_wrong_program_calls_are_refused_before_the_launch(saxpy):
     entry, x = saxpy["saxpy"], np.zeros(4, np.float32)
     for call, words in [
         (lambda: entry(1, 8, 1.0, x, x), "takes 4 arguments, 3 came"),
-        (lambda: entry(1, 8, np.float64(1), x, x, 4), "argument 0 is .*a float64 of 8 bytes; the parameter is f32, 4 bytes"),
+        (
+            lambda: entry(1, 8, np.float64(1), x, x, 4),
+            "argument 0 is .*a float64 of 8 bytes; the parameter is f32, 4 bytes",
+        ),
         (lambda: entry(1, 8, x, x, x, 4), "argument 0 is an array"),
         (lambda: entry(1, 8, 1.0, 5, x, 4), "argument 1 is 5; .*Pass an array or None"),
         (lambda: entry(1, 8, 1.0, np.uint64(5), x, 4), "Pass an array or None"),
@@ -764,7 +847,10 @@ def test_what_cannot_be_loaded_says_why(emulator, tmp_path):
     path.write_text(SAXPY.replace("fma.rn.f32", "fma.rz.ftz.sat.f16x4"))
     with pytest.raises(ptxrt.PtxError, match="fma.rz.ftz.sat.f16x4"):
         ptxrt.load(path)
-    for name, words in (("nothing.ptx", f"does not exist in the folder {tmp_path}"), ("no/x.ptx", f"the folder {tmp_path}/no does not exist")):
+    for name, words in (
+        ("nothing.ptx", f"does not exist in the folder {tmp_path}"),
+        ("no/x.ptx", f"the folder {tmp_path}/no does not exist"),
+    ):
         with pytest.raises(ptxrt.FileError, match=words):
             ptxrt.load(tmp_path / name)
     for path in (True, 0, None):
@@ -774,7 +860,11 @@ def test_what_cannot_be_loaded_says_why(emulator, tmp_path):
 
 def test_a_path_is_no_array(emulator):
     q = np.ones((1, 1, 4, 32), np.float32)
-    for path, words in (("x.npy", "x is a string, 'x.npy'; pass an array: numpy.load"), (Path("x.npy"), "x is a path, "), (b"x", "x is bytes")):
+    for path, words in (
+        ("x.npy", "x is a string, 'x.npy'; pass an array: numpy.load"),
+        (Path("x.npy"), "x is a path, "),
+        (b"x", "x is bytes"),
+    ):
         for call in (
             lambda: ptxrt.quantize(path, "mxfp4"),
             lambda: ptxrt.to_device(path),
@@ -797,7 +887,9 @@ def test_arrays_of_the_other_byte_order(emulator, rng, dtype):
         lambda x: ptxrt.attention(x, x, x, mask=np.zeros((40, 40), dtype), out_dtype=np.float32),
         lambda x: np.asarray(ptxrt.quantize_operand(x, "nvfp4", role="k")),
         lambda x: ptxrt.kernels()["cast"](x, y_f32=True, width=32),
-        lambda x: ptxrt.attention(x, x, x, key_lengths=np.array([30], ">i4" if x is not native else "i4"), out_dtype=np.float32),
+        lambda x: ptxrt.attention(
+            x, x, x, key_lengths=np.array([30], ">i4" if x is not native else "i4"), out_dtype=np.float32
+        ),
     ):
         got, want = call(x), call(native)
         assert got.dtype == want.dtype and got.dtype.isnative
@@ -850,7 +942,9 @@ def test_package_is_typed_and_versioned():
 
 # Any call at all
 
-ANY_DTYPE = st.sampled_from([np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.uint8, np.int32, bool, "U3", object])
+ANY_DTYPE = st.sampled_from(
+    [np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.uint8, np.int32, bool, "U3", object]
+)
 ANY_SHAPE = st.lists(st.sampled_from([0, 1, 2, 3, 16, 31, 32, 64, 96, 288]), max_size=5)
 
 

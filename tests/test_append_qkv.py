@@ -53,12 +53,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("format, dim, width, first, style, norms, options", CASES,
-                         ids=lambda x: str(x) if isinstance(x, (str, int)) else "")
+@pytest.mark.parametrize(
+    "format, dim, width, first, style, norms, options", CASES, ids=lambda x: str(x) if isinstance(x, (str, int)) else ""
+)
 def test_the_bytes_of_the_parts_in_turn(text_machine, format, dim, width, first, style, norms, options):
     dim_v = options.get("dim_v", dim)
     table = ptxrt.rope_table(width, 50)
-    slots = [3, -1, 11, 0, 3, 12, 7]   # with padding, one twice, and one past the end
+    slots = [3, -1, 11, 0, 3, 12, 7]  # with padding, one twice, and one past the end
     positions = np.array([0, 9, 49, 3, 4, 5, 17])
     weights = {f"{name}_weight": normal(dim, seed=ord(name)) for name in norms}
     turns = dict(style=style, first=first)
@@ -76,7 +77,7 @@ def test_the_bytes_of_the_parts_in_turn(text_machine, format, dim, width, first,
     assert contents(caches[0])["k"].any()
     if format not in ("bf16", "nvfp4"):
         return
-    cache = caches[1]   # no slot is left claimed
+    cache = caches[1]  # no slot is left claimed
     ptxrt.append_qkv(qkv[::-1], cache, slots, positions, table, heads=4, **weights, **turns)
     in_turn([x[::-1] for x in parts], caches[0], slots, positions, table, **weights, **turns)
     for name, x in contents(cache).items():
@@ -143,27 +144,39 @@ def wrong(words, **change):
     return pytest.param(words, change, id=words)
 
 
-@pytest.mark.parametrize("words, change", [
-    wrong("cache is a dict", cache={}),
-    wrong("heads is 3", heads=3),
-    wrong("heads is True", heads=True),
-    wrong("qkv is .*have .tokens, 256", qkv=normal(3, 255)),
-    wrong("qkv has 2 parts", qkv=(normal(3, 4, 32), normal(3, 2, 32))),
-    wrong("k has shape", qkv=(normal(3, 4, 32), normal(3, 4, 32), normal(3, 2, 32))),
-    wrong("v is float16", qkv=(normal(3, 4, 32), normal(3, 2, 32), normal(3, 2, 32, dtype=np.float16))),
-    wrong("slots is", slots=[0, 1]),
-    wrong("slots is", slots=[0.0, 1.0, 2.0]),
-    wrong("positions go", positions=[0, 1, 9]),
-    wrong("positions have shape", positions=[0, 1]),
-    wrong("q_weight is", q_weight=np.ones(31)),
-    wrong("eps is -1", eps=-1),
-    wrong("q_format is 'mxfp6", q_format="mxfp6_e3m2"),
-    wrong("first is 1", first=1),
-    wrong("style is 'x'", style="x"),
-])
+@pytest.mark.parametrize(
+    "words, change",
+    [
+        wrong("cache is a dict", cache={}),
+        wrong("heads is 3", heads=3),
+        wrong("heads is True", heads=True),
+        wrong("qkv is .*have .tokens, 256", qkv=normal(3, 255)),
+        wrong("qkv has 2 parts", qkv=(normal(3, 4, 32), normal(3, 2, 32))),
+        wrong("k has shape", qkv=(normal(3, 4, 32), normal(3, 4, 32), normal(3, 2, 32))),
+        wrong("v is float16", qkv=(normal(3, 4, 32), normal(3, 2, 32), normal(3, 2, 32, dtype=np.float16))),
+        wrong("slots is", slots=[0, 1]),
+        wrong("slots is", slots=[0.0, 1.0, 2.0]),
+        wrong("positions go", positions=[0, 1, 9]),
+        wrong("positions have shape", positions=[0, 1]),
+        wrong("q_weight is", q_weight=np.ones(31)),
+        wrong("eps is -1", eps=-1),
+        wrong("q_format is 'mxfp6", q_format="mxfp6_e3m2"),
+        wrong("first is 1", first=1),
+        wrong("style is 'x'", style="x"),
+    ],
+)
 def test_wrong_calls(words, change):
     with ptxrt.using("emulator"):
-        call = dict(qkv=normal(3, 256), cache=cache_of("bf16", 32), slots=[0, 1, 2], positions=[0, 1, 2],
-                    table=ptxrt.rope_table(32, 9), heads=4) | change
+        call = (
+            dict(
+                qkv=normal(3, 256),
+                cache=cache_of("bf16", 32),
+                slots=[0, 1, 2],
+                positions=[0, 1, 2],
+                table=ptxrt.rope_table(32, 9),
+                heads=4,
+            )
+            | change
+        )
         with pytest.raises(ArgumentError, match=words):
             ptxrt.append_qkv(**call)

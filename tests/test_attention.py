@@ -1,24 +1,25 @@
-"""`attention` in bf16 and f16 on every machine: every option against a restatement of the algorithm and against float64."""
+"""`attention` in bf16 and f16 on every machine: every option against a restatement of the algorithm and against
+float64."""
 
 import itertools
 
 import ml_dtypes
 import numpy as np
 import pytest
-from attention_arrays import bits, random_qkv, relative
-from attention_restated import restated
 
 import ptxrt
+from attention_arrays import bits, random_qkv, relative
+from attention_restated import restated
 from ptxrt.backend import Facts
 from ptxrt.launch import grid_of, suits_halves
-from ptxrt.ops.attention_way import InKernelAttention
 from ptxrt.ops.attention import ATTENTION, exact_attention, splits_for
 from ptxrt.ops.attention_kernels import HEAD_DIMS, OPEN, SPLIT_UNIT, exact_quotient, exact_sums, visible, visible_pairs
+from ptxrt.ops.attention_way import InKernelAttention
 
 BF16 = ml_dtypes.bfloat16
 DTYPES = {"bf16": BF16, "f16": np.float16}
-# Relative L2 against the restatement: what rounding to a bfloat16 output costs is 1.7e-3; weights next to a rounding boundary
-# may go either way where a sum of products or an exponential differs in its last bit.
+# Relative L2 against the restatement: what rounding to a bfloat16 output costs is 1.7e-3; weights next to a rounding
+# boundary may go either way where a sum of products or an exponential differs in its last bit.
 RESTATED = 2.5e-3
 # Against float64 attention of the inputs as rounded: each weight is rounded to 8 or 11 bits.
 EXACT = {"bf16": 4e-3, "f16": 3e-3}
@@ -46,8 +47,12 @@ def check(q, k, v, format="bf16", **options):
     causal, window = options.get("causal", False), options.get("window")
     left, right = (OPEN if side is None else side for side in window or (None, None))
     again = {name: options[name] for name in ("scale", "softcap", "mask", "sinks") if name in options}
-    same, same_lse = restated(q, k, v, DTYPES[format], left=left, right=0 if causal else right, lengths=options.get("key_lengths"), **again)
-    want, want_lse = exact_attention(*rounded(format, q, k, v), causal=causal, window=window, key_lengths=options.get("key_lengths"), **again)
+    same, same_lse = restated(
+        q, k, v, DTYPES[format], left=left, right=0 if causal else right, lengths=options.get("key_lengths"), **again
+    )
+    want, want_lse = exact_attention(
+        *rounded(format, q, k, v), causal=causal, window=window, key_lengths=options.get("key_lengths"), **again
+    )
     assert out.dtype == BF16 and relative(out, same) <= RESTATED and relative(out, want) <= EXACT[format]
     assert_lse(lse, same_lse)
     assert_lse(lse, np.where(want_lse == -np.inf, want_lse, np.maximum(want_lse, LEAST_LSE)).astype(np.float32))
@@ -128,7 +133,10 @@ def test_large_finite_masks_are_relative(machine, rng):
     mask[:, 50:] = -1e30
     assert relative(ptxrt.attention(q, k, v, mask=mask), ptxrt.attention(q, k[:, :, :50], v[:, :, :50])) < 5e-3
     mask[:] = -1e30  # scores vanish beside it: the mean of all values
-    assert relative(ptxrt.attention(q, k, v, mask=mask), np.broadcast_to(v.mean(axis=2, keepdims=True), (1, 1, 8, 32))) < 5e-3
+    assert (
+        relative(ptxrt.attention(q, k, v, mask=mask), np.broadcast_to(v.mean(axis=2, keepdims=True), (1, 1, 8, 32)))
+        < 5e-3
+    )
 
 
 @pytest.mark.parametrize("sinks", [[0.0, 5.0], [-np.inf, 2.0], [60.0, -60.0]], ids=str)
@@ -136,7 +144,9 @@ def test_sinks(machine, rng, sinks):
     sinks = np.float32(sinks)
     q, k, v = random_qkv(rng, 2, 2, 30, 70, 32)
     check(q, k, v, sinks=sinks)
-    out, lse = ptxrt.attention(q, k[:, :, :5], v[:, :, :5], causal=True, sinks=sinks, return_lse=True)  # 25 rows see no key
+    out, lse = ptxrt.attention(
+        q, k[:, :, :5], v[:, :, :5], causal=True, sinks=sinks, return_lse=True
+    )  # 25 rows see no key
     assert not out[:, :, :25].astype(np.float32).any()
     np.testing.assert_allclose(lse[:, :, :25], np.broadcast_to(sinks[:, None], (2, 2, 25)), rtol=1e-6, atol=1e-6)
 
@@ -163,7 +173,9 @@ def test_key_lengths_hide_what_lies_behind(machine, rng):
     assert not out[4].astype(np.float32).any()
 
 
-@pytest.mark.parametrize("options", [dict(), dict(causal=True), dict(window=(9, 3)), dict(sinks=np.float32([1, -1, 0, 2]))], ids=str)
+@pytest.mark.parametrize(
+    "options", [dict(), dict(causal=True), dict(window=(9, 3)), dict(sinks=np.float32([1, -1, 0, 2]))], ids=str
+)
 def test_packed_sequences_equal_separate_calls(machine, rng, options):
     cu_q, cu_k = [0, 5, 5, 75, 90], [0, 70, 80, 90, 220]
     q, k, v = (x.transpose(0, 2, 1, 3) for x in random_qkv(rng, 1, 4, 90, 220, 32, heads_kv=2))
@@ -175,7 +187,9 @@ def test_packed_sequences_equal_separate_calls(machine, rng, options):
         alone, its_lse = ptxrt.attention(q[:, rows], k[:, columns], v[:, columns], **layout)
         np.testing.assert_array_equal(out[:, rows].view(np.uint16), alone.view(np.uint16))
         np.testing.assert_array_equal(lse[..., rows], its_lse)
-    want, _ = exact_attention(*(x.transpose(0, 2, 1, 3) for x in rounded("bf16", q, k, v)), cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
+    want, _ = exact_attention(
+        *(x.transpose(0, 2, 1, 3) for x in rounded("bf16", q, k, v)), cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options
+    )
     assert relative(out.transpose(0, 2, 1, 3), want) <= EXACT["bf16"]
 
 
@@ -197,7 +211,8 @@ def test_masks_of_packed_sequences_have_the_whole_lengths(machine, rng, format):
 
 @pytest.mark.parametrize("format", DTYPES)
 def test_values_of_one_give_one(machine, rng, format):
-    """Within an ulp of bfloat16, 2**-7 at most, and half of that on average: the weights are divided by their own sum."""
+    """Within an ulp of bfloat16, 2**-7 at most, and half of that on average: the weights are divided by their own
+    sum."""
     q, k, v = random_qkv(rng, 1, 2, 40, 150, 32)
     for options in (dict(), dict(causal=True), dict(softcap=1.0)):
         got = ptxrt.attention(3 * q, k, np.ones_like(v), qk=format, **options).astype(np.float32)
@@ -208,7 +223,11 @@ def test_values_of_the_identity_show_the_weights(machine, rng):
     """V = identity with causal: each output is a row of weights, so that a key out of its place shows."""
     q, k, _ = random_qkv(rng, 1, 1, 64, 64, 64)
     got = ptxrt.attention(q, k, np.eye(64, dtype=np.float32)[None, None], causal=True, out_dtype=np.float32)[0, 0]
-    scores = np.where(visible(64, 64, right=0), q[0, 0].astype(BF16).astype(np.float64) @ k[0, 0].astype(BF16).astype(np.float64).T / 8, -np.inf)
+    scores = np.where(
+        visible(64, 64, right=0),
+        q[0, 0].astype(BF16).astype(np.float64) @ k[0, 0].astype(BF16).astype(np.float64).T / 8,
+        -np.inf,
+    )
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
     assert (got[~visible(64, 64, right=0)] == 0).all()
@@ -220,7 +239,9 @@ def test_one_hot_rows_choose_their_key(machine):
     keys = np.eye(70, 128, dtype=np.float32)
     rows = (7 * np.arange(70) + 3) % 70
     values = np.random.default_rng(5).integers(-8, 9, (70, 128)).astype(np.float32)
-    out = ptxrt.attention(12 * keys[rows][None, None], keys[None, None], values[None, None], scale=1.0, out_dtype=np.float32)
+    out = ptxrt.attention(
+        12 * keys[rows][None, None], keys[None, None], values[None, None], scale=1.0, out_dtype=np.float32
+    )
     np.testing.assert_allclose(out[0, 0], values[rows], rtol=0, atol=8 * (2.0**-8 + 2 * 70 * np.exp(-12)))
 
 
@@ -253,15 +274,23 @@ def test_scores_up_to_60(machine, rng, format):
         check(np.full((1, 1, 5, 32), sign, np.float32), ramp, v, format, scale=1.0)
 
 
-@pytest.mark.parametrize("options", [dict(), dict(causal=True), dict(mask=np.zeros((1, 100), np.float32))], ids=["plain", "masked", "transformed"])
+@pytest.mark.parametrize(
+    "options",
+    [dict(), dict(causal=True), dict(mask=np.zeros((1, 100), np.float32))],
+    ids=["plain", "masked", "transformed"],
+)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_scores_far_from_zero(machine, rng, sign, options):
-    """Rows whose largest scores are around a power of two, up to where float32 has no whole numbers left: two keys share the weight."""
+    """Rows whose largest scores are around a power of two, up to where float32 has no whole numbers left: two keys
+    share the weight."""
     powers = 2.0 ** np.float32([10, 20, 27, 28, 29, 30, 31, 33, 60, 100])
     k = np.zeros((1, 1, 100, 32), np.float32)
     k[0, 0, :, 0] = sign - 2.0**-6 * rng.integers(1, 9, 100)
     k[0, 0, [7, 80], 0] = sign
-    q, v = powers[None, None, :, None] * np.eye(1, 32, dtype=np.float32), rng.standard_normal((1, 1, 100, 32), dtype=np.float32)
+    q, v = (
+        powers[None, None, :, None] * np.eye(1, 32, dtype=np.float32),
+        rng.standard_normal((1, 1, 100, 32), dtype=np.float32),
+    )
     out, lse = ptxrt.attention(q, k, v, scale=1.0, return_lse=True, out_dtype=np.float32, **options)
     want = v.astype(BF16).astype(np.float32)[0, 0, [7, 80]].mean(axis=0)
     assert all(relative(row, want) < 2.5e-3 for row in out[0, 0])
@@ -297,7 +326,9 @@ def test_nan_propagates_to_the_rows_that_see_it(machine, rng):
     spoiled[0, 0, 5, 3] = np.nan
     got, lse = ptxrt.attention(spoiled, k, v, return_lse=True)
     assert np.isnan(got[0, 0, 5].astype(np.float32)).all() and np.isnan(lse[0, 0, 5])
-    np.testing.assert_array_equal(np.delete(got, 5, axis=2).view(np.uint16), np.delete(clean, 5, axis=2).view(np.uint16))
+    np.testing.assert_array_equal(
+        np.delete(got, 5, axis=2).view(np.uint16), np.delete(clean, 5, axis=2).view(np.uint16)
+    )
     spoiled = k.copy()
     spoiled[0, 0, 40, 3] = np.nan
     got = ptxrt.attention(q, spoiled, v, causal=True).astype(np.float32)
@@ -309,7 +340,8 @@ def test_nan_propagates_to_the_rows_that_see_it(machine, rng):
 
 @pytest.mark.parametrize("format", DTYPES)
 def test_weights_are_rounded_alike_under_any_maximum(machine, rng, format):
-    """V = identity shows them: those of 63 keys, and the same beside one more key, 8 steps of log2 above 0. Bit for bit, of 30000."""
+    """V = identity shows them: those of 63 keys, and the same beside one more key, 8 steps of log2 above 0. Bit for
+    bit, of 30000."""
     q, k, _ = random_qkv(rng, 1, 1, 512, 64, 64)
     q /= 2  # so that all weights are normal numbers of float16
     q[..., 0], k[..., 0] = 4, 0
@@ -333,22 +365,29 @@ def test_weights_are_rounded_alike_whatever_came_first(machine, rng, format):
     q[..., 32], k[:, :, 64:, 32] = 4, np.float32(7 * np.log(2) * 64**0.5 / 4)
     v = np.eye(128, 64, dtype=np.float32)[None, None]
     behind = ptxrt.attention(q, k, v, qk=format, smooth_k=False, out_dtype=np.float32)
-    before = ptxrt.attention(q, np.roll(k, 64, axis=2), np.roll(v, 64, axis=2), qk=format, smooth_k=False, out_dtype=np.float32)
+    before = ptxrt.attention(
+        q, np.roll(k, 64, axis=2), np.roll(v, 64, axis=2), qk=format, smooth_k=False, out_dtype=np.float32
+    )
     np.testing.assert_allclose(before, behind, rtol=1e-5)
 
 
 @pytest.mark.parametrize("qk", ["bf16", "mxfp8"])
 def test_values_of_any_size(machine, rng, qk):
-    """Bit for bit those of ordinary size times a power of two; before the division, too, beside maxima that are higher by the rest."""
+    """Bit for bit those of ordinary size times a power of two; before the division, too, beside maxima that are higher
+    by the rest."""
     q, k, v = random_qkv(rng, 1, 1, 20, 100, 32)
-    whole, (sums, maxima, _) = (ptxrt.attention(q, k, v, qk=qk, pv="bf16", out_dtype=np.float32, normalize=n) for n in (True, False))
+    whole, (sums, maxima, _) = (
+        ptxrt.attention(q, k, v, qk=qk, pv="bf16", out_dtype=np.float32, normalize=n) for n in (True, False)
+    )
     for power in (-30, 120):
         scaled = v * np.float32(2.0**power)
         got = ptxrt.attention(q, k, scaled, qk=qk, pv="bf16", out_dtype=np.float32)
         np.testing.assert_array_equal(got, whole * np.float32(2.0**power))
         got, higher, _ = ptxrt.attention(q, k, scaled, qk=qk, pv="bf16", normalize=False)
         assert ((higher == maxima) | (higher == maxima + 32)).all()
-        np.testing.assert_array_equal(np.ldexp(np.float64(got), (higher - maxima).astype(int)[..., None]), np.ldexp(np.float64(sums), power))
+        np.testing.assert_array_equal(
+            np.ldexp(np.float64(got), (higher - maxima).astype(int)[..., None]), np.ldexp(np.float64(sums), power)
+        )
 
 
 def test_few_rows_are_split_by_shapes_alone():
@@ -373,7 +412,8 @@ def test_few_rows_give_the_bits_that_they_have_among_many(rng):
 
 
 def bits_by_blocks(backend, monkeypatch, halved: bool, q, k, v, **options):
-    """Results as bits and the entry that gave them, on a machine with more multiprocessors than blocks, or with none."""
+    """Results as bits and the entry that gave them, on a machine with more multiprocessors than blocks, or with
+    none."""
     backend.multiprocessors  # a GPU is asked once
     monkeypatch.setitem(vars(backend), "multiprocessors", 10**6 if halved else 0)
     backend.remembered.calls.clear()
@@ -386,7 +426,8 @@ def bits_by_blocks(backend, monkeypatch, halved: bool, q, k, v, **options):
 
 
 def test_half_blocks_give_the_bits_of_whole_ones(rng, monkeypatch):
-    """On the portable machine, without races; more tiles than stages, plain and masked ones, a last one that is not full, rows without keys."""
+    """On the portable machine, without races; more tiles than stages, plain and masked ones, a last one that is not
+    full, rows without keys."""
     q, k, v = random_qkv(rng, 1, 1, 70, 330, 32, dtype=BF16)
     for options in (dict(), dict(causal=True, window=(200, None), key_lengths=[60])):
         with ptxrt.using("emulator", ptx="portable", races=True) as backend:
@@ -432,14 +473,22 @@ def test_few_rows_and_few_blocks_take_half_blocks(heads, heads_kv, batch, querie
 
     grid = grid_of(bound, facts(128).tile)
     assert suits_halves(bound, grid, facts(128), facts(64), multiprocessors) == halved
-    assert not suits_halves(bound, grid, facts(128), facts(128), multiprocessors), "halves that are no smaller are empty"
+    assert not suits_halves(bound, grid, facts(128), facts(128), multiprocessors), (
+        "halves that are no smaller are empty"
+    )
 
 
 def test_split_keys_give_what_one_pass_gives(machine, rng):
     """Rows few enough to be split, against the same rows among so many that nothing is."""
     q, k, v = random_qkv(rng, 1, 2, 3, 1000, 32, heads_kv=1, dtype=BF16)
     sinks = np.float32([1.0, -1.0])
-    for options in (dict(), dict(causal=True, sinks=sinks), dict(window=(300, 0)), dict(mask=rng.random((3, 1000)) < 0.5), dict(softcap=1.0)):
+    for options in (
+        dict(),
+        dict(causal=True, sinks=sinks),
+        dict(window=(300, 0)),
+        dict(mask=rng.random((3, 1000)) < 0.5),
+        dict(softcap=1.0),
+    ):
         with ptxrt.trace() as trace:
             got, lse = ptxrt.attention(q, k, v, return_lse=True, out_dtype=np.float32, **options)
         assert [launch.kernel for launch in trace.launches] == ["attention_bf16", "attention_merge"]
@@ -447,7 +496,18 @@ def test_split_keys_give_what_one_pass_gives(machine, rng):
         assert relative(got, want) < 2.5e-3
         assert_lse(lse, want_lse.astype(np.float32))
     whole = ptxrt.kernels()["attention_bf16"]
-    one, its_lse = whole(q.reshape(1, 1, 2, 3, 32), k, v, out_f32=True, lse=True, scale=32**-0.5, left=OPEN, right=OPEN, sequences=1, splits=1)
+    one, its_lse = whole(
+        q.reshape(1, 1, 2, 3, 32),
+        k,
+        v,
+        out_f32=True,
+        lse=True,
+        scale=32**-0.5,
+        left=OPEN,
+        right=OPEN,
+        sequences=1,
+        splits=1,
+    )
     assert relative(ptxrt.attention(q, k, v, out_dtype=np.float32), one.reshape(q.shape)) < 1e-5
 
 
@@ -490,7 +550,11 @@ def test_merge_is_its_formula(machine, rng, shape, spread):
     for i in range(4):
         lses[i][..., 2] = -np.inf
     want, want_lse = merged(outs, lses)
-    for given in ((outs, lses), (np.stack(outs), np.stack(lses)), (list(map(ptxrt.to_device, outs)), list(map(ptxrt.to_device, lses)))):
+    for given in (
+        (outs, lses),
+        (np.stack(outs), np.stack(lses)),
+        (list(map(ptxrt.to_device, outs)), list(map(ptxrt.to_device, lses))),
+    ):
         out, lse = (x if isinstance(x, np.ndarray) else x.to_numpy() for x in ptxrt.merge(*given))
         assert out.dtype == lse.dtype == np.float32 and relative(out, want) < 1e-6 and relative(lse, want_lse) < 1e-6
         assert not out[..., 2, :].any() and (lse[..., 2] == -np.inf).all()
@@ -505,9 +569,20 @@ def test_merge_by_maxima_and_sums_is_its_formula(machine, rng):
     weights = np.exp2(np.float64(maxima) - 30)
     total = (weights * sums).sum(axis=0)
     want = (weights[..., None] * np.nan_to_num(outs)).sum(axis=0) / total[..., None]
-    for given in ((outs, maxima, sums), (np.stack(outs), np.stack(maxima), np.stack(sums)), tuple(list(map(ptxrt.to_device, x)) for x in (outs, maxima, sums))):
-        out, lse = (x if isinstance(x, np.ndarray) else x.to_numpy() for x in ptxrt.merge(given[0], row_max=given[1], row_sum=given[2]))
-        assert out.dtype == lse.dtype == np.float32 and relative(out, want) < 1e-6 and relative(lse, np.log(total) + 30 * np.log(2)) < 1e-6
+    for given in (
+        (outs, maxima, sums),
+        (np.stack(outs), np.stack(maxima), np.stack(sums)),
+        tuple(list(map(ptxrt.to_device, x)) for x in (outs, maxima, sums)),
+    ):
+        out, lse = (
+            x if isinstance(x, np.ndarray) else x.to_numpy()
+            for x in ptxrt.merge(given[0], row_max=given[1], row_sum=given[2])
+        )
+        assert (
+            out.dtype == lse.dtype == np.float32
+            and relative(out, want) < 1e-6
+            and relative(lse, np.log(total) + 30 * np.log(2)) < 1e-6
+        )
 
 
 def test_merge_without_columns_is_of_lses(machine, rng):
@@ -540,7 +615,12 @@ def test_merge_writes_columns_that_lie_apart(text, rng):
     with ptxrt.using("emulator", ptx=text):
         whole = merge(*segments, out_bf16=True, out_f16=True, out_f32=True, dim_v=8)
         apart = [ptxrt.to_device(np.zeros((*shape[:3], 16), x.dtype)) for x in whole]
-        merge(*map(ptxrt.to_device, segments), out_bf16=apart[0][..., ::2], out_f16=apart[1][..., ::2], out_f32=apart[2][..., ::2])
+        merge(
+            *map(ptxrt.to_device, segments),
+            out_bf16=apart[0][..., ::2],
+            out_f16=apart[1][..., ::2],
+            out_f32=apart[2][..., ::2],
+        )
         for got, want in zip(apart, whole):
             np.testing.assert_array_equal(bits(got.to_numpy())[..., ::2], bits(want))
             assert not bits(got.to_numpy())[..., 1::2].any()
@@ -566,25 +646,36 @@ def test_inputs_of_every_type(machine, rng, dtype, format):
     q, k, v = random_qkv(rng, 1, 2, 20, 40, 24, dtype=dtype)
     got = ptxrt.attention(q, k, v, qk=format)
     assert got.dtype == q.dtype
-    np.testing.assert_array_equal(bits(got), bits(ptxrt.attention(*rounded(format, q, k, v), qk=format, out_dtype=q.dtype)))
+    np.testing.assert_array_equal(
+        bits(got), bits(ptxrt.attention(*rounded(format, q, k, v), qk=format, out_dtype=q.dtype))
+    )
     mixed = ptxrt.attention(q.astype(DTYPES[format]), k, v.astype(DTYPES[format]), qk=format, out_dtype=q.dtype)
     np.testing.assert_array_equal(bits(mixed), bits(got))
 
 
 def test_what_is_computed_and_given_where_nothing_is_asked_for(machine, rng):
-    """f16 where q, k and v all are float16, else bf16; results of q's type, bfloat16 of an operand or where a kernel has not q's."""
+    """f16 where q, k and v all are float16, else bf16; results of q's type, bfloat16 of an operand or where a kernel
+    has not q's."""
     arrays = random_qkv(rng, 1, 2, 5, 40, 32)
     for dtypes in itertools.product((np.float16, BF16, np.float32), repeat=3):
         given = [x.astype(dtype) for x, dtype in zip(arrays, dtypes)]
         got = ptxrt.attention(*given)
         assert got.dtype == dtypes[0]
         format = "f16" if dtypes == (np.float16,) * 3 else "bf16"
-        np.testing.assert_array_equal(bits(got), bits(ptxrt.attention(*given, qk=format, pv=format, out_dtype=dtypes[0])))
+        np.testing.assert_array_equal(
+            bits(got), bits(ptxrt.attention(*given, qk=format, pv=format, out_dtype=dtypes[0]))
+        )
     halves = [x.astype(np.float16) for x in arrays]
-    np.testing.assert_array_equal(bits(ptxrt.attention(*map(ptxrt.to_device, halves)).to_numpy()), bits(ptxrt.attention(*halves)))
+    np.testing.assert_array_equal(
+        bits(ptxrt.attention(*map(ptxrt.to_device, halves)).to_numpy()), bits(ptxrt.attention(*halves))
+    )
     exact, _ = exact_attention(*halves)
     assert relative(ptxrt.attention(*halves), exact) < 6e-4
-    for q, dtype in ((arrays[0], np.float32), (halves[0], np.float16), (ptxrt.quantize_operand(arrays[0], "mxfp8", role="q"), BF16)):
+    for q, dtype in (
+        (arrays[0], np.float32),
+        (halves[0], np.float16),
+        (ptxrt.quantize_operand(arrays[0], "mxfp8", role="q"), BF16),
+    ):
         assert ptxrt.attention(q, *arrays[1:], qk="mxfp8").dtype == dtype
     assert ptxrt.attention(*halves, normalize=False)[0].dtype == np.float32
     in_kernel = dict(qk="mxfp4", pv="bf16", quantize="in_kernel")
@@ -592,7 +683,8 @@ def test_what_is_computed_and_given_where_nothing_is_asked_for(machine, rng):
 
 
 def test_a_layout_is_strides_alone(machine, rng):
-    """One buffer [B, S, 3, H, D] that holds q, k and v: nothing is copied, and the result is that of separate arrays."""
+    """One buffer [B, S, 3, H, D] that holds q, k and v: nothing is copied, and the result is that of separate
+    arrays."""
     whole = rng.standard_normal((2, 40, 3, 4, 32), dtype=np.float32).astype(BF16)
     q, k, v = (whole[:, :, i] for i in range(3))
     want = ptxrt.attention(*(x.transpose(0, 2, 1, 3) for x in (q, k, v)), causal=True)
@@ -604,7 +696,9 @@ def test_a_layout_is_strides_alone(machine, rng):
     assert got.shape == (2, 40, 4, 32) and got.is_contiguous
     np.testing.assert_array_equal(bits(got.to_numpy().transpose(0, 2, 1, 3)), bits(want))
     np.testing.assert_array_equal(bits(views.to_numpy()), bits(want))
-    np.testing.assert_array_equal(bits(ptxrt.attention(q, k, v, causal=True, layout="bshd").transpose(0, 2, 1, 3)), bits(want))
+    np.testing.assert_array_equal(
+        bits(ptxrt.attention(q, k, v, causal=True, layout="bshd").transpose(0, 2, 1, 3)), bits(want)
+    )
 
 
 def test_rows_that_kernels_cannot_load_are_copied(machine, rng):
@@ -612,10 +706,15 @@ def test_rows_that_kernels_cannot_load_are_copied(machine, rng):
     whole = rng.standard_normal((2, 30, 81), dtype=np.float32).astype(BF16)
     there = ptxrt.to_device(whole)
     x, device_x = whole[:, None, :, 3:35], there[:, None, :, 3:35]
-    np.testing.assert_array_equal(bits(ptxrt.attention(device_x, device_x, device_x).to_numpy()), bits(ptxrt.attention(x, x, x)))
+    np.testing.assert_array_equal(
+        bits(ptxrt.attention(device_x, device_x, device_x).to_numpy()), bits(ptxrt.attention(x, x, x))
+    )
     q = np.broadcast_to(whole[:, None, :, :32], (2, 3, 30, 32))
     once = ptxrt.to_device(np.ascontiguousarray(whole[:, None, :, :32]))
-    np.testing.assert_array_equal(bits(ptxrt.attention(once.broadcast_to((2, 3, 30, 32)), once, once).to_numpy()), bits(ptxrt.attention(q, q[:, :1], q[:, :1])))
+    np.testing.assert_array_equal(
+        bits(ptxrt.attention(once.broadcast_to((2, 3, 30, 32)), once, once).to_numpy()),
+        bits(ptxrt.attention(q, q[:, :1], q[:, :1])),
+    )
 
 
 @pytest.mark.parametrize("dim_v", [32, 20])
@@ -640,20 +739,30 @@ def test_out_is_written_wherever_it_lies(machine, rng, dim_v, keys):
 
 def test_device_arrays_of_lengths_masks_and_sinks(machine, rng):
     q, k, v = random_qkv(rng, 2, 4, 9, 70, 32, heads_kv=2)
-    options = dict(key_lengths=np.int32([60, 5]), mask=rng.random((2, 1, 9, 70)) < 0.7, sinks=np.float32([0, 1, -1, 0.5]))
+    options = dict(
+        key_lengths=np.int32([60, 5]), mask=rng.random((2, 1, 9, 70)) < 0.7, sinks=np.float32([0, 1, -1, 0.5])
+    )
     want = ptxrt.attention(q, k, v, **options)
     device = {name: ptxrt.to_device(array) for name, array in options.items()}
     got = ptxrt.attention(*map(ptxrt.to_device, (q, k, v)), **device)
     assert isinstance(got, ptxrt.DeviceArray)
     np.testing.assert_array_equal(bits(got.to_numpy()), bits(want))
-    half = dict(device, sinks=ptxrt.to_device(options["sinks"].astype(np.float16)), mask=ptxrt.to_device(np.where(options["mask"], 0, -np.inf).astype(BF16)))
-    np.testing.assert_array_equal(bits(ptxrt.attention(*map(ptxrt.to_device, (q, k, v)), **half).to_numpy()), bits(want))
+    half = dict(
+        device,
+        sinks=ptxrt.to_device(options["sinks"].astype(np.float16)),
+        mask=ptxrt.to_device(np.where(options["mask"], 0, -np.inf).astype(BF16)),
+    )
+    np.testing.assert_array_equal(
+        bits(ptxrt.attention(*map(ptxrt.to_device, (q, k, v)), **half).to_numpy()), bits(want)
+    )
 
 
 def test_prepared_calls_and_graphs(machine, rng):
     """Splits, casts and views are recorded with everything else."""
     for keys, dtype in ((40, BF16), (1000, np.float32)):
-        first, second = ([ptxrt.to_device(x) for x in random_qkv(rng, 1, 4, 5, keys, 32, heads_kv=2, dtype=dtype)] for _ in range(2))
+        first, second = (
+            [ptxrt.to_device(x) for x in random_qkv(rng, 1, 4, 5, keys, 32, heads_kv=2, dtype=dtype)] for _ in range(2)
+        )
         options = dict(causal=True, window=(300, None), layout="bhsd", return_lse=True)
         out = ptxrt.empty((1, 4, 5, 32), BF16)
         prepared = ptxrt.prepare(ptxrt.attention, *first, out=out, **options)
@@ -669,7 +778,11 @@ def test_prepared_calls_and_graphs(machine, rng):
 
 def test_prepared_results_may_be_views(machine, rng):
     x = [ptxrt.to_device(a) for a in random_qkv(rng, 1, 3, 3, 8, 32, dtype=BF16)]
-    prepared = ptxrt.prepare(lambda q, k, v, out: ptxrt.attention(q, k, v, out=out).transpose(0, 2, 1, 3), *x, ptxrt.empty((1, 3, 3, 32), BF16))
+    prepared = ptxrt.prepare(
+        lambda q, k, v, out: ptxrt.attention(q, k, v, out=out).transpose(0, 2, 1, 3),
+        *x,
+        ptxrt.empty((1, 3, 3, 32), BF16),
+    )
     out = ptxrt.empty((1, 3, 3, 32), BF16)
     np.testing.assert_array_equal(bits(prepared(*x, out).to_numpy()), bits(out.to_numpy().transpose(0, 2, 1, 3)))
 
@@ -682,14 +795,21 @@ def test_remembered_calls_know_their_options(machine, rng):
         for options in (dict(), dict(window=(1, 0)), dict(window=(0, 1)), dict(layout="bshd")):
             for there in (out, out.transpose(0, 2, 1, 3)):
                 want = ptxrt.attention(q, k, v, **options).to_numpy()
-                np.testing.assert_array_equal(bits(ptxrt.attention(q, k, v, out=there, **options).to_numpy()), bits(want))
+                np.testing.assert_array_equal(
+                    bits(ptxrt.attention(q, k, v, out=there, **options).to_numpy()), bits(want)
+                )
 
 
 def test_empty_calls(emulator):
     x = np.zeros((0, 2, 16, 32), np.float32)
     out, lse = ptxrt.attention(x, x, x, return_lse=True)
     assert out.shape == (0, 2, 16, 32) and lse.shape == (0, 2, 16)
-    assert ptxrt.attention(np.zeros((1, 2, 0, 20), np.float32), *(np.zeros((1, 2, 5, 20), np.float32),) * 2).shape == (1, 2, 0, 20)
+    assert ptxrt.attention(np.zeros((1, 2, 0, 20), np.float32), *(np.zeros((1, 2, 5, 20), np.float32),) * 2).shape == (
+        1,
+        2,
+        0,
+        20,
+    )
 
 
 # Wrong calls
@@ -700,10 +820,16 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
     two = random_qkv(rng, 2, 2, 16, 24, 32)
     device = list(map(ptxrt.to_device, (q, k, v)))
     for call, words in [
-        (lambda: ptxrt.attention(q, k, v, qk="nvfp9"), "no kernel for qk='nvfp9', pv='nvfp9'; nearest: .*There is qk='bf16', pv='bf16'"),
+        (
+            lambda: ptxrt.attention(q, k, v, qk="nvfp9"),
+            "no kernel for qk='nvfp9', pv='nvfp9'; nearest: .*There is qk='bf16', pv='bf16'",
+        ),
         (lambda: ptxrt.attention(q, k, v, pv=["bf16"]), "no kernel for"),
         (lambda: ptxrt.attention(q, k, v, pv="f16"), "no kernel for qk='bf16', pv='f16'; nearest: "),
-        (lambda: ptxrt.attention(q, k, v, quantize="in_kernel"), "nearest: qk='mxfp4', pv='bf16', quantize='in_kernel'"),
+        (
+            lambda: ptxrt.attention(q, k, v, quantize="in_kernel"),
+            "nearest: qk='mxfp4', pv='bf16', quantize='in_kernel'",
+        ),
         (lambda: ptxrt.attention(q, k, v, qk="mxfp8", quantize=True), "nearest: qk='mxfp8', pv='mxfp8'. There is"),
         (lambda: ptxrt.attention(q, k, v, qk="mxfp4", pv="bf16"), "nearest: qk='mxfp8', pv='bf16'"),
         (lambda: ptxrt.attention(q, k, v, qk="fp8"), "nearest: qk='mxfp8', pv='mxfp8'"),
@@ -727,51 +853,117 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
         (lambda: ptxrt.attention(q, k, v, layout="bsd"), "layout is 'bsd'; pass 'bhsd' or 'bshd'"),
         (lambda: ptxrt.attention(q, k, v, out_dtype=np.float64), "bfloat16, float16 or float32"),
         (lambda: ptxrt.attention(q, k, v, out_dtype="nothing"), "bfloat16, float16 or float32"),
-        (lambda: ptxrt.attention(q, k, v, out=np.empty(q.shape, np.float32), out_dtype=BF16), "out has the dtype asked for"),
+        (
+            lambda: ptxrt.attention(q, k, v, out=np.empty(q.shape, np.float32), out_dtype=BF16),
+            "out has the dtype asked for",
+        ),
         (lambda: ptxrt.attention(q, k, v, out=[0]), "out is a list"),
-        (lambda: ptxrt.attention(q, k, v, out=np.empty((1, 4, 16, 31), BF16)), r"out has shape \[1, 4, 16, 31\], not \[1, 4, 16, 32\]"),
+        (
+            lambda: ptxrt.attention(q, k, v, out=np.empty((1, 4, 16, 31), BF16)),
+            r"out has shape \[1, 4, 16, 31\], not \[1, 4, 16, 32\]",
+        ),
         (lambda: ptxrt.attention(q, k, v, out=np.broadcast_to(BF16(0), q.shape)), "out is read-only"),
         (lambda: ptxrt.attention(*device, out=np.empty(q.shape, BF16)), "out is a NumPy array, q is on the device"),
-        (lambda: ptxrt.attention(*device, out=device[0].view(np.uint16).view(BF16).reshape(1, 4, 16, 64)), r"out has shape|float32"),
+        (
+            lambda: ptxrt.attention(*device, out=device[0].view(np.uint16).view(BF16).reshape(1, 4, 16, 64)),
+            r"out has shape|float32",
+        ),
         (lambda: ptxrt.attention(q, k, v, normalize=False, out_dtype=BF16), "normalize=False gives float32"),
-        (lambda: ptxrt.attention(q, k, v, normalize=False, return_lse=True), r"\(row_max \+ log2 row_sum\) ln 2; leave out return_lse"),
-        (lambda: ptxrt.attention(q[0], k, v), r"q has shape \[4, 16, 32\], 3 dimensions where 4 are needed; reshape it to \[B, H, S, D\]"),
+        (
+            lambda: ptxrt.attention(q, k, v, normalize=False, return_lse=True),
+            r"\(row_max \+ log2 row_sum\) ln 2; leave out return_lse",
+        ),
+        (
+            lambda: ptxrt.attention(q[0], k, v),
+            r"q has shape \[4, 16, 32\], 3 dimensions where 4 are needed; reshape it to \[B, H, S, D\]",
+        ),
         (lambda: ptxrt.attention(q, k[..., :16], v), "q and k have one head dimension; 32 and 16 came"),
         (lambda: ptxrt.attention(q, k, v[:, :, :20]), "k and v the same heads and keys"),
         (lambda: ptxrt.attention(q, two[1], two[2]), "one batch"),
-        (lambda: ptxrt.attention(q[:, :3], k, v), "3 heads of q are no multiple of 2 heads of k and v; nearest: 2 or 4"),
+        (
+            lambda: ptxrt.attention(q[:, :3], k, v),
+            "3 heads of q are no multiple of 2 heads of k and v; nearest: 2 or 4",
+        ),
         (lambda: ptxrt.attention(q[:, :1], k, v), "nearest: 2; there are"),
         (lambda: ptxrt.attention(q, k[:, :0], v[:, :0]), "no multiple of 0 heads"),
-        (lambda: ptxrt.attention(*(np.zeros((1, 1, 4, 288), np.float32) for _ in range(3))), "head dimensions go up to 256"),
-        (lambda: ptxrt.attention(*(np.zeros((1, 1, 4, 257), np.float32) for _ in range(3)), qk="nvfp4"), "head dimensions go up to 256"),
+        (
+            lambda: ptxrt.attention(*(np.zeros((1, 1, 4, 288), np.float32) for _ in range(3))),
+            "head dimensions go up to 256",
+        ),
+        (
+            lambda: ptxrt.attention(*(np.zeros((1, 1, 4, 257), np.float32) for _ in range(3)), qk="nvfp4"),
+            "head dimensions go up to 256",
+        ),
         (lambda: ptxrt.attention(q, k[:, :, :0], v[:, :, :0]), "there are no keys; pass at least one"),
         (lambda: ptxrt.attention(q, k, v[..., :0]), "a head dimension is 0"),
-        (lambda: ptxrt.attention(q.astype(np.float64), k, v), "q is float64.*convert it to float32, float16 or bfloat16"),
+        (
+            lambda: ptxrt.attention(q.astype(np.float64), k, v),
+            "q is float64.*convert it to float32, float16 or bfloat16",
+        ),
         (lambda: ptxrt.attention(q, None, v), "k is None"),
-        (lambda: ptxrt.attention(q, k, v, mask=np.zeros((16, 23), bool)), r"mask is bool \[16, 23\]; pass bool or float that broadcasts to \[B, H, Sq, Sk\]"),
-        (lambda: ptxrt.attention(q, k, v, mask=np.zeros((16, 24), np.int32)), "mask is int32 .*; mask != 0 makes one of whole numbers"),
-        (lambda: ptxrt.attention(q, k, v, mask=np.zeros((16, 24), np.uint8)), "mask is uint8 .*; mask != 0 makes one of whole numbers"),
+        (
+            lambda: ptxrt.attention(q, k, v, mask=np.zeros((16, 23), bool)),
+            r"mask is bool \[16, 23\]; pass bool or float that broadcasts to \[B, H, Sq, Sk\]",
+        ),
+        (
+            lambda: ptxrt.attention(q, k, v, mask=np.zeros((16, 24), np.int32)),
+            "mask is int32 .*; mask != 0 makes one of whole numbers",
+        ),
+        (
+            lambda: ptxrt.attention(q, k, v, mask=np.zeros((16, 24), np.uint8)),
+            "mask is uint8 .*; mask != 0 makes one of whole numbers",
+        ),
         (lambda: ptxrt.attention(q, k, v, mask=np.zeros((1, 1, 1, 16, 24), bool)), "mask is bool"),
-        (lambda: ptxrt.attention(q, k, v, sinks=np.zeros(2, np.float32)), r"sinks are float32 \[2\]; pass one float for each of 4 heads of q"),
-        (lambda: ptxrt.attention(q, k, v, key_lengths=[25]), r"key_lengths is \[25\]; pass a whole number from 0 to 24 for each of 1 batches"),
+        (
+            lambda: ptxrt.attention(q, k, v, sinks=np.zeros(2, np.float32)),
+            r"sinks are float32 \[2\]; pass one float for each of 4 heads of q",
+        ),
+        (
+            lambda: ptxrt.attention(q, k, v, key_lengths=[25]),
+            r"key_lengths is \[25\]; pass a whole number from 0 to 24 for each of 1 batches",
+        ),
         (lambda: ptxrt.attention(q, k, v, key_lengths=[1, 2]), "key_lengths is"),
         (lambda: ptxrt.attention(q, k, v, key_lengths=[1.5]), "key_lengths is float64"),
-        (lambda: ptxrt.attention(q, k, v, key_lengths=ptxrt.to_device(np.int64([3]))), "key_lengths is int64.*pass int32"),
+        (
+            lambda: ptxrt.attention(q, k, v, key_lengths=ptxrt.to_device(np.int64([3]))),
+            "key_lengths is int64.*pass int32",
+        ),
         (lambda: ptxrt.attention(q, k, v, cu_seqlens_q=[0, 16]), "one of cu_seqlens_q and cu_seqlens_k came"),
-        (lambda: ptxrt.attention(q, k, v, cu_seqlens_q=[0, 16], cu_seqlens_k=[0, 24], key_lengths=[3]), "no key_lengths"),
-        (lambda: ptxrt.attention(q, k, v, cu_seqlens_q=[0, 15], cu_seqlens_k=[0, 24]), r"cu_seqlens_q is \[0, 15\]; pass N \+ 1 whole numbers that rise from 0 to 16"),
-        (lambda: ptxrt.attention(q, k, v, cu_seqlens_q=[0, 9, 5, 16], cu_seqlens_k=[0, 1, 2, 24]), "that rise from 0 to 16"),
-        (lambda: ptxrt.attention(q, k, v, cu_seqlens_q=[0, 5, 16], cu_seqlens_k=[0, 24]), "cu_seqlens_q has 3 numbers, cu_seqlens_k 2"),
-        (lambda: ptxrt.attention(*two, cu_seqlens_q=[0, 16], cu_seqlens_k=[0, 24]), "packed sequences have a batch of 1, 2 came"),
+        (
+            lambda: ptxrt.attention(q, k, v, cu_seqlens_q=[0, 16], cu_seqlens_k=[0, 24], key_lengths=[3]),
+            "no key_lengths",
+        ),
+        (
+            lambda: ptxrt.attention(q, k, v, cu_seqlens_q=[0, 15], cu_seqlens_k=[0, 24]),
+            r"cu_seqlens_q is \[0, 15\]; pass N \+ 1 whole numbers that rise from 0 to 16",
+        ),
+        (
+            lambda: ptxrt.attention(q, k, v, cu_seqlens_q=[0, 9, 5, 16], cu_seqlens_k=[0, 1, 2, 24]),
+            "that rise from 0 to 16",
+        ),
+        (
+            lambda: ptxrt.attention(q, k, v, cu_seqlens_q=[0, 5, 16], cu_seqlens_k=[0, 24]),
+            "cu_seqlens_q has 3 numbers, cu_seqlens_k 2",
+        ),
+        (
+            lambda: ptxrt.attention(*two, cu_seqlens_q=[0, 16], cu_seqlens_k=[0, 24]),
+            "packed sequences have a batch of 1, 2 came",
+        ),
         (lambda: ptxrt.merge([], []), "outputs is list without segments"),
         (lambda: ptxrt.merge([q], [q[..., 0], q[..., 0]]), "1 outputs of .* have 1 lses"),
         (lambda: ptxrt.merge([q], [q]), r"lses\[0\] has shape \[1, 4, 16, 32\]"),
         (lambda: ptxrt.merge([q], [q[..., 0].astype(np.float16)]), r"lses\[0\] is float16"),
         (lambda: ptxrt.merge([q[0, 0, 0]], [q[0, 0, 0, 0]]), "fewer axes in front of S"),
         (lambda: ptxrt.merge([q]), "neither came beside outputs; pass lses, or row_max and row_sum"),
-        (lambda: ptxrt.merge([q], row_max=[q[..., 0]]), "row_max came beside outputs; pass lses, or row_max and row_sum"),
+        (
+            lambda: ptxrt.merge([q], row_max=[q[..., 0]]),
+            "row_max came beside outputs; pass lses, or row_max and row_sum",
+        ),
         (lambda: ptxrt.merge([q], [q[..., 0]], row_sum=[q[..., 0]]), "lses and row_sum came beside outputs"),
-        (lambda: ptxrt.merge([q], row_max=[q[..., 0]], row_sum=[q]), r"row_sum\[0\] has shape \[1, 4, 16, 32\].* have 1 row_max and row_sum of"),
+        (
+            lambda: ptxrt.merge([q], row_max=[q[..., 0]], row_sum=[q]),
+            r"row_sum\[0\] has shape \[1, 4, 16, 32\].* have 1 row_max and row_sum of",
+        ),
         (lambda: ptxrt.merge([q], [q[..., 0]], out_dtype=int), "merge: out_dtype=<class 'int'>"),
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=words) as caught:
@@ -809,7 +1001,10 @@ def test_the_reference_agrees_with_a_plain_loop(rng):
 def test_parts_of_the_reference_add_up(rng):
     q, k, v = random_qkv(rng, 1, 2, 4, 200, 8)
     whole = exact_sums(q[:, :, None], k, v, scale=0.5, right=0)
-    parts = [exact_sums(q[:, :, None], k, v, scale=0.5, right=0, part=slice(a, b)) for a, b in ((0, 64), (64, 128), (128, 192), (192, 256))]
+    parts = [
+        exact_sums(q[:, :, None], k, v, scale=0.5, right=0, part=slice(a, b))
+        for a, b in ((0, 64), (64, 128), (128, 192), (192, 256))
+    ]
     outs, lses = zip(*(exact_quotient(*part) for part in parts))
     for got, want in zip(merged(outs, lses), exact_quotient(*whole)):
         np.testing.assert_allclose(got, want, rtol=1e-12)

@@ -1,13 +1,13 @@
-"""Attention on block formats: against float64, against its own restatement, from operands quantized before, smoothing, errors."""
+"""Attention on block formats: against float64, against its own restatement, from operands quantized before, smoothing,
+errors."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import ptxrt
 from attention_arrays import BLOCK_WAYS, block_of, held, operands, random_qkv, relative, rounding
 from attention_restated import restated_blocks
-
-import ptxrt
 from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.ops.attention import exact_attention
 from ptxrt.ops.attention_kernels import visible
@@ -28,20 +28,26 @@ each_format = pytest.mark.parametrize("qk, pv", BLOCK_WAYS, ids=lambda name: nam
     ids=str,
 )
 def test_the_algorithm_restated(machine, rng, qk, pv, shape, options):
-    """With weights rounded as the kernels round them, what is left is the order of float32 sums and ties of single codes."""
-    arrays = [x * np.exp2(rng.integers(-1, 2, (*x.shape[:-1], 1)), dtype=np.float32) for x in random_qkv(rng, *shape)]  # scales of all sizes
+    """With weights rounded as the kernels round them, what is left is the order of float32 sums and ties of single
+    codes."""
+    arrays = [
+        x * np.exp2(rng.integers(-1, 2, (*x.shape[:-1], 1)), dtype=np.float32) for x in random_qkv(rng, *shape)
+    ]  # scales of all sizes
     given = operands(*arrays, qk, pv, smooth=False, dim=128 if shape[-1] == 96 and qk != "mxfp8" else None)
     got, lse = ptxrt.attention(*given, qk=qk, pv=pv, out_dtype=np.float32, return_lse=True, **options)
     want, want_lse = restated_blocks(*(np.asarray(x) for x in given), pv, **options)
     assert relative(got, want) <= 2.5e-3
     seen = np.isfinite(want_lse)
     np.testing.assert_array_equal(lse[~seen], want_lse[~seen])
-    assert np.abs(lse[seen] - want_lse[seen]).max() <= 1e-4 * np.abs(want_lse[seen]).max()  # approximate exponentials and logarithm
+    assert (
+        np.abs(lse[seen] - want_lse[seen]).max() <= 1e-4 * np.abs(want_lse[seen]).max()
+    )  # approximate exponentials and logarithm
 
 
 @each_format
 def test_each_row_raises_its_own_maximum(machine, qk, pv):
-    """In each tile but the first one row grows, by 14 steps of log2, and no other of its warp; each by a key in another place of its tile."""
+    """In each tile but the first one row grows, by 14 steps of log2, and no other of its warp; each by a key in another
+    place of its tile."""
     rows = np.array([0, 8, 3, 11, 15])
     keys = 64 * np.arange(1, 6) + rows * 37 % 64
     q, k, v = (np.zeros((1, 1, count, 64), np.float32) for count in (16, 384, 384))
@@ -62,7 +68,9 @@ def test_arrays_are_quantized_as_quantize_operand_does(machine, rng, qk, pv):
     for got, want in zip(from_operands, whole):
         np.testing.assert_array_equal(got, want)
     np.testing.assert_array_equal(ptxrt.attention(*given, qk=qk, pv=pv, out_dtype=np.float32), whole[0])
-    on_device = [ptxrt.quantize_operand(ptxrt.to_device(x), f, role=r) for x, f, r in zip((q, k, v), (qk, qk, pv), "qkv")]
+    on_device = [
+        ptxrt.quantize_operand(ptxrt.to_device(x), f, role=r) for x, f, r in zip((q, k, v), (qk, qk, pv), "qkv")
+    ]
     np.testing.assert_array_equal(ptxrt.attention(*on_device, qk=qk, pv=pv, out_dtype=np.float32).to_numpy(), whole[0])
 
 
@@ -73,7 +81,9 @@ def test_nan_propagates_to_the_rows_that_see_it(machine, rng, qk, pv):
     q[0, 0, 5, 3] = k[0, 0, 60, 3] = np.nan
     got = ptxrt.attention(q, k, v, qk=qk, pv=pv, causal=True, smooth_k=False)
     rows = np.arange(20)  # of which row 10 is the first that sees key 60
-    np.testing.assert_array_equal(np.isnan(got[0, 0].astype(np.float32)), np.repeat((rows[:, None] == 5) | (rows[:, None] >= 10), 64, axis=1))
+    np.testing.assert_array_equal(
+        np.isnan(got[0, 0].astype(np.float32)), np.repeat((rows[:, None] == 5) | (rows[:, None] >= 10), 64, axis=1)
+    )
 
 
 @each_format
@@ -112,7 +122,8 @@ def test_wide_heads(machine, rng, dim, dim_v):
 
 @pytest.mark.parametrize("qk, pv", [("mxfp8", "mxfp8"), ("nvfp4", "bf16")])
 def test_narrow_values_beside_wide_keys(machine, rng, qk, pv):
-    """D 192 and Dv 128, each its own: from arrays, from operands that nobody told of each other, and of few rows, whose keys are split."""
+    """D 192 and Dv 128, each its own: from arrays, from operands that nobody told of each other, and of few rows, whose
+    keys are split."""
     q, k, v = random_qkv(rng, 1, 2, 9, 700, 192, heads_kv=1, dim_v=128)
     given = operands(q, k, v, qk, pv, smooth=False)
     assert [x.dim for x in given] == [None, 192, 128]
@@ -136,7 +147,9 @@ def test_smoothing_is_undone_in_the_log_sum_exp(machine, rng, qk, pv, keys):
     smooth, lse = ptxrt.attention(q, k, v, qk=qk, pv=pv, smooth_k=True, return_lse=True)
     plain, plain_lse = ptxrt.attention(q, k, v, qk=qk, pv=pv, smooth_k=False, return_lse=True)
     assert relative(smooth, want) < 0.5 * relative(plain, want)
-    assert np.abs(lse - want_lse).mean() <= 0.06 < np.abs(plain_lse - want_lse).mean()  # half as good again as without a bias
+    assert (
+        np.abs(lse - want_lse).mean() <= 0.06 < np.abs(plain_lse - want_lse).mean()
+    )  # half as good again as without a bias
     given = operands(q, k, v, qk, pv, smooth=True)
     held, held_lse = exact_attention(*(np.asarray(x) for x in given))
     _, lse = ptxrt.attention(*given, qk=qk, pv=pv, return_lse=True)
@@ -144,16 +157,24 @@ def test_smoothing_is_undone_in_the_log_sum_exp(machine, rng, qk, pv, keys):
 
 
 def packed_qkv(rng, dim=64):
-    """Sequences around the length of a tile, of 0 queries and of 0 keys: cu_seqlens of queries and keys, and keys with a bias."""
-    cu_q, cu_k = (np.concatenate([[0], np.cumsum(lengths)]) for lengths in ([3, 63, 0, 20, 65, 2], [1, 63, 64, 130, 65, 0]))
+    """Sequences around the length of a tile, of 0 queries and of 0 keys: cu_seqlens of queries and keys, and keys with
+    a bias."""
+    cu_q, cu_k = (
+        np.concatenate([[0], np.cumsum(lengths)]) for lengths in ([3, 63, 0, 20, 65, 2], [1, 63, 64, 130, 65, 0])
+    )
     q, k, v = random_qkv(rng, 1, 2, cu_q[-1], cu_k[-1], dim, heads_kv=1)
     return cu_q, cu_k, q, k + 3 * rng.standard_normal((1, 1, 1, dim)).astype(np.float32), v
 
 
 @each_format
-@pytest.mark.parametrize("options", [dict(causal=True, smooth_k=True, return_lse=True), dict(window=(40, 9), sinks=np.float32([1, -1]), smooth_q=True)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [dict(causal=True, smooth_k=True, return_lse=True), dict(window=(40, 9), sinks=np.float32([1, -1]), smooth_q=True)],
+    ids=str,
+)
 def test_packed_sequences_equal_separate_calls(machine, rng, qk, pv, options):
-    """Bit for bit, the logarithms of smoothed scores too, and with queries less the means of their own sequence's blocks."""
+    """Bit for bit, the logarithms of smoothed scores too, and with queries less the means of their own sequence's
+    blocks."""
     cu_q, cu_k, *arrays = packed_qkv(rng)
     q, k, v = (x.transpose(0, 2, 1, 3) for x in arrays)
     options = dict(options, qk=qk, pv=pv, layout="bshd")
@@ -173,15 +194,22 @@ def test_packed_sequences_equal_separate_calls(machine, rng, qk, pv, options):
 def test_packed_operands_are_quantized_once(machine, rng, qk, pv):
     """Operands hold their sequences, whoever reads them: attention over them is that over what they hold."""
     cu_q, cu_k, q, k, v = packed_qkv(rng, 40)
-    of_k, of_v = (ptxrt.quantize_operand(x, format, role=role, cu_seqlens=cu_k) for x, format, role in ((k, qk, "k"), (v, pv, "v")))
+    of_k, of_v = (
+        ptxrt.quantize_operand(x, format, role=role, cu_seqlens=cu_k)
+        for x, format, role in ((k, qk, "k"), (v, pv, "v"))
+    )
     options = dict(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, normalize=of_k.mean is not None)
     got = ptxrt.attention(q, of_k, of_v, qk=qk, pv=pv, **options, out_dtype=np.float32)
     for x, want in zip(got, ptxrt.attention(q, k, v, qk=qk, pv=pv, **options, out_dtype=np.float32)):
         np.testing.assert_array_equal(x, want)
     if not options.pop("normalize"):
         got = got[0] / np.where(got[2] == 0, 1, got[2])[..., None]
-    want, _ = exact_attention(*(np.asarray(x) for x in (ptxrt.quantize_operand(q, qk, role="q"), of_k, of_v)), **options)
-    assert relative(got, want) <= {"mxfp8": 0.04, "mxfp4": 0.25, "nvfp4": 0.13, "bf16": 2.5e-3}[pv]  # weights are rounded
+    want, _ = exact_attention(
+        *(np.asarray(x) for x in (ptxrt.quantize_operand(q, qk, role="q"), of_k, of_v)), **options
+    )
+    assert (
+        relative(got, want) <= {"mxfp8": 0.04, "mxfp4": 0.25, "nvfp4": 0.13, "bf16": 2.5e-3}[pv]
+    )  # weights are rounded
 
 
 def test_packed_sequences_on_the_device(machine, rng):
@@ -192,10 +220,19 @@ def test_packed_sequences_on_the_device(machine, rng):
     first, second = ([ptxrt.to_device(cu.astype(np.int32)) for cu in pair] for pair in ((cu_q, cu_k), others))
     out = ptxrt.empty(q.shape, np.float32)
     options = dict(qk="nvfp4", pv="mxfp8")
-    call = ptxrt.prepare(lambda q, k, v, a, b, out: ptxrt.attention(q, k, v, cu_seqlens_q=a, cu_seqlens_k=b, out=out, **options), q, k, v, *first, out)
+    call = ptxrt.prepare(
+        lambda q, k, v, a, b, out: ptxrt.attention(q, k, v, cu_seqlens_q=a, cu_seqlens_k=b, out=out, **options),
+        q,
+        k,
+        v,
+        *first,
+        out,
+    )
     for pair, lengths in ((first, (cu_q, cu_k)), (second, others)):
         call(q, k, v, *pair, out)
-        want = ptxrt.attention(*arrays, cu_seqlens_q=lengths[0], cu_seqlens_k=lengths[1], out_dtype=np.float32, **options)
+        want = ptxrt.attention(
+            *arrays, cu_seqlens_q=lengths[0], cu_seqlens_k=lengths[1], out_dtype=np.float32, **options
+        )
         np.testing.assert_array_equal(out.to_numpy(), want)
 
 
@@ -211,7 +248,8 @@ def test_values_of_one_give_one(machine, rng, qk, pv):
 
 @each_format
 def test_one_hot_rows_choose_their_key(machine, rng, qk, pv):
-    """Row i of Q points at key (7 i + 3) % 60 alone; each other key has e^-12 of its weight, or twice that when it is rounded."""
+    """Row i of Q points at key (7 i + 3) % 60 alone; each other key has e^-12 of its weight, or twice that when it is
+    rounded."""
     keys, rows = np.eye(60, 64, dtype=np.float32)[None, None], (7 * np.arange(60) + 3) % 60
     given = operands(12 * keys[:, :, rows], keys, *random_qkv(rng, 1, 1, 1, 60, 64)[2:], qk, pv, smooth=False)
     got, values = ptxrt.attention(*given, qk=qk, pv=pv, scale=1.0, out_dtype=np.float32), held(*given, qk, pv)[2]
@@ -222,12 +260,15 @@ def test_one_hot_rows_choose_their_key(machine, rng, qk, pv):
 def test_block_structured_queries(machine, rng, qk, pv):
     """Blocks of 16 queries that see one block of 16 keys each, all alike: the mean of their values.
 
-    To the last bits of sums where weights are divided by their own sum; in 16 bits the sum is of those that are not rounded.
+    To the last bits of sums where weights are divided by their own sum; in 16 bits the sum is of those that are not
+    rounded.
     """
     blocks = np.kron(np.eye(4, dtype=np.float32), np.ones((16, 16), np.float32))[None, None]
     given = operands(8 * blocks, blocks, *random_qkv(rng, 1, 1, 1, 64, 64)[2:], qk, pv, smooth=False)
     want = np.float64(held(*given, qk, pv)[2]).reshape(4, 16, 64).mean(axis=1).repeat(16, axis=0)
-    assert relative(ptxrt.attention(*given, qk=qk, pv=pv, scale=1.0, out_dtype=np.float32)[0, 0], want) < (1e-6 if block_of(pv) > 1 else 2.0**-8)
+    assert relative(ptxrt.attention(*given, qk=qk, pv=pv, scale=1.0, out_dtype=np.float32)[0, 0], want) < (
+        1e-6 if block_of(pv) > 1 else 2.0**-8
+    )
 
 
 @each_format
@@ -243,7 +284,8 @@ def test_values_of_the_identity_show_the_weights(machine, rng, qk, pv):
 
 @each_format
 def test_a_shift_of_all_keys_changes_nothing(machine, rng, qk, pv):
-    """Smoothing takes it away, but for bits that keys lose at eight times their size, seldom over a tie; outputs are rounded twice."""
+    """Smoothing takes it away, but for bits that keys lose at eight times their size, seldom over a tie; outputs are
+    rounded twice."""
     q, k, v = random_qkv(rng, 1, 1, 20, 90, 64)
     call = dict(qk=qk, pv=pv, smooth_k=True)
     assert relative(ptxrt.attention(q, k + 8, v, **call), ptxrt.attention(q, k, v, **call)) < 5e-3
@@ -257,7 +299,9 @@ def test_scores_up_to_60(machine, rng, qk, pv):
     for arrays in ((large, k, v), *((np.full((1, 1, 5, 64), sign, np.float32), ramp, v) for sign in (-1, 1))):
         given = operands(*arrays, qk, pv, smooth=False)
         want, _ = exact_attention(*held(*given, qk, pv), scale=1.0)
-        assert relative(ptxrt.attention(*given, qk=qk, pv=pv, scale=1.0, out_dtype=np.float32), want) <= rounding(qk, pv)
+        assert relative(ptxrt.attention(*given, qk=qk, pv=pv, scale=1.0, out_dtype=np.float32), want) <= rounding(
+            qk, pv
+        )
 
 
 @each_format
@@ -273,7 +317,9 @@ def test_large_finite_masks_are_relative(machine, rng, qk, pv):
         mask[:, 50:] = large
         want, _ = exact_attention(values[0], *(x[:, :, :50] for x in values[1:]))
         assert relative(ptxrt.attention(*given, mask=mask, **call), want) < 1.2 * rounding(qk, pv)
-        mean = np.broadcast_to(np.float64(values[2]).mean(axis=2, keepdims=True), (1, 1, 8, 64))  # beside it scores vanish
+        mean = np.broadcast_to(
+            np.float64(values[2]).mean(axis=2, keepdims=True), (1, 1, 8, 64)
+        )  # beside it scores vanish
         assert relative(ptxrt.attention(*given, mask=np.full_like(mask, large), **call), mean) < 1e-6
 
 
@@ -321,9 +367,13 @@ def test_scaled_arrays_have_scaled_results(machine, rng, qk, pv):
     powers = np.exp2(np.arange(10) % 3 - 1, dtype=np.float32)[:, None]
     rows = ptxrt.attention(powers * q, k, v, **call)
     for i in range(3):
-        np.testing.assert_array_equal(rows[:, :, i::3], ptxrt.attention(q, k, v, scale=powers[i, 0] / 8, **call)[:, :, i::3])
+        np.testing.assert_array_equal(
+            rows[:, :, i::3], ptxrt.attention(q, k, v, scale=powers[i, 0] / 8, **call)[:, :, i::3]
+        )
     huge = operands(1024 * q, 1024 * k, 1024 * v, qk, pv, smooth=False)
-    assert relative(ptxrt.attention(*huge, qk=qk, pv=pv, out_dtype=np.float32), exact_attention(*held(*huge, qk, pv))[0]) <= rounding(qk, pv)
+    assert relative(
+        ptxrt.attention(*huge, qk=qk, pv=pv, out_dtype=np.float32), exact_attention(*held(*huge, qk, pv))[0]
+    ) <= rounding(qk, pv)
 
 
 # Calls
@@ -354,24 +404,75 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
     refused(r"k is Operand.*takes quantize_operand\(k, 'mxfp8', role='k'\)", q, of_k, v, qk="mxfp8")
     refused(r"v is Operand.*role='k'.*takes quantize_operand\(v, 'mxfp8', role='v'\)", q, k, of_k, **mixed)
     refused("qk='bf16', pv='bf16' takes k as an array", q, of_k, v)
-    refused(r"v is QuantizedArray.*takes quantize_operand\(v, 'mxfp8', role='v'\)", q, k, ptxrt.quantize(v, "mxfp8"), **mixed)
+    refused(
+        r"v is QuantizedArray.*takes quantize_operand\(v, 'mxfp8', role='v'\)",
+        q,
+        k,
+        ptxrt.quantize(v, "mxfp8"),
+        **mixed,
+    )
     refused("smooth_k is False, but k is Operand.*quantize it with smooth=False", q, of_k, v, **mixed, smooth_k=False)
     refused("smooth_q is True, but q is Operand.*quantize it with smooth=True", of_q, k, v, **mixed, smooth_q=True)
     wide = ptxrt.quantize_operand(v, "mxfp8", role="v", dim=128)
-    match = "k has tiles of head dimension 64 and v has tiles of head dimension 128; the nearest kernel has 128 for k and 128 for v: quantize k with dim=128"
+    match = (
+        "k has tiles of head dimension 64 and v has tiles of head dimension 128; the nearest kernel has 128 for k and "
+        "128 for v: quantize k with dim=128"
+    )
     refused(match, q, of_k, wide, **mixed)
     narrow = ptxrt.quantize_operand(v[..., :32], "mxfp8", role="v")
-    refused("v has tiles of head dimension 32; the nearest kernel has 64 for k and 64 for v: quantize v with dim=64", q, k, narrow, **mixed)
-    refused("q and k have one head dimension; 32 and 64 came", ptxrt.quantize_operand(q[..., :32], "nvfp4", role="q"), of_k, of_v, **mixed)
-    packed = [ptxrt.quantize_operand(x, format, role=role, cu_seqlens=[0, 30, 70]) for x, format, role in ((k, "nvfp4", "k"), (v, "mxfp8", "v"))]
+    refused(
+        "v has tiles of head dimension 32; the nearest kernel has 64 for k and 64 for v: quantize v with dim=64",
+        q,
+        k,
+        narrow,
+        **mixed,
+    )
+    refused(
+        "q and k have one head dimension; 32 and 64 came",
+        ptxrt.quantize_operand(q[..., :32], "nvfp4", role="q"),
+        of_k,
+        of_v,
+        **mixed,
+    )
+    packed = [
+        ptxrt.quantize_operand(x, format, role=role, cu_seqlens=[0, 30, 70])
+        for x, format, role in ((k, "nvfp4", "k"), (v, "mxfp8", "v"))
+    ]
     two = dict(mixed, cu_seqlens_q=[0, 5, 20], cu_seqlens_k=[0, 30, 70])
-    refused("k is .* of 2 packed sequences, less their mean, .*; pass cu_seqlens_q and cu_seqlens_k, the cu_seqlens it .* as cu_seqlens_k", q, *packed, **mixed)
-    refused(r"v is .* of 2 packed sequences.*cu_seqlens_k is \[0, 70\]; quantize it with cu_seqlens=cu_seqlens_k", q, k, packed[1], **mixed, cu_seqlens_q=[0, 20], cu_seqlens_k=[0, 70])
-    refused(r"k is .*cu_seqlens_k is \[0, 31, 70\]; quantize it with", q, *packed, **dict(two, cu_seqlens_k=[0, 31, 70]))
+    refused(
+        "k is .* of 2 packed sequences, less their mean, .*; pass cu_seqlens_q and cu_seqlens_k, the cu_seqlens it .* "
+        "as cu_seqlens_k",
+        q,
+        *packed,
+        **mixed,
+    )
+    refused(
+        r"v is .* of 2 packed sequences.*cu_seqlens_k is \[0, 70\]; quantize it with cu_seqlens=cu_seqlens_k",
+        q,
+        k,
+        packed[1],
+        **mixed,
+        cu_seqlens_q=[0, 20],
+        cu_seqlens_k=[0, 70],
+    )
+    refused(
+        r"k is .*cu_seqlens_k is \[0, 31, 70\]; quantize it with", q, *packed, **dict(two, cu_seqlens_k=[0, 31, 70])
+    )
     refused(r"k is Operand\(nvfp4.*quantize it with cu_seqlens=cu_seqlens_k", q, of_k, packed[1], **two)
     refused("key_lengths beside cu_seqlens came", q, *packed, **two, key_lengths=[70])
     smooth = ptxrt.quantize_operand(q, "nvfp4", role="q", smooth=True)
-    refused(r"q is Operand.*, cu_seqlens_q is \[0, 5, 20\]; quantize it with cu_seqlens=cu_seqlens_q", smooth, *packed, **two)
+    refused(
+        r"q is Operand.*, cu_seqlens_q is \[0, 5, 20\]; quantize it with cu_seqlens=cu_seqlens_q",
+        smooth,
+        *packed,
+        **two,
+    )
     smooth = ptxrt.quantize_operand(q, "nvfp4", role="q", smooth=True, cu_seqlens=[0, 5, 20])
-    refused("q is .* of 2 packed sequences.*; pass cu_seqlens_q and cu_seqlens_k, the cu_seqlens it .* as cu_seqlens_q", smooth, k, v, **mixed)
+    refused(
+        "q is .* of 2 packed sequences.*; pass cu_seqlens_q and cu_seqlens_k, the cu_seqlens it .* as cu_seqlens_q",
+        smooth,
+        k,
+        v,
+        **mixed,
+    )
     assert ptxrt.attention(of_q, of_k, of_v, **mixed).shape == (1, 2, 20, 64)

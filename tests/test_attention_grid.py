@@ -3,14 +3,27 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from attention_arrays import BLOCK_WAYS, WAYS, bits, held, largest_dim, random_qkv, rounding
 
 import ptxrt
+from attention_arrays import BLOCK_WAYS, WAYS, bits, held, largest_dim, random_qkv, rounding
 from ptxrt.accuracy import Tolerance
 from ptxrt.ops.attention import exact_attention
 
 # Lengths that FlashAttention, FlashInfer and SageAttention test, queries fewer and more than keys; then small ones.
-REAL = [(1, 1), (1, 1023), (3, 799), (17, 513), (113, 203), (127, 239), (203, 127), (239, 1), (513, 799), (799, 513), (1023, 1024), (1024, 1023)]
+REAL = [
+    (1, 1),
+    (1, 1023),
+    (3, 799),
+    (17, 513),
+    (113, 203),
+    (127, 239),
+    (203, 127),
+    (239, 1),
+    (513, 799),
+    (799, 513),
+    (1023, 1024),
+    (1024, 1023),
+]
 SMALL = [(1, 1), (3, 17), (17, 3), (40, 113), (70, 64), (1, 127)]
 OPTIONS = [
     dict(),
@@ -26,7 +39,8 @@ DIMS = (32, 64, 96, 128, 192, 256)
 
 
 def sample(index: int, qk: str, pv: str, times: int):
-    """`times` combinations of options, heads and head dimensions, others at each index of lengths; of 192 every second time 128 for V."""
+    """`times` combinations of options, heads and head dimensions, others at each index of lengths; of 192 every second
+    time 128 for V."""
     dims = [dim for dim in DIMS if dim <= largest_dim(qk, pv)]
     for i in range(times * index, times * (index + 1)):
         dim = dims[i % len(dims)]
@@ -37,9 +51,10 @@ def sample(index: int, qk: str, pv: str, times: int):
 def compare(rng, qk, pv, queries, keys, options, heads, dims, again=False):
     """A call against float64 attention of what its operands hold.
 
-    Relative L2: the rounding of weights, and of the output to 16 bits; a row or two have no average, they get twice as much. What
-    it does not tell is whether the error is common to all: of that the gain may show half, since codes of four bits lose
-    small weights beside large ones, which makes sharp rows sharper. Where `again`, a second call gives the same bits.
+    Relative L2: the rounding of weights, and of the output to 16 bits; a row or two have no average, they get twice as
+    much. What it does not tell is whether the error is common to all: of that the gain may show half, since codes of
+    four bits lose small weights beside large ones, which makes sharp rows sharper. Where `again`, a second call gives
+    the same bits.
     """
     q, k, v = random_qkv(rng, 2, heads[0], queries, keys, dims[0], heads_kv=heads[1], dim_v=dims[1])
     if (qk, pv) in BLOCK_WAYS:
@@ -54,7 +69,9 @@ def compare(rng, qk, pv, queries, keys, options, heads, dims, again=False):
     seen = np.isfinite(want_lse)
     np.testing.assert_array_equal(lse[~seen], want_lse[~seen])
     assert not out.astype(np.float32)[~seen].any()
-    assert (np.abs(lse[seen] - want_lse[seen]) <= 1e-4 * np.maximum(1, np.abs(want_lse[seen]))).all()  # float32 sums, approximate logarithm
+    assert (
+        np.abs(lse[seen] - want_lse[seen]) <= 1e-4 * np.maximum(1, np.abs(want_lse[seen]))
+    ).all()  # float32 sums, approximate logarithm
     bound = (rounding(qk, pv) + 2.0**-9) * (1 if seen.sum() > 64 else 2)
     bounds = Tolerance("as above", relative_l2=bound, cosine=1 - bound**2 / 2, gain=bound / 2)
     assert bounds.misses(ptxrt.compare(out, want)) == [], (options, heads, dims)

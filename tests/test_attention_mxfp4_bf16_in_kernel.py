@@ -1,4 +1,5 @@
-"""Attention that quantizes Q and K as it loads them, on every machine: exact scores, every option, ragged sizes, NaN, errors."""
+"""Attention that quantizes Q and K as it loads them, on every machine: exact scores, every option, ragged sizes, NaN,
+errors."""
 
 from dataclasses import replace
 
@@ -26,7 +27,8 @@ def attention(q, k, v, **options):
 
 
 def assert_close(got, want):
-    """The project's tolerance for attention, from the declaration; rows of a few keys have the gain of one rounded weight."""
+    """The project's tolerance for attention, from the declaration; rows of a few keys have the gain of one rounded
+    weight."""
     output = "out_f32" if got.dtype == np.float32 else "out_bf16"
     comparison = ptxrt.compare(got, want)
     missed = replace(attention_mxfp4_bf16_in_kernel.tolerance(output), gain=2.0**-9).misses(comparison)
@@ -118,8 +120,14 @@ def test_random_inputs_and_the_error_of_the_format(machine, rng, dtype, capsys):
 @pytest.mark.parametrize(
     "queries, keys, causal",
     [
-        *((queries, keys, False) for queries, keys in [(1, 1), (1, 65), (7, 3), (17, 63), (65, 1), (129, 64), (130, 131)]),
-        *((queries, keys, True) for queries, keys in [(1, 1), (1, 70), (64, 64), (70, 70), (33, 100), (100, 33), (140, 5), (129, 200)]),
+        *(
+            (queries, keys, False)
+            for queries, keys in [(1, 1), (1, 65), (7, 3), (17, 63), (65, 1), (129, 64), (130, 131)]
+        ),
+        *(
+            (queries, keys, True)
+            for queries, keys in [(1, 1), (1, 70), (64, 64), (70, 70), (33, 100), (100, 33), (140, 5), (129, 200)]
+        ),
     ],
 )
 def test_ragged_and_causal_shapes(machine, rng, queries, keys, causal):
@@ -244,7 +252,9 @@ def test_layouts_and_views(machine, rng):
 
 def test_a_kernel_takes_rows_at_any_address(machine, rng):
     """The kernel itself, of rows that begin off 16 bytes: every load of an element by itself."""
-    q, k, v = (ptxrt.to_device(np.pad(x, [(0, 0)] * 3 + [(3, 2)]))[..., 3:67] for x in random_qkv(rng, 1, 1, 20, 70, 64))
+    q, k, v = (
+        ptxrt.to_device(np.pad(x, [(0, 0)] * 3 + [(3, 2)]))[..., 3:67] for x in random_qkv(rng, 1, 1, 20, 70, 64)
+    )
     options = dict(scale=0.125, left=OPEN, right=0, sequences=1, splits=1)
     got = attention_mxfp4_bf16_in_kernel(q[:, :, None], k, v, out_f32=True, **options)
     assert_close(got.to_numpy()[:, :, 0], reference(*(np.asarray(x) for x in (q, k, v)), causal=True)[0])
@@ -333,7 +343,10 @@ def test_what_it_lacks_is_named_with_what_has_it(emulator, rng):
     for call, words in [
         (lambda: attention(q, k, v, smooth_k=True), "has no smooth_k; nearest: qk='mxfp8'"),
         (lambda: attention(q, k, v, smooth_q=True), "has no smooth_q; nearest: qk='mxfp8'"),
-        (lambda: attention(q, k, v, pv="bf17"), "no kernel for qk='mxfp4', pv='bf17', quantize='in_kernel'; nearest: qk='mxfp4', pv='bf16'"),
+        (
+            lambda: attention(q, k, v, pv="bf17"),
+            "no kernel for qk='mxfp4', pv='bf17', quantize='in_kernel'; nearest: qk='mxfp4', pv='bf16'",
+        ),
         (lambda: attention(q, ptxrt.quantize_operand(k, "mxfp4", role="k"), v), "takes k as an array"),
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=words):
@@ -352,7 +365,8 @@ def test_an_empty_batch_gives_an_empty_result(emulator):
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 @pytest.mark.parametrize("dim", [64, 128])
 def test_no_bank_conflicts(rng, dim, dtype):
-    """The native text, with whole and ragged tiles: every access to shared memory takes as few passes as its width allows.
+    """The native text, with whole and ragged tiles: every access to shared memory takes as few passes as its width
+    allows.
 
     Wider keys have two words of scales to a row, which take two passes in every format of 4 bits.
     """

@@ -2,11 +2,11 @@
 
 import ml_dtypes
 import numpy as np
-from attention_arrays import BLOCK_WAYS, WAYS, bits, block_of, operands, random_qkv, relative
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import ptxrt
+from attention_arrays import BLOCK_WAYS, WAYS, bits, block_of, operands, random_qkv, relative
 
 #: Two calls and more to an example, each a tenth of a second or two where operands are quantized.
 #: To make a failing example smaller would take minutes.
@@ -15,7 +15,8 @@ few = settings(max_examples=12, deadline=None, phases=[phase for phase in Phase 
 
 @st.composite
 def problems(draw, ways=WAYS):
-    """Small problems of any shape in any format: random numbers, the arrays, and options that hold for each batch and head."""
+    """Small problems of any shape in any format: random numbers, the arrays, and options that hold for each batch and
+    head."""
     qk, pv = draw(st.sampled_from(ways))
     batch, heads_kv, group = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
     queries, keys, dim = draw(st.integers(1, 40)), draw(st.integers(1, 140)), draw(st.sampled_from([24, 32, 64]))
@@ -44,7 +45,9 @@ def test_a_batch_and_its_heads_equal_their_items(problem):
         np.testing.assert_array_equal(its_lse, lse)
         batch, head = len(q) - 1, k.shape[1] - 1
         heads = slice(head * (q.shape[1] // k.shape[1]), None)
-        alone, its_lse = ptxrt.attention(q[batch:, heads], k[batch:, head:], v[batch:, head:], return_lse=True, **options)
+        alone, its_lse = ptxrt.attention(
+            q[batch:, heads], k[batch:, head:], v[batch:, head:], return_lse=True, **options
+        )
         np.testing.assert_array_equal(bits(out[batch:, heads]), bits(alone))
         np.testing.assert_array_equal(lse[batch:, heads], its_lse)
 
@@ -56,7 +59,9 @@ def test_grouped_heads_equal_repeated_ones(problem):
     group = q.shape[1] // k.shape[1]
     with ptxrt.using("emulator"):
         out = ptxrt.attention(q, k, v, **options)
-        np.testing.assert_array_equal(bits(out), bits(ptxrt.attention(q, k.repeat(group, 1), v.repeat(group, 1), **options)))
+        np.testing.assert_array_equal(
+            bits(out), bits(ptxrt.attention(q, k.repeat(group, 1), v.repeat(group, 1), **options))
+        )
 
 
 @few
@@ -66,7 +71,9 @@ def test_key_lengths_truncate(problem, data):
     _, q, k, v, options = problem
     lengths = data.draw(st.lists(st.integers(1, k.shape[2]), min_size=len(q), max_size=len(q)))
     for batch, length in enumerate(lengths):
-        k[batch, :, length:], v[batch, :, length:] = data.draw(st.sampled_from([(np.nan, np.inf), (1e30, np.nan), (-np.inf, -1e30)]))
+        k[batch, :, length:], v[batch, :, length:] = data.draw(
+            st.sampled_from([(np.nan, np.inf), (1e30, np.nan), (-np.inf, -1e30)])
+        )
     with ptxrt.using("emulator"):
         out, lse = ptxrt.attention(q, k, v, key_lengths=lengths, return_lse=True, **options)
         for batch, length in enumerate(lengths):
@@ -85,7 +92,9 @@ def test_keys_may_be_permuted_with_their_values(problem):
     if block == 1:
         order = rng.permutation(keys)
     else:
-        order = np.concatenate([rng.permutation(np.arange(first, min(first + block, keys))) for first in range(0, keys, block)])
+        order = np.concatenate(
+            [rng.permutation(np.arange(first, min(first + block, keys))) for first in range(0, keys, block)]
+        )
     call = dict(unmasked(options), out_dtype=np.float32)
     if (options["qk"], options["pv"]) in BLOCK_WAYS:
         call["smooth_k"] = False  # the mean is one more sum whose order changes
@@ -95,12 +104,16 @@ def test_keys_may_be_permuted_with_their_values(problem):
 
 
 @settings(max_examples=25, deadline=None)
-@given(problem=problems([way for way in WAYS if way not in BLOCK_WAYS]), at=st.floats(0, 1), factor=st.sampled_from([1, 5, 20]))
+@given(
+    problem=problems([way for way in WAYS if way not in BLOCK_WAYS]),
+    at=st.floats(0, 1),
+    factor=st.sampled_from([1, 5, 20]),
+)
 def test_segments_merge_to_the_whole(problem, at, factor):
     """Segments merged equal one pass: weights are rounded alike, whatever the maximum they are relative to.
 
-    1e-5 is what float32 sums in another order, of terms of both signs, may differ by. One weight in a thousand rounded to the
-    other side would be 1e-4.
+    1e-5 is what float32 sums in another order, of terms of both signs, may differ by. One weight in a thousand rounded
+    to the other side would be 1e-4.
     """
     _, q, k, v, options = problem
     cut = max(1, min(k.shape[2] - 1, round(at * k.shape[2])))
@@ -108,7 +121,12 @@ def test_segments_merge_to_the_whole(problem, at, factor):
     with ptxrt.using("emulator"):
         whole, whole_lse = ptxrt.attention(q, k, v, return_lse=True, out_dtype=np.float32, **options)
         parts = [slice(0, cut), slice(cut, None)] if k.shape[2] > 1 else [slice(None)]
-        outs, lses = zip(*(ptxrt.attention(q, k[:, :, p], v[:, :, p], return_lse=True, out_dtype=np.float32, **options) for p in parts))
+        outs, lses = zip(
+            *(
+                ptxrt.attention(q, k[:, :, p], v[:, :, p], return_lse=True, out_dtype=np.float32, **options)
+                for p in parts
+            )
+        )
         sums = zip(*(ptxrt.attention(q, k[:, :, p], v[:, :, p], normalize=False, **options) for p in parts))
         merged = ptxrt.merge(outs, lses), ptxrt.merge(next(sums), row_max=next(sums), row_sum=next(sums))
     for out, lse in merged:
@@ -122,10 +140,12 @@ def test_segments_merge_to_the_whole(problem, at, factor):
     *(st.sampled_from([0.5, 1, 4]), st.sampled_from([0, 3, 12]), st.integers(0, 2**32)),
 )
 def test_segments_of_block_formats_merge_to_the_whole(formats, queries, runs, last, at, spread, rise, seed):
-    """Segments merged by row_max and row_sum equal one pass: codes of weights do not depend on the maximum they are relative to.
+    """Segments merged by row_max and row_sum equal one pass: codes of weights do not depend on the maximum they are
+    relative to.
 
-    So float32 sums are all that differs, 1e-5. But where scores of a row are far apart there are weights, and scales of weights, of
-    2^-14 and less beside the largest, where e4m3 is subnormal: 1e-3. Segments are whole blocks of 32 keys; scores rise along the keys by `rise`.
+    So float32 sums are all that differs, 1e-5. But where scores of a row are far apart there are weights, and scales of
+    weights, of 2^-14 and less beside the largest, where e4m3 is subnormal: 1e-3. Segments are whole blocks of 32 keys;
+    scores rise along the keys by `rise`.
     """
     qk, pv = formats
     rng, keys, cut = np.random.default_rng(seed), 32 * (runs - 1) + last, 32 * max(1, round(at * (runs - 1)))
@@ -137,13 +157,15 @@ def test_segments_of_block_formats_merge_to_the_whole(formats, queries, runs, la
         segments = []
         for part in slice(0, cut), slice(cut, None):
             of = [
-                ptxrt.quantize_operand(x[:, :, part], whole.format, role=whole.role, global_scale=whole.global_scale, **more)
+                ptxrt.quantize_operand(
+                    x[:, :, part], whole.format, role=whole.role, global_scale=whole.global_scale, **more
+                )
                 for x, whole, more in ((k, of_k, dict(smooth=False)), (v, of_v, {}))
             ]
             segments.append(ptxrt.attention(of_q, *of, qk=qk, pv=pv, normalize=False))
         outs, maxima, sums = zip(*segments)
         out, lse = ptxrt.merge(outs, row_max=maxima, row_sum=sums)
-    steps = np.ptp(q @ k.swapaxes(-1, -2), axis=-1).max() * 64**-0.5 / np.log(2)   # 13: codes move them by less than one
+    steps = np.ptp(q @ k.swapaxes(-1, -2), axis=-1).max() * 64**-0.5 / np.log(2)  # 13: codes move them by less than one
     bound = 1e-3 if steps > 13 and pv in ("mxfp8", "nvfp4") else 1e-5
     assert relative(out, whole / row_sum[..., None]) < bound
     np.testing.assert_allclose(lse, (row_max + np.log2(row_sum)) * np.log(2), rtol=1e-5, atol=bound)

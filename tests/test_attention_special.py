@@ -1,13 +1,14 @@
-"""NaN and infinities in any place beside any option, and values of any magnitude, in every pair of formats, against float64."""
+"""NaN and infinities in any place beside any option, and values of any magnitude, in every pair of formats, against
+float64."""
 
 from itertools import product
 
 import ml_dtypes
 import numpy as np
 import pytest
-from attention_arrays import WAYS, bits, held, operands, random_qkv, relative, rounding, way_of
 
 import ptxrt
+from attention_arrays import WAYS, bits, held, operands, random_qkv, relative, rounding, way_of
 from ptxrt.backend import Param
 from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.launch import LARGEST_SIZE, _integer_bytes
@@ -33,7 +34,8 @@ OPTIONS = {
         mask=normal(rng, 1, heads, QUERIES, keys), softcap=3.0, causal=True, sinks=normal(rng, heads), scale=-0.2
     ),
 }
-# Where a value is put that is no number: the array, and the place in a head of it. Row 5 of q sees keys 0 and 70, but under windows.
+# Where a value is put that is no number: the array, and the place in a head of it. Row 5 of q sees keys 0 and 70, but
+# under windows.
 PLACES = {
     "q": ("q", (5, 3)),
     "first key": ("k", (0, 3)),
@@ -81,10 +83,12 @@ def spoiled(option: str, way: dict, keys: int):
 
 @each_way
 @pytest.mark.parametrize(
-    "option, keys", [*((option, 150) for option in OPTIONS), *((option, 700) for option in ("plain", "float mask", "sinks"))]
+    "option, keys",
+    [*((option, 150) for option in OPTIONS), *((option, 700) for option in ("plain", "float mask", "sinks"))],
 )
 def test_no_nan_and_no_infinity_is_lost(machine, way, option, keys):
-    """A row is NaN where float64 attention of what the operands hold is, in the output and in the LSE; all others are as they were."""
+    """A row is NaN where float64 attention of what the operands hold is, in the output and in the LSE; all others are
+    as they were."""
     arrays, options, applies = spoiled(option, way, keys)
     if way["qk"] in BLOCK_FORMATS:
         arrays = dict(zip("qkv", operands(*arrays.values(), **way, dim=smallest_dim(**way), smooth=False)))
@@ -98,11 +102,17 @@ def test_no_nan_and_no_infinity_is_lost(machine, way, option, keys):
             continue
         case = f"{special} in {place} beside {option}"
         got, expected = out[0, head], want[0, head]
-        if place == "v":   # 0 times NaN is NaN: it also reaches rows that do not see the key, which are the kernel's own matter
+        if (
+            place == "v"
+        ):  # 0 times NaN is NaN: it also reaches rows that do not see the key, which are the kernel's own matter
             sees = weights[0, head, :, 0] > 2.0**-20
             column = got[:, 3]
             assert not np.isfinite(column[sees]).any(), case
-            assert np.isfinite(lse[0, head]).all() and np.isfinite(np.delete(got, 3, axis=1)).all() or way["pv"] in ("mxfp8", "mxfp4", "nvfp4"), case
+            assert (
+                np.isfinite(lse[0, head]).all()
+                and np.isfinite(np.delete(got, 3, axis=1)).all()
+                or way["pv"] in ("mxfp8", "mxfp4", "nvfp4")
+            ), case
             continue
         nan = np.isnan(expected).all(axis=1)
         np.testing.assert_array_equal(np.isnan(got), np.isnan(expected), err_msg=case)
@@ -116,9 +126,13 @@ def test_no_nan_and_no_infinity_is_lost(machine, way, option, keys):
 
 
 def with_magnitudes(rng, keys: int, columns: int, low: int, high: int) -> np.ndarray:
-    """Normal values [1, 1, keys, columns] whose columns have magnitudes from 2**low to 2**high; the last column is zeros."""
+    """Normal values [1, 1, keys, columns] whose columns have magnitudes from 2**low to 2**high; the last column is
+    zeros."""
     exponents = np.linspace(low, high, columns - 1).round()
-    x = np.ldexp(np.float64(rng.uniform(0.5, 1, (keys, columns - 1)) * rng.choice([-1, 1], (keys, columns - 1))), exponents.astype(int))
+    x = np.ldexp(
+        np.float64(rng.uniform(0.5, 1, (keys, columns - 1)) * rng.choice([-1, 1], (keys, columns - 1))),
+        exponents.astype(int),
+    )
     return np.pad(x, [(0, 0), (0, 1)]).astype(np.float32)[None, None]
 
 
@@ -141,9 +155,11 @@ VALUE_OPTIONS = {
 @pytest.mark.parametrize("qk", ["bf16", "mxfp8", "nvfp4"])
 @pytest.mark.parametrize("option, keys", [*((option, 150) for option in VALUE_OPTIONS), ("plain", 700)])
 def test_values_of_any_magnitude_in_bf16(machine, rng, qk, option, keys):
-    """Columns of V from 2^-112 to the largest side by side have the error of ordinary ones, each for itself; zeros stay zeros.
+    """Columns of V from 2^-112 to the largest side by side have the error of ordinary ones, each for itself; zeros stay
+    zeros.
 
-    Outputs of the smallest are normal numbers. Where keys are split, sums are not divided before they are merged: columns up to 2^110.
+    Outputs of the smallest are normal numbers. Where keys are split, sums are not divided before they are merged:
+    columns up to 2^110.
     """
     dim = smallest_dim(qk, "bf16")
     q, k, _ = random_qkv(rng, 1, 1, QUERIES, keys, dim)
@@ -151,16 +167,25 @@ def test_values_of_any_magnitude_in_bf16(machine, rng, qk, option, keys):
     options = VALUE_OPTIONS[option]
     ordinary = np.ldexp(np.float64(v), -np.frexp(np.abs(v).max(axis=2, keepdims=True))[1]).astype(np.float32)
     for dtype in (np.float32, BF16):
-        got, usual = (ptxrt.attention(q, k, x, qk=qk, pv="bf16", smooth_k=False, out_dtype=dtype, **options) for x in (v, ordinary))
+        got, usual = (
+            ptxrt.attention(q, k, x, qk=qk, pv="bf16", smooth_k=False, out_dtype=dtype, **options)
+            for x in (v, ordinary)
+        )
         error = errors_by_column(got, exact_attention(*held(q, k, v, qk, "bf16"), **options)[0])
         usual_error = errors_by_column(usual, exact_attention(*held(q, k, ordinary, qk, "bf16"), **options)[0])
         assert (error <= 1.05 * usual_error + 1e-6).all()
         assert not got[..., -1].astype(np.float32).any()
 
 
-# Format of V -> powers of two that all of V is multiplied by. In block formats sums of weights up to 2^8 or 2^11 times V are not divided
-# before the end, and codes of the smallest scales are subnormal.
-FACTORS = {"bf16": (-118, -60, 60, 120), "f16": (-16, 12), "mxfp8": (-110, 100), "mxfp4": (-110, 110), "nvfp4": (-100, 110)}
+# Format of V -> powers of two that all of V is multiplied by. In block formats sums of weights up to 2^8 or 2^11 times
+# V are not divided before the end, and codes of the smallest scales are subnormal.
+FACTORS = {
+    "bf16": (-118, -60, 60, 120),
+    "f16": (-16, 12),
+    "mxfp8": (-110, 100),
+    "mxfp4": (-110, 110),
+    "nvfp4": (-100, 110),
+}
 
 
 @each_way
@@ -211,7 +236,8 @@ SIZES = [1, 2, 63, 64, 65, 2**16, 2**30 - 1, 2**30, 2**30 + 1, 2**31 - 2**25, LA
 
 
 def test_windows_of_any_keys_fit_32_bits():
-    """The bounds of op/problem.cuh are those of the definition, and no sum leaves 32 bits, up to the largest size that is passed."""
+    """The bounds of op/problem.cuh are those of the definition, and no sum leaves 32 bits, up to the largest size that
+    is passed."""
     sides = [0, 1, 100, 2**30, 2**31 - 2, OPEN]
     for keys, queries in product(SIZES, [n for n in SIZES if n <= MOST_QUERIES] + [MOST_QUERIES]):
         for left, right, query in product(sides, sides, sorted({0, queries // 2, queries - 1})):
@@ -221,14 +247,15 @@ def test_windows_of_any_keys_fit_32_bits():
 
 
 def test_tiles_and_splits_of_any_keys_fit_32_bits():
-    """What kernels make of a number of keys: tiles rounded up, the ends of splits, tiles of packed sequences, indices of gathered scores."""
+    """What kernels make of a number of keys: tiles rounded up, the ends of splits, tiles of packed sequences, indices
+    of gathered scores."""
     for keys, sequences, splits in product(SIZES, (1, 65535), (1, 264)):
         split_keys = fits(fits(fits(keys + 63) // 64 + splits - 1) // splits * 64)
         fits(fits((splits - 1) * split_keys) + split_keys)
         tiles = fits(fits(keys + 63) // 64 + sequences - 1)
         fits(tiles * 64)
         fits(keys // 64 + sequences)
-        fits(keys + 256 - 1)   # rows rounded up to a block
+        fits(keys + 256 - 1)  # rows rounded up to a block
 
 
 def test_sizes_that_leave_no_room_are_refused(emulator):
@@ -251,7 +278,9 @@ def test_views_that_go_backwards_are_refused_by_the_function_that_was_called(mac
     sinks = ptxrt.to_device(np.ones(2, np.float32))
     for name, x in dict(q=q, k=k, v=v, mask=mask, sinks=sinks, out=ptxrt.empty((1, 2, 70, 32), BF16)).items():
         backwards = x[..., ::-1, :] if x.ndim > 1 else x[::-1]
-        with pytest.raises(ptxrt.ArgumentError, match=rf"^attention: {name} \[.*\] has strides of .* copy it so that they go from 0 on"):
+        with pytest.raises(
+            ptxrt.ArgumentError, match=rf"^attention: {name} \[.*\] has strides of .* copy it so that they go from 0 on"
+        ):
             ptxrt.attention(**{**dict(q=q, k=k, v=v), name: backwards})
     for role in "qkv":
         with pytest.raises(ptxrt.ArgumentError, match=r"^quantize_operand: x \[.*\] has strides of"):

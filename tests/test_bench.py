@@ -1,4 +1,5 @@
-"""`ptxrt bench` and what it is made of: on the stand-in for the driver, whose every time is 0.25 ms, and at tiny sizes on a GPU."""
+"""`ptxrt bench` and what it is made of: on the stand-in for the driver, whose every time is 0.25 ms, and at tiny sizes
+on a GPU."""
 
 import json
 import os
@@ -8,12 +9,11 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
-import fake_cuda  # noqa: E402
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from test_driver import cuda, install  # noqa: F401
 
+import fake_cuda
 import ptxrt
 import ptxrt.formats
 from ptxrt import selection
@@ -21,6 +21,7 @@ from ptxrt.bench import attention as bench_attention
 from ptxrt.bench import plots, producers, products, quantizers, rates, timing
 from ptxrt.commands import main
 from ptxrt.tiles import tile_layout
+from test_driver import cuda, install  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,10 +36,34 @@ def without_cupy_on_the_stand_in(request, monkeypatch):
 MACHINE = {"machine", "card", "device", "target", "multiprocessors", "l2_bytes"}
 TIMES = {"milliseconds", "fastest", "slowest", "repeat"}
 QUANTIZER_ROW = TIMES | {
-    *("operation", "format", "global_scale", "dtype", "shape", "axis", "l2", "bytes", "gb_per_s", "copy_gb_per_s", "share_of_copy"),
+    *(
+        "operation",
+        "format",
+        "global_scale",
+        "dtype",
+        "shape",
+        "axis",
+        "l2",
+        "bytes",
+        "gb_per_s",
+        "copy_gb_per_s",
+        "share_of_copy",
+    ),
 }
 ATTENTION_ROW = TIMES | {
-    *("qk", "pv", "operands", "dtype", "shape", "causal", "l2", "tflops", "share_of_mma_rate", "mma_tflops", "relative_l2"),
+    *(
+        "qk",
+        "pv",
+        "operands",
+        "dtype",
+        "shape",
+        "causal",
+        "l2",
+        "tflops",
+        "share_of_mma_rate",
+        "mma_tflops",
+        "relative_l2",
+    ),
     *("bytes", "gb_per_s", "copy_gb_per_s", "share_of_copy", "refused"),
 }
 LAUNCH_ROW = {"side", "microseconds", "fastest", "slowest", "ratio", "machine", "shape"}
@@ -48,14 +73,22 @@ ATTENTION = ("bench", "attention", "--shape", "b1h2s32d32", "--repeat", "2")
 # All that attention is measured with unasked: formats of the two products, and what it is given.
 SIDES = [
     *(("bf16", "bf16", "arrays"), ("f16", "f16", "arrays")),
-    *((*pair, operands) for pair in (("mxfp8", "mxfp8"), ("nvfp4", "nvfp4"), ("nvfp4", "mxfp8"), ("nvfp4", "bf16")) for operands in ("quantized", "arrays")),
-    *((*pair, operands) for pair in (("mxfp8", "bf16"), ("mxfp4", "mxfp4"), ("mxfp4", "mxfp8")) for operands in ("quantized", "arrays")),
+    *(
+        (*pair, operands)
+        for pair in (("mxfp8", "mxfp8"), ("nvfp4", "nvfp4"), ("nvfp4", "mxfp8"), ("nvfp4", "bf16"))
+        for operands in ("quantized", "arrays")
+    ),
+    *(
+        (*pair, operands)
+        for pair in (("mxfp8", "bf16"), ("mxfp4", "mxfp4"), ("mxfp4", "mxfp8"))
+        for operands in ("quantized", "arrays")
+    ),
     ("mxfp4", "bf16", "arrays"),
 ]
 # What quantizes operands, whose time is given by itself.
 PROLOGUES = [(qk, pv, "prologue") for qk, pv, operands in SIDES if operands == "quantized"]
-# Between which relative L2 of normal values with few keys lies: half of the least and twice the most that came at the shapes
-# below. A wrong slice gives 1.4.
+# Between which relative L2 of normal values with few keys lies: half of the least and twice the most that came at the
+# shapes below. A wrong slice gives 1.4.
 ERRORS = {
     ("bf16", "bf16"): (7e-4, 7e-3),
     ("f16", "f16"): (7e-4, 7e-3),
@@ -105,27 +138,51 @@ def refuse(*arguments, part):
 
 
 @pytest.mark.parametrize("operation", ["quantize", "dequantize"])
-def test_quantizers_report_every_format_dtype_shape_and_state(cuda, operation):  # noqa: F811
-    found = report("bench", operation, "--shape", "32x64", "--shape", "64x128", "--dtype", "f32", "--dtype", "bf16", "--repeat", "2")
+def test_quantizers_report_every_format_dtype_shape_and_state(cuda, operation):
+    found = report(
+        "bench",
+        operation,
+        "--shape",
+        "32x64",
+        "--shape",
+        "64x128",
+        "--dtype",
+        "f32",
+        "--dtype",
+        "bf16",
+        "--repeat",
+        "2",
+    )
     assert set(found) == {"operation", "machine", "rows"} and found["operation"] == operation
-    assert found["machine"] == dict(machine="portable", card="Fake GPU", device=0, target="sm_90", multiprocessors=2, l2_bytes=8192)
+    assert found["machine"] == dict(
+        machine="portable", card="Fake GPU", device=0, target="sm_90", multiprocessors=2, l2_bytes=8192
+    )
     sources = ["given", "computed"] if operation == "quantize" else [None]
-    sides = [("copy", None), *((f, s) for f in ptxrt.ops.quantize.QUANTIZE for s in (sources if f == "nvfp4" else [None]))]
+    sides = [
+        ("copy", None),
+        *((f, s) for f in ptxrt.ops.quantize.QUANTIZE for s in (sources if f == "nvfp4" else [None])),
+    ]
     wanted = [
         (shape, dtype, state, *side)
         for shape in ([32, 64], [64, 128]) for dtype in ("f32", "bf16") for state in ("warm", "flushed") for side in sides
     ]  # fmt: skip
     assert [(r["shape"], r["dtype"], r["l2"], r["format"], r["global_scale"]) for r in found["rows"]] == wanted
     for row in found["rows"]:
-        assert set(row) == QUANTIZER_ROW and row["milliseconds"] == row["fastest"] == row["slowest"] == 0.25 and row["repeat"] == 2
+        assert (
+            set(row) == QUANTIZER_ROW
+            and row["milliseconds"] == row["fastest"] == row["slowest"] == 0.25
+            and row["repeat"] == 2
+        )
         assert row["gb_per_s"] == pytest.approx(row["bytes"] / 0.25 / 1e6)
         assert row["share_of_copy"] == pytest.approx(row["gb_per_s"] / row["copy_gb_per_s"])
     assert all(r["share_of_copy"] == 1 for r in found["rows"] if r["format"] == "copy")
 
 
 @pytest.mark.parametrize("axis", [-1, -2])
-def test_bytes_are_what_is_read_and_written_each_once(cuda, axis):  # noqa: F811
-    rows = quantizers.quantizer_rows("quantize", ["mxfp4", "mxfp6_e3m2", "nvfp4"], ["bf16"], [(64, 128)], axis, ["warm"], 1)
+def test_bytes_are_what_is_read_and_written_each_once(cuda, axis):
+    rows = quantizers.quantizer_rows(
+        "quantize", ["mxfp4", "mxfp6_e3m2", "nvfp4"], ["bf16"], [(64, 128)], axis, ["warm"], 1
+    )
     count = 64 * 128
     x, level, parts = 2 * count, 4, 2 * 4  # amax is written in two parts and read again
     quantized = x + count // 2 + count // 16 + level
@@ -138,7 +195,7 @@ def test_bytes_are_what_is_read_and_written_each_once(cuda, axis):  # noqa: F811
     }
 
 
-def test_attention_reports_rates_and_errors(cuda):  # noqa: F811
+def test_attention_reports_rates_and_errors(cuda):
     found = report(*ATTENTION, "--shape", "b1h1q1k64d64", "--dtype", "bf16", "--dtype", "f32")
     assert set(found) == {"operation", "machine", "rows"} and set(found["machine"]) == MACHINE
     rows = found["rows"]
@@ -175,14 +232,14 @@ def test_attention_reports_rates_and_errors(cuda):  # noqa: F811
     assert plain["share_of_mma_rate"] == pytest.approx(plain["tflops"] / rate)
 
 
-def test_quantized_operands_are_those_that_a_call_on_arrays_makes(cuda):  # noqa: F811
+def test_quantized_operands_are_those_that_a_call_on_arrays_makes(cuda):
     rows = report(*ATTENTION, "--format", "nvfp4+mxfp8", "--format", "mxfp4")["rows"]
     given, arrays = ([r for r in rows if r["operands"] == operands] for operands in ("quantized", "arrays"))
     assert len(given) == len(arrays) == 4
     assert [r["relative_l2"] for r in given] == [r["relative_l2"] for r in arrays]
 
 
-def test_what_attention_refuses_is_a_row_that_says_why(cuda):  # noqa: F811
+def test_what_attention_refuses_is_a_row_that_says_why(cuda):
     grouped = ("bench", "attention", "--repeat", "1", "--no-causal", "--shape", "b1h2g1s32d32")
     rows = report(*grouped, "--format", "bf16", "--format", "mxfp4+bf16")["rows"]
     assert [(r["qk"], r["pv"], r["refused"] is None, r["tflops"] is None) for r in rows] == [
@@ -197,10 +254,12 @@ def test_what_attention_refuses_is_a_row_that_says_why(cuda):  # noqa: F811
 
 
 @pytest.mark.parametrize("operands, packs", [("quantized", 0), ("arrays", 2)])
-def test_quantized_operands_leave_the_kernel_alone_to_be_timed(cuda, operands, packs):  # noqa: F811
+def test_quantized_operands_leave_the_kernel_alone_to_be_timed(cuda, operands, packs):
     arrays = [ptxrt.to_device(x) for x in bench_attention.Shape.parse("b1h1s32d64").arrays()]
     side = ("mxfp4", "mxfp4", operands)
-    call = bench_attention._prepared(bench_attention._given(arrays, side), side, True, ptxrt.empty((1, 1, 32, 64), np.float32))
+    call = bench_attention._prepared(
+        bench_attention._given(arrays, side), side, True, ptxrt.empty((1, 1, 32, 64), np.float32)
+    )
     cuda.calls.clear()
     call()
     names = [arguments[0].entry.name for name, arguments in cuda.calls if name == "cuLaunchKernel"]
@@ -212,19 +271,29 @@ def test_every_attention_is_measured():
     assert {(qk, pv): quantize for qk, pv, quantize in ptxrt.ops.attention.ATTENTION} == {
         pair: bench_attention.IN_KERNEL.get(pair) for pair in bench_attention.COMBINATIONS
     }
-    assert [(*pair, given) for pair in bench_attention.COMBINATIONS for given in bench_attention.operands_of(pair)] == SIDES
+    assert [
+        (*pair, given) for pair in bench_attention.COMBINATIONS for given in bench_attention.operands_of(pair)
+    ] == SIDES
 
 
-def test_native_machines_are_held_against_the_mma_of_each_product(install):  # noqa: F811
+def test_native_machines_are_held_against_the_mma_of_each_product(install):
     install(fake_cuda.FakeCuda(capability=(12, 0)))
     with ptxrt.using("native"):
-        rows = bench_attention.attention_rows(shapes=[bench_attention.Shape.parse("b1h1s32d32")], causal=[True], repeat=1)
+        rows = bench_attention.attention_rows(
+            shapes=[bench_attention.Shape.parse("b1h1s32d32")], causal=[True], repeat=1
+        )
     rows = [row for row in rows if row["operands"] != "prologue"]
     assert len(rows) == len(SIDES)
     by_formats = {(row["qk"], row["pv"]): row for row in rows}
     bf16 = by_formats["bf16", "bf16"]["mma_tflops"]["mma_rate_bf16"]
     # Relative to bf16's by the stand-in, for which everything takes as long: the depths of the instructions.
-    depths = {"mma_rate_bf16": 1, "mma_rate_mxf8f6f4_e2m1": 2, "mma_rate_mxf8f6f4_e4m3": 2, "mma_rate_mxf4": 4, "mma_rate_mxf4nvf4": 4}
+    depths = {
+        "mma_rate_bf16": 1,
+        "mma_rate_mxf8f6f4_e2m1": 2,
+        "mma_rate_mxf8f6f4_e4m3": 2,
+        "mma_rate_mxf4": 4,
+        "mma_rate_mxf4nvf4": 4,
+    }
     for pair, products in {
         ("bf16", "bf16"): ("bf16", "bf16"),
         ("f16", "f16"): ("bf16", "bf16"),
@@ -239,10 +308,12 @@ def test_native_machines_are_held_against_the_mma_of_each_product(install):  # n
     }.items():
         row, names = by_formats[pair], [f"mma_rate_{product}" for product in products]
         assert row["mma_tflops"] == {name: depths[name] * bf16 for name in names}
-        assert row["share_of_mma_rate"] == pytest.approx(row["tflops"] / bf16 * sum(1 / depths[name] for name in names) / 2)
+        assert row["share_of_mma_rate"] == pytest.approx(
+            row["tflops"] / bf16 * sum(1 / depths[name] for name in names) / 2
+        )
 
 
-def test_products_report_rates_of_mmas_and_of_weights(cuda):  # noqa: F811
+def test_products_report_rates_of_mmas_and_of_weights(cuda):
     found = report(*GEMM, "--shape", "m1n64k64")
     rows, pairs = found["rows"], list(products.PRODUCTS)
     assert set(found) == {"operation", "machine", "rows"} and set(found["machine"]) == MACHINE
@@ -268,7 +339,7 @@ def test_products_report_rates_of_mmas_and_of_weights(cuda):  # noqa: F811
         assert row["share_of_read"] == pytest.approx(1)
 
 
-def test_producers_report_every_function_and_format(cuda):  # noqa: F811
+def test_producers_report_every_function_and_format(cuda):
     options = ("--l2", "warm", "--repeat", "1", "--format", "bf16", "--format", "nvfp4")
     found = report("bench", "produce", "--shape", "2x128", *options)
     rows, names = found["rows"], [*producers.FUNCTIONS]
@@ -284,7 +355,7 @@ def test_producers_report_every_function_and_format(cuda):  # noqa: F811
         assert row["share_of_copy"] == pytest.approx(row["gb_per_s"] / row["copy_gb_per_s"])
 
 
-def test_launches_pair_their_sides(cuda):  # noqa: F811
+def test_launches_pair_their_sides(cuda):
     found = report(*LAUNCH)
     rows = found["rows"]
     assert set(found["machine"]) == MACHINE and all(set(row) == LAUNCH_ROW for row in rows)
@@ -294,9 +365,12 @@ def test_launches_pair_their_sides(cuda):  # noqa: F811
     assert all(row["fastest"] <= row["microseconds"] <= row["slowest"] for row in rows)
 
 
-def test_tables_name_card_machine_and_state(cuda):  # noqa: F811
+def test_tables_name_card_machine_and_state(cuda):
     text = call(*QUANTIZE, "--format", "mxfp4", "--axis", "-2", "--dtype", "f16").stdout
-    assert "quantize along axis -2 on portable, Fake GPU, sm_90, 2 multiprocessors, L2 of 0.0078125 MiB" in text and "medians of 2" in text
+    assert (
+        "quantize along axis -2 on portable, Fake GPU, sm_90, 2 multiprocessors, L2 of 0.0078125 MiB" in text
+        and "medians of 2" in text
+    )
     assert [line.split()[:4] for line in text.splitlines()[3:]] == [
         [name, "f16", "32x64", state] for state in ("warm", "flushed") for name in ("copy", "mxfp4")
     ]  # fmt: skip
@@ -304,15 +378,20 @@ def test_tables_name_card_machine_and_state(cuda):  # noqa: F811
     lines = text.splitlines()
     shown = PROLOGUES + SIDES
     assert "attention on portable, Fake GPU" in text and len(lines) == 3 + len(shown)
-    assert [tuple(line.split()[:3]) for line in lines[3:]] == [(f"{qk}+{pv}", operands, "bf16") for qk, pv, operands in shown]
-    assert all(f"b1 h2 s32 d32  {mask}" in line for line, mask in zip(lines[3:], ["any "] * len(PROLOGUES) + ["none"] * len(SIDES)))
+    assert [tuple(line.split()[:3]) for line in lines[3:]] == [
+        (f"{qk}+{pv}", operands, "bf16") for qk, pv, operands in shown
+    ]
+    assert all(
+        f"b1 h2 s32 d32  {mask}" in line
+        for line, mask in zip(lines[3:], ["any "] * len(PROLOGUES) + ["none"] * len(SIDES))
+    )
     assert "Fake GPU" in call(*LAUNCH).stdout
 
 
 # How times are taken
 
 
-def test_sides_alternate_after_what_their_state_asks_for(cuda):  # noqa: F811
+def test_sides_alternate_after_what_their_state_asks_for(cuda):
     clock, seen = timing.Clock(repeat=2), []
     sides = {name: lambda name=name: seen.append(name) for name in "ab"}
     assert clock.times(sides, "warm")["a"].samples == (0.25, 0.25)
@@ -328,7 +407,7 @@ def test_sides_alternate_after_what_their_state_asks_for(cuda):  # noqa: F811
     assert order[:4] == ["cuLaunchKernel", "cuLaunchKernel", "cuEventRecord", "cuEventRecord"]
 
 
-def test_a_clock_uses_the_stream_of_its_calls(cuda):  # noqa: F811
+def test_a_clock_uses_the_stream_of_its_calls(cuda):
     clock = timing.Clock(stream=4711, repeat=1)
     cuda.calls.clear()
     clock.times({"a": lambda: None}, "flushed")
@@ -386,11 +465,11 @@ def test_the_emulator_is_refused_in_one_line(emulator, command):
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_wrong_options_are_refused_in_words(cuda, arguments, words):  # noqa: F811
+def test_wrong_options_are_refused_in_words(cuda, arguments, words):
     refuse("bench", *arguments, part=words)
 
 
-def test_wrong_choices_are_refused_in_python(cuda):  # noqa: F811
+def test_wrong_choices_are_refused_in_python(cuda):
     with pytest.raises(ptxrt.ArgumentError, match="the L2 cannot be 'cold'"):
         quantizers.quantizer_rows("quantize", l2=["cold"])
 
@@ -416,7 +495,7 @@ PRODUCE = ("bench", "produce", "--shape", "2x128", "--l2", "warm", "--repeat", "
     "command", [QUANTIZE, ("bench", "dequantize", *QUANTIZE[2:]), ATTENTION, LAUNCH, GEMM, PRODUCE], ids=lambda c: c[1]
 )
 @pytest.mark.parametrize("suffix, magic", [(".png", b"\x89PNG\r\n\x1a\n"), (".svg", b"<?xml"), (".PDF", b"%PDF")])
-def test_pictures_are_written_whole(cuda, matplotlib, tmp_path, command, suffix, magic):  # noqa: F811
+def test_pictures_are_written_whole(cuda, matplotlib, tmp_path, command, suffix, magic):
     path = tmp_path / f"picture{suffix}"
     result = call(*command, "--plot", path)
     assert result.exit_code == 0 and len(result.stdout.splitlines()) > 2, result.output
@@ -426,7 +505,7 @@ def test_pictures_are_written_whole(cuda, matplotlib, tmp_path, command, suffix,
         assert data.endswith(b"IEND\xaeB`\x82")
 
 
-def test_pictures_say_what_they_show(cuda, matplotlib, tmp_path):  # noqa: F811
+def test_pictures_say_what_they_show(cuda, matplotlib, tmp_path):
     path = tmp_path / "picture.svg"
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         assert call(*QUANTIZE, "--plot", path).exit_code == 0
@@ -435,26 +514,39 @@ def test_pictures_say_what_they_show(cuda, matplotlib, tmp_path):  # noqa: F811
             assert words in text, words
         assert call(*ATTENTION, "--plot", path).exit_code == 0
     text = path.read_text()
-    for words in ("Fake GPU", "mxfp4+bf16", "nvfp4+mxfp8", "arrays", "quantized", "TFLOPS", "b1 h2 s32 d32 causal", "share of the MMA rate"):
+    for words in (
+        "Fake GPU",
+        "mxfp4+bf16",
+        "nvfp4+mxfp8",
+        "arrays",
+        "quantized",
+        "TFLOPS",
+        "b1 h2 s32 d32 causal",
+        "share of the MMA rate",
+    ):
         assert words in text, words
 
 
 @pytest.mark.parametrize("name, words", [("picture.xyz", "matplotlib writes no .xyz"), ("picture", "file without a suffix"), ("nowhere/picture.png", "there is no folder")])  # fmt: skip
-def test_pictures_that_cannot_be_written_are_refused_before_anything_is_measured(cuda, matplotlib, tmp_path, name, words):  # noqa: F811
+def test_pictures_that_cannot_be_written_are_refused_before_anything_is_measured(
+    cuda, matplotlib, tmp_path, name, words
+):
     refuse(*QUANTIZE, "--plot", tmp_path / name, part=words)
     assert not list(tmp_path.iterdir()) and "cuLaunchKernel" not in cuda.names()
 
 
-def test_a_picture_without_matplotlib_names_the_extra(cuda, monkeypatch, tmp_path):  # noqa: F811
+def test_a_picture_without_matplotlib_names_the_extra(cuda, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
     refuse(*QUANTIZE, "--plot", tmp_path / "picture.png", part="pip install 'ptxrt[plots]'")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_picture_that_fails_leaves_what_was_there(cuda, matplotlib, monkeypatch, tmp_path):  # noqa: F811
+def test_a_picture_that_fails_leaves_what_was_there(cuda, matplotlib, monkeypatch, tmp_path):
     path = tmp_path / "picture.png"
     path.write_bytes(b"before")
-    monkeypatch.setattr(plots, "write_atomically", lambda *arguments: (_ for _ in ()).throw(OSError("the disk is full")))
+    monkeypatch.setattr(
+        plots, "write_atomically", lambda *arguments: (_ for _ in ()).throw(OSError("the disk is full"))
+    )
     refuse(*QUANTIZE, "--plot", path, part="the disk is full")
     assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
 
@@ -465,8 +557,15 @@ def test_a_picture_that_fails_leaves_what_was_there(cuda, matplotlib, monkeypatc
 @pytest.mark.parametrize("script", ["quantize_vs_torch", "attention_vs_torch", "gemm_vs_torch", "gemm_groups"])
 def test_side_by_side_scripts_say_in_one_line_what_they_lack(script):
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, ROOT / "benchmarks" / f"{script}.py"], env=hidden, capture_output=True, text=True)
-    assert done.returncode == 0 and not done.stderr and done.stdout.startswith("skipped: ") and len(done.stdout.splitlines()) == 1
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / f"{script}.py"], env=hidden, capture_output=True, text=True
+    )
+    assert (
+        done.returncode == 0
+        and not done.stderr
+        and done.stdout.startswith("skipped: ")
+        and len(done.stdout.splitlines()) == 1
+    )
 
 
 def test_side_by_side_attention_has_every_side(emulator, monkeypatch):
@@ -483,7 +582,9 @@ def test_side_by_side_attention_has_every_side(emulator, monkeypatch):
         options = dict(qk=qk, pv=pv, quantize=bench_attention.IN_KERNEL.get((qk, pv)))
         wanted = ptxrt.attention(*arrays, **options, out=ptxrt.empty(arrays[0].shape, ptxrt.formats.bf16.dtype))
         np.testing.assert_array_equal(side.call().to_numpy().view(np.uint16), wanted.to_numpy().view(np.uint16))
-        tiles = 2 * (tile_layout(qk, "k", 64).nbytes + tile_layout(pv, "v", 64).nbytes) if operands == "quantized" else None
+        tiles = (
+            2 * (tile_layout(qk, "k", 64).nbytes + tile_layout(pv, "v", 64).nbytes) if operands == "quantized" else None
+        )
         assert side.key_bytes == (tiles or 2 * 128 * 64 * 2)
 
 
@@ -510,7 +611,10 @@ def test_plain_pytorch_quantizers_give_the_same_bytes(emulator, monkeypatch, dty
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import torch_quantizers
 
-    x = np.random.default_rng(3).standard_normal((64, 96), np.float32) * np.exp2(np.arange(64, dtype=np.float32) - 32)[:, None]
+    x = (
+        np.random.default_rng(3).standard_normal((64, 96), np.float32)
+        * np.exp2(np.arange(64, dtype=np.float32) - 32)[:, None]
+    )
     x[0], x[1, :32] = 0, np.tile([0.25, -0.75, 1.25, 1.75, -2.5, 3.5, 5, 6], 4)
     x = x.astype(ptxrt.formats.FORMATS[dtype].dtype)
     theirs = torch.from_numpy(x.astype(np.float32)).to(torch.float32 if dtype == "f32" else torch.bfloat16)
@@ -535,7 +639,10 @@ def test_tiny_shapes_run_on_a_gpu(gpu):
     for operation in ("quantize", "dequantize"):
         for axis in (-1, -2):
             rows = report("bench", operation, "--shape", "64x128", "--axis", axis, "--repeat", "3")["rows"]
-            assert all(set(row) == QUANTIZER_ROW and 0 < row["fastest"] <= row["milliseconds"] <= row["slowest"] < 100 for row in rows)
+            assert all(
+                set(row) == QUANTIZER_ROW and 0 < row["fastest"] <= row["milliseconds"] <= row["slowest"] < 100
+                for row in rows
+            )
     rows = report("bench", "attention", "--shape", "b1h2s128d64", "--repeat", "3")["rows"]
     assert all(set(row) == ATTENTION_ROW for row in rows)
     prologues = [row for row in rows if row["operands"] == "prologue"]

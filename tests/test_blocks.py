@@ -65,7 +65,12 @@ def test_codes_are_those_of_ml_dtypes(f, rule, rng):
 def test_rules_differ_where_they_should():
     """floor, ceil, rceil and even, by hand: 6 is the largest e2m1, 3.5 rounds to the next octave."""
     one = np.ones((1, 32), np.float32)
-    expected = {1.0: (125, 125, 125, 125), 6.0: (127, 128, 127, 127), 6.0000005: (127, 128, 128, 127), 7.0: (127, 128, 128, 128)}
+    expected = {
+        1.0: (125, 125, 125, 125),
+        6.0: (127, 128, 127, 127),
+        6.0000005: (127, 128, 128, 127),
+        7.0: (127, 128, 128, 128),
+    }
     for value, bytes_ in expected.items():
         assert tuple(int(mxfp4.encode(one * np.float32(value), rule)[1][0, 0]) for rule in mxfp4.rules) == bytes_
 
@@ -161,12 +166,14 @@ def test_narrow_inputs_encode_as_their_float32_values(rng, dtype):
 @pytest.mark.parametrize("f", BLOCK_FORMATS.values(), ids=lambda f: f.name)
 @pytest.mark.parametrize("axis", [0, 1, 2, -2])
 def test_any_axis_is_the_last_one_moved(f, axis, rng):
-    x = rng.standard_normal((64, 96, 32)).astype(np.float32)[:, :, : 32]
+    x = rng.standard_normal((64, 96, 32)).astype(np.float32)[:, :, :32]
     level = (0.01,) if f.two_level else ()
     codes, scales = f.encode(x, *level, axis=axis)
     want = f.encode(np.moveaxis(x, axis, -1), *level)
     assert_same((codes, scales), [np.moveaxis(a, -1, axis) for a in want])
-    np.testing.assert_array_equal(f.decode(codes, scales, *level, axis=axis), np.moveaxis(f.decode(*want, *level), -1, axis))
+    np.testing.assert_array_equal(
+        f.decode(codes, scales, *level, axis=axis), np.moveaxis(f.decode(*want, *level), -1, axis)
+    )
 
 
 # NVFP4
@@ -204,8 +211,15 @@ def test_nvfp4_of_any_numbers(rule, x, g):
 def test_nvfp4_scales_at_every_decision(rule):
     """Largest magnitudes that put the quotient on the boundaries of e4m3, and two steps to either side."""
     values = exact_blocks.E4M3.magnitudes
-    points = [float((a + b) / 2 * 6) for a, b in zip(values, values[1:])] + [6 * 2.0**-9, 6 * 448.0, 6 * 464.0, 4 * 448.0]
-    near = np.unique((np.float32(points).view(np.uint32)[:, None] + np.arange(-2, 3)).astype(np.uint32)).view(np.float32)
+    points = [float((a + b) / 2 * 6) for a, b in zip(values, values[1:])] + [
+        6 * 2.0**-9,
+        6 * 448.0,
+        6 * 464.0,
+        4 * 448.0,
+    ]
+    near = np.unique((np.float32(points).view(np.uint32)[:, None] + np.arange(-2, 3)).astype(np.uint32)).view(
+        np.float32
+    )
     x = near[:, None] * np.float32(0.8) ** np.arange(16, dtype=np.float32)
     assert_same(nvfp4.encode(x, 1.0, rule), exact_blocks.encode_nvfp4(x, 1.0, rule))
 
@@ -263,6 +277,16 @@ def test_swizzled_offsets_are_distinct_places_in_whole_tiles(rows, blocks):
 
 def test_swizzled_offsets_by_hand():
     offsets = swizzled_offsets(256, 8)
-    for (row, block), offset in {(0, 0): 0, (0, 3): 3, (1, 0): 16, (31, 0): 496, (32, 0): 4, (96, 1): 13, (127, 3): 511, (0, 4): 512, (128, 0): 1024}.items():
+    for (row, block), offset in {
+        (0, 0): 0,
+        (0, 3): 3,
+        (1, 0): 16,
+        (31, 0): 496,
+        (32, 0): 4,
+        (96, 1): 13,
+        (127, 3): 511,
+        (0, 4): 512,
+        (128, 0): 1024,
+    }.items():
         assert offsets[row, block] == offset
     assert swizzled_bytes(128, 4) == 512 and swizzled_bytes(129, 5) == 2048 and swizzled_bytes(0, 3) == 0

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from build_script import build
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -121,7 +122,9 @@ def test_only_selects(built, only, chosen):
     assert [unit.unit for unit in build.select(build.find_units(built[0]), only)] == chosen
 
 
-@pytest.mark.parametrize("only, part", [("scalle", "near: scale"), ("scale[step=9]", "no such unit"), ("a b", "expected NAME")])
+@pytest.mark.parametrize(
+    "only, part", [("scalle", "near: scale"), ("scale[step=9]", "no such unit"), ("a b", "expected NAME")]
+)
 def test_only_refuses_what_is_not_there(built, only, part):
     with pytest.raises(build.BuildFailure, match=part):
         build.select(build.find_units(built[0]), [only])
@@ -171,8 +174,12 @@ def test_texts_are_for_their_machines_and_name_no_folder(built):
 def test_what_a_unit_is_made_of_is_known_for_every_target(tmp_path):
     tree = tmp_path / "kernels_cu"
     (tree / "op").mkdir(parents=True)
-    (tree / "one.cu").write_text('#include "op/both.cuh"\n#include <cuda_bf16.h>\n#include "cuda_fp16.h"\n// #include "no.cuh"\n')
-    (tree / "op" / "both.cuh").write_text('#if __CUDA_ARCH__ >= 900\n  #  include "beside.cuh"\n#endif\n#include "below.cuh"\n')
+    (tree / "one.cu").write_text(
+        '#include "op/both.cuh"\n#include <cuda_bf16.h>\n#include "cuda_fp16.h"\n// #include "no.cuh"\n'
+    )
+    (tree / "op" / "both.cuh").write_text(
+        '#if __CUDA_ARCH__ >= 900\n  #  include "beside.cuh"\n#endif\n#include "below.cuh"\n'
+    )
     (tree / "op" / "beside.cuh").write_text('#include "../one.cu"\n#include "both.cuh"\n')
     for name in ("beside.cuh", "below.cuh", "no.cuh"):
         (tree / name).touch()
@@ -181,7 +188,10 @@ def test_what_a_unit_is_made_of_is_known_for_every_target(tmp_path):
 
 def test_lines_are_kept_for_the_emulator_alone(built):
     """What other GPUs compile for themselves would be twice as large with them, and nobody reads it."""
-    assert "\t.loc\t" in (built[1] / "plain.ptx").read_text() and "\t.loc\t" in (built[1] / "plain.portable.ptx").read_text()
+    assert (
+        "\t.loc\t" in (built[1] / "plain.ptx").read_text()
+        and "\t.loc\t" in (built[1] / "plain.portable.ptx").read_text()
+    )
     lines = {target.compute: bool(target.lines) for target in build.TARGETS}
     assert lines == {"compute_120f": True, "compute_90": True, "compute_80": False}
 
@@ -288,12 +298,15 @@ def test_ptx_only(toolchain, copy, tmp_path):
 
 
 def test_quick(toolchain, copy, tmp_path):
-    """Code for one card, and a text for newer ones: the same text and code as of a full build, which is not built again."""
+    """Code for one card, and a text for newer ones: the same text and code as of a full build, which is not built
+    again."""
     tree, modules = copy
     out = tmp_path / "out"
     arguments = ["--sources", str(tree), "--out", str(out), "--quick", "--only", "plain"]
     assert build.main(arguments) == 0
-    full, quick = ({name: data for name, data in contents(folder).items() if name.startswith("plain")} for folder in (modules, out))
+    full, quick = (
+        {name: data for name, data in contents(folder).items() if name.startswith("plain")} for folder in (modules, out)
+    )
     assert sorted(quick) == sorted(full)
     for name in ("plain.ptx", "plain.portable.ptx"):
         assert quick[name] == full[name]
@@ -302,7 +315,11 @@ def test_quick(toolchain, copy, tmp_path):
     assert record["texts"] == {name: whole["texts"][name] for name in ("compute_120f", "compute_90")}
     assert record["entries"]["plain"] == {"sm_120a": whole["entries"]["plain"]["sm_120a"]}
     units = build.select(build.find_units(tree), ["plain"])
-    for extent, states in ((build.PTX_ONLY, [False, False]), (build.QUICK, [False, False]), (build.FULL, [True, False])):
+    for extent, states in (
+        (build.PTX_ONLY, [False, False]),
+        (build.QUICK, [False, False]),
+        (build.FULL, [True, False]),
+    ):
         assert [bool(build.stale(units, tree, folder, extent)) for folder in (out, modules)] == states
     assert b"sm_90" not in quick["plain.portable.fatbin"] and len(quick["plain.fatbin"]) < len(full["plain.fatbin"])
     assert build.main(["--sources", str(tree), "--out", str(out), "--only", "plain"]) == 0
@@ -321,7 +338,13 @@ def test_list_says_what_is_fresh(copy, no_compiler, capsys):
 # What it removes
 
 
-PRECIOUS = {"package.json": '{"name": "mine"}', "notes.txt": "mine", "plain.txt": "mine", "list.json": "[1]", "unit.json": '{"unit": "unit"}'}
+PRECIOUS = {
+    "package.json": '{"name": "mine"}',
+    "notes.txt": "mine",
+    "plain.txt": "mine",
+    "list.json": "[1]",
+    "unit.json": '{"unit": "unit"}',
+}
 
 
 def clean(tree, modules):
@@ -338,7 +361,10 @@ def test_clean_removes_what_a_build_wrote_alone(copy, capsys):
     assert clean(tree, modules) == 0
     assert {path.name: path.read_text() for path in modules.iterdir() if path.is_file()} == PRECIOUS
     assert (modules / "folder" / "plain.ptx").read_text() == "mine"
-    assert "removed 15 files of 3 units" in (output := capsys.readouterr().out) and "left what no build wrote: folder, list.json" in output
+    assert (
+        "removed 15 files of 3 units" in (output := capsys.readouterr().out)
+        and "left what no build wrote: folder, list.json" in output
+    )
 
 
 def test_clean_removes_a_folder_that_is_empty_then(copy, capsys):
@@ -366,7 +392,9 @@ def test_clean_leaves_what_links_point_to(copy, tmp_path, capsys):
     staging = modules / f"{build.staging_prefix().rsplit('-', 2)[0]}-999999999-abc"
     staging.symlink_to(elsewhere, target_is_directory=True)
     assert clean(tree, modules) == 0
-    assert sorted(path.name for path in elsewhere.iterdir()) == ["data", "plain.ptx"] and os.listdir(modules) == [staging.name]
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["data", "plain.ptx"] and os.listdir(modules) == [
+        staging.name
+    ]
 
 
 def test_a_build_leaves_files_that_it_did_not_write(copy, no_compiler):
@@ -386,7 +414,10 @@ def test_what_a_killed_build_leaves_is_removed_by_the_next(toolchain, copy, tmp_
     path.mkdir(parents=True)
     for name in ("nvcc", "ptxas", "fatbinary"):  # a compiler that answers, and then compiles until it is killed
         answer = f"'{getattr(toolchain, name)}' \"$@\""
-        (path / name).write_text(f"#!/bin/sh\ncase $1 in --version|--dryrun) exec {answer};; esac\necho $$ > '{tmp_path}/pid'\nexec sleep 60\n")
+        (path / name).write_text(
+            f"#!/bin/sh\ncase $1 in --version|--dryrun) exec {answer};; esac\necho $$ > "
+            f"'{tmp_path}/pid'\nexec sleep 60\n"
+        )
         (path / name).chmod(0o755)
     command = [sys.executable, str(ROOT / "build.py"), "--sources", str(tree), "--out", str(modules), "--jobs", "1"]
     process = subprocess.Popen(command, env={**os.environ, "CUDA_HOME": str(path.parent)}, stdout=subprocess.DEVNULL)
@@ -414,10 +445,16 @@ def test_requirements_have_versions_and_hashes(name):
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     for line in lines:
         wheel, *hashes = line.split()
-        assert re.fullmatch(r"[\w.\[\],-]+==[\w.]+", wheel) and hashes and all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", h) for h in hashes)
+        assert (
+            re.fullmatch(r"[\w.\[\],-]+==[\w.]+", wheel)
+            and hashes
+            and all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", h) for h in hashes)
+        )
     wheels = [line.split()[0] for line in lines]
     if name == "toolkit":
-        assert build.toolkit_wheels() == wheels and any(wheel.startswith(f"cuda-toolkit[nvcc,cccl]=={build.TOOLKIT}.") for wheel in wheels)
+        assert build.toolkit_wheels() == wheels and any(
+            wheel.startswith(f"cuda-toolkit[nvcc,cccl]=={build.TOOLKIT}.") for wheel in wheels
+        )
     else:
         assert any(wheel.startswith("hatchling==1.") for wheel in wheels)
 
@@ -442,7 +479,12 @@ def test_no_toolkit_says_what_to_do(copy, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "path", [])
     assert build.main(["--sources", str(tree), "--out", str(tmp_path / "none")]) == 1
     message = capsys.readouterr().err
-    assert "ToolchainMissing" in message and "CUDA_HOME" in message and "--require-hashes -r" in message and "toolkit.txt" in message
+    assert (
+        "ToolchainMissing" in message
+        and "CUDA_HOME" in message
+        and "--require-hashes -r" in message
+        and "toolkit.txt" in message
+    )
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the stand-in for nvcc is a shell script")
@@ -504,7 +546,12 @@ def test_performance_loss_fails(built):
         ("empty", "__global__ void f();", "ContractFailure", "no entry"),
         ("bare", 'extern "C" __global__ void bare(int *x) { *x = 1; }', "ContractFailure", "no constant bare_launch"),
         ("gemm_nvfp4", PLAIN.replace("plain", "gemm_nvfp4"), "ContractFailure", "no block-scaled MMA"),
-        ("broken", PLAIN.replace("plain", "broken").replace("x[threadIdx.x] = 1", 'asm("nonsense;")'), "CompileFailure", "nonsense"),
+        (
+            "broken",
+            PLAIN.replace("plain", "broken").replace("x[threadIdx.x] = 1", 'asm("nonsense;")'),
+            "CompileFailure",
+            "nonsense",
+        ),
     ],
 )
 def test_refusals(toolchain, tmp_path, name, source, failure, part):
@@ -529,14 +576,21 @@ def test_one_failure_keeps_the_others(toolchain, copy):
     (tree / "wrong.cu").write_text("int x = ;")
     with pytest.raises(build.CompileFailure, match="wrong: nvcc failed"):
         build.build(tree, modules)
-    assert (modules / "plain.fatbin").is_file() and not list(modules.glob("wrong*")) and not list(modules.glob(".staging*"))
+    assert (
+        (modules / "plain.fatbin").is_file()
+        and not list(modules.glob("wrong*"))
+        and not list(modules.glob(".staging*"))
+    )
 
 
 # The project's own
 
 
 def test_it_imports_nothing_of_the_package():
-    code = f"import sys; sys.argv = ['build.py', '--list']; import runpy; runpy.run_path({str(ROOT / 'build.py')!r}, run_name='x')"
+    code = (
+        f"import sys; sys.argv = ['build.py', '--list']; import runpy; runpy.run_path({str(ROOT / 'build.py')!r}, "
+        "run_name='x')"
+    )
     code += "; assert not [m for m in sys.modules if m.split('.')[0] in ('ptxrt', 'numpy', 'hatchling')]"
     subprocess.run([sys.executable, "-I", "-c", code], check=True)
 
@@ -594,7 +648,7 @@ def test_an_installed_package_runs_without_a_checkout(installed):
     code = """
 import numpy as np, ptxrt
 from ptxrt import units
-assert ptxrt.__file__.startswith(%r) and not (units.CHECKOUT / "kernels_cu").exists()
+assert ptxrt.__file__.startswith(INSTALLED) and not (units.CHECKOUT / "kernels_cu").exists()
 x = np.eye(32, dtype=np.float32)
 with ptxrt.using("emulator"):
     assert np.array_equal(ptxrt.dequantize(ptxrt.quantize(x, "nvfp4")), x)
@@ -607,9 +661,12 @@ try:
     units.text("no_such_unit", False)
 except ptxrt.BuildError as error:
     print(error)
-""" % str(installed)
+""".replace("INSTALLED", repr(str(installed)))
     portable, missing = run_installed(installed, code).splitlines()
-    assert portable.startswith("the portable PTX text of quantize_mxfp4 is no part of the installed package") and "from a checkout" in portable
+    assert (
+        portable.startswith("the portable PTX text of quantize_mxfp4 is no part of the installed package")
+        and "from a checkout" in portable
+    )
     assert "no_such_unit is not in" in missing and "reinstall" in missing
 
 
@@ -617,11 +674,8 @@ except ptxrt.BuildError as error:
 def test_an_installed_package_knows_what_the_records_say(installed):
     """Every entry of every text by the index, and every native text by its pack: those of the checkout."""
     code = """
-import json, sys, time
-from ptxrt import units
-facts = {unit: {part: units.record(unit)[part] for part in ("variant", "entries", "texts")} for unit in json.loads(sys.argv[1])}
-longest, first = 0, {}
-for unit in facts:
+import json, sys, time from ptxrt import units facts = {unit: {part: units.record(unit)[part] for part in ("variant",
+"entries", "texts")} for unit in json.loads(sys.argv[1])} longest, first = 0, {} for unit in facts:
     units._unpacked.cache_clear()
     units.text(unit, False)  # read once, so that the file is in memory
     units._unpacked.cache_clear()
@@ -632,7 +686,9 @@ for unit in facts:
 print(json.dumps([facts, longest]))
 """
     names = [unit.unit for unit in build.find_units(build.SOURCES)]
-    done = subprocess.run([sys.executable, "-c", code, json.dumps(names)], cwd=installed, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(names)], cwd=installed, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     facts, longest = json.loads(done.stdout)
     for unit in build.find_units(build.SOURCES):
@@ -643,7 +699,9 @@ print(json.dumps([facts, longest]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage, part", [(b"", "is damaged"), (b"\xfd7zXZ\0 and so on", "is damaged"), (None, "is missing")])
+@pytest.mark.parametrize(
+    "damage, part", [(b"", "is damaged"), (b"\xfd7zXZ\0 and so on", "is damaged"), (None, "is missing")]
+)
 def test_a_damaged_pack_is_a_build_error(installed, tmp_path, damage, part):
     shutil.copytree(installed / "ptxrt", tmp_path / "ptxrt", ignore=shutil.ignore_patterns("*.fatbin"))
     pack = tmp_path / "ptxrt" / "modules" / "transpose_naive.ptx.xz"
@@ -661,7 +719,18 @@ except BuildError as error:
 @pytest.mark.slow
 def test_a_damaged_index_is_a_build_error(installed, tmp_path):
     shutil.copytree(installed / "ptxrt", tmp_path / "ptxrt", ignore=shutil.ignore_patterns("*.fatbin"))
-    for content in ("", "{", "[]", "null", '{"units": []}', '{"units": {"transpose_naive": []}}', '{"units": {"transpose_naive": {}}}'):
+    for content in (
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"units": []}',
+        '{"units": {"transpose_naive": []}}',
+        '{"units": {"transpose_naive": {}}}',
+    ):
         (tmp_path / "ptxrt" / "modules" / "index.json").write_text(content)
-        code = "from ptxrt import BuildError, units\ntry: units.text('transpose_naive', False)\nexcept BuildError as error: print(error)"
+        code = (
+            "from ptxrt import BuildError, units\ntry: units.text('transpose_naive', False)\nexcept BuildError as "
+            "error: print(error)"
+        )
         assert "index.json is damaged" in run_installed(tmp_path, code)

@@ -30,7 +30,8 @@ def table_of(rng, lengths, page, pages, width=None):
 
 
 def filled(rng, k, v, lengths, page=16, spare=3, width=None, **options):
-    """A cache with the keys and values of sequences, [tokens, heads, dim] each, in pages in any order, and its table."""
+    """A cache with the keys and values of sequences, [tokens, heads, dim] each, in pages in any order, and its
+    table."""
     pages = sum(-(-n // page) for n in lengths) + spare
     dims = (k[0].shape[2], v[0].shape[2])
     cache = ptxrt.KVCache(pages, page, k[0].shape[1], *dims, **options)
@@ -65,7 +66,9 @@ def assert_same_bits(got, want):
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dtype", [BF16, np.float16, np.float32])
 def test_append_writes_the_bytes_of_quantize_and_no_others(machine, rng, format, dtype):
-    cache = ptxrt.KVCache(5, 7, HEADS, 64, 32, format=format, k_global=[0.5, 2.0], k_mean=normal(rng, HEADS, 64, dtype=np.float32))
+    cache = ptxrt.KVCache(
+        5, 7, HEADS, 64, 32, format=format, k_global=[0.5, 2.0], k_mean=normal(rng, HEADS, 64, dtype=np.float32)
+    )
     marks = {name: np.full(x.shape, 77, np.uint8).view(x.dtype) if x.dtype == np.uint8 else np.full(x.shape, 7, x.dtype)
              for name, x in cache.arrays.items() if x is not None}  # fmt: skip
     marked = {name: ptxrt.to_device(x) for name, x in marks.items()}
@@ -78,7 +81,10 @@ def test_append_writes_the_bytes_of_quantize_and_no_others(machine, rng, format,
     mean, levels = cache.k_mean.to_numpy(), np.float32([0.5, 2.0])
     for token in (0, 1, 3, 6):  # the first of each slot that there is
         page, row = divmod(int(slots[token]), 7)
-        for name, x, level in (("k", k[token].astype(np.float32) - mean, levels), ("v", v[token].astype(np.float32), np.ones(2, np.float32))):
+        for name, x, level in (
+            ("k", k[token].astype(np.float32) - mean, levels),
+            ("v", v[token].astype(np.float32), np.ones(2, np.float32)),
+        ):
             block = BLOCK_FORMATS.get(format)
             for head in range(HEADS):
                 if block is None:
@@ -86,7 +92,9 @@ def test_append_writes_the_bytes_of_quantize_and_no_others(machine, rng, format,
                     continue
                 x_here = x[head] if block.two_level else x[head] / level[head]
                 rule = dict(rule=operand_rule(format))
-                codes, scales = block.encode(x_here, level[head], **rule) if block.two_level else block.encode(x_here, **rule)
+                codes, scales = (
+                    block.encode(x_here, level[head], **rule) if block.two_level else block.encode(x_here, **rule)
+                )
                 marks[name][page, head, row], marks[f"{name}_scales"][page, head, row] = codes, scales
     for name, want in marks.items():
         np.testing.assert_array_equal(cache.arrays[name].to_numpy(), want)
@@ -148,8 +156,13 @@ def test_attention_on_a_cache(machine, rng, format, dtype):
     lengths, group = [70, 0, 300, 1], 3
     k, v = sequences(rng, lengths)
     levels = dict(k_global=[1.5, 0.75], v_global=3.0)
-    cache, table = filled(rng, k, v, lengths, page=7, format=format, k_mean=0.5 * normal(rng, HEADS, DIM, dtype=np.float32), **levels)
-    q, sinks = normal(rng, 4, group * HEADS, 2, DIM).astype(dtype), normal(rng, group * HEADS, dtype=np.float32)  # exact in 16 bits
+    cache, table = filled(
+        rng, k, v, lengths, page=7, format=format, k_mean=0.5 * normal(rng, HEADS, DIM, dtype=np.float32), **levels
+    )
+    q, sinks = (
+        normal(rng, 4, group * HEADS, 2, DIM).astype(dtype),
+        normal(rng, group * HEADS, dtype=np.float32),
+    )  # exact in 16 bits
     held = cache.read(table, lengths)
     for options in (dict(), dict(sinks=sinks, window=(100, 0)), dict(softcap=3.0, causal=False, scale=0.3)):
         out, lse = ptxrt.attention_paged(q, cache, table, lengths, return_lse=True, out_dtype=np.float32, **options)
@@ -157,7 +170,9 @@ def test_attention_on_a_cache(machine, rng, format, dtype):
         for b, length in enumerate(lengths):
             if not length:
                 assert (out[b] == 0).all()
-                np.testing.assert_allclose(lse[b], np.repeat(sinks, 2).reshape(-1, 2) if "sinks" in options else -np.inf, rtol=1e-6)
+                np.testing.assert_allclose(
+                    lse[b], np.repeat(sinks, 2).reshape(-1, 2) if "sinks" in options else -np.inf, rtol=1e-6
+                )
                 continue
             exact = dict(causal=True) | options
             want, want_lse = exact_attention(q[b : b + 1].astype(BF16 if cache.multiplied(q.dtype).name == "bf16" else np.float16),
@@ -168,7 +183,9 @@ def test_attention_on_a_cache(machine, rng, format, dtype):
             np.testing.assert_array_equal(lse[b] == -np.inf, ~finite)
             seen = total[b] > 0
             assert ptxrt.compare((raw[b] / np.where(seen, total[b], 1)[..., None]), out[b]).relative_l2 <= 1e-6
-            np.testing.assert_allclose((top[b] + np.log2(np.where(seen, total[b], 1)))[finite] * np.log(2), lse[b][finite], atol=1e-5)
+            np.testing.assert_allclose(
+                (top[b] + np.log2(np.where(seen, total[b], 1)))[finite] * np.log(2), lse[b][finite], atol=1e-5
+            )
 
 
 @pytest.mark.parametrize("format, dtype", [("mxfp8", BF16), ("mxfp4", BF16), ("nvfp4", BF16), ("nvfp4", np.float16)])
@@ -178,15 +195,27 @@ def test_a_quantized_cache_equals_the_16_bit_cache_that_holds_its_values(machine
     cache, table = filled(rng, k, v, lengths, format=format)
     held = cache.read(table, lengths)
     plain = [[x[b, :, :n].swapaxes(0, 1).astype(dtype) for b, n in enumerate(lengths)] for x in held]
-    for x, y in zip(itertools.chain(*plain), itertools.chain(*([x[b, :, :n].swapaxes(0, 1) for b, n in enumerate(lengths)] for x in held))):
+    for x, y in zip(
+        itertools.chain(*plain),
+        itertools.chain(*([x[b, :, :n].swapaxes(0, 1) for b, n in enumerate(lengths)] for x in held)),
+    ):
         np.testing.assert_array_equal(x.astype(np.float32), y)
     other, other_table = filled(rng, *plain, lengths, page=32, format="f16" if dtype == np.float16 else "bf16")
     q = normal(rng, 2, 4 * HEADS, 3, 128, dtype=dtype)
-    results = [ptxrt.attention_paged(q, c, t, lengths, return_lse=True) for c, t in ((cache, table), (other, other_table))]
+    results = [
+        ptxrt.attention_paged(q, c, t, lengths, return_lse=True) for c, t in ((cache, table), (other, other_table))
+    ]
     assert_same_bits(*results)
 
 
-PAIRS = [("bf16", "nvfp4"), ("mxfp8", "mxfp4"), ("mxfp4", "bf16"), ("nvfp4", "mxfp8"), ("f16", "nvfp4"), ("nvfp4", "f16")]
+PAIRS = [
+    ("bf16", "nvfp4"),
+    ("mxfp8", "mxfp4"),
+    ("mxfp4", "bf16"),
+    ("nvfp4", "mxfp8"),
+    ("f16", "nvfp4"),
+    ("nvfp4", "f16"),
+]
 
 
 @pytest.mark.parametrize("format, format_v", PAIRS)
@@ -196,11 +225,15 @@ def test_keys_and_values_of_two_formats(machine, rng, format, format_v):
     k, v = sequences(rng, lengths)
     cache, table = filled(rng, k, v, lengths, format=format, format_v=format_v)
     plain, dtype = ("f16", np.float16) if "f16" in (format, format_v) else ("bf16", BF16)
-    held = [[x[b, :, :n].swapaxes(0, 1).astype(dtype) for b, n in enumerate(lengths)] for x in cache.read(table, lengths)]
+    held = [
+        [x[b, :, :n].swapaxes(0, 1).astype(dtype) for b, n in enumerate(lengths)] for x in cache.read(table, lengths)
+    ]
     other, other_table = filled(rng, *held, lengths, page=32, format=plain)
     for queries in (2, 17):
         q = normal(rng, 2, 3 * HEADS, queries, DIM, dtype=dtype)
-        results = [ptxrt.attention_paged(q, c, t, lengths, return_lse=True) for c, t in ((cache, table), (other, other_table))]
+        results = [
+            ptxrt.attention_paged(q, c, t, lengths, return_lse=True) for c, t in ((cache, table), (other, other_table))
+        ]
         assert_same_bits(*results)
 
 
@@ -229,8 +262,17 @@ def test_few_queries_on_operands_have_the_bits_of_pages(machine, rng, qk, pv):
     want = ptxrt.attention_paged(np.asarray(q).astype(BF16), cache, table, lengths, **options)
     got = ptxrt.attention(q, k, v, qk=qk, pv=pv, key_lengths=lengths, **options)
     assert_same_bits(got, want)
-    one = ptxrt.attention(*(x.to_numpy() for x in (q, k, v)), qk=qk, pv=pv, key_lengths=lengths, softcap=4.0, sinks=np.ones(3 * HEADS, np.float32))
-    exact, _ = exact_attention(*(np.asarray(x) for x in (q, k, v)), key_lengths=np.array(lengths), softcap=4.0, sinks=np.ones(3 * HEADS))
+    one = ptxrt.attention(
+        *(x.to_numpy() for x in (q, k, v)),
+        qk=qk,
+        pv=pv,
+        key_lengths=lengths,
+        softcap=4.0,
+        sinks=np.ones(3 * HEADS, np.float32),
+    )
+    exact, _ = exact_attention(
+        *(np.asarray(x) for x in (q, k, v)), key_lengths=np.array(lengths), softcap=4.0, sinks=np.ones(3 * HEADS)
+    )
     assert ptxrt.compare(one.astype(np.float32), exact).relative_l2 <= 4e-3
 
 
@@ -238,7 +280,12 @@ def test_nan_behind_the_keys_of_an_operand(machine, rng):
     """What tiles hold of keys that nobody sees is multiplied with zeros."""
     k, v = normal(rng, 1, 1, 64, DIM), normal(rng, 1, 1, 64, DIM)
     q = normal(rng, 1, 2, 1, DIM)
-    clean = ptxrt.attention(q, *(ptxrt.quantize_operand(x, "mxfp8", role=r, smooth=None) for x, r in ((k, "k"), (v, "v"))), qk="mxfp8", key_lengths=[32])
+    clean = ptxrt.attention(
+        q,
+        *(ptxrt.quantize_operand(x, "mxfp8", role=r, smooth=None) for x, r in ((k, "k"), (v, "v"))),
+        qk="mxfp8",
+        key_lengths=[32],
+    )
     k[:, :, 40], v[:, :, 40] = np.nan, np.nan
     holes = [ptxrt.quantize_operand(x, "mxfp8", role=r) for x, r in ((k, "k"), (v, "v"))]
     assert_same_bits([ptxrt.attention(q, *holes, qk="mxfp8", key_lengths=[32])], [clean])
@@ -278,7 +325,9 @@ def test_bits_depend_on_the_sequence_alone(machine, rng, format, group):
     for splits in (1, 2, 3, 50):
         assert_same_bits(ptxrt.attention_paged(q, cache, table, lengths, splits=splits, **options), want)
     order = rng.permutation(len(lengths))
-    other, wide = filled(rng, *([x[i] for i in order] for x in (k, v)), [lengths[i] for i in order], page=24, width=200, format=format)
+    other, wide = filled(
+        rng, *([x[i] for i in order] for x in (k, v)), [lengths[i] for i in order], page=24, width=200, format=format
+    )
     got = ptxrt.attention_paged(q[order], other, wide, [lengths[i] for i in order], splits=2, **options)
     assert_same_bits(got, [x[order] for x in want])
     for b, length in enumerate(lengths):
@@ -286,7 +335,9 @@ def test_bits_depend_on_the_sequence_alone(machine, rng, format, group):
         assert_same_bits(alone, [x[b : b + 1] for x in want])
         for i in range(4):
             if length - 3 + i > 0:
-                one = ptxrt.attention_paged(q[b : b + 1, :, i : i + 1], cache, table[b : b + 1], [length - 3 + i], **options)
+                one = ptxrt.attention_paged(
+                    q[b : b + 1, :, i : i + 1], cache, table[b : b + 1], [length - 3 + i], **options
+                )
                 assert_same_bits(one, [x[b : b + 1, :, i : i + 1] for x in want])
 
 
@@ -300,12 +351,18 @@ def test_the_heads_of_a_group_are_those_of_calls_of_their_own(machine, rng, grou
     out, lse = ptxrt.attention_paged(q, cache, table, lengths, window=(250, 0), return_lse=True)
     for head in {0, group // 2, group - 1}:
         one = slice(head, head + 1)
-        assert_same_bits((out[:, one], lse[:, one]), ptxrt.attention_paged(q[:, one], cache, table, lengths, window=(250, 0), return_lse=True))
+        assert_same_bits(
+            (out[:, one], lse[:, one]),
+            ptxrt.attention_paged(q[:, one], cache, table, lengths, window=(250, 0), return_lse=True),
+        )
 
 
 def test_as_many_segments_as_a_merge_takes(machine, rng):
     """4096 of them, in the tree: on whole numbers sums are exact, so that all must be there. More are refused."""
-    partial, row_max = rng.integers(-4, 5, (4096, 1, 1, 2, 4)).astype(np.float32), np.full((4096, 1, 1, 2), 3, np.float32)
+    partial, row_max = (
+        rng.integers(-4, 5, (4096, 1, 1, 2, 4)).astype(np.float32),
+        np.full((4096, 1, 1, 2), 3, np.float32),
+    )
     row_max[::7] = -np.inf
     row_sum = rng.integers(1, 9, row_max.shape).astype(np.float32)
     names = ("out_f32", "merged_max", "merged_sum")
@@ -323,13 +380,17 @@ def test_many_queries(machine, rng, format):
     lengths, group = [150, 40, 20], 2
     k, v = sequences(rng, lengths)
     cache, table = filled(rng, k, v, lengths, format=format, v_global=2.0, k_global=0.5)
-    other, other_table = filled(rng, k[::-1], v[::-1], lengths[::-1], page=9, format=format, v_global=2.0, k_global=0.5, width=40)
+    other, other_table = filled(
+        rng, k[::-1], v[::-1], lengths[::-1], page=9, format=format, v_global=2.0, k_global=0.5, width=40
+    )
     q, sinks = normal(rng, 3, group * HEADS, 20, DIM), normal(rng, group * HEADS, dtype=np.float32)
     held = cache.read(table, lengths)
     for options in (dict(window=(64, 0)), dict(sinks=sinks, causal=False)):
         out, lse = got = ptxrt.attention_paged(q, cache, table, lengths, return_lse=True, **options)
         for b, length in enumerate(lengths):
-            want, want_lse = exact_attention(q[b : b + 1], *(x[b : b + 1, :, :length] for x in held), **dict(causal=True) | options)
+            want, want_lse = exact_attention(
+                q[b : b + 1], *(x[b : b + 1, :, :length] for x in held), **dict(causal=True) | options
+            )
             assert ptxrt.compare(out[b].astype(np.float32), want[0]).relative_l2 <= 4e-3
             assert np.abs(lse[b] - want_lse[0]).max() <= 1e-4 * np.abs(want_lse).max()
         device = [ptxrt.to_device(x) for x in (q[::-1].copy(), other_table, np.array(lengths[::-1], np.int32))]
@@ -408,7 +469,11 @@ def test_a_graph_serves_every_length(machine, rng):
     whole, whole_table = filled(np.random.default_rng(1), *rows, [50, 280], format="nvfp4")
     used = np.where(pages < 0, 0, pages)
     for b, n in enumerate((49, 279)):
-        cache.append(rows[0][b][:n], rows[1][b][:n], ptxrt.slots_of(used, np.full(n, b, np.int32), np.arange(n, dtype=np.int32), 16))
+        cache.append(
+            rows[0][b][:n],
+            rows[1][b][:n],
+            ptxrt.slots_of(used, np.full(n, b, np.int32), np.arange(n, dtype=np.int32), 16),
+        )
     put(table, used)
     put(lengths, np.array([50, 280], np.int32))
     put(slots, ptxrt.slots_of(used, np.array([0, 1], np.int32), np.array([49, 279], np.int32), 16))
@@ -446,13 +511,16 @@ def wrong(call, words):
 
 
 def test_wrong_calls_of_the_cache(emulator, rng):
-    make = lambda **options: ptxrt.KVCache(**{**dict(pages=4, page_size=8, heads=HEADS, dim=DIM), **options})  # noqa: E731
+    make = lambda **options: ptxrt.KVCache(**{**dict(pages=4, page_size=8, heads=HEADS, dim=DIM), **options})
     wrong(lambda: make(format="fp4"), "format is 'fp4'; pass one of 'bf16'")
     wrong(lambda: make(dim=40), "dim is 40; nvfp4 takes multiples of 32 up to 256, such as 64")
     wrong(lambda: make(pages=0), "pages is 0")
     wrong(lambda: make(format="f16", format_v="mxfp8"), "'f16' and 'mxfp8' have no type that holds both; take 'bf16'")
     wrong(lambda: make(format="bf16", format_v="f16"), "no type that holds both")
-    wrong(lambda: make(dim=256, format="bf16", format_v="nvfp4"), "'bf16' beside 'nvfp4' takes head dimensions up to 128, 256 came")
+    wrong(
+        lambda: make(dim=256, format="bf16", format_v="nvfp4"),
+        "'bf16' beside 'nvfp4' takes head dimensions up to 128, 256 came",
+    )
     wrong(lambda: make(k_global=0.0), "k_global is 0.0; pass positive")
     wrong(lambda: make(v_global=[1.0, np.nan]), "v_global")
     wrong(lambda: make(k_mean=np.zeros((1, DIM))), "k_mean is float64 \\[1, 64\\]")
@@ -477,7 +545,9 @@ def test_wrong_calls_of_the_cache(emulator, rng):
 def test_wrong_calls_of_attention(emulator, rng):
     cache, q = ptxrt.KVCache(4, 8, HEADS, DIM), normal(rng, 1, 4, 1, DIM)
     table, call = np.zeros((1, 2), np.int32), ptxrt.attention_paged
-    wrong(lambda: call(q[:, :3], cache, table, [5]), "3 heads of q are no multiple of the 2 of the cache; nearest: 2 or 4")
+    wrong(
+        lambda: call(q[:, :3], cache, table, [5]), "3 heads of q are no multiple of the 2 of the cache; nearest: 2 or 4"
+    )
     wrong(lambda: call(q[..., :32], cache, table, [5]), "q has a head dimension of 32, the cache 64")
     wrong(lambda: call(q, cache, table, [17]), "key_lengths is \\[17\\]; 2 pages of 8 tokens hold 0 to 16")
     wrong(lambda: call(q, cache, table + 9, [5]), "block_table names page 9; the cache has 4")

@@ -11,10 +11,10 @@ import click
 import ml_dtypes
 import numpy as np
 import pytest
-from build_script import build
 from click.testing import CliRunner
 
 import ptxrt
+from build_script import build
 from ptxrt.commands import main
 from ptxrt.ops.attention import exact_attention
 
@@ -100,7 +100,11 @@ def test_devices_says_what_is_there_and_why():
 @pytest.mark.parametrize(
     "asked, said",
     [
-        ("portable", "no default: PTXRT_MACHINE asks for portable, which is not available (no driver today); unset it, or name another machine"),
+        (
+            "portable",
+            "no default: PTXRT_MACHINE asks for portable, which is not available (no driver today); unset it, or name "
+            "another machine",
+        ),
         ("cuda", "no default: PTXRT_MACHINE is 'cuda'; set it to native, portable or emulator, or unset it"),
     ],
 )
@@ -128,7 +132,9 @@ def test_help_of_every_command_comes_from_its_docstring(name):
 
 def test_checkout_script_and_package_are_one_program():
     outputs = [
-        subprocess.run([sys.executable, *program, "--help"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        subprocess.run(
+            [sys.executable, *program, "--help"], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout
         for program in (["cli.py"], ["-m", "ptxrt.commands"])
     ]
     assert "Run a function or a kernel" in outputs[0]
@@ -146,13 +152,31 @@ def test_help_loads_no_numpy():
 def test_run_transpose(x, tmp_path):
     text = succeed("run", "transpose_tiled", "--x", x, "-o", tmp_path / "y.npy", "--compare")
     assert np.array_equal(np.load(tmp_path / "y.npy"), np.load(x).T)
-    for part in ("transpose_tiled on emulator", "float32 [33, 64]", "float32 [64, 33]", str(tmp_path / "y.npy"), " s with copies"):
+    for part in (
+        "transpose_tiled on emulator",
+        "float32 [33, 64]",
+        "float32 [64, 33]",
+        str(tmp_path / "y.npy"),
+        " s with copies",
+    ):
         assert part in text
     assert "relative L2 0.000e+00" in text
 
 
 def test_run_with_axes(tmp_path):
-    succeed("run", "thread_identity", "--blocks-x", 2, "--blocks-y", 1, "--blocks-z", 3, "-o", tmp_path / "i.npy", "--compare")
+    succeed(
+        "run",
+        "thread_identity",
+        "--blocks-x",
+        2,
+        "--blocks-y",
+        1,
+        "--blocks-z",
+        3,
+        "-o",
+        tmp_path / "i.npy",
+        "--compare",
+    )
     assert np.load(tmp_path / "i.npy").shape == (3, 1, 2, 96, 16)
 
 
@@ -186,7 +210,9 @@ def test_quantize_and_back(x, tmp_path):
 
 
 def test_attention(qkv, tmp_path):
-    report = json.loads(succeed("run", "attention", *qkv, "--causal", "--return-lse", "-o", tmp_path / "o.npz", "--compare", "--json"))
+    report = json.loads(
+        succeed("run", "attention", *qkv, "--causal", "--return-lse", "-o", tmp_path / "o.npz", "--compare", "--json")
+    )
     assert report["entry"] == "attention_bf16_dim32_dim_v32_f16" and report["failures"] == []
     with np.load(tmp_path / "o.npz") as stored:
         out, lse = stored["out_f16"], stored["lse"]
@@ -201,15 +227,51 @@ def test_attention_takes_every_option(qkv, tmp_path):
     np.save(tmp_path / "mask.npy", rng.random((40, 72)) < 0.5)
     np.save(tmp_path / "sinks.npy", np.float32([0.5, -1]))
     np.save(tmp_path / "lengths.npy", np.array([50]))
-    options = ["--window", "30,2", "--softcap", 3, "--mask", tmp_path / "mask.npy", "--sinks", tmp_path / "sinks.npy", "--qk", "f16"]
-    report = json.loads(succeed("run", "attention", *qkv, *options, "--key-lengths", tmp_path / "lengths.npy", "--return-lse", "--compare", "--json"))
-    assert report["failures"] == [] and report["entry"].endswith("_f16") and list(report["outputs"]) == ["out_f16", "lse"]
+    options = [
+        "--window",
+        "30,2",
+        "--softcap",
+        3,
+        "--mask",
+        tmp_path / "mask.npy",
+        "--sinks",
+        tmp_path / "sinks.npy",
+        "--qk",
+        "f16",
+    ]
+    report = json.loads(
+        succeed(
+            "run",
+            "attention",
+            *qkv,
+            *options,
+            "--key-lengths",
+            tmp_path / "lengths.npy",
+            "--return-lse",
+            "--compare",
+            "--json",
+        )
+    )
+    assert (
+        report["failures"] == [] and report["entry"].endswith("_f16") and list(report["outputs"]) == ["out_f16", "lse"]
+    )
     assert report["inputs"]["mask"]["shape"] == [40, 72] and "lse against the reference" in report["compare"]
     refuse("run", "attention", *qkv, "--window", "3", part="is not LEFT,RIGHT")
     refuse("run", "attention", *qkv, "--softcap", -1, part="softcap is -1.0; pass a number above 0")
     for path in qkv[1::2]:
         np.save(path, np.load(path).transpose(0, 2, 1, 3))
-    text = succeed("run", "attention", *qkv, "--no-normalize", "--causal", "--layout", "bshd", "--compare", "-o", tmp_path / "sums.npz")
+    text = succeed(
+        "run",
+        "attention",
+        *qkv,
+        "--no-normalize",
+        "--causal",
+        "--layout",
+        "bshd",
+        "--compare",
+        "-o",
+        tmp_path / "sums.npz",
+    )
     with np.load(tmp_path / "sums.npz") as stored:
         assert sorted(stored.files) == ["out_f32", "row_max", "row_sum"] and stored["out_f32"].shape == (1, 40, 2, 32)
     assert "row_sum against the reference" in text
@@ -232,7 +294,9 @@ def test_attention_on_packed_sequences(qkv, tmp_path):
 
 
 def test_dtype_converts_and_says_so(qkv, tmp_path):
-    text = succeed("run", "attention", *qkv, "--dtype", "bf16", "--out-dtype", "float32", "-o", tmp_path / "o.npy", "--compare")
+    text = succeed(
+        "run", "attention", *qkv, "--dtype", "bf16", "--out-dtype", "float32", "-o", tmp_path / "o.npy", "--compare"
+    )
     assert "attention_bf16_dim32_dim_v32_bf16" in text
     assert "q converted from float16 to bfloat16" in text
 
@@ -255,7 +319,9 @@ def test_empty_arrays_launch_nothing(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((0, 64), np.float32))
     text = succeed("run", "quantize", "--x", tmp_path / "x.npy", "-o", tmp_path / "q.npz", "--compare")
     assert "nothing was launched" in text
-    report = json.loads(succeed("run", "dequantize", "--q", tmp_path / "q.npz", "-o", tmp_path / "y.npy", "--compare", "--json"))
+    report = json.loads(
+        succeed("run", "dequantize", "--q", tmp_path / "q.npz", "-o", tmp_path / "y.npy", "--compare", "--json")
+    )
     assert report["kernel"] == "dequantize_mxfp4" and report["entry"] is None and report["failures"] == []
     assert np.load(tmp_path / "y.npy").shape == (0, 64)
 
@@ -269,7 +335,9 @@ def test_a_conversion_may_overflow(tmp_path, recwarn):
 def test_options_of_the_emulator(x):
     runner = CliRunner()
     with ptxrt.using("emulator"):
-        result = runner.invoke(main, ["--arithmetic", "hardware", "--ptx", "portable", "run", "quantize", "--x", str(x), "--json"])
+        result = runner.invoke(
+            main, ["--arithmetic", "hardware", "--ptx", "portable", "run", "quantize", "--x", str(x), "--json"]
+        )
     assert result.exit_code == 0, result.output
     report = json.loads(result.output)
     assert report["machine"] == "emulator" and "hardware" in report["detail"] and "portable" in report["detail"]
@@ -280,7 +348,9 @@ def test_options_of_the_emulator(x):
 
 def test_bad_files(x, tmp_path):
     missing = tmp_path / "missing.npy"
-    truncated, text, empty, pickled, double, zipped = (tmp_path / f"{n}.npy" for n in ("short", "text", "empty", "obj", "f64", "zip"))
+    truncated, text, empty, pickled, double, zipped = (
+        tmp_path / f"{n}.npy" for n in ("short", "text", "empty", "obj", "f64", "zip")
+    )
     truncated.write_bytes(x.read_bytes()[:-100])
     text.write_text("1 2 3")
     empty.touch()
@@ -394,7 +464,8 @@ def test_docstrings_may_be_left_out():
     code = (
         "import sys, numpy as np, ptxrt; from ptxrt.commands import main; from click.testing import CliRunner\n"
         "ptxrt.kernels()\n"
-        "for words in (['list'], ['show', 'quantize'], ['show', 'transpose_naive'], ['run', '--help'], ['run', 'quantize', '--help'], ['run', 'cast', '--help']):\n"
+        "for words in (['list'], ['show', 'quantize'], ['show', 'transpose_naive'], ['run', '--help'], ['run', "
+        "'quantize', '--help'], ['run', 'cast', '--help']):\n"
         "    result = CliRunner().invoke(main, words)\n"
         "    if result.exit_code or not result.output: sys.exit(f'{words}: {result.output} {result.exception!r}')\n"
         "with ptxrt.using('emulator'):\n"
@@ -428,7 +499,10 @@ def few_modules(monkeypatch, tmp_path):
 def test_show_after_the_demo(few_modules):
     text = succeed("show", "attention_mxfp4_bf16_in_kernel")
     rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
-    assert "not assembled" in rows["attention_mxfp4_bf16_in_kernel_dim64_dim_v64_bf16"] and "128" in rows["attention_mxfp4_bf16_in_kernel_dim64_dim_v64_bf16"]
+    assert (
+        "not assembled" in rows["attention_mxfp4_bf16_in_kernel_dim64_dim_v64_bf16"]
+        and "128" in rows["attention_mxfp4_bf16_in_kernel_dim64_dim_v64_bf16"]
+    )
     assert rows["attention_mxfp4_bf16_in_kernel_dim128_dim_v128"].endswith("not built: run `make`")
     assert "not built" in succeed("show", "transpose_naive")
 
@@ -448,7 +522,10 @@ def test_check_lines_up(monkeypatch):
     for color in (False, True):
         result = CliRunner().invoke(main, ["check", "transpose_naive"], color=color)
         lines = [click.unstyle(line) for line in result.output.splitlines() if "transpose_naive" in line]
-        assert {line.index("transpose_naive") for line in lines} == {7} and {line.split()[0] for line in lines} == {"ok", "FAILED"}
+        assert {line.index("transpose_naive") for line in lines} == {7} and {line.split()[0] for line in lines} == {
+            "ok",
+            "FAILED",
+        }
 
 
 def test_list_groups_and_shows_every_name():
@@ -537,7 +614,9 @@ def test_completion(shell):
 def test_names_are_completed(words, incomplete, wanted):
     from click.shell_completion import BashComplete
 
-    found = {item.value for item in BashComplete(main, {}, "ptxrt", "_PTXRT_COMPLETE").get_completions(words, incomplete)}
+    found = {
+        item.value for item in BashComplete(main, {}, "ptxrt", "_PTXRT_COMPLETE").get_completions(words, incomplete)
+    }
     assert wanted <= found and all(name.startswith(incomplete) for name in found)
 
 
@@ -560,10 +639,7 @@ def test_machines_print_as_a_table():
 def test_the_emulator_is_noticed_once_on_a_terminal(environment, said):
     import pty
 
-    code = (
-        "import numpy as np, ptxrt\n"
-        "for _ in range(2): ptxrt.quantize(np.ones((2, 32), np.float32), 'mxfp4')\n"
-    )
+    code = "import numpy as np, ptxrt\nfor _ in range(2): ptxrt.quantize(np.ones((2, 32), np.float32), 'mxfp4')\n"
     if ptxrt.machines()["portable"].available:
         pytest.skip("there is a GPU")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PTXRT_")}
@@ -576,4 +652,7 @@ def test_the_emulator_is_noticed_once_on_a_terminal(environment, said):
         text = ""
     os.close(leader)
     assert done.returncode == 0 and text.count("kernels run on the emulator") == said
-    assert "emulator" not in subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=kept).stderr
+    assert (
+        "emulator"
+        not in subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=kept).stderr
+    )

@@ -88,7 +88,14 @@ def test_astype_rounds_as_numpy_does(machine, rng, source, target):
 
 
 def test_zeros_and_numbers(machine):
-    for shape, dtype in [((3, 5), np.float32), ((), np.int8), ((0, 2), BF16), ((5000,), BF16), ((3, 1367), np.complex64), (7, np.bool_)]:
+    for shape, dtype in [
+        ((3, 5), np.float32),
+        ((), np.int8),
+        ((0, 2), BF16),
+        ((5000,), BF16),
+        ((3, 1367), np.complex64),
+        (7, np.bool_),
+    ]:
         array = ptxrt.zeros(shape, dtype)
         assert array.dtype == dtype
         np.testing.assert_array_equal(array.to_numpy(), np.zeros(shape, dtype))
@@ -98,7 +105,8 @@ def test_zeros_and_numbers(machine):
 
 
 def test_a_graph_gets_new_lengths_and_inputs(machine, rng):
-    """What is written between two launches is what the second sees; what is written while the first may run it does not."""
+    """What is written between two launches is what the second sees; what is written while the first may run it does
+    not."""
     q, k, v = (ptxrt.to_device(rng.standard_normal((1, 2, n, 64), dtype=np.float32)) for n in (5, 90, 90))
     lengths = ptxrt.to_device(np.int32([90]))
     out = ptxrt.empty(q.shape, np.float32)

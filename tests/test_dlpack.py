@@ -8,10 +8,10 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from test_driver import cuda, install, waits  # noqa: F401
 
 import ptxrt
 from ptxrt import dlpack, ops, selection
+from test_driver import cuda, install, waits  # noqa: F401
 
 transpose = ops.transpose.transpose_naive
 
@@ -73,7 +73,9 @@ def test_numpy_takes_what_the_emulator_gives(emulator, dtype, shape):
 
 
 @pytest.mark.parametrize("wrap", [Legacy, Foreign])
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu, np.uint8])
+@pytest.mark.parametrize(
+    "dtype", [np.float32, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu, np.uint8]
+)
 def test_what_goes_out_comes_in(emulator, wrap, dtype):
     x = (numbers(4, 6) - 9).astype(dtype)
     array = ptxrt.to_device(x)
@@ -247,7 +249,9 @@ def test_copies_are_said_to_be_copies(cuda):
     host = np.from_dlpack(x, device="cpu")
     np.testing.assert_array_equal(host, numbers(2, 3))
     capsule = x.__dlpack__(copy=True, max_version=(1, 0))
-    managed = dlpack._Versioned.from_address(dlpack._pointer_of(capsule, ctypes.addressof(dlpack._NAMES[b"dltensor_versioned"])))
+    managed = dlpack._Versioned.from_address(
+        dlpack._pointer_of(capsule, ctypes.addressof(dlpack._NAMES[b"dltensor_versioned"]))
+    )
     assert managed.flags == dlpack.IS_COPIED and managed.tensor.data != x.address
     with pytest.raises(BufferError):
         x.__dlpack__(dl_device=(1, 0), copy=False)

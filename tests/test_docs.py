@@ -122,7 +122,8 @@ def test_figures_are_those_of_the_script(tmp_path):
 
 
 def test_the_pipeline_has_as_many_stages_as_the_kernel():
-    """The dynamic shared memory of an entry holds the stages that the figure counts, and no more, where they are the most of it."""
+    """The dynamic shared memory of an entry holds the stages that the figure counts, and no more, where they are the
+    most of it."""
     pytest.importorskip("matplotlib")
     figures = script("figures")
     from ptxrt import units
@@ -167,7 +168,10 @@ class TestTheRunner:
             pages.run(page, tmp_path, frozenset({"gpu", "torch"}))
 
     def test_links_and_headings(self, tmp_path, monkeypatch):
-        text = "# One kernel: `a` to b\n[a](#one-kernel-a-to-b) [b](#two) [c](other.md)\n`[d](no.md)` [e](https://example.org)\n"
+        text = (
+            "# One kernel: `a` to b\n[a](#one-kernel-a-to-b) [b](#two) [c](other.md)\n`[d](no.md)` "
+            "[e](https://example.org)\n"
+        )
         page = self.page(tmp_path, text, monkeypatch)
         assert pages.broken_links(page) == [
             "page.md:2: page.md has no heading #two",

@@ -15,7 +15,7 @@ from ptxrt import driver, ops, selection
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-python is not installed")
 
-import fake_cuda  # noqa: E402
+import fake_cuda
 
 RESULT = fake_cuda.real.CUresult
 
@@ -27,7 +27,9 @@ def install(monkeypatch):
     def put(fake):
         monkeypatch.setattr("cuda.bindings.driver", fake)
         monkeypatch.setitem(sys.modules, "cuda.bindings.driver", fake)
-        monkeypatch.setattr(driver, "_library", lambda: SimpleNamespace(cuPointerGetAttribute=fake.library_pointer_attribute))
+        monkeypatch.setattr(
+            driver, "_library", lambda: SimpleNamespace(cuPointerGetAttribute=fake.library_pointer_attribute)
+        )
         return fake
 
     monkeypatch.setattr(selection, "_opened", WeakValueDictionary())
@@ -82,7 +84,9 @@ def test_an_old_gpu_is_an_error(install):
         selection.default_machine()
 
 
-@pytest.mark.parametrize("capability, machine", [((9, 0), "portable"), ((12, 0), "native"), ((12, 1), "native"), ((10, 0), "portable")])
+@pytest.mark.parametrize(
+    "capability, machine", [((9, 0), "portable"), ((12, 0), "native"), ((12, 1), "native"), ((10, 0), "portable")]
+)
 def test_the_default_follows_the_gpu(install, capability, machine):
     install(fake_cuda.FakeCuda(capability=capability))
     assert selection.default_machine() == machine
@@ -91,7 +95,9 @@ def test_the_default_follows_the_gpu(install, capability, machine):
 
 def test_what_is_not_there_is_refused_with_its_reason(install):
     install(fake_cuda.FakeCuda(capability=(9, 0)))
-    with pytest.raises(ptxrt.MachineError, match=r"native is not available: needs sm_120 or sm_121; there is Fake GPU \(sm_90\)"):
+    with pytest.raises(
+        ptxrt.MachineError, match=r"native is not available: needs sm_120 or sm_121; there is Fake GPU \(sm_90\)"
+    ):
         ptxrt.using("native")
 
 
@@ -107,7 +113,10 @@ def test_the_environment_chooses(install, monkeypatch):
 # Launches
 
 
-@pytest.mark.parametrize("name", ["quantize_mxfp4", "dequantize_mxfp4", "transpose_tiled", "thread_identity", "attention_mxfp4_bf16_in_kernel"])
+@pytest.mark.parametrize(
+    "name",
+    ["quantize_mxfp4", "dequantize_mxfp4", "transpose_tiled", "thread_identity", "attention_mxfp4_bf16_in_kernel"],
+)
 def test_parameters_arrive_as_the_entry_expects(cuda, name):
     kernel = ptxrt.kernels()[name]
     example = kernel.example(kernel.cases[-1])
@@ -152,7 +161,10 @@ def test_large_shared_memory_is_asked_for_once(cuda):
 def test_a_wrong_shared_size_names_the_limit(cuda):
     loaded = selection.current().module("transpose_tiled")
     cuda.fail["cuFuncSetAttribute"] = RESULT.CUDA_ERROR_INVALID_VALUE
-    with pytest.raises(ptxrt.DriverError, match="transpose_tiled needs 200000 bytes of shared memory, Fake GPU gives a block at most 101376"):
+    with pytest.raises(
+        ptxrt.DriverError,
+        match="transpose_tiled needs 200000 bytes of shared memory, Fake GPU gives a block at most 101376",
+    ):
         selection.current().packet(loaded.entries["transpose_tiled"], (1, 1, 1), (32, 1, 1), 200000, b"")
 
 
@@ -223,7 +235,10 @@ def test_mixed_and_overlapping_outputs_are_refused(cuda):
 
 def test_arrays_of_another_machine_are_refused(cuda):
     x = ptxrt.to_device(np.zeros((4, 4), np.float32))
-    with ptxrt.using("emulator"), pytest.raises(ptxrt.ArgumentError, match="x is on portable, Fake GPU, but the call runs on emulator"):
+    with (
+        ptxrt.using("emulator"),
+        pytest.raises(ptxrt.ArgumentError, match="x is on portable, Fake GPU, but the call runs on emulator"),
+    ):
         ops.transpose.transpose_naive(x)
 
 
@@ -297,7 +312,12 @@ def test_arrays_go_out_and_come_back(cuda, rng):
     ours = ptxrt.to_device(x)
     interface = ours.__cuda_array_interface__
     assert interface == dict(
-        version=3, shape=(4, 6), typestr="<f4", data=(ours.address, False), strides=None, stream=selection.current().queue().handle
+        version=3,
+        shape=(4, 6),
+        typestr="<f4",
+        data=(ours.address, False),
+        strides=None,
+        stream=selection.current().queue().handle,
     )
     borrowed = ptxrt.to_device(Foreign(interface))
     assert borrowed.address == ours.address
@@ -316,7 +336,10 @@ def test_bfloat16_goes_out_as_uint16_and_comes_in_as_pytorch_names_it(cuda):
 
 def waits(cuda):
     """(the stream that waits, the stream it waits for) of every wait on the device so far."""
-    return [(int(stream), event.stream) for name, (stream, event, _) in ((n, a) for n, a in cuda.calls if n == "cuStreamWaitEvent")]
+    return [
+        (int(stream), event.stream)
+        for name, (stream, event, _) in ((n, a) for n, a in cuda.calls if n == "cuStreamWaitEvent")
+    ]
 
 
 @pytest.mark.parametrize("stream, lender", [(2, 2), (66, 66), ("absent", 1), (None, None)])
@@ -366,7 +389,10 @@ def test_foreign_arrays_that_do_not_fit_are_refused(cuda):
         ops.transpose.transpose_naive(
             ptxrt.to_device(np.zeros((4, 4), np.float32)), y=Foreign({**interface, "data": (ours.address, True)})
         )
-    with ptxrt.using("emulator"), pytest.raises(ptxrt.ArgumentError, match="is a CUDA array, but the machine is the emulator"):
+    with (
+        ptxrt.using("emulator"),
+        pytest.raises(ptxrt.ArgumentError, match="is a CUDA array, but the machine is the emulator"),
+    ):
         ptxrt.to_device(Foreign(interface))
 
 

@@ -1,4 +1,5 @@
-"""The end that kernels share: float32 values in lanes to the bytes of `quantize`, in both layouts, whatever they are."""
+"""The end that kernels share: float32 values in lanes to the bytes of `quantize`, in both layouts, whatever they
+are."""
 
 import numpy as np
 import pytest
@@ -7,8 +8,11 @@ import ptxrt
 from ptxrt.ops.endings import ENDINGS, WAYS, ending_layout, probe_ending
 from ptxrt.ops.quantize import quantize_reference
 
-RULES = {"mxfp8": ("floor", "ceil", "rceil", "even"), "mxfp4": ("floor", "ceil", "rceil", "even"), "nvfp4": ("amax",
-    "four_over_six")}
+RULES = {
+    "mxfp8": ("floor", "ceil", "rceil", "even"),
+    "mxfp4": ("floor", "ceil", "rceil", "even"),
+    "nvfp4": ("amax", "four_over_six"),
+}
 
 
 def values_of_every_kind(rows, cols, seed=0):

@@ -48,7 +48,9 @@ def archive(path, members, method=zipfile.ZIP_STORED):
 
 
 def members_of(q):
-    fields = dict(codes=q.codes, scales=q.scales, format=np.array(q.format), shape=np.array(q.shape), axis=np.array(q.axis))
+    fields = dict(
+        codes=q.codes, scales=q.scales, format=np.array(q.format), shape=np.array(q.shape), axis=np.array(q.axis)
+    )
     return {name: member(array) for name, array in {**fields, "scale_layout": np.array("linear")}.items()}
 
 
@@ -150,7 +152,12 @@ BOMB = np.zeros((1 << 13, 1 << 13), np.uint8)
 
 def test_nothing_is_inflated_before_names_and_sizes_fit(q, tmp_path):
     zeros = member(BOMB)
-    for name, change in {"more": {"more": zeros}, "codes": {"codes": zeros}, "format": {"format": zeros}, "shape": {"shape": zeros}}.items():
+    for name, change in {
+        "more": {"more": zeros},
+        "codes": {"codes": zeros},
+        "format": {"format": zeros},
+        "shape": {"shape": zeros},
+    }.items():
         path = archive(tmp_path / f"{name}.npz", {**members_of(q), **change}, zipfile.ZIP_DEFLATED)
         assert path.stat().st_size < 100_000
         memory, message = peak(lambda: ptxrt.QuantizedArray.load(path))
@@ -204,7 +211,13 @@ def test_the_array_that_is_missing_is_named(tmp_path):
 
 @pytest.mark.parametrize("path", [True, False, 1, 2.5, None, object(), "a\0b"])
 def test_what_is_no_path_is_a_file_error(q, path):
-    for call in (ptxrt.QuantizedArray.load, q.save, ptxrt.load, lambda x: npy.read_array(x, "x"), lambda x: npy.write_arrays(x, {"x": np.ones(2)})):
+    for call in (
+        ptxrt.QuantizedArray.load,
+        q.save,
+        ptxrt.load,
+        lambda x: npy.read_array(x, "x"),
+        lambda x: npy.write_arrays(x, {"x": np.ones(2)}),
+    ):
         with pytest.raises(ptxrt.FileError, match="pass"):
             call(path)
     os.fstat(1)  # standard output is still open
@@ -224,7 +237,10 @@ def test_missing_places_are_file_errors_that_name_the_folder(q, tmp_path):
             assert words in str(caught.value)
     for call in (q.save, lambda path: npy.write_arrays(path, {"x": np.ones(2)})):
         for path, words in [
-            (tmp_path / "no" / "x.npz", f"cannot be written: the folder {tmp_path / 'no'} does not exist; create it first"),
+            (
+                tmp_path / "no" / "x.npz",
+                f"cannot be written: the folder {tmp_path / 'no'} does not exist; create it first",
+            ),
             (tmp_path / "file" / "x.npz", "is no folder"),
             (tmp_path, "it is a folder"),
             (tmp_path / ("x" * 300), "longer than the file system"),

@@ -8,7 +8,25 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import exact_blocks
-from ptxrt.formats import FORMATS, bf16, e2m1, e2m1x2, e2m3, e3m2, e4m3, e5m2, f16, f32, format_of, pack, ue4m3, ue4m3_values, ue8m0, ue8m0_values, unpack
+from ptxrt.formats import (
+    FORMATS,
+    bf16,
+    e2m1,
+    e2m1x2,
+    e2m3,
+    e3m2,
+    e4m3,
+    e5m2,
+    f16,
+    f32,
+    format_of,
+    pack,
+    ue4m3,
+    ue4m3_values,
+    ue8m0,
+    ue8m0_values,
+    unpack,
+)
 
 # Each element format, its definition in exact arithmetic, and the dtype of ml_dtypes.
 ELEMENTS = [
@@ -33,7 +51,9 @@ def test_values_are_those_of_the_definition_and_of_ml_dtypes(ours, exact, theirs
     np.testing.assert_array_equal(bits(ours.values[numbers]), bits(table[numbers]))
     np.testing.assert_array_equal(np.isnan(ours.values), ~numbers)
     assert ours.values[: ours.largest_code + 1].tolist() == [float(v) for v in exact.magnitudes]
-    assert ours.largest == exact.magnitudes[-1] and ours.largest_exponent == exact_blocks.floor_log2(exact.magnitudes[-1])
+    assert ours.largest == exact.magnitudes[-1] and ours.largest_exponent == exact_blocks.floor_log2(
+        exact.magnitudes[-1]
+    )
 
 
 @each_element

@@ -5,8 +5,11 @@ import pytest
 from tests.fuzz import __main__ as fuzz
 from tests.fuzz import engine
 
-# Calls of each kind that a run of the suite makes; a second or a few of each. SEED is another where a run should see others.
-CALLS = dict(attention=100, dlpack=300, files=300, graphs=40, merge=200, operands=120, quantize=150, texts=100, views=500)
+# Calls of each kind that a run of the suite makes; a second or a few of each. SEED is another where a run should see
+# others.
+CALLS = dict(
+    attention=100, dlpack=300, files=300, graphs=40, merge=200, operands=120, quantize=150, texts=100, views=500
+)
 SEED = 20240607
 
 

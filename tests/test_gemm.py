@@ -40,8 +40,9 @@ def test_an_identity_gives_the_other_operand(text_machine, tile, dtype):
     np.testing.assert_array_equal(got, values.astype(np.float32).T)
 
 
-@pytest.mark.parametrize("rows, cols, depth", [(1, 1, 8), (64, 64, 64), (65, 63, 72), (130, 260, 264), (128, 256, 96),
-                                               (5, 384, 1000)])
+@pytest.mark.parametrize(
+    "rows, cols, depth", [(1, 1, 8), (64, 64, 64), (65, 63, 72), (130, 260, 264), (128, 256, 96), (5, 384, 1000)]
+)
 def test_integers_are_exact(text_machine, rows, cols, depth):
     a, b = integers(rows, depth), integers(cols, depth, seed=1)
     got = ptxrt.matmul(a, b, out_dtype=np.float32)
@@ -57,15 +58,22 @@ def test_no_bit_depends_on_the_tile_or_on_other_rows(text_machine):
     np.testing.assert_array_equal(gemm_bf16(a, b[:, 65:70], out_f32=True), whole[0][:, :, 65:70])
 
 
-@pytest.mark.parametrize("a_shape, b_shape", [((5, 24), (2, 7, 24)), ((2, 3, 5, 24), (7, 24)), ((2, 1, 5, 24), (3, 7,
-    24)), ((1, 2, 1, 2, 3, 24), (2, 1, 1, 3, 24))])
+@pytest.mark.parametrize(
+    "a_shape, b_shape",
+    [
+        ((5, 24), (2, 7, 24)),
+        ((2, 3, 5, 24), (7, 24)),
+        ((2, 1, 5, 24), (3, 7, 24)),
+        ((1, 2, 1, 2, 3, 24), (2, 1, 1, 3, 24)),
+    ],
+)
 def test_leading_axes_broadcast(text_machine, a_shape, b_shape):
     a, b = normal(*a_shape), normal(*b_shape, seed=1)
     got, want = ptxrt.matmul(a, b, out_dtype=np.float32), exact_matmul(a, b)
     assert got.shape == want.shape and is_close(got, want, 24)
     packed = ptxrt.matmul(a, b, out_format="mxfp8")
     np.testing.assert_array_equal(packed.codes, ptxrt.quantize(got, "mxfp8", scale_rule="rceil", pad=True).codes)
-    if len(got.shape) == 3:   # an item has the bits that it has alone
+    if len(got.shape) == 3:  # an item has the bits that it has alone
         np.testing.assert_array_equal(ptxrt.matmul(a if a.ndim < 3 else a[1], b[1], out_dtype=np.float32), got[1])
 
 
@@ -97,16 +105,18 @@ def test_activations(text_machine, activation):
 
 
 @pytest.mark.parametrize("activation", [None, "silu", "swiglu"])
-@pytest.mark.parametrize("format, rule", [("mxfp8", None), ("mxfp8", "floor"), ("mxfp4", None), ("nvfp4", None),
-                                          ("nvfp4", "four_over_six")])
+@pytest.mark.parametrize(
+    "format, rule", [("mxfp8", None), ("mxfp8", "floor"), ("mxfp4", None), ("nvfp4", None), ("nvfp4", "four_over_six")]
+)
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
 def test_quantizing_ends_have_the_bytes_of_quantize(text_machine, format, rule, layout, activation):
     level = dict(out_global_scale=0.013) if format == "nvfp4" else {}
     for shape in ((70, 40), (2, 65, 72)):
         a, b = normal(*shape), normal(140, shape[-1], seed=1)
         plain = ptxrt.matmul(a, b, activation=activation, out_dtype=np.float32)
-        got = ptxrt.matmul(a, b, activation=activation, out_format=format, out_scale_rule=rule,
-                           out_scale_layout=layout, **level)
+        got = ptxrt.matmul(
+            a, b, activation=activation, out_format=format, out_scale_rule=rule, out_scale_layout=layout, **level
+        )
         rules = rule or {"mxfp8": "rceil", "mxfp4": "even", "nvfp4": "amax"}[format]
         level_of = dict(global_scale=0.013) if format == "nvfp4" else {}
         want = ptxrt.quantize(plain, format, scale_rule=rules, scale_layout=layout, pad=True, **level_of)
@@ -125,8 +135,10 @@ def test_results_where_the_caller_wants_them(text_machine, dtype):
     assert (whole[:, 11:58:2] == 7).all() and (whole[:, :10] == 7).all()
     device = ptxrt.to_device(integers(20, 24, dtype=dtype, seed=5))
     assert ptxrt.matmul(ptxrt.to_device(a), ptxrt.to_device(b), residual=device, out=device) is device
-    np.testing.assert_array_equal(device.to_numpy().astype(np.float32), (want + integers(20, 24, dtype=np.float32,
-                                                                                         seed=5)).astype(dtype).astype(np.float32))
+    np.testing.assert_array_equal(
+        device.to_numpy().astype(np.float32),
+        (want + integers(20, 24, dtype=np.float32, seed=5)).astype(dtype).astype(np.float32),
+    )
 
 
 def test_quantized_results_where_the_caller_wants_them(text_machine):
@@ -139,8 +151,10 @@ def test_quantized_results_where_the_caller_wants_them(text_machine):
 
 def test_empty_products(text_machine):
     a, b = normal(3, 0), normal(4, 0)
-    np.testing.assert_array_equal(ptxrt.matmul(a, b, bias=np.arange(4.0), residual=np.ones((3, 4),
-        np.float32)).astype(int), np.arange(4) + np.ones((3, 1), int))
+    np.testing.assert_array_equal(
+        ptxrt.matmul(a, b, bias=np.arange(4.0), residual=np.ones((3, 4), np.float32)).astype(int),
+        np.arange(4) + np.ones((3, 1), int),
+    )
     assert ptxrt.matmul(normal(0, 8), normal(4, 8)).shape == (0, 4)
     assert ptxrt.matmul(normal(2, 5, 8), normal(0, 8)).shape == (2, 5, 0)
     assert ptxrt.matmul(normal(0, 8), normal(32, 8), out_format="mxfp8").shape == (0, 32)
@@ -162,13 +176,16 @@ def test_any_sizes(data):
     dtype = data.draw(st.sampled_from([BF16, np.float16]))
     a, b = integers(rows, depth, dtype=dtype), integers(cols, depth, dtype=dtype, seed=1)
     with ptxrt.using("emulator", ptx=data.draw(st.sampled_from(["native", "portable"]))):
-        np.testing.assert_array_equal(ptxrt.matmul(a, b, out_dtype=np.float32),
-                                      a.astype(np.float32) @ b.astype(np.float32).T)
+        np.testing.assert_array_equal(
+            ptxrt.matmul(a, b, out_dtype=np.float32), a.astype(np.float32) @ b.astype(np.float32).T
+        )
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows, cols, depth", [(1, 11008, 4096), (77, 5120, 2880), (1000, 2880, 4096), (4096, 4097,
-    1024), (300, 14336, 1111)])
+@pytest.mark.parametrize(
+    "rows, cols, depth",
+    [(1, 11008, 4096), (77, 5120, 2880), (1000, 2880, 4096), (4096, 4097, 1024), (300, 14336, 1111)],
+)
 def test_sizes_of_models(gpu, rows, cols, depth):
     a, b = normal(rows, depth), normal(cols, depth, seed=1)
     want = a.astype(np.float32) @ b.astype(np.float32).T

@@ -41,8 +41,10 @@ def unit(format, depth):
     if format == "bf16":
         return eye.astype(BF16)
     block = BLOCK_FORMATS[format]
-    codes, scales = pack(block.element.encode(eye), block.bits), np.full((depth, depth // block.block),
-                                                                         0x38 if block.two_level else 0x7F, np.uint8)
+    codes, scales = (
+        pack(block.element.encode(eye), block.bits),
+        np.full((depth, depth // block.block), 0x38 if block.two_level else 0x7F, np.uint8),
+    )
     level = dict(global_scale=1.0) if block.two_level else {}
     return ptxrt.QuantizedArray(codes, scales, format=format, shape=(depth, depth), **level)
 
@@ -50,13 +52,16 @@ def unit(format, depth):
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_an_identity_gives_the_other_operand(text_machine, tile, pair, layout):
-    """Every code and scale meets its place of the other operand, through every slice, step and selector; tails of K as well."""
+    """Every code and scale meets its place of the other operand, through every slice, step and selector; tails of K as
+    well."""
     depth = 288 + 32 * (tile > 64)
     a, b = drawn(pair[0], 70, depth, layout=layout), drawn(pair[1], 90, depth, 1, layout)
-    np.testing.assert_array_equal(ptxrt.matmul(a, unit(pair[1], depth), out_dtype=np.float32),
-                                  np.asarray(a).astype(np.float32))
-    np.testing.assert_array_equal(ptxrt.matmul(unit(pair[0], depth), b, out_dtype=np.float32),
-                                  np.asarray(b).astype(np.float32).T)
+    np.testing.assert_array_equal(
+        ptxrt.matmul(a, unit(pair[1], depth), out_dtype=np.float32), np.asarray(a).astype(np.float32)
+    )
+    np.testing.assert_array_equal(
+        ptxrt.matmul(unit(pair[0], depth), b, out_dtype=np.float32), np.asarray(b).astype(np.float32).T
+    )
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
@@ -87,8 +92,9 @@ def drawn_ones(format, rows, depth):
     code = block.element.encode(np.float32(1))
     codes = np.full((rows, depth * block.bits // 8), int(code) * (0x11 if block.bits == 4 else 1), np.uint8)
     scales = np.full((rows, depth // block.block), 0x38 if format == "nvfp4" else 0x7F, np.uint8)
-    return ptxrt.QuantizedArray(codes, scales, format=format, shape=(rows, depth),
-                                **(dict(global_scale=1.0) if format == "nvfp4" else {}))
+    return ptxrt.QuantizedArray(
+        codes, scales, format=format, shape=(rows, depth), **(dict(global_scale=1.0) if format == "nvfp4" else {})
+    )
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
@@ -97,8 +103,9 @@ def test_against_float64_and_in_both_layouts(text_machine, pair, rows, cols, dep
     a, b = drawn(pair[0], rows, depth), drawn(pair[1], cols, depth, 1)
     got = ptxrt.matmul(a, b, out_dtype=np.float32)
     assert ptxrt.compare(got, exact_matmul(a, b)).relative_l2 <= 1e-6 * np.sqrt(depth)
-    tiled = ptxrt.matmul(drawn(pair[0], rows, depth, 0, "128x4"), drawn(pair[1], cols, depth, 1, "128x4"),
-                         out_dtype=np.float32)
+    tiled = ptxrt.matmul(
+        drawn(pair[0], rows, depth, 0, "128x4"), drawn(pair[1], cols, depth, 1, "128x4"), out_dtype=np.float32
+    )
     np.testing.assert_array_equal(got, tiled)
     some = slice(rows // 2, rows // 2 + 1)
     if pair[0] == "bf16":
@@ -111,12 +118,15 @@ def rows_of(x, index):
     if isinstance(x, np.ndarray):
         return x[index]
     shape = (len(range(x.shape[0])[index]), x.shape[1])
-    return ptxrt.QuantizedArray(x.codes[index], x.scales[index], format=x.format, shape=shape, global_scale=x.global_scale)
+    return ptxrt.QuantizedArray(
+        x.codes[index], x.scales[index], format=x.format, shape=shape, global_scale=x.global_scale
+    )
 
 
 @pytest.mark.parametrize("pair", [("bf16", "bf16"), *PAIRS], ids="-".join)
 def test_bits_of_few_rows_depend_on_no_others(text_machine, pair):
-    """Neither on other rows nor on other columns, whatever part of a block they are in; K of 35 blocks, cut into runs."""
+    """Neither on other rows nor on other columns, whatever part of a block they are in; K of 35 blocks, cut into
+    runs."""
     a, b = drawn(pair[0], 20, 1120), drawn(pair[1], 40, 1120, 1)
     whole = ptxrt.matmul(a, b, out_dtype=np.float32)
     assert ptxrt.compare(whole, exact_matmul(a, b)).relative_l2 <= 1e-6 * np.sqrt(1120)
@@ -167,8 +177,11 @@ BATCHES = [((2, 3), (1, 3)), ((3,), (3,)), ((3,), ()), ((), (3,)), ((2, 1), (3,)
 def test_leading_axes_broadcast(text_machine, pair, batches):
     def operand(format, batch, rows, seed):
         x = np.random.default_rng(seed).standard_normal((*batch, rows, 64)).astype(np.float32)
-        return x.astype(BF16) if format == "bf16" else ptxrt.quantize(x, format,
-                                                                      scale_layout="128x4" if seed else "linear")
+        return (
+            x.astype(BF16)
+            if format == "bf16"
+            else ptxrt.quantize(x, format, scale_layout="128x4" if seed else "linear")
+        )
 
     a, b = operand(pair[0], batches[0], 5, 0), operand(pair[1], batches[1], 40, 1)
     got, want = ptxrt.matmul(a, b, out_dtype=np.float32), exact_matmul(a, b)
@@ -211,14 +224,22 @@ A, B = np.zeros((6, 64), np.float32), np.zeros((8, 64), np.float32)
         ("no product nvfp4 x mxfp8: scales", lambda: ptxrt.matmul(A, B, a_format="nvfp4", b_format="mxfp8")),
         ("no product mxfp6", lambda: ptxrt.matmul(ptxrt.quantize(A, "mxfp6_e3m2"), ptxrt.quantize(B, "mxfp6_e3m2"))),
         ("leave out b_format", lambda: ptxrt.matmul(A, ptxrt.quantize(B, "mxfp8"), a_format="mxfp8", b_format="mxfp4")),
-        ("an operand of attention", lambda: ptxrt.matmul(A, ptxrt.quantize_operand(B.reshape(1, 1, 8, 64), "mxfp8",
-                                                                                   role="q"), a_format="mxfp8")),
-        ("b_global_scale came", lambda: ptxrt.matmul(A, ptxrt.quantize(B, "nvfp4"), a_format="nvfp4",
-                                                     b_global_scale=1.0)),
+        (
+            "an operand of attention",
+            lambda: ptxrt.matmul(
+                A, ptxrt.quantize_operand(B.reshape(1, 1, 8, 64), "mxfp8", role="q"), a_format="mxfp8"
+            ),
+        ),
+        (
+            "b_global_scale came",
+            lambda: ptxrt.matmul(A, ptxrt.quantize(B, "nvfp4"), a_format="nvfp4", b_global_scale=1.0),
+        ),
         ("mxfp8 has none", lambda: ptxrt.matmul(A, B, a_format="mxfp8", b_format="mxfp8", a_global_scale=1.0)),
         ("scale_rule is 'best'", lambda: ptxrt.matmul(A, B, a_format="mxfp8", b_format="mxfp8", a_scale_rule="best")),
-        ("transpose_b=False takes b of 16 bits", lambda: ptxrt.matmul(A, ptxrt.quantize(B, "mxfp8"), a_format="mxfp8",
-                                                                      transpose_b=False)),
+        (
+            "transpose_b=False takes b of 16 bits",
+            lambda: ptxrt.matmul(A, ptxrt.quantize(B, "mxfp8"), a_format="mxfp8", transpose_b=False),
+        ),
     ],
 )
 def test_wrong_calls(words, call):

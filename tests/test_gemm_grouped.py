@@ -1,4 +1,5 @@
-"""Grouped products, routing, and the way of tokens through experts: groups against themselves alone, the whole against float64."""
+"""Grouped products, routing, and the way of tokens through experts: groups against themselves alone, the whole against
+float64."""
 
 import ml_dtypes
 import numpy as np
@@ -23,8 +24,9 @@ def part(x, index):
     if isinstance(x, np.ndarray):
         return x[index]
     shape = np.empty(x.shape, np.bool_)[index].shape
-    return ptxrt.QuantizedArray(x.codes[index], x.scales[index], format=x.format, shape=shape,
-                                global_scale=x.global_scale)
+    return ptxrt.QuantizedArray(
+        x.codes[index], x.scales[index], format=x.format, shape=shape, global_scale=x.global_scale
+    )
 
 
 PAIRS = [
@@ -43,14 +45,19 @@ def test_groups_have_the_bits_of_products_alone(text_machine, pair, sizes):
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
     rows, groups = starts[-1], len(sizes)
     a, b = operand(pair[0], rows, 160), operand(pair[1], groups, 72, 160, seed=1)
-    alpha, bias = np.exp2(np.arange(groups)).astype(np.float32), np.arange(groups * 72,
-                                                                           dtype=np.float32).reshape(groups, 72)
+    alpha, bias = (
+        np.exp2(np.arange(groups)).astype(np.float32),
+        np.arange(groups * 72, dtype=np.float32).reshape(groups, 72),
+    )
     options = dict(out_dtype=np.float32, activation="silu")
     got = ptxrt.matmul_grouped(a, b, starts, alpha=alpha, bias=bias, **options)
     for g in range(groups):
         mine = slice(starts[g], starts[g + 1])
-        want = ptxrt.matmul(part(a, mine), part(b, g), alpha=float(alpha[g]), bias=bias[g],
-                            **options) if sizes[g] else got[mine]
+        want = (
+            ptxrt.matmul(part(a, mine), part(b, g), alpha=float(alpha[g]), bias=bias[g], **options)
+            if sizes[g]
+            else got[mine]
+        )
         np.testing.assert_array_equal(got[mine], want)
     packed = ptxrt.matmul_grouped(a, b, starts, alpha=alpha, bias=bias, activation="silu", out_format="mxfp8")
     np.testing.assert_array_equal(packed.codes, ptxrt.quantize(got, "mxfp8", scale_rule="rceil", pad=True).codes)
@@ -102,7 +109,7 @@ def test_scale_tiles_are_filled_where_groups_end_early(text_machine, format, spl
     np.testing.assert_array_equal(got.codes[:6], want.codes)
     np.testing.assert_array_equal(got.codes[6:], before[6:])
     flat, blocks = got.scales.view(np.uint8), want.scales.shape[-1]
-    tile = flat.reshape(-1, 32, 4, 4).transpose(2, 1, 0, 3).reshape(128, -1)   # rows of 32, four to an interleaved line
+    tile = flat.reshape(-1, 32, 4, 4).transpose(2, 1, 0, 3).reshape(128, -1)  # rows of 32, four to an interleaved line
     np.testing.assert_array_equal(tile[:6, :blocks], want.scales.view(np.uint8))
     assert (tile[6:9, :blocks] == 0xAB).all() and not tile[9:].any() and not tile[:6, blocks:].any()
 
@@ -135,8 +142,9 @@ def test_experts_end_to_end(text_machine):
     routing = ptxrt.route(ids, experts)
     rows = routing.starts[-1]
     starts = np.append(routing.starts[:-1], rows).astype(np.int32)
-    h = ptxrt.matmul_grouped(x, ptxrt.interleave_rows(gate, up), starts, rows=routing.order[:rows],
-                             activation="swiglu", out_dtype=np.float32)
+    h = ptxrt.matmul_grouped(
+        x, ptxrt.interleave_rows(gate, up), starts, rows=routing.order[:rows], activation="swiglu", out_dtype=np.float32
+    )
     y = ptxrt.matmul_grouped(h, down, starts, a_format="bf16", out_dtype=np.float32)
     y = np.concatenate([y, np.full((routing.order.size - rows, width), np.nan, np.float32)])  # nobody reads these
     got = ptxrt.combine(y, routing, weights)
@@ -178,10 +186,17 @@ IDS = np.zeros((4, 2), np.int32)
         ("pass whole numbers", lambda: ptxrt.route(IDS.astype(np.float32), 3)),
         ("pass what route gives", lambda: ptxrt.combine(A, None, IDS.astype(np.float32))),
         ("one row for each", lambda: ptxrt.combine(A, ptxrt.route(IDS, 3), np.zeros((4, 2), np.float32))),
-        ("weights are", lambda: ptxrt.combine(np.zeros((8, 4), BF16), ptxrt.route(IDS, 3), np.zeros((4, 3),
-            np.float32))),
-        ("two of one format", lambda: ptxrt.interleave_rows(ptxrt.quantize(np.ones((4, 32), np.float32), "mxfp8"),
-                                                            ptxrt.quantize(np.ones((4, 32), np.float32), "mxfp4"))),
+        (
+            "weights are",
+            lambda: ptxrt.combine(np.zeros((8, 4), BF16), ptxrt.route(IDS, 3), np.zeros((4, 3), np.float32)),
+        ),
+        (
+            "two of one format",
+            lambda: ptxrt.interleave_rows(
+                ptxrt.quantize(np.ones((4, 32), np.float32), "mxfp8"),
+                ptxrt.quantize(np.ones((4, 32), np.float32), "mxfp4"),
+            ),
+        ),
         ("one shape and dtype", lambda: ptxrt.interleave_rows(A, A[:3])),
     ],
 )

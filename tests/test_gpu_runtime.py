@@ -8,10 +8,10 @@ import threading
 import ml_dtypes
 import numpy as np
 import pytest
-from test_lifetimes import TEXT, in_a_fork, run_threads
 
 import ptxrt
 from ptxrt import array
+from test_lifetimes import TEXT, in_a_fork, run_threads
 
 pytestmark = pytest.mark.gpu
 
@@ -66,7 +66,12 @@ def test_pytorch(gpu, dtype, side):
     stream.synchronize()
     host = (source.float() * 2).cpu().numpy().astype(dtype)
     np.testing.assert_array_equal(copied.cpu().numpy(), want(host)[0])
-    np.testing.assert_allclose(total.item(), np.asarray(ptxrt.quantize(host, "mxfp4")).astype(dtype).astype(np.float32).sum(), rtol=1e-3, atol=1)
+    np.testing.assert_allclose(
+        total.item(),
+        np.asarray(ptxrt.quantize(host, "mxfp4")).astype(dtype).astype(np.float32).sum(),
+        rtol=1e-3,
+        atol=1,
+    )
 
 
 def test_pytorch_by_stream_and_out(gpu):

@@ -3,9 +3,9 @@
 import os
 
 import pytest
-import sanitizer_cases
 
 import ptxrt
+import sanitizer_cases
 from ptxrt.commands.check import one_of_each_size
 
 KERNELS = ptxrt.kernels()
@@ -59,13 +59,15 @@ def test_kernel(gpu, name, case):
 def raced(text):
     """The cases in which races are looked for.
 
-    In the native text: each size, and each entry, which differ in the types that they load. In the portable text, of which tiles
-    and stages are the unit's: one of each unit, but no probes, whose stand-ins are slow and which have one warp or the loads of
-    attention.
+    In the native text: each size, and each entry, which differ in the types that they load. In the portable text, of
+    which tiles and stages are the unit's: one of each unit, but no probes, whose stand-ins are slow and which have one
+    warp or the loads of attention.
     """
     if text == "native":
         return [(name, case) for name in KERNELS for case in one_of_each_size(KERNELS[name].cases)] + each_entry_once()
-    return first_of_each(lambda kernel, axes, case: kernel.unit_name(axes), [case for case in CASES if not case[0].startswith("probe_")])
+    return first_of_each(
+        lambda kernel, axes, case: kernel.unit_name(axes), [case for case in CASES if not case[0].startswith("probe_")]
+    )
 
 
 def texts():
@@ -74,7 +76,9 @@ def texts():
         chosen = {(name, case.id) for name, case in raced(text)}
         for name, case in CASES:
             races = (name, case.id) in chosen
-            yield pytest.param(text, name, case, races, marks=[pytest.mark.races] * races, id=f"{text}-{name}-{case.id}")
+            yield pytest.param(
+                text, name, case, races, marks=[pytest.mark.races] * races, id=f"{text}-{name}-{case.id}"
+            )
 
 
 @pytest.mark.parametrize("text, name, case, races", list(texts()))

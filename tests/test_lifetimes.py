@@ -11,16 +11,16 @@ import threading
 import time
 from types import SimpleNamespace
 
-import fake_cuda  # noqa: E402
 import numpy as np
 import pytest
-from test_driver import RESULT, cuda, install  # noqa: F401
-from test_runtime import either, numbers  # noqa: F401
 
+import fake_cuda
 import ptxrt
 from ptxrt import array, dlpack, driver, ops, selection
 from ptxrt.pool import Pool
 from ptxrt.turns import Turn
+from test_driver import RESULT, cuda, install  # noqa: F401
+from test_runtime import either, numbers  # noqa: F401
 
 transpose = ops.transpose.transpose_naive
 
@@ -74,7 +74,7 @@ def device_goes_on(fake):
 # Uses of memory
 
 
-def test_readers_of_fixed_memory_are_bounded(either):  # noqa: F811
+def test_readers_of_fixed_memory_are_bounded(either):
     """One stream to a request over weights that nothing writes: neither uses nor streams pile up."""
     weights, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
     fake = either._driver if either.is_cuda else None
@@ -89,7 +89,7 @@ def test_readers_of_fixed_memory_are_bounded(either):  # noqa: F811
 
 
 @pytest.mark.parametrize("streams", [3, array.USES, array.USES + 1, 5 * array.USES])
-def test_what_writes_waits_for_every_reader(cuda, streams):  # noqa: F811
+def test_what_writes_waits_for_every_reader(cuda, streams):
     x, other = ptxrt.to_device(numbers(4, 5)), ptxrt.to_device(-numbers(5, 4))
     results = [transpose(x, stream=ptxrt.Stream()) for _ in range(streams)]
     transpose(other, y=x)
@@ -99,7 +99,7 @@ def test_what_writes_waits_for_every_reader(cuda, streams):  # noqa: F811
 
 
 @pytest.mark.parametrize("streams", [1, array.USES + 1, 3 * array.USES])
-def test_memory_that_many_streams_read_is_reused_after_all_of_them(cuda, streams):  # noqa: F811
+def test_memory_that_many_streams_read_is_reused_after_all_of_them(cuda, streams):
     x = ptxrt.to_device(numbers(4, 5))
     results = [transpose(x, stream=ptxrt.Stream()) for _ in range(streams)]
     address = x.address
@@ -110,7 +110,7 @@ def test_memory_that_many_streams_read_is_reused_after_all_of_them(cuda, streams
         np.testing.assert_array_equal(result.to_numpy(), numbers(4, 5).T)
 
 
-def test_a_stream_that_reads_again_does_not_wait_again(cuda):  # noqa: F811
+def test_a_stream_that_reads_again_does_not_wait_again(cuda):
     x, y, stream = ptxrt.to_device(numbers(4, 5)), ptxrt.empty((5, 4), np.float32), ptxrt.Stream()
     transpose(x, y=y, stream=stream)
     cuda.calls.clear()
@@ -123,7 +123,7 @@ def test_a_stream_that_reads_again_does_not_wait_again(cuda):  # noqa: F811
     np.testing.assert_array_equal(y.to_numpy(), -numbers(5, 4))
 
 
-def test_a_use_noted_while_others_are_waited_for_breaks_nothing(cuda, monkeypatch):  # noqa: F811
+def test_a_use_noted_while_others_are_waited_for_breaks_nothing(cuda, monkeypatch):
     """What another thread does while this one calls the driver in the middle of its waits."""
     x, other = ptxrt.to_device(numbers(4, 5)), ptxrt.to_device(-numbers(5, 4))
     results = [transpose(x, stream=ptxrt.Stream()) for _ in range(3)]
@@ -140,7 +140,7 @@ def test_a_use_noted_while_others_are_waited_for_breaks_nothing(cuda, monkeypatc
     assert len(results) == 3
 
 
-def test_many_threads_read_one_array(cuda):  # noqa: F811
+def test_many_threads_read_one_array(cuda):
     x, failures = ptxrt.to_device(numbers(8, 8)), []
 
     def work():
@@ -173,7 +173,7 @@ def run_threads(works):
 # Modules
 
 
-def test_loaded_files_are_unloaded_with_their_last_user(cuda, program):  # noqa: F811
+def test_loaded_files_are_unloaded_with_their_last_user(cuda, program):
     cuda.programs["put"] = put_seven
     y = ptxrt.empty(1, np.int32)
     entry = ptxrt.load(program)["put"]
@@ -188,7 +188,7 @@ def test_loaded_files_are_unloaded_with_their_last_user(cuda, program):  # noqa:
     assert not cuda.modules
 
 
-def test_graphs_keep_the_modules_of_their_launches(cuda, program):  # noqa: F811
+def test_graphs_keep_the_modules_of_their_launches(cuda, program):
     cuda.programs["put"] = put_seven
     y = ptxrt.to_device(np.zeros(1, np.int32))
     with ptxrt.graph() as g:
@@ -206,7 +206,7 @@ def test_graphs_keep_the_modules_of_their_launches(cuda, program):  # noqa: F811
 @pytest.mark.parametrize(
     "function", ["cuModuleGetFunction", "cuModuleGetFunctionCount", "cuModuleEnumerateFunctions", "cuFuncGetName"]
 )
-def test_a_module_whose_load_fails_halfway_is_unloaded(cuda, program, monkeypatch, function):  # noqa: F811
+def test_a_module_whose_load_fails_halfway_is_unloaded(cuda, program, monkeypatch, function):
     if function != "cuModuleGetFunction":
         monkeypatch.setattr(driver, "_parsed", lambda data, name: None)  # the driver alone knows its entries
     cuda.fail[function] = RESULT.CUDA_ERROR_NOT_FOUND
@@ -215,7 +215,7 @@ def test_a_module_whose_load_fails_halfway_is_unloaded(cuda, program, monkeypatc
     assert not cuda.modules and cuda.names()[-1] == "cuModuleUnload"
 
 
-def test_a_raised_limit_of_shared_memory_goes_with_its_module(cuda, program):  # noqa: F811
+def test_a_raised_limit_of_shared_memory_goes_with_its_module(cuda, program):
     """The driver gives handles of functions out again: a new module's function needs its limit raised anew."""
     y = ptxrt.empty(1, np.int32)
     cuda.programs["put"] = put_seven
@@ -228,7 +228,7 @@ def test_a_raised_limit_of_shared_memory_goes_with_its_module(cuda, program):  #
 # Growth
 
 
-def test_loads_do_not_pile_up(cuda, program):  # noqa: F811
+def test_loads_do_not_pile_up(cuda, program):
     def load(_):
         assert "put" in ptxrt.load(program)
         cuda.calls.clear()
@@ -281,7 +281,7 @@ def test_the_same_options_give_the_same_machine_while_it_is_used():
         assert again is first is x.backend
 
 
-def test_integer_handles_do_not_pile_up(cuda):  # noqa: F811
+def test_integer_handles_do_not_pile_up(cuda):
     x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
 
     def launch(i):
@@ -352,7 +352,7 @@ def test_finalizers_wait_for_no_thread():
     assert len(done) == 2
 
 
-def test_finalizers_call_no_driver(cuda):  # noqa: F811
+def test_finalizers_call_no_driver(cuda):
     stream, x = ptxrt.Stream(), ptxrt.to_device(numbers(2, 3))
     with ptxrt.graph() as g:
         transpose(x)
@@ -362,7 +362,7 @@ def test_finalizers_call_no_driver(cuda):  # noqa: F811
     assert not cuda.calls
 
 
-def test_without_a_pool_counts_hold_while_threads_free(install, monkeypatch):  # noqa: F811
+def test_without_a_pool_counts_hold_while_threads_free(install, monkeypatch):
     monkeypatch.setenv("PTXRT_POOL", "0")
     fake = install(fake_cuda.FakeCuda())
     with ptxrt.using("portable") as chosen:
@@ -376,7 +376,7 @@ def test_without_a_pool_counts_hold_while_threads_free(install, monkeypatch):  #
         assert ptxrt.memory_info().used == 0 and not fake.memory
 
 
-def test_a_finalizer_within_the_pool_gives_back_later(cuda, monkeypatch):  # noqa: F811
+def test_a_finalizer_within_the_pool_gives_back_later(cuda, monkeypatch):
     """Without reuse, too, where a finalizer gives memory to the driver: not while this very thread takes some."""
     chosen = selection.current()
     pool = Pool(chosen, list, keep=False)
@@ -396,7 +396,7 @@ def test_a_finalizer_within_the_pool_gives_back_later(cuda, monkeypatch):  # noq
 # Threads
 
 
-def test_a_launch_takes_its_packet_in_one_step(cuda):  # noqa: F811
+def test_a_launch_takes_its_packet_in_one_step(cuda):
     """Another thread may take the last spare packet at any moment: just before this one takes it, too."""
     x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
     for _ in range(3):
@@ -417,7 +417,7 @@ def test_a_launch_takes_its_packet_in_one_step(cuda):  # noqa: F811
     np.testing.assert_array_equal(y.to_numpy(), numbers(2, 3).T)
 
 
-def test_a_stream_lives_while_memory_waits_for_it(cuda):  # noqa: F811
+def test_a_stream_lives_while_memory_waits_for_it(cuda):
     """Garbage that holds memory and the only reference to its stream: the memory is reused after the stream's end."""
 
     class Cycle:
@@ -443,7 +443,7 @@ def test_a_stream_lives_while_memory_waits_for_it(cuda):  # noqa: F811
     assert cuda.destroyed
 
 
-def test_an_event_lives_while_memory_waits_for_it(cuda):  # noqa: F811
+def test_an_event_lives_while_memory_waits_for_it(cuda):
     """The same of an event, by which a stream is known that is an integer: its handle is not recorded anew before."""
     cycle = type("Cycle", (), {})()
     cycle.itself = cycle
@@ -460,7 +460,7 @@ def test_an_event_lives_while_memory_waits_for_it(cuda):  # noqa: F811
     assert ptxrt.empty((7, 3), np.float32).address != 0
 
 
-def test_lent_memory_is_given_back_after_its_uses_also_among_garbage(cuda):  # noqa: F811
+def test_lent_memory_is_given_back_after_its_uses_also_among_garbage(cuda):
     from test_dlpack import Foreign
 
     x, before = ptxrt.to_device(numbers(3, 7)), len(dlpack._given)
@@ -476,7 +476,7 @@ def test_lent_memory_is_given_back_after_its_uses_also_among_garbage(cuda):  # n
     assert len(dlpack._given) == before
 
 
-def test_blocks_of_a_stream_that_is_gone_are_reused_after_its_end(cuda):  # noqa: F811
+def test_blocks_of_a_stream_that_is_gone_are_reused_after_its_end(cuda):
     stream = ptxrt.Stream()
     with stream:
         x = ptxrt.to_device(numbers(3, 7))
@@ -494,7 +494,7 @@ def test_blocks_of_a_stream_that_is_gone_are_reused_after_its_end(cuda):  # noqa
     assert handle in cuda.destroyed
 
 
-def test_nothing_that_was_left_ends_a_capture(cuda, program):  # noqa: F811
+def test_nothing_that_was_left_ends_a_capture(cuda, program):
     """Streams, memory that others had, graphs and modules that end just before or within a capture."""
     cuda.programs["put"] = put_seven
     y = ptxrt.empty(1, np.int32)
@@ -527,7 +527,7 @@ def test_nothing_that_was_left_ends_a_capture(cuda, program):  # noqa: F811
     assert len(cuda.modules) == 1, "what had to wait for the end of the capture was done after it"
 
 
-def test_threads_launch_one_graph_in_turns(either, monkeypatch):  # noqa: F811
+def test_threads_launch_one_graph_in_turns(either, monkeypatch):
     x = ptxrt.to_device(numbers(4, 4))
     y = ptxrt.empty((4, 4), np.float32)
     with ptxrt.graph() as g:
@@ -554,7 +554,7 @@ def test_threads_launch_one_graph_in_turns(either, monkeypatch):  # noqa: F811
     np.testing.assert_array_equal(x.to_numpy(), numbers(4, 4))
 
 
-def test_the_pool_leaves_captured_streams_alone(cuda):  # noqa: F811
+def test_the_pool_leaves_captured_streams_alone(cuda):
     """A block that was last used in a stream that is being captured: an event in that stream would become part of the
     graph."""
     with ptxrt.graph():
@@ -564,7 +564,7 @@ def test_the_pool_leaves_captured_streams_alone(cuda):  # noqa: F811
     assert not cuda.captures
 
 
-def test_memory_that_others_had_ends_no_capture_of_theirs(cuda):  # noqa: F811
+def test_memory_that_others_had_ends_no_capture_of_theirs(cuda):
     x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
     transpose(x, y=y, stream=88)
     ptxrt.synchronize(88)
@@ -575,7 +575,7 @@ def test_memory_that_others_had_ends_no_capture_of_theirs(cuda):  # noqa: F811
     assert len(cuda.captures.pop(88)) == 1
 
 
-def test_a_stream_of_others_that_is_gone_is_not_asked_about(cuda):  # noqa: F811
+def test_a_stream_of_others_that_is_gone_is_not_asked_about(cuda):
     """A bare handle says nothing of its stream's life: the driver may crash on one that was destroyed."""
     lent = ptxrt.to_device(numbers(5, 5))
     transpose(ptxrt.to_device(numbers(2, 3)), y=ptxrt.empty((3, 2), np.float32), stream=88)
@@ -616,7 +616,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do no
 @needs_fork
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("where", ["the pool", "the modules", "opening", "nothing"])
-def test_a_forked_process_gets_an_error(cuda, where):  # noqa: F811
+def test_a_forked_process_gets_an_error(cuda, where):
     """Also where another thread was in the middle of something, whose locks nobody gives back."""
     chosen, x = selection.current(), ptxrt.to_device(numbers(2, 3))
     y = ptxrt.empty((3, 2), np.float32)
@@ -717,12 +717,12 @@ def test_a_turn_may_survive_a_fork_that_nobody_was_in():
         (lambda d: ptxrt.compare(np.ma.masked_array([1.0]), [1.0]), "got is a masked array"),
     ],
 )
-def test_what_an_array_cannot_be_is_an_argument_error(either, call, words):  # noqa: F811
+def test_what_an_array_cannot_be_is_an_argument_error(either, call, words):
     with pytest.raises(ptxrt.ArgumentError, match=words):
         call(ptxrt.to_device(numbers(2, 3)))
 
 
-def test_foreign_arrays_of_impossible_shapes_are_refused(cuda):  # noqa: F811
+def test_foreign_arrays_of_impossible_shapes_are_refused(cuda):
     for shape, words in [((1,) * 65, "65 axes"), ((2**40, 2**30), "no memory holds")]:
         theirs = SimpleNamespace(
             __cuda_array_interface__=dict(version=3, shape=shape, typestr="<f4", data=(0, False), stream=1)
@@ -739,7 +739,7 @@ def test_foreign_arrays_of_impossible_shapes_are_refused(cuda):  # noqa: F811
         lambda d: ptxrt.empty(2**58, np.float32),
     ],
 )
-def test_memory_that_is_not_there_is_out_of_memory(either, call):  # noqa: F811
+def test_memory_that_is_not_there_is_out_of_memory(either, call):
     d = ptxrt.to_device(numbers(2, 3))
     with pytest.raises(ptxrt.OutOfMemory, match="bytes") as caught:
         call(d)

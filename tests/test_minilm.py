@@ -1,4 +1,5 @@
-"""The examples' sentence encoder, and what both examples' models share: formats, missing files, weights that are kept."""
+"""The examples' sentence encoder, and what both examples' models share: formats, missing files, weights that are
+kept."""
 
 import os
 import sys

@@ -6,8 +6,8 @@ import pytest
 import ptxrt
 
 pytest.importorskip("numba", reason="Numba is not installed: pip install ptxrt[numba]; .ci/run does")
-from numba import cuda, float32, int32  # noqa: E402
-from numba.cuda.cudadrv import nvvm  # noqa: E402
+from numba import cuda, float32, int32
+from numba.cuda.cudadrv import nvvm
 
 pytestmark = pytest.mark.skipif(not nvvm.is_available(), reason="Numba finds no NVVM; it comes with a CUDA toolkit")
 

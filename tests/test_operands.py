@@ -35,12 +35,16 @@ def test_every_byte_has_one_place(layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_split_undoes_join(layout, rng):
-    codes, scales = (rng.integers(0, 256, (3, *places.shape), dtype=np.uint8) for places in (layout.codes_places, layout.scale_places))
+    codes, scales = (
+        rng.integers(0, 256, (3, *places.shape), dtype=np.uint8)
+        for places in (layout.codes_places, layout.scale_places)
+    )
     for got, want in zip(layout.split(layout.join(codes, scales)), (codes, scales)):
         np.testing.assert_array_equal(got, want)
 
 
-# The lanes that read a matrix of an ldmatrix together, by the order of keys that a format of weights takes (block_tiles.cuh).
+# The lanes that read a matrix of an ldmatrix together, by the order of keys that a format of weights takes
+# (block_tiles.cuh).
 ORDERS = {
     "natural": lambda j, column: 8 * j + column,
     "fours": lambda j, column: 16 * (j // 2) + 4 * (column // 2) + 2 * (j % 2) + column % 2,
@@ -51,7 +55,8 @@ ORDERS = {
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout.role == "k"], ids=str)
 def test_ldmatrix_meets_no_bank_conflict(layout, order):
-    """Eight rows of a matrix stand in eight different groups of four banks; of an odd multiple of 32 bytes two at a time may meet."""
+    """Eight rows of a matrix stand in eight different groups of four banks; of an odd multiple of 32 bytes two at a
+    time may meet."""
     for j in range(TILE_KEYS // 8):
         rows = [ORDERS[order](j, column) for column in range(8)]
         for chunk in range(layout.codes_places.shape[1] // 16):
@@ -78,17 +83,24 @@ def as_values(blocks: np.ndarray, role: str) -> np.ndarray:
 @pytest.mark.parametrize("role", ["k", "v"])
 @pytest.mark.parametrize("text", ["native", "portable"])
 def test_hard_blocks_byte_for_byte(text, role, format, rule):
-    """Rounding boundaries, subnormals, outliers, zeros of both signs, NaN and infinity: the codes and scales of exact arithmetic."""
+    """Rounding boundaries, subnormals, outliers, zeros of both signs, NaN and infinity: the codes and scales of exact
+    arithmetic."""
     block = BLOCK_FORMATS[format]
     x = as_values(exact_blocks.hard_blocks(ELEMENTS[format], block.block), role)
     level = dict(global_scale=np.float32([0.37])) if block.two_level else {}
     with ptxrt.using("emulator", ptx=text):
         tiles = packed(role, format, x, rule=block.rules.index(rule), **level)
     codes, scales = tile_layout(format, role, 64).split(tiles[0, 0])
-    runs = x[0, 0] if role == "k" else np.ascontiguousarray(x[0, 0].reshape(-1, 64, 64).transpose(0, 2, 1)).reshape(-1, 64)
+    runs = (
+        x[0, 0] if role == "k" else np.ascontiguousarray(x[0, 0].reshape(-1, 64, 64).transpose(0, 2, 1)).reshape(-1, 64)
+    )
     if role == "v":
         codes, scales = codes.transpose(0, 2, 1), scales.transpose(0, 2, 1)
-    want = exact_blocks.encode_nvfp4(runs, np.float32(0.37), rule) if block.two_level else exact_blocks.encode(runs, format, rule)
+    want = (
+        exact_blocks.encode_nvfp4(runs, np.float32(0.37), rule)
+        if block.two_level
+        else exact_blocks.encode(runs, format, rule)
+    )
     np.testing.assert_array_equal(scales.reshape(want[1].shape), want[1])
     np.testing.assert_array_equal(codes.reshape(want[0].shape), want[0])
 
@@ -108,7 +120,8 @@ def test_global_scales_of_any_size(machine, rng, role, rule):
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize("cols, gap", [(64, 0), (64, 8), (64, 3), (40, 0), (41, 0)])
 def test_rows_anywhere_in_memory(machine, rng, role, format, dtype, cols, gap):
-    """Rows at any stride: of [B, S, H, D], with gaps of whole and of broken units of 16 bytes, and starting beside one."""
+    """Rows at any stride: of [B, S, H, D], with gaps of whole and of broken units of 16 bytes, and starting beside
+    one."""
     storage = rng.standard_normal((2, 70, 3, cols + gap)).astype(dtype)
     view = ptxrt.to_device(storage).transpose(0, 2, 1, 3)[..., gap:]
     want = tile_layout(format, role, 64).encode(storage.transpose(0, 2, 1, 3)[..., gap:])
@@ -225,10 +238,16 @@ def test_views_are_taken_where_they_lie(machine, rng):
     """Repeated and cut rows: where kernels cannot walk along them, from a copy."""
     x = random_operand(rng, 1, 2, 70, 80)
     base = ptxrt.to_device(x)
-    for view, want in [(base[..., 8:], x[..., 8:]), (base[..., ::2], x[..., ::2]), (base[:, :1].broadcast_to((1, 4, 70, 80)), x[:, [0] * 4])]:
+    for view, want in [
+        (base[..., 8:], x[..., 8:]),
+        (base[..., ::2], x[..., ::2]),
+        (base[:, :1].broadcast_to((1, 4, 70, 80)), x[:, [0] * 4]),
+    ]:
         for role in ("q", "k", "v"):
             got = ptxrt.quantize_operand(view, "mxfp8", role=role)
-            np.testing.assert_array_equal(got.to_numpy().codes, ptxrt.quantize_operand(np.ascontiguousarray(want), "mxfp8", role=role).codes)
+            np.testing.assert_array_equal(
+                got.to_numpy().codes, ptxrt.quantize_operand(np.ascontiguousarray(want), "mxfp8", role=role).codes
+            )
 
 
 @pytest.mark.parametrize("format", BLOCKS)
@@ -240,11 +259,21 @@ def test_smoothing_takes_the_mean(machine, rng, format, dtype):
     exact = x.astype(np.float64).mean(axis=2)
     assert np.abs(operand.mean - exact).max() <= 1e-5  # float32 sums of 300 numbers up to 30
     tile = tile_layout(format, "k", 64)
-    np.testing.assert_array_equal(operand.codes, tile.encode(x.astype(np.float32), rule=operand_rule(format), mean=operand.mean, global_scale=operand.global_scale))
+    np.testing.assert_array_equal(
+        operand.codes,
+        tile.encode(
+            x.astype(np.float32), rule=operand_rule(format), mean=operand.mean, global_scale=operand.global_scale
+        ),
+    )
     values = np.asarray(operand)
-    np.testing.assert_array_equal(values, tile.decode(operand.codes, operand.global_scale)[:, :, :300] + operand.mean[:, :, None])
+    np.testing.assert_array_equal(
+        values, tile.decode(operand.codes, operand.global_scale)[:, :, :300] + operand.mean[:, :, None]
+    )
     np.testing.assert_array_equal(ptxrt.dequantize(operand), values)
-    assert ptxrt.compare(values, x.astype(np.float32)).relative_l2 < ptxrt.compare(ptxrt.dequantize(ptxrt.quantize(x, format)), x.astype(np.float32)).relative_l2
+    assert (
+        ptxrt.compare(values, x.astype(np.float32)).relative_l2
+        < ptxrt.compare(ptxrt.dequantize(ptxrt.quantize(x, format)), x.astype(np.float32)).relative_l2
+    )
 
 
 def test_keys_of_four_bits_are_smoothed_unless_asked(machine, rng):
@@ -273,7 +302,10 @@ def test_global_scales_are_powers_of_two_over_six(machine, rng, role):
         mantissa, exponent = np.frexp(np.float32(np.nanmax(np.abs(x))) / np.float32(448))
         assert operand.global_scale == np.ldexp(np.float32(1 / 6), exponent - (mantissa == 0.5))
     x = random_operand(rng, 1, 2, 70, 64)
-    assert ptxrt.quantize_operand(x, "nvfp4", role="k").global_scale == 2 * ptxrt.quantize_operand(x, "nvfp4", role="k", smooth=False).global_scale
+    assert (
+        ptxrt.quantize_operand(x, "nvfp4", role="k").global_scale
+        == 2 * ptxrt.quantize_operand(x, "nvfp4", role="k", smooth=False).global_scale
+    )
     assert ptxrt.quantize_operand(0 * x, "nvfp4", role=role).global_scale == 1
     assert ptxrt.quantize_operand(x, "nvfp4", role=role, global_scale=0.3).global_scale == np.float32(0.3)
 
@@ -345,7 +377,15 @@ def test_damaged_files_are_refused(emulator, rng, tmp_path):
     operand.save(tmp_path / "x.npz")
     with np.load(tmp_path / "x.npz") as archive:
         fields = dict(archive)
-    for change in (dict(role=np.array("w")), dict(role=np.array(3)), dict(dim=np.array(128)), dict(codes=fields["codes"][..., :-1]), dict(mean=fields["mean"][..., :-1]), dict(format=np.array("bf16")), dict(more=np.array(1))):
+    for change in (
+        dict(role=np.array("w")),
+        dict(role=np.array(3)),
+        dict(dim=np.array(128)),
+        dict(codes=fields["codes"][..., :-1]),
+        dict(mean=fields["mean"][..., :-1]),
+        dict(format=np.array("bf16")),
+        dict(more=np.array(1)),
+    ):
         np.savez(tmp_path / "y.npz", **{**fields, **change})
         with pytest.raises(ptxrt.FileError):
             Operand.load(tmp_path / "y.npz")
@@ -381,7 +421,9 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
     refused("that rise from 0 to 70", cu_seqlens=[0, 50, 40, 70])
     refused("key_lengths beside cu_seqlens came", cu_seqlens=[0, 70], key_lengths=[70])
     refused("packed sequences have a batch of 1, 2 came", x=np.zeros((2, 2, 70, 64), np.float32), cu_seqlens=[0, 70])
-    refused("queries have no dim and no key_lengths, and cu_seqlens where smooth=True alone", role="q", cu_seqlens=[0, 70])
+    refused(
+        "queries have no dim and no key_lengths, and cu_seqlens where smooth=True alone", role="q", cu_seqlens=[0, 70]
+    )
     refused("cu_seqlens is on the device", cu_seqlens=ptxrt.to_device(np.array([0, 70], np.int32)))
     refused("key_lengths is on the device", key_lengths=ptxrt.to_device(np.array([3], np.int32)))
 
@@ -399,7 +441,10 @@ def test_wrong_operands_say_what_to_do(emulator, rng):
         ("mxfp8 has none", dict(global_scale=1)),
         ("filled up to 64 of 2 packed sequences has uint8", dict(cu_seqlens=[0, 64, 70])),
         ("rise from 0 to 70", dict(cu_seqlens=[0, 71])),
-        ("codes and cu_seqlens are on different machines", dict(cu_seqlens=ptxrt.to_device(np.array([0, 70], np.int32)))),
+        (
+            "codes and cu_seqlens are on different machines",
+            dict(cu_seqlens=ptxrt.to_device(np.array([0, 70], np.int32))),
+        ),
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=match):
             Operand(**{**fields, **change})
@@ -446,7 +491,10 @@ def test_imported_values_with_scales_along_the_head_dimension_are_16_bit_values(
 @pytest.mark.parametrize("format, keys", [("mxfp8", 96), ("mxfp4", 32), ("nvfp4", 80)])
 def test_imported_values_with_scales_along_the_keys(machine, rng, format, keys):
     """Tiles that keys do not fill, without scales too; and a global scale that is no power of two."""
-    v, level = rng.standard_normal((1, 2, keys, 64), dtype=np.float32), {"global_scale": 0.3} if format == "nvfp4" else {}
+    v, level = (
+        rng.standard_normal((1, 2, keys, 64), dtype=np.float32),
+        {"global_scale": 0.3} if format == "nvfp4" else {},
+    )
     plain = ptxrt.quantize(v, format, axis=-2, scale_rule=operand_rule(format), **level)
     want = ptxrt.quantize_operand(v, format, role="v", **level)
     for given in ((plain.codes, plain.scales), [ptxrt.to_device(a) for a in (plain.codes, plain.scales)]):
@@ -454,7 +502,9 @@ def test_imported_values_with_scales_along_the_keys(machine, rng, format, keys):
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
     ones = ptxrt.Operand.of(plain.codes, format=format, role="v", axis=-2)
     scales = np.full(plain.scales.shape, 0x38 if format == "nvfp4" else 0x7F, np.uint8)
-    np.testing.assert_array_equal(np.asarray(ones), np.asarray(ptxrt.Operand.of(plain.codes, scales, format=format, role="v", axis=-2)))
+    np.testing.assert_array_equal(
+        np.asarray(ones), np.asarray(ptxrt.Operand.of(plain.codes, scales, format=format, role="v", axis=-2))
+    )
     rows = ptxrt.quantize(v, format, **level)
     values = ptxrt.Operand.of(rows.codes, rows.scales, format=format, role="v", **level)
     np.testing.assert_array_equal(np.asarray(values), np.asarray(rows).astype(ml_dtypes.bfloat16).astype(np.float32))
@@ -466,10 +516,19 @@ def test_wrong_imports(emulator):
     for call, words in [
         (lambda: of(codes, scales, format="fp8", role="k"), "format is 'fp8'; pass 'mxfp8'"),
         (lambda: of(codes, scales, format="mxfp8", role="w"), "role is 'w'"),
-        (lambda: of(codes, scales, format="mxfp8", role="k", axis=-2), "axis is -2; scales of queries and keys lie along -1"),
-        (lambda: of(codes, scales[:, :1], format="mxfp8", role="k"), r"scales have shape \[1, 1, 70, 2\].* take \[1, 2, 70, 2\]"),
+        (
+            lambda: of(codes, scales, format="mxfp8", role="k", axis=-2),
+            "axis is -2; scales of queries and keys lie along -1",
+        ),
+        (
+            lambda: of(codes, scales[:, :1], format="mxfp8", role="k"),
+            r"scales have shape \[1, 1, 70, 2\].* take \[1, 2, 70, 2\]",
+        ),
         (lambda: of(codes.astype(np.float32), scales, format="mxfp8", role="k"), "codes is float32"),
-        (lambda: of(codes, scales, format="mxfp8", role="v", axis=-2), "codes .* have 70 values along axis -2, no multiple of 32"),
+        (
+            lambda: of(codes, scales, format="mxfp8", role="v", axis=-2),
+            "codes .* have 70 values along axis -2, no multiple of 32",
+        ),
         (lambda: of(codes, scales, format="mxfp8", role="k", global_scale=2.0), "mxfp8 has none"),
         (lambda: of(ptxrt.to_device(codes), scales, format="mxfp8", role="k"), "on different machines"),
     ]:

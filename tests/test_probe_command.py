@@ -22,9 +22,7 @@ def run(*arguments):
 def test_a_kind_and_its_file(tmp_path):
     done = run("tf32", "--json", tmp_path / "found.json")
     assert done.exit_code == 0, done.output
-    assert (
-        "ok      tf32  probe_mma_plain tf32\n1 of 1 findings are as the atlas has them, on emulator\n" == done.output
-    )
+    assert "ok      tf32  probe_mma_plain tf32\n1 of 1 findings are as the atlas has them, on emulator\n" == done.output
     report = json.loads((tmp_path / "found.json").read_text())
     (row,) = report["findings"]
     meets = np.frombuffer(zlib.decompress(base64.b64decode(row["found"]["meets"]["int32"])), "<i4")

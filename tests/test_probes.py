@@ -1,4 +1,5 @@
-"""What the probes of the matrix instructions find, against the tile code, the emulator's layouts and docs/fragments.md."""
+"""What the probes of the matrix instructions find, against the tile code, the emulator's layouts and
+docs/fragments.md."""
 
 import importlib.util
 from pathlib import Path

@@ -80,8 +80,17 @@ def test_against_float64(text_machine, name, dtype):
 
 
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
-@pytest.mark.parametrize("format, rule", [("mxfp8", None), ("mxfp8", "floor"), ("mxfp4", None), ("mxfp4", "ceil"),
-                                          ("nvfp4", None), ("nvfp4", "four_over_six")])
+@pytest.mark.parametrize(
+    "format, rule",
+    [
+        ("mxfp8", None),
+        ("mxfp8", "floor"),
+        ("mxfp4", None),
+        ("mxfp4", "ceil"),
+        ("nvfp4", None),
+        ("nvfp4", "four_over_six"),
+    ],
+)
 @pytest.mark.parametrize("name", CALLS)
 def test_the_bytes_of_quantize(text_machine, name, format, rule, layout):
     call, _ = CALLS[name]
@@ -109,7 +118,7 @@ def test_rmsnorm_with_all_it_takes(text_machine, rounding, dtype):
         np.testing.assert_array_equal(v, to_type(total, dtype).astype(dtype))
         if rounding == "once" or dtype is np.float32:
             assert_close(y, want)
-        else:   # what lies at the middle between two of 16 bits may fall to either side
+        else:  # what lies at the middle between two of 16 bits may fall to either side
             assert np.mean(np.abs(y - want) > 1e-6 * np.abs(want)) < 0.01
             assert ptxrt.compare(y, want).relative_l2 < {np.float16: 2e-4, BF16: 1.5e-3}[dtype]
 
@@ -130,7 +139,7 @@ def test_rounding_before_the_weight(text_machine):
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
 def test_layernorm_with_all_it_takes(text_machine, dtype):
     for cols in (384, 130):
-        x = (normal(9, cols, dtype=np.float32) + 30).astype(dtype)   # a mean far beyond the deviation
+        x = (normal(9, cols, dtype=np.float32) + 30).astype(dtype)  # a mean far beyond the deviation
         residual = normal(9, cols, dtype=dtype, seed=2)
         weight, bias = normal(cols, dtype=np.float32, seed=3), normal(cols, dtype=np.float16, seed=4)
         y, v = ptxrt.layernorm(x, weight, bias, eps=1e-12, residual=residual, out_dtype=np.float32)
@@ -172,8 +181,11 @@ def test_gates(text_machine, options):
 def test_gates_and_activations_are_those_of_products(text_machine):
     x = normal(20, 64, dtype=BF16)
     eye = np.eye(64, dtype=BF16)
-    for activation, call in (("gelu", ptxrt.gelu), ("gelu_tanh", lambda x, **o: ptxrt.gelu(x, approximate="tanh", **o)),
-                             ("swiglu", lambda x, **o: ptxrt.swiglu(x, interleaved=True, **o))):
+    for activation, call in (
+        ("gelu", ptxrt.gelu),
+        ("gelu_tanh", lambda x, **o: ptxrt.gelu(x, approximate="tanh", **o)),
+        ("swiglu", lambda x, **o: ptxrt.swiglu(x, interleaved=True, **o)),
+    ):
         want = ptxrt.matmul(x, eye, activation=activation, out_dtype=np.float32)
         np.testing.assert_array_equal(call(x, out_dtype=np.float32), want)
     want = activate(x.astype(np.float64), "gelu_tanh")
@@ -259,8 +271,11 @@ def test_activations_of_all_magnitudes(text_machine):
     """Of what is beyond the range of e^x, and of infinities, they are what their limits are; of -infinity NaN."""
     large = np.array([100, 1e4, 1e13, 1e20, 3e38, np.inf], np.float32)
     x = np.concatenate([large, -large[:-1]])
-    for call in (ptxrt.gelu, lambda x: ptxrt.gelu(x, approximate="tanh"),
-                 lambda x: ptxrt.swiglu(np.concatenate([x, np.ones_like(x)]))):
+    for call in (
+        ptxrt.gelu,
+        lambda x: ptxrt.gelu(x, approximate="tanh"),
+        lambda x: ptxrt.swiglu(np.concatenate([x, np.ones_like(x)])),
+    ):
         np.testing.assert_array_equal(call(x), np.maximum(x, 0))
         assert np.isnan(call(np.array([-np.inf, np.nan], np.float32))).all()
     gate = ptxrt.swiglu(np.array([np.inf, -np.inf, 1, 1], np.float32), limit=7.0)

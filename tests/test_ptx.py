@@ -71,9 +71,9 @@ def test_declarations():
     ]  # fmt: skip
     assert kernel.param_bytes == 44 and kernel.maxntid == (128, 2, 1) and kernel.directives["minnctapersm"] == (3,)
     assert module.constant("facts") == bytes([128, 0, 0, 0, 1]).ljust(36, b"\0")
-    assert module.constant("floats") == bytes.fromhex("0000803f00002040") and module.constant("negative") == bytes.fromhex(
-        "ffff02000300"
-    )
+    assert module.constant("floats") == bytes.fromhex("0000803f00002040") and module.constant(
+        "negative"
+    ) == bytes.fromhex("ffff02000300")
     assert module.variables["where"].values == (Symbol("number"), Symbol("number", 4), 16)
     assert module.variables["shared_raw"].count == 0 and module.variables["shared_raw"].align == 1024
     assert (module.variables["pair"].count, module.variables["pair"].bytes) == (2, 8)
@@ -134,10 +134,9 @@ $L1: @%p1 bra $L1;
 def test_operands():
     found = statements(
         """.reg .b32 %r<9>; .reg .pred %p<3>; .reg .f32 x, y; .reg .b64 %rd<3>; .local .align 8 .b8 depot[32];
-    @!%p1 add.s32 %r1, -5, 0x1F;
-    mov.f32 x, 0f3F800000; mov.f64 y, 0d3FF0000000000000; mov.f64 y, -1.5; mov.b32 %r1, 017; mov.b32 %r1, 0b101; mov.b32 %r1, 4000000000U;
-    setp.lt.and.s32 %p0|%p2, %r1, WARP_SZ, !%p1;
-    ld.global.v2.u32 {%r1, _}, [%rd1+-8]; ld.local.u32 %r1, [depot+4]; ld.shared.u32 %r1, [64]; st.local.u32 [%r2 - 4], %r3;
+    @!%p1 add.s32 %r1, -5, 0x1F; mov.f32 x, 0f3F800000; mov.f64 y, 0d3FF0000000000000; mov.f64 y, -1.5; mov.b32 %r1,
+    017; mov.b32 %r1, 0b101; mov.b32 %r1, 4000000000U; setp.lt.and.s32 %p0|%p2, %r1, WARP_SZ, !%p1; ld.global.v2.u32
+    {%r1, _}, [%rd1+-8]; ld.local.u32 %r1, [depot+4]; ld.shared.u32 %r1, [64]; st.local.u32 [%r2 - 4], %r3;
     mov.u32 %r1, %tid.x; mov.u64 %rd1, table+16; mov.u64 %rd2, depot;"""
     )
     operands = [instruction.operands for instruction in found]
@@ -266,7 +265,11 @@ def test_guards_become_branches_where_threads_must_be_together():
         "@%p1 shfl.x %r1; @!%p1 bar.sync 0; mov.b32 %r2, 0; @%p2 ret;",
         lambda opcode: {"shfl.x": "collective", "bar.sync": "blocking"}.get(opcode, "plain"),
     )
-    assert [block.instructions[0].opcode for block in program.blocks if block.instructions] == ["shfl.x", "bar.sync", "mov.b32"]
+    assert [block.instructions[0].opcode for block in program.blocks if block.instructions] == [
+        "shfl.x",
+        "bar.sync",
+        "mov.b32",
+    ]
     assert all(instruction.guard is None for block in program.blocks for instruction in block.instructions)
 
 
@@ -287,7 +290,11 @@ def test_variables_get_their_places():
     )
     program = lower(module, module.functions["k"], lambda opcode: "plain")
     assert program.frame == {"depot": 0, "more": 24} and program.frame_bytes == 27
-    assert program.shared == {"k::own": 0, "tile": 16, "raw": 128} and program.shared_bytes == 56 and program.dynamic == ("raw",)
+    assert (
+        program.shared == {"k::own": 0, "tile": 16, "raw": 128}
+        and program.shared_bytes == 56
+        and program.dynamic == ("raw",)
+    )
 
 
 def test_switch():
@@ -306,7 +313,8 @@ def test_unknown_opcodes_are_refused_when_a_text_is_loaded():
         EmulatorFault, match=r"t.ptx:8: tex.2d.v4.f32.s32 is not implemented: no instruction is called 'tex'"
     ) as caught:
         Emulator().load_text(
-            entry(".reg .b32 %r<9>;\nmov.b32 %r1, 0;\n@%p1 tex.2d.v4.f32.s32 {%r1, %r2, %r3, %r4}, [t, {%r1, %r2}];"), "t.ptx"
+            entry(".reg .b32 %r<9>;\nmov.b32 %r1, 0;\n@%p1 tex.2d.v4.f32.s32 {%r1, %r2, %r3, %r4}, [t, {%r1, %r2}];"),
+            "t.ptx",
         )
     assert caught.value.line == 8
     with pytest.raises(PtxError, match="t.ptx:6: the directive .frob is not known in a function"):
@@ -349,7 +357,8 @@ def test_a_large_module_loads_fast():
     from ptxrt.emulator.instruction import resolve
 
     body = "".join(
-        f".loc 1 {i} 3\n add.f32 %r{i % 200}, %r{(7 * i) % 200}, %r{(3 * i) % 199};\n mad.lo.s32 %r{(i + 1) % 200}, %r{i % 190}, 3, %r5; // comment\n"
+        f".loc 1 {i} 3\n add.f32 %r{i % 200}, %r{(7 * i) % 200}, %r{(3 * i) % 199};\n mad.lo.s32 %r{(i + 1) % 200}, "
+        f"%r{i % 190}, 3, %r5; // comment\n"
         f" xor.b32 %r{(i + 2) % 200}, %r{i % 101}, {i};\n"
         for i in range(1000)
     )

@@ -4,12 +4,13 @@ import re
 from types import SimpleNamespace
 
 import pytest
+
 import ptx_coverage
 from ptx_coverage import EXPLAINED, ROOT, Coverage, Explained, Place
-
 from ptxrt.ptx.parse import parse
 
-# The wrapper of ex2 inlined at two lines of a function of op/, which has a line of integers alone, too. Line 19 is a copy of line 11.
+# The wrapper of ex2 inlined at two lines of a function of op/, which has a line of integers alone, too. Line 19 is a
+# copy of line 11.
 TEXT = """.version 9.0
 .target sm_90
 .address_size 64
@@ -44,7 +45,9 @@ TEXT = """.version 9.0
 .file 2 "kernels_cu/op/k.cuh"
 .file 3 "kernels_cu/ptx/math.cuh"
 """
-FIRST, SECOND = (Place("ex2.approx.ftz.f32", ("kernels_cu/ptx/math.cuh:5", f"kernels_cu/op/k.cuh:{line}")) for line in (20, 30))
+FIRST, SECOND = (
+    Place("ex2.approx.ftz.f32", ("kernels_cu/ptx/math.cuh:5", f"kernels_cu/op/k.cuh:{line}")) for line in (20, 30)
+)
 INTEGERS = Place("", ("kernels_cu/op/k.cuh:40",))
 ALL_OF_F32, ALL_OF_F16 = dict.fromkeys((9, 11, 14, 16, 19, 20), 32), dict.fromkeys((28, 29), 32)
 
@@ -94,7 +97,10 @@ def test_what_never_runs_fails(monkeypatch, capsys):
     capsys.readouterr()
     missing = coverage({**ALL_OF_F32, 11: 0, 19: 0}, ALL_OF_F16)
     assert exit_code(monkeypatch, missing) == 1
-    assert "native k: ptx/math.cuh:5 < op/k.cuh:20 (ex2.approx.ftz.f32) never runs: the text of kernels_cu/ptx/math.cuh:5" in capsys.readouterr().out
+    assert (
+        "native k: ptx/math.cuh:5 < op/k.cuh:20 (ex2.approx.ftz.f32) never runs: the text of kernels_cu/ptx/math.cuh:5"
+        in capsys.readouterr().out
+    )
     assert exit_code(monkeypatch, coverage(ALL_OF_F32, {})) == 1  # every place runs, by the other entry
     assert "native k: the entry k_f16 is never launched" in capsys.readouterr().out
     assert exit_code(monkeypatch, coverage(ALL_OF_F32, dict.fromkeys(ALL_OF_F16, 0))) == 1
@@ -124,9 +130,34 @@ def test_an_explanation_of_what_runs_fails(monkeypatch, capsys):
 
 
 def test_what_counts_as_an_operation():
-    counts = ["ld.global.nc.u16", "st.shared.v4.u32", "cp.async.cg.shared.global", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "bar.sync"]
-    counts += ["cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.bf16x2.f32", "fma.rn.f32", "max.f32", "add.f16x2", "mbarrier.try_wait.parity.shared::cta.b64"]
-    others = ["ld.param.u64", "mov.f32", "selp.f32", "setp.lt.f32", "add.s32", "bra", "bra.uni", "cvt.u64.u32", "cvta.to.global.u64", "prmt.b32", "ret"]
+    counts = [
+        "ld.global.nc.u16",
+        "st.shared.v4.u32",
+        "cp.async.cg.shared.global",
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+        "bar.sync",
+    ]
+    counts += [
+        "cvt.rn.satfinite.e4m3x2.f32",
+        "cvt.rn.bf16x2.f32",
+        "fma.rn.f32",
+        "max.f32",
+        "add.f16x2",
+        "mbarrier.try_wait.parity.shared::cta.b64",
+    ]
+    others = [
+        "ld.param.u64",
+        "mov.f32",
+        "selp.f32",
+        "setp.lt.f32",
+        "add.s32",
+        "bra",
+        "bra.uni",
+        "cvt.u64.u32",
+        "cvta.to.global.u64",
+        "prmt.b32",
+        "ret",
+    ]
     assert all(map(ptx_coverage.OPERATION.match, counts)) and not any(map(ptx_coverage.OPERATION.match, others))
 
 

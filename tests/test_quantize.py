@@ -63,7 +63,9 @@ def test_scales_at_every_decision(machine, format, rule):
 
 
 @pytest.mark.parametrize("rule", BLOCK_FORMATS["nvfp4"].rules)
-@pytest.mark.parametrize("g", [1.0, 2.0**-149, 3 * 2.0**-149, 1e-41, 2.0**-126, 1e-10, 1 / 2688, 0.37, 17.0, 1e10, 3e38])
+@pytest.mark.parametrize(
+    "g", [1.0, 2.0**-149, 3 * 2.0**-149, 1e-41, 2.0**-126, 1e-10, 1 / 2688, 0.37, 17.0, 1e10, 3e38]
+)
 def test_nvfp4_under_any_global_scale(machine, rng, rule, g):
     sizes = np.repeat(2.0 ** np.array([-149, -140, -127, -126, -60, -8, -1, 0, 1, 5, 30, 100, 120]), 8)[:, None]
     x = (rng.standard_normal((sizes.size, 16)) * sizes).astype(np.float32)
@@ -75,12 +77,15 @@ E2M1_BOUNDARIES = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
 
 
 def boundary_blocks(g: np.float32) -> np.ndarray:
-    """Blocks of 16 for each scale of e4m3 whose quotients by f32(g * scale) lie on the boundaries of e2m1 and two steps beside."""
+    """Blocks of 16 for each scale of e4m3 whose quotients by f32(g * scale) lie on the boundaries of e2m1 and two steps
+    beside."""
     step = g * np.float32(exact_blocks.E4M3.magnitudes[1:])
     near = (E2M1_BOUNDARIES[:, None] * step).astype(np.float32).view(np.uint32)[..., None] + np.arange(-2, 3)
     values = np.moveaxis(near, 1, 0).reshape(step.size, -1).astype(np.uint32).view(np.float32)  # 35 to a scale
     blocks = np.pad(values, ((0, 0), (0, 10))).reshape(step.size, 3, 15)
-    return np.concatenate([blocks, np.repeat((6 * step)[:, None, None], 3, 1)], axis=2).reshape(-1, 16).astype(np.float32)
+    return (
+        np.concatenate([blocks, np.repeat((6 * step)[:, None, None], 3, 1)], axis=2).reshape(-1, 16).astype(np.float32)
+    )
 
 
 @pytest.mark.parametrize("rule", BLOCK_FORMATS["nvfp4"].rules)
@@ -93,11 +98,16 @@ def test_nvfp4_quotients_are_correctly_rounded(machine, rng, rule):
     assert_bytes(q, *exact(x, "nvfp4", rule, g))
 
 
-@pytest.mark.parametrize("format, rule, text", [(*each, "portable") for each in RULES] + [("nvfp4", rule, "native") for rule in BLOCK_FORMATS["nvfp4"].rules])
+@pytest.mark.parametrize(
+    "format, rule, text",
+    [(*each, "portable") for each in RULES] + [("nvfp4", rule, "native") for rule in BLOCK_FORMATS["nvfp4"].rules],
+)
 def test_values_of_any_size_in_every_layout(rng, format, rule, text):
     """Of each dtype, NaN and infinity among them, along rows and down columns, of which a lane has four or fewer."""
     f = BLOCK_FORMATS[format]
-    sizes = np.repeat(2.0 ** np.array([-149, -140, -130, -126, -124, -100, -60, -24, -14, -8, 0, 5, 30, 120]), 4)[:, None]
+    sizes = np.repeat(2.0 ** np.array([-149, -140, -130, -126, -124, -100, -60, -24, -14, -8, 0, 5, 30, 120]), 4)[
+        :, None
+    ]
     values = (rng.standard_normal((sizes.size, f.block)) * sizes).astype(np.float32)
     values = np.concatenate([values, exact_blocks.special_blocks(f.block)])
     values = values[: len(values) // 4 * 4]
@@ -112,14 +122,19 @@ def test_values_of_any_size_in_every_layout(rng, format, rule, text):
 
 
 def narrow_boundary_blocks(rng, g: np.float32, dtype) -> np.ndarray:
-    """Blocks of 16 with largest values from too small for a scale to too large, and as large: 0, and the others two steps around boundaries."""
+    """Blocks of 16 with largest values from too small for a scale to too large, and as large: 0, and the others two
+    steps around boundaries."""
     largest = (g * np.exp2(rng.uniform(-8, 12, 96), dtype=np.float32)).astype(dtype)
     largest[:4] = 0
     scales = nvfp4.encode(np.repeat(largest[:, None], 16, 1), g)[1]
-    near = (E2M1_BOUNDARIES * g * ue4m3_values(scales)).astype(dtype).view(np.uint16)[..., None].astype(int) + np.arange(-2, 3)
+    near = (E2M1_BOUNDARIES * g * ue4m3_values(scales)).astype(dtype).view(np.uint16)[..., None].astype(
+        int
+    ) + np.arange(-2, 3)
     values = np.maximum(near, 0).astype(np.uint16).view(dtype).reshape(96, 35)
     blocks = np.pad(values, ((0, 0), (0, 10))).reshape(96, 3, 15)
-    blocks = np.concatenate([np.minimum(blocks, largest[:, None, None]), np.repeat(largest[:, None, None], 3, 1)], axis=2).reshape(-1, 16)
+    blocks = np.concatenate(
+        [np.minimum(blocks, largest[:, None, None]), np.repeat(largest[:, None, None], 3, 1)], axis=2
+    ).reshape(-1, 16)
     return np.where(rng.random(blocks.shape) < 0.5, -blocks, blocks)
 
 
@@ -182,7 +197,10 @@ def test_any_leading_axes(machine, rng, format, shape):
     x = rng.standard_normal(shape).astype(np.float32)
     q = ptxrt.quantize(x, format)
     assert (q.shape, q.format, q.axis, q.scale_layout) == (shape, format, -1, "linear")
-    assert q.codes.shape == (*shape[:-1], shape[-1] * f.bits // 8) and q.scales.shape == (*shape[:-1], shape[-1] // f.block)
+    assert q.codes.shape == (*shape[:-1], shape[-1] * f.bits // 8) and q.scales.shape == (
+        *shape[:-1],
+        shape[-1] // f.block,
+    )
     assert q.nbytes == x.size * f.bits // 8 + x.size // f.block
     y = ptxrt.dequantize(q)
     assert y.shape == shape and y.dtype == np.float32
@@ -190,7 +208,9 @@ def test_any_leading_axes(machine, rng, format, shape):
     assert_bytes(q, *exact(x, format))
 
 
-@pytest.mark.parametrize("shape, axis", [((64,), 0), ((64, 3), 0), ((5, 32, 7), 1), ((5, 32, 7), -2), ((96, 2, 3, 1), 0), ((4, 32, 1, 1), 1)])
+@pytest.mark.parametrize(
+    "shape, axis", [((64,), 0), ((64, 3), 0), ((5, 32, 7), 1), ((5, 32, 7), -2), ((96, 2, 3, 1), 0), ((4, 32, 1, 1), 1)]
+)
 @each_format
 def test_any_axis(machine, rng, format, shape, axis):
     """Codes and scales are those of the last axis, moved."""
@@ -241,7 +261,11 @@ def test_every_code_under_many_scales_dequantizes(machine, format, dtype):
             step = np.float32(0.3) * np.abs(scales[:, :1].view(ml_dtypes.float8_e4m3fn).astype(np.float32))
             want = (f.element.values[numbers] * step).astype(dtype)
         else:
-            want = (table * scales[:, :1].view(ml_dtypes.float8_e8m0fnu).astype(np.float64)).astype(np.float32).astype(dtype)
+            want = (
+                (table * scales[:, :1].view(ml_dtypes.float8_e8m0fnu).astype(np.float64))
+                .astype(np.float32)
+                .astype(dtype)
+            )
     bits = f"u{np.dtype(dtype).itemsize}"
     nan = np.isnan(want.astype(np.float32))
     np.testing.assert_array_equal(np.isnan(got.astype(np.float32)), nan)
@@ -265,14 +289,30 @@ def test_the_global_scale_is_of_the_largest_finite_value(machine, rng, dtype, co
 
 
 def test_arrays_without_a_finite_value_have_a_global_scale_of_1(machine):
-    for x in (np.zeros((2, 16), np.float32), np.full(16, np.nan, np.float32), np.full(16, 1e-44, np.float32), np.zeros((0, 16), np.float32)):
+    for x in (
+        np.zeros((2, 16), np.float32),
+        np.full(16, np.nan, np.float32),
+        np.full(16, 1e-44, np.float32),
+        np.zeros((0, 16), np.float32),
+    ):
         assert ptxrt.quantize(x, "nvfp4").global_scale == 1
 
 
 def test_the_global_scale_is_rounded_once(machine, rng):
     """Also where it is subnormal, in the middle between two of those, and at both ends of float32."""
-    multiples = 1344 * np.arange(1, 12, dtype=np.uint32)  # bits of subnormals: 1344 of their steps are half a step of the quotient
-    bits = [*multiples, 1, 1343, 1345, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, *rng.integers(1, 0x7F800000, 12, dtype=np.uint32)]
+    multiples = 1344 * np.arange(
+        1, 12, dtype=np.uint32
+    )  # bits of subnormals: 1344 of their steps are half a step of the quotient
+    bits = [
+        *multiples,
+        1,
+        1343,
+        1345,
+        0x007FFFFF,
+        0x00800000,
+        0x7F7FFFFF,
+        *rng.integers(1, 0x7F800000, 12, dtype=np.uint32),
+    ]
     for largest in np.array(bits, np.uint32).view(np.float32):
         quotient = np.float32(largest) / np.float32(2688)  # one division of float32, rounded once
         (got,) = np.asarray(ptxrt.kernels()["nvfp4_global_scale"](np.array([largest], np.float32)))
@@ -293,7 +333,19 @@ def test_a_given_global_scale_is_kept(machine, rng):
 # The 128x4 layout of scales
 
 
-@pytest.mark.parametrize("shape, axis", [((5, 3), -1), ((128, 4), -1), ((130, 9), -1), ((2, 3, 5), -1), ((2, 5, 70), 1), ((5,), 0), ((0, 4), -1), ((4, 0), -1)])
+@pytest.mark.parametrize(
+    "shape, axis",
+    [
+        ((5, 3), -1),
+        ((128, 4), -1),
+        ((130, 9), -1),
+        ((2, 3, 5), -1),
+        ((2, 5, 70), 1),
+        ((5,), 0),
+        ((0, 4), -1),
+        ((4, 0), -1),
+    ],
+)
 def test_scales_swizzle_and_come_back(machine, rng, shape, axis):
     scales = rng.integers(0, 256, shape, dtype=np.uint8)
     swizzled = ptxrt.swizzle_scales(scales, axis=axis)
@@ -337,7 +389,9 @@ def test_out_is_written_and_returned(machine, rng, format, choices):
     for place in (np.asarray, ptxrt.to_device):
         out = ptxrt.quantize(place(np.zeros_like(x)), format, **choices)
         codes, scales, g = out.codes, out.scales, out.global_scale
-        assert ptxrt.quantize(place(x), format, out=out, **choices) is out and out.codes is codes and out.scales is scales
+        assert (
+            ptxrt.quantize(place(x), format, out=out, **choices) is out and out.codes is codes and out.scales is scales
+        )
         assert_same(out.to_numpy(), want)
         if format == "nvfp4" and place is ptxrt.to_device:
             assert out.global_scale.address == g.address
@@ -469,7 +523,12 @@ def _npz(**fields):
     return buffer.getvalue()
 
 
-FIRST = dict(codes=np.zeros((1, 16), np.uint8), scales=np.zeros((1, 1), np.uint8), format=np.array("mxfp4"), shape=np.array([1, 32]))
+FIRST = dict(
+    codes=np.zeros((1, 16), np.uint8),
+    scales=np.zeros((1, 1), np.uint8),
+    format=np.array("mxfp4"),
+    shape=np.array([1, 32]),
+)
 GOOD = dict(FIRST, axis=np.array(-1), scale_layout=np.array("linear"))
 
 
@@ -489,7 +548,10 @@ GOOD = dict(FIRST, axis=np.array(-1), scale_layout=np.array("linear"))
         (dict(scale_layout=np.array("128x4")), "scales of uint8 \\[512\\]"),
         (dict(global_scale=np.array(1.0)), "mxfp4 has none"),
         (dict(format=np.array("nvfp4"), scales=np.zeros((1, 2), np.uint8)), "has a global_scale"),
-        (dict(format=np.array("nvfp4"), scales=np.zeros((1, 2), np.uint8), global_scale=np.array(-1.0)), "one positive number"),
+        (
+            dict(format=np.array("nvfp4"), scales=np.zeros((1, 2), np.uint8), global_scale=np.array(-1.0)),
+            "one positive number",
+        ),
         (dict(shape=np.array([1.0, 32.0])), "no list of whole numbers"),
         (dict(shape=np.array([1, -32])), "shape is"),
         (dict(shape=np.array([[1, 32]])), "no list of whole numbers"),
@@ -509,7 +571,14 @@ def test_files_of_other_kinds_are_file_errors(tmp_path):
     np.save(tmp_path / "q.npy", np.zeros(3))
     with zipfile.ZipFile(tmp_path / "plain.zip", "w") as archive:
         archive.writestr("codes", "text")
-    contents = [b"", b"PK", b"hello", b"\x93NUMPY", (tmp_path / "q.npy").read_bytes(), (tmp_path / "plain.zip").read_bytes()]
+    contents = [
+        b"",
+        b"PK",
+        b"hello",
+        b"\x93NUMPY",
+        (tmp_path / "q.npy").read_bytes(),
+        (tmp_path / "plain.zip").read_bytes(),
+    ]
     contents.append(_npz(codes=GOOD["codes"]))
     contents.append(_npz(**FIRST, axis=GOOD["axis"]))
     contents.append(_npz(**GOOD, more=np.zeros(3)))
@@ -532,13 +601,19 @@ def test_wrong_quantize_calls_say_what_to_do(emulator):
         (lambda: ptxrt.quantize(x, "mxfp5"), "format is 'mxfp5'; there are 'mxfp4', 'mxfp8'"),
         (lambda: ptxrt.quantize(x, None), "format is None"),
         (lambda: ptxrt.quantize(x, ["mxfp4"]), "format is"),
-        (lambda: ptxrt.quantize(x[:, :40], "mxfp4"), "axis -1 of x .*length 40; mxfp4 needs a multiple of 32. Pass pad=True .* to 64, or cut it to 32"),
+        (
+            lambda: ptxrt.quantize(x[:, :40], "mxfp4"),
+            "axis -1 of x .*length 40; mxfp4 needs a multiple of 32. Pass pad=True .* to 64, or cut it to 32",
+        ),
         (lambda: ptxrt.quantize(x[:, :8], "nvfp4"), "length 8; nvfp4 needs a multiple of 16. Pass pad=True .* to 16.$"),
         (lambda: ptxrt.quantize(x, "mxfp8", axis=0), "axis -2 of x .* has length 4"),
         (lambda: ptxrt.quantize(x, "mxfp4", axis=2), "axis is 2; an array of shape .* has axes -2 to 1"),
         (lambda: ptxrt.quantize(x, "mxfp4", axis=True), "axis is True"),
         (lambda: ptxrt.quantize(x, "mxfp4", axis="last"), "axis is 'last'"),
-        (lambda: ptxrt.quantize(x, "mxfp4", scale_rule="round"), "scale_rule is 'round'; mxfp4 has 'floor', 'ceil', 'rceil', 'even'"),
+        (
+            lambda: ptxrt.quantize(x, "mxfp4", scale_rule="round"),
+            "scale_rule is 'round'; mxfp4 has 'floor', 'ceil', 'rceil', 'even'",
+        ),
         (lambda: ptxrt.quantize(x, "nvfp4", scale_rule="floor"), "nvfp4 has 'amax', 'four_over_six'"),
         (lambda: ptxrt.quantize(x, "mxfp4", scale_rule=["floor"]), "scale_rule is"),
         (lambda: ptxrt.quantize(x, "mxfp4", scale_layout="tiled"), "scale_layout is 'tiled'; pass 'linear' or '128x4'"),
@@ -549,24 +624,42 @@ def test_wrong_quantize_calls_say_what_to_do(emulator):
         (lambda: ptxrt.quantize(x, "nvfp4", global_scale=np.nan), "one positive number"),
         (lambda: ptxrt.quantize(x, "nvfp4", global_scale=[1.0, 2.0]), r"global_scale has shape \[2\]"),
         (lambda: ptxrt.quantize(x, "nvfp4", global_scale="1"), "global_scale"),
-        (lambda: ptxrt.quantize(x, "nvfp4", global_scale=ptxrt.to_device(np.float32(1))), "on the device, x is a NumPy array"),
-        (lambda: ptxrt.quantize(ptxrt.to_device(x), "nvfp4", global_scale=ptxrt.to_device(np.float16(1))), "global_scale is float16"),
-        (lambda: ptxrt.quantize(x.astype(np.float64), "mxfp4"), "x is float64 .*convert it to float32, float16 or bfloat16"),
+        (
+            lambda: ptxrt.quantize(x, "nvfp4", global_scale=ptxrt.to_device(np.float32(1))),
+            "on the device, x is a NumPy array",
+        ),
+        (
+            lambda: ptxrt.quantize(ptxrt.to_device(x), "nvfp4", global_scale=ptxrt.to_device(np.float16(1))),
+            "global_scale is float16",
+        ),
+        (
+            lambda: ptxrt.quantize(x.astype(np.float64), "mxfp4"),
+            "x is float64 .*convert it to float32, float16 or bfloat16",
+        ),
         (lambda: ptxrt.quantize(np.float32(3), "mxfp4"), "single number"),
         (lambda: ptxrt.quantize("text", "mxfp4"), "single number|x is"),
         (lambda: ptxrt.quantize([[1, 2], [3]], "mxfp4"), "x is a list"),
         (lambda: ptxrt.quantize(x, "mxfp4", out=x), "pass a QuantizedArray of mxfp4"),
         (lambda: ptxrt.quantize(x, "mxfp4", out=ptxrt.quantize(x[:2], "mxfp4")), r"shape \[4, 64\]"),
         (lambda: ptxrt.quantize(x, "mxfp4", out=ptxrt.quantize(x, "mxfp4", scale_layout="128x4")), "scales 128x4"),
-        (lambda: ptxrt.quantize(x, "mxfp4", out=ptxrt.quantize(ptxrt.to_device(x), "mxfp4")), "out.codes is on the device, x is a NumPy array"),
-        (lambda: ptxrt.quantize(ptxrt.to_device(x), "mxfp4", out=ptxrt.quantize(x, "mxfp4")), "out.codes is a NumPy array, x is on the device"),
+        (
+            lambda: ptxrt.quantize(x, "mxfp4", out=ptxrt.quantize(ptxrt.to_device(x), "mxfp4")),
+            "out.codes is on the device, x is a NumPy array",
+        ),
+        (
+            lambda: ptxrt.quantize(ptxrt.to_device(x), "mxfp4", out=ptxrt.quantize(x, "mxfp4")),
+            "out.codes is a NumPy array, x is on the device",
+        ),
         (lambda: ptxrt.quantize(x, "mxfp4", out=read_only), "out.codes is read-only"),
         (lambda: ptxrt.dequantize(x), "q is a ndarray"),
         (lambda: ptxrt.dequantize(ptxrt.quantize(x, "mxfp4"), np.float64), "dtype is .*float64"),
         (lambda: ptxrt.dequantize(ptxrt.quantize(x, "mxfp4"), "nothing"), "dtype is 'nothing'"),
         (lambda: ptxrt.dequantize(ptxrt.quantize(x, "mxfp4"), out=x[:2]), r"out has shape \[2, 64\]"),
         (lambda: ptxrt.dequantize(ptxrt.quantize(x, "mxfp4"), out=[1]), "out is a list"),
-        (lambda: ptxrt.dequantize(ptxrt.quantize(x, "mxfp4"), out=ptxrt.to_device(x)), "out is on the device, q is a NumPy array"),
+        (
+            lambda: ptxrt.dequantize(ptxrt.quantize(x, "mxfp4"), out=ptxrt.to_device(x)),
+            "out is on the device, q is a NumPy array",
+        ),
         (lambda: ptxrt.swizzle_scales(x), "scales is float32"),
         (lambda: ptxrt.swizzle_scales(np.uint8(3)), "axis is -1; an array of shape .* has no axes"),
         (lambda: ptxrt.swizzle_scales(np.zeros((2, 2), np.uint8), axis=2), "axis is 2"),
@@ -589,7 +682,10 @@ def test_a_quantized_array_checks_its_bytes():
     assert make(shape=(2, 17)).shape == (2, 17)
     assert make(format="nvfp4", scales=np.zeros((2, 2), np.uint8), global_scale=1).global_scale == 1
     for change, words in [
-        (dict(codes=codes[:1]), "codes is uint8 \\[1, 16\\]; mxfp4 of shape \\[2, 32\\] has codes of uint8 \\[2, 16\\]"),
+        (
+            dict(codes=codes[:1]),
+            "codes is uint8 \\[1, 16\\]; mxfp4 of shape \\[2, 32\\] has codes of uint8 \\[2, 16\\]",
+        ),
         (dict(codes=codes.astype(np.int32)), "codes is int32"),
         (dict(scales=scales[:, :0]), "scales is uint8 \\[2, 0\\]"),
         (dict(shape=(2, 33)), r"codes of uint8 \[2, 32\]"),
@@ -611,7 +707,8 @@ def test_a_quantized_array_checks_its_bytes():
 @pytest.mark.parametrize("text", ["native", "portable"])
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=lambda dtype: np.dtype(dtype).name)
 def test_zeros_are_zeros_under_any_global_scale(text, dtype):
-    """A block of zeros has steps as large as the global scale says, beyond all values of its type; so may its neighbor be ordinary."""
+    """A block of zeros has steps as large as the global scale says, beyond all values of its type; so may its neighbor
+    be ordinary."""
     x = np.zeros((2, 64), dtype)
     x[0, 16:32], x[1, ::3] = np.linspace(-60000, 60000, 16), -0.0
     with ptxrt.using("emulator", ptx=text):

@@ -1,4 +1,5 @@
-"""Races in shared memory, by what happened before what: every seeded one is found. (In the kernels, test_kernels.py looks.)"""
+"""Races in shared memory, by what happened before what: every seeded one is found. (In the kernels, test_kernels.py
+looks.)"""
 
 import re
 import struct
@@ -16,7 +17,7 @@ from ptxrt.emulator.tensor_map import encode_tiled
 from ptxrt.errors import EmulatorFault
 
 sys.path.append(str(Path(__file__).parent / "emulator"))
-from programs import launch, program, text  # noqa: E402
+from programs import launch, program, text
 
 pytestmark = pytest.mark.races
 
@@ -122,8 +123,16 @@ WAIT = "again: mbarrier.try_wait.parity{}.shared.b64 %p2, [%r5], 0; @!%p2 bra ag
         (EXCHANGE.replace("{distance}", "32"), "bar.warp.sync 0xffffffff;", True),
         (EXCHANGE.replace("{distance}", "32"), "fence.acq_rel.cta;", True),
         (EXCHANGE.replace("{distance}", "0"), "", False),
-        (EXCHANGE.replace("and.b32 %r3, %r3, 63", "xor.b32 %r3, %r0, 16").replace("{distance}", "0"), "bar.warp.sync 0xffffffff;", False),
-        (EXCHANGE.replace("and.b32 %r3, %r3, 63", "xor.b32 %r3, %r0, 16").replace("{distance}", "0"), "shfl.sync.idx.b32 %r9, %r0, 0, 31, 0xffffffff;", True),
+        (
+            EXCHANGE.replace("and.b32 %r3, %r3, 63", "xor.b32 %r3, %r0, 16").replace("{distance}", "0"),
+            "bar.warp.sync 0xffffffff;",
+            False,
+        ),
+        (
+            EXCHANGE.replace("and.b32 %r3, %r3, 63", "xor.b32 %r3, %r0, 16").replace("{distance}", "0"),
+            "shfl.sync.idx.b32 %r9, %r0, 0, 31, 0xffffffff;",
+            True,
+        ),
         (MBARRIER + EXCHANGE.replace("{distance}", "32"), ARRIVE.format("") + WAIT.format(""), False),
         (MBARRIER + EXCHANGE.replace("{distance}", "32"), ARRIVE.format(".relaxed.cta") + WAIT.format(""), True),
         (MBARRIER + EXCHANGE.replace("{distance}", "32"), ARRIVE.format("") + WAIT.format(".relaxed.cta"), True),
@@ -192,10 +201,15 @@ def test_several_warps_store_to_one_place(value, races, found, schedule):
     launch_small(SAME.format(value=value, order=""), races, found, schedule)
 
 
-@pytest.mark.parametrize("store", ["st.shared.u32 [%r2], 7;", "st.shared.u8 [%r2], 7; st.shared.u8 [%r2+1], 0; st.shared.u16 [%r2+2], 0;"])
+@pytest.mark.parametrize(
+    "store", ["st.shared.u32 [%r2], 7;", "st.shared.u8 [%r2], 7; st.shared.u8 [%r2+1], 0; st.shared.u16 [%r2+2], 0;"]
+)
 def test_equal_bytes_of_two_instructions(store):
     """Each warp stores by itself: what it finds there is what it writes."""
-    body = f"mov.u32 %r2, box; setp.ge.u32 %p1, %r0, 32; @%p1 bra S; st.shared.u32 [%r2], 7; bra E; S: {store} E: st.global.u32 [%rd0], %r0;"
+    body = (
+        f"mov.u32 %r2, box; setp.ge.u32 %p1, %r0, 32; @%p1 bra S; st.shared.u32 [%r2], 7; bra E; S: {store} E: "
+        "st.global.u32 [%rd0], %r0;"
+    )
     for schedule in ("together", "warps"):
         launch_small(body, True, False, schedule)
         launch_small(body, "strict", True, schedule)
@@ -232,24 +246,38 @@ GLOBAL = {
     "stores of other bytes": ("st.global.u32 [%rd2], %r5;", True),
     "stores of equal bytes": ("st.global.u32 [%rd2], 7;", False),
     "stores to places of their own": (OWN + "st.global.u32 [%rd3], %r5;", False),
-    "a load of what another block stores": ("@!%p2 st.global.u32 [%rd2], 9; @%p2 ld.global.u32 %r6, [%rd2]; st.global.u32 [%rd2+64], 0;", True),
+    "a load of what another block stores": (
+        "@!%p2 st.global.u32 [%rd2], 9; @%p2 ld.global.u32 %r6, [%rd2]; st.global.u32 [%rd2+64], 0;",
+        True,
+    ),
     "a store where another block loaded": ("@%p2 st.global.u32 [%rd2], 9; @!%p2 ld.global.u32 %r6, [%rd2];", True),
-    "a store of what is there where another block loaded": ("@%p2 st.global.u32 [%rd2], 0; @!%p2 ld.global.u32 %r6, [%rd2];", True),
+    "a store of what is there where another block loaded": (
+        "@%p2 st.global.u32 [%rd2], 0; @!%p2 ld.global.u32 %r6, [%rd2];",
+        True,
+    ),
     "loads": ("ld.global.u32 %r6, [%rd2];", False),
     "atomics": ("atom.global.add.u32 %r6, [%rd2], %r5;", False),
     "reductions": ("red.global.add.u32 [%rd2], %r5;", False),
     "a flag by a releasing store": (
-        "@%p2 bra R; st.global.u32 [%rd2], 9; st.release.gpu.global.u32 [%rd2+8], 1; bra E; R: ld.acquire.gpu.global.u32 %r6, [%rd2+8];"
+        "@%p2 bra R; st.global.u32 [%rd2], 9; st.release.gpu.global.u32 [%rd2+8], 1; bra E; R: "
+        "ld.acquire.gpu.global.u32 %r6, [%rd2+8];"
         "setp.eq.u32 %p3, %r6, 0; @%p3 bra R; ld.global.u32 %r7, [%rd2];",
         False,
     ),
     "a flag by a fence and volatile": (
-        "@%p2 bra R; st.global.u32 [%rd2], 9; membar.gl; st.volatile.global.u32 [%rd2+8], 1; bra E; R: ld.volatile.global.u32 %r6, [%rd2+8];"
+        "@%p2 bra R; st.global.u32 [%rd2], 9; membar.gl; st.volatile.global.u32 [%rd2+8], 1; bra E; R: "
+        "ld.volatile.global.u32 %r6, [%rd2+8];"
         "setp.eq.u32 %p3, %r6, 0; @%p3 bra R; ld.global.u32 %r7, [%rd2];",
         False,
     ),
-    "a fence on one side alone": ("@%p2 bra R; st.global.u32 [%rd2], 9; membar.gl; bra E; R: ld.global.u32 %r7, [%rd2];", True),
-    "a fence in front of the store": ("@%p2 bra R; membar.gl; st.global.u32 [%rd2], 9; bra E; R: membar.gl; ld.global.u32 %r7, [%rd2];", True),
+    "a fence on one side alone": (
+        "@%p2 bra R; st.global.u32 [%rd2], 9; membar.gl; bra E; R: ld.global.u32 %r7, [%rd2];",
+        True,
+    ),
+    "a fence in front of the store": (
+        "@%p2 bra R; membar.gl; st.global.u32 [%rd2], 9; bra E; R: membar.gl; ld.global.u32 %r7, [%rd2];",
+        True,
+    ),
 }
 
 
@@ -314,9 +342,19 @@ def test_strict_runs_on_the_kernels(emulator):
 def test_strict_says_once_what_is_undecided():
     emulator = Emulator(strict=True)
     for launches in (1, 2):
-        launch(program(WHERE + GLOBAL["a flag by a releasing store"][0] + "E:"), "k", np.zeros(64, np.uint64), grid=3, block=64, emulator=emulator)
+        launch(
+            program(WHERE + GLOBAL["a flag by a releasing store"][0] + "E:"),
+            "k",
+            np.zeros(64, np.uint64),
+            grid=3,
+            block=64,
+            emulator=emulator,
+        )
         assert len(emulator.undecided) == launches
-    assert "bytes of global memory were stored by one block and stored or loaded by another, first at test.ptx:" in emulator.undecided[0]
+    assert (
+        "bytes of global memory were stored by one block and stored or loaded by another, first at test.ptx:"
+        in emulator.undecided[0]
+    )
 
 
 def test_command_strict():

@@ -61,7 +61,7 @@ def test_against_float64(text_machine, cols, width, first, style):
     assert_within_two_ulp(y, x, table, positions, **options)
     kept = np.delete(np.arange(cols), np.arange(first, first + width))
     np.testing.assert_array_equal(y[..., kept], x[..., kept])
-    np.testing.assert_array_equal(y[0], x[0])   # position 0
+    np.testing.assert_array_equal(y[0], x[0])  # position 0
     back = ptxrt.rope(y, table, positions, inverse=True, **options)
     assert_within_two_ulp(back, y, table, positions, inverse=True, **options)
     np.testing.assert_allclose(back, x, rtol=0, atol=2e-6)
@@ -78,7 +78,7 @@ def test_types(text_machine, dtype):
 
 
 def test_one_pair_known_to_the_bit(text_machine):
-    table = np.array([[1, 0], [0.5, 0.25]], np.float32)   # a cosine and a sine, of no angle
+    table = np.array([[1, 0], [0.5, 0.25]], np.float32)  # a cosine and a sine, of no angle
     x = np.array([[4, 8]], np.float32)
     for style in ("halves", "pairs"):
         np.testing.assert_array_equal(ptxrt.rope(x, table, [1], style=style), [[0, 5]])
@@ -87,7 +87,7 @@ def test_one_pair_known_to_the_bit(text_machine):
 
 def test_styles_are_alike_but_for_the_order_of_columns(text_machine):
     table, x = ptxrt.rope_table(32, 50), normal(3, 2, 32, dtype=BF16)
-    order = np.arange(32).reshape(2, 16).T.reshape(-1)   # 0, 16, 1, 17, ..
+    order = np.arange(32).reshape(2, 16).T.reshape(-1)  # 0, 16, 1, 17, ..
     halves, pairs = ptxrt.rope(x, table, [1, 2, 49]), ptxrt.rope(x[..., order], table, [1, 2, 49], style="pairs")
     np.testing.assert_array_equal(halves[..., order], pairs)
 

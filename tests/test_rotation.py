@@ -32,8 +32,9 @@ def test_rounded_once_at_any_position():
 
 # gpt-oss: 64 wide, base 150000, 4096 times 32, beta 32 and 1, not truncated, with the magnitude.
 @pytest.mark.parametrize("truncate", [True, False])
-@pytest.mark.parametrize("dim, base, factor, length", [(64, 150000.0, 32.0, 4096), (128, 10000.0, 4.0, 32768),
-                                                       (8, 100.0, 2.0, 64)])
+@pytest.mark.parametrize(
+    "dim, base, factor, length", [(64, 150000.0, 32.0, 4096), (128, 10000.0, 4.0, 32768), (8, 100.0, 2.0, 64)]
+)
 def test_yarn(dim, base, factor, length, truncate):
     yarn = dict(factor=factor, length=length, truncate=truncate, magnitude=True)
     table = ptxrt.rope_table(dim, 5, base, yarn=yarn)

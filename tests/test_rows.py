@@ -104,9 +104,9 @@ def test_a_mean_depends_on_its_sequence_alone(text_machine):
 
 def test_means_of_what_is_exact_or_not_finite(text_machine):
     x = np.zeros((6, 12), np.float32)
-    x[0, 3], x[1, 3] = 1, 3                         # mean 2, length 2
-    x[2, 1], x[3, 2], x[3, 5] = np.nan, np.inf, 1   # a sequence each
-    x[4, 7], x[5, 7] = 1, -1                        # a mean of zeros
+    x[0, 3], x[1, 3] = 1, 3  # mean 2, length 2
+    x[2, 1], x[3, 2], x[3, 5] = np.nan, np.inf, 1  # a sequence each
+    x[4, 7], x[5, 7] = 1, -1  # a mean of zeros
     bounds = [0, 2, 3, 4, 6]
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(ptxrt.mean_rows(x, bounds, normalize=False), exact_means(x, bounds, False))
@@ -132,7 +132,7 @@ def test_bounds_on_the_device_are_kept_within_the_rows(text_machine):
 def test_places_of_the_largest_are_those_of_numpy(text_machine, dtype):
     for shape in ((2, 3, 100), (4, 1), (2, 16401), (7,)):
         x = normal(*shape, dtype=dtype)
-        for x in (x, np.round(x), -np.abs(np.round(x)), np.zeros_like(x) * x):   # with equals, and zeros of both signs
+        for x in (x, np.round(x), -np.abs(np.round(x)), np.zeros_like(x) * x):  # with equals, and zeros of both signs
             got = ptxrt.argmax_rows(x)
             assert got.dtype == np.int32
             np.testing.assert_array_equal(got, np.argmax(x.astype(np.float32), axis=-1))

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,9 +54,35 @@ MODULES = {
     "prepared": {"errors", "array", "backend", "declaration", "formats", "launch"},
     "graphs": {"errors", "array", "backend", "launch", "selection"},
     "tracing": {"backend", "describe", "launch"},
-    "ops": {"prepared", "errors", "accuracy", "array", "atlas", "blocks", "declaration", "formats", "kernel", "npy", "sequences", "tiles"},
+    "ops": {
+        "prepared",
+        "errors",
+        "accuracy",
+        "array",
+        "atlas",
+        "blocks",
+        "declaration",
+        "formats",
+        "kernel",
+        "npy",
+        "sequences",
+        "tiles",
+    },
     "bench": {
-        *("errors", "accuracy", "array", "backend", "blocks", "describe", "files", "formats", "kernel", "launch", "ops", "prepared"),
+        *(
+            "errors",
+            "accuracy",
+            "array",
+            "backend",
+            "blocks",
+            "describe",
+            "files",
+            "formats",
+            "kernel",
+            "launch",
+            "ops",
+            "prepared",
+        ),
         *("declaration", "selection", "stream", "units"),
     },
     "npy": {"errors", "files", "formats"},
@@ -120,7 +146,20 @@ def test_only_target_reads_the_architecture():
 
 
 # What these compute is about lanes, or brings a lane's share of an array.
-LANES = {"route", "gemm_small", "gemm", "attention_few", "identity", "probe", "probe_fragments", "probe_ldmatrix", "probe_ending", "ending", "epilogue", "quantize"}
+LANES = {
+    "route",
+    "gemm_small",
+    "gemm",
+    "attention_few",
+    "identity",
+    "probe",
+    "probe_fragments",
+    "probe_ldmatrix",
+    "probe_ending",
+    "ending",
+    "epilogue",
+    "quantize",
+}
 # What still asks for the target by itself.
 TARGETS = {"gemm"}
 
@@ -153,8 +192,13 @@ def test_every_declaration_has_its_source_and_every_source_its_declaration():
 def test_variants_are_those_of_the_sources():
     for kernel in ptxrt.kernels().values():
         text = (KERNELS / f"{kernel.name}.cu").read_text()
-        found = {axes: [tuple(map(int, value.split())) for value in values.split(",")] for axes, values in re.findall(r"^VARIANTS\(([\w ]+),([^)]*)\)", text, re.M)}
-        assert found == {axes: [v if isinstance(v, tuple) else (v,) for v in values] for axes, values in kernel.variants.items()}
+        found = {
+            axes: [tuple(map(int, value.split())) for value in values.split(",")]
+            for axes, values in re.findall(r"^VARIANTS\(([\w ]+),([^)]*)\)", text, re.M)
+        }
+        assert found == {
+            axes: [v if isinstance(v, tuple) else (v,) for v in values] for axes, values in kernel.variants.items()
+        }
 
 
 # Headers of a family beside the one that has its name.
@@ -174,7 +218,7 @@ def test_every_file_opens_with_what_lives_in_it():
     for path in sorted(KERNELS.rglob("*.cu*")):
         assert path.read_text().startswith("// "), f"{path.relative_to(ROOT)} does not open with a sentence"
     for path in sorted([*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]):
-        assert path.read_text().startswith(('"""', '#!')), f"{path.relative_to(ROOT)} does not open with a docstring"
+        assert path.read_text().startswith(('"""', "#!")), f"{path.relative_to(ROOT)} does not open with a docstring"
 
 
 def package_modules():
@@ -184,7 +228,7 @@ def package_modules():
         yield name, [path] if path.exists() else sorted((PACKAGE / name).rglob("*.py"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def imports(path: Path) -> list[tuple[str, bool, bool]]:
     """Of each import in a file: the top-level name, whether it is deferred, and whether it is the package's own."""
     return list(_imports(path))
@@ -246,14 +290,21 @@ def test_backends_have_what_the_protocol_lists():
     from ptxrt.driver import DriverBackend
     from ptxrt.emulator.backend import EmulatorBackend
 
-    methods = {name: item for name, item in vars(Backend).items() if inspect.isfunction(item) and not name.startswith("_")}
+    methods = {
+        name: item for name, item in vars(Backend).items() if inspect.isfunction(item) and not name.startswith("_")
+    }
     assert len(methods) <= 24
-    table = re.findall(r"\w+", "".join(line.split("|")[2] for line in Backend.__doc__.splitlines() if line.count("|") == 4))
+    table = re.findall(
+        r"\w+", "".join(line.split("|")[2] for line in Backend.__doc__.splitlines() if line.count("|") == 4)
+    )
     assert set(table) - {"members"} == {*methods, *Backend.__annotations__}
     for machine in (DriverBackend, EmulatorBackend):
         for name, wanted in methods.items():
             there = list(inspect.signature(getattr(machine, name)).parameters)
-            assert there[: len(inspect.signature(wanted).parameters)] == list(inspect.signature(wanted).parameters), (machine, name)
+            assert there[: len(inspect.signature(wanted).parameters)] == list(inspect.signature(wanted).parameters), (
+                machine,
+                name,
+            )
 
 
 def test_no_module_needs_posix():
@@ -277,7 +328,8 @@ def test_nothing_reads_package_metadata():
 def test_import_touches_no_cuda_and_parses_no_ptx():
     code = (
         "import sys, time, numpy; start = time.perf_counter(); import ptxrt; took = time.perf_counter() - start;"
-        "print(took); print(*[m for m in sys.modules if m.split('.')[0] in ('cuda', 'ml_dtypes', 'click') or m.startswith('ptxrt.')])"
+        "print(took); print(*[m for m in sys.modules if m.split('.')[0] in ('cuda', 'ml_dtypes', 'click') or "
+        "m.startswith('ptxrt.')])"
     )
     best = 1.0
     for _ in range(3):
@@ -289,7 +341,10 @@ def test_import_touches_no_cuda_and_parses_no_ptx():
 
 
 def test_the_declarations_load_without_cuda():
-    code = "import sys, ptxrt; ptxrt.kernels(); print(any(m.split('.')[0] == 'cuda' or m.startswith('ptxrt.ptx') for m in sys.modules))"
+    code = (
+        "import sys, ptxrt; ptxrt.kernels(); print(any(m.split('.')[0] == 'cuda' or m.startswith('ptxrt.ptx') for m "
+        "in sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -1,4 +1,5 @@
-"""The runtime on a machine whose streams are as late as they may be: order, memory, devices, prepared calls, graphs, traces.
+"""The runtime on a machine whose streams are as late as they may be: order, memory, devices, prepared calls, graphs,
+traces.
 
 A missing wait gives wrong numbers here, and a wait of the host is counted.
 """
@@ -7,21 +8,21 @@ import gc
 import json
 import threading
 
-import fake_cuda  # noqa: E402
 import ml_dtypes
 import numpy as np
 import pytest
-from test_driver import RESULT, cuda, install  # noqa: F401
 
+import fake_cuda
 import ptxrt
 from ptxrt import backend, ops, selection
 from ptxrt.pool import LARGE, PAGE, Pool, rounded
+from test_driver import RESULT, cuda, install  # noqa: F401
 
 transpose = ops.transpose.transpose_naive
 
 
 @pytest.fixture
-def two(install):  # noqa: F811
+def two(install):
     """Two fake devices, the first chosen as the machine `portable`."""
     fake = install(fake_cuda.FakeCuda(devices=2))
     with ptxrt.using("portable"):
@@ -44,7 +45,11 @@ def numbers(*shape):
 
 
 def waits_of_the_host(fake):
-    return [name for name in fake.names() if name in ("cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize", "cuMemFree")]
+    return [
+        name
+        for name in fake.names()
+        if name in ("cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize", "cuMemFree")
+    ]
 
 
 # Order
@@ -57,7 +62,9 @@ def test_the_stand_in_is_late(cuda):
     assert (y.to_numpy() == numbers(2, 3).T).all()
 
 
-@pytest.mark.parametrize("streams", [(None, 55), (55, None), (55, 66), ("ours", None), (None, "ours"), ("ours", "ours"), (0, 55)])
+@pytest.mark.parametrize(
+    "streams", [(None, 55), (55, None), (55, 66), ("ours", None), (None, "ours"), ("ours", "ours"), (0, 55)]
+)
 def test_what_reads_waits_for_what_writes(cuda, streams):
     first, second = (ptxrt.Stream() if s == "ours" else s for s in streams)
     x = ptxrt.to_device(numbers(4, 5))
@@ -91,7 +98,7 @@ def test_memory_is_reused_in_the_order_of_streams(cuda):
     assert ptxrt.empty((8, 16), np.float32).address != 0
 
 
-def test_a_block_goes_to_another_stream_with_a_wait_where_nothing_else_is_left(install):  # noqa: F811
+def test_a_block_goes_to_another_stream_with_a_wait_where_nothing_else_is_left(install):
     fake = install(fake_cuda.FakeCuda(total=3 * 512))
     with ptxrt.using("portable"):
         stream = ptxrt.Stream()
@@ -168,7 +175,11 @@ def test_streams_are_destroyed_with_their_last_user(cuda):
 def test_sizes_waste_little():
     for nbytes in (1, 512, 513, 5000, 1 << 20, (1 << 20) + 1, LARGE, LARGE + 1, 10**9):
         size = rounded(nbytes)
-        assert size >= nbytes and rounded(size) == size and size - nbytes <= max(512, nbytes // 8 + 1, PAGE * (nbytes > LARGE))
+        assert (
+            size >= nbytes
+            and rounded(size) == size
+            and size - nbytes <= max(512, nbytes // 8 + 1, PAGE * (nbytes > LARGE))
+        )
 
 
 def test_memory_info_counts(cuda):
@@ -193,13 +204,18 @@ def test_nothing_is_freed_or_waited_for_on_the_way(cuda):
     assert set(cuda.names()) == {"cuLaunchKernel"}
 
 
-def test_exhaustion_is_an_error_that_leaves_all_else_usable(install):  # noqa: F811
+def test_exhaustion_is_an_error_that_leaves_all_else_usable(install):
     install(fake_cuda.FakeCuda(total=1 << 20))
     with ptxrt.using("portable"):
         x = ptxrt.to_device(numbers(64, 64))
-        with pytest.raises(ptxrt.OutOfMemory, match="cuMemAlloc.*bytes on portable.*CUDA_ERROR_OUT_OF_MEMORY.*free device arrays") as caught:
+        with pytest.raises(
+            ptxrt.OutOfMemory, match="cuMemAlloc.*bytes on portable.*CUDA_ERROR_OUT_OF_MEMORY.*free device arrays"
+        ) as caught:
             ptxrt.empty((1 << 20,), np.float32)
-        assert isinstance(caught.value, (MemoryError, ptxrt.DriverError)) and caught.value.result == "CUDA_ERROR_OUT_OF_MEMORY"
+        assert (
+            isinstance(caught.value, (MemoryError, ptxrt.DriverError))
+            and caught.value.result == "CUDA_ERROR_OUT_OF_MEMORY"
+        )
         assert (transpose(x).to_numpy() == numbers(64, 64).T).all()
         # What is kept for reuse is given back before anything fails.
         big = ptxrt.empty((900 << 10,), np.uint8)
@@ -208,7 +224,7 @@ def test_exhaustion_is_an_error_that_leaves_all_else_usable(install):  # noqa: F
         ptxrt.empty((100, 2000), np.float32)
 
 
-def test_without_a_pool_memory_goes_straight_back(install, monkeypatch):  # noqa: F811
+def test_without_a_pool_memory_goes_straight_back(install, monkeypatch):
     monkeypatch.setenv("PTXRT_POOL", "0")
     fake = install(fake_cuda.FakeCuda())
     with ptxrt.using("portable"):
@@ -267,7 +283,9 @@ def test_arrays_live_and_run_on_their_device(two):
     assert ptxrt.last_launches()[-1].detail == "portable, Fake GPU (device 1)"
     assert ptxrt.empty(3, np.float32, device=1).device == 1 and ptxrt.empty(3, np.float32).device == 0
     with ptxrt.using("portable", device=1) as chosen:
-        assert chosen is x.backend and ptxrt.to_device(numbers(2)).device == 1 and transpose(numbers(2, 3)).shape == (3, 2)
+        assert (
+            chosen is x.backend and ptxrt.to_device(numbers(2)).device == 1 and transpose(numbers(2, 3)).shape == (3, 2)
+        )
     with ptxrt.using("portable", device=0) as chosen, ptxrt.using("portable") as default:
         assert chosen is default
 
@@ -284,7 +302,10 @@ def test_arrays_are_copied_between_devices(two):
 def test_mixed_devices_are_refused(two, machine):
     with ptxrt.using(machine):
         x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32, device=1)
-        with pytest.raises(ptxrt.ArgumentError, match=r"y is on .*device 1.*, but x on .*; bring them to one device with ptxrt.to_device"):
+        with pytest.raises(
+            ptxrt.ArgumentError,
+            match=r"y is on .*device 1.*, but x on .*; bring them to one device with ptxrt.to_device",
+        ):
             transpose(x, y=y)
 
 
@@ -341,7 +362,9 @@ def test_prepared_calls_take_other_arrays(either):
     np.testing.assert_array_equal(r.codes.to_numpy(), want.codes)
     np.testing.assert_array_equal(r.scales.to_numpy(), want.scales)
     np.testing.assert_array_equal(q.codes.to_numpy(), ptxrt.quantize(numbers(4, 64), "mxfp4").codes)
-    assert [launch.kernel for launch in prepared.launches] == ["quantize_mxfp4"] and ptxrt.last_launches()[-1].kernel == "quantize_mxfp4"
+    assert [launch.kernel for launch in prepared.launches] == ["quantize_mxfp4"] and ptxrt.last_launches()[
+        -1
+    ].kernel == "quantize_mxfp4"
 
 
 @pytest.mark.parametrize("format", ["mxfp4", "mxfp6_e3m2", "nvfp4"])
@@ -397,7 +420,10 @@ def test_prepared_calls_refuse_what_is_not_alike(either):
         (lambda: prepared(x, out=ptxrt.quantize(x, "mxfp6_e3m2")), "out is .*; it was prepared with"),
         (lambda: ptxrt.prepare(ptxrt.quantize, numbers(4, 64), "mxfp4"), "argument 0 is a NumPy array"),
         (lambda: ptxrt.prepare(ptxrt.quantize), "no device array"),
-        (lambda: ptxrt.prepare(lambda x: transpose(x).to_numpy(), x), "ptxrt.prepare records launches.*waits for the device"),
+        (
+            lambda: ptxrt.prepare(lambda x: transpose(x).to_numpy(), x),
+            "ptxrt.prepare records launches.*waits for the device",
+        ),
         (lambda: ptxrt.prepare(lambda x: ptxrt.to_device(numbers(3)), x), "NumPy array would be copied"),
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=words):
@@ -431,7 +457,11 @@ def test_calls_that_are_remembered_are_checked_all_the_same(cuda):
         assert ptxrt.quantize(x, "mxfp4", out=q) is q
     cuda.calls.clear()
     y = ptxrt.to_device(-numbers(4, 64))
-    assert ptxrt.quantize(y, "mxfp4", out=q) is q and cuda.names()[-1] == "cuLaunchKernel" and len(waits_of_the_host(cuda)) == 1
+    assert (
+        ptxrt.quantize(y, "mxfp4", out=q) is q
+        and cuda.names()[-1] == "cuLaunchKernel"
+        and len(waits_of_the_host(cuda)) == 1
+    )
     np.testing.assert_array_equal(q.codes.to_numpy(), ptxrt.quantize(-numbers(4, 64), "mxfp4").codes)
     with pytest.raises(ptxrt.ArgumentError):
         ptxrt.quantize(x, "mxfp8", out=q)
@@ -458,13 +488,16 @@ def bits_of(result):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_calls_without_out_give_results_of_their_own(either, name):
-    """The first call runs the function, the second records it, later ones launch alone: all give the same, in memory of its own."""
+    """The first call runs the function, the second records it, later ones launch alone: all give the same, in memory of
+    its own."""
     function = FUNCTIONS[name]
     inputs = [ptxrt.to_device(numbers(32, 64) * sign) for sign in (1, -1, 0.5, -3, 7)]
     results = [function(x) for x in inputs]
     with ptxrt.using("emulator", budget=10**9):
         want = [bits_of(function(ptxrt.to_device(x.to_numpy()))) for x in inputs]
-    addresses = [array.address for r in results for array in (r.arrays.values() if isinstance(r, ptxrt.QuantizedArray) else [r])]
+    addresses = [
+        array.address for r in results for array in (r.arrays.values() if isinstance(r, ptxrt.QuantizedArray) else [r])
+    ]
     assert len(set(addresses)) == len(addresses)
     for result, parts in zip(results, want):
         assert type(result) is type(results[0])
@@ -541,7 +574,10 @@ def test_arguments_may_have_any_names(either):
     def double(observers, memory, own, queue, here, words, q, receipt):
         return transpose(transpose(queue, y=own), y=observers)
 
-    arrays = {name: ptxrt.to_device(numbers(4, 4) * i) for i, name in enumerate(("observers", "memory", "own", "queue", "here"))}
+    arrays = {
+        name: ptxrt.to_device(numbers(4, 4) * i)
+        for i, name in enumerate(("observers", "memory", "own", "queue", "here"))
+    }
     prepared = ptxrt.prepare(double, **arrays, words=1, q=None, receipt="x")
     np.testing.assert_array_equal(prepared(queue=ptxrt.to_device(-numbers(4, 4))).to_numpy(), -numbers(4, 4))
 
@@ -656,7 +692,11 @@ def test_traces_hold_every_launch(either):
         prepared()
         g.launch()
     transpose(x)
-    assert [launch.kernel for launch in t] == ["transpose_naive", "quantize_mxfp4", "graph of 1"] == [r.kernel for r in plain.launches]
+    assert (
+        [launch.kernel for launch in t]
+        == ["transpose_naive", "quantize_mxfp4", "graph of 1"]
+        == [r.kernel for r in plain.launches]
+    )
     first = t.rows()[0]
     digest = selection.current().module("transpose_naive").digest
     assert (first["machine"], first["bytes"], first["module"], len(digest)) == (either.name, 2 * 4 * 64 * 4, digest, 64)

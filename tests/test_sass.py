@@ -8,12 +8,13 @@ UNITS = sass.build.find_units(sass.build.SOURCES)
 RECORD, CODE = sass.read_record()
 AGAIN = "if this is as it should be, write the record anew: make sass RECORD=1"
 
-# How far a kernel may fall behind its record. The compiler is one release and gives the same code everywhere; this is for
-# changes elsewhere that move a register or an address computation. Calls, spills and byte-wide accesses have no such reason.
+# How far a kernel may fall behind its record. The compiler is one release and gives the same code everywhere; this is
+# for changes elsewhere that move a register or an address computation. Calls, spills and byte-wide accesses have no
+# such reason.
 INSTRUCTIONS = 1.03
 REGISTERS = 8
-# Units that are read in any case, one for each thing that instructions are counted by. The others are where their code is another
-# than the record was made from.
+# Units that are read in any case, one for each thing that instructions are counted by. The others are where their code
+# is another than the record was made from.
 ALWAYS_READ = ("attention_nvfp4_dim128", "amax", "add_mean")
 
 
@@ -49,12 +50,16 @@ def test_native_code_is_no_worse_than_recorded(disassembler, unit):
     record = record_of(unit)
     same = sass.code_of(unit) == CODE.get(unit.unit)
     if same and unit.unit not in ALWAYS_READ:
-        there = {entry for entry, usage in record["entries"].items() if sass.NATIVE in usage}  # others are portable alone
+        there = {
+            entry for entry, usage in record["entries"].items() if sass.NATIVE in usage
+        }  # others are portable alone
         assert there and there <= set(RECORD[sass.NATIVE]), AGAIN
         return
     for entry, figures in sass.figures_of_unit(unit, sass.NATIVE).items():
         check(figures.recorded(), sass.NATIVE, entry)
-        assert not same or figures.recorded() == RECORD[sass.NATIVE][entry], f"{entry}: the record is not what its code gives; {AGAIN}"
+        assert not same or figures.recorded() == RECORD[sass.NATIVE][entry], (
+            f"{entry}: the record is not what its code gives; {AGAIN}"
+        )
         assert not figures.instructions["other"], f"{entry}: an opcode has no class in {sass.__file__}"
 
 
@@ -73,14 +78,24 @@ def test_other_code_needs_no_more_than_recorded(arch):
 
 def test_the_record_has_no_others():
     entries = {entry for unit in UNITS for entry in record_of(unit)["entries"]}
-    assert {arch: set(recorded) - entries for arch, recorded in RECORD.items()} == {arch: set() for arch in RECORD}, AGAIN
+    assert {arch: set(recorded) - entries for arch, recorded in RECORD.items()} == {arch: set() for arch in RECORD}, (
+        AGAIN
+    )
 
 
 def test_worse_than_recorded_is_seen():
-    recorded = dict(registers=40, spill_bytes=0, shared_bytes=64, calls=0, byte_wide_shared=0, instructions_per_mma=10.0)
+    recorded = dict(
+        registers=40, spill_bytes=0, shared_bytes=64, calls=0, byte_wide_shared=0, instructions_per_mma=10.0
+    )
     assert worse(recorded, recorded) == []
     assert worse(recorded | {"registers": 48, "instructions_per_mma": 10.3}, recorded) == []
-    for change in (dict(registers=49), dict(spill_bytes=4), dict(calls=1), dict(byte_wide_shared=2), dict(instructions_per_mma=10.4)):
+    for change in (
+        dict(registers=49),
+        dict(spill_bytes=4),
+        dict(calls=1),
+        dict(byte_wide_shared=2),
+        dict(instructions_per_mma=10.4),
+    ):
         assert len(worse(recorded | change, recorded)) == 1
 
 
@@ -143,8 +158,14 @@ def figures(entry):
 def test_a_loop_counts_the_shorter_of_equal_ways():
     found = figures("looping_f32")
     assert found.looped and found.work == 4 and found.global_bytes == 24
-    assert found.instructions == {"global": 2, "control": 2, "float": 1}   # by way of 0x70
-    assert (found.total, found.calls, found.byte_wide_shared, found.spill_bytes, found.shared_bytes) == (1.25, 1, 1, 8, 1040)
+    assert found.instructions == {"global": 2, "control": 2, "float": 1}  # by way of 0x70
+    assert (found.total, found.calls, found.byte_wide_shared, found.spill_bytes, found.shared_bytes) == (
+        1.25,
+        1,
+        1,
+        8,
+        1040,
+    )
     assert found.issue_bound == pytest.approx(32 * 24 / 5 * 170 * 4 * 2.407)
 
 

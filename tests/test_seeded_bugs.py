@@ -1,4 +1,5 @@
-"""Every bug of seeded_bugs.py, compiled into a copy of the kernels and emulated, is caught; the kernels themselves pass."""
+"""Every bug of seeded_bugs.py, compiled into a copy of the kernels and emulated, is caught; the kernels themselves
+pass."""
 
 from __future__ import annotations
 
@@ -8,11 +9,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from attention_restated import restated_blocks
-from build_script import build
-from seeded_bugs import ATTENTION, BUGS, FEW, MXFP4, MXFP8, NVFP4, PRODUCT
 
 import ptxrt
+from attention_restated import restated_blocks
+from build_script import build
 from ptxrt import backend, units
 from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.emulator.backend import EmulatorBackend
@@ -20,6 +20,7 @@ from ptxrt.ops.attention import exact_attention
 from ptxrt.ops.attention_kernels import OPEN, attention_mxfp4_bf16_in_kernel
 from ptxrt.ops.quantizers import DEQUANTIZE, QUANTIZE
 from ptxrt.tiles import tile_layout
+from seeded_bugs import ATTENTION, BUGS, FEW, MXFP4, MXFP8, NVFP4, PRODUCT
 
 KERNELS = ptxrt.kernels()
 
@@ -32,16 +33,30 @@ DECLARED = (
     *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16", "probe_ending", FEW, "claim_slots", "append_nvfp4"),
     *("norm_rows", "gate_rows", "activate_rows", "rope_rows", "argmax_rows", "append_qkv"),
     *("gemm_bf16", "gemm_few_bf16", "gemm_nvfp4"),
-    *("pack_keys_mxfp4", "pack_values_nvfp4", "scan_keys", "mean_keys", "operand_scale", "row_dot", "less_block_means", "mean_scores_mxfp4"),
+    *(
+        "pack_keys_mxfp4",
+        "pack_values_nvfp4",
+        "scan_keys",
+        "mean_keys",
+        "operand_scale",
+        "row_dot",
+        "less_block_means",
+        "mean_scores_mxfp4",
+    ),
 )
 UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4", *DECLARED)}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
 UNITS |= {name: f"{name}[dim={DIM}]" for name in (MXFP8, MXFP4, NVFP4, "mean_scores_mxfp4", FEW)}
-UNITS |= {PRODUCT: f"{PRODUCT}[dim=32]", "pack_keys_mxfp4": "pack_keys_mxfp4[dim=64]", "pack_values_nvfp4": "pack_values_nvfp4[dim=64]"}
+UNITS |= {
+    PRODUCT: f"{PRODUCT}[dim=32]",
+    "pack_keys_mxfp4": "pack_keys_mxfp4[dim=64]",
+    "pack_values_nvfp4": "pack_values_nvfp4[dim=64]",
+}
 UNITS |= {"gemm_bf16": "gemm_bf16[tile=64]", "gemm_nvfp4": "gemm_nvfp4[tile=64]"}
 
 
 def compile_with(bug, kernel: str, folder: Path) -> Path:
-    """A folder of modules from a copy of kernels_cu with one bug (or none): the native text of what the kernel's checks run."""
+    """A folder of modules from a copy of kernels_cu with one bug (or none): the native text of what the kernel's checks
+    run."""
     sources, modules = folder / "kernels_cu", folder / "modules"
     shutil.copytree(ROOT / "kernels_cu", sources)
     if bug is not None:
@@ -57,10 +72,12 @@ def modules(monkeypatch):
     before = []
 
     def use(kernel: str, folder: Path | None = None):
-        before.append(backend.enter(backend=EmulatorBackend(schedule="warps", races=kernel in (ATTENTION, MXFP8, MXFP4, NVFP4))))
+        before.append(
+            backend.enter(backend=EmulatorBackend(schedule="warps", races=kernel in (ATTENTION, MXFP8, MXFP4, NVFP4)))
+        )
         if folder is not None:
             monkeypatch.setattr(units, "MODULES", folder)
-            monkeypatch.setattr(units, "CHECKOUT", folder)   # its sources are patched on purpose
+            monkeypatch.setattr(units, "CHECKOUT", folder)  # its sources are patched on purpose
             units.check_fresh.cache_clear()
 
     yield use
@@ -147,13 +164,16 @@ def in_blocks(format: str, q, k, v, **arguments):
 
 
 def attends_in_blocks(format):
-    """Against the restatement, with every kind of tile on the way: hidden from some rows and half hidden, plain, causal, ragged.
+    """Against the restatement, with every kind of tile on the way: hidden from some rows and half hidden, plain,
+    causal, ragged.
 
     More tiles than stages; scales differ from row to row and block to block, and later keys score higher.
     """
     rng = np.random.default_rng(13)
     q, k, v = (rng.standard_normal((1, *shape, DIM), dtype=np.float32) for shape in ((1, 2, 20), (1, 330), (1, 330)))
-    k *= np.linspace(0.5, 2, 330, dtype=np.float32)[:, None] * np.exp2(rng.integers(-1, 2, (330, 2)), dtype=np.float32).repeat(DIM // 2, axis=1)
+    k *= np.linspace(0.5, 2, 330, dtype=np.float32)[:, None] * np.exp2(
+        rng.integers(-1, 2, (330, 2)), dtype=np.float32
+    ).repeat(DIM // 2, axis=1)
     q *= np.exp2(rng.integers(-1, 2, (1, 1, 2, 20, 1)), dtype=np.float32)
     v *= np.exp2(rng.integers(-2, 3, (DIM,)), dtype=np.float32)
     (out, lse), held = in_blocks(format, q, k, v, left=200, right=0, out_bf16=True, lse=True)
@@ -163,7 +183,8 @@ def attends_in_blocks(format):
 
 
 def keeps_the_tail(format):
-    """One key 11 steps of log2 above 1023 others, which hold a third of the weight and all values, against float64 of what the operands hold."""
+    """One key 11 steps of log2 above 1023 others, which hold a third of the weight and all values, against float64 of
+    what the operands hold."""
     rng = np.random.default_rng(17)
     q, k, v = (np.zeros((1, *shape, DIM), np.float32) for shape in ((1, 1, 3), (1, 1024), (1, 1024)))
     q[..., :2], k[..., 1] = 1, 4 * rng.standard_normal(1024)  # weights that are rounded up and down
@@ -171,18 +192,23 @@ def keeps_the_tail(format):
     v += rng.standard_normal((1, 1, 1, DIM), np.float32) + rng.standard_normal(v.shape, np.float32) / 4
     v[..., 500, :] = 0
     out, held = in_blocks(format, q, k, v, left=OPEN, right=OPEN, out_f32=True)
-    return ptxrt.compare(out.reshape(1, 1, 3, DIM), exact_attention(*held)[0]).relative_l2 <= 0.1  # the one weight's rounding; 1 without the tail
+    return (
+        ptxrt.compare(out.reshape(1, 1, 3, DIM), exact_attention(*held)[0]).relative_l2 <= 0.1
+    )  # the one weight's rounding; 1 without the tail
 
 
 def raises_rows_one_by_one(format):
-    """In each tile but the first one row grows, by 14 steps, and no other; each by a key in another place of its tile."""
+    """In each tile but the first one row grows, by 14 steps, and no other; each by a key in another place of its
+    tile."""
     rows = np.arange(16)
     keys = 64 * (rows + 1) + rows * 37 % 64
     q, k, v = (np.zeros((1, *shape, DIM), np.float32) for shape in ((1, 1, 16), (1, 17 * 64), (1, 17 * 64)))
     q[0, 0, 0, rows, rows], k[0, 0, keys, rows] = 1, 14 * np.log(2) * DIM**0.5
     v[0, 0, keys, rows] = 1
     out, held = in_blocks(format, q, k, v, left=OPEN, right=OPEN, out_f32=True)
-    return ptxrt.compare(out.reshape(1, 1, 16, DIM), exact_attention(*held)[0]).relative_l2 <= 0.1  # the one weight's rounding; 1 where its row missed it
+    return (
+        ptxrt.compare(out.reshape(1, 1, 16, DIM), exact_attention(*held)[0]).relative_l2 <= 0.1
+    )  # the one weight's rounding; 1 where its row missed it
 
 
 def passes(kernel, case):
@@ -197,7 +223,10 @@ def merges_as_a_tree():
     """Segments merged two by two, and then these, have the bits of all of them at once, whatever is left at the end."""
     merge, rng = KERNELS["attention_merge"], np.random.default_rng(3)
     for splits in (2, 4, 7, 16, 29, 64, 75):
-        given = [rng.standard_normal((splits, 1, 1, 3, 8), dtype=np.float32), np.float32(rng.integers(-9, 9, (splits, 1, 1, 3)))]
+        given = [
+            rng.standard_normal((splits, 1, 1, 3, 8), dtype=np.float32),
+            np.float32(rng.integers(-9, 9, (splits, 1, 1, 3))),
+        ]
         given.append(rng.uniform(1, 100, given[1].shape).astype(np.float32))
         wanted = dict(out_f32=True, merged_max=True, merged_sum=True)
         whole, pairs = merge(*given, **wanted, dim_v=8), []
@@ -210,7 +239,8 @@ def merges_as_a_tree():
 
 
 def attends_as_declared(format, *words):
-    """The declared cases of attention in a format, in the variant that is compiled here, that have arguments of these names."""
+    """The declared cases of attention in a format, in the variant that is compiled here, that have arguments of these
+    names."""
     kernel = KERNELS[f"attention_{format}"]
     cases = [case for case in kernel.cases if case.axes["dim"] == DIM and all(word in case.id for word in words)]
     assert cases
@@ -302,4 +332,20 @@ def test_bug_is_caught(modules, tmp_path, bug):
 def test_there_are_enough():
     """At least four bugs in each part of the kernels."""
     parts = [bug.part for bug in BUGS]
-    assert {part: parts.count(part) >= 4 for part in parts} == dict.fromkeys(("quantizer", "loads", "mma", "softmax", "blocks", "options", "around", "operands", "ending", "products", "produce", "cache"), True)
+    assert {part: parts.count(part) >= 4 for part in parts} == dict.fromkeys(
+        (
+            "quantizer",
+            "loads",
+            "mma",
+            "softmax",
+            "blocks",
+            "options",
+            "around",
+            "operands",
+            "ending",
+            "products",
+            "produce",
+            "cache",
+        ),
+        True,
+    )

@@ -23,5 +23,7 @@ def test_units_do_not_overlap(lengths, size):
 def test_elements_stand_in_the_units_of_their_sequence(lengths):
     starts, total = np.cumsum([0, *lengths[:-1]]), sum(lengths)
     np.testing.assert_array_equal(sequences_of(starts, total), np.repeat(np.arange(len(lengths)), lengths))
-    want = [row for first, length in zip(first_units(starts, 64), lengths) for row in range(64 * first, 64 * first + length)]
+    want = [
+        row for first, length in zip(first_units(starts, 64), lengths) for row in range(64 * first, 64 * first + length)
+    ]
     np.testing.assert_array_equal(rows_in_units(starts, total, 64), want)

@@ -29,7 +29,8 @@ def test_logits_are_those_of_the_formulas(text_machine):
 
 @pytest.mark.parametrize("formats", ["mxfp8", "mxfp4", "nvfp4", ("bf16", "nvfp4")], ids=str)
 def test_logits_of_block_formats_are_those_of_the_same_operands(machine, formats):
-    """Values fall to the other side of a tie here and there, which moves whole codes: the bounds leave room for these."""
+    """Values fall to the other side of a tie here and there, which moves whole codes: the bounds leave room for
+    these."""
     model = smollm2.SmolLM2(formats, context=64, weights=small_language_model())
     want = reference.language_model(TEXT, model.weights.read, model.config, operand=operands(model))
     got = model.logits(TEXT)
@@ -51,7 +52,8 @@ def test_keys_and_values_in_block_formats(emulator, cache, bound):
 
 
 def test_calls_of_few_tokens_have_the_bits_of_one_at_a_time(text_machine):
-    """So drafts verified as a chain are the tokens one by one; a call of the whole text has other sums, within float32's."""
+    """So drafts verified as a chain are the tokens one by one; a call of the whole text has other sums, within
+    float32's."""
     model = smollm2.SmolLM2(context=64, weights=small_language_model())
     one = model.logits(TEXT[:18], chunk=1)
     for chunk in (5, 16):
@@ -295,7 +297,8 @@ def test_tokens_of_the_language_model(real):
 
 
 def test_the_language_model_says_what_its_formulas_say(real, emulator):
-    """The top token wherever the reference is sure, in a text of 200 tokens that begins with a question and its answer."""
+    """The top token wherever the reference is sure, in a text of 200 tokens that begins with a question and its
+    answer."""
     there = real(smollm2)
     model = smollm2.SmolLM2(context=256, weights=there)
     asked = model.ids(smollm2.CHAT.format("What is the capital of France?"))

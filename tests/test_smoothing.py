@@ -53,12 +53,17 @@ def close(lse, want):
 @each_format
 @pytest.mark.parametrize(
     "shape, options",
-    [((1, 2, 70, 100, 64), dict(causal=True)), ((1, 1, 17, 70, 40), dict(softcap=8.0)), ((1, 2, 19, 65, 64), dict(sinks=np.float32([-8, 12])))],
+    [
+        ((1, 2, 70, 100, 64), dict(causal=True)),
+        ((1, 1, 17, 70, 40), dict(softcap=8.0)),
+        ((1, 2, 19, 65, 64), dict(sinks=np.float32([-8, 12]))),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("smooth_q", [False, True], ids=["k", "qk"])
 def test_the_algorithm_restated(machine, rng, qk, pv, shape, options, smooth_q):
-    """With weights rounded as the kernels round them, what is left is the order of float32 sums and ties of single codes."""
+    """With weights rounded as the kernels round them, what is left is the order of float32 sums and ties of single
+    codes."""
     given = smoothed(*biased(rng, *shape), qk, pv, smooth_q)
     got, lse = ptxrt.attention(*given, qk=qk, pv=pv, out_dtype=np.float32, return_lse=True, **options)
     want, want_lse = restated_blocks(*(np.asarray(x) for x in given), pv, **options, shift=shift_of(*given[:2]))
@@ -93,7 +98,9 @@ def test_against_float64(machine, rng, qk, pv, name):
     out, row_max, row_sum = ptxrt.attention(*given, qk=qk, pv=pv, normalize=False, **options)
     seen = np.isfinite(want_lse)
     np.testing.assert_array_equal(row_max[seen], np.round(row_max[seen]))
-    np.testing.assert_allclose((out[seen] / row_sum[seen][..., None]), got[seen], rtol=1e-5, atol=1e-5)  # divided in another place
+    np.testing.assert_allclose(
+        (out[seen] / row_sum[seen][..., None]), got[seen], rtol=1e-5, atol=1e-5
+    )  # divided in another place
     log_sum = (row_max + np.log2(row_sum, where=seen, out=np.zeros_like(row_sum))) * np.log(2)
     assert np.abs(log_sum - want_lse)[seen].mean() <= ROUNDING[pv]  # of rounded weights
 
@@ -102,7 +109,8 @@ def test_against_float64(machine, rng, qk, pv, name):
 def test_scores_are_better_for_it(machine, rng, qk):
     """Under a bias of both: keys smoothed, then queries as well, each time with a smaller error, also of lse.
 
-    What the rounding of keys costs is multiplied by whole queries either way, so that smoothing these gains less than half.
+    What the rounding of keys costs is multiplied by whole queries either way, so that smoothing these gains less than
+    half.
     """
     q, k, v = (rng.standard_normal((1, 2, length, 64)).astype(np.float32) for length in (70, 200, 200))
     q = 0.25 * q + 2 * rng.standard_normal((1, 2, 1, 64)).astype(np.float32)
@@ -110,20 +118,25 @@ def test_scores_are_better_for_it(machine, rng, qk):
     want, want_lse = exact_attention(q, k, v)
     errors, of_lse = [], []
     for options in (dict(smooth_k=False), dict(smooth_k=True), dict(smooth_k=True, smooth_q=True)):
-        got, lse = ptxrt.attention(q, k, v, qk=qk, pv="mxfp8" if qk == "nvfp4" else None, return_lse=True, out_dtype=np.float32, **options)
+        got, lse = ptxrt.attention(
+            q, k, v, qk=qk, pv="mxfp8" if qk == "nvfp4" else None, return_lse=True, out_dtype=np.float32, **options
+        )
         errors.append(relative(got, want))
         of_lse.append(np.abs(lse - want_lse).mean())
     assert errors[0] > 2 * errors[1] and errors[1] > 1.1 * errors[2]
     assert of_lse[0] > 2 * of_lse[1] and of_lse[1] > of_lse[2]
 
 
-@pytest.mark.parametrize("options", [dict(), dict(sinks=np.float32([4, 9])), dict(softcap=20.0), dict(normalize=False)], ids=str)
+@pytest.mark.parametrize(
+    "options", [dict(), dict(sinks=np.float32([4, 9])), dict(softcap=20.0), dict(normalize=False)], ids=str
+)
 def test_automatic_smoothing_has_no_exceptions(machine, rng, options):
     """Of 4-bit keys, also where scores are seen by themselves; not of 8-bit keys."""
     q, k, v = biased(rng, 1, 2, 20, 70, 64)
     for qk, smooth_k in (("nvfp4", True), ("mxfp4", True), ("mxfp8", False)):
         automatic, asked, other = (
-            ptxrt.attention(q, k, v, qk=qk, **options, **smoothing) for smoothing in ({}, dict(smooth_k=smooth_k), dict(smooth_k=not smooth_k))
+            ptxrt.attention(q, k, v, qk=qk, **options, **smoothing)
+            for smoothing in ({}, dict(smooth_k=smooth_k), dict(smooth_k=not smooth_k))
         )
         np.testing.assert_array_equal(automatic[0], asked[0])
         assert (automatic[0] != other[0]).any()
@@ -151,7 +164,8 @@ def test_queries_less_the_means_of_blocks(machine, rng, qk, queries):
 
 @each_qk
 def test_queries_of_packed_sequences(machine, rng, qk, tmp_path):
-    """Each has blocks of its own, whatever stands beside it: codes, means and values are those of each alone; so are scores."""
+    """Each has blocks of its own, whatever stands beside it: codes, means and values are those of each alone; so are
+    scores."""
     cu_q, cu_k = (np.concatenate([[0], np.cumsum(lengths)]) for lengths in ([3, 63, 0, 64, 70], [70, 5, 9, 64, 1]))
     q, k, v = biased(rng, 1, 2, cu_q[-1], cu_k[-1], 40)
     whole = ptxrt.quantize_operand(q, qk, role="q", smooth=True, cu_seqlens=cu_q)
@@ -168,8 +182,12 @@ def test_queries_of_packed_sequences(machine, rng, qk, tmp_path):
     whole.save(tmp_path / "q.npz")
     for got in (whole, ptxrt.dequantize(whole), ptxrt.Operand.load(tmp_path / "q.npz")):
         np.testing.assert_array_equal(np.asarray(got), values)
-    short = ptxrt.to_device(np.int32([0, *cu_q[1:3]]))  # what lies on the device may leave rows to no sequence; they count nowhere
-    few = ptxrt.quantize_operand(ptxrt.to_device(q), qk, role="q", smooth=True, cu_seqlens=short, global_scale=whole.global_scale)
+    short = ptxrt.to_device(
+        np.int32([0, *cu_q[1:3]])
+    )  # what lies on the device may leave rows to no sequence; they count nowhere
+    few = ptxrt.quantize_operand(
+        ptxrt.to_device(q), qk, role="q", smooth=True, cu_seqlens=short, global_scale=whole.global_scale
+    )
     np.testing.assert_array_equal(few.codes.to_numpy()[:, :, : cu_q[2]], whole.codes[:, :, : cu_q[2]])
     of_k, of_v = (ptxrt.quantize_operand(x, qk, role=role, cu_seqlens=cu_k) for role, x in (("k", k), ("v", v)))
     options = dict(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=True)
@@ -181,14 +199,17 @@ def test_queries_of_packed_sequences(machine, rng, qk, tmp_path):
 
 @each_qk
 def test_arrays_operands_and_layouts(machine, rng, qk):
-    """The same from arrays, from operands, on any strides, on the host and on the device; nothing that came is changed."""
+    """The same from arrays, from operands, on any strides, on the host and on the device; nothing that came is
+    changed."""
     arrays = biased(rng, 2, 4, 70, 90, 64, heads_kv=2, dtype=np.float16)
     before = [x.copy() for x in arrays]
     options = dict(qk=qk, sinks=np.float32([1, 2, 3, 4]))
     want = ptxrt.attention(*arrays, smooth_k=True, smooth_q=True, **options)
     for x, kept in zip(arrays, before):
         np.testing.assert_array_equal(x, kept)
-    np.testing.assert_array_equal(ptxrt.attention(arrays[0], *smoothed(*arrays, qk, qk)[1:], smooth_q=True, **options), want)
+    np.testing.assert_array_equal(
+        ptxrt.attention(arrays[0], *smoothed(*arrays, qk, qk)[1:], smooth_q=True, **options), want
+    )
     turned = [ptxrt.to_device(np.ascontiguousarray(x.transpose(0, 2, 1, 3))) for x in arrays]
     got = ptxrt.attention(*turned, layout="bshd", smooth_k=True, smooth_q=True, **options)
     np.testing.assert_array_equal(got.to_numpy().transpose(0, 2, 1, 3), want)
@@ -218,7 +239,11 @@ def test_rows_without_keys(machine, rng):
     for options in (dict(), dict(sinks=np.float32([2, -1]))):
         out, lse = ptxrt.attention(q, k, v, qk="nvfp4", causal=True, smooth_q=True, return_lse=True, **options)
         assert (out[:, :, :80] == 0).all()
-        np.testing.assert_allclose(lse[0, :, :80], np.full((2, 80), -np.inf) if not options else options["sinks"][:, None].repeat(80, 1), rtol=1e-6)
+        np.testing.assert_allclose(
+            lse[0, :, :80],
+            np.full((2, 80), -np.inf) if not options else options["sinks"][:, None].repeat(80, 1),
+            rtol=1e-6,
+        )
     _, row_max, row_sum = ptxrt.attention(q, k, v, qk="nvfp4", causal=True, smooth_q=True, normalize=False)
     assert (row_max[:, :, :80] == -np.inf).all() and (row_sum[:, :, :80] == 0).all()
 
@@ -232,7 +257,9 @@ def test_prepared_calls(machine, rng):
     given = smoothed(q, k, v, "nvfp4", "nvfp4")
     want = ptxrt.attention(*given, qk="nvfp4", softcap=5.0, out=ptxrt.empty((1, 2, 70, 64), np.float32)).to_numpy()
     for _ in range(2):  # the second is remembered
-        np.testing.assert_array_equal(ptxrt.attention(*given, qk="nvfp4", softcap=5.0, out_dtype=np.float32).to_numpy(), want)
+        np.testing.assert_array_equal(
+            ptxrt.attention(*given, qk="nvfp4", softcap=5.0, out_dtype=np.float32).to_numpy(), want
+        )
 
 
 def test_files_keep_the_means_of_queries(emulator, rng, tmp_path):
@@ -255,11 +282,20 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
     q, k, v = biased(rng, 1, 2, 20, 70, 64)
     plain, smooth = (ptxrt.quantize_operand(q, "mxfp8", role="q", smooth=smooth) for smooth in (False, True))
     for match, call in (
-        ("smooth_q is True, but q is Operand.*quantize it with smooth=True", lambda: ptxrt.attention(plain, k, v, qk="mxfp8", smooth_q=True)),
+        (
+            "smooth_q is True, but q is Operand.*quantize it with smooth=True",
+            lambda: ptxrt.attention(plain, k, v, qk="mxfp8", smooth_q=True),
+        ),
         ("has no smooth_q; nearest: qk='mxfp8'", lambda: ptxrt.attention(q, k, v, smooth_q=True)),
         ("smooth_q is 'on'; pass True or False", lambda: ptxrt.attention(q, k, v, qk="mxfp8", smooth_q="on")),
-        ("mean of role 'q' is float32 .*it has float32 .1, 2, 1, 64.", lambda: type(smooth)(**{**smooth.arrays, "mean": smooth.mean[:, :, 0]}, **smooth.description)),
-        ("queries have .* cu_seqlens where smooth=True alone", lambda: ptxrt.quantize_operand(q, "mxfp8", role="q", cu_seqlens=[0, 20])),
+        (
+            "mean of role 'q' is float32 .*it has float32 .1, 2, 1, 64.",
+            lambda: type(smooth)(**{**smooth.arrays, "mean": smooth.mean[:, :, 0]}, **smooth.description),
+        ),
+        (
+            "queries have .* cu_seqlens where smooth=True alone",
+            lambda: ptxrt.quantize_operand(q, "mxfp8", role="q", cu_seqlens=[0, 20]),
+        ),
         ("only queries and keys are smoothed", lambda: ptxrt.quantize_operand(v, "mxfp8", role="v", smooth=True)),
     ):
         with pytest.raises(ptxrt.ArgumentError, match=match):

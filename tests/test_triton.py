@@ -313,7 +313,8 @@ def test_wrong_calls():
 
 
 def test_the_guide_runs(tmp_path, capsys):
-    """The kernel of docs/guides/triton_and_numba.md, as it stands there, and with the atomic that the page recommends."""
+    """The kernel of docs/guides/triton_and_numba.md, as it stands there, and with the atomic that the page
+    recommends."""
     import re
     import runpy
     from pathlib import Path

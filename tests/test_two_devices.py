@@ -1,6 +1,7 @@
 """Two devices of one machine: where things live and run, copies and orders between them, and what is refused.
 
-The same tests run on two emulators, on a stand-in for the driver whose streams are as late as they may be, and on two GPUs.
+The same tests run on two emulators, on a stand-in for the driver whose streams are as late as they may be, and on two
+GPUs.
 """
 
 import gc
@@ -10,15 +11,15 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import fake_cuda  # noqa: E402
 import ml_dtypes
 import numpy as np
 import pytest
-from test_driver import install  # noqa: F401
 
+import fake_cuda
 import ptxrt
 from ptxrt import dlpack, ops
 from ptxrt.driver import probe
+from test_driver import install  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 FORMATS = list(ops.quantize.QUANTIZE)
@@ -39,7 +40,14 @@ def two_gpus(machine):
         pytest.skip(f"needs two GPUs: {error}")
 
 
-@pytest.fixture(params=["emulator", "stand-in", pytest.param("portable", marks=pytest.mark.gpu), pytest.param("native", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    params=[
+        "emulator",
+        "stand-in",
+        pytest.param("portable", marks=pytest.mark.gpu),
+        pytest.param("native", marks=pytest.mark.gpu),
+    ]
+)
 def two(request):
     """A machine with two devices, the first of which is current."""
     name = request.param
@@ -73,7 +81,12 @@ def data(rows=64, cols=256, seed=0, dtype=np.float32):
 def test_to_device_using_and_inputs_choose_the_device(two):
     x = ptxrt.to_device(data(), device=1)
     y = transpose(x)
-    assert (x.device, y.device, ptxrt.empty((3,), np.float32, device=1).device, ptxrt.empty((3,), np.float32).device) == (1, 1, 1, 0)
+    assert (
+        x.device,
+        y.device,
+        ptxrt.empty((3,), np.float32, device=1).device,
+        ptxrt.empty((3,), np.float32).device,
+    ) == (1, 1, 1, 0)
     np.testing.assert_array_equal(y.to_numpy(), data().T)
     assert ptxrt.last_launches()[-1].detail == two.on_device(1).describe() != two.describe()
     with ptxrt.using(two.name, device=1) as chosen:
@@ -254,7 +267,12 @@ def test_devices_are_not_mixed(two):
         (lambda: transpose(x, y=y), "bring them to one device with ptxrt.to_device"),
         (lambda: ptxrt.quantize(x, "mxfp4", out=q), "device"),
         (lambda: ptxrt.dequantize(q, out=x), "device"),
-        (lambda: ptxrt.attention(*(ptxrt.to_device(np.ones((1, 1, 32, 32), np.float32), device=d) for d in (0, 1, 0))), "bring them to one device"),
+        (
+            lambda: ptxrt.attention(
+                *(ptxrt.to_device(np.ones((1, 1, 32, 32), np.float32), device=d) for d in (0, 1, 0))
+            ),
+            "bring them to one device",
+        ),
         (lambda: transpose(x, stream=ptxrt.Stream(device=1)), "pass a stream of that device"),
         (lambda: y.to_numpy(stream=ptxrt.Stream(device=0)), "pass a stream of that device"),
         (lambda: start.elapsed_time(stop), "of the same device"),
@@ -297,7 +315,7 @@ def test_a_thread_for_each_device(two):
     assert not failures
 
 
-def test_a_lender_lends_with_its_device_current(install):  # noqa: F811
+def test_a_lender_lends_with_its_device_current(install):
     """As PyTorch wants it, whichever device is current otherwise; and afterwards that one is current again."""
     fake = install(fake_cuda.FakeCuda(devices=2))
 
@@ -325,9 +343,16 @@ def test_a_lender_lends_with_its_device_current(install):  # noqa: F811
 def test_a_process_ends_well_with_both_devices_in_use(gpus):
     code = (
         "import numpy as np, ptxrt; ptxrt.using('MACHINE'); x = np.ones((64, 64), np.float32)\n"
-        "kept = [ptxrt.quantize(ptxrt.to_device(x, device=d), 'mxfp4') for d in (0, 1)]; streams = [ptxrt.Stream(device=d) for d in (0, 1)]"
+        "kept = [ptxrt.quantize(ptxrt.to_device(x, device=d), 'mxfp4') for d in (0, 1)]; streams = "
+        "[ptxrt.Stream(device=d) for d in (0, 1)]"
     )
-    done = subprocess.run([sys.executable, "-c", code.replace("MACHINE", gpus.name)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("MACHINE", gpus.name)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -344,7 +369,11 @@ def test_pytorch_on_the_other_device(gpus):
     assert ours.address == x.data_ptr() and ours.device == 1 and torch.cuda.current_device() == 0
     q = ptxrt.quantize(x, "mxfp4")
     codes = torch.from_dlpack(q.codes)
-    assert codes.device == torch.device("cuda:1") and codes.data_ptr() == q.codes.address and q.codes.__dlpack_device__() == (2, 1)
+    assert (
+        codes.device == torch.device("cuda:1")
+        and codes.data_ptr() == q.codes.address
+        and q.codes.__dlpack_device__() == (2, 1)
+    )
     np.testing.assert_array_equal(codes.cpu().numpy(), ptxrt.quantize(data() * 2, "mxfp4").codes)
     copied = ptxrt.to_device(x, device=0)
     assert copied.device == 0

@@ -24,7 +24,9 @@ def marked() -> set[int]:
 
 def report(*command: str) -> str:
     """What a checker prints; its exit status says only that there are errors."""
-    done = subprocess.run([sys.executable, "-m", *command], cwd=HERE.parent, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=HERE.parent, capture_output=True, text=True, timeout=500
+    )
     assert done.returncode in (0, 1), done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
@@ -36,9 +38,21 @@ def needs(module: str) -> None:
 
 def test_mypy_reports_wrong_calls_alone(tmp_path):
     needs("mypy")
-    found = report("mypy", "--strict", "--no-error-summary", "--hide-error-context", "--cache-dir", str(tmp_path), "--output", "json", str(CALLS))
+    found = report(
+        "mypy",
+        "--strict",
+        "--no-error-summary",
+        "--hide-error-context",
+        "--cache-dir",
+        str(tmp_path),
+        "--output",
+        "json",
+        str(CALLS),
+    )
     errors = [json.loads(line) for line in found.splitlines()]
-    assert {Path(error["file"]).name for error in errors} == {CALLS.name}, [error for error in errors if Path(error["file"]).name != CALLS.name][:3]
+    assert {Path(error["file"]).name for error in errors} == {CALLS.name}, [
+        error for error in errors if Path(error["file"]).name != CALLS.name
+    ][:3]
     at = {error["line"] for error in errors if error["severity"] == "error"}
     assert at == marked(), f"not reported: {sorted(marked() - at)}; reported though right: {sorted(at - marked())}"
 
@@ -48,8 +62,12 @@ def test_pyright_reports_wrong_calls_alone():
     found = json.loads(report("pyright", "--outputjson", "--pythonpath", sys.executable, str(CALLS)))
     errors = [item for item in found["generalDiagnostics"] if item["severity"] == "error"]
     at = {item["range"]["start"]["line"] + 1 for item in errors}
-    lines = {line for item in errors for line in range(item["range"]["start"]["line"] + 1, item["range"]["end"]["line"] + 2)}
-    assert at <= marked() and marked() <= lines, f"not reported: {sorted(marked() - lines)}; reported though right: {sorted(at - marked())}"
+    lines = {
+        line for item in errors for line in range(item["range"]["start"]["line"] + 1, item["range"]["end"]["line"] + 2)
+    }
+    assert at <= marked() and marked() <= lines, (
+        f"not reported: {sorted(marked() - lines)}; reported though right: {sorted(at - marked())}"
+    )
 
 
 # Function -> the type of its options, and what overloads name beside it.
@@ -72,7 +90,9 @@ OPTIONS = {
 def test_options_are_arguments(name):
     """The types stand beside the function, by name."""
     options, beside = OPTIONS[name]
-    arguments = [p.name for p in inspect.signature(getattr(ptxrt, name)).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    arguments = [
+        p.name for p in inspect.signature(getattr(ptxrt, name)).parameters.values() if p.kind is p.KEYWORD_ONLY
+    ]
     named = {key for part in (options, *options.__mro__) for key in getattr(part, "__annotations__", ())}
     assert sorted({*named, *beside}) == sorted(arguments)
 
@@ -103,5 +123,7 @@ def test_types_name_what_there_is():
 
 def test_every_public_name_is_exported_to_type_checkers():
     text = Path(ptxrt.__file__).read_text(encoding="utf-8")
-    missing = [name for name in ptxrt.__all__ if f"import {name} as {name}\n" not in text and f"def {name}(" not in text]
+    missing = [
+        name for name in ptxrt.__all__ if f"import {name} as {name}\n" not in text and f"def {name}(" not in text
+    ]
     assert not missing, missing

@@ -1,16 +1,17 @@
-"""The wrappers of kernels_cu/ptx: they assemble everywhere, their stand-ins do what the instructions do, wrong ones say why.
+"""The wrappers of kernels_cu/ptx: they assemble everywhere, their stand-ins do what the instructions do, wrong ones say
+why.
 
 tests/data/wrappers.cu is compiled here, for which CUDA 13.0 must be on this machine; the texts run on the emulator.
 """
 
 import subprocess
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from build_script import build
 
+from build_script import build
 from ptxrt.emulator import Emulator
 from tests.emulator.programs import launch
 
@@ -21,7 +22,7 @@ ASSEMBLED = {"compute_120f": ("sm_120a", "sm_121a"), "compute_90": ("sm_90",), "
 NATIVE, PORTABLE = "compute_120f", ("compute_90", "compute_80")
 
 
-@lru_cache(maxsize=None)
+@cache
 def toolkit():
     try:
         return build.find_toolchain()
@@ -176,7 +177,8 @@ def operands(entry, seed, span=12):
 @pytest.mark.parametrize("target", PORTABLE)
 @pytest.mark.parametrize("entry", MMAS)
 def test_stand_ins_multiply_as_the_instruction_does(run, entry, target):
-    """Products are exact on both sides; of the sum the stand-in rounds p = A B to float32, then p's addition to C, per block."""
+    """Products are exact on both sides; of the sum the stand-in rounds p = A B to float32, then p's addition to C, per
+    block."""
     arguments = operands(entry, len(entry))
     want, got, size = (arguments[4].copy() for _ in range(3))
     run(NATIVE, entry, *arguments[:4], want, grid=WARPS)
@@ -245,7 +247,8 @@ def test_stand_ins_with_f16_accumulators(run, entry, target):
     ("mxf8f6f4_E5m2_E5m2", 91, -117), ("mxf8f6f4_E4m3_E4m3", 105, -127), ("mxf8f6f4_E2m1_E2m1", 117, -127), ("mxf4_0000", 117, -127),
 ])  # fmt: skip
 def test_the_range_of_scales_that_stand_ins_take(run, entry, largest, smallest, target):
-    """The header states it: all products of full size under the largest scale of A, and the smallest product under the smallest."""
+    """The header states it: all products of full size under the largest scale of A, and the smallest product under the
+    smallest."""
     full = {"E5m2": 0x7B, "E4m3": 0x7E, "E2m1": 0x1C, "packed": 0x77}[MMAS[entry][0]]
     least = {"E5m2": 0x01, "E4m3": 0x01, "E2m1": 0x04, "packed": 0x11}[MMAS[entry][0]]
     for code, exponent in ((full, largest), (least, smallest)):

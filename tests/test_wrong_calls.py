@@ -26,31 +26,175 @@ def arrays():
     """Arrays and what might be passed for one; several are right."""
     x = np.linspace(-7, 9, 128, dtype=np.float32).reshape(2, 64)
     return [
-        *(x, x.astype(np.float16), x.astype(ml_dtypes.bfloat16), x.reshape(1, 128), x.reshape(4, 32), x.T, x[:, ::2], x[0], x[:, :33]),
-        *(x.reshape(2, 2, 32), x[:0], x[:, :0], x[0, 0], np.float32(3), np.zeros((0,), np.float32), np.asfortranarray(x)),
-        *(x.astype(np.float64), x.astype(np.int32), x.astype(np.uint8), x.astype(complex), x > 0, x.astype("S3"), x.astype(object)),
-        *(x.astype(">f4"), np.zeros(3, [("a", "f4")]), np.array(["text"]), np.array([None]), np.ma.masked_array(x, x > 0)),
-        *(x.tolist(), [[1.0], [2.0, 3.0]], "text", b"bytes", None, 3, 2.5, Odd(), {}, [], (), {"codes": x}, np.nan, range(32), type),
+        *(
+            x,
+            x.astype(np.float16),
+            x.astype(ml_dtypes.bfloat16),
+            x.reshape(1, 128),
+            x.reshape(4, 32),
+            x.T,
+            x[:, ::2],
+            x[0],
+            x[:, :33],
+        ),
+        *(
+            x.reshape(2, 2, 32),
+            x[:0],
+            x[:, :0],
+            x[0, 0],
+            np.float32(3),
+            np.zeros((0,), np.float32),
+            np.asfortranarray(x),
+        ),
+        *(
+            x.astype(np.float64),
+            x.astype(np.int32),
+            x.astype(np.uint8),
+            x.astype(complex),
+            x > 0,
+            x.astype("S3"),
+            x.astype(object),
+        ),
+        *(
+            x.astype(">f4"),
+            np.zeros(3, [("a", "f4")]),
+            np.array(["text"]),
+            np.array([None]),
+            np.ma.masked_array(x, x > 0),
+        ),
+        *(
+            x.tolist(),
+            [[1.0], [2.0, 3.0]],
+            "text",
+            b"bytes",
+            None,
+            3,
+            2.5,
+            Odd(),
+            {},
+            [],
+            (),
+            {"codes": x},
+            np.nan,
+            range(32),
+            type,
+        ),
     ]
 
 
 def device_arrays():
     x = np.linspace(-7, 9, 128, dtype=np.float32).reshape(2, 64)
-    return [ptxrt.to_device(a) for a in (x, x.astype(ml_dtypes.bfloat16), x.astype(np.float64), x[0], x[:, :33], x.view(np.uint8), x[:0])]
+    return [
+        ptxrt.to_device(a)
+        for a in (x, x.astype(ml_dtypes.bfloat16), x.astype(np.float64), x[0], x[:, :33], x.view(np.uint8), x[:0])
+    ]
 
 
-NUMBERS = [1, 0, 1, 1, -1, 2, 7, -9, 2**40, -(2**70), 1.0, 0.25, -2.5, 1e300, 1e-300, np.nan, np.inf, None, True, "1", "", b"1", 1j, Odd(), [], [1], [1, 2], {}]
-NUMBERS += [np.int64(0), np.int8(-1), np.float16(2), np.float32(0.5), np.bool_(True), np.array(1), np.array([0.5]), np.array([[1, 2]]), np.array("1")]
+NUMBERS = [
+    1,
+    0,
+    1,
+    1,
+    -1,
+    2,
+    7,
+    -9,
+    2**40,
+    -(2**70),
+    1.0,
+    0.25,
+    -2.5,
+    1e300,
+    1e-300,
+    np.nan,
+    np.inf,
+    None,
+    True,
+    "1",
+    "",
+    b"1",
+    1j,
+    Odd(),
+    [],
+    [1],
+    [1, 2],
+    {},
+]
+NUMBERS += [
+    np.int64(0),
+    np.int8(-1),
+    np.float16(2),
+    np.float32(0.5),
+    np.bool_(True),
+    np.array(1),
+    np.array([0.5]),
+    np.array([[1, 2]]),
+    np.array("1"),
+]
 LAYOUTS = ["linear", "128x4", "linear", "128x4", "tiles"]
 RULES = [None, "floor", "even", "amax", "rceil", "four_over_six"]
-WORDS = [None, "", "linear", "128x4", "4x128", "floor", "ceil", "rceil", "even", "amax", "four_over_six", "FLOOR", "mxfp5", "nvfp4 ", 0, 1.5, True]
+WORDS = [
+    None,
+    "",
+    "linear",
+    "128x4",
+    "4x128",
+    "floor",
+    "ceil",
+    "rceil",
+    "even",
+    "amax",
+    "four_over_six",
+    "FLOOR",
+    "mxfp5",
+    "nvfp4 ",
+    0,
+    1.5,
+    True,
+]
 WORDS += [b"floor", ["floor"], ("mxfp4",), {}, Odd(), np.str_("floor"), np.nan]
 FORMATS = [*BLOCK_FORMATS] * 3 + WORDS
 LAYOUTS += WORDS
 RULES += WORDS
 PADS = [True, False, True, np.bool_(True), None, "no", 2, np.zeros(2)]
-DTYPES = [np.float32, np.float16, "bfloat16", ml_dtypes.bfloat16, "float32", np.float64, int, "text", None, 3, Odd(), "f4,f4", object, bool, [], "O"]
-SHAPES = [(2, 64), [2, 64], (1, 128), (64,), (2, 33), (), (0, 64), (2, -64), (2.0, 64), (2, 64.5), 64, None, "ab", (None,), ((2, 64),), Odd(), (2**70, 32), (np.int64(2), 64)]
+DTYPES = [
+    np.float32,
+    np.float16,
+    "bfloat16",
+    ml_dtypes.bfloat16,
+    "float32",
+    np.float64,
+    int,
+    "text",
+    None,
+    3,
+    Odd(),
+    "f4,f4",
+    object,
+    bool,
+    [],
+    "O",
+]
+SHAPES = [
+    (2, 64),
+    [2, 64],
+    (1, 128),
+    (64,),
+    (2, 33),
+    (),
+    (0, 64),
+    (2, -64),
+    (2.0, 64),
+    (2, 64.5),
+    64,
+    None,
+    "ab",
+    (None,),
+    ((2, 64),),
+    Odd(),
+    (2**70, 32),
+    (np.int64(2), 64),
+]
 
 
 def outcome(function, *arguments, **named):
@@ -63,7 +207,8 @@ def outcome(function, *arguments, **named):
 
 
 def some(rng, right=0.0, **pools):
-    """A named argument of each pool, two of five times; of its first four, which are right, as often as `right` says."""
+    """A named argument of each pool, two of five times; of its first four, which are right, as often as `right`
+    says."""
     chosen = {name: pool for name, pool in pools.items() if rng.random() < 0.4}
     return {name: rng.choice(pool[:4] if rng.random() < right else pool) for name, pool in chosen.items()}
 
@@ -71,7 +216,10 @@ def some(rng, right=0.0, **pools):
 def quantized_arrays():
     x = arrays()[0]
     made = [quantize_reference(x, format) for format in BLOCK_FORMATS]
-    made += [quantize_reference(x[:, :33], "mxfp6_e3m2", pad=True), quantize_reference(x, "nvfp4", scale_layout="128x4", pad=True, axis=0)]
+    made += [
+        quantize_reference(x[:, :33], "mxfp6_e3m2", pad=True),
+        quantize_reference(x, "nvfp4", scale_layout="128x4", pad=True, axis=0),
+    ]
     return made + [ptxrt.quantize(ptxrt.to_device(x), format) for format in ("mxfp4", "nvfp4")]
 
 
@@ -139,7 +287,10 @@ def test_quantized_array():
 
 
 def test_swizzles():
-    rng, inputs = random.Random(5), arrays() + device_arrays() + [np.zeros(512, np.uint8), np.zeros((4, 1024), np.uint8)]
+    rng, inputs = (
+        random.Random(5),
+        arrays() + device_arrays() + [np.zeros(512, np.uint8), np.zeros((4, 1024), np.uint8)],
+    )
     for _ in range(1000):
         outcome(ptxrt.swizzle_scales, rng.choice(inputs), **some(rng, axis=NUMBERS))
         outcome(ptxrt.unswizzle_scales, rng.choice(inputs), rng.choice(SHAPES), **some(rng, axis=NUMBERS))
@@ -187,7 +338,9 @@ def test_files_cut_and_damaged_anywhere(tmp_path):
 def test_command_line(tmp_path):
     """Exit status 0, 1 or 2; an error in words, no traceback, and no output file unless the command succeeds."""
     rng, runner, files = random.Random(9), CliRunner(), []
-    for i, x in enumerate(a for a in arrays() if isinstance(a, np.ndarray) and a.dtype != object and type(a) is np.ndarray):
+    for i, x in enumerate(
+        a for a in arrays() if isinstance(a, np.ndarray) and a.dtype != object and type(a) is np.ndarray
+    ):
         np.save(tmp_path / f"{i}.npy", x)
         files.append(tmp_path / f"{i}.npy")
     for i, q in enumerate(quantized_arrays()[::2]):
@@ -212,7 +365,9 @@ def test_command_line(tmp_path):
         "--format-limit": ["0.5", "0", "nan"],
     }
     flags = ["--pad", "--compare", "--json", "--nothing"]
-    kernels = {name: [f"--{a.name.replace('_', '-')}" for a in k.inputs] for name, k in ptxrt.kernels().items() if k in KERNELS}
+    kernels = {
+        name: [f"--{a.name.replace('_', '-')}" for a in k.inputs] for name, k in ptxrt.kernels().items() if k in KERNELS
+    }
     succeeded = 0
     for i in range(600):
         name = rng.choice(["quantize", "dequantize", rng.choice([*kernels])])
@@ -221,7 +376,9 @@ def test_command_line(tmp_path):
         for option in wanted:
             right = files[:3] if option == "--x" else packed
             command += [option, rng.choice(right if rng.random() < 0.8 else files)] if rng.random() < 0.95 else []
-        for option in rng.sample([*options] if name != "dequantize" else ["--dtype", "--axis"], rng.choice([0, 1, 1, 2])):
+        for option in rng.sample(
+            [*options] if name != "dequantize" else ["--dtype", "--axis"], rng.choice([0, 1, 1, 2])
+        ):
             command += [option, rng.choice(options[option])]
         suffix = "npz" if name.startswith("quantize") else "npy"
         output = tmp_path / f"out{i}.{suffix if rng.random() < 0.9 else rng.choice(['npy', 'npz', 'txt'])}"
@@ -230,6 +387,8 @@ def test_command_line(tmp_path):
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
         assert result.exit_code in (0, 1, 2) and "Traceback" not in result.output
         # A comparison that fails has an output to be looked at.
-        assert output.exists() == (result.exit_code == 0) or ("--compare" in command and "relative L2" in result.output), command
+        assert output.exists() == (result.exit_code == 0) or (
+            "--compare" in command and "relative L2" in result.output
+        ), command
         succeeded += result.exit_code == 0
     assert 50 < succeeded < 400

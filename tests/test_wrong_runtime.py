@@ -1,14 +1,15 @@
-"""Thousands of wrong calls of the runtime, drawn at random: each is an ArgumentError (or MachineError) that says something."""
+"""Thousands of wrong calls of the runtime, drawn at random: each is an ArgumentError (or MachineError) that says
+something."""
 
 import random
 
 import ml_dtypes
 import numpy as np
 import pytest
-from test_driver import cuda, install  # noqa: F401
 
 import ptxrt
 from ptxrt import backend, selection
+from test_driver import cuda, install  # noqa: F401
 
 transpose = ptxrt.kernels()["transpose_naive"]
 
@@ -36,13 +37,46 @@ class Interface:
     """An array of somebody's that is broken."""
 
     def __init__(self, **fields):
-        self.__cuda_array_interface__ = dict(version=3, shape=(2, 3), typestr="<f4", data=(4096, False), strides=None, stream=1) | fields
+        self.__cuda_array_interface__ = (
+            dict(version=3, shape=(2, 3), typestr="<f4", data=(4096, False), strides=None, stream=1) | fields
+        )
 
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
-ODD = [None, True, 0, -1, 2**70, 1.5, np.nan, "text", b"b", (), [], {}, [1, [2]], Odd(), type, np.array(["a"]), np.array([None]), np.float64(2), 1j, range(3)]
+ODD = [
+    None,
+    True,
+    0,
+    -1,
+    2**70,
+    1.5,
+    np.nan,
+    "text",
+    b"b",
+    (),
+    [],
+    {},
+    [1, [2]],
+    Odd(),
+    type,
+    np.array(["a"]),
+    np.array([None]),
+    np.float64(2),
+    1j,
+    range(3),
+]
 STREAMS = ODD + [Stream(v) for v in (None, 3, (0,), (0, "x"), (0, -5), (0, 1, 2), RuntimeError("gone"))]
-ARRAYS = ODD + [X, X.T, X.astype(np.float64), X[0], X.astype(ml_dtypes.bfloat16), np.float32(3), X.astype("S2"), X > 0, np.ma.masked_array(X, X > 2)]
+ARRAYS = ODD + [
+    X,
+    X.T,
+    X.astype(np.float64),
+    X[0],
+    X.astype(ml_dtypes.bfloat16),
+    np.float32(3),
+    X.astype("S2"),
+    X > 0,
+    np.ma.masked_array(X, X > 2),
+]
 BROKEN = [dict(shape=None), dict(shape=("a",)), dict(shape=(-1, 3)), dict(typestr="?x"), dict(typestr=3), dict(typestr=None), dict(typestr='|O'), dict(data=None), dict(data=("a", 0)), dict(data=(4097, 0)), dict(strides=(1,)), dict(strides="ab"), dict(stream="x"), dict(stream=-4), dict(mask=X)]  # fmt: skip
 SHAPES = ODD + [(2, 3), 5, (-1,), (2.5,), ("a",), (2**40, 2**40), (None, 2), np.array([2, 3]), (True, 2)]
 DTYPES = ODD + [np.float32, "bfloat16", "f4", "O", "S3", np.dtype([("a", "f4")]), ml_dtypes.float8_e4m3fn]
@@ -96,7 +130,11 @@ def test_places_and_streams(either):
             outcome(stream.wait, rng.choice(STREAMS))
             outcome(ptxrt.Event().record, rng.choice(STREAMS))
         before = backend.enter()
-        outcome(ptxrt.using, rng.choice(["emulator", "portable", "native", *ODD]), **rng.choice([{}, {"device": device}, {"nothing": 1}]))
+        outcome(
+            ptxrt.using,
+            rng.choice(["emulator", "portable", "native", *ODD]),
+            **rng.choice([{}, {"device": device}, {"nothing": 1}]),
+        )
         backend.leave(before, "backend")
 
 
@@ -111,7 +149,11 @@ def test_launches(either):
         target = rng.choice([*[y] * 20, True, *ARRAYS])
         given += outcome(transpose, source, y=target, stream=stream) is not None
         outcome(prepared, source, y=target, stream=stream)
-        outcome(ptxrt.prepare, rng.choice([transpose, lambda a: ptxrt.quantize(a, "mxfp4"), lambda *a: x, lambda a: a.to_numpy()]), source)
+        outcome(
+            ptxrt.prepare,
+            rng.choice([transpose, lambda a: ptxrt.quantize(a, "mxfp4"), lambda *a: x, lambda a: a.to_numpy()]),
+            source,
+        )
         if rng.random() < 0.2:
             g = ptxrt.graph()
 

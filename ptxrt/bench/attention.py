@@ -7,9 +7,10 @@ What is bound by memory, quantizing the operands and decoding, stands beside a c
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -96,7 +97,10 @@ class Shape:
         lengths = {"s"} if "s" in sizes else {"q", "k"}
         whole = "".join(letter + number for letter, number in found) == words and len(found) == len(sizes)
         if not whole or sizes.keys() - {"g"} != {"b", "h", "d"} | lengths:
-            raise ArgumentError(f"the shape of an attention is {text!r}; write b4h32s2048d128, or b1h32g8q16k32768d128 with g heads of keys")
+            raise ArgumentError(
+                f"the shape of an attention is {text!r}; write b4h32s2048d128, or b1h32g8q16k32768d128 "
+                "with g heads of keys"
+            )
         queries, keys = (sizes["s"], sizes["s"]) if "s" in sizes else (sizes["q"], sizes["k"])
         return cls(sizes["b"], sizes["h"], sizes.get("g", sizes["h"]), queries, keys, sizes["d"])
 
@@ -104,11 +108,16 @@ class Shape:
         """Random normal Q, K and V, float32."""
         rng = np.random.default_rng(seed)
         keys = (self.batch, self.kv_heads, self.keys, self.dim)
-        return [rng.standard_normal(shape, np.float32) for shape in ((self.batch, self.heads, self.queries, self.dim), keys, keys)]
+        return [
+            rng.standard_normal(shape, np.float32)
+            for shape in ((self.batch, self.heads, self.queries, self.dim), keys, keys)
+        ]
 
     def flops(self, causal: bool) -> int:
         """Of one of the two products: a multiplication and an addition for each visible pair and each element."""
-        return 2 * self.batch * self.heads * visible_pairs(self.queries, self.keys, right=0 if causal else OPEN) * self.dim
+        return (
+            2 * self.batch * self.heads * visible_pairs(self.queries, self.keys, right=0 if causal else OPEN) * self.dim
+        )
 
     @property
     def decodes(self) -> bool:
@@ -190,7 +199,9 @@ def attention_rows(
             copy = {COPY: copy_call(given[1], empty(given[1].shape, given[1].dtype, device=backend.ordinal))}
             place = {"dtype": dtype, "shape": vars(shape)}
             if not shape.decodes:
-                rows += _prologue_rows(clock, given, [pair for pair in combinations if pair in BLOCK_ATTENTION], copy, place)
+                rows += _prologue_rows(
+                    clock, given, [pair for pair in combinations if pair in BLOCK_ATTENTION], copy, place
+                )
             for masked in (False,) if shape.decodes else causal:
                 outputs = {side: empty(given[0].shape, bf16.dtype, device=backend.ordinal) for side in measured}
                 operands_of_sides, calls, refused = _tried(given, outputs, masked)
@@ -202,7 +213,14 @@ def attention_rows(
                     qk, pv, operands = side
                     of_side = {"qk": qk, "pv": pv, "operands": operands, **place, "causal": bool(masked), "l2": l2}
                     if side in refused:
-                        rows.append({**of_side, **_NO_FIGURES, "repeat": clock.repeat, "refused": str(refused[side]).splitlines()[0]})
+                        rows.append(
+                            {
+                                **of_side,
+                                **_NO_FIGURES,
+                                "repeat": clock.repeat,
+                                "refused": str(refused[side]).splitlines()[0],
+                            }
+                        )
                         continue
                     used = [(kernel, tflops[kernel]) for kernel in rates_of((qk, pv), backend)]
                     moved = sum(x.nbytes for x in (*operands_of_sides[side], outputs[side])) if shape.decodes else None
@@ -223,7 +241,9 @@ def attention_rows(
 
 _RATES_OF_BYTES = ("bytes", "gb_per_s", "copy_gb_per_s", "share_of_copy")
 _NO_FIGURES = {
-    **dict.fromkeys(("milliseconds", "fastest", "slowest", "tflops", "share_of_mma_rate", "relative_l2", *_RATES_OF_BYTES)),
+    **dict.fromkeys(
+        ("milliseconds", "fastest", "slowest", "tflops", "share_of_mma_rate", "relative_l2", *_RATES_OF_BYTES)
+    ),
     "mma_tflops": {},
 }
 
@@ -240,7 +260,9 @@ def _tried(given: Sequence, outputs: dict, masked: bool) -> tuple[dict, dict, di
     return operands, calls, refused
 
 
-def _prologue_rows(clock: Clock, arrays: Sequence, pairs: Sequence[tuple[str, str]], copy: dict, place: dict) -> Iterator[dict[str, Any]]:
+def _prologue_rows(
+    clock: Clock, arrays: Sequence, pairs: Sequence[tuple[str, str]], copy: dict, place: dict
+) -> Iterator[dict[str, Any]]:
     """A row for each pair of formats: quantizing q, k and v as a call on arrays does."""
     calls = {pair: prepare(quantized_operands, *arrays, *pair) for pair in pairs}
     times = clock.times({**{pair: (lambda call=call: call(*arrays)) for pair, call in calls.items()}, **copy})
@@ -248,7 +270,13 @@ def _prologue_rows(clock: Clock, arrays: Sequence, pairs: Sequence[tuple[str, st
         moved = sum(launch.bytes_moved for launch in call.launches)
         yield {
             **{"qk": qk, "pv": pv, "operands": PROLOGUE, **place, "causal": None, "l2": WARM},
-            **{**times[qk, pv].fields(), "tflops": None, "share_of_mma_rate": None, "mma_tflops": {}, "relative_l2": None},
+            **{
+                **times[qk, pv].fields(),
+                "tflops": None,
+                "share_of_mma_rate": None,
+                "mma_tflops": {},
+                "relative_l2": None,
+            },
             **_rates_of_bytes(moved, times[qk, pv], times[COPY], 2 * arrays[1].nbytes),
             "refused": None,
         }
@@ -277,7 +305,11 @@ def _prepared(given: Sequence, side: tuple[str, str, str], causal: bool, out) ->
 def _figures(shape: Shape, causal: bool, times: Times, qk_rate: float, pv_rate: float) -> dict[str, Any]:
     flops = shape.flops(causal)
     at_full_rate = (flops / qk_rate + flops / pv_rate) / 1e9
-    return {**times.fields(), "tflops": 2 * flops / times.median / 1e9, "share_of_mma_rate": at_full_rate / times.median}
+    return {
+        **times.fields(),
+        "tflops": 2 * flops / times.median / 1e9,
+        "share_of_mma_rate": at_full_rate / times.median,
+    }
 
 
 def _error(out: np.ndarray, host: list[np.ndarray], causal: bool) -> float:
@@ -293,26 +325,58 @@ def attention_report(**choices) -> dict[str, Any]:
     return {"operation": "attention", "machine": about(gpu("bench attention")), "rows": rows}
 
 
-_TABLE_FIGURES = {"tflops": ".1f", "share_of_mma_rate": ".1%", "gb_per_s": ".0f", "share_of_copy": ".1%", "relative_l2": ".2e"}
+_TABLE_FIGURES = {
+    "tflops": ".1f",
+    "share_of_mma_rate": ".1%",
+    "gb_per_s": ".0f",
+    "share_of_copy": ".1%",
+    "relative_l2": ".2e",
+}
 
 
 def attention_table(report: dict[str, Any]) -> Iterator[str]:
     """A report for a terminal."""
     rows = report["rows"]
     yield f"attention on {title(report['machine'])}"
-    yield f"medians of {rows[0]['repeat']}, all sides of a shape, the MMAs' rates and a copy in turns; L2 warm, for decoding flushed"
-    head = ["qk+pv", "operands", "input", "shape", "mask", "ms", "fastest..slowest", "TFLOPS", "of MMA rate", "GB/s", "of copy"]
+    yield (
+        f"medians of {rows[0]['repeat']}, all sides of a shape, the MMAs' rates and a copy in turns; L2 warm, for "
+        "decoding flushed"
+    )
+    head = [
+        "qk+pv",
+        "operands",
+        "input",
+        "shape",
+        "mask",
+        "ms",
+        "fastest..slowest",
+        "TFLOPS",
+        "of MMA rate",
+        "GB/s",
+        "of copy",
+    ]
     head += ["relative L2", "MMA TFLOPS"]
     masks = {True: "causal", False: "none", None: "any"}
     body = []
     for row in rows:
-        cells = [f"{row['qk']}+{row['pv']}", row["operands"], row["dtype"], str(Shape(**row["shape"])), masks[row["causal"]]]
+        cells = [
+            f"{row['qk']}+{row['pv']}",
+            row["operands"],
+            row["dtype"],
+            str(Shape(**row["shape"])),
+            masks[row["causal"]],
+        ]
         if row["refused"]:
             body.append([*cells, *[""] * (len(head) - len(cells) - 1), f"refused: {row['refused']}"])
             continue
         cells += [f"{row['milliseconds']:.4f}", f"{row['fastest']:.4f}..{row['slowest']:.4f}"]
         cells += ["" if row[name] is None else f"{row[name]:{form}}" for name, form in _TABLE_FIGURES.items()]
-        body.append([*cells, ", ".join(f"{name.removeprefix('mma_rate_')} {rate:.0f}" for name, rate in row["mma_tflops"].items())])
+        body.append(
+            [
+                *cells,
+                ", ".join(f"{name.removeprefix('mma_rate_')} {rate:.0f}" for name, rate in row["mma_tflops"].items()),
+            ]
+        )
     yield from text_table([head, *body])
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any, Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +90,9 @@ def cupy_launch(plan: Plan, arrays: list) -> Callable[[], Any] | None:
     values: list[Any] = [cupy.asarray(array) for array in arrays]
     values += [scalar.argument.formats[0].dtype.type(scalar.argument.default) for scalar in plan.scalars]
     axes = plan.entry.params[len(values) :]
-    values += [np.dtype(f"i{param.size}").type(plan.bound.axes[axis]) for param, axis in zip(axes, plan.bound.kernel.axes)]
+    values += [
+        np.dtype(f"i{param.size}").type(plan.bound.axes[axis]) for param, axis in zip(axes, plan.bound.kernel.axes)
+    ]
     arguments = tuple(values)
     stream = cupy.cuda.ExternalStream(plan.backend.own_queue.handle)
 
@@ -109,7 +112,10 @@ def launch_report(calls: int = 200, rounds: int = 60) -> dict[str, Any]:
 def launch_table(report: dict[str, Any]) -> Iterator[str]:
     """A report for a terminal."""
     rows = report["rows"]
-    yield f"one launch of quantize_mxfp4 on float32 {rows[0]['shape']}, time of the host; {title(report['machine'])}, Python {sys.version.split()[0]}"
+    yield (
+        f"one launch of quantize_mxfp4 on float32 {rows[0]['shape']}, time of the host; {title(report['machine'])}, "
+        f"Python {sys.version.split()[0]}"
+    )
     head = ["way", "median us", "fastest", "slowest", "times bare"]
     body = [[r["side"], *(f"{r[name]:.2f}" for name in ("microseconds", "fastest", "slowest", "ratio"))] for r in rows]
     yield from text_table([head, *body])

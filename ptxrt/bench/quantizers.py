@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -117,7 +118,11 @@ def quantizer_rows(
                         **{"operation": operation, "format": side.format, "global_scale": side.global_scale},
                         **{"dtype": dtype, "shape": list(shape), "axis": axis, "l2": state, "bytes": side.bytes},
                         **times[side.name].fields(),
-                        **{"gb_per_s": rates[side.name], "copy_gb_per_s": rates[COPY], "share_of_copy": rates[side.name] / rates[COPY]},
+                        **{
+                            "gb_per_s": rates[side.name],
+                            "copy_gb_per_s": rates[COPY],
+                            "share_of_copy": rates[side.name] / rates[COPY],
+                        },
                     }
                     for side in sides
                 ]
@@ -151,7 +156,14 @@ def quantizer_table(report: dict[str, Any]) -> Iterator[str]:
     head = ["format", "dtype", "shape", "L2", "MB", "ms", "fastest..slowest", "GB/s", "of copy"]
     body = [
         [
-            *(_label(row), row["dtype"], _size(row), row["l2"], f"{row['bytes'] / 1e6:.2f}", f"{row['milliseconds']:.4f}"),
+            *(
+                _label(row),
+                row["dtype"],
+                _size(row),
+                row["l2"],
+                f"{row['bytes'] / 1e6:.2f}",
+                f"{row['milliseconds']:.4f}",
+            ),
             *(f"{row['fastest']:.4f}..{row['slowest']:.4f}", f"{row['gb_per_s']:.0f}", f"{row['share_of_copy']:.1%}"),
         ]
         for row in rows
@@ -171,7 +183,9 @@ def draw_quantizers(path: Path, report: dict[str, Any]) -> None:
     figure.suptitle(f"{report['operation']} along axis {rows[0]['axis']}: {title(report['machine'])}")
     for size, line in zip(sizes, panels):
         for state, axes in zip(states, line):
-            plots.grouped_bars(axes, labels, {dtype: [shares.get((size, state, dtype, label)) for label in labels] for dtype in dtypes})
+            plots.grouped_bars(
+                axes, labels, {dtype: [shares.get((size, state, dtype, label)) for label in labels] for dtype in dtypes}
+            )
             axes.axhline(100 * WANTED_SHARE, color="black", linewidth=1, linestyle="--", label=f"{WANTED_SHARE:.0%}")
             axes.set_title(f"{size}, L2 {state}", fontsize="medium")
             axes.set_ylabel("% of a copy's bytes per second")

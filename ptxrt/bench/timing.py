@@ -6,9 +6,10 @@ The device's by `Clock`, between two events; the host's by `turns`.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Callable, Hashable, Iterable, Mapping, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -39,7 +40,8 @@ def gpu(what: str) -> Backend:
     backend = current()
     if not backend.is_cuda:
         raise MachineError(
-            f"{what}: the machine is the emulator, whose speed says nothing about a GPU; choose a GPU machine (`ptxrt devices` lists them)"
+            f"{what}: the machine is the emulator, whose speed says nothing about a GPU; choose a GPU machine (`ptxrt "
+            "devices` lists them)"
         )
     return backend
 
@@ -49,7 +51,10 @@ def about(backend: Backend) -> dict[str, Any]:
     device = backend.device
     return {
         **{"machine": backend.name, "card": device.name, "device": device.ordinal, "target": device.target},
-        **{"multiprocessors": backend.attribute("MULTIPROCESSOR_COUNT"), "l2_bytes": backend.attribute("L2_CACHE_SIZE")},
+        **{
+            "multiprocessors": backend.attribute("MULTIPROCESSOR_COUNT"),
+            "l2_bytes": backend.attribute("L2_CACHE_SIZE"),
+        },
     }
 
 
@@ -57,7 +62,10 @@ def title(machine: Mapping[str, Any]) -> str:
     """`about` in words."""
     number = f" (device {machine['device']})" if machine["device"] else ""
     cache = f"L2 of {machine['l2_bytes'] / 2**20:g} MiB"
-    return f"{machine['machine']}, {machine['card']}{number}, {machine['target']}, {machine['multiprocessors']} multiprocessors, {cache}"
+    return (
+        f"{machine['machine']}, {machine['card']}{number}, {machine['target']}, {machine['multiprocessors']} "
+        f"multiprocessors, {cache}"
+    )
 
 
 def checked_repeat(what: str, repeat: int) -> int:
@@ -102,7 +110,12 @@ class Times:
 
     def fields(self) -> dict[str, Any]:
         """For a row of a table: milliseconds (the median), fastest, slowest, repeat."""
-        return {"milliseconds": self.median, "fastest": min(self.samples), "slowest": max(self.samples), "repeat": len(self.samples)}
+        return {
+            "milliseconds": self.median,
+            "fastest": min(self.samples),
+            "slowest": max(self.samples),
+            "repeat": len(self.samples),
+        }
 
 
 class Clock:
@@ -121,7 +134,9 @@ class Clock:
         operands = (rng.standard_normal(shape, np.float32).astype(bf16.dtype) for shape in ((2, 16, 16), (4, 8, 16)))
         self._operands = [to_device(operand, device=self.backend.ordinal) for operand in operands]
         self._sums = mma_rate_bf16(*self._operands, blocks=1, steps=1)
-        large = empty((FLUSH_CACHES * self.backend.attribute("L2_CACHE_SIZE") // 4,), np.float32, device=self.backend.ordinal)
+        large = empty(
+            (FLUSH_CACHES * self.backend.attribute("L2_CACHE_SIZE") // 4,), np.float32, device=self.backend.ordinal
+        )
         self._large = fill_f32(x=large, value=1.0, count=large.size)
         self._partial = amax(large, blocks=4 * self.backend.attribute("MULTIPROCESSOR_COUNT"))
         self.backend.finish()  # what follows may be on another stream
@@ -172,7 +187,9 @@ def copy_call(x: DeviceArray, y: DeviceArray) -> Callable[[], Any]:
     return lambda: backend.copy(y.address, backend, x.address, x.nbytes, backend.own_queue)
 
 
-def turns(sides: Mapping[str, Callable[[], Any]], calls: int, rounds: int, settle: Callable[[], Any]) -> dict[str, list[float]]:
+def turns(
+    sides: Mapping[str, Callable[[], Any]], calls: int, rounds: int, settle: Callable[[], Any]
+) -> dict[str, list[float]]:
     """Microseconds of the host for one call of each side, by round: every side calls `calls` times, then it is
     another's turn.
 

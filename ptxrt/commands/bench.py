@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any
 
 import click
 
@@ -16,7 +17,11 @@ def bench():
 
 
 def with_plot(function):
-    return click.option("--plot", type=click.Path(path_type=Path), help="Draw the figures to a file, whose suffix says its kind (needs matplotlib).")(function)
+    return click.option(
+        "--plot",
+        type=click.Path(path_type=Path),
+        help="Draw the figures to a file, whose suffix says its kind (needs matplotlib).",
+    )(function)
 
 
 def with_repeat(function):
@@ -53,8 +58,8 @@ def measure(ctx, plot: Path | None, json_output: bool, report: Callable[[], Mapp
 @as_json
 @click.pass_context
 def bench_launch(ctx, calls, rounds, plot, json_output):
-    """Time what the host does for one launch of quantize_mxfp4: bare, prepared, by the friendly function, and by CuPy.
-    """
+    """Time what the host does for one launch of quantize_mxfp4: bare, prepared, by the friendly function, and by
+    CuPy."""
     from ..bench.launches import draw_launches, launch_report, launch_table
 
     measure(ctx, plot, json_output, lambda: launch_report(calls, rounds), launch_table, draw_launches)
@@ -66,9 +71,27 @@ def bench_quantizers(operation: str, help: str) -> None:
     @bench.command(operation, help=help)
     @click.option("--format", "formats", multiple=True, help="A block format; may be repeated. All by default.")
     @with_dtypes("The dtype of the values; may be repeated. All by default.")
-    @click.option("--shape", "shapes", multiple=True, metavar="ROWSxCOLS", help="The shape of the values, such as 8192x8192; may be repeated. Five from 1024x1024 to 8192x8192 by default.")
-    @click.option("--axis", type=click.IntRange(-2, -1), default=-1, show_default=True, help="The axis that is cut into blocks.")
-    @click.option("--l2", multiple=True, type=click.Choice(["warm", "flushed"]), help="What the L2 cache holds before each call: what the call before left there, or nothing of it. Both by default.")
+    @click.option(
+        "--shape",
+        "shapes",
+        multiple=True,
+        metavar="ROWSxCOLS",
+        help=(
+            "The shape of the values, such as 8192x8192; may be repeated. Five from 1024x1024 to 8192x8192 by default."
+        ),
+    )
+    @click.option(
+        "--axis", type=click.IntRange(-2, -1), default=-1, show_default=True, help="The axis that is cut into blocks."
+    )
+    @click.option(
+        "--l2",
+        multiple=True,
+        type=click.Choice(["warm", "flushed"]),
+        help=(
+            "What the L2 cache holds before each call: what the call before left there, or nothing of "
+            "it. Both by default."
+        ),
+    )
     @with_repeat
     @with_plot
     @as_json
@@ -82,17 +105,33 @@ def bench_quantizers(operation: str, help: str) -> None:
         )
 
         choices["shapes"] = [parse_shape(shape) for shape in shapes]
-        measure(ctx, plot, json_output, lambda: quantizer_report(operation, **choices), quantizer_table, draw_quantizers)
+        measure(
+            ctx, plot, json_output, lambda: quantizer_report(operation, **choices), quantizer_table, draw_quantizers
+        )
 
 
-bench_quantizers("quantize", "Time quantizers beside a copy on the device: bytes per second, each read and write counted once.")
+bench_quantizers(
+    "quantize", "Time quantizers beside a copy on the device: bytes per second, each read and write counted once."
+)
 bench_quantizers("dequantize", "Time the inverses of quantizers beside a copy on the device.")
 
 
 @bench.command("attention")
-@click.option("--format", "combinations", multiple=True, metavar="QK+PV", help="Formats of the two products, such as mxfp4+bf16; may be repeated. All by default.")
+@click.option(
+    "--format",
+    "combinations",
+    multiple=True,
+    metavar="QK+PV",
+    help="Formats of the two products, such as mxfp4+bf16; may be repeated. All by default.",
+)
 @with_dtypes("The dtype of q, k and v; may be repeated. bf16 by default.")
-@click.option("--shape", "shapes", multiple=True, metavar="SHAPE", help="Sizes such as b4h32s2048d128, or b1h32g8q16k32768d128 with g heads of keys; may be repeated.")
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="SHAPE",
+    help="Sizes such as b4h32s2048d128, or b1h32g8q16k32768d128 with g heads of keys; may be repeated.",
+)
 @click.option("--causal/--no-causal", default=None, help="Only with, or only without the causal mask. Both by default.")
 @with_repeat
 @with_plot

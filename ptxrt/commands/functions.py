@@ -44,7 +44,10 @@ _ATTENTION_WORDS = {
 }
 
 
-_ATTENTION_NUMBERS = {"scale": "Factor of the scores; 1 / sqrt(dim) by default.", "softcap": "Scores become softcap tanh(score / softcap)."}
+_ATTENTION_NUMBERS = {
+    "scale": "Factor of the scores; 1 / sqrt(dim) by default.",
+    "softcap": "Scores become softcap tanh(score / softcap).",
+}
 
 
 _ATTENTION_FLAGS = {
@@ -93,31 +96,46 @@ def attention_command() -> click.Command:
             names = f"{option}/--no-{option[2:]}" if p.default else option
             params.append(click.Option([names], is_flag=True, default=p.default, help=_ATTENTION_FLAGS[p.name]))
         elif p.name in _ATTENTION_WORDS:
-            params.append(click.Option([option], default=p.default, show_default=p.default is not None, help=_ATTENTION_WORDS[p.name]))
+            params.append(
+                click.Option(
+                    [option], default=p.default, show_default=p.default is not None, help=_ATTENTION_WORDS[p.name]
+                )
+            )
         elif p.name == "window":
-            params.append(click.Option([option], type=Window(), help="How far each query sees; a side without a number is open."))
+            params.append(
+                click.Option([option], type=Window(), help="How far each query sees; a side without a number is open.")
+            )
         elif p.name == "out_dtype":
-            params.append(click.Option([option], type=click.Choice(["bfloat16", "float16", "float32"]), help="That of q by default."))
+            params.append(
+                click.Option(
+                    [option], type=click.Choice(["bfloat16", "float16", "float32"]), help="That of q by default."
+                )
+            )
     params.append(_dtype_option("Convert q, k and v to this format first."))
     return job_command("attention", manual_of(function), params, attention_job, quantizes=True)
 
 
 def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
-    """The Job of `run attention`: held against exact attention of what the formats hold, and of q, k and v themselves.
-    """
+    """The Job of `run attention`: held against exact attention of what the formats hold, and of q, k and v
+    themselves."""
     import numpy as np
 
     from ..formats import bf16
     from ..ops.attention import call_of, exact_attention
 
     inputs, notes = read_inputs({"q": q, "k": k, "v": v}, dtype)
-    further, _ = read_inputs({name: options.pop(name) for name in _ATTENTION_FILES if options[name] or options.pop(name)}, None)
+    further, _ = read_inputs(
+        {name: options.pop(name) for name in _ATTENTION_FILES if options[name] or options.pop(name)}, None
+    )
     arrays = [array for _, array in inputs.values()]
     options |= {name: array for name, (_, array) in further.items()}
     options["smooth_k"] = {"true": True, "false": False}.get(options["smooth_k"], options["smooth_k"])
     options["out_dtype"] = bf16.dtype if out_dtype == "bfloat16" else out_dtype
     call = call_of(*arrays, **options)
-    names = [f"out_{call.output}", *(["row_max", "row_sum"] if not call.normalize else ["lse"] if call.return_lse else [])]
+    names = [
+        f"out_{call.output}",
+        *(["row_max", "row_sum"] if not call.normalize else ["lse"] if call.return_lse else []),
+    ]
 
     def run():
         results = _attention()(*arrays, **options)
@@ -146,7 +164,13 @@ def quantize_command() -> click.Command:
     """`run quantize`: an .npy in, the .npz of a QuantizedArray out."""
     params = [
         file_option("x", "The file to quantize."),
-        click.Option(["--format"], default=_BLOCK_FORMAT, show_default=True, help="The block format.", shell_complete=complete_formats),
+        click.Option(
+            ["--format"],
+            default=_BLOCK_FORMAT,
+            show_default=True,
+            help="The block format.",
+            shell_complete=complete_formats,
+        ),
         click.Option(["--axis"], type=int, default=-1, show_default=True, help="The axis that is cut into blocks."),
         click.Option(["--scale-rule"], help="How scales are chosen."),
         click.Option(["--scale-layout"], default="linear", show_default=True, help="How scales lie: linear or 128x4."),
@@ -199,7 +223,9 @@ def dequantize_job(q, dtype) -> Job:
         with np.errstate(over="ignore"):
             return {"x": np.asarray(array).astype(result)}
 
-    return Job(f"dequantize_{array.format}", {"q": (q, array)}, 1, lambda: {"x": _dequantize()(array, result)}, reference)
+    return Job(
+        f"dequantize_{array.format}", {"q": (q, array)}, 1, lambda: {"x": _dequantize()(array, result)}, reference
+    )
 
 
 def matmul_command() -> click.Command:
@@ -212,8 +238,12 @@ def matmul_command() -> click.Command:
         file_option("residual", "The .npy of what is added at last.", False),
         click.Option(["--a-format"], help="The format in which a is multiplied; its own 16-bit type by default."),
         click.Option(["--b-format"], help="The same of b."),
-        click.Option(["--transpose-b/--no-transpose-b"], is_flag=True, default=True, help="Whether b is [N, K], not [K, N]."),
-        click.Option(["--alpha"], type=float, default=1.0, show_default=True, help="What the product is multiplied by."),
+        click.Option(
+            ["--transpose-b/--no-transpose-b"], is_flag=True, default=True, help="Whether b is [N, K], not [K, N]."
+        ),
+        click.Option(
+            ["--alpha"], type=float, default=1.0, show_default=True, help="What the product is multiplied by."
+        ),
         click.Option(["--activation"], help="relu, gelu, gelu_tanh, silu or swiglu."),
         click.Option(["--splits"], type=int, help="1 cuts K nowhere."),
         click.Option(["--out-dtype"], type=dtypes, help="That of a by default, bfloat16 where it is quantized."),
@@ -231,7 +261,11 @@ def matmul_job(a, b, bias, residual, out_dtype, **options) -> Job:
     from ..ops.quantized import Packed
 
     paths = {"a": a, "b": b, "bias": bias, "residual": residual}
-    read = {name: Packed.load(path) if path.suffix == ".npz" else read_array(path, name) for name, path in paths.items() if path}
+    read = {
+        name: Packed.load(path) if path.suffix == ".npz" else read_array(path, name)
+        for name, path in paths.items()
+        if path
+    }
     inputs = {name: (paths[name], array) for name, array in read.items()}
     options |= {name: array for name, array in read.items() if name not in "ab"}
     options["out_dtype"] = bf16.dtype if out_dtype == "bfloat16" else out_dtype
@@ -248,7 +282,14 @@ def matmul_job(a, b, bias, residual, out_dtype, **options) -> Job:
 
     rounds = any(format not in ("bf16", "f16") for format in (call.a.format, call.b.format))
     plain = all(isinstance(x, np.ndarray) for x in arrays)
-    return Job("gemm_", inputs, 1, lambda: {name: _matmul()(*arrays, **options)}, reference, exact if rounds and plain else None)
+    return Job(
+        "gemm_",
+        inputs,
+        1,
+        lambda: {name: _matmul()(*arrays, **options)},
+        reference,
+        exact if rounds and plain else None,
+    )
 
 
 def _matmul():

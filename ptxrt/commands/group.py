@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -26,13 +27,29 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--machine", type=click.Choice(["native", "portable", "emulator"]), help="Where kernels run; see `devices`. Without it PTXRT_MACHINE decides, else the best that is there.")
-@click.option("--arithmetic", type=click.Choice(["float64", "hardware"]), help="How the emulator rounds the sums of tensor cores: float64 (the default) or as the hardware does.")
-@click.option("--ptx", type=click.Choice(["native", "portable"]), help="Which build's PTX the emulator executes: native (the default) or portable.")
+@click.option(
+    "--machine",
+    type=click.Choice(["native", "portable", "emulator"]),
+    help="Where kernels run; see `devices`. Without it PTXRT_MACHINE decides, else the best that is there.",
+)
+@click.option(
+    "--arithmetic",
+    type=click.Choice(["float64", "hardware"]),
+    help="How the emulator rounds the sums of tensor cores: float64 (the default) or as the hardware does.",
+)
+@click.option(
+    "--ptx",
+    type=click.Choice(["native", "portable"]),
+    help="Which build's PTX the emulator executes: native (the default) or portable.",
+)
 @click.option("--no-checks", is_flag=True, help="Let the emulator skip its tracking of memory that nothing wrote.")
 @click.option("--profile", is_flag=True, help="Say on stderr where the emulator's time went.")
 @click.option("--bank-conflicts", is_flag=True, help="List on stderr the lines with bank conflicts, on the emulator.")
-@click.option("--coverage", is_flag=True, help="List on stderr the entries that ran and their lines that did not, on the emulator.")
+@click.option(
+    "--coverage",
+    is_flag=True,
+    help="List on stderr the entries that ran and their lines that did not, on the emulator.",
+)
 @click.version_option(__version__, prog_name="ptxrt")
 @click.pass_context
 def main(ctx, machine, arithmetic, ptx, no_checks, profile, bank_conflicts, coverage):

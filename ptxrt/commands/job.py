@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any
 
 import click
 
@@ -33,7 +34,9 @@ class Job:
     notes: list[str] = field(default_factory=list)
 
 
-def job_command(name: str, manual: str, params: list[click.Parameter], make: Callable[..., Job], quantizes=False) -> click.Command:
+def job_command(
+    name: str, manual: str, params: list[click.Parameter], make: Callable[..., Job], quantizes=False
+) -> click.Command:
     """Make a command that makes a Job from its own options, runs it and reports; the options of every job come last.
 
     manual: the docstring, whose lines are kept. quantizes: whether the loss of quantization can be reported.
@@ -48,18 +51,29 @@ def job_command(name: str, manual: str, params: list[click.Parameter], make: Cal
         run_job(job, output, compare, format_limit, trace, json_output)
 
     common = [
-        click.Option(["-o", "--output"], type=click.Path(path_type=Path), help="Write the results: .npy, or .npz for several."),
+        click.Option(
+            ["-o", "--output"], type=click.Path(path_type=Path), help="Write the results: .npy, or .npz for several."
+        ),
         click.Option(["--compare"], is_flag=True, help="Compare with the reference; fail beyond its tolerance."),
         click.Option(["--trace"], is_flag=True, help="Also list every launch, with its time on the device."),
         click.Option(["--json", "json_output"], is_flag=True, help="Print one JSON object instead."),
     ]
     if quantizes:
-        common.insert(2, click.Option(["--format-limit"], type=float, help="With --compare: the largest relative L2 that quantization may cost."))
+        common.insert(
+            2,
+            click.Option(
+                ["--format-limit"],
+                type=float,
+                help="With --compare: the largest relative L2 that quantization may cost.",
+            ),
+        )
     help = "\n\n".join(f"\b\n{paragraph}" for paragraph in manual.split("\n\n"))
     return click.Command(name, callback=callback, params=[*params, *common], help=help, short_help=summary_of(manual))
 
 
-def run_job(job: Job, output: Path | None, compare: bool, format_limit: float | None, trace: bool, json_output: bool) -> None:
+def run_job(
+    job: Job, output: Path | None, compare: bool, format_limit: float | None, trace: bool, json_output: bool
+) -> None:
     """Run a job, write its results, and report; exit with 1 if a comparison fails."""
     from .. import trace as collect
     from ..npy import check_target, storable, write_arrays
@@ -82,10 +96,14 @@ def run_job(job: Job, output: Path | None, compare: bool, format_limit: float | 
 
     report = {
         "kernel": launch.kernel if launch else job.kernel,
-        **{name: getattr(launch, name, None) for name in ("machine", "detail", "entry", "grid", "block", "shared_bytes")},
+        **{
+            name: getattr(launch, name, None)
+            for name in ("machine", "detail", "entry", "grid", "block", "shared_bytes")
+        },
         "seconds": seconds,
         "inputs": {
-            name: {"file": str(path), "shape": array.shape, "dtype": dtype_name(array)} for name, (path, array) in job.inputs.items()
+            name: {"file": str(path), "shape": array.shape, "dtype": dtype_name(array)}
+            for name, (path, array) in job.inputs.items()
         },
         "outputs": {
             name: {"shape": array.shape, "dtype": dtype_name(array), "stored": str(storable(array).dtype)}
@@ -136,7 +154,10 @@ def compare_job(job: Job, kernel_name: str, results, arrays, format_limit) -> tu
         figures = compare(got, want)
         rows[f"{name} against the unquantized inputs"] = {**vars(figures), "limit": format_limit}
         if format_limit is not None and not figures.relative_l2 <= format_limit:
-            failures.append(f"quantization costs {name} a relative L2 of {figures.relative_l2:.3e}, above the limit {format_limit:g}")
+            failures.append(
+                f"quantization costs {name} a relative L2 of {figures.relative_l2:.3e}, above the limit "
+                f"{format_limit:g}"
+            )
     return rows, failures
 
 
@@ -152,7 +173,10 @@ def print_report(report: Mapping[str, Any], notes: list[str]) -> None:
         click.echo(f"  {name:7} {item['dtype']} {list(item['shape'])} from {item['file']}")
     for name, item in report["outputs"].items():
         written = f" written as {item['stored']}" if report["file"] and item["stored"] != item["dtype"] else ""
-        click.echo(f"  {name:7} {item['dtype']} {list(item['shape'])}{written}{' to ' + report['file'] if report['file'] else ''}")
+        click.echo(
+            f"  {name:7} {item['dtype']} "
+            f"{list(item['shape'])}{written}{' to ' + report['file'] if report['file'] else ''}"
+        )
     if report["replaced"]:
         click.echo(f"  note    {report['file']} was there before and is replaced")
     click.echo(f"  time    {report['seconds']:.3f} s with copies")
@@ -160,7 +184,10 @@ def print_report(report: Mapping[str, Any], notes: list[str]) -> None:
         click.echo(f"  note    {note}")
     for name, figures in report.get("compare", {}).items():
         click.echo(f"  {name}")
-        click.echo(f"    relative L2 {figures['relative_l2']:.3e}   cosine {figures['cosine']:.8f}   gain {figures['gain']:.6f}")
+        click.echo(
+            f"    relative L2 {figures['relative_l2']:.3e}   cosine {figures['cosine']:.8f}   gain "
+            f"{figures['gain']:.6f}"
+        )
         where = list(figures["worst_index"])
         if figures["size"]:
             click.echo(f"    worst element {where}: {figures['worst_got']:.6g}, wanted {figures['worst_want']:.6g}")
@@ -171,7 +198,9 @@ def print_report(report: Mapping[str, Any], notes: list[str]) -> None:
 
 
 def file_option(name: str, help: str, required: bool = True) -> click.Option:
-    return click.Option([f"--{name.replace('_', '-')}", name], type=click.Path(path_type=Path), required=required, help=help)
+    return click.Option(
+        [f"--{name.replace('_', '-')}", name], type=click.Path(path_type=Path), required=required, help=help
+    )
 
 
 def read_inputs(paths: Mapping[str, Path], dtype: str | None) -> tuple[dict[str, tuple[Path, Any]], list[str]]:

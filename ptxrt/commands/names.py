@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Any, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 import click
 
@@ -37,7 +38,9 @@ def find_kernel(name: str, functions: Iterable[str] = ()):
     known = kernels()
     if name not in known:
         near = difflib.get_close_matches(name, [*functions, *known], 3, 0.4)
-        raise click.UsageError(f"no kernel is called {name}; {'near: ' + ', '.join(near) if near else 'see `ptxrt list`'}")
+        raise click.UsageError(
+            f"no kernel is called {name}; {'near: ' + ', '.join(near) if near else 'see `ptxrt list`'}"
+        )
     return known[name]
 
 
@@ -56,7 +59,9 @@ def find_units(word: str, functions: Iterable[str] = ()) -> tuple[Any, list]:
         raise click.UsageError(f"{word}: expected NAME or NAME[axis=value]")
     kernel = find_kernel(match[1], functions)
     sizes = dict(part.strip().partition("=")[::2] for part in match[2].split(",")) if match[2] else {}
-    units = [unit for unit in kernel.units if all(str(unit.variant.get(axis)) == value for axis, value in sizes.items())]
+    units = [
+        unit for unit in kernel.units if all(str(unit.variant.get(axis)) == value for axis, value in sizes.items())
+    ]
     if not units:
         names = ", ".join(unit.name for unit in kernel.units)
         raise click.UsageError(f"{word}: {kernel.name} is not compiled for that; its units are {names}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -40,18 +41,45 @@ def kernel_command(kernel) -> click.Command:
     """
     fixed = {axis for a in kernel.inputs if not a.optional for axis in a.shape.axes} | set(kernel.fixed)
     may_fix = {axis for a in kernel.inputs for axis in a.shape.axes}
-    params: list[click.Parameter] = [file_option(a.name, f"The .npy of {a.name}: {a}.", not a.optional) for a in kernel.inputs]
-    params += [click.Option([f"--{a.name.replace('_', '-')}", a.name], is_flag=True, help=f"Write {a.name}: {a}.") for a in kernel.outputs if a.optional]
+    params: list[click.Parameter] = [
+        file_option(a.name, f"The .npy of {a.name}: {a}.", not a.optional) for a in kernel.inputs
+    ]
+    params += [
+        click.Option([f"--{a.name.replace('_', '-')}", a.name], is_flag=True, help=f"Write {a.name}: {a}.")
+        for a in kernel.outputs
+        if a.optional
+    ]
     for a in kernel.scalars:
         number = float if a.formats[0].kind == "float" else int
         default = {"required": True} if a.default is None else {"default": a.default, "show_default": True}
-        params.append(click.Option([f"--{a.name.replace('_', '-')}", a.name], type=number, help=f"A number of {a}.", **default))
+        params.append(
+            click.Option([f"--{a.name.replace('_', '-')}", a.name], type=number, help=f"A number of {a}.", **default)
+        )
     for axis in (axis for axis in kernel.axes if axis not in fixed):
-        help = "Size of this axis" + (", where no file fixes it." if axis in may_fix else "; it follows from the others." if axis in kernel.derived else ".")
-        params.append(click.Option([f"--{axis.replace('_', '-')}", axis], type=int, required=axis not in may_fix and axis not in kernel.derived, help=help))
+        help = "Size of this axis" + (
+            ", where no file fixes it."
+            if axis in may_fix
+            else "; it follows from the others."
+            if axis in kernel.derived
+            else "."
+        )
+        params.append(
+            click.Option(
+                [f"--{axis.replace('_', '-')}", axis],
+                type=int,
+                required=axis not in may_fix and axis not in kernel.derived,
+                help=help,
+            )
+        )
     if kernel.unions:
         names = [f.name for f in kernel.unions]
-        params.append(click.Option(["--dtype"], type=click.Choice(names), help=_DTYPE_HELP if any(a.is_union for a in kernel.inputs) else "The format to write."))
+        params.append(
+            click.Option(
+                ["--dtype"],
+                type=click.Choice(names),
+                help=_DTYPE_HELP if any(a.is_union for a in kernel.inputs) else "The format to write.",
+            )
+        )
     return job_command(kernel.name, kernel.__doc__, params, lambda **options: kernel_job(kernel, options))
 
 
@@ -75,8 +103,10 @@ def kernel_job(kernel, options: Mapping[str, Any]) -> Job:
     outputs = [a.name for a in kernel.outputs if not a.optional or options[a.name]]
     changed = [a.name for a in kernel.written if a.is_given and a.name in arguments]
     if not outputs and not changed:
-        raise click.UsageError(f"{kernel.name} writes only what is asked for: add {' or '.join('--' + n.replace('_', '-') for n in optional)}")
-
+        raise click.UsageError(
+            f"{kernel.name} writes only what is asked for: add "
+            f"{' or '.join('--' + n.replace('_', '-') for n in optional)}"
+        )
 
     def run():
         """Launch on copies of what is changed in place, since the reference takes it as it was."""

@@ -6,7 +6,7 @@ import inspect
 import shutil
 import sys
 import textwrap
-from typing import Mapping
+from collections.abc import Mapping
 
 import click
 
@@ -70,8 +70,16 @@ def list_command(json_output):
 
 @main.command()
 @click.argument("name", shell_complete=complete_names)
-@click.option("--ptx", is_flag=True, help="Print the PTX text instead: the native one, or after `ptxrt --ptx portable` the other.")
-@click.option("--sass", type=click.Choice(ARCHS), is_flag=False, flag_value=ARCHS[0], help="Print the machine code instead, for sm_120a where no target is named; needs NVIDIA's cuobjdump.")
+@click.option(
+    "--ptx", is_flag=True, help="Print the PTX text instead: the native one, or after `ptxrt --ptx portable` the other."
+)
+@click.option(
+    "--sass",
+    type=click.Choice(ARCHS),
+    is_flag=False,
+    flag_value=ARCHS[0],
+    help="Print the machine code instead, for sm_120a where no target is named; needs NVIDIA's cuobjdump.",
+)
 @click.pass_context
 def show(ctx, name, ptx, sass):
     """Show a function or a kernel: arguments, meaning, tolerances, cases, and what the compiler made of it.

@@ -10,8 +10,9 @@ emulator.read(a, array)
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable, Optional
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from ..errors import EmulatorFault
@@ -95,7 +96,9 @@ class LoadedModule:
             )
         for variable in placed:
             if variable.linkage == "extern":
-                raise EmulatorFault(f"{self.name}:{variable.line}: '{variable.name}' is defined in another module; link first")
+                raise EmulatorFault(
+                    f"{self.name}:{variable.line}: '{variable.name}' is defined in another module; link first"
+                )
             self.addresses[variable.name] = memory.alloc(
                 variable.bytes, f"the variable '{variable.name}'", variable.space == "const"
             )
@@ -151,8 +154,13 @@ class LoadedModule:
         from .translate import Translator, kind_of
 
         program = lower(self.module, self.module.functions[entry], kind_of)
-        parameters = {parameter.name: self.emulator.param_address + parameter.offset for parameter in program.entry.params}
-        module, addresses = self.name, self.addresses  # not this object: what is shared must not keep an emulator's memory
+        parameters = {
+            parameter.name: self.emulator.param_address + parameter.offset for parameter in program.entry.params
+        }
+        module, addresses = (
+            self.name,
+            self.addresses,
+        )  # not this object: what is shared must not keep an emulator's memory
 
         def address_of(name: str, line: int) -> int:
             if name in program.shared:
@@ -200,12 +208,11 @@ class Emulator:
         in `undecided`, a list.
     strict: checks, races, and every launch twice from the same memory, once in each schedule; the results are those of
         `schedule`.
-    profile: note where time goes (`profile`, see profile.py).
-    progress: called as progress(kernel, share done, seconds left) about once a second during long launches, with estimates
+    profile: note where time goes (`profile`, see profile.py). progress: called as progress(kernel, share done, seconds
+    left) about once a second during long launches, with estimates
         (see progress.py); by default they are shown where stderr is a terminal.
-    lanes: threads that run together.
-    output: takes what kernels print; by default it goes to sys.stdout.
-    schedule: "together" runs all threads that stand at the same place at once, which is fast and hides a missing barrier;
+    lanes: threads that run together. output: takes what kernels print; by default it goes to sys.stdout. schedule:
+    "together" runs all threads that stand at the same place at once, which is fast and hides a missing barrier;
         "warps" lets each warp run ahead alone as far as it can, which shows it.
     """
 
@@ -213,16 +220,16 @@ class Emulator:
         self,
         arithmetic: str = "float64",
         checks: bool = True,
-        budget: Optional[int] = None,
+        budget: int | None = None,
         *,
         bank_conflicts: bool = False,
         races: "bool | str" = False,
         profile: bool = False,
-        progress: Optional[Callable[[str, float, float], None]] = None,
+        progress: Callable[[str, float, float], None] | None = None,
         lanes: int = 16384,
         schedule: str = "together",
-        timeout: Optional[float] = None,
-        output: Optional[Callable[[str], object]] = None,
+        timeout: float | None = None,
+        output: Callable[[str], object] | None = None,
         strict: bool = False,
     ):
         from .machine import PARAM_BYTES
@@ -240,7 +247,7 @@ class Emulator:
         self.find_races = bool(races) or strict
         self.strict_races = races == "strict"
         self.undecided: list[str] = []
-        self.profile: Optional["Profile"] = None
+        self.profile: "Profile" | None = None
         if profile:
             from .profile import Profile
 
@@ -353,7 +360,8 @@ class Emulator:
 
     @property
     def bank_conflicts(self) -> dict[str, dict[str, dict[int, int]]]:
-        """Extra passes of shared-memory accesses: {module: {entry: {PTX line: passes}}}, as `coverage`; counted on request."""
+        """Extra passes of shared-memory accesses: {module: {entry: {PTX line: passes}}}, as `coverage`; counted on
+        request."""
         from .check import add_counts
 
         total: dict[str, dict[str, dict[int, int]]] = {}

@@ -8,8 +8,8 @@ Source: PTX ISA 9.0, sections 9.7.9 (data movement) and 9.7.13.13 (atom), 9.7.13
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Callable, Optional
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
@@ -21,14 +21,23 @@ from .memory import ELEMENTS, LOCAL_WINDOW, SHARED_WINDOW, Access
 _WORDS = {  # modifiers of ld and st that change nothing here
     "weak", "relaxed", "acquire", "release", "volatile", "mmio", "cta", "cluster", "gpu", "sys",
     "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
-    "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate", "L2::evict_normal",
+    "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate",
+    "L2::evict_normal",
     "L2::evict_first", "L2::evict_last", "L2::64B", "L2::128B", "L2::256B", "unified",
 }  # fmt: skip
 _SPACES = {
-    "global": "global", "shared": "shared", "shared::cta": "shared", "shared::cluster": "shared", "local": "local", "const": "const", "param": "param",
+    "global": "global", "shared": "shared", "shared::cta": "shared", "shared::cluster": "shared", "local": "local",
+    "const": "const", "param": "param",
     "param::entry": "param", "param::func": "param",
 }  # fmt: skip
-_TYPES = {f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)} | {"f32", "f64", "f16", "f16x2", "bf16", "bf16x2"}
+_TYPES = {f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)} | {
+    "f32",
+    "f64",
+    "f16",
+    "f16x2",
+    "bf16",
+    "bf16x2",
+}
 
 
 #: Modifiers by which a load or store takes part in what orders blocks.
@@ -62,9 +71,10 @@ def _bits(type: str) -> str:
     return type if type[0] == "s" else f"b{8 * DTYPES[type].itemsize}"
 
 
-@lru_cache(maxsize=None)
-def _load(space: str, lanes: int, type: str, used: Optional[int] = None, strong: bool = False) -> Callable:
-    """A function that loads one or several elements per thread; bit i of `used` says that byte i matters, None that all do."""
+@cache
+def _load(space: str, lanes: int, type: str, used: int | None = None, strong: bool = False) -> Callable:
+    """A function that loads one or several elements per thread; bit i of `used` says that byte i matters, None that all
+    do."""
     element = DTYPES[type]
     size = element.itemsize * lanes
     where = "generic" if space in ("const", "param") else space
@@ -90,9 +100,11 @@ def ld(modifiers: tuple[str, ...]) -> Semantics:
     operand = "generic" if space in ("const", "param") else space
     count = f"*{lanes}" if lanes > 1 else ""
 
-    def using(used: Optional[int]) -> Semantics:
+    def using(used: int | None) -> Semantics:
         function = _load(space, lanes, _bits(type), used, not _STRONG.isdisjoint(modifiers))
-        return Memory(_bits(type) + count, f"[{operand}]" + (", b64" if policy else ""), function, constant=constant, using=using)
+        return Memory(
+            _bits(type) + count, f"[{operand}]" + (", b64" if policy else ""), function, constant=constant, using=using
+        )
 
     return using(None)
 
@@ -103,7 +115,7 @@ def ldu(modifiers: tuple[str, ...]) -> Semantics:
     return ld(modifiers)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _constant_load(lanes: int, type: str) -> Callable:
     element = DTYPES[type]
 
@@ -114,7 +126,7 @@ def _constant_load(lanes: int, type: str) -> Callable:
     return load
 
 
-@lru_cache(maxsize=None)
+@cache
 def _store(space: str, lanes: int, type: str, strong: bool = False) -> Callable:
     element = DTYPES[type]
     size = element.itemsize * lanes
@@ -141,7 +153,11 @@ def st(modifiers: tuple[str, ...]) -> Semantics:
     bits = f"b{8 * DTYPES[type].itemsize}"
     operand = "generic" if space == "param" else space
     count = f"*{lanes}" if lanes > 1 else ""
-    return Memory("", f"[{operand}], {bits}{count}" + (", b64" if policy else ""), _store(operand, lanes, bits, not _STRONG.isdisjoint(modifiers)))
+    return Memory(
+        "",
+        f"[{operand}], {bits}{count}" + (", b64" if policy else ""),
+        _store(operand, lanes, bits, not _STRONG.isdisjoint(modifiers)),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -299,7 +315,8 @@ def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
         lengths, operations = _VECTORS.get(type, ((), ()))
         if lanes not in lengths or operation not in operations or space == "shared":
             raise Unsupported(
-                f"{operation} on .v{lanes}.{type} in {space} memory; in global memory there is .add on .v2 and .v4 of .f32, "
+                f"{operation} on .v{lanes}.{type} in {space} memory; in global memory there is .add on "
+                ".v2 and .v4 of .f32, "
                 "and .add, .min and .max on .v2 and .v4 of .f16x2 and .bf16x2 and on .v2, .v4 and .v8 of .f16 and .bf16"
             )
     elif operation == "cas":

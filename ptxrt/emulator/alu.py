@@ -9,8 +9,8 @@ Source: PTX ISA 9.0, sections 9.7.1 (integer), 9.7.2 (extended precision), 9.7.3
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Callable
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
@@ -253,7 +253,9 @@ def mad(modifiers: tuple[str, ...]) -> Semantics:
     if "sat" in modifiers:
         _expect(modifiers[0] == "hi", ".hi with .sat")
         total = _saturated(np.add)
-        return Lanes(result, f"{type}, {type}, {result}", lambda a, b, c: total(np.asarray(product(a, b)), c), scalars=True)
+        return Lanes(
+            result, f"{type}, {type}, {result}", lambda a, b, c: total(np.asarray(product(a, b)), c), scalars=True
+        )
 
     def run(a, b, c, out=None):
         return np.add(product(a, b), c, out=out)
@@ -490,7 +492,8 @@ def bfi(modifiers: tuple[str, ...]) -> Semantics:
 def szext(modifiers: tuple[str, ...]) -> Semantics:
     """szext.mode.type d, a, b: the lowest b bits of a, extended by zero or sign."""
     _expect(
-        len(modifiers) == 2 and modifiers[0] in ("clamp", "wrap") and modifiers[1] in ("u32", "s32"), "szext.clamp|wrap.u32|s32"
+        len(modifiers) == 2 and modifiers[0] in ("clamp", "wrap") and modifiers[1] in ("u32", "s32"),
+        "szext.clamp|wrap.u32|s32",
     )
     wrap, signed = modifiers[0] == "wrap", modifiers[1] == "s32"
 
@@ -546,7 +549,8 @@ def dp4a(modifiers: tuple[str, ...]) -> Semantics:
 def dp2a(modifiers: tuple[str, ...]) -> Semantics:
     """dp2a.half.atype.btype d, a, b, c: c plus the dot product of the halves of a with two bytes of b."""
     _expect(
-        len(modifiers) == 3 and modifiers[0] in ("lo", "hi") and set(modifiers[1:]) <= {"u32", "s32"}, "dp2a.lo|hi.atype.btype"
+        len(modifiers) == 3 and modifiers[0] in ("lo", "hi") and set(modifiers[1:]) <= {"u32", "s32"},
+        "dp2a.lo|hi.atype.btype",
     )
     first = 0 if modifiers[0] == "lo" else 2
     left, right = modifiers[1] == "s32", modifiers[2] == "s32"
@@ -591,7 +595,7 @@ def _extreme(name: str, modifiers: tuple[str, ...]) -> Semantics:
         return _small_binary(type, function, ftz="ftz" in modifiers)
     if "ftz" in modifiers:
         inner = function
-        function = lambda a, b: inner(flushed(a), flushed(b))  # noqa: E731
+        function = lambda a, b: inner(flushed(a), flushed(b))
 
     def run(a, b, c=None, out=None):
         result = function(a, b) if special or c is not None or out is a or out is b else function(a, b, out=out)
@@ -620,7 +624,8 @@ def max_(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("fma")
 def fma(modifiers: tuple[str, ...]) -> Semantics:
-    """fma.rnd{.ftz}{.sat}.f32, fma.rnd.f64, fma.rn{.ftz}{.sat}{.relu}.f16{x2}, fma.rn{.relu}.bf16{x2}: a single rounding."""
+    """fma.rnd{.ftz}{.sat}.f32, fma.rnd.f64, fma.rn{.ftz}{.sat}{.relu}.f16{x2}, fma.rn{.relu}.bf16{x2}: a single
+    rounding."""
     type = _type(modifiers, _FLOATS | {"f32x2"})
     _only(modifiers, "ftz", "sat", "relu", *_ROUNDINGS, type)
     mode = next((word for word in modifiers if word in _ROUNDINGS), "rn")
@@ -709,7 +714,10 @@ def _unary_rounded(name: str, modifiers: tuple[str, ...], near: Callable, direct
 def rcp(modifiers: tuple[str, ...]) -> Semantics:
     """rcp.rnd{.ftz}.type: 1 / a, correctly rounded."""
     return _unary_rounded(
-        "rcp", modifiers, lambda a: np.divide(a.dtype.type(1), a), lambda a, mode: adjusted_quotient(np.ones_like(a), a, mode)
+        "rcp",
+        modifiers,
+        lambda a: np.divide(a.dtype.type(1), a),
+        lambda a, mode: adjusted_quotient(np.ones_like(a), a, mode),
     )
 
 
@@ -909,7 +917,8 @@ def _setp_pair(operator: str, combine: str, type: str, ftz: bool) -> Semantics:
     def run(a, b, c=None):
         a, b = np.broadcast_arrays(a, b)
         found = [
-            compare((a >> np.uint32(shift)).astype(np.uint16), (b >> np.uint32(shift)).astype(np.uint16)) for shift in (0, 16)
+            compare((a >> np.uint32(shift)).astype(np.uint16), (b >> np.uint32(shift)).astype(np.uint16))
+            for shift in (0, 16)
         ]
         return tuple(found if c is None else [_BOOLEAN[combine](part, c) for part in found])
 
@@ -923,7 +932,15 @@ def set_(modifiers: tuple[str, ...]) -> Semantics:
     operator, result, type = modifiers[0], modifiers[-2], modifiers[-1]
     combine = modifiers[1] if modifiers[1] in _BOOLEAN else ""
     _only(modifiers[1:], "ftz", result, type, *([combine] if combine else []))
-    truth = {"u32": 0xFFFFFFFF, "s32": 0xFFFFFFFF, "f32": 0x3F800000, "u16": 0xFFFF, "s16": 0xFFFF, "f16": 0x3C00, "bf16": 0x3F80}
+    truth = {
+        "u32": 0xFFFFFFFF,
+        "s32": 0xFFFFFFFF,
+        "f32": 0x3F800000,
+        "u16": 0xFFFF,
+        "s16": 0xFFFF,
+        "f16": 0x3C00,
+        "bf16": 0x3F80,
+    }
     pair = type in ("f16x2", "bf16x2")
     if pair:
         truth = {"u32": 0xFFFF, "s32": 0xFFFF, "f16x2": 0x3C00, "bf16x2": 0x3F80}
@@ -1004,7 +1021,7 @@ def cnot(modifiers: tuple[str, ...]) -> Semantics:
     return Lanes(type, type, lambda a: (a == 0).astype(DTYPES[type]), scalars=True)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _truth_table(table: int) -> Callable:
     """A function of three words that looks up every bit in an 8-bit table (index: bit a, bit b, bit c)."""
 
@@ -1104,7 +1121,7 @@ _PRMT_MODES: dict[str, list[tuple[int, int, int, int]]] = {  # bytes of the resu
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def _prmt_plan(selector: int) -> tuple[tuple[int, int, int], ...]:
     """A selector without sign bits as (word, left shift in bits, mask of the result) triples."""
     groups: dict[tuple[int, int], int] = {}
@@ -1135,7 +1152,9 @@ def _prmt_general(a, b, selector):
     total = np.zeros(np.broadcast_shapes(np.shape(both), np.shape(selector)), np.uint32)
     for byte in range(4):
         control = (selector >> np.uint32(4 * byte)) & np.uint32(15)
-        found = ((both >> (np.uint64(8) * (control & np.uint32(7)).astype(np.uint64))) & np.uint64(0xFF)).astype(np.uint32)
+        found = ((both >> (np.uint64(8) * (control & np.uint32(7)).astype(np.uint64))) & np.uint64(0xFF)).astype(
+            np.uint32
+        )
         sign = np.where(found & np.uint32(0x80), np.uint32(0xFF), np.uint32(0))
         total = total | (np.where(control & np.uint32(8), sign, found) << np.uint32(8 * byte))
     return total
@@ -1156,5 +1175,9 @@ def prmt(modifiers: tuple[str, ...]) -> Semantics:
             return _prmt_general(a, b, selector)
 
         return Lanes("b32", "b32, b32, b32", run, scalars=True)
-    table = np.array([sum(source << 4 * byte for byte, source in enumerate(row)) for row in _PRMT_MODES[modifiers[1]]], np.uint32)
-    return Lanes("b32", "b32, b32, b32", lambda a, b, control: _prmt_general(a, b, table[control & np.uint32(3)]), scalars=True)
+    table = np.array(
+        [sum(source << 4 * byte for byte, source in enumerate(row)) for row in _PRMT_MODES[modifiers[1]]], np.uint32
+    )
+    return Lanes(
+        "b32", "b32, b32, b32", lambda a, b, control: _prmt_general(a, b, table[control & np.uint32(3)]), scalars=True
+    )

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
 from .. import units
 from ..backend import Entry, Facts, MemoryInfo, Packet, Queue, Remembered, scope
-from ..errors import AbiError, ArgumentError, FileError, MachineError, OutOfMemory
+from ..errors import AbiError, ArgumentError, FileError, OutOfMemory
 from ..files import module_kind, read_bytes
 from ..turns import Turn
 from . import Emulator, LoadedModule
@@ -31,7 +32,9 @@ class EmulatorModule:
         self.name = name
         self.digest = digest
         self.entries = {
-            name: Entry.from_text(function, function, owner) for name, function in module.entries.items() if name not in module.refused
+            name: Entry.from_text(function, function, owner)
+            for name, function in module.entries.items()
+            if name not in module.refused
         }
         self.refused = module.refused
         self._module = module
@@ -78,12 +81,13 @@ class EmulatorPacket(Packet):
 class EmulatorBackend:
     """An emulator with the given options; calls from several threads take turns.
 
-    ptx: the text of the units that runs, "native" or "portable". arithmetic: of tensor-core sums,
-    "float64" or "hardware". checks: track which memory was written. budget: instructions at most that a batch of blocks
-    issues. timeout: seconds at most that a launch may take. bank_conflicts: count them per line. races: find accesses of
-    two threads to shared memory, and of two blocks to global memory, that nothing orders (slow); "strict": also of threads
-    that store equal bytes. strict: checks, races, and every launch once in each schedule. profile: note where time goes. schedule: "together" runs all warps side by side, "warps" each as far as it can alone, which shows a
-    missing barrier. `emulator` is the Emulator itself, with its counts. on_device: gives an emulator of the same kind by its
+    ptx: the text of the units that runs, "native" or "portable". arithmetic: of tensor-core sums, "float64" or
+    "hardware". checks: track which memory was written. budget: instructions at most that a batch of blocks issues.
+    timeout: seconds at most that a launch may take. bank_conflicts: count them per line. races: find accesses of two
+    threads to shared memory, and of two blocks to global memory, that nothing orders (slow); "strict": also of threads
+    that store equal bytes. strict: checks, races, and every launch once in each schedule. profile: note where time
+    goes. schedule: "together" runs all warps side by side, "warps" each as far as it can alone, which shows a missing
+    barrier. `emulator` is the Emulator itself, with its counts. on_device: gives an emulator of the same kind by its
     number; this one has memory of its own.
     """
 
@@ -107,12 +111,21 @@ class EmulatorBackend:
         ordinal: int = 0,
         on_device: Callable[[int], "EmulatorBackend"] | None = None,
     ):
-        for name, value, known in (("ptx", ptx, TEXTS), ("arithmetic", arithmetic, ARITHMETICS), ("schedule", schedule, SCHEDULES)):
+        for name, value, known in (
+            ("ptx", ptx, TEXTS),
+            ("arithmetic", arithmetic, ARITHMETICS),
+            ("schedule", schedule, SCHEDULES),
+        ):
             if value not in known:
                 raise ArgumentError(f"using: {name} is {value!r}; there is {', '.join(known)}")
         self.ordinal = ordinal
         self._on_device = on_device
-        for name, value in (("checks", checks), ("bank_conflicts", bank_conflicts), ("strict", strict), ("profile", profile)):
+        for name, value in (
+            ("checks", checks),
+            ("bank_conflicts", bank_conflicts),
+            ("strict", strict),
+            ("profile", profile),
+        ):
             if not isinstance(value, bool):
                 raise ArgumentError(f"using: {name} is {value!r}; pass True or False")
         if not isinstance(races, bool) and races != "strict":
@@ -120,7 +133,9 @@ class EmulatorBackend:
         if strict and not checks:
             raise ArgumentError("using: strict=True checks what was written; leave checks out")
         if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool) or budget < 1):
-            raise ArgumentError(f"using: budget is {budget!r}; pass a whole number of instructions of at least 1, or None")
+            raise ArgumentError(
+                f"using: budget is {budget!r}; pass a whole number of instructions of at least 1, or None"
+            )
         is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
         if timeout is not None and not (is_number and 0 < timeout < float("inf")):
             raise ArgumentError(f"using: timeout is {timeout!r}; pass a number of seconds above 0, or None")
@@ -165,11 +180,14 @@ class EmulatorBackend:
         data = read_bytes(path)
         kind = module_kind(path, data)
         if kind != "ptx":
-            raise FileError(f"{path} is a {kind}; the emulator runs PTX text: compile with nvcc -ptx, or choose a GPU machine")
+            raise FileError(
+                f"{path} is a {kind}; the emulator runs PTX text: compile with nvcc -ptx, or choose a GPU machine"
+            )
         return self.open_text(data.decode("utf-8", "replace"), path.name, hashlib.sha256(data).hexdigest())
 
     def kept_text(self, text: str, name: str) -> EmulatorModule:
-        """Load a PTX text that is in memory; the last ones stay loaded, for compilers that hand over the same text again."""
+        """Load a PTX text that is in memory; the last ones stay loaded, for compilers that hand over the same text
+        again."""
         digest = hashlib.sha256(text.encode()).hexdigest()
         with self._turn:
             module = self._texts.pop((name, digest), None) or self.open_text(text, name, digest)
@@ -190,7 +208,9 @@ class EmulatorBackend:
             try:
                 address = self.emulator.alloc(nbytes)
             except MemoryError as error:
-                raise OutOfMemory(f"the emulator asked the host for {nbytes} bytes and got none; free arrays, or split the call") from error
+                raise OutOfMemory(
+                    f"the emulator asked the host for {nbytes} bytes and got none; free arrays, or split the call"
+                ) from error
             self._sizes[address] = nbytes
             return address
 
@@ -244,22 +264,28 @@ class EmulatorBackend:
                 self.emulator.launch(entry.handle, grid=grid, block=block, shared_bytes=shared_bytes, params=params)
             except MemoryError as error:
                 raise OutOfMemory(
-                    f"the host has no memory for a launch of {entry.name} on the emulator; launch fewer blocks or threads at once"
+                    f"the host has no memory for a launch of {entry.name} on the emulator; launch fewer blocks or "
+                    "threads at once"
                 ) from error
 
     # Streams. Everything is done when a call returns, so they are names without an order to keep.
 
     def queue(self, stream=None) -> Queue:
-        """The queue of a stream: that of `with stream:` or the only other for None; integers and `__cuda_stream__` mean nothing here."""
+        """The queue of a stream: that of `with stream:` or the only other for None; integers and `__cuda_stream__` mean
+        nothing here."""
         if stream is None:
             queue = scope().queue
             return queue if queue is not None and queue.backend is self else self.own_queue
         queue = stream if isinstance(stream, Queue) else getattr(stream, "queue", None)
         if isinstance(queue, Queue):
             if queue.backend is not self:
-                raise ArgumentError(f"stream is a {queue!r}, but the call runs on {self.describe()}; pass a stream of that device")
+                raise ArgumentError(
+                    f"stream is a {queue!r}, but the call runs on {self.describe()}; pass a stream of that device"
+                )
             return queue
-        if (isinstance(stream, (int, np.integer)) and not isinstance(stream, bool) and stream >= 0) or hasattr(stream, "__cuda_stream__"):
+        if (isinstance(stream, (int, np.integer)) and not isinstance(stream, bool) and stream >= 0) or hasattr(
+            stream, "__cuda_stream__"
+        ):
             return self.own_queue
         raise ArgumentError(f"stream is {stream!r}; pass None, an integer handle or an object with __cuda_stream__")
 

@@ -125,7 +125,9 @@ def _arrive(threads, number, count=None, *, waits: bool = True, reduction: str =
         raise Fault(f"a block has {_BARRIERS} barriers, there is none {numbers.max()}", numbers >= _BARRIERS)
     counts = np.broadcast_to(np.asarray(_EVERYBODY if count is None else count).astype(np.int64), n)
     if count is not None and ((counts % _WARP != 0) | (counts == 0)).any():
-        raise Fault("the thread count of a barrier is no positive multiple of 32", (counts % _WARP != 0) | (counts == 0))
+        raise Fault(
+            "the thread count of a barrier is no positive multiple of 32", (counts % _WARP != 0) | (counts == 0)
+        )
     votes = None if votes is None else np.broadcast_to(votes, n)
     if waits:
         threads.park(f"barrier {numbers[0]}")

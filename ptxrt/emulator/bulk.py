@@ -11,7 +11,7 @@ The state space .shared::cluster means the own block: a cluster has one. A multi
 from __future__ import annotations
 
 from collections import deque
-from typing import Collection, Optional, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -68,7 +68,9 @@ class _Side:
     What is written and `updated` is read as well.
     """
 
-    def __init__(self, threads, position: int, space: str, address: np.ndarray, unit: int, verb: str, updated: bool = False):
+    def __init__(
+        self, threads, position: int, space: str, address: np.ndarray, unit: int, verb: str, updated: bool = False
+    ):
         access = threads.executing
         self.unit, self.count = unit, len(address)
         try:
@@ -108,7 +110,15 @@ def _chunks(address: int, size: int) -> np.ndarray:
 
 
 def _await(
-    threads, position: int, target: _Side, source: _Side, barrier: int, bytes: int, inside=None, filling=None, update=None
+    threads,
+    position: int,
+    target: _Side,
+    source: _Side,
+    barrier: int,
+    bytes: int,
+    inside=None,
+    filling=None,
+    update=None,
 ) -> None:
     """Let a copy land on a barrier, or with an `_Update` what it makes of the target.
 
@@ -150,18 +160,22 @@ def _check_multicast(threads, mask) -> None:
         raise Fault(f"multicasts to the blocks 0x{int(found):x} of its cluster, which has one (0x1)", wrong)
 
 
-def _load(space: str, multicast: bool = False, update: Optional[_Update] = None):
+def _load(space: str, multicast: bool = False, update: _Update | None = None):
     def load(threads, target, source, size, mbarrier, *more):
         if multicast:
             _check_multicast(threads, more[0])
         here = barriers(threads.batch)
         barrier = here.find(threads.executing, "shared", mbarrier)
-        for position, (to, at, bytes, on) in enumerate(zip(_flat(target, threads), _flat(source, threads), _flat(size, threads), barrier.tolist())):
+        for position, (to, at, bytes, on) in enumerate(
+            zip(_flat(target, threads), _flat(source, threads), _flat(size, threads), barrier.tolist())
+        ):
             _check_chunks(position, to, at, bytes)
             if bytes:
                 verb = READS_IN_BULK if space == "shared" else "reads"
                 source_side = _Side(threads, position, space, _chunks(at, bytes), _CHUNK, verb)
-                target_side = _Side(threads, position, "shared", _chunks(to, bytes), _CHUNK, WRITES_IN_BULK, bool(update))
+                target_side = _Side(
+                    threads, position, "shared", _chunks(to, bytes), _CHUNK, WRITES_IN_BULK, bool(update)
+                )
                 _await(threads, position, target_side, source_side, on, bytes, update=update)
         here.settle(np.unique(barrier))
 
@@ -175,12 +189,21 @@ def _load(space: str, multicast: bool = False, update: Optional[_Update] = None)
 class _Store:
     """A copy out of shared memory: first its source is read, later its destination written."""
 
-    def __init__(self, threads, position: int, group: int, source: _Side, target: _Side, inside=None, update: Optional[_Update] = None):
+    def __init__(
+        self,
+        threads,
+        position: int,
+        group: int,
+        source: _Side,
+        target: _Side,
+        inside=None,
+        update: _Update | None = None,
+    ):
         self.update = update
         self.lane, self.group = int(threads.lane[position]), group
         self.observer = threads.batch.observer
         self.source, self.target, self.inside = source, target, inside
-        self.values: Optional[np.ndarray] = None
+        self.values: np.ndarray | None = None
         if update is None:  # several may update the same elements
             target.mark(IN_FLIGHT)
         if self.observer is not None:
@@ -229,10 +252,12 @@ def _stores(batch) -> _Stores:
     return batch.state["stores"]
 
 
-def _store(update: Optional[_Update] = None):
+def _store(update: _Update | None = None):
     def store(threads, target, source, size, policy=None) -> None:
         stores = _stores(threads.batch)
-        for position, (to, at, bytes) in enumerate(zip(_flat(target, threads), _flat(source, threads), _flat(size, threads))):
+        for position, (to, at, bytes) in enumerate(
+            zip(_flat(target, threads), _flat(source, threads), _flat(size, threads))
+        ):
             _check_chunks(position, to, at, bytes)
             if bytes:
                 source_side = _Side(threads, position, "shared", _chunks(at, bytes), _CHUNK, "reads")
@@ -254,7 +279,10 @@ def _map(threads, position: int, address: int, rank: int, im2col: bool = False) 
     allocation = memory.find(address)
     offset = address - allocation.base if allocation is not None else 0
     if allocation is None or offset + BYTES > allocation.limit or address % ALIGNMENT:
-        raise Fault(f"uses a tensor map at 0x{address:x}: 128 bytes of memory at a multiple of {ALIGNMENT} are expected", position)
+        raise Fault(
+            f"uses a tensor map at 0x{address:x}: 128 bytes of memory at a multiple of {ALIGNMENT} are expected",
+            position,
+        )
     try:
         found = decode(allocation.data[offset : offset + BYTES].tobytes())
     except ArgumentError as error:
@@ -273,7 +301,9 @@ def _mode(im2col: bool) -> str:
 def _box(threads, position: int, map: TensorMap, shared: int, coordinates: list[int], offsets: Sequence[int] = ()):
     """(unit, shared addresses, global addresses, inside or None) of the box at these coordinates."""
     if shared % _BOX_ALIGNMENT:
-        raise Fault(f"copies a box at 0x{shared:x} of shared memory, which is no multiple of {_BOX_ALIGNMENT}", position)
+        raise Fault(
+            f"copies a box at 0x{shared:x} of shared memory, which is no multiple of {_BOX_ALIGNMENT}", position
+        )
     if refusal := map.refusal(coordinates):
         raise Fault(f"copies a box that {refusal}", position)
     unit = map.unit
@@ -349,7 +379,8 @@ def _nothing(*_) -> None:
 def cp_async_bulk(modifiers: tuple[str, ...]) -> Semantics:
     """cp.async.bulk.shared::cta.{global|shared::cta}.mbarrier::complete_tx::bytes [dst], [src], size, [mbar]{, policy}.
 
-    cp.async.bulk.global.shared::cta.bulk_group [dst], [src], size{, policy}; cp.async.bulk.prefetch.L2.global [src], size.
+    cp.async.bulk.global.shared::cta.bulk_group [dst], [src], size{, policy}; cp.async.bulk.prefetch.L2.global [src],
+    size.
     """
     words, hints = _taken(modifiers, "L2::cache_hint")
     policy = ", b64" if hints else ""
@@ -365,29 +396,36 @@ def cp_async_bulk(modifiers: tuple[str, ...]) -> Semantics:
     if words == ("prefetch", "L2", "global"):
         return Memory("", f"[global], u32{policy}", _nothing)
     raise Unsupported(
-        f"expected cp.async.bulk.shared::cta.{{global|shared::cta}}.{_COMPLETES}, .global.shared::cta.bulk_group or .prefetch.L2.global"
+        f"expected cp.async.bulk.shared::cta.{{global|shared::cta}}.{_COMPLETES}, .global.shared::cta.bulk_group or "
+        ".prefetch.L2.global"
     )
 
 
 @define("cp.async.bulk.tensor")
 def cp_async_bulk_tensor(modifiers: tuple[str, ...]) -> Semantics:
-    """cp.async.bulk.tensor.{1d..5d}.shared::cta.global{.tile}.mbarrier::complete_tx::bytes [dst], [map, {c}], [mbar]{, policy}.
+    """cp.async.bulk.tensor.{1d..5d}.shared::cta.global{.tile}.mbarrier::complete_tx::bytes [dst], [map, {c}], [mbar]{,
+    policy}.
 
-    cp.async.bulk.tensor.{3d..5d}.shared::cta.global.im2col.mbarrier::complete_tx::bytes [dst], [map, {c}], [mbar], {o}{, policy};
-    cp.async.bulk.tensor.{1d..5d}.global.shared::cta{.tile}.bulk_group [map, {c}], [src]{, policy}
+    cp.async.bulk.tensor.{3d..5d}.shared::cta.global.im2col.mbarrier::complete_tx::bytes [dst], [map, {c}], [mbar],
+    {o}{, policy}; cp.async.bulk.tensor.{1d..5d}.global.shared::cta{.tile}.bulk_group [map, {c}], [src]{, policy}
     """
     words, hints = _taken(modifiers, "L2::cache_hint", "tile", "im2col")
     policy = ", b64" if "L2::cache_hint" in hints else ""
     rank, im2col = _rank(words[:1], hints), "im2col" in hints
     offsets = f", u16*{rank - 2}" if im2col else ""
     if words[1:] in [(target, "global", _COMPLETES) for target in _SHARED]:
-        return Blocking("", f"[shared], [generic], s32*{rank}, [shared]{offsets}{policy}", _load_tensor(rank, False, im2col))
+        return Blocking(
+            "", f"[shared], [generic], s32*{rank}, [shared]{offsets}{policy}", _load_tensor(rank, False, im2col)
+        )
     if words[1:] == ("shared::cluster", "global", _COMPLETES, _MULTICAST):
-        return Blocking("", f"[shared], [generic], s32*{rank}, [shared]{offsets}, b16{policy}", _load_tensor(rank, True, im2col))
+        return Blocking(
+            "", f"[shared], [generic], s32*{rank}, [shared]{offsets}, b16{policy}", _load_tensor(rank, True, im2col)
+        )
     if words[1:] == ("global", "shared::cta", "bulk_group") and not im2col:
         return Blocking("", f"[generic], s32*{rank}, [shared]{policy}", _store_tensor(rank))
     raise Unsupported(
-        f"expected .shared::cta.global{{.tile|.im2col}}.{_COMPLETES}, .shared::cluster.global{{.tile|.im2col}}.{_COMPLETES}{{.{_MULTICAST}}} "
+        f"expected .shared::cta.global{{.tile|.im2col}}.{_COMPLETES}, "
+        f".shared::cluster.global{{.tile|.im2col}}.{_COMPLETES}{{.{_MULTICAST}}} "
         "or .global.shared::cta{.tile}.bulk_group"
     )
 
@@ -399,7 +437,10 @@ def cp_reduce_async_bulk(modifiers: tuple[str, ...]) -> Semantics:
     cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.op.type [dst], [src], size, [mbar]
     """
     words, hints = _taken(modifiers, "L2::cache_hint")
-    known = {("global", "shared::cta", "bulk_group"): _INTO_GLOBAL, ("shared::cluster", "shared::cta", _COMPLETES): _INTO_SHARED}.get(words[:3])
+    known = {
+        ("global", "shared::cta", "bulk_group"): _INTO_GLOBAL,
+        ("shared::cluster", "shared::cta", _COMPLETES): _INTO_SHARED,
+    }.get(words[:3])
     if known is not None:
         operation, type = words[3] if len(words) > 3 else "", words[-1]
         noftz = ("noftz",) if operation == "add" and type in ("f16", "bf16") else ()
@@ -411,7 +452,9 @@ def cp_reduce_async_bulk(modifiers: tuple[str, ...]) -> Semantics:
             return Blocking("", "[global], [shared], u32" + (", b64" if hints else ""), _store(update))
         if not hints:
             return Blocking("", "[shared], [shared], u32, [shared]", _load("shared", update=update))
-    raise Unsupported(f"expected .global.shared::cta.bulk_group.op.type or .shared::cluster.shared::cta.{_COMPLETES}.op.type")
+    raise Unsupported(
+        f"expected .global.shared::cta.bulk_group.op.type or .shared::cluster.shared::cta.{_COMPLETES}.op.type"
+    )
 
 
 @define("cp.reduce.async.bulk.tensor")
@@ -419,7 +462,12 @@ def cp_reduce_async_bulk_tensor(modifiers: tuple[str, ...]) -> Semantics:
     """cp.reduce.async.bulk.tensor.{1d..5d}.global.shared::cta.op{.tile}.bulk_group [map, {c}], [src]{, policy}."""
     words, hints = _taken(modifiers, "L2::cache_hint", "tile")
     rank = _rank(words[:1])
-    if len(words) != 5 or words[1:3] != ("global", "shared::cta") or words[3] not in _INTO_GLOBAL or words[4] != "bulk_group":
+    if (
+        len(words) != 5
+        or words[1:3] != ("global", "shared::cta")
+        or words[3] not in _INTO_GLOBAL
+        or words[4] != "bulk_group"
+    ):
         raise Unsupported(f"expected .global.shared::cta.{{{'|'.join(_INTO_GLOBAL)}}}{{.tile}}.bulk_group")
     policy = ", b64" if "L2::cache_hint" in hints else ""
     return Blocking("", f"[generic], s32*{rank}, [shared]{policy}", _store_tensor(rank, words[3]))
@@ -472,4 +520,6 @@ def wait_group(modifiers: tuple[str, ...]) -> Semantics:
 @define("tensormap.replace")
 def tensormap_replace(modifiers: tuple[str, ...]) -> Semantics:
     """tensormap.replace: refused. A map here is what tensor_map.py encodes, not the 128 bytes of a GPU."""
-    raise Unsupported("tensor maps are not changed by kernels here; encode one for each shape (ptxrt.emulator.tensor_map) and pass it")
+    raise Unsupported(
+        "tensor maps are not changed by kernels here; encode one for each shape (ptxrt.emulator.tensor_map) and pass it"
+    )

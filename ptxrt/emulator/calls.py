@@ -7,7 +7,8 @@ code is generated, nor how threads are scheduled.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -130,7 +131,9 @@ def warps(executing: Executing, function: Callable, arguments: tuple, semantics:
     if executing.whole:
         shaped = tuple(
             [
-                argument if argument.__class__ is not tuple and not isinstance(argument, np.ndarray) else _shaped(argument)
+                argument
+                if argument.__class__ is not tuple and not isinstance(argument, np.ndarray)
+                else _shaped(argument)
                 for argument in arguments
             ]
         )
@@ -140,7 +143,9 @@ def warps(executing: Executing, function: Callable, arguments: tuple, semantics:
             if mask_at >= 0:
                 mask = shaped[mask_at]
                 if not (mask.ndim == 0 and int(mask) == FULL_MASK):
-                    _check_mask(executing, np.broadcast_to(mask, (executing.count // WARP, WARP)), executing.lane_ids, np.True_)
+                    _check_mask(
+                        executing, np.broadcast_to(mask, (executing.count // WARP, WARP)), executing.lane_ids, np.True_
+                    )
             results = function(*memory, *shaped, active=None)
         return _flat(results, executing.count)
     if options.get("aligned") or semantics.kind == "memory":
@@ -189,7 +194,8 @@ def _check_mask(executing: Executing, mask: np.ndarray, ids: np.ndarray, active)
         position = np.unravel_index(int(np.argmax(absent)), absent.shape)
         names = int(mask[position] & ~allowed[position[0]])
         raise _fault_of(
-            f"executes a .sync instruction whose membermask 0x{int(mask[position]):08x} names threads that are elsewhere "
+            f"executes a .sync instruction whose membermask 0x{int(mask[position]):08x} names "
+            "threads that are elsewhere "
             f"(lanes 0x{names:08x})",
             absent,
             ids,
@@ -209,7 +215,9 @@ def _flat(results, count: int) -> tuple:
         results = (results,)
     return tuple(
         [
-            result.reshape(-1) if np.size(result) == count else np.broadcast_to(result, (count // WARP, WARP)).reshape(-1)
+            result.reshape(-1)
+            if np.size(result) == count
+            else np.broadcast_to(result, (count // WARP, WARP)).reshape(-1)
             for result in results
         ]
     )
@@ -226,13 +234,15 @@ def blocking(executing: Executing, function: Callable, arguments: tuple, targets
         if wrong.any():
             warp = int(lanes[int(np.argmax(wrong))]) // WARP
             raise Fault(
-                f"executes an aligned barrier with {int(here[warp])} of the {int(alive[warp])} threads of its warp", wrong
+                f"executes an aligned barrier with {int(here[warp])} of the {int(alive[warp])} threads of its warp",
+                wrong,
             )
         passed = batch.passed(lanes)
         if passed.any():
             warp = int(lanes[int(np.argmax(passed))]) // WARP
             raise Fault(
-                f"executes an aligned barrier with {int(here[warp])} of the {WARP} threads of its warp: others ran past it and exited",
+                f"executes an aligned barrier with {int(here[warp])} of the {WARP} threads of its warp: others ran "
+                "past it and exited",
                 passed,
             )
     function(Threads(executing, targets), *arguments)

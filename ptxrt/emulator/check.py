@@ -14,7 +14,6 @@ import os
 import sys
 import uuid
 from pathlib import Path
-from typing import Optional
 
 import numpy as np
 
@@ -73,10 +72,10 @@ def add_counts(total: Counts, module: str, entry: str, lines: Lines) -> None:
         into[int(line)] = into.get(int(line), 0) + count
 
 
-_collector: Optional[Coverage] = None
+_collector: Coverage | None = None
 
 
-def collector() -> Optional[Coverage]:
+def collector() -> Coverage | None:
     """The process's coverage, if PTXRT_COVERAGE names a directory."""
     global _collector
     if _collector is None and os.environ.get("PTXRT_COVERAGE"):
@@ -95,7 +94,8 @@ def merge(directory) -> Counts:
 
 
 def coverage_table(emulator) -> list[str]:
-    """The entries that were launched, with the share of their PTX lines that ran, and those that did not; as lines of text."""
+    """The entries that were launched, with the share of their PTX lines that ran, and those that did not; as lines of
+    text."""
     rows = [("module", "entry", "lines run", "of", "not run")]
     for module, entries in emulator.coverage().items():
         for entry, lines in entries.items():
@@ -105,13 +105,17 @@ def coverage_table(emulator) -> list[str]:
 
 
 def conflicts_table(emulator) -> list[str]:
-    """The lines with bank conflicts, worst first: module, entry, PTX line, source line, extra passes; as lines of text."""
+    """The lines with bank conflicts, worst first: module, entry, PTX line, source line, extra passes; as lines of
+    text."""
     rows = []
     labels = dict(reversed(emulator.labels()))
     for module, entries in emulator.bank_conflicts.items():
         for entry, lines in entries.items():
             sources = _sources(labels[module], entry)
-            rows += [(passes, (module, entry, str(line), sources.get(line, ""), str(passes))) for line, passes in lines.items()]
+            rows += [
+                (passes, (module, entry, str(line), sources.get(line, ""), str(passes)))
+                for line, passes in lines.items()
+            ]
     rows.sort(key=lambda row: (-row[0], row[1]))
     return _columns([("module", "entry", "PTX line", "source", "extra passes"), *(row for _, row in rows)])
 
@@ -160,9 +164,9 @@ def current_line(batch) -> int:
 def conflicts(lanes: np.ndarray, offset: np.ndarray, size: int) -> int:
     """Extra passes that accesses of `size` bytes at shared byte offsets need, over all warps.
 
-    Thirty-two banks of 4 bytes; a warp's access goes in one phase up to 4 bytes, in two of 16 lanes at 8 bytes, in four of 8
-    lanes at 16 bytes; lanes that want the same word share it. Source: CUDA C++ programming guide, shared memory; the
-    phases as in NVIDIA's description of ldmatrix (eight rows of 16 bytes at a time).
+    Thirty-two banks of 4 bytes; a warp's access goes in one phase up to 4 bytes, in two of 16 lanes at 8 bytes, in four
+    of 8 lanes at 16 bytes; lanes that want the same word share it. Source: CUDA C++ programming guide, shared memory;
+    the phases as in NVIDIA's description of ldmatrix (eight rows of 16 bytes at a time).
     """
     words = max(size // 4, 1)
     per_phase = WARP // words
@@ -180,25 +184,25 @@ class Observer:
     """Sees the accesses of one batch to shared memory: counts bank conflicts, and finds races.
 
     Races: every thread has a vector clock, the latest step of each other thread of its block that happened before what
-    it does now. A barrier of the block, of named threads or of a warp (bar.warp.sync) joins the clocks of who meets there. An
-    mbarrier carries the clocks of who arrives at a phase to who sees the phase complete. Two accesses to a byte by different
-    threads, at least one of them a write, are a race where neither happened before the other; the order in which the
-    emulator ran them does not matter.
+    it does now. A barrier of the block, of named threads or of a warp (bar.warp.sync) joins the clocks of who meets
+    there. An mbarrier carries the clocks of who arrives at a phase to who sees the phase complete. Two accesses to a
+    byte by different threads, at least one of them a write, are a race where neither happened before the other; the
+    order in which the emulator ran them does not matter.
 
-    Asynchronous copies write, or read, from when they are issued until they are known to be over: an access by anyone in
-    between is a race. cp.async is over for its own thread at its wait. What completes on an mbarrier is done by an agent
-    of its own, from which only the barrier tells; an agent stands in the clocks behind the threads. Bulk copies go
-    through the async proxy: they read what a thread wrote, and write over it, only behind a fence.proxy.async. What is
-    fenced has clocks of its own, in the second half. (What a thread has read may be written over without one, as
+    Asynchronous copies write, or read, from when they are issued until they are known to be over: an access by anyone
+    in between is a race. cp.async is over for its own thread at its wait. What completes on an mbarrier is done by an
+    agent of its own, from which only the barrier tells; an agent stands in the clocks behind the threads. Bulk copies
+    go through the async proxy: they read what a thread wrote, and write over it, only behind a fence.proxy.async. What
+    is fenced has clocks of its own, in the second half. (What a thread has read may be written over without one, as
     pipelines do that hand a buffer back by an mbarrier alone.)
 
-    Most accesses are older than the last barrier of their whole block, behind which they are over for everybody: an epoch
-    counts these barriers, and only places of the present one are looked at more closely.
+    Most accesses are older than the last barrier of their whole block, behind which they are over for everybody: an
+    epoch counts these barriers, and only places of the present one are looked at more closely.
     """
 
     def __init__(self, batch, count_conflicts: bool, find_races: bool, strict: bool = False):
         self.batch = batch
-        self.counts: Optional[Lines] = batch.launch.conflict_lines if count_conflicts else None
+        self.counts: Lines | None = batch.launch.conflict_lines if count_conflicts else None
         self.races = find_races
         self.strict = strict  # stores of equal bytes are races, too
         if find_races:
@@ -209,7 +213,9 @@ class Observer:
             own = np.arange(self.lanes)
             self.clock[:, own, own] = 1
             self.agent_clock = np.zeros((batch.blocks, _AGENTS), np.int32)
-            self.barrier_clocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of the current phase, of the complete ones
+            self.barrier_clocks: dict[
+                int, tuple[np.ndarray, np.ndarray]
+            ] = {}  # of the current phase, of the complete ones
             self.writer = np.full(size, -1, np.int16)
             self.write_clock = np.zeros(size, np.int32)
             self.write_line = np.zeros(size, np.int32)
@@ -224,12 +230,13 @@ class Observer:
         access,
         offset: np.ndarray,
         size: int,
-        lane: Optional[np.ndarray],
+        lane: np.ndarray | None,
         verb: str,
-        used: Optional[int] = None,
-        values: Optional[np.ndarray] = None,
+        used: int | None = None,
+        values: np.ndarray | None = None,
     ) -> None:
-        """Note an access at byte offsets from the start of each thread's shared memory; bytes outside of `used` do not count.
+        """Note an access at byte offsets from the start of each thread's shared memory; bytes outside of `used` do not
+        count.
 
         values: what is stored, one element or one for each thread, where that is known.
         """
@@ -242,13 +249,16 @@ class Observer:
         if self.races:
             flat = offset.astype(np.int64) + self.batch.block[lanes] * self.batch.shared_stride
             if used is None:
-                self.check(lanes, flat, size, verb, None if self.strict or values is None else _values(values, len(flat), size))
+                self.check(
+                    lanes, flat, size, verb, None if self.strict or values is None else _values(values, len(flat), size)
+                )
                 return
             for byte in np.flatnonzero(bytes_of_mask(used, size)).tolist():
                 self.check(lanes, flat + byte, 1, verb)
 
     def places(self, flat: np.ndarray, size: int) -> np.ndarray:
-        """The places of elements of `size` bytes at flat byte offsets: words, and bytes once less than a word was touched."""
+        """The places of elements of `size` bytes at flat byte offsets: words, and bytes once less than a word was
+        touched."""
         flat = np.asarray(flat)
         if self.unit > 1 and (size % self.unit or (flat % self.unit).any()):
             self.split()
@@ -323,8 +333,9 @@ class Observer:
 
     # -- asynchronous copies ------------------------------------------------------------------------------------
 
-    def landed(self, lanes: np.ndarray, flat: np.ndarray, size: int, barrier: Optional[int] = None) -> None:
-        """Copies into shared memory are over, at flat byte offsets: for their threads, or for who waits for an mbarrier."""
+    def landed(self, lanes: np.ndarray, flat: np.ndarray, size: int, barrier: int | None = None) -> None:
+        """Copies into shared memory are over, at flat byte offsets: for their threads, or for who waits for an
+        mbarrier."""
         if not self.races:
             return
         at = self.places(flat, size)
@@ -361,7 +372,8 @@ class Observer:
         self.lends = True
 
     def check_fenced(self, lanes: np.ndarray, at: np.ndarray, does: str, count: int) -> None:
-        """A fault where a bulk copy of each of these threads meets a place that a thread wrote, and nobody has fenced since.
+        """A fault where a bulk copy of each of these threads meets a place that a thread wrote, and nobody has fenced
+        since.
 
         count: places to a thread.
         """
@@ -390,7 +402,9 @@ class Observer:
 
     # -- races --------------------------------------------------------------------------------------------------
 
-    def check(self, lanes: np.ndarray, flat: np.ndarray, size: int, verb: str, values: Optional[np.ndarray] = None) -> None:
+    def check(
+        self, lanes: np.ndarray, flat: np.ndarray, size: int, verb: str, values: np.ndarray | None = None
+    ) -> None:
         """Compare with earlier accesses to the same bytes, and remember these.
 
         values: the bytes that are stored; those that are there already are no race with the store that left them.
@@ -477,11 +491,16 @@ class Observer:
         copy = what == "wrote" and int(self.write_clock[place]) == _NEVER_OVER
         copy = copy or (what == "read" and int(self.read_clock[place, other]) == _NEVER_OVER)
         if other >= self.lanes or copy:
-            who = f"an asynchronous copy {what}" if other >= self.lanes else f"an asynchronous copy of thread {other} {what}"
+            who = (
+                f"an asynchronous copy {what}"
+                if other >= self.lanes
+                else f"an asynchronous copy of thread {other} {what}"
+            )
         else:
             who = f"thread {other} (warp {other // WARP}) {what}"
         fault = Fault(
-            f"{verb} {size} bytes of shared memory, and {who} the byte at 0x{address:x}{where}: a race, nothing orders the two",
+            f"{verb} {size} bytes of shared memory, and {who} the byte at 0x{address:x}{where}: a race, nothing "
+            "orders the two",
             position // (size // self.unit),
         )
         fault.lane_ids = lanes
@@ -517,10 +536,10 @@ class GlobalRaces:
     """Sees the accesses of one launch to global memory: races between threads of different blocks.
 
     Two blocks have a race where one stores to a byte that the other stores other bytes to, or loads, by plain accesses,
-    and nothing could have ordered the two: the first of them used no atomic, fence or releasing store behind its access,
-    or the second none (or an acquiring load) behind the first one's access and before its own. Where both did, whether that orders
-    the two depends on what they said to each other: `undecided` counts such bytes. Atomics, and volatile, relaxed,
-    acquiring and releasing accesses, are not looked at by themselves; bulk copies neither.
+    and nothing could have ordered the two: the first of them used no atomic, fence or releasing store behind its
+    access, or the second none (or an acquiring load) behind the first one's access and before its own. Where both did,
+    whether that orders the two depends on what they said to each other: `undecided` counts such bytes. Atomics, and
+    volatile, relaxed, acquiring and releasing accesses, are not looked at by themselves; bulk copies neither.
 
     Every byte knows who stored it last, and one block that loaded it since (or that several did).
     """
@@ -580,7 +599,19 @@ class GlobalRaces:
             last[at] = new
             both &= last[at] != new
         if both.any():
-            self.fault(access, both, block, known.writer[at], at, known, region, lanes, size, verb, "writes with the same instruction")
+            self.fault(
+                access,
+                both,
+                block,
+                known.writer[at],
+                at,
+                known,
+                region,
+                lanes,
+                size,
+                verb,
+                "writes with the same instruction",
+            )
 
     def judge(self, access, other, block, before, when, region, at, known, lanes, size, verb, what) -> None:
         """Raise a fault for bytes whose two accesses nothing can have ordered; count the others."""
@@ -597,7 +628,8 @@ class GlobalRaces:
         """What is undecided, in words."""
         entry, module = self.launch.code.program.entry.name, self.launch.module.name
         return (
-            f"{entry}: {self.undecided} bytes of global memory were stored by one block and stored or loaded by another, first at "
+            f"{entry}: {self.undecided} bytes of global memory were stored by one block and stored or loaded by "
+            "another, first at "
             f"{module}:{self.undecided_line}; atomics or fences lie between, whether they order the two is undecided"
         )
 
@@ -620,7 +652,8 @@ _NOBODY, _SEVERAL = -1, -2
 
 
 class _Bytes:
-    """What is known of each byte of an allocation: the block that stored it last, a block that loaded it since, and when."""
+    """What is known of each byte of an allocation: the block that stored it last, a block that loaded it since, and
+    when."""
 
     def __init__(self, region):
         size = len(region.data)

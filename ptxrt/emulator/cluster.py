@@ -38,7 +38,9 @@ class _ClusterBarrier:
     def wait(self, threads) -> None:
         where = self.at(threads.lane)
         if not (self.arrived[where] | self.done[where]).all():
-            raise Fault("waits at the barrier of its cluster without arriving first", ~(self.arrived[where] | self.done[where]))
+            raise Fault(
+                "waits at the barrier of its cluster without arriving first", ~(self.arrived[where] | self.done[where])
+            )
         stays = ~self.done[where]
         self.done[where] = False
         if stays.any():

@@ -7,7 +7,7 @@ one block is a local variable of the function, whose name is used again when the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from ..ptx.ir import Address, Immediate, Instruction, Negated, Register, Special, Symbol, Vector
 from ..ptx.lower import Branch, Switch
@@ -57,7 +57,7 @@ class BlockWriter:
         self.prepared: dict[object, str] = {}
         self.free_names: list[str] = []
         self.name_count = 0
-        self.current: Optional[Instruction] = None
+        self.current: Instruction | None = None
 
     # -- names and lines ----------------------------------------------------------------------------------------
 
@@ -126,7 +126,10 @@ class BlockWriter:
             for prepared, source in zip(prepare or (), item.sources):
                 if prepared is not None:
                     elements = source.elements if isinstance(source, Vector) else (source,)
-                    key = (prepared, tuple((e.name, versions.get(e.name, 0)) if isinstance(e, Register) else e for e in elements))
+                    key = (
+                        prepared,
+                        tuple((e.name, versions.get(e.name, 0)) if isinstance(e, Register) else e for e in elements),
+                    )
                     self.prepared_last[key] = position
             for register in item.registers_written():
                 versions[register.name] = versions.get(register.name, 0) + 1
@@ -240,7 +243,11 @@ class BlockWriter:
     def source(self, operand, spec: Operand, semantics: Semantics) -> str:
         """The expression for one register-like source of a signature."""
         kind = spec.kind
-        if spec.optional and isinstance(operand, (Register, Negated)) and getattr(operand, "register", operand).type == "pred":
+        if (
+            spec.optional
+            and isinstance(operand, (Register, Negated))
+            and getattr(operand, "register", operand).type == "pred"
+        ):
             return self.view(operand, "b1")  # cp.async: a size or a predicate, which the opcode does not tell
         name = self.view(operand, kind)
         if self.loose(operand) and kind[0] != "f" and not semantics.option("copies"):
@@ -324,13 +331,17 @@ class BlockWriter:
         if kind != target and kind[0] == "f":
             expression = f"{expression}.view('u{kind[1:]}')"
         if self.is_row(register):
-            self.emit(f"copyto({self.row(register, target, write=True)}, {expression}, where={predicate}, casting='unsafe')")
+            self.emit(
+                f"copyto({self.row(register, target, write=True)}, {expression}, where={predicate}, casting='unsafe')"
+            )
             self.row(register, target)
             self.assigned(register)
             return
         old = self.register_view(register, target)
         name = self.fresh()
-        self.emit(f"{name} = where({predicate}, {expression}, {old})" + (f".astype('{target}')" if kind != target else ""))
+        self.emit(
+            f"{name} = where({predicate}, {expression}, {old})" + (f".astype('{target}')" if kind != target else "")
+        )
         self.assigned(register)
         value = self.values.pop(register.name, None)
         if value:
@@ -360,7 +371,7 @@ class BlockWriter:
         else:
             self.translate_blocking(item)
 
-    def guard_name(self, item: Decoded) -> Optional[str]:
+    def guard_name(self, item: Decoded) -> str | None:
         if item.instruction.guard is None:
             return None
         register, negated = item.instruction.guard
@@ -375,8 +386,17 @@ class BlockWriter:
         if len(targets) == len(sources) == 1:
             source = sources[0]
             kind = UNSIGNED[size]
-            if isinstance(source, Register) and source.name in self.values and not guard and not self.is_row(targets[0]):
-                kind = next(known for known in self.values[source.name].views if (0 if known == "b1" else int(known[1:])) == size)
+            if (
+                isinstance(source, Register)
+                and source.name in self.values
+                and not guard
+                and not self.is_row(targets[0])
+            ):
+                kind = next(
+                    known
+                    for known in self.values[source.name].views
+                    if (0 if known == "b1" else int(known[1:])) == size
+                )
             type = {"b1": "pred", "u": f"u{8 * size}", "i": f"s{8 * size}", "f": f"f{8 * size}"}[
                 "b1" if kind == "b1" else kind[0]
             ]
@@ -415,7 +435,9 @@ class BlockWriter:
                 if not isinstance(target, Register):
                     names.append("")
                     continue
-                piece = f"({whole} >> {self.translator.constant(8 * part * position, f'u{size}')})" if position else whole
+                piece = (
+                    f"({whole} >> {self.translator.constant(8 * part * position, f'u{size}')})" if position else whole
+                )
                 name = self.fresh()
                 self.emit(f"{name} = {piece}.astype('u{part}')")
                 names.append(name)
@@ -434,7 +456,10 @@ class BlockWriter:
             if source is None:
                 arguments.append("None")
             elif spec.count:
-                parts = [self.dense(self.source(element, spec, semantics), element, spec, dense) for element in source.elements]
+                parts = [
+                    self.dense(self.source(element, spec, semantics), element, spec, dense)
+                    for element in source.elements
+                ]
                 arguments.append("(" + ", ".join(parts) + ",)")
             elif spec.is_address:
                 arguments.append(self.address(source, spec))
@@ -475,7 +500,9 @@ class BlockWriter:
             return
         self.translate_results(item, f"{function}({', '.join(arguments)})", types, guard, scalar)
 
-    def translate_results(self, item: Decoded, call: str, types: list[str], guard: Optional[str], scalar: bool = False) -> None:
+    def translate_results(
+        self, item: Decoded, call: str, types: list[str], guard: str | None, scalar: bool = False
+    ) -> None:
         """Assign the tuple that a call returns."""
         if not item.destinations:
             self.emit(call)
@@ -485,7 +512,11 @@ class BlockWriter:
         read = {register.name for register in item.registers_read()}
         for position, (register, name) in enumerate(zip(item.destinations, names)):
             # A result may be one of the sources itself: it is copied before a row that is a source changes.
-            if position and isinstance(register, Register) and any(earlier.name in read for earlier in item.registers_written()):
+            if (
+                position
+                and isinstance(register, Register)
+                and any(earlier.name in read for earlier in item.registers_written())
+            ):
                 self.emit(f"{name} = {name}.copy()")
         for register, type, name in zip(item.destinations, types, names):
             if guard:

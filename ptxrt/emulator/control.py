@@ -20,7 +20,9 @@ def _plain(*allowed: tuple[str, ...]):
 
     def resolver(modifiers: tuple[str, ...]) -> Semantics:
         if modifiers not in allowed:
-            raise Unsupported(f"expected {' or '.join('.' + '.'.join(words) if words else 'no modifier' for words in allowed)}")
+            raise Unsupported(
+                f"expected {' or '.join('.' + '.'.join(words) if words else 'no modifier' for words in allowed)}"
+            )
         return Lanes("", "", _nothing)
 
     return resolver
@@ -48,7 +50,8 @@ def trap(modifiers: tuple[str, ...]) -> Semantics:
 _FENCE_WORDS = {
     "membar": {"cta", "gl", "sys", "proxy", "alias"},
     "fence": {
-        "sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "proxy", "alias", "async", "global", "shared::cta",
+        "sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "proxy", "alias", "async", "global",
+        "shared::cta",
         "shared::cluster", "mbarrier_init", "sync_restrict",
     },
 }  # fmt: skip

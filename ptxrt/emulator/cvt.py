@@ -4,14 +4,14 @@ In the x2 forms from two sources the first source lands in the high half. NaN: a
 (0x7fffffff, 0x7fff); formats without NaN get their largest value; integers get zero, or the sign bit alone where
 source or destination has 64 bits.
 
-The forms are those that ptxas 13.0 assembles, and those of ptxas 13.4 between bf16x2, or f16x2, and narrower formats but
-for the scaled ones (.scaled::n2::ue8m0). ptxas knows fewer for bf16 (no .sat, no 8-bit integers), and one that the ISA
-text does not, f16 to bf16 and back without a rounding, for which it writes the instruction of .rn.
+The forms are those that ptxas 13.0 assembles, and those of ptxas 13.4 between bf16x2, or f16x2, and narrower formats
+but for the scaled ones (.scaled::n2::ue8m0). ptxas knows fewer for bf16 (no .sat, no 8-bit integers), and one that the
+ISA text does not, f16 to bf16 and back without a rounding, for which it writes the instruction of .rn.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -159,7 +159,8 @@ def _sticky_float64(a: np.ndarray) -> np.ndarray:
 
 
 def _float64_from_wide(a: np.ndarray, mode: str) -> np.ndarray:
-    """64-bit integers to float64 in a directed mode: an exact sum of two halves, moved by one step if it was rounded."""
+    """64-bit integers to float64 in a directed mode: an exact sum of two halves, moved by one step if it was
+    rounded."""
     magnitude = _magnitude(a)
     high = (magnitude >> np.uint64(32)).astype(np.float64) * 2.0**32
     low = (magnitude & np.uint64(0xFFFFFFFF)).astype(np.float64)
@@ -197,7 +198,9 @@ def _float_from_float(options: set[str], destination: str, source: str) -> Seman
     if narrowing and _FLOATS[source] == 16:
         mode = mode or "rn"
     if narrowing != (mode is not None):
-        raise Unsupported(f"from .{source} to .{destination} a rounding .rn .rz .rm .rp is {'needed' if narrowing else 'not allowed'}")
+        raise Unsupported(
+            f"from .{source} to .{destination} a rounding .rn .rz .rm .rp is {'needed' if narrowing else 'not allowed'}"
+        )
     limited = [f".{word}" for word in (relu, saturate) if word in ("relu", "satfinite")]
     if limited and not (narrowing and source == "f32" and mode in ("rn", "rz") and not flush and saturate != "sat"):
         raise Unsupported(f"{limited[0]} goes with f16 and bf16 from f32, with .rn or .rz, and without .ftz and .sat")
@@ -279,7 +282,7 @@ def _f16_from_f32(a: np.ndarray) -> np.ndarray:
     return np.where(nan, np.uint16(0x7FFF).view(np.float16), result) if nan.any() else result
 
 
-@lru_cache(maxsize=None)
+@cache
 def _f16_values() -> np.ndarray:
     """f32 of all 65536 f16 codes; a look-up is several times faster than NumPy's conversion."""
     return canonical(FORMATS["f16"].values.astype(np.float32))
@@ -301,7 +304,8 @@ _DIRECT = {
 
 
 def _tf32(options: set[str], source: str) -> Semantics:
-    """cvt.{rn|rz|rna}{.satfinite}{.relu}.tf32.f32: 10 explicit mantissa bits; the low 13 bits of the register are zero."""
+    """cvt.{rn|rz|rna}{.satfinite}{.relu}.tf32.f32: 10 explicit mantissa bits; the low 13 bits of the register are
+    zero."""
     mode = _take(options, "rn", "rz", "rna")
     saturate, relu = _take(options, "satfinite"), _take(options, "relu")
     _nothing_left(options)
@@ -358,14 +362,14 @@ def _odd_bf16(a) -> np.ndarray:
     return ((bits >> np.uint32(16)) | ((bits & np.uint32(0xFFFF)) != 0)).astype(np.uint16)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _narrow_codes(source: str, destination: str, relu: bool) -> np.ndarray:
     """For every 16-bit code of `source` the code in `destination`, to nearest even, saturated; uint8 (65536,)."""
     values = FORMATS[source].values
     return encode(_relu(values) if relu else values, FORMATS[destination], "rn", saturate=True).astype(np.uint8)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _scale_codes(mode: str, saturate: bool) -> np.ndarray:
     """For every bf16 code the ue8m0 code of its magnitude, rounded up (rp) or down (rz) to a power of two."""
     values = np.abs(FORMATS["bf16"].values)
@@ -408,7 +412,7 @@ def _narrow_from(options: set[str], destination: str, source: str) -> Semantics:
     return Lanes(destination, source, lambda a: pack(a >> np.uint32(16), a & np.uint32(0xFFFF)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _pair_codes(narrow: str, destination: str, relu: bool, saturate: bool) -> np.ndarray:
     """The packed pair of `destination` for every packed code pair of `narrow`; uint32 (256,) or (65536,)."""
     format, into = FORMATS[narrow], FORMATS[destination]
@@ -435,7 +439,8 @@ def _pair_from_narrow(options: set[str], destination: str, source: str) -> Seman
     if options != {"rn"} or not (scale or number or wide):
         narrow = "{e4m3x2|e5m2x2|e3m2x2|e2m3x2|e2m1x2}"
         raise Unsupported(
-            f"expected cvt.rn{{.relu}}.f16x2.{narrow}, cvt.rn{{.relu}}{{.satfinite}}.bf16x2.{narrow} or cvt.rn.bf16x2.ue8m0x2"
+            f"expected cvt.rn{{.relu}}.f16x2.{narrow}, cvt.rn{{.relu}}{{.satfinite}}.bf16x2.{narrow} or "
+            "cvt.rn.bf16x2.ue8m0x2"
         )
     table = _pair_codes(name, destination[:-2], relu, saturate)
     return Lanes(destination, source, lambda a: table[a])

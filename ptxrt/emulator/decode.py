@@ -6,7 +6,7 @@ a vector where a register stands, registers that are too narrow.
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from collections.abc import Sequence
 
 from ..errors import PtxError, Unsupported
 from ..ptx.ir import (
@@ -50,9 +50,19 @@ def register_bytes(type: str) -> int:
 class Decoded:
     """An instruction with its semantics (None: mov or bra), flat destinations and sources."""
 
-    __slots__ = ("instruction", "semantics", "destinations", "sources", "flat", "uniform", "copies", "_reads", "_writes")
+    __slots__ = (
+        "instruction",
+        "semantics",
+        "destinations",
+        "sources",
+        "flat",
+        "uniform",
+        "copies",
+        "_reads",
+        "_writes",
+    )
 
-    def __init__(self, instruction: Instruction, semantics: Optional[Semantics], destinations: list, sources: list):
+    def __init__(self, instruction: Instruction, semantics: Semantics | None, destinations: list, sources: list):
         self.instruction = instruction
         self.semantics = semantics
         self.destinations = destinations
@@ -96,7 +106,8 @@ class Decoder:
         self.name = name
 
     def decode(self, instruction: Instruction) -> Decoded:
-        """The instruction with its meaning. Raises Unsupported for an opcode that is not known, or operands that do not fit it."""
+        """The instruction with its meaning. Raises Unsupported for an opcode that is not known, or operands that do not
+        fit it."""
         try:
             return self._decode(instruction)
         except PtxError:
@@ -124,23 +135,31 @@ class Decoder:
         split = len(semantics.destinations)
         if semantics.plain and len(operands) == split + len(semantics.sources):
             destinations, sources = operands[:split], operands[split:]
-            if all(type(found) in _SINGLE for found in sources) and all(type(found) is Register for found in destinations):
+            if all(type(found) in _SINGLE for found in sources) and all(
+                type(found) is Register for found in destinations
+            ):
                 self.check_widths(instruction, semantics, destinations, sources)
                 return Decoded(instruction, semantics, destinations, sources)
         destinations, sources = self.match_operands(instruction, list(operands), semantics)
         self.check_widths(instruction, semantics, destinations, sources)
         return Decoded(instruction, semantics, destinations, sources)
 
-    def check_widths(self, instruction: Instruction, semantics: Semantics, destinations: Sequence, sources: Sequence) -> None:
+    def check_widths(
+        self, instruction: Instruction, semantics: Semantics, destinations: Sequence, sources: Sequence
+    ) -> None:
         """Registers are as wide as the types that the opcode names, or wider; predicates are predicates."""
         for register, type in zip(destinations, semantics.result_types):
             if register.__class__ is not Register or register.type == type:
                 continue
             size, width = SIZES[KINDS[type]], WIDTHS[register.type]
             if (width == 0) != (size == 0):
-                raise self.error(instruction, f"a {type} result does not go into the {register.type} register {register.name}")
+                raise self.error(
+                    instruction, f"a {type} result does not go into the {register.type} register {register.name}"
+                )
             if size > width:
-                raise self.error(instruction, f"a {type} result does not fit the {register.type} register {register.name}")
+                raise self.error(
+                    instruction, f"a {type} result does not fit the {register.type} register {register.name}"
+                )
         for spec, source in zip(semantics.sources, sources):
             if spec.is_address or spec.is_immediate:
                 base = source.base if source.__class__ is Address else None
@@ -149,7 +168,11 @@ class Decoder:
                 continue
             for operand in source.elements if source.__class__ is Vector else (source,):
                 register = operand.register if operand.__class__ is Negated else operand
-                if register.__class__ is not Register or register.type == spec.type or (spec.optional and register.type == "pred"):
+                if (
+                    register.__class__ is not Register
+                    or register.type == spec.type
+                    or (spec.optional and register.type == "pred")
+                ):
                     continue
                 size, width = SIZES[spec.kind], WIDTHS[register.type]
                 if (width == 0) != (size == 0) or size > width:
@@ -259,7 +282,9 @@ class Decoder:
                     raise self.error(instruction, "expected an immediate")
                 sources.append(found)
             elif isinstance(found, (Vector, Address, List, Pair)):
-                raise self.error(instruction, f"expected a {operand.type} operand, found {type(found).__name__.lower()}")
+                raise self.error(
+                    instruction, f"expected a {operand.type} operand, found {type(found).__name__.lower()}"
+                )
             else:
                 sources.append(found)
         if operands:
@@ -278,4 +303,6 @@ def _described(operand) -> str:
         return f"'{operand.name}'"
     if isinstance(operand, Immediate):
         return "a number"
-    return {Pair: "d|p", List: "(...)", Address: "an address", Negated: "!p"}.get(type(operand), type(operand).__name__.lower())
+    return {Pair: "d|p", List: "(...)", Address: "an address", Negated: "!p"}.get(
+        type(operand), type(operand).__name__.lower()
+    )

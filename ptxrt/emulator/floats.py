@@ -6,8 +6,8 @@ products, quotients and roots of f32 and f64, to nearest) is not here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Callable
 
 import numpy as np
 
@@ -99,7 +99,9 @@ def round_directed(total, rest, mode: str, dtype):
         moved = np.where(outside, np.nextafter(near, near.dtype.type(0)), near)
     # A sum of opposite values that is exactly zero is -0 when rounding down.
     if mode == "rm":
-        moved = np.where((moved == 0) & (rest == 0) & (total == 0) & ~np.signbit(total), np.copysign(moved, moved), moved)
+        moved = np.where(
+            (moved == 0) & (rest == 0) & (total == 0) & ~np.signbit(total), np.copysign(moved, moved), moved
+        )
     return moved
 
 
@@ -233,8 +235,8 @@ _SUBNORMAL_END = 0x00FFFFFF  # twice the bits of the smallest normal float32, le
 def fma_bf16(x, y, z):
     """bf16 fma in float32: exact, or else rounded to odd there, so that the rounding to bf16 is the only one."""
     product = x * y
-    # A product of two bf16 has 16 bits: it is exact, unless it is subnormal. (One that vanishes altogether is below all that
-    # the rounding could notice.) Zero minus one wraps around to the largest number.
+    # A product of two bf16 has 16 bits: it is exact, unless it is subnormal. (One that vanishes altogether is below all
+    # that the rounding could notice.) Zero minus one wraps around to the largest number.
     magnitude = product.view(np.uint32) << np.uint32(1)
     exact = int(np.subtract(magnitude, np.uint32(1), out=magnitude).min(initial=_LARGEST)) >= _SUBNORMAL_END
     if exact and not z.any():
@@ -313,7 +315,9 @@ def pair_of_floats(function: Callable) -> Callable:
 
     def run(*operands):
         shape = np.broadcast_shapes(*(np.shape(operand) for operand in operands))
-        parts = [np.ascontiguousarray(np.broadcast_to(operand, shape)).reshape(-1).view(np.float32) for operand in operands]
+        parts = [
+            np.ascontiguousarray(np.broadcast_to(operand, shape)).reshape(-1).view(np.float32) for operand in operands
+        ]
         result = np.asarray(function(*parts), np.float32)
         bits = np.where(np.isnan(result), np.uint32(0x7FFFFFFF), result.view(np.uint32))
         return bits.view(np.uint64).reshape(shape)
@@ -355,7 +359,9 @@ def on_elements(type: str, function: Callable) -> Callable:
 
     def run(*operands):
         shape = np.broadcast_shapes(*(np.shape(operand) for operand in operands))
-        parts = [np.ascontiguousarray(np.broadcast_to(operand, shape)).reshape(-1).view(np.uint16) for operand in operands]
+        parts = [
+            np.ascontiguousarray(np.broadcast_to(operand, shape)).reshape(-1).view(np.uint16) for operand in operands
+        ]
         result = np.asarray(function(*parts))
         return result.view(np.uint32 if packed else np.uint16).reshape(shape)
 

@@ -66,10 +66,11 @@ it) that says who is at fault. The machine adds kernel, block, thread, PTX line 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from importlib import import_module
-from typing import Callable, Mapping, Optional, Sequence, Union
+from typing import Union
 
 import numpy as np
 
@@ -141,18 +142,22 @@ class Operand:
 _OPERAND = re.compile(r"(\[(?P<space>\w+)\]|(?P<type>\w+))(\*(?P<count>\d+))?(?P<optional>\?)?")
 
 
-@lru_cache(maxsize=None)
+@cache
 def signature(text: str) -> tuple[Operand, ...]:
     """Read `"b32|pred?, f32*4, [shared]"` into operands; raises ValueError for what it is not."""
     operands = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         for position, piece in enumerate(part.split("|")):
             match = _OPERAND.fullmatch(piece.strip())
-            known = match and (match["space"] in SPACES if match["space"] else match["type"] in DTYPES or match["type"] == "imm")
+            known = match and (
+                match["space"] in SPACES if match["space"] else match["type"] in DTYPES or match["type"] == "imm"
+            )
             if not known:
                 raise ValueError(f"'{piece}' in the signature '{text}' is no operand type")
             operands.append(
-                Operand(match["space"] or match["type"], int(match["count"] or 0), bool(match["optional"]), position > 0)
+                Operand(
+                    match["space"] or match["type"], int(match["count"] or 0), bool(match["optional"]), position > 0
+                )
             )
     return tuple(operands)
 
@@ -212,8 +217,8 @@ def Warps(
     function: Function,
     *,
     aligned: bool = False,
-    mask: Optional[int] = None,
-    prepare: Optional[Sequence[Optional[Callable]]] = None,
+    mask: int | None = None,
+    prepare: Sequence[Callable | None] | None = None,
     orders: bool = False,
 ) -> Semantics:
     """A pure instruction that a warp executes together, on arrays of shape (warps, 32).
@@ -231,8 +236,8 @@ def Memory(
     *,
     warps: bool = False,
     aligned: bool = False,
-    constant: Optional[Callable] = None,
-    using: Optional[Callable[[int], Semantics]] = None,
+    constant: Callable | None = None,
+    using: Callable[[int], Semantics] | None = None,
 ) -> Semantics:
     """An instruction that reads or writes memory: function(memory, *sources).
 
@@ -259,8 +264,22 @@ REGISTRY: dict[str, Resolver] = {}
 
 #: The modules that define instructions, in the order in which they are read.
 FAMILIES = (
-    "alu", "video", "control", "access", "mma", "ldmatrix", "cp_async", "cvt", "math", "warp", "barrier", "mbarrier", "bulk",
-    "cluster", "registers", "system",
+    "alu",
+    "video",
+    "control",
+    "access",
+    "mma",
+    "ldmatrix",
+    "cp_async",
+    "cvt",
+    "math",
+    "warp",
+    "barrier",
+    "mbarrier",
+    "bulk",
+    "cluster",
+    "registers",
+    "system",
 )
 
 
@@ -283,7 +302,7 @@ def load_families() -> None:
         import_module(f"{__package__}.{family}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def resolve(opcode: str) -> Semantics:
     """The meaning of a dotted opcode such as `add.rn.f32`; raises `Unsupported` with the reason."""
     load_families()
@@ -296,7 +315,9 @@ def resolve(opcode: str) -> Semantics:
             except Unsupported as error:
                 raise Unsupported(f"{opcode} is not implemented: {error}") from None
             except (ArithmeticError, LookupError, TypeError, ValueError):  # modifiers that a resolver takes for granted
-                raise Unsupported(f"{opcode} is not implemented: '{'.'.join(words[length:])}' is not understood") from None
+                raise Unsupported(
+                    f"{opcode} is not implemented: '{'.'.join(words[length:])}' is not understood"
+                ) from None
     related = sorted(name for name in REGISTRY if name.split(".")[0] == words[0])
     reason = f"there is {', '.join(related)}" if related else f"no instruction is called '{words[0]}'"
     raise Unsupported(f"{opcode} is not implemented: {reason}")

@@ -8,8 +8,8 @@ in order, one 32-bit register of 32 lanes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Callable, Optional
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def _space(words: list[str]) -> str:
     return "generic"
 
 
-def _suppliers(address: np.ndarray, rows: int) -> tuple[np.ndarray, Optional[np.ndarray]]:
+def _suppliers(address: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray | None]:
     """The row addresses (warps, rows) and the flat index of the lane that supplies each, None for all in order.
 
     Checks the alignment.
@@ -68,17 +68,17 @@ def _transposed_bytes(rows: np.ndarray) -> np.ndarray:
 # Rows of 16 elements narrower than a byte, padded to 16 bytes. The padding is not read.
 
 
-def _load_bytes(memory, space: str, address: np.ndarray, lanes: Optional[np.ndarray]) -> np.ndarray:
+def _load_bytes(memory, space: str, address: np.ndarray, lanes: np.ndarray | None) -> np.ndarray:
     return memory.load(space, address, 16, lane=lanes)
 
 
-def _load_b4x16_p64(memory, space: str, address: np.ndarray, lanes: Optional[np.ndarray]) -> np.ndarray:
+def _load_b4x16_p64(memory, space: str, address: np.ndarray, lanes: np.ndarray | None) -> np.ndarray:
     """8 bytes of 4-bit elements, low nibble first, and 8 of padding: one byte each, in bits 3..0."""
     packed = memory.load(space, address, 8, lane=lanes)
     return np.stack((packed & np.uint8(15), packed >> np.uint8(4)), axis=-1).reshape(*address.shape, 16)
 
 
-def _load_b6x16_p32(memory, space: str, address: np.ndarray, lanes: Optional[np.ndarray]) -> np.ndarray:
+def _load_b6x16_p32(memory, space: str, address: np.ndarray, lanes: np.ndarray | None) -> np.ndarray:
     """12 bytes of 6-bit elements, lowest bits first, and 4 of padding: one byte each, in bits 5..0."""
     packed = np.concatenate(
         (memory.load(space, address, 8, lane=lanes), memory.load(space, address + np.uint64(8), 4, lane=lanes)), axis=-1
@@ -154,7 +154,9 @@ def stmatrix(modifiers: tuple[str, ...]) -> Semantics:
     transposed = words[2:3] == ["trans"]
     kind = (words[0], transposed, words[-1]) if words else None
     if len(words) != 3 + transposed or words[1] not in _COUNTS or kind not in _STORES:
-        raise Unsupported("expected stmatrix.sync.aligned.m8n8.{x1|x2|x4}{.trans}{.shared}.b16 or m16n8.{x1|x2|x4}.trans{.shared}.b8")
+        raise Unsupported(
+            "expected stmatrix.sync.aligned.m8n8.{x1|x2|x4}{.trans}{.shared}.b16 or m16n8.{x1|x2|x4}.trans{.shared}.b8"
+        )
     count, reorder = _COUNTS[words[1]], _STORES[kind]
 
     def store(memory, address, registers):

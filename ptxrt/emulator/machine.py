@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Callable, Optional
+from collections.abc import Callable
 
 import numpy as np
 
@@ -27,9 +27,14 @@ _NOWHERE = np.iinfo(np.int32).max  # the key of a thread that cannot run
 PARAM_BYTES = 32764  # the most that the PTX ISA allows
 _SHARED_LIMIT = 227 * 1024  # the most shared memory a block has on any GPU
 _FAIRNESS = 64  # every so many steps over parted threads, those who waited longest run
-_RACE_BYTES = 1 << 28  # at most, for the readers of every word of shared memory; four times that where bytes are touched
+_RACE_BYTES = (
+    1 << 28
+)  # at most, for the readers of every word of shared memory; four times that where bytes are touched
 _RESERVED_BYTES = 1024  # of shared memory that the driver keeps, and cooperative groups use
-_WORKSPACE = {"envreg1": 32, "envreg2": 0}  # the halves of the address of a grid's workspace (cooperative_groups/details)
+_WORKSPACE = {
+    "envreg1": 32,
+    "envreg2": 0,
+}  # the halves of the address of a grid's workspace (cooperative_groups/details)
 _WORKSPACE_BYTES = 64
 _BATCH_BYTES = 1 << 32  # at most, for the registers, shared and local memory of blocks that run together
 _CLOCK_STEPS = 16  # basic blocks between two looks at the clock, where a launch has a time limit
@@ -64,11 +69,13 @@ class Launch:
             self.reserved = -(-self.shared_bytes // 128) * 128
             self.shared_bytes = self.reserved + _RESERVED_BYTES
         self.local_bytes = program.frame_bytes
-        self.global_races = GlobalRaces(self, emulator.strict_races) if emulator.find_races and self.blocks > 1 else None
+        self.global_races = (
+            GlobalRaces(self, emulator.strict_races) if emulator.find_races and self.blocks > 1 else None
+        )
         self.workspace = 0  # of the grid, for cooperative groups
         self.uniform: list[np.ndarray] = []
         self.uniform_values: dict[str, np.ndarray] = {}  # by register; evaluated once, whichever blocks look them up
-        self.meter: Optional[Progress] = None
+        self.meter: Progress | None = None
         self.deadline = None if emulator.timeout is None else time.monotonic() + emulator.timeout
 
     @property
@@ -91,7 +98,8 @@ class Launch:
             return self.workspace >> _WORKSPACE[name] & FULL_MASK
         return {
             "nwarpid": self.warps, "nsmid": 1, "cluster_nctarank": 1, "total_smem_size": total, "aggr_smem_size": total,
-            "dynamic_smem_size": self.dynamic_bytes, "reserved_smem_offset_end": SHARED_BASE, "reserved_smem_offset_cap": SHARED_BASE,
+            "dynamic_smem_size": self.dynamic_bytes, "reserved_smem_offset_end": SHARED_BASE,
+            "reserved_smem_offset_cap": SHARED_BASE,
         }.get(name, 0)  # fmt: skip
 
     def address_of(self, name: str) -> int:
@@ -163,10 +171,10 @@ class _GatheredRows:
 class Executing(Access):
     """The threads that execute a basic block: memory (see `Access`), special registers, whole warps."""
 
-    def __init__(self, batch: "Batch", lanes: Optional[np.ndarray]):
+    def __init__(self, batch: "Batch", lanes: np.ndarray | None):
         super().__init__(batch, lanes)
         self._specials: dict[tuple[str, str], np.ndarray] = {}
-        self._whole: Optional[bool] = None
+        self._whole: bool | None = None
 
     @property
     def whole(self) -> bool:
@@ -202,7 +210,9 @@ class Executing(Access):
 class _State:
     """Where all threads of a batch are, and what their registers hold."""
 
-    def __init__(self, step: int, block: Optional[int], lanes: Optional[np.ndarray], key: np.ndarray, rows: dict[str, np.ndarray]):
+    def __init__(
+        self, step: int, block: int | None, lanes: np.ndarray | None, key: np.ndarray, rows: dict[str, np.ndarray]
+    ):
         self.step, self.block, self.lanes, self.key, self.rows = step, block, lanes, key, rows
         self.samples, self.limit = 0, 1
 
@@ -226,7 +236,7 @@ class Batch:
         self.blocks, self.threads, self.warps = blocks, launch.threads, launch.warps
         self.lanes = lanes = blocks * self.warps * WARP
         self.checks = launch.emulator.checks
-        self.observer: Optional[Observer] = None
+        self.observer: Observer | None = None
         self.global_races = launch.global_races
         self.lane_ids = np.arange(lanes)
         self.block = self.lane_ids // (self.warps * WARP)
@@ -243,18 +253,20 @@ class Batch:
         self.copies = CopyQueue(self)
         self.printed: list[tuple[int, int, str]] = []  # thread, number, text
         if self.shared_bytes and (launch.emulator.count_conflicts or launch.emulator.find_races):
-            self.observer = Observer(self, launch.emulator.count_conflicts, launch.emulator.find_races, launch.emulator.strict_races)
+            self.observer = Observer(
+                self, launch.emulator.count_conflicts, launch.emulator.find_races, launch.emulator.strict_races
+            )
         self.state: dict = {}
         self.guarded = False  # whether parts of shared memory may not be written: copies in flight, mbarriers
         self.exit_callbacks: list[Callable[[np.ndarray], None]] = []
         self.idle_callbacks: list[Callable[[], bool]] = []
         self.rows = _Rows(self.code.rows, lanes)
-        self.gathered: Optional[_GatheredRows] = None
-        self.executing: Optional[Executing] = None
+        self.gathered: _GatheredRows | None = None
+        self.executing: Executing | None = None
         self.key = np.where(self.alive, 0, _NOWHERE).astype(np.int32)
         self.resume = np.zeros(lanes, np.int32)
         self.parked = np.zeros(lanes, bool)
-        self.parking: Optional[np.ndarray] = None
+        self.parking: np.ndarray | None = None
         self.reasons: dict[str, np.ndarray] = {}
         self.issued = 0
         self.last_run: dict[int, int] = {}
@@ -266,7 +278,7 @@ class Batch:
         self.changes = 0
         self.quiet: dict[int, int] = {}  # `changes` after each block that watches memory ran last
         self.calm_since = self.calm_changes = 0
-        self.suspect: Optional[_State] = None
+        self.suspect: _State | None = None
         self.compares = False  # whether a store of what is there already is told from a change
         self.current = 0
         # By block whether it lies behind an aligned barrier, and the last such block that a parted thread ran.
@@ -420,7 +432,7 @@ class Batch:
                     self.patience = 0
                     break
 
-    def choose(self) -> Optional[tuple[int, Optional[np.ndarray], bool]]:
+    def choose(self) -> tuple[int, np.ndarray | None, bool] | None:
         """The basic block to run next, its threads (None: all lanes), and whether no other thread can run."""
         key = able = self.key_of_whole_warps()
         if self.one_by_one:
@@ -433,7 +445,10 @@ class Batch:
                 return self.choose()
             if able is self.key:
                 raise self.deadlock()
-            key, low = self.key, int(self.key.min())  # the missing lanes can never arrive: run anyway, so that the instruction reports them
+            key, low = (
+                self.key,
+                int(self.key.min()),
+            )  # the missing lanes can never arrive: run anyway, so that the instruction reports them
         lanes = np.flatnonzero(key == low)
         if len(lanes) == self.lanes:
             return low, None, True
@@ -456,7 +471,8 @@ class Batch:
         return low, np.flatnonzero(key == low), False
 
     def key_of_whole_warps(self) -> np.ndarray:
-        """The key without threads that come to a .sync instruction while others of their warp wait: for those they wait, too."""
+        """The key without threads that come to a .sync instruction while others of their warp wait: for those they
+        wait, too."""
         if not self.parked.any():
             return self.key
         able = self.key != _NOWHERE
@@ -484,10 +500,11 @@ class Batch:
         return alone
 
     def complete_warps(self, lanes: np.ndarray) -> np.ndarray:
-        """Those lanes whose warp waits for none of its threads: all that can run are here, or wait like these further down.
+        """Those lanes whose warp waits for none of its threads: all that can run are here, or wait like these further
+        down.
 
-        Threads that wait at other instructions for whole warps cannot come: the lowest instruction runs, for the threads
-        that are there. It says who is missing where its membermask names others.
+        Threads that wait at other instructions for whole warps cannot come: the lowest instruction runs, for the
+        threads that are there. It says who is missing where its membermask names others.
         """
         warps = self.lanes // WARP
         block = int(self.key[lanes[0]])
@@ -498,7 +515,7 @@ class Batch:
         here += further.reshape(-1, WARP).sum(axis=1)
         return lanes[(here == able.reshape(-1, WARP).sum(axis=1))[lanes // WARP]]
 
-    def keep_rows(self, lanes: Optional[np.ndarray]) -> None:
+    def keep_rows(self, lanes: np.ndarray | None) -> None:
         """Scatter what was gathered for the threads that ran last, unless the same ones go on."""
         executing = self.executing
         if executing is None:
@@ -511,7 +528,7 @@ class Batch:
             self.gathered = None
         self.executing = None
 
-    def step(self, number: int, lanes: Optional[np.ndarray], together: bool) -> Optional[int]:
+    def step(self, number: int, lanes: np.ndarray | None, together: bool) -> int | None:
         """Run one basic block. Returns the next one if the same threads go on together and no one else can run."""
         block = self.code.blocks[number]
         self.current = number
@@ -570,7 +587,7 @@ class Batch:
         self.key[slice(None) if lanes is None else lanes] = target
         return None
 
-    def branch(self, terminator: Branch, predicate: np.ndarray, lanes: Optional[np.ndarray]) -> Optional[int]:
+    def branch(self, terminator: Branch, predicate: np.ndarray, lanes: np.ndarray | None) -> int | None:
         """The common target of all, or None after each thread was sent to its own."""
         taken, otherwise = terminator.taken, terminator.otherwise
         if terminator.negated:
@@ -582,7 +599,7 @@ class Batch:
         self.key[slice(None) if lanes is None else lanes] = np.where(predicate, np.int32(taken), np.int32(otherwise))
         return None
 
-    def switch(self, terminator: Switch, index: np.ndarray, lanes: Optional[np.ndarray]) -> Optional[int]:
+    def switch(self, terminator: Switch, index: np.ndarray, lanes: np.ndarray | None) -> int | None:
         targets = np.array(terminator.targets, np.int32)
         if (index >= len(targets)).any():
             raise EmulatorFault(
@@ -594,7 +611,7 @@ class Batch:
         self.key[slice(None) if lanes is None else lanes] = found
         return None
 
-    def settle(self, terminator, lanes: Optional[np.ndarray]) -> None:
+    def settle(self, terminator, lanes: np.ndarray | None) -> None:
         """After a blocking instruction, or at the end of threads."""
         ids = self.lane_ids if lanes is None else lanes
         self.changes += 1
@@ -615,14 +632,18 @@ class Batch:
         launch.counts[number] += executing.count
         self.issued += size
         if self.issued > launch.emulator.budget:
-            raise self.endless(f"the budget of {launch.emulator.budget} instructions per batch of blocks", number, executing)
+            raise self.endless(
+                f"the budget of {launch.emulator.budget} instructions per batch of blocks", number, executing
+            )
         if launch.deadline is not None:
             if self.steps % _CLOCK_STEPS == 0 and time.monotonic() > launch.deadline:
                 raise self.endless(f"the time limit of {launch.emulator.timeout:g} seconds", number, executing)
 
     # -- faults -------------------------------------------------------------------------------------------------
 
-    def located(self, fault: Fault, number: int, executing: Executing, error: Optional[BaseException] = None) -> EmulatorFault:
+    def located(
+        self, fault: Fault, number: int, executing: Executing, error: BaseException | None = None
+    ) -> EmulatorFault:
         """The fault with kernel, block, thread and lines."""
         marker = f" block {number}>"
         line = 0
@@ -665,12 +686,12 @@ class Batch:
             source=source,
         )
 
-    def look(self, block: Optional[int], lanes: Optional[np.ndarray], together: bool) -> None:
+    def look(self, block: int | None, lanes: np.ndarray | None, together: bool) -> None:
         """Raise a fault where all threads are in endless loops: they come to a state in which they were before.
 
-        The state is where each thread is and what its registers hold, while nothing changed in memory, no thread waited,
-        was woken or exited, and none read a clock. Since threads take turns, every thread that can run has to have had
-        one in between.
+        The state is where each thread is and what its registers hold, while nothing changed in memory, no thread
+        waited, was woken or exited, and none read a clock. Since threads take turns, every thread that can run has to
+        have had one in between.
         """
         self.compares = self.steps >= _LONG
         if self.changes != self.calm_changes:
@@ -680,7 +701,9 @@ class Batch:
             return
         if self.gathered is not None:
             self.gathered.flush()
-        now = _State(self.steps, block, lanes, self.key.copy(), {kind: rows.copy() for kind, rows in self.rows.arrays.items()})
+        now = _State(
+            self.steps, block, lanes, self.key.copy(), {kind: rows.copy() for kind, rows in self.rows.arrays.items()}
+        )
         before = self.suspect
         if before is None:
             self.suspect = now
@@ -690,7 +713,8 @@ class Batch:
             number = int(self.key[lane]) if block is None else block
             instructions = self.code.program.blocks[number if number != _NOWHERE else self.current].instructions
             raise self.fault_at(
-                "is in an endless loop: it comes to the same place with the same registers, no memory changes, and no other thread can get on,",
+                "is in an endless loop: it comes to the same place with the same registers, no memory changes, and no "
+                "other thread can get on,",
                 lane,
                 instructions[0] if instructions else self.code.program.blocks[self.current].end,
             )
@@ -743,7 +767,11 @@ class Batch:
     def before(self, target: int):
         """The blocking instruction in front of a basic block."""
         for index, block in enumerate(self.code.program.blocks):
-            if self.code.blocks[index].blocking and isinstance(block.terminator, Jump) and block.terminator.target == target:
+            if (
+                self.code.blocks[index].blocking
+                and isinstance(block.terminator, Jump)
+                and block.terminator.target == target
+            ):
                 return block.instructions[-1]
         return None
 
@@ -794,9 +822,14 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
         region.states[: len(params)] = 1
     run = Launch(emulator, module, code, grid, block, shared_bytes)
     if run.shared_bytes > _SHARED_LIMIT:
-        raise EmulatorFault(f"{name}: {run.shared_bytes} bytes of shared memory per block; there are at most {_SHARED_LIMIT}")
+        raise EmulatorFault(
+            f"{name}: {run.shared_bytes} bytes of shared memory per block; there are at most {_SHARED_LIMIT}"
+        )
     if run.block_bytes > _BATCH_BYTES:
-        raise EmulatorFault(f"{name}: a block takes {run.block_bytes} bytes of the host's memory; the emulator takes {_BATCH_BYTES} at most")
+        raise EmulatorFault(
+            f"{name}: a block takes {run.block_bytes} bytes of the host's memory; the emulator takes "
+            f"{_BATCH_BYTES} at most"
+        )
     per_batch = max(1, min(emulator.lanes_per_batch // (run.warps * WARP), _BATCH_BYTES // max(run.block_bytes, 1)))
     if emulator.find_races:
         per_batch = max(1, min(per_batch, _RACE_BYTES // max(run.shared_bytes * run.warps * WARP, 1)))

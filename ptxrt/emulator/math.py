@@ -9,7 +9,7 @@ NaN (canonical), flushing of subnormal inputs and results under .ftz.
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -42,8 +42,9 @@ def _f64(function: Callable[[np.ndarray], np.ndarray]) -> Callable:
 def _gross(function: Callable[[np.ndarray], np.ndarray]) -> Callable:
     """`function` on f64 arrays from and to their upper 32 bits: the lower ones are ignored, and 0 in the result.
 
-    Subnormal operands and results become zeros of their sign. PTX ISA 9.7.3, rcp.approx.ftz.f64, leaves the rounding of the
-    20 bits of mantissa open; here it is to nearest. Divisions and logarithms in double precision start from such a guess.
+    Subnormal operands and results become zeros of their sign. PTX ISA 9.7.3, rcp.approx.ftz.f64, leaves the rounding of
+    the 20 bits of mantissa open; here it is to nearest. Divisions and logarithms in double precision start from such a
+    guess.
     """
     upper = np.uint64(0xFFFF_FFFF_0000_0000)
     exact = _f64(function)

@@ -15,7 +15,8 @@ operand holds the phase in its low half and the pending count in its high half.
 from __future__ import annotations
 
 from collections import deque
-from typing import Callable, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -92,7 +93,8 @@ class Barriers:
     def lacks(self, barrier: int) -> str:
         """What the current phase waits for."""
         return (
-            f"{self.name(barrier)} (phase {self.phase[barrier]} lacks {self.pending[barrier]} of {self.count[barrier]} arrivals "
+            f"{self.name(barrier)} (phase {self.phase[barrier]} lacks {self.pending[barrier]} of "
+            f"{self.count[barrier]} arrivals "
             f"and {self.tx[barrier]} bytes)"
         )
 
@@ -108,9 +110,13 @@ class Barriers:
 
     def tokens(self, barrier: np.ndarray) -> np.ndarray:
         """State operands that stand for the current phases."""
-        return (self.phase[barrier] & 0xFFFFFFFF).astype(np.uint64) | (self.pending[barrier].astype(np.uint64) << np.uint64(32))
+        return (self.phase[barrier] & 0xFFFFFFFF).astype(np.uint64) | (
+            self.pending[barrier].astype(np.uint64) << np.uint64(32)
+        )
 
-    def arrive(self, threads, barrier: np.ndarray, count: np.ndarray, *, completes: bool, drops: bool, releases: bool) -> np.ndarray:
+    def arrive(
+        self, threads, barrier: np.ndarray, count: np.ndarray, *, completes: bool, drops: bool, releases: bool
+    ) -> np.ndarray:
         """Let each thread arrive `count` times; returns the states before."""
         wrong = (count < 1) | (count > MOST)
         if wrong.any():
@@ -314,7 +320,8 @@ def inval(modifiers: tuple[str, ...]) -> Semantics:
 
 def _count_bytes(sign: int) -> Callable[[tuple[str, ...]], Semantics]:
     def resolver(modifiers: tuple[str, ...]) -> Semantics:
-        """mbarrier.{expect_tx|complete_tx}{.relaxed.scope}{.space}.b64 [addr], bytes: more, or fewer, bytes are awaited."""
+        """mbarrier.{expect_tx|complete_tx}{.relaxed.scope}{.space}.b64 [addr], bytes: more, or fewer, bytes are
+        awaited."""
         space, _ = _words(modifiers, "relaxed", *_SCOPES)
 
         def run(threads, address, bytes):
@@ -335,7 +342,8 @@ define("mbarrier.complete_tx")(_count_bytes(-1))
 def _arrive(name: str, drops: bool) -> None:
     @define(name)
     def resolver(modifiers: tuple[str, ...]) -> Semantics:
-        """mbarrier.arrive{_drop}{.release|.relaxed}{.scope}{.space}.b64 state, [addr]{, count}: arrive; the state before.
+        """mbarrier.arrive{_drop}{.release|.relaxed}{.scope}{.space}.b64 state, [addr]{, count}: arrive; the state
+        before.
 
         .expect_tx: [addr], bytes, which are awaited in addition. .noComplete: the arrival may not complete the phase.
         arrive_drop: later phases expect as many arrivals fewer.
@@ -352,7 +360,9 @@ def _arrive(name: str, drops: bool) -> None:
             if expects:
                 here.expect(barrier, _numbers(number, n))
             count = np.ones(n, np.int64) if expects or number is None else _numbers(number, n)
-            threads.write(here.arrive(threads, barrier, count, completes=completes, drops=drops, releases=releases), threads.lane)
+            threads.write(
+                here.arrive(threads, barrier, count, completes=completes, drops=drops, releases=releases), threads.lane
+            )
 
         return Blocking("b64", f"[{space}], u32" + ("" if expects or not completes else "?"), run)
 
@@ -378,7 +388,9 @@ def _waiting(name: str) -> None:
             asked = np.broadcast_to(state, len(barrier)).astype(np.uint64) & np.uint64(0xFFFFFFFF)
             behind = (here.phase[barrier] - asked.astype(np.int64)) & 0xFFFFFFFF
             if (behind > 1).any():
-                raise Fault("waits with a state that is neither of the current phase nor of the one before it", behind > 1)
+                raise Fault(
+                    "waits with a state that is neither of the current phase nor of the one before it", behind > 1
+                )
             here.wait(threads, barrier, here.phase[barrier] - behind + 1, acquires)
 
         def by_parity(threads, address, parity, hint=None):
@@ -410,7 +422,8 @@ def pending_count(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("cp.async.mbarrier.arrive")
 def copies_arrive(modifiers: tuple[str, ...]) -> Semantics:
-    """cp.async.mbarrier.arrive{.noinc}{.shared{::cta}}.b64 [addr]: arrive when this thread's earlier cp.async have landed.
+    """cp.async.mbarrier.arrive{.noinc}{.shared{::cta}}.b64 [addr]: arrive when this thread's earlier cp.async have
+    landed.
 
     Without .noinc the pending count grows by one first, so that the phase needs no arrival for it in its count.
     """
@@ -428,5 +441,3 @@ def copies_arrive(modifiers: tuple[str, ...]) -> Semantics:
         here.settle(np.unique(barrier))
 
     return Blocking("", f"[{space}]", run)
-
-

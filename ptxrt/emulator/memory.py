@@ -12,7 +12,7 @@ written, WRITTEN, the target of an asynchronous copy IN_FLIGHT, or part of an mb
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,14 @@ _GAP = 512
 NEVER, WRITTEN, IN_FLIGHT, OPAQUE = 0, 1, 2, 3
 
 #: Element types by access size. A complex128 is moved as 16 opaque bytes.
-ELEMENTS = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8"), 16: np.dtype("c16"), 32: np.dtype("V32")}
+ELEMENTS = {
+    1: np.dtype("u1"),
+    2: np.dtype("u2"),
+    4: np.dtype("u4"),
+    8: np.dtype("u8"),
+    16: np.dtype("c16"),
+    32: np.dtype("V32"),
+}
 _SHIFTS = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4, 32: 5}
 _ALL_WRITTEN = {size: int.from_bytes(bytes([WRITTEN]) * min(size, 8), "little") for size in ELEMENTS}
 _CONSTANTS = {
@@ -51,7 +58,7 @@ class Region:
 
     __slots__ = ("data", "limit", "states", "_views", "_state_views")
 
-    def __init__(self, limit: int, tracked: bool, data: Optional[np.ndarray] = None):
+    def __init__(self, limit: int, tracked: bool, data: np.ndarray | None = None):
         capacity = -(-max(limit, 1) // 32) * 32
         self.limit = limit
         self.data = np.zeros(capacity, np.uint8) if data is None else data
@@ -78,13 +85,15 @@ class Region:
         """Set the state of the elements at `index`."""
         self.element_states(size)[index] = int.from_bytes(bytes([state]) * min(size, 8), "little")
 
-    def wrong(self, index: np.ndarray, size: int, used: Optional[int] = None) -> Optional[np.ndarray]:
+    def wrong(self, index: np.ndarray, size: int, used: int | None = None) -> np.ndarray | None:
         """Which elements hold bytes (of those in the mask `used`) that may not be read; None if all may."""
         if self.states is None:
             return None
         found = self.element_states(size).take(index, axis=0)
         if used is not None:
-            found = np.where(bytes_of_mask(used, size), found.view(np.uint8).reshape(-1, size), np.uint8(WRITTEN)).view(found.dtype)
+            found = np.where(bytes_of_mask(used, size), found.view(np.uint8).reshape(-1, size), np.uint8(WRITTEN)).view(
+                found.dtype
+            )
             found = found if size > 8 else found.reshape(-1)
         good = found == _ALL_WRITTEN[size]
         if good.all():
@@ -134,12 +143,12 @@ class GlobalMemory:
             raise EmulatorFault(f"0x{address:x} is freed and is no allocation (freed twice?)")
         del self.bases[position], self.allocations[position]
 
-    def copy(self) -> list[tuple[Allocation, np.ndarray, Optional[np.ndarray]]]:
+    def copy(self) -> list[tuple[Allocation, np.ndarray, np.ndarray | None]]:
         """What all allocations that kernels may write hold, for `restore`."""
         kept = [allocation for allocation in self.allocations if not allocation.read_only]
         return [(each, each.data.copy(), None if each.states is None else each.states.copy()) for each in kept]
 
-    def restore(self, before: list[tuple[Allocation, np.ndarray, Optional[np.ndarray]]]) -> None:
+    def restore(self, before: list[tuple[Allocation, np.ndarray, np.ndarray | None]]) -> None:
         """Give allocations back what they held."""
         for allocation, data, states in before:
             allocation.data[:] = data
@@ -148,7 +157,7 @@ class GlobalMemory:
             else:
                 allocation.states[:] = states
 
-    def find(self, address: int) -> Optional[Allocation]:
+    def find(self, address: int) -> Allocation | None:
         """The allocation that holds an address (its end included), or None."""
         position = bisect_right(self.bases, address) - 1
         if position < 0:
@@ -165,7 +174,9 @@ class GlobalMemory:
 
     def write(self, address: int, data) -> None:
         """Copy bytes or an array from the host."""
-        raw = np.frombuffer(np.ascontiguousarray(data).tobytes() if isinstance(data, np.ndarray) else bytes(data), np.uint8)
+        raw = np.frombuffer(
+            np.ascontiguousarray(data).tobytes() if isinstance(data, np.ndarray) else bytes(data), np.uint8
+        )
         if raw.size == 0:
             return
         allocation, offset = self._span(address, raw.size, "writes")
@@ -196,7 +207,8 @@ class GlobalMemory:
             else:
                 first = int(np.argmax(states != WRITTEN))
                 raise EmulatorFault(
-                    f"the host reads {allocation} where no kernel wrote: {int((states != WRITTEN).sum())} of {raw.size} bytes, "
+                    f"the host reads {allocation} where no kernel wrote: {int((states != WRITTEN).sum())} of "
+                    f"{raw.size} bytes, "
                     f"the first at byte {offset + first}"
                 )
         raw[:] = allocation.data[offset : offset + raw.size]
@@ -208,7 +220,7 @@ class Part(NamedTuple):
 
     region: Region
     index: np.ndarray
-    where: Optional[np.ndarray]
+    where: np.ndarray | None
 
 
 class Access:
@@ -217,13 +229,13 @@ class Access:
     `lanes` are the threads' ids in the batch, None for all of them.
     """
 
-    def __init__(self, batch, lanes: Optional[np.ndarray]):
+    def __init__(self, batch, lanes: np.ndarray | None):
         self.batch = batch
         self.lanes = lanes
         self.count = batch.lanes if lanes is None else len(lanes)
         self.checks = batch.checks
         self._bases: dict[tuple[str, np.dtype], np.ndarray] = {}
-        self._storing: Optional[np.ndarray] = None  # what a store stores, for who looks for races
+        self._storing: np.ndarray | None = None  # what a store stores, for who looks for races
 
     @property
     def lane_ids(self) -> np.ndarray:
@@ -241,7 +253,7 @@ class Access:
 
     # -- what families call -------------------------------------------------------------------------------------
 
-    def load(self, space: str, address: np.ndarray, size: int, lane: Optional[np.ndarray] = None) -> np.ndarray:
+    def load(self, space: str, address: np.ndarray, size: int, lane: np.ndarray | None = None) -> np.ndarray:
         """Read `size` bytes (1, 2, 4, 8, 16, 32) at each address; returns uint8 of shape (*address.shape, size).
 
         `lane` has the shape of `address` and says which of the executing threads reads; by default they are all, in
@@ -250,13 +262,13 @@ class Access:
         found = self._of_lane(lane, self.gather, space, address.reshape(-1), size)
         return found.view(np.uint8).reshape(*address.shape, size)
 
-    def store(self, space: str, address: np.ndarray, data: np.ndarray, lane: Optional[np.ndarray] = None) -> None:
+    def store(self, space: str, address: np.ndarray, data: np.ndarray, lane: np.ndarray | None = None) -> None:
         """Write uint8 data of shape (*address.shape, size) at each address; later threads win."""
         size = data.shape[-1]
         values = np.ascontiguousarray(data).reshape(-1).view(ELEMENTS[size])
         self._of_lane(lane, self.scatter, space, address.reshape(-1), values, size)
 
-    def _of_lane(self, lane: Optional[np.ndarray], access, *arguments):
+    def _of_lane(self, lane: np.ndarray | None, access, *arguments):
         """Call an access; a fault is then at the thread that `lane` says."""
         if lane is None:
             return access(*arguments)
@@ -271,11 +283,12 @@ class Access:
         space: str,
         address: np.ndarray,
         size: int,
-        lane: Optional[np.ndarray] = None,
-        used: Optional[int] = None,
+        lane: np.ndarray | None = None,
+        used: int | None = None,
         strong: bool = False,
     ) -> np.ndarray:
-        """`load` on flat addresses: returns (n,) elements of `ELEMENTS[size]`. Bytes outside of the mask `used` may be anything.
+        """`load` on flat addresses: returns (n,) elements of `ELEMENTS[size]`. Bytes outside of the mask `used` may be
+        anything.
 
         strong: the load may learn what other blocks did.
         """
@@ -298,7 +311,7 @@ class Access:
         address: np.ndarray,
         values: np.ndarray,
         size: int,
-        lane: Optional[np.ndarray] = None,
+        lane: np.ndarray | None = None,
         strong: bool = False,
     ) -> None:
         """`store` of (n,) elements (or one for all) of `ELEMENTS[size]` at flat addresses.
@@ -335,7 +348,7 @@ class Access:
     # -- finding the bytes --------------------------------------------------------------------------------------
 
     def locate(
-        self, space: str, address: np.ndarray, size: int, lane: Optional[np.ndarray], verb: str, used: Optional[int] = None
+        self, space: str, address: np.ndarray, size: int, lane: np.ndarray | None, verb: str, used: int | None = None
     ) -> list[Part]:
         """The elements behind flat addresses, all checks of bounds and alignment done."""
         if space == "shared":
@@ -348,7 +361,7 @@ class Access:
             parts = self._locate_global(address, size, verb)
         return parts
 
-    def _locate_private(self, space: str, address: np.ndarray, size: int, lane, verb: str, used: Optional[int]) -> Part:
+    def _locate_private(self, space: str, address: np.ndarray, size: int, lane, verb: str, used: int | None) -> Part:
         batch = self.batch
         region, limit = (batch.shared, batch.shared_bytes) if space == "shared" else (batch.local, batch.local_bytes)
         dtype = address.dtype
@@ -416,7 +429,7 @@ class Access:
             parts.append(Part(allocation, (offset >> np.uint64(_SHIFTS[size])).view(np.int64), where))
         return parts
 
-    def _locate_generic(self, address: np.ndarray, size: int, lane, verb: str, used: Optional[int]) -> list[Part]:
+    def _locate_generic(self, address: np.ndarray, size: int, lane, verb: str, used: int | None) -> list[Part]:
         if not len(address):
             return []
         low, high = int(address.min()), int(address.max())
@@ -434,7 +447,9 @@ class Access:
             where = np.flatnonzero(mask)
             if len(where):
                 try:
-                    part = self._locate_private(space, address[where] - np.uint64(window), size, lane[where], verb, used)
+                    part = self._locate_private(
+                        space, address[where] - np.uint64(window), size, lane[where], verb, used
+                    )
                 except Fault as fault:
                     raise _moved(fault, where) from None
                 parts.append(part._replace(where=where))
@@ -450,7 +465,7 @@ class Access:
     # -- faults -------------------------------------------------------------------------------------------------
 
     def _check_readable(
-        self, region: Region, index, size: int, space: str, address: np.ndarray, where, used: Optional[int] = None
+        self, region: Region, index, size: int, space: str, address: np.ndarray, where, used: int | None = None
     ) -> None:
         if region.states is None or not self.checks:
             return
@@ -462,7 +477,10 @@ class Access:
         states = states if used is None else states[bytes_of_mask(used, size)]
         position = first if where is None else int(where[first])
         what = "that nothing wrote"
-        for state, words in ((IN_FLIGHT, "that an asynchronous copy is still writing"), (OPAQUE, "that belong to an mbarrier")):
+        for state, words in (
+            (IN_FLIGHT, "that an asynchronous copy is still writing"),
+            (OPAQUE, "that belong to an mbarrier"),
+        ):
             what = words if (states == state).any() else what
         name = f" of {region}" if isinstance(region, Allocation) else f" of {space} memory"
         good = states == WRITTEN
@@ -497,7 +515,8 @@ class Access:
     def _misaligned(self, space: str, address, offset, size: int, verb: str) -> None:
         bad = (offset & offset.dtype.type(size - 1)) != 0
         raise Fault(
-            f"{verb} {size} bytes at 0x{int(address[int(np.argmax(bad))]):x} of {space} memory, which is no multiple of {size}",
+            f"{verb} {size} bytes at 0x{int(address[int(np.argmax(bad))]):x} of {space} memory, which is "
+            f"no multiple of {size}",
             bad,
         )
 
@@ -541,7 +560,7 @@ class _Copy(NamedTuple):
     target: np.ndarray
     size: int
     sources: list[Part]
-    taken: Optional[np.ndarray]  # bytes of each copy that come from the source, None for all
+    taken: np.ndarray | None  # bytes of each copy that come from the source, None for all
     serial: int  # counts the instructions that issued copies
 
 
@@ -570,7 +589,7 @@ class CopyQueue:
                 left.append(rest)
         self.pending[:] = left
 
-    def land(self, copy: _Copy, due: np.ndarray, barrier: Optional[int] = None) -> Optional[_Copy]:
+    def land(self, copy: _Copy, due: np.ndarray, barrier: int | None = None) -> _Copy | None:
         """Perform the copies that are due (bool per thread); returns what is left.
 
         Who issued a copy knows that it has landed; with `barrier` who waited for that mbarrier does instead.
@@ -601,7 +620,7 @@ class CopyQueue:
         )
 
 
-def _rest_of(part: Part, rest: np.ndarray, count: int) -> Optional[Part]:
+def _rest_of(part: Part, rest: np.ndarray, count: int) -> Part | None:
     if part.where is None:
         return Part(part.region, part.index[rest], None)
     position = np.full(count, -1)
@@ -618,7 +637,9 @@ class BoundCopies:
         self.access = access
         self.queue: CopyQueue = access.batch.copies
 
-    def issue(self, destination: np.ndarray, source: np.ndarray, size: int, source_bytes: Optional[np.ndarray] = None) -> None:
+    def issue(
+        self, destination: np.ndarray, source: np.ndarray, size: int, source_bytes: np.ndarray | None = None
+    ) -> None:
         """Copy `size` bytes (4, 8, 16) from global to shared memory, later.
 
         `source_bytes`: how many come from the source, the rest is zero; (n,) or scalar, None for all. Bounds,
@@ -633,7 +654,9 @@ class BoundCopies:
         if source_bytes is not None:
             taken = np.broadcast_to(source_bytes, count).astype(np.int64)
             if (taken > size).any():
-                raise Fault(f"copies {int(taken.max())} of {size} bytes: the source size is larger than the copy", taken > size)
+                raise Fault(
+                    f"copies {int(taken.max())} of {size} bytes: the source size is larger than the copy", taken > size
+                )
             if (taken == size).all():
                 taken = None
         if taken is None:
@@ -650,7 +673,7 @@ class BoundCopies:
         queue.serial += 1
         access.batch.guarded = True
 
-    def _checked(self, source: np.ndarray, size: int, where: Optional[np.ndarray]) -> list[Part]:
+    def _checked(self, source: np.ndarray, size: int, where: np.ndarray | None) -> list[Part]:
         access = self.access
         some = source if where is None else source[where]
         try:

@@ -2,7 +2,7 @@
 
 Fragments. With lane = 4 g + t, w elements in a 32-bit register (element 0 in the lowest bits) and K the depth:
 
-    A[r][e]: row g + 8 (r & 1)      k = w t + e + K/2 (r >> 1)       (m16n8k4 of tf32 and m16n8k16 of bytes: r is 0 or 1)
+    A[r][e]: row g + 8 (r & 1)      k = w t + e + K/2 (r >> 1)    (m16n8k4 of tf32, m16n8k16 of bytes: r is 0 or 1)
     B[r][e]: column g               k = w t + e + K/2 r
     C, D[i]: row g + 8 (i >> 1)     column 2 t + (i & 1)         f16: register i >> 1, half i & 1
 
@@ -29,9 +29,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Callable, Optional, Sequence
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
 
@@ -99,7 +99,8 @@ class _Element:
 
     @cached_property
     def exponents(self) -> np.ndarray:
-        """int16 exponent field of every container, unbiased; that of subnormals is the smallest. Zeros: `_NO_PRODUCT`."""
+        """int16 exponent field of every container, unbiased; that of subnormals is the smallest. Zeros:
+        `_NO_PRODUCT`."""
         codes, format = self._codes, self.format
         field = (codes >> format.mantissa_bits) & ((1 << format.exponent_bits) - 1)
         exponent = np.maximum(field, 1) - format.bias
@@ -135,8 +136,8 @@ _ELEMENTS = {
 }
 
 
-@lru_cache(maxsize=None)
-def _exact_dtype(a: str, b: str, depth: int) -> Optional[np.dtype]:
+@cache
+def _exact_dtype(a: str, b: str, depth: int) -> np.dtype | None:
     """The narrowest float type in which every sum of `depth` products is exact in any order, or None."""
     a, b = _ELEMENTS[a], _ELEMENTS[b]
     if not math.isfinite(a.format.largest * b.format.largest):
@@ -176,7 +177,7 @@ class _Fragment(ABC):
         self.element = element
         self.dtype = dtype
         self.raw = raw
-        self._finite: Optional[np.ndarray] = None
+        self._finite: np.ndarray | None = None
 
     @cached_property
     def matrix(self) -> np.ndarray:
@@ -282,7 +283,9 @@ def _containers(element: _Element, registers: Sequence[np.ndarray]) -> np.ndarra
         # The ISA gives these bits no meaning, and hardware does not ignore all of them.
         astray = stacked & np.uint32(element.padding)
         if astray.any():
-            raise Fault(f"a container of an {element.name} fragment has bits set outside of the element", astray.any(axis=-1))
+            raise Fault(
+                f"a container of an {element.name} fragment has bits set outside of the element", astray.any(axis=-1)
+            )
     if element.name == "tf32":
         raw = stacked >> np.uint32(13)
     else:
@@ -296,12 +299,12 @@ def _lowest_bit(element: _Element, magnitude):
     return np.ldexp(1.0, exponent - element.format.mantissa_bits)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _decoders(name: str, dtype: np.dtype) -> Callable[[np.ndarray], np.ndarray]:
     return _decoder(_ELEMENTS[name], dtype)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _finite_values(name: str, dtype: np.dtype) -> np.ndarray:
     return np.nan_to_num(_ELEMENTS[name].values, nan=0.0, posinf=0.0, neginf=0.0).astype(dtype)
 
@@ -366,7 +369,12 @@ class _Scaling:
 
 def _checked(a: Sequence, b: Sequence, bytes: Sequence[int] = range(4)) -> tuple[int, int, int, int]:
     """The operands {byte-id, thread-id} of A and of B; `bytes` are the byte-ids that the kind has."""
-    named = (("byte-id-a", a[0], bytes), ("thread-id-a", a[1], range(2)), ("byte-id-b", b[0], bytes), ("thread-id-b", b[1], range(4)))
+    named = (
+        ("byte-id-a", a[0], bytes),
+        ("thread-id-a", a[1], range(2)),
+        ("byte-id-b", b[0], bytes),
+        ("thread-id-b", b[1], range(4)),
+    )
     return tuple([_uniform(*each) for each in named])
 
 
@@ -381,7 +389,7 @@ def _uniform(name: str, value, choices: Sequence[int]) -> int:
 
 
 def _float64(
-    rows: _Rows, columns: _Columns, c: np.ndarray, accumulator: "_Accumulator", scaling: Optional[_Scaling]
+    rows: _Rows, columns: _Columns, c: np.ndarray, accumulator: "_Accumulator", scaling: _Scaling | None
 ) -> np.ndarray:
     """D from C, both of the accumulator's type and in register order."""
     product = np.matmul(columns.matrix, rows.matrix).astype(np.float64, copy=False).reshape(-1, _OUTPUTS)
@@ -442,7 +450,7 @@ def _power_of_two(exponent: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _hardware(
-    rows: _Rows, columns: _Columns, c: np.ndarray, accumulator: "_Accumulator", scaling: Optional[_Scaling]
+    rows: _Rows, columns: _Columns, c: np.ndarray, accumulator: "_Accumulator", scaling: _Scaling | None
 ) -> np.ndarray:
     """D from C, both of the accumulator's type and in register order."""
     # Work on (columns, rows, warps): sums over k then run along whole rows of memory.
@@ -464,7 +472,9 @@ def _hardware(
     return result
 
 
-def _fused_sum(rows: _Rows, columns: _Columns, c: np.ndarray, accumulator: "_Accumulator", scale: Optional[np.ndarray]) -> np.ndarray:
+def _fused_sum(
+    rows: _Rows, columns: _Columns, c: np.ndarray, accumulator: "_Accumulator", scale: np.ndarray | None
+) -> np.ndarray:
     """The aligned, truncated sum, exact in float64. Arrays are (8, 16, warps); `scale` holds exponents.
 
     Significands are not computed: a product times 2^(25 - largest exponent) is what the alignment leaves of it.
@@ -523,7 +533,8 @@ _OF_BYTE = np.stack((np.tile(_E2M1, 16), np.repeat(_E2M1, 16)), axis=-1).reshape
 
 
 def _words(registers: Sequence[np.ndarray], *axes: int) -> np.ndarray:
-    """Registers (warps, 32), in pairs of rows for A, as words (h, row, warps, g, t / 2, t % 2) in another order of the axes.
+    """Registers (warps, 32), in pairs of rows for A, as words (h, row, warps, g, t / 2, t % 2) in another order of the
+    axes.
 
     h is the half of k that a register is in.
     """
@@ -554,8 +565,8 @@ _PACKED_DECODER = _decoder(_Element("e2m1", 8), np.dtype(np.float32))
 class _ScaleType:
     """The scales of packed operands: value and exponent of each byte, how many blocks 64 k have, and where they start.
 
-    The exponent is the field's, that of subnormals the smallest, and -126 for zero. A product of two values with the sum of
-    16 or 32 products of elements, which has 13 bits at most, is exact in the dtype of the values.
+    The exponent is the field's, that of subnormals the smallest, and -126 for zero. A product of two values with the
+    sum of 16 or 32 products of elements, which has 13 bits at most, is exact in the dtype of the values.
     """
 
     values: np.ndarray
@@ -639,14 +650,16 @@ def _packed_hardware(products: np.ndarray, c: np.ndarray, scaling: _PackedScalin
     factors = scaling.factors
     for group, product in enumerate(products):
         total += np.trunc(product * factors[group * len(factors) // 4] * shift)
-    return _in_register_order("output", _f32_toward_zero(total * _power_of_two(largest - _PACKED_FRACTION_BITS, np.dtype(np.float64))))
+    return _in_register_order(
+        "output", _f32_toward_zero(total * _power_of_two(largest - _PACKED_FRACTION_BITS, np.dtype(np.float64)))
+    )
 
 
 def _packed_function(arithmetic: Callable, type_: _ScaleType) -> Callable:
     """What an mma does with packed A and B and scales that come prepared, and C and selectors as they are.
 
-    The arithmetic takes the sums of each 16 products, exact in float32 (4, warps, 128) with outputs as [column][row], and
-    C in register order, in which it returns D.
+    The arithmetic takes the sums of each 16 products, exact in float32 (4, warps, 128) with outputs as [column][row],
+    and C in register order, in which it returns D.
     """
     accumulator = _ACCUMULATORS["f32"]
 
@@ -659,7 +672,10 @@ def _packed_function(arithmetic: Callable, type_: _ScaleType) -> Callable:
 
 
 def _packed_semantics(type_: _ScaleType) -> Semantics:
-    functions = {"float64": _packed_function(_packed_float64, type_), "hardware": _packed_function(_packed_hardware, type_)}
+    functions = {
+        "float64": _packed_function(_packed_float64, type_),
+        "hardware": _packed_function(_packed_hardware, type_),
+    }
     prepare = [_packed_rows, _packed_columns, None, _Scales, None, _Scales, None]
     return Warps("f32*4", "b32*4, b32*2, f32*4, b32, u16*2, b32, u16*2", functions, aligned=True, prepare=prepare)
 
@@ -775,7 +791,11 @@ def _integer_semantics(a: str, b: str, depth: int, saturates: bool) -> Semantics
             total = np.clip(total, np.iinfo(np.int32).min, np.iinfo(np.int32).max)
         return tuple(total.astype(np.int32))
 
-    prepare = [lambda registers: _integer_rows(types[a], registers), lambda registers: _integer_columns(types[b], registers), None]
+    prepare = [
+        lambda registers: _integer_rows(types[a], registers),
+        lambda registers: _integer_columns(types[b], registers),
+        None,
+    ]
     return Warps("s32*4", f"b32*{depth // 8}, b32*{depth // 16}, s32*4", multiply, aligned=True, prepare=prepare)
 
 
@@ -802,11 +822,13 @@ _CANONICAL_NAN_F64 = np.uint64(0x7FF8000000000000).view(np.float64)
 
 _FORMS = (
     "m16n8k16 and m16n8k8 of bf16 with f32, of f16 with f32 or f16; m16n8k8 and m16n8k4 of tf32 with f32; "
-    "m16n8k32 and m16n8k16 of e4m3 and e5m2 with f32 or f16; kind::f8f6f4.m16n8k32 of e4m3, e5m2, e3m2, e2m3 and e2m1 with f32 or f16; "
+    "m16n8k32 and m16n8k16 of e4m3 and e5m2 with f32 or f16; kind::f8f6f4.m16n8k32 of e4m3, e5m2, e3m2, e2m3 and e2m1 "
+    "with f32 or f16; "
     "m16n8k32 and m16n8k16 of s8 and u8 with s32, {.satfinite}; m8n8k4 of f64; "
     "kind::mxf8f6f4.block_scale{.scale_vec::1X}.m16n8k32.row.col.f32.{e4m3|e5m2|e3m2|e2m3|e2m1}.{...}.f32.ue8m0, "
     "kind::mxf4.block_scale{.scale_vec::2X}.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue8m0, and "
-    "kind::mxf4nvf4.block_scale.m16n8k64.row.col.f32.e2m1.e2m1.f32 with scale_vec::2X and ue8m0 or scale_vec::4X and ue4m3"
+    "kind::mxf4nvf4.block_scale.m16n8k64.row.col.f32.e2m1.e2m1.f32 with scale_vec::2X and ue8m0 or "
+    "scale_vec::4X and ue4m3"
 )
 #: Types of A and B, and of C and D, of each shape without a kind.
 _PLAIN = {
@@ -856,7 +878,7 @@ def mma(modifiers: tuple[str, ...]) -> Semantics:
     raise Unsupported(f"there are {_FORMS}")
 
 
-def _plain(shape: str, depth: int, d: str, a: str, b: str, c: str, has_kind: bool, saturates: bool) -> Optional[Semantics]:
+def _plain(shape: str, depth: int, d: str, a: str, b: str, c: str, has_kind: bool, saturates: bool) -> Semantics | None:
     """An mma without scales, None where there is none of these types."""
     bytes_of_16 = shape in ("m16n8k32", "m16n8k16")
     if a in ("s8", "u8") and b in ("s8", "u8"):
@@ -885,6 +907,10 @@ def _elsewhere(name: str, reason: str) -> None:
         raise Unsupported(reason)
 
 
-_elsewhere("wgmma", "warpgroups multiply on sm_90a alone; compile for sm_80 or sm_120a, where the same code uses mma.sync")
-_elsewhere("tcgen05", "tensor memory is of sm_100 and sm_103 alone; compile for sm_120a, where the same code uses mma.sync")
+_elsewhere(
+    "wgmma", "warpgroups multiply on sm_90a alone; compile for sm_80 or sm_120a, where the same code uses mma.sync"
+)
+_elsewhere(
+    "tcgen05", "tensor memory is of sm_100 and sm_103 alone; compile for sm_120a, where the same code uses mma.sync"
+)
 _elsewhere("wmma", "the layout of wmma fragments is not documented; use mma.sync and ldmatrix, whose layout is")

@@ -1,14 +1,15 @@
 """Where emulation time goes: by PTX line, by source line, and by family of instructions.
 
 With Emulator(profile=True) generated code calls `Profile.mark` before every instruction, which costs about 0.2 us. What
-passes between two basic blocks, to choose threads and gather their registers, is `SCHEDULING`; `TRANSLATION` is spent once
-for each entry and basic block.
+passes between two basic blocks, to choose threads and gather their registers, is `SCHEDULING`; `TRANSLATION` is spent
+once for each entry and basic block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from time import perf_counter
-from typing import Callable, Iterable, NamedTuple, Optional
+from typing import NamedTuple
 
 from ..ptx.ir import Instruction
 
@@ -32,7 +33,8 @@ class Place(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One line of a table: a place or a family, its seconds, and how many times it was executed, by any number of threads."""
+    """One line of a table: a place or a family, its seconds, and how many times it was executed, by any number of
+    threads."""
 
     name: str
     seconds: float
@@ -45,7 +47,7 @@ class Profile:
     """Seconds and calls by place. Times of everything that runs between a mark and the next belong to the first."""
 
     def __init__(self):
-        self.places: list[Optional[Place]] = [None, None]
+        self.places: list[Place | None] = [None, None]
         self.numbers: dict[Place, int] = {}
         self.seconds: list[float] = [0.0, 0.0]
         self.calls: list[int] = [0, 0]
@@ -104,8 +106,13 @@ class Profile:
         """The lines of a report."""
         total = self.total or 1.0
         yield f"emulation took {self.total:.3f} s"
-        for title, rows in (("instructions", self.by_family()), ("source lines", self.by_source()), ("PTX lines", self.by_line())):
+        for title, rows in (
+            ("instructions", self.by_family()),
+            ("source lines", self.by_source()),
+            ("PTX lines", self.by_line()),
+        ):
             yield f"  by {title}"
             for row in [row for row in rows if row.calls][:most]:
                 words = "  ".join(filter(None, (row.opcode, row.source if row.opcode else "")))
-                yield f"    {row.seconds:8.3f} s {100 * row.seconds / total:5.1f} % {row.calls:8d} calls  {row.name}  {words}".rstrip()
+                share = 100 * row.seconds / total
+                yield f"    {row.seconds:8.3f} s {share:5.1f} % {row.calls:8d} calls  {row.name}  {words}".rstrip()

@@ -1,9 +1,9 @@
 """How far a long launch is: batches of blocks that are done, and inside of a batch how far its loops have counted.
 
 A batch whose like has run before is measured by the instructions that it took. In the first one a loop that ends with a
-comparison of two integers (`setp.ne.s32 %p, %i, %n; @%p bra top`) says by their distance, which shrinks, how long it will
-go on once it has turned twice; loops inside of such a loop are not asked. Nothing is looked at during the first second of
-a launch, nor where nobody listens.
+comparison of two integers (`setp.ne.s32 %p, %i, %n; @%p bra top`) says by their distance, which shrinks, how long it
+will go on once it has turned twice; loops inside of such a loop are not asked. Nothing is looked at during the first
+second of a launch, nor where nobody listens.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Callable, NamedTuple, Optional
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from ..ptx.ir import Immediate, Register
+from ..ptx.ir import Immediate
 from ..ptx.lower import Branch
 from .decode import UNSIGNED, register_bytes
 
@@ -42,7 +43,9 @@ class Countdown(NamedTuple):
 
     def distance(self, batch) -> float:
         """How far the two are from each other, for the thread with the longest way; only behind the block `latch`."""
-        values = [_value_of(operand, batch).astype(self.dtype).astype(np.float64) for operand in (self.left, self.right)]
+        values = [
+            _value_of(operand, batch).astype(self.dtype).astype(np.float64) for operand in (self.left, self.right)
+        ]
         return float(np.abs(values[0] - values[1]).max())
 
 
@@ -72,7 +75,11 @@ def countdowns(code) -> dict[int, Countdown]:
             if any(register.name == end.predicate.name for register in item.registers_written()):
                 words = item.instruction.opcode.split(".")
                 integers = words[0] == "setp" and len(words) == 3 and words[2][0] in "us" and len(item.sources) == 2
-                if integers and not item.uniform and all(isinstance(each, Immediate) or code.kept(each) for each in item.sources):
+                if (
+                    integers
+                    and not item.uniform
+                    and all(isinstance(each, Immediate) or code.kept(each) for each in item.sources)
+                ):
                     dtype = np.dtype(f"{'i' if words[2][0] == 's' else 'u'}{int(words[2][1:]) // 8}")
                     found[latch] = Countdown(min(end.taken, end.otherwise), latch, *item.sources, dtype)
                 break
@@ -83,13 +90,13 @@ def countdowns(code) -> dict[int, Countdown]:
 class Progress:
     """Says how far a long launch of `total` blocks is: calls back, or writes a line to a terminal."""
 
-    def __init__(self, name: str, total: int, listener: Optional[Listener]):
+    def __init__(self, name: str, total: int, listener: Listener | None):
         self.name, self.total, self.listener = name, total, listener
         shown = sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("PTXRT_QUIET")
         self.listened = listener is not None or shown
         self.started = self.shown = self.batch_started = time.monotonic()
         self.visible = False
-        self.loops: Optional[dict[int, Countdown]] = None
+        self.loops: dict[int, Countdown] | None = None
         self.steps = 0
         self.before = 0  # instructions that the batch before took
         self.begin(0, total)
@@ -98,7 +105,7 @@ class Progress:
         """A batch of `count` blocks starts, behind `first` ones that are done."""
         self.first, self.count = first, count
         self.batch_started = time.monotonic()
-        self.followed: Optional[Countdown] = None
+        self.followed: Countdown | None = None
         self.at = self.since = self.way = 0.0
 
     def end(self, issued: int) -> None:

@@ -19,7 +19,9 @@ import numpy as np
 from .instruction import Fault, Memory, Semantics, Unsupported, define
 from .memory import Access
 
-_CONVERSION = re.compile(r"%(?P<flags>[-+ #0]*)(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d*))?(?P<length>hh|h|ll|l|z|j|t|L)?(?P<type>.)", re.S)
+_CONVERSION = re.compile(
+    r"%(?P<flags>[-+ #0]*)(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d*))?(?P<length>hh|h|ll|l|z|j|t|L)?(?P<type>.)", re.S
+)
 _WIDE = ("l", "ll", "z", "j", "t")
 _LONGEST = 1 << 16  # characters of a string that is printed
 
@@ -107,7 +109,8 @@ def _narrowed(value: int, length: str, signed: bool) -> int:
 
 
 def _integer(flags: str, width: str, precision: str | None, type: str, value: int) -> str:
-    """An integer with its sign, its prefix and as many digits as the precision, or the width with the flag 0, asks for."""
+    """An integer with its sign, its prefix and as many digits as the precision, or the width with the flag 0, asks
+    for."""
     digits = format(abs(value), "d" if type in "du" else type)
     if precision is not None:
         digits = "" if int(precision) == 0 and value == 0 else digits.rjust(int(precision), "0")

@@ -1,16 +1,17 @@
 """Tensor maps: what cp.async.bulk.tensor knows of a tensor in global memory (PTX ISA 5.5, tensors).
 
-`encode_tiled` and `encode_im2col` take the fields of the driver's cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col. The 128
-bytes that they return are opaque, as the driver's are, and of a format of our own: the emulator reads them, a GPU does not. A kernel receives them as a
-`const __grid_constant__` parameter of 128 bytes, or by an address that is a multiple of 64.
+`encode_tiled` and `encode_im2col` take the fields of the driver's cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col.
+The 128 bytes that they return are opaque, as the driver's are, and of a format of our own: the emulator reads them, a
+GPU does not. A kernel receives them as a `const __grid_constant__` parameter of 128 bytes, or by an address that is a
+multiple of 64.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Optional, Sequence
 
 import numpy as np
 
@@ -21,11 +22,12 @@ ALIGNMENT = 64
 _MAGIC = b"ptxrtmap"
 _FORMAT = "<8sQBBBBBxxx5Q4Q5H5B6h"
 
-#: Bytes of an element, and the bits of the NaN that fills (None: an integer), by type. That of f16 is an H200's; of the others
-#: no documentation says the bits either, and they are the canonical ones.
-TYPES: dict[str, tuple[int, Optional[int]]] = {
+#: Bytes of an element, and the bits of the NaN that fills (None: an integer), by type. That of f16 is an H200's; of the
+# others : no documentation says the bits either, and they are the canonical ones.
+TYPES: dict[str, tuple[int, int | None]] = {
     "u8": (1, None), "u16": (2, None), "u32": (4, None), "s32": (4, None), "u64": (8, None), "s64": (8, None),
-    "f16": (2, 0x7FF7), "bf16": (2, 0x7FFF), "f32": (4, 0x7FFFFFFF), "f32_ftz": (4, 0x7FFFFFFF), "tf32": (4, 0x7FFFFFFF),
+    "f16": (2, 0x7FF7), "bf16": (2, 0x7FFF), "f32": (4, 0x7FFFFFFF), "f32_ftz": (4, 0x7FFFFFFF),
+    "tf32": (4, 0x7FFFFFFF),
     "tf32_ftz": (4, 0x7FFFFFFF), "f64": (8, 0x7FF8000000000000),
 }  # fmt: skip
 _TYPE_NAMES = tuple(TYPES)
@@ -50,7 +52,8 @@ def swizzled(address: np.ndarray, swizzle: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A decoded map. Sizes are innermost first: dims, box and steps in elements, strides in bytes from dimension 1 on."""
+    """A decoded map. Sizes are innermost first: dims, box and steps in elements, strides in bytes from dimension 1
+    on."""
 
     dtype: str
     address: int
@@ -86,11 +89,13 @@ class TensorMap:
 
     @property
     def pitch(self) -> int:
-        """Bytes of shared memory from a row of the box to the next: the span of the swizzle, also where rows are shorter."""
+        """Bytes of shared memory from a row of the box to the next: the span of the swizzle, also where rows are
+        shorter."""
         return max(self.counts[0] * self.element_bytes, SWIZZLES[self.swizzle])
 
     def refusal(self, coordinates: Sequence[int]) -> str:
-        """What is wrong with a box that begins there; empty if nothing is. An H200 stops with an illegal instruction."""
+        """What is wrong with a box that begins there; empty if nothing is. An H200 stops with an illegal
+        instruction."""
         first = coordinates[0] * self.element_bytes
         return f"begins at byte {first} of a row, which is no multiple of 16" if first % 16 else ""
 
@@ -107,7 +112,9 @@ class TensorMap:
         index = np.unravel_index(np.arange(int(np.prod(self.counts[1:]))), self.counts[1:], order="F")
         return [coordinates[axis] + index[axis - 1] * self.steps[axis] for axis in range(1, self.rank)]
 
-    def locate(self, coordinates: Sequence[int], unit: int, offsets: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+    def locate(
+        self, coordinates: Sequence[int], unit: int, offsets: Sequence[int] = ()
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(global addresses, whether inside the tensor) of the units of the box at these coordinates."""
         byte = coordinates[0] * self.element_bytes + np.arange(0, self.counts[0] * self.element_bytes, unit)
         inside, address = (byte >= 0) & (byte < self.dims[0] * self.element_bytes), byte + self.address
@@ -129,8 +136,8 @@ class TensorMap:
 class Im2colMap(TensorMap):
     """A map whose boxes are pixels of NWC, NHWC or NDHWC, in the order of a walk through a part of the images.
 
-    box holds channels and pixels; lower and upper, of W, H and D, how far the part reaches from the first and from the last
-    pixel of an image.
+    box holds channels and pixels; lower and upper, of W, H and D, how far the part reaches from the first and from the
+    last pixel of an image.
     """
 
     lower: tuple[int, ...]
@@ -145,14 +152,17 @@ class Im2colMap(TensorMap):
         """What is wrong with a column that begins there; empty if nothing is."""
         for axis, (at, first, last) in enumerate(zip(coordinates[1:], self.lower, self.upper)):
             if not first <= at < self.dims[axis + 1] + last:
-                return f"begins at {'WHD'[axis]} = {at}, outside of {first} to {self.dims[axis + 1] - 1 + last}, where the map's pixels lie"
+                return (
+                    f"begins at {'WHD'[axis]} = {at}, outside of {first} to {self.dims[axis + 1] - 1 + last}, where "
+                    "the map's pixels lie"
+                )
         return super().refusal(coordinates)
 
     def positions(self, coordinates: Sequence[int], offsets: Sequence[int]) -> list[np.ndarray]:
         """Of each pixel its coordinates in W, H, D and N.
 
-        The walk begins at the given coordinates, takes `steps` along W to the end of the part, goes on at its beginning in W and a step
-        further in H, and so on through D to the next image. `offsets` are added to where it is.
+        The walk begins at the given coordinates, takes `steps` along W to the end of the part, goes on at its beginning
+        in W and a step further in H, and so on through D to the next image. `offsets` are added to where it is.
         Source: PTX ISA 5.5.4, im2col mode.
         """
         here, found = list(coordinates[1:]), []
@@ -179,7 +189,7 @@ def encode_tiled(
     dims: Sequence[int],
     strides: Sequence[int],
     box: Sequence[int],
-    element_strides: Optional[Sequence[int]] = None,
+    element_strides: Sequence[int] | None = None,
     *,
     interleave: str = "none",
     swizzle: str = "none",
@@ -187,10 +197,10 @@ def encode_tiled(
 ) -> bytes:
     """The 128 bytes of a tensor map for boxes of a tensor of one to five dimensions, innermost first.
 
-    dtype: a name of `TYPES`. address: of the tensor, a multiple of 16. dims: elements. strides: bytes between elements of
-    dimension 1, 2, ..., multiples of 16. box: elements of one copy, at most 256 per dimension; its rows are a multiple
-    of 16 bytes, and with a swizzle no longer than its span. Shorter rows lie a span apart, and what is between them is not
-    touched. element_strides: from 1 to 8. fill: "zero" or, for floats, "nan".
+    dtype: a name of `TYPES`. address: of the tensor, a multiple of 16. dims: elements. strides: bytes between elements
+    of dimension 1, 2, ..., multiples of 16. box: elements of one copy, at most 256 per dimension; its rows are a
+    multiple of 16 bytes, and with a swizzle no longer than its span. Shorter rows lie a span apart, and what is between
+    them is not touched. element_strides: from 1 to 8. fill: "zero" or, for floats, "nan".
 
     Raises ArgumentError for what cuTensorMapEncodeTiled refuses, and for interleaved layouts.
     Source: CUDA driver API, cuTensorMapEncodeTiled; CUDA C++ Programming Guide, tensor memory access, swizzle modes.
@@ -211,7 +221,7 @@ def encode_im2col(
     upper: Sequence[int],
     channels: int,
     pixels: int,
-    element_strides: Optional[Sequence[int]] = None,
+    element_strides: Sequence[int] | None = None,
     *,
     interleave: str = "none",
     swizzle: str = "none",
@@ -219,24 +229,34 @@ def encode_im2col(
 ) -> bytes:
     """The 128 bytes of a tensor map that copies columns of pixels out of images: dims are C W N, C W H N or C W H D N.
 
-    lower, upper: how far the part of an image that the pixels come from reaches from its first and from its last pixel, in W, H and D:
-    of a convolution -padding, and padding less the reach of the filter. channels: elements of a pixel, at most 256; pixels: of a
-    copy, at most 1024. All else is as in `encode_tiled`.
+    lower, upper: how far the part of an image that the pixels come from reaches from its first and from its last pixel,
+    in W, H and D: of a convolution -padding, and padding less the reach of the filter. channels: elements of a pixel,
+    at most 256; pixels: of a copy, at most 1024. All else is as in `encode_tiled`.
 
     Raises ArgumentError for what cuTensorMapEncodeIm2col refuses, and for interleaved layouts.
     Source: CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 5.5.4. An H200 copies the same.
     """
     rank = len(dims)
     _require(3 <= rank <= 5, f"{rank} dimensions; im2col has 3 to 5")
-    _require(len(lower) == len(upper) == rank - 2, f"corners {tuple(lower)} and {tuple(upper)} for {rank - 2} dimensions of an image")
+    _require(
+        len(lower) == len(upper) == rank - 2,
+        f"corners {tuple(lower)} and {tuple(upper)} for {rank - 2} dimensions of an image",
+    )
     reach = _CORNERS[rank]
-    _require(all(-reach <= at < reach for at in (*lower, *upper)), f"corners are {tuple(lower)} and {tuple(upper)}; they lie from {-reach} to {reach - 1}")
+    _require(
+        all(-reach <= at < reach for at in (*lower, *upper)),
+        f"corners are {tuple(lower)} and {tuple(upper)}; they lie from {-reach} to {reach - 1}",
+    )
     _require(1 <= channels <= 256, f"{channels} channels of a pixel; there are 1 to 256")
     _require(1 <= pixels <= 1024, f"{pixels} pixels of a column; there are 1 to 1024")
-    return _encode(dtype, address, dims, strides, (channels, pixels), element_strides, interleave, swizzle, fill, lower, upper)
+    return _encode(
+        dtype, address, dims, strides, (channels, pixels), element_strides, interleave, swizzle, fill, lower, upper
+    )
 
 
-def _encode(dtype, address, dims, strides, box, element_strides, interleave, swizzle, fill, lower=(), upper=()) -> bytes:
+def _encode(
+    dtype, address, dims, strides, box, element_strides, interleave, swizzle, fill, lower=(), upper=()
+) -> bytes:
     """The 128 bytes; checks what both modes have in common."""
     rank = len(dims)
     steps = tuple(element_strides) if element_strides is not None else (1,) * rank
@@ -249,17 +269,30 @@ def _encode(dtype, address, dims, strides, box, element_strides, interleave, swi
     _require(len(steps) == rank, f"element strides {steps} for {rank} dimensions")
     _require(address % 16 == 0, f"the address 0x{address:x} is no multiple of 16")
     _require(all(1 <= size <= 1 << 32 for size in dims), f"dims are {tuple(dims)}; each lies between 1 and 2**32")
-    _require(all(0 < s < 1 << 40 and s % 16 == 0 for s in strides), f"strides are {tuple(strides)}; each is a multiple of 16 below 2**40")
+    _require(
+        all(0 < s < 1 << 40 and s % 16 == 0 for s in strides),
+        f"strides are {tuple(strides)}; each is a multiple of 16 below 2**40",
+    )
     _require(all(1 <= step <= 8 for step in steps), f"element strides are {steps}; each lies between 1 and 8")
     row = box[0] * TYPES[dtype][0]
     _require(row % 16 == 0, f"rows of the box have {row} bytes; a multiple of 16 is expected")
-    _require(swizzle == "none" or row <= SWIZZLES[swizzle], f"rows of the box have {row} bytes; swizzle {swizzle} spans {SWIZZLES[swizzle]}")
+    _require(
+        swizzle == "none" or row <= SWIZZLES[swizzle],
+        f"rows of the box have {row} bytes; swizzle {swizzle} spans {SWIZZLES[swizzle]}",
+    )
 
     def padded(values: Sequence[int], count: int) -> list[int]:
         return [*map(int, values), *[0] * (count - len(values))]
 
     codes = _TYPE_NAMES.index(dtype), rank, _SWIZZLE_NAMES.index(swizzle), FILLS.index(fill), bool(lower)
-    sizes = (*padded(dims, 5), *padded(strides, 4), *padded(box, 5), *padded(steps, 5), *padded(lower, 3), *padded(upper, 3))
+    sizes = (
+        *padded(dims, 5),
+        *padded(strides, 4),
+        *padded(box, 5),
+        *padded(steps, 5),
+        *padded(lower, 3),
+        *padded(upper, 3),
+    )
     return struct.pack(_FORMAT, _MAGIC, int(address), *codes, *sizes).ljust(BYTES, b"\0")
 
 
@@ -269,7 +302,9 @@ def decode(data: bytes) -> TensorMap:
     magic, address, dtype, rank, swizzle, fill, im2col, *sizes = struct.unpack_from(_FORMAT, data)
     if magic != _MAGIC:
         raise ArgumentError("these 128 bytes are no tensor map of ptxrt.emulator.tensor_map")
-    dims, strides, box, steps, lower, upper = (sizes[a:b] for a, b in ((0, 5), (5, 9), (9, 14), (14, 19), (19, 22), (22, 25)))
+    dims, strides, box, steps, lower, upper = (
+        sizes[a:b] for a, b in ((0, 5), (5, 9), (9, 14), (14, 19), (19, 22), (22, 25))
+    )
     common = _TYPE_NAMES[dtype], address, tuple(dims[:rank]), tuple(strides[: rank - 1])
     looks = tuple(steps[:rank]), _SWIZZLE_NAMES[swizzle], FILLS[fill]
     if im2col:

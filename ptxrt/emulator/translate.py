@@ -7,11 +7,11 @@ compiled when it first runs; the line of a fault in the generated text leads bac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
 from threading import Lock
-from typing import Callable, Optional
 
 import numpy as np
 
@@ -39,18 +39,19 @@ def kind_of(opcode: str) -> str:
 class BlockCode:
     """One basic block; `function` and what belongs to it are made when the block first runs.
 
-    `reads` and `writes`: unsigned kind -> rows that the function uses or assigns; `views`: (kind, row) that it looks up.
-    `collective`: whole warps must be together; `blocking`: threads may have to wait at its end; `size`: instructions;
-    `watches`: it reads memory that others may change while it runs (atomics, volatile and relaxed or acquiring loads);
-    `past`: where an aligned barrier ends it, by block whether it lies behind that barrier and does not lead back to it.
+    `reads` and `writes`: unsigned kind -> rows that the function uses or assigns; `views`: (kind, row) that it looks
+    up. `collective`: whole warps must be together; `blocking`: threads may have to wait at its end; `size`:
+    instructions; `watches`: it reads memory that others may change while it runs (atomics, volatile and relaxed or
+    acquiring loads); `past`: where an aligned barrier ends it, by block whether it lies behind that barrier and does
+    not lead back to it.
     """
 
     collective: bool
     blocking: bool
     size: int
     watches: bool = False
-    past: Optional[np.ndarray] = None
-    function: Optional[Callable] = None
+    past: np.ndarray | None = None
+    function: Callable | None = None
     source: str = ""
     reads: dict[str, tuple[int, ...]] = field(default_factory=dict)
     writes: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -92,13 +93,15 @@ class Code:
         """The instructions of each block."""
         return self._translator.decoded
 
-    def row(self, register: Register) -> Optional[int]:
+    def row(self, register: Register) -> int | None:
         """The row of a register that lives across blocks."""
         return self._translator.row_of.get(register.name)
 
     def kept(self, operand) -> bool:
         """Whether an operand is a register whose value can be looked up behind a block that reads it."""
-        return isinstance(operand, Register) and (self.row(operand) is not None or operand.name in self._translator.uniform)
+        return isinstance(operand, Register) and (
+            self.row(operand) is not None or operand.name in self._translator.uniform
+        )
 
     def uniform_value(self, register: Register, launch) -> np.ndarray:
         """The value in a launch of a uniform register that a block which has run looks up."""
@@ -121,7 +124,7 @@ class Translator:
         self.uniform: dict[str, int] = {}
         self.uniform_slots: dict[tuple[str, str], int] = {}
         self.uniform_order: list[tuple[Instruction, Semantics]] = []
-        self.number_of: Optional[Callable[[Instruction], int]] = None
+        self.number_of: Callable[[Instruction], int] | None = None
 
     def profile(self, mark: Callable[[int], None], number_of: Callable[[Instruction], int]) -> None:
         """Let generated code call mark(number) before every instruction."""
@@ -515,9 +518,13 @@ def _mov_values(item: "Decoded", fetch) -> list[np.ndarray]:
         part = type_size // len(sources)
         total = None
         for position, source in enumerate(sources):
-            piece = fetch(source, UNSIGNED[part]).astype(f"u{type_size}") << np.array(8 * part * position, f"u{type_size}")
+            piece = fetch(source, UNSIGNED[part]).astype(f"u{type_size}") << np.array(
+                8 * part * position, f"u{type_size}"
+            )
             total = piece if total is None else total | piece
         return [total]
     part = type_size // len(targets)
     whole = fetch(sources[0], UNSIGNED[type_size])
-    return [(whole >> np.array(8 * part * position, f"u{type_size}")).astype(f"u{part}") for position in range(len(targets))]
+    return [
+        (whole >> np.array(8 * part * position, f"u{type_size}")).astype(f"u{part}") for position in range(len(targets))
+    ]

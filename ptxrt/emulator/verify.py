@@ -51,7 +51,9 @@ def _check_names(module: Module, statement: Instruction, operand, known: set[str
         if operand.name in module.functions:
             raise _unsupported(module, statement, f"the address of the function '{operand.name}' is not supported")
         if operand.name not in known:
-            raise _unsupported(module, statement, f"'{operand.name}' is not defined, or its address is not supported here")
+            raise _unsupported(
+                module, statement, f"'{operand.name}' is not defined, or its address is not supported here"
+            )
     elif isinstance(operand, Address):
         _check_names(module, statement, operand.base, known)
     elif isinstance(operand, Pair):

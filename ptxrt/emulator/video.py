@@ -1,15 +1,15 @@
 """SIMD video instructions: two or four narrow integers of a word at a time, as `__vabsdiffu4` and its like become.
 
-An element of a source may be any of the halves or bytes of both sources (`a.b3210`, `b.h32`), and a destination may take
-only some (`d.b10`); parse.py hands these selectors over as immediates behind the operands.
+An element of a source may be any of the halves or bytes of both sources (`a.b3210`, `b.h32`), and a destination may
+take only some (`d.b10`); parse.py hands these selectors over as immediates behind the operands.
 
 Source: PTX ISA 9.0, section 9.7, video instructions (vadd2 to vset4).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Callable, Optional
 
 import numpy as np
 
@@ -44,12 +44,16 @@ def _elements(a, b, lanes: int, selector: int, signed: bool) -> list[np.ndarray]
     """
     both = np.asarray(a, np.uint64) | (np.asarray(b, np.uint64) << np.uint64(32))
     bits = 32 // lanes
-    picked = [(both >> np.uint64(bits * (selector >> 4 * lane & 15))) & np.uint64((1 << bits) - 1) for lane in range(lanes)]
+    picked = [
+        (both >> np.uint64(bits * (selector >> 4 * lane & 15))) & np.uint64((1 << bits) - 1) for lane in range(lanes)
+    ]
     sign = 1 << (bits - 1)
     return [(each.astype(np.int64) ^ sign) - sign if signed else each.astype(np.int64) for each in picked]
 
 
-def _simd(lanes: int, operation: Callable, types: tuple[str, str], clamp: Optional[tuple[int, int]], adds: bool) -> Semantics:
+def _simd(
+    lanes: int, operation: Callable, types: tuple[str, str], clamp: tuple[int, int] | None, adds: bool
+) -> Semantics:
     """An operation on elements, then merged into c or, with `adds`, added to it."""
     bits = 32 // lanes
     first = sum(lane << 4 * lane for lane in range(lanes))

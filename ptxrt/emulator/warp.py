@@ -8,7 +8,7 @@ groups. The machine has checked that the lanes of a mask are there together; `ac
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def _source_lanes(mode: str, b, c) -> tuple[np.ndarray, np.ndarray]:
     return np.where(valid, source, lane), valid
 
 
-@lru_cache(maxsize=None)
+@cache
 def _constant_source_lanes(mode: str, b: int, c: int) -> tuple[np.ndarray, np.ndarray]:
     return _source_lanes(mode, b, c)
 
@@ -81,7 +81,8 @@ def shfl_sync(modifiers: tuple[str, ...]) -> Semantics:
                 outside = outside & active
             if outside.any():
                 raise Fault(
-                    f"shfl.sync.{mode} reads from a lane that its membermask does not name or that does not execute", outside
+                    f"shfl.sync.{mode} reads from a lane that its membermask does not name or that does not execute",
+                    outside,
                 )
         return result, valid
 
@@ -172,7 +173,8 @@ def match_any(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("match.all.sync")
 def match_all(modifiers: tuple[str, ...]) -> Semantics:
-    """match.all.sync.{b32|b64} d|p, a, membermask: the group and true if all of it hold the same a, else 0 and false."""
+    """match.all.sync.{b32|b64} d|p, a, membermask: the group and true if all of it hold the same a, else 0 and
+    false."""
     type_ = _bit_type("match.all.sync", modifiers)
 
     def match(a, mask, active=None):

@@ -12,8 +12,8 @@ UNCLAIMED = 0x7F7FFFFF
 
 _APPEND = """Write the rows of tokens, {what}, to their slots in pages.
 
-A slot is page * page size + row; tokens whose slot is negative or past the end are skipped, as are those that claims[slot] does
-not name. x is one of three types; rows are{quantized} of x less `mean`, a float32 difference. {level}
+A slot is page * page size + row; tokens whose slot is negative or past the end are skipped, as are those that
+claims[slot] does not name. x is one of three types; rows are{quantized} of x less `mean`, a float32 difference. {level}
 release: whether the slots' claims become 0x7f7fffff again, as `claim_slots` wants them."""
 
 
@@ -35,7 +35,8 @@ def _slots(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     draw=dict(slots=_slots, claims=lambda rng, member, shape, axes: np.full(shape, UNCLAIMED, np.int32)),
 )
 def claim_slots(slots: In[i64, "tokens", unaligned], claims: InOut[i32, "count"]):
-    """Lower claims[slots[i]] to i for every token i whose slot is one of `count`: the first token of a slot has it then.
+    """Lower claims[slots[i]] to i for every token i whose slot is one of `count`: the first token of a slot has it
+    then.
 
     Slots that are negative or past the end are skipped. claims are 0x7f7fffff before."""
     for token, slot in enumerate(slots):
@@ -45,7 +46,9 @@ def claim_slots(slots: In[i64, "tokens", unaligned], claims: InOut[i32, "count"]
 
 def own_slots(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     """Examples of slots of which most tokens have one of their own."""
-    return np.where(np.arange(shape[0]) % 5 == 3, -1, rng.permutation(np.arange(max(shape[0], axes["count"])))[: shape[0]]).astype(np.int64)
+    return np.where(
+        np.arange(shape[0]) % 5 == 3, -1, rng.permutation(np.arange(max(shape[0], axes["count"])))[: shape[0]]
+    ).astype(np.int64)
 
 
 def named_claims(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
@@ -151,7 +154,9 @@ def _declare_blocks(format: str) -> Kernel:
         level = "The global scale is that of their head, 1 where it is omitted."
     else:
         level = "They are divided by the global scale of their head first."
-    text = _APPEND.format(what=f"quantized to {format}", quantized=f" the bytes of `quantize_{format}` by `rule`,", level=level)
+    text = _APPEND.format(
+        what=f"quantized to {format}", quantized=f" the bytes of `quantize_{format}` by `rule`,", level=level
+    )
     cases = [
         dict(dim=32, x_f32=True, mean=True, global_scale=True, release=0),
         dict(dim=160, x_f16=True, mean=True),

@@ -64,8 +64,10 @@ def _case(holds: str, dim: int, width: int, ending: str | None = None, **rest) -
     grid="grid",
     derived=dict(
         count=lambda axes: axes["pages"] * axes["page"],
-        **{axis: lambda axes, axis=axis: axes.get(axis, 1)
-           for axis in ("level_count", "code_bytes", "blocks", "k_blocks", "v_blocks")},
+        **{
+            axis: lambda axes, axis=axis: axes.get(axis, 1)
+            for axis in ("level_count", "code_bytes", "blocks", "k_blocks", "v_blocks")
+        },
         grid=lambda axes: qkv_blocks(axes["tokens"], axes["heads"] + 2 * axes["heads_kv"], axes["dim"]),
     ),
     cases=[

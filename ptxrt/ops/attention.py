@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Literal, Sequence, overload
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -12,10 +13,10 @@ from ..errors import ArgumentError
 from ..formats import bf16, f16, f32, format_of
 from ..prepared import remembered
 from .attention_blocks import BLOCK_ATTENTION
-from .attention_few import MOST_NODES
 from .attention_call import Call, attention_call, checked_window, output_format
+from .attention_few import MOST_NODES
 from .attention_kernels import attention_merge, exact_quotient, exact_sums, spans_of
-from .attention_way import AttentionWay, BlockAttention, FloatAttention, InKernelAttention, splits_for
+from .attention_way import AttentionWay, BlockAttention, FloatAttention, InKernelAttention
 from .operands import Operand
 from .place import Place, converted
 
@@ -30,30 +31,68 @@ if TYPE_CHECKING:
 
 @overload
 def attention(
-    q: HostArray, k: HostArray, v: HostArray, *, return_lse: Literal[False] = ..., normalize: Literal[True] = ..., **options: Unpack[AttentionOptions]
+    q: HostArray,
+    k: HostArray,
+    v: HostArray,
+    *,
+    return_lse: Literal[False] = ...,
+    normalize: Literal[True] = ...,
+    **options: Unpack[AttentionOptions],
 ) -> HostArray: ...
 @overload
 def attention(
-    q: HostArray, k: HostArray, v: HostArray, *, return_lse: Literal[True], normalize: Literal[True] = ..., **options: Unpack[AttentionOptions]
+    q: HostArray,
+    k: HostArray,
+    v: HostArray,
+    *,
+    return_lse: Literal[True],
+    normalize: Literal[True] = ...,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[HostArray, HostArray]: ...
 @overload
 def attention(
-    q: HostArray, k: HostArray, v: HostArray, *, return_lse: Literal[False] = ..., normalize: Literal[False], **options: Unpack[AttentionOptions]
+    q: HostArray,
+    k: HostArray,
+    v: HostArray,
+    *,
+    return_lse: Literal[False] = ...,
+    normalize: Literal[False],
+    **options: Unpack[AttentionOptions],
 ) -> tuple[HostArray, HostArray, HostArray]: ...
 @overload
 def attention(
-    q: DeviceArray, k: Given, v: Given, *, return_lse: Literal[False] = ..., normalize: Literal[True] = ..., **options: Unpack[AttentionOptions]
+    q: DeviceArray,
+    k: Given,
+    v: Given,
+    *,
+    return_lse: Literal[False] = ...,
+    normalize: Literal[True] = ...,
+    **options: Unpack[AttentionOptions],
 ) -> DeviceArray: ...
 @overload
 def attention(
-    q: DeviceArray, k: Given, v: Given, *, return_lse: Literal[True], normalize: Literal[True] = ..., **options: Unpack[AttentionOptions]
+    q: DeviceArray,
+    k: Given,
+    v: Given,
+    *,
+    return_lse: Literal[True],
+    normalize: Literal[True] = ...,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[DeviceArray, DeviceArray]: ...
 @overload
 def attention(
-    q: DeviceArray, k: Given, v: Given, *, return_lse: Literal[False] = ..., normalize: Literal[False], **options: Unpack[AttentionOptions]
+    q: DeviceArray,
+    k: Given,
+    v: Given,
+    *,
+    return_lse: Literal[False] = ...,
+    normalize: Literal[False],
+    **options: Unpack[AttentionOptions],
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]: ...
 @overload
-def attention(q: Given, k: Given, v: Given, *, return_lse: bool = ..., normalize: bool = ..., **options: Unpack[AttentionOptions]) -> Any: ...
+def attention(
+    q: Given, k: Given, v: Given, *, return_lse: bool = ..., normalize: bool = ..., **options: Unpack[AttentionOptions]
+) -> Any: ...
 @remembered
 def attention(
     q,
@@ -223,7 +262,9 @@ def merge(outputs, lses=None, *, row_max=None, row_sum=None, out_dtype=np.float3
     figures_given = {name: x for name, x in dict(lses=lses, row_max=row_max, row_sum=row_sum).items() if x is not None}
     if list(figures_given) not in (["lses"], ["row_max", "row_sum"]):
         found = " and ".join(figures_given) or "neither"
-        raise ArgumentError(f"merge: {found} came beside outputs; pass lses, or row_max and row_sum as normalize=False gives them")
+        raise ArgumentError(
+            f"merge: {found} came beside outputs; pass lses, or row_max and row_sum as normalize=False gives them"
+        )
     parts, figures = _segments("outputs", outputs), {name: _segments(name, x) for name, x in figures_given.items()}
     shape = tuple(parts[0].shape)
     for name, group in dict(outputs=parts, **figures).items():
@@ -231,15 +272,24 @@ def merge(outputs, lses=None, *, row_max=None, row_sum=None, out_dtype=np.float3
         for i, item in enumerate(group):
             if tuple(item.shape) != expected or len(group) != len(parts):
                 raise ArgumentError(
-                    f"merge: {name}[{i}] has shape {list(item.shape)} of {len(group)}; {len(parts)} outputs of {list(shape)} "
+                    f"merge: {name}[{i}] has shape {list(item.shape)} of {len(group)}; {len(parts)} outputs of "
+                    f"{list(shape)} "
                     f"have {len(parts)} {' and '.join(figures)} of {list(shape[:-1])}"
                 )
             if format_of(item.dtype, members) is None:
-                raise ArgumentError(f"merge: {name}[{i}] is {item.dtype}; outputs are float32, float16 or bfloat16, {' and '.join(figures)} float32")
+                raise ArgumentError(
+                    f"merge: {name}[{i}] is {item.dtype}; outputs are float32, float16 or bfloat16, "
+                    f"{' and '.join(figures)} float32"
+                )
     if len(parts) > MOST_NODES:
-        raise ArgumentError(f"merge: {len(parts)} segments came; a call takes {MOST_NODES}: merge some with normalize=False first, or by their lses")
+        raise ArgumentError(
+            f"merge: {len(parts)} segments came; a call takes {MOST_NODES}: merge some with normalize=False first, or "
+            "by their lses"
+        )
     if not 2 <= len(shape) <= 4:
-        raise ArgumentError(f"merge: outputs[0] has shape {list(shape)}; pass [B, H, S, D], or fewer axes in front of S")
+        raise ArgumentError(
+            f"merge: outputs[0] has shape {list(shape)}; pass [B, H, S, D], or fewer axes in front of S"
+        )
     member = output_format("merge", out_dtype, None, f32)
     place = Place([*parts, *sum(figures.values(), [])], stream)
     rows = (1,) * (4 - len(shape)) + shape[:-1]
@@ -247,7 +297,10 @@ def merge(outputs, lses=None, *, row_max=None, row_sum=None, out_dtype=np.float3
         partial = _stacked([place.put(x).reshape(*rows, shape[-1]) for x in parts], place)
     else:  # without columns there are an lse, and outputs of nothing
         partial = place.put(np.zeros((len(parts), *rows, 1), np.float32))
-    maxima, *sums = (_stacked([place.put(x).reshape(*rows, 1) for x in group], place).reshape(len(parts), *rows) for group in figures.values())
+    maxima, *sums = (
+        _stacked([place.put(x).reshape(*rows, 1) for x in group], place).reshape(len(parts), *rows)
+        for group in figures.values()
+    )
     if 0 in partial.shape:
         return tuple(place.back(place.empty(s, m)) for s, m in ((shape, member), (shape[:-1], f32)))
     merged = {f"out_{member}": place.empty(partial.shape[1:], member), "lse": place.empty(rows, f32)}
@@ -277,7 +330,11 @@ def exact_attention(
     left, right = checked_window(window, causal)
 
     def grouped(x, *axes):
-        return None if x is None else np.broadcast_to(x, (q.shape[0], q.shape[1], *axes)).reshape(q.shape[0], heads, group, *axes)
+        return (
+            None
+            if x is None
+            else np.broadcast_to(x, (q.shape[0], q.shape[1], *axes)).reshape(q.shape[0], heads, group, *axes)
+        )
 
     spans = None
     if cu_seqlens_q is not None:
@@ -288,7 +345,9 @@ def exact_attention(
     hides = mask is not None and np.asarray(mask).dtype == bool
     sums = exact_sums(
         *(grouped(q, *q.shape[2:]), k, v),
-        **dict(scale=q.shape[-1] ** -0.5 if scale is None else scale, left=left, right=right, softcap=softcap, spans=spans),
+        **dict(
+            scale=q.shape[-1] ** -0.5 if scale is None else scale, left=left, right=right, softcap=softcap, spans=spans
+        ),
         mask=None if hides else grouped(mask, q.shape[2], k.shape[2]),
         allowed=grouped(mask, q.shape[2], k.shape[2]) if hides else None,
         sinks=None if sinks is None else np.asarray(sinks).reshape(heads, group),

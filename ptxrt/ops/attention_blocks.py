@@ -5,7 +5,6 @@ import numpy as np
 from ..accuracy import Tolerance
 from ..blocks import BLOCK_FORMATS
 from ..declaration import Axis, In, Out, Scalar, loose, scattered, strided, unaligned
-from ..errors import ArgumentError
 from ..formats import bf16, f16, f32, i32, u8
 from ..kernel import Kernel, kernel
 from ..sequences import ends_of, rows_in_units, starts_of, unit_of_each, units_axis, units_of
@@ -22,8 +21,7 @@ from .attention_kernels import (
     example_masks,
     visible_flops,
 )
-from .quantize import dequantize
-from .smoothing import SMOOTH_QUERIES, row_dot
+from .smoothing import SMOOTH_QUERIES
 
 # Formats of Q and K, and of V.
 FORMATS = (
@@ -34,9 +32,13 @@ FORMATS = (
 HEADROOM = {"mxfp8": 8, "mxfp4": 0, "nvfp4": 11, "bf16": 0}
 
 # Formats -> the head dimensions of Q and K, and of V, that attention is compiled for: those of 16 bits that tiles have.
-DIMS = {(qk, pv): tuple((dim, dim_v) for dim, dim_v in HEAD_DIMS if dim in TILE_DIMS[qk] and dim_v in TILE_DIMS[pv]) for qk, pv in FORMATS}
+DIMS = {
+    (qk, pv): tuple((dim, dim_v) for dim, dim_v in HEAD_DIMS if dim in TILE_DIMS[qk] and dim_v in TILE_DIMS[pv])
+    for qk, pv in FORMATS
+}
 
-_TEXT = """Compute softmax(scale Q K^T) V with Q and K in {qk}, weights and V in {pv}; heads of Q share heads of K and V.
+_TEXT = """Compute softmax(scale Q K^T) V with Q and K in {qk}, weights and V in {pv}; heads of Q share heads of K and
+V.
 
 q_codes and q_scales are those of `quantize` along the last axis, k_tiles those of `pack_keys_{qk}`, v_tiles those of
 `pack_values_{pv}`; `keys` of them count, and the first `cols` columns of V. Packed sequences were packed with the same
@@ -69,10 +71,14 @@ def _operands(qk: str, pv: str) -> dict:
 
     def codes(rng, member, shape, axes):
         # Of values up to about 2; scales that are drawn beside them take their size back.
-        return block.encode(_normal(rng, *shape[:-1], shape[-1] * 8 // block.bits), *([1.0] if block.two_level else []))[0]
+        return block.encode(
+            _normal(rng, *shape[:-1], shape[-1] * 8 // block.bits), *([1.0] if block.two_level else [])
+        )[0]
 
     def scales(rng, member, shape, axes):
-        values = np.full((*shape[:-1], shape[-1] * block.block), 2.0, np.float32) * np.exp2(rng.integers(-1, 2, (*shape[:-1], 1)))
+        values = np.full((*shape[:-1], shape[-1] * block.block), 2.0, np.float32) * np.exp2(
+            rng.integers(-1, 2, (*shape[:-1], 1))
+        )
         return block.encode(values, *([1.0] if block.two_level else []))[1]
 
     def tiles(format, role, axis):
@@ -80,7 +86,10 @@ def _operands(qk: str, pv: str) -> dict:
             x, packed = _normal(rng, *shape[:2], axes["keys"], axes[axis]), {}
             if axes["sequences"] != axes["batch"]:
                 sizes = (axes["sequences"],)
-                packed = {name: of("keys")(rng, i32, sizes, axes) for name, of in (("key_starts", starts_of), ("key_ends", ends_of))}
+                packed = {
+                    name: of("keys")(rng, i32, sizes, axes)
+                    for name, of in (("key_starts", starts_of), ("key_ends", ends_of))
+                }
             return tile_layout(format, role, axes[axis]).encode(x, **packed)
 
         return draw
@@ -97,7 +106,10 @@ def _derived(qk: str, pv: str) -> dict:
             sizes = {tile_layout(format, role, dim).nbytes: dim for dim in TILE_DIMS[format]}
             return sizes.get(axes[f"{role}_bytes"], axes.get(axis, 0))
 
-        return {axis: dim, f"{role}_bytes": lambda axes: tile_layout(format, role, axes[axis]).nbytes if axes[axis] else 0}
+        return {
+            axis: dim,
+            f"{role}_bytes": lambda axes: tile_layout(format, role, axes[axis]).nbytes if axes[axis] else 0,
+        }
 
     return dict(
         **of_tiles(qk, "k", "dim"),
@@ -112,24 +124,106 @@ def _cases(qk: str, pv: str) -> list[dict]:
     block, dims, smoothed = BLOCK_FORMATS[qk], DIMS[qk, pv], dict(row_shift=True, mean_scores=True)
     smallest, largest = dims[0][0], dims[-1][0]
 
-    def case(batch=1, heads_kv=1, group=1, queries=70, keys=130, dims=dims[0], q_cols=None, cols=None, sequences=None, splits=1, **rest) -> dict:
+    def case(
+        batch=1,
+        heads_kv=1,
+        group=1,
+        queries=70,
+        keys=130,
+        dims=dims[0],
+        q_cols=None,
+        cols=None,
+        sequences=None,
+        splits=1,
+        **rest,
+    ) -> dict:
         dim, dim_v = dims
         q_cols = q_cols or dim
         sizes = dict(q_bytes=q_cols * block.bits // 8, q_blocks=q_cols // block.block)
-        sizes |= dict(tiles=tiles_of(keys, sequences or 1), query_blocks=units_of(queries, SMOOTH_QUERIES, sequences or 1))
+        sizes |= dict(
+            tiles=tiles_of(keys, sequences or 1), query_blocks=units_of(queries, SMOOTH_QUERIES, sequences or 1)
+        )
         tiles = dict(k_bytes=tile_layout(qk, "k", dim).nbytes, v_bytes=tile_layout(pv, "v", dim_v).nbytes)
-        axes = dict(batch=batch, heads_kv=heads_kv, group=group, queries=queries, keys=keys, dim=dim, dim_v=dim_v, cols=cols or dim_v)
-        return {**axes, **sizes, **tiles, "sequences": sequences or batch, "splits": splits, "scale": dim**-0.5, "left": OPEN, "right": OPEN, **rest}
+        axes = dict(
+            batch=batch,
+            heads_kv=heads_kv,
+            group=group,
+            queries=queries,
+            keys=keys,
+            dim=dim,
+            dim_v=dim_v,
+            cols=cols or dim_v,
+        )
+        return {
+            **axes,
+            **sizes,
+            **tiles,
+            "sequences": sequences or batch,
+            "splits": splits,
+            "scale": dim**-0.5,
+            "left": OPEN,
+            "right": OPEN,
+            **rest,
+        }
 
     return [
         *(case(dims=pair, right=0, out_bf16=True, lse=True) for pair in dims),
-        case(q_cols=smallest - 32 or 32, cols=24, batch=2, heads_kv=2, group=3, queries=25, keys=70, out_f32=True, sinks=True, softcap=2.0, **smoothed),
-        case(dims=dims[-1], q_cols=largest - 32, cols=200, group=2, queries=5, keys=100, out_f16=True, out_f32=True, sinks=True, **smoothed),
+        case(
+            q_cols=smallest - 32 or 32,
+            cols=24,
+            batch=2,
+            heads_kv=2,
+            group=3,
+            queries=25,
+            keys=70,
+            out_f32=True,
+            sinks=True,
+            softcap=2.0,
+            **smoothed,
+        ),
+        case(
+            dims=dims[-1],
+            q_cols=largest - 32,
+            cols=200,
+            group=2,
+            queries=5,
+            keys=100,
+            out_f16=True,
+            out_f32=True,
+            sinks=True,
+            **smoothed,
+        ),
         case(batch=2, group=2, keys=100, mask=True, out_f16=True, lse=True, left=40, right=7, mean_scores=True),
         case(group=2, keys=100, allowed=True, key_ends=True, out_bf16=True, out_f16=True, out_f32=True, lse=True),
-        case(dims=(64, 64), batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, **smoothed, q_global=True, k_global=True, v_global=True),
-        case(heads_kv=2, group=2, queries=75, keys=230, sequences=3, right=0, **PACKED, mask=True, out_f32=True, lse=True),
-        case(group=2, queries=9, keys=330, sequences=2, splits=3, sinks=True, mean_scores=True, **PACKED, **PARTIAL, exact_sum=True),
+        case(
+            dims=(64, 64),
+            batch=3,
+            queries=5,
+            keys=150,
+            right=0,
+            key_ends=True,
+            out_f32=True,
+            lse=True,
+            **smoothed,
+            q_global=True,
+            k_global=True,
+            v_global=True,
+        ),
+        case(
+            heads_kv=2, group=2, queries=75, keys=230, sequences=3, right=0, **PACKED, mask=True, out_f32=True, lse=True
+        ),
+        case(
+            group=2,
+            queries=9,
+            keys=330,
+            sequences=2,
+            splits=3,
+            sinks=True,
+            mean_scores=True,
+            **PACKED,
+            **PARTIAL,
+            exact_sum=True,
+        ),
         case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **smoothed, **PARTIAL, exact_sum=True),
         case(queries=1, keys=1, out_bf16=True, lse=True),
         case(queries=1, keys=400, out_bf16=True),  # every stage is filled again
@@ -178,7 +272,9 @@ def _declare(qk: str, pv: str) -> Kernel:
         q = block.decode(q_codes, q_scales, *([1.0] if block.two_level else []))
         q = np.pad(q, [(0, 0)] * 4 + [(0, dim - q.shape[-1])])
         k, v = tile_layout(qk, "k", dim).decode(k_tiles), tile_layout(pv, "v", dim_v).decode(v_tiles)[..., :cols]
-        q, k, v = (x if level is None else x * np.float64(level) for x, level in ((q, q_global), (k, k_global), (v, v_global)))
+        q, k, v = (
+            x if level is None else x * np.float64(level) for x, level in ((q, q_global), (k, k_global), (v, v_global))
+        )
         added = None if row_shift is None else row_shift[..., None]
         rows = slice(keys) if key_starts is None else rows_in_units(key_starts, keys, TILE_KEYS)
         if mean_scores is not None:
@@ -200,7 +296,15 @@ def _declare(qk: str, pv: str) -> Kernel:
         variants={"dim dim_v": DIMS[qk, pv]},
         derived=_derived(qk, pv),
         cases=_cases(qk, pv),
-        tolerance=dict(out_bf16=rounded, out_f16=rounded, out_f32=rounded, partial=rounded, row_sum=rounded, exact_sum=ROW_SUMS, lse=SUMS),
+        tolerance=dict(
+            out_bf16=rounded,
+            out_f16=rounded,
+            out_f32=rounded,
+            partial=rounded,
+            row_sum=rounded,
+            exact_sum=ROW_SUMS,
+            lse=SUMS,
+        ),
         flops=visible_flops,
         draw=dict(
             **_operands(qk, pv),
@@ -234,8 +338,9 @@ BLOCK_ATTENTION = {formats: _declare(*formats) for formats in FORMATS}
 
 _MEAN_TEXT = """Multiply vectors, means of queries, with keys in {format}: what smoothing of queries takes from scores.
 
-k_tiles are those of `pack_keys_{format}`; keys behind the last have scores of 0. Vectors count as sums of two bfloat16, within
-2^-17 of themselves, keys as what their codes and scales stand for; products are exact, sums float32. q_global: what scores are
+k_tiles are those of `pack_keys_{format}`; keys behind the last have scores of 0. Vectors count as sums of two bfloat16,
+within 2^-17 of themselves, keys as what their codes and scales stand for; products are exact, sums float32. q_global:
+what scores are
 divided by, so that they are in the units of the codes and scales of a query."""
 
 
@@ -267,7 +372,12 @@ def _declare_mean_scores(format: str) -> Kernel:
             dict(batch=2, heads_kv=2, rows=70, cols=dims[0] - 3, tiles=1, **sizes[dims[0]], q_global=True),
         ],
         tolerance=Tolerance("float32 sums; a vector is rounded to 16 bits", relative_l2=1e-5),
-        draw=dict(k_tiles=lambda rng, member, shape, axes: tiles(rng, member, shape, {**axes, "keys": 64 * axes["tiles"], "sequences": axes["batch"]}), q_global=_level),
+        draw=dict(
+            k_tiles=lambda rng, member, shape, axes: tiles(
+                rng, member, shape, {**axes, "keys": 64 * axes["tiles"], "sequences": axes["batch"]}
+            ),
+            q_global=_level,
+        ),
     )(body)
 
 

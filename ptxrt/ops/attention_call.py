@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -109,7 +110,9 @@ def attention_call(
 ) -> Call:
     """Check the arguments of `attention`, all of them given. ways: the implementations of `attention`, by formats."""
     if qk is None:
-        q, k, v = (x if isinstance(x, Packed) else as_arrays("attention", **{name: x})[0] for name, x in zip("qkv", (q, k, v)))
+        q, k, v = (
+            x if isinstance(x, Packed) else as_arrays("attention", **{name: x})[0] for name, x in zip("qkv", (q, k, v))
+        )
         qk = "f16" if all(getattr(x, "dtype", None) == np.float16 for x in (q, k, v)) else "bf16"
     way = _way(ways, qk, pv, quantize)
     if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
@@ -117,7 +120,7 @@ def attention_call(
     transposed = layout == "bshd"
     q, k, v = (_operand_or_array(way, name, x, transposed) for name, x in zip("qkv", (q, k, v)))
     _check_shapes(q, k, v, layout)
-    (batch, heads, queries, dim), (_, heads_kv, keys, dim_v) = q.shape, v.shape
+    (batch, heads, queries, dim), (_, _, keys, dim_v) = q.shape, v.shape
     if scale is None:
         scale = 1 / math.sqrt(dim)
     if not _is_finite(scale):
@@ -137,9 +140,18 @@ def attention_call(
         raise ArgumentError(f"attention: normalize=False gives float32; {member.dtype} was asked for")
     automatic = isinstance(smooth_k, str) and smooth_k == "auto"
     smooth_k, smooth_q = not automatic and _flag("smooth_k", smooth_k, ", or 'auto'"), _flag("smooth_q", smooth_q)
-    options = dict(mask=mask, sinks=sinks, key_lengths=key_lengths, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, window=window)
+    options = dict(
+        mask=mask,
+        sinks=sinks,
+        key_lengths=key_lengths,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        window=window,
+    )
     flags = dict(softcap=softcap, normalize=not normalize, layout=transposed, smooth_k=smooth_k, smooth_q=smooth_q)
-    _check_lacks(ways, way, [n for n, option in options.items() if option is not None] + [n for n, flag in flags.items() if flag])
+    _check_lacks(
+        ways, way, [n for n, option in options.items() if option is not None] + [n for n, flag in flags.items() if flag]
+    )
     smooth_k, smooth_q = _smooths_keys(way, k, None if automatic else smooth_k), _smooths_queries(q, smooth_q)
     sequences, cu_q, cu_k = _checked_sequences(key_lengths, cu_seqlens_q, cu_seqlens_k, batch, queries, keys)
     if smooth_q:
@@ -223,13 +235,16 @@ def _operand_or_array(way: AttentionWay, name: str, x, transposed: bool):
 
 
 def _smooths_keys(way, k, asked: bool | None) -> bool:
-    """Return whether keys are multiplied less their mean: as the call says, else as the format or the operand has it.
-    """
+    """Return whether keys are multiplied less their mean: as the call says, else as the format or the operand has
+    it."""
     formats = way.formats
     if isinstance(k, Operand):
         smoothed = k.mean is not None
         if asked is not None and asked != smoothed:
-            raise ArgumentError(f"attention: smooth_k is {asked}, but k is {k!r}; quantize it with smooth={asked}, or leave out smooth_k")
+            raise ArgumentError(
+                f"attention: smooth_k is {asked}, but k is {k!r}; quantize it with smooth={asked}, "
+                "or leave out smooth_k"
+            )
         return smoothed
     return bool(formats) and BLOCK_FORMATS[formats["k"]].bits == 4 if asked is None else asked
 
@@ -240,7 +255,9 @@ def _smooths_queries(q, asked: bool) -> bool:
     """
     smoothed = isinstance(q, Operand) and q.mean is not None
     if asked and isinstance(q, Operand) and not smoothed:
-        raise ArgumentError(f"attention: smooth_q is True, but q is {q!r}; quantize it with smooth=True, or leave out smooth_q")
+        raise ArgumentError(
+            f"attention: smooth_q is True, but q is {q!r}; quantize it with smooth=True, or leave out smooth_q"
+        )
     return asked or smoothed
 
 
@@ -283,10 +300,21 @@ def _check_shapes(q, k, v, layout: str) -> None:
 
 def checked_window(window, causal) -> tuple[int, int]:
     """Return how far to the left and to the right of its position a query sees."""
-    sides = window if isinstance(window, (tuple, list)) and len(window) == 2 else (None, None) if window is None else (False,)
-    whole = all(side is None or (isinstance(side, (int, np.integer)) and not isinstance(side, bool) and side >= 0) for side in sides)
+    sides = (
+        window
+        if isinstance(window, (tuple, list)) and len(window) == 2
+        else (None, None)
+        if window is None
+        else (False,)
+    )
+    whole = all(
+        side is None or (isinstance(side, (int, np.integer)) and not isinstance(side, bool) and side >= 0)
+        for side in sides
+    )
     if not whole or len(sides) != 2:
-        raise ArgumentError(f"attention: window is {window!r}; pass (left, right), each a whole number from 0 on, or None for open")
+        raise ArgumentError(
+            f"attention: window is {window!r}; pass (left, right), each a whole number from 0 on, or None for open"
+        )
     left, right = (OPEN if side is None else min(int(side), OPEN) for side in sides)
     return left, 0 if causal else right
 
@@ -303,7 +331,11 @@ def _checked_mask(mask, shape: tuple[int, ...]):
     fits = len(mask.shape) <= 4 and all(size in (1, expected) for size, expected in zip(mask.shape[::-1], shape[::-1]))
     if not fits or (mask.dtype != np.bool_ and format_of(mask.dtype) is None):
         expected = f"bool or float that broadcasts to [B, H, Sq, Sk], {list(shape)}"
-        hint = "; mask != 0 makes one of whole numbers: True where a key is seen" if fits and mask.dtype.kind in "iu" else ""
+        hint = (
+            "; mask != 0 makes one of whole numbers: True where a key is seen"
+            if fits and mask.dtype.kind in "iu"
+            else ""
+        )
         raise ArgumentError(f"attention: mask is {mask.dtype} {list(mask.shape)}; pass {expected}{hint}")
     return mask.reshape((1,) * (4 - len(mask.shape)) + tuple(mask.shape))
 
@@ -317,11 +349,15 @@ def _checked_sinks(sinks, heads: int):
         with np.errstate(over="ignore"):
             sinks = sinks.astype(np.float32)
     if tuple(sinks.shape) != (heads,) or format_of(sinks.dtype) is None:
-        raise ArgumentError(f"attention: sinks are {sinks.dtype} {list(sinks.shape)}; pass one float for each of {heads} heads of q")
+        raise ArgumentError(
+            f"attention: sinks are {sinks.dtype} {list(sinks.shape)}; pass one float for each of {heads} heads of q"
+        )
     return sinks
 
 
-def _checked_sequences(key_lengths, cu_q, cu_k, batch: int, queries: int, keys: int) -> tuple[dict[str, Array], Array | None, Array | None]:
+def _checked_sequences(
+    key_lengths, cu_q, cu_k, batch: int, queries: int, keys: int
+) -> tuple[dict[str, Array], Array | None, Array | None]:
     """Return where sequences begin and end, by the kernel's names, and those of packed queries and keys as one array
     each.
     """
@@ -329,7 +365,9 @@ def _checked_sequences(key_lengths, cu_q, cu_k, batch: int, queries: int, keys: 
         if key_lengths is None:
             return {}, None, None
         lengths = whole_numbers("attention", "key_lengths", key_lengths, f"one for each of {batch} batches")
-        if lengths.shape != (batch,) or (isinstance(lengths, np.ndarray) and not ((0 <= lengths) & (lengths <= keys)).all()):
+        if lengths.shape != (batch,) or (
+            isinstance(lengths, np.ndarray) and not ((0 <= lengths) & (lengths <= keys)).all()
+        ):
             expected = f"a whole number from 0 to {keys} for each of {batch} batches"
             raise ArgumentError(f"attention: key_lengths {shown(lengths)}; pass {expected}")
         return dict(key_ends=lengths), None, None
@@ -339,18 +377,22 @@ def _checked_sequences(key_lengths, cu_q, cu_k, batch: int, queries: int, keys: 
     cu_q = checked_cu_seqlens("attention", "cu_seqlens_q", cu_q, batch, queries)
     cu_k = checked_cu_seqlens("attention", "cu_seqlens_k", cu_k, batch, keys)
     if cu_q.shape != cu_k.shape:
-        raise ArgumentError(f"attention: cu_seqlens_q has {cu_q.shape[0]} numbers, cu_seqlens_k {cu_k.shape[0]}; pass as many")
+        raise ArgumentError(
+            f"attention: cu_seqlens_q has {cu_q.shape[0]} numbers, cu_seqlens_k {cu_k.shape[0]}; pass as many"
+        )
     return dict(query_starts=cu_q[:-1], query_ends=cu_q[1:], key_starts=cu_k[:-1], key_ends=cu_k[1:]), cu_q, cu_k
 
 
 def _check_packing(name: str, x, option: str, cu) -> None:
-    """Raise ArgumentError if an operand was quantized for other sequences than the call's, as far as that is visible.
-    """
+    """Raise ArgumentError if an operand was quantized for other sequences than the call's, as far as that is
+    visible."""
     if not isinstance(x, Operand) or (x.sequences is None and cu is None):
         return
     if cu is None:
         both = "cu_seqlens_q and cu_seqlens_k"
-        raise ArgumentError(f"attention: {name} is {x!r}; pass {both}, the cu_seqlens it was quantized with as {option}")
+        raise ArgumentError(
+            f"attention: {name} is {x!r}; pass {both}, the cu_seqlens it was quantized with as {option}"
+        )
     differ = x.sequences != cu.shape[0] - 1
     if not differ and isinstance(cu, np.ndarray) and isinstance(x.cu_seqlens, np.ndarray):
         differ = (x.cu_seqlens != cu).any()
@@ -364,7 +406,10 @@ def _check_out(call: Call, shape: tuple[int, ...]) -> None:
         return
     if tuple(call.out.shape) != shape:
         expected = (shape[0], shape[2], shape[1], shape[3]) if call.transposed else shape
-        raise ArgumentError(f"attention: out has shape {list(call.callers_out.shape)}, not {list(expected)}; pass an array of that shape")
+        raise ArgumentError(
+            f"attention: out has shape {list(call.callers_out.shape)}, not {list(expected)}; pass "
+            "an array of that shape"
+        )
     if isinstance(call.out, np.ndarray):
         device = next((name for name, array in call.arrays.items() if isinstance(array, DeviceArray)), None)
         if device:
@@ -387,8 +432,7 @@ def _is_finite(value) -> bool:
 
 
 def output_format(function: str, asked, out, default: Format) -> Format:
-    """Return the format of results: that of `out` if there is an array, else the dtype asked for, else the default.
-    """
+    """Return the format of results: that of `out` if there is an array, else the dtype asked for, else the default."""
     try:
         dtype = None if asked is None else np.dtype(asked)
     except (TypeError, ValueError):
@@ -398,5 +442,7 @@ def output_format(function: str, asked, out, default: Format) -> Format:
     member = format_of(result) if isinstance(result, np.dtype) else None
     if member is None or (of_out is not None and of_out != result):
         found = f"out_dtype={asked!r}" + (f" with out of {of_out}" if of_out is not None else "")
-        raise ArgumentError(f"{function}: {found}; results are bfloat16, float16 or float32, and out has the dtype asked for")
+        raise ArgumentError(
+            f"{function}: {found}; results are bfloat16, float16 or float32, and out has the dtype asked for"
+        )
     return member

@@ -37,16 +37,30 @@ def visible_pairs(queries: int, keys: int, left: int = OPEN, right: int = OPEN) 
 
 
 def exact_sums(
-    q, k, v, *, scale, left=OPEN, right=OPEN, softcap=0.0, mask=None, allowed=None, sinks=None, spans=None, part=slice(None), added=None
+    q,
+    k,
+    v,
+    *,
+    scale,
+    left=OPEN,
+    right=OPEN,
+    softcap=0.0,
+    mask=None,
+    allowed=None,
+    sinks=None,
+    spans=None,
+    part=slice(None),
+    added=None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Attention in float64 before the division: by row the largest score, the sum of exponentials, and their product with V.
+    """Attention in float64 before the division: by row the largest score, the sum of exponentials, and their product
+    with V.
 
-    q: [batch, heads_kv, group, queries, dim], k and v: [batch, heads_kv, keys, dim], where each head of k serves the group
-    of q. mask, allowed: [batch, heads_kv, group, queries, keys]; sinks: [heads_kv, group]. spans: for each sequence its
-    batch, its queries and its keys (two slices); every batch whole where None. part: a slice of each sequence's keys.
-    A score is scale q.k, plus `added` (of the shape of a mask) where that is given, capped to softcap tanh(score / softcap), plus
-    the mask; exponentials are relative to the largest.
-    Rows without keys have a largest score of -inf and zeros. NaN in a visible score gives NaN in its row.
+    q: [batch, heads_kv, group, queries, dim], k and v: [batch, heads_kv, keys, dim], where each head of k serves the
+    group of q. mask, allowed: [batch, heads_kv, group, queries, keys]; sinks: [heads_kv, group]. spans: for each
+    sequence its batch, its queries and its keys (two slices); every batch whole where None. part: a slice of each
+    sequence's keys. A score is scale q.k, plus `added` (of the shape of a mask) where that is given, capped to softcap
+    tanh(score / softcap), plus the mask; exponentials are relative to the largest. Rows without keys have a largest
+    score of -inf and zeros. NaN in a visible score gives NaN in its row.
     """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     top, total = np.full(q.shape[:-1], -np.inf), np.zeros(q.shape[:-1])
@@ -82,7 +96,9 @@ def exact_quotient(top: np.ndarray, total: np.ndarray, weighted: np.ndarray) -> 
         return weighted / np.where(total == 0, 1.0, total)[..., None], top + np.log(total)
 
 
-def spans_of(sequences: int, queries: int, keys: int, query_starts=None, query_ends=None, key_starts=None, key_ends=None) -> list:
+def spans_of(
+    sequences: int, queries: int, keys: int, query_starts=None, query_ends=None, key_starts=None, key_ends=None
+) -> list:
     """The spans of `exact_sums` from the arguments of a kernel."""
     spans = []
     for i in range(sequences):
@@ -93,16 +109,24 @@ def spans_of(sequences: int, queries: int, keys: int, query_starts=None, query_e
     return spans
 
 
-def attend(q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroom: int = 0, added=None, row_shift=None) -> None:
+def attend(
+    q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroom: int = 0, added=None, row_shift=None
+) -> None:
     """What attention kernels write, from operands as they are multiplied: `outputs` and `lse`, or `parts` alone.
 
-    parts: partial, row_max, row_sum and, of kernels that round weights before they sum them, exact_sum.
-    options, sequences: the arguments of the kernels by name. headroom: how far row_max lies below the whole number above
-    the largest score, in steps of log2; it is never below a sink. added: what is added to scores before a cap, as `exact_sums`
-    takes it. row_shift: the part of it that all scores of a row share; without a cap it and the rest are rounded up by themselves.
+    parts: partial, row_max, row_sum and, of kernels that round weights before they sum them, exact_sum. options,
+    sequences: the arguments of the kernels by name. headroom: how far row_max lies below the whole number above the
+    largest score, in steps of log2; it is never below a sink. added: what is added to scores before a cap, as
+    `exact_sums` takes it. row_shift: the part of it that all scores of a row share; without a cap it and the rest are
+    rounded up by themselves.
     """
     rest = {name: options[name] for name in ("mask", "allowed")}
-    rest |= dict(scale=float(options["scale"]), softcap=float(options["softcap"]), left=int(options["left"]), right=int(options["right"]))
+    rest |= dict(
+        scale=float(options["scale"]),
+        softcap=float(options["softcap"]),
+        left=int(options["left"]),
+        right=int(options["right"]),
+    )
     count = next((len(x) for x in sequences.values() if x is not None), len(q))
     rest |= dict(spans=spans_of(count, q.shape[3], k.shape[2], **sequences), added=added)
     if all(buffer is None for buffer in parts):
@@ -116,7 +140,11 @@ def attend(q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroo
         part, sinks = slice(i * run, (i + 1) * run), options["sinks"] if i == 0 else None
         top, total, weighted = exact_sums(q, k, v, sinks=sinks, part=part, **rest)
         of_scores = exact_sums(q, k, v, part=part, **rest)[0] * LOG2_E
-        shift = np.zeros_like(top) if row_shift is None or rest["softcap"] else np.where(of_scores == -np.inf, 0, row_shift * LOG2_E)
+        shift = (
+            np.zeros_like(top)
+            if row_shift is None or rest["softcap"]
+            else np.where(of_scores == -np.inf, 0, row_shift * LOG2_E)
+        )
         unit = np.ceil(of_scores - shift) - headroom
         if sinks is not None:
             unit = np.maximum(unit, np.ceil(np.float64(sinks)[..., None] * LOG2_E - shift))
@@ -143,7 +171,9 @@ def example_flags(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return (rng.random(shape) < 0.8).astype(np.uint8)
 
 
-def _case(batch=1, heads_kv=1, group=1, queries=70, keys=130, dim=32, dim_v=None, sequences=None, splits=1, **rest) -> dict:
+def _case(
+    batch=1, heads_kv=1, group=1, queries=70, keys=130, dim=32, dim_v=None, sequences=None, splits=1, **rest
+) -> dict:
     axes = dict(batch=batch, heads_kv=heads_kv, group=group, queries=queries, dim=dim, keys=keys, dim_v=dim_v or dim)
     numbers = dict(scale=dim**-0.5, left=OPEN, right=OPEN)
     return {**axes, "sequences": sequences or batch, "splits": splits, **numbers, **rest}
@@ -159,9 +189,18 @@ _EXAMPLES = dict(
     allowed=example_flags,
 )
 PARTIAL = dict(partial=True, row_max=True, row_sum=True)
-_BF16_OUTPUT = Tolerance("weights are rounded to 16 bits before the second product, as is the result", relative_l2=3e-3, cosine=0.99999, gain=1e-3)
-_OUTPUT = Tolerance("weights are rounded to 16 bits before the second product", relative_l2=2.5e-3, cosine=0.99999, gain=1e-3)
-SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, approximate exponentials and logarithm", absolute=5e-5)
+_BF16_OUTPUT = Tolerance(
+    "weights are rounded to 16 bits before the second product, as is the result",
+    relative_l2=3e-3,
+    cosine=0.99999,
+    gain=1e-3,
+)
+_OUTPUT = Tolerance(
+    "weights are rounded to 16 bits before the second product", relative_l2=2.5e-3, cosine=0.99999, gain=1e-3
+)
+SUMS = Tolerance(
+    "float32 scores and sums, exponents in steps of 2^-17, approximate exponentials and logarithm", absolute=5e-5
+)
 ROW_SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, approximate exponentials", relative_l2=1e-5)
 
 
@@ -172,17 +211,42 @@ ROW_SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, appr
     halved=True,
     cases=[
         *(_case(dim=dim, dim_v=dim_v, right=0, out_bf16=True, lse=True) for dim, dim_v in HEAD_DIMS),
-        _case(dim=24, dim_v=16, batch=2, heads_kv=2, group=3, queries=25, keys=70, out_f32=True, sinks=True, softcap=2.0),
+        _case(
+            dim=24, dim_v=16, batch=2, heads_kv=2, group=3, queries=25, keys=70, out_f32=True, sinks=True, softcap=2.0
+        ),
         _case(batch=2, group=2, keys=100, mask=True, out_f16=True, lse=True, left=40, right=7, format="f16"),
-        _case(group=2, keys=100, allowed=True, key_ends=True, out_bf16=True, out_f16=True, out_f32=True, lse=True, format="bf16"),
+        _case(
+            group=2,
+            keys=100,
+            allowed=True,
+            key_ends=True,
+            out_bf16=True,
+            out_f16=True,
+            out_f32=True,
+            lse=True,
+            format="bf16",
+        ),
         _case(batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, format="bf16"),
         _case(heads_kv=2, group=2, queries=75, keys=95, sequences=3, right=0, **PACKED, out_f32=True, lse=True),
-        _case(heads_kv=2, group=2, queries=75, keys=95, sequences=3, **PACKED, mask=True, allowed=True, out_f32=True, lse=True, format="bf16"),
+        _case(
+            heads_kv=2,
+            group=2,
+            queries=75,
+            keys=95,
+            sequences=3,
+            **PACKED,
+            mask=True,
+            allowed=True,
+            out_f32=True,
+            lse=True,
+            format="bf16",
+        ),
         _case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **PARTIAL),
         _case(queries=1, keys=1, out_bf16=True, lse=True, format="f16"),
         _case(queries=70, keys=200, dim=128, out_f16=True, format="f16"),
         _case(queries=70, keys=330, splits=2, **PARTIAL, format="bf16"),
-        # whole blocks also where there are halves: more of them than the emulator's one multiprocessor, and half as many
+        # whole blocks also where there are halves: more of them than the emulator's one multiprocessor, and half as
+        # many
         *(
             _case(dim=dim, dim_v=dim, heads_kv=2, queries=65, keys=100, out_f16=True, format=format)
             for dim in (64, 96, 128)
@@ -190,10 +254,35 @@ ROW_SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, appr
         ),
         # few rows
         _case(group=2, queries=9, keys=200, out_bf16=True, out_f16=True, out_f32=True, sinks=True, format="bf16"),
-        _case(group=2, queries=9, keys=200, mask=True, allowed=True, softcap=2.0, left=190, right=7, out_bf16=True, lse=True, format="f16"),
-        _case(heads_kv=2, group=2, queries=20, keys=95, sequences=3, right=0, **PACKED, out_f32=True, lse=True, format="bf16"),
+        _case(
+            group=2,
+            queries=9,
+            keys=200,
+            mask=True,
+            allowed=True,
+            softcap=2.0,
+            left=190,
+            right=7,
+            out_bf16=True,
+            lse=True,
+            format="f16",
+        ),
+        _case(
+            heads_kv=2,
+            group=2,
+            queries=20,
+            keys=95,
+            sequences=3,
+            right=0,
+            **PACKED,
+            out_f32=True,
+            lse=True,
+            format="bf16",
+        ),
     ],
-    tolerance=dict(out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=SUMS, row_sum=ROW_SUMS),
+    tolerance=dict(
+        out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=SUMS, row_sum=ROW_SUMS
+    ),
     flops=visible_flops,
     draw=_EXAMPLES,
 )
@@ -227,11 +316,11 @@ def attention_bf16(
     softcap: scores become softcap tanh(score / softcap) where it is above 0; then the mask is added. A key is hidden by
     a mask of -inf, by a 0 in `allowed`, and outside of the window: key j of a sequence is visible to its query i if
     -left <= j - (i + keys - queries) <= right. sinks: a logit for each head that joins the denominator alone.
-    Sequences: batch i whole; with query_starts and query_ends, rows of a batch of one; key_ends alone are the numbers of
-    keys of each batch. Rows outside of every sequence are not written. `lse` is the natural logarithm of the
-    denominator; rows without keys give 0 and -inf.
-    partial, row_max and row_sum, instead of all others: the keys of each sequence in `splits` runs of whole units of
-    64, of which each is summed by itself, relative to 2**row_max, a whole number; `attention_merge` finishes.
+    Sequences: batch i whole; with query_starts and query_ends, rows of a batch of one; key_ends alone are the numbers
+    of keys of each batch. Rows outside of every sequence are not written. `lse` is the natural logarithm of the
+    denominator; rows without keys give 0 and -inf. partial, row_max and row_sum, instead of all others: the keys of
+    each sequence in `splits` runs of whole units of 64, of which each is summed by itself, relative to 2**row_max, a
+    whole number; `attention_merge` finishes.
     """
     options = dict(scale=scale, softcap=softcap, left=left, right=right, mask=mask, allowed=allowed, sinks=sinks)
     sequences = dict(query_starts=query_starts, query_ends=query_ends, key_starts=key_starts, key_ends=key_ends)
@@ -260,16 +349,102 @@ _ROUNDED_MERGE = Tolerance("the result is rounded", relative_l2=3e-3)
 @kernel(
     grid="batch*heads*queries*dim_v",
     cases=[
-        dict(splits=3, batch=2, heads=3, queries=7, width=64, dim_v=64, row_sum=True, out_f32=True, out_bf16=True, out_f16=True, lse=True),
+        dict(
+            splits=3,
+            batch=2,
+            heads=3,
+            queries=7,
+            width=64,
+            dim_v=64,
+            row_sum=True,
+            out_f32=True,
+            out_bf16=True,
+            out_f16=True,
+            lse=True,
+        ),
         dict(splits=5, batch=1, heads=2, queries=9, width=24, dim_v=21, out_f32=True, lse=True, natural=1),
-        dict(splits=1, batch=1, heads=1, queries=40, width=16, dim_v=12, row_sum=True, out_f32=True, merged_max=True, merged_sum=True),
-        dict(splits=3, batch=1, heads=2, queries=9, width=16, dim_v=16, row_sum=True, exact_sum=True, out_f32=True, lse=True),
-        dict(splits=9, batch=1, heads=2, queries=3, width=5, dim_v=5, row_sum=True, exact_sum=True, out_bf16=True, out_f16=True, out_f32=True, lse=True, merged_max=True, merged_sum=True),
-        *(dict(splits=2, batch=1, heads=1, queries=9, width=8, dim_v=dim_v, exact_sum=True, out_f32=True, lse=True, natural=1) for dim_v in (8, 7)),
-        dict(splits=19, batch=1, heads=1, queries=3, width=8, dim_v=8, row_sum=True, out_f32=True, lse=True),
-        dict(splits=150, batch=1, heads=2, queries=2, width=4, dim_v=4, row_sum=True, sinks=True, row_shift=True, out_f32=True, lse=True),
+        dict(
+            splits=1,
+            batch=1,
+            heads=1,
+            queries=40,
+            width=16,
+            dim_v=12,
+            row_sum=True,
+            out_f32=True,
+            merged_max=True,
+            merged_sum=True,
+        ),
+        dict(
+            splits=3,
+            batch=1,
+            heads=2,
+            queries=9,
+            width=16,
+            dim_v=16,
+            row_sum=True,
+            exact_sum=True,
+            out_f32=True,
+            lse=True,
+        ),
+        dict(
+            splits=9,
+            batch=1,
+            heads=2,
+            queries=3,
+            width=5,
+            dim_v=5,
+            row_sum=True,
+            exact_sum=True,
+            out_bf16=True,
+            out_f16=True,
+            out_f32=True,
+            lse=True,
+            merged_max=True,
+            merged_sum=True,
+        ),
         *(
-            dict(splits=splits, batch=2, heads=6, queries=2, width=12, heads_kv=2, dim_v=9, row_sum=True, sinks=True, **rest)
+            dict(
+                splits=2,
+                batch=1,
+                heads=1,
+                queries=9,
+                width=8,
+                dim_v=dim_v,
+                exact_sum=True,
+                out_f32=True,
+                lse=True,
+                natural=1,
+            )
+            for dim_v in (8, 7)
+        ),
+        dict(splits=19, batch=1, heads=1, queries=3, width=8, dim_v=8, row_sum=True, out_f32=True, lse=True),
+        dict(
+            splits=150,
+            batch=1,
+            heads=2,
+            queries=2,
+            width=4,
+            dim_v=4,
+            row_sum=True,
+            sinks=True,
+            row_shift=True,
+            out_f32=True,
+            lse=True,
+        ),
+        *(
+            dict(
+                splits=splits,
+                batch=2,
+                heads=6,
+                queries=2,
+                width=12,
+                heads_kv=2,
+                dim_v=9,
+                row_sum=True,
+                sinks=True,
+                **rest,
+            )
             for splits, rest in (
                 (6, dict(v_global=True, row_shift=True, out_f32=True, merged_max=True, merged_sum=True)),
                 (45, dict(v_global=True, out_bf16=True, lse=True)),
@@ -303,17 +478,18 @@ def attention_merge(
     *,
     natural: Scalar[i32, 0, 1] = 0,
 ):
-    """Merge attention over up to 4096 segments of the keys into attention over all of them, in a fixed order, as a binary tree.
+    """Merge attention over up to 4096 segments of the keys into attention over all of them, in a fixed order, as a
+    binary tree.
 
     A segment's row counts 2**row_max row_sum, or, where `natural`, exp(row_max); without `row_sum` that is 1, and
-    `partial` is divided already. Neighbours are added, (0, 1), (2, 3) and so on, and then these, under the larger of their
-    maxima; what is left at the end is added from the smallest on. Of segments with a row_max of -inf nothing counts, and
-    partial is not read. The first dim_v of the `width` columns are merged. sinks: a logit of each head that joins the sums.
-    row_shift: what the scores of a row lack, all alike, which sinks, lse and merged_max count. v_global: what outputs are
-    multiplied by, a number for each heads / heads_kv heads.
-    lse: the natural logarithm of the whole, with `exact_sum`, where that is given, in place of row_sum; merged_max: the
-    largest row_max, rounded up to a whole number; merged_sum: the whole relative to it, by which the outputs are divided
-    only where it is not asked for. Rows whose segments all have a row_max of -inf give 0 and -inf.
+    `partial` is divided already. Neighbours are added, (0, 1), (2, 3) and so on, and then these, under the larger of
+    their maxima; what is left at the end is added from the smallest on. Of segments with a row_max of -inf nothing
+    counts, and partial is not read. The first dim_v of the `width` columns are merged. sinks: a logit of each head that
+    joins the sums. row_shift: what the scores of a row lack, all alike, which sinks, lse and merged_max count.
+    v_global: what outputs are multiplied by, a number for each heads / heads_kv heads. lse: the natural logarithm of
+    the whole, with `exact_sum`, where that is given, in place of row_sum; merged_max: the largest row_max, rounded up
+    to a whole number; merged_sum: the whole relative to it, by which the outputs are divided only where it is not asked
+    for. Rows whose segments all have a row_max of -inf give 0 and -inf.
     """
     shift = np.zeros(row_max.shape[1:]) if row_shift is None else row_shift.astype(np.float64)
     unit = 1.0 if natural else math.log(2)
@@ -347,14 +523,18 @@ def _width(*buffers) -> int | None:
 
 
 def in_mxfp4(x: np.ndarray) -> np.ndarray:
-    """What is left of an array in MXFP4 with blocks along the last axis, which is filled up with zeros to whole ones."""
+    """What is left of an array in MXFP4 with blocks along the last axis, which is filled up with zeros to whole
+    ones."""
     x = np.asarray(x)
     filled = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % mxfp4.block)])
     return mxfp4.decode(*mxfp4.encode(filled))[..., : x.shape[-1]]
 
 
-# Head dimensions of Q and K, and of V, of attention that quantizes as it loads: those of the others that are whole steps of its MMAs.
-IN_KERNEL_DIMS = tuple((dim, dim_v) for dim, dim_v in HEAD_DIMS if dim in TILE_DIMS["mxfp4"] and dim_v in TILE_DIMS["bf16"])
+# Head dimensions of Q and K, and of V, of attention that quantizes as it loads: those of the others that are whole
+# steps of its MMAs.
+IN_KERNEL_DIMS = tuple(
+    (dim, dim_v) for dim, dim_v in HEAD_DIMS if dim in TILE_DIMS["mxfp4"] and dim_v in TILE_DIMS["bf16"]
+)
 
 
 @kernel(
@@ -364,17 +544,67 @@ IN_KERNEL_DIMS = tuple((dim, dim_v) for dim, dim_v in HEAD_DIMS if dim in TILE_D
     cases=[
         *(_case(dim=dim, dim_v=dim_v, right=0, out_bf16=True, lse=True) for dim, dim_v in IN_KERNEL_DIMS),
         _case(dim=64, queries=20, out_f32=True),
-        _case(dim=20, dim_v=12, batch=2, heads_kv=2, group=3, queries=25, keys=70, out_f32=True, sinks=True, softcap=2.0, format="f32"),
+        _case(
+            dim=20,
+            dim_v=12,
+            batch=2,
+            heads_kv=2,
+            group=3,
+            queries=25,
+            keys=70,
+            out_f32=True,
+            sinks=True,
+            softcap=2.0,
+            format="f32",
+        ),
         _case(dim=64, batch=2, group=2, keys=100, mask=True, out_f16=True, lse=True, left=40, right=7, format="f16"),
-        _case(dim=64, group=2, keys=100, allowed=True, key_ends=True, out_bf16=True, out_f16=True, out_f32=True, lse=True, format="bf16"),
+        _case(
+            dim=64,
+            group=2,
+            keys=100,
+            allowed=True,
+            key_ends=True,
+            out_bf16=True,
+            out_f16=True,
+            out_f32=True,
+            lse=True,
+            format="bf16",
+        ),
         _case(dim=64, batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, format="bf16"),
-        _case(dim=64, heads_kv=2, group=2, queries=75, keys=95, sequences=3, right=0, **PACKED, out_f32=True, lse=True, format="f32"),
-        _case(dim=64, heads_kv=2, group=2, queries=75, keys=95, sequences=3, **PACKED, mask=True, allowed=True, out_f32=True, lse=True, format="bf16"),
+        _case(
+            dim=64,
+            heads_kv=2,
+            group=2,
+            queries=75,
+            keys=95,
+            sequences=3,
+            right=0,
+            **PACKED,
+            out_f32=True,
+            lse=True,
+            format="f32",
+        ),
+        _case(
+            dim=64,
+            heads_kv=2,
+            group=2,
+            queries=75,
+            keys=95,
+            sequences=3,
+            **PACKED,
+            mask=True,
+            allowed=True,
+            out_f32=True,
+            lse=True,
+            format="bf16",
+        ),
         _case(dim=64, heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **PARTIAL, format="f16"),
         _case(dim=64, queries=1, keys=1, out_bf16=True, lse=True, format="f32"),
         _case(dim=64, queries=1, keys=400, out_bf16=True, format="bf16"),  # every stage is filled again
     ],
-    tolerance=dict(out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=SUMS, row_sum=ROW_SUMS),
+    tolerance=dict(
+        out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=SUMS, row_sum=ROW_SUMS
+    ),
     flops=visible_flops,
     draw=_EXAMPLES,
 )
@@ -402,13 +632,16 @@ def attention_mxfp4_bf16_in_kernel(
     left: Scalar[i32],
     right: Scalar[i32],
 ):
-    """Compute softmax(scale Q K^T) V with Q and K in MXFP4, weights and V in bfloat16, all quantized or rounded as they are loaded.
+    """Compute softmax(scale Q K^T) V with Q and K in MXFP4, weights and V in bfloat16, all quantized or rounded as they
+    are loaded.
 
-    Q and K become the bytes that `quantize_mxfp4` gives, V is rounded to nearest, ties to even. A block of Q or K with a NaN or an
-    infinity counts as NaN. All else is as for `attention_bf16`.
-    The reference is float64 attention of the dequantized Q and K and of V rounded to bfloat16.
+    Q and K become the bytes that `quantize_mxfp4` gives, V is rounded to nearest, ties to even. A block of Q or K with
+    a NaN or an infinity counts as NaN. All else is as for `attention_bf16`. The reference is float64 attention of the
+    dequantized Q and K and of V rounded to bfloat16.
     """
     options = dict(scale=scale, softcap=softcap, left=left, right=right, mask=mask, allowed=allowed, sinks=sinks)
     sequences = dict(query_starts=query_starts, query_ends=query_ends, key_starts=key_starts, key_ends=key_ends)
     v = np.asarray(v).astype(bf16.dtype)
-    attend(in_mxfp4(q), in_mxfp4(k), v, options, sequences, (out_bf16, out_f16, out_f32), lse, (partial, row_max, row_sum))
+    attend(
+        in_mxfp4(q), in_mxfp4(k), v, options, sequences, (out_bf16, out_f16, out_f32), lse, (partial, row_max, row_sum)
+    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from operator import ge
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,17 +28,18 @@ if TYPE_CHECKING:
     from ..typing import StreamLike
     from .attention_call import Call
 
-# Blocks that fill a GPU (an H200 has 132 multiprocessors with room for two each, an RTX 5090 170), the rows of one, and the
-# fewest units of keys that are worth a block of their own.
+# Blocks that fill a GPU (an H200 has 132 multiprocessors with room for two each, an RTX 5090 170), the rows of one, and
+# the fewest units of keys that are worth a block of their own.
 _FILLING_BLOCKS, _BLOCK_ROWS, _FEWEST_UNITS = 264, 128, 5
 
 
 class AttentionWay(ABC):
     """One way to compute attention, for one choice of formats.
 
-    asked: (qk, pv, quantize) by which calls ask for it. kernel: what computes it. formats: by name the formats of those operands that
-    may be quantized before. outputs: the types of results that the kernel writes. lacks: options of `attention` that it does not have.
-    has_few: whether few queries have a kernel of their own. sums: what splits give beside `partial` and `row_max` where lse is wanted.
+    asked: (qk, pv, quantize) by which calls ask for it. kernel: what computes it. formats: by name the formats of those
+    operands that may be quantized before. outputs: the types of results that the kernel writes. lacks: options of
+    `attention` that it does not have. has_few: whether few queries have a kernel of their own. sums: what splits give
+    beside `partial` and `row_max` where lse is wanted.
     """
 
     formats: Mapping[str, str] = {}
@@ -140,7 +142,8 @@ class BlockAttention(AttentionWay):
         self.dims(call.k, call.v)
 
     def dims(self, k, v) -> tuple[int, int]:
-        """The compiled head dimensions of keys and of values: those they were quantized for, else the smallest that hold both."""
+        """The compiled head dimensions of keys and of values: those they were quantized for, else the smallest that
+        hold both."""
         compiled = DIMS[self.qk, self.pv]
         packed_dims = [x.dim if isinstance(x, Operand) else None for x in (k, v)]
         least = [dim or x.shape[-1] for dim, x in zip(packed_dims, (k, v))]
@@ -148,9 +151,15 @@ class BlockAttention(AttentionWay):
         fitting = [pair for pair in holding if all(size in (None, dim) for size, dim in zip(packed_dims, pair))]
         if fitting:
             return fitting[0]
-        found = " and ".join(f"{name} has tiles of head dimension {size}" for name, size in zip("kv", packed_dims) if size)
+        found = " and ".join(
+            f"{name} has tiles of head dimension {size}" for name, size in zip("kv", packed_dims) if size
+        )
         dims = " and ".join(f"{dim} for {name}" for name, dim in zip("kv", holding[0]))
-        change = " and ".join(f"{name} with dim={dim}" for name, size, dim in zip("kv", packed_dims, holding[0]) if size not in (None, dim))
+        change = " and ".join(
+            f"{name} with dim={dim}"
+            for name, size, dim in zip("kv", packed_dims, holding[0])
+            if size not in (None, dim)
+        )
         raise ArgumentError(f"attention: {found}; the nearest kernel has {dims}: quantize {change}")
 
     def prepare(self, call: Call, place: Place) -> dict[str, Any]:
@@ -191,7 +200,11 @@ class BlockAttention(AttentionWay):
 
     def _row_shift(self, call: Call, k: Operand, place: Place) -> DeviceArray:
         """What the scores of rows lack that keys less their mean give."""
-        values = dequantize(call.q, stream=place.stream) if isinstance(call.q, Operand) else with_whole_rows(call.q, place.stream)
+        values = (
+            dequantize(call.q, stream=place.stream)
+            if isinstance(call.q, Operand)
+            else with_whole_rows(call.q, place.stream)
+        )
         starts = place.put(call.sequences["query_starts"]) if call.cu_seqlens_k is not None else None
         return row_dot(call.grouped(values), k.mean, starts, scale=call.scale, stream=place.stream)
 
@@ -213,19 +226,28 @@ class BlockAttention(AttentionWay):
         return tuple(np.asarray(x) for x in self._operands(q, k, v, cu_seqlens_k=cu_seqlens_k))
 
     def multiplied(self, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """q, k and v on the host whose products are scores as the kernel makes them: the mean of keys meets queries as they were given."""
+        """q, k and v on the host whose products are scores as the kernel makes them: the mean of keys meets queries as
+        they were given."""
         lengths = None if call.cu_seqlens_k is not None else call.sequences.get("key_ends")
-        operands = self._operands(call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, lengths, call.smooth_q, call.smooth_k)
+        operands = self._operands(
+            call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, lengths, call.smooth_q, call.smooth_k
+        )
         q, k, v = (np.asarray(x) for x in operands)
         if operands[1].mean is None or isinstance(call.q, Operand):
             return q, k, v
         rounded_away, mean = np.asarray(call.q, np.float32) - q, operands[1].to_numpy().mean_of_rows()
         return np.concatenate([q, rounded_away], axis=-1), np.concatenate([k, mean], axis=-1), v
 
-    def _operands(self, q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, key_lengths=None, smooth_q=None, smooth_k=None) -> tuple[Operand, ...]:
+    def _operands(
+        self, q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, key_lengths=None, smooth_q=None, smooth_k=None
+    ) -> tuple[Operand, ...]:
         """All three quantized: those quantized before as they are."""
         ends = dict(cu_seqlens=cu_seqlens_k, key_lengths=key_lengths)
-        options = dict(q=dict(smooth=smooth_q, cu_seqlens=cu_seqlens_q if smooth_q else None), k=dict(smooth=smooth_k, **ends), v=ends)
+        options = dict(
+            q=dict(smooth=smooth_q, cu_seqlens=cu_seqlens_q if smooth_q else None),
+            k=dict(smooth=smooth_k, **ends),
+            v=ends,
+        )
         return tuple(
             x if isinstance(x, Operand) else quantize_operand(x, self.formats[role], role=role, **options[role])
             for role, x in zip("qkv", (q, k, v))
@@ -245,7 +267,8 @@ def splits_for(heads_kv: int, rows: int, keys: int) -> int:
 
 
 def launched(call: Call, stream: StreamLike) -> tuple:
-    """Launch what a call needs: conversions, the kernels of few queries and of others, and where keys are split or sums wanted, the merge.
+    """Launch what a call needs: conversions, the kernels of few queries and of others, and where keys are split or sums
+    wanted, the merge.
 
     Gives the output, then the lse, or the maxima and sums of rows, where they are asked for.
     """
@@ -272,7 +295,8 @@ def launched(call: Call, stream: StreamLike) -> tuple:
 
 
 def _launch_others(call: Call, place: Place, target: DeviceArray, figures: dict, partly: bool) -> None:
-    """Launch attention of many queries into target and figures. partly: whether other rows of them are there, which stay."""
+    """Launch attention of many queries into target and figures. partly: whether other rows of them are there, which
+    stay."""
     packed = "query_starts" in call.sequences
     rows = (call.q.shape[0], call.k.shape[1], call.group, call.q.shape[2])
     splits = 1 if packed else splits_for(call.k.shape[1], call.group * call.q.shape[2], call.k.shape[2])
@@ -288,7 +312,9 @@ def _launch_others(call: Call, place: Place, target: DeviceArray, figures: dict,
         return
     arguments = call.way.prepare(call, place) | _options(call, place)
     fits = is_loadable(target)
-    direct = target if fits else place.empty((*target.shape[:-1], -(-target.shape[-1] // ROW_UNIT) * ROW_UNIT), call.output)
+    direct = (
+        target if fits else place.empty((*target.shape[:-1], -(-target.shape[-1] // ROW_UNIT) * ROW_UNIT), call.output)
+    )
     if partly and not fits:
         converted(target, call.output, place, direct)
     lse = {name: x.reshape(rows) for name, x in figures.items()}

@@ -34,13 +34,10 @@ class KVCache:
     Scales lie along the head dimension, so that every byte of a token is final when it is written.
 
     Args:
-        pages: How many pages there are.
-        page_size: Tokens of a page.
-        heads: Of keys and values.
-        dim: The head dimension of keys: up to 256, a multiple of 8 in 16 bits and of 32 in block formats.
-        dim_v: Of values; None is dim.
-        format: "bf16", "f16", "mxfp8", "mxfp4" or "nvfp4".
-        format_v: Of values; None is format. Any other goes, but f16 only with nvfp4, and 16 bits with a block format only
+        pages: How many pages there are. page_size: Tokens of a page. heads: Of keys and values. dim: The head dimension
+        of keys: up to 256, a multiple of 8 in 16 bits and of 32 in block formats. dim_v: Of values; None is dim.
+        format: "bf16", "f16", "mxfp8", "mxfp4" or "nvfp4". format_v: Of values; None is format. Any other goes, but f16
+        only with nvfp4, and 16 bits with a block format only
             up to head dimensions of 128.
         k_global: What multiplies codes times scales of keys, above 0: a number, one for each head, or float32 on the
             device, which is not looked at. Quantizers elsewhere may take 1 / g.
@@ -125,7 +122,9 @@ class KVCache:
                 raise ArgumentError(f"KVCache.over: {name} is {what}; pass a device array of four axes")
         for name in ("k_codes", "v_codes"):
             if taken[name] is None:
-                raise ArgumentError(f"KVCache.over: {name} is missing; pass the array of codes, or of values in 16 bits")
+                raise ArgumentError(
+                    f"KVCache.over: {name} is missing; pass the array of codes, or of values in 16 bits"
+                )
         arrays = {n: x if x is None or layout == "hnd" else x.transpose(0, 2, 1, 3) for n, x in taken.items()}
         cache = cls.__new__(cls)
         k, v = arrays["k_codes"], arrays["v_codes"]
@@ -140,7 +139,8 @@ class KVCache:
 
     @staticmethod
     def _check_array(name: str, x, wanted, dtype, first) -> None:
-        """ArgumentError unless an array is there or not as its format says, of the shape and dtype, on the device of the first."""
+        """ArgumentError unless an array is there or not as its format says, of the shape and dtype, on the device of
+        the first."""
         if (x is None) != (wanted is None):
             what = "is missing" if x is None else f"is {x.dtype} {list(x.shape)}"
             says = "16-bit formats have no scales" if wanted is None else f"pass scales {list(wanted)}"
@@ -150,20 +150,29 @@ class KVCache:
         fits = x.dtype == dtype if dtype != np.uint8 else x.dtype.itemsize == 1
         if tuple(x.shape) != wanted or not fits:
             came = f"{name} is {x.dtype} {list(x.shape)} as [pages, heads, page_size, ..]"
-            raise ArgumentError(f"KVCache.over: {came}; beside k_codes {list(first.shape)} it must be {dtype} {list(wanted)}")
+            raise ArgumentError(
+                f"KVCache.over: {came}; beside k_codes {list(first.shape)} it must be {dtype} {list(wanted)}"
+            )
         if x.backend is not first.backend:
-            raise ArgumentError(f"KVCache.over: {name} is on {x.backend.describe()}, k_codes on {first.backend.describe()}")
+            raise ArgumentError(
+                f"KVCache.over: {name} is on {x.backend.describe()}, k_codes on {first.backend.describe()}"
+            )
         if x.strides[3] != x.dtype.itemsize and x.shape[3] > 1:
-            raise ArgumentError(f"KVCache.over: {name} has strides of {list(x.strides)} bytes; its last axis must lie without gaps")
+            raise ArgumentError(
+                f"KVCache.over: {name} has strides of {list(x.strides)} bytes; its last axis must lie without gaps"
+            )
         steps = [stride for size, stride in zip(x.shape[:3], x.strides) if size > 1]
         unit = 1 if name.endswith("scales") else _ALIGNMENT
         if x.address % unit or any(stride % unit or not 0 <= stride < 2**31 for stride in steps):
             raise ArgumentError(
-                f"KVCache.over: {name} begins at {x.address:#x} with strides of {list(x.strides)} bytes; they must be multiples of "
+                f"KVCache.over: {name} begins at {x.address:#x} with strides of {list(x.strides)} bytes; they must be "
+                "multiples of "
                 f"{unit}, from 0 on, less than 2 GiB"
             )
 
-    def _describe(self, function: str, format, format_v, pages: int, page_size: int, heads: int, dim: int, dim_v: int) -> None:
+    def _describe(
+        self, function: str, format, format_v, pages: int, page_size: int, heads: int, dim: int, dim_v: int
+    ) -> None:
         """Take formats and sizes; ArgumentError for those that no kernel has."""
         format_v = format if format_v is None else format_v
         for name, one in (("format", format), ("format_v", format_v)):
@@ -172,14 +181,22 @@ class KVCache:
         both = {format, format_v}
         if "f16" in both and both - {"f16", "nvfp4"}:
             with_what = " and ".join(repr(one) for one in (format, format_v))
-            raise ArgumentError(f"{function}: keys and values in {with_what} have no type that holds both; take 'bf16' in place of 'f16'")
+            raise ArgumentError(
+                f"{function}: keys and values in {with_what} have no type that holds both; take "
+                "'bf16' in place of 'f16'"
+            )
         if len(both & set(_PLAIN)) == 1 and len(both) == 2 and max(dim, dim_v) > 128:
-            raise ArgumentError(f"{function}: {format!r} beside {format_v!r} takes head dimensions up to 128, {max(dim, dim_v)} came; take one format")
+            raise ArgumentError(
+                f"{function}: {format!r} beside {format_v!r} takes head dimensions up to 128, {max(dim, dim_v)} came; "
+                "take one format"
+            )
         for name, size, one in (("dim", dim, format), ("dim_v", dim_v, format_v)):
             step = 32 if one in BLOCK_FORMATS else 8
             if size % step or size > 256:
                 nearest = min(256, -(-size // step) * step)
-                raise ArgumentError(f"{function}: {name} is {size}; {one} takes multiples of {step} up to 256, such as {nearest}")
+                raise ArgumentError(
+                    f"{function}: {name} is {size}; {one} takes multiples of {step} up to 256, such as {nearest}"
+                )
         self.format, self.format_v = format, format_v
         self.pages, self.page_size, self.heads, self.dim, self.dim_v = pages, page_size, heads, dim, dim_v
 
@@ -192,7 +209,10 @@ class KVCache:
                 shapes[name], shapes[f"{name}_scales"] = ((*rows, dim), _PLAIN[format].dtype), (None, None)
             else:
                 byte = np.dtype(np.uint8)
-                shapes[name], shapes[f"{name}_scales"] = ((*rows, dim * block.bits // 8), byte), ((*rows, dim // block.block), byte)
+                shapes[name], shapes[f"{name}_scales"] = (
+                    ((*rows, dim * block.bits // 8), byte),
+                    ((*rows, dim // block.block), byte),
+                )
         return shapes
 
     def _finish(self, function: str, backend, k_global, v_global, k_mean, scale_rule) -> None:
@@ -212,11 +232,19 @@ class KVCache:
         self.k_mean = None
         if k_mean is not None:
             (mean,) = as_arrays(function, k_mean=k_mean)
-            if tuple(mean.shape) != (self.heads, self.dim) or format_of(mean.dtype) is None and mean.dtype != np.float64:
-                raise ArgumentError(f"{function}: k_mean is {mean.dtype} {list(mean.shape)}; pass float32 [{self.heads}, {self.dim}]")
+            if (
+                tuple(mean.shape) != (self.heads, self.dim)
+                or format_of(mean.dtype) is None
+                and mean.dtype != np.float64
+            ):
+                raise ArgumentError(
+                    f"{function}: k_mean is {mean.dtype} {list(mean.shape)}; pass float32 [{self.heads}, {self.dim}]"
+                )
             if isinstance(mean, DeviceArray):
                 if mean.dtype != np.float32 or mean.backend is not backend or not mean.is_contiguous:
-                    raise ArgumentError(f"{function}: k_mean is {mean!r}; pass float32 in row-major order, on the cache's device")
+                    raise ArgumentError(
+                        f"{function}: k_mean is {mean!r}; pass float32 in row-major order, on the cache's device"
+                    )
                 self.k_mean = mean
             else:
                 self.k_mean = upload(backend, np.asarray(mean, np.float32))
@@ -228,7 +256,10 @@ class KVCache:
         """Global scales of the heads, float32 on the device; None where all are 1."""
         (level,) = as_arrays(function, **{name: value})
         if tuple(level.shape) not in ((), (1,), (self.heads,)) or level.dtype.kind not in "fiu":
-            raise ArgumentError(f"{function}: {name} is {level.dtype} {list(level.shape)}; pass a number, or one for each of {self.heads} heads")
+            raise ArgumentError(
+                f"{function}: {name} is {level.dtype} {list(level.shape)}; pass a number, or one for each of "
+                f"{self.heads} heads"
+            )
         if isinstance(level, DeviceArray):
             if level.dtype != np.float32 or level.backend is not backend:
                 raise ArgumentError(f"{function}: {name} is {level!r}; pass float32 on the cache's device")
@@ -288,7 +319,9 @@ class KVCache:
             x = where[name]
             if len(x.shape) != 3 or tuple(x.shape) != (tokens, self.heads, dim) or format_of(x.dtype) is None:
                 wanted = f"float32, float16 or bfloat16 [{'tokens' if tokens is None else tokens}, {self.heads}, {dim}]"
-                raise ArgumentError(f"append: {name} is {x.dtype} {list(x.shape)}, slots {shown(where['slots'])}; pass {wanted}")
+                raise ArgumentError(
+                    f"append: {name} is {x.dtype} {list(x.shape)}, slots {shown(where['slots'])}; pass {wanted}"
+                )
         slots = where["slots"]
         if isinstance(slots, np.ndarray) and slots.dtype.kind in "iu":
             slots = slots.astype(np.int64)
@@ -297,7 +330,10 @@ class KVCache:
         self.check_writeable("append")
         if tokens == 0:
             return
-        k, v, slots = (self._here("append", name, x, stream) for name, x in (("k", where["k"]), ("v", where["v"]), ("slots", slots)))
+        k, v, slots = (
+            self._here("append", name, x, stream)
+            for name, x in (("k", where["k"]), ("v", where["v"]), ("slots", slots))
+        )
         claims = self.claimed(slots, stream)
         for name, x, release in (("k", k, 0), ("v", v, 1)):
             format = self.format if name == "k" else self.format_v
@@ -328,11 +364,19 @@ class KVCache:
         if not isinstance(x, DeviceArray):
             return upload(self.backend, x, stream)
         if x.backend is not self.backend:
-            raise ArgumentError(f"{function}: {name} is on {x.backend.describe()}, the cache on {self.backend.describe()}; bring it there")
+            raise ArgumentError(
+                f"{function}: {name} is on {x.backend.describe()}, the cache on "
+                f"{self.backend.describe()}; bring it there"
+            )
         return x
 
     def copy_pages(
-        self, sources: WholeNumbers, targets: WholeNumbers, *, tokens: WholeNumbers | None = None, stream: StreamLike = None
+        self,
+        sources: WholeNumbers,
+        targets: WholeNumbers,
+        *,
+        tokens: WholeNumbers | None = None,
+        stream: StreamLike = None,
     ) -> None:
         """Copy pages within the cache, such as the last one of a prefix that two sequences share.
 
@@ -347,9 +391,14 @@ class KVCache:
         Raises:
             ArgumentError: Something does not fit.
         """
-        pair = [whole_numbers("copy_pages", name, x, "one for each page") for name, x in (("sources", sources), ("targets", targets))]
+        pair = [
+            whole_numbers("copy_pages", name, x, "one for each page")
+            for name, x in (("sources", sources), ("targets", targets))
+        ]
         if len(pair[0].shape) != 1 or pair[0].shape != pair[1].shape:
-            raise ArgumentError(f"copy_pages: sources {shown(pair[0])}, targets {shown(pair[1])}; pass as many, int32 [count]")
+            raise ArgumentError(
+                f"copy_pages: sources {shown(pair[0])}, targets {shown(pair[1])}; pass as many, int32 [count]"
+            )
         for name, x in zip(("sources", "targets"), pair):
             if isinstance(x, np.ndarray) and x.size and not (0 <= x.min() and x.max() < self.pages):
                 raise ArgumentError(f"copy_pages: {name} {shown(x)}; the cache has pages 0 to {self.pages - 1}")
@@ -357,19 +406,26 @@ class KVCache:
             if len(set(pair[1].tolist())) != pair[1].size:
                 raise ArgumentError(f"copy_pages: targets {shown(pair[1])}; a page can be a target once")
             if isinstance(pair[0], np.ndarray) and set(pair[0].tolist()) & set(pair[1].tolist()):
-                raise ArgumentError(f"copy_pages: a page is in sources, {shown(pair[0])}, and in targets, {shown(pair[1])}; copy in two calls")
+                raise ArgumentError(
+                    f"copy_pages: a page is in sources, {shown(pair[0])}, and in targets, "
+                    f"{shown(pair[1])}; copy in two calls"
+                )
         if not pair[0].shape[0]:
             return
         if tokens is not None:
             pair.append(whole_numbers("copy_pages", "tokens", tokens, "one for each page"))
             if pair[2].shape != pair[0].shape:
-                raise ArgumentError(f"copy_pages: tokens {shown(pair[2])}, sources {shown(pair[0])}; pass as many, int32 [count]")
+                raise ArgumentError(
+                    f"copy_pages: tokens {shown(pair[2])}, sources {shown(pair[0])}; pass as many, int32 [count]"
+                )
         arrays = [self._here("copy_pages", name, x, stream) for name, x in zip(("sources", "targets", "tokens"), pair)]
         for x in self.arrays.values():
             if x is not None:
                 copy_rows(*arrays, rows=as_bytes(x), stream=stream)
 
-    def read(self, block_table: Array, key_lengths: WholeNumbers, *, stream: StreamLike = None) -> tuple[np.ndarray, np.ndarray]:
+    def read(
+        self, block_table: Array, key_lengths: WholeNumbers, *, stream: StreamLike = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Dequantize keys and values of sequences: float32 NumPy arrays [B, heads, S, dim] and [B, heads, S, dim_v].
         This waits.
 
@@ -394,7 +450,9 @@ class KVCache:
         format, dim = (self.format, self.dim) if name == "k" else (self.format_v, self.dim_v)
         if not keys or not len(lengths):
             return np.zeros((len(lengths), self.heads, keys, dim), np.float32)
-        where = dict(block_table=upload(self.backend, table, stream), key_ends=upload(self.backend, lengths, stream), keys=keys)
+        where = dict(
+            block_table=upload(self.backend, table, stream), key_ends=upload(self.backend, lengths, stream), keys=keys
+        )
         values = unpack_pages(as_bytes(self.arrays[name]), **where, stream=stream).to_numpy(stream=stream)
         if format in _PLAIN:
             return values.view(_PLAIN[format].dtype).astype(np.float32)
@@ -410,9 +468,15 @@ class KVCache:
         tokens is a multiple of 4. Source: FlashInfer, csrc/xqa, and vLLM, reshape_and_cache_nvfp4.
         """
         (scales,) = as_arrays("unswizzle_values", v_scales=v_scales)
-        if not isinstance(scales, np.ndarray) or scales.dtype.itemsize != 1 or len(scales.shape) < 2 or scales.shape[-2] % 4:
+        if (
+            not isinstance(scales, np.ndarray)
+            or scales.dtype.itemsize != 1
+            or len(scales.shape) < 2
+            or scales.shape[-2] % 4
+        ):
             raise ArgumentError(
-                f"unswizzle_values: v_scales is {scales.dtype} {list(scales.shape)}; pass bytes [..., tokens, D / 16] on the host, "
+                f"unswizzle_values: v_scales is {scales.dtype} {list(scales.shape)}; pass bytes [..., tokens, D / 16] "
+                "on the host, "
                 "a multiple of 4 tokens"
             )
         *outer, tokens, width = scales.shape
@@ -430,27 +494,39 @@ def as_bytes(x: DeviceArray) -> DeviceArray:
 def overlapping(cache: KVCache, x: DeviceArray) -> str | None:
     """The array of a cache that shares memory with x, by name."""
     for name, mine in cache.arrays.items():
-        if mine is not None and mine.backend is x.backend and Box.of(mine).overlaps(Box.of(x), x.address - mine.address):
+        if (
+            mine is not None
+            and mine.backend is x.backend
+            and Box.of(mine).overlaps(Box.of(x), x.address - mine.address)
+        ):
             return name
     return None
 
 
 def checked_tables(function: str, cache: KVCache, block_table, key_lengths) -> tuple[Any, Any]:
-    """block_table [B, pages] and key_lengths [B], int32; ArgumentError for others, and on the host for lengths beyond the table."""
+    """block_table [B, pages] and key_lengths [B], int32; ArgumentError for others, and on the host for lengths beyond
+    the table."""
     table = whole_numbers(function, "block_table", block_table, "[B, pages of a sequence]")
     lengths = whole_numbers(function, "key_lengths", key_lengths, "one for each row of block_table")
     if len(table.shape) != 2 or tuple(lengths.shape) != tuple(table.shape[:1]):
-        raise ArgumentError(f"{function}: block_table {shown(table)}, key_lengths {shown(lengths)}; pass [B, pages of a sequence] and [B]")
+        raise ArgumentError(
+            f"{function}: block_table {shown(table)}, key_lengths {shown(lengths)}; pass [B, pages "
+            "of a sequence] and [B]"
+        )
     room = table.shape[1] * cache.page_size
     if isinstance(lengths, np.ndarray) and lengths.size:
         if lengths.min() < 0 or lengths.max() > room:
             raise ArgumentError(
-                f"{function}: key_lengths {shown(lengths)}; {table.shape[1]} pages of {cache.page_size} tokens hold 0 to {room}"
+                f"{function}: key_lengths {shown(lengths)}; {table.shape[1]} pages of {cache.page_size} "
+                f"tokens hold 0 to {room}"
             )
         if isinstance(table, np.ndarray):
             used = table[np.arange(table.shape[1]) * cache.page_size < lengths[:, None]]
             if used.size and not (0 <= used.min() and used.max() < cache.pages):
-                raise ArgumentError(f"{function}: block_table names page {used.min() if used.min() < 0 else used.max()}; the cache has {cache.pages}")
+                raise ArgumentError(
+                    f"{function}: block_table names page {used.min() if used.min() < 0 else used.max()}; the cache "
+                    f"has {cache.pages}"
+                )
     return table, lengths
 
 
@@ -465,9 +541,22 @@ def block_table_from_csr(indptr: WholeNumbers, indices: WholeNumbers) -> np.ndar
     Raises:
         ArgumentError: Something does not fit.
     """
-    starts, pages = (np.asarray(whole_numbers("block_table_from_csr", n, x, "as lists of pages")) for n, x in (("indptr", indptr), ("indices", indices)))
-    if len(starts.shape) != 1 or not len(starts) or starts[0] < 0 or (np.diff(starts) < 0).any() or starts[-1] > pages.size or len(pages.shape) != 1:
-        raise ArgumentError(f"block_table_from_csr: indptr {shown(starts)} with {list(pages.shape)} indices; pass numbers that rise to at most that many")
+    starts, pages = (
+        np.asarray(whole_numbers("block_table_from_csr", n, x, "as lists of pages"))
+        for n, x in (("indptr", indptr), ("indices", indices))
+    )
+    if (
+        len(starts.shape) != 1
+        or not len(starts)
+        or starts[0] < 0
+        or (np.diff(starts) < 0).any()
+        or starts[-1] > pages.size
+        or len(pages.shape) != 1
+    ):
+        raise ArgumentError(
+            f"block_table_from_csr: indptr {shown(starts)} with {list(pages.shape)} indices; pass numbers that rise "
+            "to at most that many"
+        )
     counts = np.diff(starts)
     table = np.full((len(counts), counts.max(initial=0)), -1, np.int32)
     there = np.arange(table.shape[1]) < counts[:, None]
@@ -498,7 +587,12 @@ def slots_of(
     block_table: Array, sequence_ids: WholeNumbers, positions: WholeNumbers, page_size: int, *, stream: StreamLike = ...
 ) -> Any: ...
 def slots_of(
-    block_table: Array, sequence_ids: WholeNumbers, positions: WholeNumbers, page_size: int, *, stream: StreamLike = None
+    block_table: Array,
+    sequence_ids: WholeNumbers,
+    positions: WholeNumbers,
+    page_size: int,
+    *,
+    stream: StreamLike = None,
 ) -> Any:
     """Find the slots of tokens, int64 [tokens], for `KVCache.append`.
 
@@ -517,9 +611,14 @@ def slots_of(
         ArgumentError: Something does not fit.
     """
     named = dict(block_table=block_table, sequence_ids=sequence_ids, positions=positions)
-    table, ids, places = (whole_numbers("slots_of", name, x, "as [B, pages], [tokens] and [tokens]") for name, x in named.items())
+    table, ids, places = (
+        whole_numbers("slots_of", name, x, "as [B, pages], [tokens] and [tokens]") for name, x in named.items()
+    )
     if len(table.shape) != 2 or len(ids.shape) != 1 or tuple(ids.shape) != tuple(places.shape):
-        raise ArgumentError(f"slots_of: block_table {shown(table)}, sequence_ids {shown(ids)}, positions {shown(places)}; pass [B, pages], [tokens], [tokens]")
+        raise ArgumentError(
+            f"slots_of: block_table {shown(table)}, sequence_ids {shown(ids)}, positions {shown(places)}; pass [B, "
+            "pages], [tokens], [tokens]"
+        )
     if not isinstance(page_size, (int, np.integer)) or isinstance(page_size, bool) or page_size < 1:
         raise ArgumentError(f"slots_of: page_size is {page_size!r}; pass a whole number of at least 1")
     arrays = (table, ids, places)

@@ -8,7 +8,10 @@ from ..kernel import kernel
 @kernel(
     grid="rows*width heads batch",
     cases=[
-        *(dict(batch=2, heads=3, rows=5, cols=cols, width=width, y_f32=True, y_f16=True, y_bf16=True) for cols, width in [(8, 8), (20, 24), (40, 33)]),
+        *(
+            dict(batch=2, heads=3, rows=5, cols=cols, width=width, y_f32=True, y_f16=True, y_bf16=True)
+            for cols, width in [(8, 8), (20, 24), (40, 33)]
+        ),
         dict(batch=1, heads=1, rows=300, cols=64, width=64, y_bf16=True),
         dict(batch=1, heads=1, rows=1, cols=1, width=1, y_f16=True),
     ],

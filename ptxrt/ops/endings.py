@@ -22,8 +22,16 @@ def ending_layout(format: str, shape: tuple[int, ...], swizzled: bool):
 def _case(format: str, rows: int, cols: int, swizzled: int = 0, **rest) -> dict:
     layout = ending_layout(format, (rows, cols), bool(swizzled))
     sizes = dict(code_bytes=layout.code_bytes, scale_bytes=int(np.prod(layout.scales_shape)))
-    return dict(rows=rows, cols=cols, ending=ENDINGS.index(format) + 1, swizzled=swizzled, codes=True, scales=True,
-                **sizes, **rest)
+    return dict(
+        rows=rows,
+        cols=cols,
+        ending=ENDINGS.index(format) + 1,
+        swizzled=swizzled,
+        codes=True,
+        scales=True,
+        **sizes,
+        **rest,
+    )
 
 
 def _values(rng: np.random.Generator, member, shape, axes) -> np.ndarray:

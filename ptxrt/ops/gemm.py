@@ -146,10 +146,31 @@ def matmul(
         ArgumentError: Something does not fit.
     """
     call = gemm_call(
-        *(PRODUCTS, a, b, a_format, b_format, transpose_b, alpha, bias, activation, residual, out_format,
-          out_scale_rule),
-        *(out_scale_layout, out_global_scale, a_scale_rule, b_scale_rule, a_global_scale, b_global_scale, out_dtype,
-          splits, out),
+        *(
+            PRODUCTS,
+            a,
+            b,
+            a_format,
+            b_format,
+            transpose_b,
+            alpha,
+            bias,
+            activation,
+            residual,
+            out_format,
+            out_scale_rule,
+        ),
+        *(
+            out_scale_layout,
+            out_global_scale,
+            a_scale_rule,
+            b_scale_rule,
+            a_global_scale,
+            b_global_scale,
+            out_dtype,
+            splits,
+            out,
+        ),
     )
     return _run(call, stream)
 
@@ -225,8 +246,8 @@ def matmul_grouped(
         b: A matrix for each group, as of `matmul`.
         group_starts: int32 [groups + 1]: rows group_starts[g] to group_starts[g + 1] are multiplied by b[g]. Groups may
             be empty. On the host it is checked: it begins at 0, never falls and ends at T. On a device it is not looked
-            at, so that a graph serves every routing; rows of C behind its last number are not written. Of "128x4" scales
-            those of rows that C has not are 0.
+            at, so that a graph serves every routing; rows of C behind its last number are not written. Of "128x4"
+            scales those of rows that C has not are 0.
         rows: int32 [T']: C has T' rows, and row i is made of row rows[i] of a. `route` gives it as `order`.
         alpha: One number, or an array of one float32 for each group.
         out_global_scale: The same.
@@ -236,10 +257,32 @@ def matmul_grouped(
         ArgumentError: Something does not fit.
     """
     call = grouped_call(
-        *(PRODUCTS, a, b, group_starts, rows, a_format, b_format, alpha, bias, activation, residual, out_format,
-          out_scale_rule),
-        *(out_scale_layout, out_global_scale, a_scale_rule, b_scale_rule, a_global_scale, b_global_scale, out_dtype,
-          splits, out),
+        *(
+            PRODUCTS,
+            a,
+            b,
+            group_starts,
+            rows,
+            a_format,
+            b_format,
+            alpha,
+            bias,
+            activation,
+            residual,
+            out_format,
+            out_scale_rule,
+        ),
+        *(
+            out_scale_layout,
+            out_global_scale,
+            a_scale_rule,
+            b_scale_rule,
+            a_global_scale,
+            b_global_scale,
+            out_dtype,
+            splits,
+            out,
+        ),
     )
     return _run_grouped(call, stream)
 
@@ -264,12 +307,16 @@ def interleave_rows(gate: HostArray | QuantizedArray, up: HostArray | QuantizedA
     if isinstance(gate, QuantizedArray) and isinstance(up, QuantizedArray):
         same = gate.layout == up.layout and gate.axis == -1 and not gate.on_device and not up.on_device
         if not same or len(gate.shape) < 2:
-            raise ArgumentError(f"interleave_rows: gate is {gate!r}, up {up!r}; pass two of one format, shape and layout, axis -1, on the host")
+            raise ArgumentError(
+                f"interleave_rows: gate is {gate!r}, up {up!r}; pass two of one format, shape and layout, "
+                "axis -1, on the host"
+            )
         if gate.global_scale is not None and float(gate.global_scale) != float(up.global_scale):
             scales = f"{float(gate.global_scale)} and {float(up.global_scale)}"
             raise ArgumentError(f"interleave_rows: global scales are {scales}; quantize both with one")
-        codes, scales = ([x.view(np.uint8) for x in pair] for pair in ((gate.codes, up.codes), (gate.scales,
-            up.scales)))
+        codes, scales = (
+            [x.view(np.uint8) for x in pair] for pair in ((gate.codes, up.codes), (gate.scales, up.scales))
+        )
         linear = [x.layout.linear_scales(part) for x, part in zip((gate, up), scales)]
         shape = (*gate.shape[:-2], 2 * gate.shape[-2], gate.shape[-1])
         fields = dict(format=gate.format, shape=shape, scale_layout=gate.scale_layout, global_scale=gate.global_scale)
@@ -277,9 +324,13 @@ def interleave_rows(gate: HostArray | QuantizedArray, up: HostArray | QuantizedA
         return QuantizedArray(_in_turn(*codes), layout.stored_scales(_in_turn(*linear)), **fields)
     whole = all(isinstance(x, np.ndarray) and x.ndim >= 2 for x in (gate, up))
     if not whole or gate.shape != up.shape or gate.dtype != up.dtype:
-        came = " and ".join(f"{getattr(x, 'dtype', type(x).__name__)} {list(getattr(x, 'shape', ()))}" for x in (gate,
-            up))
-        raise ArgumentError(f"interleave_rows: {came} came; pass two NumPy arrays [.., N, K] of one shape and dtype, or two QuantizedArrays")
+        came = " and ".join(
+            f"{getattr(x, 'dtype', type(x).__name__)} {list(getattr(x, 'shape', ()))}" for x in (gate, up)
+        )
+        raise ArgumentError(
+            f"interleave_rows: {came} came; pass two NumPy arrays [.., N, K] of one shape and dtype, or two "
+            "QuantizedArrays"
+        )
     return _in_turn(gate, up)
 
 
@@ -321,7 +372,11 @@ def _multiplied(x: Operand) -> np.ndarray:
     level = {}
     if x.format == "nvfp4":
         finite = np.abs(values[np.isfinite(values)]).astype(np.float32).max(initial=0)
-        level = dict(global_scale=x.global_scale if x.global_scale is not None else operand_scale.reference(finite[None])["global_scale"][0])
+        level = dict(
+            global_scale=x.global_scale
+            if x.global_scale is not None
+            else operand_scale.reference(finite[None])["global_scale"][0]
+        )
     return np.asarray(quantize_reference(values, x.format, scale_rule=x.rule, pad=True, **level))
 
 
@@ -345,7 +400,7 @@ class _Blocks:
     """Matrices in codes and scales."""
 
     values: QuantizedArray
-    codes: DeviceArray   # [matrices, rows, bytes], a multiple of 16 of them
+    codes: DeviceArray  # [matrices, rows, bytes], a multiple of 16 of them
 
     def part(self, name: str, batch: tuple[int, ...], prefix: tuple[int, ...]) -> dict[str, Any] | None:
         """As of `_Floats`."""
@@ -375,7 +430,7 @@ class _Blocks:
 def _loaded(x: Operand, call: Call, place: Place) -> _Floats | _Blocks:
     """An operand on the device, as kernels take it."""
     values = x.values
-    if not call.depth:   # one chunk of zeros gives the same sums
+    if not call.depth:  # one chunk of zeros gives the same sums
         place.put(values)
         shape = (*values.shape[:-1], ROW_UNIT)
         count = int(np.prod(shape))
@@ -386,13 +441,15 @@ def _loaded(x: Operand, call: Call, place: Place) -> _Floats | _Blocks:
     if x.quantizes:
         values = quantized(values, x.format, x.rule, x.global_scale, place)
     if isinstance(values, QuantizedArray):
-        codes = values.codes.view(np.uint8).reshape(int(np.prod(values.shape[:-2])), values.shape[-2],
-                                                    values.layout.code_bytes)
+        codes = values.codes.view(np.uint8).reshape(
+            int(np.prod(values.shape[:-2])), values.shape[-2], values.layout.code_bytes
+        )
         rest = -codes.shape[-1] % 16
         if rest and codes.size:
             wide = place.empty((codes.shape[0] * codes.shape[1], codes.shape[2] + rest), FORMATS["u8"])
-            pad_last(codes.reshape(wide.shape[0], codes.shape[2]), y=wide, target_bytes=wide.shape[1],
-                     stream=place.stream)
+            pad_last(
+                codes.reshape(wide.shape[0], codes.shape[2]), y=wide, target_bytes=wide.shape[1], stream=place.stream
+            )
             codes = wide.reshape(*codes.shape[:2], wide.shape[1])
         return _Blocks(values, codes)
     return _Floats(loadable(values, FORMATS[x.format], place))
@@ -406,14 +463,16 @@ def quantized(x: DeviceArray, format: str, rule: str, global_scale, place: Place
     if format == "nvfp4":
         if global_scale is None and x.size:
             parts = min(-(-x.size // AMAX_RUN), _AMAX_PARTS)
-            global_scale = operand_scale(amax(x.reshape(x.size), blocks=parts, stream=place.stream),
-                                         stream=place.stream).reshape(())
+            global_scale = operand_scale(
+                amax(x.reshape(x.size), blocks=parts, stream=place.stream), stream=place.stream
+            ).reshape(())
         level = dict(global_scale=1.0 if global_scale is None else place.put(global_scale))
     return quantize(x, format, scale_rule=rule, pad=True, **level, stream=place.stream)
 
 
 def _part(x: DeviceArray, batch: tuple[int, ...], prefix: tuple[int, ...]) -> DeviceArray | None:
-    """The matrices [count, rows, columns] under some first indices of [*batch, rows, columns]; None where they do not lie evenly."""
+    """The matrices [count, rows, columns] under some first indices of [*batch, rows, columns]; None where they do not
+    lie evenly."""
     for index in prefix:
         x = x[index]
     try:
@@ -450,7 +509,8 @@ def _run(call: Call, stream):
 
 
 def _run_quantizing(call: Call, place: Place, a, b, residual, options):
-    """A product whose end quantizes: in one launch where its matrices lie evenly, else of float32 values by `quantize`."""
+    """A product whose end quantizes: in one launch where its matrices lie evenly, else of float32 values by
+    `quantize`."""
     layout, level = call.ending.layout, call.ending.level(place)
     codes, scales = call.ending.buffers(place, call.out)
     whole = next(_launches(call, a, b, residual), None) if codes.size else None
@@ -479,7 +539,8 @@ def _options(call: Call, place: Place) -> dict[str, Any]:
 
 
 def _launches(call: Call, a, b, residual, out=None, prefix: tuple[int, ...] = ()):
-    """What each launch takes: operands and their batch, the residual, and C; one where matrices lie evenly, else by the first axis."""
+    """What each launch takes: operands and their batch, the residual, and C; one where matrices lie evenly, else by the
+    first axis."""
     parts = [a.part("a", call.batch, prefix), b.part("b", call.batch, prefix)]
     more, part = (None if x is None else _part(x, call.batch, prefix) for x in (residual, out))
     if None not in parts and (more is not None or residual is None) and (part is not None or out is None):
@@ -491,8 +552,14 @@ def _launches(call: Call, a, b, residual, out=None, prefix: tuple[int, ...] = ()
 
 def _launch(call: Call, place: Place, options, operands, residual, **outputs) -> None:
     """One launch."""
-    arguments = {**options, **operands, "groups": operands["batch"], "cols": call.cols, "rows": call.rows,
-                 "width": call.width}
+    arguments = {
+        **options,
+        **operands,
+        "groups": operands["batch"],
+        "cols": call.cols,
+        "rows": call.rows,
+        "width": call.width,
+    }
     for name in [name for name in options if name.startswith("bias_")]:
         arguments[name] = options[name].broadcast_to((operands["batch"], call.cols))
     if residual is not None:
@@ -514,8 +581,9 @@ def _run_grouped(call: GroupedCall, stream):
     place = Place([*product.arrays.values(), call.starts, call.order, call.alphas, *parts], stream)
     a, b = (_loaded(x, product, place) for x in (product.a, product.b))
     operands = {**a.part("a", (1,), ()), **b.part("b", (call.groups,), ()), "batch": 1, "groups": call.groups}
-    options = dict(activation=product.activation, **product.gate, cols=product.cols, rows=product.rows,
-                   width=product.width)
+    options = dict(
+        activation=product.activation, **product.gate, cols=product.cols, rows=product.rows, width=product.width
+    )
     options |= dict(group_starts=place.put(call.starts), starts=call.groups + 1)
     if call.order is not None:
         options["order"] = place.put(call.order)
@@ -543,7 +611,7 @@ def _run_grouped(call: GroupedCall, stream):
         kernel(**operands, **options, **results, least_rows=least, most_rows=most, stream=stream)
     if not product.ending:
         return target.handed_back()
-    if level is not None and level.size > 1:   # codes of each group count in its own; the caller has them
+    if level is not None and level.size > 1:  # codes of each group count in its own; the caller has them
         level = fill_f32(x=place.empty((1,), f32), value=1.0, stream=stream)
     return product.ending.handed_back(place, codes, scales, level, out)
 

@@ -113,7 +113,9 @@ def gemm_call(
     if not transpose_b:
         if isinstance(b, QuantizedArray) or b_format in BLOCK_FORMATS:
             came = b_format or f"a QuantizedArray of {b.format}"
-            raise ArgumentError(f"matmul: transpose_b=False takes b of 16 bits, b is {came}; pass b [N, K], blocks along K")
+            raise ArgumentError(
+                f"matmul: transpose_b=False takes b of 16 bits, b is {came}; pass b [N, K], blocks along K"
+            )
         b = b.transpose(*range(len(b.shape) - 2), -1 % len(b.shape), -2 % len(b.shape))
     formats = _format_of("a", a, a_format, products), _format_of("b", b, b_format, products)
     check_pair(products, *formats)
@@ -122,23 +124,32 @@ def gemm_call(
     (*batch_a, rows, depth), (*batch_b, cols, depth_b) = a.values.shape, b.values.shape
     if depth != depth_b:
         order = "[.., N, K]" if transpose_b else "[.., K, N]"
-        near = "; its last axes match K the other way round: pass transpose_b=False" if transpose_b and cols == depth else ""
+        near = (
+            "; its last axes match K the other way round: pass transpose_b=False"
+            if transpose_b and cols == depth
+            else ""
+        )
         shapes = f"a {list(a.values.shape)} has K = {depth}, b {order} has K = {depth_b}"
         raise ArgumentError(f"matmul: {shapes}; pass a and b of one K{near}")
     try:
         batch = np.broadcast_shapes(tuple(batch_a), tuple(batch_b))
     except ValueError:
         shapes = f"a has {batch_a}, b {batch_b}"
-        raise ArgumentError(f"matmul: leading axes do not broadcast: {shapes}; each is alike, or 1 in one of them") from None
+        raise ArgumentError(
+            f"matmul: leading axes do not broadcast: {shapes}; each is alike, or 1 in one of them"
+        ) from None
     if not _is_finite(alpha):
         raise ArgumentError(f"matmul: alpha is {alpha!r}; pass a finite number")
-    if splits is not None and not (isinstance(splits, (int, np.integer)) and not isinstance(splits, bool) and splits ==
-    1):
+    if splits is not None and not (
+        isinstance(splits, (int, np.integer)) and not isinstance(splits, bool) and splits == 1
+    ):
         raise ArgumentError(f"matmul: splits is {splits!r}; pass None, or 1 so that K is not cut")
     number, gate = checked_activation(activation)
     gated = ACTIVATIONS[number] == "swiglu"
     if gated and cols % 2:
-        raise ArgumentError(f"matmul: activation 'swiglu' makes one column of two, N is {cols}; pass an even N (interleave_rows)")
+        raise ArgumentError(
+            f"matmul: activation 'swiglu' makes one column of two, N is {cols}; pass an even N (interleave_rows)"
+        )
     width = cols // 2 if gated else cols
     shape = (*batch, rows, width)
     given = None if out is None else out if isinstance(out, QuantizedArray) else as_output("matmul", "out", out)
@@ -161,7 +172,9 @@ def _with_rows(name: str, x):
             raise ArgumentError(f"matmul: {name} is {x!r}, an operand of attention; quantize it with ptxrt.quantize")
         if x.axis != -1:
             near = f"quantize({name}, {x.format!r}) has them along the last axis"
-            raise ArgumentError(f"matmul: {name} is {x!r}, whose blocks lie along axis {x.axis}; products take axis -1: {near}")
+            raise ArgumentError(
+                f"matmul: {name} is {x!r}, whose blocks lie along axis {x.axis}; products take axis -1: {near}"
+            )
     else:
         (x,) = as_arrays("matmul", **{name: x})
     if len(x.shape) < 2:
@@ -197,7 +210,9 @@ def check_pair(products, a: str, b: str) -> None:
     if "nvfp4" in (a, b) and any(name.startswith("mx") for name in (a, b)):
         why = ": scales of nvfp4 and of the MX formats are of other kinds and lengths"
     known = ", ".join(f"{x} x {y}" for x, y in products)
-    raise ArgumentError(f"matmul: there is no product {a} x {b}{why}; nearest: {nearest[0]} x {nearest[1]}. There is {known}")
+    raise ArgumentError(
+        f"matmul: there is no product {a} x {b}{why}; nearest: {nearest[0]} x {nearest[1]}. There is {known}"
+    )
 
 
 def _operand(name: str, x, format: str, rule, global_scale) -> Operand:
@@ -223,13 +238,18 @@ def checked_activation(activation) -> tuple[int, dict[str, float]]:
     if not known or not fits:
         names = ", ".join(map(repr, ACTIVATIONS))
         came = activation if fits else (activation, options)
-        raise ArgumentError(f"matmul: activation is {came!r}; pass one of {names}, or ('swiglu', dict(limit=, alpha=, offset=))")
+        raise ArgumentError(
+            f"matmul: activation is {came!r}; pass one of {names}, or ('swiglu', dict(limit=, alpha=, offset=))"
+        )
     numbers = _GATE | options
     for name, number in numbers.items():
         if not (_is_finite(number) or (name == "limit" and number == math.inf)) or (name == "limit" and number < 0):
-            raise ArgumentError(f"matmul: {name} of swiglu is {number!r}; pass a finite number{', from 0 on' * (name == 'limit')}")
-    return ACTIVATIONS.index(activation), dict(limit=numbers["limit"], gate_alpha=numbers["alpha"],
-                                               offset=numbers["offset"])
+            raise ArgumentError(
+                f"matmul: {name} of swiglu is {number!r}; pass a finite number{', from 0 on' * (name == 'limit')}"
+            )
+    return ACTIVATIONS.index(activation), dict(
+        limit=numbers["limit"], gate_alpha=numbers["alpha"], offset=numbers["offset"]
+    )
 
 
 def checked_bias(bias, shape: tuple[int, ...], gated: bool):
@@ -242,7 +262,9 @@ def checked_bias(bias, shape: tuple[int, ...], gated: bool):
             bias = bias.astype(np.float32)
     if tuple(bias.shape) != shape or format_of(bias.dtype) is None:
         half = " (swiglu adds it before the gate)" if gated else ""
-        raise ArgumentError(f"matmul: bias is {bias.dtype} {list(bias.shape)}; pass float {list(shape)}, one for each row of b{half}")
+        raise ArgumentError(
+            f"matmul: bias is {bias.dtype} {list(bias.shape)}; pass float {list(shape)}, one for each row of b{half}"
+        )
     return bias
 
 
@@ -302,13 +324,31 @@ class GroupedCall:
         return [x for x in both if ((x[1] <= sizes) & (sizes <= x[2])).any()]
 
 
-def grouped_call(products, a, b, starts, order, a_format, b_format, alpha, bias, activation, residual, out_format,
-                 rule, layout, level, *rest):
+def grouped_call(
+    products,
+    a,
+    b,
+    starts,
+    order,
+    a_format,
+    b_format,
+    alpha,
+    bias,
+    activation,
+    residual,
+    out_format,
+    rule,
+    layout,
+    level,
+    *rest,
+):
     """The arguments of `matmul_grouped`, checked."""
     a_rule, b_rule, a_level, b_level, out_dtype, splits, out = rest
     a, b = _with_rows("a", a), _with_rows("b", b)
     if len(a.shape) != 2 or len(b.shape) != 3:
-        raise ArgumentError(f"matmul_grouped: a has shape {list(a.shape)}, b {list(b.shape)}; pass a [T, K] and b [groups, N, K]")
+        raise ArgumentError(
+            f"matmul_grouped: a has shape {list(a.shape)}, b {list(b.shape)}; pass a [T, K] and b [groups, N, K]"
+        )
     groups, tokens = b.shape[0], a.shape[0]
     starts = _whole_numbers("group_starts", starts, (groups + 1,))
     rows = tokens
@@ -316,16 +356,22 @@ def grouped_call(products, a, b, starts, order, a_format, b_format, alpha, bias,
         order = _whole_numbers("rows", order, None)
         rows = order.shape[0]
         if isinstance(order, np.ndarray) and order.size and not (0 <= order.min() and order.max() < tokens):
-            raise ArgumentError(f"matmul_grouped: rows go from {order.min()} to {order.max()}; a has rows 0 to {tokens - 1}")
+            raise ArgumentError(
+                f"matmul_grouped: rows go from {order.min()} to {order.max()}; a has rows 0 to {tokens - 1}"
+            )
     if isinstance(starts, np.ndarray) and (starts[0] != 0 or starts[-1] != rows or (np.diff(starts) < 0).any()):
-        raise ArgumentError(f"matmul_grouped: group_starts are {starts.tolist()}; they begin at 0, never fall and end at {rows}")
+        raise ArgumentError(
+            f"matmul_grouped: group_starts are {starts.tolist()}; they begin at 0, never fall and end at {rows}"
+        )
     alphas = None
     if not _is_finite(alpha):
         (alphas,) = as_arrays("matmul_grouped", alpha=alpha)
         finite = not isinstance(alphas, np.ndarray) or (alphas.dtype.kind == "f" and np.isfinite(alphas).all())
-        if tuple(alphas.shape) != (groups,) or not finite or (not isinstance(alphas,
-                                                                             np.ndarray) and alphas.dtype !=
-                                                                             np.float32):
+        if (
+            tuple(alphas.shape) != (groups,)
+            or not finite
+            or (not isinstance(alphas, np.ndarray) and alphas.dtype != np.float32)
+        ):
             raise ArgumentError(f"matmul_grouped: alpha is {alpha!r}; pass a finite number, or float32 [{groups}]")
         alphas, alpha = alphas.astype(np.float32) if isinstance(alphas, np.ndarray) else alphas, 1.0
     levels = None
@@ -344,13 +390,32 @@ def grouped_call(products, a, b, starts, order, a_format, b_format, alpha, bias,
             bias = None
     stand = _Shape(a, (rows, a.shape[1]))
     call = gemm_call(
-        *(products, stand, one, a_format, b_format, True, alpha, bias, activation, residual, out_format, rule, layout,
-          level),
+        *(
+            products,
+            stand,
+            one,
+            a_format,
+            b_format,
+            True,
+            alpha,
+            bias,
+            activation,
+            residual,
+            out_format,
+            rule,
+            layout,
+            level,
+        ),
         *(a_rule, b_rule, a_level, b_level, out_dtype, splits, out),
     )
     quantizing = call.ending if levels is None else replace(call.ending, global_scale=levels)
-    call = replace(call, a=replace(call.a, values=a), b=replace(call.b, values=b),
-                   bias=call.bias if biases is None else biases, ending=quantizing)
+    call = replace(
+        call,
+        a=replace(call.a, values=a),
+        b=replace(call.b, values=b),
+        bias=call.bias if biases is None else biases,
+        ending=quantizing,
+    )
     check_output(call)
     return GroupedCall(call, groups, starts, order, alphas)
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from ..accuracy import Tolerance
 from ..blocks import BLOCK_FORMATS
+from ..declaration import Axis, In, Out, Scalar, loose, strided, unaligned
 from ..formats import bf16, f16, f32, i32, pack, u8
 from ..kernel import kernel
-from ..declaration import Axis, In, Out, Scalar, loose, strided, unaligned
 from .endings import ENDINGS, ending_layout
 
 # Activations by the numbers that kernels know them by.
@@ -28,7 +28,8 @@ _FEWEST_TILES = 100
 
 
 def tile_for(rows: int, cols: int) -> int:
-    """The tile for products of so many rows and columns: the large one where there are enough. No bit of C depends on it."""
+    """The tile for products of so many rows and columns: the large one where there are enough. No bit of C depends on
+    it."""
     return 256 if math.ceil(rows / TILE_ROWS[256]) * math.ceil(cols / 256) >= _FEWEST_TILES else 64
 
 
@@ -122,7 +123,8 @@ def _flops(block: int):
 
 
 def _values(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples: normal values, or, where C is quantized, whole numbers, so that sums are exact and codes cannot differ."""
+    """Examples: normal values, or, where C is quantized, whole numbers, so that sums are exact and codes cannot
+    differ."""
     if axes.get("code_bytes", 1) > 1:
         return rng.integers(-3, 4, shape).astype(member.dtype)
     return rng.standard_normal(shape, dtype=np.float32).astype(member.dtype)
@@ -163,8 +165,19 @@ def epilogue_cases(tile: int) -> list[dict]:
         case(17, 129, 24, tile=tile, out_bf16=True, bias_bf16=True, activation=3, residual_bf16=True, alpha=0.25),
         case(3, 40, 136, 2, tile=tile, out_f32=True, activation=4, residual_f32=True, alpha=0.125, alphas=True),
         case(66, 136, 72, tile=tile, width=68, out_bf16=True, activation=5, bias_bf16=True, alpha=0.125),
-        case(66, 136, 72, tile=tile, width=68, out_f32=True, activation=5, limit=2.0, gate_alpha=1.702, offset=1.0,
-             alpha=0.5),
+        case(
+            66,
+            136,
+            72,
+            tile=tile,
+            width=68,
+            out_f32=True,
+            activation=5,
+            limit=2.0,
+            gate_alpha=1.702,
+            offset=1.0,
+            alpha=0.5,
+        ),
         case(66, 136, 40, tile=tile, width=68, out_f16=True, activation=5, bias_f16=True, alpha=0.125),
         case(17, 136, 40, tile=tile, width=68, out_f32=True, activation=5, bias_f32=True, alpha=0.125),
         case(70, 96, 32, tile=tile, ending="mxfp8", rule=2, activation=1, swizzled=1),
@@ -200,16 +213,19 @@ and u within it. Then C is rounded once: to nearest, ties to even, to the one of
 there; or quantized with the bytes of `quantize`: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global`, by the rule of
 that number, with scales in 128x4 tiles where `swizzled`. in_place: the residual is what the array given as C holds.
 """
-BLOCKS_TEXT = """x_codes: rows of codes as `quantize` has them, filled up with zeros to multiples of 16 bytes. x_scales: the
+BLOCKS_TEXT = """x_codes: rows of codes as `quantize` has them, filled up with zeros to multiples of 16 bytes. x_scales:
+the
 scales of all rows of all matrices, x_blocks of a row, in 128x4 tiles where x_swizzled; those of matrix m begin at row
 x_first_row + m x_scale_rows. x_global: what NVFP4 multiplies all values by.
 """
 FEW_TEXT = """For few rows: the depth is cut into eight runs of whole units of 64 bytes of a row of B, each summed by
 itself; they are added in pairs. A row's bits depend on K and the formats alone.
 """
-LAST = """group_starts: rows group_starts[g] to group_starts[g + 1] are multiplied by matrix g of B; the rows behind them are
+LAST = """group_starts: rows group_starts[g] to group_starts[g + 1] are multiplied by matrix g of B; the rows behind
+them are
 not written,
-    nor are groups of less than least_rows or more than most_rows rows. order: row i of C is made of row order[i] of A. alphas, out_global: one number, or one a group."""
+    nor are groups of less than least_rows or more than most_rows rows. order: row i of C is made of row order[i] of A.
+    alphas, out_global: one number, or one a group."""
 
 
 def _ends(
@@ -312,23 +328,31 @@ def _declare(name: str, operands, read, text: str, few=False, **more):
     body.__name__ = body.__qualname__ = name
     body.__doc__ = text
     body.__signature__ = _signature(operands, _ends)
-    draw = dict(group_starts=example_starts, order=example_order, out_global=example_levels,
-                alphas=example_levels) | more.pop("draw")
-    common = dict(grid="cols grid_rows batch", derived=FEW_DERIVED if few else DERIVED, tolerance=OUTPUTS,
-                  flops=_flops(more.pop("block")))
+    draw = dict(
+        group_starts=example_starts, order=example_order, out_global=example_levels, alphas=example_levels
+    ) | more.pop("draw")
+    common = dict(
+        grid="cols grid_rows batch",
+        derived=FEW_DERIVED if few else DERIVED,
+        tolerance=OUTPUTS,
+        flops=_flops(more.pop("block")),
+    )
     return kernel(**common, draw=draw, **more)(body)
 
 
 def few_cases(one) -> list[dict]:
-    """Cases of few rows: one row and many, runs of the depth that are empty and that are long, every kind of end; groups."""
+    """Cases of few rows: one row and many, runs of the depth that are empty and that are long, every kind of end;
+    groups."""
     groups = dict(groups=4, starts=5, group_starts=True)
     return [
         *(one(rows, 72, depth, out_f32=True) for rows, depth in ((5, 32), (5, 5216))),
         one(20, 40, 5216, out_f32=True, swizzled=1),
         one(16, 40, 576, 2, out_bf16=True, bias_f32=True, activation=4),
         one(33, 136, 96, width=68, out_f32=True, activation=5, alpha=0.125),
-        *(one(40, 96, 160, ending=end, swizzled=swizzled) for end, swizzled in (("mxfp8", 0), ("nvfp4", 1),
-                                                                                ("mxfp4", 1))),
+        *(
+            one(40, 96, 160, ending=end, swizzled=swizzled)
+            for end, swizzled in (("mxfp8", 0), ("nvfp4", 1), ("mxfp4", 1))
+        ),
         one(75, 72, 64, **groups, out_f32=True, alphas=True, alpha_count=4),
         one(40, 64, 64, **groups, order=True, tokens=25, out_f16=True, alpha=2.0**-13),
         one(20, 40, 64, **groups, order=True, tokens=25, out_f32=True, swizzled=1),
@@ -404,8 +428,9 @@ def _draw_scales(format: str):
     low, one, high = (0x30, 0x38, 0x40) if BLOCK_FORMATS[format].two_level else (0x7B, 0x7F, 0x83)
 
     def draw(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-        return np.full(shape, one, np.uint8) if axes["code_bytes"] > 1 else rng.integers(low, high, shape,
-                                                                                         dtype=np.uint8)
+        return (
+            np.full(shape, one, np.uint8) if axes["code_bytes"] > 1 else rng.integers(low, high, shape, dtype=np.uint8)
+        )
 
     return draw
 
@@ -435,7 +460,8 @@ def block_case(a: str, b: str, rows=70, cols=100, depth=192, batch=1, swizzled=0
 
 
 def block_cases(a: str, b: str) -> list[dict]:
-    """Every kind of operand: ragged, of one slice and of many, with tails of K, both layouts of scales, matrices, groups; and ends."""
+    """Every kind of operand: ragged, of one slice and of many, with tails of K, both layouts of scales, matrices,
+    groups; and ends."""
 
     def one(*sizes, **rest):
         return block_case(a, b, *sizes, **rest)
@@ -459,8 +485,9 @@ def _declare_blocks(a: str, b: str, few: bool = False):
     """Declare the kernel for a pair of formats of which one or both are block formats."""
     half = a == "bf16"
     name = "gemm_" + "few_" * few + a + (f"_{b}" if a != b else "")
-    drawn = {"a": _values} if half else {"a_codes": _draw_codes(a), "a_scales": _draw_scales(a),
-                                         "a_global": example_levels}
+    drawn = (
+        {"a": _values} if half else {"a_codes": _draw_codes(a), "a_scales": _draw_scales(a), "a_global": example_levels}
+    )
     drawn |= {"b_codes": _draw_codes(b), "b_scales": _draw_scales(b), "b_global": example_levels}
 
     def read(options):
@@ -474,8 +501,10 @@ def _declare_blocks(a: str, b: str, few: bool = False):
         name,
         _half_in_blocks if half else _in_blocks,
         read,
-        TEXT.format(a=a, b="the same" if a == b else b,
-                    alpha="with the global scales ") + BLOCKS_TEXT + FEW_TEXT * few + LAST,
+        TEXT.format(a=a, b="the same" if a == b else b, alpha="with the global scales ")
+        + BLOCKS_TEXT
+        + FEW_TEXT * few
+        + LAST,
         few=few,
         block=BLOCK_FORMATS[b].block,
         variants={} if few else dict(tile=tuple(TILE_ROWS)),

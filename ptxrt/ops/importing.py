@@ -42,10 +42,22 @@ def _example_sources(rng: np.random.Generator, member, shape, axes) -> np.ndarra
 @kernel(
     grid="tile_bytes*count heads batch",
     cases=[
-        dict(batch=2, heads=3, code_rows=70, code_columns=32, scale_rows=70, scale_columns=4, tile_bytes=2304, count=2, scales=True),
+        dict(
+            batch=2,
+            heads=3,
+            code_rows=70,
+            code_columns=32,
+            scale_rows=70,
+            scale_columns=4,
+            tile_bytes=2304,
+            count=2,
+            scales=True,
+        ),
         dict(batch=1, heads=1, code_rows=64, code_columns=24, scale_rows=1, scale_columns=1, tile_bytes=2304, count=1),
     ],
-    derived=dict(scale_rows=lambda axes: axes.get("scale_rows", 1), scale_columns=lambda axes: axes.get("scale_columns", 1)),
+    derived=dict(
+        scale_rows=lambda axes: axes.get("scale_rows", 1), scale_columns=lambda axes: axes.get("scale_columns", 1)
+    ),
     draw=dict(sources=_example_sources),
 )
 def tile_codes(
@@ -91,7 +103,9 @@ def operand_of(made: type, codes, scales, format, role, axis, global_scale, dim,
     if role not in ("q", "k", "v"):
         raise ArgumentError(f"{function}: role is {role!r}; pass 'q', 'k' or 'v'")
     if axis not in (-1, -2, 3, 2) or (axis in (-2, 2) and role != "v"):
-        raise ArgumentError(f"{function}: axis is {axis!r}; scales of queries and keys lie along -1, those of values along -1 or -2")
+        raise ArgumentError(
+            f"{function}: axis is {axis!r}; scales of queries and keys lie along -1, those of values along -1 or -2"
+        )
     along_keys = axis in (-2, 2)
     arrays = dict(codes=codes) | ({} if scales is None else dict(scales=scales))
     arrays = dict(zip(arrays, as_arrays(function, **arrays)))
@@ -106,10 +120,18 @@ def operand_of(made: type, codes, scales, format, role, axis, global_scale, dim,
     length, cols = (inner[0] * packed, inner[1]) if along_keys else (inner[0], inner[1] * packed)
     cut = (length, block.block) if along_keys else (cols, block.block)
     if cut[0] % cut[1]:
-        raise ArgumentError(f"{function}: codes {list(arrays['codes'].shape)} have {cut[0]} values along axis {axis}, no multiple of {cut[1]}")
-    expected = (batch, heads, length // block.block, cols) if along_keys else (batch, heads, length, cols // block.block)
+        raise ArgumentError(
+            f"{function}: codes {list(arrays['codes'].shape)} have {cut[0]} values along axis {axis}, no "
+            f"multiple of {cut[1]}"
+        )
+    expected = (
+        (batch, heads, length // block.block, cols) if along_keys else (batch, heads, length, cols // block.block)
+    )
     if scales is not None and tuple(arrays["scales"].shape) != expected:
-        raise ArgumentError(f"{function}: scales have shape {list(arrays['scales'].shape)}; codes {list(arrays['codes'].shape)} take {list(expected)}")
+        raise ArgumentError(
+            f"{function}: scales have shape {list(arrays['scales'].shape)}; codes {list(arrays['codes'].shape)} take "
+            f"{list(expected)}"
+        )
     shape, on_host = (batch, heads, length, cols), sides == {False}
     level = 1.0 if block.two_level and global_scale is None else global_scale
     if global_scale is not None and not block.two_level:

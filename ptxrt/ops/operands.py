@@ -4,10 +4,11 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -116,7 +117,12 @@ class Operand(Packed):
         self.role, self.mean, self.cu_seqlens = role, None, None
         if role == "q":
             plain = QuantizedArray(codes, scales, format=format, shape=shape, global_scale=global_scale)
-            self.codes, self.scales, self.global_scale, self.layout = plain.codes, plain.scales, plain.global_scale, plain.layout
+            self.codes, self.scales, self.global_scale, self.layout = (
+                plain.codes,
+                plain.scales,
+                plain.global_scale,
+                plain.layout,
+            )
             if dim is not None or (cu_seqlens is not None and mean is None):
                 raise ArgumentError("Operand: queries have no dim, and cu_seqlens beside a mean alone; leave them out")
             self._take_sequences(cu_seqlens, shape)
@@ -126,10 +132,13 @@ class Operand(Packed):
             raise ArgumentError(f"Operand: scales of role {role!r} stand in the tiles; pass None")
         (self.codes,), self.scales = as_arrays("Operand", codes=codes), None
         self._take_sequences(cu_seqlens, shape)
-        self.layout = _tiled(tile_layout(format, role, checked_dim("Operand", format, shape[-1], dim)), shape, self.sequences or 1)
+        self.layout = _tiled(
+            tile_layout(format, role, checked_dim("Operand", format, shape[-1], dim)), shape, self.sequences or 1
+        )
         if tuple(self.codes.shape) != self.layout.codes_shape or self.codes.dtype != np.uint8:
             raise ArgumentError(
-                f"Operand: codes are {self.codes.dtype} {list(self.codes.shape)}; role {role!r} in {format} of shape {list(shape)} "
+                f"Operand: codes are {self.codes.dtype} {list(self.codes.shape)}; role {role!r} in {format} of shape "
+                f"{list(shape)} "
                 f"filled up to {self.layout.tile.dim}{self._of_sequences} has uint8 {list(self.layout.codes_shape)}"
             )
         self.global_scale = self._checked_global_scale(self.layout.tile.block, global_scale)
@@ -222,7 +231,9 @@ class Operand(Packed):
         """Return what was subtracted from each row, float32 [batch, heads, length, dim], on the host."""
         mean, cu_seqlens = (None if x is None else np.asarray(x) for x in (self.mean, self.cu_seqlens))
         if self.role == "q":
-            return mean[:, :, unit_of_each(None if cu_seqlens is None else cu_seqlens[:-1], self.shape[2], SMOOTH_QUERIES)]
+            return mean[
+                :, :, unit_of_each(None if cu_seqlens is None else cu_seqlens[:-1], self.shape[2], SMOOTH_QUERIES)
+            ]
         if cu_seqlens is not None:
             return mean[sequences_of(cu_seqlens[:-1], self.shape[2])].transpose(1, 0, 2)[None]
         return np.broadcast_to(mean[:, :, None], self.shape)
@@ -258,7 +269,11 @@ class Operand(Packed):
     def dequantized(self, member: Format, out, stream) -> Any:
         """The values in a format, by kernels, where the codes are; in `out` where there is one. See `dequantize`."""
         device = {name: to_device(array, stream=stream) for name, array in self.arrays.items()}
-        values = _values_of_queries(self, device, member, stream) if self.role == "q" else _values_of_tiles(self, device, member, stream)
+        values = (
+            _values_of_queries(self, device, member, stream)
+            if self.role == "q"
+            else _values_of_tiles(self, device, member, stream)
+        )
         if self.on_device:
             if out is None:
                 return values
@@ -329,9 +344,14 @@ def quantize_operand(
     (x,) = as_arrays(name, x=x)
     check_forward(name, x=x)
     if len(x.shape) != 4 or format_of(x.dtype) is None:
-        raise ArgumentError(f"{name}: x is {x.dtype} {list(x.shape)}; pass float32, float16 or bfloat16 with four axes, {' '.join(layout).upper()}")
+        raise ArgumentError(
+            f"{name}: x is {x.dtype} {list(x.shape)}; pass float32, float16 or bfloat16 with four axes, "
+            f"{' '.join(layout).upper()}"
+        )
     if role == "q" and any(option is not None for option in (dim, key_lengths, None if smooth else cu_seqlens)):
-        raise ArgumentError(f"{name}: queries have no dim and no key_lengths, and cu_seqlens where smooth=True alone; leave them out")
+        raise ArgumentError(
+            f"{name}: queries have no dim and no key_lengths, and cu_seqlens where smooth=True alone; leave them out"
+        )
     shape = tuple(x.shape) if layout == "bhsd" else tuple(x.shape[i] for i in (0, 2, 1, 3))
     checked = checked_dim(name, format, shape[-1], dim)
     on_host = isinstance(x, np.ndarray)
@@ -358,9 +378,23 @@ def quantize_operand(
         starts = ends = None
     mean, scale = _scanned(rows, starts, ends, smooth and role == "k", block, level, stream)
     if role == "q":
-        plain = quantize(_contiguous(source, stream), format, scale_rule=scale_rule, global_scale=scale, pad=True, stream=stream)
-        parts = (plain.codes, plain.scales) if layout == "bhsd" else (a.transpose(0, 2, 1, 3) for a in (plain.codes, plain.scales))
-        result = Operand(*parts, format=format, role=role, shape=shape, global_scale=plain.global_scale, mean=block_means, cu_seqlens=cu_seqlens)
+        plain = quantize(
+            _contiguous(source, stream), format, scale_rule=scale_rule, global_scale=scale, pad=True, stream=stream
+        )
+        parts = (
+            (plain.codes, plain.scales)
+            if layout == "bhsd"
+            else (a.transpose(0, 2, 1, 3) for a in (plain.codes, plain.scales))
+        )
+        result = Operand(
+            *parts,
+            format=format,
+            role=role,
+            shape=shape,
+            global_scale=plain.global_scale,
+            mean=block_means,
+            cu_seqlens=cu_seqlens,
+        )
     else:
         arguments = dict(key_starts=starts, key_ends=ends, dim=checked, stream=stream)
         if block:
@@ -370,7 +404,16 @@ def quantize_operand(
         if mean is not None:
             arguments["mean"] = mean
         codes = (PACK_KEYS if role == "k" else PACK_VALUES)[format](rows, **arguments)
-        result = Operand(codes, format=format, role=role, shape=shape, dim=checked, global_scale=scale, mean=mean, cu_seqlens=cu_seqlens)
+        result = Operand(
+            codes,
+            format=format,
+            role=role,
+            shape=shape,
+            dim=checked,
+            global_scale=scale,
+            mean=mean,
+            cu_seqlens=cu_seqlens,
+        )
     return result.to_numpy(stream=stream) if on_host else result
 
 
@@ -387,7 +430,11 @@ def _values_of_queries(q: Operand, device: dict, member: Format, stream) -> Devi
     values = DEQUANTIZE[q.format](*matrix, *level, dtype=result.dtype, stream=stream)
     values = values.reshape(*codes.shape[:-1], values.shape[-1])[..., : q.shape[-1]]
     values = values.transpose(0, 2, 1, 3) if turned else values
-    return values if "mean" not in device else _as(member, _with_mean(values, device["mean"], _starts_of(device), SMOOTH_QUERIES, stream), stream)
+    return (
+        values
+        if "mean" not in device
+        else _as(member, _with_mean(values, device["mean"], _starts_of(device), SMOOTH_QUERIES, stream), stream)
+    )
 
 
 def _starts_of(device: dict) -> DeviceArray | None:
@@ -461,7 +508,10 @@ def checked_dim(function: str, format: str, cols: int, dim) -> int:
     if dim is None:
         return tile_dim(format, cols)
     if not isinstance(dim, (int, np.integer)) or isinstance(dim, bool) or dim not in compiled or dim < cols:
-        raise ArgumentError(f"{function}: dim is {dim!r} for a head dimension of {cols}; {format} has {', '.join(str(d) for d in compiled if d >= cols)}")
+        raise ArgumentError(
+            f"{function}: dim is {dim!r} for a head dimension of {cols}; {format} has "
+            f"{', '.join(str(d) for d in compiled if d >= cols)}"
+        )
     return int(dim)
 
 
@@ -471,8 +521,14 @@ def _check_role(function: str, role, format) -> None:
         raise ArgumentError(f"{function}: role is {role!r}; pass 'q', 'k' or 'v'")
     formats = TILE_DIMS if role == "v" else PACK_KEYS
     if not isinstance(format, str) or format not in formats:
-        plain = f"; attention takes {'queries' if role == 'q' else 'keys'} in {format} as they are" if isinstance(format, str) and format in ("bf16", "f16") else ""
-        raise ArgumentError(f"{function}: format is {format!r}; role {role!r} has {', '.join(map(repr, formats))}{plain}")
+        plain = (
+            f"; attention takes {'queries' if role == 'q' else 'keys'} in {format} as they are"
+            if isinstance(format, str) and format in ("bf16", "f16")
+            else ""
+        )
+        raise ArgumentError(
+            f"{function}: format is {format!r}; role {role!r} has {', '.join(map(repr, formats))}{plain}"
+        )
 
 
 def _checked_smooth(smooth, role: str, block: BlockFormat | None) -> bool:
@@ -492,10 +548,15 @@ def _checked_lengths(function: str, lengths, shape: tuple[int, ...], on_host: bo
     (array,) = as_arrays(function, key_lengths=lengths)
     whole = array.dtype == np.int32 or (isinstance(array, np.ndarray) and array.dtype.kind in "iu")
     if tuple(array.shape) != shape[:1] or not whole:
-        raise ArgumentError(f"{function}: key_lengths is {array.dtype} {list(array.shape)}; pass a whole number (int32) for each of {shape[0]} batches")
+        raise ArgumentError(
+            f"{function}: key_lengths is {array.dtype} {list(array.shape)}; pass a whole number (int32) for each of "
+            f"{shape[0]} batches"
+        )
     if isinstance(array, DeviceArray):
         if on_host:
-            raise ArgumentError(f"{function}: key_lengths is on the device, x is a NumPy array; pass both from one side")
+            raise ArgumentError(
+                f"{function}: key_lengths is on the device, x is a NumPy array; pass both from one side"
+            )
         return array
     if array.size and not (0 <= array.min() and array.max() <= shape[2]):
         raise ArgumentError(f"{function}: key_lengths is {array.tolist()}; x has {shape[2]} keys")
@@ -519,7 +580,11 @@ def checked_cu_seqlens(function: str, name: str, value, batch: int, whole: int):
 def whole_numbers(function: str, name: str, value, expected: str):
     """An array of int32; what lies on the host may be of any whole type."""
     (array,) = as_arrays(function, **{name: value})
-    if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and (array.size == 0 or -(2**31) <= array.min() <= array.max() < 2**31):
+    if (
+        isinstance(array, np.ndarray)
+        and array.dtype.kind in "iu"
+        and (array.size == 0 or -(2**31) <= array.min() <= array.max() < 2**31)
+    ):
         return array.astype(np.int32)
     if isinstance(array, np.ndarray) or array.dtype != np.int32:
         raise ArgumentError(f"{function}: {name} is {array.dtype} {list(array.shape)}; pass int32, {expected}")
@@ -555,7 +620,13 @@ def _copied(x: DeviceArray, stream) -> DeviceArray:
 def _less_block_means(x: DeviceArray, starts, ends, stream) -> tuple[DeviceArray, DeviceArray]:
     """The means of blocks of queries, and the queries less them, float32; zeros outside of packed sequences."""
     if x.size:
-        left = {} if starts is None else dict(y=fill_f32(x=empty((x.size,), np.float32, device=x.device), value=0.0, stream=stream).reshape(x.shape))
+        left = (
+            {}
+            if starts is None
+            else dict(
+                y=fill_f32(x=empty((x.size,), np.float32, device=x.device), value=0.0, stream=stream).reshape(x.shape)
+            )
+        )
         return less_block_means(x, starts, ends, **left, stream=stream)
     batch, heads, queries, dim = x.shape
     blocks = units_of(queries, SMOOTH_QUERIES, 1 if starts is None else starts.shape[0])
@@ -563,8 +634,8 @@ def _less_block_means(x: DeviceArray, starts, ends, stream) -> tuple[DeviceArray
 
 
 def _scanned(x: DeviceArray, starts, ends, smooth: bool, block: BlockFormat | None, level, stream):
-    """The mean of the keys where it is wanted, and the global scale where there is one: given, or from one read of x.
-    """
+    """The mean of the keys where it is wanted, and the global scale where there is one: given, or from one read of
+    x."""
     two_level = block is not None and block.two_level
     if isinstance(level, np.ndarray):
         level = upload(x.backend, level, stream)
@@ -583,5 +654,7 @@ def _scanned(x: DeviceArray, starts, ends, smooth: bool, block: BlockFormat | No
     if "largest" not in found:
         return mean_keys(found["sums"], starts, ends, keys=x.shape[2], stream=stream), level
     # What is left of a key is at most its magnitude and that of the mean.
-    mean, level = mean_keys(found["sums"], starts, ends, found["largest"], global_scale=True, keys=x.shape[2], factor=2.0, stream=stream)
+    mean, level = mean_keys(
+        found["sums"], starts, ends, found["largest"], global_scale=True, keys=x.shape[2], factor=2.0, stream=stream
+    )
     return mean, level.reshape(())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
@@ -161,8 +162,9 @@ def check_memory(function: str, parts: dict[str, Any], arrays: dict[str, Any], i
     for name, part in parts.items():
         for other, x in arrays.items():
             if isinstance(part, np.ndarray) and isinstance(x, DeviceArray):
-                raise ArgumentError(f"{function}: {name} is a NumPy array, {other} is on the device; "
-                                    "pass both on one side")
+                raise ArgumentError(
+                    f"{function}: {name} is a NumPy array, {other} is on the device; pass both on one side"
+                )
             same = other == in_place and same_memory(part, x)
             if not same and _overlap(part, x):
                 but = f" ({in_place} may be exactly out)" if in_place else ""

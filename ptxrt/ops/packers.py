@@ -12,19 +12,20 @@ from ..sequences import ends_of, rows_in_units, sequences_axis, starts_of, units
 from ..tiles import TILE_DIMS, TILE_KEYS, tile_dim, tile_layout
 from .quantizers import positive
 
-_PACK_KEYS = """Quantize keys to {element} in blocks of {block} along the head dimension, as tiles of 64 keys that attention reads.
+_PACK_KEYS = """Quantize keys to {element} in blocks of {block} along the head dimension, as tiles of 64 keys that
+attention reads.
 
-The codes and scales are those of `quantize_{name}` by the same `rule`, of x less `mean`, a float32 difference. x is filled up
-with zeros to whole tiles and to `dim`; keys from key_ends of their batch on count as past the end. A block that holds no value
-of x has a scale of 1.{level}
-{packed}
+The codes and scales are those of `quantize_{name}` by the same `rule`, of x less `mean`, a float32 difference. x is
+filled up with zeros to whole tiles and to `dim`; keys from key_ends of their batch on count as past the end. A block
+that holds no value of x has a scale of 1.{level} {packed}
 Bytes of a tile: `KeyTile` in kernels_cu/tile/block_tiles.cuh, `ptxrt.tiles.TileLayout` in Python."""
 
-_PACK_VALUES = """Quantize values to {element} in blocks of {block} along the keys, as tiles of 64 keys that attention reads, transposed.
+_PACK_VALUES = """Quantize values to {element} in blocks of {block} along the keys, as tiles of 64 keys that attention
+reads, transposed.
 
-The codes and scales are those of `quantize_{name}_columns` by the same `rule`. x is filled up with zeros to whole tiles and to
-`dim`; keys from key_ends of their batch on count as past the end. A block that holds no value of x has a scale of 1.{level}
-{packed}
+The codes and scales are those of `quantize_{name}_columns` by the same `rule`. x is filled up with zeros to whole tiles
+and to `dim`; keys from key_ends of their batch on count as past the end. A block that holds no value of x has a scale
+of 1.{level} {packed}
 Bytes of a tile: `ValueTile` in kernels_cu/tile/block_tiles.cuh, `ptxrt.tiles.TileLayout` in Python."""
 
 _PACK_ROWS = """Round values to {name}, to nearest, ties to even, as tiles of 64 keys that attention reads.
@@ -33,7 +34,8 @@ x is filled up with zeros to whole tiles and to `dim`; keys from key_ends of the
 {packed}
 Bytes of a tile: `SharedTile` in kernels_cu/tile/shared.cuh, `ptxrt.tiles.TileLayout` in Python."""
 
-_PACKED = """Packed sequences: with key_starts, sequence i is keys key_starts[i] to key_ends[i] of a batch of one. It begins with
+_PACKED = """Packed sequences: with key_starts, sequence i is keys key_starts[i] to key_ends[i] of a batch of one. It
+begins with
 tile floor(key_starts[i] / 64) + i, so that none share a tile; key_starts[0] is 0. A tile without keys is zeros."""
 
 _LEVEL = " The global scale is 1 where it is omitted."
@@ -54,7 +56,9 @@ def _derived(format: str, role: str) -> dict:
         dim=lambda axes: axes["dim"] if axes.get("dim", 0) >= axes["cols"] else tile_dim(format, axes["cols"]),
         sequences=sequences_axis,
         tiles=units_axis(TILE_KEYS),
-        tile_bytes=lambda axes: tile_layout(format, role, axes["dim"]).nbytes if axes["dim"] in TILE_DIMS[format] else 0,
+        tile_bytes=lambda axes: (
+            tile_layout(format, role, axes["dim"]).nbytes if axes["dim"] in TILE_DIMS[format] else 0
+        ),
     )
 
 
@@ -76,11 +80,17 @@ def _cases(format: str, role: str) -> list[dict]:
     if not block:
         return cases
     options = dict(level, mean=role == "k")
-    cases += [dict(size, cols=small - 13, dim=small, **options), dict(size, cols=small, dim=small, key_ends=True, **options)]
+    cases += [
+        dict(size, cols=small - 13, dim=small, **options),
+        dict(size, cols=small, dim=small, key_ends=True, **options),
+    ]
     cases += [dict(packed, format="bf16", **options)]
     cases += [dict(size, cols=small, dim=small, rule=rule, **options) for rule in range(1, len(block.rules))]
     if block.two_level:  # blocks that are encoded one by one, in wide tiles
-        cases += [dict(size, heads=1, keys=40, cols=sizes[1], dim=sizes[1], rule=rule, format="f32", **options) for rule in range(1, len(block.rules))]
+        cases += [
+            dict(size, heads=1, keys=40, cols=sizes[1], dim=sizes[1], rule=rule, format="f32", **options)
+            for rule in range(1, len(block.rules))
+        ]
     return cases
 
 
@@ -90,7 +100,9 @@ def _declare(format: str, role: str, text: str, body) -> Kernel:
     body.__name__ = body.__qualname__ = f"pack_{'keys' if role == 'k' else 'values'}_{format}"
     element = block.element.name.upper() if block else ""
     level = _LEVEL if block and block.two_level else ""
-    body.__doc__ = text.format(name=format, element=element, block=block.block if block else "", level=level, packed=_PACKED)
+    body.__doc__ = text.format(
+        name=format, element=element, block=block.block if block else "", level=level, packed=_PACKED
+    )
     return kernel(
         grid="tiles heads batch",
         variants={"dim": TILE_DIMS[format]},
@@ -178,16 +190,23 @@ def _rounding_packer(format: str) -> Kernel:
 
 # Format -> the kernel that packs keys, and values.
 PACK_KEYS = {format: _packer(format, "k") for format in BLOCK_FORMATS if format in TILE_DIMS}
-PACK_VALUES = {format: (_packer(format, "v") if format in BLOCK_FORMATS else _rounding_packer(format)) for format in TILE_DIMS}
+PACK_VALUES = {
+    format: (_packer(format, "v") if format in BLOCK_FORMATS else _rounding_packer(format)) for format in TILE_DIMS
+}
 
 
 @kernel(
     grid="keys heads",
     derived=dict(rows=lambda axes: units_of(axes["keys"], TILE_KEYS, axes["sequences"]) * TILE_KEYS),
-    cases=[dict(heads=2, keys=330, sequences=4, rows=576, words=33), dict(heads=1, keys=3, sequences=5, rows=320, words=8)],
+    cases=[
+        dict(heads=2, keys=330, sequences=4, rows=576, words=33),
+        dict(heads=1, keys=3, sequences=5, rows=320, words=8),
+    ],
     draw=dict(key_starts=starts_of("keys")),
 )
-def unpack_rows(x: In[u32, "heads rows words"], key_starts: In[i32, "sequences", unaligned], *, y: Out[u32, "heads keys words"]):
+def unpack_rows(
+    x: In[u32, "heads rows words"], key_starts: In[i32, "sequences", unaligned], *, y: Out[u32, "heads keys words"]
+):
     """Give the rows of packed sequences, one behind the other, out of tiles of 64 rows; each sequence begins with its
     own tile.
 

@@ -12,8 +12,8 @@ from ..array import DeviceArray, as_arrays, as_output
 from ..errors import ArgumentError
 from ..formats import Format, f32, format_of, i32
 from .attention_call import checked_window, output_format
-from .attention_kernels import attention_bf16, attention_merge
 from .attention_few import FEW_QUERIES, MOST_NODES, NODE_KEYS, attention_few, nodes_of, splits_of_nodes
+from .attention_kernels import attention_bf16, attention_merge
 from .cache import KVCache, as_bytes, checked_tables, overlapping
 from .operands import checked_cu_seqlens, with_whole_rows
 from .pages import expand_pages, holds_of
@@ -190,7 +190,20 @@ def attention_paged(
         ArgumentError: Something does not fit.
     """
     call = _checked(
-        *(q, cache, block_table, key_lengths, cu_seqlens_q, causal, window, scale, softcap, sinks, return_lse, normalize),
+        *(
+            q,
+            cache,
+            block_table,
+            key_lengths,
+            cu_seqlens_q,
+            causal,
+            window,
+            scale,
+            softcap,
+            sinks,
+            return_lse,
+            normalize,
+        ),
         *(layout, out_dtype, splits, out),
     )
     results = _run(call, stream)
@@ -218,7 +231,22 @@ def _flag(name: str, value) -> bool:
 
 
 def _checked(
-    q, cache, block_table, key_lengths, cu_seqlens_q, causal, window, scale, softcap, sinks, return_lse, normalize, layout, out_dtype, splits, out
+    q,
+    cache,
+    block_table,
+    key_lengths,
+    cu_seqlens_q,
+    causal,
+    window,
+    scale,
+    softcap,
+    sinks,
+    return_lse,
+    normalize,
+    layout,
+    out_dtype,
+    splits,
+    out,
 ) -> _Paged:
     """Check the arguments of `attention_paged` against each other; nothing is uploaded or launched."""
     if not isinstance(cache, KVCache):
@@ -235,7 +263,9 @@ def _checked(
     if dim != cache.dim:
         _fail(f"q has a head dimension of {dim}, the cache {cache.dim}; pass queries of {cache.dim}")
     if not heads or heads % cache.heads:
-        near = " or ".join(str(n) for n in (heads // cache.heads * cache.heads, (heads // cache.heads + 1) * cache.heads) if n)
+        near = " or ".join(
+            str(n) for n in (heads // cache.heads * cache.heads, (heads // cache.heads + 1) * cache.heads) if n
+        )
         _fail(f"{heads} heads of q are no multiple of the {cache.heads} of the cache; nearest: {near}")
     if isinstance(q, DeviceArray) and q.backend is not cache.backend:
         _fail(f"q is on {q.backend.describe()}, the cache on {cache.backend.describe()}; bring q there")
@@ -244,14 +274,21 @@ def _checked(
     if cu_seqlens_q is not None:
         cu_seqlens_q = checked_cu_seqlens("attention_paged", "cu_seqlens_q", cu_seqlens_q, batch, queries)
         if cu_seqlens_q.shape[0] != sequences + 1:
-            _fail(f"cu_seqlens_q has {cu_seqlens_q.shape[0]} numbers; {sequences} rows of block_table need {sequences + 1}")
+            _fail(
+                f"cu_seqlens_q has {cu_seqlens_q.shape[0]} numbers; {sequences} rows of block_table need "
+                f"{sequences + 1}"
+            )
     elif sequences != batch:
-        _fail(f"block_table has {sequences} rows, q a batch of {batch}; pass as many, or cu_seqlens_q for packed queries")
+        _fail(
+            f"block_table has {sequences} rows, q a batch of {batch}; pass as many, or cu_seqlens_q for packed queries"
+        )
     for name, x in dict(block_table=table, key_lengths=lengths, cu_seqlens_q=cu_seqlens_q).items():
         if isinstance(x, DeviceArray) and x.backend is not cache.backend:
             _fail(f"{name} is on {x.backend.describe()}, the cache on {cache.backend.describe()}; bring it there")
     if -(-table.shape[1] * cache.page_size // NODE_KEYS) > MOST_NODES:
-        _fail(f"block_table has room for {table.shape[1] * cache.page_size} keys; a call takes {MOST_NODES * NODE_KEYS}")
+        _fail(
+            f"block_table has room for {table.shape[1] * cache.page_size} keys; a call takes {MOST_NODES * NODE_KEYS}"
+        )
     scale = 1 / math.sqrt(dim) if scale is None else _finite("scale", scale, "a finite number, or None for 1 / sqrt(D)")
     softcap = _finite("softcap", softcap, "a number above 0, or 0 for none")
     if softcap < 0:
@@ -259,7 +296,10 @@ def _checked(
     left, right = checked_window(window, _flag("causal", causal))
     return_lse, normalize = _flag("return_lse", return_lse), _flag("normalize", normalize)
     if return_lse and not normalize:
-        _fail("normalize=False returns row_max and row_sum, of which lse is (row_max + log2 row_sum) ln 2; leave out return_lse")
+        _fail(
+            "normalize=False returns row_max and row_sum, of which lse is (row_max + log2 row_sum) ln 2; "
+            "leave out return_lse"
+        )
     if splits is not None and (not isinstance(splits, (int, np.integer)) or isinstance(splits, bool) or splits < 1):
         _fail(f"splits is {splits!r}; pass a whole number of at least 1, or None")
     if sinks is not None:
@@ -286,14 +326,29 @@ def _checked(
             _fail(f"out and {shared} of the cache overlap in memory; pass separate arrays")
         target = given.transpose(0, 2, 1, 3) if transposed else given
     return _Paged(
-        *(q, cache, table, lengths, cu_seqlens_q, scale, softcap, left, right, sinks, return_lse, normalize, transposed, member),
+        *(
+            q,
+            cache,
+            table,
+            lengths,
+            cu_seqlens_q,
+            scale,
+            softcap,
+            left,
+            right,
+            sinks,
+            return_lse,
+            normalize,
+            transposed,
+            member,
+        ),
         *(None if splits is None else int(splits), target, given),
     )
 
 
 def _run(call: _Paged, stream) -> tuple:
     """Launch what a call needs: conversions, the nodes of every sequence, their merge."""
-    cache, (batch, heads, queries, dim) = call.cache, call.q.shape
+    cache, (batch, heads, queries, _) = call.cache, call.q.shape
     place = Place([call.q, call.table, call.lengths, call.out, cache.k], stream)
     place.on_host = not isinstance(call.q, DeviceArray)
     rows, dim_v = (batch, cache.heads, call.group, queries), cache.dim_v
@@ -316,16 +371,23 @@ def _run(call: _Paged, stream) -> tuple:
     return _handed_back(call, place, target, figures)
 
 
-def _attend(call: _Paged, place: Place, q: DeviceArray, options: dict, rows: tuple, target: DeviceArray, figures: dict) -> None:
+def _attend(
+    call: _Paged, place: Place, q: DeviceArray, options: dict, rows: tuple, target: DeviceArray, figures: dict
+) -> None:
     """Launch attention of sequences with few queries, of those with many, and the merge of their sums."""
     cache, (few, many), stream = call.cache, _families(call), place.stream
     (batch, heads_kv, group, queries), dim_v, fits = rows, cache.dim_v, is_loadable(target)
     numbers = dict(scale=call.scale, softcap=call.softcap, left=call.left, right=call.right)
-    finishes = call.normalize and "row_shift" not in options and cache.v_global is None  # attention of many queries by itself
+    finishes = (
+        call.normalize and "row_shift" not in options and cache.v_global is None
+    )  # attention of many queries by itself
     of_many = options
     if few and many:
         counts = np.diff(call.cu_seqlens)
-        for_rows = [(call.cu_seqlens[:-1] + counts * chosen).astype(np.int32) for chosen in (counts <= FEW_QUERIES, counts > FEW_QUERIES)]
+        for_rows = [
+            (call.cu_seqlens[:-1] + counts * chosen).astype(np.int32)
+            for chosen in (counts <= FEW_QUERIES, counts > FEW_QUERIES)
+        ]
         options, of_many = (dict(options, query_ends=place.put(ends)) for ends in for_rows)
     if few or not finishes:
         nodes = nodes_of(call.table.shape[1] * cache.page_size) if few else 1
@@ -349,7 +411,9 @@ def _attend(call: _Paged, place: Place, q: DeviceArray, options: dict, rows: tup
         direct = target if fits else place.empty(target.shape, call.output)
         if not fits and few:
             converted(target, call.output, place, direct)
-        outputs = {f"out_{call.output}": direct.reshape(*rows, dim_v)} | {n: x.reshape(rows) for n, x in figures.items()}
+        outputs = {f"out_{call.output}": direct.reshape(*rows, dim_v)} | {
+            n: x.reshape(rows) for n, x in figures.items()
+        }
         sinks = {} if call.sinks is None else dict(sinks=place.put(call.sinks).reshape(heads_kv, group))
         _attend_many(call, place, q, of_many, **outputs, **sinks, splits=1, **numbers)
         if not fits:
@@ -369,8 +433,8 @@ def _handed_back(call: _Paged, place: Place, target: DeviceArray, figures: dict)
 
 
 def _options(call: _Paged, place: Place, q: DeviceArray) -> dict[str, Any]:
-    """Return the kernels' arguments of sequences, and the scores of the mean of the keys if a result depends on them.
-    """
+    """Return the kernels' arguments of sequences, and the scores of the mean of the keys if a result depends on
+    them."""
     cache, options = call.cache, dict(block_table=place.put(call.table), key_ends=place.put(call.lengths))
     if call.cu_seqlens is not None:
         cu = place.put(call.cu_seqlens)
@@ -382,7 +446,9 @@ def _options(call: _Paged, place: Place, q: DeviceArray) -> dict[str, Any]:
         converted(cache.k_mean.broadcast_to(mean.shape), f32, place, mean)
         values = with_whole_rows(q, place.stream)
         grouped = values.reshape(values.shape[0], cache.heads, call.group, *values.shape[2:])
-        options["row_shift"] = row_dot(grouped, mean[0], options.get("query_starts"), scale=call.scale, stream=place.stream)
+        options["row_shift"] = row_dot(
+            grouped, mean[0], options.get("query_starts"), scale=call.scale, stream=place.stream
+        )
     return options
 
 
@@ -437,7 +503,16 @@ def _attend_many(call: _Paged, place: Place, q: DeviceArray, options: dict, **re
         where = dict(starts=options["key_starts"], ends=options["key_ends"]) if packed and name == "k" else {}
         rows, scales = as_bytes(cache.arrays[name]), cache.arrays[f"{name}_scales"]
         scales = None if scales is None else as_bytes(scales)
-        expand_pages(rows, scales, block_table=table, key_ends=ends, out=out, **where, holds=holds_of(format), stream=place.stream)
+        expand_pages(
+            rows,
+            scales,
+            block_table=table,
+            key_ends=ends,
+            out=out,
+            **where,
+            holds=holds_of(format),
+            stream=place.stream,
+        )
         dense[name] = out.reshape(1, cache.heads, sequences * keys, dim) if packed else out.transpose(1, 0, 2, 3)
     rest["scale"] = rest["scale"] * cache.k_factor
     attention_bf16(q, **dense, **options, sequences=sequences, **rest, stream=place.stream)

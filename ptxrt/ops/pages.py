@@ -26,7 +26,9 @@ def _pages(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     draw=dict(
         counts=lambda rng, member, shape, axes: np.arange(shape[0], dtype=np.int32) * 4,
         sources=lambda rng, member, shape, axes: np.arange(shape[0], dtype=np.int32),
-        targets=lambda rng, member, shape, axes: np.arange(axes["pages"] - 1, axes["pages"] - 1 - shape[0], -1, dtype=np.int32),
+        targets=lambda rng, member, shape, axes: np.arange(
+            axes["pages"] - 1, axes["pages"] - 1 - shape[0], -1, dtype=np.int32
+        ),
     ),
 )
 def copy_rows(

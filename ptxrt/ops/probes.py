@@ -1,4 +1,5 @@
-"""Kernels that show what the hardware does: identity registers, scores before the softmax, the rates of tensor cores."""
+"""Kernels that show what the hardware does: identity registers, scores before the softmax, the rates of tensor
+cores."""
 
 from typing import NamedTuple
 
@@ -97,7 +98,8 @@ def _packed_values(codes: np.ndarray) -> np.ndarray:
 
 
 def _chains(a: np.ndarray, b: np.ndarray, flip: int, steps: int, values) -> np.ndarray:
-    """Sums [8, 16, 8] in float64 of A B over steps, after each of which bits of A's 32-bit words flip; `values` of what is stored."""
+    """Sums [8, 16, 8] in float64 of A B over steps, after each of which bits of A's 32-bit words flip; `values` of what
+    is stored."""
     flipped = (np.ascontiguousarray(a).view(np.uint32) ^ np.uint32(flip)).view(a.dtype)
     both = [np.einsum("imk,jnk->ijmn", values(left), values(b)) for left in (a, flipped)]
     return ((steps + 1) // 2 * both[0] + steps // 2 * both[1]).reshape(8, 16, 8)
@@ -123,10 +125,11 @@ def mma_rate_bf16(
     steps: Scalar[i32],
     flip: Scalar[u32] = 0x80008000,
 ):
-    """Multiply 2 fragments of A with 4 of B, `steps` times, by mma.m16n8k16 on registers alone, to time the instruction.
+    """Multiply 2 fragments of A with 4 of B, `steps` times, by mma.m16n8k16 on registers alone, to time the
+    instruction.
 
-    Each of 8 warps to a block sums 8 chains: chain 4 i + j is the sum of A[i] (rows x k) times B[j] (columns x k). After
-    each step the bits `flip` of every 32-bit word of A change, so that no step is like the one before.
+    Each of 8 warps to a block sums 8 chains: chain 4 i + j is the sum of A[i] (rows x k) times B[j] (columns x k).
+    After each step the bits `flip` of every 32-bit word of A change, so that no step is like the one before.
     """
     c[:] = _chains(a, b, flip, steps, lambda x: x.astype(np.float64))
 
@@ -140,7 +143,8 @@ def mma_rate_mxf8f6f4_e2m1(
     steps: Scalar[i32],
     flip: Scalar[u32] = 0x20202020,
 ):
-    """Do what `mma_rate_bf16` does by mma.m16n8k32 of kind::mxf8f6f4 on e2m1 codes in bits 5 to 2 of bytes, all scales 1.
+    """Do what `mma_rate_bf16` does by mma.m16n8k32 of kind::mxf8f6f4 on e2m1 codes in bits 5 to 2 of bytes, all scales
+    1.
 
     On the portable machine this is the rate of the stand-in: f16 MMAs and the conversions of their operands.
     """
@@ -195,8 +199,8 @@ def mma_rate_mxf4nvf4(
     c[:] = _chains(a, b, flip, steps, _packed_values)
 
 
-# Matrix instructions, found by trying. Elements of an operand are numbered by lane, then register, then from a register's
-# lowest bits on; scales by lane, then byte of the scale register.
+# Matrix instructions, found by trying. Elements of an operand are numbered by lane, then register, then from a
+# register's lowest bits on; scales by lane, then byte of the scale register.
 
 
 def _meets(width):
@@ -212,7 +216,8 @@ def _meets(width):
 
 
 def _scale_numbers(operand, width, blocks):
-    """The scale of each register's elements by selectors: (byte selectors, thread selectors, registers). `blocks`: scales of a row.
+    """The scale of each register's elements by selectors: (byte selectors, thread selectors, registers). `blocks`:
+    scales of a row.
 
     Source: PTX ISA 9.0, 9.7.14.3.
     """
@@ -421,7 +426,8 @@ def probe_ldmatrix(
     stored_m8n8_trans: Out[i32, "lanes 16"],
     stored_m16n8_trans_b8: Out[i32, "lanes 16"],
 ):
-    """Find which bytes ldmatrix brings to which registers, and where stmatrix puts them, in every form with most registers.
+    """Find which bytes ldmatrix brings to which registers, and where stmatrix puts them, in every form with most
+    registers.
 
     Lane i gives the address of the 16 bytes of row i. The loads report, for each lane, register and
     byte, 16 row + byte of where it came from; for 4-bit elements 32 row + nibble. The stores report,

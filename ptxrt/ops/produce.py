@@ -164,8 +164,21 @@ def rmsnorm(
     Raises:
         ArgumentError: Something does not fit.
     """
-    return _norm("rmsnorm", x, weight, None, eps, residual, offset, rounding, 0,
-                 (out_dtype, format, scale_rule, scale_layout, global_scale), out, residual_out, stream)
+    return _norm(
+        "rmsnorm",
+        x,
+        weight,
+        None,
+        eps,
+        residual,
+        offset,
+        rounding,
+        0,
+        (out_dtype, format, scale_rule, scale_layout, global_scale),
+        out,
+        residual_out,
+        stream,
+    )
 
 
 @overload
@@ -288,8 +301,21 @@ def layernorm(
     Raises:
         ArgumentError: Something does not fit.
     """
-    return _norm("layernorm", x, weight, bias, eps, residual, 0.0, "once", 1,
-                 (out_dtype, format, scale_rule, scale_layout, global_scale), out, residual_out, stream)
+    return _norm(
+        "layernorm",
+        x,
+        weight,
+        bias,
+        eps,
+        residual,
+        0.0,
+        "once",
+        1,
+        (out_dtype, format, scale_rule, scale_layout, global_scale),
+        out,
+        residual_out,
+        stream,
+    )
 
 
 @overload
@@ -323,7 +349,8 @@ def swiglu(
     """Gate the values of x [.., 2 n]: y = g sigmoid(alpha g) (u + offset), of shape [.., n].
 
     All arithmetic is float32, by the functions of `matmul` with the activation "swiglu". y is NaN where g or u is, and
-    where g is -infinity, which is multiplied by 0. Arguments that are not listed are those of `rmsnorm`. Kernel: `gate_rows`.
+    where g is -infinity, which is multiplied by 0. Arguments that are not listed are those of `rmsnorm`. Kernel:
+    `gate_rows`.
 
     Args:
         x: float32, float16 or bfloat16 on any strides: g is the first half of each row, u the second.
@@ -408,7 +435,9 @@ def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, want
     """`rmsnorm` and `layernorm`."""
     x = taken(name, "x", x)
     cols = x.shape[-1:]
-    options: dict[str, Any] = dict(eps=checked_number(name, "eps", eps, 0), offset=checked_number(name, "offset", offset))
+    options: dict[str, Any] = dict(
+        eps=checked_number(name, "eps", eps, 0), offset=checked_number(name, "offset", offset)
+    )
     options |= dict(rounds=checked_rounding(name, rounding), centered=centered)
     vectors = {key: v for key, v in dict(weight=weight, bias=bias).items() if v is not None}
     vectors = {key: float_array(name, key, v, cols) for key, v in vectors.items()}

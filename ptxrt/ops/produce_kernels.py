@@ -124,15 +124,24 @@ _QUANTIZED = [
         ending_case(5, 1536, out_f32=True, weight_f32=True, residual=True, total=True, eps=1e-5),
         ending_case(3, 8200, out_f32=True, weight_f32=True, bias_f32=True, eps=1e-5, centered=1, format="bf16"),
         ending_case(2, 9001, out_f32=True, bias_f16=True, residual=True, total=True, eps=1e-5, format="bf16"),
-        *(ending_case(rows, cols, name, swizzled, rule=rule, eps=0.0)
-          for name, rows, cols, swizzled, rule in _QUANTIZED),
+        *(
+            ending_case(rows, cols, name, swizzled, rule=rule, eps=0.0)
+            for name, rows, cols, swizzled, rule in _QUANTIZED
+        ),
         ending_case(10, 1200, "mxfp4", 1, rule=1, eps=0.0, weight_f32=True, centered=1, format="bf16"),
-        ending_case(3, 8256, "nvfp4", 1, eps=0.0, out_global=True, weight_bf16=True, residual=True, total=True,
-                    format="f16"),
+        ending_case(
+            3, 8256, "nvfp4", 1, eps=0.0, out_global=True, weight_bf16=True, residual=True, total=True, format="f16"
+        ),
     ],
     tolerance=OUTPUTS,
-    draw=dict(x=_alternating, residual=_alternating, weight_f32=small_values, weight_f16=small_values,
-              weight_bf16=small_values, out_global=example_levels),
+    draw=dict(
+        x=_alternating,
+        residual=_alternating,
+        weight_f32=small_values,
+        weight_f16=small_values,
+        weight_bf16=small_values,
+        out_global=example_levels,
+    ),
 )
 def norm_rows(
     x: In[f32 | f16 | bf16, "rows cols", loose],
@@ -199,8 +208,10 @@ def norm_rows(
         *(ending_case(7, 100, out_f32=True, activation=activation) for activation in range(1, 5)),
         ending_case(40, 384, out_bf16=True, activation=2),
         ending_case(3, 1, out_f16=True, activation=3),
-        *(ending_case(rows, cols, name, swizzled, rule=rule, activation=1)
-          for name, rows, cols, swizzled, rule in _QUANTIZED),
+        *(
+            ending_case(rows, cols, name, swizzled, rule=rule, activation=1)
+            for name, rows, cols, swizzled, rule in _QUANTIZED
+        ),
         ending_case(3, 64, "nvfp4", out_global=True, activation=1),
     ],
     tolerance=OUTPUTS,
@@ -242,8 +253,10 @@ def activate_rows(
         ending_case(7, 100, out_f32=True, interleaved=1, limit=1.5, gate_alpha=1.702, offset=1.0),
         ending_case(40, 384, out_bf16=True, row_weights=True),
         ending_case(3, 1, out_f16=True, interleaved=1, rounds=1),
-        *(ending_case(rows, cols, name, swizzled, rule=rule, gate_alpha=64.0, interleaved=rows % 2)
-          for name, rows, cols, swizzled, rule in _QUANTIZED),
+        *(
+            ending_case(rows, cols, name, swizzled, rule=rule, gate_alpha=64.0, interleaved=rows % 2)
+            for name, rows, cols, swizzled, rule in _QUANTIZED
+        ),
         ending_case(3, 64, "nvfp4", out_global=True, gate_alpha=64.0, rounds=1),
     ],
     tolerance=OUTPUTS,

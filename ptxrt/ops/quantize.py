@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Sequence, SupportsIndex, overload
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
@@ -158,7 +159,9 @@ def dequantize(q, dtype=np.float32, *, out=None, stream=None):
     return q.dequantized(member, out, stream)
 
 
-def quantize_reference(x, format, *, axis=-1, scale_rule=None, scale_layout="linear", global_scale=None, pad=False) -> QuantizedArray:
+def quantize_reference(
+    x, format, *, axis=-1, scale_rule=None, scale_layout="linear", global_scale=None, pad=False
+) -> QuantizedArray:
     """Compute what `quantize` gives for NumPy arrays, on the host, from the definitions alone."""
     block = block_format("quantize", format)
     rule = block.rules[rule_number("quantize", block, scale_rule)]
@@ -207,11 +210,17 @@ def swizzle_scales(scales, *, axis=-1, stream=None):
 
 
 @overload
-def unswizzle_scales(swizzled: HostArray, shape: Sequence[int], *, axis: SupportsIndex = ..., stream: StreamLike = ...) -> HostArray: ...
+def unswizzle_scales(
+    swizzled: HostArray, shape: Sequence[int], *, axis: SupportsIndex = ..., stream: StreamLike = ...
+) -> HostArray: ...
 @overload
-def unswizzle_scales(swizzled: DeviceArray, shape: Sequence[int], *, axis: SupportsIndex = ..., stream: StreamLike = ...) -> DeviceArray: ...
+def unswizzle_scales(
+    swizzled: DeviceArray, shape: Sequence[int], *, axis: SupportsIndex = ..., stream: StreamLike = ...
+) -> DeviceArray: ...
 @overload
-def unswizzle_scales(swizzled: Array, shape: Sequence[int], *, axis: SupportsIndex = ..., stream: StreamLike = ...) -> Any: ...
+def unswizzle_scales(
+    swizzled: Array, shape: Sequence[int], *, axis: SupportsIndex = ..., stream: StreamLike = ...
+) -> Any: ...
 def unswizzle_scales(swizzled, shape, *, axis=-1, stream=None):
     """Bring block scales out of their 128x4 tiles: the inverse of `swizzle_scales`.
 
@@ -235,7 +244,10 @@ def unswizzle_scales(swizzled, shape, *, axis=-1, stream=None):
     outer, blocks, inner = _scale_matrix("unswizzle_scales", shape, axis)
     expected = swizzled_bytes(outer * inner, blocks)
     if swizzled.size != expected:
-        raise ArgumentError(f"unswizzle_scales: {swizzled.size} bytes came; scales of shape {list(shape)} have {expected} in 128x4 tiles")
+        raise ArgumentError(
+            f"unswizzle_scales: {swizzled.size} bytes came; scales of shape {list(shape)} have "
+            f"{expected} in 128x4 tiles"
+        )
     bytes_ = _scale_bytes("unswizzle_scales", "bytes", swizzled, stream)
     scales = unswizzle(bytes_.reshape(expected), outer, blocks, inner, stream).reshape(shape)
     return scales.to_numpy(stream=stream) if isinstance(swizzled, np.ndarray) else scales
@@ -294,7 +306,12 @@ def _device_global_scale(source: DeviceArray, level, buffer, stream) -> DeviceAr
         partial = amax(source.reshape(source.size), blocks=parts, stream=stream)
         return nvfp4_global_scale(partial, **buffers, stream=stream)
     value = 1.0 if level is None else float(level)
-    return fill_f32(x=buffers.get("global_scale", empty((1,), np.float32, device=source.device)), value=value, count=1, stream=stream)
+    return fill_f32(
+        x=buffers.get("global_scale", empty((1,), np.float32, device=source.device)),
+        value=value,
+        count=1,
+        stream=stream,
+    )
 
 
 def _scale_matrix(function: str, shape: tuple[int, ...], axis) -> tuple[int, int, int]:

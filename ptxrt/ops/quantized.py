@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, Mapping, Sequence, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
@@ -88,7 +89,11 @@ class Layout:
     @cached_property
     def scales_shape(self) -> tuple[int, ...]:
         """The shape of the scales as they are stored: the bytes of all tiles where they are swizzled."""
-        return self.linear_scales_shape if self.scale_layout == "linear" else (swizzled_bytes(self.outer * self.inner, self.blocks),)
+        return (
+            self.linear_scales_shape
+            if self.scale_layout == "linear"
+            else (swizzled_bytes(self.outer * self.inner, self.blocks),)
+        )
 
     def matrix(self, length: int) -> tuple[int, ...]:
         """Return the shape that kernels take for `length` items along the axis: two axes if nothing follows the
@@ -109,7 +114,9 @@ class Layout:
             return scales
         rows = self.outer * self.inner
         stored = np.zeros(self.scales_shape, np.uint8)
-        stored[swizzled_offsets(rows, self.blocks)] = np.moveaxis(scales.reshape(self.outer, self.blocks, self.inner), 1, 2).reshape(rows, self.blocks)
+        stored[swizzled_offsets(rows, self.blocks)] = np.moveaxis(
+            scales.reshape(self.outer, self.blocks, self.inner), 1, 2
+        ).reshape(rows, self.blocks)
         return stored
 
 
@@ -123,7 +130,9 @@ def block_format(function: str, name) -> BlockFormat:
 def layout_of(function: str, format: BlockFormat, shape: tuple[int, ...], axis, scale_layout) -> Layout:
     """Return the layout of an array; ArgumentError for an axis or a scale layout that does not exist."""
     if not isinstance(scale_layout, str) or scale_layout not in SCALE_LAYOUTS:
-        raise ArgumentError(f"{function}: scale_layout is {scale_layout!r}; pass {' or '.join(map(repr, SCALE_LAYOUTS))}")
+        raise ArgumentError(
+            f"{function}: scale_layout is {scale_layout!r}; pass {' or '.join(map(repr, SCALE_LAYOUTS))}"
+        )
     return _layout(format, shape, checked_axis(function, axis, shape), scale_layout)
 
 
@@ -192,7 +201,9 @@ class Packed(ABC):
                 raise ArgumentError(f"{name}: global_scale is {value!r}; {self.format} has none, pass None")
             return None
         if value is None:
-            raise ArgumentError(f"{name}: {self.format} has a global_scale; pass it, or 1 where there is a single level")
+            raise ArgumentError(
+                f"{name}: {self.format} has a global_scale; pass it, or 1 where there is a single level"
+            )
         scale = checked_global_scale(name, value)
         if isinstance(self.codes, DeviceArray) and isinstance(scale, np.ndarray):
             return upload(self.codes.backend, scale)
@@ -261,7 +272,9 @@ class Packed(ABC):
         `path` cannot be written.
         """
         numbers = ("global_scale", "mean", "cu_seqlens")
-        fields = {name: array if name in numbers else array.view(np.uint8) for name, array in self.to_numpy().arrays.items()}
+        fields = {
+            name: array if name in numbers else array.view(np.uint8) for name, array in self.to_numpy().arrays.items()
+        }
         for name, value in self.description.items():
             if value is not None:
                 fields[name] = np.array(value, np.int64 if isinstance(value, (int, tuple)) else None)
@@ -281,11 +294,22 @@ class Packed(ABC):
             if not issubclass(made, cls):
                 raise ValueError(f"it holds {made.__name__} data, which {made.__name__}.load reads")
             headers = {name: archive.header(name) for name in archive.names}
-            small = {name: archive.read(name) for name in archive.names if name in _SMALL and _checked_small(name, headers[name])}
+            small = {
+                name: archive.read(name)
+                for name in archive.names
+                if name in _SMALL and _checked_small(name, headers[name])
+            }
             description = _described(small)
             # Arrays without memory stand for those in the file: what does not fit its shape is refused before it is
             # read.
-            made(**{name: np.broadcast_to(np.zeros((), h.dtype), h.shape) for name, h in headers.items() if name not in small}, **description)
+            made(
+                **{
+                    name: np.broadcast_to(np.zeros((), h.dtype), h.shape)
+                    for name, h in headers.items()
+                    if name not in small
+                },
+                **description,
+            )
             return made(**{name: archive.read(name) for name in archive.names if name not in small}, **description)
 
 
@@ -365,11 +389,13 @@ class QuantizedArray(Packed):
 
     @property
     def scale_layout(self) -> str:
-        """"linear" or "128x4"."""
+        """ "linear" or "128x4"."""
         return self.layout.scale_layout
 
     def __repr__(self) -> str:
-        remarks = (f", axis={self.axis}" if self.axis != -1 else "") + (f", scales {self.scale_layout}" if self.scale_layout != "linear" else "")
+        remarks = (f", axis={self.axis}" if self.axis != -1 else "") + (
+            f", scales {self.scale_layout}" if self.scale_layout != "linear" else ""
+        )
         return f"QuantizedArray({self.format}, shape={list(self.shape)}{remarks}, {self.nbytes} bytes)"
 
     @property
@@ -392,7 +418,9 @@ class QuantizedArray(Packed):
         layout, on_host = self.layout, not self.on_device
         target = None if on_host else out
 
-        codes, scales = (to_device(a, stream=stream) for a in (self.codes, self.scales)) if on_host else (self.codes, self.scales)
+        codes, scales = (
+            (to_device(a, stream=stream) for a in (self.codes, self.scales)) if on_host else (self.codes, self.scales)
+        )
         if layout.scale_layout != "linear":
             scales = unswizzle(scales, layout.outer, layout.blocks, layout.inner, stream)
         arrays = [shaped(codes, layout.matrix(layout.code_bytes)), shaped(scales, layout.matrix(layout.blocks))]
@@ -427,7 +455,9 @@ def decoded(layout: Layout, codes: np.ndarray, scales: np.ndarray, global_scale)
 # On the device
 
 
-def fitted(array: DeviceArray, layout: Layout, length: int, rows: int, stream, target: "DeviceArray | None" = None) -> DeviceArray:
+def fitted(
+    array: DeviceArray, layout: Layout, length: int, rows: int, stream, target: "DeviceArray | None" = None
+) -> DeviceArray:
     """Return `array` with `rows` of `length` items along the blocks' axis, padded or cut, in the shape that kernels
     take.
     """
@@ -437,7 +467,12 @@ def fitted(array: DeviceArray, layout: Layout, length: int, rows: int, stream, t
     source = array.reshape(layout.outer, length * layout.inner).view(np.uint8)
     if target is None:
         target = empty((layout.outer, rows * layout.inner), array.dtype, device=array.device)
-    pad_last(source, y=target.reshape(layout.outer, rows * layout.inner).view(np.uint8), target_bytes=rows * item, stream=stream)
+    pad_last(
+        source,
+        y=target.reshape(layout.outer, rows * layout.inner).view(np.uint8),
+        target_bytes=rows * item,
+        stream=stream,
+    )
     return target.reshape(layout.matrix(rows))
 
 
@@ -458,12 +493,13 @@ def unswizzle(swizzled: DeviceArray, outer: int, blocks: int, inner: int, stream
     return unswizzle_scales(swizzled.view(np.uint8), outer=outer, blocks=blocks, cols=inner, stream=stream)
 
 
-
 # Files
 
 # What is read before the rest is looked at, and of how many bytes each may be; offsets of packed sequences are checked
 # by value.
-_SMALL = dict.fromkeys(("format", "role", "shape", "axis", "scale_layout", "dim", "global_scale"), 4096) | {"cu_seqlens": 1 << 26}
+_SMALL = dict.fromkeys(("format", "role", "shape", "axis", "scale_layout", "dim", "global_scale"), 4096) | {
+    "cu_seqlens": 1 << 26
+}
 _KINDS = dict(format="U", role="U", scale_layout="U", axis="i", dim="i", global_scale="f")
 
 
@@ -474,19 +510,24 @@ def _class_of(archive: Archive) -> type[Any]:
         if names - optional == members:
             return made
     nearest = max(_FILES, key=lambda members: len(members & names) - len(members - names))
-    raise ValueError(f"it holds {', '.join(archive.names) or 'nothing'} where {', '.join(sorted(nearest))} are expected")
+    raise ValueError(
+        f"it holds {', '.join(archive.names) or 'nothing'} where {', '.join(sorted(nearest))} are expected"
+    )
 
 
 def _checked_small(name: str, header: Header) -> bool:
     """Return True; ValueError for an array that is too large for its name."""
     if header.nbytes > _SMALL[name]:
-        raise ValueError(f"its {name} is {header.dtype} {list(header.shape)}, {header.nbytes} bytes, where {_SMALL[name]} are the most")
+        raise ValueError(
+            f"its {name} is {header.dtype} {list(header.shape)}, {header.nbytes} bytes, where "
+            f"{_SMALL[name]} are the most"
+        )
     return True
 
 
 def _described(small: dict[str, np.ndarray]) -> dict:
-    """Return arguments of a constructor from the small arrays of a file; ValueError if one is not what `save` writes.
-    """
+    """Return arguments of a constructor from the small arrays of a file; ValueError if one is not what `save`
+    writes."""
     if small["shape"].dtype.kind != "i" or small["shape"].ndim != 1:
         raise ValueError("its shape is no list of whole numbers")
     arguments: dict = {**small, "shape": tuple(small["shape"].tolist())}

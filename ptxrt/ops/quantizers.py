@@ -30,7 +30,8 @@ A run of zeros gets scale byte 0, a run with a NaN or an infinity scale byte 0xf
 a run whose largest magnitude `even` rounds to infinity. All in float32 and exact but for the one rounding.
 Source: OCP Microscaling Formats (MX) v1.0, section 6.3; torchao, ScaleCalculationMode."""
 
-_QUANTIZE_NV = """Round each run of 16 values along `{axis}` to {element} under one shared UE4M3 scale s and the global scale g.
+_QUANTIZE_NV = """Round each run of 16 values along `{axis}` to {element} under one shared UE4M3 scale s and the global
+scale g.
 
 s is blockmax / 6 / g rounded to E4M3 between 2**-9 and 448, a code is x / (g * s) rounded to E2M1:
 each operation in float32, to nearest, ties to even, subnormals kept. Codes saturate at 6 and keep the
@@ -62,7 +63,11 @@ def _declare(f: BlockFormat, name: str, text: str, layout: tuple[str, str, str],
     values, axis, grid = layout
     body.__name__ = body.__qualname__ = name
     body.__doc__ = text.format(
-        name=f.name.upper(), element=f.element.name.upper(), largest=f.element.largest, axis=axis, packing=_PACKING[f.bits]
+        name=f.name.upper(),
+        element=f.element.name.upper(),
+        largest=f.element.largest,
+        axis=axis,
+        packing=_PACKING[f.bits],
     )
     return kernel(grid=grid, cases=cases, **options)(body)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Mapping, overload
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -43,9 +44,7 @@ STYLES = ("halves", "pairs")
 _YARN = dict(factor=None, length=None, beta_fast=32.0, beta_slow=1.0, truncate=True, magnitude=False)
 
 
-def rope_table(
-    dim: int, length: int, base: Number = 10000.0, *, yarn: Mapping[str, Any] | None = None
-) -> HostArray:
+def rope_table(dim: int, length: int, base: Number = 10000.0, *, yarn: Mapping[str, Any] | None = None) -> HostArray:
     """Tabulate rotary embeddings: float32 [length, dim], of each position dim / 2 cosines, then as many sines.
 
     Pair i of position p turns by p base^(-2 i / dim). Everything is computed in float64 and rounded once. Source: Su et
@@ -82,7 +81,7 @@ def rope_table(
         if options["truncate"]:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
-        share = np.clip((pairs - low) / max(high - low, 1e-3), 0, 1)   # of the angle that is divided
+        share = np.clip((pairs - low) / max(high - low, 1e-3), 0, 1)  # of the angle that is divided
         angles = angles / options["factor"] * share + angles * (1 - share)
         magnitude = options["magnitude"]
     turned = np.arange(length, dtype=np.float64)[:, None] * angles
@@ -99,11 +98,21 @@ def rope(
 ) -> DeviceArray: ...
 @overload
 def rope(
-    x: HostArray | DeviceArray, table: Array, positions: WholeNumbers, *, format: ProducedFormatName, **options: Unpack[RotationOptions]
+    x: HostArray | DeviceArray,
+    table: Array,
+    positions: WholeNumbers,
+    *,
+    format: ProducedFormatName,
+    **options: Unpack[RotationOptions],
 ) -> QuantizedArray: ...
 @overload
 def rope(
-    x: Array, table: Array, positions: WholeNumbers, *, format: ProducedFormatName | None = ..., **options: Unpack[RotationOptions]
+    x: Array,
+    table: Array,
+    positions: WholeNumbers,
+    *,
+    format: ProducedFormatName | None = ...,
+    **options: Unpack[RotationOptions],
 ) -> Any: ...
 @remembered
 def rope(

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from ..accuracy import Tolerance
 from ..declaration import In, Out, Scalar, loose, unaligned
 from ..formats import bf16, f16, f32, i32, u8
 from ..kernel import kernel
@@ -13,8 +12,11 @@ from .produce_kernels import OUTPUTS, derived_blocks, ending_case, norm_blocks, 
 def example_table(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     """Examples of tables: any angles, or, where rows are quantized, quarter turns, which are exact."""
     quarters = axes.get("code_bytes", 1) > 1
-    angles = rng.integers(0, 4, (shape[0], shape[1] // 2)) * (np.pi / 2) if quarters else rng.uniform(
-        0, 2 * np.pi, (shape[0], shape[1] // 2))
+    angles = (
+        rng.integers(0, 4, (shape[0], shape[1] // 2)) * (np.pi / 2)
+        if quarters
+        else rng.uniform(0, 2 * np.pi, (shape[0], shape[1] // 2))
+    )
     table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
     return (np.round(table) if quarters else table).astype(member.dtype)
 

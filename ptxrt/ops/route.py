@@ -59,8 +59,10 @@ def sort_tokens(
 
 @kernel(
     grid="cols tokens",
-    cases=[dict(rows=rows, cols=cols, tokens=tokens, chosen=chosen) for rows, cols, tokens, chosen in ((3, 8, 2, 1),
-        (20, 1030, 7, 4), (9, 33, 5, 3))],
+    cases=[
+        dict(rows=rows, cols=cols, tokens=tokens, chosen=chosen)
+        for rows, cols, tokens, chosen in ((3, 8, 2, 1), (20, 1030, 7, 4), (9, 33, 5, 3))
+    ],
     tolerance=Tolerance("float32 sums, rounded to the type of x", relative_l2=3e-3),
     draw=dict(places=_example_places),
 )
@@ -115,10 +117,16 @@ def route(expert_ids: "WholeNumbers", experts: SupportsIndex, *, stream: "Stream
         raise ArgumentError(f"route: experts is {experts!r}; pass a whole number of at least 1")
     kind = ids.dtype == np.int32 if isinstance(ids, DeviceArray) else ids.dtype.kind in "iu"
     if len(ids.shape) != 2 or not kind:
-        raise ArgumentError(f"route: expert_ids are {ids.dtype} {list(ids.shape)}; pass whole numbers [tokens, experts of each], int32 on a device")
+        raise ArgumentError(
+            f"route: expert_ids are {ids.dtype} {list(ids.shape)}; pass whole numbers [tokens, experts of each], "
+            "int32 on a device"
+        )
     if isinstance(ids, np.ndarray):
         if ids.size and ids.max() >= experts:
-            raise ArgumentError(f"route: expert_ids go up to {ids.max()}; there are {experts} experts, pass ids below, or negative ones for padding")
+            raise ArgumentError(
+                f"route: expert_ids go up to {ids.max()}; there are {experts} experts, pass ids below, or negative "
+                "ones for padding"
+            )
         ids = np.maximum(ids, -1).astype(np.int32)
     place = Place([ids], stream)
     on_device = place.put(ids)
@@ -158,9 +166,13 @@ def combine(y: "Array", routing: Routing, weights: "Array", *, stream: "StreamLi
     if len(y.shape) != 2 or format_of(y.dtype) is None:
         raise ArgumentError(f"combine: y is {y.dtype} {list(y.shape)}; pass float32, float16 or bfloat16 [rows, N]")
     if tuple(weights.shape) != tuple(places.shape) or not f32.holds(weights.dtype):
-        raise ArgumentError(f"combine: weights are {weights.dtype} {list(weights.shape)}; pass float32 {list(places.shape)}")
+        raise ArgumentError(
+            f"combine: weights are {weights.dtype} {list(weights.shape)}; pass float32 {list(places.shape)}"
+        )
     if y.shape[0] != routing.order.shape[0]:
-        raise ArgumentError(f"combine: y has {y.shape[0]} rows, the routing {routing.order.shape[0]}; pass one row for each")
+        raise ArgumentError(
+            f"combine: y has {y.shape[0]} rows, the routing {routing.order.shape[0]}; pass one row for each"
+        )
     place = Place([y, weights, places], stream)
     y, weights, places = (place.put(x) for x in (y, weights, places))
     return place.back(add_experts(y, places, weights, stream=stream))

@@ -1,5 +1,5 @@
-"""Kernels around the quantizers: the global scale of NVFP4, the 128x4 layout of scales, rows padded, cut and gathered.
-"""
+"""Kernels around the quantizers: the global scale of NVFP4, the 128x4 layout of scales, rows padded, cut and
+gathered."""
 
 import numpy as np
 
@@ -12,7 +12,15 @@ from ..kernel import kernel
 AMAX_RUN = 4096
 
 
-@kernel(grid="blocks", cases=[dict(count=1, blocks=1), dict(count=4095, blocks=1), dict(count=9001, blocks=2), dict(count=70003, blocks=5)])
+@kernel(
+    grid="blocks",
+    cases=[
+        dict(count=1, blocks=1),
+        dict(count=4095, blocks=1),
+        dict(count=9001, blocks=2),
+        dict(count=70003, blocks=5),
+    ],
+)
 def amax(x: In[f32 | f16 | bf16, "count"], partial: Out[f32, "blocks"]):
     """Find the largest finite magnitude in each of `blocks` parts of `x`; 0 if there is none.
 

@@ -113,7 +113,9 @@ def _scale_of(largest: np.ndarray, factor: float) -> np.floating:
     draw=dict(
         largest=_magnitudes,
         key_starts=lambda rng, member, shape, axes: (np.arange(shape[0]) ** 2 * 800).astype(np.int32),
-        key_ends=lambda rng, member, shape, axes: (np.arange(shape[0]) ** 2 * 1800 + 400 if axes["batch"] == 1 else np.arange(shape[0]) * 100).astype(np.int32),
+        key_ends=lambda rng, member, shape, axes: (
+            np.arange(shape[0]) ** 2 * 1800 + 400 if axes["batch"] == 1 else np.arange(shape[0]) * 100
+        ).astype(np.int32),
     ),
 )
 def mean_keys(
@@ -180,7 +182,10 @@ def less_block_means(
     grid="queries heads_kv batch",
     derived=dict(sequences=sequences_axis),
     cases=[
-        *(dict(batch=2, sequences=2, heads_kv=3, group=2, queries=37, cols=cols, scale=0.5) for cols in (8, 64, 128, 256, 20)),
+        *(
+            dict(batch=2, sequences=2, heads_kv=3, group=2, queries=37, cols=cols, scale=0.5)
+            for cols in (8, 64, 128, 256, 20)
+        ),
         dict(batch=1, sequences=1, heads_kv=1, group=1, queries=1, cols=1, scale=-1.0),
         dict(batch=1, sequences=5, heads_kv=2, group=2, queries=45, cols=40, scale=0.5, query_starts=True),
     ],
@@ -200,7 +205,11 @@ def row_dot(
     With y the mean that was subtracted from the keys, it is what all scores of the row lack. With query_starts, rows of
     packed sequences in a batch of one take the vector of their sequence.
     """
-    y = y[:, :, None, None] if query_starts is None else y[sequences_of(query_starts, q.shape[3])].transpose(1, 0, 2)[None, :, None]
+    y = (
+        y[:, :, None, None]
+        if query_starts is None
+        else y[sequences_of(query_starts, q.shape[3])].transpose(1, 0, 2)[None, :, None]
+    )
     out[:] = np.float64(scale) * (q.astype(np.float64) * y.astype(np.float64)).sum(axis=-1)
 
 

@@ -6,19 +6,22 @@ Source: PTX ISA 9.0, chapters 4 (syntax), 5 (state spaces, types, variables) and
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple, Union
 
 from ..errors import PtxError, PtxSyntaxError
 
 __all__ = [
     "Address", "Function", "Immediate", "Instruction", "List", "Location", "Module", "Negated", "Operand", "Pair",
-    "Parameter", "PtxError", "PtxSyntaxError", "Register", "Special", "Symbol", "TYPE_BITS", "Variable", "Vector", "type_bytes",
+    "Parameter", "PtxError", "PtxSyntaxError", "Register", "Special", "Symbol", "TYPE_BITS", "Variable", "Vector",
+    "type_bytes",
 ]  # fmt: skip
 
 
 TYPE_BITS: dict[str, int] = {
-    "pred": 1, "b8": 8, "u8": 8, "s8": 8, "b16": 16, "u16": 16, "s16": 16, "f16": 16, "bf16": 16, "b32": 32, "u32": 32, "s32": 32,
-    "f32": 32, "f16x2": 32, "bf16x2": 32, "tf32": 32, "b64": 64, "u64": 64, "s64": 64, "f64": 64, "f32x2": 64, "b128": 128,
+    "pred": 1, "b8": 8, "u8": 8, "s8": 8, "b16": 16, "u16": 16, "s16": 16, "f16": 16, "bf16": 16, "b32": 32,
+    "u32": 32, "s32": 32,
+    "f32": 32, "f16x2": 32, "bf16x2": 32, "tf32": 32, "b64": 64, "u64": 64, "s64": 64, "f64": 64, "f32x2": 64,
+    "b128": 128,
 }  # fmt: skip
 
 
@@ -33,7 +36,7 @@ class Location(NamedTuple):
     file: int
     line: int
     column: int
-    inlined_at: Optional["Location"] = None
+    inlined_at: "Location" | None = None
 
 
 class Register(NamedTuple):
@@ -107,10 +110,10 @@ class Instruction(NamedTuple):
 
     opcode: str
     operands: tuple
-    guard: Optional[tuple[Register, bool]]
+    guard: tuple[Register, bool] | None
     line: int
-    location: Optional[Location]
-    used: Optional[int] = None
+    location: Location | None
+    used: int | None = None
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ class Function:
     results: tuple[Parameter, ...] = ()
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
     linkage: str = ""
-    body: Optional[tuple[int, int]] = None
+    body: tuple[int, int] | None = None
     line: int = 0
 
     @property
@@ -177,7 +180,7 @@ class Function:
         return self.params[-1].offset + self.params[-1].bytes if self.params else 0
 
     @property
-    def maxntid(self) -> Optional[tuple[int, int, int]]:
+    def maxntid(self) -> tuple[int, int, int] | None:
         """`.maxntid` as three numbers, None when it does not stand there."""
         threads = self.directives.get("maxntid") or self.directives.get("reqntid")
         return None if threads is None else (tuple(threads) + (1, 1, 1))[:3]
@@ -195,7 +198,9 @@ class Module:
     functions: dict[str, Function]
     files: dict[int, str]
     line_starts: list[int]
-    bodies: dict[str, object] = field(default_factory=dict)  # of functions that were read and are kept (emulator/verify.py)
+    bodies: dict[str, object] = field(
+        default_factory=dict
+    )  # of functions that were read and are kept (emulator/verify.py)
 
     @property
     def entries(self) -> dict[str, Function]:
@@ -206,7 +211,9 @@ class Module:
         """The initial bytes of a `.const` or `.global` variable, padded with zeros to its size."""
         variable = self.variables.get(name)
         if variable is None:
-            raise PtxError(f"{self.name} has no variable '{name}'; it has {', '.join(sorted(self.variables)) or 'none'}")
+            raise PtxError(
+                f"{self.name} has no variable '{name}'; it has {', '.join(sorted(self.variables)) or 'none'}"
+            )
         if any(isinstance(value, Symbol) for value in variable.values):
             raise PtxError(f"{self.name}: '{name}' holds addresses, which are known only where the module is loaded")
         size = type_bytes(variable.type)

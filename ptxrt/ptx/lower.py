@@ -6,8 +6,9 @@ that parted back together at the earliest block they share.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Callable, NamedTuple, Optional, Union
+from typing import NamedTuple, Union
 
 from ..errors import Unsupported
 from .ir import (
@@ -69,7 +70,7 @@ class Block:
 
     instructions: list[Instruction]
     terminator: Terminator
-    end: Optional[Instruction] = None
+    end: Instruction | None = None
 
 
 @dataclass
@@ -95,8 +96,8 @@ class Program:
 
 _LOCAL_BYTES = 512 * 1024  # of a thread: CUDA C++ programming guide, compute capabilities
 
-#: What the caller says about an opcode: "plain", "collective" (a warp executes it together: a guard becomes a branch) or
-#: "blocking" (it ends a block).
+#: What the caller says about an opcode: "plain", "collective" (a warp executes it together: a guard becomes a branch)
+# or : "blocking" (it ends a block).
 Kind = Callable[[str], str]
 
 
@@ -149,7 +150,10 @@ class _Inliner:
         read = self.body(function)
         self.inlined += len(read.statements)
         if self.inlined > INLINED:
-            raise self.error(f"more than {INLINED} instructions are there once calls are inlined, the last of '{function.name}'", function.line)
+            raise self.error(
+                f"more than {INLINED} instructions are there once calls are inlined, the last of '{function.name}'",
+                function.line,
+            )
         names = dict(names)
         for variable in read.variables:
             if variable.space == "shared":
@@ -196,7 +200,9 @@ class _Inliner:
         if function.name in stack:
             raise self.error(f"'{function.name}' calls itself; recursion is not supported", call.line)
         if len(stack) >= CALL_DEPTH:
-            raise self.error(f"a chain of more than {CALL_DEPTH} calls ends in '{function.name}'; no more are inlined", call.line)
+            raise self.error(
+                f"a chain of more than {CALL_DEPTH} calls ends in '{function.name}'; no more are inlined", call.line
+            )
         if len(arguments) != len(function.params) or len(results) != len(function.results):
             raise self.error(f"'{function.name}' is called with other arguments than it has", call.line)
         self.instances += 1
@@ -233,7 +239,11 @@ class _Inliner:
             operands.append(held(parameter, result, "st", behind))
         for parameter, argument in zip(function.params, arguments):
             operands.append(held(parameter, argument, "ld", before))
-        return [*before, Instruction(f"call.{function.name}", tuple(operands), call.guard, call.line, call.location), *behind]
+        return [
+            *before,
+            Instruction(f"call.{function.name}", tuple(operands), call.guard, call.line, call.location),
+            *behind,
+        ]
 
     def pass_argument(self, prefix: str, parameter, operand, copies: list, verb: str, call: Instruction) -> Symbol:
         if isinstance(operand, Symbol) and operand.name in self.parameters:
@@ -382,7 +392,7 @@ class _Draft:
 
     def __init__(self):
         self.instructions: list[Instruction] = []
-        self.end: Optional[Instruction] = None
+        self.end: Instruction | None = None
         self.form: str = "jump"  # jump, branch, switch, exit
         self.subject: object = None
         self.successors: list["_Draft"] = []
@@ -555,7 +565,9 @@ def _postorder(successors: list[list[int]], leaving: Callable[[int, int], int]) 
         for following in rest:
             if following not in seen:
                 seen.add(following)
-                stack.append((following, iter(sorted(successors[following], key=lambda other: -leaving(following, other)))))
+                stack.append(
+                    (following, iter(sorted(successors[following], key=lambda other: -leaving(following, other))))
+                )
                 break
         else:
             order.append(block)
@@ -643,7 +655,10 @@ def _lay_out(program: Program, inliner: _Inliner, module: Module) -> None:
             program.frame[name] = offset
             offset += type_bytes(variable.type) * variable.count
     if offset > _LOCAL_BYTES:
-        raise inliner.error(f"'{program.entry.name}' has {offset} bytes of local memory a thread; at most {_LOCAL_BYTES} are there", program.entry.line)
+        raise inliner.error(
+            f"'{program.entry.name}' has {offset} bytes of local memory a thread; at most {_LOCAL_BYTES} are there",
+            program.entry.line,
+        )
     program.frame_bytes = offset
     offset, dynamic, align = 0, [], 16
     for name in used:

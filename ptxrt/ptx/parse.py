@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 import struct
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from math import prod
-from typing import Callable, Iterator, NamedTuple, Optional, Union
+from typing import NamedTuple, Union
 
 import numpy as np
 
@@ -118,7 +119,7 @@ _NUMBER = re.compile(
 )
 
 
-def _number(text: str) -> Optional[Immediate]:
+def _number(text: str) -> Immediate | None:
     match = _NUMBER.fullmatch(text)
     if match is None:
         return None
@@ -178,11 +179,11 @@ class _ModuleReader:
             raise self.error("'{' stands in a string that is not closed")
         return self.closing[self.position]
 
-    def error(self, message: str, position: Optional[int] = None) -> PtxSyntaxError:
+    def error(self, message: str, position: int | None = None) -> PtxSyntaxError:
         position = self.position if position is None else position
         return PtxSyntaxError(f"{self.name}:{bisect_right(self.line_starts, position)}: {message}")
 
-    def match(self, pattern: str, flags: int = 0) -> Optional[re.Match]:
+    def match(self, pattern: str, flags: int = 0) -> re.Match | None:
         """Match after blanks at the current position and step over it."""
         match = _compiled(pattern, flags).match(self.text, self.position)
         if match:
@@ -202,7 +203,14 @@ class _ModuleReader:
         if not self.version or not self.target:
             raise self.error("a PTX text starts with .version and .target; this is none", 0)
         return Module(
-            self.name, self.text, self.version, self.target, self.variables, self.functions, self.files, self.line_starts
+            self.name,
+            self.text,
+            self.version,
+            self.target,
+            self.variables,
+            self.functions,
+            self.files,
+            self.line_starts,
         )
 
     def statement(self) -> None:
@@ -292,7 +300,7 @@ class _ModuleReader:
         return tuple(result)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _compiled(pattern: str, flags: int) -> re.Pattern:
     return re.compile(pattern, flags)
 
@@ -304,7 +312,7 @@ _PARAMETER = re.compile(
 )
 
 
-def read_parameter(text: str, offset: int) -> Optional[Parameter]:
+def read_parameter(text: str, offset: int) -> Parameter | None:
     """Read `.param .align 8 .b8 name[24]` and place it at or after `offset`; None when it is none."""
     match = _PARAMETER.fullmatch(text)
     if match is None or match["type"] not in TYPE_BITS:
@@ -447,11 +455,11 @@ class Uses(NamedTuple):
 
     callees: dict[str, list[int]]
     size: int
-    problem: Optional[Unsupported]
+    problem: Unsupported | None
 
 
 def refusals(
-    module: Module, check: Callable[[str], None], read: Optional[Callable[[Module, Function], Optional[Unsupported]]] = None
+    module: Module, check: Callable[[str], None], read: Callable[[Module, Function], Unsupported | None] | None = None
 ) -> dict[str, Unsupported]:
     """Why entries cannot run, by name, as far as it can be seen without reading the bodies; {} where all can.
 
@@ -460,9 +468,9 @@ def refusals(
     register or a function without a body, calls in a circle, in a chain of more than 64 functions, or more instructions
     than are inlined.
     """
-    checked: dict[str, Optional[str]] = {}
+    checked: dict[str, str | None] = {}
 
-    def problem_of(opcode: str) -> Optional[str]:
+    def problem_of(opcode: str) -> str | None:
         if opcode not in checked:
             checked[opcode] = None
             try:
@@ -471,14 +479,22 @@ def refusals(
                 checked[opcode] = str(error)
         return checked[opcode]
 
-    used = {name: _uses(module, function, problem_of) for name, function in module.functions.items() if function.body is not None}
+    used = {
+        name: _uses(module, function, problem_of)
+        for name, function in module.functions.items()
+        if function.body is not None
+    }
     if read is not None:
         for name, uses in used.items():
             if uses.problem is None:
                 used[name] = uses._replace(problem=read(module, module.functions[name]))
     found = {}
     for name in module.entries:
-        problem = _refusal(module, name, used) if name in used else _unsupported(module, module.functions[name].line, "has no body")
+        problem = (
+            _refusal(module, name, used)
+            if name in used
+            else _unsupported(module, module.functions[name].line, "has no body")
+        )
         if problem is not None:
             found[name] = problem
     return found
@@ -488,7 +504,7 @@ def _unsupported(module: Module, line: int, message: str) -> Unsupported:
     return Unsupported(f"{module.name}:{line}: {message}{source_of(module, line)}", line=line)
 
 
-def _uses(module: Module, function: Function, problem_of: Callable[[str], Optional[str]]) -> Uses:
+def _uses(module: Module, function: Function, problem_of: Callable[[str], str | None]) -> Uses:
     """Find opcodes and calls of a function, and the first place that refuses it."""
     start, end = function.body
     problems: list[tuple[int, str]] = []
@@ -498,7 +514,9 @@ def _uses(module: Module, function: Function, problem_of: Callable[[str], Option
             problems.append((position, problem))
     for match in _BODY_DIRECTIVE.finditer(module.text, start - 1, end):
         if match[1] not in _BODY_DIRECTIVES:
-            problems.append((match.start(1), f"the directive .{match[1]} is not known in a function (in '{function.name}')"))
+            problems.append(
+                (match.start(1), f"the directive .{match[1]} is not known in a function (in '{function.name}')")
+            )
             break
     callees: dict[str, list[int]] = {}
     for match in _CALL.finditer(module.text, start, end):
@@ -528,12 +546,14 @@ def opcodes(module: Module, function: Function) -> dict[str, int]:
     return found
 
 
-def _refusal(module: Module, entry: str, used: dict[str, Uses]) -> Optional[Unsupported]:
+def _refusal(module: Module, entry: str, used: dict[str, Uses]) -> Unsupported | None:
     """What refuses an entry: a cluster, a function that it reaches, or the way in which they call each other."""
     function = module.functions[entry]
     blocks = prod(function.directives.get("reqnctapercluster", ()))
     if blocks > 1:
-        message = f"'{entry}' requires clusters of {blocks} blocks; a cluster has one block here: leave __cluster_dims__ out"
+        message = (
+            f"'{entry}' requires clusters of {blocks} blocks; a cluster has one block here: leave __cluster_dims__ out"
+        )
         return _unsupported(module, function.line, message)
     reached = [entry]
     for name in reached:
@@ -550,7 +570,9 @@ def _refusal(module: Module, entry: str, used: dict[str, Uses]) -> Optional[Unsu
             if callee in path:
                 line = line_of(module, positions[0])
                 way = " and ".join(path[path.index(callee) :])
-                return _unsupported(module, line, f"'{callee}' calls itself, by way of {way}; recursion is not supported")
+                return _unsupported(
+                    module, line, f"'{callee}' calls itself, by way of {way}; recursion is not supported"
+                )
             if callee not in depth:
                 path.append(callee)
                 stack.append((callee, iter(used[callee].callees.items())))
@@ -564,11 +586,17 @@ def _refusal(module: Module, entry: str, used: dict[str, Uses]) -> Optional[Unsu
     line = function.line
     if depth[entry] > CALL_DEPTH:
         return _unsupported(
-            module, line, f"'{entry}' begins a chain of {depth[entry]} functions that call each other; at most {CALL_DEPTH} are inlined"
+            module,
+            line,
+            f"'{entry}' begins a chain of {depth[entry]} functions that call each other; at most "
+            f"{CALL_DEPTH} are inlined",
         )
     if size[entry] > INLINED:
         return _unsupported(
-            module, line, f"'{entry}' has about {size[entry]:.3g} instructions once its calls are inlined; at most {INLINED} are executed"
+            module,
+            line,
+            f"'{entry}' has about {size[entry]:.3g} instructions once its calls are inlined; at most "
+            f"{INLINED} are executed",
         )
     return None
 
@@ -595,7 +623,7 @@ class Body(NamedTuple):
 class _Scope:
     """Names declared between one pair of braces."""
 
-    def __init__(self, parent: Optional["_Scope"]):
+    def __init__(self, parent: "_Scope" | None):
         self.parent = parent
         self.names: dict[str, Union[Register, Symbol]] = {}
         self.ranges: dict[str, tuple[int, str, str]] = {}  # prefix -> (count, type, unique prefix)
@@ -603,7 +631,7 @@ class _Scope:
         self.cache: dict[str, object] = {}
 
     def find(self, name: str) -> Union[Register, Symbol, None]:
-        scope: Optional[_Scope] = self
+        scope: _Scope | None = self
         while scope is not None:
             found = scope.names.get(name)
             if found is not None:
@@ -617,8 +645,8 @@ class _Scope:
             scope = scope.parent
         return None
 
-    def find_label(self, name: str) -> Optional[str]:
-        scope: Optional[_Scope] = self
+    def find_label(self, name: str) -> str | None:
+        scope: _Scope | None = self
         while scope is not None:
             if name in scope.labels:
                 return scope.labels[name]
@@ -685,9 +713,11 @@ class _BodyReader:
         for parameter in function.params + function.results:
             self.scope.names[parameter.name] = Symbol(parameter.name)
         self.locations: dict[tuple[int, int, int], Location] = {}
-        self.inlined: dict[tuple[str, tuple[int, int, int]], Location] = {}  # what the functions inlined at a place were inlined at
-        self.location: Optional[Location] = None
-        self.used_bytes: Optional[int] = None  # of the next load
+        self.inlined: dict[
+            tuple[str, tuple[int, int, int]], Location
+        ] = {}  # what the functions inlined at a place were inlined at
+        self.location: Location | None = None
+        self.used_bytes: int | None = None  # of the next load
         self.line = function.line
 
     def error(self, message: str) -> PtxSyntaxError:
@@ -723,7 +753,10 @@ class _BodyReader:
             self.line = bisect_right(line_starts, text.find(rest[0], position))
             raise self.error(f"'{rest.splitlines()[0][:60]}' is not understood")
         self.resolve_labels()
-        tables = {name: tuple(self.label_of(label, scope) for label in labels) for name, (labels, scope) in self.tables.items()}
+        tables = {
+            name: tuple(self.label_of(label, scope) for label in labels)
+            for name, (labels, scope) in self.tables.items()
+        }
         return Body(self.statements, self.variables, tables)
 
     def unique(self, name: str) -> str:
@@ -741,7 +774,9 @@ class _BodyReader:
             raise self.error(f"'.loc{text}' is not understood")
         file, line, column = here = int(match[1]), int(match[2]), int(match[3])
         known = self.locations.get(here)
-        outer = known.inlined_at if known is not None else None  # nvcc comes back to a position without saying where it is inlined
+        outer = (
+            known.inlined_at if known is not None else None
+        )  # nvcc comes back to a position without saying where it is inlined
         if match[4] is not None:
             place = (int(match[5]), int(match[6]), int(match[7]))
             # Where that place is inlined in turn is said right before, once; then it is what it was for this function.
@@ -768,7 +803,16 @@ class _BodyReader:
                 name = self.unique(variable.name)
                 self.scope.names[variable.name] = Symbol(name)
                 self.variables.append(
-                    Variable(name, word, variable.type, max(variable.count, 1), variable.align, variable.values, "", self.line)
+                    Variable(
+                        name,
+                        word,
+                        variable.type,
+                        max(variable.count, 1),
+                        variable.align,
+                        variable.values,
+                        "",
+                        self.line,
+                    )
                 )
                 if variable.count == 0 and rest.rstrip().endswith("]"):
                     raise self.error(f"'{variable.name}' has no length")
@@ -833,7 +877,9 @@ class _BodyReader:
         They become three immediates: a bit for each element that d takes, and for a and b a hexadecimal digit per
         element.
         """
-        letter, defaults = ("b", ("3210", "3210", "7654")) if opcode.split(".")[0].endswith("4") else ("h", ("10", "10", "32"))
+        letter, defaults = (
+            ("b", ("3210", "3210", "7654")) if opcode.split(".")[0].endswith("4") else ("h", ("10", "10", "32"))
+        )
         lanes, known = len(defaults[0]), set(defaults[1] + defaults[2])
         found = [_SELECTED.fullmatch(part) for part in parts[:3]]
         mask, *sources = [match[3] if match else default for match, default in zip(found, defaults)]
@@ -842,9 +888,14 @@ class _BodyReader:
             or any(len(digits) != lanes or not known.issuperset(digits) for digits in sources)
             or list(mask) != sorted(set(mask) & set(defaults[0]), reverse=True)
         ):
-            raise self.error(f"'{', '.join(part.strip() for part in parts)}' has a selector that {opcode} does not know")
+            raise self.error(
+                f"'{', '.join(part.strip() for part in parts)}' has a selector that {opcode} does not know"
+            )
         parts = [match[1] if match else part for match, part in zip(found, parts)] + parts[3:]
-        return parts, [Immediate(sum(1 << int(digit) for digit in mask)), *(Immediate(int(digits, 16)) for digits in sources)]
+        return parts, [
+            Immediate(sum(1 << int(digit) for digit in mask)),
+            *(Immediate(int(digits, 16)) for digits in sources),
+        ]
 
     def operand(self, text: str):
         """One operand; names that are declared nowhere stay Symbols (labels, functions, module variables)."""
@@ -928,7 +979,7 @@ def _displacement(match: re.Match) -> int:
     return -value if match[2] == "-" else value
 
 
-def _depth(location: Optional[Location]) -> int:
+def _depth(location: Location | None) -> int:
     depth = 0
     while location is not None:
         location, depth = location.inlined_at, depth + 1

@@ -1,4 +1,5 @@
-"""Calls of the public interface for type checkers; tests/test_types.py wants a complaint in each line that says so, and in no other."""
+"""Calls of the public interface for type checkers; tests/test_types.py wants a complaint in each line that says so, and
+in no other."""
 
 from typing import Any
 
@@ -16,7 +17,9 @@ dq: ptxrt.DeviceArray = ptxrt.to_device(q)
 
 # Quantizing
 packed: ptxrt.QuantizedArray = ptxrt.quantize(x, "mxfp4")
-ptxrt.quantize(d, "nvfp4", axis=0, scale_rule="four_over_six", scale_layout="128x4", global_scale=0.5, pad=True, out=None)
+ptxrt.quantize(
+    d, "nvfp4", axis=0, scale_rule="four_over_six", scale_layout="128x4", global_scale=0.5, pad=True, out=None
+)
 ptxrt.quantize(x, "mxfp9")  # wrong: no such format
 ptxrt.quantize(x)  # wrong: no format
 ptxrt.quantize("x", "mxfp4")  # wrong: no array
@@ -50,7 +53,9 @@ out: NDArray[Any] = ptxrt.attention(q, q, q, causal=True, window=(256, None), sc
 pair: tuple[NDArray[Any], NDArray[Any]] = ptxrt.attention(q, q, q, qk="nvfp4", pv="mxfp8", return_lse=True)
 sums: tuple[NDArray[Any], NDArray[Any], NDArray[Any]] = ptxrt.attention(q, q, q, normalize=False)
 there: ptxrt.DeviceArray = ptxrt.attention(dq, dq, dq, key_lengths=[8], sinks=[0.0, 1.0], out_dtype=ml_dtypes.bfloat16)
-both: tuple[ptxrt.DeviceArray, ptxrt.DeviceArray] = ptxrt.attention(dq, dq, dq, return_lse=True, mask=np.ones((8, 8), bool))
+both: tuple[ptxrt.DeviceArray, ptxrt.DeviceArray] = ptxrt.attention(
+    dq, dq, dq, return_lse=True, mask=np.ones((8, 8), bool)
+)
 lone: NDArray[Any] = ptxrt.attention(q, q, q, return_lse=True)  # wrong: two results
 ptxrt.attention(q, q)  # wrong: no v
 ptxrt.attention(q, q, "v")  # wrong: no array

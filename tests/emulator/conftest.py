@@ -82,7 +82,11 @@ def execute():
         for type_, values in inputs.values():
             dtype = _DTYPES["b32" if type_ == "pred" else type_]
             values = np.ascontiguousarray(np.broadcast_to(np.asarray(values), threads))
-            values = values.view(dtype) if type_ != "pred" and values.dtype.itemsize == np.dtype(dtype).itemsize else values.astype(dtype)
+            values = (
+                values.view(dtype)
+                if type_ != "pred" and values.dtype.itemsize == np.dtype(dtype).itemsize
+                else values.astype(dtype)
+            )
             addresses.append(emulator.alloc(values.nbytes))
             emulator.write(addresses[-1], values)
         results = {}
@@ -91,7 +95,11 @@ def execute():
             addresses.append(emulator.alloc(results[name].nbytes))
         parameters = np.array(addresses, np.uint64).tobytes()
         emulator.launch(
-            module.entries["alone"], grid=(threads // block, 1, 1), block=(block, 1, 1), shared_bytes=shared_bytes, params=parameters
+            module.entries["alone"],
+            grid=(threads // block, 1, 1),
+            block=(block, 1, 1),
+            shared_bytes=shared_bytes,
+            params=parameters,
         )
         for address, (name, type_) in zip(addresses[len(inputs) :], outputs.items()):
             emulator.read(address, results[name])

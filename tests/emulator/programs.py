@@ -30,7 +30,15 @@ def text(name: str) -> str:
 
 
 def launch(
-    source, entry: str, *arguments, grid=1, block=32, shared_bytes: int = 0, emulator=None, name: str = "test.ptx", module=None
+    source,
+    entry: str,
+    *arguments,
+    grid=1,
+    block=32,
+    shared_bytes: int = 0,
+    emulator=None,
+    name: str = "test.ptx",
+    module=None,
 ):
     """Run an entry of a PTX text; arrays are copied in and back out, in place. Returns the emulator.
 
@@ -70,12 +78,8 @@ def program(body: str, *, registers: str = "", params: str = ".param .u64 out", 
     return f"""{_HEADER}{before}
 .visible .entry k({params})
 {{
-    .reg .pred %p<20>; .reg .b16 %rs<40>; .reg .b32 %r<60>; .reg .b32 %f<40>; .reg .b64 %rd<40>; .reg .b64 %fd<20>; {registers}
-    mov.u32 %r0, %tid.x;
-    ld.param.u64 %rd0, [out];
-    mul.wide.u32 %rd1, %r0, 8;
-    add.s64 %rd0, %rd0, %rd1;
-    {body}
-    ret;
+    .reg .pred %p<20>; .reg .b16 %rs<40>; .reg .b32 %r<60>; .reg .b32 %f<40>; .reg .b64 %rd<40>; .reg .b64 %fd<20>;
+    {registers} mov.u32 %r0, %tid.x; ld.param.u64 %rd0, [out]; mul.wide.u32 %rd1, %r0, 8; add.s64 %rd0, %rd0, %rd1;
+    {body} ret;
 }}
 """

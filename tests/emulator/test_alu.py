@@ -141,7 +141,13 @@ def test_saturation(execute):
 
     compare(execute, "add.sat.s32", typed("s32", lambda a, b: clamp(a + b)), 32)
     compare(execute, "sub.sat.s32", typed("s32", lambda a, b: clamp(a - b)), 32)
-    compare(execute, "mad.hi.sat.s32", typed("s32", lambda a, b, c: clamp((a * b >> 32) + c)), 32, third=(32, [1, 2**31 - 1]))
+    compare(
+        execute,
+        "mad.hi.sat.s32",
+        typed("s32", lambda a, b, c: clamp((a * b >> 32) + c)),
+        32,
+        third=(32, [1, 2**31 - 1]),
+    )
 
 
 @pytest.mark.parametrize("type", INTEGER_TYPES)
@@ -164,7 +170,13 @@ def test_24_bits(execute):
 
 @pytest.mark.parametrize("type", ["u16", "s32", "u64"])
 def test_sad(execute, type):
-    compare(execute, f"sad.{type}", typed(type, lambda a, b, c: c + abs(a - b)), int(type[1:]), third=(int(type[1:]), [0, 11]))
+    compare(
+        execute,
+        f"sad.{type}",
+        typed(type, lambda a, b, c: c + abs(a - b)),
+        int(type[1:]),
+        third=(int(type[1:]), [0, 11]),
+    )
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])
@@ -209,7 +221,9 @@ def test_counting_bits(execute, bits):
     compare(execute, f"clz.b{bits}", clz, bits, count=1, result_bits=32)
     compare(execute, f"bfind.u{bits}", lambda a: a.bit_length() - 1, bits, count=1, result_bits=32)
     compare(execute, f"bfind.s{bits}", highest, bits, count=1, result_bits=32)
-    compare(execute, f"bfind.shiftamt.u{bits}", lambda a: bits - a.bit_length() if a else M32, bits, count=1, result_bits=32)
+    compare(
+        execute, f"bfind.shiftamt.u{bits}", lambda a: bits - a.bit_length() if a else M32, bits, count=1, result_bits=32
+    )
     compare(execute, f"brev.b{bits}", lambda a: int(f"{a:0{bits}b}"[::-1], 2), bits, count=1)
 
 
@@ -300,7 +314,9 @@ def test_carry_chains(execute):
     a = np.array([[5, 7, 2**32 - 1, 3], [2**32 - 1] * 4, [0, 0, 0, 0], [0x80000000, 1, 2, 3]], np.uint32)
     b = np.array([[2**32 - 1, 2**32 - 8, 0, 9], [1, 0, 0, 0], [1, 0, 0, 0], [0x80000000, M32, M32, 4]], np.uint32)
     inputs = {
-        f"{name}{i}": ("b32", np.ascontiguousarray(values[:, i])) for name, values in (("a", a), ("b", b)) for i in range(4)
+        f"{name}{i}": ("b32", np.ascontiguousarray(values[:, i]))
+        for name, values in (("a", a), ("b", b))
+        for i in range(4)
     }
     body = """
         add.cc.u32 %s0, %a0, %b0; addc.cc.u32 %s1, %a1, %b1; addc.cc.s32 %s2, %a2, %b2; addc.u32 %s3, %a3, %b3;
@@ -309,7 +325,12 @@ def test_carry_chains(execute):
         add.cc.u64 %w, %x, %x; addc.u32 %c, 0, 0;
     """
     inputs["x"] = ("b64", np.array([2**63, 1, 2**64 - 1, 5], np.uint64))
-    outputs = {f"{name}{i}": "b32" for name in "st" for i in range(4)} | {"m0": "b32", "m1": "b32", "w": "b64", "c": "b32"}
+    outputs = {f"{name}{i}": "b32" for name in "st" for i in range(4)} | {
+        "m0": "b32",
+        "m1": "b32",
+        "w": "b64",
+        "c": "b32",
+    }
     got = execute(body, inputs, outputs)
 
     def whole(row):
@@ -358,7 +379,10 @@ def test_shifts_clamp_their_amount(execute, bits):
         "n": ("b32", np.array(columns[1], np.uint32)),
     }
     outputs = dict.fromkeys(["l", "u", "s", "b", "c", "e"], f"b{bits}")
-    body = f"shl.b{bits} %l, %a, %n; shr.u{bits} %u, %a, %n; shr.s{bits} %s, %a, %n; shr.b{bits} %b, %a, %n; shl.b{bits} %c, %a, 3; shr.s{bits} %e, %a, 200;"
+    body = (
+        f"shl.b{bits} %l, %a, %n; shr.u{bits} %u, %a, %n; shr.s{bits} %s, %a, %n; shr.b{bits} %b, %a, %n; shl.b{bits} "
+        f"%c, %a, 3; shr.s{bits} %e, %a, 200;"
+    )
     got = execute(body, inputs, outputs, block=len(tuples))
     mask = (1 << bits) - 1
     for lane, (a, n) in enumerate(tuples):
@@ -445,9 +469,14 @@ def holds(operator, a, b):
 @pytest.mark.parametrize("type", ["u16", "s16", "u32", "s32", "u64", "s64", "b32"])
 def test_setp_of_integers(execute, type):
     bits = int(type[1:])
-    operators = ["eq", "ne"] if type[0] == "b" else [*COMPARISONS] + (["lo", "ls", "hi", "hs"] if type[0] == "u" else [])
+    operators = (
+        ["eq", "ne"] if type[0] == "b" else [*COMPARISONS] + (["lo", "ls", "hi", "hs"] if type[0] == "u" else [])
+    )
     tuples = [(a, b) for a in pool(bits) for b in pool(bits)]
-    inputs = {name: (f"b{bits}", np.array(column, np.uint64).astype(f"u{bits // 8}")) for name, column in zip("ab", zip(*tuples))}
+    inputs = {
+        name: (f"b{bits}", np.array(column, np.uint64).astype(f"u{bits // 8}"))
+        for name, column in zip("ab", zip(*tuples))
+    }
     body = " ".join(f"setp.{operator}.{type} %{operator}, %a, %b;" for operator in operators)
     got = execute(body, inputs, dict.fromkeys(operators, "pred"), block=len(tuples))
     for lane, pair in enumerate(tuples):
@@ -476,12 +505,19 @@ def test_setp_of_floats(execute, type):
     got = execute(body, inputs, dict.fromkeys(operators, "pred"), block=len(pairs))
     for lane, (i, j) in enumerate(pairs):
         for operator in operators:
-            assert bool(got[operator][lane]) == holds(operator, numbers[i], numbers[j]), (operator, numbers[i], numbers[j])
+            assert bool(got[operator][lane]) == holds(operator, numbers[i], numbers[j]), (
+                operator,
+                numbers[i],
+                numbers[j],
+            )
 
 
 def test_setp_combines_and_writes_two(execute):
     a, c = np.array([1, 1, 5, 5], np.uint32), np.array([0, 1, 0, 1])
-    body = "setp.lt.and.u32 %p|%q, %a, 3, %c; setp.lt.or.u32 %r|%s, %a, 3, !%c; setp.lt.xor.u32 %t, %a, 3, %c; setp.lt.u32 %u|%v, %a, 3; setp.gt.u32 _|%w, %a, 3;"
+    body = (
+        "setp.lt.and.u32 %p|%q, %a, 3, %c; setp.lt.or.u32 %r|%s, %a, 3, !%c; setp.lt.xor.u32 %t, %a, 3, %c; "
+        "setp.lt.u32 %u|%v, %a, 3; setp.gt.u32 _|%w, %a, 3;"
+    )
     got = execute(body, {"a": ("b32", a), "c": ("pred", c)}, dict.fromkeys("pqrstuvw", "pred"))
     less = [True, True, False, False]
     for lane in range(4):
@@ -493,21 +529,29 @@ def test_setp_combines_and_writes_two(execute):
 def test_setp_flushes_subnormals(execute):
     a = np.array([1e-40, -1e-40, 0.0], np.float32)
     got = execute(
-        "setp.eq.f32 %p, %a, 0f00000000; setp.eq.ftz.f32 %q, %a, 0f00000000;", {"a": ("f32", a)}, {"p": "pred", "q": "pred"}
+        "setp.eq.f32 %p, %a, 0f00000000; setp.eq.ftz.f32 %q, %a, 0f00000000;",
+        {"a": ("f32", a)},
+        {"p": "pred", "q": "pred"},
     )
     assert got["p"].tolist() == [False, False, True] and got["q"].all()
 
 
 def test_set(execute):
     a = np.array([1.0, 2.0, np.nan], np.float32)
-    body = "set.lt.u32.f32 %i, %a, 0f3FC00000; set.lt.f32.f32 %f, %a, 0f3FC00000; set.geu.s32.f32 %g, %a, 0f3FC00000; setp.gt.f32 %p, %a, 0f00000000; set.lt.and.u32.f32 %h, %a, 0f40800000, %p;"
+    body = (
+        "set.lt.u32.f32 %i, %a, 0f3FC00000; set.lt.f32.f32 %f, %a, 0f3FC00000; set.geu.s32.f32 %g, %a, 0f3FC00000; "
+        "setp.gt.f32 %p, %a, 0f00000000; set.lt.and.u32.f32 %h, %a, 0f40800000, %p;"
+    )
     got = execute(body, {"a": ("f32", a)}, {"i": "b32", "f": "f32", "g": "b32", "h": "b32", "p": "pred"})
     assert got["i"].tolist() == [M32, 0, 0] and got["f"].tolist() == [1.0, 0.0, 0.0]
     assert got["g"].tolist() == [0, M32, M32] and got["h"].tolist() == [M32, M32, 0]
 
 
 def test_packed_comparison(execute):
-    a, b = np.array([0x3C004000], np.uint32), np.array([0x40003C00], np.uint32)  # f16 (low 2.0, high 1.0) and (1.0, 2.0)
+    a, b = (
+        np.array([0x3C004000], np.uint32),
+        np.array([0x40003C00], np.uint32),
+    )  # f16 (low 2.0, high 1.0) and (1.0, 2.0)
     body = "setp.lt.f16x2 %p|%q, %a, %b; set.gt.u32.f16x2 %s, %a, %b; set.gt.f16x2.f16x2 %h, %a, %b;"
     got = execute(body, {"a": ("b32", a), "b": ("b32", b)}, {"p": "pred", "q": "pred", "s": "b32", "h": "b32"})
     assert (bool(got["p"][0]), bool(got["q"][0])) == (False, True)
@@ -517,9 +561,13 @@ def test_packed_comparison(execute):
 def test_selection(execute):
     a, b, p = np.arange(4, dtype=np.uint32), np.arange(10, 14, dtype=np.uint32), np.array([0, 1, 1, 0])
     c, f = np.array([-1, 0, 5, -7], np.int32), np.array([-0.0, 1.0, np.nan, -2.0], np.float32)
-    body = "selp.b32 %d, %a, %b, %p; selp.f32 %e, %a, %b, !%p; slct.u32.s32 %g, %a, %b, %c; slct.b32.f32 %h, %a, %b, %f;"
+    body = (
+        "selp.b32 %d, %a, %b, %p; selp.f32 %e, %a, %b, !%p; slct.u32.s32 %g, %a, %b, %c; slct.b32.f32 %h, %a, %b, %f;"
+    )
     got = execute(
-        body, {"a": ("b32", a), "b": ("b32", b), "p": ("pred", p), "c": ("b32", c), "f": ("f32", f)}, dict.fromkeys("degh", "b32")
+        body,
+        {"a": ("b32", a), "b": ("b32", b), "p": ("pred", p), "c": ("b32", c), "f": ("f32", f)},
+        dict.fromkeys("degh", "b32"),
     )
     assert got["d"].tolist() == [10, 1, 2, 13] and got["e"].tolist() == [0, 11, 12, 3]
     assert got["g"].tolist() == [10, 1, 2, 13] and got["h"].tolist() == [0, 1, 12, 13]
@@ -535,7 +583,10 @@ def bits_of(value):
 def test_nan_results_are_canonical(execute):
     a = np.array([0x7F800000, 0xFFC00123, 0x7FA00000, 0x3F800000], np.uint32)
     b = np.array([0xFF800000, 0x3F800000, 0x00000000, 0x3F800000], np.uint32)
-    body = "add.f32 %s, %a, %b; mul.f32 %m, %a, %b; fma.rn.f32 %n, %a, %b, %a; div.rn.f32 %q, %a, %b; mov.b32 %c, %s; min.NaN.f32 %x, %a, %b; mov.b32 %y, %a;"
+    body = (
+        "add.f32 %s, %a, %b; mul.f32 %m, %a, %b; fma.rn.f32 %n, %a, %b, %a; div.rn.f32 %q, %a, %b; mov.b32 %c, %s; "
+        "min.NaN.f32 %x, %a, %b; mov.b32 %y, %a;"
+    )
     got = execute(body, {"a": ("b32", a), "b": ("b32", b)}, dict.fromkeys("smnqcxy", "b32"))
     canonical = 0x7FFFFFFF
     assert got["s"].tolist() == [canonical] * 3 + [bits_of(2.0)] == got["c"].tolist()
@@ -563,7 +614,10 @@ def test_nan_survives_moves_between_blocks(execute):
 def test_min_and_max(execute, name, choose):
     pairs = [(a, b) for a in FLOATS for b in FLOATS]
     a, b = (np.array(column, np.float32) for column in zip(*pairs))
-    body = f"{name}.f32 %d, %a, %b; {name}.NaN.f32 %n, %a, %b; {name}.ftz.f32 %z, %a, %b; {name}.xorsign.abs.f32 %x, %a, %b; mov.b32 %o, %a; {name}.f32 %o, %o, %b;"
+    body = (
+        f"{name}.f32 %d, %a, %b; {name}.NaN.f32 %n, %a, %b; {name}.ftz.f32 %z, %a, %b; {name}.xorsign.abs.f32 %x, %a, "
+        f"%b; mov.b32 %o, %a; {name}.f32 %o, %o, %b;"
+    )
     got = execute(body, {"a": ("f32", a), "b": ("f32", b)}, dict.fromkeys("dnzxo", "b32"), block=len(pairs))
 
     def plain(x, y):
@@ -600,10 +654,21 @@ def test_three_operands(execute):
 def test_flush_and_saturate(execute):
     a = np.array([1e-39, -1e-39, 0.7, 1.5, -3.0, np.nan, 1e-20], np.float32)
     b = np.array([1e-39, 1e-39, 0.7, 1.5, 2.0, 1.0, 1e-20], np.float32)
-    body = "add.ftz.f32 %s, %a, %b; add.sat.f32 %t, %a, %b; mul.ftz.f32 %m, %a, %b; fma.rn.ftz.sat.f32 %f, %a, %b, %b; mul.f32 %n, %a, %b; abs.ftz.f32 %v, %a; neg.f32 %w, %a;"
+    body = (
+        "add.ftz.f32 %s, %a, %b; add.sat.f32 %t, %a, %b; mul.ftz.f32 %m, %a, %b; fma.rn.ftz.sat.f32 %f, %a, %b, %b; "
+        "mul.f32 %n, %a, %b; abs.ftz.f32 %v, %a; neg.f32 %w, %a;"
+    )
     got = execute(body, {"a": ("f32", a), "b": ("f32", b)}, dict.fromkeys("stmfnvw", "f32"))
     assert got["s"].tolist()[:2] == [0.0, 0.0] and got["s"][2] == np.float32(0.7) * 2
-    assert got["t"].tolist() == [float(np.float32(2e-39) if False else a[0] + b[0]), 0.0, 1.0, 1.0, 0.0, 0.0, float(a[6] + b[6])]
+    assert got["t"].tolist() == [
+        float(np.float32(2e-39) if False else a[0] + b[0]),
+        0.0,
+        1.0,
+        1.0,
+        0.0,
+        0.0,
+        float(a[6] + b[6]),
+    ]
     assert got["m"][6] == 0.0 and got["n"][6] == np.float32(Fraction(float(a[6])) * Fraction(float(b[6])))
     assert got["f"].tolist()[:2] == [0.0, 0.0] and got["f"].tolist()[3:6] == [1.0, 0.0, 0.0]
     assert got["v"].tolist()[:2] == [0.0, 0.0] and got["w"].tolist()[2:5] == [-float(np.float32(0.7)), -1.5, 3.0]
@@ -641,7 +706,9 @@ def test_pairs_of_floats(execute):
 def test_properties(execute):
     a = np.array([0.0, 1.0, 1e-40, np.inf, np.nan, -2.5], np.float32)
     names = ["finite", "infinite", "number", "notanumber", "normal", "subnormal"]
-    got = execute(" ".join(f"testp.{name}.f32 %{name}, %a;" for name in names), {"a": ("f32", a)}, dict.fromkeys(names, "pred"))
+    got = execute(
+        " ".join(f"testp.{name}.f32 %{name}, %a;" for name in names), {"a": ("f32", a)}, dict.fromkeys(names, "pred")
+    )
     assert got["finite"].tolist() == [True, True, True, False, False, True]
     assert got["infinite"].tolist() == [False, False, False, True, False, False]
     assert got["number"].tolist() == [True, True, True, True, False, True]
@@ -659,7 +726,10 @@ def test_copysign(execute):
 def test_small_floats(execute):
     # f16: 1.0, 2^-14, 65504, 1 + 2^-10; bf16: 1.0, 1 + 2^-7, largest.
     h = np.array([0x3C00, 0x0400, 0x7BFF, 0x3C01], np.uint16)
-    body = "add.f16 %s, %a, %a; mul.f16 %m, %a, %b; fma.rn.f16 %f, %a, %a, %b; add.sat.f16 %t, %a, %a; mul.ftz.f16 %z, %b, %b; neg.f16 %n, %a; abs.f16 %v, %a; sub.f16 %d, %a, %a;"
+    body = (
+        "add.f16 %s, %a, %a; mul.f16 %m, %a, %b; fma.rn.f16 %f, %a, %a, %b; add.sat.f16 %t, %a, %a; mul.ftz.f16 %z, "
+        "%b, %b; neg.f16 %n, %a; abs.f16 %v, %a; sub.f16 %d, %a, %a;"
+    )
     half = np.full(4, 0x3800, np.uint16)
     got = execute(body, {"a": ("b16", h), "b": ("b16", half)}, dict.fromkeys("smftznvd", "b16"))
     assert got["s"].tolist() == [0x4000, 0x0800, 0x7C00, 0x4001]

@@ -42,7 +42,10 @@ there:
 """
 
 
-@pytest.mark.parametrize("barrier", ["bar.sync 0;", "bar.cta.sync 0;", "barrier.sync 5;", "barrier.cta.sync.aligned 15, 96;", "bar.sync 3, 96;"])
+@pytest.mark.parametrize(
+    "barrier",
+    ["bar.sync 0;", "bar.cta.sync 0;", "barrier.sync 5;", "barrier.cta.sync.aligned 15, 96;", "bar.sync 3, 96;"],
+)
 @pytest.mark.parametrize("delay", ["", DETOUR])
 def test_all_threads_wait(execute, barrier, delay):
     found = execute(EXCHANGE.format(delay=delay, barrier=barrier, count=96), threads(), {"d": "b32"}, block=96)["d"]
@@ -124,10 +127,14 @@ def test_reductions(execute, name, delay):
     votes[[3, 40, 90]] = 1
     votes[96:] = 1
     inputs = {"t": ("b32", np.tile(np.arange(96, dtype=np.uint32), 2)), "v": ("pred", votes)}
-    body = f"{delay} {name}.red.popc.u32 %n, 0, %v; {name}.red.and.pred %all, 1, 96, %v; {name}.red.or.pred %any, 1, !%v;"
+    body = (
+        f"{delay} {name}.red.popc.u32 %n, 0, %v; {name}.red.and.pred %all, 1, 96, %v; {name}.red.or.pred %any, 1, !%v;"
+    )
     results = execute(body, inputs, {"n": "b32", "all": "pred", "any": "pred"}, block=96)
     assert (results["n"] == np.repeat([3, 96], 96)).all()
-    assert (results["all"] == np.repeat([False, True], 96)).all() and (results["any"] == np.repeat([True, False], 96)).all()
+    assert (results["all"] == np.repeat([False, True], 96)).all() and (
+        results["any"] == np.repeat([True, False], 96)
+    ).all()
 
 
 def test_a_barrier_is_reused(execute):
@@ -167,8 +174,14 @@ def test_a_barrier_is_reused(execute):
         ("bar.sync 0, 0;", "multiple of 32"),
         ("@%p bar.sync 0; @!%p bar.sync 1;", "threads of its warp"),
         ("bar.arrive 1, 128; bar.arrive 1, 128;", "again"),
-        ("setp.lt.u32 %p, %t, 64; @%p bra low; bar.sync 0, 96; bra out; low: bar.sync 0, 64; out:", "another thread count"),
-        ("setp.lt.u32 %p, %t, 64; @%p bra low; bar.red.popc.u32 %t, 0, %p; bra out; low: bar.sync 0; out:", "another operation"),
+        (
+            "setp.lt.u32 %p, %t, 64; @%p bra low; bar.sync 0, 96; bra out; low: bar.sync 0, 64; out:",
+            "another thread count",
+        ),
+        (
+            "setp.lt.u32 %p, %t, 64; @%p bra low; bar.red.popc.u32 %t, 0, %p; bra out; low: bar.sync 0; out:",
+            "another operation",
+        ),
         ("bar.sync 1, 64;", "more threads"),
         ("bar.sync 1, 128;", "(?i)deadlock|wait"),  # fewer: they wait for ever
         ("setp.lt.u32 %p, %t, 32; @%p bra low; bar.sync 1; bra out; low: bar.sync 2; out:", "(?i)deadlock|wait"),

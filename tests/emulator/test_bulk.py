@@ -95,7 +95,10 @@ def test_within_shared_memory():
 
 
 def test_several_copies_complete_one_phase():
-    copies = "".join(f"cp.async.bulk.shared::cta.global.{COMPLETES} [%tile + {512 * i}], [%data + {1024 * i}], 256, [%bar];" for i in range(4))
+    copies = "".join(
+        f"cp.async.bulk.shared::cta.global.{COMPLETES} [%tile + {512 * i}], [%data + {1024 * i}], 256, [%bar];"
+        for i in range(4)
+    )
     tile, _ = run(f"{copies} {expect(1024)} {WAIT}", DATA)
     for i in range(4):
         assert (tile[512 * i : 512 * i + 256] == DATA[1024 * i : 1024 * i + 256]).all()
@@ -130,21 +133,33 @@ def test_out_of_shared_memory(wait):
 
 @pytest.mark.parametrize(
     "wait, seen",
-    [("cp.async.bulk.wait_group.read 0;", 0xEE), ("cp.async.bulk.wait_group 0;", 0xEE), ("cp.async.bulk.wait_group.read 1;", 1), ("", 1)],
+    [
+        ("cp.async.bulk.wait_group.read 0;", 0xEE),
+        ("cp.async.bulk.wait_group 0;", 0xEE),
+        ("cp.async.bulk.wait_group.read 1;", 1),
+        ("", 1),
+    ],
 )
 def test_the_source_is_read_at_the_wait(wait, seen):
     _, data = run(f"{STORE} {COMMIT} {wait} st.shared.b8 [%tile], 1;", DATA)
     assert data[128] == seen
 
 
-@pytest.mark.parametrize("wait, seen", [("cp.async.bulk.wait_group.read 0;", False), ("cp.async.bulk.wait_group 0;", True)])
+@pytest.mark.parametrize(
+    "wait, seen", [("cp.async.bulk.wait_group.read 0;", False), ("cp.async.bulk.wait_group 0;", True)]
+)
 def test_the_destination_is_written_at_the_wait(wait, seen):
-    tile, _ = run(f"{STORE} {COMMIT} {wait} ld.global.b32 %x, [%data + 128]; st.shared.b32 [%tile + 512], %x;", DATA, checks=False)
+    tile, _ = run(
+        f"{STORE} {COMMIT} {wait} ld.global.b32 %x, [%data + 128]; st.shared.b32 [%tile + 512], %x;", DATA, checks=False
+    )
     assert (tile[512:516] == (0xEE if seen else DATA[128:132])).all()
 
 
 def test_prefetches_have_no_effect():
-    tile, _ = run("cp.async.bulk.prefetch.L2.global [%data], 64; prefetch.tensormap [%map]; cp.async.bulk.prefetch.tensor.1d.L2.global.tile [%map, {%t}];", DATA)
+    tile, _ = run(
+        "cp.async.bulk.prefetch.L2.global [%data], 64; prefetch.tensormap [%map]; cp.async.bulk.prefetch.tensor.1d.L2.global.tile [%map, {%t}];",
+        DATA,
+    )
     assert (tile == 0xEE).all()
 
 
@@ -160,7 +175,9 @@ def test_multicast_to_the_own_block(mask, hint, tensor):
     assert (tile[:64] == DATA[64:128]).all() and (tile[64:] == 0xEE).all()
     if mask != "1":
         for wrong in (0, 2, 3):
-            with pytest.raises(EmulatorFault, match=f"multicasts to the blocks 0x{wrong:x} of its cluster, which has one"):
+            with pytest.raises(
+                EmulatorFault, match=f"multicasts to the blocks 0x{wrong:x} of its cluster, which has one"
+            ):
                 run(body.replace("WHICH", str(wrong)), DATA, fields)
 
 
@@ -201,8 +218,12 @@ def combined(operation: str, type: str, old: int, new: int) -> int:
 
 
 REDUCTIONS = [("add", type) for type in ("u32", "s32", "u64", "f32", "f64", "f16", "bf16")]
-REDUCTIONS += [(operation, type) for operation in ("min", "max") for type in ("u32", "s32", "u64", "s64", "f16", "bf16")]
-REDUCTIONS += [("inc", "u32"), ("dec", "u32")] + [(operation, type) for operation in ("and", "or", "xor") for type in ("b32", "b64")]
+REDUCTIONS += [
+    (operation, type) for operation in ("min", "max") for type in ("u32", "s32", "u64", "s64", "f16", "bf16")
+]
+REDUCTIONS += [("inc", "u32"), ("dec", "u32")] + [
+    (operation, type) for operation in ("and", "or", "xor") for type in ("b32", "b64")
+]
 
 
 def elements(type: str, count: int, seed: int) -> list[int]:
@@ -212,7 +233,9 @@ def elements(type: str, count: int, seed: int) -> list[int]:
         return [code_of(float(number), type) for number in generator.integers(-40, 40, count - 2) / 4] + [1, 3]
     bits = int(type[1:])
     edges = [0, 1, (1 << bits) - 1, 1 << bits - 1, (1 << bits - 1) - 1]
-    return (edges + [int.from_bytes(generator.bytes(bits // 8), "little") for _ in range(count)])[:count][:: 1 if seed % 2 else -1]
+    return (edges + [int.from_bytes(generator.bytes(bits // 8), "little") for _ in range(count)])[:count][
+        :: 1 if seed % 2 else -1
+    ]
 
 
 def reduced(operation, type):
@@ -220,7 +243,10 @@ def reduced(operation, type):
     size = 2 if type == "bf16" else int(type[-2:]) // 8
     new, old = elements(type, 64 // size, 1), elements(type, 64 // size, 2)
     after = [combined(operation, type, a, b) for a, b in zip(old, new)]
-    return [np.frombuffer(b"".join(code.to_bytes(size, "little") for code in codes), np.uint8) for codes in (new, old, after)]
+    return [
+        np.frombuffer(b"".join(code.to_bytes(size, "little") for code in codes), np.uint8)
+        for codes in (new, old, after)
+    ]
 
 
 def words_into_tile(raw: np.ndarray) -> str:
@@ -235,12 +261,16 @@ def test_reductions_into_global_memory(operation, type):
     data[128:192] = old
     noftz = ".noftz" if operation == "add" and type in ("f16", "bf16") else ""
     copy = f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{operation}{noftz}.{type} [%data + 128], [%tile], 64;"
-    _, found = run(f"{words_into_tile(new)} fence.proxy.async; {copy} {COMMIT} cp.async.bulk.wait_group 0;", data, races=True)
+    _, found = run(
+        f"{words_into_tile(new)} fence.proxy.async; {copy} {COMMIT} cp.async.bulk.wait_group 0;", data, races=True
+    )
     data[128:192] = after
     assert (found == data).all()
 
 
-@pytest.mark.parametrize("operation, type", [case for case in REDUCTIONS if case[1] in ("u32", "s32", "b32") or case == ("add", "u64")])
+@pytest.mark.parametrize(
+    "operation, type", [case for case in REDUCTIONS if case[1] in ("u32", "s32", "b32") or case == ("add", "u64")]
+)
 def test_reductions_into_shared_memory(operation, type):
     new, old, after = reduced(operation, type)
     copy = f"cp.reduce.async.bulk.shared::cluster.shared::cta.{COMPLETES}.{operation}.{type} [%tile + 64], [%tile], 64, [%bar];"
@@ -251,7 +281,10 @@ def test_reductions_into_shared_memory(operation, type):
     assert (tile[64:128] == after).all() and (tile[:64] == new).all() and (tile[128:] == 0xEE).all()
 
 
-@pytest.mark.parametrize("operation, dtype", [("add", "f32"), ("add", "bf16"), ("max", "s32"), ("xor", "u64"), ("inc", "u32"), ("min", "f16")])
+@pytest.mark.parametrize(
+    "operation, dtype",
+    [("add", "f32"), ("add", "bf16"), ("max", "s32"), ("xor", "u64"), ("inc", "u32"), ("min", "f16")],
+)
 def test_reductions_of_tensors(operation, dtype):
     """A box of two rows that sticks out on the right: what lies outside is left alone."""
     type = f"b{dtype[1:]}" if operation == "xor" else dtype
@@ -264,7 +297,9 @@ def test_reductions_of_tensors(operation, dtype):
     want[1, 32:48], want[2, 32:48] = after[:16], after[32:48]
     copy = f"cp.reduce.async.bulk.tensor.2d.global.shared::cta.{operation}.tile.bulk_group [%map, {{{columns}, 1}}], [%tile];"
     fields = (dtype, (48 // size, 4), (64,), (columns, 2), (1, 1), {})
-    _, found = run(f"{words_into_tile(new)} fence.proxy.async; {copy} {COMMIT} cp.async.bulk.wait_group 0;", data, fields)
+    _, found = run(
+        f"{words_into_tile(new)} fence.proxy.async; {copy} {COMMIT} cp.async.bulk.wait_group 0;", data, fields
+    )
     assert (found == want).all()
 
 
@@ -276,7 +311,10 @@ def test_reductions_add_up_and_are_performed_at_the_wait():
     ones = words_into_tile(np.ones(16, np.uint32).view(np.uint8)) + "fence.proxy.async;"
     _, found = run(f"{ones} {REDUCE} {COMMIT} {REDUCE} {REDUCE} {COMMIT} cp.async.bulk.wait_group 0;", data)
     assert (found.view(np.uint32)[32:48] == 3).all() and found.view(np.uint32).sum() == 48
-    tile, _ = run(f"{ones} {REDUCE} {COMMIT} cp.async.bulk.wait_group.read 0; ld.global.b32 %x, [%data + 128]; st.shared.b32 [%tile], %x;", data)
+    tile, _ = run(
+        f"{ones} {REDUCE} {COMMIT} cp.async.bulk.wait_group.read 0; ld.global.b32 %x, [%data + 128]; st.shared.b32 [%tile], %x;",
+        data,
+    )
     assert tile[:4].view(np.uint32) == 0
 
 
@@ -286,7 +324,10 @@ def test_reductions_add_up_and_are_performed_at_the_wait():
         (REDUCE.replace("[%data + 128]", "[%data + 136]"), "multiples of 16"),
         (REDUCE.replace("[%data + 128]", "[%data + 8160]"), "starts a copy that updates 16 bytes .* in no allocation"),
         (REDUCE.replace("[%data + 128]", "[%out]"), "of them that nothing wrote"),
-        ("cp.reduce.async.bulk.tensor.2d.global.shared::cta.inc.bulk_group [%map, {0, 0}], [%tile];", "reduces a box with .inc, which there is not for a tensor of u8"),
+        (
+            "cp.reduce.async.bulk.tensor.2d.global.shared::cta.inc.bulk_group [%map, {0, 0}], [%tile];",
+            "reduces a box with .inc, which there is not for a tensor of u8",
+        ),
     ],
 )
 def test_faults_of_reductions(body, message):
@@ -356,7 +397,9 @@ def test_tensor_into_shared_memory(case):
     data, tensor, fields = tensor_of(case)
     size = np.dtype(dtype).itemsize
     filling = NANS[name].to_bytes(size, "little") if fill == "nan" else bytes(size)
-    want = expected_tile(tensor, corner, box, steps, box[0] * size, int(swizzle[:-1]) if swizzle != "none" else 0, filling)
+    want = expected_tile(
+        tensor, corner, box, steps, box[0] * size, int(swizzle[:-1]) if swizzle != "none" else 0, filling
+    )
     bytes_ = size * box[0] * int(np.prod([-(-b // s) for b, s in zip(box[1:], steps[1:])]))
     copy = f"cp.async.bulk.tensor.{len(shape)}d.shared::cta.global.tile.{COMPLETES} [%tile], [%map, {coordinates(corner)}], [%bar];"
     tile, _ = run(f"{expect(bytes_)} {copy} {WAIT}", data, fields)
@@ -413,7 +456,9 @@ def test_columns_of_pixels(convolution, swizzle, channels):
     data = np.random.default_rng(4).integers(1, 60000, (images, *reversed(size), all_channels)).astype(np.uint16)
     lower = [-p for p in padding]
     upper = [p - (r - 1) * d for p, r, d in zip(padding, reach, dilation)]
-    outputs = [(s + 2 * p - (r - 1) * d - 1) // step + 1 for s, p, r, d, step in zip(size, padding, reach, dilation, stride)]
+    outputs = [
+        (s + 2 * p - (r - 1) * d - 1) // step + 1 for s, p, r, d, step in zip(size, padding, reach, dilation, stride)
+    ]
     want = np.full((BYTES // 2,), 0xEEEE, np.uint16)
     pitch = max(channels, {"none": 0, "64b": 32}[swizzle])
     for pixel in range(pixels):
@@ -431,7 +476,9 @@ def test_columns_of_pixels(convolution, swizzle, channels):
     dims = tuple(reversed(data.shape))
 
     def map(address):
-        return encode_im2col("u16", address, dims, strides, lower, upper, channels, pixels, (1, *stride, 1), swizzle=swizzle)
+        return encode_im2col(
+            "u16", address, dims, strides, lower, upper, channels, pixels, (1, *stride, 1), swizzle=swizzle
+        )
 
     corner, moves = coordinates((at_channel, *start, image)), coordinates([e * d for e, d in zip(element, dilation)])
     copy = f"cp.async.bulk.tensor.{len(dims)}d.shared::cta.global.im2col.{COMPLETES} [%tile], [%map, {corner}], [%bar], {moves};"
@@ -445,7 +492,11 @@ def test_the_mode_of_a_map_is_that_of_the_instruction():
     with pytest.raises(EmulatorFault, match="copies by .im2col with a tensor map for .tile"):
         run(load, DATA, ("u8", (16, 16, 16), (16, 256), (16, 2, 2), (1, 1, 1), {}))
     with pytest.raises(EmulatorFault, match="copies by .tile with a tensor map for .im2col"):
-        run(load.replace("im2col.", "").replace(", {0};", ";"), DATA, lambda at: encode_im2col("u8", at, (16, 16, 16), (16, 256), (0,), (0,), 16, 4))
+        run(
+            load.replace("im2col.", "").replace(", {0};", ";"),
+            DATA,
+            lambda at: encode_im2col("u8", at, (16, 16, 16), (16, 256), (0,), (0,), 16, 4),
+        )
 
 
 @pytest.mark.parametrize("corner, message", [((0, 8, 0, 0), "W = 8, outside of -1 to 7"), ((0, -2, 0, 0), "W = -2"), ((0, 0, 5, 0), "H = 5, outside of 0 to 4"), ((4, 0, 0, 0), "byte 8 of a row")])  # fmt: skip
@@ -471,7 +522,17 @@ def test_columns_begin_inside_of_their_part_of_the_image(corner, message):
     ],
 )
 def test_maps_of_columns_that_are_refused(change, message):
-    good = dict(dtype="u16", address=4096, dims=(32, 8, 6, 2), strides=(64, 512, 3072), lower=(-1, -1), upper=(-1, -1), channels=32, pixels=64, swizzle="64b")
+    good = dict(
+        dtype="u16",
+        address=4096,
+        dims=(32, 8, 6, 2),
+        strides=(64, 512, 3072),
+        lower=(-1, -1),
+        upper=(-1, -1),
+        channels=32,
+        pixels=64,
+        swizzle="64b",
+    )
     assert len(encode_im2col(**good)) == 128
     with pytest.raises(ArgumentError, match=message):
         encode_im2col(**good | change)
@@ -487,10 +548,22 @@ def test_maps_of_columns_that_are_refused(change, message):
         (LOAD.replace("[%tile]", "[%tile + 8192]"), "of shared memory"),
         (LOAD.replace("64, [%bar]", "64, [%bar + 8]"), "mbarrier|of shared memory"),
         (STORE.replace("[%data + 128]", "[%data + 8160]"), "lie in no allocation"),
-        (f"cp.async.bulk.tensor.2d.shared::cta.global.tile.{COMPLETES} [%tile + 64], [%map, {{0, 0}}], [%bar];", "no multiple of 128"),
-        (f"cp.async.bulk.tensor.2d.shared::cta.global.tile.{COMPLETES} [%tile], [%map, {{8, 0}}], [%bar];", "byte 8 of a row"),
-        (f"cp.async.bulk.tensor.1d.shared::cta.global.tile.{COMPLETES} [%tile], [%map, {{0}}], [%bar];", "1 dimensions with a tensor map of 2"),
-        (f"cp.async.bulk.tensor.2d.shared::cta.global.tile.{COMPLETES} [%tile], [%data, {{0, 0}}], [%bar];", "no tensor map"),
+        (
+            f"cp.async.bulk.tensor.2d.shared::cta.global.tile.{COMPLETES} [%tile + 64], [%map, {{0, 0}}], [%bar];",
+            "no multiple of 128",
+        ),
+        (
+            f"cp.async.bulk.tensor.2d.shared::cta.global.tile.{COMPLETES} [%tile], [%map, {{8, 0}}], [%bar];",
+            "byte 8 of a row",
+        ),
+        (
+            f"cp.async.bulk.tensor.1d.shared::cta.global.tile.{COMPLETES} [%tile], [%map, {{0}}], [%bar];",
+            "1 dimensions with a tensor map of 2",
+        ),
+        (
+            f"cp.async.bulk.tensor.2d.shared::cta.global.tile.{COMPLETES} [%tile], [%data, {{0, 0}}], [%bar];",
+            "no tensor map",
+        ),
     ],
 )
 def test_faults(body, message):

@@ -6,7 +6,8 @@ import pytest
 from ptxrt.emulator.instruction import Unsupported, resolve
 from ptxrt.errors import EmulatorFault
 
-# 32 threads copy from `source` (their own 16 bytes of the input array w) to the shared array, which holds 0xEE bytes before.
+# 32 threads copy from `source` (their own 16 bytes of the input array w) to the shared array, which holds 0xEE bytes
+# before.
 SETUP = """
     .shared .align 16 .b8 tile[2048];
     .reg .b32 %to, %zero;
@@ -44,19 +45,36 @@ def test_sizes(execute, cache, size, space):
     assert (found[:, :size] == source[:, :size]).all() and (found[:, size:] == OLD).all()
 
 
-@pytest.mark.parametrize("hints, operand", [(".L2::64B", ""), (".L2::128B", ""), (".L2::256B", ""), (".L2::cache_hint", ", %policy"), (".L2::cache_hint.L2::128B", ", 16, %policy")])
+@pytest.mark.parametrize(
+    "hints, operand",
+    [
+        (".L2::64B", ""),
+        (".L2::128B", ""),
+        (".L2::256B", ""),
+        (".L2::cache_hint", ", %policy"),
+        (".L2::cache_hint.L2::128B", ", 16, %policy"),
+    ],
+)
 def test_hints_change_nothing(execute, hints, operand):
     policy = {"policy": ("b64", np.full(128, 0x12F0000000000000, np.uint64))}
-    source, found = run(execute, f"cp.async.cg.shared.global{hints} [%to], [%from], 16{operand}; {COMMIT_AND_WAIT}", policy)
+    source, found = run(
+        execute, f"cp.async.cg.shared.global{hints} [%to], [%from], 16{operand}; {COMMIT_AND_WAIT}", policy
+    )
     assert (found == source).all()
 
 
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_source_size_zero_fills(execute, size):
     available = np.arange(128) % (size + 1)
-    source, found = run(execute, f"cp.async.ca.shared.global [%to], [%from], {size}, %n; {COMMIT_AND_WAIT}", {"n": ("b32", available.astype(np.uint32))})
+    source, found = run(
+        execute,
+        f"cp.async.ca.shared.global [%to], [%from], {size}, %n; {COMMIT_AND_WAIT}",
+        {"n": ("b32", available.astype(np.uint32))},
+    )
     for thread in range(32):
-        expected = [source[thread, byte] if byte < available[thread] else 0 for byte in range(size)] + [OLD] * (16 - size)
+        expected = [source[thread, byte] if byte < available[thread] else 0 for byte in range(size)] + [OLD] * (
+            16 - size
+        )
         assert found[thread].tolist() == expected
 
 
@@ -71,7 +89,9 @@ def test_nothing_is_read_where_the_source_size_is_zero(execute):
 
 def test_ignored_source(execute):
     ignore = np.arange(128) % 3 == 0
-    source, found = run(execute, f"cp.async.cg.shared.global [%to], [%from], 16, %p; {COMMIT_AND_WAIT}", {"p": ("pred", ignore)})
+    source, found = run(
+        execute, f"cp.async.cg.shared.global [%to], [%from], 16, %p; {COMMIT_AND_WAIT}", {"p": ("pred", ignore)}
+    )
     assert (found == np.where(ignore[:32, None], 0, source)).all()
 
 
@@ -133,7 +153,15 @@ def test_faults(execute, copy):
         run(execute, f"{copy} {COMMIT_AND_WAIT}")
 
 
-@pytest.mark.parametrize("opcode", ["cp.async.cs.shared.global", "cp.async.ca.global.shared", "cp.async.ca.shared::cluster.global", "cp.async.commit_group.x"])
+@pytest.mark.parametrize(
+    "opcode",
+    [
+        "cp.async.cs.shared.global",
+        "cp.async.ca.global.shared",
+        "cp.async.ca.shared::cluster.global",
+        "cp.async.commit_group.x",
+    ],
+)
 def test_other_forms_are_refused(opcode):
     with pytest.raises(Unsupported, match="is not implemented"):
         resolve(opcode)

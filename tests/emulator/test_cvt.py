@@ -5,15 +5,15 @@ import re
 import struct
 import subprocess
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache
 from itertools import product
 
-import build
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import build
 from ptxrt.emulator.instruction import Unsupported, resolve
 
 # (exponent bits, mantissa bits, bias, what the largest exponent holds)
@@ -39,7 +39,7 @@ def floor_log2(number):
     return exponent if number >= power(exponent) else exponent - 1
 
 
-@lru_cache(maxsize=None)
+@cache
 def decode(name, code):
     """Fraction, or math.inf, -math.inf, math.nan; zeros lose their sign."""
     exponent_bits, mantissa_bits, bias, specials = FORMATS[name]
@@ -91,9 +91,24 @@ def encode(name, number, negative, mode, saturate=False):
 def f32_codes(extra=()):
     """f32 bit patterns: specials, all exponents, and the neighborhood of every value and tie of the small formats."""
     generator = np.random.default_rng(1)
-    codes = [0, 1, 2, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0x3F800000, 0x3F800001]
+    codes = [
+        0,
+        1,
+        2,
+        0x7FFFFF,
+        0x800000,
+        0x7F7FFFFF,
+        0x7F800000,
+        0x7F800001,
+        0x7FC00000,
+        0x7FFFFFFF,
+        0x3F800000,
+        0x3F800001,
+    ]
     numbers = {Fraction(step, 16) for step in range(0, 130)} | {Fraction(step) for step in range(400, 520, 4)}
-    numbers |= {Fraction(step, 2**17) for step in range(1, 40)} | {Fraction(65504 + step) for step in (-16, 0, 8, 15, 16, 17)}
+    numbers |= {Fraction(step, 2**17) for step in range(1, 40)} | {
+        Fraction(65504 + step) for step in (-16, 0, 8, 15, 16, 17)
+    }
     numbers |= {Fraction(step * 1024) for step in range(50, 66)} | {Fraction(step, 2**25) for step in range(1, 20)}
     for number in numbers:
         bits = struct.unpack("<I", struct.pack("<f", float(number)))[0]
@@ -105,7 +120,11 @@ def f32_codes(extra=()):
 
 
 def convert(execute, opcode, source, values, destination):
-    types = {"a": (source, values)} if not isinstance(values, tuple) else dict(zip("ab", ((source, each) for each in values)))
+    types = (
+        {"a": (source, values)}
+        if not isinstance(values, tuple)
+        else dict(zip("ab", ((source, each) for each in values)))
+    )
     operands = ", ".join(f"%{name}" for name in types)
     return execute(f"cvt.{opcode} %d, {operands};", types, {"d": destination})["d"]
 
@@ -142,7 +161,14 @@ def test_integer_to_integer(execute, source, destination, saturate):
     if saturate and bounds(destination)[0] <= low and high <= bounds(destination)[1]:
         assert not resolvable(f"cvt.sat.{destination}.{source}")  # nothing to clamp
         return
-    numbers = sorted({wrap(number, source) for bits in (7, 8, 15, 16, 31, 32, 63, 64) for number in ((1 << bits) - 1, 1 << bits, -(1 << bits))} | {0, 5, low, high, wrap(-5, source)})
+    numbers = sorted(
+        {
+            wrap(number, source)
+            for bits in (7, 8, 15, 16, 31, 32, 63, 64)
+            for number in ((1 << bits) - 1, 1 << bits, -(1 << bits))
+        }
+        | {0, 5, low, high, wrap(-5, source)}
+    )
     numbers = (numbers * 32)[:32]
     width = int(register_of(source)[1:])
     values = np.array([number % (1 << width) for number in numbers], f"u{width // 8}")
@@ -150,7 +176,9 @@ def test_integer_to_integer(execute, source, destination, saturate):
     found = convert(execute, opcode, register_of(source), values, register_of(destination))
     into = bounds(destination)
     expected = [min(max(number, into[0]), into[1]) if saturate else wrap(number, destination) for number in numbers]
-    assert found.tolist() == [number % (1 << int(register_of(destination)[1:])) for number in expected]  # extended to the register
+    assert found.tolist() == [
+        number % (1 << int(register_of(destination)[1:])) for number in expected
+    ]  # extended to the register
 
 
 @pytest.mark.parametrize("mode", ["n", "z", "m", "p"])
@@ -161,13 +189,41 @@ def test_float_to_integer(execute, source, destination, mode):
         assert not resolvable(f"cvt.r{mode}i.{destination}.bf16")
         return
     low, high = bounds(destination)
-    numbers = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 3.5, 100.5, 127.5, 128.0, 255.0, 256.0, 32767.5, 65535.0, 2.0**31, 2.0**32, 2.0**63, 2.0**64, 1e30, math.inf]
+    numbers = [
+        0.0,
+        0.25,
+        0.5,
+        0.75,
+        1.0,
+        1.5,
+        2.5,
+        3.5,
+        100.5,
+        127.5,
+        128.0,
+        255.0,
+        256.0,
+        32767.5,
+        65535.0,
+        2.0**31,
+        2.0**32,
+        2.0**63,
+        2.0**64,
+        1e30,
+        math.inf,
+    ]
     floats = [sign * number for number in numbers for sign in (1.0, -1.0)] + [math.nan, 2.0**31 - 1, 2.0**53 + 2]
     exact = [Fraction(number) if math.isfinite(number) else number for number in floats]
     codes = [encode(source, number, math.copysign(1, original) < 0, "n") for number, original in zip(exact, floats)]
     codes = (codes * 2)[:64]
     width = max(FORMATS[source][0] + FORMATS[source][1] + 1, 16)
-    found = convert(execute, f"r{mode}i.{destination}.{source}", f"b{width}", np.array(codes, f"u{width // 8}"), register_of(destination))
+    found = convert(
+        execute,
+        f"r{mode}i.{destination}.{source}",
+        f"b{width}",
+        np.array(codes, f"u{width // 8}"),
+        register_of(destination),
+    )
     for code, result in zip(codes, found.tolist()):
         number = decode(source, code)
         if isinstance(number, float) and math.isnan(number):
@@ -196,8 +252,37 @@ def test_integer_to_float(execute, source, destination, mode):
         assert not resolvable(f"cvt.r{mode}.bf16.{source}")
         return
     low, high = bounds(source)
-    numbers = {0, 1, low, high, high - 1, low + 1, 65519, 65520, 65505, 257, 258, 2049, 2051, 4097, 16777217, 16777219, (1 << 24) + 3, (1 << 53) + 1, (1 << 53) + 3}
-    numbers |= {(1 << 63) + (1 << 10), (1 << 63) + (1 << 10) + 1, (1 << 62) + 1, (1 << 40) + 1, (1 << 62) + (1 << 38) + 1, -((1 << 62) + (1 << 38)), -16777217, -2049}
+    numbers = {
+        0,
+        1,
+        low,
+        high,
+        high - 1,
+        low + 1,
+        65519,
+        65520,
+        65505,
+        257,
+        258,
+        2049,
+        2051,
+        4097,
+        16777217,
+        16777219,
+        (1 << 24) + 3,
+        (1 << 53) + 1,
+        (1 << 53) + 3,
+    }
+    numbers |= {
+        (1 << 63) + (1 << 10),
+        (1 << 63) + (1 << 10) + 1,
+        (1 << 62) + 1,
+        (1 << 40) + 1,
+        (1 << 62) + (1 << 38) + 1,
+        -((1 << 62) + (1 << 38)),
+        -16777217,
+        -2049,
+    }
     numbers = sorted({wrap(number, source) for number in numbers})
     numbers = (numbers * 32)[:32]
     width = int(register_of(source)[1:])
@@ -215,7 +300,9 @@ def test_integer_to_float(execute, source, destination, mode):
 def test_f32_to_half(execute, destination, mode):
     codes = f32_codes()
     found = convert(execute, f"r{mode}.{destination}.f32", "b32", codes, "b16")
-    assert hexes(found) == [hex(encode(destination, decode("f32", code), sign_of("f32", code), mode)) for code in codes.tolist()]
+    assert hexes(found) == [
+        hex(encode(destination, decode("f32", code), sign_of("f32", code), mode)) for code in codes.tolist()
+    ]
 
 
 @pytest.mark.parametrize("destination", ["f16", "bf16"])
@@ -236,7 +323,20 @@ def test_between_the_halves(execute, destination, source, mode):
     """Without a rounding as with .rn: ptxas makes one and the same F2F of both."""
     codes = np.arange(1 << 16, dtype=np.uint16)
     found = convert(execute, (f"r{mode}." if mode else "") + f"{destination}.{source}", "b16", codes, "b16")
-    for code in [*range(0, 1 << 16, 37), 0x477F, 0x4780, 0x3F81, 0x7C00, 0xFC00, 0x7F80, 0xFF80, 0x7FC0, 1, 0x8001, 0x8000]:
+    for code in [
+        *range(0, 1 << 16, 37),
+        0x477F,
+        0x4780,
+        0x3F81,
+        0x7C00,
+        0xFC00,
+        0x7F80,
+        0xFF80,
+        0x7FC0,
+        1,
+        0x8001,
+        0x8000,
+    ]:
         assert found[code] == encode(destination, decode(source, code), sign_of(source, code), mode or "n"), hex(code)
 
 
@@ -255,12 +355,31 @@ def test_half_to_wider(execute, source):
 @pytest.mark.parametrize("mode", ["n", "z", "m", "p"])
 def test_f64_to_narrower(execute, mode):
     generator = np.random.default_rng(3)
-    numbers = [1 + 2**-24, 1 + 2**-24 + 2**-52, 1 + 3 * 2**-24, 1 + 2**-11, 1 + 2**-11 + 2**-40, 2**-149, 2**-150, 1.5 * 2**-150, 3.5e38, 65519.99, 65520.0, 0.0, -0.0, math.inf, math.nan, 2**-25]
+    numbers = [
+        1 + 2**-24,
+        1 + 2**-24 + 2**-52,
+        1 + 3 * 2**-24,
+        1 + 2**-11,
+        1 + 2**-11 + 2**-40,
+        2**-149,
+        2**-150,
+        1.5 * 2**-150,
+        3.5e38,
+        65519.99,
+        65520.0,
+        0.0,
+        -0.0,
+        math.inf,
+        math.nan,
+        2**-25,
+    ]
     values = np.array(numbers + [-number for number in numbers] + generator.standard_normal(96).tolist())
     codes = values.view(np.uint64)
     for destination, register in (("f32", "b32"), ("f16", "b16"), ("bf16", "b16")):
         found = convert(execute, f"r{mode}.{destination}.f64", "b64", codes, register)
-        assert hexes(found) == [hex(encode(destination, decode("f64", code), sign_of("f64", code), mode)) for code in codes.tolist()]
+        assert hexes(found) == [
+            hex(encode(destination, decode("f64", code), sign_of("f64", code), mode)) for code in codes.tolist()
+        ]
 
 
 def test_f32_to_f64(execute):
@@ -268,11 +387,33 @@ def test_f32_to_f64(execute):
     codes = codes[~np.isnan(codes.view(np.float32))]
     codes = np.resize(codes, -(-len(codes) // 32) * 32)
     found = convert(execute, "f64.f32", "b32", codes, "b64")
-    assert hexes(found) == [hex(encode("f64", decode("f32", code), sign_of("f32", code), "n")) for code in codes.tolist()]
+    assert hexes(found) == [
+        hex(encode("f64", decode("f32", code), sign_of("f32", code), "n")) for code in codes.tolist()
+    ]
 
 
 def test_flush_saturate_and_integral_rounding(execute):
-    numbers = np.array([-0.0, 0.4, 0.5, 1.5, 2.5, -0.5, -1.5, 2.0**-140, -(2.0**-140), 1.0, 3.0, np.inf, -np.inf, np.nan, 8388607.5, 1e30], np.float32)
+    numbers = np.array(
+        [
+            -0.0,
+            0.4,
+            0.5,
+            1.5,
+            2.5,
+            -0.5,
+            -1.5,
+            2.0**-140,
+            -(2.0**-140),
+            1.0,
+            3.0,
+            np.inf,
+            -np.inf,
+            np.nan,
+            8388607.5,
+            1e30,
+        ],
+        np.float32,
+    )
     numbers = np.tile(numbers, 2)
     bits = numbers.view(np.uint32)
 
@@ -280,11 +421,19 @@ def test_flush_saturate_and_integral_rounding(execute):
         return convert(execute, opcode, "b32", bits, "b32").view(np.float32)[:16]
 
     def same(found, expected):
-        assert found.view(np.uint32).tolist() == [0x7FFFFFFF if number != number else int(np.float32(number).view(np.uint32)) for number in expected]
+        assert found.view(np.uint32).tolist() == [
+            0x7FFFFFFF if number != number else int(np.float32(number).view(np.uint32)) for number in expected
+        ]
 
     same(run("sat.f32.f32"), [0, 0.4, 0.5, 1, 1, 0, 0, 2.0**-140, 0, 1, 1, 1, 0, 0, 1, 1])
-    same(run("sat.ftz.f32.f32") if resolvable("cvt.sat.ftz.f32.f32") else run("ftz.sat.f32.f32"), [0, 0.4, 0.5, 1, 1, 0, 0, 0, 0, 1, 1, 1, 0, 0, 1, 1])
-    same(run("ftz.f32.f32"), [-0.0, 0.4, 0.5, 1.5, 2.5, -0.5, -1.5, 0.0, -0.0, 1, 3, np.inf, -np.inf, np.nan, 8388607.5, 1e30])
+    same(
+        run("sat.ftz.f32.f32") if resolvable("cvt.sat.ftz.f32.f32") else run("ftz.sat.f32.f32"),
+        [0, 0.4, 0.5, 1, 1, 0, 0, 0, 0, 1, 1, 1, 0, 0, 1, 1],
+    )
+    same(
+        run("ftz.f32.f32"),
+        [-0.0, 0.4, 0.5, 1.5, 2.5, -0.5, -1.5, 0.0, -0.0, 1, 3, np.inf, -np.inf, np.nan, 8388607.5, 1e30],
+    )
     same(run("rni.f32.f32"), [-0.0, 0, 0, 2, 2, -0.0, -2, 0, -0.0, 1, 3, np.inf, -np.inf, np.nan, 8388608, 1e30])
     same(run("rmi.f32.f32"), [-0.0, 0, 0, 1, 2, -1, -2, 0, -1, 1, 3, np.inf, -np.inf, np.nan, 8388607, 1e30])
     same(run("rpi.f32.f32"), [-0.0, 1, 1, 2, 3, -0.0, -1, 1, -0.0, 1, 3, np.inf, -np.inf, np.nan, 8388608, 1e30])
@@ -339,7 +488,9 @@ def pair_register(name):
 def test_narrow_from_f32(execute, name, relu):
     codes = f32_codes()
     register, width = pair_register(name)
-    found = convert(execute, f"rn.satfinite{'.relu' if relu else ''}.{name}x2.f32", "b32", (codes, codes[::-1].copy()), register)
+    found = convert(
+        execute, f"rn.satfinite{'.relu' if relu else ''}.{name}x2.f32", "b32", (codes, codes[::-1].copy()), register
+    )
     expected = []
     for code in codes.tolist():
         number, negative = decode("f32", code), sign_of("f32", code)
@@ -427,7 +578,12 @@ def test_scales_from_f32_and_bf16(execute, mode, saturate):
 
 
 def test_scales_by_hand(execute):
-    numbers = np.resize(np.array([0.0, 1.0, 1.0000001, 1.99, 2.0, -3.0, 2.0**127, 3e38, 2.0**-127, 2.0**-149, np.inf, np.nan], np.float32), 32)
+    numbers = np.resize(
+        np.array(
+            [0.0, 1.0, 1.0000001, 1.99, 2.0, -3.0, 2.0**127, 3e38, 2.0**-127, 2.0**-149, np.inf, np.nan], np.float32
+        ),
+        32,
+    )
     for opcode, expected in {
         "rp.satfinite.ue8m0x2.f32": [0, 0x7F, 0x80, 0x80, 0x80, 0x81, 0xFE, 0xFE, 0, 0, 0xFE, 0xFF],
         "rz.satfinite.ue8m0x2.f32": [0, 0x7F, 0x7F, 0x7F, 0x80, 0x80, 0xFE, 0xFE, 0, 0, 0xFE, 0xFF],
@@ -449,11 +605,18 @@ def test_bf16_pair_from_scales(execute):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, (1 << 32) - 1), min_size=32, max_size=32), st.sampled_from(["e2m1", "e4m3", "e5m2", "e2m3", "e3m2"]))
+@given(
+    st.lists(st.integers(0, (1 << 32) - 1), min_size=32, max_size=32),
+    st.sampled_from(["e2m1", "e4m3", "e5m2", "e2m3", "e3m2"]),
+)
 def test_any_f32_to_narrow(execute, codes, name):
     register, width = pair_register(name)
-    found = convert(execute, f"rn.satfinite.{name}x2.f32", "b32", (np.zeros(32, np.uint32), np.array(codes, np.uint32)), register)
-    assert hexes(found) == [hex(encode(name, decode("f32", code), sign_of("f32", code), "n", saturate=True)) for code in codes]
+    found = convert(
+        execute, f"rn.satfinite.{name}x2.f32", "b32", (np.zeros(32, np.uint32), np.array(codes, np.uint32)), register
+    )
+    assert hexes(found) == [
+        hex(encode(name, decode("f32", code), sign_of("f32", code), "n", saturate=True)) for code in codes
+    ]
 
 
 @pytest.mark.parametrize(
@@ -498,7 +661,12 @@ LATER = {
     for name in NARROW[:-1]
     for source in (("bf16x2", "f16x2") if name in ("e3m2x2", "e2m3x2") else ("bf16x2",))
     for relu in ("", ".relu")
-} | {f"cvt.rn{saturate}{relu}.bf16x2.{name}" for name in NARROW[:-1] for saturate in ("", ".satfinite") for relu in ("", ".relu")}
+} | {
+    f"cvt.rn{saturate}{relu}.bf16x2.{name}"
+    for name in NARROW[:-1]
+    for saturate in ("", ".satfinite")
+    for relu in ("", ".relu")
+}
 
 
 def test_every_form_that_ptxas_assembles_and_no_other(tmp_path):
@@ -508,7 +676,12 @@ def test_every_form_that_ptxas_assembles_and_no_other(tmp_path):
         pytest.skip(str(missing))
     forms = {}
     for destination, source in product(REGISTERS, repeat=2):
-        for flags in product(("", "rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi", "rna"), ("", "ftz"), ("", "sat", "satfinite"), ("", "relu")):
+        for flags in product(
+            ("", "rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi", "rna"),
+            ("", "ftz"),
+            ("", "sat", "satfinite"),
+            ("", "relu"),
+        ):
             opcode = ".".join(["cvt", *filter(None, flags), destination, source])
             pair = source == "f32" and (destination in NARROW or destination.endswith("16x2"))
             forms[opcode] = f"{opcode} %{REGISTERS[destination]}1, %{REGISTERS[source]}2{', %r3' if pair else ''};"
@@ -516,7 +689,9 @@ def test_every_form_that_ptxas_assembles_and_no_other(tmp_path):
     head += [f".reg .b{bits} %{name}<4>;" for name, bits in (("b", 8), ("h", 16), ("r", 32), ("l", 64))]
     text = tmp_path / "cvt.ptx"
     text.write_text("\n".join([*head, *forms.values(), "ret;", "}"]))
-    done = subprocess.run([ptxas, "-arch", "sm_120a", "-o", tmp_path / "cvt.cubin", text], capture_output=True, text=True)
+    done = subprocess.run(
+        [ptxas, "-arch", "sm_120a", "-o", tmp_path / "cvt.cubin", text], capture_output=True, text=True
+    )
     refused = {int(line) for line in re.findall(r"line (\d+); error", done.stdout + done.stderr)}
     assembled = {opcode for line, opcode in enumerate(forms, len(head) + 1) if line not in refused}
     assert len(assembled) == 867, "ptxas 13.0 assembles 867 of these forms"

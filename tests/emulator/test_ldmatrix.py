@@ -22,7 +22,9 @@ TILE = """
 def run(execute, instruction, memory, rows, outputs, extra=None):
     """Fill 512 bytes of shared memory from `memory`, then execute; lane i's %address is its row offset `rows[i]`."""
     words = np.asarray(memory, np.uint8).view(np.uint32).reshape(32, 4)
-    inputs = {f"w{i}": ("b32", words[:, i]) for i in range(4)} | {"row": ("b32", np.array(rows, np.uint32))} | (extra or {})
+    inputs = (
+        {f"w{i}": ("b32", words[:, i]) for i in range(4)} | {"row": ("b32", np.array(rows, np.uint32))} | (extra or {})
+    )
     return execute(TILE + instruction, inputs, outputs)
 
 
@@ -53,7 +55,9 @@ def test_m8n8(execute, memory, count, transposed, space):
     rows = shuffled_rows(count)
     vector, outputs = registers(count)
     trans = ".trans" if transposed else ""
-    found = run(execute, f"ldmatrix.sync.aligned.m8n8.x{count}{trans}{space}.b16 {vector}, [%address];", memory, rows, outputs)
+    found = run(
+        execute, f"ldmatrix.sync.aligned.m8n8.x{count}{trans}{space}.b16 {vector}, [%address];", memory, rows, outputs
+    )
     for matrix in range(count):
         for lane in range(32):
             for element in range(2):
@@ -81,7 +85,9 @@ def test_m16n16_bytes(execute, memory, count):
     """Lanes 0-15 give the rows of the first matrix, 16-31 of the second; registers 2 m and 2 m + 1 hold its columns."""
     rows = shuffled_rows(count)
     vector, outputs = registers(2 * count)
-    found = run(execute, f"ldmatrix.sync.aligned.m16n16.x{count}.trans.shared.b8 {vector}, [%address];", memory, rows, outputs)
+    found = run(
+        execute, f"ldmatrix.sync.aligned.m16n16.x{count}.trans.shared.b8 {vector}, [%address];", memory, rows, outputs
+    )
     check_m16n16(found, rows, count, lambda address, column: int(memory[address + column]))
 
 
@@ -110,14 +116,26 @@ def test_padded_rows(execute, memory, source, element):
     rows = shuffled_rows(3)
     for count in (1, 2, 4):
         vector, outputs = registers(count)
-        found = run(execute, f"ldmatrix.sync.aligned.m8n16.x{count}.shared.b8x16.{source} {vector}, [%address];", memory, rows, outputs)
+        found = run(
+            execute,
+            f"ldmatrix.sync.aligned.m8n16.x{count}.shared.b8x16.{source} {vector}, [%address];",
+            memory,
+            rows,
+            outputs,
+        )
         for matrix in range(count):
             for lane in range(32):
                 for byte in range(4):
                     expected = element(memory, rows[8 * matrix + lane // 4], 4 * (lane % 4) + byte)
                     assert int(found[f"r{matrix}"][lane]) >> 8 * byte & 0xFF == expected
     vector, outputs = registers(4)
-    found = run(execute, f"ldmatrix.sync.aligned.m16n16.x2.trans.shared.b8x16.{source} {vector}, [%address];", memory, rows, outputs)
+    found = run(
+        execute,
+        f"ldmatrix.sync.aligned.m16n16.x2.trans.shared.b8x16.{source} {vector}, [%address];",
+        memory,
+        rows,
+        outputs,
+    )
     check_m16n16(found, rows, 2, lambda address, column: element(memory, address, column))
 
 
@@ -152,7 +170,8 @@ def test_stmatrix(execute, memory, count, transposed):
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_stmatrix_of_bytes(execute, memory, count):
-    """Byte e of lane l is row l / 4 + 8 (e / 2), column 2 (l % 4) + e % 2 of a 16 x 8 result; its columns are stored."""
+    """Byte e of lane l is row l / 4 + 8 (e / 2), column 2 (l % 4) + e % 2 of a 16 x 8 result; its columns are
+    stored."""
     rows = shuffled_rows(count)
     values = np.random.default_rng(count).integers(0, 1 << 32, (count, 32), dtype=np.uint32)
     vector = "{" + ", ".join(f"%s{i}" for i in range(count)) + "}"
@@ -186,11 +205,19 @@ def test_movmatrix(execute):
 def test_only_the_lanes_of_the_matrices_give_addresses(execute, memory):
     """x1 reads lanes 0-7; what the others hold does not matter."""
     rows = [16 * lane if lane < 8 else 0xFFFFFFF1 for lane in range(32)]
-    found = run(execute, "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r0}, [%address];", memory, rows, {"r0": "b32"})["r0"]
+    found = run(execute, "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r0}, [%address];", memory, rows, {"r0": "b32"})[
+        "r0"
+    ]
     assert (found == memory[:128].view(np.uint32)).all()
 
 
-@pytest.mark.parametrize("instruction", ["ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%row}, [%address];", "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%address], {%row};"])
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%row}, [%address];",
+        "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%address], {%row};",
+    ],
+)
 def test_rows_are_aligned_to_16_bytes(execute, memory, instruction):
     rows = [16 * lane for lane in range(32)]
     rows[6] += 8
@@ -206,7 +233,11 @@ def test_bytes_that_nothing_wrote(execute, memory):
 
 
 @pytest.mark.parametrize(
-    "instruction", ["ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%row}, [%address];", "movmatrix.sync.aligned.m8n8.trans.b16 %row, %row;"]
+    "instruction",
+    [
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%row}, [%address];",
+        "movmatrix.sync.aligned.m8n8.trans.b16 %row, %row;",
+    ],
 )
 def test_a_part_of_a_warp_is_a_fault(execute, memory, instruction):
     body = f".reg .pred %q; setp.lt.u32 %q, %thread, 31; @%q {instruction}"

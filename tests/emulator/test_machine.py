@@ -10,10 +10,9 @@ from math import isqrt
 import ml_dtypes
 import numpy as np
 import pytest
+from programs import launch, program, text
 
 from ptxrt.emulator import Emulator
-
-from programs import launch, program, text
 
 TEXTS = ["", ".portable"]
 M32, M64 = 2**32 - 1, 2**64 - 1
@@ -39,7 +38,15 @@ def test_features(kind, n, rng):
     out = np.zeros(count, np.float32)
     b = [0.5, 2.25, -1.5]
     launch(
-        text(f"features{kind}.ptx"), "features", out, x, struct.pack("<i3fd", 7, *b, 3.0), n, grid=2, block=128, shared_bytes=512
+        text(f"features{kind}.ptx"),
+        "features",
+        out,
+        x,
+        struct.pack("<i3fd", 7, *b, 3.0),
+        n,
+        grid=2,
+        block=128,
+        shared_bytes=512,
     )
     exchanged = x.astype(float).reshape(-1, 128)[:, np.arange(128) ^ 1].reshape(-1)
     total = np.zeros(count)
@@ -48,7 +55,14 @@ def test_features(kind, n, rng):
     local = {(j * n) & 15: x.astype(float) * j for j in range(16)}
     for j in range(n):
         total += local[j]
-    ending = {0: lambda s: s + 1, 1: lambda s: 2 * s, 3: np.sqrt, 5: lambda s: s / 3.7, 7: lambda s: np.exp(s * 1e-3), 9: np.sin}
+    ending = {
+        0: lambda s: s + 1,
+        1: lambda s: 2 * s,
+        3: np.sqrt,
+        5: lambda s: s / 3.7,
+        7: lambda s: np.exp(s * 1e-3),
+        9: np.sin,
+    }
     total = ending.get(n, lambda s: s)(total) + 32 + 5 + 10
     np.testing.assert_allclose(out, total, rtol=1e-5, atol=2e-4)
 
@@ -141,7 +155,24 @@ def f32(value, mode="rn", zero=0.0):
     return np.float32(rounded(value, mode, 24, -149, float(np.finfo(np.float32).max), zero))
 
 
-SINGLES = [0.0, -0.0, 1.0, -1.0, 1.5, 3.0, 1e-38, -1e-40, 1e38, -3.4e38, 2.0**-149, 16777217.0, 0.1, -7.7, 2.0**-75, 1 + 2.0**-23]
+SINGLES = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    1.5,
+    3.0,
+    1e-38,
+    -1e-40,
+    1e38,
+    -3.4e38,
+    2.0**-149,
+    16777217.0,
+    0.1,
+    -7.7,
+    2.0**-75,
+    1 + 2.0**-23,
+]
 
 
 @pytest.mark.parametrize("kind", TEXTS)
@@ -150,7 +181,9 @@ def test_singles(kind, rng):
     triples = np.array([(a, b, c) for a in values for b in values for c in values[::3]], np.float32)
     more = (rng.standard_normal((400, 3)) * np.exp2(rng.integers(-70, 60, (400, 3)))).astype(np.float32)
     # Sums that end close to a tie, where a second rounding would show.
-    tied = np.array([[1 + i * 2.0**-12, 1 + 2.0**-12, sign * 2.0**-60] for i in range(1, 40) for sign in (1, -1)], np.float32)
+    tied = np.array(
+        [[1 + i * 2.0**-12, 1 + 2.0**-12, sign * 2.0**-60] for i in range(1, 40) for sign in (1, -1)], np.float32
+    )
     given = np.concatenate([triples, more, tied])
     count = len(given)
     out = np.zeros((count, 24), np.float32)
@@ -159,12 +192,16 @@ def test_singles(kind, rng):
         x, y, z = Fraction(a), Fraction(b), Fraction(c)
         want = []
         for mode in ("rn", "rz", "ru", "rd"):
-            cancelled = -0.0 if (np.signbit(a) and np.signbit(b)) or (mode == "rd" and np.signbit(a) != np.signbit(b)) else 0.0
+            cancelled = (
+                -0.0 if (np.signbit(a) and np.signbit(b)) or (mode == "rd" and np.signbit(a) != np.signbit(b)) else 0.0
+            )
             want.append(f32(x + y, mode, cancelled))
         want += [f32(x * y, mode, np.copysign(0.0, a) * np.copysign(1, b)) for mode in ("rn", "rz", "ru", "rd")]
         negative = np.signbit(a) != np.signbit(b)
         for mode in ("rn", "rz", "ru", "rd"):
-            cancelled = -0.0 if (negative and np.signbit(c)) or (mode == "rd" and negative != bool(np.signbit(c))) else 0.0
+            cancelled = (
+                -0.0 if (negative and np.signbit(c)) or (mode == "rd" and negative != bool(np.signbit(c))) else 0.0
+            )
             want.append(f32(x * y + z, mode, cancelled))
         for mode in ("rn", "rz", "ru", "rd"):
             if b:
@@ -236,7 +273,9 @@ def test_doubles(rng):
 @pytest.mark.parametrize("kind", TEXTS)
 def test_halves(kind, rng):
     bits = rng.integers(0, 2**16, (300, 3, 2)).astype(np.uint16)
-    bits[:50] = rng.choice(np.array([0, 0x8000, 0x3C00, 0x0001, 0x7BFF, 0x3F80, 0x0080, 0x0100, 0xC000], np.uint16), (50, 3, 2))
+    bits[:50] = rng.choice(
+        np.array([0, 0x8000, 0x3C00, 0x0001, 0x7BFF, 0x3F80, 0x0080, 0x0100, 0xC000], np.uint16), (50, 3, 2)
+    )
     half, brain = bits.view(np.float16), bits.view(ml_dtypes.bfloat16)
     out, out_b = np.zeros((300, 8, 2), np.float16), np.zeros((300, 8, 2), ml_dtypes.bfloat16)
     raw_b = out_b.view(np.uint16)
@@ -354,7 +393,17 @@ def test_atomics(kind):
     for t in threads:
         xor ^= t
     shared = 2 * 64 + 32
-    assert i.tolist() == [sum(1 + t % 3 for t in threads), -sum(threads), 50 - 127, 381, 0, 2**29 - 1, xor, 64, 2 * shared]
+    assert i.tolist() == [
+        sum(1 + t % 3 for t in threads),
+        -sum(threads),
+        50 - 127,
+        381,
+        0,
+        2**29 - 1,
+        xor,
+        64,
+        2 * shared,
+    ]
     inc, dec = 0, 4
     for _ in threads:
         inc = 0 if inc >= 6 else inc + 1
@@ -373,7 +422,9 @@ def test_atomics(kind):
 def test_one_warp_after_the_other(kind, rng):
     """The other schedule gives the same results, also where warps wait for each other in a loop."""
     given, out = rng.integers(-1000, 1000, (5, 96)).astype(np.int32), np.zeros((2, 96), np.int32)
-    launch(text(f"control{kind}.ptx"), "producer", out, given, 5, grid=2, block=128, emulator=Emulator(schedule="warps"))
+    launch(
+        text(f"control{kind}.ptx"), "producer", out, given, 5, grid=2, block=128, emulator=Emulator(schedule="warps")
+    )
     assert (out == sum(2 * given[r, (np.arange(96) + r) % 96] for r in range(5))).all()
     out, counter = np.zeros(40, np.int32), np.zeros(2, np.int32)
     launch(text(f"control{kind}.ptx"), "ticket", out, counter, block=40, emulator=Emulator(schedule="warps"))

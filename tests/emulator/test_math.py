@@ -1,4 +1,5 @@
-"""Approximate functions alone: special values as the tables of PTX ISA 9.7.3 give them, ordinary ones within one rounding."""
+"""Approximate functions alone: special values as the tables of PTX ISA 9.7.3 give them, ordinary ones within one
+rounding."""
 
 import math
 import struct
@@ -23,7 +24,18 @@ REFERENCES = {
 
 # Operand -> result for special operands, without and with .ftz. Negative zero, the same key as zero, comes apart below.
 SPECIALS = {
-    "ex2": {-INF: 0.0, INF: INF, NAN: NAN, 0.0: 1.0, TINY: 1.0, -TINY: 1.0, -1.0: 0.5, 128.0: INF, -151.0: 0.0, 3.0: 8.0},
+    "ex2": {
+        -INF: 0.0,
+        INF: INF,
+        NAN: NAN,
+        0.0: 1.0,
+        TINY: 1.0,
+        -TINY: 1.0,
+        -1.0: 0.5,
+        128.0: INF,
+        -151.0: 0.0,
+        3.0: 8.0,
+    },
     "lg2": {-INF: NAN, INF: INF, NAN: NAN, 0.0: -INF, TINY: -140.0, -TINY: NAN, 1.0: 0.0, -1.0: NAN, 8.0: 3.0},
     "sin": {-INF: NAN, INF: NAN, NAN: NAN, 0.0: 0.0, TINY: TINY, -TINY: -TINY},
     "cos": {-INF: NAN, INF: NAN, NAN: NAN, 0.0: 1.0, TINY: 1.0},
@@ -56,12 +68,23 @@ def bits(numbers):
 def test_special_values(execute, name, flush):
     expected = SPECIALS[name] | (FLUSHED[name] if flush else {})
     if flush:
-        expected = {a: result for a, result in expected.items() if abs(result) >= 2.0**-126 or result == 0 or result != result}
+        expected = {
+            a: result for a, result in expected.items() if abs(result) >= 2.0**-126 or result == 0 or result != result
+        }
     found = apply(execute, f"{name}.approx{'.ftz' if flush else ''}.f32", list(expected))
     assert found.view(np.uint32).tolist() == bits(expected.values())
 
 
-NEGATIVE_ZERO = {"ex2": 1.0, "lg2": -INF, "sin": -0.0, "cos": 1.0, "rcp": -INF, "sqrt": -0.0, "rsqrt": -INF, "tanh": -0.0}
+NEGATIVE_ZERO = {
+    "ex2": 1.0,
+    "lg2": -INF,
+    "sin": -0.0,
+    "cos": 1.0,
+    "rcp": -INF,
+    "sqrt": -0.0,
+    "rsqrt": -INF,
+    "tanh": -0.0,
+}
 
 
 @pytest.mark.parametrize("name", NEGATIVE_ZERO)
@@ -114,7 +137,17 @@ def test_bf16(execute, opcode):
     def half(number):
         return int(np.float32(number).view(np.uint32)) >> 16
 
-    cases = {0x0000: 1.0, 0x3F80: 2.0, 0xBF80: 0.5, 0x7F80: INF, 0xFF80: 0.0, 0x0001: 1.0, half(-127.0): 0.0, half(-126.0): 2.0**-126, half(10.0): 1024.0}
+    cases = {
+        0x0000: 1.0,
+        0x3F80: 2.0,
+        0xBF80: 0.5,
+        0x7F80: INF,
+        0xFF80: 0.0,
+        0x0001: 1.0,
+        half(-127.0): 0.0,
+        half(-126.0): 2.0**-126,
+        half(10.0): 1024.0,
+    }
     if opcode.startswith("tanh"):
         cases = {0x0000: 0.0, 0x8000: -0.0, 0x7F80: 1.0, 0xFF80: -1.0, half(20.0): 1.0, 0x0001: 2.0**-133}
     assert {code: found[code] for code in cases} == {code: half(number) for code, number in cases.items()}
@@ -151,7 +184,15 @@ def test_first_guesses_in_double_precision(execute):
 
 
 def test_double_root(execute):
-    want = [1 / math.sqrt(number) if number > 0 else NAN for number in DOUBLES[:6]] + [0.0, NAN, INF, -INF, NAN, 1 / math.sqrt(5e-324), NAN]
+    want = [1 / math.sqrt(number) if number > 0 else NAN for number in DOUBLES[:6]] + [
+        0.0,
+        NAN,
+        INF,
+        -INF,
+        NAN,
+        1 / math.sqrt(5e-324),
+        NAN,
+    ]
     np.testing.assert_allclose(execute_doubles(execute, "rsqrt.approx.f64", DOUBLES), want, rtol=2**-52)
 
 
@@ -163,7 +204,22 @@ def divide(execute, opcode, a, b):
 def test_division(execute):
     a = [1.0, -1.0, 0.0, 1.0, INF, INF, NAN, TINY, 7.0, 3e38, 1.0, -1.0, INF, 2.0**-100]
     b = [3.0, 0.0, 0.0, INF, 2.0, INF, 1.0, 2.0, 2.0, 0.5, 3e38, 3e38, 3e38, 2.0**40]
-    full = [np.float32(1 / 3), -INF, NAN, 0.0, INF, NAN, NAN, TINY / 2, 3.5, INF, np.float32(1) / np.float32(3e38), -np.float32(1) / np.float32(3e38), INF, TINY]
+    full = [
+        np.float32(1 / 3),
+        -INF,
+        NAN,
+        0.0,
+        INF,
+        NAN,
+        NAN,
+        TINY / 2,
+        3.5,
+        INF,
+        np.float32(1) / np.float32(3e38),
+        -np.float32(1) / np.float32(3e38),
+        INF,
+        TINY,
+    ]
     approx = full[:10] + [0.0, -0.0, NAN, TINY]  # above 2^126 the reciprocal is gone
     count = len(a)
     assert divide(execute, "div.full.f32", a, b)[:count].view(np.uint32).tolist() == bits(full)
@@ -173,7 +229,19 @@ def test_division(execute):
     assert divide(execute, "div.approx.ftz.f32", a, b)[:count].view(np.uint32).tolist() == bits(flushed)
 
 
-@pytest.mark.parametrize("opcode", ["ex2.approx.bf16", "ex2.f32", "lg2.approx.f16", "tanh.approx.ftz.f32", "rcp.approx.f64", "div.approx.f64", "sin.f32", "sqrt.approx.ftz.f64"])
+@pytest.mark.parametrize(
+    "opcode",
+    [
+        "ex2.approx.bf16",
+        "ex2.f32",
+        "lg2.approx.f16",
+        "tanh.approx.ftz.f32",
+        "rcp.approx.f64",
+        "div.approx.f64",
+        "sin.f32",
+        "sqrt.approx.ftz.f64",
+    ],
+)
 def test_other_forms_are_refused(opcode):
     with pytest.raises(Unsupported, match="is not implemented"):
         resolve(opcode)

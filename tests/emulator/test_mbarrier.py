@@ -54,7 +54,15 @@ NEIGHBOR = """
         "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 %s, [%bar], 0;",
     ],
 )
-@pytest.mark.parametrize("form, words, hint", [("try_wait", "", ""), ("try_wait", ".acquire.cta", ", 1000"), ("test_wait", "", ""), ("test_wait", ".acquire.cta", "")])
+@pytest.mark.parametrize(
+    "form, words, hint",
+    [
+        ("try_wait", "", ""),
+        ("try_wait", ".acquire.cta", ", 1000"),
+        ("test_wait", "", ""),
+        ("test_wait", ".acquire.cta", ""),
+    ],
+)
 @pytest.mark.parametrize("schedule", ["together", "warps"])
 def test_all_threads_meet(execute, arrive, form, words, hint, schedule):
     body = NEIGHBOR.format(arrive=arrive, wait=wait(0, form=form, words=words, hint=hint))
@@ -90,7 +98,9 @@ def test_sleeping_costs_no_instructions(execute):
         mbarrier.arrive.shared::cta.b64 _, [%bar];
         sleep: {wait(0)}
     """
-    assert (run(execute, body, {"d": "b32"}, count=32, budget=80000)["d"] == np.where(np.arange(96) < 64, 0, 20000)).all()
+    assert (
+        run(execute, body, {"d": "b32"}, count=32, budget=80000)["d"] == np.where(np.arange(96) < 64, 0, 20000)
+    ).all()
 
 
 def test_phases_follow_each_other(execute):
@@ -123,7 +133,8 @@ def test_phases_follow_each_other(execute):
 @pytest.mark.parametrize("schedule", ["together", "warps"])
 @pytest.mark.parametrize("form", ["try_wait", "test_wait"])
 def test_a_warp_waits_for_the_lane_that_waits(execute, form, schedule):
-    """Lane 0 waits for the other warps; its own warp meets behind that, with the rest there first, and sees what lane 0 saw."""
+    """Lane 0 waits for the other warps; its own warp meets behind that, with the rest there first, and sees what lane 0
+    saw."""
     body = f"""
         .reg .pred %warp; .reg .b32 %mask;
         setp.lt.u32 %warp, %t, 32;
@@ -236,7 +247,11 @@ COPY = """
 @pytest.mark.parametrize("noinc, count", [("", 96), (".noinc", 96 + 64)])
 def test_copies_arrive(execute, noinc, count):
     body = NEIGHBOR.format(
-        arrive=f"{COPY} @%copies cp.async.mbarrier.arrive{noinc}.shared::cta.b64 [%bar]; mbarrier.arrive.shared.b64 _, [%bar];", wait=wait(0)
+        arrive=(
+            f"{COPY} @%copies cp.async.mbarrier.arrive{noinc}.shared::cta.b64 [%bar]; "
+            "mbarrier.arrive.shared.b64 _, [%bar];"
+        ),
+        wait=wait(0),
     ).replace("st.shared.b32 [%at], %t;", "")
     other = (np.arange(96) + 32) % 96
     assert (run(execute, body, {"d": "b32"}, count=count)["d"] == np.where(other < 64, other, 0)).all()
@@ -286,7 +301,13 @@ def test_faults(execute, body, message):
 
 @pytest.mark.parametrize(
     "opcode",
-    ["mbarrier.init.b32", "mbarrier.arrive.acquire.cta.b64", "mbarrier.arrive.expect_tx.noComplete.shared.b64", "mbarrier.wait.b64", "mbarrier.try_wait.release.b64"],
+    [
+        "mbarrier.init.b32",
+        "mbarrier.arrive.acquire.cta.b64",
+        "mbarrier.arrive.expect_tx.noComplete.shared.b64",
+        "mbarrier.wait.b64",
+        "mbarrier.try_wait.release.b64",
+    ],
 )
 def test_other_forms_are_refused(opcode):
     with pytest.raises(Unsupported, match="is not implemented"):

@@ -2,7 +2,7 @@
 
 import math
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ FORMATS = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def parts(name, code):
     """(signed significand, exponent) of a code: subnormals keep the smallest exponent; None for infinities and NaN."""
     exponent_bits, mantissa_bits, bias, specials = FORMATS[name]
@@ -48,7 +48,7 @@ def power(exponent):
     return Fraction(1 << exponent) if exponent >= 0 else Fraction(1, 1 << -exponent)
 
 
-@lru_cache(maxsize=None)
+@cache
 def value(name, code):
     significand, exponent = parts(name, code)
     return significand * power(exponent)
@@ -100,7 +100,14 @@ class Form:
     """One spelling of mma, with its registers."""
 
     def __init__(self, opcode, a, b, depth, accumulator="f32", scaled=False, blocks=1, scale_type="ue8m0"):
-        self.opcode, self.a, self.b, self.depth, self.accumulator, self.scaled = opcode, a, b, depth, accumulator, scaled
+        self.opcode, self.a, self.b, self.depth, self.accumulator, self.scaled = (
+            opcode,
+            a,
+            b,
+            depth,
+            accumulator,
+            scaled,
+        )
         self.blocks, self.scale_type = blocks, scale_type  # scales of a row; their type
         self.width = {"bf16": 2, "f16": 2, "tf32": 1}.get(a, 8 if depth == 64 else 4)  # elements in a register
         self.shift = {name: 13 if name == "tf32" else 2 if self.width == 4 and name == "e2m1" else 0 for name in (a, b)}
@@ -123,7 +130,9 @@ class Form:
         for index, word in enumerate(pack(fragment(b, place_b, self.depth, self.width, count // 2), self.width)):
             registers[f"b{index}"] = ("b32", word)
         names = {kind: [name for name in registers if name[0] == kind] for kind in "ab"}
-        lanes = np.stack([c[:, [place_c(lane, i)[0] for lane in LANES], [place_c(lane, i)[1] for lane in LANES]] for i in range(4)])
+        lanes = np.stack(
+            [c[:, [place_c(lane, i)[0] for lane in LANES], [place_c(lane, i)[1] for lane in LANES]] for i in range(4)]
+        )
         lanes = lanes.reshape(4, warps * 32)
         if self.accumulator == "f32":
             values = [lane.astype(np.uint32).view(np.float32) for lane in lanes]
@@ -159,7 +168,13 @@ class Form:
 
 
 def scaled(a, b, scale_vector=".scale_vec::1X"):
-    return Form(f"mma.sync.aligned.kind::mxf8f6f4.block_scale{scale_vector}.m16n8k32.row.col.f32.{a}.{b}.f32.ue8m0", a, b, 32, scaled=True)
+    return Form(
+        f"mma.sync.aligned.kind::mxf8f6f4.block_scale{scale_vector}.m16n8k32.row.col.f32.{a}.{b}.f32.ue8m0",
+        a,
+        b,
+        32,
+        scaled=True,
+    )
 
 
 def packed(kind, vector, scale_type, blocks, modifier=True):
@@ -184,12 +199,23 @@ def unscaled(a, b, accumulator="f32", depth=32, kind=".kind::f8f6f4"):
 
 
 SHAPE_FIRST = Form(
-    "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e2m1.e4m3.f32.ue8m0", "e2m1", "e4m3", 32, scaled=True
+    "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e2m1.e4m3.f32.ue8m0",
+    "e2m1",
+    "e4m3",
+    32,
+    scaled=True,
 )
 CONTAINED = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
 E4M3, E5M2_F16 = unscaled("e4m3", "e4m3", kind=""), unscaled("e5m2", "e4m3", "f16", kind="")
 E4M3_K16 = unscaled("e4m3", "e5m2", depth=16, kind="")
-BYTES = [E4M3, E5M2_F16, E4M3_K16, unscaled("e4m3", "e4m3", "f16", 16), unscaled("e5m2", "e5m2", kind=""), unscaled("e4m3", "e5m2", "f16", kind="")]
+BYTES = [
+    E4M3,
+    E5M2_F16,
+    E4M3_K16,
+    unscaled("e4m3", "e4m3", "f16", 16),
+    unscaled("e5m2", "e5m2", kind=""),
+    unscaled("e4m3", "e5m2", "f16", kind=""),
+]
 MIXED = [unscaled(a, b, ("f32", "f16")[(i + j) % 2]) for i, a in enumerate(CONTAINED) for j, b in enumerate(CONTAINED)]
 PLAIN = [BF16, F16, F16_F16, BF16_K8, F16_K8, F16_F16_K8, TF32, TF32_K4, *BYTES, *MIXED]
 SCALED = [scaled(a, b) for a in CONTAINED for b in CONTAINED] + [scaled("e2m1", "e2m1", ""), SHAPE_FIRST]
@@ -213,7 +239,25 @@ def code_of(name, number):
     return code
 
 
-@pytest.mark.parametrize("form", [BF16, F16, F16_F16, BF16_K8, TF32, TF32_K4, E4M3, E4M3_K16, unscaled("e2m1", "e3m2", "f16"), scaled("e4m3", "e4m3"), scaled("e2m1", "e4m3"), MXF4, NVF4], ids=repr)
+@pytest.mark.parametrize(
+    "form",
+    [
+        BF16,
+        F16,
+        F16_F16,
+        BF16_K8,
+        TF32,
+        TF32_K4,
+        E4M3,
+        E4M3_K16,
+        unscaled("e2m1", "e3m2", "f16"),
+        scaled("e4m3", "e4m3"),
+        scaled("e2m1", "e4m3"),
+        MXF4,
+        NVF4,
+    ],
+    ids=repr,
+)
 def test_one_element_of_a_selects_a_row_of_b(execute, form):
     """A holds a single 1 per warp, at each place in turn. D's row is that row of B, which tells k and the column."""
     places = [(row, k) for row in range(16) for k in range(form.depth)]
@@ -221,7 +265,13 @@ def test_one_element_of_a_selects_a_row_of_b(execute, form):
     for warp, (row, k) in enumerate(places):
         a[warp, row, k] = code_of(form.a, 1)
     # Powers of two and digits that e2m1 has: 0 to 3.
-    for digit in (lambda k, n: k % 4, lambda k, n: k // 4 % 4, lambda k, n: k // 16, lambda k, n: n % 4, lambda k, n: n // 4):
+    for digit in (
+        lambda k, n: k % 4,
+        lambda k, n: k // 4 % 4,
+        lambda k, n: k // 16,
+        lambda k, n: n % 4,
+        lambda k, n: n // 4,
+    ):
         numbers = np.array([[digit(k, n) for n in range(8)] for k in range(form.depth)])
         codes = np.vectorize(lambda number: code_of(form.b, int(number)))(numbers)
         b = np.broadcast_to(codes, (len(places), form.depth, 8))
@@ -236,7 +286,17 @@ def test_one_element_of_a_selects_a_row_of_b(execute, form):
 @pytest.mark.parametrize("form", [BF16, F16_F16], ids=repr)
 def test_c_passes_at_its_place(execute, form, arithmetic):
     zero = np.zeros((1, 16, 16), np.int64)
-    c = np.array([[[f32_bits(8 * row + column + 1) if form is BF16 else code_of("f16", 8 * row + column + 1) for column in range(8)] for row in range(16)]])
+    c = np.array(
+        [
+            [
+                [
+                    f32_bits(8 * row + column + 1) if form is BF16 else code_of("f16", 8 * row + column + 1)
+                    for column in range(8)
+                ]
+                for row in range(16)
+            ]
+        ]
+    )
     assert (form.run(execute, zero, zero[:, :, :8], c, arithmetic) == c).all()
 
 
@@ -250,7 +310,9 @@ def f32_bits(number):
 def uniform(form, execute, a, b, scale_a, scale_b, arithmetic="float64"):
     """D of one MMA over constant codes and scale bytes; checks that it is constant."""
     full = [np.full(32, 0x01010101 * byte, np.uint32) for byte in (scale_a, scale_b)]
-    d = form.run(execute, np.full((1, 16, 32), a), np.full((1, 32, 8), b), np.zeros((1, 16, 8), np.int64), arithmetic, full)
+    d = form.run(
+        execute, np.full((1, 16, 32), a), np.full((1, 32, 8), b), np.zeros((1, 16, 8), np.int64), arithmetic, full
+    )
     assert (d == d.flat[0]).all()
     return float(np.uint32(d.flat[0]).view(np.float32))
 
@@ -265,7 +327,9 @@ def test_named_values(execute, arithmetic):
     assert uniform(scaled("e2m1", "e4m3"), execute, 2, 0x38, 127, 124, arithmetic) == 4.0
 
 
-@pytest.mark.parametrize("container, number", [(0x08, 1.0), (0x28, -1.0), (0x1C, 6.0), (0x04, 0.5), (0x20, 0.0), (0x3C, -6.0), (0x10, 2.0)])
+@pytest.mark.parametrize(
+    "container, number", [(0x08, 1.0), (0x28, -1.0), (0x1C, 6.0), (0x04, 0.5), (0x20, 0.0), (0x3C, -6.0), (0x10, 2.0)]
+)
 def test_e2m1_lies_in_bits_5_to_2(execute, container, number):
     form = scaled("e2m1", "e2m1")
     a, b = np.zeros((1, 16, 32), np.int64), np.zeros((1, 32, 8), np.int64)
@@ -293,7 +357,8 @@ def test_bits_around_an_element_are_a_fault(execute, container):
 @pytest.mark.parametrize("thread_b", range(4))
 @pytest.mark.parametrize("thread_a", range(2))
 def test_scales_come_from_the_selected_lanes(execute, thread_a, thread_b, arithmetic):
-    """PTX ISA 9.7.14.3: which lane and byte scales row m and column n. Every other byte is NaN, so that reading it shows."""
+    """PTX ISA 9.7.14.3: which lane and byte scales row m and column n. Every other byte is NaN, so that reading it
+    shows."""
     form = scaled("e4m3", "e4m3")
     byte_a, byte_b = (thread_a + thread_b) % 4, (3 - thread_b + thread_a) % 4
     words = np.full((2, 32, 4), 0xFF, np.uint8)
@@ -332,12 +397,17 @@ def test_packed_scales_come_from_the_selected_lanes(execute, thread_a, thread_b,
         a, b = np.full((1, 16, 64), 2), np.zeros((1, 64, 8), np.int64)
         b[:, block * size : (block + 1) * size] = 2
         selectors = (byte_a, thread_a), (byte_b, thread_b)
-        d = form.run(execute, a, b, np.zeros((1, 16, 8), np.int64), arithmetic, words.view(np.uint32).reshape(2, 32), selectors)
+        d = form.run(
+            execute, a, b, np.zeros((1, 16, 8), np.int64), arithmetic, words.view(np.uint32).reshape(2, 32), selectors
+        )
         expected = [[size * 2.0 ** (row // 4 + block + column // 2 - 4) for column in range(8)] for row in range(16)]
         assert (d[0].astype(np.uint32).view(np.float32) == np.array(expected, np.float32)).all()
 
 
-@pytest.mark.parametrize("form, selectors", [(NVF4, ((1, 0), (0, 0))), (MXF4, ((0, 0), (1, 0))), (MXF4, ((0, 2), (0, 0))), (NVF4, ((0, 0), (0, 4)))])
+@pytest.mark.parametrize(
+    "form, selectors",
+    [(NVF4, ((1, 0), (0, 0))), (MXF4, ((0, 0), (1, 0))), (MXF4, ((0, 2), (0, 0))), (NVF4, ((0, 0), (0, 4)))],
+)
 def test_selectors_that_a_kind_does_not_have_are_a_fault(execute, form, selectors):
     zero = np.zeros((1, 16, 64), np.int64)
     with pytest.raises(EmulatorFault, match="of a block-scaled mma is one of"):
@@ -365,7 +435,9 @@ def scaled_sums(form, a, b, scales):
 
 def exact_reference(form, a, b, c, scales):
     """C + A B in fractions, rounded to float64 and then to the type of D."""
-    total = value(form.accumulator, c) + sum(products * factor * power(exponent) for products, factor, exponent in scaled_sums(form, a, b, scales))
+    total = value(form.accumulator, c) + sum(
+        products * factor * power(exponent) for products, factor, exponent in scaled_sums(form, a, b, scales)
+    )
     nearest = float(total)  # Python rounds a fraction to float64 correctly, to nearest even
     with np.errstate(over="ignore"):
         if form.accumulator == "f16":
@@ -374,7 +446,8 @@ def exact_reference(form, a, b, c, scales):
 
 
 def packed_hardware_reference(form, a, b, c, scales):
-    """Groups of 16 products, exact; alignment to the largest exponent of scales and C, truncation at 35 fractional bits."""
+    """Groups of 16 products, exact; alignment to the largest exponent of scales and C, truncation at 35 fractional
+    bits."""
     significand, exponent = parts("f32", c)
     terms = [(significand, exponent if significand else -126)]
     for group in range(4):
@@ -423,7 +496,7 @@ def truncated(number, name):
 REFERENCES = {"float64": exact_reference, "hardware": hardware_reference}
 
 
-@lru_cache(maxsize=None)
+@cache
 def finite_codes(name):
     bits = 1 + sum(FORMATS[name][:2])
     codes = np.arange(1 << min(bits, 16)) if bits < 19 else np.r_[0, 1, 2 : 1 << bits : 61]
@@ -444,12 +517,22 @@ def narrow(generator, name, shape):
 def tiles(form, generator, kind):
     """Codes of A, B, C and scale exponents for two warps."""
     shape_a, shape_b, shape_c = (2, 16, form.depth), (2, form.depth, 8), (2, 16, 8)
-    a, b, c = narrow(generator, form.a, shape_a), narrow(generator, form.b, shape_b), narrow(generator, form.accumulator, shape_c)
-    scales = generator.integers(*((120, 134) if form.scale_type == "ue8m0" else (0x28, 0x48)), (2, 2, 32, 4), dtype=np.uint8)
+    a, b, c = (
+        narrow(generator, form.a, shape_a),
+        narrow(generator, form.b, shape_b),
+        narrow(generator, form.accumulator, shape_c),
+    )
+    scales = generator.integers(
+        *((120, 134) if form.scale_type == "ue8m0" else (0x28, 0x48)), (2, 2, 32, 4), dtype=np.uint8
+    )
     if kind == "wide":  # any finite code, subnormals and zeros too
         a, b = generator.choice(finite_codes(form.a), shape_a), generator.choice(finite_codes(form.b), shape_b)
         if form.accumulator == "f32":
-            c = np.where(np.isfinite((bits := generator.integers(0, 1 << 32, shape_c, dtype=np.uint32)).view(np.float32)), bits, 0).astype(np.int64)
+            c = np.where(
+                np.isfinite((bits := generator.integers(0, 1 << 32, shape_c, dtype=np.uint32)).view(np.float32)),
+                bits,
+                0,
+            ).astype(np.int64)
         scales = generator.integers(0, 255, (2, 2, 32, 4), dtype=np.uint8)
         scales[scales == 0x7F] = 0 if form.scale_type == "ue4m3" else 0x7F
     if kind == "cancelling":  # the second half of the products takes the first away, but for one small term
@@ -466,7 +549,11 @@ def tiles(form, generator, kind):
         a[:], b[:] = 0, 0
         a[..., 0], b[:, 0] = one, code_of(form.b, 1)
         a[..., 1], b[:, 1] = 1, 1
-        c = generator.integers(0x3F800000, 0x3F800008, shape_c) if form.accumulator == "f32" else generator.integers(0x6800, 0x6808, shape_c)
+        c = (
+            generator.integers(0x3F800000, 0x3F800008, shape_c)
+            if form.accumulator == "f32"
+            else generator.integers(0x6800, 0x6808, shape_c)
+        )
     return a, b, c, scales
 
 
@@ -555,7 +642,14 @@ def test_a_nan_scale_poisons_its_row_or_column(execute, arithmetic):
     scales[0, 4 * 5 + 1, 0] = 0xFF  # row 13
     scales[1, 4 * 2, 0] = 0xFF  # column 2
     zero = np.zeros((1, 16, 32), np.int64)
-    d = form.run(execute, zero, zero.reshape(1, 32, 16)[..., :8], zero[..., :8], arithmetic, scales.view(np.uint32).reshape(2, 32))[0]
+    d = form.run(
+        execute,
+        zero,
+        zero.reshape(1, 32, 16)[..., :8],
+        zero[..., :8],
+        arithmetic,
+        scales.view(np.uint32).reshape(2, 32),
+    )[0]
     expected = np.zeros((16, 8), np.int64)
     expected[13], expected[:, 2] = 0x7FFFFFFF, 0x7FFFFFFF
     assert (d == expected).all()
@@ -574,9 +668,18 @@ def test_a_nan_scale_of_any_block_poisons(execute, form, arithmetic):
         scales[0, 4 * 3, :] |= 0x80  # row 3
         scales[0, 4 * 4, 0] = 0xFF  # row 4
     one = np.full((1, 16, 64), 2)
-    d = form.run(execute, one, one.reshape(1, 64, 16)[..., :8], np.zeros((1, 16, 8), np.int64), arithmetic, scales.view(np.uint32).reshape(2, 32))[0]
+    d = form.run(
+        execute,
+        one,
+        one.reshape(1, 64, 16)[..., :8],
+        np.zeros((1, 16, 8), np.int64),
+        arithmetic,
+        scales.view(np.uint32).reshape(2, 32),
+    )[0]
     expected = np.full((16, 8), f32_bits(64.0))
-    expected[0] = f32_bits(48.0) if form is NVF4 else f32_bits(32.0 + 2.0**-122) if arithmetic == "float64" else f32_bits(32.0)
+    expected[0] = (
+        f32_bits(48.0) if form is NVF4 else f32_bits(32.0 + 2.0**-122) if arithmetic == "float64" else f32_bits(32.0)
+    )
     expected[13], expected[:, 2] = 0x7FFFFFFF, 0x7FFFFFFF
     if form is NVF4:
         expected[4] = 0x7FFFFFFF
@@ -594,10 +697,15 @@ def test_infinities_of_c_pass_a_packed_mma(execute, form, arithmetic):
 
 
 def test_far_apart_blocks_are_summed_exactly(execute):
-    """Under float64 arithmetic: 2^100 + 2^-100 - 2^100 leaves the small block, as one rounding of the exact sum does."""
+    """Under float64 arithmetic: 2^100 + 2^-100 - 2^100 leaves the small block, as one rounding of the exact sum
+    does."""
     scales = np.full((2, 32, 4), 127, np.uint8)
     scales[0, :, 0], scales[0, :, 1] = 227, 27
-    a, b, c = np.zeros((1, 16, 64), np.int64), np.zeros((1, 64, 8), np.int64), np.full((1, 16, 8), f32_bits(-(2.0**100)))
+    a, b, c = (
+        np.zeros((1, 16, 64), np.int64),
+        np.zeros((1, 64, 8), np.int64),
+        np.full((1, 16, 8), f32_bits(-(2.0**100))),
+    )
     a[0, :, 0] = a[0, :, 63] = b[0, 0] = b[0, 63] = 2
     d = MXF4.run(execute, a, b, c, "float64", scales.view(np.uint32).reshape(2, 32))
     assert (d == f32_bits(2.0**-100)).all()
@@ -624,7 +732,11 @@ def test_nan_of_e4m3_and_of_f16_accumulators(execute, arithmetic):
 @pytest.mark.parametrize("form", [F16_F16, F16_F16_K8, E5M2_F16], ids=repr)
 def test_a_negative_sum_that_underflows_f16_is_positive_zero(execute, form, arithmetic):
     """-2^-14 times 2^-14, as an H200 gives it; the smallest sum that does not underflow keeps its sign."""
-    a, b, c = np.zeros((1, 16, form.depth), np.int64), np.zeros((1, form.depth, 8), np.int64), np.zeros((1, 16, 8), np.int64)
+    a, b, c = (
+        np.zeros((1, 16, form.depth), np.int64),
+        np.zeros((1, form.depth, 8), np.int64),
+        np.zeros((1, 16, 8), np.int64),
+    )
     sign = 1 << sum(FORMATS[form.a][:2])
     tiny = {"f16": (2.0**-14, 2.0**-14), "e5m2": (2.0**-16, 2.0**-9)}[form.a]  # e4m3 begins at 2^-9
     a[0, :, 0], b[0, 0] = code_of_tiny(form.a, tiny[0]) | sign, code_of_tiny(form.b, tiny[1])
@@ -643,7 +755,11 @@ def code_of_tiny(name, number):
 @pytest.mark.parametrize("form", [BF16, BF16_K8, TF32, TF32_K4], ids=repr)
 def test_a_product_with_a_zero_does_not_align_a_sum(execute, form, arithmetic):
     """0 times 2^127 beside 2^-130, which an H200 keeps (bf16, measured)."""
-    a, b, c = np.zeros((1, 16, form.depth), np.int64), np.zeros((1, form.depth, 8), np.int64), np.zeros((1, 16, 8), np.int64)
+    a, b, c = (
+        np.zeros((1, 16, form.depth), np.int64),
+        np.zeros((1, form.depth, 8), np.int64),
+        np.zeros((1, 16, 8), np.int64),
+    )
     a[0, :, 0], b[0, 0] = code_of(form.a, 2.0**-65), code_of(form.b, 2.0**-65)
     b[0, 1] = code_of(form.b, 2.0**127)
     assert (form.run(execute, a, b, c, arithmetic) == f32_bits(2.0**-130)).all()
@@ -658,7 +774,9 @@ def test_the_lower_bits_of_tf32_are_ignored(execute, arithmetic):
     form = Whole(TF32.opcode, "tf32", "tf32", 8)
     one = np.full((1, 16, 8), 0x3F800000)
     exact = form.run(execute, one, one.reshape(1, 8, 16)[..., :8], np.zeros((1, 16, 8), np.int64), arithmetic)
-    more = form.run(execute, one | 0x1FFF, one.reshape(1, 8, 16)[..., :8] | 0x1FFF, np.zeros((1, 16, 8), np.int64), arithmetic)
+    more = form.run(
+        execute, one | 0x1FFF, one.reshape(1, 8, 16)[..., :8] | 0x1FFF, np.zeros((1, 16, 8), np.int64), arithmetic
+    )
     assert (exact == f32_bits(8.0)).all() and (more == exact).all()
 
 
@@ -680,10 +798,19 @@ def test_bytes(execute, rng, a_type, b_type, depth, saturates):
     for name, matrix, place, count in (("a", a, place_a, depth // 2), ("b", b, place_b, depth // 4)):
         for index, word in enumerate(pack(fragment(matrix, place, depth, 4, count), 4)):
             registers[f"{name}{index}"] = ("b32", word)
-    lanes = np.stack([c[:, [place_c(lane, i)[0] for lane in LANES], [place_c(lane, i)[1] for lane in LANES]] for i in range(4)])
+    lanes = np.stack(
+        [c[:, [place_c(lane, i)[0] for lane in LANES], [place_c(lane, i)[1] for lane in LANES]] for i in range(4)]
+    )
     registers |= {f"c{i}": ("b32", lanes[i].reshape(-1).astype(np.int32).view(np.uint32)) for i in range(4)}
-    vectors = ["{" + ", ".join(f"%{name}" for name in names if name[0] == kind) + "}" for names, kind in ((outputs, "d"), *((registers, kind) for kind in "abc"))]
-    found = execute(f"mma.sync.aligned.m16n8k{depth}.row.col{saturates}.s32.{a_type}.{b_type}.s32 {', '.join(vectors)};", registers, outputs)
+    vectors = [
+        "{" + ", ".join(f"%{name}" for name in names if name[0] == kind) + "}"
+        for names, kind in ((outputs, "d"), *((registers, kind) for kind in "abc"))
+    ]
+    found = execute(
+        f"mma.sync.aligned.m16n8k{depth}.row.col{saturates}.s32.{a_type}.{b_type}.s32 {', '.join(vectors)};",
+        registers,
+        outputs,
+    )
 
     def number(byte, type_):
         return byte - 256 if type_ == "s8" and byte > 127 else byte
@@ -693,7 +820,9 @@ def test_bytes(execute, rng, a_type, b_type, depth, saturates):
             for i in range(4):
                 row, column = place_c(lane, i)
                 total = int(c[warp, row, column])
-                total += sum(number(int(x), a_type) * number(int(y), b_type) for x, y in zip(a[warp, row], b[warp, :, column]))
+                total += sum(
+                    number(int(x), a_type) * number(int(y), b_type) for x, y in zip(a[warp, row], b[warp, :, column])
+                )
                 total = min(max(total, -(2**31)), 2**31 - 1) if saturates else (total + 2**31) % 2**32 - 2**31
                 assert int(found[f"d{i}"].view(np.int32)[32 * warp + lane]) == total
 
@@ -710,7 +839,11 @@ def test_doubles(execute, rng):
     group, thread = lane >> 2, lane % 4
     registers = {"a0": ("f64", a[:, group, thread].reshape(-1)), "b0": ("f64", b[:, thread, group].reshape(-1))}
     registers |= {f"c{i}": ("f64", c[:, group, 2 * thread + i].reshape(-1)) for i in range(2)}
-    found = execute("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d0, %d1}, {%a0}, {%b0}, {%c0, %c1};", registers, {"d0": "f64", "d1": "f64"})
+    found = execute(
+        "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d0, %d1}, {%a0}, {%b0}, {%c0, %c1};",
+        registers,
+        {"d0": "f64", "d1": "f64"},
+    )
     for warp in range(warps):
         for row in range(8):
             for column in range(8):

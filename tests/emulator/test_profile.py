@@ -27,12 +27,19 @@ def test_rows():
     launch(text, "k", out, emulator=emulator, name="loop.ptx")
     profile = emulator.profile
     families = {row.name: row for row in profile.by_family()}
-    assert families["setp"].calls == 10 and families["add"].calls >= 20 and families["translation"].calls == 4 and "bra" not in families
+    assert (
+        families["setp"].calls == 10
+        and families["add"].calls >= 20
+        and families["translation"].calls == 4
+        and "bra" not in families
+    )
     lines = {row.name: row for row in profile.by_line()}
     line = text[: text.index("st.global")].count("\n") + 1
     assert lines[f"loop.ptx:{line}"].calls == 10 and lines[f"loop.ptx:{line}"].opcode == "st.global.u64"
     for rows in (profile.by_family(), profile.by_line(), profile.by_source()):
-        assert sum(row.seconds for row in rows) == pytest.approx(profile.total) and all(row.seconds >= 0 for row in rows)
+        assert sum(row.seconds for row in rows) == pytest.approx(profile.total) and all(
+            row.seconds >= 0 for row in rows
+        )
         assert [row.seconds for row in rows] == sorted((row.seconds for row in rows), reverse=True)
     assert Emulator().profile is None
 
@@ -57,7 +64,10 @@ def test_tables_of_conflicts_and_coverage():
 
 def test_counts_of_texts_of_one_name():
     """Loads of one text are added up, another text of the same name has a key of its own."""
-    body = "shl.b32 %r1, %r0, 3; mov.u32 %r2, box; add.u32 %r1, %r1, %r2; st.shared.u32 [%r1], %r0; {} st.global.u32 [%rd0], %r0;"
+    body = (
+        "shl.b32 %r1, %r0, 3; mov.u32 %r2, box; add.u32 %r1, %r1, %r2; st.shared.u32 [%r1], %r0; {} st.global.u32 "
+        "[%rd0], %r0;"
+    )
     emulator = Emulator(bank_conflicts=True)
     texts = [program(body.format(more), before=".shared .b8 box[256];") for more in ("", "", "mov.u32 %r3, 1;")]
     for text in texts:

@@ -1,4 +1,5 @@
-"""How far a launch says it is: in a batch by its loops, in later ones by instructions; with a clock that the test turns."""
+"""How far a launch says it is: in a batch by its loops, in later ones by instructions; with a clock that the test
+turns."""
 
 import numpy as np
 import pytest
@@ -20,12 +21,15 @@ class Clock:
 
 @pytest.fixture
 def shares(monkeypatch):
-    """shares(text, ...) launches and returns what the listener heard: (share, seconds left), and the clock at the end."""
+    """shares(text, ...) launches and returns what the listener heard: (share, seconds left), and the clock at the
+    end."""
 
     def run(text, *arguments, steps=20, **facts):
         heard, clock = [], Clock(steps)
         monkeypatch.setattr(progress, "time", clock)
-        emulator = Emulator(progress=lambda name, share, left: heard.append((name, share, left)), lanes=facts.pop("lanes", 8192))
+        emulator = Emulator(
+            progress=lambda name, share, left: heard.append((name, share, left)), lanes=facts.pop("lanes", 8192)
+        )
         launch(text, "k", *arguments, emulator=emulator, **facts)
         assert all(name == "k" for name, _, _ in heard)
         return [(share, left) for _, share, left in heard], clock.now
@@ -34,7 +38,10 @@ def shares(monkeypatch):
 
 
 def loop(trips, body="add.u32 %r5, %r5, 3;", name="top", counter="%r1"):
-    return f"mov.u32 {counter}, 0; {name}: {body} add.s32 {counter}, {counter}, 1; setp.ne.s32 %p1, {counter}, {trips}; @%p1 bra {name};"
+    return (
+        f"mov.u32 {counter}, 0; {name}: {body} add.s32 {counter}, {counter}, 1; setp.ne.s32 %p1, {counter}, {trips}; "
+        f"@%p1 bra {name};"
+    )
 
 
 def test_batches_are_counted():
@@ -63,20 +70,30 @@ def test_one_batch_tells_by_its_loop(shares, bound):
 def test_the_outermost_loop_decides(shares):
     """Thirty turns around an inner loop that runs down each time."""
     inner = loop(100, name="inner", counter="%r2")
-    heard, end = shares(program(f"mov.u32 %r5, 0; {loop(30, inner)} st.global.u64 [%rd0], %rd1;"), np.zeros(32, np.uint64), steps=2)
+    heard, end = shares(
+        program(f"mov.u32 %r5, 0; {loop(30, inner)} st.global.u64 [%rd0], %rd1;"), np.zeros(32, np.uint64), steps=2
+    )
     late = heard[2:]
     assert len(late) >= 3 and all(abs(left / (1 - share) - end) < 0.2 * end for share, left in late)
 
 
 def test_threads_with_different_counts(shares):
     """The thread that goes on longest counts."""
-    heard, end = shares(program(f"mul.lo.u32 %r9, %r0, 100; add.u32 %r9, %r9, 1; mov.u32 %r5, 0; {loop('%r9')} st.global.u64 [%rd0], %rd1;"), np.zeros(32, np.uint64))
+    heard, end = shares(
+        program(
+            f"mul.lo.u32 %r9, %r0, 100; add.u32 %r9, %r9, 1; mov.u32 %r5, 0; {loop('%r9')} st.global.u64 [%rd0], %rd1;"
+        ),
+        np.zeros(32, np.uint64),
+    )
     assert len(heard) >= 5 and all(abs(left / (1 - share) - end) < 0.2 * end for share, left in heard[3:])
 
 
 def test_later_batches_are_measured_by_the_first(shares):
     """A loop that no comparison of integers ends: nothing is said in the first of four batches, then shares of each."""
-    body = "mov.f32 %f1, 0f00000000; top: add.f32 %f1, %f1, 0f3F800000; setp.lt.f32 %p1, %f1, 0f45BB8000; @%p1 bra top; st.global.u64 [%rd0], %rd1;"
+    body = (
+        "mov.f32 %f1, 0f00000000; top: add.f32 %f1, %f1, 0f3F800000; setp.lt.f32 %p1, %f1, 0f45BB8000; @%p1 bra top; "
+        "st.global.u64 [%rd0], %rd1;"
+    )
     heard, _ = shares(program(body), np.zeros(32, np.uint64), grid=4, lanes=32, steps=30)
     share = [share for share, _ in heard]
     assert share == sorted(share) and share[0] >= 0.25 and sum(each % 0.25 > 0.02 for each in share) >= 3

@@ -55,12 +55,18 @@ def test_warps_take_what_others_gave():
 @pytest.mark.parametrize(
     "body, message",
     [
-        (CONSUMER.format(240, GIVES.format(32) + "bar.sync 0;").replace("ret;", "bar.sync 0; ret;"), "deadlock.*32 threads wait at setmaxnreg.inc to 240"),
+        (
+            CONSUMER.format(240, GIVES.format(32) + "bar.sync 0;").replace("ret;", "bar.sync 0; ret;"),
+            "deadlock.*32 threads wait at setmaxnreg.inc to 240",
+        ),
         (CONSUMER.format(160, ""), "has 168 registers and would grow to 160"),
         (CONSUMER.format(168, GIVES.format(176)), "has 168 registers and would shrink to 176"),
         (CONSUMER.format(168, GIVES.format(20)), "multiple of 8"),
         (CONSUMER.format(168, GIVES.format(44)), "multiple of 8"),
-        ("setp.lt.u32 %p, %t, 133; @%p setmaxnreg.dec.sync.aligned.u32 40; bar.sync 0; ret; producer: bar.sync 0;", "aligned"),
+        (
+            "setp.lt.u32 %p, %t, 133; @%p setmaxnreg.dec.sync.aligned.u32 40; bar.sync 0; ret; producer: bar.sync 0;",
+            "aligned",
+        ),
     ],
 )
 def test_register_faults(body, message):

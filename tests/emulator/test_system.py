@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-
 from programs import launch, program, text
+
 from ptxrt.emulator import Emulator
 from ptxrt.emulator.instruction import Fault, Unsupported
 from ptxrt.emulator.system import formatted
@@ -38,7 +38,9 @@ def printed_by_c(format, *arguments):
     return buffer.value.decode()
 
 
-@pytest.mark.skipif(not ctypes.util.find_library("c") or not hasattr(ctypes.CDLL(None), "snprintf"), reason="no C library here")
+@pytest.mark.skipif(
+    not ctypes.util.find_library("c") or not hasattr(ctypes.CDLL(None), "snprintf"), reason="no C library here"
+)
 class TestAgainstC:
     """Every conversion with flags, widths and precisions prints what the C library prints."""
 
@@ -68,7 +70,9 @@ class TestAgainstC:
                             assert formatted(format, Given(value)).lower() == expected.lower(), (format, value)
 
     def test_characters_and_stars(self):
-        assert formatted("[%c|%5c|%-5c]", Given(65, 66, 67)) == printed_by_c("[%c|%5c|%-5c]", *map(ctypes.c_int, (65, 66, 67)))
+        assert formatted("[%c|%5c|%-5c]", Given(65, 66, 67)) == printed_by_c(
+            "[%c|%5c|%-5c]", *map(ctypes.c_int, (65, 66, 67))
+        )
         for width, precision in ((8, 2), (-8, 2), (8, -1)):
             expected = printed_by_c("[%*.*f]", ctypes.c_int(width), ctypes.c_int(precision), ctypes.c_double(2.0 / 3))
             assert formatted("[%*.*f]", Given(width, precision, 2.0 / 3)) == expected
@@ -84,7 +88,8 @@ def test_printf(capsys):
     launch(text("system.ptx"), "printing", x, 40, grid=2, block=32)
     lines = capsys.readouterr().out.split("\n")
     every = [
-        f"{i}: {i:5}|7     |+{i}|{i:05}|ff|0XFF|10|{chr(97 + i % 26)}|%|{i << 33}|9223372036854775808|-3|4" for i in range(0, 40, 3)
+        f"{i}: {i:5}|7     |+{i}|{i:05}|ff|0XFF|10|{chr(97 + i % 26)}|%|{i << 33}|9223372036854775808|-3|4"
+        for i in range(0, 40, 3)
     ]
     other = "1.500000|    -2.062|1.234568e+04|1e-05|1E+20|0x1.8p+0|text|     abc|0x10|    42|3.14"
     assert lines == [every[0], "no arguments", other, *every[1:], ""]
@@ -100,9 +105,20 @@ def test_what_a_kernel_prints_before_a_fault_appears():
     emulator = Emulator(output=printed.append)
     body = """{ .param .b64 p0; st.param.b64 [p0], %rd2; .param .b64 p1; st.param.b64 [p1], 0; .param .b32 q;
     call.uni (q), vprintf, (p0, p1); ld.param.b32 %r5, [q]; } st.global.u32 [%rd0], %r5; trap;"""
-    declared = '.extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n.global .align 1 .b8 word[6] = {104, 101, 108, 108, 111, 10};'
+    declared = (
+        ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n.global .align 1 .b8 word[6] = {104, "
+        "101, 108, 108, 111, 10};"
+    )
     with pytest.raises(EmulatorFault, match="executes a trap"):
-        launch(program("mov.u64 %rd2, word; cvta.global.u64 %rd2, %rd2;" + body, before=declared.replace("word[6]", "word[7]")), "k", np.zeros(2, np.uint64), block=2, emulator=emulator)
+        launch(
+            program(
+                "mov.u64 %rd2, word; cvta.global.u64 %rd2, %rd2;" + body, before=declared.replace("word[6]", "word[7]")
+            ),
+            "k",
+            np.zeros(2, np.uint64),
+            block=2,
+            emulator=emulator,
+        )
     assert printed == ["hello\nhello\n"]
 
 
@@ -110,7 +126,10 @@ def test_what_a_kernel_prints_before_a_fault_appears():
 def test_the_result_is_the_number_of_arguments(address, count):
     """A null format prints nothing; threads whose guard does not hold neither."""
     printed = []
-    declared = ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n.global .align 1 .b8 word[3] = {120, 10, 0};"
+    declared = (
+        ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n.global .align 1 .b8 "
+        "word[3] = {120, 10, 0};"
+    )
     body = f"""mov.u64 %rd2, {address}; mov.u32 %r5, 77; setp.ge.u32 %p1, %r0, 2;
     {{ .param .b64 p0; st.param.b64 [p0], %rd2; .param .b64 p1; st.param.b64 [p1], 0; .param .b32 q;
     @%p1 call (q), vprintf, (p0, p1); @%p1 ld.param.b32 %r5, [q]; }} st.global.s32 [%rd0], %r5;"""
@@ -125,7 +144,9 @@ def test_assert():
     with pytest.raises(EmulatorFault) as caught:
         launch(text("system.ptx"), "asserting", np.arange(32, dtype=np.int32))
     said = str(caught.value)
-    assert said.startswith("asserting: thread (30, 0, 0) of block (0, 0, 0) fails the assertion `x[threadIdx.x] < 30` of ")
+    assert said.startswith(
+        "asserting: thread (30, 0, 0) of block (0, 0, 0) fails the assertion `x[threadIdx.x] < 30` of "
+    )
     assert "system.cu:15, void asserting(const int *) at PTX line" in said and said.endswith("tests/data/system.cu:15")
 
 
@@ -143,12 +164,23 @@ def test_other_functions_without_a_body_are_refused():
 def test_a_grid_that_synchronizes(schedule):
     out = np.zeros(1, np.int32)
     for _ in range(2):
-        launch(text("system.ptx"), "grid_sum", np.zeros(256, np.int32), out, grid=4, block=64, emulator=Emulator(schedule=schedule))
+        launch(
+            text("system.ptx"),
+            "grid_sum",
+            np.zeros(256, np.int32),
+            out,
+            grid=4,
+            block=64,
+            emulator=Emulator(schedule=schedule),
+        )
         assert out[0] == 256 * 257 // 2
 
 
 def test_a_grid_of_more_blocks_than_run_together_does_not_synchronize():
-    message = "grid_sum synchronizes its grid: all 300 blocks of 64 threads have to run together, and 256 do; launch 256 blocks at most"
+    message = (
+        "grid_sum synchronizes its grid: all 300 blocks of 64 threads have to run together, and 256 do; launch 256 "
+        "blocks at most"
+    )
     with pytest.raises(EmulatorFault, match=message):
         launch(text("system.ptx"), "grid_sum", np.zeros(300 * 64, np.int32), np.zeros(1, np.int32), grid=300, block=64)
 

@@ -4,9 +4,9 @@ import random
 
 import numpy as np
 import pytest
+from programs import launch, program
 
 import ptxrt
-from programs import launch, program
 from ptxrt.emulator import Emulator
 from ptxrt.emulator import machine as machine_module
 from ptxrt.errors import EmulatorFault, FileError, PtxSyntaxError, Unsupported
@@ -85,7 +85,9 @@ def chain(length, calls=1):
 
 def test_chains_of_calls():
     Emulator().load_text(body("call f62;", chain(63)), "t.ptx").code("k")
-    with pytest.raises(Unsupported, match="'k' begins a chain of 65 functions that call each other; at most 64 are inlined"):
+    with pytest.raises(
+        Unsupported, match="'k' begins a chain of 65 functions that call each other; at most 64 are inlined"
+    ):
         Emulator().load_text(body("call f63;", chain(64)), "t.ptx")
     with pytest.raises(Unsupported, match="calls itself"):
         Emulator().load_text(body("call f1;", ".func f0();\n" + chain(2).replace("{  ret", "{ call f1; ret")), "t.ptx")
@@ -95,7 +97,9 @@ def test_instructions_that_are_inlined():
     """A kilobyte of text with 2 ** 26 instructions is refused when it is loaded."""
     text = body("call f25;", chain(26, calls=2))
     assert len(text) < 1400
-    with pytest.raises(Unsupported, match="'k' has about 1.34e.08 instructions once its calls are inlined; at most 262144"):
+    with pytest.raises(
+        Unsupported, match="'k' has about 1.34e.08 instructions once its calls are inlined; at most 262144"
+    ):
         Emulator().load_text(text, "t.ptx")
     Emulator().load_text(body("call f9;", chain(10, calls=2)), "t.ptx").code("k")
 
@@ -131,13 +135,22 @@ def test_blocks_run_together_as_far_as_memory_goes(monkeypatch):
     monkeypatch.setattr(machine_module, "_BATCH_BYTES", 1 << 20)
     sizes = []
     begin = machine_module.Batch.__init__
-    monkeypatch.setattr(machine_module.Batch, "__init__", lambda batch, launch, first, blocks: (sizes.append(blocks), begin(batch, launch, first, blocks))[1])
-    text = program(".local .b8 x[4096]; mov.u64 %rd2, x; cvta.local.u64 %rd2, %rd2; st.u32 [%rd2], %r0; ld.u32 %r1, [%rd2]; st.global.u32 [%rd0], %r1;")
+    monkeypatch.setattr(
+        machine_module.Batch,
+        "__init__",
+        lambda batch, launch, first, blocks: (sizes.append(blocks), begin(batch, launch, first, blocks))[1],
+    )
+    text = program(
+        ".local .b8 x[4096]; mov.u64 %rd2, x; cvta.local.u64 %rd2, %rd2; st.u32 [%rd2], %r0; ld.u32 %r1, [%rd2]; "
+        "st.global.u32 [%rd0], %r1;"
+    )
     out = np.zeros(64, np.uint64)
     launch(text, "k", out, grid=9, block=64, emulator=Emulator(checks=False))
     assert (out == np.arange(64)).all()
     assert sizes == [4, 4, 1]
-    with pytest.raises(EmulatorFault, match="k: a block takes [0-9]+ bytes of the host's memory; the emulator takes 1048576 at most"):
+    with pytest.raises(
+        EmulatorFault, match="k: a block takes [0-9]+ bytes of the host's memory; the emulator takes 1048576 at most"
+    ):
         launch(text, "k", np.zeros(1024, np.uint64), block=1024)
 
 
@@ -148,7 +161,9 @@ ENDLESS = program("L: add.u32 %r1, %r1, 1; bra L;")
 def test_a_time_limit(schedule):
     with ptxrt.using("emulator", timeout=0.3, budget=10**12, schedule=schedule) as backend:
         module = backend.emulator.load_text(ENDLESS, "t.ptx")
-        with pytest.raises(EmulatorFault, match=r"does not end within the time limit of 0.3 seconds, which can be raised, at PTX line"):
+        with pytest.raises(
+            EmulatorFault, match=r"does not end within the time limit of 0.3 seconds, which can be raised, at PTX line"
+        ):
             backend.emulator.launch(module.entries["k"], 1, 32, 0, bytes(8))
 
 
@@ -160,7 +175,9 @@ def test_a_time_limit_is_a_number_of_seconds(timeout):
 
 # Texts of which a part can run
 
-TWO = HEAD + """
+TWO = (
+    HEAD
+    + """
 .func helper() { tex.2d.v4.f32.s32 nothing; ret; }
 .visible .entry bad() { call helper; ret; }
 .visible .entry wide(.param .u64 a) {
@@ -170,6 +187,7 @@ TWO = HEAD + """
     .reg .b32 %r<3>; .reg .b64 %rd<3>;
     ld.param.u64 %rd1, [a]; mov.u32 %r1, 5; st.global.u32 [%rd1], %r1; ret; }
 """
+)
 
 
 def test_entries_that_can_run_do(tmp_path, emulator):
@@ -180,7 +198,9 @@ def test_entries_that_can_run_do(tmp_path, emulator):
     x = np.zeros(1, np.uint32)
     loaded["good"](1, 1, x)
     assert x[0] == 5
-    with pytest.raises(Unsupported, match="two.ptx:5: tex.2d.v4.f32.s32 is not implemented: no instruction is called 'tex'") as caught:
+    with pytest.raises(
+        Unsupported, match="two.ptx:5: tex.2d.v4.f32.s32 is not implemented: no instruction is called 'tex'"
+    ) as caught:
         loaded["bad"]
     assert caught.value.line == 5
     with pytest.raises(Unsupported, match="two.ptx:9: add.f64: the b32 register %r2 is read as 64 bits|does not fit"):
@@ -219,7 +239,8 @@ def test_a_vector_of_one_element_as_the_scale_of_an_mma():
     """Triton writes `{%r1}, {0, 0}` behind the fragments of dot_scaled."""
     opcode = "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e4m3.f32.ue8m0"
     body = f"""mov.b32 %r1, 0x38383838; mov.b32 %r2, 0x7f7f7f7f; mov.f32 %f1, 0f3F800000;
-    {opcode} {{%f5, %f6, %f7, %f8}}, {{%r1, %r1, %r1, %r1}}, {{%r1, %r1}}, {{%f1, %f1, %f1, %f1}}, {{%r2}}, {{0, 0}}, {{%r2}}, {{0, 0}};
+    {opcode} {{%f5, %f6, %f7, %f8}}, {{%r1, %r1, %r1, %r1}}, {{%r1, %r1}}, {{%f1, %f1, %f1, %f1}}, {{%r2}}, {{0, 0}},
+    {{%r2}}, {{0, 0}};
     st.global.b32 [%rd0], {{%f7}};"""
     out = np.zeros(64, np.float32)
     launch(program(body), "k", out)
@@ -249,5 +270,8 @@ def test_instructions_of_other_machines_are_refused_with_what_takes_their_place(
 
 def test_clusters_of_several_blocks_are_refused_when_a_text_is_loaded():
     text = body("").replace("out)\n{", "out) .explicitcluster .reqnctapercluster 2, 1, 1\n{")
-    with pytest.raises(Unsupported, match="t.ptx:4: 'k' requires clusters of 2 blocks; a cluster has one block here: leave __cluster_dims__ out"):
+    with pytest.raises(
+        Unsupported,
+        match="t.ptx:4: 'k' requires clusters of 2 blocks; a cluster has one block here: leave __cluster_dims__ out",
+    ):
         Emulator().load_text(text, "t.ptx")

@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 import pytest
+from programs import program
 
 import ptxrt
-from programs import program
 from ptxrt.emulator.translate import Translator
 
 PROGRAM = program("ld.global.u32 %r1, [%rd0]; add.u32 %r1, %r1, %r0; st.global.u32 [%rd0], %r1;")
@@ -57,7 +57,10 @@ def test_a_finalizer_inside_a_translation_that_two_emulators_share(monkeypatch):
             launch(backend, 1)
         done.append(backend)
 
-    threads = [threading.Thread(target=run, args=(each,), name=name, daemon=True) for each, name in ((first, "translates"), (second, "waits"))]
+    threads = [
+        threading.Thread(target=run, args=(each,), name=name, daemon=True)
+        for each, name in ((first, "translates"), (second, "waits"))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -76,7 +79,11 @@ def test_a_collection_inside_a_launch_changes_nothing_of_it(monkeypatch):
         find = GlobalMemory.find
 
         def collecting(memory, address):
-            if victims and memory is backend.emulator.memory and sys._getframe(1).f_code is Access._locate_global.__code__:
+            if (
+                victims
+                and memory is backend.emulator.memory
+                and sys._getframe(1).f_code is Access._locate_global.__code__
+            ):
                 bases = len(memory.bases)
                 victims.clear()
                 gc.collect()
@@ -126,9 +133,9 @@ FORK = """
     sys.path.insert(0, {folder!r})
     from programs import program
 
-    backend = ptxrt.using("emulator").backend
-    x = ptxrt.to_device(np.zeros(4, np.float32))
-    module = backend.emulator.load_text(program("mov.u32 %r1, 0; L: add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, 400000; @%p1 bra L;"))
+    backend = ptxrt.using("emulator").backend x = ptxrt.to_device(np.zeros(4, np.float32)) module =
+    backend.emulator.load_text(program("mov.u32 %r1, 0; L: add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, 400000; @%p1 bra
+    L;"))
 
     def work():
         with ptxrt.using("emulator"), backend._turn:
@@ -159,10 +166,9 @@ FORK = """
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="this system has no fork")
 @pytest.mark.parametrize("busy, code", [(True, 3), (False, 2)])
 def test_a_forked_process(busy, code):
-    """The emulator is refused in the child where another thread used it; a new one can be had, and an idle one goes on."""
+    """The emulator is refused in the child where another thread used it; a new one can be had, and an idle one goes
+    on."""
     source = textwrap.dedent(FORK.format(folder=__file__.rsplit("/", 1)[0], busy=busy))
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done
     assert ("this process was forked from one that used the machine" in done.stdout) == busy
-
-

@@ -56,7 +56,9 @@ def words(seed):
     source = random.Random(seed)
     edges = [0, 0xFFFFFFFF, 0x80808080, 0x7F7F7F7F, 0x80000001, 0x7FFF8000, 0x01FF00FE, 0x12345678]
     pairs = [(a, b) for a in edges for b in edges]
-    return [(a, b, source.getrandbits(32)) for a, b in pairs[:48]] + [tuple(source.getrandbits(32) for _ in "abc") for _ in range(16)]
+    return [(a, b, source.getrandbits(32)) for a, b in pairs[:48]] + [
+        tuple(source.getrandbits(32) for _ in "abc") for _ in range(16)
+    ]
 
 
 def run(execute, text, cases):
@@ -64,7 +66,9 @@ def run(execute, text, cases):
     return execute(text, columns, {"d": "b32"})["d"].tolist()
 
 
-@pytest.mark.parametrize("types", [("u32", "u32", "u32"), ("s32", "s32", "s32"), ("s32", "u32", "s32"), ("u32", "s32", "u32")])
+@pytest.mark.parametrize(
+    "types", [("u32", "u32", "u32"), ("s32", "s32", "s32"), ("s32", "u32", "s32"), ("u32", "s32", "u32")]
+)
 @pytest.mark.parametrize("form", ["", ".sat", ".add"])
 @pytest.mark.parametrize("lanes", [2, 4])
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -72,7 +76,9 @@ def test_operations(execute, name, lanes, form, types):
     cases = words(lanes)
     found = run(execute, f"{name}{lanes}.{'.'.join(types)}{form} %d, %a, %b, %c;", cases)
     clamp = types[0] if form == ".sat" else None
-    assert found == [expected(lanes, OPERATIONS[name], types[1:], *case, clamp=clamp, add=form == ".add") for case in cases]
+    assert found == [
+        expected(lanes, OPERATIONS[name], types[1:], *case, clamp=clamp, add=form == ".add") for case in cases
+    ]
 
 
 @pytest.mark.parametrize("types", [("u32", "u32"), ("s32", "s32"), ("u32", "s32")])
@@ -86,7 +92,17 @@ def test_comparisons(execute, comparison, lanes, form, types):
 
 
 @pytest.mark.parametrize("add", [False, True])
-@pytest.mark.parametrize("lanes, mask, of_a, of_b", [(4, "20", "7061", "3333"), (4, "3210", "0123", "4567"), (4, "1", "", "5210"), (2, "1", "30", "21"), (2, "0", "", "00"), (2, "", "11", "")])
+@pytest.mark.parametrize(
+    "lanes, mask, of_a, of_b",
+    [
+        (4, "20", "7061", "3333"),
+        (4, "3210", "0123", "4567"),
+        (4, "1", "", "5210"),
+        (2, "1", "30", "21"),
+        (2, "0", "", "00"),
+        (2, "", "11", ""),
+    ],
+)
 def test_selectors(execute, lanes, mask, of_a, of_b, add):
     letter, cases = "h" if lanes == 2 else "b", words(7)
     d, a, b = (f"%{name}.{letter}{digits}" if digits else f"%{name}" for name, digits in zip("dab", (mask, of_a, of_b)))
@@ -99,16 +115,30 @@ def test_by_hand(execute):
     """What CUDA's documentation says of __vabsdiffu4 and __vsadu4, which become these lines."""
     case = [(0x00FF1020, 0x01002010, 0)] * 32
     assert set(run(execute, "mov.u32 %d, 0; vabsdiff4.u32.u32.u32 %d, %a, %b, %d;", case)) == {0x01FF1010}
-    assert set(run(execute, "mov.u32 %d, 0; vabsdiff4.u32.u32.u32.add %d, %a, %b, %d;", case)) == {0x01 + 0xFF + 0x10 + 0x10}
+    assert set(run(execute, "mov.u32 %d, 0; vabsdiff4.u32.u32.u32.add %d, %a, %b, %d;", case)) == {
+        0x01 + 0xFF + 0x10 + 0x10
+    }
 
 
-@pytest.mark.parametrize("opcode", ["vadd4.u32.u32", "vabsdiff4.u32.u32.u32.sat.add", "vadd2.u16.u16.u16", "vset4.u32.u32", "vset2.u32.u32.u32.eq", "vset4.u32.u32.eq.sat"])
+@pytest.mark.parametrize(
+    "opcode",
+    [
+        "vadd4.u32.u32",
+        "vabsdiff4.u32.u32.u32.sat.add",
+        "vadd2.u16.u16.u16",
+        "vset4.u32.u32",
+        "vset2.u32.u32.u32.eq",
+        "vset4.u32.u32.eq.sat",
+    ],
+)
 def test_other_forms_are_refused(opcode):
     with pytest.raises(Unsupported, match=f"{opcode} is not implemented: expected"):
         resolve(opcode)
 
 
-@pytest.mark.parametrize("operands", ["%d.b02, %a, %b", "%d.h10, %a, %b", "%d, %a.b321, %b", "%d, %a.b8210, %b", "%d.b4, %a, %b"])
+@pytest.mark.parametrize(
+    "operands", ["%d.b02, %a, %b", "%d.h10, %a, %b", "%d, %a.b321, %b", "%d, %a.b8210, %b", "%d.b4, %a, %b"]
+)
 def test_selectors_that_do_not_exist_are_refused(execute, operands):
     with pytest.raises(PtxSyntaxError, match="has a selector that vadd4.u32.u32.u32 does not know"):
         run(execute, f"vadd4.u32.u32.u32 {operands}, %c;", words(1))

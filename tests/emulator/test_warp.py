@@ -97,13 +97,18 @@ def test_reading_a_lane_outside_the_mask_is_a_fault(execute):
         execute(body, {"lane": ("b32", np.arange(32, dtype=np.uint32)), "p": ("pred", np.zeros(32))}, {"lane": "b32"})
 
 
-@pytest.mark.parametrize("instruction", ["shfl.sync.idx.b32 %a, %a, %a, 31, 255;", "vote.sync.ballot.b32 %a, 1, 255;", "redux.sync.add.u32 %a, %a, 255;"])
+@pytest.mark.parametrize(
+    "instruction",
+    ["shfl.sync.idx.b32 %a, %a, %a, 31, 255;", "vote.sync.ballot.b32 %a, 1, 255;", "redux.sync.add.u32 %a, %a, 255;"],
+)
 def test_a_mask_that_misses_its_own_lane_is_a_fault(execute, instruction):
     with pytest.raises(EmulatorFault):
         execute(instruction, {"a": ("b32", np.zeros(32, np.uint32))}, {"a": "b32"})
 
 
-@pytest.mark.parametrize("instruction", ["shfl.sync.idx.b32 %a, %a, 0, 31, -1;", "vote.sync.ballot.b32 %a, 1, -1;", "bar.warp.sync -1;"])
+@pytest.mark.parametrize(
+    "instruction", ["shfl.sync.idx.b32 %a, %a, 0, 31, -1;", "vote.sync.ballot.b32 %a, 1, -1;", "bar.warp.sync -1;"]
+)
 def test_a_mask_that_names_an_absent_lane_is_a_fault(execute, instruction):
     """Half of the warp has gone elsewhere and waits there for the other half."""
     body = f"""
@@ -163,7 +168,9 @@ def test_votes(execute, mask):
 def test_negated_vote(execute):
     votes = np.zeros(32)
     votes[4] = 1
-    assert (execute("vote.sync.ballot.b32 %d, !%a, -1;", {"a": ("pred", votes)}, {"d": "b32"})["d"] == ALL - (1 << 4)).all()
+    assert (
+        execute("vote.sync.ballot.b32 %d, !%a, -1;", {"a": ("pred", votes)}, {"d": "b32"})["d"] == ALL - (1 << 4)
+    ).all()
 
 
 def test_each_half_votes_by_itself(execute):
@@ -248,7 +255,17 @@ def test_bar_warp_sync_passes_what_is_together(execute):
     assert (execute("bar.warp.sync -1; mov.u32 %d, %a;", {"a": ("b32", a)}, {"d": "b32"})["d"] == a).all()
 
 
-@pytest.mark.parametrize("opcode", ["shfl.bfly.b32", "shfl.sync.bfly.b64", "vote.all.pred", "redux.sync.max.f32", "redux.sync.and.u32", "match.any.b32"])
+@pytest.mark.parametrize(
+    "opcode",
+    [
+        "shfl.bfly.b32",
+        "shfl.sync.bfly.b64",
+        "vote.all.pred",
+        "redux.sync.max.f32",
+        "redux.sync.and.u32",
+        "match.any.b32",
+    ],
+)
 def test_other_forms_are_refused(opcode):
     with pytest.raises(Unsupported, match="is not implemented"):
         resolve(opcode)
@@ -258,7 +275,10 @@ def test_other_forms_are_refused(opcode):
 def test_votes_with_the_mode_first(execute, rng, mode, type_):
     """vote.ballot.sync.b32, as CUB and Thrust write it, is vote.sync.ballot.b32."""
     votes = {"a": ("pred", rng.integers(0, 2, 64).astype(bool) | (np.arange(64) < 32))}
-    found = [execute(f"{opcode} %d, %a, 0xffffffff;", votes, {"d": type_})["d"] for opcode in (f"vote.{mode}.sync.{type_}", f"vote.sync.{mode}.{type_}")]
+    found = [
+        execute(f"{opcode} %d, %a, 0xffffffff;", votes, {"d": type_})["d"]
+        for opcode in (f"vote.{mode}.sync.{type_}", f"vote.sync.{mode}.{type_}")
+    ]
     assert (found[0] == found[1]).all()
     with pytest.raises(Unsupported, match=f"vote.{mode}.sync.u16 is not implemented"):
         resolve(f"vote.{mode}.sync.u16")

@@ -1,4 +1,5 @@
-"""python -m tests.fuzz [KIND...] [--calls N] [--minutes M] [--seed S] [--machine NAME] [--process I/N] [--report FILE]"""
+"""python -m tests.fuzz [KIND...] [--calls N] [--minutes M] [--seed S] [--machine NAME] [--process I/N] [--report
+FILE]"""
 
 from __future__ import annotations
 
@@ -12,11 +13,16 @@ import ptxrt
 
 from . import attention, dlpack, engine, files, graphs, merge, operands, quantize, texts, views
 
-KINDS = {module.KIND.name: module.KIND for module in (attention, dlpack, files, graphs, merge, operands, quantize, texts, views)}
+KINDS = {
+    module.KIND.name: module.KIND
+    for module in (attention, dlpack, files, graphs, merge, operands, quantize, texts, views)
+}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Random calls against float64, and wrong ones.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz", description="Random calls against float64, and wrong ones."
+    )
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join(KINDS)}; all where none is named")
     parser.add_argument("--calls", type=int, default=1000, help="calls of each kind, 1000")
     parser.add_argument("--minutes", type=float, help="for as long as this, in rounds of 100 calls of each kind")

@@ -1,4 +1,5 @@
-"""Calls of `attention`: every pair of formats with every option, on arrays, operands and device arrays; NaN and infinities anywhere."""
+"""Calls of `attention`: every pair of formats with every option, on arrays, operands and device arrays; NaN and
+infinities anywhere."""
 
 from __future__ import annotations
 
@@ -61,9 +62,46 @@ WRONG = [
     "v = np.zeros((7, 1, 3, 8), np.float32)",
     "call['out'] = np.zeros((1, 2, 3, 4), np.int32)",
 ]
-ODD = ["None", "True", "0", "-1", "2**70", "1.5", "np.nan", "'text'", "b'b'", "()", "[]", "{}", "[1, [2]]", "object()", "type", "1j", "range(3)"]
-ODD += ["np.array(['a'])", "np.array([None])", "np.float64(2)", "np.zeros((2, 2))", "np.ma.masked_array([1.0], [True])", "np.zeros(0)"]
-OPTIONS = ["causal", "window", "scale", "softcap", "mask", "sinks", "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "smooth_k", "smooth_q"]
+ODD = [
+    "None",
+    "True",
+    "0",
+    "-1",
+    "2**70",
+    "1.5",
+    "np.nan",
+    "'text'",
+    "b'b'",
+    "()",
+    "[]",
+    "{}",
+    "[1, [2]]",
+    "object()",
+    "type",
+    "1j",
+    "range(3)",
+]
+ODD += [
+    "np.array(['a'])",
+    "np.array([None])",
+    "np.float64(2)",
+    "np.zeros((2, 2))",
+    "np.ma.masked_array([1.0], [True])",
+    "np.zeros(0)",
+]
+OPTIONS = [
+    "causal",
+    "window",
+    "scale",
+    "softcap",
+    "mask",
+    "sinks",
+    "key_lengths",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "smooth_k",
+    "smooth_q",
+]
 OPTIONS += ["return_lse", "normalize", "layout", "out_dtype", "out", "stream", "qk", "pv", "quantize"]
 
 
@@ -73,7 +111,12 @@ def draw(rng: random.Random) -> dict:
     qk, pv, quantize = formats
     blocks = qk in BLOCK_FORMATS and quantize is None
     dim = rng.choice([64, 64, 32, 24, 16, 8, 1, 33, 64, 96, 128] + [rng.randrange(1, 65), rng.choice([160, 192, 256])])
-    recipe = dict(seed=rng.randrange(2**32), formats=formats, heads_kv=rng.choice([1, 1, 2, 3]), queries=rng.choice([1, 2, 5, 16, 17, 33, 70]))
+    recipe = dict(
+        seed=rng.randrange(2**32),
+        formats=formats,
+        heads_kv=rng.choice([1, 1, 2, 3]),
+        queries=rng.choice([1, 2, 5, 16, 17, 33, 70]),
+    )
     recipe |= dict(keys=rng.choice([1, 2, 31, 32, 33, 63, 64, 65, 100, 130, 200]), dim=dim)
     recipe["dtype"] = rng.choice(["float32", "float32", "float16", "bfloat16"])
 
@@ -111,12 +154,18 @@ def draw(rng: random.Random) -> dict:
     if recipe.get("normalize", True) and rng.random() < 0.15:
         recipe["out"] = True
     for _ in range(rng.choice([0, 0, 0, 1, 1, 2])):
-        recipe.setdefault("spoils", []).append([rng.choice(["q", "k", "v", "mask", "sinks"]), rng.randrange(10**6), rng.choice(SPOILS)])
+        recipe.setdefault("spoils", []).append(
+            [rng.choice(["q", "k", "v", "mask", "sinks"]), rng.randrange(10**6), rng.choice(SPOILS)]
+        )
     kind = rng.random()
     if kind < 0.2:
         recipe["wrong"] = rng.choice(WRONG)
     elif kind < 0.3:
-        recipe["odd"] = f"call[{rng.choice(OPTIONS)!r}] = {rng.choice(ODD)}" if rng.random() < 0.7 else f"{rng.choice('qkv')} = {rng.choice(ODD)}"
+        recipe["odd"] = (
+            f"call[{rng.choice(OPTIONS)!r}] = {rng.choice(ODD)}"
+            if rng.random() < 0.7
+            else f"{rng.choice('qkv')} = {rng.choice(ODD)}"
+        )
     return recipe
 
 
@@ -143,7 +192,18 @@ def program(recipe: dict) -> str:
         call = {}  # what is left out
     if quantize:
         call["quantize"] = quantize
-    names = ("causal", "scale", "window", "softcap", "layout", "smooth_k", "smooth_q", "return_lse", "normalize", "out_dtype")
+    names = (
+        "causal",
+        "scale",
+        "window",
+        "softcap",
+        "layout",
+        "smooth_k",
+        "smooth_q",
+        "return_lse",
+        "normalize",
+        "out_dtype",
+    )
     call |= {name: recipe[name] for name in names if name in recipe}
     if at("layout") == "bshd":
         lines.append("q, k, v = (np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in (q, k, v))")
@@ -161,7 +221,10 @@ def program(recipe: dict) -> str:
     if "sinks" in recipe:
         made = f"rng.standard_normal({heads}, dtype=np.float32)"
         kind = recipe["sinks"]
-        lines.append(f"call['sinks'] = {made}" + (".astype(np.float16)" if kind == "float16" else ".tolist()" if kind == "list" else ""))
+        lines.append(
+            f"call['sinks'] = {made}"
+            + (".astype(np.float16)" if kind == "float16" else ".tolist()" if kind == "list" else "")
+        )
     if "cuts" in recipe:
         for name, i, size in (("cu_seqlens_q", 0, recipe["queries"]), ("cu_seqlens_k", 1, recipe["keys"])):
             lines.append(f"call[{name!r}] = {[0, *sorted(int(cut[i] * size) for cut in recipe['cuts']), size]}")
@@ -262,7 +325,12 @@ def reference(arrays, call: dict, out_dtype: str) -> exact.Exact:
     mask = call.get("mask")
     return exact.attention(
         *(scores, sizes, reach, np.repeat(np.float64(v), group, axis=1)),
-        **dict(pv=pv, out_dtype=out_dtype, softcap=call.get("softcap", 0.0), mask=None if mask is None else np.asarray(mask)),
+        **dict(
+            pv=pv,
+            out_dtype=out_dtype,
+            softcap=call.get("softcap", 0.0),
+            mask=None if mask is None else np.asarray(mask),
+        ),
         **dict(sinks=call.get("sinks"), shown=shown, spans=spans, shift=shift),
     )
 
@@ -292,7 +360,9 @@ def _block_scores(q, k, v, call: dict, scale: float):
         cu = dict(cu_seqlens=call.get("cu_seqlens_q")) if call.get("smooth_q") else {}
         q = ptxrt.quantize_operand(q, call["qk"], role="q", smooth=bool(call.get("smooth_q")), **cu)
     if not isinstance(k, ptxrt.Operand):
-        k = ptxrt.quantize_operand(k, call["qk"], role="k", smooth=None if isinstance(smooth_k, str) else smooth_k, **ends)
+        k = ptxrt.quantize_operand(
+            k, call["qk"], role="k", smooth=None if isinstance(smooth_k, str) else smooth_k, **ends
+        )
     if not isinstance(v, ptxrt.Operand):
         v = ptxrt.quantize_operand(v, call["pv"], role="v", **ends)
     q, k, v = (x.to_numpy() for x in (q, k, v))
@@ -321,14 +391,20 @@ def _without_mean(x) -> np.ndarray:
     """What codes and scales alone hold."""
     if x.mean is None:
         return np.asarray(x)
-    arrays = {name: array for name, array in x.arrays.items() if name != "mean" and not (x.role == "q" and name == "cu_seqlens")}
+    arrays = {
+        name: array
+        for name, array in x.arrays.items()
+        if name != "mean" and not (x.role == "q" and name == "cu_seqlens")
+    }
     return np.asarray(ptxrt.Operand(**arrays, **x.description))
 
 
 def _sequences(batch: int, queries: int, keys: int, cu_q, cu_k, lengths):
     """(batch, slice of queries, slice of keys) of each sequence."""
     if cu_q is not None:
-        yield from ((0, slice(*rows), slice(*columns)) for rows, columns in zip(zip(cu_q, cu_q[1:]), zip(cu_k, cu_k[1:])))
+        yield from (
+            (0, slice(*rows), slice(*columns)) for rows, columns in zip(zip(cu_q, cu_q[1:]), zip(cu_k, cu_k[1:]))
+        )
         return
     for i in range(batch):
         yield i, slice(0, queries), slice(0, keys if lengths is None else int(lengths[i]))

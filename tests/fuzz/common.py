@@ -5,9 +5,41 @@ from __future__ import annotations
 import random
 
 # In code, so that programs show them.
-ODD = ["None", "True", "0", "-1", "2**70", "1.5", "np.nan", "'text'", "b'b'", "()", "[]", "{}", "[1, [2]]", "object()", "type", "1j", "range(3)"]
-ODD += ["np.array(['a'])", "np.array([None])", "np.float64(2)", "np.zeros((2, 2))", "np.ma.masked_array([1.0], [True])", "np.zeros(0)"]
-ODD += ["np.zeros((2, 64), '>f4')", "np.zeros(3, [('a', 'f4')])", "np.zeros((2, 64), complex)", "slice(3)", "'mxfp4'", "np.str_('linear')"]
+ODD = [
+    "None",
+    "True",
+    "0",
+    "-1",
+    "2**70",
+    "1.5",
+    "np.nan",
+    "'text'",
+    "b'b'",
+    "()",
+    "[]",
+    "{}",
+    "[1, [2]]",
+    "object()",
+    "type",
+    "1j",
+    "range(3)",
+]
+ODD += [
+    "np.array(['a'])",
+    "np.array([None])",
+    "np.float64(2)",
+    "np.zeros((2, 2))",
+    "np.ma.masked_array([1.0], [True])",
+    "np.zeros(0)",
+]
+ODD += [
+    "np.zeros((2, 64), '>f4')",
+    "np.zeros(3, [('a', 'f4')])",
+    "np.zeros((2, 64), complex)",
+    "slice(3)",
+    "'mxfp4'",
+    "np.str_('linear')",
+]
 SPOILS = ["np.nan", "np.inf", "-np.inf", "3e38", "-3e38", "1e-40", "65504", "0.0", "-0.0", "2.0**-127", "6.0", "1.0"]
 DTYPES = {"float32": "np.float32", "float16": "np.float16", "bfloat16": "ml_dtypes.bfloat16"}
 
@@ -37,7 +69,12 @@ def values_of(recipe: dict, name: str, shape: tuple[int, ...], dtype: str) -> li
 
 def draw_values(rng: random.Random, recipe: dict) -> None:
     """What `values_of` looks at."""
-    maybe(rng, recipe, 0.3, spread=sorted(rng.randrange(-150, 120) if rng.random() < 0.5 else rng.randrange(-8, 8) for _ in range(2)))
+    maybe(
+        rng,
+        recipe,
+        0.3,
+        spread=sorted(rng.randrange(-150, 120) if rng.random() < 0.5 else rng.randrange(-8, 8) for _ in range(2)),
+    )
     count = rng.choice([0, 0, 1, 3])
     if count:
         recipe["spoils"] = [[rng.randrange(10**6), rng.choice(SPOILS)] for _ in range(count)]

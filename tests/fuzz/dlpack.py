@@ -11,7 +11,17 @@ import ptxrt
 from .common import ODD, maybe
 from .engine import Kind
 
-DTYPES = ["np.float32", "np.float16", "ml_dtypes.bfloat16", "np.uint8", "np.int32", "np.bool_", "np.float64", "np.int64", "np.complex64"]
+DTYPES = [
+    "np.float32",
+    "np.float16",
+    "ml_dtypes.bfloat16",
+    "np.uint8",
+    "np.int32",
+    "np.bool_",
+    "np.float64",
+    "np.int64",
+    "np.complex64",
+]
 FIELDS = {
     "shape": ["None", "('a',)", "(-1, 3)", "(2**70,)", "7"],
     "typestr": ["'?x'", "3", "'|O'", "None"],
@@ -21,7 +31,20 @@ FIELDS = {
     "mask": ["host"],
 }
 # What stands behind `__dlpack__` and `__dlpack_device__` of an object that pretends.
-ANSWERS = ["None", "1", "'capsule'", "object()", "(1, 0)", "(2, 0)", "(1,)", "(99, 0)", "('a', 'b')", "ValueError('gone')", "RuntimeError('gone')", "KeyError(3)"]
+ANSWERS = [
+    "None",
+    "1",
+    "'capsule'",
+    "object()",
+    "(1, 0)",
+    "(2, 0)",
+    "(1,)",
+    "(99, 0)",
+    "('a', 'b')",
+    "ValueError('gone')",
+    "RuntimeError('gone')",
+    "KeyError(3)",
+]
 _PRETENDER = '''
 class Pretender:
     """An array of somebody's that is broken."""
@@ -43,14 +66,26 @@ def draw(rng: random.Random) -> dict:
     kind = rng.random()
     if kind < 0.2:
         answers = {"device": rng.choice(["(1, 0)", *ANSWERS]), "capsule": rng.choice(ANSWERS)}
-        recipe["wrong"] = _PRETENDER.format(answers="{" + ", ".join(f"{name!r}: {value}" for name, value in answers.items()) + "}")
+        recipe["wrong"] = _PRETENDER.format(
+            answers="{" + ", ".join(f"{name!r}: {value}" for name, value in answers.items()) + "}"
+        )
         recipe["wrong"] += "\nptxrt.to_device(Pretender())"
     elif kind < 0.35:
         field = rng.choice([*FIELDS])
-        whole = {"version": "3", "shape": "(2, 3)", "typestr": "'<f4'", "data": "(4096, False)", "strides": "None", "stream": "1"}
+        whole = {
+            "version": "3",
+            "shape": "(2, 3)",
+            "typestr": "'<f4'",
+            "data": "(4096, False)",
+            "strides": "None",
+            "stream": "1",
+        }
         whole[field] = rng.choice(FIELDS[field])
         members = ", ".join(f"{name!r}: {value}" for name, value in whole.items())
-        recipe["wrong"] = f"Interface = type('Interface', (), dict(__cuda_array_interface__={{{members}}}))\nptxrt.to_device(Interface())"
+        recipe["wrong"] = (
+            "Interface = type('Interface', (), "
+            f"dict(__cuda_array_interface__={{{members}}}))\nptxrt.to_device(Interface())"
+        )
     elif kind < 0.45:
         recipe["odd"] = rng.choice(
             [
@@ -79,7 +114,9 @@ def program(recipe: dict) -> str:
     lines = [f"host = (np.arange({int(np.prod(shape))}) % 100).astype({dtype}).reshape({shape}){cut}"]
     lines += ["host.flags.writeable = False"] if recipe.get("read_only") else []
     way = recipe["way"]
-    if way == "in":  # what NumPy shows of itself, by an object that is nothing else; NumPy gives only what is writeable and plain
+    if (
+        way == "in"
+    ):  # what NumPy shows of itself, by an object that is nothing else; NumPy gives only what is writeable and plain
         lines.append("class Lender:")
         lines.append("    def __dlpack__(self, **named): return np.asarray(host).__dlpack__(**named)")
         lines.append("    def __dlpack_device__(self): return (1, 0)")

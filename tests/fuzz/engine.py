@@ -1,7 +1,8 @@
 """Random calls as programs: drawn from a seed, run, checked, made smaller where they fail, and printed as code.
 
-A recipe that has `wrong` is of a call that must be refused. One that has `odd` may be refused or be right. All others must be
-right. A refusal is a PtxError with a message that says something; after it every name in `kept` holds what it held before.
+A recipe that has `wrong` is of a call that must be refused. One that has `odd` may be refused or be right. All others
+must be right. A refusal is a PtxError with a message that says something; after it every name in `kept` holds what it
+held before.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import re
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -29,8 +31,8 @@ _HEAD = "import ml_dtypes, numpy as np, ptxrt"
 class Kind:
     """A kind of call.
 
-    draw: gives a recipe. program: gives a recipe's call as code. check: called with the names that the code left, raises
-    AssertionError where they are not what they should be. needed: values of a recipe that cannot be left out.
+    draw: gives a recipe. program: gives a recipe's call as code. check: called with the names that the code left,
+    raises AssertionError where they are not what they should be. needed: values of a recipe that cannot be left out.
     """
 
     name: str
@@ -84,7 +86,10 @@ def outcome(kind: Kind, recipe: dict) -> tuple[str, str]:
         ptxrt.synchronize()
         ptxrt.trim_memory()  # what others have had is used until the card is done with it
         if (after := ptxrt.memory_info().used) > before:
-            return "failed", f"a refused call keeps device memory, {before} bytes before and {after} after it: {refusal}"
+            return (
+                "failed",
+                f"a refused call keeps device memory, {before} bytes before and {after} after it: {refusal}",
+            )
     return "refused" if refusal else "right", ""
 
 
@@ -126,7 +131,11 @@ def program_of(kind: Kind, recipe: dict) -> str:
 def printed(kind: Kind, recipe: dict, machine: str, why: str) -> str:
     """A failure as code that runs in the root of a checkout."""
     code = program_of(kind, recipe).strip().replace(_HEAD, f"{_HEAD}\n\nptxrt.using({machine!r})", 1)
-    ending = "# It must be refused." if "wrong" in recipe else f"from {kind.check.__module__} import {kind.check.__name__}; {kind.check.__name__}(globals())"
+    ending = (
+        "# It must be refused."
+        if "wrong" in recipe
+        else f"from {kind.check.__module__} import {kind.check.__name__}; {kind.check.__name__}(globals())"
+    )
     return "\n".join([f"# {line}" for line in why.splitlines()[:6]] + [code, ending])
 
 
@@ -184,7 +193,15 @@ def _smaller(value: Any) -> Iterator[Any]:
 # Many calls
 
 
-def run(kind: Kind, *, seed: int, calls: range, machine: str = "emulator", seconds: float | None = None, most_failures: int = 5) -> Tally:
+def run(
+    kind: Kind,
+    *,
+    seed: int,
+    calls: range,
+    machine: str = "emulator",
+    seconds: float | None = None,
+    most_failures: int = 5,
+) -> Tally:
     """Run calls of a kind on the current machine; no more once there are enough failures, or time is up."""
     tally, started = Tally(kind.name, seed), time.monotonic()
     gc.collect()

@@ -1,6 +1,7 @@
 """Attention in float64, written from its definition alone, and how far a result may be from it.
 
-A bound is of each element, from how the kernels round (docs/numerics.md); it holds for every input, not only on average.
+A bound is of each element, from how the kernels round (docs/numerics.md); it holds for every input, not only on
+average.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+
 @dataclass(frozen=True)
 class Weights:
     """What rounding costs weights of a format at most.
 
-    share: relative to the weight itself, half a unit in the last place. largest: relative to the largest of `run` neighboring keys.
-    floor: in units of 2^m, where codes or scales are subnormal; m lies `headroom` below the largest score. divides: whether the
-    sum that outputs are divided by is of rounded weights, too.
+    share: relative to the weight itself, half a unit in the last place. largest: relative to the largest of `run`
+    neighboring keys. floor: in units of 2^m, where codes or scales are subnormal; m lies `headroom` below the largest
+    score. divides: whether the sum that outputs are divided by is of rounded weights, too.
     """
 
     share: float
@@ -26,8 +28,8 @@ class Weights:
     divides: bool = True
 
 
-# e2m1 rounds by half of its widest step, 2 of 6, under a scale with which the largest weight of a block is at least 3 (mxfp4),
-# or 6 by a scale that is rounded to ue4m3, by up to 1 / 16 (nvfp4).
+# e2m1 rounds by half of its widest step, 2 of 6, under a scale with which the largest weight of a block is at least 3
+# (mxfp4), or 6 by a scale that is rounded to ue4m3, by up to 1 / 16 (nvfp4).
 WEIGHTS = {
     "bf16": Weights(2.0**-8, divides=False),
     "f16": Weights(2.0**-11, floor=2.0**-25, divides=False),
@@ -47,9 +49,9 @@ LN2 = float(np.log(2))
 class Exact:
     """Attention of [B, H] by rows, in float64: output, lse, how far each may be off, and where NaN is in order.
 
-    out, bound, likely: [B, H, Sq, Dv], likely is the deviation that independent errors of weights add up to; lse, lse_bound: [B, H, Sq].
-    nan: rows that must be NaN. either: rows whose values depend on
-    what is not stated. column_nan, column_either: elements of which an infinity or a NaN in V makes no number, or may.
+    out, bound, likely: [B, H, Sq, Dv], likely is the deviation that independent errors of weights add up to; lse,
+    lse_bound: [B, H, Sq]. nan: rows that must be NaN. either: rows whose values depend on what is not stated.
+    column_nan, column_either: elements of which an infinity or a NaN in V makes no number, or may.
     """
 
     out: np.ndarray
@@ -63,14 +65,16 @@ class Exact:
     column_either: np.ndarray
 
 
-def attention(scores, sizes, reach, v, *, pv, out_dtype, softcap=0.0, mask=None, sinks=None, shown, spans, shift=0.0) -> Exact:
+def attention(
+    scores, sizes, reach, v, *, pv, out_dtype, softcap=0.0, mask=None, sinks=None, shown, spans, shift=0.0
+) -> Exact:
     """Attention from scores [B, H, Sq, Sk], float64, before the cap, and values [B, H, Sk, Dv], heads repeated.
 
-    sizes: the sums of magnitudes that the scores were summed from, times 2^-24 what each of their roundings costs. reach: the
-    same before the scale, whose products kernels keep in float32. mask broadcasts. shift: [B, H, Sq], the size of what
-    smoothing takes from all scores of a row, beside which sinks and results are rounded.
-    shown: bool [B, H, Sq, Sk], keys that sequences and windows let a row see. spans: first and last key of each sequence
-    in its batch, in which blocks of keys are counted.
+    sizes: the sums of magnitudes that the scores were summed from, times 2^-24 what each of their roundings costs.
+    reach: the same before the scale, whose products kernels keep in float32. mask broadcasts. shift: [B, H, Sq], the
+    size of what smoothing takes from all scores of a row, beside which sinks and results are rounded. shown: bool [B,
+    H, Sq, Sk], keys that sequences and windows let a row see. spans: first and last key of each sequence in its batch,
+    in which blocks of keys are counted.
     """
     rounds = WEIGHTS[pv]
     with np.errstate(all="ignore"):
@@ -90,7 +94,11 @@ def attention(scores, sizes, reach, v, *, pv, out_dtype, softcap=0.0, mask=None,
         doubtful = np.zeros_like(shown) if mask is None or mask.dtype == bool else doubtful
         overflows = ~hidden & ((sizes > 1e38) | (reach > 1e38)) & np.isfinite(scores)
         scores = np.where(hidden, -np.inf, np.where(scores == -np.inf, scores, np.maximum(scores, LOWEST)))
-        sink = np.full(scores.shape[:-1], -np.inf) if sinks is None else np.broadcast_to(np.asarray(sinks, np.float64)[:, None], scores.shape[:-1])
+        sink = (
+            np.full(scores.shape[:-1], -np.inf)
+            if sinks is None
+            else np.broadcast_to(np.asarray(sinks, np.float64)[:, None], scores.shape[:-1])
+        )
         top = np.maximum(scores.max(axis=-1, initial=-np.inf), sink)
         base = np.where(np.isneginf(top), 0.0, top)
         weights = np.where(np.isneginf(scores), 0.0, np.exp(scores - base[..., None]))
@@ -107,7 +115,11 @@ def attention(scores, sizes, reach, v, *, pv, out_dtype, softcap=0.0, mask=None,
         worst = seen_error.max(axis=-1, initial=0.0) + sizes_of_row * 2.0**-22
         factor = np.expm1(np.minimum(2 * worst + 2.0**-16, 50.0))[..., None]
         unit_of_floor = np.maximum(2.0**-rounds.headroom, 2 * np.exp(np.minimum(sink - base, 0.0)))[..., None]
-        costs = weights * rounds.share + largest * rounds.largest + (2.0**-44 + rounds.floor * unit_of_floor) * (shown & ~hidden)
+        costs = (
+            weights * rounds.share
+            + largest * rounds.largest
+            + (2.0**-44 + rounds.floor * unit_of_floor) * (shown & ~hidden)
+        )
         of_divisor = costs.sum(axis=-1, keepdims=True) / divisor * np.abs(out) if rounds.divides else 0.0
         plain = factor * magnitude + (OUTPUTS[out_dtype] + 2.0**-22) * np.abs(out)
         smallest = {"float16": 2.0**-25, "bfloat16": 1e-38, "float32": 1e-38}[out_dtype]
@@ -117,14 +129,22 @@ def attention(scores, sizes, reach, v, *, pv, out_dtype, softcap=0.0, mask=None,
 
     nan_score = np.isnan(scores) | np.isposinf(scores)
     nan = np.isnan(np.where(doubtful, 0.0, np.where(np.isposinf(scores), np.nan, scores))).any(axis=-1) | np.isnan(sink)
-    either = doubtful.any(axis=-1) | overflows.any(axis=-1) | (worst > 1.0) | np.isposinf(sink) | (np.abs(np.where(np.isfinite(sink), sink, 0)) > 2.3e38)
+    either = (
+        doubtful.any(axis=-1)
+        | overflows.any(axis=-1)
+        | (worst > 1.0)
+        | np.isposinf(sink)
+        | (np.abs(np.where(np.isfinite(sink), sink, 0)) > 2.3e38)
+    )
     either |= (nan_score & overflows).any(axis=-1) | ~np.isfinite(shift)
     seen = ~np.isneginf(np.where(np.isnan(scores), 0.0, scores))
     poison = ~np.isfinite(v)
     column_nan = (seen.astype(np.float64) @ poison.astype(np.float64)) > 0
     # Sums of weights times V overflow before they are divided (docs/numerics.md, Edges).
     with np.errstate(all="ignore"):
-        beyond = (np.abs(np.where(np.isfinite(v), v, 0.0)).sum(axis=-2, keepdims=True) * 2.0 ** (rounds.headroom + 1)) > 3e38
+        beyond = (
+            np.abs(np.where(np.isfinite(v), v, 0.0)).sum(axis=-2, keepdims=True) * 2.0 ** (rounds.headroom + 1)
+        ) > 3e38
     column_either = np.broadcast_to(poison.any(axis=-2, keepdims=True), out.shape) & ~column_nan
     column_either = column_either | (np.broadcast_to(beyond, out.shape) & ~column_nan)
     return Exact(out, bound, likely, lse, lse_bound, nan, either, column_nan, column_either)
@@ -157,7 +177,9 @@ def compare(exact: Exact, out, lse=None, out_dtype="float32") -> None:
     usual = plain & ~too_large
     if usual.sum() >= 256:
         off, likely = (np.sqrt(np.mean(np.square(x[usual]))) for x in (got - exact.out, exact.likely))
-        assert off <= likely, f"the outputs are {off:.3g} off in the mean square, {likely:.3g} is the most that rounding explains"
+        assert off <= likely, (
+            f"the outputs are {off:.3g} off in the mean square, {likely:.3g} is the most that rounding explains"
+        )
     if lse is None:
         return
     lse = np.asarray(lse).astype(np.float64)
@@ -172,4 +194,7 @@ def _first(what: str, wrong: np.ndarray, got, want, bound=None) -> None:
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
         near = "" if bound is None else f" within {bound[at]:.3g}"
-        raise AssertionError(f"{what} at {list(at)} is {got[at]:.9g}, wanted {want[at]:.9g}{near}; {int(wrong.sum())} of {wrong.size} are wrong")
+        raise AssertionError(
+            f"{what} at {list(at)} is {got[at]:.9g}, wanted {want[at]:.9g}{near}; {int(wrong.sum())} of "
+            f"{wrong.size} are wrong"
+        )

@@ -1,4 +1,5 @@
-"""Files that were damaged, and names that cannot be written: `.npz` of quantized arrays, `.npy` and `.npz` of the command line."""
+"""Files that were damaged, and names that cannot be written: `.npz` of quantized arrays, `.npy` and `.npz` of the
+command line."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import io
 import os
 import random
 import struct
-import tempfile
 import zipfile
 import zlib
 from pathlib import Path
@@ -25,7 +25,10 @@ _MOST_BYTES = 64 << 20
 
 def draw(rng: random.Random) -> dict:
     """A recipe of a file and its damage."""
-    recipe = dict(seed=rng.randrange(2**32), whole=rng.choice(["mxfp4", "nvfp4", "operand", "npy", "npz", "compressed", "bfloat16"]))
+    recipe = dict(
+        seed=rng.randrange(2**32),
+        whole=rng.choice(["mxfp4", "nvfp4", "operand", "npy", "npz", "compressed", "bfloat16"]),
+    )
     recipe["damage"] = [_damage(rng) for _ in range(rng.choice([1, 1, 2, 5]))]
     recipe["odd"] = "a damaged file"
     if rng.random() < 0.1:
@@ -69,11 +72,20 @@ def _damage(rng: random.Random) -> list:
 
 def program(recipe: dict) -> str:
     """Writing, damaging and reading one file, as code."""
-    lines = ["import pathlib, tempfile", "from tests.fuzz import files", "keeper = tempfile.TemporaryDirectory()", "folder = pathlib.Path(keeper.name)"]
+    lines = [
+        "import pathlib, tempfile",
+        "from tests.fuzz import files",
+        "keeper = tempfile.TemporaryDirectory()",
+        "folder = pathlib.Path(keeper.name)",
+    ]
     lines.append(f"path, quantized, arrays = files.written(folder, {recipe['whole']!r}, {recipe['seed']})")
     lines += [f"files.damage(path, {recipe['damage']!r})"] if recipe["damage"] else []
     lines.append("before = files.listing(folder)")
-    lines += ["try:", f"    {recipe['wrong']}", "finally:", "    files.check_listing(folder, before)"] if "wrong" in recipe else []
+    lines += (
+        ["try:", f"    {recipe['wrong']}", "finally:", "    files.check_listing(folder, before)"]
+        if "wrong" in recipe
+        else []
+    )
     lines.append(f"loaded = files.read(path, {recipe['whole']!r})")
     lines += ["odd = True"] if "odd" in recipe else []
     return "\n".join(lines)
@@ -139,7 +151,12 @@ def _changed_archive(data: bytearray, kind: str, share: float, value: int) -> by
     """An archive, whole as such, one member of which is changed: its bytes, its array's header, or its name."""
     target = io.BytesIO()
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(target, "w", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA][value % 3]) as copy:
+        with (
+            zipfile.ZipFile(io.BytesIO(data)) as source,
+            zipfile.ZipFile(
+                target, "w", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA][value % 3]
+            ) as copy,
+        ):
             chosen = int(share * len(source.namelist()))
             for i, name in enumerate(source.namelist()):
                 content = source.read(name)
@@ -162,8 +179,21 @@ def _changed_header(content: bytes, kind: str, value: int) -> bytes:
         return content
     (length,) = struct.unpack_from("<H", content, 8)
     kinds = ["<f4", "|u1", "|O", "<f8", "<U4", "|V2", ">f4", "<c8", "nothing", "<U99999999"]
-    shapes = ["(4, 64)", "(2147483648, 4096)", "(-1,)", "()", "(0,)", "(10**30,)", "(1.5,)", "None", "(4,)", "(1,) * 70"]
-    text = f"{{'descr': '{kinds[value % 10]}', 'fortran_order': {value % 2 == 0}, 'shape': {shapes[value // 10 % 10]}, }}"
+    shapes = [
+        "(4, 64)",
+        "(2147483648, 4096)",
+        "(-1,)",
+        "()",
+        "(0,)",
+        "(10**30,)",
+        "(1.5,)",
+        "None",
+        "(4,)",
+        "(1,) * 70",
+    ]
+    text = (
+        f"{{'descr': '{kinds[value % 10]}', 'fortran_order': {value % 2 == 0}, 'shape': {shapes[value // 10 % 10]}, }}"
+    )
     if kind == "size":
         text = content[10 : 10 + length].decode("latin-1").replace("(", f"({value * 10**6}, ", 1).strip()
     text = text.ljust(118) + "\n"
@@ -179,7 +209,10 @@ def read(path: Path, whole: str):
 
 def listing(folder: Path) -> dict:
     """The names in a folder, and what is in them."""
-    return {name: zlib.crc32(Path(folder, name).read_bytes()) if Path(folder, name).is_file() else None for name in sorted(os.listdir(folder))}
+    return {
+        name: zlib.crc32(Path(folder, name).read_bytes()) if Path(folder, name).is_file() else None
+        for name in sorted(os.listdir(folder))
+    }
 
 
 def check_listing(folder: Path, before: dict) -> None:
@@ -191,15 +224,20 @@ def check_listing(folder: Path, before: dict) -> None:
 
 
 def check(names: dict) -> None:
-    """An undamaged file gives back what it was written from; a damaged one that is taken gives arrays that fit each other."""
+    """An undamaged file gives back what it was written from; a damaged one that is taken gives arrays that fit each
+    other."""
     loaded = names["loaded"]
     if isinstance(loaded, (ptxrt.QuantizedArray, ptxrt.Operand)):
         values = np.asarray(loaded)
         assert values.shape == loaded.shape, f"{loaded!r} has values of shape {values.shape}"
         if not names.get("odd"):
-            assert repr(loaded) == repr(names["quantized"]) and np.array_equal(loaded.codes, names["quantized"].codes), "other codes came back"
+            assert repr(loaded) == repr(names["quantized"]) and np.array_equal(
+                loaded.codes, names["quantized"].codes
+            ), "other codes came back"
         return
-    assert isinstance(loaded, np.ndarray) and not loaded.dtype.hasobject, f"{type(loaded).__name__} {getattr(loaded, 'dtype', '')}"
+    assert isinstance(loaded, np.ndarray) and not loaded.dtype.hasobject, (
+        f"{type(loaded).__name__} {getattr(loaded, 'dtype', '')}"
+    )
     assert loaded.nbytes < _MOST_BYTES, f"{loaded.nbytes} bytes came of a file of {names['path'].stat().st_size}"
     if not names.get("odd"):
         assert np.array_equal(loaded.view(np.uint8), names["arrays"]["x"].view(np.uint8)), "other bytes came back"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
-
 from .common import maybe
 from .engine import Kind
 
@@ -28,10 +26,26 @@ WRONG = [
 
 def draw(rng: random.Random) -> dict:
     """A recipe of a few calls on one array [rows, 64 n]."""
-    recipe = dict(seed=rng.randrange(2**32), rows=rng.choice([1, 3, 8, 17]), blocks=rng.choice([1, 2, 3]), dtype=rng.choice(["np.float32", "np.float16", "ml_dtypes.bfloat16"]))
+    recipe = dict(
+        seed=rng.randrange(2**32),
+        rows=rng.choice([1, 3, 8, 17]),
+        blocks=rng.choice([1, 2, 3]),
+        dtype=rng.choice(["np.float32", "np.float16", "ml_dtypes.bfloat16"]),
+    )
     calls = []
     for _ in range(rng.choice([1, 2, 3, 4])):
-        calls.append(rng.choice([*(f"quantize {format}" for format in FORMATS), "attention bf16", "attention nvfp4", "merge", "operand mxfp8", "operand nvfp4"]))
+        calls.append(
+            rng.choice(
+                [
+                    *(f"quantize {format}" for format in FORMATS),
+                    "attention bf16",
+                    "attention nvfp4",
+                    "merge",
+                    "operand mxfp8",
+                    "operand nvfp4",
+                ]
+            )
+        )
     recipe["calls"] = calls
     recipe["replays"] = rng.choice([1, 2, 3])
     maybe(rng, recipe, 0.4, out=True)
@@ -44,8 +58,17 @@ def draw(rng: random.Random) -> dict:
 def program(recipe: dict) -> str:
     """The calls as code: `work` makes all results, the graph records it."""
     shape = (recipe["rows"], 64 * recipe["blocks"])
-    lines = [f"rng = np.random.default_rng({recipe['seed']})", f"contents = [rng.standard_normal({shape}).astype({recipe['dtype']}) for _ in range({recipe['replays'] + 1})]"]
-    lines += ["x = ptxrt.to_device(contents[0])", "lses = ptxrt.to_device(np.float32(contents[0][:, 0]))", "outs = {}", "def work():", "    results = {}"]
+    lines = [
+        f"rng = np.random.default_rng({recipe['seed']})",
+        f"contents = [rng.standard_normal({shape}).astype({recipe['dtype']}) for _ in range({recipe['replays'] + 1})]",
+    ]
+    lines += [
+        "x = ptxrt.to_device(contents[0])",
+        "lses = ptxrt.to_device(np.float32(contents[0][:, 0]))",
+        "outs = {}",
+        "def work():",
+        "    results = {}",
+    ]
     for i, call in enumerate(recipe["calls"]):
         lines += [f"    {line}" for line in _lines(i, call, recipe)]
     lines.append("    return results")
@@ -53,7 +76,11 @@ def program(recipe: dict) -> str:
         lines += ["outs = work()"]
     lines += [recipe["wrong"]] if "wrong" in recipe else []
     lines += ["with ptxrt.graph() as g:", "    recorded = work()"]
-    lines += ["from tests.fuzz.graphs import bytes_of", "pairs = []", "stream = " + ("ptxrt.Stream()" if recipe.get("stream") else "None")]
+    lines += [
+        "from tests.fuzz.graphs import bytes_of",
+        "pairs = []",
+        "stream = " + ("ptxrt.Stream()" if recipe.get("stream") else "None"),
+    ]
     lines += ["for content in contents[1:]:"]
     lines += ["    x.backend.write(x.address, np.ascontiguousarray(content))"]
     lines += ["    g.launch(stream)", "    if stream: stream.synchronize()", "    got = bytes_of(recorded)"]
@@ -66,7 +93,10 @@ def _lines(i: int, call: str, recipe: dict) -> list[str]:
     what, _, format = call.partition(" ")
     out, view = f"out=outs.get({i})", f"x.reshape(1, {rows}, {recipe['blocks']}, 64).transpose(0, 2, 1, 3)"
     if what == "quantize":
-        return [f"results[{i}] = ptxrt.quantize(x, {format!r}, {out})", f"results['values of {i}'] = ptxrt.dequantize(results[{i}])"]
+        return [
+            f"results[{i}] = ptxrt.quantize(x, {format!r}, {out})",
+            f"results['values of {i}'] = ptxrt.dequantize(results[{i}])",
+        ]
     if what == "attention":
         return [f"y = {view}", f"results[{i}] = ptxrt.attention(y, y, y, qk={format!r}, causal=True, {out})"]
     if what == "operand":

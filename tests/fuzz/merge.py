@@ -1,4 +1,5 @@
-"""Calls of `merge`: by log-sum-exps, and by maxima and sums, of a few segments; infinities and NaN in what they count."""
+"""Calls of `merge`: by log-sum-exps, and by maxima and sums, of a few segments; infinities and NaN in what they
+count."""
 
 from __future__ import annotations
 
@@ -44,7 +45,15 @@ def draw(rng: random.Random) -> dict:
     if kind == "wrong":
         recipe["wrong"] = rng.choice(WRONG)
     elif kind == "odd":
-        place = rng.choice(["outputs = {}", "outputs = [{}, *list(outputs)[1:]]", "beside[next(iter(beside))] = {}", "more['out_dtype'] = {}", "more['stream'] = {}"])
+        place = rng.choice(
+            [
+                "outputs = {}",
+                "outputs = [{}, *list(outputs)[1:]]",
+                "beside[next(iter(beside))] = {}",
+                "more['out_dtype'] = {}",
+                "more['stream'] = {}",
+            ]
+        )
         recipe["odd"] = place.replace("{}", rng.choice(ODD))
     return recipe
 
@@ -56,15 +65,23 @@ def program(recipe: dict) -> str:
     shape = (recipe["segments"], *rows)
     spread = at("spread", 1.0)
     lines = [f"rng = np.random.default_rng({recipe['seed']})"]
-    lines.append(f"outputs = rng.standard_normal({(*shape, recipe['cols'])}, dtype=np.float32).astype({DTYPES[recipe['dtype']]})")
+    lines.append(
+        f"outputs = rng.standard_normal({(*shape, recipe['cols'])}, dtype=np.float32).astype({DTYPES[recipe['dtype']]})"
+    )
     first = "row_max" if at("sums") else "lses"
     lines.append(f"counts = np.float32({spread}) * rng.standard_normal({shape}, dtype=np.float32)")
     lines += ["counts = np.rint(counts)"] if at("sums") else []
-    lines += [f"counts.flat[{place} % counts.size] = {value}" for place, value in at("spoils", ()) if not at("sums") or value != "np.inf"]
+    lines += [
+        f"counts.flat[{place} % counts.size] = {value}"
+        for place, value in at("spoils", ())
+        if not at("sums") or value != "np.inf"
+    ]
     lines.append(f"beside = dict({first}=counts)")
     lines += [f"beside['row_sum'] = rng.random({shape}, dtype=np.float32) + np.float32(0.5)"] if at("sums") else []
     if at("device"):
-        lines.append("outputs, beside = ptxrt.to_device(outputs), {name: ptxrt.to_device(x) for name, x in beside.items()}")
+        lines.append(
+            "outputs, beside = ptxrt.to_device(outputs), {name: ptxrt.to_device(x) for name, x in beside.items()}"
+        )
     if not at("stacked"):
         lines.append("outputs, beside = list(outputs), {name: list(x) for name, x in beside.items()}")
     lines.append(f"more = dict(out_dtype={DTYPES[at('out_dtype', 'float32')]})")
@@ -96,7 +113,11 @@ def check(names: dict) -> None:
     # Exponents are rounded as float32 numbers of their size are.
     steps = np.where(np.isfinite(top), np.abs(top), 0.0) * 2.0**-23
     unit = {"float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}[str(out.dtype)]
-    bound = (4e-6 + 2 * steps[..., None]) * size + 1.01 * unit * np.abs(want) + {"float16": 2.0**-25}.get(str(out.dtype), 1e-38)
+    bound = (
+        (4e-6 + 2 * steps[..., None]) * size
+        + 1.01 * unit * np.abs(want)
+        + {"float16": 2.0**-25}.get(str(out.dtype), 1e-38)
+    )
     _close("out", np.float64(out), want, bound)
     _close("lse", np.float64(lse), want_lse, 1e-5 * np.maximum(1.0, np.abs(want_lse)) + 2 * steps)
 
@@ -107,7 +128,10 @@ def _close(name: str, got, want, bound) -> None:
     assert got.shape == want.shape, f"{name} has shape {got.shape}, not {want.shape}"
     if not agrees.all():
         at = tuple(int(i) for i in np.argwhere(~agrees)[0])
-        raise AssertionError(f"{name} at {list(at)} is {got[at]:.9g}, wanted {want[at]:.9g} within {bound[at]:.3g}; {(~agrees).sum()} of {want.size} are wrong")
+        raise AssertionError(
+            f"{name} at {list(at)} is {got[at]:.9g}, wanted {want[at]:.9g} within {bound[at]:.3g}; {(~agrees).sum()} "
+            f"of {want.size} are wrong"
+        )
 
 
 def _host(arrays) -> np.ndarray:

@@ -14,7 +14,12 @@ from .common import DTYPES, ODD, draw_values, maybe, shares, values_of
 from .engine import Kind
 
 FORMATS = ["mxfp8", "mxfp4", "nvfp4"]
-RULES = {"mxfp8": ["floor", "ceil", "rceil", "even"], "mxfp4": ["floor", "ceil", "rceil", "even"], "nvfp4": ["amax", "four_over_six"], "bf16": []}
+RULES = {
+    "mxfp8": ["floor", "ceil", "rceil", "even"],
+    "mxfp4": ["floor", "ceil", "rceil", "even"],
+    "nvfp4": ["amax", "four_over_six"],
+    "bf16": [],
+}
 DEFAULT_RULE = {"mxfp8": "rceil", "mxfp4": "even", "nvfp4": "amax"}
 WRONG = [
     "x = x[0]",
@@ -49,7 +54,13 @@ def draw(rng: random.Random) -> dict:
     """A recipe of a small operand."""
     role = rng.choice("qkkvv")
     format = rng.choice(FORMATS + (["bf16"] if role == "v" else []))
-    recipe = dict(seed=rng.randrange(2**32), role=role, format=format, heads=rng.choice([1, 1, 2, 3]), length=rng.choice([1, 2, 31, 33, 64, 65, 100, 130, 200]))
+    recipe = dict(
+        seed=rng.randrange(2**32),
+        role=role,
+        format=format,
+        heads=rng.choice([1, 1, 2, 3]),
+        length=rng.choice([1, 2, 31, 33, 64, 65, 100, 130, 200]),
+    )
     recipe["dim"] = rng.choice([64, 32, 24, 16, 1, 33, 40, 96, 128, rng.randrange(1, 65), rng.choice([160, 192, 256])])
     recipe["dtype"] = rng.choice([*DTYPES])
     if role != "q":
@@ -125,7 +136,12 @@ def check(names: dict) -> None:
             off = np.abs(np.float64(back) - np.float64(values))
             unit = {"float32": 2.0**-22, "float16": 2.0**-10, "bfloat16": 2.0**-7}[str(back.dtype)]
             largest = {"float16": 65504.0}.get(str(back.dtype), 3.3e38)
-            fine = (off <= unit * np.abs(values) + 1e-7) | ~np.isfinite(values) | (np.abs(values) >= largest) | (np.float64(back) == values)
+            fine = (
+                (off <= unit * np.abs(values) + 1e-7)
+                | ~np.isfinite(values)
+                | (np.abs(values) >= largest)
+                | (np.float64(back) == values)
+            )
             assert fine.all(), f"dequantize gives {back[~fine][0]!r} where the operand holds {values[~fine][0]!r}"
     _check_file(got)
 
@@ -152,22 +168,33 @@ def _check_values(x, values, got, spans, options, format, role) -> None:
         return
     level = {} if got.global_scale is None else dict(global_scale=got.global_scale)
     if format == "nvfp4" and options.get("global_scale") is None and got.mean is None:
-        seen = np.concatenate([left[i, :, first:last].reshape(-1) for i, first, last in spans] or [np.zeros(0, np.float32)])
+        seen = np.concatenate(
+            [left[i, :, first:last].reshape(-1) for i, first, last in spans] or [np.zeros(0, np.float32)]
+        )
         largest = float(np.abs(seen[np.isfinite(seen)]).max(initial=0))
         if largest > 1e-30 and largest < 1e37:
             want = 2.0 ** np.ceil(np.log2(np.float64(largest) / 448)) / 6
-            assert np.isclose(float(got.global_scale), want, rtol=1e-6), f"global scale {float(got.global_scale)!r}, wanted {want!r}"
+            assert np.isclose(float(got.global_scale), want, rtol=1e-6), (
+                f"global scale {float(got.global_scale)!r}, wanted {want!r}"
+            )
     rule = options.get("scale_rule") or DEFAULT_RULE[format]
     for i, first, last in spans:
         part = left[i, :, first:last]
         if part.size == 0:
             continue
-        want = np.asarray(quantize_reference(np.ascontiguousarray(part), format, axis=1 if role == "v" else 2, scale_rule=rule, pad=True, **level))
+        want = np.asarray(
+            quantize_reference(
+                np.ascontiguousarray(part), format, axis=1 if role == "v" else 2, scale_rule=rule, pad=True, **level
+            )
+        )
         a = values[i, :, first:last]
         if got.mean is not None:
             want = want + np.float32(got.mean_of_rows())[i, :, first:last]
         agrees = (a == want) | (np.isnan(a) & np.isnan(want))
-        assert agrees.all(), f"{(~agrees).sum()} of {a.size} values differ from those of quantize: {a[~agrees][0]!r}, not {want[~agrees][0]!r}"
+        assert agrees.all(), (
+            f"{(~agrees).sum()} of {a.size} values differ from those of quantize: {a[~agrees][0]!r}, not "
+            f"{want[~agrees][0]!r}"
+        )
 
 
 def _check_file(got) -> None:
@@ -177,7 +204,11 @@ def _check_file(got) -> None:
         again = ptxrt.Operand.load(path)
     assert repr(again) == repr(got), f"a file gives back {again!r}"
     for name, array in got.arrays.items():
-        assert np.array_equal(np.asarray(array).view(np.uint8) if name == "codes" else array, getattr(again, name), equal_nan=name not in ("codes", "scales")), name
+        assert np.array_equal(
+            np.asarray(array).view(np.uint8) if name == "codes" else array,
+            getattr(again, name),
+            equal_nan=name not in ("codes", "scales"),
+        ), name
 
 
 KIND = Kind("operands", draw, program, check, needed=("role", "format", "heads", "length", "dim", "dtype"))

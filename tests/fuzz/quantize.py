@@ -1,4 +1,5 @@
-"""Calls of `quantize` and `dequantize`: every format, rule, axis and layout, on arrays and device arrays, with `out` and without."""
+"""Calls of `quantize` and `dequantize`: every format, rule, axis and layout, on arrays and device arrays, with `out`
+and without."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def draw(rng: random.Random) -> dict:
     shape = [rng.choice([1, 2, 3, 5, 17, 32]) for _ in range(rank)]
     axis = rng.randrange(rank)
     shape[axis] = rng.choice([1, 2, 3, 4, 8]) * FORMATS[format]
-    recipe = dict(seed=rng.randrange(2**32), format=format, shape=shape, axis=axis - rank if rng.random() < 0.5 else axis)
+    recipe = dict(
+        seed=rng.randrange(2**32), format=format, shape=shape, axis=axis - rank if rng.random() < 0.5 else axis
+    )
     recipe["dtype"] = rng.choice([*DTYPES])
     if rng.random() < 0.2:
         shape[axis] = rng.randrange(1, 100)
@@ -92,7 +95,10 @@ def program(recipe: dict) -> str:
     if at("out"):
         lines.append("options['out'] = ptxrt.quantize(x, format, **options)")
         lines.append("codes, scales = options['out'].codes, options['out'].scales")
-        lines.append("kept = {name: a.to_numpy() if hasattr(a, 'to_numpy') else a.copy() for name, a in dict(codes=codes, scales=scales).items()}")
+        lines.append(
+            "kept = {name: a.to_numpy() if hasattr(a, 'to_numpy') else a.copy() for name, a in dict(codes=codes, "
+            "scales=scales).items()}"
+        )
     lines += [recipe[name] for name in ("wrong", "odd") if name in recipe]
     lines += ["odd = True"] if "odd" in recipe else []
     lines.append("q = ptxrt.quantize(x, format, **options)")
@@ -102,7 +108,8 @@ def program(recipe: dict) -> str:
 
 
 def check(names: dict) -> None:
-    """Codes and scales are those of the definition, each code is the nearest, and `dequantize` gives what they stand for."""
+    """Codes and scales are those of the definition, each code is the nearest, and `dequantize` gives what they stand
+    for."""
     x, q = names["x"], names["q"]
     options = {name: value for name, value in names["options"].items() if name not in ("out", "stream")}
     if names.get("odd") and (not isinstance(x, (np.ndarray, ptxrt.DeviceArray)) or type(x) is np.ma.MaskedArray):
@@ -113,17 +120,23 @@ def check(names: dict) -> None:
     host = x.to_numpy() if q.on_device else x
     want, got = quantize_reference(host, names["format"], **options), q.to_numpy()
     assert got.layout == want.layout, f"{got.layout}, not {want.layout}"
-    assert want.global_scale is None or got.global_scale == want.global_scale, f"global scale {got.global_scale}, not {want.global_scale}"
+    assert want.global_scale is None or got.global_scale == want.global_scale, (
+        f"global scale {got.global_scale}, not {want.global_scale}"
+    )
     for name in ("scales", "codes"):
         a, b = (getattr(item, name).view(np.uint8) for item in (got, want))
-        assert np.array_equal(a, b), f"{(a != b).sum()} of {a.size} {name} differ, the first at {np.argwhere(a != b)[0].tolist()}"
+        assert np.array_equal(a, b), (
+            f"{(a != b).sum()} of {a.size} {name} differ, the first at {np.argwhere(a != b)[0].tolist()}"
+        )
     values = np.asarray(got).astype(np.float64)
     _are_nearest(host.astype(np.float64), values, got)
     if "back" in names:
         back = names["back"].to_numpy() if q.on_device else names["back"]
         with np.errstate(over="ignore"):
             rounded = np.asarray(got).astype(back.dtype)
-        assert back.tobytes() == rounded.tobytes() or _equal(back, rounded), "dequantize gives other values than codes and scales stand for"
+        assert back.tobytes() == rounded.tobytes() or _equal(back, rounded), (
+            "dequantize gives other values than codes and scales stand for"
+        )
 
 
 def _equal(a, b) -> bool:
@@ -141,14 +154,18 @@ def _are_nearest(x: np.ndarray, values: np.ndarray, q) -> None:
     scales = np.moveaxis(q.layout.linear_scales(q.scales.view(np.uint8)), axis, -1).astype(np.float64)
     if q.format == "nvfp4":
         mantissa, exponent = scales % 8, (scales // 8) % 16
-        scale = np.where(exponent == 0, mantissa * 2.0**-9, (1 + mantissa / 8) * 2.0 ** (exponent - 7)) * np.float64(q.global_scale)
+        scale = np.where(exponent == 0, mantissa * 2.0**-9, (1 + mantissa / 8) * 2.0 ** (exponent - 7)) * np.float64(
+            q.global_scale
+        )
         scale = np.where(scales % 128 == 127, np.nan, scale)
     else:
         scale = np.where(scales == 255, np.nan, 2.0 ** (scales - 127))
     scale = scale[..., None]
     bad = ~np.isfinite(x).all(axis=-1, keepdims=True)
     there = np.arange(x.shape[-2] * block).reshape(-1, block) < length
-    assert np.isnan(values[np.broadcast_to(bad & there, values.shape)]).all(), "a block with NaN or an infinity has numbers"
+    assert np.isnan(values[np.broadcast_to(bad & there, values.shape)]).all(), (
+        "a block with NaN or an infinity has numbers"
+    )
     bits, smallest, largest = ELEMENTS[q.format]
     with np.errstate(all="ignore"):
         ratio = np.abs(x) / scale
@@ -158,7 +175,9 @@ def _are_nearest(x: np.ndarray, values: np.ndarray, q) -> None:
         tiny = (scale < 2.0**-120) | ~np.isfinite(scale)
         beyond = np.isinf(values) & (np.abs(x) >= 2.0**127)  # of float32, which codes and scales may be
     wrong = ~(close | at_end | bad | tiny | beyond)
-    assert not wrong.any(), f"{wrong.sum()} of {wrong.size} codes are not the nearest: {x[wrong][0]!r} became {values[wrong][0]!r}"
+    assert not wrong.any(), (
+        f"{wrong.sum()} of {wrong.size} codes are not the nearest: {x[wrong][0]!r} became {values[wrong][0]!r}"
+    )
 
 
 KIND = Kind("quantize", draw, program, check, needed=("format", "shape", "axis", "dtype", "pad"))

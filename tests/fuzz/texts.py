@@ -1,4 +1,5 @@
-"""Damaged PTX texts: whatever is done to a text, loading and launching it ends in an error of this package or not at all.
+"""Damaged PTX texts: whatever is done to a text, loading and launching it ends in an error of this package or not at
+all.
 
 `run(seed, count)` makes `count` mutants of the committed texts and of texts of its own, loads each, translates every
 entry and launches it under a small budget. `check(text)` does that for one text.
@@ -40,7 +41,11 @@ def sources() -> list[str]:
         parts = re.split(r"(?m)^(?=\.(?:visible \.entry|weak \.entry|func|visible \.func))", text[start:])
         for part in parts[1:]:
             if part.startswith((".visible .entry", ".weak .entry")) and len(part) < _LARGEST:
-                found.append(parts[0] + "".join(each for each in parts[1:] if each.startswith((".func", ".visible .func"))) + part)
+                found.append(
+                    parts[0]
+                    + "".join(each for each in parts[1:] if each.startswith((".func", ".visible .func")))
+                    + part
+                )
     return found
 
 
@@ -122,8 +127,6 @@ def run(seed: int, count: int) -> dict[str, int]:
             ) from error
         counts[came] = counts.get(came, 0) + 1
     return counts
-
-
 
 
 def draw(random: random.Random) -> dict:

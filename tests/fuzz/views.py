@@ -11,7 +11,16 @@ import ptxrt
 from .common import ODD, maybe
 from .engine import Kind
 
-DTYPES = ["np.float32", "np.float16", "ml_dtypes.bfloat16", "np.uint8", "np.int32", "np.bool_", "np.float64", "np.int16"]
+DTYPES = [
+    "np.float32",
+    "np.float16",
+    "ml_dtypes.bfloat16",
+    "np.uint8",
+    "np.int32",
+    "np.bool_",
+    "np.float64",
+    "np.int16",
+]
 WRONG = [
     "x[x.shape[0] if x.ndim else 0, ...]",
     "x[-x.shape[0] - 1 if x.ndim else 0, ...]",
@@ -52,19 +61,39 @@ WRONG = [
 
 def draw(rng: random.Random) -> dict:
     """A recipe of an array and what is done to it."""
-    recipe = dict(shape=[rng.choice([1, 1, 2, 3, 4, 5, 8]) for _ in range(rng.choice([0, 1, 2, 2, 3, 4, 5]))], dtype=rng.choice(DTYPES))
+    recipe = dict(
+        shape=[rng.choice([1, 1, 2, 3, 4, 5, 8]) for _ in range(rng.choice([0, 1, 2, 2, 3, 4, 5]))],
+        dtype=rng.choice(DTYPES),
+    )
     maybe(rng, recipe, 0.1, empty=rng.randrange(5))
     steps = []
     for _ in range(rng.choice([1, 1, 2, 3, 4])):
         steps.append(_step(rng))
     recipe["steps"] = steps
-    maybe(rng, recipe, 0.3, assign=rng.choice(["1", "host[...][..., ::-1].copy() if host.ndim else host", "x.copy()", "ptxrt.zeros(x.shape, x.dtype)"]))
+    maybe(
+        rng,
+        recipe,
+        0.3,
+        assign=rng.choice(
+            ["1", "host[...][..., ::-1].copy() if host.ndim else host", "x.copy()", "ptxrt.zeros(x.shape, x.dtype)"]
+        ),
+    )
     kind = rng.random()
     if kind < 0.2:
         recipe["wrong"] = f"x = {rng.choice(WRONG)}"
     elif kind < 0.35:
         item = rng.choice(ODD)
-        recipe["odd"] = "x = " + rng.choice([f"x[{item}]", f"x.reshape({item})", f"x.transpose({item})", f"x.view({item})", f"x.broadcast_to({item})", f"ptxrt.to_device({item})", f"x[0, {item}]"])
+        recipe["odd"] = "x = " + rng.choice(
+            [
+                f"x[{item}]",
+                f"x.reshape({item})",
+                f"x.transpose({item})",
+                f"x.view({item})",
+                f"x.broadcast_to({item})",
+                f"ptxrt.to_device({item})",
+                f"x[0, {item}]",
+            ]
+        )
     return recipe
 
 
@@ -108,7 +137,12 @@ def program(recipe: dict) -> str:
     lines.append("x = ptxrt.to_device(host)")
     lines.append(f"host, x = along(host, x, {recipe['steps']!r})")
     if "assign" in recipe:
-        lines += [f"value = {recipe['assign']}", "host = host.copy()", "x[...] = value", "host[...] = value.to_numpy() if hasattr(value, 'to_numpy') else value"]
+        lines += [
+            f"value = {recipe['assign']}",
+            "host = host.copy()",
+            "x[...] = value",
+            "host[...] = value.to_numpy() if hasattr(value, 'to_numpy') else value",
+        ]
     lines += [recipe[name] for name in ("wrong", "odd") if name in recipe]
     lines += ["odd = True"] if "odd" in recipe else []
     return "\n".join(lines)
@@ -135,7 +169,9 @@ def along(host: np.ndarray, x, steps: list[str]):
             assert ".view" in step and x.size == 0, f"{step} of {x!r} is taken where NumPy takes it not: {got!r}"
             continue
         wanted = np.asarray(wanted)
-        assert got.shape == wanted.shape and got.dtype == wanted.dtype, f"{step} of {x!r} is {got!r}, wanted {wanted.dtype} {wanted.shape}"
+        assert got.shape == wanted.shape and got.dtype == wanted.dtype, (
+            f"{step} of {x!r} is {got!r}, wanted {wanted.dtype} {wanted.shape}"
+        )
         host, x = wanted, got
         _alike(host, x)
     return host, x
