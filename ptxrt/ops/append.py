@@ -10,6 +10,9 @@ from ..kernel import Kernel, kernel
 # What a slot is claimed by while nobody claims it: above every token. As a float32 it is the largest number.
 UNCLAIMED = 0x7F7FFFFF
 
+# What is appended, by name: each type has a copy of the kernel's code.
+_TYPES = ("x_bf16", "x_f16", "x_f32")
+
 _APPEND = """Write the rows of tokens, {what}, to their slots in pages.
 
 A slot is page * page size + row; tokens whose slot is negative or past the end are skipped, as are those that
@@ -118,6 +121,7 @@ def _declare_plain() -> Kernel:
     cases = [
         dict(dim=40, x_f32=True, mean=True, global_scale=True, release=0, format="bf16"),
         dict(dim=200, x_f16=True, mean=True, format="f16"),
+        *({"dim": 64, x: True, "mean": True, "global_scale": True} for x in _TYPES),
     ]
     return _declared("bf16", text, body, {}, cases)
 
@@ -160,7 +164,9 @@ def _declare_blocks(format: str) -> Kernel:
     cases = [
         dict(dim=32, x_f32=True, mean=True, global_scale=True, release=0),
         dict(dim=160, x_f16=True, mean=True),
-        *(dict(dim=64, x_bf16=True, rule=rule) for rule in range(1, len(block.rules))),
+        *(dict(dim=64, x_bf16=True, rule=rule) for rule in range(1, len(block.rules) - 1)),
+        *({"dim": 64, x: True, "mean": True, "global_scale": True} for x in _TYPES),
+        *({"dim": 32, x: True, "rule": len(block.rules) - 1} for x in _TYPES),
     ]
     return _declared(format, text, body, {}, cases)
 
