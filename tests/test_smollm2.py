@@ -303,7 +303,7 @@ def test_the_language_model_says_what_its_formulas_say(real, emulator):
     model = smollm2.SmolLM2(context=256, weights=there)
     asked = model.ids(smollm2.CHAT.format("What is the capital of France?"))
     answer = model.ids("The capital of France is Paris.<|im_end|>")
-    ids = np.concatenate([asked, answer, model.ids("\n" + "\n".join(PASSAGES[1:]))])[:200]
+    ids = np.concatenate([asked, answer, model.ids("\n" + "\n".join(PASSAGES[1:7]))])[:200]
     got, want = model.logits(ids), reference.language_model(ids, there.read, there.config)
     assert got[len(asked) - 1 :].argmax(-1)[: len(answer)].tolist() == answer.tolist()
     best = np.sort(want, axis=-1)[:, -2:]
