@@ -265,7 +265,7 @@ def test_prepared_calls(machine, rng):
 def test_files_keep_the_means_of_queries(emulator, rng, tmp_path):
     operand = ptxrt.quantize_operand(biased(rng, 1, 2, 70, 20, 40)[0], "nvfp4", role="q", smooth=True)
     operand.save(tmp_path / "q.npz")
-    back = ptxrt.QuantizedArray.load(tmp_path / "q.npz")
+    back = ptxrt.Operand.load(tmp_path / "q.npz")
     assert repr(back) == repr(operand) and "less their mean" in repr(back)
     np.testing.assert_array_equal(np.asarray(back), np.asarray(operand))
 
