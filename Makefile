@@ -54,12 +54,12 @@ SOURCES = $(shell find kernels_cu -name '*.cu' -o -name '*.cuh')
 format: .venv/ready
 	$(PY) -m ruff check --fix --exit-zero .
 	$(PY) -m ruff format .
-	.venv/bin/clang-format -i $(SOURCES)
+	@.venv/bin/clang-format -i $(SOURCES)
 
 lint: .venv/ready
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	.venv/bin/clang-format --dry-run -Werror $(SOURCES)
+	@.venv/bin/clang-format --dry-run -Werror $(SOURCES)
 
 # The attention kernel, native PTX on the emulator; --compare fails beyond the kernel's tolerance and the limit.
 demo: .venv/ready
