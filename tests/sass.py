@@ -162,13 +162,10 @@ def read_record() -> tuple[dict[str, dict[str, dict]], dict[str, str]]:
     return figures, figures.pop("code", {})
 
 
-def write_record(figures: dict[str, dict[str, Figures]], code: dict[str, str]) -> None:
+def write_record(figures: dict[str, dict[str, dict]], code: dict[str, str]) -> None:
     """Write sass_figures.json, an entry or unit to a line."""
-    record = {arch: {entry: f.recorded() for entry, f in entries.items()} for arch, entries in figures.items()} | {
-        "code": code
-    }
     parts = []
-    for part, found in record.items():
+    for part, found in (figures | {"code": code}).items():
         lines = [f'  "{name}": {json.dumps(value)}' for name, value in sorted(found.items())]
         parts.append(f' "{part}": {{\n' + ",\n".join(lines) + "\n }")
     RECORD.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8", newline="\n")
@@ -183,15 +180,21 @@ def main() -> int:
     options = parser.parse_args()
     try:
         units = build.select(build.find_units(build.SOURCES), options.only)
+        entries = {unit.unit: build.assembled(unit, build.MODULES) for unit in units}
+        whole = all(build.extent_of(record) is build.FULL for record in entries.values())
+        entries = {unit: record["entries"] for unit, record in entries.items()}
+        archs = ARCHS if whole else [NATIVE]
+        if not whole:
+            print(f"A quick build has {NATIVE} alone; a record keeps what it has of other targets. `make` builds all.")
         with ThreadPoolExecutor(build.cores()) as pool:
             figures = {}
-            for arch in ARCHS:
+            for arch in archs:
                 found = pool.map(lambda unit: figures_of_unit(unit, arch), units)
                 figures[arch] = {entry: f for of_unit in found for entry, f in of_unit.items()}
     except (build.BuildFailure, BuildError, OSError) as failure:
         print(f"{type(failure).__name__}: {failure}", file=sys.stderr)
         return 1
-    for arch in ARCHS:
+    for arch in archs:
         for per in ("mma", "element", "byte"):
             if any(f.per == per for f in figures[arch].values()):
                 print()
@@ -207,8 +210,13 @@ def main() -> int:
             return 1
         # Code in which a test finds an opcode without a class is not known: it is read until the class is there.
         unclear = {entry for entry, f in figures[NATIVE].items() if f.instructions["other"]}
-        entries = {unit.unit: build.assembled(unit, build.MODULES)["entries"] for unit in units}
-        write_record(figures, {unit.unit: code_of(unit) for unit in units if not unclear & set(entries[unit.unit])})
+        code = {unit.unit: code_of(unit) for unit in units if not unclear & set(entries[unit.unit])}
+        recorded = {arch: {entry: f.recorded() for entry, f in figures[arch].items()} for arch in archs}
+        known, there = read_record()[0], set().union(*entries.values())
+        for arch in set(ARCHS) - set(archs):
+            # Half blocks are entries of some targets alone.
+            recorded[arch] = {entry: f for entry, f in known[arch].items() if entry.removesuffix("_half") in there}
+        write_record({arch: recorded[arch] for arch in ARCHS}, code)
         print(f"wrote {RECORD}")
     return 0
 
