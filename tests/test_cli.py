@@ -311,7 +311,7 @@ def test_files_that_numpy_cannot_name_are_read(tmp_path):
 
 def test_a_comparison_beyond_its_limit_fails(qkv, tmp_path):
     arguments = ["run", "attention", *qkv, *FIRST, "--compare", "--format-limit"]
-    refuse(*arguments, "1e-6", part="quantization costs out_bf16 a relative L2 of")
+    refuse(*arguments, "1e-6", part="quantization costs out_f16 a relative L2 of")
     succeed(*arguments, "0.5")
 
 
@@ -402,7 +402,7 @@ def test_bad_options(x, qkv):
     refuse("run", "quantize", "--x", x, "--format-limit", 0.1, part="add --compare")
     q = qkv[1].with_name("in_groups.npy")
     np.save(q, np.load(qkv[1])[:, :, None])
-    numbers = ["--scale", 1, "--left", 9, "--right", 9]
+    numbers = ["--splits", 1, "--scale", 1, "--left", 9, "--right", 9]
     refuse("run", "attention_mxfp4_bf16_in_kernel", "--q", q, *qkv[2:], *numbers, part="add --out-bf16 or --out-f16")
 
 
