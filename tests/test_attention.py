@@ -13,9 +13,8 @@ from attention_restated import restated
 from ptxrt.backend import Facts
 from ptxrt.launch import grid_of, suits_halves
 from ptxrt.ops.attention import ATTENTION, exact_attention
-from ptxrt.ops.attention_way import splits_for
 from ptxrt.ops.attention_kernels import HEAD_DIMS, OPEN, SPLIT_UNIT, exact_quotient, exact_sums, visible, visible_pairs
-from ptxrt.ops.attention_way import InKernelAttention
+from ptxrt.ops.attention_way import InKernelAttention, splits_for
 
 BF16 = ml_dtypes.bfloat16
 DTYPES = {"bf16": BF16, "f16": np.float16}
