@@ -393,6 +393,13 @@ class FakeCuda:
         action.module = function.module
         self._put(stream, action)
 
+    def _check_inside(self, address, array, what):
+        """An array that begins in an allocation ends in it."""
+        first, last = np.lib.array_utils.byte_bounds(array)
+        for base, buffer in self.memory.items():
+            end = ctypes.addressof(buffer) + len(buffer)
+            assert not base <= address < end or (base <= first and last <= end), f"{what} reaches beyond its allocation"
+
     def _run_reference(self, name, values):
         """Run the declared kernel's body on the arrays at the addresses that were passed."""
         name = name.removesuffix(half_of(""))
@@ -400,16 +407,20 @@ class FakeCuda:
         member = next((m for m in kernel.unions if name.endswith(f"_{m}")), None)
         given = {(p.kind, p.name, p.dim): value for p, value in zip(kernel.parameters, values)}
         unit = max((u for u in kernel.units if name.startswith(u.name)), key=lambda u: len(u.name))
-        axes = {
+        # Kernels of filled axes are told how much of a variant's size is there.
+        axes = unit.variant | {
             axis: int.from_bytes(value, "little") for (kind, axis, _), value in given.items() if kind == "axis"
-        } | unit.variant
-        axes.update({axis: size(axes) for axis, size in kernel.derived.items() if axis not in axes})
+        }
+        shaped = {axis for a in kernel.arrays for axis in a.shape.axes}
+        axes.update({axis: size(axes) for axis, size in kernel.derived.items() if axis in shaped - axes.keys()})
         arguments = {a.name: np.frombuffer(given["scalar", a.name, 0], a.formats[0].dtype)[0] for a in kernel.scalars}
         for a in kernel.arrays:
             address = int.from_bytes(given["array", a.name, 0], "little")
             dtype = (member if a.is_union else a.formats[0]).dtype
             strides = [int.from_bytes(given["stride", a.name, i], "little") for i in range(len(a.strides))]
             arguments[a.name] = view(address, a.shape.sizes(axes), dtype, strides) if address else None
+            if address:
+                self._check_inside(address, arguments[a.name], f"{kernel.name}: {a.name} {a.shape.sizes(axes)}")
         kernel.function(**arguments, **{axis: axes[axis] for axis in kernel.body_axes})
 
 
