@@ -298,8 +298,7 @@ def test_ptx_only(toolchain, copy, tmp_path):
 
 
 def test_quick(toolchain, copy, tmp_path):
-    """Code for one card, and a text for newer ones: the same text and code as of a full build, which is not built
-    again."""
+    """Code for one card, and a text for newer ones: the same text and code as of a full build, which is not built again."""
     tree, modules = copy
     out = tmp_path / "out"
     arguments = ["--sources", str(tree), "--out", str(out), "--quick", "--only", "plain"]
@@ -415,8 +414,7 @@ def test_what_a_killed_build_leaves_is_removed_by_the_next(toolchain, copy, tmp_
     for name in ("nvcc", "ptxas", "fatbinary"):  # a compiler that answers, and then compiles until it is killed
         answer = f"'{getattr(toolchain, name)}' \"$@\""
         (path / name).write_text(
-            f"#!/bin/sh\ncase $1 in --version|--dryrun) exec {answer};; esac\necho $$ > "
-            f"'{tmp_path}/pid'\nexec sleep 60\n"
+            f"#!/bin/sh\ncase $1 in --version|--dryrun) exec {answer};; esac\necho $$ > '{tmp_path}/pid'\nexec sleep 60\n"
         )
         (path / name).chmod(0o755)
     command = [sys.executable, str(ROOT / "build.py"), "--sources", str(tree), "--out", str(modules), "--jobs", "1"]
@@ -587,10 +585,7 @@ def test_one_failure_keeps_the_others(toolchain, copy):
 
 
 def test_it_imports_nothing_of_the_package():
-    code = (
-        f"import sys; sys.argv = ['build.py', '--list']; import runpy; runpy.run_path({str(ROOT / 'build.py')!r}, "
-        "run_name='x')"
-    )
+    code = f"import sys; sys.argv = ['build.py', '--list']; import runpy; runpy.run_path({str(ROOT / 'build.py')!r}, run_name='x')"
     code += "; assert not [m for m in sys.modules if m.split('.')[0] in ('ptxrt', 'numpy', 'hatchling')]"
     subprocess.run([sys.executable, "-I", "-c", code], check=True)
 
@@ -674,8 +669,11 @@ except ptxrt.BuildError as error:
 def test_an_installed_package_knows_what_the_records_say(installed):
     """Every entry of every text by the index, and every native text by its pack: those of the checkout."""
     code = """
-import json, sys, time from ptxrt import units facts = {unit: {part: units.record(unit)[part] for part in ("variant",
-"entries", "texts")} for unit in json.loads(sys.argv[1])} longest, first = 0, {} for unit in facts:
+import json, sys, time
+from ptxrt import units
+facts = {unit: {part: units.record(unit)[part] for part in ("variant", "entries", "texts")} for unit in json.loads(sys.argv[1])}
+longest, first = 0, {}
+for unit in facts:
     units._unpacked.cache_clear()
     units.text(unit, False)  # read once, so that the file is in memory
     units._unpacked.cache_clear()
@@ -729,8 +727,5 @@ def test_a_damaged_index_is_a_build_error(installed, tmp_path):
         '{"units": {"transpose_naive": {}}}',
     ):
         (tmp_path / "ptxrt" / "modules" / "index.json").write_text(content)
-        code = (
-            "from ptxrt import BuildError, units\ntry: units.text('transpose_naive', False)\nexcept BuildError as "
-            "error: print(error)"
-        )
+        code = "from ptxrt import BuildError, units\ntry: units.text('transpose_naive', False)\nexcept BuildError as error: print(error)"
         assert "index.json is damaged" in run_installed(tmp_path, code)

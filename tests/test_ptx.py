@@ -134,9 +134,10 @@ $L1: @%p1 bra $L1;
 def test_operands():
     found = statements(
         """.reg .b32 %r<9>; .reg .pred %p<3>; .reg .f32 x, y; .reg .b64 %rd<3>; .local .align 8 .b8 depot[32];
-    @!%p1 add.s32 %r1, -5, 0x1F; mov.f32 x, 0f3F800000; mov.f64 y, 0d3FF0000000000000; mov.f64 y, -1.5; mov.b32 %r1,
-    017; mov.b32 %r1, 0b101; mov.b32 %r1, 4000000000U; setp.lt.and.s32 %p0|%p2, %r1, WARP_SZ, !%p1; ld.global.v2.u32
-    {%r1, _}, [%rd1+-8]; ld.local.u32 %r1, [depot+4]; ld.shared.u32 %r1, [64]; st.local.u32 [%r2 - 4], %r3;
+    @!%p1 add.s32 %r1, -5, 0x1F;
+    mov.f32 x, 0f3F800000; mov.f64 y, 0d3FF0000000000000; mov.f64 y, -1.5; mov.b32 %r1, 017; mov.b32 %r1, 0b101; mov.b32 %r1, 4000000000U;
+    setp.lt.and.s32 %p0|%p2, %r1, WARP_SZ, !%p1;
+    ld.global.v2.u32 {%r1, _}, [%rd1+-8]; ld.local.u32 %r1, [depot+4]; ld.shared.u32 %r1, [64]; st.local.u32 [%r2 - 4], %r3;
     mov.u32 %r1, %tid.x; mov.u64 %rd1, table+16; mov.u64 %rd2, depot;"""
     )
     operands = [instruction.operands for instruction in found]
@@ -357,8 +358,7 @@ def test_a_large_module_loads_fast():
     from ptxrt.emulator.instruction import resolve
 
     body = "".join(
-        f".loc 1 {i} 3\n add.f32 %r{i % 200}, %r{(7 * i) % 200}, %r{(3 * i) % 199};\n mad.lo.s32 %r{(i + 1) % 200}, "
-        f"%r{i % 190}, 3, %r5; // comment\n"
+        f".loc 1 {i} 3\n add.f32 %r{i % 200}, %r{(7 * i) % 200}, %r{(3 * i) % 199};\n mad.lo.s32 %r{(i + 1) % 200}, %r{i % 190}, 3, %r5; // comment\n"
         f" xor.b32 %r{(i + 2) % 200}, %r{i % 101}, {i};\n"
         for i in range(1000)
     )

@@ -78,8 +78,12 @@ def program(body: str, *, registers: str = "", params: str = ".param .u64 out", 
     return f"""{_HEADER}{before}
 .visible .entry k({params})
 {{
-    .reg .pred %p<20>; .reg .b16 %rs<40>; .reg .b32 %r<60>; .reg .b32 %f<40>; .reg .b64 %rd<40>; .reg .b64 %fd<20>;
-    {registers} mov.u32 %r0, %tid.x; ld.param.u64 %rd0, [out]; mul.wide.u32 %rd1, %r0, 8; add.s64 %rd0, %rd0, %rd1;
-    {body} ret;
+    .reg .pred %p<20>; .reg .b16 %rs<40>; .reg .b32 %r<60>; .reg .b32 %f<40>; .reg .b64 %rd<40>; .reg .b64 %fd<20>; {registers}
+    mov.u32 %r0, %tid.x;
+    ld.param.u64 %rd0, [out];
+    mul.wide.u32 %rd1, %r0, 8;
+    add.s64 %rd0, %rd0, %rd1;
+    {body}
+    ret;
 }}
 """

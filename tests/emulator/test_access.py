@@ -12,10 +12,7 @@ from ptxrt.emulator.check import conflicts
 from ptxrt.emulator.instruction import Unsupported, resolve
 
 IN_OUT = ".param .u64 out, .param .u64 in"
-TWO = (
-    "ld.param.u64 %rd2, [in]; mul.wide.u32 %rd3, %r0, 32; add.s64 %rd4, %rd2, %rd3; ld.param.u64 %rd5, [out]; add.s64 "
-    "%rd6, %rd5, %rd3;"
-)
+TWO = "ld.param.u64 %rd2, [in]; mul.wide.u32 %rd3, %r0, 32; add.s64 %rd4, %rd2, %rd3; ld.param.u64 %rd5, [out]; add.s64 %rd6, %rd5, %rd3;"
 
 
 @pytest.mark.parametrize(
@@ -36,11 +33,7 @@ def test_hints_change_nothing(hint, rng):
     order = hint if hint.startswith((".volatile", ".relaxed", ".acquire")) else ""
     cache = "" if order else hint
     given, out = rng.integers(0, 2**32, 256, dtype=np.uint32), np.zeros(256, np.uint32)
-    body = (
-        f"{TWO} ld{order}.global{cache}.v4.u32 {{%r1, %r2, %r3, %r4}}, [%rd4]; st.global.v4.b32 [%rd6], {{%r4, %r3, "
-        f"%r2, %r1}}; ld.global.v4.u32 {{%r1, %r2, %r3, %r4}}, [%rd4+16]; st.global.wt.v4.b32 [%rd6+16], "
-        f"{{%r1, %r2, %r3, %r4}};"
-    )
+    body = f"{TWO} ld{order}.global{cache}.v4.u32 {{%r1, %r2, %r3, %r4}}, [%rd4]; st.global.v4.b32 [%rd6], {{%r4, %r3, %r2, %r1}}; ld.global.v4.u32 {{%r1, %r2, %r3, %r4}}, [%rd4+16]; st.global.wt.v4.b32 [%rd6+16], {{%r1, %r2, %r3, %r4}};"
     launch(program(body, params=IN_OUT), "k", out, given)
     want = given.reshape(32, 8).copy()
     want[:, :4] = want[:, 3::-1]
@@ -50,10 +43,7 @@ def test_hints_change_nothing(hint, rng):
 def test_eight_words_at_once(rng):
     given, out = rng.integers(0, 2**32, 256, dtype=np.uint32), np.zeros(256, np.uint32)
     registers = ", ".join(f"%r{i}" for i in range(1, 9))
-    body = (
-        f"{TWO} ld.global.nc.v8.b32 {{{registers}}}, [%rd4]; add.u32 %r8, %r8, 1; st.global.v8.b32 [%rd6], "
-        f"{{{registers}}};"
-    )
+    body = f"{TWO} ld.global.nc.v8.b32 {{{registers}}}, [%rd4]; add.u32 %r8, %r8, 1; st.global.v8.b32 [%rd6], {{{registers}}};"
     launch(program(body, params=IN_OUT), "k", out, given)
     given[7::8] += 1
     assert (out == given).all()
@@ -69,8 +59,7 @@ def test_narrow_values_in_wide_registers(rng):
     ld.global.s32 %rd7, [%rd4]; st.global.u64 [%rd6+16], %rd7;
     ld.global.u8 %rs1, [%rd4+3]; st.global.u16 [%rd6+12], %rs1;
     ld.global.u32 %r2, [%rd4+8]; st.global.u8 [%rd6+14], %r2; st.global.u8 [%rd6+15], 7;
-    ld.global.b16 %rs2, [%rd4]; st.global.v2.u8 [%rd6+24], {{%rs2, %rs2}}; st.global.u16 [%rd6+26], %r2; st.global.f32
-    [%rd6+28], 0f3F800000;"""
+    ld.global.b16 %rs2, [%rd4]; st.global.v2.u8 [%rd6+24], {{%rs2, %rs2}}; st.global.u16 [%rd6+26], %r2; st.global.f32 [%rd6+28], 0f3F800000;"""
     launch(program(body, params=IN_OUT), "k", out, given)
     words = given.reshape(32, 8)
     raw, got = words.view(np.uint8), out.reshape(32, 8).view(np.uint8)
@@ -101,14 +90,15 @@ def test_guarded_accesses(rng):
 
 def test_shared_and_generic_addresses():
     body = """
-    mov.u32 %r1, buffer; shl.b32 %r2, %r0, 2; add.u32 %r3, %r1, %r2; mad.lo.u32 %r4, %r0, 3, 1; st.shared.u32 [%r3],
-    %r4; mov.u64 %rd2, buffer; cvta.shared.u64 %rd3, %rd2; cvt.u64.u32 %rd4, %r2; add.s64 %rd3, %rd3, %rd4; st.local.u32
-    [frame], %r0; mov.u64 %rd5, frame; cvta.local.u64 %rd6, %rd5; st.u32 [%rd6+4], %r4; setp.lt.u32 %p1, %r0, 16;
-    selp.b64 %rd7, %rd3, %rd6, %p1; ld.u32 %r5, [%rd7]; ld.local.u32 %r6, [frame+4]; isspacep.shared %p2, %rd7;
-    isspacep.local %p3, %rd7; isspacep.global %p4, %rd0; isspacep.global %p5, %rd7; selp.u32 %r7, 1, 0, %p2; selp.u32
-    %r8, 2, 0, %p3; selp.u32 %r9, 4, 0, %p4; selp.u32 %r10, 8, 0, %p5; add.u32 %r7, %r7, %r8; add.u32 %r7, %r7, %r9;
-    add.u32 %r7, %r7, %r10; cvta.to.shared.u64 %rd8, %rd3; ld.shared.u32 %r11, [%rd8]; add.u32 %r6, %r6, %r11; shl.b32
-    %r7, %r7, 16; add.u32 %r7, %r7, %r6;
+    mov.u32 %r1, buffer; shl.b32 %r2, %r0, 2; add.u32 %r3, %r1, %r2; mad.lo.u32 %r4, %r0, 3, 1; st.shared.u32 [%r3], %r4;
+    mov.u64 %rd2, buffer; cvta.shared.u64 %rd3, %rd2; cvt.u64.u32 %rd4, %r2; add.s64 %rd3, %rd3, %rd4;
+    st.local.u32 [frame], %r0; mov.u64 %rd5, frame; cvta.local.u64 %rd6, %rd5; st.u32 [%rd6+4], %r4;
+    setp.lt.u32 %p1, %r0, 16; selp.b64 %rd7, %rd3, %rd6, %p1;
+    ld.u32 %r5, [%rd7]; ld.local.u32 %r6, [frame+4];
+    isspacep.shared %p2, %rd7; isspacep.local %p3, %rd7; isspacep.global %p4, %rd0; isspacep.global %p5, %rd7;
+    selp.u32 %r7, 1, 0, %p2; selp.u32 %r8, 2, 0, %p3; selp.u32 %r9, 4, 0, %p4; selp.u32 %r10, 8, 0, %p5;
+    add.u32 %r7, %r7, %r8; add.u32 %r7, %r7, %r9; add.u32 %r7, %r7, %r10;
+    cvta.to.shared.u64 %rd8, %rd3; ld.shared.u32 %r11, [%rd8]; add.u32 %r6, %r6, %r11; shl.b32 %r7, %r7, 16; add.u32 %r7, %r7, %r6;
     st.global.v2.u32 [%rd0], {%r5, %r7};"""
     out = np.zeros((64, 2), np.uint32)
     launch(
@@ -145,10 +135,9 @@ def test_constants_and_initialized_variables():
     .const .align 4 .f32 half = 0.5;
     """
     body = """
-    and.b32 %r1, %r0, 3; mul.wide.u32 %rd2, %r1, 4; mov.u64 %rd3, table; add.s64 %rd4, %rd3, %rd2; ld.const.u32 %r2,
-    [%rd4]; ld.const.u32 %r3, [table+4]; ld.global.u64 %rd5, [pointers]; ld.global.u64 %rd6, [pointers+8]; ld.u32 %r4,
-    [%rd5]; ld.global.u32 %r5, [%rd6]; ld.const.f32 %f1, [half]; mov.b32 %r6, %f1; add.u32 %r2, %r2, %r3; mad.lo.u32
-    %r2, %r4, 100, %r2; mad.lo.u32 %r2, %r5, 1000, %r2;
+    and.b32 %r1, %r0, 3; mul.wide.u32 %rd2, %r1, 4; mov.u64 %rd3, table; add.s64 %rd4, %rd3, %rd2; ld.const.u32 %r2, [%rd4];
+    ld.const.u32 %r3, [table+4]; ld.global.u64 %rd5, [pointers]; ld.global.u64 %rd6, [pointers+8]; ld.u32 %r4, [%rd5]; ld.global.u32 %r5, [%rd6];
+    ld.const.f32 %f1, [half]; mov.b32 %r6, %f1; add.u32 %r2, %r2, %r3; mad.lo.u32 %r2, %r4, 100, %r2; mad.lo.u32 %r2, %r5, 1000, %r2;
     st.global.v2.u32 [%rd0], {%r2, %r6};"""
     out = np.zeros((32, 2), np.uint32)
     emulator = Emulator()
@@ -169,10 +158,9 @@ def test_constants_and_initialized_variables():
 def test_parameters():
     params = ".param .u64 out, .param .u8 small, .param .align 8 .b8 box[16], .param .s16 mid, .param .f64 wide"
     body = """
-    ld.param.u8 %rs1, [small]; cvt.u32.u16 %r1, %rs1; ld.param.v2.u32 {%r2, %r3}, [box+8]; ld.param.s16 %r4, [mid];
-    ld.param.f64 %fd1, [wide]; mov.b64 %rd2, box; ld.param.u32 %r5, [%rd2+4]; cvta.param.u64 %rd3, %rd2; ld.u32 %r6,
-    [%rd3]; add.u32 %r1, %r1, 1; add.u32 %r2, %r2, %r3; add.u32 %r4, %r4, %r1; add.u32 %r4, %r4, %r2; add.u32 %r4, %r4,
-    %r5; add.u32 %r4, %r4, %r6;
+    ld.param.u8 %rs1, [small]; cvt.u32.u16 %r1, %rs1; ld.param.v2.u32 {%r2, %r3}, [box+8]; ld.param.s16 %r4, [mid]; ld.param.f64 %fd1, [wide];
+    mov.b64 %rd2, box; ld.param.u32 %r5, [%rd2+4]; cvta.param.u64 %rd3, %rd2; ld.u32 %r6, [%rd3];
+    add.u32 %r1, %r1, 1; add.u32 %r2, %r2, %r3; add.u32 %r4, %r4, %r1; add.u32 %r4, %r4, %r2; add.u32 %r4, %r4, %r5; add.u32 %r4, %r4, %r6;
     cvt.rzi.s32.f64 %r7, %fd1; st.global.v2.u32 [%rd0], {%r4, %r7};"""
     out = np.zeros((32, 2), np.int32)
     box = np.array([1000, 200, 30, 4], np.uint32).tobytes()
@@ -218,11 +206,11 @@ def test_atom(operation, type, space, rng):
     # Threads use three addresses, in turn; those of shared memory are copied out at the end.
     body = f"""
     ld.param.u64 %rd2, [in]; mul.wide.u32 %rd3, %r0, {size}; add.s64 %rd4, %rd2, %rd3; ld.global.b{bits} {r}9, [%rd4];
-    rem.u32 %r20, %r0, 3; mul.wide.u32 %rd21, %r20, {size}; mov.u64 %rd22, buffer; add.s64 %rd23, %rd22, %rd21;
-    mov.b{bits} {r}24, {start}; st.shared.b{bits} [%rd23], {r}24; bar.sync 0; ld.param.u64 %rd25, [cells]; add.s64
-    %rd26, %rd25, %rd21; cvta.shared.u64 %rd27, %rd23; atom{"." + space if space else ""}.{operation}.{type} {r}10,
-    [{"%rd26" if space == "global" else "%rd23" if space == "shared" else "%rd27"}], {r}9; ld.param.u64 %rd28, [out];
-    add.s64 %rd29, %rd28, %rd3; st.global.b{bits} [%rd29], {r}10; bar.sync 0;
+    rem.u32 %r20, %r0, 3; mul.wide.u32 %rd21, %r20, {size};
+    mov.u64 %rd22, buffer; add.s64 %rd23, %rd22, %rd21; mov.b{bits} {r}24, {start}; st.shared.b{bits} [%rd23], {r}24; bar.sync 0;
+    ld.param.u64 %rd25, [cells]; add.s64 %rd26, %rd25, %rd21; cvta.shared.u64 %rd27, %rd23;
+    atom{"." + space if space else ""}.{operation}.{type} {r}10, [{"%rd26" if space == "global" else "%rd23" if space == "shared" else "%rd27"}], {r}9;
+    ld.param.u64 %rd28, [out]; add.s64 %rd29, %rd28, %rd3; st.global.b{bits} [%rd29], {r}10; bar.sync 0;
     """
     if space != "global":
         body += f"ld.shared.b{bits} {r}11, [%rd23]; st.global.b{bits} [%rd26], {r}11;"
@@ -245,10 +233,9 @@ def test_atom(operation, type, space, rng):
 
 def test_compare_and_swap_and_red():
     body = """
-    ld.param.u64 %rd2, [in]; atom.global.cas.b32 %r1, [%rd2], %r0, 100; atom.global.acq_rel.gpu.cas.b64 %rd3, [%rd2+8],
-    0, 5; red.global.add.u32 [%rd2+16], %r0; red.global.max.s32 [%rd2+20], %r0; red.global.add.f32 [%rd2+24],
-    0f3F000000; red.relaxed.gpu.global.or.b32 [%rd2+28], %r0; setp.lt.u32 %p1, %r0, 3; @%p1 red.global.add.u64
-    [%rd2+32], 1;
+    ld.param.u64 %rd2, [in]; atom.global.cas.b32 %r1, [%rd2], %r0, 100; atom.global.acq_rel.gpu.cas.b64 %rd3, [%rd2+8], 0, 5;
+    red.global.add.u32 [%rd2+16], %r0; red.global.max.s32 [%rd2+20], %r0; red.global.add.f32 [%rd2+24], 0f3F000000; red.relaxed.gpu.global.or.b32 [%rd2+28], %r0;
+    setp.lt.u32 %p1, %r0, 3; @%p1 red.global.add.u64 [%rd2+32], 1;
     cvt.u32.u64 %r2, %rd3; st.global.v2.u32 [%rd0], {%r1, %r2};"""
     cells = np.zeros(10, np.uint32)
     cells[0] = 7
@@ -334,10 +321,7 @@ def test_vector_atomics(name, operation, type, lanes, rng):
 
 
 def test_vector_atomics_as_nvcc_writes_them_and_their_faults():
-    body = (
-        "ld.param.u64 %rd2, [in]; {guard} atom{space}.add.v2.f32 {{_, %f2}}, [%rd2+{at}], {{0f3F800000, 0f40000000}}; "
-        "st.global.b32 [%rd0], %f2;"
-    )
+    body = "ld.param.u64 %rd2, [in]; {guard} atom{space}.add.v2.f32 {{_, %f2}}, [%rd2+{at}], {{0f3F800000, 0f40000000}}; st.global.b32 [%rd0], %f2;"
     out, cells = np.zeros(32, np.uint64), np.array([5, 0.5, 0, 0], np.float32)
     launch(program(body.format(space=".global", at=0, guard=""), params=IN_OUT), "k", out, cells)
     assert (
@@ -373,8 +357,8 @@ def test_atomic_sums_of_floats_flush_in_global_memory_only(space, sum):
     """Subnormals: ptxas writes ADD.F32.FTZ for global memory, and a loop with a plain FADD for shared memory."""
     cells = np.array([1, 0x80000001, 0x00800001], np.uint32)
     body = f"""
-    .shared .align 4 .b8 raw[4]; .reg .b64 %at; ld.param.u64 %rd2, [in]; ld.global.b32 %r1, [%rd2]; st.shared.b32 [raw],
-    %r1; mov.u64 %at, {"raw" if space == "shared" else "%rd2"}; atom.{space}.add.f32 %f1, [%at], 0f00000002;
+    .shared .align 4 .b8 raw[4]; .reg .b64 %at; ld.param.u64 %rd2, [in]; ld.global.b32 %r1, [%rd2]; st.shared.b32 [raw], %r1;
+    mov.u64 %at, {"raw" if space == "shared" else "%rd2"}; atom.{space}.add.f32 %f1, [%at], 0f00000002;
     st.global.b32 [%rd0], %f1; ld.{space}.b32 %r2, [%at]; st.global.b32 [%rd0+4], %r2;"""
     out = np.zeros(1, np.uint64)
     launch(program(body, params=IN_OUT), "k", out, cells, block=1)
@@ -437,8 +421,7 @@ def test_out_of_bounds():
 
 def test_guarded_access_names_the_right_thread():
     fault(
-        "setp.gt.u32 %p1, %r0, 20; setp.gt.u32 %p2, %r0, 25; selp.b64 %rd0, 24, %rd0, %p2; @%p1 "
-        "ld.global.u32 %r1, [%rd0];",
+        "setp.gt.u32 %p1, %r0, 20; setp.gt.u32 %p2, %r0, 25; selp.b64 %rd0, 24, %rd0, %p2; @%p1 ld.global.u32 %r1, [%rd0];",
         r"thread \(26, 0, 0\)",
     )
 
@@ -517,10 +500,7 @@ def test_bank_conflicts():
 
 
 def test_bank_conflicts_per_line():
-    body = (
-        "mov.u32 %r1, b; mad.lo.u32 %r2, %r0, 8, %r1;\n st.shared.u32 [%r2], %r0;\n ld.shared.u32 %r3, [%r1];\n "
-        "shl.b32 %r4, %r0, 2; add.u32 %r4, %r4, %r1;\n st.shared.u32 [%r4], %r0;"
-    )
+    body = "mov.u32 %r1, b; mad.lo.u32 %r2, %r0, 8, %r1;\n st.shared.u32 [%r2], %r0;\n ld.shared.u32 %r3, [%r1];\n shl.b32 %r4, %r0, 2; add.u32 %r4, %r4, %r1;\n st.shared.u32 [%r4], %r0;"
     emulator = Emulator(bank_conflicts=True)
     launch(
         program(body, before=".shared .align 4 .b8 b[256];"),
@@ -559,8 +539,7 @@ WIDE = np.dtype({"names": ["x", "y"], "formats": ["<f4", "<f8"], "offsets": [0, 
 
 
 def padded_structs(name, whole):
-    """(emulator, module, address of 32 Tagged, of 32 Wide) with nothing written between the fields; not `whole`: only
-    the first."""
+    """(emulator, module, address of 32 Tagged, of 32 Wide) with nothing written between the fields; not `whole`: only the first."""
     emulator = Emulator()
     module = emulator.load_text(text(name), name)
     tagged, wide = emulator.alloc(32 * TAGGED.itemsize), emulator.alloc(32 * WIDE.itemsize)
@@ -622,10 +601,7 @@ def test_used_bytes_mask(mask, space, window):
 
 def test_padding_behind_the_last_field_is_named():
     """nvcc reads it without a mask."""
-    body = (
-        "st.local.b64 [own], 1; st.local.b8 [own+8], 2; ld.local.v2.b64 {%rd2, %rd3}, [own]; "
-        "st.global.b64 [%rd0], %rd3;"
-    )
+    body = "st.local.b64 [own], 1; st.local.b8 [own+8], 2; ld.local.v2.b64 {%rd2, %rd3}, [own]; st.global.b64 [%rd0], %rd3;"
     fault(
         body,
         r"reads 16 bytes at 0x400 of local memory, 7 of them that nothing wrote, the last ones \(so do copies of a whole struct look",
@@ -641,9 +617,11 @@ def test_padding_behind_the_last_field_is_named():
 
 def test_a_race_for_bytes_that_do_not_matter_is_none():
     body = """
-    .shared .align 8 .b8 raw[8]; .reg .pred %q; setp.eq.u32 %q, %r0, 0; @%q bra first; setp.ne.u32 %q, %r0, 32; @%q bra
-    done; st.shared.u32 [raw+4], 5; bra.uni done; first: st.shared.u32 [raw], 7; .pragma "used_bytes_mask 15";
-    ld.shared.v2.u32 {%r1, %r2}, [raw]; st.global.u32 [%rd0], %r1;
+    .shared .align 8 .b8 raw[8]; .reg .pred %q;
+    setp.eq.u32 %q, %r0, 0; @%q bra first;
+    setp.ne.u32 %q, %r0, 32; @%q bra done;
+    st.shared.u32 [raw+4], 5; bra.uni done;
+    first: st.shared.u32 [raw], 7; .pragma "used_bytes_mask 15"; ld.shared.v2.u32 {%r1, %r2}, [raw]; st.global.u32 [%rd0], %r1;
     done:"""
     out = np.zeros(64, np.uint64)
     launch(program(body), "k", out, block=64, emulator=Emulator(races=True))

@@ -379,10 +379,7 @@ def test_shifts_clamp_their_amount(execute, bits):
         "n": ("b32", np.array(columns[1], np.uint32)),
     }
     outputs = dict.fromkeys(["l", "u", "s", "b", "c", "e"], f"b{bits}")
-    body = (
-        f"shl.b{bits} %l, %a, %n; shr.u{bits} %u, %a, %n; shr.s{bits} %s, %a, %n; shr.b{bits} %b, %a, %n; shl.b{bits} "
-        f"%c, %a, 3; shr.s{bits} %e, %a, 200;"
-    )
+    body = f"shl.b{bits} %l, %a, %n; shr.u{bits} %u, %a, %n; shr.s{bits} %s, %a, %n; shr.b{bits} %b, %a, %n; shl.b{bits} %c, %a, 3; shr.s{bits} %e, %a, 200;"
     got = execute(body, inputs, outputs, block=len(tuples))
     mask = (1 << bits) - 1
     for lane, (a, n) in enumerate(tuples):
@@ -514,10 +511,7 @@ def test_setp_of_floats(execute, type):
 
 def test_setp_combines_and_writes_two(execute):
     a, c = np.array([1, 1, 5, 5], np.uint32), np.array([0, 1, 0, 1])
-    body = (
-        "setp.lt.and.u32 %p|%q, %a, 3, %c; setp.lt.or.u32 %r|%s, %a, 3, !%c; setp.lt.xor.u32 %t, %a, 3, %c; "
-        "setp.lt.u32 %u|%v, %a, 3; setp.gt.u32 _|%w, %a, 3;"
-    )
+    body = "setp.lt.and.u32 %p|%q, %a, 3, %c; setp.lt.or.u32 %r|%s, %a, 3, !%c; setp.lt.xor.u32 %t, %a, 3, %c; setp.lt.u32 %u|%v, %a, 3; setp.gt.u32 _|%w, %a, 3;"
     got = execute(body, {"a": ("b32", a), "c": ("pred", c)}, dict.fromkeys("pqrstuvw", "pred"))
     less = [True, True, False, False]
     for lane in range(4):
@@ -538,10 +532,7 @@ def test_setp_flushes_subnormals(execute):
 
 def test_set(execute):
     a = np.array([1.0, 2.0, np.nan], np.float32)
-    body = (
-        "set.lt.u32.f32 %i, %a, 0f3FC00000; set.lt.f32.f32 %f, %a, 0f3FC00000; set.geu.s32.f32 %g, %a, 0f3FC00000; "
-        "setp.gt.f32 %p, %a, 0f00000000; set.lt.and.u32.f32 %h, %a, 0f40800000, %p;"
-    )
+    body = "set.lt.u32.f32 %i, %a, 0f3FC00000; set.lt.f32.f32 %f, %a, 0f3FC00000; set.geu.s32.f32 %g, %a, 0f3FC00000; setp.gt.f32 %p, %a, 0f00000000; set.lt.and.u32.f32 %h, %a, 0f40800000, %p;"
     got = execute(body, {"a": ("f32", a)}, {"i": "b32", "f": "f32", "g": "b32", "h": "b32", "p": "pred"})
     assert got["i"].tolist() == [M32, 0, 0] and got["f"].tolist() == [1.0, 0.0, 0.0]
     assert got["g"].tolist() == [0, M32, M32] and got["h"].tolist() == [M32, M32, 0]
@@ -583,10 +574,7 @@ def bits_of(value):
 def test_nan_results_are_canonical(execute):
     a = np.array([0x7F800000, 0xFFC00123, 0x7FA00000, 0x3F800000], np.uint32)
     b = np.array([0xFF800000, 0x3F800000, 0x00000000, 0x3F800000], np.uint32)
-    body = (
-        "add.f32 %s, %a, %b; mul.f32 %m, %a, %b; fma.rn.f32 %n, %a, %b, %a; div.rn.f32 %q, %a, %b; mov.b32 %c, %s; "
-        "min.NaN.f32 %x, %a, %b; mov.b32 %y, %a;"
-    )
+    body = "add.f32 %s, %a, %b; mul.f32 %m, %a, %b; fma.rn.f32 %n, %a, %b, %a; div.rn.f32 %q, %a, %b; mov.b32 %c, %s; min.NaN.f32 %x, %a, %b; mov.b32 %y, %a;"
     got = execute(body, {"a": ("b32", a), "b": ("b32", b)}, dict.fromkeys("smnqcxy", "b32"))
     canonical = 0x7FFFFFFF
     assert got["s"].tolist() == [canonical] * 3 + [bits_of(2.0)] == got["c"].tolist()
@@ -614,10 +602,7 @@ def test_nan_survives_moves_between_blocks(execute):
 def test_min_and_max(execute, name, choose):
     pairs = [(a, b) for a in FLOATS for b in FLOATS]
     a, b = (np.array(column, np.float32) for column in zip(*pairs))
-    body = (
-        f"{name}.f32 %d, %a, %b; {name}.NaN.f32 %n, %a, %b; {name}.ftz.f32 %z, %a, %b; {name}.xorsign.abs.f32 %x, %a, "
-        f"%b; mov.b32 %o, %a; {name}.f32 %o, %o, %b;"
-    )
+    body = f"{name}.f32 %d, %a, %b; {name}.NaN.f32 %n, %a, %b; {name}.ftz.f32 %z, %a, %b; {name}.xorsign.abs.f32 %x, %a, %b; mov.b32 %o, %a; {name}.f32 %o, %o, %b;"
     got = execute(body, {"a": ("f32", a), "b": ("f32", b)}, dict.fromkeys("dnzxo", "b32"), block=len(pairs))
 
     def plain(x, y):
@@ -654,10 +639,7 @@ def test_three_operands(execute):
 def test_flush_and_saturate(execute):
     a = np.array([1e-39, -1e-39, 0.7, 1.5, -3.0, np.nan, 1e-20], np.float32)
     b = np.array([1e-39, 1e-39, 0.7, 1.5, 2.0, 1.0, 1e-20], np.float32)
-    body = (
-        "add.ftz.f32 %s, %a, %b; add.sat.f32 %t, %a, %b; mul.ftz.f32 %m, %a, %b; fma.rn.ftz.sat.f32 %f, %a, %b, %b; "
-        "mul.f32 %n, %a, %b; abs.ftz.f32 %v, %a; neg.f32 %w, %a;"
-    )
+    body = "add.ftz.f32 %s, %a, %b; add.sat.f32 %t, %a, %b; mul.ftz.f32 %m, %a, %b; fma.rn.ftz.sat.f32 %f, %a, %b, %b; mul.f32 %n, %a, %b; abs.ftz.f32 %v, %a; neg.f32 %w, %a;"
     got = execute(body, {"a": ("f32", a), "b": ("f32", b)}, dict.fromkeys("stmfnvw", "f32"))
     assert got["s"].tolist()[:2] == [0.0, 0.0] and got["s"][2] == np.float32(0.7) * 2
     assert got["t"].tolist() == [
@@ -726,10 +708,7 @@ def test_copysign(execute):
 def test_small_floats(execute):
     # f16: 1.0, 2^-14, 65504, 1 + 2^-10; bf16: 1.0, 1 + 2^-7, largest.
     h = np.array([0x3C00, 0x0400, 0x7BFF, 0x3C01], np.uint16)
-    body = (
-        "add.f16 %s, %a, %a; mul.f16 %m, %a, %b; fma.rn.f16 %f, %a, %a, %b; add.sat.f16 %t, %a, %a; mul.ftz.f16 %z, "
-        "%b, %b; neg.f16 %n, %a; abs.f16 %v, %a; sub.f16 %d, %a, %a;"
-    )
+    body = "add.f16 %s, %a, %a; mul.f16 %m, %a, %b; fma.rn.f16 %f, %a, %a, %b; add.sat.f16 %t, %a, %a; mul.ftz.f16 %z, %b, %b; neg.f16 %n, %a; abs.f16 %v, %a; sub.f16 %d, %a, %a;"
     half = np.full(4, 0x3800, np.uint16)
     got = execute(body, {"a": ("b16", h), "b": ("b16", half)}, dict.fromkeys("smftznvd", "b16"))
     assert got["s"].tolist() == [0x4000, 0x0800, 0x7C00, 0x4001]

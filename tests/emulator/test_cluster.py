@@ -19,10 +19,7 @@ EXCHANGE = """
     ld.shared::cluster.b32 %d, [%place];
 """
 # The last warp counts first, so that the others wait.
-LATE = (
-    ".reg .b32 %n; mov.u32 %n, 0; setp.lt.u32 %p, %t, 64; @%p bra go; count: add.u32 %n, %n, 1; setp.lt.u32 %p, %n, "
-    "20; @%p bra count; go:"
-)
+LATE = ".reg .b32 %n; mov.u32 %n, 0; setp.lt.u32 %p, %t, 64; @%p bra go; count: add.u32 %n, %n, 1; setp.lt.u32 %p, %n, 20; @%p bra count; go:"
 
 
 @pytest.mark.parametrize("schedule", ["together", "warps"])
@@ -42,12 +39,13 @@ def test_barrier(execute, barrier, late, schedule):
 
 def test_registers_and_ranks(execute):
     body = """
-        .shared .align 4 .b8 box[4]; .reg .b32 %a, %b; .reg .b64 %w; .reg .pred %e; mov.u32 %a, box;
-        mapa.shared::cluster.u32 %b, %a, 0; sub.u32 %d, %a, %b; cvt.u64.u32 %w, %a; cvta.shared::cluster.u64 %w, %w;
-        mapa.u64 %w, %w, 0; getctarank.u64 %a, %w; add.u32 %d, %d, %a; getctarank.shared::cluster.u32 %a, %b; add.u32
-        %d, %d, %a; mov.u32 %a, %cluster_ctarank; add.u32 %d, %d, %a; mov.u32 %a, %cluster_nctarank; add.u32 %d, %d, %a;
-        mov.u32 %a, %cluster_nctaid.x; add.u32 %d, %d, %a; mov.u32 %a, %cluster_ctaid.x; add.u32 %d, %d, %a; mov.u32 %a,
-        %nclusterid.x; add.u32 %d, %d, %a; mov.u32 %a, %clusterid.x; mul.lo.u32 %a, %a, 100; add.u32 %d, %d, %a;
+        .shared .align 4 .b8 box[4]; .reg .b32 %a, %b; .reg .b64 %w; .reg .pred %e;
+        mov.u32 %a, box; mapa.shared::cluster.u32 %b, %a, 0; sub.u32 %d, %a, %b;
+        cvt.u64.u32 %w, %a; cvta.shared::cluster.u64 %w, %w; mapa.u64 %w, %w, 0;
+        getctarank.u64 %a, %w; add.u32 %d, %d, %a; getctarank.shared::cluster.u32 %a, %b; add.u32 %d, %d, %a;
+        mov.u32 %a, %cluster_ctarank; add.u32 %d, %d, %a; mov.u32 %a, %cluster_nctarank; add.u32 %d, %d, %a;
+        mov.u32 %a, %cluster_nctaid.x; add.u32 %d, %d, %a; mov.u32 %a, %cluster_ctaid.x; add.u32 %d, %d, %a;
+        mov.u32 %a, %nclusterid.x; add.u32 %d, %d, %a; mov.u32 %a, %clusterid.x; mul.lo.u32 %a, %a, 100; add.u32 %d, %d, %a;
         isspacep.shared::cluster %e, %w; selp.u32 %a, 1000, 0, %e; add.u32 %d, %d, %a;
     """
     found = execute(body, {"t": ("b32", np.zeros(64))}, {"d": "b32"}, block=32)["d"]

@@ -53,10 +53,7 @@ join: add.u32 %r1, %r1, 100000; st.global.u32 [%rd0], %r1;"""
 
 
 def test_threads_end_at_different_places():
-    body = (
-        "st.global.u32 [%rd0], 1; setp.lt.u32 %p1, %r0, 7; @%p1 ret; st.global.u32 [%rd0], 2; setp.lt.u32 %p1, %r0, "
-        "40; @%p1 exit; bar.sync 0; st.global.u32 [%rd0], 3;"
-    )
+    body = "st.global.u32 [%rd0], 1; setp.lt.u32 %p1, %r0, 7; @%p1 ret; st.global.u32 [%rd0], 2; setp.lt.u32 %p1, %r0, 40; @%p1 exit; bar.sync 0; st.global.u32 [%rd0], 3;"
     out = np.zeros((64, 2), np.uint32)
     launch(program(body), "k", out, block=64)
     assert out[:, 0].tolist() == [1] * 7 + [2] * 33 + [3] * 24
@@ -64,10 +61,9 @@ def test_threads_end_at_different_places():
 
 def test_registers_of_inline_assembly_scopes():
     body = """
-    mov.u32 %r1, 1; { .reg .pred p; .reg .b32 t<2>; setp.lt.u32 p, %r0, 3; mov.u32 t0, 5; selp.u32 t1, t0, 7, p; add.u32
-    %r1, %r1, t1; LOOP: add.u32 %r1, %r1, 1; setp.lt.u32 p, %r1, 20; @p bra LOOP; } { .reg .pred p; .reg .b32 t<2>;
-    setp.ge.u32 p, %r0, 30; mov.u32 t0, 50; { .reg .b32 t0; mov.u32 t0, 1; add.u32 %r1, %r1, t0; } @p add.u32 %r1, %r1,
-    t0; LOOP: sub.u32 %r1, %r1, 1; setp.gt.u32 p, %r1, 60; @p bra LOOP; }
+    mov.u32 %r1, 1;
+    { .reg .pred p; .reg .b32 t<2>; setp.lt.u32 p, %r0, 3; mov.u32 t0, 5; selp.u32 t1, t0, 7, p; add.u32 %r1, %r1, t1; LOOP: add.u32 %r1, %r1, 1; setp.lt.u32 p, %r1, 20; @p bra LOOP; }
+    { .reg .pred p; .reg .b32 t<2>; setp.ge.u32 p, %r0, 30; mov.u32 t0, 50; { .reg .b32 t0; mov.u32 t0, 1; add.u32 %r1, %r1, t0; } @p add.u32 %r1, %r1, t0; LOOP: sub.u32 %r1, %r1, 1; setp.gt.u32 p, %r1, 60; @p bra LOOP; }
     st.global.u32 [%rd0], %r1;"""
     out = np.zeros((32, 2), np.uint32)
     launch(program(body), "k", out)
@@ -75,10 +71,10 @@ def test_registers_of_inline_assembly_scopes():
 
 
 FUNCTIONS = """
-.func (.param .b32 r) twice (.param .b32 a) { .reg .b32 %r<4>; ld.param.b32 %r1, [a]; setp.eq.u32 %p, %r1, 5; @%p bra
-five; add.u32 %r2, %r1, %r1; st.param.b32 [r], %r2; ret; five: st.param.b32 [r], 55; ret; } .func (.param .align 8 .b8
-r[16]) pair (.param .align 8 .b8 a[16], .param .b64 b) { .reg .b32 %r<8>; .reg .b64 %rd<4>; .local .align 8 .b8
-depot[16];
+.func (.param .b32 r) twice (.param .b32 a) { .reg .b32 %r<4>; ld.param.b32 %r1, [a]; setp.eq.u32 %p, %r1, 5; @%p bra five; add.u32 %r2, %r1, %r1; st.param.b32 [r], %r2; ret;
+five: st.param.b32 [r], 55; ret; }
+.func (.param .align 8 .b8 r[16]) pair (.param .align 8 .b8 a[16], .param .b64 b)
+{ .reg .b32 %r<8>; .reg .b64 %rd<4>; .local .align 8 .b8 depot[16];
   ld.param.v2.b32 {%r1, %r2}, [a]; ld.param.b64 %rd1, [a+8]; ld.param.b64 %rd2, [b];
   { .param .b32 x; st.param.b32 [x], %r1; .param .b32 y; call.uni (y), twice, (x); ld.param.b32 %r3, [y]; }
   st.local.u32 [depot+4], %r2; ld.local.u32 %r4, [depot+4]; add.s64 %rd3, %rd1, %rd2;
@@ -89,14 +85,13 @@ depot[16];
 
 def test_calls():
     body = """
-    setp.lt.u32 %p1, %r0, 20; { .param .align 8 .b8 p[16]; st.param.b32 [p], %r0; st.param.b32 [p+4], 9; st.param.b64
-    [p+8], %rd1; .param .b64 q; st.param.b64 [q], 1000; .param .align 8 .b8 s[16];
+    setp.lt.u32 %p1, %r0, 20;
+    { .param .align 8 .b8 p[16]; st.param.b32 [p], %r0; st.param.b32 [p+4], 9; st.param.b64 [p+8], %rd1; .param .b64 q; st.param.b64 [q], 1000; .param .align 8 .b8 s[16];
       call.uni (s), pair, (p, q); ld.param.b32 %r1, [s]; ld.param.b32 %r2, [s+4]; ld.param.b64 %rd2, [s+8]; }
     mov.u32 %r5, %r1;
     @%p1 call (%r5), twice, (%r2);
     call nothing;
-    cvt.u32.u64 %r3, %rd2; add.u32 %r2, %r2, %r3; shl.b32 %r2, %r2, 8; add.u32 %r2, %r2, %r5; st.global.v2.u32 [%rd0],
-    {%r1, %r2};"""
+    cvt.u32.u64 %r3, %rd2; add.u32 %r2, %r2, %r3; shl.b32 %r2, %r2, 8; add.u32 %r2, %r2, %r5; st.global.v2.u32 [%rd0], {%r1, %r2};"""
     out = np.zeros((32, 2), np.uint32)
     launch(program(body, before=FUNCTIONS), "k", out)
     for i in range(32):
@@ -106,12 +101,8 @@ def test_calls():
 
 def test_parameters_of_calls_that_stay_in_memory():
     functions = """.func (.param .b64 r) bytes (.param .align 8 .b8 a[8]) { .reg .b32 %r<4>; .reg .b64 %rd<4>;
-    ld.param.u8 %r1, [a+1]; ld.param.u16 %r2, [a+2]; ld.param.s8 %r3, [a+7]; add.u32 %r1, %r1, %r2; add.u32 %r1, %r1,
-    %r3; cvt.s64.s32 %rd1, %r1; st.param.b64 [r], %rd1; ret; }"""
-    body = (
-        "{ .param .align 8 .b8 p[8]; st.param.b64 [p], %rd2; .param .b64 q; call (q), bytes, (p); ld.param.b64 %rd3, "
-        "[q]; } st.global.u64 [%rd0], %rd3;"
-    )
+    ld.param.u8 %r1, [a+1]; ld.param.u16 %r2, [a+2]; ld.param.s8 %r3, [a+7]; add.u32 %r1, %r1, %r2; add.u32 %r1, %r1, %r3; cvt.s64.s32 %rd1, %r1; st.param.b64 [r], %rd1; ret; }"""
+    body = "{ .param .align 8 .b8 p[8]; st.param.b64 [p], %rd2; .param .b64 q; call (q), bytes, (p); ld.param.b64 %rd3, [q]; } st.global.u64 [%rd0], %rd3;"
     out = np.zeros(32, np.int64)
     launch(program("mov.b64 %rd2, 0xFE00000012345678;" + body, before=functions), "k", out)
     assert (out == 0x56 + 0x1234 - 2).all()
@@ -194,10 +185,9 @@ def test_special_registers():
     block, grid = (5, 3, 3), (3, 2, 2)
     threads, blocks = 45, 12
     body = f"""
-    mov.u32 %r1, %tid.x; mov.u32 %r2, %tid.y; mov.u32 %r3, %tid.z; mov.u32 %r4, %ctaid.x; mov.u32 %r5, %ctaid.y; mov.u32
-    %r6, %ctaid.z; mad.lo.u32 %r7, %r3, 3, %r2; mad.lo.u32 %r7, %r7, 5, %r1; mad.lo.u32 %r8, %r6, 2, %r5; mad.lo.u32
-    %r8, %r8, 3, %r4; mad.lo.u32 %r9, %r8, 45, %r7; ld.param.u64 %rd2, [out]; mul.wide.u32 %rd3, %r9, {4 * len(names)};
-    add.s64 %rd4, %rd2, %rd3;
+    mov.u32 %r1, %tid.x; mov.u32 %r2, %tid.y; mov.u32 %r3, %tid.z; mov.u32 %r4, %ctaid.x; mov.u32 %r5, %ctaid.y; mov.u32 %r6, %ctaid.z;
+    mad.lo.u32 %r7, %r3, 3, %r2; mad.lo.u32 %r7, %r7, 5, %r1; mad.lo.u32 %r8, %r6, 2, %r5; mad.lo.u32 %r8, %r8, 3, %r4; mad.lo.u32 %r9, %r8, 45, %r7;
+    ld.param.u64 %rd2, [out]; mul.wide.u32 %rd3, %r9, {4 * len(names)}; add.s64 %rd4, %rd2, %rd3;
     """ + " ".join(f"mov.u32 %r10, %{name}; st.global.u32 [%rd4+{4 * i}], %r10;" for i, name in enumerate(names))
     out = np.zeros((blocks, threads, len(names)), np.uint32)
     launch(program(body), "k", out, grid=grid, block=block, shared_bytes=64)
@@ -221,23 +211,14 @@ def test_special_registers():
 
 
 def test_clocks_go_forward():
-    body = (
-        "mov.u64 %rd2, %clock64; mov.u32 %r1, 50; L: sub.u32 %r1, %r1, 1; setp.ne.u32 %p1, %r1, 0; @%p1 bra L; "
-        "mov.u64 %rd3, %clock64; sub.s64 %rd3, %rd3, %rd2; mov.u64 %rd4, %globaltimer; mov.u32 %r2, %clock; "
-        "st.global.u64 [%rd0], %rd3;"
-    )
+    body = "mov.u64 %rd2, %clock64; mov.u32 %r1, 50; L: sub.u32 %r1, %r1, 1; setp.ne.u32 %p1, %r1, 0; @%p1 bra L; mov.u64 %rd3, %clock64; sub.s64 %rd3, %rd3, %rd2; mov.u64 %rd4, %globaltimer; mov.u32 %r2, %clock; st.global.u64 [%rd0], %rd3;"
     out = np.zeros(32, np.uint64)
     launch(program(body), "k", out)
     assert (out >= 100).all()
 
 
 def test_what_has_no_effect():
-    body = (
-        "membar.gl; membar.cta; fence.acq_rel.gpu; fence.sc.sys; fence.proxy.async; "
-        "fence.mbarrier_init.release.cluster; fence.proxy.tensormap::generic.acquire.gpu [%rd0], 128; "
-        "fence.proxy.tensormap::generic.release.gpu; prefetch.tensormap [%rd0]; nanosleep.u32 100; "
-        "griddepcontrol.wait; griddepcontrol.launch_dependents; prefetch.global.L2 [%rd0]; pmevent 3; st.global.u64 [%rd0], %rd1;"
-    )
+    body = "membar.gl; membar.cta; fence.acq_rel.gpu; fence.sc.sys; fence.proxy.async; fence.mbarrier_init.release.cluster; fence.proxy.tensormap::generic.acquire.gpu [%rd0], 128; fence.proxy.tensormap::generic.release.gpu; prefetch.tensormap [%rd0]; nanosleep.u32 100; griddepcontrol.wait; griddepcontrol.launch_dependents; prefetch.global.L2 [%rd0]; pmevent 3; st.global.u64 [%rd0], %rd1;"
     out = np.zeros(32, np.uint64)
     launch(program(body), "k", out)
     assert out.tolist() == [8 * i for i in range(32)]
@@ -273,10 +254,7 @@ def test_diverged_warps():
         launch(
             program("setp.lt.u32 %p1, %r0, 16; @%p1 bra L; bar.sync 0; L: bar.sync 0;"), "k", np.zeros(32, np.uint64)
         )
-    shuffle = (
-        "setp.lt.u32 %p1, %r0, 16; @%p1 bra L; mov.u32 %r2, -1; shfl.sync.bfly.b32 %r1, %r0, 1, 31, {mask}; bra D; L: "
-        "bar.sync 1, 64; D: ret;"
-    )
+    shuffle = "setp.lt.u32 %p1, %r0, 16; @%p1 bra L; mov.u32 %r2, -1; shfl.sync.bfly.b32 %r1, %r0, 1, 31, {mask}; bra D; L: bar.sync 1, 64; D: ret;"
     with pytest.raises(
         EmulatorFault, match=r"membermask 0xffffffff names threads that are elsewhere \(lanes 0x0000ffff\)"
     ):
@@ -290,8 +268,7 @@ def test_a_rare_path_rejoins_its_warp():
     body = """
     mov.u32 %r1, %r0; setp.eq.u32 %p1, %r0, 17; @%p1 bra RARE;
 BACK: shfl.sync.idx.b32 %r2, %r1, 17, 31, 0xffffffff; st.global.u32 [%rd0], %r2; ret;
-RARE: mov.u32 %r3, 100; LOOP: sub.u32 %r3, %r3, 1; setp.ne.u32 %p2, %r3, 0; @%p2 bra LOOP; mov.u32 %r1, 4711; bra
-BACK;"""
+RARE: mov.u32 %r3, 100; LOOP: sub.u32 %r3, %r3, 1; setp.ne.u32 %p2, %r3, 0; @%p2 bra LOOP; mov.u32 %r1, 4711; bra BACK;"""
     out = np.zeros((32, 2), np.uint32)
     launch(program(body), "k", out)
     assert (out[:, 0] == 4711).all()
@@ -314,8 +291,7 @@ def test_exited_threads_do_not_count_in_a_mask():
 
 def test_races():
     body = """mov.u32 %r1, b; shl.b32 %r2, %r0, 2; add.u32 %r3, %r1, %r2; st.shared.u32 [%r3], %r0; {barrier}
-    xor.b32 %r2, %r2, 128; add.u32 %r3, %r1, %r2; ld.shared.u32 %r4, [%r3]; {second} st.shared.u32 [%r3], %r4;
-    st.global.u32 [%rd0], %r4;"""
+    xor.b32 %r2, %r2, 128; add.u32 %r3, %r1, %r2; ld.shared.u32 %r4, [%r3]; {second} st.shared.u32 [%r3], %r4; st.global.u32 [%rd0], %r4;"""
     before = ".shared .align 4 .b8 b[256];"
     out = np.zeros((64, 2), np.uint32)
 
@@ -338,10 +314,7 @@ def test_races():
     run("bar.sync 1, 64;", "")  # each warp reads and writes the other's half, which its own warp alone touched since
     with pytest.raises(EmulatorFault, match="a race"):
         run("bar.warp.sync 0xffffffff;", "bar.sync 0;")
-    write_after_read = (
-        "mov.u32 %r1, b; setp.lt.u32 %p1, %r0, 32; @%p1 st.shared.u32 [%r1], 1; bar.sync 0; ld.shared.u32 %r2, [%r1]; "
-        "@%p1 st.shared.u32 [%r1], 2;"
-    )
+    write_after_read = "mov.u32 %r1, b; setp.lt.u32 %p1, %r0, 32; @%p1 st.shared.u32 [%r1], 1; bar.sync 0; ld.shared.u32 %r2, [%r1]; @%p1 st.shared.u32 [%r1], 2;"
     with pytest.raises(
         EmulatorFault, match=r"writes 4 bytes of shared memory, and thread 32 \(warp 1\) read the byte at 0x400"
     ):
@@ -354,10 +327,7 @@ def test_coverage(tmp_path, monkeypatch):
     monkeypatch.setenv("PTXRT_COVERAGE", str(tmp_path))
     monkeypatch.setattr(check, "_collector", None)
     monkeypatch.setattr(check.atexit, "register", lambda function: None)
-    body = (
-        "setp.lt.u32 %p1, %r0, 40;\n @%p1 bra L;\n add.u32 %r1, %r1, 1;\n bra D;\nL: add.u32 %r1, %r1, 2;\nD: "
-        "setp.gt.u32 %p1, %r0, 500; @!%p1 bra E;\n trap;\nE: st.global.u32 [%rd0], %r0;"
-    )
+    body = "setp.lt.u32 %p1, %r0, 40;\n @%p1 bra L;\n add.u32 %r1, %r1, 1;\n bra D;\nL: add.u32 %r1, %r1, 2;\nD: setp.gt.u32 %p1, %r0, 500; @!%p1 bra E;\n trap;\nE: st.global.u32 [%rd0], %r0;"
     emulator = launch(program(body), "k", np.zeros(64, np.uint64), block=64)
     lines = emulator.coverage()["test.ptx"]["k"]
     assert [lines[line] for line in (12, 13, 14, 16, 17, 18, 19)] == [64, 64, 24, 40, 64, 0, 64]

@@ -6,8 +6,7 @@ import pytest
 from ptxrt.emulator.instruction import Unsupported, resolve
 from ptxrt.errors import EmulatorFault
 
-# 32 threads copy from `source` (their own 16 bytes of the input array w) to the shared array, which holds 0xEE bytes
-# before.
+# 32 threads copy from `source` (their own 16 bytes of the input array w) to the shared array, which holds 0xEE bytes before.
 SETUP = """
     .shared .align 16 .b8 tile[2048];
     .reg .b32 %to, %zero;

@@ -170,8 +170,7 @@ def test_stmatrix(execute, memory, count, transposed):
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_stmatrix_of_bytes(execute, memory, count):
-    """Byte e of lane l is row l / 4 + 8 (e / 2), column 2 (l % 4) + e % 2 of a 16 x 8 result; its columns are
-    stored."""
+    """Byte e of lane l is row l / 4 + 8 (e / 2), column 2 (l % 4) + e % 2 of a 16 x 8 result; its columns are stored."""
     rows = shuffled_rows(count)
     values = np.random.default_rng(count).integers(0, 1 << 32, (count, 32), dtype=np.uint32)
     vector = "{" + ", ".join(f"%s{i}" for i in range(count)) + "}"

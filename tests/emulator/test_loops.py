@@ -18,13 +18,10 @@ ENDLESS = {
     "a counter that begins anew": "mov.u32 %r1, 0; L: add.u32 %r1, %r1, 1; and.b32 %r1, %r1, 63; bra L;",
     "one thread, the others exit": "setp.ne.u32 %p1, %r0, 40; @%p1 bra E; L: bra L; E:",
     "one thread, the others wait for it": "setp.ne.u32 %p1, %r0, 40; @%p1 bra E; L: bra L; E: bar.warp.sync 0xffffffff; barrier.sync 0;",
-    "two loops": """and.b32 %r2, %r0, 1; setp.eq.u32 %p1, %r2, 0; @%p1 bra M; L: ld.volatile.global.u32 %r1, [%rd0]; bra
-        L;
+    "two loops": """and.b32 %r2, %r0, 1; setp.eq.u32 %p1, %r2, 0; @%p1 bra M; L: ld.volatile.global.u32 %r1, [%rd0]; bra L;
         M: ld.volatile.global.u32 %r3, [%rd0]; setp.eq.u32 %p2, %r3, 0; @%p2 bra M;""",
-    "every warp waits for the next one": """mov.u64 %rd3, %rd0; xor.b32 %r1, %r0, 32; mul.wide.u32 %rd4, %r1, 8;
-        ld.param.u64 %rd5, [out]; add.s64 %rd4, %rd4, %rd5;
-        L: ld.acquire.gpu.global.u32 %r2, [%rd4]; setp.eq.u32 %p1, %r2, 0; @%p1 bra L; st.release.gpu.global.u32 [%rd3],
-        1;""",
+    "every warp waits for the next one": """mov.u64 %rd3, %rd0; xor.b32 %r1, %r0, 32; mul.wide.u32 %rd4, %r1, 8; ld.param.u64 %rd5, [out]; add.s64 %rd4, %rd4, %rd5;
+        L: ld.acquire.gpu.global.u32 %r2, [%rd4]; setp.eq.u32 %p1, %r2, 0; @%p1 bra L; st.release.gpu.global.u32 [%rd3], 1;""",
 }
 
 
@@ -34,9 +31,7 @@ def test_an_endless_loop_is_found(what, schedule):
     begin = time.process_time()
     with pytest.raises(
         EmulatorFault,
-        match=(
-            "is in an endless loop: it comes to the same place with the same registers, no memory changes.*at PTX line"
-        ),
+        match="is in an endless loop: it comes to the same place with the same registers, no memory changes.*at PTX line",
     ):
         launch(
             program(ENDLESS[what]),
@@ -51,16 +46,14 @@ def test_an_endless_loop_is_found(what, schedule):
 ENDING = {
     "a counter": "mov.u32 %r1, 0; L: add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, 40000; @%p1 bra L;",
     "a counter in shared memory": """mov.u32 %r1, box; st.shared.u32 [%r1], 0; bar.sync 0;
-        L: ld.shared.u32 %r2, [%r1]; add.u32 %r2, %r2, 1; bar.sync 0; st.shared.u32 [%r1], %r2; bar.sync 0; setp.lt.u32
-        %p1, %r2, 1200; @%p1 bra L;""",
+        L: ld.shared.u32 %r2, [%r1]; add.u32 %r2, %r2, 1; bar.sync 0; st.shared.u32 [%r1], %r2; bar.sync 0; setp.lt.u32 %p1, %r2, 1200; @%p1 bra L;""",
     "a counter in global memory": "L: ld.global.u32 %r2, [%rd0]; add.u32 %r2, %r2, 1; st.global.u32 [%rd0], %r2; setp.lt.u32 %p1, %r2, 20000; @%p1 bra L;",
     "a counter by atomics": "L: atom.global.add.u32 %r2, [%rd0], 1; setp.lt.u32 %p1, %r2, 9000; @%p1 bra L;",
     "a clock": "mov.u64 %rd2, %clock64; L: mov.u64 %rd3, %clock64; sub.u64 %rd4, %rd3, %rd2; setp.lt.u64 %p1, %rd4, 100000; @%p1 bra L;",
     "a timer": "mov.u64 %rd2, %globaltimer; L: mov.u64 %rd3, %globaltimer; sub.u64 %rd4, %rd3, %rd2; setp.lt.u64 %p1, %rd4, 500000000; @%p1 bra L;",
     "a flag of a thread that takes its time": """setp.eq.u32 %p1, %r0, 40; ld.param.u64 %rd2, [out]; @%p1 bra W;
         L: ld.volatile.global.u32 %r1, [%rd2]; setp.eq.u32 %p2, %r1, 0; @%p2 bra L; bra E;
-        W: mov.u32 %r2, 0; C: add.u32 %r2, %r2, 1; setp.lt.u32 %p3, %r2, 30000; @%p3 bra C; st.volatile.global.u32
-        [%rd2], 1; E:""",
+        W: mov.u32 %r2, 0; C: add.u32 %r2, %r2, 1; setp.lt.u32 %p3, %r2, 30000; @%p3 bra C; st.volatile.global.u32 [%rd2], 1; E:""",
     "a long period": "mov.u32 %r1, 1; L: mul.lo.u32 %r1, %r1, 1664525; add.u32 %r1, %r1, 1013904223; and.b32 %r2, %r1, 0xffff; setp.ne.u32 %p1, %r2, 0; @%p1 bra L;",
 }
 
@@ -115,8 +108,7 @@ def test_lanes_that_ran_past_an_aligned_barrier_and_exited(schedule, more):
     "body",
     [
         "setp.ge.u32 %p1, %r0, 16; @%p1 bra E; bar.sync 0; st.global.u32 [%rd0], %r0; E:",
-        "setp.ge.u32 %p1, %r0, 16; @!%p1 bra L; st.global.u32 [%rd0], %r0; bra E; L: bar.sync 0; st.global.u32 "
-        "[%rd0], %r0; E:",
+        "setp.ge.u32 %p1, %r0, 16; @!%p1 bra L; st.global.u32 [%rd0], %r0; bra E; L: bar.sync 0; st.global.u32 [%rd0], %r0; E:",
         """mov.u32 %r1, 0; L: st.global.u32 [%rd0], %r1; add.u32 %r1, %r1, 1; setp.gt.u32 %p1, %r1, %r0; @%p1 bra E; bar.sync 0; bra L; E:""",
     ],
 )

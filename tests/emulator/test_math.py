@@ -1,5 +1,4 @@
-"""Approximate functions alone: special values as the tables of PTX ISA 9.7.3 give them, ordinary ones within one
-rounding."""
+"""Approximate functions alone: special values as the tables of PTX ISA 9.7.3 give them, ordinary ones within one rounding."""
 
 import math
 import struct

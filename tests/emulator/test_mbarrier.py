@@ -133,8 +133,7 @@ def test_phases_follow_each_other(execute):
 @pytest.mark.parametrize("schedule", ["together", "warps"])
 @pytest.mark.parametrize("form", ["try_wait", "test_wait"])
 def test_a_warp_waits_for_the_lane_that_waits(execute, form, schedule):
-    """Lane 0 waits for the other warps; its own warp meets behind that, with the rest there first, and sees what lane 0
-    saw."""
+    """Lane 0 waits for the other warps; its own warp meets behind that, with the rest there first, and sees what lane 0 saw."""
     body = f"""
         .reg .pred %warp; .reg .b32 %mask;
         setp.lt.u32 %warp, %t, 32;
@@ -247,10 +246,7 @@ COPY = """
 @pytest.mark.parametrize("noinc, count", [("", 96), (".noinc", 96 + 64)])
 def test_copies_arrive(execute, noinc, count):
     body = NEIGHBOR.format(
-        arrive=(
-            f"{COPY} @%copies cp.async.mbarrier.arrive{noinc}.shared::cta.b64 [%bar]; "
-            "mbarrier.arrive.shared.b64 _, [%bar];"
-        ),
+        arrive=f"{COPY} @%copies cp.async.mbarrier.arrive{noinc}.shared::cta.b64 [%bar]; mbarrier.arrive.shared.b64 _, [%bar];",
         wait=wait(0),
     ).replace("st.shared.b32 [%at], %t;", "")
     other = (np.arange(96) + 32) % 96

@@ -357,8 +357,7 @@ def test_bits_around_an_element_are_a_fault(execute, container):
 @pytest.mark.parametrize("thread_b", range(4))
 @pytest.mark.parametrize("thread_a", range(2))
 def test_scales_come_from_the_selected_lanes(execute, thread_a, thread_b, arithmetic):
-    """PTX ISA 9.7.14.3: which lane and byte scales row m and column n. Every other byte is NaN, so that reading it
-    shows."""
+    """PTX ISA 9.7.14.3: which lane and byte scales row m and column n. Every other byte is NaN, so that reading it shows."""
     form = scaled("e4m3", "e4m3")
     byte_a, byte_b = (thread_a + thread_b) % 4, (3 - thread_b + thread_a) % 4
     words = np.full((2, 32, 4), 0xFF, np.uint8)
@@ -446,8 +445,7 @@ def exact_reference(form, a, b, c, scales):
 
 
 def packed_hardware_reference(form, a, b, c, scales):
-    """Groups of 16 products, exact; alignment to the largest exponent of scales and C, truncation at 35 fractional
-    bits."""
+    """Groups of 16 products, exact; alignment to the largest exponent of scales and C, truncation at 35 fractional bits."""
     significand, exponent = parts("f32", c)
     terms = [(significand, exponent if significand else -126)]
     for group in range(4):
@@ -697,8 +695,7 @@ def test_infinities_of_c_pass_a_packed_mma(execute, form, arithmetic):
 
 
 def test_far_apart_blocks_are_summed_exactly(execute):
-    """Under float64 arithmetic: 2^100 + 2^-100 - 2^100 leaves the small block, as one rounding of the exact sum
-    does."""
+    """Under float64 arithmetic: 2^100 + 2^-100 - 2^100 leaves the small block, as one rounding of the exact sum does."""
     scales = np.full((2, 32, 4), 127, np.uint8)
     scales[0, :, 0], scales[0, :, 1] = 227, 27
     a, b, c = (

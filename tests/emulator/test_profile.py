@@ -64,10 +64,7 @@ def test_tables_of_conflicts_and_coverage():
 
 def test_counts_of_texts_of_one_name():
     """Loads of one text are added up, another text of the same name has a key of its own."""
-    body = (
-        "shl.b32 %r1, %r0, 3; mov.u32 %r2, box; add.u32 %r1, %r1, %r2; st.shared.u32 [%r1], %r0; {} st.global.u32 "
-        "[%rd0], %r0;"
-    )
+    body = "shl.b32 %r1, %r0, 3; mov.u32 %r2, box; add.u32 %r1, %r1, %r2; st.shared.u32 [%r1], %r0; {} st.global.u32 [%rd0], %r0;"
     emulator = Emulator(bank_conflicts=True)
     texts = [program(body.format(more), before=".shared .b8 box[256];") for more in ("", "", "mov.u32 %r3, 1;")]
     for text in texts:

@@ -1,5 +1,4 @@
-"""How far a launch says it is: in a batch by its loops, in later ones by instructions; with a clock that the test
-turns."""
+"""How far a launch says it is: in a batch by its loops, in later ones by instructions; with a clock that the test turns."""
 
 import numpy as np
 import pytest
@@ -21,8 +20,7 @@ class Clock:
 
 @pytest.fixture
 def shares(monkeypatch):
-    """shares(text, ...) launches and returns what the listener heard: (share, seconds left), and the clock at the
-    end."""
+    """shares(text, ...) launches and returns what the listener heard: (share, seconds left), and the clock at the end."""
 
     def run(text, *arguments, steps=20, **facts):
         heard, clock = [], Clock(steps)
@@ -38,10 +36,7 @@ def shares(monkeypatch):
 
 
 def loop(trips, body="add.u32 %r5, %r5, 3;", name="top", counter="%r1"):
-    return (
-        f"mov.u32 {counter}, 0; {name}: {body} add.s32 {counter}, {counter}, 1; setp.ne.s32 %p1, {counter}, {trips}; "
-        f"@%p1 bra {name};"
-    )
+    return f"mov.u32 {counter}, 0; {name}: {body} add.s32 {counter}, {counter}, 1; setp.ne.s32 %p1, {counter}, {trips}; @%p1 bra {name};"
 
 
 def test_batches_are_counted():
@@ -90,10 +85,7 @@ def test_threads_with_different_counts(shares):
 
 def test_later_batches_are_measured_by_the_first(shares):
     """A loop that no comparison of integers ends: nothing is said in the first of four batches, then shares of each."""
-    body = (
-        "mov.f32 %f1, 0f00000000; top: add.f32 %f1, %f1, 0f3F800000; setp.lt.f32 %p1, %f1, 0f45BB8000; @%p1 bra top; "
-        "st.global.u64 [%rd0], %rd1;"
-    )
+    body = "mov.f32 %f1, 0f00000000; top: add.f32 %f1, %f1, 0f3F800000; setp.lt.f32 %p1, %f1, 0f45BB8000; @%p1 bra top; st.global.u64 [%rd0], %rd1;"
     heard, _ = shares(program(body), np.zeros(32, np.uint64), grid=4, lanes=32, steps=30)
     share = [share for share, _ in heard]
     assert share == sorted(share) and share[0] >= 0.25 and sum(each % 0.25 > 0.02 for each in share) >= 3

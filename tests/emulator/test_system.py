@@ -105,10 +105,7 @@ def test_what_a_kernel_prints_before_a_fault_appears():
     emulator = Emulator(output=printed.append)
     body = """{ .param .b64 p0; st.param.b64 [p0], %rd2; .param .b64 p1; st.param.b64 [p1], 0; .param .b32 q;
     call.uni (q), vprintf, (p0, p1); ld.param.b32 %r5, [q]; } st.global.u32 [%rd0], %r5; trap;"""
-    declared = (
-        ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n.global .align 1 .b8 word[6] = {104, "
-        "101, 108, 108, 111, 10};"
-    )
+    declared = ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n.global .align 1 .b8 word[6] = {104, 101, 108, 108, 111, 10};"
     with pytest.raises(EmulatorFault, match="executes a trap"):
         launch(
             program(
@@ -126,10 +123,7 @@ def test_what_a_kernel_prints_before_a_fault_appears():
 def test_the_result_is_the_number_of_arguments(address, count):
     """A null format prints nothing; threads whose guard does not hold neither."""
     printed = []
-    declared = (
-        ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n.global .align 1 .b8 "
-        "word[3] = {120, 10, 0};"
-    )
+    declared = ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n.global .align 1 .b8 word[3] = {120, 10, 0};"
     body = f"""mov.u64 %rd2, {address}; mov.u32 %r5, 77; setp.ge.u32 %p1, %r0, 2;
     {{ .param .b64 p0; st.param.b64 [p0], %rd2; .param .b64 p1; st.param.b64 [p1], 0; .param .b32 q;
     @%p1 call (q), vprintf, (p0, p1); @%p1 ld.param.b32 %r5, [q]; }} st.global.s32 [%rd0], %r5;"""
@@ -177,10 +171,7 @@ def test_a_grid_that_synchronizes(schedule):
 
 
 def test_a_grid_of_more_blocks_than_run_together_does_not_synchronize():
-    message = (
-        "grid_sum synchronizes its grid: all 300 blocks of 64 threads have to run together, and 256 do; launch 256 "
-        "blocks at most"
-    )
+    message = "grid_sum synchronizes its grid: all 300 blocks of 64 threads have to run together, and 256 do; launch 256 blocks at most"
     with pytest.raises(EmulatorFault, match=message):
         launch(text("system.ptx"), "grid_sum", np.zeros(300 * 64, np.int32), np.zeros(1, np.int32), grid=300, block=64)
 

@@ -141,8 +141,7 @@ def test_blocks_run_together_as_far_as_memory_goes(monkeypatch):
         lambda batch, launch, first, blocks: (sizes.append(blocks), begin(batch, launch, first, blocks))[1],
     )
     text = program(
-        ".local .b8 x[4096]; mov.u64 %rd2, x; cvta.local.u64 %rd2, %rd2; st.u32 [%rd2], %r0; ld.u32 %r1, [%rd2]; "
-        "st.global.u32 [%rd0], %r1;"
+        ".local .b8 x[4096]; mov.u64 %rd2, x; cvta.local.u64 %rd2, %rd2; st.u32 [%rd2], %r0; ld.u32 %r1, [%rd2]; st.global.u32 [%rd0], %r1;"
     )
     out = np.zeros(64, np.uint64)
     launch(text, "k", out, grid=9, block=64, emulator=Emulator(checks=False))
@@ -239,8 +238,7 @@ def test_a_vector_of_one_element_as_the_scale_of_an_mma():
     """Triton writes `{%r1}, {0, 0}` behind the fragments of dot_scaled."""
     opcode = "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e4m3.f32.ue8m0"
     body = f"""mov.b32 %r1, 0x38383838; mov.b32 %r2, 0x7f7f7f7f; mov.f32 %f1, 0f3F800000;
-    {opcode} {{%f5, %f6, %f7, %f8}}, {{%r1, %r1, %r1, %r1}}, {{%r1, %r1}}, {{%f1, %f1, %f1, %f1}}, {{%r2}}, {{0, 0}},
-    {{%r2}}, {{0, 0}};
+    {opcode} {{%f5, %f6, %f7, %f8}}, {{%r1, %r1, %r1, %r1}}, {{%r1, %r1}}, {{%f1, %f1, %f1, %f1}}, {{%r2}}, {{0, 0}}, {{%r2}}, {{0, 0}};
     st.global.b32 [%rd0], {{%f7}};"""
     out = np.zeros(64, np.float32)
     launch(program(body), "k", out)

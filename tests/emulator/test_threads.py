@@ -133,9 +133,9 @@ FORK = """
     sys.path.insert(0, {folder!r})
     from programs import program
 
-    backend = ptxrt.using("emulator").backend x = ptxrt.to_device(np.zeros(4, np.float32)) module =
-    backend.emulator.load_text(program("mov.u32 %r1, 0; L: add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, 400000; @%p1 bra
-    L;"))
+    backend = ptxrt.using("emulator").backend
+    x = ptxrt.to_device(np.zeros(4, np.float32))
+    module = backend.emulator.load_text(program("mov.u32 %r1, 0; L: add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, 400000; @%p1 bra L;"))
 
     def work():
         with ptxrt.using("emulator"), backend._turn:
@@ -166,8 +166,7 @@ FORK = """
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="this system has no fork")
 @pytest.mark.parametrize("busy, code", [(True, 3), (False, 2)])
 def test_a_forked_process(busy, code):
-    """The emulator is refused in the child where another thread used it; a new one can be had, and an idle one goes
-    on."""
+    """The emulator is refused in the child where another thread used it; a new one can be had, and an idle one goes on."""
     source = textwrap.dedent(FORK.format(folder=__file__.rsplit("/", 1)[0], busy=busy))
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done
