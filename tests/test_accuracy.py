@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ptxrt
-from ptxrt.ops import attention as attention_module
+from ptxrt.ops import attention_way
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -86,7 +86,7 @@ def test_smoothing_of_queries(emulator, formats):
 def test_a_tail_beside_a_sink_survives(emulator, monkeypatch, formats, bits):
     """One key, 4095 others whose weight is each 2^-bits of it, all in one pass: where keys are split most of them have
     no sink beside them."""
-    monkeypatch.setattr(attention_module, "splits_for", lambda *sizes: 1)
+    monkeypatch.setattr(attention_way, "splits_for", lambda *sizes: 1)
     out = ptxrt.attention(*SINKS[bits].arrays, **formats.words, out_dtype=np.float32)
     assert accuracy.share_beside(SINKS[bits]) > 0.2
     assert accuracy.weights_alone(formats, SINKS[bits], out).relative_l2 <= formats.sink

@@ -16,6 +16,8 @@ from .pages import ROW_FORMATS
 
 # Head dimensions that are compiled; others are filled up with zeros.
 FEW_DIMS = ((64, 64), (128, 128), (256, 256))
+# The largest head dimension of 16 bits beside a block format.
+MIXED_DIM = 128
 # Keys of a node, the part of a sequence of which a block writes sums.
 NODE_KEYS = 1024
 # Queries of a sequence, at most, that are attention of few queries.

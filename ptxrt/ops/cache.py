@@ -11,6 +11,7 @@ from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import Format, bf16, f16, format_of
 from .append import APPEND, UNCLAIMED, claim_slots
+from .attention_few import MIXED_DIM
 from .operands import operand_rule, shown, whole_numbers, with_whole_rows
 from .pages import copy_rows, find_slots, unpack_pages
 from .scales import fill_f32
@@ -185,9 +186,9 @@ class KVCache:
                 f"{function}: keys and values in {with_what} have no type that holds both; take "
                 "'bf16' in place of 'f16'"
             )
-        if len(both & set(_PLAIN)) == 1 and len(both) == 2 and max(dim, dim_v) > 128:
+        if len(both & set(_PLAIN)) == 1 and len(both) == 2 and max(dim, dim_v) > MIXED_DIM:
             raise ArgumentError(
-                f"{function}: {format!r} beside {format_v!r} takes head dimensions up to 128, {max(dim, dim_v)} came; "
+                f"{function}: {format!r} beside {format_v!r} takes head dimensions up to {MIXED_DIM}, {max(dim, dim_v)} came; "
                 "take one format"
             )
         for name, size, one in (("dim", dim, format), ("dim_v", dim_v, format_v)):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..array import DeviceArray
 from ..formats import f32
-from .attention_few import FEW_QUERIES, MOST_NODES, attention_few, nodes_of, splits_of_nodes
+from .attention_few import FEW_QUERIES, MIXED_DIM, MOST_NODES, attention_few, nodes_of, splits_of_nodes
 from .attention_kernels import attention_merge
 from .place import ROW_UNIT, Place, converted
 from .scales import fill_f32
@@ -30,9 +30,12 @@ class FewOperands:
 def families(call: Call) -> tuple[bool, bool]:
     """Whether a call has sequences of few queries, for which there is a kernel of their own, and whether it has others.
 
-    Calls with a mask, of smoothed queries, of more keys than one merge takes, and of packed sequences whose lengths are
-    on a device or whose sums are wanted, have no few queries.
+    Calls with a mask, of smoothed queries, of more keys than one merge takes, of values in 16 bits with tiles of more
+    than MIXED_DIM columns, and of packed sequences whose lengths are on a device or whose sums are wanted, have no few
+    queries.
     """
+    if call.way.pv == "bf16" and max(call.way.dims(call.k, call.v)) > MIXED_DIM:
+        return False, True
     if call.mask is not None or call.smooth_q or nodes_of(call.k.shape[2]) > MOST_NODES or 0 in call.q.shape:
         return False, True
     if call.cu_seqlens_q is None:
