@@ -9,6 +9,7 @@ import numpy as np
 
 import ptxrt
 from ptxrt.blocks import BLOCK_FORMATS
+from ptxrt.ops.attention_kernels import in_mxfp4
 
 from . import exact
 from .engine import Kind
@@ -312,7 +313,7 @@ def reference(arrays, call: dict, out_dtype: str) -> exact.Exact:
             scores, sizes, reach, v, shift = _block_scores(q, k, v, call, scale)
         else:
             if quantize:
-                q, k = (np.asarray(ptxrt.ops.quantize.quantize_reference(np.ascontiguousarray(x), qk)) for x in (q, k))
+                q, k = in_mxfp4(q), in_mxfp4(k)
             else:
                 q, k = (x.astype(_dtype(qk)) for x in (q, k))
             v = v.astype(_dtype(pv))
