@@ -188,8 +188,8 @@ class KVCache:
             )
         if len(both & set(_PLAIN)) == 1 and len(both) == 2 and max(dim, dim_v) > MIXED_DIM:
             raise ArgumentError(
-                f"{function}: {format!r} beside {format_v!r} takes head dimensions up to {MIXED_DIM}, {max(dim, dim_v)} came; "
-                "take one format"
+                f"{function}: {format!r} beside {format_v!r} takes head dimensions up to {MIXED_DIM}, "
+                f"{max(dim, dim_v)} came; take one format"
             )
         for name, size, one in (("dim", dim, format), ("dim_v", dim_v, format_v)):
             step = 32 if one in BLOCK_FORMATS else 8
