@@ -3,6 +3,7 @@
 import pytest
 
 import sass
+from ptxrt.declaration import half_of
 
 UNITS = sass.build.find_units(sass.build.SOURCES)
 RECORD, CODE = sass.read_record()
@@ -77,7 +78,10 @@ def test_other_code_needs_no_more_than_recorded(arch):
 
 
 def test_the_record_has_no_others():
-    entries = {entry for unit in UNITS for entry in record_of(unit)["entries"]}
+    records = [record_of(unit) for unit in UNITS]
+    entries = {entry for record in records for entry in record["entries"]}
+    if any(sass.build.extent_of(record) is not sass.build.FULL for record in records):
+        entries |= {half_of(entry) for entry in entries}  # entries of targets that a quick build leaves out
     assert {arch: set(recorded) - entries for arch, recorded in RECORD.items()} == {arch: set() for arch in RECORD}, (
         AGAIN
     )
