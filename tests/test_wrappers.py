@@ -96,7 +96,7 @@ REFUSED = {
     "mma_m16n8k64_mxf4nvf4<0, 0>(c, a, b, 0)": "a is what prepare_mxf4nvf4_a returns",
 }
 REFUSED_BELOW_90 = {
-    "mbarrier_init(0, 1)": "need sm_90: choose cp.async by `if constexpr (ptx::has_bulk_copy)`",
+    "mbarrier_init(0, 1)": "need sm_90: choose cp.async by",
     "mbarrier_wait_parity(0, 1)": "need sm_90",
     "cp_async_bulk_shared_global(0, nullptr, 16, 0)": "cp.async.bulk needs sm_90: choose cp.async",
 }
