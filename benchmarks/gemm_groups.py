@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,8 +31,9 @@ Calls = dict[str, Callable[[], Any]]
 
 
 def normal(*shape: int) -> ptxrt.DeviceArray:
-    """Normal values in bf16 on the device."""
-    return ptxrt.to_device(np.random.default_rng(len(shape)).standard_normal(shape, np.float32).astype(bf16.dtype))
+    """Normal values in bf16 on the device: a million at most, over and over."""
+    some = np.random.default_rng(len(shape)).standard_normal(min(math.prod(shape), 1_000_003), np.float32)
+    return ptxrt.to_device(np.resize(some.astype(bf16.dtype), shape))
 
 
 def decode(experts: int = 128, tokens: int = 32, chosen: int = 6, size: int = 4096) -> tuple[Calls, dict[str, int]]:
@@ -40,8 +42,9 @@ def decode(experts: int = 128, tokens: int = 32, chosen: int = 6, size: int = 40
     ids = np.array([rng.choice(experts, chosen, replace=False) for _ in range(tokens)], np.int32)
     routing = ptxrt.route(ptxrt.to_device(ids), experts)
     used = len(np.unique(ids))
-    x, weights = normal(tokens, size), operand(normal(experts, size, size), "nvfp4")
-    flat, rows = operand(normal(used * size, size), "nvfp4"), normal(16, size)
+    values = normal(experts, size, size)
+    x, weights = normal(tokens, size), operand(values, "nvfp4")
+    flat, rows = operand(values[:used].reshape(used * size, size), "nvfp4"), normal(16, size)
     out, one = (ptxrt.empty(shape, bf16.dtype) for shape in ((ids.size, size), (16, used * size)))
     grouped = dict(rows=routing.order, a_format="nvfp4", a_global_scale=1.0, out=out)
     alone = dict(a_format="nvfp4", a_global_scale=1.0, out=one)

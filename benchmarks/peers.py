@@ -16,11 +16,12 @@ def skip(why: str):
     sys.exit(0)
 
 
-def torch_on_gpu(description: str, parse_shape):
+def torch_on_gpu(description: str, parse_shape=None, more=None):
     """PyTorch, the options of the command line, and the backend that they choose; ends the script where one is not
     there.
 
-    parse_shape: a shape of the script's from its text; `options.shape` are those asked for.
+    parse_shape: a shape of the script's from its text; `options.shape` are those asked for. Scripts without shapes
+    leave it out. more: adds the script's own options to the parser.
     """
 
     def shape(text: str):
@@ -31,9 +32,12 @@ def torch_on_gpu(description: str, parse_shape):
 
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machine", choices=["native", "portable"], help="the best that is there by default")
-    parser.add_argument("--shape", type=shape, action="append", help="measure this shape alone; may be repeated")
+    if parse_shape is not None:
+        parser.add_argument("--shape", type=shape, action="append", help="measure this shape alone; may be repeated")
     parser.add_argument("--repeat", type=int, default=REPEAT, help="how often each call is timed (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    if more is not None:
+        more(parser)
     options = parser.parse_args()
     try:
         import torch

@@ -75,6 +75,7 @@ FORMATS = (
     Formats("nvfp4", "nvfp4", normal=_normal(0.20, 0.980, 0.025), lse=0.015, sink=0.10),
     Formats("mxfp4", "mxfp8", normal=_normal(0.18, 0.984, 0.03), lse=0.035),
     Formats("mxfp4", "mxfp4", normal=_normal(0.27, 0.965, 0.05), lse=0.035),
+    Formats("mxfp4", "bf16", normal=_normal(0.18, 0.984, 0.03), lse=0.035),
     Formats("mxfp4", "bf16", "in_kernel"),
 )
 

@@ -8,14 +8,16 @@ the pictures, which are the atlas's, show something else.
 
 import textwrap
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 import ptxrt
-from ptxrt import atlas
+from ptxrt import atlas, trials
+from ptxrt.launch import run
+from ptxrt.ops.probes import GIVEN_FORMS, probe_mma_registers
 
 LANES = 32
 
@@ -224,7 +226,8 @@ _EIGHT = (
 )
 _CONTAINERS = (
     "e4m3 and e5m2 fill their byte, e3m2 and e2m3 lie in bits 5 to 0, e2m1 lies in bits 5 to 2: all other bits of a "
-    "byte. What a chip makes of them is not documented; the emulator reports them as a fault."
+    "byte. What a chip makes of them is not documented; the emulator reports them as a fault, and `ptxrt probe` tells "
+    "what the machine at hand does."
 )
 _HALF = (
     "Packing c0 and c2, which belong to one column, into one register: a register holds two neighbouring columns of "
@@ -372,16 +375,36 @@ FACTS = {
     ),
 }
 
+_BY_H200 = (
+    "An H200 found the same places, codes and rule of sums by `ptxrt --machine portable probe`; no sm_120 card has "
+    "answered yet."
+)
+_NO_CARD = (
+    "No sm_120 card has answered yet, and chips without this instruction run a stand-in, which says nothing about it."
+)
+#: What cards found, by kind.
+SILICON = dict.fromkeys(("bf16", "f16", "f16_f16", "tf32", "int8"), _BY_H200) | {
+    "fp8": "No sm_120 card has answered yet. An H200 found the same places and codes by `ptxrt --machine portable probe`, "
+    "but another rule: sm_90 has no such instruction, and ptxas makes two f16 products of it, of the lower and of the "
+    "upper halves of the registers. They begin with zero and follow each other, 16 products at once, cut off at 25 bits, "
+    "toward zero to f32; C joins last, rounded to nearest."
+}
+
 HEAD = """# Fragments
 
 Where the matrix instructions have their elements and scales: a page for each kind, and below the loads and stores of
 matrices. `make docs` writes these pages from what the probes find on the emulator; `ptxrt layout mxf4` prints a map in
 a terminal, and `ptxrt probe mxf4` asks the machine at hand. A probe knows no layout: it sets one element of A at a time
 and looks which outputs change. Rows, columns and k are named as the tile code of the kernels loads them; a test
-compares the two.
+compares the two. `probe_mma_registers` then takes registers bit by bit: what every code stands for, what padding bits
+do, which codes and scales are NaN, and by which rule products add up. Of thousands of candidates (how many products at
+once, to which exponent they are aligned, how many bits are kept, where C joins, how each step is rounded) the operands
+leave those that give every sum to the bit.
 
-An emulator's map is not silicon's. It shows that the emulator, the tile code and the PTX ISA (9.0, 9.7.14) agree.
-Whoever has a card can send what `ptxrt probe --all --json findings.json` writes.
+An emulator's map is not silicon's. It shows that the emulator, the tile code and the PTX ISA (9.0, 9.7.14) agree. On
+an H200, with the portable build, 124 of 126 findings of `ptxrt probe --all` were those of the atlas and the emulator;
+the other two are the sums of [fp8](fragments/fp8.md), which sm_90 does not have. Whoever has an sm_120 card can send
+what `ptxrt probe --all --json findings.json` writes.
 
 """
 _RATES = """
@@ -431,6 +454,34 @@ def all_findings() -> dict[str, dict[str, np.ndarray]]:
     return found | {kind: findings(atlas.KINDS[kind].probe, **numbers) for kind, numbers in KINDS.items()}
 
 
+@cache
+def told(name: str) -> str:
+    """What the emulator makes of codes and sums of a kind, in lines: of every type, and the rule of the first."""
+
+    def multiply(form):
+        def launch(a, b, c, scales):
+            with ptxrt.using("emulator", arithmetic="hardware"):
+                return run(probe_mma_registers, (), dict(a=a, b=b, c=c, scales=scales, form=form))["d"]
+
+        return launch
+
+    kind, lines, rule = atlas.KINDS[name], [], ""
+    for form, (of, type) in enumerate(GIVEN_FORMS):
+        if of != name:
+            continue
+        codes = list(trials.codes(multiply(form), kind, type))
+        lines += [f"{type}: {line}" for line in trials.told_by_codes(kind, type, codes)]
+        if not rule:
+            given = trials.operands(kind, type)
+            rule = "; or ".join(trials.told_by_sums(kind, type, given, trials.sums(multiply(form), kind, type, given)))
+    common = {}
+    for line in lines:
+        type, _, words = line.partition(": ")
+        common.setdefault(words, []).append(type)
+    parts = [f"- {', '.join(types)}: {words}." for words, types in common.items()]
+    return "\n".join(wrapped(part, "  ") for part in [*parts, f"- Sums: {rule}."]) + "\n"
+
+
 def kind_of(found: dict[str, dict[str, np.ndarray]], name: str) -> Kind:
     """A kind with what its probe found."""
     return Kind(name, atlas.KINDS[name].width, found[name], found["probe_fragments"])
@@ -477,7 +528,8 @@ def kind_page(kind: Kind) -> tuple[str, dict[str, str]]:
         f"# {kind.name}\n\n`{known.instruction}`\n\n",
         f"| | |\n|---|---|\n| types of A and B | {types} |\n| accumulators | {known.accumulator} |\n",
         f"| machine code | `{facts.sass}` |\n| rate, bf16 = 1 | {facts.rate} |\n",
-        f"| found by | `{known.probe}`, `ptxrt probe {kind.name}`, on the emulator |\n\n",
+        f"| found by | `{known.probe}` and `probe_mma_registers`, `ptxrt probe {kind.name}`, on the emulator |\n\n",
+        wrapped(f"An emulator's map is not silicon's. {SILICON.get(kind.name, _NO_CARD)}") + "\n\n",
         f"{wrapped(facts.order)}\n\n{wrapped('What must be zero: ' + facts.zero)}\n\n## Places\n\n",
     ]
     for operand, words in (("a", "A"), ("b", "B"), ("c", "C and D")):
@@ -485,6 +537,10 @@ def kind_page(kind: Kind) -> tuple[str, dict[str, str]]:
     if known.scales:
         parts.append(f"## Scales\n\n{known.scales.type}, one for each {known.depth // known.scales.blocks} k.\n\n")
         parts.append(scale_tables(kind, known.scales.bytes) + "\n")
+    parts.append(
+        "## Codes and sums\n\nOf the emulator with `hardware` arithmetic. The rule is the one of all candidates "
+    )
+    parts.append("that gives every sum to the bit.\n\n" + told(kind.name) + "\n")
     mistakes = [wrapped(f"{number}. {words}", "   ") for number, words in enumerate(facts.mistakes, 1)]
     parts.append("## Three mistakes\n\n" + "\n".join(mistakes) + "\n")
     return "".join(parts), dict(pictures.values())

@@ -1,5 +1,5 @@
 """Write docs/kernels.md from the declarations and the records of the build, docs/fragments.md and its pages from the
-probes; for `make docs`."""
+probes, docs/lessons/ from runs of small kernels; for `make docs`."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import fragments
+import lessons
 
 import ptxrt
 from ptxrt.describe import kernels_markdown
@@ -17,17 +18,20 @@ def main() -> int:
         kernels = kernels_markdown(ptxrt.kernels())
         with ptxrt.using("emulator"):
             found = fragments.pages(fragments.all_findings())
+        taught = lessons.pages()
     except ptxrt.BuildError as error:
         print(f"{Path(__file__).name} needs all kernels: {error}", file=sys.stderr)
         return 1
     write("kernels.md", kernels)
     fragments.write(found, Path(__file__).parent)
     print(f"wrote {len(found)} files of fragments")
+    for name, text in taught.items():
+        write(name, text)
     return 0
 
 
 def write(name: str, text: str):
-    target = Path(__file__).with_name(name)
+    target = Path(__file__).parent / name
     target.write_text(text, encoding="utf-8", newline="\n")
     print(f"wrote {target}")
 

@@ -74,72 +74,68 @@ def opened(module: Any) -> Any:
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
-    x = x.astype(np.float64)
-    x = x - x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+    """In float64; the exponentials of float32 logits in float32, whose error their sum does not see."""
+    shifted = x - x.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True, dtype=np.float64))
+
+
+def perplexity(log_p: np.ndarray, ids: np.ndarray) -> float:
+    """Of a text, from the log probabilities behind each of its tokens."""
+    return float(np.exp(-log_p[np.arange(len(ids) - 1), ids[1:]].mean()))
 
 
 @functools.cache
-def wanted_logits(tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids of the passages, and their log probabilities in float64."""
+def wanted(tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Token ids of the passages, and behind each the log probabilities and the probabilities in float64."""
     there = opened(smollm2)
     ids = np.array(there.tokenizer.encode("\n".join(PASSAGES)).ids[:tokens])
-    return ids, log_softmax(reference.language_model(ids, there.read, there.config))
+    log_p = log_softmax(reference.language_model(ids, there.read, there.config))
+    return ids, log_p, np.exp(log_p)
 
 
-def as_multiplied(model: Any) -> Any:
-    """The operands of a model's products for the reference: its weights decoded, activations quantized in NumPy."""
-    layer: dict[str, int] = {}
-
-    def operand(product: str, role: str, x: np.ndarray) -> np.ndarray:
-        format = model.products.formats.get(product, ("bf16", "bf16"))[role == "weights"]
-        if role == "activations":
-            return reference.rounded(x, format, model.products.rule(format))
-        i = layer[product] = layer.get(product, -1) + 1
-        name = product if product == "logits" else f"{product}.{i}"
-        held = model.products.placed[name]
-        return np.asarray(held.to_numpy()).astype(np.float64)
-
-    return operand
+def seconds(call: Callable[[], Any], times: int) -> tuple[float, Any]:
+    """Of one call, and what it gives: of so many by the clock on a card, after a first one that loads modules; of a
+    single one by one core on the emulator."""
+    clock = time.process_time
+    if ptxrt.selection.current().is_cuda:
+        call()
+        clock = time.perf_counter
+    else:
+        times = 1
+    start = clock()
+    for _ in range(times):
+        found = call()
+    return (clock() - start) / times, found
 
 
 def measured_language(formats: str, cache: str, rule: str | None, tokens: int) -> dict[str, Any]:
-    """Perplexity and its neighbours on the passages."""
-    model = smollm2.SmolLM2(BOTH[formats], cache, scale_rule=rule, context=tokens, weights=opened(smollm2))
-    ids, want = wanted_logits(tokens)
-    start = time.process_time()
-    got = log_softmax(model.logits(ids))
-    took = time.process_time() - start
-    found = dict(perplexity=reference.perplexity(got, ids), exact=reference.perplexity(want, ids), seconds=took)
-    found["kl"] = float((np.exp(want) * (want - got)).sum(-1).mean())
+    """Perplexity and its neighbours on the passages, and what a step of generation takes."""
+    context = max(tokens, 64)
+    model = smollm2.SmolLM2(BOTH[formats], cache, scale_rule=rule, context=context, weights=opened(smollm2))
+    ids, want, p = wanted(tokens)
+    took, logits = seconds(lambda: model.logits(ids), 3)
+    got = log_softmax(logits)
+    found: dict[str, Any] = dict(perplexity=perplexity(got, ids), exact=perplexity(want, ids), seconds=took)
+    found["kl"] = float(np.einsum("tv,tv->t", p, want - got).mean())
     found["top"] = float((want.argmax(-1) == got.argmax(-1)).mean())
     if formats != "bf16":
-        same = reference.language_model(ids, model.weights.read, model.config, operand=as_multiplied(model))
-        found["same_operands"] = reference.perplexity(same, ids)
+        options = dict(operand=reference.as_held(model, np.float32), dtype=np.float32)
+        same = reference.language_model(ids, model.weights.read, model.config, **options)
+        found["same_operands"] = perplexity(log_softmax(same), ids)
+    step = lambda: model.next_tokens(ids[-1:].astype(np.int32), np.array([len(ids) - 1]))
+    step()  # captures
+    found["step"], _ = seconds(step, 50)
+    found["launches"] = len(model._steps[1].graph.launches)
     found["bytes"] = model.products.nbytes - (model.embedding.nbytes if "logits" in model.products.placed else 0)
     found["cache_bytes"] = sum(x.nbytes for x in model.caches) // (model.pages * smollm2.PAGE)
     return found
-
-
-def measured_steps() -> dict[str, Any]:
-    """Launches of a layer and the time of a token in bf16."""
-    model = smollm2.SmolLM2(context=64, weights=opened(smollm2))
-    model.next_tokens(np.int32([1]), np.array([0]))
-    start, wall = time.process_time(), time.perf_counter()
-    for i in range(3):
-        model.next_tokens(np.int32([1]), np.array([1 + i]))
-    count = len(model._steps[1].graph.launches)
-    seconds = (time.process_time() - start) / 3
-    return dict(launches=count, seconds=seconds, wall=(time.perf_counter() - wall) / 3)
 
 
 def measured_encoder(formats: str, attention: str, rule: str | None) -> dict[str, Any]:
     """How near embeddings are to those in float64, and whether questions find the same passages."""
     model = minilm.MiniLM(BOTH[formats], attention=attention, scale_rule=rule, weights=opened(minilm))
     texts = [*QUESTIONS, *PASSAGES]
-    start = time.process_time()
-    got = model.encode(texts)
-    took = time.process_time() - start
+    took, got = seconds(lambda: model.encode(texts), 20)
     want = wanted_embeddings()
     count = len(QUESTIONS)
     near = lambda x: np.argsort(-(x[:count] @ x[count:].T), axis=-1, kind="stable")
@@ -147,13 +143,10 @@ def measured_encoder(formats: str, attention: str, rule: str | None) -> dict[str
     kept = [len({*a[:3]} & {*b[:3]}) / 3 for a, b in zip(best, wanted)]
     found = dict(cosine=float((got * want).sum(-1).min()), mean_cosine=float((got * want).sum(-1).mean()))
     found |= dict(found=float((best[:, 0] == np.arange(count)).mean()), kept=float(np.mean(kept)), seconds=took)
-    start = time.process_time()
     model.encode(texts[:1])  # captures
-    model.encode(texts[:1])
+    found["single"], _ = seconds(lambda: model.encode(texts[:1]), 50)
     ((graph, *_),) = model._graphs.values()
-    return found | dict(
-        bytes=model.products.nbytes, launches=len(graph.launches), single=(time.process_time() - start) / 2
-    )
+    return found | dict(bytes=model.products.nbytes, launches=len(graph.launches))
 
 
 @functools.cache
@@ -174,9 +167,7 @@ weights, `make chat` asks the language model; `examples/smollm2.py` and `example
     python examples/chat.py "What is the capital of France?" --weights nvfp4 --activations bf16
     python examples/encode.py "How do plants make sugar?" --file data/passages.txt
 
-`make model-figures` measures the figures and writes this page. They are of
-{machine}, which runs the PTX for sm_120a.
-Seconds are those of the processor; they are no speed of a card.
+`make model-figures` measures the figures and writes this page; each section names its machine.
 
 Operands of products are in the format named, activations first where the two differ (`bf16 x nvfp4`); where one format
 is named, both have it. The embedding and the logits stay in bf16. Activations in nvfp4 have a single level, weights a
@@ -184,15 +175,24 @@ global scale. The scale rule is that of operands where none is named: `rceil` of
 nvfp4.
 """
 
+# What its figures are, by the kind of machine.
+EMULATOR = "It runs the PTX for sm_120a. Times are those of one core; they are no speed of a card."
+CARD = """Times are of the clock, the host's part included. On cards that are not of sm_120 products of block formats are
+products in 16 bits of expanded values, so that times of formats there say nothing about an RTX card."""
+
 LANGUAGE_HEAD = """
 ## Language model
 
+Measured on {machine}. {what}
+
 SmolLM2-135M-Instruct, whose weights come in 4 bits already (GGUF, Q4_1): a second rounding to 4 bits is hard on them.
 The text is the first {tokens} tokens of `data/passages.txt`. *Perplexity* is of this text; {exact:.2f} in float64.
-*Same operands* is the perplexity of a float64 forward with the same quantized operands, which the kernels must come
-within 2 % of; it does not quantize the cache. *KL* is the mean divergence from the float64 forward's distribution in
-nats, *top* the share of positions with its top token. *Bytes* are of the weights of all layers; a token takes the bytes
-of *cache* in all layers.
+*Same operands* is the perplexity of a forward in NumPy with the same quantized operands; it does not quantize the
+cache. With activations in bf16 or mxfp8 the kernels come within 1 % of it. With activations in 4 bits they need not:
+a last bit of a float32 sum moves some activations to another code, and the layers behind it enlarge that. *KL* is the mean divergence from the float64 forward's distribution in
+nats, *top* the share of positions with its top token. *Bytes* are of the weights of all layers; *cache bytes* are
+those of a token in all layers. *Step* is the time of one token at batch 1, a graph of *launches*; *text* that of the
+whole text in one call.
 
 ![Perplexity by format](models_perplexity.png)
 
@@ -201,10 +201,13 @@ of *cache* in all layers.
 ENCODER_HEAD = """
 ## Sentence encoder
 
+Measured on {machine}. {what}
+
 all-MiniLM-L6-v2 on {questions} questions and the {passages} passages of `data/passages.txt`. *Cosine* is the least and
 the mean of embeddings with those in float64. *Found* is the share of questions whose nearest passage answers them,
 *kept* the share of the three nearest passages in float64 that are among the three nearest. *Bytes* are of the weights
-of all layers.
+of all layers. *Question* is the time of the first question, of ten tokens, a graph of *launches*; *all texts* that of
+all in one call.
 
 ![Neighbors kept by format](models_neighbors.png)
 
@@ -218,7 +221,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def page(kept: dict[str, Any]) -> str:
     """The page of what is kept: a section of each model that something was measured of."""
-    parts = [HEAD.format(machine=kept["machine"])]
+    parts = [HEAD]
     if kept["language"]:
         parts += language_section(kept)
     if kept["encoder"]:
@@ -226,8 +229,14 @@ def page(kept: dict[str, Any]) -> str:
     return "".join(parts)
 
 
+def measured_where(kept: dict[str, Any], kind: str) -> dict[str, str]:
+    """The machine of a section's figures, and what they are."""
+    machine = kept["machines"][kind]
+    return dict(machine=machine, what=EMULATOR if machine.startswith("emulator") else CARD)
+
+
 def language_section(kept: dict[str, Any]) -> list[str]:
-    """The table of the language model, and what a step takes."""
+    """The table of the language model."""
     rows = []
     there = kept["language"]
     for formats, cache, rule in LANGUAGE:
@@ -236,36 +245,37 @@ def language_section(kept: dict[str, Any]) -> list[str]:
             continue
         same = f"{x['same_operands']:.2f}" if "same_operands" in x else ""
         figures = f"{x['perplexity']:.2f}", same, f"{x['kl']:.4f}", f"{x['top']:.3f}", f"{x['bytes'] / 2**20:.0f} MB"
-        rows.append([formats, rule or "", cache, *figures, f"{x['cache_bytes']}", f"{x['seconds']:.0f}"])
+        times = f"{x['cache_bytes']}", f"{x['launches']}", spelled(x["step"]), f"{1 / x['step']:.4g}"
+        rows.append([formats, rule or "", cache, *figures, *times, spelled(x["seconds"])])
     exact = next(iter(there.values()))["exact"]
-    head = ["products", "rule", "cache", "perplexity", "same operands", "KL", "top", "bytes", "cache", "seconds"]
-    parts = [LANGUAGE_HEAD.format(tokens=kept["tokens"], exact=exact), table(head, rows)]
-    if step := kept["step"]:
-        parts.append(
-            f"\nA decoding step in bf16 is one graph of {step['launches']} launches. It takes "
-            f"{step['seconds']:.1f} s of"
-            " one core on the emulator.\n"
-        )
-    return parts
+    head = ["products", "rule", "cache", "perplexity", "same operands", "KL", "top", "bytes", "cache bytes"]
+    head += ["launches", "step", "tokens/s", "text"]
+    return [
+        LANGUAGE_HEAD.format(**measured_where(kept, "language"), tokens=kept["tokens"], exact=exact),
+        table(head, rows),
+    ]
+
+
+def spelled(seconds: float) -> str:
+    """A time in the unit that it has few digits in."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def encoder_section(kept: dict[str, Any]) -> list[str]:
-    """The table of the encoder, and what a text takes."""
+    """The table of the encoder."""
     rows = []
     for formats, attention, rule in ENCODER:
         x = kept["encoder"].get(text_of(formats, attention, rule))
         if x is None:
             continue
-        shares = f"{x['found']:.3f}", f"{x['kept']:.3f}", f"{x['bytes'] / 2**20:.1f} MB", f"{x['seconds']:.0f}"
-        rows.append([formats, rule or "", attention, f"{x['cosine']:.5f}, {x['mean_cosine']:.5f}", *shares])
-    head = ["products", "rule", "attention", "cosine", "found", "kept", "bytes", "seconds"]
-    parts = [ENCODER_HEAD.format(questions=len(QUESTIONS), passages=len(PASSAGES)), table(head, rows)]
-    if x := kept["encoder"].get(text_of(*ENCODER[0])):
-        parts.append(
-            f"\nA single text in bf16 is one graph of {x['launches']} launches. A question of ten tokens\n"
-            f"takes {x['single']:.1f} s of one core on the emulator, the first launch of its kernels included.\n"
-        )
-    return parts
+        shares = f"{x['found']:.3f}", f"{x['kept']:.3f}", f"{x['bytes'] / 2**20:.1f} MB"
+        times = f"{x['launches']}", spelled(x["single"]), spelled(x["seconds"])
+        rows.append([formats, rule or "", attention, f"{x['cosine']:.5f}, {x['mean_cosine']:.5f}", *shares, *times])
+    head = ["products", "rule", "attention", "cosine", "found", "kept", "bytes", "launches", "question", "all texts"]
+    return [
+        ENCODER_HEAD.format(**measured_where(kept, "encoder"), questions=len(QUESTIONS), passages=len(PASSAGES)),
+        table(head, rows),
+    ]
 
 
 def draw(kept: dict[str, Any], folder: Path) -> None:
@@ -291,40 +301,41 @@ def processor() -> str:
 
 def jobs(tokens: int) -> list[tuple[str, str, Callable[[], dict[str, Any]]]]:
     """(kind, name, measurement) of all there are."""
-    steps = [("step", "", measured_steps)]
     encoder = [("encoder", text_of(*row), functools.partial(measured_encoder, *row)) for row in ENCODER]
     language = [("language", text_of(*row), functools.partial(measured_language, *row, tokens)) for row in LANGUAGE]
-    return steps + encoder + language
+    return encoder + language
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--machine", default="emulator", choices=["emulator", "portable", "native"])
-    parser.add_argument(
-        "--only", nargs="*", help="'step', 'encoder' or 'language', or one such as 'encoder: nvfp4 / bf16'"
-    )
+    parser.add_argument("--only", nargs="*", help="'encoder' or 'language', or one such as 'encoder: nvfp4 / bf16'")
     parser.add_argument("--missing", action="store_true", help="leave out what was measured before")
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--page", action="store_true", help="write the page from what was measured before")
     parser.add_argument("--folder", type=Path, default=ROOT / "docs")
     given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
     path = given.folder / "models.json"
-    kept = json.loads(path.read_text()) if path.exists() else dict(language={}, encoder={}, step={})
+    kept = json.loads(path.read_text()) if path.exists() else dict(machines={}, language={}, encoder={})
     if not given.page:
         with ptxrt.using(given.machine) as backend:
             where = backend.describe()
             where += f" on {processor()}" if given.machine == "emulator" else ""
-            if kept.get("machine") != where:
-                kept = dict(machine=where, language={}, encoder={}, step={})
             if kept.get("tokens") != given.tokens:
                 kept |= dict(tokens=given.tokens, language={})
             for kind, name, job in jobs(given.tokens):
                 asked = not given.only or kind in given.only or f"{kind}: {name}" in given.only
-                if not asked or (given.missing and name in kept[kind]):
+                known = kept["machines"].get(kind) == where and name in kept[kind]
+                if not asked or (given.missing and known):
                     continue
-                kept[kind] |= {name: job()} if name else job()
+                if kept["machines"].get(kind) != where:
+                    kept[kind], kept["machines"][kind] = {}, where
+                start = time.perf_counter()
+                kept[kind][name] = job()
                 path.write_text(json.dumps(kept, indent=1) + "\n")
-                print(kind, name, kept[kind], file=sys.stderr, flush=True)
+                said = f"{kind}: {name}, {time.perf_counter() - start:.0f} s, {kept[kind][name]}"
+                print(said, file=sys.stderr, flush=True)
     (given.folder / "models.md").write_text(page(kept))
     draw(kept, given.folder)
 

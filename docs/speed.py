@@ -20,7 +20,7 @@ from ptxrt.speed import CARDS, Card, rates  # noqa: E402
 RECORD = ROOT / "tests" / "speed_figures.json"
 CONSUMER = [name for name in CARDS if name != "H200"]
 DIMS = (64, 128, 256)
-PAIRS = ("bf16", "mxfp8", "nvfp4", "mxfp4", "nvfp4_mxfp8", "mxfp4_mxfp8", "nvfp4_bf16", "mxfp8_bf16")
+PAIRS = ("bf16", "mxfp8", "nvfp4", "mxfp4", "nvfp4_mxfp8", "mxfp4_mxfp8", "nvfp4_bf16", "mxfp4_bf16", "mxfp8_bf16")
 WAYS = {
     "plain": "plain",
     "raising": "a maximum grows",

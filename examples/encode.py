@@ -63,8 +63,11 @@ def encode(texts, file, weights, activations, attention, output, compare):
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file that hold something."""
-    return [line for line in read_bytes(path).decode().splitlines() if line.strip()]
+    """The lines of a file that hold something. FileError where it cannot be read as text."""
+    try:
+        return [line for line in read_bytes(path).decode().splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ptxrt.FileError(f"{path} is no text in UTF-8 ({error}); pass one") from None
 
 
 def _compare(model: MiniLM, texts: list[str], embeddings: np.ndarray, exact: bool) -> None:

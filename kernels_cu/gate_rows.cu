@@ -2,8 +2,8 @@
 #include "kernel.cuh"
 #include "op/pointwise.cuh"
 
-#define INSTANCE(suffix, Element)                                                                                      \
-    KERNEL(gate_rows##suffix, .threads = {op::produce_threads}, .min_blocks = 3)                                       \
+#define INSTANCE(suffix, Element, blocks)                                                                              \
+    KERNEL(gate_rows##suffix, .threads = {op::produce_threads}, .min_blocks = blocks)                                  \
     (const Element *x,         /* [rows, 2 cols] */                                                                    \
      const float *row_weights, /* [rows] or null */                                                                    \
      const float *out_global,  /* [level_count] or null */                                                             \
@@ -14,6 +14,6 @@
                                PRODUCED(rows, cols));                                                                  \
     }
 
-INSTANCE(_f32, float)
-INSTANCE(_f16, __half)
-INSTANCE(_bf16, __nv_bfloat16)
+INSTANCE(_f32, float, 2)
+INSTANCE(_f16, __half, 3)
+INSTANCE(_bf16, __nv_bfloat16, 3)

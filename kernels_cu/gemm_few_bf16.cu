@@ -3,9 +3,9 @@
 #include "op/gemm_small.cuh"
 
 #define INSTANCE(suffix, Element, Format)                                                                              \
-    FEW_GEMM(ENTRY(suffix), Format)                                                                                    \
+    FEW_GEMM(ENTRY(suffix), Format, Format)                                                                            \
     PARAMETERS_IN_16_BITS(Element) {                                                                                   \
-        op::gemm_of_few_rows<Format, Format>(shared<op::FewShared<Format>>(), HALF_ROWS(a, a_batch),                   \
+        op::gemm_of_few_rows<Format, Format>(shared<op::FewShared<Format, Format>>(), HALF_ROWS(a, a_batch),           \
                                              HALF_ROWS(b, b_group), GEMM_OPTIONS(nullptr, nullptr));                   \
     }
 

@@ -2,9 +2,9 @@
 #include "kernel.cuh"
 #include "op/norm.cuh"
 
-#define INSTANCE(suffix, Element)                                                                                      \
-    KERNEL(norm_rows##suffix, .threads = {op::produce_threads}, .shared_bytes = sizeof(op::NormShared),                \
-           .min_blocks = 2)                                                                                            \
+#define INSTANCE(suffix, Element, blocks)                                                                              \
+    KERNEL(norm_rows##suffix, .threads = {op::produce_threads}, .shared_bytes = sizeof(op::NormRowsShared),            \
+           .min_blocks = blocks)                                                                                       \
     (const Element *x,                                                                    /* [rows, cols] */           \
      const Element *residual,                                                             /* [rows, cols] or null */   \
      const float *weight_f32, const __half *weight_f16, const __nv_bfloat16 *weight_bf16, /* [cols] or null */         \
@@ -14,7 +14,7 @@
      PRODUCED_OUTPUTS, float eps, float offset, int centered, int rounds, PRODUCED_SCALARS, int64_t rows, int cols,    \
      int64_t level_count, int64_t code_bytes, int64_t scale_bytes, int64_t x_row, int64_t residual_row,                \
      int64_t total_row, PRODUCED_STRIDES) {                                                                            \
-        op::norm_rows<Element>(shared<op::NormShared>(), {x, residual, total, x_row, residual_row, total_row},         \
+        op::norm_rows<Element>(shared<op::NormRowsShared>(), {x, residual, total, x_row, residual_row, total_row},     \
                                {{weight_bf16, weight_f16, weight_f32, 0},                                              \
                                 {bias_bf16, bias_f16, bias_f32, 0},                                                    \
                                 eps,                                                                                   \
@@ -24,6 +24,6 @@
                                PRODUCED(rows, cols));                                                                  \
     }
 
-INSTANCE(_f32, float)
-INSTANCE(_f16, __half)
-INSTANCE(_bf16, __nv_bfloat16)
+INSTANCE(_f32, float, 2)
+INSTANCE(_f16, __half, 2)
+INSTANCE(_bf16, __nv_bfloat16, 2)

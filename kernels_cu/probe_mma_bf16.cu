@@ -5,5 +5,5 @@
 KERNEL(probe_mma_bf16, .threads = {32}, .tile = {1})
 (int *meets,   // [elements_a, 32, 4]
  int elements_a) {
-    op::probe_elements<op::Bf16>(meets + blockIdx.x * 128, blockIdx.x);
+    op::probe_elements(op::Bf16{}, meets + blockIdx.x * 128, blockIdx.x);
 }

@@ -5,5 +5,5 @@
 KERNEL(probe_mma_f16, .threads = {32}, .tile = {1})
 (int *meets,   // [elements_a, 32, 4]
  int elements_a) {
-    op::probe_elements<op::F16>(meets + blockIdx.x * 128, blockIdx.x);
+    op::probe_elements(op::F16{}, meets + blockIdx.x * 128, blockIdx.x);
 }

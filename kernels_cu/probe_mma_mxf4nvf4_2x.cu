@@ -7,6 +7,6 @@ KERNEL(probe_mma_mxf4nvf4_2x, .threads = {32}, .tile = {1})
  int *scales_a,   // [bytes, 2, registers_a]
  int *scales_b,   // [bytes, 4, registers_b]
  int elements_a, int bytes, int registers_a, int registers_b) {
-    op::probe_elements<op::Mxf4nvf4With2>(meets + blockIdx.x * 128, blockIdx.x);
-    op::probe_scales<op::Mxf4nvf4With2>(scales_a, scales_b, blockIdx.x);
+    op::probe_elements(op::Mxf4nvf4With2{}, meets + blockIdx.x * 128, blockIdx.x);
+    op::probe_scales(op::Mxf4nvf4With2{}, scales_a, scales_b, blockIdx.x);
 }

@@ -15,7 +15,7 @@
         const int64_t out_head = out_bf16 ? out_bf16_head : out_f16 ? out_f16_head : out_f32_head;                     \
         const op::Produced target = PRODUCED(tokens * heads, cols);                                                    \
         op::rope_rows<Element>({x, x_token, x_head}, {table, length, width, first, pairs != 0, inverse != 0},          \
-                               positions, rounds != 0, heads, target.out, out_head, target);                           \
+                               positions, rounds != 0, heads, out_head, target);                                       \
     }
 
 INSTANCE(_f32, float)

@@ -17,6 +17,11 @@ def entry_facts(unit: str) -> dict[str, Facts]:
     return {name: Facts.of(name, launch["launch"]) for text in texts for name, launch in text.items()}
 
 
+def has(unit: str, entry: str, target: str) -> bool:
+    """Say whether the text that code for a target is made of has an entry: some stand in the portable text alone."""
+    return entry in units.record(unit)["texts"].get("compute_120f" if target.startswith("sm_12") else "compute_90", ())
+
+
 TARGETS = ("sm_120a", "sm_121a", "sm_90", "sm_80")
 
 
@@ -35,15 +40,13 @@ def compiled_table(kernel: Kernel, chosen: Sequence[Unit] | None = None, partial
                 raise
             rows.append([unit.name, "not built: run `make`", *[""] * (2 + len(TARGETS))])
             continue
-        for entry in (*kernel.entries(unit), *(half for half in map(half_of, kernel.entries(unit)) if half in entries)):
+        for entry in (*kernel.entries(unit), *(half for half in map(half_of, kernel.entries(unit)) if half in facts)):
             figures, fact = entries.get(entry, {}), facts[entry]
-            if not figures and not partial:
+            if not figures and not partial and entry in kernel.entries(unit):
                 raise BuildError(f"{entry} is not assembled; run `make`")
             static = next((f["shared_bytes"] for f in figures.values()), 0)
-            cells = [
-                registers(figures[target]) if target in figures else "none" if figures else "not assembled"
-                for target in TARGETS
-            ]
+            absent = {target: "none" if figures or not has(unit.name, entry, target) else "not assembled" for target in TARGETS}
+            cells = [registers(figures[target]) if target in figures else absent[target] for target in TARGETS]
             rows.append([entry, product(fact.threads), product(fact.tile), str(fact.shared_bytes + static), *cells])
     return [["entry", "block", "tile", "shared bytes", *(f"{target} registers" for target in TARGETS)], *rows]
 

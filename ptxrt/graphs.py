@@ -41,6 +41,7 @@ class graph:
         self._turn = Lock()
         self._uses: dict[Memory, bool] = {}
         self._receipts: list[Launch] = []
+        self._receipt: Launch | None = None  # of the whole, once it is gathered
         self._state = "new"
 
     def __enter__(self) -> "graph":
@@ -102,7 +103,8 @@ class graph:
         queue = self.backend.queue(stream)
         with self._turn:
             for memory, write in self._uses.items():
-                if memory.writer is not queue or memory.readers:
+                readers = memory.readers
+                if memory.writer is not queue or (readers and (len(readers) > 1 or readers[0][0] is not queue)):
                     memory.acquire(queue, write)
             announce(self.receipt, self.backend, queue, self._run, queue)
             mark = self.backend.mark(queue)
@@ -123,6 +125,8 @@ class graph:
     @property
     def receipt(self) -> Launch:
         """Return the receipt of one launch of the whole graph: sums of what its launches move and compute."""
+        if self._receipt is not None:
+            return self._receipt
         parts = self._receipts
         sums = [
             None if None in column else sum(column)
@@ -130,10 +134,13 @@ class graph:
         ]
         names = ", ".join(dict.fromkeys(p.entry for p in parts))
         first = parts[0]
-        return Launch(
+        whole = Launch(
             *(f"graph of {len(parts)}", first.machine, first.detail, names, first.grid, first.block),
             *(max(p.shared_bytes for p in parts), *sums, ",".join(dict.fromkeys(p.module for p in parts))),
         )
+        if self._state == "ready":
+            self._receipt = whole
+        return whole
 
     def __repr__(self) -> str:
         where = f" on {self.backend.describe()}" if self.backend else ""

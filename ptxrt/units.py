@@ -6,6 +6,9 @@ import hashlib
 import json
 import lzma
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,7 +38,7 @@ def text(unit: str, portable: bool) -> str:
     An installed package has native texts in packs, one for each kernel, and no portable ones.
     """
     path = text_path(unit, portable)
-    data = read(path) if _index(MODULES) is None else _verified(unit, path, _packed(unit, portable))
+    data = read(path) if _index(MODULES) is None else _verified(unit, path, _packed_text(unit, portable))
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -43,17 +46,31 @@ def text(unit: str, portable: bool) -> str:
 
 
 def binary(unit: str, portable: bool) -> bytes:
-    """Return the fatbin of a unit; BuildError if it is missing, stale, or not as built."""
-    return read(fatbin_path(unit, portable))
+    """Return the fatbin of a unit; BuildError if it is missing, stale, or not as built.
+
+    An installed package has each in a pack of its own.
+    """
+    path = fatbin_path(unit, portable)
+    if _index(MODULES) is None:
+        return read(path)
+    record(unit)
+    return _verified(unit, path, _unpacked(path.with_name(path.name + ".xz")))
 
 
-def checked_fatbin(unit: str, portable: bool) -> Path:
-    """Return the path of a fatbin whose bytes are as built, for programs that read it."""
-    binary(unit, portable)
-    return fatbin_path(unit, portable)
+@contextmanager
+def fatbin_file(unit: str, portable: bool) -> Iterator[Path]:
+    """A file that holds a fatbin, for programs that read one; of an installed package a temporary file."""
+    data, path = binary(unit, portable), fatbin_path(unit, portable)
+    if _index(MODULES) is None:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, path.name)
+        copy.write_bytes(data)
+        yield copy
 
 
-def _packed(unit: str, portable: bool) -> bytes:
+def _packed_text(unit: str, portable: bool) -> bytes:
     """Return a text of an installed package."""
     if portable:
         raise BuildError(
@@ -63,19 +80,28 @@ def _packed(unit: str, portable: bool) -> bytes:
         )
     found = record(unit)
     path = MODULES / f"{found['name']}.ptx.xz"
+    texts = _unpacked_texts(path)
     try:
         offset, length = map(int, found["text"])
-        return _unpacked(path)[offset : offset + length]
-    except FileNotFoundError:
-        raise BuildError(f"{path.name} is missing from {path.parent}; {remedy()}") from None
-    except (lzma.LZMAError, EOFError, KeyError, TypeError, ValueError) as error:
-        raise BuildError(f"{path} is damaged ({error}); {remedy()}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise BuildError(f"{MODULES / 'index.json'} is damaged ({error}); {remedy()}") from error
+    return texts[offset : offset + length]
 
 
 @lru_cache(maxsize=2)
-def _unpacked(path: Path) -> bytes:
+def _unpacked_texts(path: Path) -> bytes:
     """Unpack the native texts of a kernel, one behind the other; the latest two packs are kept."""
-    return lzma.decompress(path.read_bytes())
+    return _unpacked(path)
+
+
+def _unpacked(path: Path) -> bytes:
+    """Return what a pack holds; BuildError if it is missing or damaged."""
+    try:
+        return lzma.decompress(path.read_bytes())
+    except FileNotFoundError:
+        raise BuildError(f"{path.name} is missing from {path.parent}; {remedy()}") from None
+    except (lzma.LZMAError, EOFError) as error:
+        raise BuildError(f"{path} is damaged ({error}); {remedy()}") from error
 
 
 def read(path: Path) -> bytes:

@@ -2,12 +2,14 @@
 
 import gc
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ptxrt
 from ptxrt import backend as backends
+from ptxrt import selection
 from ptxrt.disassembly import find_disassembler
 from ptxrt.emulator import check
 
@@ -82,15 +84,45 @@ def gpu(request):
         ptxrt.synchronize(backend.own_queue)
 
 
+def resident() -> int:
+    """Bytes of memory that this process has; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections():
     """Let collections in a test look at what the tests of its file made, not at every text parsed so far (many
     seconds).
 
-    Nothing is thawed: the next file would begin by looking at all of it again.
+    Nothing is thawed before the process is large, since the next file would begin by looking at all of it again.
     """
     gc.collect()
     gc.freeze()
+
+
+LEAST = 2e9  # bytes of a process that are never too many
+
+
+@pytest.fixture(scope="session")
+def allowance():
+    """How large the process may become, in bytes: [number]."""
+    return [LEAST]
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory(allowance):
+    """Drop the emulators and what they translated where the process is large; tests that need them make them again."""
+    if resident() < allowance[0] or check.collector():
+        return
+    for backend in [kept for kept in selection._kept if not kept.is_cuda]:
+        del selection._kept[backend]
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    allowance[0] = max(LEAST, 2 * resident())
 
 
 @pytest.fixture(autouse=True)

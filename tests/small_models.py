@@ -109,7 +109,7 @@ def relative_l2(got, want) -> float:
 
 
 def operands(model):
-    """How a model multiplies, for the reference."""
+    """How a model multiplies, for the reference, all in NumPy."""
 
     def operand(product, role, x):
         format = model.products.formats.get(product, ("bf16", "bf16"))[role == "weights"]

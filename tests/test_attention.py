@@ -831,7 +831,7 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
             "nearest: qk='mxfp4', pv='bf16', quantize='in_kernel'",
         ),
         (lambda: ptxrt.attention(q, k, v, qk="mxfp8", quantize=True), "nearest: qk='mxfp8', pv='mxfp8'. There is"),
-        (lambda: ptxrt.attention(q, k, v, qk="mxfp4", pv="bf16"), "nearest: qk='mxfp8', pv='bf16'"),
+        (lambda: ptxrt.attention(q, k, v, qk="mxfp4", pv="bf17"), "nearest: qk='mxfp4', pv='bf16'"),
         (lambda: ptxrt.attention(q, k, v, qk="fp8"), "nearest: qk='mxfp8', pv='mxfp8'"),
         (lambda: ptxrt.attention(q, k, v, qk="NVFP4"), "nearest: qk='nvfp4', pv='nvfp4'"),
         (lambda: ptxrt.attention(q, k, v, qk=np.float16), "nearest: qk='bf16'"),

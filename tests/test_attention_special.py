@@ -14,6 +14,7 @@ from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.launch import LARGEST_SIZE, _integer_bytes
 from ptxrt.ops.attention import exact_attention
 from ptxrt.ops.attention_kernels import OPEN
+from tests.fuzz import exact
 
 BF16 = ml_dtypes.bfloat16
 QUERIES = 20
@@ -120,6 +121,36 @@ def test_no_nan_and_no_infinity_is_lost(machine, way, option, keys):
         np.testing.assert_array_equal(lse[0, head] == -np.inf, want_lse[0, head] == -np.inf, err_msg=case)
         if not nan.all() and np.abs(expected[~nan]).max() > 0:
             assert relative(got[~nan], expected[~nan]) <= 2 * rounding(**way), case
+
+
+@each_way
+@pytest.mark.parametrize("keys", [20, 150])
+def test_masks_of_minus_infinity_beside_products_beyond_float32(machine, way, keys):
+    """A float mask is added: -inf beside a product of +inf is NaN, beside -inf it hides. A bool mask always hides."""
+    dim = smallest_dim(**way)
+    q, k, v = np.zeros((1, 1, 2, dim), np.float32), np.zeros((1, 1, keys, dim), np.float32), np.ones((1, 1, keys, dim))
+    q[0, 0, :, 0], k[0, 0, 3, 0] = (2, -2), 2e38
+    arrays = [q, k, v.astype(np.float32)]
+    if way["qk"] in BLOCK_FORMATS:
+        arrays = operands(*arrays, **way, dim=dim, smooth=False)
+    shown = np.arange(keys)[None, None, None] != 3
+    added = np.where(shown, 0, -np.inf).astype(np.float32)
+    for mask, want in ((added, (np.nan, 1)), (shown, (1, 1))):
+        with np.errstate(over="ignore"):  # of K in f16
+            out = ptxrt.attention(*arrays, **way, scale=1.0, mask=mask, out_dtype=np.float32)
+        np.testing.assert_array_equal(out[0, 0], np.broadcast_to(np.float32(want)[:, None], (2, dim)))
+
+
+def test_random_calls_expect_either_of_a_mask_of_minus_infinity_beside_a_product_beyond_float32():
+    """NaN and 0 are right for a row that sees nothing else, whatever the scale makes of the product in float64."""
+    scores = np.full((1, 1, 1, 4), 4e37)
+    arguments = dict(pv="bf16", out_dtype="float32", shown=np.ones(scores.shape, bool), spans=[(0, 0, 4)])
+    values = np.ones((1, 1, 4, 8))
+    for mask, reach, either in ((-np.inf, 4e38, True), (-np.inf, 1.0, False), (0.0, 4e38, True)):
+        expected = exact.attention(
+            scores, scores, np.full(scores.shape, reach), values, **arguments, mask=np.full(scores.shape, mask)
+        )
+        assert expected.either.item() is either
 
 
 # Values of any magnitude

@@ -33,6 +33,7 @@ def without_cupy_on_the_stand_in(request, monkeypatch):
         monkeypatch.setitem(sys.modules, "cupy", None)
 
 
+MACHINE_OF_TABLES = dict(machine="portable", card="a card", device=0, target="sm_90", multiprocessors=1, l2_bytes=2**20)
 MACHINE = {"machine", "card", "device", "target", "multiprocessors", "l2_bytes"}
 TIMES = {"milliseconds", "fastest", "slowest", "repeat"}
 QUANTIZER_ROW = TIMES | {
@@ -80,10 +81,10 @@ SIDES = [
     ),
     *(
         (*pair, operands)
-        for pair in (("mxfp8", "bf16"), ("mxfp4", "mxfp4"), ("mxfp4", "mxfp8"))
+        for pair in (("mxfp8", "bf16"), ("mxfp4", "mxfp4"), ("mxfp4", "mxfp8"), ("mxfp4", "bf16"))
         for operands in ("quantized", "arrays")
     ),
-    ("mxfp4", "bf16", "arrays"),
+    ("mxfp4", "bf16", "in_kernel"),
 ]
 # What quantizes operands, whose time is given by itself.
 PROLOGUES = [(qk, pv, "prologue") for qk, pv, operands in SIDES if operands == "quantized"]
@@ -250,14 +251,16 @@ def test_what_attention_refuses_is_a_row_that_says_why(cuda, monkeypatch):
     monkeypatch.setattr(ptxrt.bench.attention, "_prepared", refusing)
     grouped = ("bench", "attention", "--repeat", "1", "--no-causal", "--shape", "b1h2g1s32d32")
     rows = report(*grouped, "--format", "bf16", "--format", "mxfp4+bf16")["rows"]
-    assert [(r["qk"], r["pv"], r["refused"] is None, r["tflops"] is None) for r in rows] == [
-        ("bf16", "bf16", True, False),
-        ("mxfp4", "bf16", False, True),
-    ]
     assert all(set(row) == ATTENTION_ROW for row in rows)
+    rows = [row for row in rows if row["operands"] != "prologue"]
+    assert [(r["qk"], r["pv"], r["operands"], r["refused"] is None, r["tflops"] is None) for r in rows] == [
+        ("bf16", "bf16", "arrays", True, False),
+        *(("mxfp4", "bf16", operands, False, True) for operands in ("quantized", "arrays", "in_kernel")),
+    ]
     assert rows[1]["refused"] == "attention: not these heads"
     lines = call(*grouped, "--format", "bf16", "--format", "mxfp4+bf16").stdout.splitlines()
-    assert f"refused: {rows[1]['refused']}" in lines[-1] and "refused" not in lines[-2]
+    said = [f"refused: {rows[1]['refused']}" in line for line in lines[-5:]]
+    assert said == [False, False, True, True, True]
     refuse(*grouped, "--format", "mxfp4+bf16", part="not these heads")
 
 
@@ -276,8 +279,8 @@ def test_quantized_operands_leave_the_kernel_alone_to_be_timed(cuda, operands, p
 
 
 def test_every_attention_is_measured():
-    assert {(qk, pv): quantize for qk, pv, quantize in ptxrt.ops.attention.ATTENTION} == {
-        pair: bench_attention.IN_KERNEL.get(pair) for pair in bench_attention.COMBINATIONS
+    assert set(ptxrt.ops.attention.ATTENTION) == {
+        (qk, pv, bench_attention.quantize_of(operands)) for qk, pv, operands in SIDES
     }
     assert [
         (*pair, given) for pair in bench_attention.COMBINATIONS for given in bench_attention.operands_of(pair)
@@ -312,7 +315,7 @@ def test_native_machines_are_held_against_the_mma_of_each_product(install):
         ("mxfp8", "bf16"): ("mxf8f6f4_e4m3", "bf16"),
         ("mxfp4", "mxfp8"): ("mxf4", "mxf8f6f4_e4m3"),
         ("mxfp4", "mxfp4"): ("mxf4", "mxf4"),
-        ("mxfp4", "bf16"): ("mxf8f6f4_e2m1", "bf16"),
+        ("mxfp4", "bf16"): ("mxf4", "bf16"),
     }.items():
         row, names = by_formats[pair], [f"mma_rate_{product}" for product in products]
         assert row["mma_tflops"] == {name: depths[name] * bf16 for name in names}
@@ -562,7 +565,9 @@ def test_a_picture_that_fails_leaves_what_was_there(cuda, matplotlib, monkeypatc
 # The scripts in benchmarks/
 
 
-@pytest.mark.parametrize("script", ["quantize_vs_torch", "attention_vs_torch", "gemm_vs_torch", "gemm_groups"])
+@pytest.mark.parametrize(
+    "script", ["quantize_vs_torch", "attention_vs_torch", "gemm_vs_torch", "models_vs_torch", "gemm_groups"]
+)
 def test_side_by_side_scripts_say_in_one_line_what_they_lack(script):
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -576,19 +581,23 @@ def test_side_by_side_scripts_say_in_one_line_what_they_lack(script):
     )
 
 
-def test_side_by_side_attention_has_every_side(emulator, monkeypatch):
-    """Each gives what attention gives, and says how many bytes of K and V it reads."""
+@pytest.mark.parametrize("dtype, pairs", [("bf16", None), ("f16", [("f16", "f16")])])
+def test_side_by_side_attention_has_every_side(emulator, monkeypatch, dtype, pairs):
+    """Each gives what attention gives, in the type of its inputs, and says how many bytes of K and V it reads."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import attention_vs_torch
 
     shape = bench_attention.Shape.parse("b1h1q16k128d64")
-    arrays = [ptxrt.to_device(x.astype(ptxrt.formats.bf16.dtype)) for x in shape.arrays()]
+    element = ptxrt.formats.FORMATS[dtype].dtype
+    arrays = [ptxrt.to_device(x.astype(element)) for x in shape.arrays()]
     with_tensors_for_arrays = SimpleNamespace(from_dlpack=lambda array: array)
-    sides = attention_vs_torch.our_sides(with_tensors_for_arrays, arrays, False)
-    assert list(sides) == [f"ptxrt {qk}+{pv}, {operands}" for qk, pv, operands in SIDES]
-    for (qk, pv, operands), side in zip(SIDES, sides.values()):
-        options = dict(qk=qk, pv=pv, quantize=bench_attention.IN_KERNEL.get((qk, pv)))
-        wanted = ptxrt.attention(*arrays, **options, out=ptxrt.empty(arrays[0].shape, ptxrt.formats.bf16.dtype))
+    wanted_sides = [side for side in SIDES if not pairs or side[:2] in pairs]
+    asked = dict(combinations=pairs) if pairs else {}
+    sides = attention_vs_torch.our_sides(with_tensors_for_arrays, arrays, False, **asked)
+    assert list(sides) == [f"ptxrt {qk}+{pv}, {operands}" for qk, pv, operands in wanted_sides]
+    for (qk, pv, operands), side in zip(wanted_sides, sides.values()):
+        options = dict(qk=qk, pv=pv, quantize=bench_attention.quantize_of(operands))
+        wanted = ptxrt.attention(*arrays, **options, out=ptxrt.empty(arrays[0].shape, element))
         np.testing.assert_array_equal(side.call().to_numpy().view(np.uint16), wanted.to_numpy().view(np.uint16))
         tiles = (
             2 * (tile_layout(qk, "k", 64).nbytes + tile_layout(pv, "v", 64).nbytes) if operands == "quantized" else None
@@ -610,6 +619,56 @@ def test_groups_and_gates_compute_what_stands_beside_them(emulator, monkeypatch)
     # The gate of values that were rounded to bf16 in between.
     gated, apart = (np.asarray(calls[name]().to_numpy()) for name in ("gated and quantized", "three launches"))
     assert ptxrt.compare(gated, apart).relative_l2 < 0.03
+
+
+def small_models(monkeypatch):
+    """benchmarks/models_vs_torch.py, weights of both models and sizes that the emulator has time for."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import models_vs_torch
+
+    sizes = models_vs_torch.Sizes(passages=3, length=5, sentence=4, prompt=6, tokens=1, context=32)
+    encoder = dict(layers=1, width=64, hidden=96, heads=2, vocabulary=50, context=16, eps=1e-12)
+    language = dict(layers=1, width=64, hidden=96, heads=2, kv_heads=1, dim=64, vocabulary=50, context=64)
+    weights = [models_vs_torch.drawn("encoder", encoder)]
+    weights.append(models_vs_torch.drawn("language model", dict(language, base=1e3, eps=1e-5)))
+    return models_vs_torch, sizes, *weights
+
+
+def test_side_by_side_models_have_rows_of_every_side(emulator, monkeypatch, tmp_path):
+    monkeypatch.setenv("PTXRT_CACHE", str(tmp_path))
+    script, sizes, encoder, language = small_models(monkeypatch)
+    ids = np.arange(15, dtype=np.int32).reshape(3, 5)
+    makers = script.our_encoding(encoder, ids) | script.our_encoding(encoder, ids[:1, :4])
+    makers |= {"fails": lambda: 1 / 0}
+    sides, refused = script.made(makers, lambda: None)
+    assert list(sides) == ["ptxrt bf16", "ptxrt bf16, a graph"] and refused == {"fails": "division by zero"}
+    rows = script.rows_of("sentence", {"a": sides["ptxrt bf16, a graph"]}, 1, lambda: None)
+    assert rows[0]["agreement"] > 0.9999 and rows[0]["launches"] <= 7 + 4
+    sides, refused = script.made(script.our_generation(language, ids[0], sizes), lambda: None)
+    rows = script.rows_of("generation", sides, 1, lambda: None)
+    assert [row["side"] for row in rows] == list(script.GENERATED) and not refused
+    assert sides["ptxrt bf16"].call().shape == (2,) and rows[0]["agreement"] == 1
+    assert "gemm_few_bf16_bf16" in rows[0]["kernels"] and "gemm_few_bf16_nvfp4" in rows[1]["kernels"]
+    assert rows[0]["launches"] <= 9 + 4 and rows[1]["bytes"] < rows[0]["bytes"]
+    rows = [dict(row, tokens_per_second=1.0) for row in rows] + [dict(case="generation", side="x", refused="why")]
+    head = dict(machine=MACHINE_OF_TABLES, torch="2", weights="drawn", sizes=vars(sizes))
+    assert any("refused: why" in line for line in script.table(head, rows))
+    assert script.agreement(np.int32([1, 2, 3, 4]), np.int32([1, 2, 5, 4])) == 0.5
+
+
+def test_plain_pytorch_models_give_what_ours_give(emulator, monkeypatch, tmp_path):
+    """On weights in bf16, PyTorch on the processor: the same tokens and, nearly, the same embeddings."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("PTXRT_CACHE", str(tmp_path))
+    script, sizes, encoder, language = small_models(monkeypatch)
+    for ids in (np.arange(15, dtype=np.int32).reshape(3, 5), np.int32([[3, 1, 4, 1]])):
+        (ours,) = script.our_encoding(encoder, ids).values()
+        (theirs,) = script.torch_encoding(torch, encoder, ids, [script.EAGER], "cpu").values()
+        assert script.agreement(ours().call(), theirs().call()) > 0.999
+    prompt = np.int32([3, 14, 15, 9, 26, 5])
+    ours = script.our_generation(language, prompt, sizes)["ptxrt bf16"]()
+    (theirs,) = script.torch_generation(torch, language, prompt, sizes, [script.EAGER], "cpu").values()
+    assert script.agreement(ours.call(), theirs().call()) == 1
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

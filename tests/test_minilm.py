@@ -8,6 +8,7 @@ from pathlib import Path
 import encode
 import minilm
 import numpy as np
+import products
 import pytest
 import weights
 from click.testing import CliRunner
@@ -98,7 +99,7 @@ def test_wrong_texts_are_refused(emulator):
     for texts, message in [
         (["a", " "], "text 1 is empty"),
         ([range(65)], "65 tokens, the context 64"),
-        ([[3, 200]], "text 0 has id 200; there are 200 tokens"),
+        ([[3, 200]], "text 0 has id 200, which is none of the 200 tokens"),
         ("a", "texts is a string"),
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=message):
@@ -117,6 +118,13 @@ def test_files_that_are_missing_or_others(tmp_path, monkeypatch):
     (tmp_path / name).write_bytes(b"GGUF")
     with pytest.raises(ptxrt.FileError, match="has SHA-256 .*another file, or damaged; run `make models`"):
         minilm.load()
+
+
+@pytest.mark.parametrize("name", ["gguf", "tokenizers", "safetensors"])
+def test_readers_that_are_not_installed(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ptxrt.FileError, match=f"the weights are read by {name}, .*; run `make models`"):
+        weights.reader(name)
 
 
 def test_packages_that_are_not_installed(monkeypatch):
@@ -153,6 +161,10 @@ def test_encode_lists_the_nearest_first(emulator, monkeypatch, tmp_path):
     assert names == [["hello", "xyz", "abc"][i] for i in np.argsort(-(written[1:] @ written[0]))]
     assert "cosine with float64: 0.9999" in done.stdout
     assert CliRunner().invoke(encode.encode, []).exit_code == 2
+    (tmp_path / "more.txt").write_bytes(b"\xff\xfe")
+    for path, message in [(tmp_path / "more.txt", "is no text in UTF-8"), (tmp_path / "none.txt", "none.txt")]:
+        done = CliRunner().invoke(encode.encode, ["a", "--file", str(path)])
+        assert done.exit_code == 1 and message in done.stderr
 
 
 def test_encode_says_in_one_line_what_is_missing(monkeypatch, tmp_path):
@@ -209,7 +221,7 @@ def test_a_folder_that_cannot_be_written_costs_time_alone(emulator, monkeypatch,
 def test_an_error_while_weights_are_saved_leaves_the_old_file(emulator, monkeypatch, folder_of_quantized_weights):
     minilm.MiniLM("mxfp8", weights=small_encoder())
     before = {path: path.read_bytes() for path in folder_of_quantized_weights.rglob("*.npz")}
-    monkeypatch.setattr(weights, "_loaded", lambda path: None)
+    monkeypatch.setattr(products, "_loaded", lambda path: None)
 
     def killed(*arguments):
         raise KeyboardInterrupt
@@ -224,14 +236,14 @@ def test_the_users_folder_where_nothing_names_another(monkeypatch, tmp_path):
     monkeypatch.delenv("PTXRT_CACHE")
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert weights.cache_folder() == tmp_path / "ptxrt"
+    assert products.cache_folder() == tmp_path / "ptxrt"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The real model
 
 
-def test_embeddings_find_passages(real, emulator):
+def test_embeddings_find_passages(real, machine):
     there = real(minilm)
     vocabulary = there.tokenizer.get_vocab()
     model = minilm.MiniLM(weights=there)

@@ -112,6 +112,25 @@ def test_the_atlas_has_every_kind():
     assert list(KINDS) == list(atlas.KINDS) == list(fragments.FACTS)
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_a_page_of_a_kind_says_all_there_is_to_say(name):
+    """Pictures, rate class, order in a register, what must be zero, codes and sums, three mistakes, who found it."""
+    text = (DOCS / "fragments" / f"{name}.md").read_text(encoding="utf-8")
+    for words in (
+        *(
+            "| rate, bf16 = 1 |",
+            "| found by | `probe_mma_",
+            "What must be zero: ",
+            "\n- Sums: ",
+            "## Three mistakes\n\n1. ",
+        ),
+        *("![Lanes and registers of A]", "![Lanes and registers of B]", "![Lanes and registers of C and D]", "\n3. "),
+    ):
+        assert words in text, words
+    assert fragments.FACTS[name].order.split()[0] in text and "\nAn emulator's map is not silicon's. " in text
+    assert ("## Scales" in text) == (name in SCALED)
+
+
 def test_an_atlas_that_says_something_else_is_an_error(found, monkeypatch):
     places = atlas.Kind.places
     kind = fragments.kind_of(found, "tf32")

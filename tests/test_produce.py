@@ -282,6 +282,14 @@ def test_activations_of_all_magnitudes(text_machine):
     assert gate[0] == np.float32(7 / (1 + np.exp(-7.0))) and np.isnan(gate[1])
 
 
+def test_gelu_on_both_sides_of_zero(text_machine):
+    """Relative to itself where it is positive; where it is negative it may only be small."""
+    x = np.linspace(-14, 14, 4001).astype(np.float32)
+    got, want = ptxrt.gelu(x), activate(x.astype(np.float64), "gelu")
+    np.testing.assert_allclose(got[x > 0], want[x > 0], rtol=6e-7, atol=0)
+    np.testing.assert_allclose(got[x <= 0], want[x <= 0], rtol=0, atol=1e-7)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_prepared_and_in_a_graph(text_machine, name):
     call = getattr(ptxrt, name)

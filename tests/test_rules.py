@@ -44,6 +44,9 @@ MODULES = {
     "dlpack": {"errors", "array", "backend", "turns"},
     "stream": {"errors", "backend", "selection"},
     "atlas": {"errors"},
+    "given_registers": {"atlas", "formats"},
+    "summation": {"atlas", "formats"},
+    "trials": {"atlas", "errors", "formats", "given_registers", "summation"},
     "declaration": {"accuracy", "dims", "formats"},
     "binder": {"errors", "declaration", "dims", "formats"},
     "launch": {"errors", "array", "backend", "binder", "declaration", "selection"},
@@ -63,6 +66,7 @@ MODULES = {
         "blocks",
         "declaration",
         "formats",
+        "given_registers",
         "kernel",
         "npy",
         "sequences",
@@ -147,6 +151,8 @@ def test_only_target_reads_the_architecture():
 
 # What these compute is about lanes, or brings a lane's share of an array.
 LANES = {
+    "produce",
+    "probe_registers",
     "route",
     "gemm_small",
     "gemm",

@@ -1,9 +1,12 @@
 """The examples' language model: a small one drawn at random against its formulas in float64, and the real one."""
 
+import json
 import math
+import sys
 from pathlib import Path
 
 import chat
+import minilm
 import numpy as np
 import pytest
 import smollm2
@@ -12,7 +15,7 @@ from click.testing import CliRunner
 
 import model_reference as reference
 import ptxrt
-from small_models import TEXT, folder_of_quantized_weights, operands, real, relative_l2, small_language_model  # noqa: F401
+from small_models import TEXT, folder_of_quantized_weights, operands, real, relative_l2, small_language_model  # noqa: F401  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 PASSAGES = (ROOT / "data" / "passages.txt").read_text().splitlines()
@@ -209,9 +212,9 @@ def test_wrong_texts_are_refused(emulator):
     for wrong, message in [
         ([], "the text is empty"),
         ("", "the text is empty"),
-        ([1.5], "ids are float64"),
+        ([1.5], "the text has ids float64 .1.; pass a string, or whole numbers"),
         ([[1]], "one axis"),
-        ([200], "id 200 is none of the 200"),
+        ([200], "the text has id 200, which is none of the 200"),
         ([-1], "id -1"),
         (range(33), "33 tokens, the context 32; shorten it .up to 256"),
     ]:
@@ -225,8 +228,21 @@ def test_wrong_texts_are_refused(emulator):
         model.generate(["a", "b"])
     with pytest.raises(ptxrt.ArgumentError, match="stream=True takes one prompt"):
         model.generate(["a"], stream=True)
+    with pytest.raises(ptxrt.ArgumentError, match="-1 tokens are asked for; pass a number from 0 on"):
+        model.generate("a", -1)
     with pytest.raises(ptxrt.ArgumentError, match="context is 257; the model takes texts of 1 to 256"):
         smollm2.SmolLM2(context=257, weights=small_language_model())
+
+
+def test_caches_and_rules_that_there_are_not(emulator):
+    for options, message in [
+        (dict(cache="mxfp6"), "mxfp6"),
+        (dict(formats="mxfp8", scale_rule="floored"), "floored"),
+        (dict(formats="nvfp4", scale_rule="rceil"), "rceil"),
+        (dict(batch=0), "pages"),
+    ]:
+        with pytest.raises(ptxrt.ArgumentError, match=message):
+            smollm2.SmolLM2(**options, context=32, weights=small_language_model())
 
 
 def test_files_that_are_missing_or_others(tmp_path, monkeypatch):
@@ -263,6 +279,42 @@ def test_chat_prints_the_answer_and_its_launches(emulator, monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# The page of figures
+
+
+def test_the_page_of_figures_is_measured_and_written(emulator, monkeypatch, tmp_path):
+    from docs import models as page
+    from small_models import small_encoder
+
+    small = {smollm2: small_language_model(), minilm: small_encoder()}
+    monkeypatch.setattr(page, "opened", small.get)
+    monkeypatch.setattr(page, "PASSAGES", ["abcdef ghij", "klm nop"])
+    monkeypatch.setattr(page, "QUESTIONS", ["abc?", "nop?"])
+    monkeypatch.setattr(page, "LANGUAGE", [("nvfp4", "mxfp8", None), ("bf16", "bf16", None)])
+    monkeypatch.setattr(page, "ENCODER", [("bf16", "bf16", None)])
+    page.wanted.cache_clear(), page.wanted_embeddings.cache_clear()
+    run = lambda *arguments: (
+        monkeypatch.setattr(sys, "argv", ["", "--folder", str(tmp_path), *arguments]),
+        page.main(),
+    )
+    run("--tokens", "8", "--only", "language: nvfp4 / mxfp8", "encoder")
+    page.wanted.cache_clear(), page.wanted_embeddings.cache_clear()
+    kept = json.loads((tmp_path / "models.json").read_text())
+    row = kept["language"]["nvfp4 / mxfp8"]
+    assert row["launches"] >= 9 * 2 and row["cache_bytes"] == 2 * 2 * (64 + 2) and 0 <= row["top"] <= 1
+    assert kept["encoder"]["bf16 / bf16"]["cosine"] > 0.9999 and kept["tokens"] == 8
+    text = (tmp_path / "models.md").read_text()
+    assert (
+        "| nvfp4 |  | mxfp8 |" in text
+        and "| bf16 |  | bf16 | 0.999" in text
+        and (tmp_path / "models_perplexity.png").exists()
+    )
+    (tmp_path / "models.md").unlink()
+    run("--page", "--tokens", "8")
+    assert (tmp_path / "models.md").read_text() == text
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # The reference's own parts
 
 
@@ -296,7 +348,7 @@ def test_tokens_of_the_language_model(real):
         assert part.removeprefix("system\n") in template
 
 
-def test_the_language_model_says_what_its_formulas_say(real, emulator):
+def test_the_language_model_says_what_its_formulas_say(real, machine):
     """The top token wherever the reference is sure, in a text of 200 tokens that begins with a question and its
     answer."""
     there = real(smollm2)
@@ -305,10 +357,12 @@ def test_the_language_model_says_what_its_formulas_say(real, emulator):
     answer = model.ids("The capital of France is Paris.<|im_end|>")
     ids = np.concatenate([asked, answer, model.ids("\n" + "\n".join(PASSAGES[1:7]))])[:200]
     got, want = model.logits(ids), reference.language_model(ids, there.read, there.config)
-    assert got[len(asked) - 1 :].argmax(-1)[: len(answer)].tolist() == answer.tolist()
     best = np.sort(want, axis=-1)[:, -2:]
     margin = best[:, 1] - best[:, 0]
     same = got.argmax(-1) == want.argmax(-1)
+    # The reference answers so; of its first token it is not sure (a margin of 0.08), of all others it is.
+    answers = slice(len(asked) - 1, len(asked) - 1 + len(answer))
+    assert want[answers].argmax(-1).tolist() == answer.tolist() and (margin[answers][1:] > 0.2).all()
     assert same[margin > 0.2].all() and same[margin > 0.05].mean() >= 0.99
     assert abs(reference.perplexity(got, ids) / reference.perplexity(want, ids) - 1) < 5e-3
 
@@ -319,5 +373,30 @@ def test_two_real_layers_in_block_formats(real, emulator, formats):
     short = weights.Weights(there.name, there.read, dict(there.config, layers=2), there.digest, there.tokenizer)
     model = smollm2.SmolLM2(formats, context=64, weights=short)
     ids = model.ids(PASSAGES[0])
-    want = reference.language_model(ids, there.read, model.config, operand=operands(model))
+    want = reference.language_model(ids, there.read, model.config, operand=reference.as_held(model))
     assert abs(reference.perplexity(model.logits(ids), ids) / reference.perplexity(want, ids) - 1) < 0.02
+
+
+@pytest.mark.parametrize(
+    "formats, bound", [("mxfp8", 0.02), (("bf16", "nvfp4"), 0.02), ("nvfp4", 0.05), ("mxfp4", 0.05)], ids=str
+)
+def test_the_real_model_in_block_formats(real, gpu, formats, bound):
+    """On 512 tokens. Where activations have 4 bits, a residual stream in bfloat16 moves one code in a hundred to its
+    neighbour, which adds noise to every token's probability; the wider bound leaves room for three deviations of its
+    mean."""
+    there = real(smollm2)
+    model = smollm2.SmolLM2(formats, context=512, weights=there)
+    ids = np.array(there.tokenizer.encode("\n".join(PASSAGES)).ids[:512])
+    options = dict(operand=reference.as_held(model, np.float32), dtype=np.float32)
+    want = reference.language_model(ids, there.read, model.config, **options)
+    assert abs(reference.perplexity(model.logits(ids), ids) / reference.perplexity(want, ids) - 1) < bound
+
+
+def test_the_language_model_answers(real, gpu):
+    """By whatever comes of its graph; on the emulator `make chat` shows it."""
+    there = real(smollm2)
+    prompts = ["What is the capital of France?", "Name a color."]
+    model = smollm2.SmolLM2(context=256, batch=2, weights=there)
+    answers = model.generate(prompts, 20)
+    assert "Paris" in answers[0]
+    assert [model.generate(prompt, 20) for prompt in prompts] == answers

@@ -87,6 +87,7 @@ __device__ inline void append_qkv(NormShared &shared, const Projection<Element> 
     const int tokens_here = of_token < rows_at_once ? rows_at_once / of_token : 1;
     const int64_t first_token = int64_t(blockIdx.x) * tokens_here;
     const int shares = max(norm_shares, ceil_div(ceil_div(x.dim_v, produce_share), place.lanes));
+    int turn = 0;
 #pragma unroll 1
     for (int first = 0; first < tokens_here * of_token; first += rows_at_once) {
         const int unit = first + place.row(), head_of_all = unit % of_token;
@@ -117,7 +118,8 @@ __device__ inline void append_qkv(NormShared &shared, const Projection<Element> 
                             sums.x = fmaf(values[i][0][j], values[i][0][j], sums.x);
                             sums.y = fmaf(values[i][1][j], values[i][1][j], sums.y);
                         }
-                    const float squares = row_sums(shared, place.lanes, {sums.x + sums.y, 0.0f}).x / float(x.dim);
+                    const float squares =
+                        row_sums<false>(shared, turn, place.lanes, {sums.x + sums.y, 0.0f}).x / float(x.dim);
                     factor = 1.0f / sqrtf(squares + norms.eps);
                 }
                 const auto normed = [&](float value, float of_weight) {

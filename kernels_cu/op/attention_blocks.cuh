@@ -23,8 +23,8 @@
 
 namespace op {
 
-// How a block divides the work, and the stages that K and V go through.
-template <class ScoreFormat_, class ValueFormat_, int dim_, int dim_v_>
+// How a block divides the work, and the stages that K and V go through. smooths: whether queries may be smoothed.
+template <class ScoreFormat_, class ValueFormat_, int dim_, int dim_v_, bool smooths = true>
 struct BlockTiling : tile::BlockAttentionShape<ValueFormat_, dim_, dim_v_> {
     using Shape = tile::BlockAttentionShape<ValueFormat_, dim_, dim_v_>;
     using ScoreFormat = ScoreFormat_;
@@ -47,15 +47,32 @@ struct BlockTiling : tile::BlockAttentionShape<ValueFormat_, dim_, dim_v_> {
                                                                     : 4;
     static_assert(stages >= 2, "one stage is filled while another is read");
 
+    // Stages hold up to so many vectors of the scores of smoothed queries' means, one behind the other: those of 16
+    // heads that share K, or of 8 where a block's rows have two means of each. Tiles without masks have a loop of their
+    // own then, but with V in 16 bits, where MMAs take longest.
+    static constexpr int output_bytes = rows * dim_v * sizeof(__nv_bfloat16),
+                         staged_bytes =
+                             stages * int(sizeof(Stage)) > output_bytes ? stages * int(sizeof(Stage)) : output_bytes,
+                         vectors_left = (budget - staged_bytes - 16 * stages) / (stages * tile::tile_keys * 4);
+    static constexpr int mean_vectors = !smooths || !Shape::has_plain_loop || vectors_left < 4 ? 0
+                                        : vectors_left < 16                                    ? vectors_left
+                                                                                               : 16;
+    static constexpr bool has_smooth_loop = mean_vectors > 0 && ValueFormat::bits < 16;
+
     template <class Output>
     using OutputTile = tile::SharedTile<rows, dim_v * sizeof(Output)>;
     using Tiles = std::conditional_t<Shape::expands, ExpandedTiles<BlockTiling>, StagedTiles<BlockTiling>>;
+    struct NoMeans {};
+    struct StagedMeans {
+        alignas(16) float of_stage[stages][mean_vectors * tile::tile_keys];
+    };
     struct Shared : Tiles::Shared {
         union {
             Stage stage[stages];
             OutputTile<__nv_bfloat16> q;   // when all tiles were read, the output is staged here
         };
         alignas(16) uint64_t full[stages], empty[stages];
+        [[no_unique_address]] std::conditional_t<(mean_vectors > 0), StagedMeans, NoMeans> means;
     };
     static_assert(sizeof(Shared) <= 99 * 1024 - 1024, "the tiles fit everywhere");
 };
@@ -78,10 +95,12 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     const float level = operands.score_level();
     const float scale = options.scale * (level == INFINITY ? -no_maximum : level);   // so that scores of 0 stay 0
     TileRange<tile::tile_keys> range(problem, first_row, end_row);
-    if (operands.mean_scores || again) range.plain_end = range.plain_begin;
+    if (again) range.plain_end = range.plain_begin;
+    const bool smoothed = operands.mean_scores;
+    const BlockMeans means(operands, problem, first_row, end_row);
 
     // The first tiles on their way, and Q.
-    auto pipeline = operands.template pipeline<Tiling>(shared, problem, range, again);
+    auto pipeline = operands.template pipeline<Tiling>(shared, problem, range, again, means);
     pipeline.start();
     typename Tiling::Tiles tiles;
     tiles.start(shared, operands, problem, warp_row);
@@ -90,18 +109,21 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     if constexpr (Softmax::lowered) softmax.again = again;
     const float factor = score_factor(problem, scale);
     const bool idle = warp_row >= problem.rows;
-    const MeanScores<Order, Tiling::slices> mean_scores(operands, problem, warp_row);
+    const MeanScores<Order, Tiling::slices> mean_scores(means, operands, problem, warp_row);
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
 
     // A tile: scores, masks, softmax, and the weighted values.
-    auto step = [&](int index, auto masked, auto sums) __attribute__((always_inline)) {   // its arrays are registers
-        const auto &stage = pipeline.take(index);
+    auto step = [&](int index, auto masked, auto sums,
+                    auto smooth) __attribute__((always_inline)) {   // its arrays are registers
+        constexpr bool always_smooth = std::is_same_v<decltype(smooth), std::true_type>;
+        constexpr bool maybe_smooth = !std::is_same_v<decltype(smooth), std::false_type>;
+        const auto &stage = pipeline.template take < maybe_smooth && (Tiling::mean_vectors > 0) > (index);
         tiles.template prepare<Order>(shared, stage, pipeline, index);
         // A warp without rows, or whose rows see nothing of this tile, only keeps the stages moving.
         if (!idle && !(masked && index * tile::tile_keys >= warp_end)) {
             tile::Accumulator s[Tiling::slices][tile::tile_keys / tile::mma_columns];
             tiles.template multiply<Order>(s, shared, stage);
-            if (masked && operands.mean_scores) mean_scores.add(s, operands, index);
+            if (smooth) mean_scores.template add<always_smooth>(s, pipeline, index);
             if (masked) mask_scores<Order>(s, problem, warp_row, index * tile::tile_keys, scale);
             constexpr bool maybe_masked = !std::is_same_v<decltype(masked), std::false_type>;
             tiles.template add<maybe_masked, sums>(softmax, s, shared, stage, factor);
@@ -109,15 +131,18 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
         tiles.release(pipeline, index);
     };
 
-    // All tiles. Those without masks and sums apart have a loop of their own, where the code has room for it.
+    // All tiles. Those without masks and sums apart have a loop of their own, where the code has room for it, with and
+    // without the scores of means.
+    const auto plain = [&](int index) { return range.plain_begin <= index && index < range.plain_end; };
     for (int index = range.begin; index < range.end; ++index) {
-        const int stop = range.plain_begin <= index ? range.plain_end : index;
+        if constexpr (Tiling::has_smooth_loop)
+            if (pipeline.stages_means() && !options.lse && !exact_sum)
+                for (; plain(index); ++index) step(index, std::false_type{}, std::false_type{}, std::true_type{});
         if constexpr (Tiling::has_plain_loop)
-            if (!Softmax::sums_apart || (!options.lse && !exact_sum))
-                for (; index < stop; ++index) step(index, std::false_type{}, std::false_type{});
+            if (!smoothed && (!Softmax::sums_apart || (!options.lse && !exact_sum)))
+                for (; plain(index); ++index) step(index, std::false_type{}, std::false_type{}, std::false_type{});
         if (index >= range.end) break;
-        if constexpr (Tiling::has_plain_loop && !Softmax::sums_apart) step(index, std::true_type{}, std::true_type{});
-        else step(index, index >= stop, std::true_type{});
+        step(index, !plain(index), std::true_type{}, smoothed);
     }
 
     // Whether sums have lost bits; then the results.
@@ -164,7 +189,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
      const uint8_t *k_tiles,  /* [batch, heads_kv, tiles, k_bytes]: tile::KeyTile */                                   \
      const uint8_t *v_tiles,  /* [batch, heads_kv, tiles, v_bytes]: tile::ValueTile */                                 \
      const float *q_global, const float *k_global, const float *v_global,                                              \
-     const float *mean_scores,                        /* [batch, heads_kv, group, query_blocks, 64 tiles] or null */   \
+     const float *mean_scores,                        /* [batch, heads_kv, tiles, query_blocks, group, 64] or null */  \
      const float *row_shift,                          /* [batch, heads_kv, group, queries] or null */                  \
      ATTENTION_ARRAYS(AS_PARAMETER) float *exact_sum, /* [splits, batch, heads_kv, group, queries] */                  \
      ATTENTION_SCALARS(AS_PARAMETER) int batch, int heads_kv, int group, int queries, int q_bytes, int q_blocks,       \

@@ -4,7 +4,8 @@
 // A block has 16 rows of one head of keys. Its warps have chunks of the keys to themselves, each with a ring of its own
 // of units on their way; four chunks make a node, which is written. What a row of the problem gives depends on nothing
 // but the row and the keys that it sees: see tree.cuh. Formats, and the place of keys, are found out at run time, once
-// a unit: so any format of keys goes with any of values, and there is one copy of all MMAs.
+// a unit: so any format of keys goes with any of values. Units that are whole, each in one page, are copied in
+// rounds, others row by row.
 #pragma once
 
 #include <cstdint>
@@ -68,9 +69,11 @@ struct FewTiling {
     static constexpr int exchanged = dim <= 128 ? 32 : 64;   // columns of a node that pass from warp to warp at once
     static constexpr int blocks = dim <= 128 ? 2 : 1;
     using Node = tile::WarpNode<exchanged>;
+    static constexpr int spilled = dim <= 128 ? 96 : 800;   // bytes, of large heads, beside whose O little fits
+    static constexpr bool keeps_q = dim <= 64;              // in registers; where O needs them, in shared memory
 
-    // What a warp has to itself: a unit as it is expanded, later a node; behind it the ring.
-    static constexpr int unit_bytes = sizeof(typename Units::Rows);
+    // What a warp has to itself: a unit of columns as it is expanded, later a node; behind it the ring.
+    static constexpr int unit_bytes = sizeof(typename Units::Columns);
     static constexpr int expanded_bytes = unit_bytes > int(sizeof(Node)) ? unit_bytes : int(sizeof(Node));
     static constexpr int arena_bytes = tile::few_arena_bytes<dim>;
     struct alignas(128) Arena {
@@ -78,13 +81,13 @@ struct FewTiling {
     };
     struct Shared {
         Arena arena[warps];
-        tile::FragmentA q[dim / 16][32];   // which leaves registers to O
+        tile::FragmentA q[keeps_q ? 1 : dim / 16][32];
     };
     static_assert(sizeof(Node) % 128 == 0 && sizeof(Shared) <= ptx::shared_bytes_per_block, "the rings fit");
 };
 
 // A warp's ring of units: where it begins, bytes of a unit, units that are waited for together, such batches. Beside
-// units in 16 bits those of a block format have room to be expanded where they are.
+// keys in 16 bits columns of V have room to be expanded where they are.
 struct FewRing {
     int begin, unit_bytes, batch, batches;
     bool in_place;
@@ -92,10 +95,9 @@ struct FewRing {
     template <class Tiling>
     __device__ static FewRing of(const CachedKeys &cached, Tiling) {
         using Units = typename Tiling::Units;
-        const bool k_plain = cached.k.format == RowFormat::plain, v_plain = cached.v.format == RowFormat::plain;
         FewRing ring;
-        ring.in_place = k_plain || v_plain;
-        ring.begin = ring.in_place ? sizeof(typename Tiling::Node) : Tiling::expanded_bytes;
+        ring.in_place = cached.k.format == RowFormat::plain;
+        ring.begin = ring.in_place || !cached.v.has_columns() ? sizeof(typename Tiling::Node) : Tiling::expanded_bytes;
         ring.unit_bytes =
             max(Units::bytes(cached.k.format, false), Units::bytes(cached.v.format, cached.v.has_columns()));
         const int fitting = (Tiling::arena_bytes - ring.begin) / ring.unit_bytes;
@@ -140,8 +142,9 @@ struct UnitCursor {
         ++tile;
         settle();
     }
-    __device__ void advance() {
-        if (++part == 2 * units) next_tile();
+    __device__ void advance(int by) {
+        part += by;
+        if (part == 2 * units) next_tile();
     }
 };
 
@@ -170,10 +173,10 @@ __device__ inline void weights_of(tile::FragmentA &p, const tile::Accumulator &s
 
 // O of a row is not divided: nodes go to partial, row_max and row_sum of the options, counted as splits.
 template <class Tiling, class Element>
-__device__ inline void attention_few(typename Tiling::Shared &shared, const Element *q, const StridesQ &q_strides,
-                                     const CachedKeys &cached, const AttentionOptions &options) {
+__device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, const Element *q,
+                                              const StridesQ &q_strides, const CachedKeys &cached,
+                                              const AttentionOptions &options) {
     using Units = typename Tiling::Units;
-    using Rows = typename Units::Rows;
     using Columns = typename Units::Columns;
     constexpr int dim = Tiling::dim, units = Tiling::units, columns = dim / tile::mma_columns;
     const Problem problem(options, uint3(blockIdx));
@@ -213,17 +216,11 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
             min(cursor.tile * Tiling::keys + tile::lane_unit<units>() * tile::cached_rows, end_key - 1));
     };
     int pages_here = 0, pages_next = pages_of(coming);
-    const auto fetch_unit = [&] {
-        char *const unit = arena + filled;
+    const uint32_t arena_address = static_cast<uint32_t>(__cvta_generic_to_shared(arena));
+    // A unit, row by row.
+    const auto fetch_unit = [&](int part, char *unit) {
         const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(unit));
-        const int part = coming.part % units, first = coming.tile * Tiling::keys + part * tile::cached_rows;
-        const bool whole = table.shift >= 0 && first >= first_key && first + tile::cached_rows <= end_key;
-        if (coming.part == 0) {
-            pages_here = pages_next;
-            UnitCursor<units> after = coming;
-            after.next_tile();
-            pages_next = pages_of(after);
-        }
+        const int first = coming.tile * Tiling::keys + part * tile::cached_rows;
         const auto copy = [&](const CachedArray &array, const PagedRows &from, auto keys) {
             const RowFormat format = array.format;
             if (array.tile_dim) {
@@ -233,7 +230,7 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
                     return Units::copy_columns(target, format, tile, part, array.tile_dim);
                 const tile::TileRows rows(array.tile_dim * tile::bits_of(format) / 8, keys);
                 const int first_row = part * tile::cached_rows;
-                Units::copy_rows(target, format, [&](int row, int chunk) {
+                Units::copy_rows(target, format, keys, [&](int row, int chunk) {
                     return chunk < rows.chunks ? tile + 16 * rows.index(first_row + row, chunk) : nullptr;
                 });
                 if (format == RowFormat::plain) return;
@@ -242,14 +239,12 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
                 Units::copy_scales(unit, format, blocks, true, [&](int row) { return scales + row * step; });
                 return;
             }
-            const PageTable::Place place{tile::of_unit(pages_here, part), table.row_of(first)};
             const auto row_of = [&](const char *base, const PageStrides &strides, int row) -> const char * {
-                if (whole) return strides.row(base, place.page, place.row + row);
                 if (first + row < first_key || first + row >= end_key) return nullptr;
                 const PageTable::Place of_row = table.place(first + row);
                 return strides.row(base, of_row.page, of_row.row);
             };
-            Units::copy_rows(target, format, [&](int row, int chunk) -> const char * {
+            Units::copy_rows(target, format, keys, [&](int row, int chunk) -> const char * {
                 const char *from_row = chunk < from.chunks ? row_of(from.codes, from.code_strides, row) : nullptr;
                 return from_row ? from_row + 16 * chunk : nullptr;
             });
@@ -259,38 +254,75 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
         };
         if (coming.part < units) copy(cached.k, k_rows, std::true_type{});
         else copy(cached.v, v_rows, std::false_type{});
-        coming.advance();
-        filled = filled + ring.unit_bytes == ring_end ? ring.begin : filled + ring.unit_bytes;
     };
-    const auto fetch = [&] {   // tiles are whole batches
-        if (coming.there())
+    // A batch of units, each in one page, from `first` on.
+    const auto fetch_whole = [&](int part, int first, const RowFormat of, const PagedRows &from, auto keys) {
+        tile::with_format<Element>(of, [&](auto format) {
 #pragma unroll 1
-            for (int i = 0; i < ring.batch; ++i) fetch_unit();
+            for (int i = 0; i < ring.batch; ++i) {
+                const int page = tile::of_unit(pages_here, part + i), row = table.row_of(first + i * tile::cached_rows);
+                const uint32_t unit = arena_address + filled + i * ring.unit_bytes;
+                Units::copy_whole(
+                    unit, keys, from.chunks, from.code_strides.token,
+                    [&](int of_unit) { return from.code_strides.row(from.codes, page, row + of_unit); }, format);
+                Units::copy_whole_scales(
+                    unit, from.scale_bytes, from.scale_strides.token,
+                    [&](int of_unit) { return from.scale_strides.row(from.scales, page, row + of_unit); }, format);
+            }
+        });
+    };
+    const auto copies_whole = [&](const CachedArray &array, const PagedRows &from) {
+        return table.shift >= 0 && array.tile_dim == 0 && (array.format == RowFormat::plain || from.aligned);
+    };
+    const bool k_whole = copies_whole(cached.k, k_rows), v_whole = copies_whole(cached.v, v_rows);
+    const auto fetch = [&]() __attribute__((always_inline)) {   // tiles are whole batches
+        if (coming.there()) {
+            const int part = coming.part % units, first = coming.tile * Tiling::keys + part * tile::cached_rows;
+            if (coming.part == 0) {
+                pages_here = pages_next;
+                UnitCursor<units> after = coming;
+                after.next_tile();
+                pages_next = pages_of(after);
+            }
+            const bool keys = coming.part < units;
+            if ((keys ? k_whole : v_whole) && first >= first_key && first + ring.batch * tile::cached_rows <= end_key) {
+                if (keys) fetch_whole(part, first, cached.k.format, k_rows, std::true_type{});
+                else fetch_whole(part, first, cached.v.format, v_rows, std::false_type{});
+            } else {
+#pragma unroll 1
+                for (int i = 0; i < ring.batch; ++i) fetch_unit(part + i, arena + filled + i * ring.unit_bytes);
+            }
+            coming.advance(ring.batch);
+            const int bytes = ring.batch * ring.unit_bytes;
+            filled = filled + bytes == ring_end ? ring.begin : filled + bytes;
+        }
         ptx::cp_async_commit_group();
     };
 #pragma unroll 1
     for (int i = 0; i < ring.batches - 1; ++i) fetch();
 
-    {
-        tile::FragmentA all[dim / 16];
-        tile::load_queries<Element, dim>(all, options.dim, [&](int row) {
-            return first_row + row < end_row ? q + problem.at(q_strides, first_row + row) : nullptr;
-        });
+    tile::FragmentA all_q[dim / 16];
+    tile::load_queries<Element, dim>(all_q, options.dim, [&](int row) {
+        return first_row + row < end_row ? q + problem.at(q_strides, first_row + row) : nullptr;
+    });
+    if constexpr (!Tiling::keeps_q) {
 #pragma unroll
         for (int step = 0; step < dim / 16; ++step)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) shared.q[step][ptx::laneid()][i] = all[step][i];   // every warp writes the same
-        ptx::bar_sync();                                                                   // Q is there
+            for (int i = 0; i < 4; ++i) shared.q[step][ptx::laneid()][i] = all_q[step][i];   // every warp the same
+        ptx::bar_sync();                                                                     // Q is there
     }
+    const auto query = [&](int step) -> const tile::FragmentA & {
+        if constexpr (Tiling::keeps_q) return all_q[step];
+        else return shared.q[step][ptx::laneid()];
+    };
 
     const float scale = options.scale * tile::lift_of(cached.k.format) * (cached.q_global ? *cached.q_global : 1.0f) *
                         (cached.k_global ? cached.k_global[cached.levels == 1 ? 0 : problem.head] : 1.0f);
     const float factor = score_factor(problem, scale), value_lift = tile::lift_of(cached.v.format);
+    const bool natural_columns = cached.v.format == RowFormat::plain || cached.v.has_columns();
     const int lane_queries[2] = {problem.query_of(first_row + tile::accumulator_row(0)),
                                  problem.query_of(first_row + tile::accumulator_row(2))};
-    const uint32_t arena_address = static_cast<uint32_t>(__cvta_generic_to_shared(arena));
-    const uint32_t of_keys = tile::address_b(*reinterpret_cast<Rows *>(arena)) - arena_address;
-    const uint32_t of_values = tile::address_b_transposed(*reinterpret_cast<Rows *>(arena)) - arena_address;
     const uint32_t of_columns = tile::address_b(*reinterpret_cast<Columns *>(arena)) - arena_address;
     int read = ring.begin;   // the unit that is read next
 
@@ -315,31 +347,11 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
                     fetch();
                 }
                 const RowFormat format = part < units ? cached.k.format : cached.v.format;
-                const bool has_columns = part >= units && cached.v.has_columns();
-                uint32_t unit = arena_address + read;
-                if (format != RowFormat::plain) {
-                    char *const expanded = ring.in_place ? arena + read : arena;
-                    ptx::bar_warp_sync();   // all lanes are done with what was expanded before
-                    tile::with_block_format<Element>(format, [&](auto block) {
-                        if (has_columns)
-                            Units::expand_columns(*reinterpret_cast<Columns *>(expanded), arena + read, part - units,
-                                                  block);
-                        else Units::expand_rows(*reinterpret_cast<Rows *>(expanded), arena + read, block);
-                    });
-                    ptx::bar_warp_sync();   // and it is whole
-                    unit = static_cast<uint32_t>(__cvta_generic_to_shared(expanded));
-                }
+                char *const unit = arena + read;
                 read = read + ring.unit_bytes == ring_end ? ring.begin : read + ring.unit_bytes;
                 if (part < units) {
                     tile::Accumulator sum[2] = {};
-#pragma unroll
-                    for (int step = 0; step < dim / 16; ++step) {
-                        tile::FragmentB b[2];
-                        tile::load_b<Rows>(b, unit + of_keys, 0, 2 * step);
-#pragma unroll
-                        for (int half = 0; half < 2; ++half)
-                            tile::multiply(sum[half], shared.q[step][ptx::laneid()], b[half], Element{});
-                    }
+                    tile::with_format<Element>(format, [&](auto of) { Units::multiply_keys(sum, unit, query, of); });
                     move_up<2>(s[0]);
                     tile::copy(s[0][2 * units - 2], sum[0]);
                     tile::copy(s[0][2 * units - 1], sum[1]);
@@ -373,22 +385,28 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
                             if (lane_queries[i / 2] == query) o[i] = sum[i];
                     }
                 };
-                if (!has_columns) {
+                if (!cached.v.has_columns()) {
                     tile::FragmentA p;
                     weights_of(p, s[0][0]);
                     move_up<1>(s[0]);
                     each_pass([&](auto isolated, int query) {
-#pragma unroll
-                        for (int pair = 0; pair < columns / 2; ++pair) {
-                            tile::FragmentB b[2];
-                            tile::load_b_transposed<Rows>(b, unit + of_values, 0, 2 * pair);
-#pragma unroll
-                            for (int half = 0; half < 2; ++half)
-                                add_to(softmax.o[0][2 * pair + half], p, b[half], isolated, query,
+                        tile::with_format<Element>(format, [&](auto of) {
+                            const auto add = [&](int j, const tile::FragmentB &b) {
+                                add_to(softmax.o[0][j], p, b, isolated, query,
                                        tile_key + (part - units) * tile::cached_rows);
-                        }
+                            };
+                            Units::for_values(unit, add, of);
+                        });
                     });
                 } else {
+                    char *const expanded = ring.in_place ? unit : arena;
+                    ptx::bar_warp_sync();   // all lanes are done with what was expanded before
+                    tile::with_block_format<Element>(format, [&](auto block) {
+                        Units::expand_columns(*reinterpret_cast<Columns *>(expanded), unit, part - units, block);
+                    });
+                    ptx::bar_warp_sync();   // and it is whole
+                    const uint32_t columns_address =
+                        static_cast<uint32_t>(__cvta_generic_to_shared(expanded)) + of_columns;
                     static_for<units>([&](auto quarter) {
                         if (part - units != quarter) return;
                         tile::Accumulator *o = softmax.o[0] + quarter * (columns / 4);
@@ -400,7 +418,7 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
 #pragma unroll
                                 for (int pair = 0; pair < Units::quarter / 16; ++pair) {
                                     tile::FragmentB b[2];
-                                    tile::load_b<Columns>(b, unit + of_columns, 16 * pair, 2 * step);
+                                    tile::load_b<Columns>(b, columns_address, 16 * pair, 2 * step);
 #pragma unroll
                                     for (int half = 0; half < 2; ++half)
                                         add_to(o[2 * pair + half], p, b[half], isolated, query,
@@ -472,13 +490,27 @@ __device__ inline void attention_few(typename Tiling::Shared &shared, const Elem
                 options.row_sum[at] = softmax.row_sum[0][half];
             }
             if (max == -INFINITY) continue;   // counts nothing, whatever stands there
-            float *target = options.partial + at * options.dim_v + tile::accumulator_column(0);
+            float *target = options.partial + at * options.dim_v;
+            if (natural_columns) {
 #pragma unroll
-            for (int j = 0; j < columns; ++j) {
-                if (j * tile::mma_columns + tile::accumulator_column(0) >= options.dim_v) continue;
-                const tile::Accumulator &o = softmax.o[0][j];
-                *reinterpret_cast<float2 *>(target + j * tile::mma_columns) = {o[2 * half] * value_lift,
-                                                                               o[2 * half + 1] * value_lift};
+                for (int j = 0; j < columns; ++j) {
+                    const int column = j * tile::mma_columns + tile::accumulator_column(0);
+                    if (column >= options.dim_v) continue;
+                    const tile::Accumulator &o = softmax.o[0][j];
+                    *reinterpret_cast<float2 *>(target + column) = {o[2 * half] * value_lift,
+                                                                    o[2 * half + 1] * value_lift};
+                }
+            } else {   // two runs side by side; what a block format holds is whole fours
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+#pragma unroll
+                    for (int j = 0; j < columns; j += 4) {
+                        const int column = tile::accumulator_column(i) * columns + j, at = 2 * half + i;
+                        if (column >= options.dim_v) continue;
+                        const tile::Accumulator *o = softmax.o[0] + j;
+                        *reinterpret_cast<float4 *>(target + column) = {o[0][at] * value_lift, o[1][at] * value_lift,
+                                                                        o[2][at] * value_lift, o[3][at] * value_lift};
+                    }
             }
         }
     }

@@ -2,9 +2,10 @@
 //
 // The depth is cut into eight runs, one for each warp of a block, whatever M, N and the machine are; they are added in
 // a fixed tree. So a row's bits depend on K and the formats alone. A warp keeps several stages of B on their way from
-// memory: a lane takes 16 bytes of a row, a quad 64, and reads from shared memory what it copied itself, so that no
-// warp waits for another. The values of a lane are its part of the k of several MMAs in 16 bits; A passes through the
-// same permutation of k. A is read by every block, so it comes from the caches, into registers, a stage ahead.
+// memory: whole lines of 128 bytes of 32 rows, so that memory gives what it fetches at once. No warp waits for another.
+// Of every 64 bytes of a row of A a lane has 16; their values are its part of the k of several MMAs in 16 bits, and it
+// reads the same k of B from shared memory: A and B pass through the same permutation of k. A is read by every block,
+// so it comes from the caches, into registers, ahead of its MMAs.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,12 @@
 
 namespace op {
 
-constexpr int few_warps = 8, few_rows = 16, few_cols = 32;   // runs of the depth; rows and columns of a block
-constexpr int few_blocks = 2;                                // of a multiprocessor
+constexpr int few_warps = 8, few_cols = 32;                                    // runs of the depth; columns of a block
+constexpr int few_blocks = ptx::shared_bytes_per_block > 128 * 1024 ? 2 : 1;   // of a multiprocessor
+
+// Rows of a block: as many as the products are for, or half of them where A is expanded, which needs registers.
+template <class FormatA>
+constexpr int few_rows = FormatA::bits == 16 ? 64 : 32;
 
 // Values that share a scale: where there are no scales more than a lane ever has.
 template <class Format>
@@ -27,141 +32,169 @@ constexpr int values_of_scale<Format> = Format::block;
 template <class Format, int values>
 constexpr int scales_of_run = Format::bits == 16 ? 0 : ceil_div(values, values_of_scale<Format>);
 
-// What a warp has of its run of B on the way: 64 bytes of 32 rows to a stage, and words of scales, which serve 128
-// values of a row.
+// What a warp has of its run of B on the way: a line of 32 rows to a stage, with words of scales. Runs are whole units
+// of 64 bytes, or of the 128 values that a word of scales (of NVFP4, two) serves.
 template <class Format>
 struct FewRing {
-    static constexpr int tiles = few_cols / 8, words = slice_words<Format>;
-    static constexpr int values = 512 / Format::bits;            // of a row in a stage
-    static constexpr int parts = words > 0 ? 128 / values : 1;   // stages to words of scales
-    static constexpr int chunk_bytes = 32 * tiles * 16, scale_bytes = 4 * few_cols * words;
+    static constexpr int tiles = few_cols / 8, line = 128;
+    static constexpr int values = 8 * line / Format::bits;   // of a line
+    static constexpr int unit = Format::bits == 16 ? 32 : 128, units = values / unit;
+    static constexpr int unit_bytes = line / units, unit_words = slice_words<Format>, words = units * unit_words;
     static constexpr int budget = ptx::shared_bytes_per_block / few_blocks / few_warps - 128;
-    static constexpr int fits(int stages) {
-        return stages * chunk_bytes + (ceil_div(stages, parts) + 1) * scale_bytes <= budget;
-    }
-    static constexpr int stages = fits(4) ? 4 : fits(3) ? 3 : 2, scale_stages = ceil_div(stages, parts) + 1;
-    static_assert(fits(stages));
     struct NoWords {};
     using Words = ScaleWords<few_cols, (words > 0 ? words : 1)>;
+    struct Stage {
+        alignas(line) uint8_t codes[few_cols * line];
+        std::conditional_t<(words > 0), Words, NoWords> scales;
+    };
+    static constexpr int fitting = budget / int(sizeof(Stage)), stages = fitting < 3 ? fitting : 3;
+    static_assert(stages >= 2);
 
-    uint4 chunks[stages][tiles][32];   // of lanes
-    std::conditional_t<(words > 0), Words, NoWords> scales[scale_stages];
+    Stage stage[stages];
 };
 
-template <class FormatB>
+template <class FormatA, class FormatB>
 struct FewShared {
+    static constexpr int rows = few_rows<FormatA>;
     union Warp {
         FewRing<FormatB> ring;
-        tile::AccumulatorStaging<few_cols> staging;
+        tile::AccumulatorStaging<few_cols> staging[rows / 16];
     };
     Warp warp[few_warps];
+    const uint8_t *codes_of_a[rows], *scales_of_a[rows];   // where rows of A begin
 };
 
-// A lane's part of two rows of A, those of its quad in a fragment: of each stage `values` values, in chunks of 16
-// bytes. Chunks are loaded two ahead (where a stage has one, one ahead), scales a stage ahead.
-template <class Format, int values, int stage_values>
+// A lane's part of the rows of A of `tiles` fragments: row g of each. Of each step, which is 64 bytes, it has 16;
+// they are loaded before their MMAs. Rows past the end are the last one again, which nobody stores.
+template <class Format, class Shared, int tiles>
 struct FewRowsOfA {
-    static constexpr int chunk_values = 128 / Format::bits, chunks = values / chunk_values;
-    static constexpr int held = chunks < 2 ? chunks : 2;
-    static constexpr int stage_bytes = stage_values * Format::bits / 8, parts_of_chunk = chunk_values / 8;
-    static_assert(values % chunk_values == 0 && chunks % held == 0);
-    static constexpr int scale_count = scales_of_run<Format, values>;
-    const uint8_t *codes[2], *scales[2] = {};
-    int left, blocks = 0, block = 0;   // bytes from this stage's first chunk on; scales of a row; the next one to load
-    bool there[2], swizzled = false;
-    uint32_t word[2][4 * held];
-    uint32_t scale[2][scale_count > 0 ? scale_count : 1], next_scale[2][scale_count > 0 ? scale_count : 1];
+    static constexpr int values = 128 / Format::bits, parts = values / 8;   // of a lane in a step; eights of them
+    static constexpr bool held = tiles <= 2;                                // whether pointers are in registers
+    // Loads that are under way: two steps of few tiles, half a step of many, or a step where parts share words.
+    static constexpr int slots = held ? 2 * tiles : parts > 1 ? tiles : tiles / 2, pointers = held ? tiles : 1;
+    static constexpr int scale_count = scales_of_run<Format, values>,
+                         step_blocks = 4 * values / values_of_scale<Format>;
+    const uint8_t *const *codes_of, *const *scales_of;   // where rows begin, of row g on
+    const uint8_t *codes[pointers], *scales[pointers];
+    int64_t at;                  // of this lane's chunk of the unit in a row
+    int left;                    // bytes from there to the end of a row
+    int blocks = 0, block = 0;   // scales of a row; this lane's first one of the unit
+    bool swizzled = false;
+    uint32_t word[slots][4];
+    uint32_t scale[slots][scale_count > 0 ? scale_count : 1];
 
     // From value `first` on.
-    __device__ FewRowsOfA(const OperandRows &rows, const GemmOptions &options, const TilePlace &place, int first) {
-        const int64_t at = (first + ptx::laneid() % 4 * values) * Format::bits / 8;
+    __device__ FewRowsOfA(const Shared &shared, const OperandRows &operand, int first)
+        : codes_of(shared.codes_of_a + ptx::laneid() / 4), scales_of(shared.scales_of_a + ptx::laneid() / 4) {
+        at = (first + ptx::laneid() % 4 * values) * Format::bits / 8;
+        left = operand.bytes - int(at);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int row = ptx::laneid() / 4 + 8 * i;
-            codes[i] = rows.data + place.matrix * rows.batch + row_of_a(options, place, row) * rows.stride + at;
-            there[i] = place.first_row + row < place.end_row;
-        }
-        left = rows.bytes - int(at);
+        for (int i = 0; i < pointers; ++i) codes[i] = codes_of[8 * i];
     }
-    __device__ FewRowsOfA(const BlockRows &rows, const GemmOptions &options, const TilePlace &place, int first)
-        : FewRowsOfA(static_cast<const OperandRows &>(rows), options, place, first) {
-        block = (first + ptx::laneid() % 4 * values) / Format::block, blocks = rows.places.blocks;
-        swizzled = rows.places.swizzled;
+    __device__ FewRowsOfA(const Shared &shared, const BlockRows &operand, int first)
+        : FewRowsOfA(shared, static_cast<const OperandRows &>(operand), first) {
+        block = (first + ptx::laneid() % 4 * values) / Format::block, blocks = operand.places.blocks;
+        swizzled = operand.places.swizzled;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int64_t row = row_of_a(options, place, ptx::laneid() / 4 + 8 * i);
-            scales[i] = rows.scales + rows.places.at(rows.first_row + place.matrix * rows.scale_rows + row, 0);
-        }
+        for (int i = 0; i < pointers; ++i) scales[i] = scales_of[8 * i];
     }
 
-    // Loads chunk `i`, counted from this stage's first one, over the one that is `held` before.
-    __device__ void load_chunk(int i) {
-        const int at = i / chunks * stage_bytes + 16 * (i % chunks), first = 4 * (i % held);
+    // Loads fragment `number`, counted from the first one of this unit on.
+    __device__ void load(int number) {
+        const int step = number / tiles, tile = number % tiles;
+        const uint8_t *const from = (held ? codes[tile % pointers] : codes_of[8 * tile]) + at;
+        const uint4 chunk = left > 64 * step ? __ldg(reinterpret_cast<const uint4 *>(from + 64 * step)) : uint4{};
+        uint32_t (&words)[4] = word[number % slots];
+        words[0] = chunk.x, words[1] = chunk.y, words[2] = chunk.z, words[3] = chunk.w;
+        if constexpr (scale_count > 0) {
+            const uint8_t *const row_scales = held ? scales[tile % pointers] : scales_of[8 * tile];
 #pragma unroll
-        for (int row = 0; row < 2; ++row) {
-            const bool here = there[row] && left > at;
-            const uint4 chunk = here ? __ldg(reinterpret_cast<const uint4 *>(codes[row] + at)) : uint4{};
-            word[row][first] = chunk.x, word[row][first + 1] = chunk.y;
-            word[row][first + 2] = chunk.z, word[row][first + 3] = chunk.w;
+            for (int j = 0; j < scale_count; ++j) {
+                const int of_row = block + step_blocks * step + j;
+                const int place = swizzled ? of_row / 4 * tile::scale_tile_bytes + of_row % 4 : of_row;
+                scale[number % slots][j] = of_row < blocks ? __ldg(row_scales + place) : 0;
+            }
         }
     }
-    // Loads the scales of the next stage, which step() makes those of this one.
-    __device__ void load_scales() {
-#pragma unroll
-        for (int j = 0; j < scale_count; ++j) {
-            const int at = block + j, place = swizzled ? at / 4 * tile::scale_tile_bytes + at % 4 : at;
-#pragma unroll
-            for (int row = 0; row < 2; ++row)
-                next_scale[row][j] = there[row] && at < blocks ? __ldg(scales[row] + place) : 0;
-        }
-        if constexpr (scale_count > 0) block += stage_values / Format::block;
-    }
-    __device__ void take_scales() {
-#pragma unroll
-        for (int j = 0; j < scale_count; ++j)
-#pragma unroll
-            for (int row = 0; row < 2; ++row) scale[row][j] = next_scale[row][j];
-    }
-    __device__ void step() {
-        codes[0] += stage_bytes, codes[1] += stage_bytes, left -= stage_bytes;
-        take_scales();
+    // Goes on by some steps, whose slots turn around.
+    template <int steps>
+    __device__ void next() {
+        static_assert(steps * tiles % slots == 0);
+        at += 64 * steps, left -= 64 * steps, block += step_blocks * steps;
     }
 };
 
-// A lane's part of the rows of B of one warp, on their way into its ring.
-template <class Format>
+// A lane's part of the lines of B of one warp: what it copies into the ring, 16 bytes of every fourth row, and what it
+// reads from there, `bytes` of every eighth row in a step. Chunks of a row are swizzled so that neither meets a bank
+// conflict: 8 lanes copy a line; 2, 4 or 8 rows of 4 lanes are read at once.
+template <class Format, int bytes>
 struct FewRowsOfB {
     using Ring = FewRing<Format>;
     const uint8_t *source;
     int64_t step;
-    uint32_t target;
-    int left, there;   // bytes of the run from this lane's next chunk on; of its rows, those that exist
+    const uint8_t *codes;   // of the first stage
+    uint32_t target;        // in it
+    int from;               // in it, as a number of bytes
+    int left, there;        // bytes of the run from this lane's next chunk on; of its rows, those that exist
 
-    __device__ FewRowsOfB(Ring &ring, const OperandRows &rows, const GemmOptions &options, const TilePlace &place,
+    __device__ static int swizzle(int row) { return row * (bytes / 4) % 8; }
+
+    __device__ FewRowsOfB(const Ring &ring, const OperandRows &rows, const GemmOptions &options, const TilePlace &place,
                           int begin, int end) {
-        const int lane = ptx::laneid(), row = place.first_col + lane / 4, at = 64 * begin + 16 * (lane % 4);
-        source = rows.data + place.group * rows.batch + row * rows.stride + at;
-        step = 8 * rows.stride;
-        target = static_cast<uint32_t>(__cvta_generic_to_shared(&ring.chunks[0][0][lane]));
-        left = min(rows.bytes, 64 * end) - at;
-        there = ceil_div(max(options.cols - row, 0), 8);
+        const int lane = ptx::laneid(), row = lane / 8, chunk = lane % 8, at = Ring::unit_bytes * begin + 16 * chunk;
+        source = rows.data + place.group * rows.batch + (place.first_col + row) * rows.stride + at;
+        step = 4 * rows.stride;
+        codes = ring.stage[0].codes;
+        target =
+            static_cast<uint32_t>(__cvta_generic_to_shared(codes)) + Ring::line * row + 16 * (chunk ^ swizzle(row));
+        from = Ring::line * (lane / 4) + (bytes * (lane % 4) ^ 16 * swizzle(lane / 4));
+        left = min(rows.bytes, Ring::unit_bytes * end) - at;
+        there = ceil_div(max(options.cols - place.first_col - row, 0), 4);
     }
 
-    // Starts copying the next stage into its place in the ring.
-    __device__ void copy(int stage) {
+    // Starts copying the next line into the stage at `offset`.
+    __device__ void copy(uint32_t offset) {
 #pragma unroll
-        for (int i = 0; i < Ring::tiles; ++i)
-            ptx::cp_async_cg_16(target + stage * Ring::chunk_bytes + 512 * i, source + i * step, left > 0 && i < there);
-        source += 64, left -= 64;
+        for (int i = 0; i < few_cols / 4; ++i)
+            ptx::cp_async_cg_16((target ^ 16 * swizzle(4 * (i % 2))) + offset + 4 * Ring::line * i, source + i * step,
+                                left > 0 && i < there);
+        source += Ring::line, left -= Ring::line;
+    }
+
+    // This lane's part of a step of a column tile; `first` bytes into a line the unit begins.
+    __device__ void read(uint32_t (&words)[bytes / 4], uint32_t offset, int first, int step, int tile) const {
+        const uint8_t *const place = codes + ((from ^ first ^ 4 * bytes * step) + offset + 8 * Ring::line * tile);
+        if constexpr (bytes == 16) {
+            const uint4 all = *reinterpret_cast<const uint4 *>(place);
+            words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
+        } else if constexpr (bytes == 8) {
+            const uint2 all = *reinterpret_cast<const uint2 *>(place);
+            words[0] = all.x, words[1] = all.y;
+        } else {
+            words[0] = *reinterpret_cast<const uint32_t *>(place);
+        }
     }
 };
 
-// Eight values of a run, from 8 `part` on, as pairs of 16 bits; `scale` is their scale as such a pair.
-template <class To, class Format, int words>
+// Pairs of 16 bits as they are.
+__device__ inline uint32_t times_one(uint32_t pair, __nv_bfloat16) {
+    return ptx::mul_bf16x2(pair, tile::ExpandedMx::one);
+}
+__device__ inline uint32_t times_one(uint32_t pair, __half) {
+    return ptx::portable::mul_f16x2(pair, tile::ExpandedNv::one);
+}
+
+// Eight values of a run, from 8 `part` on, as pairs of 16 bits; `scale` is their scale as such a pair. `own`: in
+// registers of their own; words of one load stand side by side, and where a fragment takes words of two it would be
+// copied for each MMA.
+template <class To, class Format, bool own, int words>
 __device__ inline void pairs_of(const uint32_t (&word)[words], int part, uint32_t (&pairs)[4], uint32_t scale) {
     if constexpr (Format::bits == 16) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) pairs[i] = word[4 * part + i];
+        for (int i = 0; i < 4; ++i) {
+            pairs[i] = word[4 * part + i];
+            if constexpr (own) pairs[i] = times_one(pairs[i], typename To::Element{});
+        }
     } else {
         constexpr int of_word = 16 / Format::bits;
 #pragma unroll
@@ -174,143 +207,191 @@ __device__ inline void pairs_of(const uint32_t (&word)[words], int part, uint32_
     }
 }
 
-// C of 16 rows and 32 columns.
-template <class FormatA, class FormatB, class RowsA, class RowsB>
-__device__ inline void gemm_of_few_rows(FewShared<FormatB> &shared, const RowsA &a, const RowsB &b,
-                                        const GemmOptions &options) {
+// Accumulators whose rows are columns of C, of its rows 0 to 7 and 8 to 15, into a staging. By the whole warp.
+__device__ inline void put_transposed(tile::AccumulatorStaging<few_cols> &staging,
+                                      const tile::Accumulator (&lower)[few_cols / 16],
+                                      const tile::Accumulator (&upper)[few_cols / 16]) {
+#pragma unroll
+    for (int i = 0; i < few_cols / 16; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int row = tile::accumulator_column(j), column = 16 * i + tile::accumulator_row(j);
+            staging.words[staging.place(row, column)] = lower[i][j];
+            staging.words[staging.place(row + 8, column)] = upper[i][j];
+        }
+}
+
+// The sums of one warp, of 8 `row_tiles` rows and 32 columns, into its staging. Columns of C are rows of the MMAs: an
+// operand of 16 rows takes what is computed of B, one of 8 what is loaded of A, whose words are fragments as they lie.
+template <class FormatA, class FormatB, int row_tiles, class RowsA, class RowsB>
+__device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, const RowsA &a, const RowsB &b,
+                                         const GemmOptions &options, const TilePlace &place) {
     using To = Expanded<FormatA, FormatB>;
     using Ring = FewRing<FormatB>;
-    constexpr int values = Ring::values / 4, tiles = Ring::tiles;   // of a lane in a stage; of columns
-    const TilePlace place = TilePlace::of_block<few_rows, few_cols>(options);
-    if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
-    if (!place.there) return;
-    const int lane = ptx::laneid(), group = lane / 4, thread = lane % 4, warp = threadIdx.x / 32;
+    using Stage = typename Ring::Stage;
+    using PartOfA = FewRowsOfA<FormatA, FewShared<FormatA, FormatB>, row_tiles>;
+    constexpr int values = PartOfA::values, parts = PartOfA::parts, tiles = Ring::tiles;   // of a lane in a step
+    // One unit at a time, or, where it is a single step, those of a line.
+    constexpr int steps_of_unit = Ring::unit / (4 * values), units_at_once = steps_of_unit > 1 ? 1 : Ring::units;
+    constexpr int steps = units_at_once * steps_of_unit;
+    constexpr int bytes = values * FormatB::bits / 8, words = bytes / 4;
+    const int group = ptx::laneid() / 4, thread = ptx::laneid() % 4, warp = threadIdx.x / 32;
     Ring &ring = shared.warp[warp].ring;
 
-    // Runs are whole units of words of scales.
-    const int units = ceil_div(b.bytes, 64 * Ring::parts), all = units * Ring::parts;
-    const int of_warp = ceil_div(units, few_warps) * Ring::parts;
-    const int begin = min(warp * of_warp, all), end = min(begin + of_warp, all);
-    FewRowsOfB<FormatB> rows_b(ring, b, options, place, begin, end);
-    FewRowsOfA<FormatA, values, Ring::values> rows_a(a, options, place, begin * Ring::values);
-    const auto row_b = [&](int row) { return min(place.first_col + row, options.cols - 1); };
+    const int units = ceil_div(b.bytes, Ring::unit_bytes), of_warp = ceil_div(units, few_warps);
+    const int begin = min(warp * of_warp, units), end = min(begin + of_warp, units);
+    FewRowsOfB<FormatB, bytes> rows_b(ring, b, options, place, begin, end);
+    PartOfA rows_a(shared, a, begin * Ring::unit);
     auto scales_b = [&] {
         if constexpr (Ring::words > 0) {
-            ScaleCopies<few_cols, Ring::words, 32> copies(ring.scales[0], b, place.group, lane, row_b);
-            copies.skip(begin / Ring::parts);
+            const auto row_b = [&](int row) { return min(place.first_col + row, options.cols - 1); };
+            ScaleCopies<few_cols, Ring::words, 32> copies(ring.stage[0].scales, b, place.group, ptx::laneid(), row_b);
+            copies.skip(begin / Ring::units);
+            if (begin % Ring::units > 0) {   // half a line
+                for (const uint8_t *&source : copies.source) source += copies.step / Ring::units;
+                copies.left -= 4 * Ring::unit_words;
+            }
             return copies;
         } else {
             return NoScales{};
         }
     }();
-    int stage = 0, scale_stage = 0, filled_scales = 0;
-    auto copy = [&](int step, bool first_part) {   // of all stages in order; the groups of those past the end are empty
-        if (step < end) {
-            rows_b.copy(stage);
-            if (first_part) {
-                scales_b.start(filled_scales * Ring::scale_bytes), scales_b.finish(filled_scales * Ring::scale_bytes);
-                filled_scales = filled_scales + 1 == Ring::scale_stages ? 0 : filled_scales + 1;
-            }
-        }
+    int filled = begin;   // units on their way
+    uint32_t stage = 0, offset_filled = 0;
+    auto copy = [&] {   // of all stages in order; the groups of those past the end are empty
+        if (filled < end) rows_b.copy(offset_filled), scales_b.start(offset_filled), scales_b.finish(offset_filled);
         ptx::cp_async_commit_group();
-        stage = stage + 1 == Ring::stages ? 0 : stage + 1;
+        filled += Ring::units;
+        offset_filled = offset_filled == (Ring::stages - 1) * sizeof(Stage) ? 0 : offset_filled + sizeof(Stage);
     };
 #pragma unroll
-    for (int i = 0; i < Ring::stages; ++i) copy(begin + i, i % Ring::parts == 0);
-    rows_a.load_scales();
+    for (int i = 0; i < Ring::stages - 1; ++i) copy();
 #pragma unroll
-    for (int i = 0; i < rows_a.held; ++i) rows_a.load_chunk(i);
-    rows_a.take_scales();
+    for (int i = 0; i < PartOfA::slots; ++i) rows_a.load(i);
 
-    tile::Accumulator sums[tiles] = {};
+    // Where this lane's first scale of a step is among those of its columns.
+    constexpr int step_blocks = 4 * values / values_of_scale<FormatB>;
+    const int lane_block = thread * values / values_of_scale<FormatB>;
+    const int first_scale = 4 * group + lane_block / 4 * (4 * few_cols) + lane_block % 4;
+
+    tile::Accumulator sums[row_tiles][tiles / 2] = {};
 #pragma unroll 1
-    for (int unit = begin; unit < end; unit += Ring::parts) {
+    for (int unit = begin; unit < end; unit += Ring::units) {
+        ptx::cp_async_wait_group<Ring::stages - 2>();
+        ptx::bar_warp_sync();   // this stage is there for all lanes; all have read the one before it
+        copy();
+        const uint32_t offset = stage * sizeof(Stage);
+#pragma unroll 1
+        for (int of_line = 0; of_line < Ring::units; of_line += units_at_once) {
+            if (of_line > 0 && unit + of_line >= end) break;
+            const uint32_t offset_of_scales = first_scale + offset + of_line * Ring::unit_words * (4 * few_cols);
 #pragma unroll
-        for (int part_of_unit = 0; part_of_unit < Ring::parts; ++part_of_unit) {
-            ptx::cp_async_wait_group<Ring::stages - 1>();
-            ptx::bar_warp_sync();   // this stage is there for all lanes; all have read the scales before it
-            uint32_t words_b[tiles][4], scale_b[tiles] = {};
+            for (int step = 0; step < steps; ++step) {
+                if (units_at_once > 1 && step > 0 && unit + step >= end) break;
+                uint32_t words_b[tiles][words], scale_b[tiles] = {};
 #pragma unroll
-            for (int i = 0; i < tiles; ++i) {
-                const uint4 chunk = ring.chunks[stage][i][lane];
-                words_b[i][0] = chunk.x, words_b[i][1] = chunk.y, words_b[i][2] = chunk.z, words_b[i][3] = chunk.w;
-            }
-            copy(unit + part_of_unit + Ring::stages, (part_of_unit + Ring::stages) % Ring::parts == 0);
-            rows_a.load_scales();
-            uint32_t scale_a[2][scales_of_run<FormatA, values> + 1] = {};
-            if constexpr (FormatA::bits < 16) {
+                for (int i = 0; i < tiles; ++i) rows_b.read(words_b[i], offset, of_line * Ring::unit_bytes, step, i);
 #pragma unroll
-                for (int i = 0; i < 2; ++i)
-#pragma unroll
-                    for (int j = 0; j < rows_a.scale_count; ++j) scale_a[i][j] = To::Scale::scale(rows_a.scale[i][j]);
-            }
-#pragma unroll
-            for (int part = 0; part < values / 8; ++part) {
-                uint32_t pairs_b[tiles][4], pairs_a[2][4];
-                if constexpr (Ring::words > 0) {
-                    const int block = (part_of_unit * Ring::values + thread * values + 8 * part) / FormatB::block;
-#pragma unroll
-                    for (int i = 0; i < tiles; ++i)
-                        if (8 * part % FormatB::block == 0)
-                            scale_b[i] = To::Scale::scale(ring.scales[scale_stage].byte(8 * i + group, block));
-                }
-#pragma unroll
-                for (int i = 0; i < tiles; ++i) pairs_of<To, FormatB>(words_b[i], part, pairs_b[i], scale_b[i]);
-                const int chunk = part / rows_a.parts_of_chunk, place_of_chunk = chunk % rows_a.held;
-#pragma unroll
-                for (int i = 0; i < 2; ++i)
-                    pairs_of<To, FormatA>(rows_a.word[i],
-                                          place_of_chunk * rows_a.parts_of_chunk + part % rows_a.parts_of_chunk,
-                                          pairs_a[i], scale_a[i][8 * part / values_of_scale<FormatA>]);
-                if ((part + 1) % rows_a.parts_of_chunk == 0) rows_a.load_chunk(chunk + rows_a.held);
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const tile::FragmentA fragment_a = {pairs_a[0][2 * half], pairs_a[1][2 * half],
-                                                        pairs_a[0][2 * half + 1], pairs_a[1][2 * half + 1]};
+                for (int part = 0; part < parts; ++part) {
+                    uint32_t pairs_b[tiles][4];
 #pragma unroll
                     for (int i = 0; i < tiles; ++i) {
-                        const tile::FragmentB fragment_b = {pairs_b[i][2 * half], pairs_b[i][2 * half + 1]};
-                        tile::multiply(sums[i], fragment_a, fragment_b, typename To::Element{});
+                        if constexpr (Ring::words > 0) {
+                            if (8 * part % FormatB::block == 0) {
+                                const int block = step * step_blocks + 8 * part / FormatB::block;
+                                const int place = block / 4 * (4 * few_cols) + block % 4 + 32 * i;
+                                const auto *const first = reinterpret_cast<const uint8_t *>(ring.stage[0].scales.word);
+                                scale_b[i] = To::Scale::scale(first[offset_of_scales + place]);
+                            }
+                        }
+                        pairs_of<To, FormatB, true>(words_b[i], part, pairs_b[i], scale_b[i]);
+                    }
+#pragma unroll
+                    for (int j = 0; j < row_tiles; ++j) {
+                        const int number = step * row_tiles + j, slot = number % PartOfA::slots;
+                        uint32_t pairs_a[4], scale = 0;
+                        if constexpr (FormatA::bits < 16)
+                            scale = To::Scale::scale(rows_a.scale[slot][8 * part / values_of_scale<FormatA>]);
+                        pairs_of<To, FormatA, false>(rows_a.word[slot], part, pairs_a, scale);
+#pragma unroll
+                        for (int half = 0; half < 2; ++half) {
+                            const tile::FragmentB of_a = {pairs_a[2 * half], pairs_a[2 * half + 1]};
+#pragma unroll
+                            for (int i = 0; i < tiles; i += 2) {
+                                const tile::FragmentA of_b = {pairs_b[i][2 * half], pairs_b[i + 1][2 * half],
+                                                              pairs_b[i][2 * half + 1], pairs_b[i + 1][2 * half + 1]};
+                                tile::multiply(sums[j][i / 2], of_b, of_a, typename To::Element{});
+                            }
+                        }
+                        if (part == parts - 1) rows_a.load(number + PartOfA::slots);
                     }
                 }
             }
-            rows_a.step();
+            rows_a.template next<steps>();
         }
-        if constexpr (Ring::words > 0) scale_stage = scale_stage + 1 == Ring::scale_stages ? 0 : scale_stage + 1;
+        stage = stage + 1 == Ring::stages ? 0 : stage + 1;
     }
     ptx::cp_async_wait_group<0>();
-    shared.warp[warp].staging.put(sums);
+    ptx::bar_warp_sync();   // all are done with the ring, over which sums are staged
+#pragma unroll
+    for (int j = 0; j < row_tiles; j += 2) put_transposed(shared.warp[warp].staging[j / 2], sums[j], sums[j + 1]);
+}
+
+// C of few rows and 32 columns. Up to 16 rows a warp has two fragments of them, else as many as all take: B is
+// read once.
+template <class FormatA, class FormatB, class RowsA, class RowsB>
+__device__ inline void gemm_of_few_rows(FewShared<FormatA, FormatB> &shared, const RowsA &a, const RowsB &b,
+                                        const GemmOptions &options) {
+    constexpr int most = few_rows<FormatA>;
+    const TilePlace place = TilePlace::of_block<most, few_cols>(options);
+    if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
+    if (!place.there) return;
+    const int rows = place.end_row - place.first_row;
+    if (threadIdx.x < most) {
+        const int64_t row = row_of_a(options, place, threadIdx.x);
+        shared.codes_of_a[threadIdx.x] = a.data + place.matrix * a.batch + row * a.stride;
+        if constexpr (FormatA::bits < 16)
+            shared.scales_of_a[threadIdx.x] =
+                a.scales + a.places.at(a.first_row + place.matrix * a.scale_rows + row, 0);
+    }
+    ptx::bar_sync();   // it is known where rows of A begin
+    if (rows <= 16) multiply_few_rows<FormatA, FormatB, 2>(shared, a, b, options, place);
+    else multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place);
     ptx::bar_sync();   // the sums of all runs are there
     using Staging = tile::AccumulatorStaging<few_cols>;
-    for (int i = threadIdx.x; i < few_rows * few_cols; i += 32 * few_warps) {
-        const int at = Staging::place(i / few_cols, i % few_cols);
+    const int tiles = min(ceil_div(rows, 16), most / 16);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < tiles * 16 * few_cols; i += 32 * few_warps) {
+        const int tile = i / (16 * few_cols), at = Staging::place(i / few_cols % 16, i % few_cols);
         float run[few_warps];
 #pragma unroll
-        for (int j = 0; j < few_warps; ++j) run[j] = shared.warp[j].staging.words[at];
+        for (int j = 0; j < few_warps; ++j) run[j] = shared.warp[j].staging[tile].words[at];
 #pragma unroll
         for (int width = 1; width < few_warps; width *= 2)
 #pragma unroll
             for (int j = 0; j < few_warps; j += 2 * width) run[j] += run[j + width];
-        shared.warp[0].staging.words[at] = run[0];
+        shared.warp[0].staging[tile].words[at] = run[0];
     }
     ptx::bar_sync();   // they are added
     const Epilogue epilogue(options.epilogue, place.matrix, place.group, options.rows, options.cols);
-    if (warp == 0) epilogue.finish(shared.warp[0].staging, place.first_row, place.end_row, place.first_col);
+    const int tile = threadIdx.x / 32;
+    if (tile < tiles)
+        epilogue.finish(shared.warp[0].staging[tile], place.first_row + 16 * tile, place.end_row, place.first_col);
 }
 
 }   // namespace op
 
 // An entry for few rows.
-#define FEW_GEMM(name, FormatB)                                                                                        \
-    KERNEL(name, .threads = {32 * op::few_warps}, .shared_bytes = sizeof(op::FewShared<FormatB>),                      \
-           .tile = {op::few_cols, op::few_rows, 1}, .min_blocks = op::few_blocks)
+#define FEW_GEMM(name, FormatA, FormatB)                                                                               \
+    KERNEL(name, .threads = {32 * op::few_warps}, .shared_bytes = sizeof(op::FewShared<FormatA, FormatB>),             \
+           .tile = {op::few_cols, op::few_rows<FormatA>, 1}, .min_blocks = op::few_blocks)
 #define FEW_BLOCK_GEMM(name, FormatA, FormatB)                                                                         \
-    FEW_GEMM(name, FormatB) BLOCK_PARAMETERS {                                                                         \
-        op::gemm_of_few_rows<FormatA, FormatB>(shared<op::FewShared<FormatB>>(), BLOCK_ROWS(a, a_batch),               \
+    FEW_GEMM(name, FormatA, FormatB) BLOCK_PARAMETERS {                                                                \
+        op::gemm_of_few_rows<FormatA, FormatB>(shared<op::FewShared<FormatA, FormatB>>(), BLOCK_ROWS(a, a_batch),      \
                                                BLOCK_ROWS(b, b_group), GEMM_OPTIONS(a_global, b_global));              \
     }
 #define FEW_HALF_GEMM(name, FormatB)                                                                                   \
-    FEW_GEMM(name, FormatB) HALF_PARAMETERS {                                                                          \
-        op::gemm_of_few_rows<tile::Bf16, FormatB>(shared<op::FewShared<FormatB>>(), HALF_ROWS(a, a_batch),             \
+    FEW_GEMM(name, tile::Bf16, FormatB) HALF_PARAMETERS {                                                              \
+        op::gemm_of_few_rows<tile::Bf16, FormatB>(shared<op::FewShared<tile::Bf16, FormatB>>(), HALF_ROWS(a, a_batch), \
                                                   BLOCK_ROWS(b, b_group), GEMM_OPTIONS(nullptr, b_global));            \
     }

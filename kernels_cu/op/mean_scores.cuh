@@ -75,20 +75,20 @@ __device__ inline void load_means(tile::FragmentA (&a)[2], const float *means, i
     }
 }
 
-// scores[batch, heads, rows, 64 tiles] = means[batch, heads, rows, cols] times the keys of k_tiles[batch, heads,
-// tiles], over *q_global where that is given: in the units of a product of codes and scales, whose global scales come
-// later. One tile to a block of threads; the grid is tiles x heads x batch.
+// scores[batch, heads, tiles, blocks, group, 64] = means[batch, heads, group, blocks, cols] times the keys of
+// k_tiles[batch, heads, tiles], over *q_global where that is given: in the units of a product of codes and scales,
+// whose global scales come later. One tile to a block of threads; the grid is tiles x heads x batch.
 template <class Tile>
 __device__ inline void mean_scores(DecodedKeys<Tile> &keys, const float *means, const Tile *k_tiles,
-                                   const float *q_global, float *scores, int rows, int cols) {
+                                   const float *q_global, float *scores, int group, int blocks, int cols) {
     // The keys of the tile in 16 bits.
     const size_t head = size_t(blockIdx.z) * gridDim.y + blockIdx.y;
-    const int tiles = gridDim.x;
+    const int tiles = gridDim.x, rows = group * blocks;
     const float unit = q_global ? __frcp_rn(*q_global) : 1.0f;
     decode_keys(keys, k_tiles[head * tiles + blockIdx.x]);
     ptx::bar_sync();   // the tile is decoded
     means += head * rows * cols;
-    scores += head * rows * tiles * Tile::keys + blockIdx.x * Tile::keys;
+    scores += (head * tiles + blockIdx.x) * rows * Tile::keys;
 
     // The scores of all vectors, 16 at a time.
     for (int row = threadIdx.x / 32 * tile::mma_rows; row < rows; row += mean_score_threads / 32 * tile::mma_rows) {
@@ -112,7 +112,8 @@ __device__ inline void mean_scores(DecodedKeys<Tile> &keys, const float *means, 
         for (int half = 0; half < 2; ++half) {
             const int r = row + tile::accumulator_row(2 * half);
             if (r >= rows) continue;
-            float *target = scores + size_t(r) * tiles * Tile::keys + tile::accumulator_column(0);
+            const int place = r % blocks * group + r / blocks;
+            float *target = scores + size_t(place) * Tile::keys + tile::accumulator_column(0);
 #pragma unroll
             for (int j = 0; j < Tile::keys / tile::mma_columns; ++j)
                 *reinterpret_cast<float2 *>(target + tile::mma_columns * j) = {s[j][2 * half] * unit,
@@ -127,12 +128,12 @@ __device__ inline void mean_scores(DecodedKeys<Tile> &keys, const float *means, 
 #define MEAN_SCORES(name, Format, dim)                                                                                 \
     KERNEL(name, .threads = {op::mean_score_threads},                                                                  \
            .shared_bytes = sizeof(op::DecodedKeys<tile::KeyTile<Format, tile::tile_keys, dim>>), .tile = {1, 1, 1})    \
-    (const float *mean,      /* [batch, heads_kv, rows, cols] */                                                       \
+    (const float *mean,      /* [batch, heads_kv, group, blocks, cols] */                                              \
      const uint8_t *k_tiles, /* [batch, heads_kv, tiles, k_bytes]: tile::KeyTile */                                    \
      const float *q_global,  /* [1] or null */                                                                         \
-     float *scores,          /* [batch, heads_kv, rows, 64 tiles] */                                                   \
-     int batch, int heads_kv, int rows, int cols, int tiles, int k_bytes) {                                            \
+     float *scores,          /* [batch, heads_kv, tiles, blocks, group, 64] */                                         \
+     int batch, int heads_kv, int group, int blocks, int cols, int tiles, int k_bytes) {                               \
         using Tile = tile::KeyTile<Format, tile::tile_keys, dim>;                                                      \
         op::mean_scores(shared<op::DecodedKeys<Tile>>(), mean, reinterpret_cast<const Tile *>(k_tiles), q_global,      \
-                        scores, rows, cols);                                                                           \
+                        scores, group, blocks, cols);                                                                  \
     }

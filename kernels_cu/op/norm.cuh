@@ -2,19 +2,20 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../ptx/barrier.cuh"
+#include "../ptx/cp_async.cuh"
 #include "../ptx/warp.cuh"
 #include "produce.cuh"
 
 namespace op {
 
-// Shares of a row that a lane holds in registers: rows of up to 8192 values. What longer rows have beyond is read again
-// in every pass.
+// Shares of a row that a lane has, up to which more lanes are taken for longer rows: of rows of up to 8192 values.
 constexpr int norm_shares = 2;
 
 struct NormShared {
-    float2 of_warp[produce_threads / 32];
+    float2 of_warp[2][produce_threads / 32];   // two in turn, so that one barrier is enough
 };
 
 // How the threads of a block have rows of `cols` values, which follows from `cols` alone: `lanes` threads to a row, a
@@ -35,20 +36,22 @@ struct NormLanes {
 };
 
 // The sums of a row's lanes, in each of them: pairs of neighbours, pairs of those, and so on. By the whole block.
-__device__ inline float2 row_sums(NormShared &shared, int lanes, float2 sums) {
+// `both`: of two numbers, not of the first alone. turn: 0 or 1, the other one with every call.
+template <bool both>
+__device__ inline float2 row_sums(NormShared &shared, int &turn, int lanes, float2 sums) {
     const auto pair_up = [&sums](int mask) {
         sums.x += ptx::shfl_sync_bfly_f32(sums.x, mask);
-        sums.y += ptx::shfl_sync_bfly_f32(sums.y, mask);
+        if (both) sums.y += ptx::shfl_sync_bfly_f32(sums.y, mask);
     };
 #pragma unroll
     for (int mask = 1; mask < 32; mask *= 2)
         if (mask < lanes) pair_up(mask);
     if (lanes <= 32) return sums;
     const int warp = threadIdx.x / 32, warps = lanes / 32;
-    ptx::bar_sync();   // nobody reads the sums of another pass any more
-    if (threadIdx.x % 32 == 0) shared.of_warp[warp] = sums;
-    ptx::bar_sync();   // those of every warp are there
-    sums = shared.of_warp[(warp & -warps) + (threadIdx.x & (warps - 1))];
+    if (threadIdx.x % 32 == 0) shared.of_warp[turn][warp] = sums;
+    ptx::bar_sync();   // those of every warp are there, and nobody reads those of the call before the last any more
+    sums = shared.of_warp[turn][(warp & -warps) + (threadIdx.x & (warps - 1))];
+    turn ^= 1;
 #pragma unroll
     for (int mask = 1; mask < produce_threads / 32; mask *= 2)
         if (mask < warps) pair_up(mask);
@@ -62,32 +65,9 @@ struct NormInput {
     Element *total;
     int64_t x_stride, residual_stride, total_stride;
 
-    // Begins to load x.
-    template <int count>
-    __device__ void begin(int64_t row, bool present, int column, int step, int cols,
-                          RowShares<Element, count> &shares) const {
-        shares.load(x + row * x_stride, present, column, step, cols);
-    }
-
-    // The values, of x as it was loaded.
-    template <int count>
-    __device__ void finish(int64_t row, bool present, int column, int step, int cols, bool rounds,
-                           RowShares<Element, count> &shares, float (&values)[count][2][8]) const {
-#pragma unroll
-        for (int i = 0; i < count; ++i) shares.unpack(i, values[i]);
-        if (!residual) return;
-        shares.load(residual + row * residual_stride, present, column, step, cols);
-#pragma unroll
-        for (int i = 0; i < count; ++i) {
-            float other[2][8];
-            shares.unpack(i, other);
-#pragma unroll
-            for (int j = 0; j < 16; ++j) {
-                float &value = values[i][j / 8][j % 8];
-                value += other[j / 8][j % 8];
-                if (rounds) value = rounded<Element>(value);
-            }
-        }
+    __device__ bool is_whole(int cols) const {
+        return is_whole_rows(x, x_stride, cols) && (!residual || is_whole_rows(residual, residual_stride, cols)) &&
+               (!total || is_whole_rows(total, total_stride, cols));
     }
 };
 
@@ -99,108 +79,219 @@ struct NormOptions {
     bool centered, rounds;
 };
 
+// What the threads of a block keep of rows: 128 bytes each, in chunks of 16 that lie a block of threads apart, so that
+// banks do not conflict. No thread sees another's.
+struct KeptRows {
+    static constexpr int chunks = 8;
+    uint4 chunk[chunks][produce_threads];
+
+    // How many shares there is room for, and the first chunk of one.
+    template <class Kept>
+    static constexpr int shares = chunks / sizeof(Kept);
+    template <class Kept>
+    __device__ uint4 &of(int share) {
+        return chunk[share * sizeof(Kept)][threadIdx.x];
+    }
+
+    // Begins to copy a lane's share: through the L1, which has the other half of each sector at the next instruction.
+    template <class Kept>
+    __device__ void begin(int share, const Kept *source) {
+        const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(&of<Kept>(share)));
+        const char *from = reinterpret_cast<const char *>(source);
+#pragma unroll
+        for (int i = 0; i < int(sizeof(Kept)); ++i)
+            ptx::cp_async_ca<16>(target + i * sizeof(chunk[0]), from + i * sizeof(uint4), 16);
+    }
+
+    template <class Kept>
+    __device__ void put(int share, const float (&values)[2][8]) {
+        RowShares<Kept, 1> packed;
+        packed.pack(0, values);
+        packed.put(&of<Kept>(share), produce_threads);
+    }
+    template <class Kept>
+    __device__ void get(int share, float (&values)[2][8]) {
+        RowShares<Kept, 1> packed;
+        packed.get(&of<Kept>(share), produce_threads);
+        packed.unpack(0, values);
+    }
+};
+
+struct NormRowsShared {
+    NormShared sums;
+    KeptRows kept;
+};
+
 // y[rows, cols] = (v - m) / sqrt(s + eps) (weight + offset) + bias, where v is x or the sum of it and the residual, m
 // its mean where `centered`, else 0, and s the mean square of v - m. A row's sums are added in an order that follows
-// from `cols` alone. By whole blocks of `produce_threads`.
-template <class Element>
-__device__ inline void norm_rows(NormShared &shared, const NormInput<Element> &input, const NormOptions &options,
+// from `cols` alone. By whole blocks of `produce_threads`. whole: everything is_whole(), and there is room for a
+// whole row. sums: there may be a residual; always so where not whole.
+//
+// A row is kept in shared memory, as it stands in memory or, of sums, as floats; what longer rows have beyond is read
+// again in every pass. Where there is room for two rows the next one is on its way. Options are branches around all
+// values of a share.
+template <class Element, bool whole, bool sums>
+__device__ inline void norm_rows(NormRowsShared &shared, const NormInput<Element> &input, const NormOptions &options,
                                  const Produced &y) {
+    using Kept = std::conditional_t<sums, float, Element>;
+    KeptRows &kept = shared.kept;
     const NormLanes place(y.cols);
-    const int cols = y.cols, step = place.lanes * produce_share;
+    const int cols = y.cols, step = place.lanes * produce_share, column_0 = place.column(0);
+    const int here = whole ? place.shares : min(place.shares, KeptRows::shares<Kept>);   // shares that are kept
+    const bool copies = whole && !sums, ahead = copies && 2 * here <= KeptRows::shares<Kept>;
     const float count = cols;
     const int64_t end = y.end(), blocks_rows = int64_t(gridDim.x) * place.rows();
-    constexpr bool ahead = sizeof(Element) == 2;   // the next rows are on their way while these are worked on
-    RowShares<Element, norm_shares> next;
-    const auto begin = [&](int64_t row) { input.begin(row, row < y.rows, place.column(0), step, cols, next); };
-    if (ahead) begin(int64_t(blockIdx.x) * place.rows() + place.row());
+    const TypedRows<const char> weight(options.weight), bias(options.bias);
+    // Most calls are so, and need no other branch: weights of x's type and nothing else, or all that layernorm has.
+    enum { any, scaled, centered } usual = any;
+    if (whole && !sums && !options.rounds && weight.holds<Element>()) {
+        if (!options.centered && bias.type == bias.none) usual = scaled;
+        if (options.centered && bias.holds<Element>()) usual = centered;
+    }
+    const auto load = [&](int64_t row, int column, float (&values)[2][8]) {
+        RowShares<Element, 1> of_x;
+        of_x.template load<whole>(input.x + row * input.x_stride, column, 0, cols);
+        of_x.unpack(0, values);
+        if (!sums || !input.residual) return;
+        RowShares<Element, 1> of_residual;
+        float other[2][8];
+        of_residual.template load<whole>(input.residual + row * input.residual_stride, column, 0, cols);
+        of_residual.unpack(0, other);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) values[i / 8][i % 8] += other[i / 8][i % 8];
+        if (options.rounds) round_values<Element>(values);
+    };
+    const auto begin = [&](int64_t row, int first) {
+        const Element *source = input.x + y.present(row) * input.x_stride + column_0;
+#pragma unroll 1
+        for (int i = 0, column = column_0; i < here && column < cols; ++i, column += step, source += step)
+            kept.begin(first + i, reinterpret_cast<const Kept *>(source));
+        ptx::cp_async_commit_group();
+    };
+    // Shares past the end of a row stay zeros, of both rows that there may be room for.
+#pragma unroll 1
+    for (int share = 0; share < here; ++share) {
+        if (place.column(share) < cols) continue;
+        const float zeros[2][8] = {};
+        kept.put<Kept>(share, zeros);
+        if (ahead) kept.put<Kept>(here + share, zeros);
+    }
+    int turn = 0, kept_first = 0;
+    if (ahead) begin(int64_t(blockIdx.x) * place.rows() + place.row(), kept_first);
 #pragma unroll 1
     for (int64_t first = int64_t(blockIdx.x) * place.rows(); first < end; first += blocks_rows) {
-        const int64_t row = first + place.row();
-        const bool present = row < y.rows;
-        float values[norm_shares][2][8];
-        if (!ahead) begin(row);
-        input.finish(row, present, place.column(0), step, cols, options.rounds, next, values);
-        if (ahead) begin(row + blocks_rows);
-        const auto load_again = [&](int share, float (&some)[2][8]) {
-            RowShares<Element, 1> shares;
-            float one[1][2][8];
-            input.begin(row, present, place.column(share), 0, cols, shares);
-            input.finish(row, present, place.column(share), 0, cols, options.rounds, shares, one);
-#pragma unroll
-            for (int i = 0; i < 16; ++i) some[i / 8][i % 8] = one[0][i / 8][i % 8];
-        };
-        // The sums of add(value) over the row, in two parts of each lane.
-        const auto sum = [&](auto &&add) {
-#pragma unroll
-            for (int i = 0; i < norm_shares; ++i) add(place.column(i), values[i]);
+        const int64_t row = first + place.row(), source = y.present(row);
+        if (copies) {
+            begin(ahead ? row + blocks_rows : row, ahead ? kept_first ^ here : 0);
+            if (ahead) ptx::cp_async_wait_group<1>();
+            else ptx::cp_async_wait_group<0>();
+        } else {
 #pragma unroll 1
-            for (int i = norm_shares; i < place.shares; ++i) {
-                float some[2][8];
-                load_again(i, some);
-                add(place.column(i), some);
+            for (int i = 0, column = column_0; i < here && column < cols; ++i, column += step) {
+                float values[2][8];
+                load(source, column, values);
+                kept.put<Kept>(i, values);
+            }
+        }
+        const auto get = [&](int share, int column, float (&values)[2][8]) {
+            if (whole || share < here) kept.get<Kept>(kept_first + share, values);
+            else load(source, column, values);
+        };
+        // The sums of add(column, values) over the shares of the row.
+        const auto each_share = [&](auto &&add) {
+#pragma unroll 1
+            for (int share = 0, column = column_0; share < place.shares && column < cols; ++share, column += step) {
+                float values[2][8];
+                get(share, column, values);
+                add(column, values);
             }
         };
         float mean = 0.0f, rest = 0.0f, squares;   // the mean in two parts: the second is what rounding took from it
+        float2 sum = {};
         if (options.centered) {
-            float2 sums = {};
-            sum([&](int, const float (&some)[2][8]) {
+            each_share([&](int, const float (&some)[2][8]) {
 #pragma unroll
-                for (int i = 0; i < 8; ++i) sums.x += some[0][i], sums.y += some[1][i];
+                for (int i = 0; i < 8; ++i) sum.x += some[0][i], sum.y += some[1][i];
             });
-            mean = row_sums(shared, place.lanes, {sums.x + sums.y, 0.0f}).x / count;
-            sums = {};
-            sum([&](int column, const float (&some)[2][8]) {
+            mean = row_sums<false>(shared.sums, turn, place.lanes, {sum.x + sum.y, 0.0f}).x / count;
+            sum = {};
+            each_share([&](int column, const float (&some)[2][8]) {
 #pragma unroll
                 for (int i = 0; i < 16; ++i) {
-                    const float off = column + i < cols ? some[i / 8][i % 8] - mean : 0.0f;
-                    sums.x += off;
-                    sums.y = fmaf(off, off, sums.y);
+                    const float off = whole || column + i < cols ? some[i / 8][i % 8] - mean : 0.0f;
+                    sum.x += off;
+                    sum.y = fmaf(off, off, sum.y);
                 }
             });
-            sums = row_sums(shared, place.lanes, sums);
-            rest = sums.x / count;
-            squares = sums.y / count - rest * rest;
+            sum = row_sums<true>(shared.sums, turn, place.lanes, sum);
+            rest = sum.x / count;
+            squares = sum.y / count - rest * rest;
         } else {
-            float2 sums = {};
-            sum([&](int, const float (&some)[2][8]) {
+            each_share([&](int, const float (&some)[2][8]) {
 #pragma unroll
                 for (int i = 0; i < 8; ++i)
-                    sums.x = fmaf(some[0][i], some[0][i], sums.x), sums.y = fmaf(some[1][i], some[1][i], sums.y);
+                    sum.x = fmaf(some[0][i], some[0][i], sum.x), sum.y = fmaf(some[1][i], some[1][i], sum.y);
             });
-            squares = row_sums(shared, place.lanes, {sums.x + sums.y, 0.0f}).x / count;
+            squares = row_sums<false>(shared.sums, turn, place.lanes, {sum.x + sum.y, 0.0f}).x / count;
         }
         const float factor = 1.0f / sqrtf(squares + options.eps);
+        const auto target = y.row(row);
 #pragma unroll 1
-        for (int share = 0; share < place.shares; ++share) {
-            float (&some)[2][8] = values[0];
-            const int column = place.column(share);
-            if (share >= norm_shares) load_again(share, some);
-            if (present && input.total && column < cols)
-                store_share(input.total + row * input.total_stride + column, cols - column, some);
+        for (int share = 0, column = column_0; share < place.shares; ++share, column += step) {
+            float some[2][8], more[2][8] = {};
+            const int left = cols - column, at = left > 0 ? column : 0;   // past the end any other share
             const auto each = [&some](auto &&change) {
 #pragma unroll
                 for (int i = 0; i < 16; ++i) change(some[i / 8][i % 8], i);
             };
-            if (options.centered) each([&](float &value, int) { value = (value - mean - rest) * factor; });
-            else each([&](float &value, int) { value *= factor; });
-            if (options.rounds) each([](float &value, int) { value = rounded<Element>(value); });
-#pragma unroll 1
-            for (int what = 0; what < 2; ++what) {
-                const FloatRows &weight = options.weight, &bias = options.bias;
-                const FloatRows of_columns = {what ? bias.bf16 : weight.bf16, what ? bias.f16 : weight.f16,
-                                              what ? bias.f32 : weight.f32, 0};
-                if (!of_columns.there() || column >= cols) continue;
-                float more[2][8];
-                load_share(of_columns, 0, column, cols, more);
-                if (what) each([&](float &value, int i) { value += more[i / 8][i % 8]; });
-                else each([&](float &value, int i) { value *= more[i / 8][i % 8] + options.offset; });
+            const auto centre = [&](float &value, int) { value = (value - mean - rest) * factor; };
+            const auto scale = [&](float &value, int) { value *= factor; };
+            const auto weigh = [&](float &value, int i) { value *= more[i / 8][i % 8] + options.offset; };
+            const auto move = [&](float &value, int i) { value += more[i / 8][i % 8]; };
+            get(share, at, some);
+            if (usual == scaled) {
+                weight.template load_of<true, Element>(at, left, more);
+                each(scale);
+                each(weigh);
+            } else if (usual == centered) {
+                weight.template load_of<true, Element>(at, left, more);
+                each(centre);
+                each(weigh);
+                bias.template load_of<true, Element>(at, left, more);
+                each(move);
+            } else {
+                if (sums && input.total && row < y.rows && left > 0)
+                    store_values<whole>(input.total + row * input.total_stride + column, left, some);
+                if (options.centered) each(centre);
+                else each(scale);
+                if (options.rounds) round_values<Element>(some);
+                if (weight.type) {
+                    weight.load<whole>(at, left, more);
+                    each(weigh);
+                }
+                if (bias.type) {
+                    bias.load<whole>(at, left, more);
+                    each(move);
+                }
             }
-            y.store(row, column, some);
-#pragma unroll
-            for (int i = 0; i < 16; ++i) some[i / 8][i % 8] = values[1][i / 8][i % 8];
+            y.store<whole>(target, column, some);
         }
         if (row >= y.rows && row < end) y.clear(row, place.lane(), place.lanes);
+        if (ahead) kept_first ^= here;
     }
+}
+
+template <class Element>
+__device__ inline void norm_rows(NormRowsShared &shared, const NormInput<Element> &input, const NormOptions &options,
+                                 const Produced &y) {
+    const bool whole = input.is_whole(y.cols) && y.is_whole() && is_chunk(options.weight.bf16) &&
+                       is_chunk(options.weight.f16) && is_chunk(options.weight.f32) && is_chunk(options.bias.bf16) &&
+                       is_chunk(options.bias.f16) && is_chunk(options.bias.f32);
+    const bool sums = input.residual || input.total;
+    const int kept = sums ? KeptRows::shares<float> : KeptRows::shares<Element>;
+    if (!whole || NormLanes(y.cols).shares > kept) norm_rows<Element, false, true>(shared, input, options, y);
+    else if (sums) norm_rows<Element, true, true>(shared, input, options, y);
+    else norm_rows<Element, true, false>(shared, input, options, y);
 }
 
 }   // namespace op

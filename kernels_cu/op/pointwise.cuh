@@ -13,7 +13,10 @@ template <class Element>
 __device__ inline void activate_rows(const Element *x, int64_t stride, Activation activation, const Produced &y) {
     using Raw = RowShares<Element, 1>;
     produce_shares<Element, Raw>(
-        y, [&](int64_t row, int column, Raw &raw) { raw.load(x + row * stride, row < y.rows, column, 0, y.cols); },
+        y, is_whole_rows(x, stride, y.cols),
+        [&](auto whole, int64_t row, int column, Raw &raw) {
+            raw.template load<whole>(x + y.present(row) * stride, column, 0, y.cols);
+        },
         [&](const Raw &raw, int64_t, float (&values)[2][8]) {
             raw.unpack(0, values);
             activate(values, activation);
@@ -25,10 +28,11 @@ template <class Element>
 __device__ inline void take_rows(const Element *table, int64_t stride, int entries, const int *ids, const Produced &y) {
     using Raw = RowShares<Element, 1>;
     produce_shares<Element, Raw>(
-        y,
-        [&](int64_t row, int column, Raw &raw) {
-            const int id = row < y.rows ? ids[row] : -1;
-            raw.load(table + id * stride, id >= 0 && id < entries, column, 0, y.cols);
+        y, is_whole_rows(table, stride, y.cols),
+        [&](auto whole, int64_t row, int column, Raw &raw) {
+            const int id = ids[y.present(row)];
+            if (id >= 0 && id < entries) raw.template load<whole>(table + id * stride, column, 0, y.cols);
+            else raw.clear();
         },
         [&](const Raw &raw, int64_t, float (&values)[2][8]) { raw.unpack(0, values); });
 }
@@ -44,12 +48,12 @@ __device__ inline void gate_rows(const Element *x, int64_t stride, bool interlea
     };
     const int apart = interleaved ? produce_share : y.cols, width = interleaved ? 2 * y.cols : y.cols;
     produce_shares<Element, Raw>(
-        y,
-        [&](int64_t row, int column, Raw &raw) {
-            const Element *source = x + row * stride;
+        y, is_whole_rows(x, stride, y.cols),
+        [&](auto whole, int64_t row, int column, Raw &raw) {
+            const Element *source = x + y.present(row) * stride;
             const int at = interleaved ? 2 * column : column;
-            raw.part[0].load(source, row < y.rows, at, 0, width);
-            raw.part[1].load(source + apart, row < y.rows, at, 0, interleaved ? width - apart : width);
+            raw.part[0].template load<whole>(source, at, 0, width);
+            raw.part[1].template load<whole>(source + apart, at, 0, interleaved ? width - apart : width);
         },
         [&](const Raw &raw, int64_t row, float (&values)[2][8]) {
             float one[2][8], other[2][8];
@@ -66,15 +70,12 @@ __device__ inline void gate_rows(const Element *x, int64_t stride, bool interlea
             };
             if (gate.limit == INFINITY) make({INFINITY, gate.alpha, gate.offset});   // which spares the comparisons
             else make(gate);
-            const float weight = weights && row < y.rows ? weights[row] : 1.0f;
             if (weights) {
+                const float weight = weights[y.present(row)];
 #pragma unroll
                 for (int i = 0; i < 16; ++i) values[i / 8][i % 8] *= weight;
             }
-            if (rounds) {
-#pragma unroll
-                for (int i = 0; i < 16; ++i) values[i / 8][i % 8] = rounded<Element>(values[i / 8][i % 8]);
-            }
+            if (rounds) round_values<Element>(values);
         });
 }
 

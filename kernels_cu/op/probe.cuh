@@ -171,7 +171,18 @@ struct Mxf4nvf4 : PackedE2m1, ScalesUe4m3 {
 constexpr int registers_a = 32 * 4, registers_b = 32 * 2;   // of all lanes
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Experiments. Each is done by one warp.
+// Experiments. Each is done by one warp on an instruction: an object whose numbers may be known at compile time or not.
+// Which of several instructions multiplies is chosen where it does, so that an experiment stands once in the code.
+
+// Calls use(byte, thread) with selectors that are known at compile time.
+template <int bytes, int threads, class Use>
+__device__ inline void with_selectors(int byte, int thread, Use &&use) {
+    static_for<bytes>([&](auto first) {
+        static_for<threads>([&](auto second) {
+            if (byte == first && thread == second) use(first, second);
+        });
+    });
+}
 
 // An operand, given as registers of ones, of which register `number` is left, and there the bits of `mask`.
 template <int registers>
@@ -215,16 +226,16 @@ __device__ inline void look_at_all(Witness (&outputs)[4], Trial &&trial) {
 // meets[lane][i]: the element of B whose product with element `number` of A is output i of the lane. Registers of B
 // differ from 0 by the bits of their numbers; the product tells which element of a register it is.
 template <class Instruction>
-__device__ inline void probe_elements(int *meets, int number) {
+__device__ inline void probe_elements(const Instruction &instruction, int *meets, int number) {
     constexpr int width = Instruction::width, bits = 32 / width;
     uint32_t a[4];
-    set_only(a, Instruction::ones_a, number / width, 0xffffffffu >> (32 - bits) << (bits * (number % width)));
+    set_only(a, instruction.ones_a, number / width, 0xffffffffu >> (32 - bits) << (bits * (number % width)));
     Witness outputs[4] = {{0.0f}, {0.0f}, {0.0f}, {0.0f}};
     look_at_all<6>(outputs, [&](float (&c)[4], auto &&is_different) {
         uint32_t b[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) b[i] = is_different(2 * ptx::laneid() + i) ? Instruction::digits_b : 0;
-        Instruction::template multiply<0, 0, 0, 0>(c, a, b, Instruction::unit_scales, Instruction::unit_scales);
+        for (int i = 0; i < 2; ++i) b[i] = is_different(2 * ptx::laneid() + i) ? instruction.digits_b : 0;
+        instruction.template multiply<0, 0, 0, 0>(c, a, b, Instruction::unit_scales, Instruction::unit_scales);
     });
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -271,81 +282,137 @@ __device__ inline int probe_scale(Multiply &&multiply) {
 // scales_a[byte selector][thread selector][registers of A]: the scale that multiplies all elements of register
 // `number` of A, those of B being ones.
 template <class Instruction>
-__device__ inline void probe_scales_a(int *scales, int number) {
+__device__ inline void probe_scales_a(const Instruction &instruction, int *scales, int number) {
+    constexpr int step = Instruction::byte_step;
     uint32_t a[4];
-    set_only(a, Instruction::ones_a, number);
-    const uint32_t b[2] = {Instruction::ones_b, Instruction::ones_b};
-    static_for<Instruction::bytes>([&](auto byte) {
-        static_for<2>([&](auto thread) {
-            const int found = probe_scale<Instruction>([&](float (&c)[4], uint32_t scale) {
-                Instruction::template multiply<byte * Instruction::byte_step, thread, 0, 0>(c, a, b, scale,
-                                                                                            Instruction::unit_scales);
+    set_only(a, instruction.ones_a, number);
+    const uint32_t b[2] = {instruction.ones_b, instruction.ones_b};
+#pragma unroll 1
+    for (int i = 0; i < Instruction::bytes * 2; ++i) {
+        const int found = probe_scale<Instruction>([&](float (&c)[4], uint32_t scale) {
+            with_selectors<Instruction::bytes, 2>(i / 2, i % 2, [&](auto byte, auto thread) {
+                instruction.template multiply<byte * step, thread, 0, 0>(c, a, b, scale, Instruction::unit_scales);
             });
-            if (ptx::laneid() == 0) scales[(byte * 2 + thread) * registers_a + number] = found;
         });
-    });
+        if (ptx::laneid() == 0) scales[i * registers_a + number] = found;
+    }
 }
 
 // scales_b[byte selector][thread selector][registers of B]: the same for B.
 template <class Instruction>
-__device__ inline void probe_scales_b(int *scales, int number) {
-    const uint32_t a[4] = {Instruction::ones_a, Instruction::ones_a, Instruction::ones_a, Instruction::ones_a};
+__device__ inline void probe_scales_b(const Instruction &instruction, int *scales, int number) {
+    constexpr int step = Instruction::byte_step;
+    const uint32_t a[4] = {instruction.ones_a, instruction.ones_a, instruction.ones_a, instruction.ones_a};
     uint32_t b[2];
-    set_only(b, Instruction::ones_b, number);
-    static_for<Instruction::bytes>([&](auto byte) {
-        static_for<4>([&](auto thread) {
-            const int found = probe_scale<Instruction>([&](float (&c)[4], uint32_t scale) {
-                Instruction::template multiply<0, 0, byte * Instruction::byte_step, thread>(
-                    c, a, b, Instruction::unit_scales, scale);
+    set_only(b, instruction.ones_b, number);
+#pragma unroll 1
+    for (int i = 0; i < Instruction::bytes * 4; ++i) {
+        const int found = probe_scale<Instruction>([&](float (&c)[4], uint32_t scale) {
+            with_selectors<Instruction::bytes, 4>(i / 4, i % 4, [&](auto byte, auto thread) {
+                instruction.template multiply<0, 0, byte * step, thread>(c, a, b, Instruction::unit_scales, scale);
             });
-            if (ptx::laneid() == 0) scales[(byte * 4 + thread) * registers_b + number] = found;
         });
-    });
+        if (ptx::laneid() == 0) scales[i * registers_b + number] = found;
+    }
 }
 
 // The scales of register `number` of A and of B, as far as there is one, each left out where there is nowhere to put
 // it.
 template <class Instruction>
-__device__ inline void probe_scales(int *scales_a, int *scales_b, int number) {
-    if (scales_a != nullptr && number < registers_a) probe_scales_a<Instruction>(scales_a, number);
-    if (scales_b != nullptr && number < registers_b) probe_scales_b<Instruction>(scales_b, number);
+__device__ inline void probe_scales(const Instruction &instruction, int *scales_a, int *scales_b, int number) {
+    if (scales_a != nullptr && number < registers_a) probe_scales_a(instruction, scales_a, number);
+    if (scales_b != nullptr && number < registers_b) probe_scales_b(instruction, scales_b, number);
 }
 
 // Formats of containers by number: 0 e4m3, 1 e5m2, 2 e2m1, 3 e3m2, 4 e2m3.
 using Formats = std::tuple<ptx::E4m3, ptx::E5m2, ptx::E2m1, ptx::E3m2, ptx::E2m3>;
 constexpr int formats = std::tuple_size_v<Formats>;
 
-// Calls use(A, B) with the types of two numbered formats.
+// Calls use(format) with the type of a numbered format.
 template <class Use>
-__device__ inline void with_formats(int format_a, int format_b, Use &&use) {
-    static_for<formats>([&](auto first) {
-        static_for<formats>([&](auto second) {
-            if (format_a == first && format_b == second)
-                use(std::tuple_element_t<first, Formats>{}, std::tuple_element_t<second, Formats>{});
-        });
+__device__ inline void with_format(int format, Use &&use) {
+    static_for<formats>([&](auto each) {
+        if (format == each) use(std::tuple_element_t<each, Formats>{});
     });
 }
+
+// A pair of formats that is known when the kernel runs.
+struct NumberedContainers {
+    static constexpr int width = 4;
+    int format_a, format_b;
+    uint32_t ones_a, ones_b, digits_b;
+
+    __device__ NumberedContainers(int format_a, int format_b) : format_a(format_a), format_b(format_b) {
+        with_format(format_a, [&](auto format) { ones_a = Containers<decltype(format), decltype(format)>::ones_a; });
+        with_format(format_b, [&](auto format) {
+            ones_b = Containers<decltype(format), decltype(format)>::ones_b;
+            digits_b = Containers<decltype(format), decltype(format)>::digits_b;
+        });
+    }
+
+    // Calls use(A, B) with their types.
+    template <class Use>
+    __device__ void with_types(Use &&use) const {
+        with_format(format_a, [&](auto a) { with_format(format_b, [&](auto b) { use(a, b); }); });
+    }
+};
+
+struct NumberedMxf8f6f4 : NumberedContainers, ScalesUe8m0 {
+    using NumberedContainers::NumberedContainers;
+
+    template <int byte_a, int thread_a, int byte_b, int thread_b>
+    __device__ void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t scale_a,
+                             uint32_t scale_b) const {
+        with_types([&](auto first, auto second) {
+            Mxf8f6f4<decltype(first), decltype(second)>::template multiply<byte_a, thread_a, byte_b, thread_b>(
+                c, a, b, scale_a, scale_b);
+        });
+    }
+};
+
+template <bool in_f16>
+struct NumberedF8f6f4 : NumberedContainers {
+    static constexpr uint32_t unit_scales = 0;
+    using NumberedContainers::NumberedContainers;
+
+    template <int, int, int, int>
+    __device__ void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t, uint32_t) const {
+        with_types([&](auto first, auto second) {
+            Unscaled<decltype(first), decltype(second), true, in_f16>::template multiply<0, 0, 0, 0>(c, a, b, 0, 0);
+        });
+    }
+};
+
+// kind::mxf8f6f4 with both operands in e4m3, e3m2 or e2m3, of which scales are looked for.
+struct Mxf8f6f4WithScales : NumberedMxf8f6f4 {
+    static constexpr int bytes = 4, byte_step = 1;
+    using NumberedMxf8f6f4::NumberedMxf8f6f4;
+
+    template <int byte_a, int thread_a, int byte_b, int thread_b>
+    __device__ void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t scale_a,
+                             uint32_t scale_b) const {
+        with_format(format_a, [&](auto format) {
+            using Format = decltype(format);
+            if constexpr (!std::is_same_v<Format, ptx::E5m2> && !std::is_same_v<Format, ptx::E2m1>)
+                Mxf8f6f4<Format, Format>::template multiply<byte_a, thread_a, byte_b, thread_b>(c, a, b, scale_a,
+                                                                                                scale_b);
+        });
+    }
+};
 
 // Elements of kind::mxf8f6f4 for a pair of formats, and its scales: with e3m2 or e2m3 where A and B have that, else
 // with e4m3.
 __device__ inline void probe_mxf8f6f4(int *meets, int *scales_a, int *scales_b, int format_a, int format_b,
                                       int number) {
-    with_formats(format_a, format_b, [&](auto a, auto b) {
-        using A = decltype(a);
-        using B = decltype(b);
-        probe_elements<Mxf8f6f4<A, B>>(meets, number);
-        if constexpr (std::is_same_v<A, B> && (std::is_same_v<A, ptx::E3m2> || std::is_same_v<A, ptx::E2m3>))
-            probe_scales<Mxf8f6f4<A, B>>(scales_a, scales_b, number);
-    });
-    if (format_a != format_b || format_a < 3) probe_scales<Mxf8f6f4<ptx::E4m3, ptx::E4m3>>(scales_a, scales_b, number);
+    probe_elements(NumberedMxf8f6f4(format_a, format_b), meets, number);
+    const int format = format_a == format_b && format_a >= 3 ? format_a : 0;
+    probe_scales(Mxf8f6f4WithScales(format, format), scales_a, scales_b, number);
 }
 
 // Elements of kind::f8f6f4 for a pair of formats.
 template <bool in_f16>
 __device__ inline void probe_f8f6f4(int *meets, int format_a, int format_b, int number) {
-    with_formats(format_a, format_b, [&](auto a, auto b) {
-        probe_elements<Unscaled<decltype(a), decltype(b), true, in_f16>>(meets, number);
-    });
+    probe_elements(NumberedF8f6f4<in_f16>(format_a, format_b), meets, number);
 }
 
 // Elements of the kinds without a name, by number: 0 f16 in f16, 1 tf32, 2 s8, 3 u8, 4 e4m3, 5 e5m2, 6 e4m3 in f16, 7
@@ -357,7 +424,7 @@ constexpr int plain_forms = std::tuple_size_v<Plain>;
 
 __device__ inline void probe_plain(int *meets, int form, int number) {
     static_for<plain_forms>([&](auto each) {
-        if (form == each) probe_elements<std::tuple_element_t<each, Plain>>(meets, number);
+        if (form == each) probe_elements(std::tuple_element_t<each, Plain>{}, meets, number);
     });
 }
 

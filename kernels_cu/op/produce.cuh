@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../kernel.cuh"
 #include "../tile/rows.cuh"
@@ -12,40 +13,207 @@ namespace op {
 
 constexpr int produce_threads = 256, produce_share = 16;
 
+// Whether rows of `cols` values are whole blocks, and every eight values of them begin at a multiple of 16 bytes: such
+// rows have no ends within what a lane has, and need no care.
+template <class Element>
+__device__ inline bool is_whole_rows(const Element *first, int64_t stride, int cols) {
+    return cols % (2 * produce_share) == 0 && is_chunk(first) && stride % 8 == 0;
+}
+
 // A lane's shares of one row, `count` of them, on their way: all loads go out before the first value is used.
 template <class Element, int count>
 struct RowShares {
     tile::Eight<Element> eights[count][2];
 
-    // Those from `column` on, `step` columns apart, of a row of `cols` values; zeros past the end, and everywhere of a
-    // row that is not there.
-    __device__ void load(const Element *row, bool present, int column, int step, int cols) {
-        const bool whole = cols % 8 == 0 && is_chunk(row);
+    __device__ void clear() {
 #pragma unroll
-        for (int i = 0; i < 2 * count; ++i) {
-            tile::Eight<Element> &eight = eights[i / 2][i % 2];
-            const int at = column + i / 2 * step + i % 2 * 8;
-            if (!present || at >= cols) eight.clear();
-            else if (whole) eight.load(row + at);
-            else eight.load(row + at, cols - at);
+        for (auto &share : eights) share[0].clear(), share[1].clear();
+    }
+
+    // Those from `column` on, `step` columns apart, of a row of `cols` values. Where the row is whole, shares past its
+    // end stay what they were; else there are zeros past the end.
+    template <bool whole>
+    __device__ void load(const Element *row, int column, int step, int cols) {
+        const Element *source = row + column;
+        int here = cols - column;
+#pragma unroll
+        for (int i = 0; i < count; ++i, source += step, here -= step) {
+            if constexpr (whole) {
+                if (here > 0) eights[i][0].load(source), eights[i][1].load(source + 8);
+            } else {
+                const bool chunks = cols % 8 == 0 && is_chunk(row);
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    const int left = here - 8 * j;
+                    if (left <= 0) eights[i][j].clear();
+                    else if (chunks) eights[i][j].load(source + 8 * j);
+                    else eights[i][j].load(source + 8 * j, left);
+                }
+            }
         }
+    }
+
+    // The same; zeros everywhere of a row that is not there.
+    __device__ void load(const Element *row, bool present, int column, int step, int cols) {
+        load<false>(row, column, step, present ? cols : 0);
     }
 
     __device__ void unpack(int share, float (&values)[2][8]) const {
         eights[share][0].unpack(values[0]);
         eights[share][1].unpack(values[1]);
     }
+
+    // Rounded to nearest, ties to even.
+    __device__ void pack(int share, const float (&values)[2][8]) {
+        constexpr int per_chunk = tile::elements_per_chunk<Element>;
+#pragma unroll
+        for (int i = 0; i < produce_share; i += per_chunk) {
+            float some[per_chunk];
+#pragma unroll
+            for (int j = 0; j < per_chunk; ++j) some[j] = values[(i + j) / 8][(i + j) % 8];
+            chunk(share * 2 * of_eight + i / per_chunk) = tile::pack(some, Element{});
+        }
+    }
+
+    // To shared memory and back, in chunks of 16 bytes, `apart` of them from one to the next.
+    __device__ void put(uint4 *target, int apart) const {
+#pragma unroll
+        for (int i = 0; i < 2 * count * tile::Eight<Element>::chunks; ++i) target[i * apart] = chunk(i);
+    }
+    __device__ void get(const uint4 *source, int apart) {
+#pragma unroll
+        for (int i = 0; i < 2 * count * tile::Eight<Element>::chunks; ++i) chunk(i) = source[i * apart];
+    }
+
+    // All of them, one after the other, to an address that is a multiple of 16 bytes.
+    __device__ void store(Element *target) const {
+#pragma unroll
+        for (int i = 0; i < 2 * count * tile::Eight<Element>::chunks; ++i)
+            tile::store(target + i * tile::elements_per_chunk<Element>, chunk(i));
+    }
+
+    // A share of each of a pair of lanes, even and odd, one after the other in memory, by all lanes of a warp: every
+    // instruction writes whole sectors, the first one those of the even lane.
+    __device__ void store_paired(Element *target, bool stored) const {
+        static_assert(count == 1 && of_eight == 1);
+        const bool odd = ptx::laneid() % 2;
+        const uint4 &low = chunk(0), &high = chunk(1);
+        const auto exchanged = [odd](uint32_t low, uint32_t high) {
+            return ptx::shfl_sync_bfly_b32(odd ? low : high, 1);
+        };
+        const uint4 other = {exchanged(low.x, high.x), exchanged(low.y, high.y), exchanged(low.z, high.z),
+                             exchanged(low.w, high.w)};
+        if (!stored) return;
+        target -= odd ? 8 : 0;
+        tile::store(target, odd ? other : low);
+        tile::store(target + produce_share, odd ? high : other);
+    }
+
+private:
+    static constexpr int of_eight = tile::Eight<Element>::chunks;
+    __device__ uint4 &chunk(int i) { return eights[i / (2 * of_eight)][i / of_eight % 2].chunk[i % of_eight]; }
+    __device__ const uint4 &chunk(int i) const {
+        return eights[i / (2 * of_eight)][i / of_eight % 2].chunk[i % of_eight];
+    }
 };
 
-// A value as an element holds it: rounded to nearest, ties to even.
+// Stores a lane's share of a row, of whose values `here` are left. whole: of a row that is.
+template <bool whole, class Element>
+__device__ inline void store_values(Element *target, int here, const float (&values)[2][8]) {
+    if constexpr (whole) {
+        RowShares<Element, 1> share;
+        share.pack(0, values);
+        share.store(target);
+    } else {
+        store_share(target, here, values);
+    }
+}
+
+// Rows of floats of one of three types, as AnyRows has them, whose type is one number: it is asked for again and again.
+template <class Byte>
+struct TypedRows {
+    enum Type { none, bf16, f16, f32 };
+    Byte *first;
+    int64_t stride;   // in bytes
+    Type type;
+
+    template <class Rows>
+    __device__ explicit TypedRows(const Rows &rows)
+        : first(rows.bf16  ? reinterpret_cast<Byte *>(rows.bf16)
+                : rows.f16 ? reinterpret_cast<Byte *>(rows.f16)
+                           : reinterpret_cast<Byte *>(rows.f32)),
+          stride(rows.stride * (rows.bf16 || rows.f16 ? 2 : 4)), type(rows.bf16  ? bf16
+                                                                      : rows.f16 ? f16
+                                                                      : rows.f32 ? f32
+                                                                                 : none) {}
+
+    __device__ int64_t bytes(int64_t elements) const { return elements * (type == f32 ? 4 : 2); }
+    template <class Element>
+    __device__ bool holds() const {
+        return type == (tile::is_bf16<Element> ? bf16 : sizeof(Element) == 2 ? f16 : f32);
+    }
+
+    // Whether every eight values begin at a multiple of 16 bytes.
+    __device__ bool is_whole() const { return is_chunk(first) && stride % 16 == 0; }
+
+    // A lane's share of row 0, from `column` on, where `here` are left. whole: of whole rows.
+    template <bool whole>
+    __device__ void load(int column, int here, float (&values)[2][8]) const {
+        if (type == bf16) load_of<whole, __nv_bfloat16>(column, here, values);
+        else if (type == f16) load_of<whole, __half>(column, here, values);
+        else load_of<whole, float>(column, here, values);
+    }
+
+    // Stores a lane's share of the row at `target`, rounded to nearest, ties to even, where `stored`; by the whole
+    // warp.
+    template <bool whole>
+    __device__ void store(Byte *target, int column, int here, bool stored, const float (&values)[2][8]) const {
+        if (type == bf16) store_of<whole, __nv_bfloat16>(target, column, here, stored, values);
+        else if (type == f16) store_of<whole, __half>(target, column, here, stored, values);
+        else store_of<whole, float>(target, column, here, stored, values);
+    }
+
+    template <bool whole, class Element>
+    __device__ void load_of(int column, int here, float (&values)[2][8]) const {
+        const Element *source = reinterpret_cast<const Element *>(first) + column;
+        if constexpr (whole) {
+            RowShares<Element, 1> share;
+            share.template load<true>(source, 0, 0, 1);
+            share.unpack(0, values);
+        } else {
+            load_share(source, here, values);
+        }
+    }
+
+private:
+    template <bool whole, class Element>
+    __device__ void store_of(Byte *row, int column, int here, bool stored, const float (&values)[2][8]) const {
+        Element *target = reinterpret_cast<Element *>(row) + column;
+        if constexpr (whole && sizeof(Element) == 2) {
+            RowShares<Element, 1> share;
+            share.pack(0, values);
+            share.store_paired(target, stored);
+        } else if (stored) {
+            store_values<whole>(target, here, values);
+        }
+    }
+};
+
+// Values as an element holds them: rounded to nearest, ties to even.
 template <class Element>
 __device__ inline float rounded(float value) {
     return float(Element(value));
 }
+template <class Element>
+__device__ inline void round_values(float (&values)[2][8]) {
+    RowShares<Element, 1> share;
+    share.pack(0, values);
+    share.unpack(0, values);
+}
 
 // Where the rows go that a kernel makes.
 struct Produced {
-    OutputRows out;            // or
+    TypedRows<char> out;       // or
     QuantizedRows quantized;   // where its format is not `none`
     int64_t rows;
     int cols;
@@ -58,11 +226,53 @@ struct Produced {
         return quantizes() && quantized.places.swizzled ? ceil_div(rows, tile) * tile : rows;
     }
 
+    __device__ bool is_whole() const { return cols % (2 * produce_share) == 0 && (quantizes() || out.is_whole()); }
+
+    // A row, or, of one of padding, the last that there is: what may be read where nothing is stored.
+    __device__ int64_t present(int64_t row) const { return row < rows ? row : rows - 1; }
+
+    // What belongs to a row, which lanes find out once.
+    struct Row {
+        int64_t number;
+        bool present;
+        char *out;                 // or
+        uint8_t *codes, *scales;   // where those of its first block stand
+    };
+    __device__ Row row(int64_t number) const {
+        const bool quantized = quantizes();
+        return {number, number < rows, quantized ? nullptr : out.first + number * out.stride,
+                quantized ? this->quantized.codes + number * this->quantized.code_bytes : nullptr,
+                quantized ? this->quantized.scales + this->quantized.places.at(number, 0) : nullptr};
+    }
+
     // Stores a lane's share, by the whole warp; nothing of a row that is not there.
-    __device__ void store(int64_t row, int column, float (&values)[2][8]) const {
-        const bool present = row < rows;
-        if (present && column < cols) store_share(out, row, column, cols, values);
-        if (quantizes()) quantized.store(row, column, cols, present, values);
+    template <bool whole>
+    __device__ void store(const Row &row, int column, float (&values)[2][8]) const {
+        const bool stored = row.present && column < cols;
+        if (!quantizes()) {
+            out.store<whole>(row.out, column, cols - column, stored, values);
+        } else if constexpr (whole) {
+            const int rule = quantized.rule;
+            if (quantized.format == EndingFormat::nvfp4) {
+                const tile::Nvfp4Global global(quantized.global_scale);
+                tile::LaneCodes<4, 2> codes;
+                uint32_t scale;
+                tile::with_nvfp4_rule(rule, [&](auto better_of_two) {
+                    scale = encode_nvfp4_share<better_of_two>(values, global, codes);
+                });
+                if (stored) put<tile::nvfp4_block>(row, column, codes, scale);
+            } else if (quantized.format == EndingFormat::mxfp4) {
+                tile::LaneCodes<4, 2> codes;
+                const uint32_t scale = encode_share<tile::E2m1>(values, tile::ScaleRule(rule), codes);
+                if (stored) put<tile::mx_block>(row, column, codes, scale);
+            } else {
+                tile::LaneCodes<8, 2> codes;
+                const uint32_t scale = encode_share<tile::E4m3>(values, tile::ScaleRule(rule), codes);
+                if (stored) put<tile::mx_block>(row, column, codes, scale);
+            }
+        } else {
+            quantized.store(row.number, column, cols, row.present, values);
+        }
     }
 
     // Scales of 0 in a row of padding, by `lanes` lanes.
@@ -70,6 +280,27 @@ struct Produced {
         const tile::ScalePlaces &places = quantized.places;
         for (int64_t block = 4 * lane; block < places.padded_blocks(); block += 4 * lanes)
             *reinterpret_cast<uint32_t *>(quantized.scales + places.at(row, block)) = 0;
+    }
+
+private:
+    // From the scale of a row's first block to that of another.
+    __device__ uint32_t of_row(uint32_t block) const {
+        constexpr uint32_t tile_blocks = tile::scale_tile_blocks, tile_bytes = tile::scale_tile_bytes;
+        return quantized.places.swizzled ? block / tile_blocks * tile_bytes + block % tile_blocks : block;
+    }
+
+    // Stores a lane's codes of a whole row and, by the first lane of a block, the scale.
+    template <int block, int bits>
+    __device__ void put(const Row &row, int column, const tile::LaneCodes<bits, 2> &codes, uint32_t scale) const {
+        uint8_t *target = row.codes + column * bits / 8;
+        if constexpr (bits == 4) tile::store(target, uint2{codes.word[0], codes.word[1]});
+        else tile::store(target, uint4{codes.word[0], codes.word[1], codes.word[2], codes.word[3]});
+        const tile::ScalePlaces &places = quantized.places;
+        const uint32_t at = column / block;
+        if (column % block == 0) row.scales[of_row(at)] = scale;
+        if (!places.swizzled || places.blocks % tile::scale_tile_blocks == 0 || column + block < cols) return;
+#pragma unroll 1
+        for (uint32_t behind = at + 1; behind < places.padded_blocks(); ++behind) row.scales[of_row(behind)] = 0;
     }
 };
 
@@ -88,49 +319,49 @@ __device__ inline Produced produced(const OutputRows &out, uint8_t *codes, uint8
                                     const float *global, int ending, int rule, int swizzled, int64_t rows, int cols) {
     const EndingFormat format = EndingFormat(ending);
     const int64_t blocks = ceil_div(cols, format == EndingFormat::nvfp4 ? tile::nvfp4_block : tile::mx_block);
-    return {out,
+    return {TypedRows<char>(out),
             {format, codes, scales, code_bytes, {blocks, blocks, swizzled != 0}, rule, global ? *global : 1.0f},
             rows,
             cols};
 }
 
-// Goes through shares of all rows that are each made of the same columns of other rows: load(row, column, raw) begins
-// to load what make(raw, row, values) makes values of. Of 16-bit elements the next share is on its way meanwhile.
-template <class Element, class Raw, class Load, class Make>
+// Goes through shares of all rows that are each made of the same columns of other rows: load(whole, row, column, raw)
+// begins to load what make(raw, row, values) makes values of. Of 16-bit elements the next share is on its way
+// meanwhile.
+template <class Element, class Raw, bool whole, class Load, class Make>
 __device__ inline void produce_shares(const Produced &target, Load &&load, Make &&make) {
     constexpr bool ahead = sizeof(Element) == 2;
+    constexpr std::bool_constant<whole> is_whole;
     const uint32_t shares = 2 * ceil_div(target.cols, 2 * produce_share);   // of a row: those of a block stay together
     const int64_t items = target.end() * shares, step = int64_t(gridDim.x) * produce_threads;
-    const bool few = items <= INT32_MAX - step;
-    int64_t row;
-    int share;
-    const auto find = [&](int64_t item) {
-        if (few) row = uint32_t(item) / shares;
-        else row = item / shares;
-        share = item - row * shares;
-    };
+    const int64_t begin = int64_t(blockIdx.x) * produce_threads;
+    int64_t row = (begin + threadIdx.x) / shares;
+    uint32_t share = begin + threadIdx.x - row * shares;
+    const int64_t step_rows = step / shares;
+    const uint32_t step_shares = step - step_rows * shares;
     Raw next;
-    int64_t first = int64_t(blockIdx.x) * produce_threads;
-    if (ahead && first < items) {
-        find(first + threadIdx.x);
-        load(row, share * produce_share, next);
-    }
+    if (ahead && begin < items) load(is_whole, row, share * produce_share, next);
 #pragma unroll 1
-    for (; first < items; first += step) {
-        find(first + threadIdx.x);
+    for (int64_t first = begin; first < items; first += step) {
         const int64_t here = row;
         const int column = share * produce_share, lane = share;
-        if (!ahead) load(here, column, next);
+        if (!ahead) load(is_whole, here, column, next);
         const Raw raw = next;
-        if (ahead && first + step < items) {
-            find(first + step + threadIdx.x);
-            load(row, share * produce_share, next);
-        }
+        row += step_rows, share += step_shares;
+        if (share >= shares) share -= shares, ++row;
+        if (ahead && first + step < items) load(is_whole, row, share * produce_share, next);
         float values[2][8];
         make(raw, here, values);
-        target.store(here, column, values);
+        target.store<whole>(target.row(here), column, values);
         if (here >= target.rows && here < target.end()) target.clear(here, lane, shares);
     }
+}
+
+// whole: whether all rows are from which the target's are made.
+template <class Element, class Raw, class Load, class Make>
+__device__ inline void produce_shares(const Produced &target, bool whole, Load &&load, Make &&make) {
+    if (whole && target.is_whole()) produce_shares<Element, Raw, true>(target, load, make);
+    else produce_shares<Element, Raw, false>(target, load, make);
 }
 
 }   // namespace op

@@ -32,6 +32,7 @@ struct QuantizingPipeline {
     }
 
     // The stage of a tile, once it is made. By all warps, for every tile in turn.
+    template <bool>
     __device__ const typename Tiling::Stage &take(int index) {
         typename Tiling::Stage &stage = shared.stage[index % Tiling::stages];
         tile::quantize_keys<Tiling::threads>(stage.k, tile::rows_from(k, index * tile::tile_keys));
@@ -49,6 +50,10 @@ struct QuantizingPipeline {
     }
 
     __device__ void release(int) {}
+
+    // Nothing is smoothed.
+    __device__ static bool stages_means() { return false; }
+    __device__ static const float *means_of(int) { return nullptr; }
 };
 
 // Q, K and V in place, with the names of BlockOperands. Without values, where only scores are wanted, v is null.
@@ -87,8 +92,8 @@ struct InKernelOperands {
     template <class Tiling>
     __device__ QuantizingPipeline<Tiling, Element, with_values> pipeline(typename Tiling::Shared &shared,
                                                                          const Problem &problem,
-                                                                         const TileRange<tile::tile_keys> &,
-                                                                         bool again) const {
+                                                                         const TileRange<tile::tile_keys> &, bool again,
+                                                                         const BlockMeans & = {}) const {
         const AttentionOptions &options = problem.options;
         return {shared,
                 {k + problem.at(k_strides), k_strides.key, problem.keys, options.dim},
@@ -112,7 +117,7 @@ __device__ inline void probe_scores(typename Tiling::Shared &shared, const Opera
     typename Tiling::Tiles tiles;
     tiles.start(shared, operands, problem, warp_row);
     for (int index = range.begin; index < range.end; ++index) {
-        const auto &stage = pipeline.take(index);
+        const auto &stage = pipeline.template take<false>(index);
         tiles.template prepare<Order>(shared, stage, pipeline, index);
         tile::Accumulator s[Tiling::slices][tile::tile_keys / tile::mma_columns];
         tiles.template multiply<Order>(s, shared, stage);

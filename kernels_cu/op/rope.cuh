@@ -18,6 +18,34 @@ struct Rotation {
     int length, width, first;
     bool pairs, inverse;
 
+    // Whether a lane that has all of its row has both values of each pair, and the table's rows are whole.
+    __device__ bool straight(const NormLanes &place, int cols) const {
+        return !pairs && first == 0 && width == cols && cols == norm_shares * place.lanes * produce_share &&
+               is_chunk(table);
+    }
+
+    // A lane's shares of such a row.
+    __device__ void turn_halves(const NormLanes &place, int position, HeadShares &values) const {
+        const bool there = position >= 0 && position < length;
+        const float *row = table + int64_t(there ? position : 0) * width + place.column(0);
+        RowShares<float, 1> angles[2];
+        angles[0].load<true>(row, 0, 0, 1);
+        angles[1].load<true>(row + width / 2, 0, 0, 1);
+        float cosines[2][8], sines[2][8];
+        angles[0].unpack(0, cosines);
+        angles[1].unpack(0, sines);
+        if (inverse) {
+#pragma unroll
+            for (int i = 0; i < 16; ++i) sines[i / 8][i % 8] = -sines[i / 8][i % 8];
+        }
+#pragma unroll
+        for (int i = 0; i < 16; ++i)
+            turn_pair(values[0][i / 8][i % 8], values[1][i / 8][i % 8], cosines[i / 8][i % 8], sines[i / 8][i % 8]);
+        if (there) return;
+#pragma unroll
+        for (int i = 0; i < norm_shares * 16; ++i) values[i / 16][i / 8 % 2][i % 8] = __int_as_float(0x7fffffff);
+    }
+
     // A lane's shares of the row at a position. eight(column, values) gives values of the row as they are before they
     // turn, from any column; one(column) one of them. A position outside the table makes NaN of what turns.
     template <class Eight, class One>
@@ -30,16 +58,8 @@ struct Rotation {
             for (int i = 0; i < norm_shares * 16; ++i)
                 if (turns(place.column(share + i / 16) + i % 16))
                     values[i / 16][i / 8 % 2][i % 8] = __int_as_float(0x7fffffff);
-        } else if (!pairs && first == 0 && width == cols && cols == norm_shares * place.lanes * produce_share) {
-#pragma unroll
-            for (int group = 0; group < 2; ++group) {   // a lane has both values of each pair
-                float cosines[1][8], sines[1][8];
-                load_share(row + place.column(0) + 8 * group, 8, cosines);
-                load_share(row + half + place.column(0) + 8 * group, 8, sines);
-#pragma unroll
-                for (int i = 0; i < 8; ++i)
-                    turn_pair(values[0][group][i], values[1][group][i], cosines[0][i], sines[0][i]);
-            }
+        } else if (straight(place, cols)) {
+            turn_halves(place, position, values);
         } else if (pairs && first % 2 == 0) {
 #pragma unroll
             for (int of = 0; of < 2 * norm_shares; ++of) {
@@ -62,7 +82,7 @@ struct Rotation {
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     if (column + 2 * i >= 0 && column + 2 * i < width)
-                        turn_pair(some[2 * i], some[2 * i + 1], cosines[i], sines[i]);
+                        turn_pair(some[2 * i], some[2 * i + 1], cosines[i], directed(sines[i]));
             }
         } else {
             const bool eights = !pairs && first % 8 == 0 && half % 8 == 0;
@@ -79,7 +99,7 @@ struct Rotation {
 #pragma unroll
                     for (int i = 0; i < 8; ++i) {
                         const float sine = is_second(column) ? sines[0][i] : -sines[0][i];
-                        some[i] = turned(some[i], others[i], cosines[0][i], sine);
+                        some[i] = turned(some[i], others[i], cosines[0][i], directed(sine));
                     }
                 } else if (!eights) {
 #pragma unroll 1
@@ -90,7 +110,7 @@ struct Rotation {
                         const float other = one(partner(at)), sine = is_second(at) ? 1.0f : -1.0f;
 #pragma unroll
                         for (int j = 0; j < 8; ++j)
-                            if (j == i) some[j] = turned(some[j], other, row[pair], sine * row[half + pair]);
+                            if (j == i) some[j] = turned(some[j], other, row[pair], directed(sine * row[half + pair]));
                     }
                 }
             }
@@ -104,11 +124,12 @@ private:
         const int apart = pairs ? 1 : width / 2;
         return is_second(column) ? column - apart : column + apart;
     }
+    __device__ float directed(float sine) const { return inverse ? -sine : sine; }
     // A value and `sine` times the other one of its pair, which is negative for the first.
-    __device__ float turned(float value, float other, float cosine, float sine) const {
-        return fmaf(value, cosine, (inverse ? -sine : sine) * other);
+    __device__ static float turned(float value, float other, float cosine, float sine) {
+        return fmaf(value, cosine, sine * other);
     }
-    __device__ void turn_pair(float &one, float &other, float cosine, float sine) const {
+    __device__ static void turn_pair(float &one, float &other, float cosine, float sine) {
         const float before = one;
         one = turned(before, other, cosine, -sine);
         other = turned(other, before, cosine, sine);
@@ -124,46 +145,59 @@ struct HeadRows {
     __device__ Element *row(int64_t token, int head) const { return first + token * token_stride + head * head_stride; }
 };
 
-// y[tokens, heads, cols]: x turned by the positions of the tokens. Floats go to `out`, whose strides are those of the
-// one that is there; codes to y, whose rows are heads of tokens in order. rounds: to x's type first.
-template <class Element>
-__device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotation &rotation, const int *positions,
-                                 bool rounds, int heads, const OutputRows &out, int64_t out_head, const Produced &y) {
-    const NormLanes place(y.cols);
-    const int cols = y.cols, step = place.lanes * produce_share;
-    const int64_t end = y.end(), blocks_rows = int64_t(gridDim.x) * place.rows();
-    const bool few = end <= INT32_MAX - blocks_rows;
-    constexpr bool ahead = sizeof(Element) == 2;   // the next rows are on their way while these are worked on
+// A row of the heads of tokens in order, and those some rows further on, without a division for each.
+struct HeadOf {
     int64_t token;
     int head;
-    const auto find = [&](int64_t row) {
-        if (few) token = uint32_t(row) / uint32_t(heads);
-        else token = row / heads;
-        head = row - token * heads;
-    };
+
+    __device__ HeadOf(int64_t row, int heads) : token(row / heads), head(row - token * heads) {}
+    __device__ void move_on(const HeadOf &rows, int heads) {
+        token += rows.token, head += rows.head;
+        if (head >= heads) head -= heads, ++token;
+    }
+};
+
+// y[tokens, heads, cols]: x turned by the positions of the tokens. Floats go to y's `out`, whose heads are out_head
+// elements apart; codes to y, whose rows are heads of tokens in order. rounds: to x's type first. straight: the
+// rotation is straight(), and everything whole.
+template <class Element, bool straight>
+__device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotation &rotation, const int *positions,
+                                 bool rounds, int heads, int64_t out_head, const Produced &y) {
+    const NormLanes place(y.cols);
+    const int cols = y.cols, step = place.lanes * produce_share;
+    const int64_t end = y.end(), blocks_rows = int64_t(gridDim.x) * place.rows(), head_bytes = y.out.bytes(out_head);
+    const HeadOf last(y.rows - 1, heads), move(blocks_rows, heads);
+    constexpr bool ahead = sizeof(Element) == 2;   // the next rows are on their way while these are worked on
+    HeadOf place_of_next(int64_t(blockIdx.x) * place.rows() + place.row(), heads);
     RowShares<Element, norm_shares> next;
-    const auto begin = [&](int64_t row, int share) {
-        find(row);
-        next.load(x.row(token, head), row < y.rows, place.column(share), step, cols);
+    int next_position;
+    const auto begin = [&](const HeadOf &of, int share) {
+        const HeadOf &here = of.token > last.token ? last : of;   // what may be read where nothing is stored
+        next_position = positions[here.token];
+        next.template load<straight>(x.row(here.token, here.head), place.column(share), step, cols);
     };
-    if (ahead) begin(int64_t(blockIdx.x) * place.rows() + place.row(), 0);
+    if (ahead) begin(place_of_next, 0);
 #pragma unroll 1
     for (int64_t first = int64_t(blockIdx.x) * place.rows(); first < end; first += blocks_rows) {
         const int64_t row = first + place.row();
+        const HeadOf here = place_of_next;
+        place_of_next.move_on(move, heads);
+        Produced::Row target = y.row(row);
+        target.out = y.out.first + here.token * y.out.stride + here.head * head_bytes;
 #pragma unroll 1
-        for (int share = 0; share < place.shares; share += norm_shares) {
+        for (int share = 0; share < (straight ? 1 : place.shares); share += norm_shares) {
             HeadShares values;
-            if (!ahead || share) begin(row, share);
-            find(row);
-            const Element *source = x.row(token, head);
-            const int64_t out_token = token;
-            const int out_of = head;
+            if (!ahead || share) begin(here, share);
 #pragma unroll
             for (int i = 0; i < norm_shares; ++i) next.unpack(i, values[i]);
-            if (ahead && share + norm_shares >= place.shares) begin(row + blocks_rows, 0);
-            if (row < y.rows)
+            const int position = next_position;
+            if (ahead && (straight || share + norm_shares >= place.shares)) begin(place_of_next, 0);
+            if constexpr (straight) {
+                rotation.turn_halves(place, position, values);
+            } else if (target.present) {
+                const Element *source = x.row(here.token, here.head);
                 rotation.turn(
-                    place, share, cols, positions[out_token], values,
+                    place, share, cols, position, values,
                     [&](int column, float (&others)[8]) {
                         float some[1][8];
                         load_share(source + column, 8, some);
@@ -171,26 +205,34 @@ __device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotatio
                         for (int i = 0; i < 8; ++i) others[i] = some[0][i];
                     },
                     [&](int column) { return float(source[column]); });
+            }
+            const auto finish = [&](int share, float (&some)[2][8]) {
+                if (rounds) round_values<Element>(some);
+                y.store<straight>(target, place.column(share), some);
+            };
+            if constexpr (straight) {
+                finish(0, values[0]), finish(1, values[1]);
+            } else {
 #pragma unroll 1
-            for (int i = 0; i < norm_shares; ++i) {
-                const int column = place.column(share + i);
-                float (&some)[2][8] = values[0];
+                for (int i = 0; i < norm_shares; ++i) {
+                    finish(share + i, values[0]);
 #pragma unroll
-                for (int j = 0; j < 16; ++j)
-                    if (rounds) some[j / 8][j % 8] = rounded<Element>(some[j / 8][j % 8]);
-                if (row < y.rows && column < cols) {
-                    const int64_t at = out_token * out.stride + out_of * out_head;
-                    const OutputRows here = {out.bf16 ? out.bf16 + at : nullptr, out.f16 ? out.f16 + at : nullptr,
-                                             out.f32 ? out.f32 + at : nullptr, 0};
-                    store_share(here, 0, column, cols, some);
+                    for (int j = 0; j < 16; ++j) values[0][j / 8][j % 8] = values[1][j / 8][j % 8];
                 }
-                if (y.quantizes()) y.quantized.store(row, column, cols, row < y.rows, some);
-#pragma unroll
-                for (int j = 0; j < 16; ++j) some[j / 8][j % 8] = values[1][j / 8][j % 8];
             }
         }
         if (row >= y.rows && row < end) y.clear(row, place.lane(), place.lanes);
     }
+}
+
+template <class Element>
+__device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotation &rotation, const int *positions,
+                                 bool rounds, int heads, int64_t out_head, const Produced &y) {
+    const bool whole = is_whole_rows(x.first, x.token_stride, y.cols) && x.head_stride % 8 == 0 && y.is_whole() &&
+                       (y.quantizes() || out_head % 8 == 0);
+    if (whole && rotation.straight(NormLanes(y.cols), y.cols))
+        rope_rows<Element, true>(x, rotation, positions, rounds, heads, out_head, y);
+    else rope_rows<Element, false>(x, rotation, positions, rounds, heads, out_head, y);
 }
 
 }   // namespace op

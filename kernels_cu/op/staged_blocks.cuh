@@ -23,6 +23,34 @@ struct BlockQueries {
     uint32_t scales[slices][ceil_div(words, register_words)];
 };
 
+// The scores that the means of queries have with K, as far as the rows of a block need them: `count` vectors of the 64
+// keys of a tile one behind the other, from `first` on for the sequence's tile 0, `tile_step` floats on for the next.
+struct BlockMeans {
+    const float *first = nullptr;
+    int tile_step = 0;
+    int count = 0;
+    int first_block = 0;   // of the sequence's blocks of queries that share a mean, the one of the block's first row
+
+    BlockMeans() = default;
+
+    template <class Operands>
+    __device__ BlockMeans(const Operands &operands, const Problem &problem, int first_row, int end_row) {
+        if (!operands.mean_scores) return;
+        const int group = problem.options.group, head = problem.batch * problem.options.heads_kv + problem.head;
+        first_block = problem.query_of(first_row) / smooth_queries;
+        count = (problem.query_of(end_row - 1) / smooth_queries - first_block + 1) * group;
+        tile_step = operands.query_blocks * group * tile::tile_keys;
+        first = operands.mean_scores +
+                (int64_t(head) * operands.tiles + problem.first_tile(tile::tile_keys)) * tile_step +
+                (problem.first_block() + first_block) * group * tile::tile_keys;
+    }
+
+    // Which of the block's vectors is that of a row.
+    __device__ int of_row(const Problem &problem, int row) const {
+        return (problem.query_of(row) / smooth_queries - first_block) * problem.options.group + problem.group_of(row);
+    }
+};
+
 // What attention on block formats is given of Q, K and V, all quantized before. Attention that quantizes as it loads
 // has operands with the same names (quantized_blocks.cuh).
 struct BlockOperands {
@@ -31,8 +59,8 @@ struct BlockOperands {
     const uint8_t *k_tiles;                        // [batch, heads_kv, tiles]: tile::KeyTile
     const uint8_t *v_tiles;                        // [batch, heads_kv, tiles]: tile::ValueTile
     const float *q_global, *k_global, *v_global;   // [1] or null: what NVFP4 multiplies all values by
-    const float *mean_scores;   // [batch, heads_kv, group, query_blocks, keys of all tiles] or null: the scores
-                                // that smoothing took from Q, in the units of a product of codes and scales
+    const float *mean_scores;   // [batch, heads_kv, tiles, query_blocks, group, tile_keys] or null: the scores that
+                                // smoothing took from Q, in the units of a product of codes and scales
     int q_bytes, q_blocks, tiles, query_blocks;   // of a row of Q; of a head of K and V, and of Q
     StridesQ q_codes_strides, q_scales_strides;
 
@@ -60,7 +88,8 @@ struct BlockOperands {
     // The tiles of K and V on their way through the stages of a block, for the first time or `again`.
     template <class Tiling>
     __device__ tile::Pipeline<Tiling> pipeline(typename Tiling::Shared &shared, const Problem &problem,
-                                               const TileRange<tile::tile_keys> &range, bool again) const {
+                                               const TileRange<tile::tile_keys> &range, bool again,
+                                               const BlockMeans &means = {}) const {
         const size_t first_tile = size_t(problem.batch * problem.options.heads_kv + problem.head) * tiles +
                                   problem.first_tile(tile::tile_keys);
         return {shared,
@@ -68,38 +97,48 @@ struct BlockOperands {
                 reinterpret_cast<const typename Tiling::Values *>(v_tiles) + first_tile,
                 range.begin,
                 range.end,
-                again ? 2 * range.begin - range.end : range.begin};
+                again ? 2 * range.begin - range.end : range.begin,
+                means.first,
+                means.tile_step,
+                means.count};
     }
 };
 
 // The scores that the means of queries have, for the rows of a warp.
 template <class Order, int slices>
 struct MeanScores {
-    const float *first = nullptr;   // of all means, in the sequence's first tile
-    int rows[slices][2] = {};       // which of all means
+    const BlockMeans &means;
+    int place[slices][2] = {};   // of this lane's first score, among the floats of the block's vectors
 
     template <class Operands>
-    __device__ MeanScores(const Operands &operands, const Problem &problem, int warp_row) {
+    __device__ MeanScores(const BlockMeans &means, const Operands &operands, const Problem &problem, int warp_row)
+        : means(means) {
         if (!operands.mean_scores) return;
-        first = operands.mean_scores + int64_t(problem.first_tile(tile::tile_keys)) * tile::tile_keys;
         tile::for_rows<slices>([&](int slice, int half) {
             const int row = min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
-            const int head = (problem.batch * problem.options.heads_kv + problem.head) * problem.options.group +
-                             problem.group_of(row);
-            rows[slice][half] =
-                head * operands.query_blocks + problem.first_block() + problem.query_of(row) / smooth_queries;
+            place[slice][half] =
+                means.of_row(problem, row) * tile::tile_keys + Order::key(0, tile::accumulator_column(0));
         });
     }
 
-    // Adds those of the tile `index` of keys.
-    template <int tiles, class Operands>
-    __device__ void add(tile::Accumulator (&s)[slices][tiles], const Operands &operands, int index) const {
-        const int lane_key = index * tile::tile_keys + Order::key(0, tile::accumulator_column(0));
+    // Adds those of the tile `index` of keys, whose vectors lie in its stage (`staged`: always), else in memory.
+    template <bool staged, int tiles, class Pipeline>
+    __device__ void add(tile::Accumulator (&s)[slices][tiles], const Pipeline &pipeline, int index) const {
+        if (staged || pipeline.stages_means()) {
+            const float *vectors = pipeline.means_of(index);
+            add(s, [&](int at) { return *reinterpret_cast<const float2 *>(vectors + at); });
+        } else {
+            const float *vectors = means.first + int64_t(index) * means.tile_step;
+            add(s, [&](int at) { return __ldg(reinterpret_cast<const float2 *>(vectors + at)); });
+        }
+    }
+
+    template <int tiles, class Load>
+    __device__ void add(tile::Accumulator (&s)[slices][tiles], Load &&load) const {
         tile::for_rows<slices>([&](int slice, int half) {
-            const float *source = first + int64_t(rows[slice][half]) * operands.tiles * tile::tile_keys + lane_key;
 #pragma unroll
             for (int j = 0; j < tiles; ++j) {
-                const float2 pair = __ldg(reinterpret_cast<const float2 *>(source + Order::key(j, 0)));
+                const float2 pair = load(place[slice][half] + Order::key(j, 0));
                 s[slice][j][2 * half] += pair.x;
                 s[slice][j][2 * half + 1] += pair.y;
             }

@@ -1,10 +1,16 @@
-// Keys and values as caches and operands hold them, 16 keys at a time in shared memory: a unit. In 16 bits a unit is a
-// SharedTile; in block formats it is codes and scales as they came, which a warp expands to a SharedTile, code times
-// scale, every product exact. So MMAs have one kind of operand, and caches of the same values give the same sums, bit
-// for bit.
+// Keys and values as caches and operands hold them, 16 keys at a time in shared memory: a unit, codes and scales as
+// they came. Lanes read the codes that their fragments of B are made of and multiply them by their scales, every
+// product exact. So caches of the same values give the same sums, bit for bit.
 //
 // A unit is 16 rows of one token each, whose scales lie along them. Values of an operand in a block format stand in
-// tiles of 64 keys whose rows are columns of V, their scales along the keys: there a unit is a quarter of the columns.
+// tiles of 64 keys whose rows are columns of V, their scales along the keys: there a unit is a quarter of the columns,
+// which a warp expands to a SharedTile.
+//
+// The lane (g, t) = (lane / 4, lane % 4) of B of keys, whose column is key g, has the t-th quarter of the key's row:
+// eight values 8 i .. 8 i + 7 of it are the k of MMAs 2 i and 2 i + 1, as pairs (0, 4), (1, 5) and (2, 6), (3, 7). Q
+// stands in A likewise. Of values, whose columns are columns of V, the lane has the g-th eighth of the rows of keys 2
+// t, 2 t + 1, 2 t + 8 and 2 t + 9: value i of it belongs to the column tile i. Of values in 16 bits, which ldmatrix
+// brings, column tiles are those of V.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -68,22 +74,48 @@ __device__ inline uint4 e2m1_times(uint32_t word, Factors... factors) {
             __byte_perm(pairs[0], pairs[1], 0x7632), __byte_perm(pairs[2], pairs[3], 0x7632)};
 }
 
-// The block formats. block: values to a scale; chunk_values: of 16 bytes of codes. expand() makes chunk `eight` of the
-// eights of a chunk of codes; scale() makes of a scale's byte what it takes.
+// A word of eight e2m1 codes as pairs of Element whose halves are codes j and j + 4, as above, times a pair of factors,
+// one after the other.
+template <class Element, class... Factors>
+__device__ inline void e2m1_pairs(uint32_t word, uint32_t (&pairs)[4], Factors... factors) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        if constexpr (is_bf16<Element>) {   // one multiplication moves the sign to bit 15 and the others to bits 8..6
+            const uint32_t codes = (j < 2 ? word : word >> 8) & (j % 2 == 0 ? 0x000f000fu : 0x00f000f0u);
+            pairs[j] = codes * (j % 2 == 0 ? 0x1040u : 0x0104u) & 0x81c081c0u;
+        } else {
+            const uint32_t moved = j < 3 ? word << (9 - 4 * j) : word >> 3;
+            pairs[j] = (moved & 0x0e000e00u) | ((word << (12 - 4 * j)) & 0x80008000u);
+        }
+        ((pairs[j] = multiply_pair(pairs[j], factors, Element{})), ...);
+    }
+}
+
+// Rows in 16 bits.
+struct CachedPlain {
+    static constexpr int bits = 16;
+};
+
+// The block formats. block: values to a scale; chunk_values: of 16 bytes of codes. scales() makes factors of the bytes
+// of two scales, a pair; pairs() expands a word of codes, of which neighbours in the low and in the high half are a
+// pair, in turn; expand() makes chunk `eight` of the eights of a chunk of codes, in order.
 
 // e2m1 times ue4m3: values times 2^-7, of which f16 and bf16 hold every one.
 template <class Element>
 struct CachedNvfp4 {
     static constexpr int bits = 4, block = 16, chunk_values = 32;
 
-    __device__ static uint32_t scale(uint32_t byte) {
-        const uint32_t pair = ptx::cvt_rn_f16x2_ue4m3x2(byte * 0x101u);
+    __device__ static uint32_t scales(uint32_t low, uint32_t high) {
+        const uint32_t pair = ptx::cvt_rn_f16x2_ue4m3x2(low | high << 8);
         if constexpr (is_bf16<Element>) {   // e2m1 stands for 2^-126 times itself there
-            const float value = unpack_pair(pair, __half{}).x * 0x1p119f;
-            return ptx::cvt_rn_bf16x2_f32(value, value);
+            const float2 values = unpack_pair(pair, __half{});
+            return ptx::cvt_rn_bf16x2_f32(values.y * 0x1p119f, values.x * 0x1p119f);
         } else {   // 2^-14
             return multiply_pair(pair, 0x58005800u, __half{});
         }
+    }
+    __device__ static void pairs(uint32_t word, uint32_t scale, uint32_t (&pairs)[4]) {
+        e2m1_pairs<Element>(word, pairs, scale);
     }
     __device__ static uint4 expand(const uint32_t (&words)[4], int eight, uint32_t scale) {
         return e2m1_times<Element>(words[eight], scale);
@@ -93,10 +125,16 @@ struct CachedNvfp4 {
 // e2m1 times ue8m0, in bf16: exact for scales from 2^-117 to 2^119.
 struct CachedMxfp4 {
     static constexpr int bits = 4, block = 32, chunk_values = 32;
+    static constexpr uint32_t lift = 0x7e807e80u;   // 2^126
 
-    __device__ static uint32_t scale(uint32_t byte) { return ptx::cvt_rn_bf16x2_ue8m0x2(byte * 0x101u); }
+    __device__ static uint32_t scales(uint32_t low, uint32_t high) {
+        return ptx::cvt_rn_bf16x2_ue8m0x2(low | high << 8);
+    }
+    __device__ static void pairs(uint32_t word, uint32_t scale, uint32_t (&pairs)[4]) {
+        e2m1_pairs<__nv_bfloat16>(word, pairs, lift, scale);
+    }
     __device__ static uint4 expand(const uint32_t (&words)[4], int eight, uint32_t scale) {
-        return e2m1_times<__nv_bfloat16>(words[eight], 0x7e807e80u, scale);   // 2^126
+        return e2m1_times<__nv_bfloat16>(words[eight], lift, scale);
     }
 };
 
@@ -104,16 +142,21 @@ struct CachedMxfp4 {
 struct CachedMxfp8 {
     static constexpr int bits = 8, block = 32, chunk_values = 16;
 
-    __device__ static uint32_t scale(uint32_t byte) { return ptx::cvt_rn_bf16x2_ue8m0x2(byte * 0x101u); }
-    __device__ static uint4 expand(const uint32_t (&words)[4], int eight, uint32_t scale) {
-        uint32_t pairs[4];
+    __device__ static uint32_t scales(uint32_t low, uint32_t high) {
+        return ptx::cvt_rn_bf16x2_ue8m0x2(low | high << 8);
+    }
+    __device__ static void pairs(uint32_t word, uint32_t scale, uint32_t (&pairs)[2]) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const uint32_t codes = words[2 * eight + i / 2] >> (16 * (i % 2)) & 0xffffu;
-            const float2 values = unpack_pair(ptx::cvt_rn_f16x2_e4m3x2(codes), __half{});
+        for (int i = 0; i < 2; ++i) {
+            const float2 values = unpack_pair(ptx::cvt_rn_f16x2_e4m3x2(word >> (16 * i) & 0xffffu), __half{});
             pairs[i] = ptx::mul_bf16x2(ptx::cvt_rn_bf16x2_f32(values.y, values.x), scale);
         }
-        return {pairs[0], pairs[1], pairs[2], pairs[3]};
+    }
+    __device__ static uint4 expand(const uint32_t (&words)[4], int eight, uint32_t scale) {
+        uint32_t first[2], second[2];
+        pairs(words[2 * eight], scale, first);
+        pairs(words[2 * eight + 1], scale, second);
+        return {first[0], first[1], second[0], second[1]};
     }
 };
 
@@ -125,6 +168,42 @@ __device__ inline void with_block_format(RowFormat format, Body &&body) {
         if (format == RowFormat::mxfp4) return body(CachedMxfp4{});
     }
     body(CachedNvfp4<Element>{});
+}
+template <class Element, class Body>
+__device__ inline void with_format(RowFormat format, Body &&body) {
+    if (format == RowFormat::plain) return body(CachedPlain{});
+    with_block_format<Element>(format, body);
+}
+
+// Eight values of a row as the pairs (j, j + 4): words of codes, or of 16 bits, from `first` on.
+template <class Format>
+__device__ inline void pairs_of_row(const uint32_t *first, uint32_t scale, uint32_t (&pairs)[4]) {
+    if constexpr (Format::bits == 16) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) pairs[j] = __byte_perm(first[j / 2], first[j / 2 + 2], j % 2 ? 0x7632 : 0x5410);
+    } else if constexpr (Format::bits == 8) {
+        uint32_t some[2], others[2];
+        Format::pairs(__byte_perm(first[0], first[1], 0x5140), scale, some);
+        Format::pairs(__byte_perm(first[0], first[1], 0x7362), scale, others);
+        pairs[0] = some[0], pairs[1] = some[1], pairs[2] = others[0], pairs[3] = others[1];
+    } else {
+        Format::pairs(*first, scale, pairs);
+    }
+}
+
+// Eight codes of two rows as the pairs (code j of `low`, code j of `high`).
+template <class Format>
+__device__ inline void pairs_of_rows(const uint32_t *low, const uint32_t *high, uint32_t scales, uint32_t (&pairs)[8]) {
+    constexpr int of_word = Format::bits == 8 ? 2 : 4;
+#pragma unroll
+    for (int i = 0; i < 8 / of_word; ++i) {
+        uint32_t some[of_word];
+        const uint32_t a = low[Format::bits == 8 ? i / 2 : 0], b = high[Format::bits == 8 ? i / 2 : 0];
+        const int selectors = Format::bits == 8 ? (i % 2 ? 0x7362 : 0x5140) : i % 2 ? 0x7632 : 0x5410;
+        Format::pairs(__byte_perm(a, b, selectors), scales, some);
+#pragma unroll
+        for (int j = 0; j < of_word; ++j) pairs[of_word * i + j] = some[j];
+    }
 }
 
 // How V's scales stand in a tile of block_tiles.cuh: groups of 32 words, `of_word` groups of 32 columns to each.
@@ -179,16 +258,41 @@ struct CachedUnits {
         return ceil_div(16 * chunks(format) + of_scales, 128) * 128;
     }
 
+    // Where a chunk of codes of a token stands in a unit, in chunks: swizzled as a SharedTile is, keys once more, so
+    // that neither lanes that read fragments nor those that copy rows meet in a bank.
+    __device__ static int place(int row_chunks, bool keys, int row, int chunk) {
+        const int mask = min(row_chunks, 8) - 1, shift = row_chunks >= 8 ? 0 : row_chunks == 4 ? 1 : 2;
+        return row * row_chunks + (chunk ^ (keys ? (chunk >> 3) * 2 : 0) ^ (row >> shift & mask));
+    }
+
     // Starts copying codes of 16 tokens: source(row, chunk) is where a chunk stands, null for zeros.
     template <class Source>
-    __device__ static void copy_rows(uint32_t unit, RowFormat format, Source &&source) {
+    __device__ static void copy_rows(uint32_t unit, RowFormat format, bool keys, Source &&source) {
         const int log = 31 - __clz(row_chunks(format)), count = cached_rows << log;
-#pragma unroll 2
+#pragma unroll 1
         for (int i = ptx::laneid(); i < count; i += 32) {
             const int row = i >> log, chunk = i & ((1 << log) - 1);
             const char *from = source(row, chunk);
-            const int at = format == RowFormat::plain ? Rows::index(row, chunk) : i;
-            ptx::cp_async_cg_16(unit + 16 * at, from, from != nullptr);
+            ptx::cp_async_cg_16(unit + 16 * place(1 << log, keys, row, chunk), from, from != nullptr);
+        }
+    }
+
+    // The same of 16 tokens that stand `stride` bytes apart, in whole rounds of a warp: row_of(row) is where one
+    // begins, of which `present` chunks are there.
+    template <class Format, class RowOf>
+    __device__ static void copy_whole(uint32_t unit, bool keys, int present, long long stride, RowOf &&row_of, Format) {
+        constexpr int row_chunks = dim * Format::bits / 128, rows = 32 / row_chunks;   // of a round
+        const int row = ptx::laneid() / row_chunks, chunk = ptx::laneid() % row_chunks;
+        const uint32_t first = unit + 16 * place(row_chunks, keys, row, chunk);   // units stand at multiples of 128
+        const char *from = row_of(row) + 16 * chunk;
+#pragma unroll
+        for (int round = 0; round < cached_rows / rows; ++round) {
+            constexpr int mask = (row_chunks < 8 ? row_chunks : 8) - 1, shift = row_chunks >= 8   ? 0
+                                                                                : row_chunks == 4 ? 1
+                                                                                                  : 2;
+            const int turned = rows * round >> shift & mask;   // no bit of which is set in row >> shift
+            ptx::cp_async_cg_16((first ^ 16 * turned) + 512 * round, from, chunk < present);
+            from += rows * stride;
         }
     }
 
@@ -217,6 +321,23 @@ struct CachedUnits {
         }
     }
 
+    // Their scales, at multiples of 4, likewise: `present` bytes of a row.
+    template <class Format, class RowOf>
+    __device__ static void copy_whole_scales(uint32_t unit, int present, long long stride, RowOf &&row_of, Format) {
+        if constexpr (Format::bits < 16) {
+            constexpr int of_row = scale_words<Format>, rounds = ceil_div(cached_rows * of_row, 32);
+            const uint32_t target = unit + cached_rows * dim * Format::bits / 8 + 4 * ptx::laneid();
+            const int word = ptx::laneid() % of_row;
+            const char *from = row_of(ptx::laneid() / of_row) + 4 * word;
+#pragma unroll
+            for (int round = 0; round < rounds; ++round) {
+                if (rounds > 1 || ptx::laneid() < cached_rows * of_row)
+                    ptx::cp_async_ca<4>(target + 128 * round, from, max(min(present - 4 * word, 4), 0));
+                from += 32 / of_row * stride;
+            }
+        }
+    }
+
     // Starts copying the quarter `part` of the columns of a tile of V that has tile_dim of them, with their scales.
     __device__ static void copy_columns(uint32_t unit, RowFormat format, const char *tile, int part, int tile_dim) {
         const int count = chunks(format), row_chunks = tile_keys * bits_of(format) / 128, first = part * count;
@@ -234,20 +355,82 @@ struct CachedUnits {
         }
     }
 
-    // Codes and scales of 16 tokens to 16 bits.
-    template <class Format>
-    __device__ static void expand_rows(Rows &to, const char *unit, Format) {
-        constexpr int row_chunks = dim * Format::bits / 128, count = cached_rows * row_chunks,
-                      eights = Format::chunk_values / 8;
-        constexpr int step = dim / Format::block > 4 ? dim / Format::block : 4;
-        const uint8_t *scales = reinterpret_cast<const uint8_t *>(unit) + 16 * count;
-        expand_all<Format, count>(to, unit, [&](int i) {
-            const int row = i / row_chunks, chunk = i % row_chunks,
-                      block = chunk * Format::chunk_values / Format::block;
-            return Chunk{row,
-                         chunk * eights,
-                         {scales[row * step + block], scales[row * step + block + (scales_of_chunk<Format> > 1)]}};
-        });
+    // sum[h] += Q K^T of keys 8 h .. 8 h + 7 of a unit: q(step) is A of an MMA.
+    template <class Format, class Query>
+    __device__ static void multiply_keys(Accumulator (&sum)[2], const char *unit, Query &&q, Format) {
+        const int key = ptx::laneid() / 4, first = ptx::laneid() % 4 * (dim / 4);
+        constexpr int at_once = dim / 4 < 128 / Format::bits ? dim / 4 : 128 / Format::bits;   // values of a load
+        constexpr int unrolled = dim <= 128 ? dim / 4 / at_once : 1;   // O of larger heads takes the registers
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = 8 * half + key;
+            uint32_t scale = 0;
+#pragma unroll unrolled
+            for (int value = 0; value < dim / 4; value += at_once) {
+                const auto words = share<Format, at_once>(unit, true, row, (first + value) / at_once);
+#pragma unroll
+                for (int eight = 0; eight < at_once / 8; ++eight) {
+                    if constexpr (Format::bits < 16)
+                        if ((value + 8 * eight) % Format::block == 0) {
+                            const uint32_t byte = scale_of<Format>(unit, row, first + value + 8 * eight);
+                            scale = Format::scales(byte, byte);
+                        }
+                    uint32_t pairs[4];
+                    pairs_of_row<Format>(words.word + eight * Format::bits / 4, scale, pairs);
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const FragmentB b = {pairs[2 * i], pairs[2 * i + 1]};
+                        multiply(sum[half], q(value / 4 + 2 * eight + i), b, Element{});
+                    }
+                }
+            }
+        }
+    }
+
+    // B of the values of a unit, all columns: calls add(column tile, b).
+    template <class Format, class Add>
+    __device__ static void for_values(const char *unit, Add &&add, Format) {
+        if constexpr (Format::bits == 16) {
+            const uint32_t address = address_b_transposed(*reinterpret_cast<const Rows *>(unit));
+#pragma unroll
+            for (int pair = 0; pair < dim / 16; ++pair) {
+                FragmentB b[2];
+                load_b_transposed<Rows>(b, address, 0, 2 * pair);
+                add(2 * pair, b[0]);
+                add(2 * pair + 1, b[1]);
+            }
+        } else {
+            const int eighth = ptx::laneid() / 4, key = 2 * (ptx::laneid() % 4);
+            constexpr int most = (dim <= 128 ? 128 : 64) / Format::bits;   // values of a load
+            constexpr int at_once = dim / 8 < most ? dim / 8 : most;
+            uint32_t scales[2];
+#pragma unroll
+            for (int first = 0; first < dim / 8; first += at_once) {
+                const auto words = [&](int row) {
+                    return share<Format, at_once>(unit, false, row, (eighth * (dim / 8) + first) / at_once);
+                };
+                const auto row0 = words(key), row1 = words(key + 1), row8 = words(key + 8), row9 = words(key + 9);
+#pragma unroll
+                for (int eight = 0; eight < at_once / 8; ++eight) {
+                    const int value = first + 8 * eight;
+                    if (value % Format::block == 0)
+#pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            const int column = eighth * (dim / 8) + value;
+                            scales[i] = Format::scales(scale_of<Format>(unit, key + 8 * i, column),
+                                                       scale_of<Format>(unit, key + 8 * i + 1, column));
+                        }
+                    uint32_t near[8], far[8];
+                    constexpr int words_of_eight = Format::bits / 4;
+                    pairs_of_rows<Format>(row0.word + eight * words_of_eight, row1.word + eight * words_of_eight,
+                                          scales[0], near);
+                    pairs_of_rows<Format>(row8.word + eight * words_of_eight, row9.word + eight * words_of_eight,
+                                          scales[1], far);
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) add(value + i, FragmentB{near[i], far[i]});
+                }
+            }
+        }
     }
 
     // Those of the quarter `part` of the columns of a tile of V.
@@ -285,6 +468,49 @@ private:
         uint32_t scale[2];
     };
 
+    // Words of scales from a token to the next one.
+    template <class Format>
+    static constexpr int scale_words = dim / Format::block > 4 ? dim / Format::block / 4 : 1;
+
+    // `values` values of a row, the part-th so many of it.
+    template <int words>
+    struct Share {
+        uint32_t word[words];
+    };
+    template <class Format, int values>
+    __device__ static auto share(const char *unit, bool keys, int row, int part) {
+        constexpr int bytes = values * Format::bits / 8, row_chunks = dim * Format::bits / 128;
+        Share<bytes / 4> result;
+        if constexpr (bytes >= 16) {
+#pragma unroll
+            for (int i = 0; i < bytes / 16; ++i) {
+                const int at = place(row_chunks, keys, row, part * (bytes / 16) + i);
+                const uint4 four = reinterpret_cast<const uint4 *>(unit)[at];
+                result.word[4 * i] = four.x, result.word[4 * i + 1] = four.y;
+                result.word[4 * i + 2] = four.z, result.word[4 * i + 3] = four.w;
+            }
+        } else {
+            constexpr int parts = 16 / bytes;   // of a chunk
+            const char *from = unit + 16 * place(row_chunks, keys, row, part / parts) + bytes * (part % parts);
+            if constexpr (bytes == 8) {
+                const uint2 two = *reinterpret_cast<const uint2 *>(from);
+                result.word[0] = two.x, result.word[1] = two.y;
+            } else {
+                static_assert(bytes == 4, "a word is the least");
+                result.word[0] = *reinterpret_cast<const uint32_t *>(from);
+            }
+        }
+        return result;
+    }
+
+    // The byte of the scale of a value of a row.
+    template <class Format>
+    __device__ static uint32_t scale_of(const char *unit, int row, int value) {
+        constexpr int codes = cached_rows * dim * Format::bits / 8;
+        constexpr int step = 4 * scale_words<Format>;
+        return reinterpret_cast<const uint8_t *>(unit)[codes + row * step + value / Format::block];
+    }
+
     // All chunks of codes of a unit to 16 bits, as place_of(i) says. A warp reads what it expands before it writes,
     // several chunks of a lane at once: all of them up to dim 128, where `to` may be where the unit is.
     template <class Format, int count, class Tile, class PlaceOf>
@@ -309,7 +535,10 @@ private:
                 uint32_t scale = 0;
 #pragma unroll
                 for (int eight = 0; eight < eights; ++eight) {
-                    if (eight % of_block == 0) scale = Format::scale(places[i].scale[eight / of_block]);
+                    if (eight % of_block == 0) {
+                        const uint32_t byte = places[i].scale[eight / of_block];
+                        scale = Format::scales(byte, byte);
+                    }
                     to.at(places[i].row, places[i].first + eight) = Format::expand(words, eight, scale);
                 }
             }
@@ -339,18 +568,23 @@ __device__ inline PairMasks pair_masks(Seen &&seen) {
     return masks;
 }
 
-// A of Q: row_of(row) is where one of 16 rows begins, null for zeros, of which `columns` values are there, a multiple
-// of eight.
+// A of Q, its columns in the order that B of keys has them: row_of(row) is where one of 16 rows begins, null for zeros,
+// of which `columns` values are there, a multiple of eight.
 template <class Element, int dim, class RowOf>
 __device__ inline void load_queries(FragmentA (&a)[dim / 16], int columns, RowOf &&row_of) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const Element *row = row_of(accumulator_row(2 * half));
 #pragma unroll
-        for (int eight = 0; eight < dim / 8; ++eight) {
-            const int column = 8 * eight + accumulator_column(0);
-            a[eight / 2][2 * (eight % 2) + half] =
-                row && column < columns ? __ldg(reinterpret_cast<const uint32_t *>(row + column)) : 0;
+        for (int eight = 0; eight < dim / 32; ++eight) {
+            const int column = ptx::laneid() % 4 * (dim / 4) + 8 * eight;
+            uint32_t words[4], pairs[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                words[i] = row && column < columns ? __ldg(reinterpret_cast<const uint32_t *>(row + column) + i) : 0;
+            pairs_of_row<CachedPlain>(words, 0, pairs);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[2 * eight + i / 2][half + 2 * (i % 2)] = pairs[i];
         }
     }
 }

@@ -23,6 +23,11 @@ struct Pipeline {
     const typename Tiling::Values *v;
     int begin, end;   // tiles
     int origin;       // the tile that was, or would have been, the first to go through these stages
+    // Scores that go through the stages with each tile: `mean_vectors` times tile_keys of them, from `means` on for
+    // tile 0, mean_step floats on for the next.
+    const float *means = nullptr;
+    int mean_step = 0;
+    int mean_vectors = 0;
     // Tiles on their way; warps may drift apart by the stages that are left. Tiles of e2m1 are done with sooner.
     static constexpr int ahead = ptx::has_bulk_copy && Tiling::stages > 3 && Tiling::ValueFormat::bits == 4 ? 2 : 1;
 
@@ -50,17 +55,24 @@ struct Pipeline {
             }
             ptx::bar_sync();   // the barriers are there
         }
-        for (int index = begin; index < begin + ahead; ++index) fill(index);
+        for (int index = begin; index < begin + ahead; ++index) fill<(Tiling::mean_vectors > 0)>(index);
     }
 
-    // Fills the stage of a tile when all warps are done with the tile before in it. By all warps.
+    // Fills the stage of a tile when all warps are done with the tile before in it. By all warps. Without `with_means`
+    // none are needed.
+    template <bool with_means>
     __device__ void fill(int index) {
         if constexpr (ptx::has_bulk_copy) {
             if (index >= end || threadIdx.x >= 32 || !ptx::elect_sync()) return;
             const int turn = (index - origin) / Tiling::stages, slot = (index - origin) % Tiling::stages;
             const uint32_t full = address(&shared.full[slot]);
             if (turn > 0) ptx::mbarrier_wait_parity(address(&shared.empty[slot]), (turn - 1) & 1);
-            ptx::mbarrier_arrive_expect_tx(full, sizeof(typename Tiling::Stage));
+            const uint32_t mean_bytes = with_means && stages_means() ? mean_vectors * tile_keys * sizeof(float) : 0;
+            ptx::mbarrier_arrive_expect_tx(full, sizeof(typename Tiling::Stage) + mean_bytes);
+            if constexpr (with_means)
+                if (mean_bytes)
+                    ptx::cp_async_bulk_shared_global(address(&shared.means.of_stage[slot]),
+                                                     means + int64_t(index) * mean_step, mean_bytes, full);
             ptx::cp_async_bulk_shared_global(address(&shared.stage[slot].k), k + index, sizeof(typename Tiling::Keys),
                                              full);
             ptx::cp_async_bulk_shared_global(address(&shared.stage[slot].v), v + index, sizeof(typename Tiling::Values),
@@ -81,18 +93,28 @@ struct Pipeline {
     }
 
     // The stage of a tile, when it is there; starts filling another. By all warps, for every tile in turn.
+    template <bool with_means>
     __device__ const typename Tiling::Stage &take(int index) {
         if constexpr (ptx::has_bulk_copy) {
-            fill(index + ahead);
+            fill<with_means>(index + ahead);
             __syncwarp();
             ptx::mbarrier_wait_parity(address(&shared.full[(index - origin) % Tiling::stages]),
                                       (index - origin) / Tiling::stages & 1);
         } else {
             ptx::cp_async_wait_group<0>();
             ptx::bar_sync();   // this tile has landed for everyone; everyone is done with the stage that is filled next
-            fill(index + ahead);
+            fill<with_means>(index + ahead);
         }
         return stage_of(index);
+    }
+
+    // Whether stages have room for the means' scores that this block needs, and so hold them; those of a tile.
+    __device__ bool stages_means() const {
+        return Tiling::mean_vectors > 0 && mean_vectors > 0 && mean_vectors <= Tiling::mean_vectors;
+    }
+    __device__ const float *means_of(int index) const {
+        if constexpr (Tiling::mean_vectors > 0) return shared.means.of_stage[(index - origin) % Tiling::stages];
+        else return nullptr;
     }
 
     // Two values in 16 bits of a key, counted from tile 0: those in the columns 8 j .. 8 j + 7 that this lane holds in

@@ -21,11 +21,11 @@ from ..describe import text_table
 from ..errors import ArgumentError
 from ..formats import FORMATS, bf16
 from ..kernel import Kernel
-from ..ops.attention import attention, exact_attention
+from ..ops.attention import ATTENTION, attention, exact_attention
 from ..ops.attention_blocks import BLOCK_ATTENTION
 from ..ops.attention_kernels import OPEN, visible_pairs
 from ..ops.operands import quantize_operand
-from ..ops.probes import mma_rate_bf16, mma_rate_mxf4, mma_rate_mxf4nvf4, mma_rate_mxf8f6f4_e2m1, mma_rate_mxf8f6f4_e4m3
+from ..ops.probes import mma_rate_bf16, mma_rate_mxf4, mma_rate_mxf4nvf4, mma_rate_mxf8f6f4_e4m3
 from ..prepared import prepare
 from . import plots
 from .rates import Rate
@@ -43,14 +43,13 @@ RATES: dict[tuple[str, str], tuple[Kernel, Kernel]] = {
     ("mxfp8", "bf16"): (mma_rate_mxf8f6f4_e4m3, mma_rate_bf16),
     ("mxfp4", "mxfp4"): (mma_rate_mxf4, mma_rate_mxf4),
     ("mxfp4", "mxfp8"): (mma_rate_mxf4, mma_rate_mxf8f6f4_e4m3),
-    ("mxfp4", "bf16"): (mma_rate_mxf8f6f4_e2m1, mma_rate_bf16),
+    ("mxfp4", "bf16"): (mma_rate_mxf4, mma_rate_bf16),
 }
 # What is measured unasked.
 COMBINATIONS = tuple(RATES)
-# Where operands are quantized as they are loaded.
-IN_KERNEL = {("mxfp4", "bf16"): "in_kernel"}
-# What a call is given: operands that were quantized before, so that the kernel alone is timed, or plain arrays.
-QUANTIZED, ARRAYS = "quantized", "arrays"
+# What a call is given: operands that were quantized before, so that the kernel alone is timed, or plain arrays, which
+# it quantizes first or, in one pair, as the kernel loads them.
+QUANTIZED, ARRAYS, IN_KERNEL = "quantized", "arrays", "in_kernel"
 # What is measured besides: quantizing the operands, without attention.
 PROLOGUE = "prologue"
 COPY = "copy"
@@ -143,7 +142,13 @@ def rates_of(pair: tuple[str, str], backend: Backend) -> tuple[Kernel, Kernel]:
 
 def operands_of(pair: tuple[str, str]) -> tuple[str, ...]:
     """What attention in these formats can be given."""
-    return (QUANTIZED, ARRAYS) if pair in BLOCK_ATTENTION else (ARRAYS,)
+    kinds = (QUANTIZED, ARRAYS) if pair in BLOCK_ATTENTION else (ARRAYS,)
+    return (*kinds, IN_KERNEL) if (*pair, IN_KERNEL) in ATTENTION else kinds
+
+
+def quantize_of(operands: str) -> str | None:
+    """The `quantize` of a call that is given these."""
+    return IN_KERNEL if operands == IN_KERNEL else None
 
 
 def quantized_operands(q, k, v, qk: str, pv: str) -> tuple:
@@ -174,14 +179,15 @@ def attention_rows(
     Empty choices mean COMBINATIONS, bf16, SHAPES. All sides of a shape, the MMAs' rates, and a copy of K on the device
     are timed in turns; with what the call just before left in the L2, or, where Shape.decodes, with nothing of it and
     without a mask. Fields: qk, pv, operands ("quantized": the kernel alone, on operands that were quantized before;
-    "arrays": all launches of a call on arrays; "prologue": quantizing the operands alone, once for both masks, causal
-    None), dtype, shape (by name), causal, l2, milliseconds (median), fastest, slowest, repeat, tflops (4 flops for each
-    visible pair and element), mma_tflops (of each probe of a rate, by name), share_of_mma_rate (the time that the two
-    products would take at those rates / the time), relative_l2 (of the last queries of the first head, against float64
-    attention of the inputs), bytes (of decoding, Q, K, V and the output, each once; of a prologue, what its launches
-    read and write, a second read counted again), gb_per_s, copy_gb_per_s, share_of_copy, refused (why `attention` does
-    not do this, in a row without figures); None where a row has no such figure. ArgumentError where `attention` refuses
-    all that is asked for; MachineError on the emulator.
+    "arrays": all launches of a call on arrays; "in_kernel": the same, quantized as the kernel loads them; "prologue":
+    quantizing the operands alone, once for both masks, causal None), dtype, shape (by name), causal, l2, milliseconds
+    (median), fastest, slowest, repeat, tflops (4 flops for each visible pair and element), mma_tflops (of each probe of
+    a rate, by name), share_of_mma_rate (the time that the two products would take at those rates / the time),
+    relative_l2 (of the last queries of the first head, against float64 attention of the inputs), bytes (of decoding, Q,
+    K, V and the output, each once; of a prologue, what its launches read and write, a second read counted again),
+    gb_per_s, copy_gb_per_s, share_of_copy, refused (why `attention` does not do this, in a row without figures); None
+    where a row has no such figure. ArgumentError where `attention` refuses all that is asked for; MachineError on the
+    emulator.
     """
     backend = gpu("bench attention")
     clock = Clock(repeat=checked_repeat("bench attention", repeat))
@@ -297,8 +303,8 @@ def _given(arrays: Sequence, side: tuple[str, str, str]) -> Sequence:
 
 
 def _prepared(given: Sequence, side: tuple[str, str, str], causal: bool, out) -> Callable[[], Any]:
-    qk, pv, _ = side
-    call = prepare(attention, *given, qk=qk, pv=pv, quantize=IN_KERNEL.get((qk, pv)), causal=causal, out=out)
+    qk, pv, operands = side
+    call = prepare(attention, *given, qk=qk, pv=pv, quantize=quantize_of(operands), causal=causal, out=out)
     return lambda: call(*given)
 
 

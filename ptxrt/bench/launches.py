@@ -85,8 +85,8 @@ def cupy_launch(plan: Plan, arrays: list) -> Callable[[], Any] | None:
         import cupy
     except ImportError:
         return None
-    path = units.fatbin_path(plan.bound.unit, plan.backend.name == "portable")
-    function = cupy.RawModule(path=str(path)).get_function(plan.entry.name)
+    with units.fatbin_file(plan.bound.unit, plan.backend.name == "portable") as path:
+        function = cupy.RawModule(path=str(path)).get_function(plan.entry.name)
     values: list[Any] = [cupy.asarray(array) for array in arrays]
     values += [scalar.argument.formats[0].dtype.type(scalar.argument.default) for scalar in plan.scalars]
     axes = plan.entry.params[len(values) :]

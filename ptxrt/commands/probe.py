@@ -36,13 +36,16 @@ def probe(ctx, kind, everything, file):
     ptxrt probe --all --json findings.json
 
     Without KIND every kind of `ptxrt layout`. A probe knows no layout: it sets one element of A at a time and looks
-    which outputs change. Each difference from the atlas is printed; the exit status is 1 where there is one. On the
-    emulator a probe finds the emulator's rules, and on the portable machine those of the stand-ins where a chip lacks
-    the instruction: neither says anything about other silicon.
+    which outputs change. Then it tries what every code stands for, which bits of a container matter, and by which rule
+    products add up: of all candidates those are named that give every sum to the bit. Each difference from the atlas,
+    and from the emulator with the arithmetic of tensor cores, is printed; the exit status is 1 where there is one. On
+    the emulator a probe finds the emulator's rules, and on the portable machine those of the stand-ins where a chip
+    lacks the instruction: neither says anything about other silicon.
     """
-    from .. import atlas, kernels, last_launches
+    from .. import atlas, kernels
     from ..files import write_atomically
-    from ..ops.probes import cases_of
+    from ..ops.probes import GIVEN_FORMS, cases_of
+    from ..selection import current
 
     if kind is not None and everything:
         raise click.UsageError(f"name {kind} or pass --all")
@@ -56,9 +59,15 @@ def probe(ctx, kind, everything, file):
         for case in cases:
             report.append(examine(name, kernel, case))
             say(report[-1])
+        for form, (of, type) in enumerate(GIVEN_FORMS):
+            for look in (codes, sums) if of == name else ():
+                report.append(beside_the_emulator(look, form, atlas.KINDS[of], type))
+                say(report[-1])
     failed = sum(bool(row["differences"] or row["error"]) for row in report)
-    machine = last_launches()[-1].machine if last_launches() else ""
-    click.echo(f"{len(report) - failed} of {len(report)} findings are as the atlas has them, on {machine}")
+    machine = current().name
+    click.echo(
+        f"{len(report) - failed} of {len(report)} findings are as the atlas and the emulator have them, on {machine}"
+    )
     if file:
         write_atomically(file, as_file(report, machine))
     if failed:
@@ -79,6 +88,7 @@ def examine(name: str, kernel, case) -> dict[str, Any]:
         "probe": kernel.name,
         "case": named(case),
         "found": {},
+        "told": [],
         "differences": [],
         "error": None,
     }
@@ -94,6 +104,87 @@ def examine(name: str, kernel, case) -> dict[str, Any]:
                 f"{output}[{where}] is {meaning(found[place])}, in the atlas {meaning(want[output][place])}"
             )
     return row
+
+
+def beside_the_emulator(look, form: int, kind, type: str) -> dict[str, Any]:
+    """What one form of mma.sync does with given registers, as `look` finds it, and where the emulator does another
+    thing, which runs the same text with the tensor cores' arithmetic."""
+    import numpy as np
+
+    from .. import using
+    from ..errors import LaunchError
+    from ..launch import run as launch
+    from ..ops.probes import probe_mma_registers
+    from ..selection import current
+
+    machine = current()
+    on_emulator = machine.name == "emulator"
+    text = machine.ptx if on_emulator else machine.name
+
+    def multiply(a, b, c, scales):
+        return np.asarray(launch(probe_mma_registers, (), dict(a=a, b=b, c=c, scales=scales, form=form))["d"])
+
+    def emulate(*registers):
+        with using("emulator", ptx=text, arithmetic="hardware"):
+            return multiply(*registers)
+
+    row = {"kind": kind.name, "probe": probe_mma_registers.name, "case": f"{look.__name__} of {type}"}
+    try:
+        return row | compared(look, kind, type, emulate if on_emulator else multiply, None if on_emulator else emulate)
+    except LaunchError as error:
+        return {**row, "found": {}, "told": [], "differences": [], "error": str(error)}
+
+
+def compared(look, kind, type: str, multiply, emulate=None) -> dict[str, Any]:
+    """What `look` finds of multiply(a, b, c, scales), in words too, and each result of which `emulate` gives another.
+
+    Without `emulate` nothing is compared.
+    """
+    import numpy as np
+
+    found, told, meaning_of = look(multiply, kind, type)
+    row: dict[str, Any] = {"found": found, "told": told, "differences": [], "error": None}
+    want = look(emulate, kind, type, say=False)[0] if emulate else {}
+    for output, known in want.items():
+        known = known.reshape(-1)  # without codes that the emulator refuses, which come last
+        given = found[output].reshape(-1)[: len(known)]
+        row["differences"] += [
+            f"{meaning_of(output, place)}: D is {number(kind, given[place])}, in the emulator "
+            f"{number(kind, known[place])}"
+            for place in np.flatnonzero(given != known).tolist()
+        ]
+    return row
+
+
+def codes(multiply, kind, type: str, say: bool = True):
+    """Codes and scales in products with 1: D by operand, lines, and words for the place of a result."""
+    from .. import trials
+
+    found = {each.operand: each for each in trials.codes(multiply, kind, type)}
+    return (
+        {operand: each.d for operand, each in found.items()},
+        trials.told_by_codes(kind, type, list(found.values())) if say else [],
+        lambda operand, place: f"{operand}, code {found[operand].codes[place]:#x}",
+    )
+
+
+def sums(multiply, kind, type: str, say: bool = True):
+    """Sums whose operands tell rules apart: D, the rules that agree, and words for the place of a sum."""
+    from .. import trials
+
+    given = trials.operands(kind, type)
+    d = trials.sums(multiply, kind, type, given)
+    lines = trials.told_by_sums(kind, type, given, d) if say else []
+    return {"d": d}, lines, lambda output, place: f"trial {place // 128}, row {place // 8 % 16}, column {place % 8}"
+
+
+def number(kind, bits) -> str:
+    """A result in words: its bits and its number."""
+    import numpy as np
+
+    from .. import given_registers
+
+    return f"{int(bits):#x} ({given_registers.sums(kind, np.array([bits]))[0]:g})"
 
 
 def named(case) -> str:
@@ -119,6 +210,8 @@ def say(row: dict[str, Any]) -> None:
     wrong = row["differences"]
     verdict = click.style("DIFFERS", fg="red") if wrong or row["error"] else click.style("ok     ", fg="green")
     click.echo(f"{verdict} {row['kind']}  {row['probe']} {row['case']}".rstrip())
+    for line in row["told"]:
+        click.echo(f"        {line}")
     for line in [row["error"]] if row["error"] else wrong[:_SHOWN]:
         click.echo(f"    {line}")
     if len(wrong) > _SHOWN:

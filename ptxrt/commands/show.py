@@ -104,7 +104,8 @@ def show(ctx, name, ptx, sass):
         if sass:
             from ..disassembly import sass_of
 
-            click.echo(sass_of(units.checked_fatbin(unit.name, sass in ("sm_90", "sm_80")), sass))
+            with units.fatbin_file(unit.name, sass in ("sm_90", "sm_80")) as fatbin:
+                click.echo(sass_of(fatbin, sass))
     if not ptx and not sass:
         from ..describe import kernel_lines
 

@@ -401,6 +401,9 @@ class BlockWriter:
                 "b1" if kind == "b1" else kind[0]
             ]
             expression = self.view(source, kind)
+            if self.loose(source) and isinstance(targets[0], Register) and not self.loose(targets[0]):
+                type = f"u{8 * size}"
+                expression = f"canonical({self.view(source, f'f{size}')}).view('{UNSIGNED[size]}')"
             if guard:
                 self.store_guarded(targets[0], type, expression, guard)
                 return

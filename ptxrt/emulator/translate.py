@@ -223,26 +223,41 @@ class Translator:
         return bool(item.semantics.option("constant")) and isinstance(item.sources[0].base, Symbol)
 
     def find_loose_nan(self) -> None:
-        """Registers that may hold a NaN with other bits than PTX gives: results of float arithmetic, and copies."""
-        loose: set[str] = set()
-        copies: list[tuple[Register, list[Register]]] = []
+        """Registers that may hold a NaN with other bits than PTX gives: results of float arithmetic, and copies.
+
+        A register without a float type that also gets other bits, of which some would look like a NaN, is none of them:
+        what is moved into it is made canonical there.
+        """
+        arithmetic: set[str] = set()
+        others: set[str] = set()  # written by what is neither float arithmetic nor a copy
+        copies: list[tuple[Register, list[Register], bool]] = []
         for block in self.decoded:
             for item in block:
                 semantics = item.semantics
+                written = item.registers_written()
                 if semantics is not None and semantics.option("loose_nan"):
-                    loose.update(register.name for register in item.registers_written())
-                elif item.copies:
-                    written = item.registers_written()
-                    if len(written) == 1:
-                        copies.append((written[0], item.registers_read()))
-        changed = True
-        while changed:
-            changed = False
-            for target, sources in copies:
-                if target.name not in loose and any(source.name in loose for source in sources):
-                    loose.add(target.name)
-                    changed = True
-        self.loose = loose - set(self.uniform)
+                    arithmetic.update(register.name for register in written)
+                elif item.copies and len(written) == 1:
+                    copies.append((written[0], item.registers_read(), semantics is None))
+                else:
+                    others.update(register.name for register in written)
+
+        def spread(kept: set[str]) -> set[str]:
+            loose, changed = set(arithmetic), True
+            while changed:
+                changed = False
+                for target, sources, is_move in copies:
+                    if target.name in loose or is_move and target.name in kept:
+                        continue
+                    if any(source.name in loose for source in sources):
+                        loose.add(target.name)
+                        changed = True
+            return loose
+
+        loose = spread(set())
+        exact = {target.name for target, sources, _ in copies if not any(source.name in loose for source in sources)}
+        mixed = {target.name for target, *_ in copies if target.type[0] != "f" and target.name in others | exact}
+        self.loose = (spread(mixed) if mixed & loose else loose) - set(self.uniform)
 
     def find_lifetimes(self) -> None:
         """Which registers live across blocks, and the range of blocks in which each does."""

@@ -146,8 +146,8 @@ def append_qkv(
     options["eps"] = checked_number(_NAME, "eps", eps, 0)
     positions = checked_positions(_NAME, positions, table)
     if tuple(positions.shape) != (tokens,):
-        came = f"positions have shape {list(positions.shape)}"
-        raise ArgumentError(f"{_NAME}: {came}; pass one for each of {tokens} tokens")
+        received = f"positions have shape {list(positions.shape)}"
+        raise ArgumentError(f"{_NAME}: {received}; pass one for each of {tokens} tokens")
     slots = _checked_slots(slots, tokens)
     weights = dict(q_weight=q_weight, k_weight=k_weight)
     weights = {key: float_array(_NAME, key, w, (dim,)) for key, w in weights.items() if w is not None}
@@ -157,8 +157,8 @@ def append_qkv(
     shape = tokens, int(heads), dim
     ending = checked_ending(_NAME, on_host, shape, None, None, q_format, None, "linear", q_global, "q_")
     cache.check_writeable(_NAME)
-    given = dict(parts, table=table, positions=positions, slots=slots, **weights)
-    for name, x in given.items():
+    arguments = dict(parts, table=table, positions=positions, slots=slots, **weights)
+    for name, x in arguments.items():
         if isinstance(x, DeviceArray) and x.backend is not cache.backend:
             where = f"{x.backend.describe()}, the cache on {cache.backend.describe()}"
             raise ArgumentError(f"{_NAME}: {name} is on {where}; bring it there")
@@ -203,20 +203,20 @@ def _parts(qkv, cache: KVCache, heads: int) -> dict[str, Any]:
     else:
         (whole,) = as_arrays(_NAME, qkv=qkv)
         if len(whole.shape) != 2 or whole.shape[1] != total:
-            came = f"qkv is {whole.dtype} {list(whole.shape)}"
-            raise ArgumentError(f"{_NAME}: {came}; {heads} heads beside this cache have [tokens, {total}]")
+            received = f"qkv is {whole.dtype} {list(whole.shape)}"
+            raise ArgumentError(f"{_NAME}: {received}; {heads} heads beside this cache have [tokens, {total}]")
         ends = np.cumsum(list(widths.values()))
         parts = {name: whole[:, end - widths[name] : end] for name, end in zip(sizes, ends)}
     q = parts["q"]
     for name, x in parts.items():
         count, dim = sizes[name]
         if format_of(x.dtype) is None or x.dtype != q.dtype or isinstance(x, np.ndarray) != isinstance(q, np.ndarray):
-            came = f"{name} is {x.dtype} {'in a NumPy array' if isinstance(x, np.ndarray) else 'on the device'}"
-            wanted = "q, k and v of one type, float32, float16 or bfloat16, on one side"
-            raise ArgumentError(f"{_NAME}: {came}; pass {wanted}")
+            received = f"{name} is {x.dtype} {'in a NumPy array' if isinstance(x, np.ndarray) else 'on the device'}"
+            expected = "q, k and v of one type, float32, float16 or bfloat16, on one side"
+            raise ArgumentError(f"{_NAME}: {received}; pass {expected}")
         if tuple(x.shape) not in ((q.shape[0], count, dim), (q.shape[0], count * dim)):
-            came = f"{name} has shape {list(x.shape)}"
-            raise ArgumentError(f"{_NAME}: {came}; pass [{q.shape[0]}, {count}, {dim}], of q's tokens")
+            received = f"{name} has shape {list(x.shape)}"
+            raise ArgumentError(f"{_NAME}: {received}; pass [{q.shape[0]}, {count}, {dim}], of q's tokens")
         check_forward(_NAME, **{name: x})
         parts[name] = x if len(x.shape) == 3 else x.reshape(x.shape[0], count, dim)
     return parts

@@ -35,13 +35,13 @@ def nodes_of(keys: int) -> int:
     return max(-(-keys // NODE_KEYS), 1)
 
 
-def splits_of_nodes(nodes: int, blocks: int, multiprocessors: int, wanted: int | None = None) -> int:
+def splits_of_nodes(nodes: int, blocks: int, multiprocessors: int, requested: int | None = None) -> int:
     """Into how many runs of nodes a call is split, of `blocks` blocks each: as many as are wanted, else so many that
     the device is full.
     """
-    if wanted is None:  # eight blocks to a multiprocessor: some run while others begin or end
-        wanted = -(-8 * multiprocessors // max(blocks, 1))
-    return -(-nodes // -(-nodes // max(min(wanted, nodes), 1)))
+    if requested is None:  # eight blocks to a multiprocessor: some run while others begin or end
+        requested = -(-8 * multiprocessors // max(blocks, 1))
+    return -(-nodes // -(-nodes // max(min(requested, nodes), 1)))
 
 
 def _values(codes, scales, holds: int, tile: int, role: str, dim: int, dtype) -> np.ndarray:
@@ -339,10 +339,10 @@ def attention_few(
             keys = keys * np.float64(q_global[0])
         rows = slice(0, q.shape[3]) if query_starts is None else slice(int(query_starts[i]), int(query_ends[i]))
         at = (slice(i, i + 1) if query_starts is None else slice(0, 1), slice(None), slice(None), rows)
-        more = None
+        shift = None
         if softcap and row_shift is not None:
-            more = np.broadcast_to(row_shift[at][..., None], (*q[at].shape[:4], keys.shape[2]))
-        rest = dict(scale=float(scale), softcap=float(softcap), left=int(left), right=int(right), added=more)
+            shift = np.broadcast_to(row_shift[at][..., None], (*q[at].shape[:4], keys.shape[2]))
+        rest = dict(scale=float(scale), softcap=float(softcap), left=int(left), right=int(right), added=shift)
         for node in range(len(row_max)):
             top, total, weighted = exact_sums(
                 q[at], keys, values, part=slice(node * NODE_KEYS, (node + 1) * NODE_KEYS), **rest

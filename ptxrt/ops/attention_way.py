@@ -191,8 +191,8 @@ class BlockAttention(AttentionWay):
     def _on_device(self, call: Call, place: Place) -> tuple[Operand, Operand, Operand]:
         """q, k and v quantized: those quantized before as they are."""
         (dim, dim_v), packed = self.dims(call.k, call.v), call.cu_seqlens_k is not None
-        given = call.cu_seqlens_k if packed else call.sequences.get("key_ends")
-        options = {} if given is None else {"cu_seqlens" if packed else "key_lengths": place.put(given)}
+        lengths = call.cu_seqlens_k if packed else call.sequences.get("key_ends")
+        options = {} if lengths is None else {"cu_seqlens" if packed else "key_lengths": place.put(lengths)}
         of_blocks = dict(cu_seqlens=place.put(call.cu_seqlens_q)) if packed and call.smooth_q else {}
         q = self._quantized("q", call.q, call, place, smooth=call.smooth_q, **of_blocks)
         k = self._quantized("k", call.k, call, place, smooth=call.smooth_k, dim=dim, **options)
@@ -211,9 +211,8 @@ class BlockAttention(AttentionWay):
     def _mean_scores(self, call: Call, mean, k_tiles, q_global, dim: int, place: Place):
         """The scores of the means of blocks of queries with all keys."""
         batch, heads, blocks, cols = mean.shape
-        rows = mean.reshape(batch, heads // call.group, call.group * blocks, cols)
-        scores = MEAN_SCORES[self.qk](rows, k_tiles, q_global, dim=dim, stream=place.stream)
-        return scores.reshape(batch, heads // call.group, call.group, blocks, scores.shape[-1])
+        grouped = mean.reshape(batch, heads // call.group, call.group, blocks, cols)
+        return MEAN_SCORES[self.qk](grouped, k_tiles, q_global, dim=dim, stream=place.stream)
 
     def _quantized(self, role: str, x, call: Call, place: Place, **options) -> Operand:
         if isinstance(x, Operand):
@@ -302,8 +301,8 @@ def _launch_others(call: Call, place: Place, target: DeviceArray, figures: dict,
     splits = 1 if packed else splits_for(call.k.shape[1], call.group * call.q.shape[2], call.k.shape[2])
     if splits > 1 or not call.normalize:
         width = -(-target.shape[-1] // ROW_UNIT) * ROW_UNIT
-        wanted = call.way.sums if call.return_lse else ("row_sum",)
-        parts = {name: place.empty((splits, *rows), f32) for name in ("row_max", *wanted)}
+        sums = call.way.sums if call.return_lse else ("row_sum",)
+        parts = {name: place.empty((splits, *rows), f32) for name in ("row_max", *sums)}
         parts["partial"] = place.empty((splits, *rows, width), f32)
         call.way.kernel(**call.way.prepare(call, place), **_options(call, place), **parts, stream=place.stream)
         whole = (splits, rows[0], rows[1] * rows[2], rows[3])

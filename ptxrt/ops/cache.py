@@ -35,11 +35,14 @@ class KVCache:
     Scales lie along the head dimension, so that every byte of a token is final when it is written.
 
     Args:
-        pages: How many pages there are. page_size: Tokens of a page. heads: Of keys and values. dim: The head dimension
-        of keys: up to 256, a multiple of 8 in 16 bits and of 32 in block formats. dim_v: Of values; None is dim.
-        format: "bf16", "f16", "mxfp8", "mxfp4" or "nvfp4". format_v: Of values; None is format. Any other goes, but f16
-        only with nvfp4, and 16 bits with a block format only
-            up to head dimensions of 128.
+        pages: How many pages there are.
+        page_size: Tokens of a page.
+        heads: Of keys and values.
+        dim: The head dimension of keys: up to 256, a multiple of 8 in 16 bits and of 32 in block formats.
+        dim_v: Of values; None is dim.
+        format: "bf16", "f16", "mxfp8", "mxfp4" or "nvfp4".
+        format_v: Of values; None is format. Any other goes, but f16 only with nvfp4, and 16 bits with a block format
+            only up to head dimensions of 128.
         k_global: What multiplies codes times scales of keys, above 0: a number, one for each head, or float32 on the
             device, which is not looked at. Quantizers elsewhere may take 1 / g.
         v_global: The same of values.
@@ -115,44 +118,44 @@ class KVCache:
         """
         if layout not in ("hnd", "nhd"):
             raise ArgumentError(f"KVCache.over: layout is {layout!r}; pass 'hnd' or 'nhd'")
-        given = dict(k_codes=k_codes, k_scales=k_scales, v_codes=v_codes, v_scales=v_scales)
-        taken = {name: None if x is None else as_output("KVCache.over", name, x) for name, x in given.items()}
-        for name, x in taken.items():
+        arguments = dict(k_codes=k_codes, k_scales=k_scales, v_codes=v_codes, v_scales=v_scales)
+        arrays = {name: None if x is None else as_output("KVCache.over", name, x) for name, x in arguments.items()}
+        for name, x in arrays.items():
             if x is not None and (not isinstance(x, DeviceArray) or len(x.shape) != 4):
                 what = f"{x.dtype} {list(x.shape)}" if isinstance(x, DeviceArray) else "a NumPy array"
                 raise ArgumentError(f"KVCache.over: {name} is {what}; pass a device array of four axes")
         for name in ("k_codes", "v_codes"):
-            if taken[name] is None:
+            if arrays[name] is None:
                 raise ArgumentError(
                     f"KVCache.over: {name} is missing; pass the array of codes, or of values in 16 bits"
                 )
-        arrays = {n: x if x is None or layout == "hnd" else x.transpose(0, 2, 1, 3) for n, x in taken.items()}
+        arrays = {n: x if x is None or layout == "hnd" else x.transpose(0, 2, 1, 3) for n, x in arrays.items()}
         cache = cls.__new__(cls)
         k, v = arrays["k_codes"], arrays["v_codes"]
         per_byte = [2 if f in BLOCK_FORMATS and BLOCK_FORMATS[f].bits == 4 else 1 for f in (format, format_v or format)]
         dims = [x.shape[3] * count for x, count in zip((k, v), per_byte)]
         cache._describe("KVCache.over", format, format_v, k.shape[0], k.shape[2], k.shape[1], *dims)
         cache.k, cache.k_scales, cache.v, cache.v_scales = arrays.values()
-        for (name, x), (wanted, dtype) in zip(arrays.items(), cache._shapes().values()):
-            cache._check_array(name, x, wanted, dtype, k)
+        for (name, x), (expected, dtype) in zip(arrays.items(), cache._shapes().values()):
+            cache._check_array(name, x, expected, dtype, k)
         cache._finish("KVCache.over", k.backend, k_global, v_global, k_mean, scale_rule)
         return cache
 
     @staticmethod
-    def _check_array(name: str, x, wanted, dtype, first) -> None:
+    def _check_array(name: str, x, expected, dtype, first) -> None:
         """ArgumentError unless an array is there or not as its format says, of the shape and dtype, on the device of
         the first."""
-        if (x is None) != (wanted is None):
+        if (x is None) != (expected is None):
             what = "is missing" if x is None else f"is {x.dtype} {list(x.shape)}"
-            says = "16-bit formats have no scales" if wanted is None else f"pass scales {list(wanted)}"
+            says = "16-bit formats have no scales" if expected is None else f"pass scales {list(expected)}"
             raise ArgumentError(f"KVCache.over: {name} {what}; {says}")
         if x is None:
             return
         fits = x.dtype == dtype if dtype != np.uint8 else x.dtype.itemsize == 1
-        if tuple(x.shape) != wanted or not fits:
-            came = f"{name} is {x.dtype} {list(x.shape)} as [pages, heads, page_size, ..]"
+        if tuple(x.shape) != expected or not fits:
+            received = f"{name} is {x.dtype} {list(x.shape)} as [pages, heads, page_size, ..]"
             raise ArgumentError(
-                f"KVCache.over: {came}; beside k_codes {list(first.shape)} it must be {dtype} {list(wanted)}"
+                f"KVCache.over: {received}; beside k_codes {list(first.shape)} it must be {dtype} {list(expected)}"
             )
         if x.backend is not first.backend:
             raise ArgumentError(
@@ -319,9 +322,11 @@ class KVCache:
         for name, dim in (("k", self.dim), ("v", self.dim_v)):
             x = where[name]
             if len(x.shape) != 3 or tuple(x.shape) != (tokens, self.heads, dim) or format_of(x.dtype) is None:
-                wanted = f"float32, float16 or bfloat16 [{'tokens' if tokens is None else tokens}, {self.heads}, {dim}]"
+                expected = (
+                    f"float32, float16 or bfloat16 [{'tokens' if tokens is None else tokens}, {self.heads}, {dim}]"
+                )
                 raise ArgumentError(
-                    f"append: {name} is {x.dtype} {list(x.shape)}, slots {shown(where['slots'])}; pass {wanted}"
+                    f"append: {name} is {x.dtype} {list(x.shape)}, slots {shown(where['slots'])}; pass {expected}"
                 )
         slots = where["slots"]
         if isinstance(slots, np.ndarray) and slots.dtype.kind in "iu":
@@ -339,21 +344,21 @@ class KVCache:
         for name, x, release in (("k", k, 0), ("v", v, 1)):
             format = self.format if name == "k" else self.format_v
             x = with_whole_rows(x, stream)
-            given = {f"x_{format_of(x.dtype)}": x, "global_scale": self.k_global if name == "k" else self.v_global}
+            arguments = {f"x_{format_of(x.dtype)}": x, "global_scale": self.k_global if name == "k" else self.v_global}
             if format in BLOCK_FORMATS:
-                given["scales"] = self.arrays[f"{name}_scales"]
-                given["rule"] = BLOCK_FORMATS[format].rules.index(self.scale_rule[name])
+                arguments["scales"] = self.arrays[f"{name}_scales"]
+                arguments["rule"] = BLOCK_FORMATS[format].rules.index(self.scale_rule[name])
             if name == "k" and self.k_mean is not None:
-                given["mean"] = self.k_mean
+                arguments["mean"] = self.k_mean
             kernel = APPEND["bf16" if format in _PLAIN else format]
-            kernel(slots, claims, codes=self.arrays[name], **given, release=release, stream=stream)
+            kernel(slots, claims, codes=self.arrays[name], **arguments, release=release, stream=stream)
 
     def check_writeable(self, function: str) -> None:
         """ArgumentError where an array of the cache is read-only."""
         for name, x in self.arrays.items():
             if x is not None and not x.writeable:
-                came = f"{name} of the cache is read-only"
-                raise ArgumentError(f"{function}: {came}; make it over memory that can be written")
+                received = f"{name} of the cache is read-only"
+                raise ArgumentError(f"{function}: {received}; make it over memory that can be written")
 
     def claimed(self, slots: DeviceArray, stream) -> DeviceArray:
         """Claims of the slots of tokens on the device, which the kernel that writes the tokens gives up."""
@@ -441,8 +446,8 @@ class KVCache:
             if level is not None:
                 values *= level.to_numpy(stream=stream)[:, None, None]
             if name == "k" and self.k_mean is not None:
-                there = np.arange(keys)[:, None] < lengths[:, None, None, None]
-                values += np.where(there, self.k_mean.to_numpy(stream=stream)[:, None], np.float32(0))
+                valid = np.arange(keys)[:, None] < lengths[:, None, None, None]
+                values += np.where(valid, self.k_mean.to_numpy(stream=stream)[:, None], np.float32(0))
             found.append(values)
         return found[0], found[1]
 
@@ -560,8 +565,8 @@ def block_table_from_csr(indptr: WholeNumbers, indices: WholeNumbers) -> np.ndar
         )
     counts = np.diff(starts)
     table = np.full((len(counts), counts.max(initial=0)), -1, np.int32)
-    there = np.arange(table.shape[1]) < counts[:, None]
-    table[there] = pages[starts[0] : starts[-1]]
+    valid = np.arange(table.shape[1]) < counts[:, None]
+    table[valid] = pages[starts[0] : starts[-1]]
     return table
 
 

@@ -324,11 +324,11 @@ def interleave_rows(gate: HostArray | QuantizedArray, up: HostArray | QuantizedA
         return QuantizedArray(_in_turn(*codes), layout.stored_scales(_in_turn(*linear)), **fields)
     whole = all(isinstance(x, np.ndarray) and x.ndim >= 2 for x in (gate, up))
     if not whole or gate.shape != up.shape or gate.dtype != up.dtype:
-        came = " and ".join(
+        received = " and ".join(
             f"{getattr(x, 'dtype', type(x).__name__)} {list(getattr(x, 'shape', ()))}" for x in (gate, up)
         )
         raise ArgumentError(
-            f"interleave_rows: {came} came; pass two NumPy arrays [.., N, K] of one shape and dtype, or two "
+            f"interleave_rows: {received} came; pass two NumPy arrays [.., N, K] of one shape and dtype, or two "
             "QuantizedArrays"
         )
     return _in_turn(gate, up)
@@ -406,23 +406,23 @@ class _Blocks:
         """As of `_Floats`."""
         layout, rows = self.values.layout, self.values.shape[-2]
         leading = (1,) * (len(batch) + 2 - len(self.values.shape)) + self.values.shape[:-2]
-        wanted, mine = batch[len(prefix) :], leading[len(prefix) :]
-        count, there = int(np.prod(wanted)), int(np.prod(mine))
-        if mine != wanted and there != 1:
+        expected, held = batch[len(prefix) :], leading[len(prefix) :]
+        count, items = int(np.prod(expected)), int(np.prod(held))
+        if held != expected and items != 1:
             return None
         first = 0
         for index, size in zip(prefix, leading):
             first = first * size + (index if size > 1 else 0)
-        codes = self.codes[first * there : (first + 1) * there]
-        codes = codes if there == count else codes.broadcast_to((count, *codes.shape[1:]))
+        codes = self.codes[first * items : (first + 1) * items]
+        codes = codes if items == count else codes.broadcast_to((count, *codes.shape[1:]))
         level = self.values.global_scale
         return {
             f"{name}_codes": codes,
             f"{name}_scales": self.values.scales.view(np.uint8).reshape(self.values.scales.size),
             f"{name}_blocks": layout.blocks,
             f"{name}_swizzled": int(layout.scale_layout != "linear"),
-            f"{name}_scale_rows": rows if there == count else 0,
-            f"{name}_first_row": first * there * rows,
+            f"{name}_scale_rows": rows if items == count else 0,
+            f"{name}_first_row": first * items * rows,
             **({} if level is None else {f"{name}_global": level.reshape(1)}),
         }
 
@@ -503,8 +503,8 @@ def _run(call: Call, stream):
     if target.whole.size:
         if residual is not None and isinstance(out, DeviceArray) and same_memory(residual, target.direct):
             residual, options["in_place"] = None, 1
-        for operands, more, part in _launches(call, a, b, residual, target.direct):
-            _launch(call, place, options, operands, more, **{f"out_{call.output}": part})
+        for operands, added, part in _launches(call, a, b, residual, target.direct):
+            _launch(call, place, options, operands, added, **{f"out_{call.output}": part})
     return target.handed_back()
 
 
@@ -520,8 +520,8 @@ def _run_quantizing(call: Call, place: Place, a, b, residual, options):
         _launch(call, place, options, *whole[:2], **call.ending.arguments(codes, scales, level))
     elif codes.size:
         values = place.empty(call.shape, f32)
-        for operands, more, part in _launches(call, a, b, residual, values):
-            _launch(call, place, options, operands, more, out_f32=part)
+        for operands, added, part in _launches(call, a, b, residual, values):
+            _launch(call, place, options, operands, added, out_f32=part)
         fields = dict(format=layout.format.name, shape=layout.shape, scale_layout=layout.scale_layout)
         result = QuantizedArray(codes, scales, **fields, global_scale=None if level is None else level.reshape(()))
         rules = dict(scale_rule=layout.format.rules[call.ending.rule], scale_layout=layout.scale_layout)
@@ -542,9 +542,9 @@ def _launches(call: Call, a, b, residual, out=None, prefix: tuple[int, ...] = ()
     """What each launch takes: operands and their batch, the residual, and C; one where matrices lie evenly, else by the
     first axis."""
     parts = [a.part("a", call.batch, prefix), b.part("b", call.batch, prefix)]
-    more, part = (None if x is None else _part(x, call.batch, prefix) for x in (residual, out))
-    if None not in parts and (more is not None or residual is None) and (part is not None or out is None):
-        yield {**parts[0], **parts[1], "batch": int(np.prod(call.batch[len(prefix) :]))}, more, part
+    added, part = (None if x is None else _part(x, call.batch, prefix) for x in (residual, out))
+    if None not in parts and (added is not None or residual is None) and (part is not None or out is None):
+        yield {**parts[0], **parts[1], "batch": int(np.prod(call.batch[len(prefix) :]))}, added, part
         return
     for i in range(call.batch[len(prefix)]):
         yield from _launches(call, a, b, residual, out, (*prefix, i))
@@ -598,8 +598,12 @@ def _run_grouped(call: GroupedCall, stream):
         residual = _with_whole_rows(place.put(product.residual), place)
         options[f"residual_{format_of(residual.dtype)}"] = residual[None]
     if product.ending:
-        given = product.ending.global_scale
-        level = place.put(given) if isinstance(given, np.ndarray) and given.ndim else product.ending.level(place)
+        global_scale = product.ending.global_scale
+        level = (
+            place.put(global_scale)
+            if isinstance(global_scale, np.ndarray) and global_scale.ndim
+            else product.ending.level(place)
+        )
         codes, scales = product.ending.buffers(place, out)
         results = product.ending.arguments(codes, scales, level) | dict(level_count=1 if level is None else level.size)
     else:

@@ -46,7 +46,7 @@ class Call:
 
     a [.., M, K], b [.., N, K]; batch: the leading axes of C; width: its columns,
         N or half of it. output: the type of C, or None
-    with `ending`. given: what the caller passed as out.
+    with `ending`. caller_out: what the caller passed as out.
     """
 
     a: Operand
@@ -65,7 +65,7 @@ class Call:
     ending: Ending | None
     splits: int | None
     out: Any
-    given: Any
+    caller_out: Any
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -112,9 +112,9 @@ def gemm_call(
     a, b = _with_rows("a", a), _with_rows("b", b)
     if not transpose_b:
         if isinstance(b, QuantizedArray) or b_format in BLOCK_FORMATS:
-            came = b_format or f"a QuantizedArray of {b.format}"
+            received = b_format or f"a QuantizedArray of {b.format}"
             raise ArgumentError(
-                f"matmul: transpose_b=False takes b of 16 bits, b is {came}; pass b [N, K], blocks along K"
+                f"matmul: transpose_b=False takes b of 16 bits, b is {received}; pass b [N, K], blocks along K"
             )
         b = b.transpose(*range(len(b.shape) - 2), -1 % len(b.shape), -2 % len(b.shape))
     formats = _format_of("a", a, a_format, products), _format_of("b", b, b_format, products)
@@ -152,11 +152,13 @@ def gemm_call(
         )
     width = cols // 2 if gated else cols
     shape = (*batch, rows, width)
-    given = None if out is None else out if isinstance(out, QuantizedArray) else as_output("matmul", "out", out)
-    output, ending = _output(a, given, out_dtype, shape, out_format, out_scale_rule, out_scale_layout, out_global_scale)
+    caller_out = None if out is None else out if isinstance(out, QuantizedArray) else as_output("matmul", "out", out)
+    output, ending = _output(
+        a, caller_out, out_dtype, shape, out_format, out_scale_rule, out_scale_layout, out_global_scale
+    )
     call = Call(
         *(a, b, batch, rows, cols, depth, width, float(alpha), checked_bias(bias, (cols,), gated)),
-        *(number, gate, _checked_residual(residual, shape), output, ending, splits, given, given),
+        *(number, gate, _checked_residual(residual, shape), output, ending, splits, caller_out, caller_out),
     )
     if not isinstance(a.values, _Shape):
         check_output(call)
@@ -194,8 +196,8 @@ def _format_of(name: str, x, asked, products) -> str:
         return x.format
     member = format_of(x.dtype)
     if member is None:
-        came = f"{x.dtype} {list(x.shape)}"
-        raise ArgumentError(f"matmul: {name} is {came}; {to_convert(name)}")
+        received = f"{x.dtype} {list(x.shape)}"
+        raise ArgumentError(f"matmul: {name} is {received}; {to_convert(name)}")
     if asked is None and member.itemsize == 4:
         raise ArgumentError(f"matmul: {name} is float32; say {name}_format: there are {', '.join(map(repr, known))}")
     return asked or member.name
@@ -237,9 +239,9 @@ def checked_activation(activation) -> tuple[int, dict[str, float]]:
     fits = isinstance(options, dict) and options.keys() <= _GATE.keys() and (not options or activation == "swiglu")
     if not known or not fits:
         names = ", ".join(map(repr, ACTIVATIONS))
-        came = activation if fits else (activation, options)
+        received = activation if fits else (activation, options)
         raise ArgumentError(
-            f"matmul: activation is {came!r}; pass one of {names}, or ('swiglu', dict(limit=, alpha=, offset=))"
+            f"matmul: activation is {received!r}; pass one of {names}, or ('swiglu', dict(limit=, alpha=, offset=))"
         )
     numbers = _GATE | options
     for name, number in numbers.items():
@@ -273,21 +275,23 @@ def _checked_residual(residual, shape: tuple[int, ...]):
         return None
     (residual,) = as_arrays("matmul", residual=residual)
     if tuple(residual.shape) != shape or format_of(residual.dtype) is None:
-        came = f"{residual.dtype} {list(residual.shape)}"
-        raise ArgumentError(f"matmul: residual is {came}; pass float32, float16 or bfloat16 of C's shape {list(shape)}")
+        received = f"{residual.dtype} {list(residual.shape)}"
+        raise ArgumentError(
+            f"matmul: residual is {received}; pass float32, float16 or bfloat16 of C's shape {list(shape)}"
+        )
     return residual
 
 
-def _output(a: Operand, given, out_dtype, shape, out_format, rule, scale_layout, global_scale):
+def _output(a: Operand, caller_out, out_dtype, shape, out_format, rule, scale_layout, global_scale):
     """The type of C, or how it is quantized."""
     values = _held(a.values)
     on_host = isinstance(values, np.ndarray)
-    wanted = (shape, given, out_dtype, out_format, rule, scale_layout, global_scale)
-    ending = checked_ending("matmul", on_host, *wanted, "out_")
+    requested = (shape, caller_out, out_dtype, out_format, rule, scale_layout, global_scale)
+    ending = checked_ending("matmul", on_host, *requested, "out_")
     if ending:
         return None, ending
     default = bf16 if isinstance(values, QuantizedArray) else format_of(values.dtype)
-    return output_format("matmul", out_dtype, given, default), None
+    return output_format("matmul", out_dtype, caller_out, default), None
 
 
 def check_output(call: Call) -> None:
@@ -376,11 +380,11 @@ def grouped_call(
         alphas, alpha = alphas.astype(np.float32) if isinstance(alphas, np.ndarray) else alphas, 1.0
     levels = None
     if level is not None and out_format == "nvfp4":
-        (given,) = as_arrays("matmul_grouped", out_global_scale=level)
-        if tuple(given.shape) == (groups,) and given.dtype == np.float32 and groups > 1:
-            if isinstance(given, np.ndarray) and not ((given > 0) & np.isfinite(given)).all():
+        (array,) = as_arrays("matmul_grouped", out_global_scale=level)
+        if tuple(array.shape) == (groups,) and array.dtype == np.float32 and groups > 1:
+            if isinstance(array, np.ndarray) and not ((array > 0) & np.isfinite(array)).all():
                 raise ArgumentError("matmul_grouped: out_global_scale holds what is not positive and finite")
-            levels, level = given, 1.0
+            levels, level = array, 1.0
     one = _Shape(b, b.shape[1:])
     biases = None
     if bias is not None:
@@ -437,6 +441,6 @@ def _whole_numbers(name: str, x, shape):
     (x,) = as_arrays("matmul_grouped", **{name: x})
     fits = x.dtype == np.int32 if isinstance(x, DeviceArray) else x.dtype.kind in "iu"
     if len(x.shape) != 1 or not fits or (shape and tuple(x.shape) != shape):
-        wanted = f"int32 {list(shape)}" if shape else "int32 of one axis"
-        raise ArgumentError(f"matmul_grouped: {name} are {x.dtype} {list(x.shape)}; pass {wanted}")
+        expected = f"int32 {list(shape)}" if shape else "int32 of one axis"
+        raise ArgumentError(f"matmul_grouped: {name} are {x.dtype} {list(x.shape)}; pass {expected}")
     return x.astype(np.int32) if isinstance(x, np.ndarray) else x

@@ -21,8 +21,8 @@ BLOCK_PAIRS = (
     *(("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("mxfp8", "mxfp4")),
     *(("bf16", "nvfp4"), ("bf16", "mxfp4"), ("bf16", "mxfp8")),
 )
-# Rows of a block of the kernels for few.
-FEW_BLOCK_ROWS = 16
+# Most rows of a block of the kernels for few.
+FEW_BLOCK_ROWS = 64
 # Large tiles from which on they are better than many small ones (an RTX 5090 has 170 multiprocessors, an H200 132).
 _FEWEST_TILES = 100
 
@@ -77,8 +77,8 @@ def multiply(a: np.ndarray, b: np.ndarray, options: dict, outputs: dict) -> None
             c = c + next((x[group].astype(np.float64) for x in biases if x is not None), 0)
             numbers = (float(options[name]) for name in ("limit", "gate_alpha", "offset"))
             c = activate(c, ACTIVATIONS[int(options["activation"])], *numbers)
-            more = [options[f"residual_{name}"] for name in ("f32", "f16", "bf16")]
-            c = c + next((x[matrix, part].astype(np.float64) for x in more if x is not None), 0)
+            residuals = [options[f"residual_{name}"] for name in ("f32", "f16", "bf16")]
+            c = c + next((x[matrix, part].astype(np.float64) for x in residuals if x is not None), 0)
             for name in ("f32", "f16", "bf16"):
                 if outputs[f"out_{name}"] is not None:
                     outputs[f"out_{name}"][matrix, part] = c
@@ -316,7 +316,7 @@ FEW_DERIVED = {name: size for name, size in DERIVED.items() if name not in ("til
 )
 
 
-def _declare(name: str, operands, read, text: str, few=False, **more):
+def _declare(name: str, operands, read, text: str, few=False, **options):
     """Declare a kernel whose operands `read` gives in float64, from its arguments by name."""
 
     def body(**options):
@@ -330,14 +330,14 @@ def _declare(name: str, operands, read, text: str, few=False, **more):
     body.__signature__ = _signature(operands, _ends)
     draw = dict(
         group_starts=example_starts, order=example_order, out_global=example_levels, alphas=example_levels
-    ) | more.pop("draw")
+    ) | options.pop("draw")
     common = dict(
         grid="cols grid_rows batch",
         derived=FEW_DERIVED if few else DERIVED,
         tolerance=OUTPUTS,
-        flops=_flops(more.pop("block")),
+        flops=_flops(options.pop("block")),
     )
-    return kernel(**common, draw=draw, **more)(body)
+    return kernel(**common, draw=draw, **options)(body)
 
 
 def few_cases(one) -> list[dict]:

@@ -82,7 +82,7 @@ class Target:
     """
 
     def __init__(self, given, place: Place, shape, member: Format, fits: Callable[[DeviceArray], bool]):
-        self.given, self.place, self.member = given, place, member
+        self.caller_out, self.place, self.member = given, place, member
         self.whole = given if isinstance(given, DeviceArray) else place.empty(shape, member)
         self.direct = self.whole if fits(self.whole) else place.empty(shape, member)
 
@@ -90,13 +90,13 @@ class Target:
         """The result, once the kernels are launched."""
         if self.direct is not self.whole and self.whole.size:
             copied_to(self.direct, self.member, self.place, self.whole)
-        if isinstance(self.given, DeviceArray):
-            return self.given
+        if isinstance(self.caller_out, DeviceArray):
+            return self.caller_out
         result = self.place.back(self.whole)
-        if self.given is None:
+        if self.caller_out is None:
             return result
-        np.copyto(self.given, result)
-        return self.given
+        np.copyto(self.caller_out, result)
+        return self.caller_out
 
 
 def checked_ending(
@@ -147,8 +147,8 @@ def check_out(
     if out is None:
         return
     if ending and out.layout != ending.layout:
-        wanted = f"{ending.layout.format.name} of shape {list(shape)}, scales {ending.layout.scale_layout}"
-        raise ArgumentError(f"{function}: out is {out!r}; the result is {wanted}")
+        expected = f"{ending.layout.format.name} of shape {list(shape)}, scales {ending.layout.scale_layout}"
+        raise ArgumentError(f"{function}: out is {out!r}; the result is {expected}")
     if not ending and tuple(out.shape) != tuple(shape):
         raise ArgumentError(f"{function}: out has shape {list(out.shape)}; pass an array of shape {list(shape)}")
     check_memory(function, parts_of("out", out), arrays, in_place)

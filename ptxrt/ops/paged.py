@@ -48,7 +48,7 @@ class _Paged:
     output: Format
     splits: int | None
     out: Any
-    given: Any
+    caller_out: Any
 
     @property
     def group(self) -> int:
@@ -214,14 +214,14 @@ def _fail(what: str):
     raise ArgumentError(f"attention_paged: {what}")
 
 
-def _finite(name: str, value, wanted: str) -> float:
+def _finite(name: str, value, expected: str) -> float:
     """Return a finite number; ArgumentError for anything else."""
     try:
         if not isinstance(value, (np.ndarray, DeviceArray)) and math.isfinite(value):
             return float(value)
     except (TypeError, ValueError, OverflowError):
         pass
-    _fail(f"{name} is {value!r}; pass {wanted}")
+    _fail(f"{name} is {value!r}; pass {expected}")
 
 
 def _flag(name: str, value) -> bool:
@@ -309,22 +309,22 @@ def _checked(
                 sinks = sinks.astype(np.float32)
         if tuple(sinks.shape) != (heads,) or sinks.dtype != np.float32:
             _fail(f"sinks are {sinks.dtype} {list(sinks.shape)}; pass float32, one for each of {heads} heads of q")
-    given = None if out is None else as_output("attention_paged", "out", out)
-    member = output_format("attention_paged", out_dtype, given, format_of(q.dtype) if normalize else f32)
+    caller_out = None if out is None else as_output("attention_paged", "out", out)
+    member = output_format("attention_paged", out_dtype, caller_out, format_of(q.dtype) if normalize else f32)
     if not normalize and member is not f32:
         _fail(f"normalize=False gives float32; {member.dtype} was asked for")
     target = None
-    if given is not None:
-        wanted = (batch, queries, heads, cache.dim_v) if transposed else (batch, heads, queries, cache.dim_v)
-        if tuple(given.shape) != wanted:
-            _fail(f"out has shape {list(given.shape)}, not {list(wanted)}; pass an array of that shape")
-        if isinstance(given, np.ndarray) == isinstance(q, DeviceArray):
+    if caller_out is not None:
+        expected = (batch, queries, heads, cache.dim_v) if transposed else (batch, heads, queries, cache.dim_v)
+        if tuple(caller_out.shape) != expected:
+            _fail(f"out has shape {list(caller_out.shape)}, not {list(expected)}; pass an array of that shape")
+        if isinstance(caller_out, np.ndarray) == isinstance(q, DeviceArray):
             _fail("out and q are a NumPy array and a device array; pass both on one side")
-        if not (given.writeable if isinstance(given, DeviceArray) else given.flags.writeable):
+        if not (caller_out.writeable if isinstance(caller_out, DeviceArray) else caller_out.flags.writeable):
             _fail("out is read-only; pass an array that can be written")
-        if isinstance(given, DeviceArray) and (shared := overlapping(cache, given)):
+        if isinstance(caller_out, DeviceArray) and (shared := overlapping(cache, caller_out)):
             _fail(f"out and {shared} of the cache overlap in memory; pass separate arrays")
-        target = given.transpose(0, 2, 1, 3) if transposed else given
+        target = caller_out.transpose(0, 2, 1, 3) if transposed else caller_out
     return _Paged(
         *(
             q,
@@ -342,7 +342,7 @@ def _checked(
             transposed,
             member,
         ),
-        *(None if splits is None else int(splits), target, given),
+        *(None if splits is None else int(splits), target, caller_out),
     )
 
 
@@ -424,11 +424,11 @@ def _handed_back(call: _Paged, place: Place, target: DeviceArray, figures: dict)
     """Return results in the form that the caller gets."""
     figures = tuple(place.back(x) for x in figures.values())
     if isinstance(call.out, DeviceArray):
-        return (call.given, *figures)
+        return (call.caller_out, *figures)
     result = place.back(target.transpose(0, 2, 1, 3) if call.transposed else target)
-    if call.given is not None:
-        np.copyto(call.given, result)
-        result = call.given
+    if call.caller_out is not None:
+        np.copyto(call.caller_out, result)
+        result = call.caller_out
     return (result, *figures)
 
 

@@ -92,8 +92,8 @@ def find_slots(
     The slot is -1 if the table does not have the sequence or the position, or has a negative page there.
     """
     for token, (sequence, place) in enumerate(zip(sequence_ids, positions)):
-        there = 0 <= sequence < block_table.shape[0] and 0 <= place < block_table.shape[1] * page
-        number = int(block_table[sequence, place // page]) if there else -1
+        inside = 0 <= sequence < block_table.shape[0] and 0 <= place < block_table.shape[1] * page
+        number = int(block_table[sequence, place // page]) if inside else -1
         slots[token] = number * int(page) + int(place) % int(page) if number >= 0 else -1
 
 

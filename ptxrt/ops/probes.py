@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .. import given_registers
 from ..accuracy import Tolerance
-from ..atlas import Kind, fragment_place, output_place, scale_lane
+from ..atlas import KINDS, Kind, fragment_place, output_place, scale_lane
 from ..blocks import mxfp4
 from ..declaration import Case, In, Out, Scalar
 from ..formats import bf16, e2m1, e2m1x2, e4m3, f16, f32, i32, u8, u32
@@ -385,6 +386,70 @@ def probe_mma_mxf4nvf4_2x(
     """
     meets[:] = _meets(8)
     scales_a[:], scales_b[:] = _scale_numbers("a", 8, 2), _scale_numbers("b", 8, 2)
+
+
+#: Forms of mma.sync whose registers `probe_mma_registers` takes, by its numbers: the kind of the atlas, and the type of
+#: A and B.
+GIVEN_FORMS = (
+    *(("bf16", "bf16"), ("f16", "f16"), ("f16_f16", "f16"), ("tf32", "tf32"), ("int8", "s8"), ("int8", "u8")),
+    *((kind, type) for kind in ("fp8", "fp8_f16") for type in ("e4m3", "e5m2")),
+    *((kind, type) for kind in ("f8f6f4", "f8f6f4_f16", "mxf8f6f4") for type in CONTAINERS),
+    *((kind, "e2m1") for kind in ("mxf4", "mxf4nvf4", "mxf4nvf4_2x")),
+)
+
+
+def _sparse_rows(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Registers of A whose bytes have bits 5 to 2 alone: finite numbers in every format, without padding.
+
+    The high bytes of 16-bit and 32-bit elements are 0 or have bit 5, as in B: so products are normal numbers, or far
+    below what rounds to any. Machines differ in how they round to a subnormal.
+    """
+    bits = rng.integers(0, 16, (*shape, 4), dtype=np.uint8)
+    bits[..., 1::2] |= (bits[..., 1::2] > 0) * np.uint8(8)
+    return (bits << 2).view(np.uint32)[..., 0]
+
+
+def _one_of_each_column(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Registers of B of which a column has one with a byte in it: a sum has one product, or two of 4-bit elements."""
+    b = np.zeros(shape, np.uint32)
+    b[:, ::4, 0] = rng.integers(8, 16, b[:, ::4, 0].shape, dtype=np.uint32) << 26
+    return b
+
+
+def _both_scales(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Scales of A and of B from 1 to 4 as ue4m3, whose products are near 1 as ue8m0 too; bit 7 is set in those of B."""
+    bytes = np.array([0x38, 0xB8], np.uint8)[:, None] + rng.integers(0, 3, (*shape, 4), dtype=np.uint8) * np.uint8(8)
+    return bytes.view(np.uint32)[..., 0]
+
+
+@kernel(
+    grid="trials",
+    cases=[dict(trials=2, form=form) for form in range(len(GIVEN_FORMS))],
+    draw=dict(
+        a=_sparse_rows,
+        b=_one_of_each_column,
+        scales=_both_scales,
+        c=lambda rng, member, shape, axes: np.zeros(shape, "u4"),
+    ),
+)
+def probe_mma_registers(
+    a: In[u32, "trials 32 4"],
+    b: In[u32, "trials 32 2"],
+    c: In[u32, "trials 32 4"],
+    scales: In[u32, "trials 32 2"],
+    d: Out[u32, "trials 32 4"],
+    form: Scalar[(i32, *range(28))] = 0,
+):
+    """Write what mma.sync makes of registers, given bit by bit: one warp and one instruction to a trial.
+
+    `form` is a number in `GIVEN_FORMS`: the kind and the type of A and B. `scales` holds the scale registers of A and
+    B, which forms without scales leave alone; the selectors are 0. An f16 accumulator has two registers of four, the
+    others pass through. The reference is exact where no sum is rounded but to D: sums that are belong to a machine, and
+    ptxrt.summation has candidates for theirs.
+    Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
+    """
+    kind, type = GIVEN_FORMS[int(form)]
+    d[:] = given_registers.multiply(KINDS[kind], type, a, b, c, scales)
 
 
 def cases_of(kind: Kind) -> tuple[Kernel, list[Case]]:

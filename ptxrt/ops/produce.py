@@ -368,8 +368,8 @@ def swiglu(
     name = "swiglu"
     x = taken(name, "x", x)
     if x.shape[-1] % 2:
-        came = f"x has shape {list(x.shape)}; its last axis holds a gate for each value"
-        raise ArgumentError(f"{name}: {came}: pass an even one")
+        received = f"x has shape {list(x.shape)}; its last axis holds a gate for each value"
+        raise ArgumentError(f"{name}: {received}: pass an even one")
     shape = (*x.shape[:-1], x.shape[-1] // 2)
     numbers = dict(limit=math.inf if limit is None else checked_number(name, "limit", limit, 0))
     numbers |= dict(gate_alpha=checked_number(name, "alpha", alpha), offset=checked_number(name, "offset", offset))
@@ -377,8 +377,8 @@ def swiglu(
     options |= dict(rounds=checked_rounding(name, rounding))
     if row_weights is not None:
         row_weights = float_array(name, "row_weights", row_weights, shape[:-1])
-    wanted = out_dtype, format, scale_rule, scale_layout, global_scale
-    call = produced_call(name, dict(x=x, row_weights=row_weights), shape, wanted, out)
+    requested = out_dtype, format, scale_rule, scale_layout, global_scale
+    call = produced_call(name, dict(x=x, row_weights=row_weights), shape, requested, out)
     place = call.place(stream)
     if row_weights is not None:
         options["row_weights"] = as_vector(row_weights, place, f32)
@@ -425,13 +425,13 @@ def gelu(
     if approximate is not None and (not isinstance(approximate, str) or approximate not in ("none", "tanh")):
         raise ArgumentError(f"gelu: approximate is {approximate!r}; pass None or 'tanh'")
     activation = ACTIVATIONS.index("gelu_tanh" if approximate == "tanh" else "gelu")
-    wanted = out_dtype, format, scale_rule, scale_layout, global_scale
-    call = produced_call("gelu", dict(x=x), tuple(x.shape), wanted, out)
+    requested = out_dtype, format, scale_rule, scale_layout, global_scale
+    call = produced_call("gelu", dict(x=x), tuple(x.shape), requested, out)
     place = call.place(stream)
     return call.run(place, activate_rows, share_blocks, (rows_of(x, place),), dict(activation=activation))
 
 
-def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, wanted, out, residual_out, stream):
+def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, requested, out, residual_out, stream):
     """`rmsnorm` and `layernorm`."""
     x = taken(name, "x", x)
     cols = x.shape[-1:]
@@ -446,23 +446,23 @@ def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, want
     if residual is not None:
         (residual,) = as_arrays(name, residual=residual)
         if tuple(residual.shape) != tuple(x.shape) or residual.dtype != x.dtype:
-            came = f"residual is {residual.dtype} {list(residual.shape)}"
-            raise ArgumentError(f"{name}: {came}; pass {x.dtype} {list(x.shape)}, as x has")
-    call = produced_call(name, dict(x=x, residual=residual, **vectors), tuple(x.shape), wanted, out)
-    given = None if residual_out is None else as_output(name, "residual_out", residual_out)
-    if given is not None:
+            received = f"residual is {residual.dtype} {list(residual.shape)}"
+            raise ArgumentError(f"{name}: {received}; pass {x.dtype} {list(x.shape)}, as x has")
+    call = produced_call(name, dict(x=x, residual=residual, **vectors), tuple(x.shape), requested, out)
+    caller_out = None if residual_out is None else as_output(name, "residual_out", residual_out)
+    if caller_out is not None:
         if residual is None:
             raise ArgumentError(f"{name}: residual_out came without a residual; pass one, or leave it out")
-        if tuple(given.shape) != tuple(x.shape) or given.dtype != x.dtype:
-            came = f"residual_out is {given.dtype} {list(given.shape)}"
-            raise ArgumentError(f"{name}: {came}; pass {x.dtype} {list(x.shape)}, as x has")
-        check_memory(name, dict(residual_out=given), {**call.read, **call.parts})
-    place = call.place(stream, given)
+        if tuple(caller_out.shape) != tuple(x.shape) or caller_out.dtype != x.dtype:
+            received = f"residual_out is {caller_out.dtype} {list(caller_out.shape)}"
+            raise ArgumentError(f"{name}: {received}; pass {x.dtype} {list(x.shape)}, as x has")
+        check_memory(name, dict(residual_out=caller_out), {**call.read, **call.parts})
+    place = call.place(stream, caller_out)
     rows = rows_of(x, place)
     total = None
     if residual is not None:
         options["residual"] = rows_of(residual, place)
-        total = _target(given, place, tuple(x.shape), format_of(x.dtype))
+        total = _target(caller_out, place, tuple(x.shape), format_of(x.dtype))
         options["total"] = as_rows(total.direct)
     for key, vector in vectors.items():
         options[f"{key}_{format_of(vector.dtype)}"] = as_vector(vector, place, format_of(vector.dtype))
@@ -473,9 +473,9 @@ def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, want
 # What the calls have in common
 
 
-def _target(given, place: Place, shape: tuple[int, ...], member: Format, lead=None) -> Target:
+def _target(caller_out, place: Place, shape: tuple[int, ...], member: Format, lead=None) -> Target:
     """Floats that are written as rows."""
-    return Target(given, place, shape, member, lambda x: as_rows(x, lead) is not None)
+    return Target(caller_out, place, shape, member, lambda x: as_rows(x, lead) is not None)
 
 
 @dataclass(frozen=True)
@@ -494,9 +494,9 @@ class _Call:
         """The arrays that are written, by name."""
         return {} if self.out is None else parts_of("out", self.out)
 
-    def place(self, stream, *more) -> Place:
+    def place(self, stream, *others) -> Place:
         """Where it runs."""
-        place = Place([*self.read.values(), *self.parts.values(), *more], stream)
+        place = Place([*self.read.values(), *self.parts.values(), *others], stream)
         place.put(next(iter(self.read.values())))
         return place
 
@@ -522,22 +522,22 @@ class _Call:
         return target.handed_back()
 
 
-def produced_call(name: str, arrays: dict[str, Any], shape: tuple[int, ...], wanted, out) -> _Call:
+def produced_call(name: str, arrays: dict[str, Any], shape: tuple[int, ...], requested, out) -> _Call:
     """The output of a call, checked; of the type of the first array where none is asked for.
 
-    wanted: out_dtype, format, scale_rule, scale_layout, global_scale.
+    requested: out_dtype, format, scale_rule, scale_layout, global_scale.
     """
     x = next(iter(arrays.values()))
     on_host = isinstance(x, np.ndarray)
-    out_dtype, format, rule, scale_layout, global_scale = wanted
-    given = out if out is None or isinstance(out, QuantizedArray) else as_output(name, "out", out)
-    ending = checked_ending(name, on_host, shape, given, out_dtype, format, rule, scale_layout, global_scale)
-    output = None if ending else output_format(name, out_dtype, given, format_of(x.dtype))
+    out_dtype, format, rule, scale_layout, global_scale = requested
+    caller_out = out if out is None or isinstance(out, QuantizedArray) else as_output(name, "out", out)
+    ending = checked_ending(name, on_host, shape, caller_out, out_dtype, format, rule, scale_layout, global_scale)
+    output = None if ending else output_format(name, out_dtype, caller_out, format_of(x.dtype))
     read = {key: array for key, array in arrays.items() if array is not None}
     if ending and ending.global_scale is not None:
         read["global_scale"] = ending.global_scale
-    call = _Call(name, read, shape, output, ending, given)
-    check_out(name, given, ending, shape, read)
+    call = _Call(name, read, shape, output, ending, caller_out)
+    check_out(name, caller_out, ending, shape, read)
     return call
 
 
@@ -547,8 +547,8 @@ def taken(name: str, key: str, x):
         raise ArgumentError(f"{name}: {key} is {x!r}; pass float32, float16 or bfloat16 (ptxrt.dequantize gives them)")
     (x,) = as_arrays(name, **{key: x})
     if format_of(x.dtype) is None or not x.shape:
-        came = f"{key} is {x.dtype} {list(x.shape)}"
-        raise ArgumentError(f"{name}: {came}; pass float32, float16 or bfloat16 with at least one axis")
+        received = f"{key} is {x.dtype} {list(x.shape)}"
+        raise ArgumentError(f"{name}: {received}; pass float32, float16 or bfloat16 with at least one axis")
     return x
 
 
@@ -585,8 +585,8 @@ def checked_number(name: str, key: str, value, least: float | None = None) -> fl
     except (TypeError, ValueError, OverflowError):
         number = None
     if number is None or not math.isfinite(number) or (least is not None and number < least):
-        wanted = "a finite number" + (f" from {least} on" if least is not None else "")
-        raise ArgumentError(f"{name}: {key} is {value!r}; pass {wanted}")
+        expected = "a finite number" + (f" from {least} on" if least is not None else "")
+        raise ArgumentError(f"{name}: {key} is {value!r}; pass {expected}")
     return number
 
 

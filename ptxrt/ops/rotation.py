@@ -160,10 +160,10 @@ def rope(
     positions = checked_positions(name, positions, table)
     lead = tuple(positions.shape)
     if lead != tuple(x.shape[:-1])[: len(lead)]:
-        came = f"positions have shape {list(lead)}, x {list(x.shape)}"
-        raise ArgumentError(f"{name}: {came}; pass a position for each element of x's first axes")
-    wanted = out_dtype, format, scale_rule, scale_layout, global_scale
-    call = produced_call(name, dict(x=x, table=table, positions=positions), tuple(x.shape), wanted, out)
+        received = f"positions have shape {list(lead)}, x {list(x.shape)}"
+        raise ArgumentError(f"{name}: {received}; pass a position for each element of x's first axes")
+    requested = out_dtype, format, scale_rule, scale_layout, global_scale
+    call = produced_call(name, dict(x=x, table=table, positions=positions), tuple(x.shape), requested, out)
     place = call.place(stream)
     if not x.size:
         return call.run(place, rope_rows, None, (), {})
@@ -176,14 +176,14 @@ def checked_rotation(name: str, table, style, first, cols: int) -> tuple[Any, di
     """A table of rotations and the options of its kernels; ArgumentError for what rows of `cols` values cannot have."""
     (table,) = as_arrays(name, table=table)
     if len(table.shape) != 2 or table.dtype != np.float32 or not table.shape[1] or table.shape[1] % 2:
-        came = f"table is {table.dtype} {list(table.shape)}"
-        raise ArgumentError(f"{name}: {came}; pass float32 [length, r] of ptxrt.rope_table, r even")
+        received = f"table is {table.dtype} {list(table.shape)}"
+        raise ArgumentError(f"{name}: {received}; pass float32 [length, r] of ptxrt.rope_table, r even")
     if not isinstance(style, str) or style not in STYLES:
         raise ArgumentError(f"{name}: style is {style!r}; pass 'halves' or 'pairs'")
     whole = isinstance(first, (int, np.integer)) and not isinstance(first, bool)
     if not whole or not 0 <= first <= cols - table.shape[1]:
-        came = f"first is {first!r}, the table turns {table.shape[1]} columns, rows have {cols}"
-        raise ArgumentError(f"{name}: {came}; pass a column from 0 on with room for those behind it")
+        received = f"first is {first!r}, the table turns {table.shape[1]} columns, rows have {cols}"
+        raise ArgumentError(f"{name}: {received}; pass a column from 0 on with room for those behind it")
     return table, dict(first=int(first), pairs=STYLES.index(style))
 
 
@@ -192,8 +192,8 @@ def checked_positions(name: str, positions, table):
     positions = whole_numbers(name, "positions", positions, "one for each token")
     seen = isinstance(positions, np.ndarray) and positions.size
     if seen and not 0 <= positions.min() <= positions.max() < table.shape[0]:
-        came = f"positions go from {positions.min()} to {positions.max()}"
-        raise ArgumentError(f"{name}: {came}; the table has {table.shape[0]}, from 0 on")
+        received = f"positions go from {positions.min()} to {positions.max()}"
+        raise ArgumentError(f"{name}: {received}; the table has {table.shape[0]}, from 0 on")
     return positions
 
 
@@ -201,8 +201,8 @@ def placed_rotation(name: str, table, positions, place: Place):
     """The table and the positions on the device, as kernels take them."""
     table, positions = place.put(table), place.put(positions)
     if not positions.is_contiguous:
-        came = f"positions {list(positions.shape)} have strides of {list(positions.strides)} bytes"
-        raise ArgumentError(f"{name}: {came}; pass positions.copy()")
+        received = f"positions {list(positions.shape)} have strides of {list(positions.strides)} bytes"
+        raise ArgumentError(f"{name}: {received}; pass positions.copy()")
     return as_vector(table, place, f32).reshape(*table.shape), positions.reshape(positions.size)
 
 

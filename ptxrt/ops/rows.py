@@ -87,8 +87,8 @@ def take_rows(
     entries, cols = table.shape
     if isinstance(ids, np.ndarray) and ids.size and not 0 <= ids.min() <= ids.max() < entries:
         raise ArgumentError(f"{name}: ids go from {ids.min()} to {ids.max()}; the table has rows 0 to {entries - 1}")
-    wanted = out_dtype, format, scale_rule, scale_layout, global_scale
-    call = produced_call(name, dict(table=table, ids=ids), (*ids.shape, cols), wanted, out)
+    requested = out_dtype, format, scale_rule, scale_layout, global_scale
+    call = produced_call(name, dict(table=table, ids=ids), (*ids.shape, cols), requested, out)
     place = call.place(stream)
     numbers = place.put(ids)
     if not numbers.is_contiguous:
@@ -166,8 +166,8 @@ def mean_rows(
     known = isinstance(bounds, np.ndarray) and bounds.ndim == 1 and bounds.size
     falls = known and (bounds[0] != 0 or bounds[-1] != tokens or (np.diff(bounds) < 0).any())
     if len(bounds.shape) != 1 or not bounds.shape[0] or falls:
-        came = f"cu_seqlens {shown(bounds)}"
-        raise ArgumentError(f"{name}: {came}; pass N + 1 whole numbers that rise from 0 to {tokens}")
+        received = f"cu_seqlens {shown(bounds)}"
+        raise ArgumentError(f"{name}: {received}; pass N + 1 whole numbers that rise from 0 to {tokens}")
     shape = (bounds.shape[0] - 1, cols)
     call = produced_call(name, dict(x=x, cu_seqlens=bounds), shape, (out_dtype, None, None, "linear", None), out)
     place = call.place(stream)
@@ -207,22 +207,24 @@ def argmax_rows(x: Array, *, out: Array | None = None, stream: StreamLike = None
     shape = tuple(x.shape[:-1])
     if not x.shape[-1] and 0 not in shape:
         raise ArgumentError(f"{name}: x has shape {list(x.shape)}; rows without values have no largest one")
-    given = None if out is None else as_output(name, "out", out)
-    if given is not None:
-        whole = not isinstance(given, DeviceArray) or given.is_contiguous
-        if tuple(given.shape) != shape or given.dtype != np.int32 or not whole:
-            came = f"out is {given.dtype} {list(given.shape)}, strides of {list(given.strides)} bytes"
-            raise ArgumentError(f"{name}: {came}; pass int32 {list(shape)} in row-major order")
-        check_memory(name, dict(out=given), dict(x=x))
-    place = Place([x, given], stream)
+    caller_out = None if out is None else as_output(name, "out", out)
+    if caller_out is not None:
+        whole = not isinstance(caller_out, DeviceArray) or caller_out.is_contiguous
+        if tuple(caller_out.shape) != shape or caller_out.dtype != np.int32 or not whole:
+            received = (
+                f"out is {caller_out.dtype} {list(caller_out.shape)}, strides of {list(caller_out.strides)} bytes"
+            )
+            raise ArgumentError(f"{name}: {received}; pass int32 {list(shape)} in row-major order")
+        check_memory(name, dict(out=caller_out), dict(x=x))
+    place = Place([x, caller_out], stream)
     rows = rows_of(x, place)
-    places = given if isinstance(given, DeviceArray) else place.empty(shape, i32)
+    places = caller_out if isinstance(caller_out, DeviceArray) else place.empty(shape, i32)
     if places.size:
         kernels.argmax_rows(rows, places=places.reshape(places.size), stream=stream)
-    if isinstance(given, DeviceArray):
-        return given
+    if isinstance(caller_out, DeviceArray):
+        return caller_out
     result = place.back(places)
-    if given is None:
+    if caller_out is None:
         return result
-    np.copyto(given, result)
-    return given
+    np.copyto(caller_out, result)
+    return caller_out

@@ -49,9 +49,9 @@ def take_rows(
     `out_global` (1 if missing), by the rule of that number, scales in 128x4 tiles if `swizzled`. A row that ends within
     a block is filled up with zeros.
     """
-    there = (ids >= 0) & (ids < len(table))
+    inside = (ids >= 0) & (ids < len(table))
     y = np.zeros((len(ids), table.shape[1]))
-    y[there] = table[ids[there]]
+    y[inside] = table[ids[inside]]
     outputs = dict(out_f32=out_f32, out_f16=out_f16, out_bf16=out_bf16, codes=codes, scales=scales)
     write(y, outputs, dict(ending=ending, rule=rule, swizzled=swizzled, out_global=out_global))
 

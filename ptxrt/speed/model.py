@@ -10,7 +10,6 @@ import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from .. import units
@@ -95,7 +94,6 @@ def entries_of(unit: str, card: Card) -> Iterator[Entry]:
     """The entries of a built unit as a card runs them; BuildError where there is no code for it, or no disassembler."""
     record = units.record(unit)
     portable = card.target == "sm_90"
-    fatbin = units.checked_fatbin(unit, portable)
     # One text is assembled for both of the family, to the same instructions; quick builds have the first alone.
     for target in dict.fromkeys((card.target, "sm_120a") if not portable else (card.target,)):
         if any(target in usage for usage in record["entries"].values()):
@@ -103,7 +101,8 @@ def entries_of(unit: str, card: Card) -> Iterator[Entry]:
     else:
         raise BuildError(f"{unit} has no code for {card.target}: build it for every target with `make`")
     text = record["texts"]["compute_90" if portable else "compute_120f"]
-    functions = _functions(str(fatbin), target, record["sha256"].get(fatbin.name, ""))
+    digest = record["sha256"].get(units.fatbin_path(unit, portable).name, "")
+    functions = _functions(unit, portable, target, digest)
     for name, code in functions.items():
         usage, launch = record["entries"][name].get(target), text[name]["launch"]
         if usage is None:
@@ -123,8 +122,11 @@ def entries_of(unit: str, card: Card) -> Iterator[Entry]:
 
 
 @lru_cache(maxsize=8)
-def _functions(fatbin: str, target: str, digest: str) -> dict[str, tuple[Instruction, ...]]:
-    return {name: tuple(code) for name, code in parse(sass_of(Path(fatbin), target, encodings=True)).items()}
+def _functions(unit: str, portable: bool, target: str, digest: str) -> dict[str, tuple[Instruction, ...]]:
+    """The instructions of each entry of a unit, whose fatbin has that digest."""
+    with units.fatbin_file(unit, portable) as fatbin:
+        listing = sass_of(fatbin, target, encodings=True)
+    return {name: tuple(code) for name, code in parse(listing).items()}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """The ways through an attention kernel that a tile may take, found in its machine code by what their blocks hold.
 
-A loop over tiles is one with matrix instructions of its own. Where there are two, the one without blocks that hide keys
-is for plain tiles, the other for all. Blocks are told apart so: those that hide have many selections of -inf, those
-that raise a maximum many products behind a vote, those that read the scores of means many loads of two numbers.
+A loop over tiles is one with matrix instructions of its own. Where there are several, the one without blocks that hide
+keys is for plain tiles; of the others one with blocks that read the scores of means is for smoothed queries, where one
+without is there for all else. Blocks are told apart so: those that hide have many selections of -inf, those that raise
+a maximum many products behind a vote, those that read the scores of means many loads of two numbers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .listing import Flow, Instruction, steady_path
+from .rates import warp_bytes
 
 MANY = 8  # of what tells a role, in one block; what is there for single rows is less
 
@@ -52,7 +54,9 @@ class TileLoops:
         return {b for b in products if votes & set(self.flow.before[b]) and self.flow.blocks[b][0].address not in plain}
 
     def reading_means(self, head: int) -> set[int]:
-        found = self._with_many(self.own[head], lambda i: i.stem == "LDG" and ".64" in i.opcode)
+        """From shared memory, where a block of the loop does that, else from memory."""
+        found = self._with_many(self.own[head], lambda i: i.stem == "LDS" and warp_bytes(i.opcode) > 128)
+        found = found or self._with_many(self.own[head], lambda i: i.stem == "LDG" and ".64" in i.opcode)
         return {block for block in found if self.count([block], lambda i: i.stem == "FADD") >= MANY}
 
     def way(self, head: int, *through: set[int]) -> list[Instruction]:
@@ -64,23 +68,26 @@ def tile_paths(code: list[Instruction]) -> dict[str, list[Instruction]]:
     """The ways of a tile by name; those alone that the code has.
 
     plain: nothing hidden, nothing raised. raising: plain, and a row's maximum grows. masked: keys are hidden by place,
-    as causal masks do. sums: nothing hidden, in the loop for all tiles, as with return_lse. smooth_q: as masked, with
-    the means' scores added. prologue, epilogue: from the start to the first tile, and from the last to the end.
+    as causal masks do. sums: nothing hidden, in the loop for all tiles, as with return_lse. smooth_q: nothing hidden,
+    beginning at the means' scores. prologue, epilogue: from the start to the first tile, and from the last to the end.
     """
     loops = TileLoops(code)
     if not loops.own:
         return {}
     by_work = sorted(loops.own, key=lambda head: -loops.count(loops.own[head], is_mma))
     with_masks = [head for head in by_work if loops.hiding(head)]
-    plain_loops = [head for head in by_work if not loops.hiding(head)]
+    plain_loops = [head for head in by_work if not loops.hiding(head) and not loops.reading_means(head)]
     plain = plain_loops[0] if plain_loops else by_work[0]
-    general = with_masks[0] if with_masks else plain
+    reading = [head for head in by_work if loops.reading_means(head) and not loops.hiding(head)]
+    others = [head for head in with_masks if head not in reading]
+    general = (others or with_masks or [plain])[0]
+    smooth = (reading or [general])[0]
     hides = loops.hiding(general)
     found = {
         "plain": loops.way(plain),
         "raising": loops.way(plain, loops.raising(plain)),
         "masked": loops.way(general, hides),
-        "smooth_q": loops.way(general, loops.reading_means(general), hides),
+        "smooth_q": loops.way(smooth, loops.reading_means(smooth)),
     }
     if general != plain and any(
         instruction.opcode.startswith(("OMMA.SF", "QMMA.SF")) for instruction in found["plain"]

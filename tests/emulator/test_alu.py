@@ -598,6 +598,23 @@ def test_nan_survives_moves_between_blocks(execute):
     assert got["d"].tolist() == [0x7FFFFFFF, bits_of(1.0), 0x7FFFFFFF, bits_of(0.0)]
 
 
+@pytest.mark.parametrize("first", ["mov.b32 %d, %r", "add.u32 %d, %r, 0"])
+def test_other_bits_in_a_register_of_floats_stay(execute, first):
+    """Of two branches one leaves the bits of a float in a register, the other bits that only look like a NaN."""
+    a = np.array([np.inf, 1.0, 4.0, 5.0], np.float32)
+    r = np.array([1, 2, 0xFFFFFF80, 0x7FFF5F00], np.uint32)
+    body = f"""
+        setp.gt.f32 %p, %a, 0f40400000; setp.lt.f32 %q, %a, 0f42C80000; and.pred %p, %p, %q;
+        @%p bra L1;
+        sub.f32 %t, %a, %a; mov.b32 %d, %t; bra L2;
+    L1: {first};
+    L2: xor.b32 %e, %d, 0;
+    """
+    outputs = {"d": "b32", "e": "b32", "t": "f32", "p": "pred", "q": "pred"}
+    got = execute(body, {"a": ("f32", a), "r": ("b32", r)}, outputs)
+    assert got["d"].tolist() == got["e"].tolist() == [0x7FFFFFFF, 0, 0xFFFFFF80, 0x7FFF5F00]
+
+
 @pytest.mark.parametrize("name,choose", [("min", min), ("max", max)])
 def test_min_and_max(execute, name, choose):
     pairs = [(a, b) for a in FLOATS for b in FLOATS]

@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner
 from programs import launch, program
 
+from ptxrt import selection
 from ptxrt.commands import main
 from ptxrt.emulator import Emulator
 from ptxrt.emulator.check import conflicts_table
@@ -51,7 +52,9 @@ def test_command():
     assert done.exit_code == 1 and "profile" in done.output
 
 
-def test_tables_of_conflicts_and_coverage():
+def test_tables_of_conflicts_and_coverage(monkeypatch):
+    for name in ("_opened", "_kept", "_defaults"):  # an emulator that no other test used
+        monkeypatch.setattr(selection, name, type(getattr(selection, name))())
     done = CliRunner().invoke(main, ["--coverage", "--bank-conflicts", "check", "transpose_tiled"])
     assert done.exit_code == 0
     said = done.stderr.splitlines()

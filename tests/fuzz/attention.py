@@ -16,7 +16,7 @@ from .engine import Kind
 
 PAIRS = [
     *(("bf16", "bf16"), ("f16", "f16"), ("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4")),
-    *(("nvfp4", "mxfp8"), ("mxfp4", "mxfp8"), ("nvfp4", "bf16"), ("mxfp8", "bf16")),
+    *(("nvfp4", "mxfp8"), ("mxfp4", "mxfp8"), ("nvfp4", "bf16"), ("mxfp4", "bf16"), ("mxfp8", "bf16")),
 ]
 IN_KERNEL = ("mxfp4", "bf16", "in_kernel")
 SPOILS = ["np.nan", "np.nan", "np.inf", "-np.inf", "3e38", "-3e38", "1e-40", "65504", "0.0"]

@@ -83,16 +83,17 @@ def attention(
             scores = softcap * np.tanh(scores / softcap)
             error = np.minimum(error + np.abs(scores) * 2.0**-20 + softcap * 2.0**-21, 2 * softcap)
         hidden = ~shown
+        beyond = shown & ((sizes > 1e38) | (reach > 1e38))  # products that may be infinite in float32
         if mask is not None and mask.dtype == bool:
             hidden = hidden | ~mask
         elif mask is not None:
             mask = np.broadcast_to(np.asarray(mask, np.float64), scores.shape)
-            # A score that is no number under a mask of -inf: both readings are fair.
-            doubtful = (mask == -np.inf) & ~(scores < np.inf) & shown
+            # A score that is no number, or no float32, under a mask of -inf: both readings are fair.
+            doubtful = (mask == -np.inf) & (beyond | ~(scores < np.inf)) & shown
             error = error + (np.abs(scores) + np.abs(mask)) * 2.0**-22
             scores = scores + mask
         doubtful = np.zeros_like(shown) if mask is None or mask.dtype == bool else doubtful
-        overflows = ~hidden & ((sizes > 1e38) | (reach > 1e38)) & np.isfinite(scores)
+        overflows = ~hidden & beyond & np.isfinite(scores)
         scores = np.where(hidden, -np.inf, np.where(scores == -np.inf, scores, np.maximum(scores, LOWEST)))
         sink = (
             np.full(scores.shape[:-1], -np.inf)
@@ -142,11 +143,11 @@ def attention(
     column_nan = (seen.astype(np.float64) @ poison.astype(np.float64)) > 0
     # Sums of weights times V overflow before they are divided (docs/numerics.md, Edges).
     with np.errstate(all="ignore"):
-        beyond = (
+        beyond_float32 = (
             np.abs(np.where(np.isfinite(v), v, 0.0)).sum(axis=-2, keepdims=True) * 2.0 ** (rounds.headroom + 1)
         ) > 3e38
     column_either = np.broadcast_to(poison.any(axis=-2, keepdims=True), out.shape) & ~column_nan
-    column_either = column_either | (np.broadcast_to(beyond, out.shape) & ~column_nan)
+    column_either = column_either | (np.broadcast_to(beyond_float32, out.shape) & ~column_nan)
     return Exact(out, bound, likely, lse, lse_bound, nan, either, column_nan, column_either)
 
 

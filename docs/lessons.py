@@ -1,0 +1,484 @@
+"""docs/lessons/: what small kernels teach, from runs on the emulator; for `make docs`.
+
+Every figure is counted while the shipped PTX, or that of docs/lessons/lessons.cu, runs: executed instructions by line,
+sectors of global memory by line, extra passes of shared memory by line. Nothing here is a time of a machine.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import ptxrt
+from ptxrt import units
+from ptxrt.emulator import memory
+from ptxrt.emulator.check import current_line
+from ptxrt.formats import bf16
+from ptxrt.ops.attention import exact_attention
+
+FOLDER = Path(__file__).resolve().parent / "lessons"
+EMULATOR = dict(bank_conflicts=True)
+SECTOR = 32
+
+
+class Line(NamedTuple):
+    """A PTX line that ran: its text, how many threads executed it, and, of global memory, warps' requests, the sectors
+    of 32 bytes that they touched, and the bytes that threads wanted; of shared memory, extra passes."""
+
+    text: str
+    threads: int
+    requests: int = 0
+    sectors: int = 0
+    bytes: int = 0
+    passes: int = 0
+
+
+class Run(NamedTuple):
+    """What one entry executed, by line, for how many elements."""
+
+    lines: list[Line]
+    elements: int
+
+    @property
+    def instructions(self) -> float:
+        """Executed by a thread, for each element."""
+        return sum(line.threads for line in self.lines) / self.elements
+
+    def share(self, *classes: str) -> float:
+        """The share of all instructions that belong to some classes."""
+        chosen = sum(line.threads for line in self.lines if class_of(line.text) in classes)
+        return chosen / sum(line.threads for line in self.lines)
+
+    def sectors(self, what: str) -> float:
+        """Sectors for each request of the global loads ("ld") or stores ("st")."""
+        found = [line for line in self.lines if line.requests and unguarded(line.text).startswith(what)]
+        return sum(line.sectors for line in found) / sum(line.requests for line in found)
+
+    def wasted(self) -> float:
+        """Bytes of sectors for each byte that was wanted."""
+        return SECTOR * sum(line.sectors for line in self.lines) / sum(line.bytes for line in self.lines)
+
+    @property
+    def passes(self) -> int:
+        return sum(line.passes for line in self.lines)
+
+
+_CLASSES = {
+    "global memory": r"(ld|st)\.(volatile\.|weak\.)?global",
+    "shared memory": r"(ld|st)\.shared",
+    "parameters": r"ld\.param",
+    "shuffles": r"shfl",
+    "conversions to codes": r"cvt\.rn\.satfinite",
+    "barriers": r"bar",
+    "branches": r"(bra|ret|exit)",
+    "floats": r"\w+(\.\w+)*\.f(32|16x2|16)\b",
+}
+
+
+def class_of(text: str) -> str:
+    """The class of a PTX line; what is none of the others computes addresses, counters and bits."""
+    words = unguarded(text)
+    return next((name for name, pattern in _CLASSES.items() if re.match(pattern, words)), "integers and addresses")
+
+
+def unguarded(text: str) -> str:
+    """A PTX line without its predicate, and without the registers that inline code begins with."""
+    return re.sub(r"^(@!?%\w+\s+|\{\.reg [^;]*;\s*)", "", text)
+
+
+@contextmanager
+def sectors_by_line():
+    """Count requests, sectors and bytes of global memory by PTX line, while it is open."""
+    found: dict[int, np.ndarray] = {}
+    locate = memory.Access.locate
+
+    def counting(self, space, address, size, lane=None, verb="reads", used=None):
+        if space == "global":
+            lanes = self.lane_ids if lane is None else self.lane_ids[lane]
+            touched = np.concatenate([address // SECTOR, (address + (size - 1)) // SECTOR]).astype(np.int64)
+            pairs = np.unique(np.stack([np.tile(lanes // 32, 2), touched]), axis=1)
+            counts = found.setdefault(current_line(self.batch), np.zeros(3, np.int64))
+            counts += len(np.unique(lanes // 32)), pairs.shape[1], size * len(lanes)
+        return locate(self, space, address, size, lane, verb, used)
+
+    memory.Access.locate = counting
+    try:
+        yield found
+    finally:
+        memory.Access.locate = locate
+
+
+def measured(entry: str, text: str, elements: int, call: Callable[[], object]) -> Run:
+    """Run something that launches an entry of a PTX text once, on the emulator, and count."""
+    with ptxrt.using("emulator", **EMULATOR) as backend:
+        emulator = backend.emulator
+
+        def counts(table):
+            return {line: count for entries in table.values() for line, count in entries.get(entry, {}).items()}
+
+        call()  # translated and recorded; counted is the second time
+        before, before_passes = counts(emulator.coverage()), counts(emulator.bank_conflicts)
+        with sectors_by_line() as sectors:
+            call()
+        after, passes = counts(emulator.coverage()), counts(emulator.bank_conflicts)
+    rows = text.splitlines()
+    lines = []
+    for number in sorted(after):
+        threads = after[number] - before.get(number, 0)
+        if threads:
+            told = sectors.get(number, np.zeros(3, np.int64)).tolist()
+            extra = passes.get(number, 0) - before_passes.get(number, 0)
+            lines.append(Line(rows[number - 1].strip().rstrip(";"), threads, *told, extra))
+    return Run(lines, elements)
+
+
+def shipped(entry: str, elements: int, call: Callable[[], object], unit: str | None = None) -> Run:
+    """A run of a kernel of the package."""
+    return measured(entry, units.text(unit or entry, portable=False), elements, call)
+
+
+def own(entry: str, elements: int, grid, block, *arguments) -> Run:
+    """A run of a kernel of lessons.cu."""
+    path = FOLDER / "lessons.ptx"
+    with ptxrt.using("emulator", **EMULATOR):
+        program = ptxrt.load(path)  # its counts last as long as it does
+        return measured(entry, path.read_text(), elements, lambda: program[entry](grid, block, *arguments))
+
+
+def table(heads: list[str], rows: list[tuple]) -> str:
+    """A Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines) + "\n"
+
+
+def beside(runs: dict[str, Run], width: int = 56) -> str:
+    """The PTX lines that ran, side by side, with how often each thread of the launch executed a line, on average."""
+    most = {name: max(line.threads for line in run.lines) for name, run in runs.items()}
+    first = {name: run.lines[0].threads for name, run in runs.items()}
+    columns = []
+    for name, run in runs.items():
+        words = [f"{name}, times a thread", ""]
+        for line in run.lines:
+            times = f"{line.threads / first[name]:.2g}".rjust(max(2, len(f"{most[name] / first[name]:g}")))
+            words.append(f"{times} {' '.join(line.text.split())}"[: width - 2])
+        columns.append(words)
+    count = max(map(len, columns))
+    rows = [[column[i] if i < len(column) else "" for column in columns] for i in range(count)]
+    return "```\n" + "\n".join("".join(cell.ljust(width) for cell in row).rstrip() for row in rows) + "\n```\n"
+
+
+def shares(runs: dict[str, Run]) -> str:
+    """A table of the shares of instructions by class."""
+    classes = [*_CLASSES, "integers and addresses"]
+    rows = [
+        (name, *(f"{100 * run.share(name):.0f} %" for run in runs.values()))
+        for name in classes
+        if any(run.share(name) for run in runs.values())
+    ]
+    total = ("instructions of a thread for each value", *(f"{run.instructions:.2f}" for run in runs.values()))
+    return table(["", *(f"`{name}`" for name in runs)], [total, *rows])
+
+
+_COUNTED = (
+    "Everything below was counted on the emulator, which executed the native PTX. No time of a machine is among it.\n"
+    "`make docs` writes this page.\n"
+)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Pages
+
+
+def threads_page() -> str:
+    """Which thread has which identity."""
+    kernel = ptxrt.kernels()["thread_identity"]
+    with ptxrt.using("emulator"):
+        found = np.asarray(kernel(blocks_x=3, blocks_y=2, blocks_z=4))
+    rows = []
+    for block, thread in (((0, 0, 0), 0), ((0, 0, 0), 1), ((0, 0, 0), 8), ((0, 0, 0), 32), ((3, 1, 2), 95)):
+        numbers = found[block][thread].tolist()
+        tid, ctaid = (", ".join(map(str, numbers[i : i + 3])) for i in (0, 6))
+        mask = numbers[13] & 0xFFFFFFFF
+        rows.append((numbers[15], tid, ctaid, numbers[15] // 32, numbers[12], f"`{mask:#010x}`"))
+    run = shipped("thread_identity", found[..., 0].size, lambda: kernel(blocks_x=1, blocks_y=1, blocks_z=1))
+    registers = sorted({word for line in run.lines for word in re.findall(r"%[a-z_]+(?:\.[xyz])?", line.text)})
+    registers = [word for word in registers if word.lstrip("%").partition(".")[0] in _IDENTITY]
+    words = textwrap.fill(f"Registers that the kernel reads: {' '.join(f'`{word}`' for word in registers)}.", 118)
+    return f"""# Who is this thread
+
+`thread_identity` lets each thread write what it knows of itself. It is the first kernel to run on a new machine: if
+its answers are right, launches, grids and stores work.
+
+{_COUNTED}
+A launch of 3 x 2 x 4 blocks of 8 x 4 x 3 threads answers:
+
+{table(["thread of its block", "%tid x, y, z", "%ctaid x, y, z", "warp", "%laneid", "%lanemask_eq"], rows)}
+## What it teaches
+
+- x runs fastest: thread (x, y, z) of a block of X x Y threads has the index x + X y + X Y z.
+- A warp is 32 threads that follow each other by that index, not by x alone. Here a row of 8 threads is a quarter of
+  a warp. Threads that should read neighbouring addresses must be neighbours in x.
+- %laneid is the index modulo 32, where a block's threads fill its warps. The masks are made of it.
+- %warpid is not among the answers. It is the slot where a warp happens to run: an H200 gives a block's first warp 3,
+  say. The index divided by 32 is what is meant.
+- Nobody knows the order of blocks. %ctaid says which block it is, not when it runs.
+
+{words}
+
+Three kernels that go on from here: [a transposition](transpose.md), [a quantizer](quantizer.md), [attention in one
+launch](fused_attention.md).
+"""
+
+
+_IDENTITY = {"tid", "ntid", "ctaid", "nctaid", "laneid", "lanemask_eq", "lanemask_lt"}
+
+
+def transpose_page() -> str:
+    """A transposition: naive, through shared memory, and through shared memory without padding."""
+    size = 64
+    x = np.arange(size * size, dtype=np.float32).reshape(size, size)
+    kernels, y = ptxrt.kernels(), np.zeros((size, size), np.float32)
+    runs = {name: shipped(name, x.size, lambda name=name: kernels[name](x)) for name in _TRANSPOSES[:2]}
+    runs["transpose_unpadded"] = own("transpose_unpadded", x.size, (2, 2), (32, 8), x, y, size, size)
+    if not (y == x.T).all():
+        raise ValueError("transpose_unpadded does not transpose")
+    rows = [
+        ("sectors a load touches", *(f"{run.sectors('ld'):g}" for run in runs.values())),
+        ("sectors a store touches", *(f"{run.sectors('st'):g}" for run in runs.values())),
+        ("bytes of sectors for a byte wanted", *(f"{run.wasted():g}" for run in runs.values())),
+        ("extra passes of shared memory", *(f"{run.passes}" for run in runs.values())),
+        (
+            "a warp's access of the tile, in passes",
+            "none",
+            "1 to write, 1 to read",
+            f"1 to write, {1 + runs['transpose_unpadded'].passes * 32 // x.size} to read",
+        ),
+    ]
+    pair = {name: runs[name] for name in _TRANSPOSES[:2]}
+    return f"""# A transposition: coalescing and banks
+
+Three kernels turn a matrix of {size} x {size} float32. Their results are equal. What differs is which addresses the 32
+threads of a warp want at the same moment.
+
+{_COUNTED}
+{table(["", *(f"`{name}`" for name in runs)], rows)}
+- **Coalescing.** A warp's load or store of 4 bytes a thread wants 128 bytes. Global memory moves in sectors of 32
+  bytes: 4 are enough where the threads' addresses follow each other. `transpose_naive` writes a column: 32 addresses,
+  {size * 4} bytes apart, are 32 sectors, of each of which an eighth is wanted.
+- **A tile in shared memory.** `transpose_tiled` reads rows and writes rows. The turn happens in shared memory, whose
+  banks do not mind which row a word came from.
+- **Banks.** 32 banks hold words in turns of 4 bytes. `transpose_unpadded` has 32 floats to a row: a column of the
+  tile lies in one bank, and 32 threads wait for each other. One float more to a row (33) puts a column into 32
+  different banks.
+- **A barrier.** Rows are written by other threads than read them. Without `bar.sync` the emulator reports the race
+  (`using("emulator", races=True)`).
+
+The tile costs instructions: more of them, and a barrier. It pays because global memory, not instructions, is what both
+kernels wait for.
+
+## Shares of instructions
+
+{shares(runs)}
+## The PTX side by side
+
+{beside(pair)}
+`ptxrt --bank-conflicts run transpose_tiled ...` counts passes of any call; `ptxrt show transpose_tiled --ptx` prints
+the whole text. `transpose_unpadded` is in `docs/lessons/lessons.cu`.
+"""
+
+
+_TRANSPOSES = ("transpose_naive", "transpose_tiled", "transpose_unpadded")
+
+
+def quantizer_page() -> str:
+    """The quantizer of MXFP4: by one thread a block, by one warp a block, and as shipped."""
+    x = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32)
+    blocks = x.size // 32
+    want_codes, want_scales = (np.asarray(each) for each in ptxrt.kernels()["quantize_mxfp4"].reference(x).values())
+    runs = {}
+    for name, threads in (("quantize_by_thread", blocks), ("quantize_by_warp", 32 * blocks)):
+        codes, scales = np.zeros((blocks, 16), np.uint8), np.zeros(blocks, np.uint8)
+        runs[name] = own(name, x.size, (threads // 128,), (128,), x, codes, scales, blocks)
+        if (codes.reshape(want_codes.shape) != want_codes).any() or (scales != want_scales.reshape(-1)).any():
+            raise ValueError(f"{name} gives other bytes than quantize")
+    runs["quantize_mxfp4_f32"] = shipped(
+        "quantize_mxfp4_f32", x.size, lambda: ptxrt.kernels()["quantize_mxfp4"](x), "quantize_mxfp4"
+    )
+    requests = {
+        name: sum(line.requests for line in run.lines if unguarded(line.text).startswith("ld")) / (x.nbytes / 128)
+        for name, run in runs.items()
+    }
+    rows = [
+        ("sectors a load touches", *(f"{run.sectors('ld'):g}" for run in runs.values())),
+        ("loads for each 128 bytes of x", *(f"{requests[name]:g}" for name in runs)),
+        ("sectors a store touches", *(f"{run.sectors('st'):.3g}" for run in runs.values())),
+        ("bytes of sectors for a byte wanted", *(f"{run.wasted():.3g}" for run in runs.values())),
+        ("instructions of a thread for each value", *(f"{run.instructions:.1f}" for run in runs.values())),
+    ]
+    pair = {name: runs[name] for name in list(runs)[:2]}
+    return f"""# A quantizer: one thread, one warp, as shipped
+
+MXFP4 cuts a row into blocks of 32 values with one scale byte. Three kernels quantize {x.shape[0]} x {x.shape[1]} float32
+to the same bytes.
+
+{_COUNTED}
+{table(["", *(f"`{name}`" for name in runs)], rows)}
+- **One thread to a block** is what one writes first. Each of its loads is 128 bytes away from its neighbour's: a warp
+  touches 32 sectors, of which an eighth is wanted, and values are read twice. Caches hide a part of it, until many
+  warps share them.
+- **One warp to a block** reads 128 bytes in a row. Its maximum needs five shuffles, in which every lane takes part for
+  one value; half of the lanes are idle when pairs become bytes, and all but one when the scale is stored.
+- **As shipped**, a lane has eight neighbouring values, which are a sector of 32 bytes, and four lanes share a block:
+  two shuffles find its maximum. A load of 16 bytes takes a half of each sector, and the next one takes the other half
+  while the sector is in the L1 cache; both count above. Eight loads are in flight before the first value is used, and
+  codes leave as words.
+
+The lesson: give a lane as many neighbouring values as one wide load brings, and share a block among as few lanes as
+that leaves.
+
+## Shares of instructions
+
+{shares(runs)}
+## The PTX side by side
+
+{beside(pair)}
+`ptxrt show quantize_mxfp4 --ptx` prints the shipped text, and [one kernel from call to
+SASS](../explanation/one_kernel.md) follows it. The other two are in `docs/lessons/lessons.cu`.
+"""
+
+
+def unfused_page() -> str:
+    """Attention in three launches beside one."""
+    batch, heads, queries, dim = 1, 2, 64, 64
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((batch, heads, queries, dim)).astype(bf16.dtype) for _ in range(3))
+    with ptxrt.using("emulator"):
+        program = ptxrt.load(FOLDER / "lessons.ptx")
+        with ptxrt.trace() as three:
+            scores = ptxrt.matmul(q, k, alpha=dim**-0.5, out_dtype=np.float32)
+            weights = np.zeros(scores.shape, np.uint16)
+            rows = scores.size // queries
+            program["softmax_rows"]((rows // 4,), (128,), scores, weights, rows, queries)
+            unfused = ptxrt.matmul(weights.view(bf16.dtype), v, transpose_b=False)
+        with ptxrt.trace() as one:
+            fused = ptxrt.attention(q, k, v)
+    exact, _ = exact_attention(q, k, v)
+    errors = [ptxrt.compare(each, exact).relative_l2 for each in (unfused, fused)]
+
+    def moved(length, head_dim, heads=32):
+        small, square = 2 * heads * length * head_dim, heads * length * length
+        return {
+            "Q K^T": 2 * small + 4 * square,
+            "softmax": 4 * square + 2 * square,
+            "P V": 2 * square + 2 * small,
+        }, 4 * small
+
+    rows = []
+    for length in (512, 2048, 8192):
+        parts, whole = moved(length, 128)
+        total = sum(parts.values())
+        flops = 4 * 32 * length * length * 128
+        rows.append(
+            (
+                length,
+                *(f"{part / 2**20:.0f} MiB" for part in parts.values()),
+                f"{whole / 2**20:.0f} MiB",
+                f"{total / whole:.0f}",
+                f"{1e6 * total / _BANDWIDTH:.0f}",
+                f"{1e6 * flops / _RATE:.0f}",
+                f"{1e6 * flops / fused_rate():.0f}",
+            )
+        )
+    return f"""# Attention in one launch
+
+softmax(Q K^T) V as three launches, and as the one that `attention` is. Both ran on the emulator for {heads} heads of
+{queries} queries and keys of {dim} columns in bf16:
+
+{
+        table(
+            ["", "launches", "relative L2 against float64"],
+            [
+                (
+                    "`matmul`, `softmax_rows`, `matmul`",
+                    ", ".join(f"`{launch.entry}`" for launch in three),
+                    f"{errors[0]:.1e}",
+                ),
+                (
+                    "`attention`",
+                    ", ".join(f"`{launch.entry}`" for launch in one),
+                    f"{errors[1]:.1e}",
+                ),
+            ],
+        )
+    }
+`softmax_rows` is in `docs/lessons/lessons.cu`; everything else ships. `make docs` writes this page.
+
+## Bytes
+
+Three launches write the scores, read them, write the weights, and read those: 12 bytes for each pair of query and key,
+however wide a head is. The fused kernel keeps a tile of scores in registers, so that only Q, K, V and O move. For 32
+heads of 128 columns, by the shapes:
+
+{
+        table(
+            [
+                "queries and keys",
+                "Q K^T",
+                "softmax",
+                "P V",
+                "fused",
+                "times fewer bytes",
+                "unfused: bytes alone, us",
+                "products alone, us",
+                "fused by the model, us",
+            ],
+            rows,
+        )
+    }
+The last three columns are of an RTX 5090, and no such card was measured: bytes at 1792 GB/s, products at 209.5 TFLOPS
+in bf16, and the fused kernel by the [static model](../speed.md), which on the H200 is 14 to 42 % too fast. Three
+launches cannot be faster than their bytes, nor than their products; caches take a part of the bytes while a head's
+scores fit them. (`softmax_rows` reads a row three times, of which two come from caches and are not counted.)
+
+## What fusing needs
+
+- **A softmax that goes on.** A row's maximum is known when its last key was seen. The fused kernel keeps a running
+  maximum and scales what it has when that grows ([numerics](../numerics.md)).
+- **Scores where the next product wants them.** The accumulator of Q K^T is, packed to 16 bits, the A operand of P V:
+  the [pages of fragments](../fragments.md) show that their places are the same.
+- **Loads behind products.** With nothing to write, a block only has to have the next keys in shared memory in time
+  ([the pipeline](../explanation/pipeline.md)).
+- **Fewer roundings.** Weights are rounded once, before P V, and sums stay in float32 until the end.
+"""
+
+
+_BANDWIDTH, _RATE = 1792e9, 209.5e12  # of an RTX 5090, bytes and bf16 flops a second: NVIDIA's whitepaper
+
+
+@cache
+def fused_rate() -> float:
+    """Useful flops a second of attention in bf16 at head dimension 128 on an RTX 5090, by the record of the model."""
+    import json
+
+    record = json.loads((FOLDER.parent.parent / "tests" / "speed_figures.json").read_text())
+    return 1e12 * record["entries"]["attention_bf16_dim128_dim_v128_bf16"]["paths"]["plain"][0]
+
+
+PAGES = {
+    "threads.md": threads_page,
+    "transpose.md": transpose_page,
+    "quantizer.md": quantizer_page,
+    "fused_attention.md": unfused_page,
+}
+
+
+def pages() -> dict[str, str]:
+    """Every page, by its path below docs/."""
+    return {f"lessons/{name}": page() for name, page in PAGES.items()}
