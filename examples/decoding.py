@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ class Step:
         self.graph = self.best = None
 
 
-class Decoder:
+class Decoder(ABC):
     """What a language model does with texts. The model has `forward` of a Step, which gives logits, and names the
     template that is written around a prompt (`chat`) and the token that ends an answer (`end`).
 
@@ -46,9 +47,9 @@ class Decoder:
         self.context, self.batch, self.pages = context, batch, -(-context // PAGE)
         self._steps: dict[int, Step] = {}
 
+    @abstractmethod
     def forward(self, step: Step, last: bool = False) -> Any:
         """Logits, float32 [tokens, vocabulary] on the device; where `last`, of the last token of each sequence."""
-        raise NotImplementedError
 
     # Steps
 

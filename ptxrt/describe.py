@@ -45,7 +45,10 @@ def compiled_table(kernel: Kernel, chosen: Sequence[Unit] | None = None, partial
             if not figures and not partial and entry in kernel.entries(unit):
                 raise BuildError(f"{entry} is not assembled; run `make`")
             static = next((f["shared_bytes"] for f in figures.values()), 0)
-            absent = {target: "none" if figures or not has(unit.name, entry, target) else "not assembled" for target in TARGETS}
+            absent = {
+                target: "none" if figures or not has(unit.name, entry, target) else "not assembled"
+                for target in TARGETS
+            }
             cells = [registers(figures[target]) if target in figures else absent[target] for target in TARGETS]
             rows.append([entry, product(fact.threads), product(fact.tile), str(fact.shared_bytes + static), *cells])
     return [["entry", "block", "tile", "shared bytes", *(f"{target} registers" for target in TARGETS)], *rows]

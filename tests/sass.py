@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_script import build
+from scripts import script
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -32,6 +32,7 @@ from ptxrt.errors import BuildError
 from ptxrt.speed import listing
 from ptxrt.speed.listing import CLASSES, Instruction, parse, steady_path
 
+build = script("build.py")
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = Path(__file__).with_name("sass_figures.json")
 

@@ -15,8 +15,9 @@ import json
 import sys
 from pathlib import Path
 
-from build_script import build
+from scripts import script
 
+build = script("build.py")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 

@@ -1,8 +1,6 @@
 """The error of attention against float64 on N(0,1) data, by the bounds of docs/accuracy.md, and weights beside a
 sink."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +8,14 @@ import pytest
 
 import ptxrt
 from ptxrt.ops import attention_way
+from scripts import script
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="an installed package has no docs")
 
 if DOCS.is_dir():
-    _spec = importlib.util.spec_from_file_location("accuracy_of_docs", DOCS / "accuracy.py")
-    accuracy = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)  # dataclasses look their module up
-    _spec.loader.exec_module(accuracy)
+    accuracy = script("docs/accuracy.py")
     BOUNDED = [formats for formats in accuracy.FORMATS if formats.normal]
     NORMAL = accuracy.Data("N(0,1)", "", lambda: accuracy.normal(1, 1, 512, 128))  # keys are split in two
     BIASED = accuracy.Data("bias", "", lambda: accuracy.normal(1, 1, 384, 128, bias=6.0))

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from build_script import build
+from scripts import script
 
+build = script("build.py")
 ROOT = Path(__file__).resolve().parent.parent
 
 HEADER = """\

@@ -14,10 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 import ptxrt
-from build_script import build
 from ptxrt.commands import main
 from ptxrt.ops.attention import exact_attention
+from scripts import script
 
+build = script("build.py")
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -1,14 +1,13 @@
 """The pages of docs/ and README.md: their code blocks run, their links and the navigation of the site hold."""
 
-import importlib.util
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 import ptxrt
+from scripts import script
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -16,15 +15,7 @@ DOCS = ROOT / "docs"
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="an installed package has no docs")
 
 
-def script(name):
-    """A script of docs/ as a module."""
-    spec = importlib.util.spec_from_file_location(f"{name}_of_docs", DOCS / f"{name}.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-pages = script("pages") if DOCS.is_dir() else None
+pages = script("docs/pages.py") if DOCS.is_dir() else None
 PAGES = pages.pages() if pages else []
 RUNNING = {page: pages.blocks(page) for page in PAGES}
 

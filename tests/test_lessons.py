@@ -1,26 +1,18 @@
 """docs/lessons/: pages are what the kernels do on the emulator, and the text of lessons.cu is what nvcc makes of it."""
 
-import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from scripts import script
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="an installed package has no docs")
 
 
-def script(name):
-    """A script of docs/ as a module."""
-    spec = importlib.util.spec_from_file_location(f"{name}_of_docs", DOCS / f"{name}.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-lessons = script("lessons") if DOCS.is_dir() else None
+lessons = script("docs/lessons.py") if DOCS.is_dir() else None
 PAGES = list(lessons.PAGES) if lessons else []
 
 
@@ -35,7 +27,7 @@ def test_every_page_is_written():
 
 
 def test_the_text_is_that_of_the_source(tmp_path):
-    nvcc = script("pages").nvcc()
+    nvcc = script("docs/pages.py").nvcc()
     if nvcc is None:
         pytest.skip("there is no nvcc")
     source, made = DOCS / "lessons" / "lessons.cu", tmp_path / "lessons.ptx"

@@ -1,7 +1,6 @@
 """What the probes of the matrix instructions find, against the tile code, the emulator's layouts and
 docs/fragments.md."""
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 
 from ptxrt import atlas
 from ptxrt.emulator import mma
+from scripts import script
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -16,9 +16,7 @@ DOCS = ROOT / "docs"
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="an installed package has no docs")
 
 if DOCS.is_dir():
-    _spec = importlib.util.spec_from_file_location("fragments_of_docs", DOCS / "fragments.py")
-    fragments = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(fragments)
+    fragments = script("docs/fragments.py")
     KINDS = {name: atlas.KINDS[name] for name in fragments.KINDS}
 else:
     KINDS = {}

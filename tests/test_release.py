@@ -1,6 +1,5 @@
 """release.py on a small repository with a builder of its own: what a release changes, and what a failure leaves."""
 
-import importlib.util
 import re
 import subprocess
 import zipfile
@@ -8,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from scripts import script
+
 ROOT = Path(__file__).resolve().parent.parent
-_spec = importlib.util.spec_from_file_location("release_of_the_root", ROOT / "release.py")
-release = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(release)
+release = script("release.py")
 
 CHANGES = "# Changelog\n\n## Next\n\n- One thing.\n- Another.\n\n## 0.1.0\n\nThe first.\n"
 

@@ -12,7 +12,6 @@ import pytest
 
 import ptxrt
 from attention_restated import restated_blocks
-from build_script import build
 from ptxrt import backend, units
 from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.emulator.backend import EmulatorBackend
@@ -20,7 +19,10 @@ from ptxrt.ops.attention import exact_attention
 from ptxrt.ops.attention_kernels import OPEN, attention_mxfp4_bf16_in_kernel
 from ptxrt.ops.quantizers import DEQUANTIZE, QUANTIZE
 from ptxrt.tiles import tile_layout
+from scripts import script
 from seeded_bugs import ATTENTION, BUGS, FEW, MXFP4, MXFP8, NVFP4, PRODUCT
+
+build = script("build.py")
 
 KERNELS = ptxrt.kernels()
 

@@ -1,6 +1,5 @@
 """The static model of speed: on code made for it, on kernels that are built, and against its record."""
 
-import importlib.util
 import json
 
 import pytest
@@ -25,6 +24,7 @@ from ptxrt.speed import (
 )
 from ptxrt.speed.listing import CLASSES, Control, Instruction, parse
 from ptxrt.speed.simulate import alone, simulate
+from scripts import script
 
 GEFORCE = Machine(CARDS["RTX 5090"])
 RECORD = speed.read_record()
@@ -254,9 +254,7 @@ def test_the_record_is_of_this_model():
 
 
 def test_the_page_is_of_the_record():
-    spec = importlib.util.spec_from_file_location("page_of_speed", speed.ROOT / "docs" / "speed.py")
-    page = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(page)
+    page = script("docs/speed.py")
     written = (speed.ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     assert page.page(RECORD) == written, "docs/speed.md is not what docs/speed.py writes; run make speed RECORD=1"
     assert all((speed.ROOT / "docs" / page.picture_of(card)).exists() for card in page.CONSUMER)

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from build_script import build
 from ptxrt.emulator import Emulator
+from scripts import script
 from tests.emulator.programs import launch
 
+build = script("build.py")
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "tests" / "data" / "wrappers.cu"
 
