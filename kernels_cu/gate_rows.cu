@@ -10,8 +10,11 @@
      PRODUCED_OUTPUTS, int interleaved, float limit, float gate_alpha, float offset, int rounds, PRODUCED_SCALARS,     \
      int64_t rows, int cols, int64_t level_count, int64_t code_bytes, int64_t scale_bytes, int64_t x_row,              \
      PRODUCED_STRIDES) {                                                                                               \
-        op::gate_rows<Element>(x, x_row, interleaved != 0, {limit, gate_alpha, offset}, row_weights, rounds != 0,      \
-                               PRODUCED(rows, cols));                                                                  \
+        op::gate_rows<Element>(                                                                                        \
+            x, x_row, interleaved != 0, {limit, gate_alpha, offset}, row_weights, rounds != 0,                         \
+            op::produced({out_bf16, out_f16, out_f32,                                                                  \
+                          op::stride_of(out_bf16, out_f16, out_bf16_row, out_f16_row, out_f32_row)},                   \
+                         codes, scales, code_bytes, out_global, ending, rule, swizzled, rows, cols));                  \
     }
 
 INSTANCE(_f32, float, 2)

@@ -6,10 +6,7 @@ VARIANTS(tile, 64, 256)
 
 #define INSTANCE(suffix, Element, Format)                                                                              \
     using Core##suffix = op::Core<Format, Format, VARIANT_tile>;                                                       \
-    TILE_GEMM(ENTRY(suffix), Core##suffix) PARAMETERS_IN_16_BITS(Element) {                                            \
-        op::gemm<Core##suffix>(shared<Core##suffix::Shared>(), HALF_ROWS(a, a_batch), HALF_ROWS(b, b_group),           \
-                               GEMM_OPTIONS(nullptr, nullptr));                                                        \
-    }
+    TILE_GEMM(ENTRY(suffix), Core##suffix) GEMM_IN_16_BITS(Element, op::gemm<Core##suffix>)
 
 INSTANCE(_bf16, __nv_bfloat16, tile::Bf16)
 INSTANCE(_f16, __half, op::Float16)

@@ -3,11 +3,7 @@
 #include "op/gemm_small.cuh"
 
 #define INSTANCE(suffix, Element, Format)                                                                              \
-    FEW_GEMM(ENTRY(suffix), Format, Format)                                                                            \
-    PARAMETERS_IN_16_BITS(Element) {                                                                                   \
-        op::gemm_of_few_rows<Format, Format>(shared<op::FewShared<Format, Format>>(), HALF_ROWS(a, a_batch),           \
-                                             HALF_ROWS(b, b_group), GEMM_OPTIONS(nullptr, nullptr));                   \
-    }
+    FEW_GEMM(ENTRY(suffix), Format, Format) GEMM_IN_16_BITS(Element, op::gemm_of_few_rows<Format, Format>)
 
 INSTANCE(_bf16, __nv_bfloat16, tile::Bf16)
 INSTANCE(_f16, __half, op::Float16)

@@ -43,6 +43,9 @@ constexpr LaunchFacts complete(LaunchFacts facts) {
 #define PASTE(a, b) PASTE_EXPANDED(a, b)
 #define PASTE_EXPANDED(a, b) a##b
 
+// WITHOUT_PARENTHESES (a, b) is a, b: how a macro takes a list as one argument.
+#define WITHOUT_PARENTHESES(...) __VA_ARGS__
+
 // What a list of X(type, name) is made into: parameters, members of a struct, or the values of its members.
 #define AS_PARAMETER(type, name) type name,
 #define AS_MEMBER(type, name) type name;

@@ -8,7 +8,7 @@
      const int *starts,                                        /* [bounds] */                                          \
      float *out_f32, __half *out_f16, __nv_bfloat16 *out_bf16, /* [sequences, cols], one of them */                    \
      int normalize, int64_t tokens, int cols, int bounds, int64_t sequences, int64_t x_row, PRODUCED_STRIDES) {        \
-        const int64_t out_row = out_bf16 ? out_bf16_row : out_f16 ? out_f16_row : out_f32_row;                         \
+        const int64_t out_row = op::stride_of(out_bf16, out_f16, out_bf16_row, out_f16_row, out_f32_row);              \
         op::mean_rows<Element>(shared<op::MeanShared>(), x, x_row, starts, normalize != 0,                             \
                                {out_bf16, out_f16, out_f32, out_row}, tokens, cols);                                   \
     }

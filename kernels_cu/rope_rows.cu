@@ -13,7 +13,9 @@
      int64_t x_head, int64_t out_f32_row, int64_t out_f32_head, int64_t out_f16_row, int64_t out_f16_head,             \
      int64_t out_bf16_row, int64_t out_bf16_head) {                                                                    \
         const int64_t out_head = out_bf16 ? out_bf16_head : out_f16 ? out_f16_head : out_f32_head;                     \
-        const op::Produced target = PRODUCED(tokens * heads, cols);                                                    \
+        const op::Produced target = op::produced(                                                                      \
+            {out_bf16, out_f16, out_f32, op::stride_of(out_bf16, out_f16, out_bf16_row, out_f16_row, out_f32_row)},    \
+            codes, scales, code_bytes, out_global, ending, rule, swizzled, tokens * heads, cols);                      \
         op::rope_rows<Element>({x, x_token, x_head}, {table, length, width, first, pairs != 0, inverse != 0},          \
                                positions, rounds != 0, heads, out_head, target);                                       \
     }

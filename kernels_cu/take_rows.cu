@@ -9,7 +9,11 @@
      const float *out_global, /* [level_count] or null */                                                              \
      PRODUCED_OUTPUTS, PRODUCED_SCALARS, int entries, int cols, int64_t rows, int64_t level_count, int64_t code_bytes, \
      int64_t scale_bytes, int64_t table_row, PRODUCED_STRIDES) {                                                       \
-        op::take_rows<Element>(table, table_row, entries, ids, PRODUCED(rows, cols));                                  \
+        op::take_rows<Element>(                                                                                        \
+            table, table_row, entries, ids,                                                                            \
+            op::produced({out_bf16, out_f16, out_f32,                                                                  \
+                          op::stride_of(out_bf16, out_f16, out_bf16_row, out_f16_row, out_f32_row)},                   \
+                         codes, scales, code_bytes, out_global, ending, rule, swizzled, rows, cols));                  \
     }
 
 INSTANCE(_f32, float)

@@ -18,6 +18,7 @@
 #include "../ptx/warp.cuh"
 #include "../tile/cached_rows.cuh"
 #include "../tile/fragment.cuh"
+#include "../tile/lanes.cuh"
 #include "attention.cuh"
 #include "paged.cuh"
 #include "problem.cuh"
@@ -309,12 +310,12 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
 #pragma unroll
         for (int step = 0; step < dim / 16; ++step)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) shared.q[step][ptx::laneid()][i] = all_q[step][i];   // every warp the same
+            for (int i = 0; i < 4; ++i) tile::of_lane(shared.q[step])[i] = all_q[step][i];   // every warp the same
         ptx::bar_sync();                                                                     // Q is there
     }
     const auto query = [&](int step) -> const tile::FragmentA & {
         if constexpr (Tiling::keeps_q) return all_q[step];
-        else return shared.q[step][ptx::laneid()];
+        else return tile::of_lane(shared.q[step]);
     };
 
     const float scale = options.scale * tile::lift_of(cached.k.format) * (cached.q_global ? *cached.q_global : 1.0f) *

@@ -49,13 +49,7 @@ template <bool better_of_two, int groups>
 __device__ inline uint32_t encode_nvfp4_share(const float (&values)[groups][8], const tile::Nvfp4Global &global,
                                               tile::LaneCodes<4, groups> &codes) {
     float block[2][8];
-    const bool upper = groups == 1 && ptx::laneid() % 2;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float other = groups == 1 ? ptx::shfl_sync_bfly_f32(values[0][i], 1) : values[groups - 1][i];
-        block[0][i] = upper ? other : values[0][i];
-        block[1][i] = upper ? values[0][i] : other;
-    }
+    const bool upper = tile::gather_sixteen(values, block);
     tile::Codes<4> of_block[2];
     const float amax = ptx::max_nan_f32(tile::amax_of(block[0]), tile::amax_of(block[1]));
     const uint32_t scale = tile::encode_nvfp4_block<better_of_two>(block, amax, global, of_block).code;
@@ -152,6 +146,13 @@ struct AnyRows {
 
     __device__ bool there() const { return bf16 || f16 || f32; }
 };
+
+// The stride of the array that is there, of one in bf16, one in f16 and one in f32.
+__device__ inline int64_t stride_of(const __nv_bfloat16 *bf16, const __half *f16, int64_t bf16_stride,
+                                    int64_t f16_stride, int64_t f32_stride) {
+    return bf16 ? bf16_stride : f16 ? f16_stride : f32_stride;
+}
+
 using FloatRows = AnyRows<const __nv_bfloat16, const __half, const float>;
 using OutputRows = AnyRows<__nv_bfloat16, __half, float>;
 

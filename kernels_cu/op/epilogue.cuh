@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "../kernel.cuh"
-#include "../ptx/warp.cuh"
+#include "../tile/lanes.cuh"
 #include "../tile/staging.cuh"
 #include "activation.cuh"
 #include "ending.cuh"
@@ -80,8 +80,8 @@ struct Epilogue {
         const int items = 16 * Staging::row_shares >> halves, of_row = Staging::row_shares >> halves;
 #pragma unroll 1
         for (int first = 0; first < items; first += 32) {
-            const int item = min(first + ptx::laneid(), items - 1), row_here = row + item / of_row;
-            const bool present = first + ptx::laneid() < items && row_here < end_row;
+            const int item = min(tile::lane_item(first), items - 1), row_here = row + item / of_row;
+            const bool present = tile::lane_item(first) < items && row_here < end_row;
             float values[2][8];
             int column = col + item % of_row * tile::share_columns;
             if (halves) {

@@ -190,6 +190,11 @@ struct BlockRows : OperandRows {
     const uint8_t *scales;
     tile::ScalePlaces places;
     int64_t scale_rows, first_row;   // the latter: of the first matrix
+
+    __device__ BlockRows(const uint8_t *codes, int64_t batch, int64_t row, int bytes, const uint8_t *scales, int blocks,
+                         int swizzled, int scale_rows, int first_row)
+        : OperandRows{codes, batch, row, bytes}, scales(scales), places{blocks, blocks, swizzled != 0},
+          scale_rows(scale_rows), first_row(first_row) {}
 };
 
 // Values in f16, without scales.
@@ -441,11 +446,11 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
                 if (words == 2 || step % steps == 0) {
                     const char *const first = reinterpret_cast<const char *>(&shared);
                     const Scales &scales = reinterpret_cast<const Stage &>(first[offset]).scales;
-                    const int lane = ptx::laneid(), row = lane % 4 * 8 + lane / 4, word = words == 2 ? step % steps : 0;
+                    const int row = tile::scale_word_row(), word = words == 2 ? step % steps : 0;
                     const int set = scale_set(step);
 #pragma unroll
                     for (int i = 0; i < registers_a; ++i) {
-                        const int last = Shape::slices == 1 ? lane % 2 * 8 + lane / 4 : row;
+                        const int last = Shape::slices == 1 ? tile::scale_row() : row;
                         scale_a[set][i] = scales.a.word[word][Shape::warp_row() + 32 * i + last];
                     }
 #pragma unroll
@@ -689,8 +694,8 @@ using Core = typename CoreOf<FormatA, FormatB, tile,
 
 // C of one block's tile.
 template <class Core, class A, class B>
-__device__ __forceinline__ void gemm(typename Core::Shared &shared, const A &a, const B &b,
-                                     const GemmOptions &options) {
+__device__ __forceinline__ void gemm(const A &a, const B &b, const GemmOptions &options) {
+    typename Core::Shared &shared = ::shared<typename Core::Shared>();
     const TilePlace place = TilePlace::of_block<Core::rows, Core::cols>(options);
     if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, Core::cols);
     if (!place.there) return;
@@ -715,83 +720,95 @@ __device__ __forceinline__ void gemm(typename Core::Shared &shared, const A &a, 
     }
 }
 
+// Rows of `depth` elements of 16 bits. Strides are in elements.
+template <class Element>
+__device__ inline OperandRows rows_in_16_bits(const Element *data, int64_t batch, int64_t row, int depth) {
+    static_assert(sizeof(Element) == 2);
+    return {reinterpret_cast<const uint8_t *>(data), 2 * batch, 2 * row, 2 * depth};
+}
+
 }   // namespace op
 
-// The parameters of every entry behind its operands, in order, and the options made of them: arguments, then axes,
-// then strides (those of the operands before those here).
-#define GEMM_ARRAYS                                                                                                    \
-    const float *bias_f32, const __half *bias_f16, const __nv_bfloat16 *bias_bf16, const float *residual_f32,          \
-        const __half *residual_f16, const __nv_bfloat16 *residual_bf16, const float *alphas, const float *out_global,  \
-        const int *group_starts, const int *order, float *out_f32, __half *out_f16, __nv_bfloat16 *out_bf16,           \
-        uint8_t *codes, uint8_t *scales
-#define GEMM_SCALARS                                                                                                   \
-    float alpha, int activation, float limit, float gate_alpha, float offset, int ending, int rule, int swizzled,      \
-        int in_place, int least_rows, int most_rows
-#define GEMM_AXES int rows, int width, int alpha_count, int level_count, int starts, int code_bytes, int scale_bytes
-#define GEMM_STRIDES                                                                                                   \
-    long long bias_f32_group, long long bias_f16_group, long long bias_bf16_group, long long residual_f32_batch,       \
-        long long residual_f32_row, long long residual_f16_batch, long long residual_f16_row,                          \
-        long long residual_bf16_batch, long long residual_bf16_row, long long out_f32_batch, long long out_f32_row,    \
-        long long out_f16_batch, long long out_f16_row, long long out_bf16_batch, long long out_bf16_row
+// The parameters and the body of every entry, behind KERNEL(). arrays, axes and strides are the parameters of the
+// operands, in parentheses; axes declare batch, tokens, groups and cols. operand_a, operand_b, level_a and level_b are
+// the operands and their global scales, made of these parameters. The last argument is the function that computes C.
 // clang-format off
-#define GEMM_OPTIONS(a_global, b_global)                                                                               \
-    {{{bias_bf16, bias_f16, bias_f32, bias_bf16 ? bias_bf16_group : bias_f16 ? bias_f16_group : bias_f32_group},       \
-      {residual_bf16, residual_f16, residual_f32,                                                                      \
-       residual_bf16 ? residual_bf16_row : residual_f16 ? residual_f16_row : residual_f32_row},                        \
-      {out_bf16, out_f16, out_f32, out_bf16 ? out_bf16_row : out_f16 ? out_f16_row : out_f32_row},                     \
-      residual_bf16 ? residual_bf16_batch : residual_f16 ? residual_f16_batch : residual_f32_batch,                    \
-      out_bf16 ? out_bf16_batch : out_f16 ? out_f16_batch : out_f32_batch,                                             \
-      codes, scales, alphas, a_global, b_global, out_global, alpha, limit, gate_alpha, offset, activation, ending,     \
-      rule, swizzled, in_place, alpha_count, level_count, width, code_bytes},                                          \
-     group_starts, order, batch, tokens, rows, cols, groups, least_rows, most_rows}
+#define GEMM_ENTRY(arrays, axes, strides, operand_a, operand_b, level_a, level_b, ...)                                 \
+    (WITHOUT_PARENTHESES arrays,                                                                                       \
+     const float *bias_f32, const __half *bias_f16, const __nv_bfloat16 *bias_bf16, /* [groups, cols] */               \
+     const float *residual_f32, const __half *residual_f16, const __nv_bfloat16 *residual_bf16,                        \
+     const float *alphas,     /* [alpha_count] */                                                                      \
+     const float *out_global, /* [level_count] */                                                                      \
+     const int *group_starts, /* [starts] */                                                                           \
+     const int *order,        /* [rows] */                                                                             \
+     float *out_f32, __half *out_f16, __nv_bfloat16 *out_bf16, /* [batch, rows, width], as the residual */             \
+     uint8_t *codes,          /* [batch rows, code_bytes] */                                                           \
+     uint8_t *scales,         /* [scale_bytes] */                                                                      \
+     float alpha, int activation, float limit, float gate_alpha, float offset, int ending, int rule, int swizzled,     \
+     int in_place, int least_rows, int most_rows, WITHOUT_PARENTHESES axes, int rows, int width, int alpha_count,      \
+     int level_count, int starts, int code_bytes, int scale_bytes, WITHOUT_PARENTHESES strides,                        \
+     long long bias_f32_group, long long bias_f16_group, long long bias_bf16_group,                                    \
+     long long residual_f32_batch, long long residual_f32_row, long long residual_f16_batch,                           \
+     long long residual_f16_row, long long residual_bf16_batch, long long residual_bf16_row, long long out_f32_batch,  \
+     long long out_f32_row, long long out_f16_batch, long long out_f16_row, long long out_bf16_batch,                  \
+     long long out_bf16_row) {                                                                                         \
+        __VA_ARGS__(operand_a, operand_b, op::GemmOptions{                                                             \
+            {{bias_bf16, bias_f16, bias_f32, bias_bf16 ? bias_bf16_group : bias_f16 ? bias_f16_group : bias_f32_group},\
+             {residual_bf16, residual_f16, residual_f32,                                                               \
+              residual_bf16 ? residual_bf16_row : residual_f16 ? residual_f16_row : residual_f32_row},                 \
+             {out_bf16, out_f16, out_f32, out_bf16 ? out_bf16_row : out_f16 ? out_f16_row : out_f32_row},              \
+             residual_bf16 ? residual_bf16_batch : residual_f16 ? residual_f16_batch : residual_f32_batch,             \
+             out_bf16 ? out_bf16_batch : out_f16 ? out_f16_batch : out_f32_batch,                                      \
+             codes, scales, alphas, level_a, level_b, out_global, alpha, limit, gate_alpha, offset, activation,        \
+             ending, rule, swizzled, in_place, alpha_count, level_count, width, code_bytes},                           \
+            group_starts, order, batch, tokens, rows, cols, groups, least_rows, most_rows});                           \
+    }
+
+// Of operands in 16 bits; in codes and scales; in bf16, and in codes and scales.
+#define GEMM_IN_16_BITS(Element, ...)                                                                                  \
+    GEMM_ENTRY((const Element *a,        /* [batch, tokens, depth] */                                                  \
+                const Element *b),       /* [groups, cols, depth] */                                                   \
+               (int batch, int tokens, int depth, int groups, int cols),                                               \
+               (long long a_batch, long long a_row, long long b_group, long long b_row),                               \
+               op::rows_in_16_bits(a, a_batch, a_row, depth), op::rows_in_16_bits(b, b_group, b_row, depth),           \
+               nullptr, nullptr, __VA_ARGS__)
+#define GEMM_IN_BLOCKS(...)                                                                                            \
+    GEMM_ENTRY((const uint8_t *a_codes,  /* [batch, tokens, a_bytes] */                                                \
+                const uint8_t *a_scales, /* [a_scale_bytes] */                                                         \
+                const uint8_t *b_codes,  /* [groups, cols, b_bytes] */                                                 \
+                const uint8_t *b_scales, /* [b_scale_bytes] */                                                         \
+                const float *a_global, const float *b_global),                                                         \
+               (int a_blocks, int a_swizzled, int a_scale_rows, int a_first_row,                                       \
+                int b_blocks, int b_swizzled, int b_scale_rows, int b_first_row,                                       \
+                int batch, int tokens, int a_bytes, long long a_scale_bytes,                                           \
+                int groups, int cols, int b_bytes, long long b_scale_bytes),                                           \
+               (long long a_batch, long long a_row, long long b_group, long long b_row),                               \
+               op::BlockRows(a_codes, a_batch, a_row, a_bytes, a_scales, a_blocks, a_swizzled, a_scale_rows,           \
+                             a_first_row),                                                                             \
+               op::BlockRows(b_codes, b_group, b_row, b_bytes, b_scales, b_blocks, b_swizzled, b_scale_rows,           \
+                             b_first_row),                                                                             \
+               a_global, b_global, __VA_ARGS__)
+#define GEMM_OF_BF16_AND_BLOCKS(...)                                                                                   \
+    GEMM_ENTRY((const __nv_bfloat16 *a,  /* [batch, tokens, depth] */                                                  \
+                const uint8_t *b_codes,  /* [groups, cols, b_bytes] */                                                 \
+                const uint8_t *b_scales, /* [b_scale_bytes] */                                                         \
+                const float *b_global),                                                                                \
+               (int b_blocks, int b_swizzled, int b_scale_rows, int b_first_row,                                       \
+                int batch, int tokens, int depth, int groups, int cols, int b_bytes, long long b_scale_bytes),         \
+               (long long a_batch, long long a_row, long long b_group, long long b_row),                               \
+               op::rows_in_16_bits(a, a_batch, a_row, depth),                                                          \
+               op::BlockRows(b_codes, b_group, b_row, b_bytes, b_scales, b_blocks, b_swizzled, b_scale_rows,           \
+                             b_first_row),                                                                             \
+               nullptr, b_global, __VA_ARGS__)
 // clang-format on
 
-// Where the scales of an operand in codes are; rows of codes and scales, and of 16 bits, of what entries are given.
-#define SCALES_SCALARS(x) int x##_blocks, int x##_swizzled, int x##_scale_rows, int x##_first_row
-#define BLOCK_ROWS(x, stride)                                                                                          \
-    op::BlockRows {                                                                                                    \
-        {x##_codes, stride, x##_row, x##_bytes}, x##_scales, {x##_blocks, x##_blocks, x##_swizzled != 0},              \
-            x##_scale_rows, x##_first_row                                                                              \
-    }
-#define HALF_ROWS(x, stride)                                                                                           \
-    op::OperandRows { reinterpret_cast<const uint8_t *>(x), 2 * stride, 2 * x##_row, 2 * depth }
-
-// The parameters of entries: A and B in 16 bits; both in codes and scales; B alone.
-#define PARAMETERS_IN_16_BITS(Element)                                                                                 \
-    (const Element *a, /* [batch, tokens, depth] */                                                                    \
-     const Element *b, /* [groups, cols, depth] */                                                                     \
-     GEMM_ARRAYS, GEMM_SCALARS, int batch, int tokens, int depth, int groups, int cols, GEMM_AXES, long long a_batch,  \
-     long long a_row, long long b_group, long long b_row, GEMM_STRIDES)
-#define BLOCK_PARAMETERS                                                                                               \
-    (const uint8_t *a_codes,  /* [batch, tokens, a_bytes] */                                                           \
-     const uint8_t *a_scales, /* [a_scale_bytes] */                                                                    \
-     const uint8_t *b_codes,  /* [groups, cols, b_bytes] */                                                            \
-     const uint8_t *b_scales, /* [b_scale_bytes] */                                                                    \
-     const float *a_global, const float *b_global, GEMM_ARRAYS, GEMM_SCALARS, SCALES_SCALARS(a), SCALES_SCALARS(b),    \
-     int batch, int tokens, int a_bytes, long long a_scale_bytes, int groups, int cols, int b_bytes,                   \
-     long long b_scale_bytes, GEMM_AXES, long long a_batch, long long a_row, long long b_group, long long b_row,       \
-     GEMM_STRIDES)
-#define HALF_PARAMETERS                                                                                                \
-    (const __nv_bfloat16 *a,  /* [batch, tokens, depth] */                                                             \
-     const uint8_t *b_codes,  /* [groups, cols, b_bytes] */                                                            \
-     const uint8_t *b_scales, /* [b_scale_bytes] */                                                                    \
-     const float *b_global, GEMM_ARRAYS, GEMM_SCALARS, SCALES_SCALARS(b), int batch, int tokens, int depth,            \
-     int groups, int cols, int b_bytes, long long b_scale_bytes, GEMM_AXES, long long a_batch, long long a_row,        \
-     long long b_group, long long b_row, GEMM_STRIDES)
-
-// An entry on whole tiles.
+// An entry on whole tiles, less its parameters and body; whole entries by the formats of their operands.
 #define TILE_GEMM(name, Core_)                                                                                         \
     KERNEL(name, .threads = {Core_::threads}, .shared_bytes = sizeof(Core_::Shared),                                   \
            .tile = {Core_::cols, Core_::rows, 1}, .min_blocks = Core_::blocks)
 #define BLOCK_GEMM(name, FormatA, FormatB, tile_)                                                                      \
     using Core = op::Core<FormatA, FormatB, tile_>;                                                                    \
-    TILE_GEMM(name, Core) BLOCK_PARAMETERS {                                                                           \
-        op::gemm<Core>(shared<Core::Shared>(), BLOCK_ROWS(a, a_batch), BLOCK_ROWS(b, b_group),                         \
-                       GEMM_OPTIONS(a_global, b_global));                                                              \
-    }
+    TILE_GEMM(name, Core) GEMM_IN_BLOCKS(op::gemm<Core>)
 #define HALF_GEMM(name, FormatB, tile_)                                                                                \
     using Core = op::Core<tile::Bf16, FormatB, tile_>;                                                                 \
-    TILE_GEMM(name, Core) HALF_PARAMETERS {                                                                            \
-        op::gemm<Core>(shared<Core::Shared>(), HALF_ROWS(a, a_batch), BLOCK_ROWS(b, b_group),                          \
-                       GEMM_OPTIONS(nullptr, b_global));                                                               \
-    }
+    TILE_GEMM(name, Core) GEMM_OF_BF16_AND_BLOCKS(op::gemm<Core>)

@@ -340,8 +340,8 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
 // C of few rows and 32 columns. Up to 16 rows a warp has two fragments of them, else as many as all take: B is
 // read once.
 template <class FormatA, class FormatB, class RowsA, class RowsB>
-__device__ inline void gemm_of_few_rows(FewShared<FormatA, FormatB> &shared, const RowsA &a, const RowsB &b,
-                                        const GemmOptions &options) {
+__device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const GemmOptions &options) {
+    auto &shared = ::shared<FewShared<FormatA, FormatB>>();
     constexpr int most = few_rows<FormatA>;
     const TilePlace place = TilePlace::of_block<most, few_cols>(options);
     if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
@@ -386,12 +386,6 @@ __device__ inline void gemm_of_few_rows(FewShared<FormatA, FormatB> &shared, con
     KERNEL(name, .threads = {32 * op::few_warps}, .shared_bytes = sizeof(op::FewShared<FormatA, FormatB>),             \
            .tile = {op::few_cols, op::few_rows<FormatA>, 1}, .min_blocks = op::few_blocks)
 #define FEW_BLOCK_GEMM(name, FormatA, FormatB)                                                                         \
-    FEW_GEMM(name, FormatA, FormatB) BLOCK_PARAMETERS {                                                                \
-        op::gemm_of_few_rows<FormatA, FormatB>(shared<op::FewShared<FormatA, FormatB>>(), BLOCK_ROWS(a, a_batch),      \
-                                               BLOCK_ROWS(b, b_group), GEMM_OPTIONS(a_global, b_global));              \
-    }
+    FEW_GEMM(name, FormatA, FormatB) GEMM_IN_BLOCKS(op::gemm_of_few_rows<FormatA, FormatB>)
 #define FEW_HALF_GEMM(name, FormatB)                                                                                   \
-    FEW_GEMM(name, tile::Bf16, FormatB) HALF_PARAMETERS {                                                              \
-        op::gemm_of_few_rows<tile::Bf16, FormatB>(shared<op::FewShared<tile::Bf16, FormatB>>(), HALF_ROWS(a, a_batch), \
-                                                  BLOCK_ROWS(b, b_group), GEMM_OPTIONS(nullptr, b_global));            \
-    }
+    FEW_GEMM(name, tile::Bf16, FormatB) GEMM_OF_BF16_AND_BLOCKS(op::gemm_of_few_rows<tile::Bf16, FormatB>)

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../tile/fragment.cuh"
+#include "../tile/lanes.cuh"
 #include "../tile/staging.cuh"
 #include "ending.cuh"
 
@@ -35,8 +36,8 @@ __device__ inline void probe_ending(ProbeEndingShared &shared, const FloatRows &
         constexpr int shares = probe_ending_columns / 8;
 #pragma unroll 1
         for (int pass = 0; pass < shares / 2; ++pass) {
-            const int64_t row = first_row + (32 * pass + ptx::laneid()) / shares;
-            const int column = first_column + ptx::laneid() % shares * 8;
+            const int64_t row = first_row + tile::lane_item(32 * pass) / shares;
+            const int column = first_column + tile::lane_item(0) % shares * 8;
             float values[1][8] = {};
             if (row < rows && column < cols) load_share(x, row, column, cols, values);
             finish(row, column, values);

@@ -92,21 +92,10 @@ struct RowShares {
             tile::store(target + i * tile::elements_per_chunk<Element>, chunk(i));
     }
 
-    // A share of each of a pair of lanes, even and odd, one after the other in memory, by all lanes of a warp: every
-    // instruction writes whole sectors, the first one those of the even lane.
+    // Those of each of a pair of lanes, one after the other in memory; see tile::store_paired.
     __device__ void store_paired(Element *target, bool stored) const {
         static_assert(count == 1 && of_eight == 1);
-        const bool odd = ptx::laneid() % 2;
-        const uint4 &low = chunk(0), &high = chunk(1);
-        const auto exchanged = [odd](uint32_t low, uint32_t high) {
-            return ptx::shfl_sync_bfly_b32(odd ? low : high, 1);
-        };
-        const uint4 other = {exchanged(low.x, high.x), exchanged(low.y, high.y), exchanged(low.z, high.z),
-                             exchanged(low.w, high.w)};
-        if (!stored) return;
-        target -= odd ? 8 : 0;
-        tile::store(target, odd ? other : low);
-        tile::store(target + produce_share, odd ? high : other);
+        tile::store_paired(target, chunk(0), chunk(1), stored);
     }
 
 private:
@@ -304,16 +293,10 @@ private:
     }
 };
 
-// As entries are given it: the outputs, of which one is there.
+// The parameters of entries of which it is made: the outputs, of which one is there; scalars; strides.
 #define PRODUCED_OUTPUTS float *out_f32, __half *out_f16, __nv_bfloat16 *out_bf16, uint8_t *codes, uint8_t *scales
 #define PRODUCED_SCALARS int ending, int rule, int swizzled
 #define PRODUCED_STRIDES int64_t out_f32_row, int64_t out_f16_row, int64_t out_bf16_row
-#define PRODUCED(rows, cols)                                                                                           \
-    op::produced({out_bf16, out_f16, out_f32,                                                                          \
-                  out_bf16  ? out_bf16_row                                                                             \
-                  : out_f16 ? out_f16_row                                                                              \
-                            : out_f32_row},                                                                            \
-                 codes, scales, code_bytes, out_global, ending, rule, swizzled, rows, cols)
 
 __device__ inline Produced produced(const OutputRows &out, uint8_t *codes, uint8_t *scales, int64_t code_bytes,
                                     const float *global, int ending, int rule, int swizzled, int64_t rows, int cols) {

@@ -7,6 +7,7 @@
 #include "../ptx/barrier.cuh"
 #include "../ptx/warp.cuh"
 #include "../tile/format.cuh"
+#include "../tile/lanes.cuh"
 #include "ending.cuh"
 
 namespace op {
@@ -20,7 +21,7 @@ struct RouteShared {
 // What all threads of a block say, added up. `turn` alternates from call to call, so that one barrier is enough.
 __device__ inline int sum_of_block(RouteShared &shared, int turn, int count) {
     for (int mask = 16; mask > 0; mask /= 2) count += ptx::shfl_sync_bfly_b32(count, mask);
-    if (ptx::laneid() == 0) shared.counts[turn][threadIdx.x / 32] = count;
+    if (tile::is_first_lane()) shared.counts[turn][threadIdx.x / 32] = count;
     ptx::bar_sync();   // the warps' sums are there
     int sum = 0;
     for (int i = 0; i < route_warps; ++i) sum += shared.counts[turn][i];
@@ -44,7 +45,7 @@ __device__ inline void route(RouteShared &shared, const int *ids, int *order, in
         const int i = first + threadIdx.x;
         const bool hit = i < count && expert_of(ids[i]) == mine;
         const uint32_t hits = ptx::vote_sync_ballot(hit);
-        if (ptx::laneid() == 0) shared.counts[turn][threadIdx.x / 32] = __popc(hits);
+        if (tile::is_first_lane()) shared.counts[turn][threadIdx.x / 32] = __popc(hits);
         ptx::bar_sync();   // the warps' numbers are there
         int all = 0, earlier = 0;
         for (int warp = 0; warp < route_warps; ++warp) {
@@ -53,7 +54,7 @@ __device__ inline void route(RouteShared &shared, const int *ids, int *order, in
             earlier += warp < threadIdx.x / 32 ? of_warp : 0;
         }
         if (hit) {
-            const int place = row + earlier + __popc(hits & ptx::lanemask_lt());
+            const int place = row + earlier + tile::lanes_before(hits);
             order[place] = i / chosen;
             places[i] = mine < experts ? place : -1;
         }

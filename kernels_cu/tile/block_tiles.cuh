@@ -150,6 +150,10 @@ struct alignas(128) ValueTile<Bf16, keys_, dim_v_> : SharedTile<keys_, dim_v_ *i
 __device__ inline int scale_half() { return ptx::laneid() % 2; }
 __device__ inline int scale_row() { return ptx::laneid() / 4 + 8 * scale_half(); }
 
+// The row of 32 (two slices of A, or columns of four column tiles of B) whose word of scales this lane carries where
+// one register serves all of them.
+__device__ inline int scale_word_row() { return ptx::laneid() % 4 * 8 + ptx::laneid() / 4; }
+
 // The codes of A of one row of this lane, g or g + 8 by `half`, for all steps: from `source`, of whose bytes `bytes`
 // are there; the others are zeros.
 template <bool rolled, int steps>

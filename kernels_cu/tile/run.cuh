@@ -24,6 +24,35 @@ __device__ inline int run_value(int item) {
     return (32 * item + ptx::laneid()) * lane_values;
 }
 
+// Sixteen consecutive values of a lane with 16, or of a pair of lanes with eight each. True in the lane of a pair that
+// has the upper ones.
+template <int groups>
+__device__ inline bool gather_sixteen(const float (&values)[groups][8], float (&sixteen)[2][8]) {
+    const bool upper = groups == 1 && ptx::laneid() % 2;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float other = groups == 1 ? ptx::shfl_sync_bfly_f32(values[0][i], 1) : values[groups - 1][i];
+        sixteen[0][i] = upper ? other : values[0][i];
+        sixteen[1][i] = upper ? values[0][i] : other;
+    }
+    return upper;
+}
+
+// Stores two chunks of each of a pair of lanes, even and odd, which are consecutive in memory, from `target` on in this
+// lane. By the whole warp, so that every instruction writes whole sectors: the first one those of the even lane.
+template <class Element>
+__device__ inline void store_paired(Element *target, const uint4 &low, const uint4 &high, bool stored) {
+    constexpr int chunk = elements_per_chunk<Element>;
+    const bool odd = ptx::laneid() % 2;
+    const auto exchanged = [odd](uint32_t low, uint32_t high) { return ptx::shfl_sync_bfly_b32(odd ? low : high, 1); };
+    const uint4 other = {exchanged(low.x, high.x), exchanged(low.y, high.y), exchanged(low.z, high.z),
+                         exchanged(low.w, high.w)};
+    if (!stored) return;
+    target -= odd ? chunk : 0;
+    store(target, odd ? other : low);
+    store(target + 2 * chunk, odd ? high : other);
+}
+
 // The codes of a lane's values of an item, from those of eight values each. Of 6-bit codes of eight values the last
 // word is half full.
 template <int bits, int groups>

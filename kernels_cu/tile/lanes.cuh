@@ -1,0 +1,25 @@
+// What a lane has of 32 items, and what it knows of the lanes before it.
+#pragma once
+
+#include <cstdint>
+
+#include "../ptx/warp.cuh"
+
+namespace tile {
+
+// True in one lane of a warp.
+__device__ inline bool is_first_lane() { return ptx::laneid() == 0; }
+
+// The item of this lane, of 32 consecutive ones from `first` on.
+__device__ inline int lane_item(int first) { return first + ptx::laneid(); }
+
+// The element of this lane, of one for each lane.
+template <class Element>
+__device__ inline Element &of_lane(Element (&elements)[32]) {
+    return elements[ptx::laneid()];
+}
+
+// How many lanes below this one have their bit set in a ballot.
+__device__ inline int lanes_before(uint32_t ballot) { return __popc(ballot & ptx::lanemask_lt()); }
+
+}   // namespace tile
