@@ -6,41 +6,41 @@
 
 namespace op {
 
-// What is made of a sum and its bias, as an entry's scalar names it.
+// The activation of a sum and its bias, as numbered by the scalar of entries.
 enum class Activation { none, relu, gelu, gelu_tanh, silu, swiglu };
 
-// Sums and products that a compiler might fuse are written so that it does not: the bits are those of every kernel.
+// Sums and products are written so that no compiler fuses them: all kernels give the same bits.
 
-// 1 / (1 + e^-x), within 2^-20; 1 of infinity, 0 of -infinity, NaN of NaN.
+// 1 / (1 + e^-x), within 2^-20; 1 for infinity, 0 for -infinity, NaN for NaN.
 __device__ inline float sigmoid(float x) {
-    // e^100 is infinite and e^-100 zero, the steps to them are finite.
+    // e^100 overflows and e^-100 underflows in float32, while the clamped exponent stays finite.
     const float exponent = ptx::max_nan_f32(-ptx::max_nan_f32(x, -100.0f), -100.0f);
     return ptx::rcp_approx_ftz_f32(__fadd_rn(1.0f, exp_f32(exponent)));
 }
 
-// x sigmoid(x); of infinity that, of -infinity NaN, as the product of it and 0 is.
+// x sigmoid(x); infinity for infinity, and NaN for -infinity, as -infinity times 0.
 __device__ inline float silu(float x) { return __fmul_rn(x, sigmoid(x)); }
 
-// x Phi(x), as max(x, 0) - h erfc(sqrt(2) h) with h = |x| / 2. The logarithm of the latter to base 2 is h times a
-// polynomial, fitted to the least largest error of the product; from 6.7 on the product is 0.
+// x Phi(x) = max(x, 0) - h erfc(sqrt(2) h) with h = |x| / 2. The base-2 logarithm of the erfc is h times a polynomial,
+// fitted for the least maximal error of the product. From 6.7 on the product is 0.
 __device__ inline float gelu(float x) {
     constexpr float of_power[] = {-2.302231788635254f,    -1.8365060091018677f,    -0.42178454995155334f,
                                   0.11789172887802124f,   -0.01134790200740099f,   -0.006603346671909094f,
                                   0.0030920738354325294f, -0.0005232476396486163f, 3.151130295009352e-05f};
-    const float half = 0.5f * fabsf(x), positive = fmaf(x, 0.5f, half);   // NaN of -infinity
+    const float half = 0.5f * fabsf(x), positive = fmaf(x, 0.5f, half);   // NaN for -infinity
     const float h = fminf(half, 6.7f);
     float polynomial = of_power[8];
 #pragma unroll
     for (int i = 7; i >= 0; --i) polynomial = fmaf(polynomial, h, of_power[i]);
     return fmaf(-h, ptx::ex2_approx_ftz_f32(polynomial * h), positive);
 }
-// By the tanh that stands for it.
+// The approximation of gelu by tanh.
 __device__ inline float gelu_tanh(float x) {
     const float factor = fmaf(__fmul_rn(x, x), 2.0f * 0.79788456f * 0.044715f, 2.0f * 0.79788456f);
     return __fmul_rn(x, sigmoid(__fmul_rn(x, factor)));
 }
 
-// An activation of a lane's values: all but swiglu, which makes one of two. NaN of NaN.
+// The activation of a lane's values, except swiglu, which makes one value of two. NaN for NaN.
 __device__ inline void activate(float (&values)[2][8], Activation activation) {
     const auto each = [&](auto &&change) {
 #pragma unroll
@@ -52,7 +52,8 @@ __device__ inline void activate(float (&values)[2][8], Activation activation) {
     else if (activation == Activation::silu) each(silu);
 }
 
-// The gated activation: g sigmoid(alpha g) (u + offset) with g at most `limit` and u within it; NaN where either is.
+// The gated activation: g sigmoid(alpha g) (u + offset) with g clamped to at most `limit` and u to +-limit; NaN if
+// either is.
 struct Gate {
     float limit, alpha, offset;   // limit infinite: none
 

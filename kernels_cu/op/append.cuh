@@ -1,8 +1,8 @@
-// Rows of tokens to their slots in the pages of a cache, in its format.
+// Writes rows of tokens to their slots in the pages of a cache, in its format.
 //
-// A slot is page * page size + row. Of several tokens with one slot the first is written: every token claims its slot
-// with its number, the least number stays, and whoever finds its own there writes the token. All claims are those of
-// one call, and none is left behind, so that memory for them is set once, when the cache is made.
+// A slot is page * page size + row. If several tokens have one slot, the first is written: every token claims its slot
+// with its number, the least number stays, and the thread that finds its token's number there writes the token. A call
+// removes all of its claims, so their memory is initialized once, when the cache is made.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 namespace op {
 
 constexpr int append_threads = 128, claim_threads = 128;
-constexpr int append_tokens = 4;   // of a block: so many bytes of a thread are on their way that memory is kept busy
-constexpr int unclaimed = 0x7f7fffff;   // of a slot, above every token; as a float the largest
+constexpr int append_tokens = 4;        // of a block: enough bytes in flight for each thread to saturate memory
+constexpr int unclaimed = 0x7f7fffff;   // a claim above every token; the bits of the largest float
 
 __device__ inline bool is_slot(long long slot, long long slots) { return slot >= 0 && slot < slots; }
 
@@ -34,18 +34,18 @@ struct NewRows {
     const float *f32;
     long long token_stride, head_stride;
     int heads, dim;
-    const float *mean;           // [heads, dim]: what is taken from each row, or null
-    const float *global_scale;   // [heads]: what rows are divided by, or null
+    const float *mean;           // [heads, dim]: subtracted from each row, or null
+    const float *global_scale;   // [heads]: divisors of rows, or null
 };
 
-// Where it goes.
+// The cache.
 struct CacheRows {
     char *codes, *scales;
     PageStrides code_strides, scale_strides;
     int page;
 };
 
-// Values under a global scale, which most caches do not have: a division takes ten instructions.
+// Divides values by the global scale. Most caches have none, which saves divisions of ten instructions each.
 template <int groups>
 __device__ inline void divide(float (&values)[groups][8], float global_scale) {
     if (global_scale == 1.0f) return;
@@ -100,13 +100,13 @@ struct Nvfp4Row {
     }
 };
 
-// The tokens of a block: where their rows begin in the cache, in bytes from head 0 of row 0 of page 0; -1 of those that
-// are not written.
+// Where the rows of a block's tokens begin in the cache, in bytes from head 0 of row 0 of page 0; -1 if a token is not
+// written.
 struct AppendShared {
     long long codes[append_tokens], scales[append_tokens];
 };
 
-// One thread finds out about each token. release: whether its claim is given up, which nobody else asks for.
+// One thread looks up each token. release: it removes the token's claim, which no other thread reads.
 __device__ inline void find_tokens(AppendShared &shared, const long long *slots, int *claims, const CacheRows &cache,
                                    int tokens, long long count, bool release) {
     const int token = blockIdx.x * append_tokens + threadIdx.x;
@@ -120,17 +120,17 @@ __device__ inline void find_tokens(AppendShared &shared, const long long *slots,
             shared.scales[threadIdx.x] = page * cache.scale_strides.page + row * cache.scale_strides.token;
         }
     }
-    ptx::bar_sync();   // all threads know the tokens
+    ptx::bar_sync();   // all threads see the tokens
 }
 
-// Rows of one type. A thread has the same share of a row of every token of the block: loads of several go out before
-// the first value is used. Where rows are so short that a token has half the threads or fewer, they take several tokens
-// at once.
+// Appends rows of one type. A thread has the same share of the rows of every token of the block, and issues several
+// loads before it uses the first value. If a token needs half the threads or fewer, the block writes several tokens at
+// once.
 template <class Row, class Element>
 __device__ inline void append_rows(const AppendShared &shared, const Element *x, const NewRows &rows,
                                    const CacheRows &cache, int rule) {
     constexpr int share = 8 * Row::groups,
-                  ahead = share * sizeof(Element) <= 32 ? 4 : 2;   // loads go out of so many tokens
+                  ahead = share * sizeof(Element) <= 32 ? 4 : 2;   // tokens whose loads are issued at once
     const int shares = ceil_div(rows.dim, share), items = rows.heads * shares, at_once = max(append_threads / items, 1);
     const bool whole = rows.dim % share == 0 && (reinterpret_cast<uintptr_t>(x) | rows.token_stride * sizeof(Element) |
                                                  rows.head_stride * sizeof(Element)) %
@@ -180,7 +180,7 @@ __device__ inline void append_rows(const AppendShared &shared, const Element *x,
     }
 }
 
-// A block has append_tokens tokens of `tokens`; the cache has `count` slots.
+// A block appends append_tokens of `tokens` tokens; the cache has `count` slots.
 template <class Row>
 __device__ inline void append(AppendShared &shared, const NewRows &x, const long long *slots, int *claims,
                               const CacheRows &cache, int tokens, long long count, int rule, bool release) {

@@ -1,5 +1,6 @@
-// What comes out of the projection of an attention layer: queries normed, turned and quantized, keys normed, turned and
-// written to the pages of a cache, values written there. Every step has the bytes of the kernel that does it alone.
+// Processes the projection of an attention layer. Queries are normed, rotated and quantized; keys are normed, rotated
+// and written to the pages of a cache; values are written there. Every step gives the bytes of the kernel that does it
+// alone.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +12,16 @@
 
 namespace op {
 
-// What a cache holds, as a scalar names it.
+// The formats of a cache, as numbered by a scalar.
 enum class CacheFormat { bf16, f16, mxfp8, mxfp4, nvfp4 };
 
-// Keys or values on their way to the cache.
+// The cache of keys or values, and how rows are stored there.
 struct CacheTarget {
     CacheRows rows;
     const float *mean, *global_scale;   // as of NewRows
     int rule;
 
-    // Stores a lane's share of a row where `stored`, by the whole warp, with the bytes of append().
+    // Stores a lane's share of a row if `stored`, with the bytes of append(). Called by the whole warp.
     __device__ void store(CacheFormat format, int64_t page, int64_t row, int head, int column, int cols, bool stored,
                           float (&values)[2][8]) const {
         if (mean && column < cols) {
@@ -62,21 +63,21 @@ struct Projection {
     __device__ int of_token() const { return heads + 2 * heads_kv; }   // rows
 };
 
-// What is done to queries and to keys: the weights of their norms are null where they have none.
+// The norms of queries and keys. Null weights: no norm.
 struct HeadNorms {
     const float *q_weight, *k_weight;
     float eps;
 };
 
-// Where queries go: to out[tokens, heads, dim], or quantized.
+// The output of queries: out[tokens, heads, dim], or quantized rows.
 template <class Element>
 struct QueryTarget {
     Element *out;
     QuantizedRows quantized;
 };
 
-// Keys and values go to slots[tokens] of `count`, as by append(): claims null where every slot has one token. A block
-// has the rows of as many whole tokens as it has lanes for, or one token.
+// Keys and values go to slots[tokens] of `count`, as by append(). claims is null if every slot has one token. A block
+// takes as many whole tokens as its lanes can hold, or one.
 template <class Element>
 __device__ inline void append_qkv(NormShared &shared, const Projection<Element> &x, const HeadNorms &norms,
                                   const Rotation &rotation, const int *positions, const QueryTarget<Element> &target,
@@ -109,7 +110,7 @@ __device__ inline void append_qkv(NormShared &shared, const Projection<Element> 
             if (share == 0) {
                 const float *weight = is_query ? norms.q_weight : is_key ? norms.k_weight : nullptr;
                 float factor = 1.0f;
-                if (norms.q_weight || norms.k_weight) {   // the sums of norm_rows()
+                if (norms.q_weight || norms.k_weight) {   // the same sums as norm_rows()
                     float2 sums = {};
 #pragma unroll
                     for (int i = 0; i < norm_shares; ++i)

@@ -27,17 +27,17 @@ struct FloatOperands {
     StridesK k_strides, v_strides;
 };
 
-// How far scores may exceed a row's maximum: P up to 2^8, where bf16 and f16 are as accurate; maxima that are given out
-// are those of the rows.
+// How far scores may exceed row_max, in units of log2. P up to 2^8 has the relative error of P up to 1 in bf16 and f16.
+// Where maxima are an output, row_max is the row's maximum.
 __device__ inline float headroom_in_16_bits(bool gives_maxima) { return gives_maxima ? 0.0f : 8.0f; }
 
-// The running softmax with P in 16 bits: lowered where P has the range of f32. Together with sums that are computed
-// again where they are too small, values of any size that bf16 has are summed with the same relative error.
+// The running softmax with P in 16 bits, `lowered` in bf16, which has the exponents of f32. Sums that become too small
+// are computed again, so that bf16 values of any size are summed with the same relative error.
 template <class Element, int slices, int dim_v>
 using OnlineSoftmaxIn16Bits = OnlineSoftmax<slices, dim_v, 0, false, std::is_same_v<Element, __nv_bfloat16>>;
 
-// How a block divides the work (tile/attention_shape.cuh), in tiles of `keys` keys in `stages` stages. OneSlice is for
-// few rows or few blocks.
+// How a block divides the work (tile/attention_shape.cuh): tiles of `keys` keys pass through `stages` stages. OneSlice
+// serves few rows or few blocks.
 template <class Element_, int dim_, int dim_v_, bool one_slice = false>
 struct Tiling : tile::AttentionShape<dim_, one_slice> {
     using Shape = tile::AttentionShape<dim_, one_slice>;
@@ -47,7 +47,7 @@ struct Tiling : tile::AttentionShape<dim_, one_slice> {
     static constexpr int slices = Shape::slices, warps = Shape::warps, keys = Shape::keys;
     static constexpr bool keeps_q = Shape::keeps_q;
     static constexpr bool copies_early = one_slice;
-    static constexpr bool fills_q = one_slice && keeps_q;   // the place of Q, which is in registers, is a stage, too
+    static constexpr bool fills_q = one_slice && keeps_q;   // Q stays in registers, its buffer is one more stage
     static constexpr int stages = fills_q ? 3 : 2;          // one is read while the others fill
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
@@ -72,8 +72,8 @@ struct Tiling : tile::AttentionShape<dim_, one_slice> {
     static_assert(sizeof(Shared) <= Shape::shared_bytes, "the tiles fit");
 };
 
-// Starts copying rows from `first_row` of a problem's Q; rows and columns that are not there become zeros. A thread
-// keeps its chunk and goes down the rows; only its first row is divided into query and head. Called by the whole block.
+// Starts copying a problem's rows of Q from `first_row` on; missing rows and columns become zeros. A thread copies one
+// chunk of several rows. Only its first row needs a division into query and head. Called by the whole block.
 template <class Element, int threads, class Tile>
 __device__ inline void copy_queries(Tile &target, const Element *q, const StridesQ &strides, const Problem &problem,
                                     int first_row) {
@@ -100,18 +100,17 @@ __device__ inline void copy_queries(Tile &target, const Element *q, const Stride
     }
 }
 
-// The rows of K or V on their way into the stages, one tile of keys after another: a thread keeps its chunk of a row
-// and goes down the rows.
+// Copies rows of K or V into the stages, one tile of keys after another. A thread copies one chunk of several rows.
 template <class Element, int threads, class Tile>
 struct RowCopier {
-    // Rows that the block copies at once: a multiple of 8, so that all of a thread's rows have the same swizzle. Where
-    // 3 divides the chunks of a row, some threads have none.
+    // Rows that the block copies at once: a multiple of 8, so that all rows of a thread have the same swizzle. If 3
+    // divides the chunks of a row, some threads copy nothing.
     static constexpr int step = threads / Tile::row_chunks / 8 * 8, lanes = step * Tile::row_chunks;
     static_assert(step > 0 && Tile::rows % step == 0, "the block goes through a tile in whole steps");
 
     const char *source;   // this thread's chunk in its next row
     size_t step_bytes;
-    uint32_t target;   // where that goes in the first stage
+    uint32_t target;   // address of that chunk in the first stage
     bool present;      // whether rows have this chunk
 
     __device__ RowCopier(const Tile &first_stage, const Element *first_row, long long stride, int columns) {
@@ -122,8 +121,8 @@ struct RowCopier {
         target = first_stage.address(row, chunk);
     }
 
-    // Starts copying the next tile to `stage_offset` bytes behind the first stage. Only its first `rows` rows are
-    // there; the others become zeros.
+    // Starts copying the next tile to `stage_offset` bytes behind the first stage. Only its first `rows` rows exist;
+    // the others become zeros.
     __device__ void copy(uint32_t stage_offset, int rows) {
         if (lanes < threads && threadIdx.x >= lanes) return;
         if (rows >= Tile::rows) {
@@ -139,7 +138,7 @@ struct RowCopier {
     }
 };
 
-// The rows of Q that a warp works on as A of its MMAs: `kept` in registers or read where they are needed.
+// The rows of Q of a warp as A of its MMAs: `kept` in registers, or loaded for each use.
 template <class Tile, int slices, int steps, bool kept>
 struct WarpQueries {
     uint32_t address;   // this lane's, as of tile::address_a
@@ -224,8 +223,8 @@ __device__ __forceinline__ void accumulate_values(Softmax &softmax, const tile::
     }
 }
 
-// Calls body(score, slice, half, key) for every score of a lane; `key` is its place in the tile behind the lane's
-// first, a constant (the orders of block_tiles.cuh are linear in the bits of tile and column).
+// Calls body(score, slice, half, key) for every score of a lane. `key` counts from the lane's first key of the tile and
+// is a constant, since the orders of block_tiles.cuh are linear in the bits of tile and column.
 template <class Order, int slices, int tiles, class Body>
 __device__ inline void for_scores(tile::Accumulator (&s)[slices][tiles], Body &&body) {
     tile::for_rows<slices>([&](int slice, int half) {
@@ -236,14 +235,14 @@ __device__ inline void for_scores(tile::Accumulator (&s)[slices][tiles], Body &&
     });
 }
 
-// Scales, caps and masks scores and takes them to units of log2. What it makes of keys that a row does not see is
-// hidden afterwards; masks are read of keys that are there.
+// Scales, caps and masks scores, and converts them to units of log2. mask_scores hides the keys that a row does not see
+// afterwards. Only masks of existing keys are read.
 template <class Order, int slices, int tiles, class RowOf>
 __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, RowOf &&row_of,
                                         int first_key, float scale) {
     const AttentionOptions &options = problem.options;
     for_scores<Order>(s, [&](float &score, int, int, int) { score *= scale; });
-    if (options.softcap > 0.0f && options.row_shift) {   // a cap is of whole scores
+    if (options.softcap > 0.0f && options.row_shift) {   // the cap applies to scores with their shift
         float shift[slices][2];
         tile::for_rows<slices>([&](int slice, int half) {
             shift[slice][half] = __ldg(options.row_shift + problem.row_at(row_of(slice, half)));
@@ -263,15 +262,16 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
         if (key < keys && options.allowed &&
             !options.allowed[problem.at(options.allowed_strides, query, group, lane_key + key)])
             score = -INFINITY;
-        // A large finite mask stays finite: a row of nothing else is a mean, not a row without keys.
+        // A large finite mask stays finite: a row with no other keys gets their mean, not the result of a row without
+        // keys.
         if (score == -INFINITY) return;
         score *= log2_e;
         if (score < no_maximum) score = no_maximum;   // NaN stays
     });
 }
 
-// What takes scores to units of log2: where they need more than a factor, mask_scores does. Never 0, which would make
-// NaN of the -inf of hidden keys.
+// The factor that converts scores to units of log2; 1 where mask_scores converts them. Never 0, since 0 times the -inf
+// of a hidden key is NaN.
 __device__ inline float score_factor(const Problem &problem, float scale) {
     return problem.transforms_scores() ? 1.0f : ptx::max_nan_f32(scale * log2_e, 0x1p-126f);
 }
@@ -285,7 +285,7 @@ __device__ __forceinline__ void mask_scores(tile::Accumulator (&s)[slices][tiles
         return min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
     };
     if (problem.transforms_scores()) transform_scores<Order>(s, problem, row_of, first_key, scale);
-    // Seen are the keys of the tile before the end and, under a window, not before the first.
+    // A row sees the keys before its end and, under a window, from its first one on.
     int bound[slices][2];
     auto bound_by = [&](auto &&key_of) {
         tile::for_rows<slices>([&](int slice, int half) {
@@ -302,15 +302,15 @@ __device__ __forceinline__ void mask_scores(tile::Accumulator (&s)[slices][tiles
         s, [&](float &score, int slice, int half, int key) { score = key >= bound[slice][half] ? score : -INFINITY; });
 }
 
-// Writes the output of a warp's rows, columns g of which lie over the lanes as accumulators do, through `staging`, the
-// warp's own rows of shared memory, so that whole 16-byte chunks leave. Each row begins at row_start(row); columns is a
-// multiple of 8. Of sums that were computed again it writes the elements that are not NaN.
+// Writes the output of a warp's rows in 16-byte chunks, by way of `staging`, the warp's own rows of shared memory. A
+// row begins at row_start(row); columns is a multiple of 8. If the sums were computed again, it writes only the
+// elements that are not NaN.
 template <class Element, class Tiling, class Softmax, class RowStart>
 __device__ __forceinline__ void store_rows(const Softmax &softmax,
                                            typename Tiling::template OutputTile<Element> &staging, int warp_row,
                                            int rows, int columns, const float (&factor)[Tiling::slices][2],
                                            RowStart &&row_start) {
-    __syncwarp();   // what stood in the staging rows was read
+    __syncwarp();   // all lanes have read what the staging rows held
 #pragma unroll
     for (int slice = 0; slice < Tiling::slices; ++slice)
 #pragma unroll(Softmax::rolled ? 1 : Tiling::dim_v / tile::mma_columns)
@@ -340,7 +340,8 @@ __device__ __forceinline__ void store_rows(const Softmax &softmax,
     });
 }
 
-// What the scores of a warp's rows lack since smoothing, in units of log2: scores that a cap has seen are whole.
+// What smoothing took from the scores of a warp's rows, in units of log2. 0 under a cap, for which it was added to the
+// scores.
 template <int slices>
 struct RowShift {
     float whole[slices][2] = {}, fraction[slices][2] = {};   // in (-1, 0]
@@ -350,7 +351,7 @@ struct RowShift {
         const AttentionOptions &options = problem.options;
         if (!options.row_shift || options.softcap > 0.0f) return;
         tile::for_rows<slices>([&](int slice, int half) {
-            if (softmax.denominator(slice, half) == 0.0f) return;   // a row without scores lacks nothing
+            if (softmax.denominator(slice, half) == 0.0f) return;   // a row without keys has no shift
             const int row = min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
             const float shift = options.row_shift[problem.row_at(row)] * log2_e;
             whole[slice][half] = ceilf(shift);
@@ -361,10 +362,10 @@ struct RowShift {
     __device__ float at(int slice, int half) const { return whole[slice][half] + fraction[slice][half]; }
 };
 
-// Whether sums of this warp have lost bits because probabilities are lowered, and have to be computed again. Sums of 0
-// have lost none where all of their column of V is zeros. word(key, j) is the pair of 16-bit values of `key` in the
-// columns 8 j .. 8 j + 7 that this lane holds in accumulators; keys go from `begin` to before `end`. Called by all
-// lanes, after the last tile.
+// Whether sums of this warp lost bits because probabilities are lowered, so that they must be computed again. A sum of
+// 0 lost none if its column of V is all zeros. word(key, j) is the pair of 16-bit values of `key` in those of the
+// columns 8 j .. 8 j + 7 whose accumulators this lane holds; keys run from `begin` to `end` - 1. Called by all lanes,
+// after the last tile.
 template <class Softmax, int slices, int columns, class Word>
 __device__ __forceinline__ bool sums_are_too_small(const Softmax &softmax,
                                                    const tile::Accumulator (&o)[slices][columns],
@@ -383,7 +384,7 @@ __device__ __forceinline__ bool sums_are_too_small(const Softmax &softmax,
 
     uint32_t small[2] =
         {};   // bit j: this lane's first and second column of 8 j .. 8 j + 7 have small sums in a row with weights
-    float beside[slices][2];   // what makes the sums of other rows large
+    float beside[slices][2];   // added to the sums of rows that do not count
     tile::for_rows<slices>([&](int slice, int half) {
         const bool counts = warp_row + 16 * slice + tile::accumulator_row(2 * half) < problem.rows &&
                             softmax.row_max[slice][half] != no_maximum;
@@ -418,9 +419,9 @@ __device__ __forceinline__ bool sums_are_too_small(const Softmax &softmax,
     return false;
 }
 
-// Whether a row of sums that are given out undivided is brought down by 2^-32 and its maximum up by 32: near the end of
-// float32 it, or the sum of several such rows, would overflow. What the row's maximum was when the sums were small
-// decides for those computed again.
+// Whether a row of undivided sums is scaled by 2^-32 and its maximum raised by 32. Near the largest float32, the row,
+// or the sum of several such rows, would overflow. If the sums were computed again, the maximum that the first pass
+// wrote decides.
 template <class Softmax>
 __device__ __forceinline__ bool sums_are_too_large(const Softmax &softmax, const Problem &problem, int slice, int half,
                                                    int row, float max) {
@@ -435,9 +436,9 @@ __device__ __forceinline__ bool sums_are_too_large(const Softmax &softmax, const
            0x1p117f;
 }
 
-// Divides by the sums and writes what is asked for; splits write what they have. exact_sum (or null): as row_sum, of
-// the weights before they are rounded, where those differ. Of sums that were computed again it writes only those that
-// were too small.
+// Divides by the sums and writes the outputs; splits write undivided sums. exact_sum, or null, gets the sums of the
+// weights before rounding, laid out as row_sum. If the sums were computed again, it writes only those that were too
+// small.
 template <class Tiling, class Softmax>
 __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling::Shared &shared, const Problem &problem,
                                               int first_row, int warp_row, float output_scale = 1.0f,
@@ -469,7 +470,7 @@ __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling:
         const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
         const float sum = softmax.row_sum[slice][half] + sink_share[slice][half], max = softmax.row_max[slice][half];
         const float denominator = softmax.denominator(slice, half) + sink_share[slice][half];
-        // row_max is whole: what is left of the shift goes into sums and outputs that are relative to it.
+        // row_max is an integer: the fraction of the shift scales the sums and outputs that are relative to it.
         float part = options.partial && options.row_shift ? ptx::ex2_approx_ftz_f32(shift.fraction[slice][half]) : 1.0f;
         float given_max = max + shift.whole[slice][half];
         if (sums_are_too_large(softmax, problem, slice, half, row, given_max)) part *= 0x1p-32f, given_max += 32.0f;
@@ -481,8 +482,8 @@ __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling:
         if (options.lse)
             options.lse[problem.row_at(row)] =
                 sum == 0.0f ? -INFINITY : (max + ptx::lg2_approx_ftz_f32(sum) + shift.at(slice, half)) * ln_2;
-        // A row without weights counts nothing where splits are merged; one whose weights are NaN counts, whatever its
-        // maximum.
+        // A row without weights adds nothing when splits are merged. A row whose weights are NaN makes the merged row
+        // NaN, whatever its maximum.
         if (options.row_max)
             options.row_max[problem.split_row_at(row)] = denominator > 0.0f    ? given_max
                                                          : denominator == 0.0f ? -INFINITY
@@ -526,7 +527,7 @@ __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling:
 }
 
 // O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Returns whether
-// sums were too small in any of them: then the block calls this `again`.
+// any sums were too small: then the block calls this once more with `again`.
 template <class Tiling>
 __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
                                             const FloatOperands<typename Tiling::Element> &operands,
@@ -539,8 +540,7 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
     using Softmax = OnlineSoftmaxIn16Bits<Element, Tiling::slices, Tiling::dim_v>;
 
     // Which rows, and which tiles of keys they see.
-    const Problem problem(options,
-                          Softmax::lowered ? ptx::block() : uint3(blockIdx));   // of this pass: see ptx::block()
+    const Problem problem(options, Softmax::lowered ? ptx::block() : uint3(blockIdx));   // anew: see ptx::block()
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
@@ -548,7 +548,7 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
     TileRange<Tiling::keys> range(problem, first_row, end_row);
     if (again) range.plain_end = range.plain_begin;
 
-    // The first tiles on their way, and Q.
+    // Start copying the first tiles and Q.
     const int begin_key = range.begin * Tiling::keys;
     RowCopier<Element, Tiling::threads, KeyTile> k_rows(
         shared.stage[0].k, operands.k + problem.at(operands.k_strides) + begin_key * operands.k_strides.key,
@@ -562,7 +562,7 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
     };
 
     if (range.begin < range.end) {   // blocks without visible keys copy nothing and write zeros
-        copy_tile(range.begin, 0);   // before Q: it comes from farther away, and is more
+        copy_tile(range.begin, 0);   // before Q: it is larger and farther away
         copy_queries<Element, Tiling::threads>(shared.q, operands.q, operands.q_strides, problem, first_row);
     }
     ptx::cp_async_commit_group();
@@ -587,13 +587,13 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
     const bool idle = warp_row >= problem.rows;
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
     const float factor = score_factor(problem, options.scale);
-    uint32_t stage_offset = 0;   // of the tile at hand
+    uint32_t stage_offset = 0;   // of the current tile
     auto step = [&](int index, auto masked) {
         ptx::cp_async_wait_group<Tiling::stages - 2>();
         ptx::bar_sync();   // this tile has landed for everyone; everyone is done with the stage that is filled next
         const uint32_t current = stage_offset;
         uint32_t filled;
-        if constexpr (Tiling::fills_q) {   // 0, 1, -1; all have their Q since the barrier
+        if constexpr (Tiling::fills_q) {   // stages 0, 1, -1; Q is in registers since the barrier
             stage_offset = current == sizeof(Stage) ? -sizeof(Stage) : current + sizeof(Stage);
             filled = int(current) < 0 ? sizeof(Stage) : current - sizeof(Stage);
         } else {
@@ -604,14 +604,14 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
             ptx::cp_async_commit_group();
         };
         if constexpr (Tiling::copies_early) copy_next();
-        // A warp without rows, or whose rows see nothing of this tile, only copies.
+        // A warp only copies if it has no rows, or if its rows see nothing of this tile.
         if (idle || (masked && index * Tiling::keys >= warp_end)) {
             if constexpr (!Tiling::copies_early) copy_next();
             return;
         }
         tile::Accumulator s[Tiling::slices][Tiling::keys / tile::mma_columns];
         multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current);
-        if constexpr (!Tiling::copies_early) copy_next();   // hides under the last of these MMAs
+        if constexpr (!Tiling::copies_early) copy_next();   // the copies overlap the last of these MMAs
         if constexpr (masked) mask_scores<tile::NaturalKeys>(s, problem, warp_row, index * Tiling::keys, options.scale);
         softmax.take(s, factor);
         accumulate_values<Element, Tiling::dim_v, ValueTile, masked && Softmax::lowered>(softmax, s, v + current);
@@ -623,7 +623,7 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
         if (index < range.end) step(index, std::true_type{});
     }
 
-    // Whether sums have lost bits; then the results.
+    // Check whether sums lost bits, then write the results.
     bool lost = false;
     if constexpr (Softmax::lowered) {
         if (!again && !idle) {
@@ -634,17 +634,16 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
                                               values + key * operands.v_strides.key + j * tile::mma_columns);
                                       });
         }
-        lost = ptx::bar_red_or(lost);   // as the barrier below
+        lost = ptx::bar_red_or(lost);   // also the barrier that the other branch has
     } else if constexpr ((Tiling::dim != Tiling::dim_v && !Tiling::keeps_q) || Tiling::fills_q) {
-        ptx::bar_sync();   // rows of the output lie over Q of other warps, or over keys and values, which everyone is
-                           // done with
+        ptx::bar_sync();   // all warps have read the Q, keys and values that output rows overwrite
     }
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row);
-    __syncwarp();   // lanes whose rows are not there come together again
+    __syncwarp();   // lanes without rows converge again
     return lost;
 }
 
-// The same for the rows of a block.
+// Attention of the rows of a block, in one pass or two.
 template <class Tiling>
 __device__ inline void attention(typename Tiling::Shared &shared,
                                  const FloatOperands<typename Tiling::Element> &operands,
@@ -652,7 +651,7 @@ __device__ inline void attention(typename Tiling::Shared &shared,
     if constexpr (OnlineSoftmaxIn16Bits<typename Tiling::Element, Tiling::slices, Tiling::dim_v>::lowered) {
 #pragma unroll 1
         for (bool again = false; attend_rows<Tiling>(shared, operands, options, again); again = true)
-            ptx::bar_sync();   // everyone is done with the output that was staged where tiles go
+            ptx::bar_sync();   // the output staged over the tiles has been written
     } else {
         attend_rows<Tiling>(shared, operands, options, false);
     }

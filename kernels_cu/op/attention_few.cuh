@@ -1,11 +1,10 @@
-// Attention of few queries: rows of keys and values as a cache or an operand holds them, expanded to 16 bits on their
-// way into the MMAs.
+// Attention of few queries. Keys and values stay in the format of the cache or operand and are expanded to 16 bits on
+// their way into the MMAs.
 //
-// A block has 16 rows of one head of keys. Its warps have chunks of the keys to themselves, each with a ring of its own
-// of units on their way; four chunks make a node, which is written. What a row of the problem gives depends on nothing
-// but the row and the keys that it sees: see tree.cuh. Formats, and the place of keys, are found out at run time, once
-// a unit: so any format of keys goes with any of values. Units that are whole, each in one page, are copied in
-// rounds, others row by row.
+// A block computes 16 rows of one head of K and V. Each warp has chunks of the keys of its own and a ring of units in
+// flight; the sum of four chunks is a node, which is written. The result of a row depends on the row and on the keys
+// that it sees alone: see tree.cuh. Formats and places of keys are chosen at run time, once per unit, so any format of
+// keys combines with any format of values. Complete units within one page are copied in rounds, others row by row.
 #pragma once
 
 #include <cstdint>
@@ -29,37 +28,37 @@ namespace op {
 
 using tile::RowFormat;
 
-// Keys or values, as the entry is given them: rows [pages, heads_kv, page, width] in bytes with their scales; or tiles
-// of block_tiles.cuh, [batch, heads_kv, tiles, width], whose scales are in them.
+// Keys or values: rows [pages, heads_kv, page, width] in bytes, with scales of their own, or tiles of block_tiles.cuh
+// [batch, heads_kv, tiles, width], which contain theirs.
 struct CachedArray {
     const void *codes, *scales;
     PageStrides strides, scale_strides;
     RowFormat format;
-    int tile_dim;   // the head dimension that tiles are filled up to; 0 where there are rows
+    int tile_dim;   // the head dimension of tiles, with padding; 0: rows
 
     __device__ bool has_columns() const {
         return tile_dim > 0 && format != RowFormat::plain;
     }   // of values: see tile::CachedUnits
 };
 
-// What the entry is given beside queries and options.
+// What the entry takes besides queries and options.
 struct CachedKeys {
     CachedArray k, v;
-    const int *block_table;   // [sequences, table] or null: rows of batches or packed sequences, one behind the other
+    const int *block_table;   // [sequences, table]; null: batches or packed sequences, one after the other
     long long table_stride;
     int page, nodes;
-    const float *q_global, *k_global;   // [1] and [levels], or null: what codes times scales are multiplied by
-    int levels;                         // one for all heads, or for each
+    const float *q_global, *k_global;   // [1] and [levels], or null: factors of codes times scales
+    int levels;                         // 1, or the number of heads
 };
 
-// The keys that a table of pages has room for.
+// How many keys a table of pages holds.
 __device__ inline int capacity(int table, int page) {
     return min(static_cast<long long>(table) * page, 0x7fffffffll - node_keys);
 }
 
-// How a block divides the work. One block's warps, one to each quarter of a multiprocessor, leave it idle while they
-// wait for what they expand: two blocks go to each, on GeForce Blackwell with rings just as long as its bandwidth
-// needs.
+// How a block divides the work. A block has one warp for each quarter of a multiprocessor, which idles while the warp
+// waits for data. Two blocks to a multiprocessor hide that; on GeForce Blackwell their rings are just long enough for
+// its bandwidth.
 template <class Element_, int dim_>
 struct FewTiling {
     using Element = Element_;
@@ -67,13 +66,13 @@ struct FewTiling {
     static constexpr int dim = dim_, rows = 16;
     static constexpr int warps = node_chunks, threads = 32 * warps;
     static constexpr int keys = tile::tile_keys, units = keys / tile::cached_rows;   // of a tile
-    static constexpr int exchanged = dim <= 128 ? 32 : 64;   // columns of a node that pass from warp to warp at once
+    static constexpr int exchanged = dim <= 128 ? 32 : 64;   // columns of a node that warps exchange at once
     static constexpr int blocks = dim <= 128 ? 2 : 1;
     using Node = tile::WarpNode<exchanged>;
-    static constexpr int spilled = dim <= 128 ? 96 : 800;   // bytes, of large heads, beside whose O little fits
-    static constexpr bool keeps_q = dim <= 64;              // in registers; where O needs them, in shared memory
+    static constexpr int spilled = dim <= 128 ? 96 : 800;   // bytes: the O of large heads leaves few registers
+    static constexpr bool keeps_q = dim <= 64;              // in registers; else in shared memory
 
-    // What a warp has to itself: a unit of columns as it is expanded, later a node; behind it the ring.
+    // Shared memory of a warp: a unit of columns while it is expanded, later a node; behind it the ring.
     static constexpr int unit_bytes = sizeof(typename Units::Columns);
     static constexpr int expanded_bytes = unit_bytes > int(sizeof(Node)) ? unit_bytes : int(sizeof(Node));
     static constexpr int arena_bytes = tile::few_arena_bytes<dim>;
@@ -87,8 +86,8 @@ struct FewTiling {
     static_assert(sizeof(Node) % 128 == 0 && sizeof(Shared) <= ptx::shared_bytes_per_block, "the rings fit");
 };
 
-// A warp's ring of units: where it begins, bytes of a unit, units that are waited for together, such batches. Beside
-// keys in 16 bits columns of V have room to be expanded where they are.
+// A warp's ring of units: its offset, the bytes of a unit, the units of a batch, which are waited for together, and the
+// number of batches. If keys have 16 bits, columns of V are expanded in place.
 struct FewRing {
     int begin, unit_bytes, batch, batches;
     bool in_place;
@@ -107,7 +106,7 @@ struct FewRing {
         return ring;
     }
 
-    // Waits until the oldest batch has landed, `batches` - 1 being on their way.
+    // Waits until the oldest batch has landed, with `batches` - 1 in flight.
     __device__ void wait() const {
         if (batches == 4) ptx::cp_async_wait_group<2>();
         else if (batches == 3) ptx::cp_async_wait_group<1>();
@@ -115,7 +114,7 @@ struct FewRing {
     }
 };
 
-// Which tiles a warp goes through, node by node, eight units to a tile: keys, then values.
+// The tiles of a warp in order, node by node. A tile has eight units: keys, then values.
 template <int units>
 struct UnitCursor {
     int node, end_node, first_tile, end_tile, warp;
@@ -149,14 +148,14 @@ struct UnitCursor {
     }
 };
 
-// Drops the first `by` accumulators: so loops over units can be rolled.
+// Drops the first `by` accumulators, so that loops over units can stay rolled.
 template <int by, int tiles>
 __device__ inline void move_up(tile::Accumulator (&s)[tiles]) {
 #pragma unroll
     for (int j = 0; j + by < tiles; ++j) tile::copy(s[j], s[j + by]);
 }
 
-// The weights of 16 keys as A, out of two accumulators and into one, whose registers are free then.
+// Rounds the weights of 16 keys to an A fragment, which takes the registers of one of their two accumulators.
 template <class Element, int tiles>
 __device__ inline void round_weights(tile::Accumulator (&s)[tiles]) {
 #pragma unroll
@@ -172,7 +171,7 @@ __device__ inline void weights_of(tile::FragmentA &p, const tile::Accumulator &s
     for (int j = 0; j < 4; ++j) p[j] = __float_as_uint(s[j]);
 }
 
-// O of a row is not divided: nodes go to partial, row_max and row_sum of the options, counted as splits.
+// Nodes are undivided sums and go to partial, row_max and row_sum of the options, as splits do.
 template <class Tiling, class Element>
 __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, const Element *q,
                                               const StridesQ &q_strides, const CachedKeys &cached,
@@ -186,7 +185,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const int end_row = min(first_row + Tiling::rows, problem.rows), warp = threadIdx.x / 32;
     const int first_query = problem.query_of(first_row), last_query = problem.query_of(end_row - 1);
 
-    // The keys that any row sees, and those that all do.
+    // The keys that any row sees, and the keys that all rows see.
     const int first_key = problem.first_visible(first_query), end_key = max(problem.end_visible(last_query), first_key);
     const int first_common = problem.first_visible(last_query), end_common = problem.end_visible(first_query);
     const int end_tile = ceil_div(end_key, Tiling::keys);
@@ -208,9 +207,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const FewRing ring = FewRing::of(cached, Tiling{});
     const int ring_end = ring.begin + ring.batches * ring.batch * ring.unit_bytes;
     UnitCursor<units> coming(first_node, end_node, first_tile, end_tile, warp);
-    int filled = ring.begin;   // where the next unit goes
-    // The pages of the units of a tile, unit i in the lanes i, i + 4 ...: asked for a tile ahead, so that nobody waits
-    // for them.
+    int filled = ring.begin;   // offset of the next unit
+    // The pages of the units of a tile, unit i in the lanes i, i + 4 ... They are loaded one tile ahead.
     const auto pages_of = [&](const UnitCursor<units> &cursor) {
         if (table.shift < 0 || !cursor.there()) return 0;
         return table.page_of(
@@ -218,7 +216,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     };
     int pages_here = 0, pages_next = pages_of(coming);
     const uint32_t arena_address = static_cast<uint32_t>(__cvta_generic_to_shared(arena));
-    // A unit, row by row.
+    // Copies a unit row by row.
     const auto fetch_unit = [&](int part, char *unit) {
         const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(unit));
         const int first = coming.tile * Tiling::keys + part * tile::cached_rows;
@@ -256,7 +254,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         if (coming.part < units) copy(cached.k, k_rows, std::true_type{});
         else copy(cached.v, v_rows, std::false_type{});
     };
-    // A batch of units, each in one page, from `first` on.
+    // Copies a batch of units, each within one page, from `first` on.
     const auto fetch_whole = [&](int part, int first, const RowFormat of, const PagedRows &from, auto keys) {
         tile::with_format<Element>(of, [&](auto format) {
 #pragma unroll 1
@@ -276,7 +274,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         return table.shift >= 0 && array.tile_dim == 0 && (array.format == RowFormat::plain || from.aligned);
     };
     const bool k_whole = copies_whole(cached.k, k_rows), v_whole = copies_whole(cached.v, v_rows);
-    const auto fetch = [&]() __attribute__((always_inline)) {   // tiles are whole batches
+    const auto fetch = [&]() __attribute__((always_inline)) {   // a tile is a whole number of batches
         if (coming.there()) {
             const int part = coming.part % units, first = coming.tile * Tiling::keys + part * tile::cached_rows;
             if (coming.part == 0) {
@@ -325,7 +323,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const int lane_queries[2] = {problem.query_of(first_row + tile::accumulator_row(0)),
                                  problem.query_of(first_row + tile::accumulator_row(2))};
     const uint32_t of_columns = tile::address_b(*reinterpret_cast<Columns *>(arena)) - arena_address;
-    int read = ring.begin;   // the unit that is read next
+    int read = ring.begin;   // offset of the unit that is read next
 
     UnitCursor<units> here(first_node, end_node, first_tile, end_tile, warp);
 #pragma unroll 1
@@ -336,15 +334,16 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         for (; here.node == node; here.tile++, here.settle()) {
             const int tile_key = here.tile * Tiling::keys;
             const bool common = tile_key >= first_common && tile_key + Tiling::keys <= end_common;
-            // Zero times a value that is not finite is NaN: where rows see different keys, those of each query are
-            // multiplied with zeros for the values that it does not see; and so are, in columns, keys that nobody sees.
+            // Zero times a value that is not finite is NaN. So if rows see different keys, each query has a pass with
+            // zeros in place of the values that it does not see. Tiles with columns have the same zeros for keys that
+            // no query sees.
             const bool isolates = !common && (first_query != last_query || cached.v.has_columns());
             tile::Accumulator s[1][2 * units];   // scores, then weights as round_weights leaves them
 #pragma unroll 1
             for (int part = 0; part < 2 * units; ++part) {
                 if ((part & (ring.batch - 1)) == 0) {
                     ring.wait();
-                    ptx::bar_warp_sync();   // the batch has landed for all lanes, and all are done with the one before
+                    ptx::bar_warp_sync();   // all lanes see this batch and have read the one before
                     fetch();
                 }
                 const RowFormat format = part < units ? cached.k.format : cached.v.format;
@@ -363,7 +362,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     round_weights<Element>(s[0]);
                     continue;
                 }
-                // o += P V over the queries of a pass: all of them, or one whose keys alone are shown.
+                // o += P V in one pass for all queries, or in a pass for each query with its keys alone.
                 const auto each_pass = [&](auto &&add) {
                     if (!isolates) return add(std::false_type{}, 0);
 #pragma unroll 1
@@ -401,11 +400,11 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     });
                 } else {
                     char *const expanded = ring.in_place ? unit : arena;
-                    ptx::bar_warp_sync();   // all lanes are done with what was expanded before
+                    ptx::bar_warp_sync();   // all lanes have read what was expanded before
                     tile::with_block_format<Element>(format, [&](auto block) {
                         Units::expand_columns(*reinterpret_cast<Columns *>(expanded), unit, part - units, block);
                     });
-                    ptx::bar_warp_sync();   // and it is whole
+                    ptx::bar_warp_sync();   // all lanes see the expanded columns
                     const uint32_t columns_address =
                         static_cast<uint32_t>(__cvta_generic_to_shared(expanded)) + of_columns;
                     static_for<units>([&](auto quarter) {
@@ -434,12 +433,12 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         softmax.finish();
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            if (softmax.row_sum[0][half] == 0.0f) softmax.row_max[0][half] = -INFINITY;   // it saw no key
+            if (softmax.row_sum[0][half] == 0.0f) softmax.row_max[0][half] = -INFINITY;   // a row without keys
 
-        // Chunks 0 and 1, 2 and 3, then both.
+        // Add chunks 0 and 1, and 2 and 3, then both sums.
         const auto node_of = [&](int warp) ->
             typename Tiling::Node & { return *reinterpret_cast<typename Tiling::Node *>(shared.arena[warp].bytes); };
-        ptx::bar_warp_sync();   // all lanes are done with what was expanded last
+        ptx::bar_warp_sync();   // all lanes have read what was expanded last
         const auto send = [&](typename Tiling::Node &to, int first) {
 #pragma unroll
             for (int j = 0; j < Tiling::exchanged / 8; ++j) {
@@ -462,7 +461,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 o[0] = sums[0].add(o[0], right.x), o[1] = sums[0].add(o[1], right.y);
                 o[2] = sums[1].add(o[2], right.z), o[3] = sums[1].add(o[3], right.w);
             }
-            if (first + Tiling::exchanged / 8 < dim / 8) return;   // the maxima are needed as they were
+            if (first + Tiling::exchanged / 8 < dim / 8) return;   // later columns need the old maxima
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 softmax.row_sum[0][half] = sums[half].add(softmax.row_sum[0][half], from.row_sum(half));
@@ -474,9 +473,9 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
 #pragma unroll
             for (int first = 0; first < dim / 8; first += Tiling::exchanged / 8) {
                 if (warp % (2 * level) == level) send(node_of(warp), first);
-                ptx::bar_sync();   // the right sides are there
+                ptx::bar_sync();   // the right sides are complete
                 if (warp % (2 * level) == 0) take(node_of(warp + level), first);
-                ptx::bar_sync();   // and were read
+                ptx::bar_sync();   // and have been read
             }
         if (warp != 0) continue;
 #pragma unroll
@@ -490,7 +489,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 options.row_max[at] = max;
                 options.row_sum[at] = softmax.row_sum[0][half];
             }
-            if (max == -INFINITY) continue;   // counts nothing, whatever stands there
+            if (max == -INFINITY) continue;   // merging ignores the node, so its values need not be written
             float *target = options.partial + at * options.dim_v;
             if (natural_columns) {
 #pragma unroll
@@ -501,7 +500,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     *reinterpret_cast<float2 *>(target + column) = {o[2 * half] * value_lift,
                                                                     o[2 * half + 1] * value_lift};
                 }
-            } else {   // two runs side by side; what a block format holds is whole fours
+            } else {   // a lane has two runs of columns; dim_v of block formats is a multiple of 4
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
 #pragma unroll

@@ -1,4 +1,4 @@
-// Rows converted to another type, cut or filled up with zeros to another width, from and to any strides.
+// Rows converted to another type and cut or padded with zeros to another width, at any strides.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Strided {
         return data + b * batch + h * head + r * row + c * column;
     }
 
-    // Whether what begins at `first` and is `bytes` long can be moved at once.
+    // Whether `bytes` bytes at `first` can be moved by one instruction.
     __device__ bool is_whole(const Element *first, int bytes) const {
         return column == 1 && reinterpret_cast<uintptr_t>(first) % bytes == 0;
     }
@@ -49,9 +49,9 @@ __device__ inline void store_values(Element *target, const float (&values)[8]) {
     *reinterpret_cast<uint4 *>(target) = tile::pack(values, Element{});
 }
 
-// y[b][h][rows][width] = x[b][h][rows][cols], rounded to nearest even; columns from `cols` on are zero; nothing where y
-// is null. The grid's y and z are heads and batch; x are as many blocks as are useful, each of which takes every
-// gridDim.x-th piece of eight columns a thread.
+// y[b][h][rows][width] = x[b][h][rows][cols], rounded to nearest even; columns from `cols` on are zeros. Does nothing
+// if y is null. The grid's y and z are heads and batch. Its x is any number of blocks: each takes every gridDim.x-th
+// piece of eight columns per thread.
 template <class From, class To>
 __device__ inline void cast_to(const Strided<const From> &x, const Strided<To> &y, int64_t rows, int64_t cols,
                                int64_t width) {

@@ -1,4 +1,4 @@
-// Bytes moved from and to any strides, sixteen at a time where both sides have them together.
+// Bytes copied at any strides, sixteen at a time if both sides are contiguous.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ constexpr int copy_threads = 256;
 constexpr int copy_run = 16;   // neighbouring bytes of a thread
 constexpr int copy_tile = copy_threads * copy_run;
 
-// `count` bytes in words of one size, to whose multiples both addresses and the count belong.
+// Copies `count` bytes in words of one size, of which both addresses and the count are multiples.
 template <class Word>
 __device__ inline void move_words(const uint8_t *source, uint8_t *target, int count) {
 #pragma unroll 1
@@ -20,8 +20,7 @@ __device__ inline void move_words(const uint8_t *source, uint8_t *target, int co
 }
 
 // y[b][h][rows][width] = x[b][h][rows][width], byte for byte. x: source, y: target, strides in bytes; they share no
-// byte. The grid's y and z are heads and batch; x are as many blocks as are useful, each of which takes every
-// gridDim.x-th run.
+// byte. The grid's y and z are heads and batch. Its x is any number of blocks: each takes every gridDim.x-th run.
 __device__ inline void copy_rows(const Strided<const uint8_t> &x, const Strided<uint8_t> &y, int64_t rows,
                                  int64_t width) {
     const int64_t runs = (width + copy_run - 1) / copy_run;

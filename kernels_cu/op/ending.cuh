@@ -1,11 +1,11 @@
 // The end of a kernel: float32 values of rows, still in registers, to 16 bits or to the codes and scales of a block
 // format, with the very bytes of `quantize`.
 //
-// A lane has a share of a row: 8 or 16 consecutive values (`groups` of eight), its neighbours those beside it. Shares
-// begin at a multiple of their length, and the lanes of a block of values (32 of the MX formats, 16 of NVFP4) are
-// neighbours that begin at a multiple of their number: with 8 values lanes 4 i .. 4 i + 3, or 2 i and 2 i + 1. Kernels
-// that loop over rows have their values so; accumulators of MMAs come so out of tile::AccumulatorStaging. All 32 lanes
-// call; a lane whose row does not exist says so.
+// A lane has a share of a row, 8 or 16 consecutive values (`groups` of eight), and its neighbors have the shares beside
+// it. Shares begin at multiples of their length. The lanes of a block (32 values of the MX formats, 16 of NVFP4) are
+// consecutive and begin at a multiple of their number: with 8 values, lanes 4 i .. 4 i + 3, or 2 i and 2 i + 1. Kernels
+// that loop over rows have this layout; tile::AccumulatorStaging brings accumulators into it. All 32 lanes call; a lane
+// whose row does not exist passes present = false.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -27,8 +27,8 @@ namespace op {
 // ---------------------------------------------------------------------------------------------------------------------
 // Codes of values in registers
 
-// The codes of a lane's share in an MX format and the scale of its block, which all its lanes get. A block that is not
-// finite has codes of 0.
+// The codes of a lane's share in an MX format. Returns the scale of its block to all lanes of the block. A block that
+// is not finite has codes of 0.
 template <class Format, int groups>
 __device__ inline uint32_t encode_share(const float (&values)[groups][8], tile::ScaleRule rule,
                                         tile::LaneCodes<Format::bits, groups> &codes) {
@@ -44,7 +44,7 @@ __device__ inline uint32_t encode_share(const float (&values)[groups][8], tile::
     return scale;
 }
 
-// The same in NVFP4. Where a block is two lanes' both of them work on all of it.
+// The same in NVFP4. If two lanes share a block, both encode all of it.
 template <bool better_of_two, int groups>
 __device__ inline uint32_t encode_nvfp4_share(const float (&values)[groups][8], const tile::Nvfp4Global &global,
                                               tile::LaneCodes<4, groups> &codes) {
@@ -61,12 +61,12 @@ __device__ inline uint32_t encode_nvfp4_share(const float (&values)[groups][8], 
 // ---------------------------------------------------------------------------------------------------------------------
 // Rows in memory
 
-// The block formats that a kernel can end in, as its scalar names them.
+// The block formats of outputs, as numbered by the scalar of entries.
 enum class EndingFormat { none, mxfp8, mxfp4, nvfp4 };
 
 // Quantized rows: codes, a row `code_bytes` behind the one before, and scales. `rule` is the number of a scale rule of
-// the format, `global` NVFP4's global scale. Both begin at a multiple of 16 bytes, as rows of codes do at one of a
-// block's.
+// the format, `global` NVFP4's global scale. Both are 16-byte aligned; rows of codes begin at multiples of a block's
+// bytes.
 struct QuantizedRows {
     EndingFormat format;
     uint8_t *codes, *scales;
@@ -75,8 +75,8 @@ struct QuantizedRows {
     int rule;
     float global_scale;
 
-    // Quantizes and stores a lane's share of a row of `columns` values, those from `column` on; values past the end are
-    // taken for zeros. Nothing is stored where `present` is false, nor of blocks past the end.
+    // Quantizes and stores a lane's share from `column` on, of a row of `columns` values. Values past the end count as
+    // zeros. Nothing is stored if `present` is false, nor for blocks past the end.
     template <int groups>
     __device__ void store(int64_t row, int column, int columns, bool present, float (&values)[groups][8]) const {
         if (column + 8 * groups > columns) {
@@ -98,8 +98,8 @@ struct QuantizedRows {
         }
     }
 
-    // Scales of 0 for the rows from `rows` on that fill the last tile of a 128x4 layout, and blocks from first_block to
-    // before end_block: what `quantize` has there. By all threads of a block that has the last rows.
+    // Stores scales of 0, as `quantize` does, for the rows from `rows` on that pad the last tile of a 128x4 layout, and
+    // the blocks first_block .. end_block - 1. Called by all threads of the block that has the last rows.
     __device__ void fill_tile(int64_t rows, int64_t first_block, int64_t end_block) const {
         if (!places.swizzled) return;
         const int64_t padded = (rows + tile::scale_tile_rows - 1) / tile::scale_tile_rows * tile::scale_tile_rows;
@@ -128,7 +128,7 @@ private:
         if constexpr (bits * groups == 4) *reinterpret_cast<uint32_t *>(target) = word[0];
         else if constexpr (bits * groups == 8) tile::store(target, uint2{word[0], word[1]});
         else tile::store(target, uint4{word[0], word[1], word[2], word[3]});
-        if (column % block) return;   // its first lane stores the scale
+        if (column % block) return;   // the first lane of the block stores the scale
         const int at = column / block;
         scales[places.at(row, at)] = scale;
         if (places.swizzled && column + block >= padded)
@@ -136,7 +136,7 @@ private:
     }
 };
 
-// Rows of floats in one of three types, of which one is there (or none): `stride` elements from row to row.
+// Rows of floats in one of three types; the other pointers are null. `stride` elements from row to row.
 template <class Bf16, class F16, class F32>
 struct AnyRows {
     Bf16 *bf16;
@@ -147,7 +147,7 @@ struct AnyRows {
     __device__ bool there() const { return bf16 || f16 || f32; }
 };
 
-// The stride of the array that is there, of one in bf16, one in f16 and one in f32.
+// The stride of the array that is not null, of arrays in bf16, f16 and f32.
 __device__ inline int64_t stride_of(const __nv_bfloat16 *bf16, const __half *f16, int64_t bf16_stride,
                                     int64_t f16_stride, int64_t f32_stride) {
     return bf16 ? bf16_stride : f16 ? f16_stride : f32_stride;
@@ -198,8 +198,7 @@ __device__ inline void store_share(Element *target, int here, const float (&valu
     }
 }
 
-// Stores a lane's share of a row, rounded to nearest, ties to even; values past the end are not there. From any
-// address.
+// Stores a lane's share of a row to any address, rounded to nearest, ties to even. Values past the end are not stored.
 template <int groups>
 __device__ inline void store_share(const OutputRows &rows, int64_t row, int column, int columns,
                                    const float (&values)[groups][8]) {

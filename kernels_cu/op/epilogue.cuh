@@ -1,5 +1,4 @@
-// What matrix products make of their sums before the first byte of C is written: bias, activation, residual, rounding
-// or quantization.
+// The epilogue of matrix products, applied to sums in registers: bias, activation, residual, rounding or quantization.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +11,16 @@
 
 namespace op {
 
-// As entries are given it. Arrays that are not there are null; what is one number for all groups has a count of 1.
+// The epilogue's parameters. Missing arrays are null; a count of 1 means one number for all groups.
 struct EpilogueOptions {
     FloatRows bias;       // [groups, cols]
     FloatRows residual;   // [batch, rows, width]
     OutputRows out;       // [batch, rows, width]
     int64_t residual_batch, out_batch;
-    uint8_t *codes, *scales;                                  // of C [batch rows, width], where `ending` is not 0
+    uint8_t *codes, *scales;                                  // of C [batch rows, width], if `ending` is not 0
     const float *alphas, *a_global, *b_global, *out_global;   // [alpha_count], [1], [1], [level_count]
     float alpha, limit, gate_alpha, offset;
-    int activation, ending, rule, swizzled, in_place;   // the last: the residual is what `out` holds
+    int activation, ending, rule, swizzled, in_place;   // in_place: `out` holds the residual
     int alpha_count, level_count, width;
     int64_t code_bytes;
 
@@ -34,8 +33,8 @@ struct EpilogueOptions {
     }
 };
 
-// What fills the last tile of quantized rows' scales behind `rows` rows of every matrix, in the columns of C from `col`
-// on, before the activation. By a whole block: one for all matrices, whatever rows there are groups of.
+// Pads the last tile of scales behind the `rows` rows of every matrix, for the columns of C from `col` on, counted
+// before the activation. Called by one whole block for all matrices, however rows are grouped.
 __device__ inline void fill_scale_tiles(const EpilogueOptions &options, int rows, int col, int cols) {
     if (EndingFormat(options.ending) == EndingFormat::none) return;
     const int halves = Activation(options.activation) == Activation::swiglu, block = options.block();
@@ -72,8 +71,8 @@ struct Epilogue {
             options.quantized_rows(options.out_global ? options.out_global[min(group, options.level_count - 1)] : 1.0f);
     }
 
-    // 16 rows of sums from `row` on (those before end_row) and the columns of the staging from `col` on. By the whole
-    // warp.
+    // Finishes 16 rows of sums from `row` on, those before end_row, with the columns of the staging from `col` on.
+    // Called by the whole warp.
     template <class Staging>
     __device__ void finish(const Staging &staging, int row, int end_row, int col) const {
         const bool halves = activation == Activation::swiglu;
@@ -113,7 +112,7 @@ struct Epilogue {
     }
 
 private:
-    // alpha times the sums, and the bias.
+    // alpha times the sums, plus the bias.
     __device__ void add_bias(int column, float (&values)[2][8]) const {
         float more[2][8] = {};
         if (bias.there() && column < cols) load_share(bias, bias_row, column, cols, more);

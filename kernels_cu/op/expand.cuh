@@ -1,4 +1,4 @@
-// Rows of pages expanded to 16 bits, codes times scales, one behind the other: what attention of many queries reads.
+// Rows of pages expanded to 16 bits (codes times scales) and stored consecutively, for attention of many queries.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ constexpr int expand_threads = 256;
 
 using tile::RowFormat;
 
-// Eight values from `column` on of a row, as 16 bytes. Products are exact where Element has them.
+// Eight values of a row from `column` on, as 16 bytes. A product is exact if Element can represent it.
 template <class Element>
 __device__ inline uint4 expand_eight(RowFormat format, const char *codes, const char *scales, int column) {
     if (format == RowFormat::plain) return *reinterpret_cast<const uint4 *>(codes + 2 * column);
@@ -36,9 +36,9 @@ __device__ inline uint4 expand_eight(RowFormat format, const char *codes, const 
     return tile::pack(values, Element{});
 }
 
-// out[heads][sequences][keys][dim]: key j of sequence s from its page, where it is before key_ends[s]; else nothing is
-// written. starts and ends: where the keys of sequences begin and end in rows [sequences][keys], or null. The grid is
-// keys, sequences, heads.
+// out[heads][sequences][keys][dim]: key j of sequence s from its page if j < key_ends[s]; other rows are not written.
+// starts and ends, or null, get where the keys of sequences begin and end in rows [sequences][keys]. The grid is keys,
+// sequences, heads.
 template <class Element>
 __device__ inline void expand_pages(RowFormat format, const PagedRows &rows, const PageTable &table,
                                     const int *key_ends, Element *out, int *starts, int *ends, int sequences, int keys,

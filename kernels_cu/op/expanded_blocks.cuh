@@ -1,5 +1,5 @@
-// Attention on block formats without block-scaled MMAs: a block expands each tile to 16 bits once, and its warps
-// multiply that.
+// Attention on block formats without block-scaled MMAs: a block expands each tile to 16 bits once, for all of its
+// warps.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace op {
 
-// Q expanded to 16 bits as the lanes multiply it, each its own: registers have no room for it.
+// Q expanded to 16 bits, in shared memory for lack of registers. Each lane stores and loads its own fragments.
 template <class Format, int slices, int dim, int threads>
 struct ExpandedQueries {
     uint4 fragments[dim / 16][slices][threads];
@@ -45,7 +45,7 @@ struct ExpandedQueries {
     }
 };
 
-// o += P V, and the sums of P, of V expanded to 16 bits.
+// o += P V and the sums of P, with V expanded to 16 bits.
 template <class Format, int slices, int dim_v, bool rolled, int tiles>
 __device__ inline void add_weighted(WeightedValues<Format, slices, dim_v, rolled> &softmax,
                                     const ProbabilityFragments<Format, tiles> (&p)[slices],
@@ -80,7 +80,8 @@ __device__ inline void add_weighted(WeightedValues<Format, slices, dim_v, rolled
     }
 }
 
-// How the warps of a block multiply a tile: expanded to 16 bits, V too where it is in codes. The names of StagedTiles.
+// How the warps of a block multiply a tile: expanded to 16 bits, also V if it is in codes. It has the members of
+// StagedTiles.
 template <class Tiling>
 struct ExpandedTiles {
     using ScoreFormat = typename Tiling::ScoreFormat;
@@ -104,13 +105,13 @@ struct ExpandedTiles {
 
     template <class Order, class AllShared, class Pipeline>
     __device__ void prepare(AllShared &shared, const typename Tiling::Stage &stage, Pipeline &pipeline, int index) {
-        ptx::bar_sync();   // everyone is done with the tile before
+        ptx::bar_sync();   // all threads have read the tile before
         tile::expand_keys<Order, Tiling::threads>(shared.keys, stage.k);
         if constexpr (expands_values) {
             tile::expand_values<Tiling::threads>(shared.values, stage.v);
             pipeline.release(index);
         }
-        ptx::bar_sync();   // the tile is whole
+        ptx::bar_sync();   // all threads see the tile
     }
 
     template <class Order, class AllShared, class Scores>

@@ -1,10 +1,9 @@
-// Matrix products C = activation(alpha A B^T + bias) + residual on tensor cores, A [rows, depth] and B [cols, depth] as
-// they lie.
+// Matrix products C = activation(alpha A B^T + bias) + residual on tensor cores. A is [rows, depth], B is [cols,
+// depth].
 //
-// A block multiplies a tile of C: slices of A and B along the depth pass through stages in shared memory, which
-// cp.async fills while others are multiplied. Sums are those of the tensor core in ascending k, in one float32
-// accumulator, so that no bit of C depends on the tile. How slices become operands of MMAs is a Core for each pair of
-// formats.
+// A block computes a tile of C. cp.async fills stages in shared memory with slices of A and B along the depth, while
+// earlier slices are multiplied. Each element has one float32 accumulator, to which the tensor core adds in ascending
+// k, so no bit of C depends on the tile. A Core for each pair of formats loads slices as operands of MMAs.
 #pragma once
 
 #include <cstdint>
@@ -25,16 +24,16 @@
 
 namespace op {
 
-// What an entry is given beside its operands.
+// What an entry takes besides its operands.
 struct GemmOptions {
     EpilogueOptions epilogue;
     const int *group_starts;   // [groups + 1] or null: rows group_starts[g] to group_starts[g + 1] meet B of group g
     const int *order;          // [rows] or null: which row of A each row of C is made of
     int batch, tokens, rows, cols, groups;
-    int least_rows, most_rows;   // of a group that is multiplied; others are left to another launch
+    int least_rows, most_rows;   // groups of other sizes are left to another launch
 };
 
-// Where an operand's rows are: `stride` bytes from row to row, `batch` from matrix to matrix, `bytes` of a row (a
+// The rows of an operand: `stride` bytes from row to row, `batch` bytes from matrix to matrix, `bytes` per row (a
 // multiple of 16).
 struct OperandRows {
     const uint8_t *data;
@@ -44,12 +43,12 @@ struct OperandRows {
 
 // The tile of C that a block works on.
 struct TilePlace {
-    int matrix = 0, group = 0;   // of A and C; of B
+    int matrix = 0, group = 0;   // index of A's and C's matrix; of B's
     int first_row = 0, end_row = 0, first_col = 0;
-    bool there = false, fills = false;   // the latter: what is no block's, of the tile's columns
+    bool there = false, fills = false;   // fills: this block also fills the last tile of scales in its columns
 
-    // Blocks that start one after the other take tiles of a few rows of tiles, column by column, so that what they read
-    // of A and B meets in the L2. Of groups each begins with a tile of its own; a block that finds none leaves.
+    // Consecutive blocks take the tiles of a band of eight rows of tiles, column by column, so that they share A and B
+    // in the L2. Each group begins with a new tile; blocks without a tile return.
     template <int tile_rows, int tile_cols>
     __device__ static TilePlace of_block(const GemmOptions &options) {
         constexpr int band = 8;
@@ -91,20 +90,19 @@ struct ChunkCopies {
     __device__ static int chunk() { return threadIdx.x % chunks; }
 };
 
-// The row of A that a row of the tile is made of; past the end, that of the last one.
+// The row of A for a row of the tile; rows past the end repeat the last one.
 __device__ inline int row_of_a(const GemmOptions &options, const TilePlace &place, int row) {
     const int here = min(place.first_row + row, place.end_row - 1);
     return options.order ? options.order[here] : here;
 }
 
-// Rows of A on their way into stages; they may be any rows. Rows past the end are the last one again, which nobody
-// stores.
+// Copies rows of A, in any order, into stages. Rows past the end repeat the last one and are not stored.
 template <class Tile, int threads>
 struct GatheredRows : ChunkCopies<Tile, threads> {
     using Copies = ChunkCopies<Tile, threads>;
     const uint8_t *source[Copies::count];
     uint32_t target;
-    int left;   // bytes of a row from this thread's chunk on
+    int left;   // bytes from this thread's chunk to the end of a row
 
     __device__ GatheredRows(const Tile &first_stage, const OperandRows &rows, const GemmOptions &options,
                             const TilePlace &place) {
@@ -117,7 +115,7 @@ struct GatheredRows : ChunkCopies<Tile, threads> {
         left = rows.bytes - 16 * Copies::chunk();
     }
 
-    // Starts copying the `i`-th chunk; all of them in order, then done().
+    // Starts copying the i-th chunk. Called for all of them in order, then done().
     __device__ void copy(int i, uint32_t stage_offset) {
         ptx::cp_async_cg_16(Tile::moved(target + stage_offset, i * Copies::step, 0), source[i], left > 0);
         source[i] += 16 * Copies::chunks;
@@ -125,14 +123,14 @@ struct GatheredRows : ChunkCopies<Tile, threads> {
     __device__ void done() { left -= 16 * Copies::chunks; }
 };
 
-// Rows of B on their way into stages, `piece` bytes into each chunk of 16. Rows past the end become zeros.
+// Copies consecutive rows of B into stages, `piece` bytes into each chunk of 16. Rows past the end become zeros.
 template <class Tile, int threads, int piece = 16>
 struct ConsecutiveRows : ChunkCopies<Tile, threads> {
     using Copies = ChunkCopies<Tile, threads>;
     const uint8_t *source;
     int64_t step_bytes;
     uint32_t target;
-    int left, there;   // bytes of a row from this thread's chunk on; rows of this thread
+    int left, there;   // bytes from this thread's chunk to the end of a row; rows of this thread
 
     __device__ ConsecutiveRows(const Tile &first_stage, const OperandRows &rows, int matrix, int first_row,
                                int end_row) {
@@ -157,8 +155,8 @@ struct ConsecutiveRows : ChunkCopies<Tile, threads> {
     }
 };
 
-// How a block divides a tile of C: `rows` x `cols` of it by warps of `warp_rows` x 64, so that a warp has whole blocks
-// of any format also where two columns become one; `blocks` blocks to a multiprocessor.
+// A block computes `rows` x `cols` of C, each of its warps `warp_rows` x 64: whole blocks of any format, also where an
+// activation makes one column of two. `blocks` blocks share a multiprocessor.
 template <int rows_, int cols_, int warp_rows_, int blocks_>
 struct BlockShape {
     static constexpr int rows = rows_, cols = cols_, warp_rows = warp_rows_, warp_cols = 64, blocks = blocks_;
@@ -177,19 +175,19 @@ struct GemmShape : Shape_ {
 
     using Sums = tile::Accumulator[slices][column_tiles];
     using Staging = tile::AccumulatorStaging<Shape::warp_cols>;
-    static constexpr int staged = roomy || slices < 2 ? slices : 2;   // at once: sums that still wait hold registers
+    static constexpr int staged = roomy || slices < 2 ? slices : 2;   // slices at once; sums that wait hold registers
 
     // This warp's first row and column in the tile.
     __device__ static int warp_row() { return threadIdx.x / 32 / warp_columns * Shape::warp_rows; }
     __device__ static int warp_col() { return threadIdx.x / 32 % warp_columns * Shape::warp_cols; }
 };
 
-// The codes of an operand and its scales, which are those of the rows of all matrices: matrix m begins `scale_rows`
-// rows behind the one before.
+// The codes and scales of an operand. One array of scales serves the rows of all matrices: each matrix begins
+// `scale_rows` rows behind the one before.
 struct BlockRows : OperandRows {
     const uint8_t *scales;
     tile::ScalePlaces places;
-    int64_t scale_rows, first_row;   // the latter: of the first matrix
+    int64_t scale_rows, first_row;   // first_row: of the first matrix
 
     __device__ BlockRows(const uint8_t *codes, int64_t batch, int64_t row, int bytes, const uint8_t *scales, int blocks,
                          int swizzled, int scale_rows, int first_row)
@@ -203,7 +201,7 @@ struct Float16 {
     static constexpr int bits = 16;
 };
 
-// What operands are or become where one is expanded: f16 where both are f16, or NVFP4, whose products then stay exact;
+// The type of the MMA if an operand is expanded: f16 if both are f16, or NVFP4, whose products then stay exact;
 // else bf16.
 template <class FormatA, class FormatB>
 struct Expanded {
@@ -225,8 +223,8 @@ struct Expanded<tile::Bf16, tile::Nvfp4> {
     using Scale = tile::ExpandedNvToBf16;
 };
 
-// The scales of rows of a slice: `words` words of four to a row. Lanes that read a word of 32 rows meet no bank
-// conflict.
+// The scales of a slice: `words` words of four scales for each row. Lanes read the same word of 32 rows without bank
+// conflicts.
 template <int rows, int words>
 struct ScaleWords {
     uint32_t word[words][rows];
@@ -236,20 +234,20 @@ struct ScaleWords {
     }
 };
 
-// Scales on their way into stages. Words that lie at multiples of 4 are copied by cp.async, which takes no register;
-// rows of MX scales that begin at any byte are loaded by start() and stored by finish(). What is past the end of a row
-// becomes 0. `thread` of `threads` takes a word of every `step_rows`-th row.
+// Copies scales into stages. cp.async copies aligned words without registers; unaligned rows of MX scales are loaded by
+// start() and stored by finish(). Scales past the end of a row become 0. `thread` of `threads` copies one word of every
+// `step_rows`-th row.
 template <int rows_, int words, int threads>
 struct ScaleCopies {
     static_assert(threads % words == 0, "a thread keeps its word of a row");
     static constexpr int items = ceil_div(rows_ * words, threads), step_rows = threads / words;
     using Stage = ScaleWords<rows_, words>;
     const uint8_t *source[items];
-    uint32_t *first;   // of the first stage, and where that is in shared memory
+    uint32_t *first;   // word of the first stage; `target` is its address in shared memory
     uint32_t target;
     int step, left;             // bytes from slice to slice; scales from this thread's next word to the end of a row
     int there;                  // items of this thread
-    uint32_t bytes[items][4];   // on their way where they are not aligned
+    uint32_t bytes[items][4];   // unaligned scales in flight
     bool aligned;
 
     template <class RowOf>
@@ -269,14 +267,14 @@ struct ScaleCopies {
         there = ceil_div(max(rows_ - row, 0), step_rows);
     }
 
-    // Leaves out slices.
+    // Skips slices.
     __device__ void skip(int slices) {
 #pragma unroll
         for (int i = 0; i < items; ++i) source[i] += int64_t(slices) * step;
         left -= 4 * words * slices;
     }
 
-    // Starts to copy the scales of the next slice: they are there with the group of copies that is open, after
+    // Starts copying the scales of the next slice. They belong to the open group of copies, and are complete after
     // finish().
     __device__ void start(uint32_t stage_offset) {
         if (aligned) [[likely]] {
@@ -306,7 +304,7 @@ struct ScaleCopies {
     }
 };
 
-// How deep a slice is: as much as words of scales serve, or 64 bytes.
+// The depth of a slice, as words of scales for each row, and as bytes.
 template <class Format>
 constexpr int slice_words = 0;
 template <>
@@ -318,7 +316,7 @@ constexpr int slice_words<tile::Nvfp4> = 2;
 template <class Format>
 constexpr int slice_bytes = Format::bits == 8 ? 128 : 64;
 
-// Of operands without scales.
+// Stands for ScaleCopies where operands have no scales.
 struct NoScales {
     __device__ void start(uint32_t) {}
     __device__ void finish(uint32_t) {}
@@ -333,7 +331,7 @@ __device__ inline auto scale_copies(Stage &first_stage, const BlockRows &operand
     return ScaleCopies<rows, words, threads>(first_stage, operand, matrix, threadIdx.x, row_of);
 }
 
-// Whether B is e2m1 beside bytes of A: its codes then stand in containers of a byte each.
+// Whether B is e2m1 and A has 8 bits: then the codes of B take a byte each.
 template <class FormatA, class FormatB>
 constexpr bool is_contained = FormatA::bits == 8 && FormatB::bits == 4;
 
@@ -362,7 +360,7 @@ __device__ inline void multiply_step(tile::Accumulator &c, const tile::FragmentA
     }
 }
 
-// Operands of a pair of formats that there are MMAs for.
+// Operands of a pair of formats that an MMA multiplies directly.
 template <class FormatA, class FormatB, int tile_>
 struct StraightCore : GemmShape<TileShape<tile_>> {
     using Shape = GemmShape<TileShape<tile_>>;
@@ -403,15 +401,15 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
                                                                           place.first_col, options.cols);
         const int slices = ceil_div(a.bytes, row_bytes);
         constexpr int copies_a = decltype(rows_a)::count, copies = copies_a + decltype(rows_b)::count;
-        uint32_t filled = 0;   // offset of the stage that is filled next
+        uint32_t filled = 0;   // offset of the stage to fill next
         const auto row_a = [&](int row) { return row_of_a(options, place, row); };
         const auto row_b = [&](int row) { return min(place.first_col + row, options.cols - 1); };
         auto scales_a = scale_copies<decltype(Stage::scales.a), Shape::rows, words, Shape::threads>(
             shared.stage[0].scales.a, a, place.matrix, row_a);
         auto scales_b = scale_copies<decltype(Stage::scales.b), Shape::cols, words, Shape::threads>(
             shared.stage[0].scales.b, b, place.group, row_b);
-        // Parts of the copy of the next slice, so that they go out between MMAs. Behind the last slice rows have
-        // nothing left: zeros that nobody reads.
+        // Copies the next slice in parts, to be issued between MMAs. Behind the last slice it copies zeros, which are
+        // not read.
         auto copy_part = [&](int part, int parts) {
             if (part == 0) scales_a.start(filled), scales_b.start(filled);
 #pragma unroll
@@ -434,7 +432,7 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
         constexpr int pairs = Shape::column_tiles / 2;   // of neighbouring column tiles
         tile::FragmentA of_a[2][Shape::slices];
         tile::FragmentB of_b[2][2];
-        // Scale words of two slices of rows, and of four column tiles, to a register; of a step, or of a whole slice.
+        // A register holds the scale words of two slices of rows, or of four column tiles, for a step or a whole slice.
         constexpr int registers_a = ceil_div(Shape::slices, 2), registers_b = Shape::column_tiles / 4;
         uint32_t scale_a[2][registers_a] = {}, scale_b[2][registers_b] = {};
         auto scale_set = [](int step) { return words == 2 ? step % 2 : step / steps % 2; };
@@ -469,7 +467,7 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
         load_a(0, 0);
         load_b(0, 0, 0);
         uint32_t offset = 0;
-        // With two stages the next slice has to be on its way early.
+        // With two stages, the copies of the next slice must start early.
         constexpr int parts = stages == 2 ? 4 : steps * pairs - 1;
 #pragma unroll 1
         for (int slice = 0; slice < slices; ++slice) {
@@ -477,21 +475,21 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
                 static_for<pairs>([&](auto pair) {
                     if constexpr (step * pairs + pair < parts)
                         copy_part(step * pairs + pair,
-                                  parts);   // over the slice before this
+                                  parts);   // overwrites the slice before this one
                     if constexpr (pair + 1 < pairs) {
                         load_b(step, pair + 1, offset);
-                    } else {   // behind the last slice some that nobody needs
+                    } else {   // behind the last slice, fragments that are not used
                         if constexpr (step + 1 == steps) {
                             finish_copy();
                             ptx::cp_async_wait_group<stages - 2>();
-                            ptx::bar_sync();   // the next slice is there for everyone; everyone has loaded this one
+                            ptx::bar_sync();   // all threads see the next slice and have loaded this one
                             if (slice + 1 < slices)
                                 offset = offset == (stages - 1) * sizeof(Stage) ? 0 : offset + sizeof(Stage);
                         }
                         load_a(step + 1, offset);
                         load_b(step + 1, 0, offset);
                     }
-                    // Selectors stand in registers of their own kind: MMAs with the same ones follow each other.
+                    // Selectors need uniform registers: MMAs with equal selectors follow each other.
                     static_for<2>([&](auto half) {
                         static_for<Shape::slices>([&](auto n) {
                             constexpr int column = 2 * pair + half, some = Shape::slices / 2;
@@ -503,7 +501,7 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
                     });
                 });
             });
-            if constexpr (scaled && words == 1) {   // the next slice's, which were loaded over no others
+            if constexpr (scaled && words == 1) {   // the next slice's scales, from their own set
 #pragma unroll
                 for (int i = 0; i < registers_a; ++i) scale_a[0][i] = scale_a[1][i];
 #pragma unroll
@@ -511,11 +509,11 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
             }
         }
         ptx::cp_async_wait_group<0>();
-        ptx::bar_sync();   // everyone is done with the stages, over which sums are staged
+        ptx::bar_sync();   // all threads have read the stages, which the sums overwrite
     }
 };
 
-// An operand as slices of an expanding core have it: 128 values deep, codes with their scales or 16 bits.
+// An operand in the slices of an expanding core: 128 values of each row, as codes with scales or in 16 bits.
 template <class Format, int rows>
 struct RawTile {
     static constexpr int words = slice_words<Format>;
@@ -530,15 +528,14 @@ struct RawTile<Format, rows> {
     NoScales scales;
 };
 
-// The shape of a block where operands are expanded: where shared memory is small the large tile is smaller, so that two
-// slices fit.
+// The shape of a block that expands operands. With little shared memory the large tile shrinks, so that two slices fit.
 template <class FormatA, class FormatB, int tile>
 using ExpandingShape = std::conditional_t<
     tile == 64 || ptx::shared_bytes_per_block >= 128 * 1024, TileShape<tile>,
     std::conditional_t<FormatA::bits + FormatB::bits <= 20, BlockShape<128, 128, 64, 2>, BlockShape<128, 64, 32, 2>>>;
 
-// Operands of which at least one is expanded to 16 bits, once for a block, for the MMAs that every target has: products
-// are those of codes times scales, exactly. Where shared memory is small a block works on half a slice at a time.
+// Operands of which at least one is expanded to 16 bits, once per block, for MMAs that every target has. Products of
+// codes times scales stay exact. With little shared memory a block works on half a slice at a time.
 template <class FormatA_, class FormatB_, int tile_>
 struct ExpandingCore : GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>> {
     using Shape = GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>>;
@@ -595,7 +592,7 @@ struct ExpandingCore : GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>> {
             stage[0].b.scales, b, place.group, row_b);
         const int slices = ceil_div(expands_a ? b_depth(a) : a.bytes / 2, 128);
         int copied = 0;
-        auto copy = [&] {   // all of the next slice
+        auto copy = [&] {   // the next slice
             if (copied < slices) {
                 const uint32_t offset = copied % stages * sizeof(Stage);
 #pragma unroll
@@ -618,15 +615,15 @@ struct ExpandingCore : GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>> {
 #pragma unroll 1
         for (int slice = 0; slice < slices; ++slice) {
             ptx::cp_async_wait_group<stages - 2>();
-            ptx::bar_sync();   // this slice has landed for everyone; everyone is done with the one before
+            ptx::bar_sync();   // all threads see this slice and have read the one before
             copy();
             const Stage &here = stage[slice % stages];
 #pragma unroll
             for (int half = 0; half < halves; ++half) {
-                if (half > 0) ptx::bar_sync();   // everyone is done with the first half
+                if (half > 0) ptx::bar_sync();   // all threads have read the first half
                 if constexpr (expands_a) expand<FormatA>(shared.slices.expanded.tile_a, here.a, half);
                 if constexpr (expands_b) expand<FormatB>(shared.slices.expanded.tile_b, here.b, half);
-                ptx::bar_sync();   // all of it is expanded
+                ptx::bar_sync();   // all threads see the expanded slice
                 if constexpr (expands_a && expands_b)
                     multiply_slice(sums, shared.slices.expanded.tile_a, 0, shared.slices.expanded.tile_b, 0);
                 else if constexpr (expands_b)
@@ -636,7 +633,7 @@ struct ExpandingCore : GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>> {
             finish_copy();
         }
         ptx::cp_async_wait_group<0>();
-        ptx::bar_sync();   // everyone is done with the stages, over which sums are staged
+        ptx::bar_sync();   // all threads have read the stages, which the sums overwrite
     }
 
 private:
@@ -654,7 +651,7 @@ private:
         });
     }
 
-    // The MMAs of a slice, of A from chunk `first_a` on and of B from `first_b` on.
+    // The MMAs of a slice, with A from chunk `first_a` on and B from chunk `first_b` on.
     template <class A, class B>
     __device__ static void multiply_slice(typename Shape::Sums &sums, const A &a, int first_a, const B &b,
                                           int first_b) {
@@ -679,7 +676,7 @@ private:
     }
 };
 
-// The core of a pair of formats: the MMAs of their own where the target has them.
+// The core of a pair of formats: with their own MMA where the target has it.
 template <class FormatA, class FormatB, int tile, bool straight>
 struct CoreOf {
     using Core = ExpandingCore<FormatA, FormatB, tile>;
@@ -705,12 +702,12 @@ __device__ __forceinline__ void gemm(const A &a, const B &b, const GemmOptions &
     const Epilogue epilogue(options.epilogue, place.matrix, place.group, options.rows, options.cols);
     auto &staging = shared.staging[threadIdx.x / 32];
     const int row = place.first_row + Core::warp_row(), col = place.first_col + Core::warp_col();
-#pragma unroll 1   // there is much code in an epilogue
+#pragma unroll 1   // an epilogue is long: one copy of its code
     for (int slice = 0; slice < Core::slices; slice += Core::staged) {
 #pragma unroll
         for (int i = 0; i < Core::staged; ++i) staging[i].put(sums[i]);
 #pragma unroll
-        for (int i = Core::staged; i < Core::slices; ++i)   // the next ones, so that no others need registers
+        for (int i = Core::staged; i < Core::slices; ++i)   // move the next ones down: all indices stay constants
 #pragma unroll
             for (int j = 0; j < Core::column_tiles; ++j)
 #pragma unroll

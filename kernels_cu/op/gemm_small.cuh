@@ -1,11 +1,11 @@
-// Matrix products of few rows: what counts is how fast the rows of B come from memory.
+// Matrix products of few rows, which are bound by loading B from memory.
 //
-// The depth is cut into eight runs, one for each warp of a block, whatever M, N and the machine are; they are added in
-// a fixed tree. So a row's bits depend on K and the formats alone. A warp keeps several stages of B on their way from
-// memory: whole lines of 128 bytes of 32 rows, so that memory gives what it fetches at once. No warp waits for another.
-// Of every 64 bytes of a row of A a lane has 16; their values are its part of the k of several MMAs in 16 bits, and it
-// reads the same k of B from shared memory: A and B pass through the same permutation of k. A is read by every block,
-// so it comes from the caches, into registers, ahead of its MMAs.
+// The depth is cut into eight runs, one for each warp of a block, whatever M, N and the machine are. Their sums are
+// added in a fixed tree, so the bits of a row depend on K and the formats alone. A warp keeps several stages of B in
+// flight: lines of 128 bytes of 32 rows, which use whole memory transactions. No warp waits for another. A lane holds
+// 16 of every 64 bytes of a row of A. These values are its part of the k of several MMAs in 16 bits, and it reads the
+// same k of B from shared memory: A and B share one permutation of k. All blocks read A, so it comes from the caches,
+// into registers, ahead of its MMAs.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@
 
 namespace op {
 
-constexpr int few_warps = 8, few_cols = 32;                                    // runs of the depth; columns of a block
+constexpr int few_warps = 8, few_cols = 32;   // warps, and runs of the depth; columns of a block
 constexpr int few_blocks = ptx::shared_bytes_per_block > 128 * 1024 ? 2 : 1;   // of a multiprocessor
 
-// Rows of a block: as many as the products are for, or half of them where A is expanded, which needs registers.
+// Rows of a block: all that these products serve, or half of them if A is expanded, which needs registers.
 template <class FormatA>
 constexpr int few_rows = FormatA::bits == 16 ? 64 : 32;
 
-// Values that share a scale: where there are no scales more than a lane ever has.
+// Values that share a scale; without scales, more than a lane has.
 template <class Format>
 constexpr int values_of_scale = 1 << 16;
 template <class Format>
@@ -32,8 +32,8 @@ constexpr int values_of_scale<Format> = Format::block;
 template <class Format, int values>
 constexpr int scales_of_run = Format::bits == 16 ? 0 : ceil_div(values, values_of_scale<Format>);
 
-// What a warp has of its run of B on the way: a line of 32 rows to a stage, with words of scales. Runs are whole units
-// of 64 bytes, or of the 128 values that a word of scales (of NVFP4, two) serves.
+// The stages of a warp's run of B: each has a line of 32 rows, with words of scales. Runs are whole units of 64 bytes,
+// or of the 128 values that one word of scales (two of NVFP4) serves.
 template <class Format>
 struct FewRing {
     static constexpr int tiles = few_cols / 8, line = 128;
@@ -64,13 +64,13 @@ struct FewShared {
     const uint8_t *codes_of_a[rows], *scales_of_a[rows];   // where rows of A begin
 };
 
-// A lane's part of the rows of A of `tiles` fragments: row g of each. Of each step, which is 64 bytes, it has 16;
-// they are loaded before their MMAs. Rows past the end are the last one again, which nobody stores.
+// A lane's part of A: row g of each of `tiles` fragments, and 16 of the 64 bytes of each step. Loads run ahead of their
+// MMAs. Rows past the end repeat the last one and are not stored.
 template <class Format, class Shared, int tiles>
 struct FewRowsOfA {
     static constexpr int values = 128 / Format::bits, parts = values / 8;   // of a lane in a step; eights of them
     static constexpr bool held = tiles <= 2;                                // whether pointers are in registers
-    // Loads that are under way: two steps of few tiles, half a step of many, or a step where parts share words.
+    // Loads in flight: two steps of few tiles, half a step of many, or one step if parts share words.
     static constexpr int slots = held ? 2 * tiles : parts > 1 ? tiles : tiles / 2, pointers = held ? tiles : 1;
     static constexpr int scale_count = scales_of_run<Format, values>,
                          step_blocks = 4 * values / values_of_scale<Format>;
@@ -116,7 +116,7 @@ struct FewRowsOfA {
             }
         }
     }
-    // Goes on by some steps, whose slots turn around.
+    // Moves on by some steps, which use every slot equally often.
     template <int steps>
     __device__ void next() {
         static_assert(steps * tiles % slots == 0);
@@ -124,9 +124,9 @@ struct FewRowsOfA {
     }
 };
 
-// A lane's part of the lines of B of one warp: what it copies into the ring, 16 bytes of every fourth row, and what it
-// reads from there, `bytes` of every eighth row in a step. Chunks of a row are swizzled so that neither meets a bank
-// conflict: 8 lanes copy a line; 2, 4 or 8 rows of 4 lanes are read at once.
+// A lane's part of the lines of B of one warp: it copies 16 bytes of every fourth row into the ring, and reads `bytes`
+// of every eighth row in a step. Chunks of a row are swizzled so that neither has bank conflicts: 8 lanes copy a line;
+// 2, 4 or 8 rows of 4 lanes are read at once.
 template <class Format, int bytes>
 struct FewRowsOfB {
     using Ring = FewRing<Format>;
@@ -176,7 +176,7 @@ struct FewRowsOfB {
     }
 };
 
-// Pairs of 16 bits as they are.
+// The same pair of 16-bit values in a new register.
 __device__ inline uint32_t times_one(uint32_t pair, __nv_bfloat16) {
     return ptx::mul_bf16x2(pair, tile::ExpandedMx::one);
 }
@@ -184,9 +184,9 @@ __device__ inline uint32_t times_one(uint32_t pair, __half) {
     return ptx::portable::mul_f16x2(pair, tile::ExpandedNv::one);
 }
 
-// Eight values of a run, from 8 `part` on, as pairs of 16 bits; `scale` is their scale as such a pair. `own`: in
-// registers of their own; words of one load stand side by side, and where a fragment takes words of two it would be
-// copied for each MMA.
+// Eight values of a run, from 8 `part` on, as pairs of 16 bits; `scale` is their scale as such a pair. own: in new
+// registers. Words of one load are in neighboring registers; a fragment with words of two loads would be copied for
+// each MMA.
 template <class To, class Format, bool own, int words>
 __device__ inline void pairs_of(const uint32_t (&word)[words], int part, uint32_t (&pairs)[4], uint32_t scale) {
     if constexpr (Format::bits == 16) {
@@ -207,7 +207,7 @@ __device__ inline void pairs_of(const uint32_t (&word)[words], int part, uint32_
     }
 }
 
-// Accumulators whose rows are columns of C, of its rows 0 to 7 and 8 to 15, into a staging. By the whole warp.
+// Stores accumulators whose rows are columns of C, for its rows 0 to 7 and 8 to 15, into a staging. By the whole warp.
 __device__ inline void put_transposed(tile::AccumulatorStaging<few_cols> &staging,
                                       const tile::Accumulator (&lower)[few_cols / 16],
                                       const tile::Accumulator (&upper)[few_cols / 16]) {
@@ -221,8 +221,8 @@ __device__ inline void put_transposed(tile::AccumulatorStaging<few_cols> &stagin
         }
 }
 
-// The sums of one warp, of 8 `row_tiles` rows and 32 columns, into its staging. Columns of C are rows of the MMAs: an
-// operand of 16 rows takes what is computed of B, one of 8 what is loaded of A, whose words are fragments as they lie.
+// The sums of one warp over 8 `row_tiles` rows and 32 columns, to its staging. Columns of C are rows of the MMAs:
+// expanded B is the operand with 16 rows, A the operand with 8, whose loaded words are fragments already.
 template <class FormatA, class FormatB, int row_tiles, class RowsA, class RowsB>
 __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, const RowsA &a, const RowsB &b,
                                          const GemmOptions &options, const TilePlace &place) {
@@ -231,7 +231,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     using Stage = typename Ring::Stage;
     using PartOfA = FewRowsOfA<FormatA, FewShared<FormatA, FormatB>, row_tiles>;
     constexpr int values = PartOfA::values, parts = PartOfA::parts, tiles = Ring::tiles;   // of a lane in a step
-    // One unit at a time, or, where it is a single step, those of a line.
+    // One unit at a time, or all units of a line if a unit is a single step.
     constexpr int steps_of_unit = Ring::unit / (4 * values), units_at_once = steps_of_unit > 1 ? 1 : Ring::units;
     constexpr int steps = units_at_once * steps_of_unit;
     constexpr int bytes = values * FormatB::bits / 8, words = bytes / 4;
@@ -256,9 +256,9 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
             return NoScales{};
         }
     }();
-    int filled = begin;   // units on their way
+    int filled = begin;   // end of the units in flight
     uint32_t stage = 0, offset_filled = 0;
-    auto copy = [&] {   // of all stages in order; the groups of those past the end are empty
+    auto copy = [&] {   // fills the stages in order; past the end the groups are empty
         if (filled < end) rows_b.copy(offset_filled), scales_b.start(offset_filled), scales_b.finish(offset_filled);
         ptx::cp_async_commit_group();
         filled += Ring::units;
@@ -269,7 +269,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
 #pragma unroll
     for (int i = 0; i < PartOfA::slots; ++i) rows_a.load(i);
 
-    // Where this lane's first scale of a step is among those of its columns.
+    // The offset of this lane's first scale of a step among the scales of its columns.
     constexpr int step_blocks = 4 * values / values_of_scale<FormatB>;
     const int lane_block = thread * values / values_of_scale<FormatB>;
     const int first_scale = 4 * group + lane_block / 4 * (4 * few_cols) + lane_block % 4;
@@ -278,7 +278,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
 #pragma unroll 1
     for (int unit = begin; unit < end; unit += Ring::units) {
         ptx::cp_async_wait_group<Ring::stages - 2>();
-        ptx::bar_warp_sync();   // this stage is there for all lanes; all have read the one before it
+        ptx::bar_warp_sync();   // all lanes see this stage and have read the one before it
         copy();
         const uint32_t offset = stage * sizeof(Stage);
 #pragma unroll 1
@@ -332,13 +332,13 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
         stage = stage + 1 == Ring::stages ? 0 : stage + 1;
     }
     ptx::cp_async_wait_group<0>();
-    ptx::bar_warp_sync();   // all are done with the ring, over which sums are staged
+    ptx::bar_warp_sync();   // all lanes have read the ring, which the sums overwrite
 #pragma unroll
     for (int j = 0; j < row_tiles; j += 2) put_transposed(shared.warp[warp].staging[j / 2], sums[j], sums[j + 1]);
 }
 
-// C of few rows and 32 columns. Up to 16 rows a warp has two fragments of them, else as many as all take: B is
-// read once.
+// C of few rows and 32 columns. For up to 16 rows a warp has two fragments of rows, else enough for all rows, so that B
+// is read once.
 template <class FormatA, class FormatB, class RowsA, class RowsB>
 __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const GemmOptions &options) {
     auto &shared = ::shared<FewShared<FormatA, FormatB>>();
@@ -354,10 +354,10 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
             shared.scales_of_a[threadIdx.x] =
                 a.scales + a.places.at(a.first_row + place.matrix * a.scale_rows + row, 0);
     }
-    ptx::bar_sync();   // it is known where rows of A begin
+    ptx::bar_sync();   // all threads see where rows of A begin
     if (rows <= 16) multiply_few_rows<FormatA, FormatB, 2>(shared, a, b, options, place);
     else multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place);
-    ptx::bar_sync();   // the sums of all runs are there
+    ptx::bar_sync();   // all threads see the sums of all runs
     using Staging = tile::AccumulatorStaging<few_cols>;
     const int tiles = min(ceil_div(rows, 16), most / 16);
 #pragma unroll 1
@@ -372,7 +372,7 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
             for (int j = 0; j < few_warps; j += 2 * width) run[j] += run[j + width];
         shared.warp[0].staging[tile].words[at] = run[0];
     }
-    ptx::bar_sync();   // they are added
+    ptx::bar_sync();   // all threads see their total
     const Epilogue epilogue(options.epilogue, place.matrix, place.group, options.rows, options.cols);
     const int tile = threadIdx.x / 32;
     if (tile < tiles)

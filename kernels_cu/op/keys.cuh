@@ -1,4 +1,4 @@
-// Keys or values of all heads, as kernels that walk along them are given them.
+// Keys or values of all heads, as arguments of kernels that loop over keys.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace op {
 
-// At most `keys` keys of a sequence from `first` on, counted in the whole array.
+// At most `keys` keys of a sequence. `first` counts in the whole array.
 struct KeyUnit {
     int sequence, first, keys;
 };
@@ -20,16 +20,15 @@ template <class Element>
 struct KeyArray {
     const Element *x;        // [batch, heads, keys, cols]
     const int *key_starts;   // [sequences] or null
-    const int *key_ends;     // [sequences] or null: keys from there on are not there
+    const int *key_ends;     // [sequences] or null: where the keys of a sequence end
     int batch, heads, keys, cols, sequences;
     int64_t batch_stride, head_stride, key_stride;
-    bool backwards =
-        false;   // blocks start from the last head: who reads the same afterwards finds the first in the cache
+    bool backwards = false;   // blocks start with the last head: the next kernel finds the first heads in the cache
 
     __device__ int batch_of_block() const { return backwards ? batch - 1 - blockIdx.z : blockIdx.z; }
     __device__ int head_of_block() const { return backwards ? heads - 1 - blockIdx.y : blockIdx.y; }
 
-    // Unit number `index` of `size` keys; one that belongs to no sequence has none.
+    // Unit number `index` of `size` keys. A unit of no sequence has no keys.
     __device__ KeyUnit unit(int index, int size) const {
         int sequence = batch_of_block(), start = 0, first = index * size;
         if (key_starts) {
@@ -48,7 +47,7 @@ struct KeyArray {
                 key_stride, unit.keys, cols};
     }
 
-    // Which of all heads the block has, and which of those of a sequence's.
+    // The block's head, counted over all batches, and over all sequences.
     __device__ size_t head() const { return head(batch_of_block()); }
     __device__ size_t head(int sequence) const { return size_t(sequence) * heads + head_of_block(); }
 };

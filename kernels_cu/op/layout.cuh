@@ -1,4 +1,4 @@
-// Moving bytes without changing them: a constant, rows of another length, and scales in the tiles that cuBLAS wants.
+// Bytes moved unchanged: rows of another length, bytes of rows by place, and scales to and from the tiles of cuBLAS.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 namespace op {
 
 constexpr int layout_threads = 256;
-constexpr int layout_tile = 4 * layout_threads;   // bytes of a block of threads: a word to each
+constexpr int layout_tile = 4 * layout_threads;   // bytes of a block: one word per thread
 
 __device__ inline size_t first_byte() { return (size_t(blockIdx.x) * layout_threads + threadIdx.x) * 4; }
 
-// n / d and what is left, for 0 <= n < 2^42, which is more than a grid has bytes, and d > 0. The compiler's own
-// division of 64 bits is a call, and one of 32 bits would not do for 4 GiB. A float tells the quotient but for a part
-// of 2^-21, and what is left is exact; told twice it is off by 1.25 at most.
+// n / d and the remainder, for 0 <= n < 2^42, which is more than a grid has bytes, and d > 0. The compiler's 64-bit
+// division is a call, and 32 bits are too few for 4 GiB. A float quotient has a relative error of 2^-21, and the
+// remainder is exact; a second step leaves an error of at most 1.25.
 struct Quotient {
     int64_t quotient = 0, rest;
 
@@ -29,14 +29,14 @@ struct Quotient {
     __device__ void add(int64_t part, int64_t d) { quotient += part, rest -= part * d; }
 };
 
-// The four bytes at a multiple of four.
+// The four bytes at an aligned address.
 __device__ inline uint32_t word_at(const uint8_t *x, size_t at) { return *reinterpret_cast<const uint32_t *>(x + at); }
 __device__ inline void store_word(uint8_t *x, size_t at, uint32_t word) {
     *reinterpret_cast<uint32_t *>(x + at) = word;
 }
 
-// Stores the bytes at .. at + 3 of an array of `count`, which `next` gives one after the other; at is a multiple of 4,
-// and one of the array.
+// Stores the bytes at .. at + 3 of an array of `count` bytes; next() returns them in order. at < count is a multiple of
+// 4.
 template <class Source>
 __device__ inline void store_bytes(uint8_t *target, size_t at, size_t count, Source &&next) {
     const int there = min(count - at, size_t(4));
@@ -57,7 +57,7 @@ __device__ inline void fill(float *x, float value, size_t count) {
     if (i < count) x[i] = value;
 }
 
-// A place in rows of `width`, and the way to the next.
+// A place in rows of `width`, which moves on element by element.
 struct RowPlace {
     size_t row, column, width;
 
@@ -65,7 +65,7 @@ struct RowPlace {
         const Quotient place(at, width);
         row = place.quotient, column = place.rest;
     }
-    // Whether it begins another row.
+    // Moves on by one element. Returns whether that begins another row.
     __device__ bool advance() {
         const bool ended = ++column == width;
         if (ended) column = 0, ++row;
@@ -73,13 +73,13 @@ struct RowPlace {
     }
 };
 
-// Rows of target_bytes from rows of source_bytes: cut, or filled up with zeros.
+// Rows of target_bytes from rows of source_bytes: cut, or padded with zeros.
 __device__ inline void pad_last(const uint8_t *x, uint8_t *y, size_t rows, size_t source_bytes, size_t target_bytes) {
     const size_t at = first_byte(), count = rows * target_bytes;
     if (at >= count) return;
     RowPlace place(at, target_bytes);
     const uint8_t *source = x + place.row * source_bytes;
-    if ((source_bytes | target_bytes) % 4 == 0) {   // a word comes from one word
+    if ((source_bytes | target_bytes) % 4 == 0) {   // each word comes from one word
         store_word(y, at, place.column < source_bytes ? word_at(source, place.column) : 0);
         return;
     }
@@ -103,18 +103,18 @@ __device__ inline void gather_bytes(const uint8_t *x, const int *places, uint8_t
     });
 }
 
-// A matrix of scales [rows, blocks] stands in tiles of 128 rows x 4 blocks, 512 bytes each, the tiles of a row of tiles
-// next to each other; row r and block b of a tile are byte (r % 32) 16 + (r / 32) 4 + b. Source: cuBLAS, "1D block
+// A matrix of scales [rows, blocks] is stored in tiles of 128 rows x 4 blocks, 512 bytes each. The tiles of a row of
+// tiles are consecutive; row r and block b of a tile are byte (r % 32) 16 + (r / 32) 4 + b. Source: cuBLAS, "1D block
 // scaling". Row `outer` cols + col of that matrix is scales[outer][.][col].
 struct ScaleTiles {
     size_t outer, blocks, cols;
 
     __device__ size_t row_tiles() const { return (blocks + 3) / 4; }
 
-    // Whether each word of the tiles is a word of the scales.
+    // Whether each word of the tiles is one word of the scales.
     __device__ bool whole_words() const { return cols == 1 && blocks % 4 == 0; }
 
-    // Where the scale of a row and a block stands.
+    // The offset of the scale of a row and a block.
     __device__ size_t offset(size_t row, size_t block) const {
         const int in_tile = row % 128;
         return (row / 128 * row_tiles() + block / 4) * 512 + (in_tile % 32 * 16 + in_tile / 32 * 4 + int(block % 4));
@@ -124,7 +124,7 @@ struct ScaleTiles {
 __device__ inline void swizzle_scales(const uint8_t *scales, uint8_t *swizzled, ScaleTiles tiles, size_t bytes) {
     const size_t at = first_byte();
     if (at >= bytes) return;
-    // A word is four blocks of a row. A grid has fewer than 2^32 tiles.
+    // A word holds four blocks of a row. A grid has fewer than 2^32 tiles.
     const uint32_t tile = at / 512, row_tiles = tiles.row_tiles(), word = at % 512 / 4;
     const size_t row = size_t(tile / row_tiles) * 128 + word % 4 * 32 + word / 4, block = size_t(tile % row_tiles) * 4;
     if (tiles.whole_words() && at + 4 <= bytes) {

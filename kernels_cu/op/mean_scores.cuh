@@ -1,4 +1,5 @@
-// Scores of means of queries with keys in tiles: what smoothing of queries takes from scores, for attention to add.
+// Scores of means of queries with keys in tiles: what smoothing of queries removes from scores and attention adds
+// again.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +18,10 @@ namespace op {
 
 constexpr int mean_score_threads = 128;
 
-// How eight codes under one scale become values. What an element times its scale is, bf16 holds exactly.
+// Decodes eight codes under one scale. bf16 holds the products of codes and scales exactly.
 template <class Narrow>
 struct MxDecoder {
-    // Of NaN infinity: its codes are 0, and so their values NaN.
+    // A scale of NaN becomes infinity: the block's codes are 0, so its values are NaN.
     __device__ static float step(uint32_t scale) { return __uint_as_float(scale == 0 ? 0x400000u : scale << 23); }
     __device__ static void decode(const tile::Codes<Narrow::bits> &codes, float (&values)[8]) {
         Narrow::decode(codes, values);
@@ -38,7 +39,7 @@ struct DecoderOf<tile::Nvfp4> : MxDecoder<tile::E2m1> {
     __device__ static float step(uint32_t scale) { return tile::nvfp4_step(scale, 1.0f); }
 };
 
-// A tile of keys as the values that its codes and scales stand for.
+// A tile of keys, decoded.
 template <class Tile>
 using DecodedKeys = tile::SharedTile<Tile::keys, Tile::dim * 2>;
 
@@ -60,8 +61,8 @@ __device__ inline void decode_keys(DecodedKeys<Tile> &keys, const Tile &tile) {
     }
 }
 
-// A of 16 rows of means[rows, cols] from `row` on, columns 16 step .. + 15, as the sum of two: rounded to bf16, and
-// what is left.
+// A of 16 rows of means[rows, cols] from `row` on, columns 16 step .. + 15, as a sum of two: the bf16 values and their
+// rounding errors.
 __device__ inline void load_means(tile::FragmentA (&a)[2], const float *means, int row, int rows, int cols, int step) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -76,8 +77,8 @@ __device__ inline void load_means(tile::FragmentA (&a)[2], const float *means, i
 }
 
 // scores[batch, heads, tiles, blocks, group, 64] = means[batch, heads, group, blocks, cols] times the keys of
-// k_tiles[batch, heads, tiles], over *q_global where that is given: in the units of a product of codes and scales,
-// whose global scales come later. One tile to a block of threads; the grid is tiles x heads x batch.
+// k_tiles[batch, heads, tiles], divided by *q_global unless that is null: scores have the units of products of codes
+// and scales, to which global scales are applied later. A block has one tile; the grid is tiles x heads x batch.
 template <class Tile>
 __device__ inline void mean_scores(DecodedKeys<Tile> &keys, const float *means, const Tile *k_tiles,
                                    const float *q_global, float *scores, int group, int blocks, int cols) {

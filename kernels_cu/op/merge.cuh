@@ -1,4 +1,4 @@
-// Attention over several segments of the keys, merged: each row weighed by the sum of its exponentials, in the tree of
+// Merges attention over several segments of the keys: each row is weighted by its sum of exponentials, in the tree of
 // tree.cuh.
 #pragma once
 
@@ -16,19 +16,19 @@ namespace op {
 
 constexpr int merge_columns = 4;   // of a thread: 16 bytes of a segment's row
 constexpr int merge_pieces =
-    64;   // of so many columns, of a block: few, so that few rows are spread over many multiprocessors
-constexpr int merge_runs = 4;     // of segments, each a node of threads of its own
-constexpr int merge_batch = 4;    // segments, likewise a node, of which a thread has loads on their way at once
-constexpr int merge_levels = 8;   // of nodes of batches in a run: for 4096 segments
+    64;   // pieces of merge_columns columns per block: few, so that few rows occupy many multiprocessors
+constexpr int merge_runs = 4;     // of segments, each with threads and a node of its own
+constexpr int merge_batch = 4;    // segments that a thread loads at once; their sum is a node, too
+constexpr int merge_levels = 8;   // of the tree over a run's batches: enough for 4096 segments
 constexpr int merge_threads = merge_pieces * merge_runs;
 constexpr int merge_tile = merge_pieces * merge_columns;
 
-// What some columns of a row of a node are: values, and beside them row_sum and exact_sum.
+// Some columns of a row of a node: values, row_sum and exact_sum.
 template <int columns>
 struct Piece {
     float max, value[columns + 2];
 
-    // Nothing, which changes nothing that it is merged with.
+    // Merged with this, a piece stays what it is.
     __device__ static Piece none() { return {-INFINITY, {}}; }
 
     __device__ Piece with(const Piece &right) const {
@@ -42,7 +42,7 @@ struct Piece {
 
 struct MergeShared {
     float max[merge_runs][merge_pieces];
-    float pending[merge_levels][merge_columns + 3][merge_threads];   // left nodes that wait for their right ones
+    float pending[merge_levels][merge_columns + 3][merge_threads];   // left nodes that wait for their right siblings
 
     template <int columns>
     __device__ void put(int level, const Piece<columns> &piece) {
@@ -59,15 +59,15 @@ struct MergeShared {
     }
 };
 
-// Segments, of which dim_v columns count, with the maxima and sums of their rows.
+// The segments, with the maxima and sums of their rows. The first dim_v columns are merged.
 struct Segments {
     const float *partial;     // [splits, batch, heads, queries, width]
     const float *row_max;     // [splits, batch, heads, queries]
     const float *row_sum;     // [splits, batch, heads, queries] or null: all are 1
-    const float *exact_sum;   // [splits, batch, heads, queries]: what lse is of; null: row_sum
-    const float *sinks;       // [heads]: one logit of each head that joins the sums, or null
-    const float *row_shift;   // [batch, heads, queries]: what scaled scores lack, or null
-    const float *v_global;    // [heads_kv]: what outputs are multiplied by, or null
+    const float *exact_sum;   // [splits, batch, heads, queries]: the sums for lse; null: row_sum
+    const float *sinks;       // [heads]: one logit per head that joins the sums, or null
+    const float *row_shift;   // [batch, heads, queries]: what is missing from scaled scores, or null
+    const float *v_global;    // [heads_kv]: factors of the outputs, or null
     bool natural;             // row_max in units of e instead of 2
     int splits;
     int64_t batch, heads, queries, heads_kv, width, dim_v;
@@ -75,7 +75,7 @@ struct Segments {
     __device__ int64_t rows() const { return batch * heads * queries; }
 };
 
-// e^x for x <= 0 within 2^-21: the product with log2(e) in two parts, since a rounded one of -100 would cost 2^-18.
+// e^x for x <= 0, within 2^-21. The product with log2(e) has two parts: rounded to one, it would cost 2^-18 at -100.
 __device__ inline float exp_f32(float x) {
     const float high = x * 1.44269502f, low = fmaf(x, 1.44269502f, -high) + x * 1.92596299e-8f;
     return ptx::ex2_approx_ftz_f32(high) * fmaf(low, 0.693147182f, 1.0f);
@@ -99,7 +99,7 @@ __device__ inline void store_columns(const Strided<Element> &target, int64_t b, 
     }
 }
 
-// Where the results go; each may be null. With `sum` the outputs are not divided by it.
+// The outputs, each of which may be null. If `sum` is one of them, the others are not divided by it.
 struct Merged {
     Strided<__nv_bfloat16> out_bf16;   // [batch, heads, queries, dim_v], as the next two
     Strided<__half> out_f16;
@@ -107,8 +107,8 @@ struct Merged {
     float *lse, *max, *sum;   // [batch, heads, queries]
 };
 
-// `columns` columns of a row, from the element `first` of all rows on, and beside column 0 the row's figures. Called by
-// the whole block, of which thread p of each run of segments has the same piece.
+// Merges `columns` columns of a row, from element `first` of all rows on, and with column 0 the row's maximum and sums.
+// Called by the whole block; thread p of each run has the same piece.
 template <int columns>
 __device__ inline void merge_piece(MergeShared &shared, const Segments &segments, const Merged &merged, int64_t first) {
     // The segments of this thread's run.
@@ -119,19 +119,19 @@ __device__ inline void merge_piece(MergeShared &shared, const Segments &segments
     const int begin = min(run * run_size, segments.splits);
     const int end = row < rows ? min(begin + run_size, segments.splits) : begin;
 
-    // The largest logarithm of all segments, under which those in units of e are summed.
+    // The largest logarithm of all segments, relative to which those in units of e are summed.
     const int64_t at = begin * rows + row;
     float top = -INFINITY;   // of all segments
     if (segments.natural) {
         const float *max_at = segments.row_max + at;
         for (int split = begin; split < end; ++split, max_at += rows) top = ptx::max_nan_f32(top, *max_at);
         shared.max[run][piece] = top;
-        ptx::bar_sync();   // the maxima of all runs are there
+        ptx::bar_sync();   // all threads see the maxima of all runs
 #pragma unroll
         for (int other = 0; other < merge_runs; ++other) top = ptx::max_nan_f32(top, shared.max[other][piece]);
     }
 
-    // One segment, relative to a whole maximum.
+    // Loads one segment, relative to an integer maximum.
     const bool has_sums = segments.row_sum || segments.exact_sum;
     struct alignas(columns * sizeof(float)) Part {
         float element[columns];
@@ -140,12 +140,12 @@ __device__ inline void merge_piece(MergeShared &shared, const Segments &segments
         if (split >= end) return Piece<columns>::none();
         const int64_t place = split * rows + row;
         const float max = segments.row_max[place];
-        if (max == -INFINITY) return Piece<columns>::none();   // what counts nothing may be anything
+        if (max == -INFINITY) return Piece<columns>::none();   // its values may be anything
         const Part part = *reinterpret_cast<const Part *>(segments.partial + place * segments.width + column);
         const float sum = segments.row_sum ? segments.row_sum[place] : 1.0f;
         const float exact = segments.exact_sum ? segments.exact_sum[place] : has_sums ? sum : 1.0f;
         Piece<columns> result{segments.natural ? 0.0f : ceilf(max), {}};
-        // From 2^-200 on nothing counts, and exp_f32 would overflow from -2^127 on.
+        // Below 2^-200 a segment adds nothing, and exp_f32 overflows at -2^127.
         const float weight = segments.natural    ? max - top < -200.0f ? 0.0f : exp_f32(max - top)
                              : max == result.max ? 1.0f
                                                  : ptx::ex2_approx_ftz_f32(max - result.max);
@@ -168,38 +168,38 @@ __device__ inline void merge_piece(MergeShared &shared, const Segments &segments
         for (; batches >> level & 1; ++level) node = shared.get<columns>(level, threadIdx.x).with(node);
         if (split + merge_batch < end) shared.put(level, node);
     }
-    if (batches) {   // what is left at the right edge, from the smallest on: the last batch is in `node`, up to its
+    if (batches) {   // the right edge, smallest nodes first: the last batch is in `node`, up to its
                      // level
         int level = 0;
         while (batches - 1 >> level & 1) ++level;
         for (++level; batches - 1 >> level; ++level)
             if (batches - 1 >> level & 1) node = shared.get<columns>(level, threadIdx.x).with(node);
     }
-    ptx::bar_sync();   // nobody reads pending nodes any more
+    ptx::bar_sync();   // all threads have read the pending nodes
     shared.put(0, node);
-    ptx::bar_sync();   // those of all runs are there
+    ptx::bar_sync();   // all threads see the nodes of all runs
     if (run != 0 || row >= rows) return;
     const auto of_run = [&](int other) { return shared.get<columns>(0, other * merge_pieces + piece); };
     node = node.with(of_run(1)).with(of_run(2).with(of_run(3)));
 
-    // What the row lacks of its scores, and its sink.
+    // Add the row's shift, and its sink.
     const int64_t query = row % segments.queries, head = row / segments.queries % segments.heads;
     const int64_t batch = row / segments.queries / segments.heads;
-    float shift = 0.0f;   // of whole scores, in units of log2
+    float shift = 0.0f;   // of all scores, in units of log2
     if (segments.row_shift && node.value[columns] != 0.0f) shift = segments.row_shift[row] * log2_e;
     const float whole_shift = ceilf(shift), part_shift = shift - whole_shift;
-    if (segments.sinks) {   // one more key, which has no value
+    if (segments.sinks) {   // one more key, without a value
         const float sink = segments.sinks[head] * log2_e - shift, max = ptx::max_nan_f32(node.max, ceilf(sink));
         const float share = sink == -INFINITY ? 0.0f : ptx::ex2_approx_ftz_f32(sink - max);
         Piece<columns> of_sink{max, {}};
         of_sink.value[columns] = of_sink.value[columns + 1] = share;
         node = node.with(of_sink);
     }
-    // The output, and beside its first column the figures of the row.
+    // Write the output, and with its first column the row's maximum and sums.
     const float total = node.value[columns], exact = node.value[columns + 1];
     float factor = merged.sum ? 1.0f : total == 0.0f ? 0.0f : 1.0f / total;
     if (segments.v_global) factor *= segments.v_global[head / (segments.heads / segments.heads_kv)];
-    // Maxima are whole: what is left of the shift goes into sums and outputs that are relative to them.
+    // Maxima are integers: the fraction of the shift scales the sums and outputs that are relative to them.
     const float part = merged.sum && part_shift != 0.0f ? ptx::ex2_approx_ftz_f32(part_shift) : 1.0f;
     float values[columns];
 #pragma unroll
@@ -226,8 +226,8 @@ __device__ inline void merge(MergeShared &shared, const Segments &segments, cons
     }
 #pragma unroll 1
     for (int i = 0; i < merge_columns; ++i) {
-        merge_piece<1>(shared, segments, merged, first + i);   // a piece may lie across the end of a row
-        ptx::bar_sync();                                       // nobody reads nodes any more
+        merge_piece<1>(shared, segments, merged, first + i);   // a piece may span two rows
+        ptx::bar_sync();                                       // all threads have read the nodes
     }
 }
 

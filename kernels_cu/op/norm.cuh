@@ -11,17 +11,17 @@
 
 namespace op {
 
-// Shares of a row that a lane has, up to which more lanes are taken for longer rows: of rows of up to 8192 values.
+// The most shares that a lane has, of rows of up to 8192 values: longer rows take more lanes.
 constexpr int norm_shares = 2;
 
 struct NormShared {
-    float2 of_warp[2][produce_threads / 32];   // two in turn, so that one barrier is enough
+    float2 of_warp[2][produce_threads / 32];   // used alternately, so that one barrier is enough
 };
 
-// How the threads of a block have rows of `cols` values, which follows from `cols` alone: `lanes` threads to a row, a
-// power of two, so that they hold the row in registers where they can.
+// How the threads of a block divide rows of `cols` values, which depends on `cols` alone. A row has `lanes` threads, a
+// power of two, enough to hold it in registers where possible.
 struct NormLanes {
-    int power, lanes, shares;   // of two, which `lanes` is; of a lane
+    int power, lanes, shares;   // lanes = 2^power; shares of a lane
 
     __device__ explicit NormLanes(int cols) : power(1) {
         const int there = ceil_div(cols, produce_share);
@@ -35,8 +35,8 @@ struct NormLanes {
     __device__ int column(int share) const { return (lane() + share * lanes) * produce_share; }
 };
 
-// The sums of a row's lanes, in each of them: pairs of neighbours, pairs of those, and so on. By the whole block.
-// `both`: of two numbers, not of the first alone. turn: 0 or 1, the other one with every call.
+// The sums over a row's lanes, in each lane: pairs of neighbors, pairs of pairs, and so on. Called by the whole block.
+// both: sums of two numbers, not only the first. turn: 0 and 1 alternately.
 template <bool both>
 __device__ inline float2 row_sums(NormShared &shared, int &turn, int lanes, float2 sums) {
     const auto pair_up = [&sums](int mask) {
@@ -49,7 +49,7 @@ __device__ inline float2 row_sums(NormShared &shared, int &turn, int lanes, floa
     if (lanes <= 32) return sums;
     const int warp = threadIdx.x / 32, warps = lanes / 32;
     if (threadIdx.x % 32 == 0) shared.of_warp[turn][warp] = sums;
-    ptx::bar_sync();   // those of every warp are there, and nobody reads those of the call before the last any more
+    ptx::bar_sync();   // all threads see the sums of every warp and have read those of two calls ago
     sums = shared.of_warp[turn][(warp & -warps) + (threadIdx.x & (warps - 1))];
     turn ^= 1;
 #pragma unroll
@@ -58,7 +58,7 @@ __device__ inline float2 row_sums(NormShared &shared, int &turn, int lanes, floa
     return sums;
 }
 
-// What is normed: x, or the sum of it and `residual`, which goes to `total`.
+// The input: x, or x + residual, which is written to `total`.
 template <class Element>
 struct NormInput {
     const Element *x, *residual;
@@ -71,21 +71,21 @@ struct NormInput {
     }
 };
 
-// weight[cols] and bias[cols] may be missing: 1 and 0. rounds: to x's type, the sum with the residual and what the
-// weight multiplies.
+// Missing weight[cols] and bias[cols] are 1 and 0. rounds: the sum with the residual and the factor of the weight are
+// rounded to x's type.
 struct NormOptions {
     FloatRows weight, bias;
     float eps, offset;
     bool centered, rounds;
 };
 
-// What the threads of a block keep of rows: 128 bytes each, in chunks of 16 that lie a block of threads apart, so that
-// banks do not conflict. No thread sees another's.
+// Shared memory in which each thread keeps 128 bytes of rows for itself. Chunks of 16 bytes have a stride of a block of
+// threads, so that banks do not conflict.
 struct KeptRows {
     static constexpr int chunks = 8;
     uint4 chunk[chunks][produce_threads];
 
-    // How many shares there is room for, and the first chunk of one.
+    // How many shares fit, and the first chunk of one.
     template <class Kept>
     static constexpr int shares = chunks / sizeof(Kept);
     template <class Kept>
@@ -93,7 +93,7 @@ struct KeptRows {
         return chunk[share * sizeof(Kept)][threadIdx.x];
     }
 
-    // Begins to copy a lane's share: through the L1, which has the other half of each sector at the next instruction.
+    // Starts copying a lane's share, through the L1: the next instruction finds the other half of each sector there.
     template <class Kept>
     __device__ void begin(int share, const Kept *source) {
         const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(&of<Kept>(share)));
@@ -122,14 +122,13 @@ struct NormRowsShared {
     KeptRows kept;
 };
 
-// y[rows, cols] = (v - m) / sqrt(s + eps) (weight + offset) + bias, where v is x or the sum of it and the residual, m
-// its mean where `centered`, else 0, and s the mean square of v - m. A row's sums are added in an order that follows
-// from `cols` alone. By whole blocks of `produce_threads`. whole: everything is_whole(), and there is room for a
-// whole row. sums: there may be a residual; always so where not whole.
+// y[rows, cols] = (v - m) / sqrt(s + eps) (weight + offset) + bias, where v is x or x + residual, m is the mean of v if
+// `centered`, else 0, and s is the mean square of v - m. The order of a row's sums depends on `cols` alone. Called by
+// whole blocks of `produce_threads`. whole: everything is_whole(), and a whole row fits. sums: there may be a residual;
+// true if not whole.
 //
-// A row is kept in shared memory, as it stands in memory or, of sums, as floats; what longer rows have beyond is read
-// again in every pass. Where there is room for two rows the next one is on its way. Options are branches around all
-// values of a share.
+// A row is kept in shared memory, as loaded or, if it is a sum, as floats. Every pass loads again what does not fit. If
+// two rows fit, the next one is in flight. Options are branches around all values of a share.
 template <class Element, bool whole, bool sums>
 __device__ inline void norm_rows(NormRowsShared &shared, const NormInput<Element> &input, const NormOptions &options,
                                  const Produced &y) {
@@ -142,7 +141,7 @@ __device__ inline void norm_rows(NormRowsShared &shared, const NormInput<Element
     const float count = cols;
     const int64_t end = y.end(), blocks_rows = int64_t(gridDim.x) * place.rows();
     const TypedRows<const char> weight(options.weight), bias(options.bias);
-    // Most calls are so, and need no other branch: weights of x's type and nothing else, or all that layernorm has.
+    // Most calls are one of two cases and need no other branch: weights of x's type alone, or all options of layernorm.
     enum { any, scaled, centered } usual = any;
     if (whole && !sums && !options.rounds && weight.holds<Element>()) {
         if (!options.centered && bias.type == bias.none) usual = scaled;
@@ -168,7 +167,7 @@ __device__ inline void norm_rows(NormRowsShared &shared, const NormInput<Element
             kept.begin(first + i, reinterpret_cast<const Kept *>(source));
         ptx::cp_async_commit_group();
     };
-    // Shares past the end of a row stay zeros, of both rows that there may be room for.
+    // Shares past the end of a row stay zeros, in both rows if two fit.
 #pragma unroll 1
     for (int share = 0; share < here; ++share) {
         if (place.column(share) < cols) continue;
@@ -206,7 +205,7 @@ __device__ inline void norm_rows(NormRowsShared &shared, const NormInput<Element
                 add(column, values);
             }
         };
-        float mean = 0.0f, rest = 0.0f, squares;   // the mean in two parts: the second is what rounding took from it
+        float mean = 0.0f, rest = 0.0f, squares;   // the mean in two parts: `rest` is its rounding error
         float2 sum = {};
         if (options.centered) {
             each_share([&](int, const float (&some)[2][8]) {
@@ -239,7 +238,7 @@ __device__ inline void norm_rows(NormRowsShared &shared, const NormInput<Element
 #pragma unroll 1
         for (int share = 0, column = column_0; share < place.shares; ++share, column += step) {
             float some[2][8], more[2][8] = {};
-            const int left = cols - column, at = left > 0 ? column : 0;   // past the end any other share
+            const int left = cols - column, at = left > 0 ? column : 0;   // past the end, any share
             const auto each = [&some](auto &&change) {
 #pragma unroll
                 for (int i = 0; i < 16; ++i) change(some[i / 8][i % 8], i);

@@ -15,10 +15,10 @@
 
 namespace op {
 
-// How a block is encoded: encode<Blocks>(values, codes, scale, common). A lane has Blocks::groups groups of eight of
-// its values, and Blocks joins what lanes found of it. The bytes are those of the quantizer of the format. Where
-// takes_pairs, an overload does so for pairs of 16-bit elements in fewer instructions. Where has_others, what is asked
-// for common blocks gives anything for another and says so by false; with std::false_type it takes any.
+// Encoders of a block: encode<Blocks>(values, codes, scale, common), with the bytes of the format's quantizer. A lane
+// has Blocks::groups groups of eight values of the block, and Blocks combines the results of its lanes. If takes_pairs,
+// an overload takes pairs of 16-bit elements in fewer instructions. If has_others, common = std::true_type encodes
+// common blocks only: for others it returns false, and its codes are undefined. std::false_type encodes any block.
 template <class Narrow>
 struct MxEncoder {
     static constexpr uint32_t one = 0x7f;   // the scale that stands for 1
@@ -70,7 +70,7 @@ struct Nvfp4Encoder {
     template <class Element>
     static constexpr bool takes_pairs = tile::uses_thresholds<Element>;
     tile::Nvfp4Global global;
-    bool four_over_six;   // which makes all blocks others
+    bool four_over_six;   // if so, no block is common
 
     __device__ Nvfp4Encoder(int rule, const float *global_scale)
         : global(global_scale ? *global_scale : 1.0f), four_over_six(rule == 1) {}
@@ -117,8 +117,8 @@ private:
     }
 };
 
-// Encodes `items` blocks of each thread: encode(item, common) does one, or says that what it did must be done again.
-// The common ones come first, in one straight line, the others after them, one by one.
+// Encodes `items` blocks of each thread: encode(item, common) encodes one, or returns that it must be encoded again.
+// All blocks are encoded as common ones first, without branches, then the others one by one.
 template <class Encoder, int items, class Encode>
 __device__ inline void encode_blocks(Encode &&encode) {
     uint32_t others = 0;
@@ -145,7 +145,7 @@ struct EncoderOf<tile::Nvfp4> {
     using Type = Nvfp4Encoder;
 };
 
-// Where tiles go: packed[batch, heads, tiles, tile_bytes]. The grid is tiles x heads x batch.
+// The output tiles: packed[batch, heads, tiles, tile_bytes]. The grid is tiles x heads x batch.
 struct Packed {
     uint8_t *first;   // [batch, heads, tiles, tile_bytes]
     int tiles;
@@ -159,15 +159,15 @@ struct Packed {
 // The axes and strides of every packing entry, in order.
 #define PACK_AXES(x) int batch, int heads, int keys, int cols, int sequences, int tiles, int tile_bytes, KEY_STRIDES(x)
 
-// A tile on its way: as loaded, and as written.
+// A tile as it is written, and its values as loaded.
 template <class Tile, class Element, int dim>
 struct PackShared {
     Tile tile;
     tile::Staged<Element, tile::tile_keys, dim> staged;
 };
 
-// One tile of keys, less mean[sequences, heads, cols] where that is given. Blocks without any value of x have a scale
-// of 1.
+// Packs one tile of keys, minus mean[sequences, heads, cols] unless that is null. Blocks without values of x have a
+// scale of 1.
 template <class Tile, class Element>
 __device__ inline void pack_keys(PackShared<Tile, Element, Tile::dim> &shared, const KeyArray<Element> &x,
                                  Packed packed, const float *mean, int rule, const float *global_scale) {
@@ -214,7 +214,7 @@ __device__ inline void pack_keys(PackShared<Tile, Element, Tile::dim> &shared, c
     tile::copy_out<Packing::threads>(shared.tile, packed.tile(x.head(), sizeof(Tile)));
 }
 
-// One tile of values in 16 bits, SharedTile<64, 2 dim_v>: rounded to nearest, ties to even.
+// Packs one tile of values in 16 bits, SharedTile<64, 2 dim_v>, rounded to nearest, ties to even.
 template <class Narrow, int dim_v, class Element>
 __device__ inline void pack_values_16(const KeyArray<Element> &x, Packed packed) {
     using Tile = tile::SharedTile<tile::tile_keys, dim_v * 2>;
@@ -230,7 +230,7 @@ __device__ inline void pack_values_16(const KeyArray<Element> &x, Packed packed)
     }
 }
 
-// One tile of values. Blocks without any value of x have a scale of 1.
+// Packs one tile of values. Blocks without values of x have a scale of 1.
 template <class Tile, class Element>
 __device__ inline void pack_values(PackShared<Tile, Element, Tile::dim_v> &shared, const KeyArray<Element> &x,
                                    Packed packed, int rule, const float *global_scale) {
@@ -270,8 +270,8 @@ __device__ inline void pack_values(PackShared<Tile, Element, Tile::dim_v> &share
 
 constexpr int unpack_warps = 8;   // of a block, each with a row
 
-// y[heads, keys, words] = the rows of packed sequences, out of x[heads, rows, words], in which each begins with a tile
-// of its own. The grid is keys x heads.
+// y[heads, keys, words] = the rows of packed sequences from x[heads, rows, words], in which each sequence begins with a
+// new tile. The grid is keys x heads.
 __device__ inline void unpack_rows(const uint32_t *x, const int *key_starts, uint32_t *y, int rows, int keys, int words,
                                    int sequences) {
     const int key = blockIdx.x * unpack_warps + threadIdx.x / 32;

@@ -1,4 +1,4 @@
-// Rows of keys and of values in pages: where key j of a sequence lies.
+// Rows of keys and values in pages: the address of key j of a sequence.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,22 @@ namespace op {
 struct PageStrides {
     long long page, head, token;
 
-    // Where a row of a page begins, from that of row 0 of page 0.
+    // The address of a row of a page, relative to row 0 of page 0.
     __device__ const char *row(const char *base, unsigned in_page, unsigned at) const {
         return base + in_page * page + static_cast<unsigned long long>(at) * static_cast<unsigned>(token);
     }
 };
 
-// As entries are given them, in elements.
+// Parameters of entries, in elements.
 #define STRIDES_PAGES(array) long long array##_page, long long array##_head, long long array##_token
 #define THE_STRIDES_PAGES(array, bytes) {bytes * array##_page, bytes * array##_head, bytes * array##_token}
 
-// Rows of a cache: codes, and their scales, of one head from here on.
+// Rows of a cache: codes and scales, from one head on.
 struct PagedRows {
-    const char *codes, *scales;   // scales null where there are none
+    const char *codes, *scales;   // scales may be null
     PageStrides code_strides, scale_strides;
-    int chunks, scale_bytes;   // of a row that are there
-    bool aligned;              // whether rows of scales begin at multiples of 4
+    int chunks, scale_bytes;   // of a row, without padding
+    bool aligned;              // whether rows of scales are 4-byte aligned
 
     __device__ PagedRows(const void *codes, const PageStrides &code_strides, const void *scales,
                          const PageStrides &scale_strides, int head, int row_bytes, int scale_bytes)
@@ -36,12 +36,12 @@ struct PagedRows {
           aligned((reinterpret_cast<uintptr_t>(this->scales) | scale_strides.page | scale_strides.token) % 4 == 0) {}
 };
 
-// The pages of a sequence: key j is row j % page of page pages[j / page]. Of pages behind the last key nothing is read.
-// Without a table it is row first + j of the page `number`.
+// The pages of a sequence: key j is row j % page of page pages[j / page]. Pages behind the last key are not read.
+// Without a table, key j is row first + j of page `number`.
 struct PageTable {
     const int *pages;
     int page;
-    int shift;   // whose power of two a page is; -1 where it is none, or fewer than `unit` keys
+    int shift;   // page = 2^shift; -1 if page is no power of two or less than `unit`
     int number = 0, first = 0;
 
     __device__ PageTable(const int *pages, int page, int unit)
@@ -57,7 +57,7 @@ struct PageTable {
         return {__ldg(pages + at), key - at * page};
     }
 
-    // The same in two steps, of a table whose shift is not -1.
+    // place() in two steps, for tables whose shift is not -1.
     __device__ int page_of(int key) const { return pages ? __ldg(pages + (key >> shift)) : number; }
     __device__ int row_of(int key) const { return pages ? key & (page - 1) : first + key; }
 };

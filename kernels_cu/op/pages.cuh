@@ -1,4 +1,4 @@
-// Rows of pages moved without a change, and where tokens go.
+// Copies of rows of pages, and the slots of tokens.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace op {
 
 constexpr int page_threads = 128, slot_threads = 128;
 
-// Bytes of a row, by `threads` threads from number `thread` on: four at a time where both rows and their length allow
-// it.
+// Copies a row with `threads` threads, of which this is number `thread`: four bytes at a time if both rows and their
+// length are aligned.
 __device__ inline void move_row(const uint8_t *from, uint8_t *to, int width, int thread, int threads) {
     if ((reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) | width) % 16 == 0) {
         for (int i = thread; i < width / 16; i += threads)
@@ -23,7 +23,7 @@ __device__ inline void move_row(const uint8_t *from, uint8_t *to, int width, int
 
 constexpr int row_threads = 8;   // that move a row
 
-// rows[targets[i]] = rows[sources[i]], a block for each i; of each page the first counts[i] rows, or all where counts
+// rows[targets[i]] = rows[sources[i]], with a block for each i: the first counts[i] rows of each page, or all if counts
 // is null.
 __device__ inline void copy_rows(const int *sources, const int *targets, const int *counts, uint8_t *rows,
                                  const PageStrides &strides, int heads, int page, int width) {
@@ -35,7 +35,7 @@ __device__ inline void copy_rows(const int *sources, const int *targets, const i
     }
 }
 
-// out[sequences][heads][keys][width]: rows of sequences one behind the other; zeros from key_ends on.
+// out[sequences][heads][keys][width]: the rows of sequences, consecutive; zeros from key_ends on.
 __device__ inline void unpack_pages(const uint8_t *rows, const PageStrides &strides, const PageTable &table,
                                     int first_row, int table_stride, const int *key_ends, uint8_t *out, int sequences,
                                     int heads, int keys, int width) {

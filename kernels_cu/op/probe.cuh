@@ -1,8 +1,9 @@
-// Probes: where a matrix instruction takes each element and each scale from, and where it puts results, found by
-// trying.
+// Probes: experiments that find from which registers a matrix instruction takes each element and each scale, and where
+// it puts results.
 //
 // Nothing here knows a layout. Elements are numbered by lane, then by register of the operand, then from a register's
-// lowest bits on; scales by lane, then by byte of the scale register. What no single number explains is `not_one`.
+// lowest bits on; scales by lane, then by byte of the scale register. A result that no single number explains is
+// `not_one`.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// One problem of attention: what an entry is given, which rows a block has, and which keys each row sees.
+// One problem of attention: the options of an entry, the rows of a block, and the keys that each row sees.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,10 +17,10 @@ namespace op {
 
 constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
 
-// Keys to a unit of splitting: every tile size divides it, so that a split begins where a tile does.
+// Keys in a unit of splitting. Every tile size divides it, so that splits begin at tiles.
 constexpr int split_unit = tile::tile_keys;
 
-// Neighbouring queries of a head that share a mean where queries are smoothed.
+// Consecutive queries of a head that share a mean when queries are smoothed.
 constexpr int smooth_queries = 64;
 
 // Strides in elements over the axes before the last, which is contiguous.
@@ -34,30 +34,29 @@ struct StridesMask {   // [batch, heads_kv, group, queries, keys]; any may be 0
     long long batch, head, group, query, key;
 };
 
-// The arrays and the numbers that every attention entry takes behind its operands, in the order of its parameters:
-// X(type, name) for each, where X is AS_PARAMETER, AS_MEMBER or AS_ARGUMENT. Arrays that are not there are null.
-// clang-format off
+// The arrays and numbers that every attention entry takes behind its operands, in the order of its parameters: X(type,
+// name) for each, where X is AS_PARAMETER, AS_MEMBER or AS_ARGUMENT. Missing arrays are null. clang-format off
 #define ATTENTION_ARRAYS(X)                                                                                            \
-    X(const float *, mask)          /* [batch, heads_kv, group, queries, keys]: added to the scaled scores */          \
-    X(const uint8_t *, allowed)     /* [batch, heads_kv, group, queries, keys]: 0 hides a key */                       \
-    X(const float *, sinks)         /* [heads_kv, group]: one logit per head that joins the denominator */             \
-    X(const int *, query_starts)    /* [sequences]: the first row of Q of each packed sequence */                      \
-    X(const int *, query_ends)      /* [sequences]: the row behind the last */                                         \
-    X(const int *, key_starts)      /* [sequences] */                                                                  \
-    X(const int *, key_ends)        /* [sequences] */                                                                  \
-    X(__nv_bfloat16 *, out_bf16)    /* [batch, heads_kv, group, queries, dim_v] */                                     \
-    X(__half *, out_f16)            /* [batch, heads_kv, group, queries, dim_v] */                                     \
-    X(float *, out_f32)             /* [batch, heads_kv, group, queries, dim_v] */                                     \
-    X(float *, lse)                 /* [batch, heads_kv, group, queries] */                                            \
-    X(float *, partial)             /* [splits, batch, heads_kv, group, queries, dim_v]: not divided by row_sum */     \
-    X(float *, row_max)             /* [splits, batch, heads_kv, group, queries]: in units of log2 */                  \
-    X(float *, row_sum)             /* [splits, batch, heads_kv, group, queries] */
+    X(const float *, mask)       /* [batch, heads_kv, group, queries, keys]: added to the scaled scores */             \
+    X(const uint8_t *, allowed)  /* [batch, heads_kv, group, queries, keys]: 0 hides a key */                          \
+    X(const float *, sinks)      /* [heads_kv, group]: one logit per head that joins the denominator */                \
+    X(const int *, query_starts) /* [sequences]: the first row of Q of each packed sequence */                         \
+    X(const int *, query_ends)   /* [sequences]: the row behind the last */                                            \
+    X(const int *, key_starts)   /* [sequences] */                                                                     \
+    X(const int *, key_ends)     /* [sequences] */                                                                     \
+    X(__nv_bfloat16 *, out_bf16) /* [batch, heads_kv, group, queries, dim_v] */                                        \
+    X(__half *, out_f16)         /* [batch, heads_kv, group, queries, dim_v] */                                        \
+    X(float *, out_f32)          /* [batch, heads_kv, group, queries, dim_v] */                                        \
+    X(float *, lse)              /* [batch, heads_kv, group, queries] */                                               \
+    X(float *, partial)          /* [splits, batch, heads_kv, group, queries, dim_v]: not divided by row_sum */        \
+    X(float *, row_max)          /* [splits, batch, heads_kv, group, queries]: in units of log2 */                     \
+    X(float *, row_sum)          /* [splits, batch, heads_kv, group, queries] */
 #define ATTENTION_SCALARS(X)                                                                                           \
     X(float, scale)                                                                                                    \
-    X(float, softcap)               /* 0: none */                                                                      \
-    X(int, left)                    /* query i sees key j if -left <= j - (i + keys - queries) <= right */             \
+    X(float, softcap) /* 0: none */                                                                                    \
+    X(int, left)      /* query i sees key j if -left <= j - (i + keys - queries) <= right */                           \
     X(int, right)
-// The strides of those arrays that may have any: MASK(name) and ROWS(name), which are STRIDES_* or THE_STRIDES_*.
+// The strides of the arrays that have strides: MASK(name) and ROWS(name), which are STRIDES_* or THE_STRIDES_*.
 #define ATTENTION_STRIDES(MASK, ROWS) MASK(mask), MASK(allowed), ROWS(out_bf16), ROWS(out_f16), ROWS(out_f32)
 // clang-format on
 
@@ -70,37 +69,39 @@ struct StridesMask {   // [batch, heads_kv, group, queries, keys]; any may be 0
 #define THE_STRIDES_K(array) {array##_batch, array##_head, array##_key}
 #define THE_STRIDES_MASK(array) {array##_batch, array##_head, array##_group, array##_query, array##_key}
 
-// What an attention entry is given beside its operands.
+// What an attention entry takes besides its operands.
 struct AttentionOptions {
     ATTENTION_ARRAYS(AS_MEMBER)
-    const float *row_shift;   // [batch, heads_kv, group, queries] or null: what all scaled scores of a row lack
+    const float
+        *row_shift;   // [batch, heads_kv, group, queries] or null: what is missing from all scaled scores of a row
     ATTENTION_SCALARS(AS_MEMBER)
     int batch, heads_kv, group, queries, dim, keys, dim_v, sequences, splits;
     StridesMask mask_strides, allowed_strides;
     StridesQ out_bf16_strides, out_f16_strides, out_f32_strides;
 };
 
-// The options of an entry: what the lists above name, row_shift, and the sizes, from `batch` to `splits`.
+// The options of an entry: the parameters that the lists above declare, row_shift, and the sizes from `batch` to
+// `splits`.
 #define ATTENTION_OPTIONS(row_shift, ...)                                                                              \
     op::AttentionOptions {                                                                                             \
         ATTENTION_ARRAYS(AS_ARGUMENT)                                                                                  \
         row_shift, ATTENTION_SCALARS(AS_ARGUMENT) __VA_ARGS__, ATTENTION_STRIDES(THE_STRIDES_MASK, THE_STRIDES_Q)      \
     }
 
-// The part of a problem that one block works on: one sequence, one head of K and V with the heads of Q that share it,
-// one split of the keys. Row r of the block's problem is query r / group of head r % group, so that all heads that
-// share K and V meet in a tile.
+// The part of a problem that one block computes: one sequence, one head of K and V with the heads of Q that share it,
+// one split of the keys. Row r of the block's problem is query r / group of head r % group, so that one tile serves all
+// heads that share K and V.
 //
-// Blocks start in the order of their numbers: those of all heads and splits with the last rows, then those before them.
-// Where a mask is causal, later rows have more to do, so that the blocks that start last are short ones.
+// Blocks start in the order of their numbers: first the last rows of all heads and splits, then the rows before them.
+// Under a causal mask later rows see more keys, so the blocks that start last are the shortest.
 struct Problem {
     const AttentionOptions &options;
     int batch, head, split;
-    int row_block;              // the block's rows, counted in blocks
-    int first_query, queries;   // of this sequence: rows of Q from first_query on
+    int row_block;              // index of the block's rows, in blocks
+    int first_query, queries;   // of this sequence, in Q
     int first_key, keys;
     int rows;
-    int first_offset, end_offset;   // query i sees keys i + first_offset .. i + end_offset - 1, of those that are there
+    int first_offset, end_offset;   // query i sees the existing keys among i + first_offset .. i + end_offset - 1
 
     // block: this block's place in the grid.
     __device__ explicit Problem(const AttentionOptions &options, uint3 block) : options(options) {
@@ -108,14 +109,13 @@ struct Problem {
         head = block.x % options.heads_kv;
         split = block.x / options.heads_kv;
         row_block = gridDim.y - 1 - block.y;
-        batch = options.query_starts ? 0 : sequence;   // packed sequences stand in one
+        batch = options.query_starts ? 0 : sequence;   // packed sequences are one batch
         first_query = options.query_starts ? options.query_starts[sequence] : 0;
         first_key = options.key_starts ? options.key_starts[sequence] : 0;
         queries = (options.query_ends ? options.query_ends[sequence] : options.queries) - first_query;
         keys = (options.key_ends ? options.key_ends[sequence] : options.keys) - first_key;
         rows = queries * options.group;
-        // An open side is as wide as it can matter, so that no sum exceeds 32 bits: keys + queries do not
-        // (largest_keys).
+        // An unlimited side is no wider than keys + queries, whose sum fits 32 bits (largest_keys).
         first_offset = keys - queries - min(options.left, keys);
         end_offset = keys - queries + min(options.right, queries - 1) + 1;
     }
@@ -123,26 +123,26 @@ struct Problem {
     __device__ int query_of(int row) const { return options.group == 1 ? row : row / options.group; }
     __device__ int group_of(int row) const { return options.group == 1 ? 0 : row % options.group; }
 
-    // The keys that a query sees: from first_visible to before end_visible; the end may lie before the start.
+    // A query sees the keys first_visible .. end_visible - 1; none if the end is not behind the start.
     __device__ int first_visible(int query) const { return max(query + first_offset, 0); }
     __device__ int end_visible(int query) const { return min(query + end_offset, keys); }
 
-    // The sequence's first tile of keys among those of operands in tiles: packed sequences have tiles of their own.
+    // The sequence's first tile of keys in operands in tiles: no two packed sequences share a tile.
     __device__ int first_tile(int tile_keys) const {
         return options.key_starts ? first_unit(first_key, blockIdx.z, tile_keys) : 0;
     }
 
-    // Its first block of queries that share a mean, likewise.
+    // The sequence's first block of queries that share a mean, likewise.
     __device__ int first_block() const {
         return options.query_starts ? first_unit(first_query, blockIdx.z, smooth_queries) : 0;
     }
 
-    // Whether scores need more than a factor before the softmax; then no tile is plain.
+    // Whether scores need more than a factor before the softmax. If so, no tile is plain.
     __device__ bool transforms_scores() const {
         return options.mask || options.allowed || options.softcap > 0.0f || !(options.scale > 0.0f);
     }
 
-    // Where elements of a row stand in the arrays with strides, and rows in those without.
+    // Offsets of a row's elements in arrays with strides, and of rows in arrays without.
     __device__ size_t at(const StridesMask &strides, int query, int group, int key) const {
         return batch * strides.batch + head * strides.head + group * strides.group +
                (first_query + query) * strides.query + (first_key + key) * strides.key;
@@ -164,8 +164,8 @@ struct Problem {
     }
 };
 
-// The tiles of `keys` keys that a block goes through: those that any of its rows sees, in its split. From plain_begin
-// to plain_end every row sees every key and the scores need no more than a factor.
+// The tiles of `keys` keys of a block's loop: those in its split of which any row sees keys. In tiles plain_begin ..
+// plain_end - 1 every row sees every key, and scores need only a factor.
 template <int keys>
 struct TileRange {
     int begin, end, plain_begin, plain_end;

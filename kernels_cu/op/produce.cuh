@@ -1,5 +1,5 @@
-// Rows that become rows: how the kernels between two matrix products load what they work on, and how they end, in 16
-// or 32 bits or in the codes and scales of a block format. A lane has shares of 16 consecutive values.
+// Kernels that make rows of rows, between two matrix products: how they load their input, and how they store their
+// output in 16 or 32 bits or in codes and scales of a block format. A lane has shares of 16 consecutive values.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@ namespace op {
 
 constexpr int produce_threads = 256, produce_share = 16;
 
-// Whether rows of `cols` values are whole blocks, and every eight values of them begin at a multiple of 16 bytes: such
-// rows have no ends within what a lane has, and need no care.
+// Whether rows of `cols` values are whole blocks and every eight values are 16-byte aligned. No share of such rows
+// crosses the end of a row, so it needs no checks.
 template <class Element>
 __device__ inline bool is_whole_rows(const Element *first, int64_t stride, int cols) {
     return cols % (2 * produce_share) == 0 && is_chunk(first) && stride % 8 == 0;
 }
 
-// A lane's shares of one row, `count` of them, on their way: all loads go out before the first value is used.
+// `count` shares of a lane, of one row, as loaded: all loads are issued before the first value is used.
 template <class Element, int count>
 struct RowShares {
     tile::Eight<Element> eights[count][2];
@@ -30,8 +30,8 @@ struct RowShares {
         for (auto &share : eights) share[0].clear(), share[1].clear();
     }
 
-    // Those from `column` on, `step` columns apart, of a row of `cols` values. Where the row is whole, shares past its
-    // end stay what they were; else there are zeros past the end.
+    // Loads the shares from `column` on, `step` columns apart, of a row of `cols` values. Shares past the end of a
+    // whole row are left as they were; past the end of others are zeros.
     template <bool whole>
     __device__ void load(const Element *row, int column, int step, int cols) {
         const Element *source = row + column;
@@ -53,7 +53,7 @@ struct RowShares {
         }
     }
 
-    // The same; zeros everywhere of a row that is not there.
+    // The same; zeros for a missing row.
     __device__ void load(const Element *row, bool present, int column, int step, int cols) {
         load<false>(row, column, step, present ? cols : 0);
     }
@@ -75,7 +75,7 @@ struct RowShares {
         }
     }
 
-    // To shared memory and back, in chunks of 16 bytes, `apart` of them from one to the next.
+    // To shared memory and back, in chunks of 16 bytes with a stride of `apart` chunks.
     __device__ void put(uint4 *target, int apart) const {
 #pragma unroll
         for (int i = 0; i < 2 * count * tile::Eight<Element>::chunks; ++i) target[i * apart] = chunk(i);
@@ -85,14 +85,14 @@ struct RowShares {
         for (int i = 0; i < 2 * count * tile::Eight<Element>::chunks; ++i) chunk(i) = source[i * apart];
     }
 
-    // All of them, one after the other, to an address that is a multiple of 16 bytes.
+    // Stores all shares consecutively, to a 16-byte aligned address.
     __device__ void store(Element *target) const {
 #pragma unroll
         for (int i = 0; i < 2 * count * tile::Eight<Element>::chunks; ++i)
             tile::store(target + i * tile::elements_per_chunk<Element>, chunk(i));
     }
 
-    // Those of each of a pair of lanes, one after the other in memory; see tile::store_paired.
+    // Stores the shares of a pair of lanes, which are consecutive in memory; see tile::store_paired.
     __device__ void store_paired(Element *target, bool stored) const {
         static_assert(count == 1 && of_eight == 1);
         tile::store_paired(target, chunk(0), chunk(1), stored);
@@ -106,7 +106,7 @@ private:
     }
 };
 
-// Stores a lane's share of a row, of whose values `here` are left. whole: of a row that is.
+// Stores a lane's share of a row, of which `here` values exist. whole: of a whole row.
 template <bool whole, class Element>
 __device__ inline void store_values(Element *target, int here, const float (&values)[2][8]) {
     if constexpr (whole) {
@@ -118,7 +118,7 @@ __device__ inline void store_values(Element *target, int here, const float (&val
     }
 }
 
-// Rows of floats of one of three types, as AnyRows has them, whose type is one number: it is asked for again and again.
+// AnyRows with the type as a number, which is quick to test.
 template <class Byte>
 struct TypedRows {
     enum Type { none, bf16, f16, f32 };
@@ -145,7 +145,7 @@ struct TypedRows {
     // Whether every eight values begin at a multiple of 16 bytes.
     __device__ bool is_whole() const { return is_chunk(first) && stride % 16 == 0; }
 
-    // A lane's share of row 0, from `column` on, where `here` are left. whole: of whole rows.
+    // Loads a lane's share of row 0 from `column` on, of which `here` values exist. whole: of whole rows.
     template <bool whole>
     __device__ void load(int column, int here, float (&values)[2][8]) const {
         if (type == bf16) load_of<whole, __nv_bfloat16>(column, here, values);
@@ -153,7 +153,7 @@ struct TypedRows {
         else load_of<whole, float>(column, here, values);
     }
 
-    // Stores a lane's share of the row at `target`, rounded to nearest, ties to even, where `stored`; by the whole
+    // Stores a lane's share of the row at `target` if `stored`, rounded to nearest, ties to even. Called by the whole
     // warp.
     template <bool whole>
     __device__ void store(Byte *target, int column, int here, bool stored, const float (&values)[2][8]) const {
@@ -188,7 +188,7 @@ private:
     }
 };
 
-// Values as an element holds them: rounded to nearest, ties to even.
+// Values rounded to an element's precision: to nearest, ties to even.
 template <class Element>
 __device__ inline float rounded(float value) {
     return float(Element(value));
@@ -200,16 +200,16 @@ __device__ inline void round_values(float (&values)[2][8]) {
     share.unpack(0, values);
 }
 
-// Where the rows go that a kernel makes.
+// The output rows of a kernel.
 struct Produced {
     TypedRows<char> out;       // or
-    QuantizedRows quantized;   // where its format is not `none`
+    QuantizedRows quantized;   // if its format is not `none`
     int64_t rows;
     int cols;
 
     __device__ bool quantizes() const { return quantized.format != EndingFormat::none; }
 
-    // The rows to go through: those of padding, too, where scales lie in 128x4 tiles.
+    // The number of rows, with padding if scales are in 128x4 tiles.
     __device__ int64_t end() const {
         constexpr int64_t tile = tile::scale_tile_rows;
         return quantizes() && quantized.places.swizzled ? ceil_div(rows, tile) * tile : rows;
@@ -217,15 +217,15 @@ struct Produced {
 
     __device__ bool is_whole() const { return cols % (2 * produce_share) == 0 && (quantizes() || out.is_whole()); }
 
-    // A row, or, of one of padding, the last that there is: what may be read where nothing is stored.
+    // A row to read for this row: the last one if it is padding.
     __device__ int64_t present(int64_t row) const { return row < rows ? row : rows - 1; }
 
-    // What belongs to a row, which lanes find out once.
+    // The addresses of a row, computed once per lane.
     struct Row {
         int64_t number;
         bool present;
         char *out;                 // or
-        uint8_t *codes, *scales;   // where those of its first block stand
+        uint8_t *codes, *scales;   // of its first block
     };
     __device__ Row row(int64_t number) const {
         const bool quantized = quantizes();
@@ -234,7 +234,7 @@ struct Produced {
                 quantized ? this->quantized.scales + this->quantized.places.at(number, 0) : nullptr};
     }
 
-    // Stores a lane's share, by the whole warp; nothing of a row that is not there.
+    // Stores a lane's share, unless the row is missing. Called by the whole warp.
     template <bool whole>
     __device__ void store(const Row &row, int column, float (&values)[2][8]) const {
         const bool stored = row.present && column < cols;
@@ -264,7 +264,7 @@ struct Produced {
         }
     }
 
-    // Scales of 0 in a row of padding, by `lanes` lanes.
+    // Clears the scales of a row of padding, with `lanes` lanes.
     __device__ void clear(int64_t row, int lane, int lanes) const {
         const tile::ScalePlaces &places = quantized.places;
         for (int64_t block = 4 * lane; block < places.padded_blocks(); block += 4 * lanes)
@@ -272,13 +272,13 @@ struct Produced {
     }
 
 private:
-    // From the scale of a row's first block to that of another.
+    // The offset of a block's scale from the first one of its row.
     __device__ uint32_t of_row(uint32_t block) const {
         constexpr uint32_t tile_blocks = tile::scale_tile_blocks, tile_bytes = tile::scale_tile_bytes;
         return quantized.places.swizzled ? block / tile_blocks * tile_bytes + block % tile_blocks : block;
     }
 
-    // Stores a lane's codes of a whole row and, by the first lane of a block, the scale.
+    // Stores a lane's codes of a whole row. The first lane of a block stores the scale.
     template <int block, int bits>
     __device__ void put(const Row &row, int column, const tile::LaneCodes<bits, 2> &codes, uint32_t scale) const {
         uint8_t *target = row.codes + column * bits / 8;
@@ -293,7 +293,7 @@ private:
     }
 };
 
-// The parameters of entries of which it is made: the outputs, of which one is there; scalars; strides.
+// Parameters of entries with such outputs: the outputs, of which one is there; scalars; strides.
 #define PRODUCED_OUTPUTS float *out_f32, __half *out_f16, __nv_bfloat16 *out_bf16, uint8_t *codes, uint8_t *scales
 #define PRODUCED_SCALARS int ending, int rule, int swizzled
 #define PRODUCED_STRIDES int64_t out_f32_row, int64_t out_f16_row, int64_t out_bf16_row
@@ -308,14 +308,14 @@ __device__ inline Produced produced(const OutputRows &out, uint8_t *codes, uint8
             cols};
 }
 
-// Goes through shares of all rows that are each made of the same columns of other rows: load(whole, row, column, raw)
-// begins to load what make(raw, row, values) makes values of. Of 16-bit elements the next share is on its way
+// Loops over the shares of all rows if each is made of the same columns of other rows: load(whole, row, column, raw)
+// starts loading what make(raw, row, values) turns into values. The next share of 16-bit elements is in flight
 // meanwhile.
 template <class Element, class Raw, bool whole, class Load, class Make>
 __device__ inline void produce_shares(const Produced &target, Load &&load, Make &&make) {
     constexpr bool ahead = sizeof(Element) == 2;
     constexpr std::bool_constant<whole> is_whole;
-    const uint32_t shares = 2 * ceil_div(target.cols, 2 * produce_share);   // of a row: those of a block stay together
+    const uint32_t shares = 2 * ceil_div(target.cols, 2 * produce_share);   // of a row: whole blocks
     const int64_t items = target.end() * shares, step = int64_t(gridDim.x) * produce_threads;
     const int64_t begin = int64_t(blockIdx.x) * produce_threads;
     int64_t row = (begin + threadIdx.x) / shares;
@@ -340,7 +340,7 @@ __device__ inline void produce_shares(const Produced &target, Load &&load, Make 
     }
 }
 
-// whole: whether all rows are from which the target's are made.
+// whole: whether all source rows are whole.
 template <class Element, class Raw, class Load, class Make>
 __device__ inline void produce_shares(const Produced &target, bool whole, Load &&load, Make &&make) {
     if (whole && target.is_whole()) produce_shares<Element, Raw, true>(target, load, make);

@@ -15,9 +15,9 @@ constexpr int reduce_chunk = 4096;   // consecutive values that a block takes at
 
 template <class Element>
 constexpr int reduce_vectors =
-    reduce_chunk / (reduce_threads * tile::elements_per_chunk<Element>);   // of a thread: 4 or 2
+    reduce_chunk / (reduce_threads * tile::elements_per_chunk<Element>);   // per thread: 4 or 2
 
-// Blocks on a multiprocessor: the fewer, the more bytes each thread has on their way.
+// Blocks on a multiprocessor: the fewer, the more bytes each thread has in flight.
 template <class Element>
 constexpr int reduce_blocks = 2 * ptx::resident_threads / (reduce_threads * reduce_vectors<Element>);
 
@@ -25,7 +25,7 @@ struct ReduceShared {
     float of_warp[reduce_threads / 32];
 };
 
-// The largest of the threads' values, in thread 0; all of them at least 0.
+// The largest of the threads' values, which are at least 0, in thread 0.
 __device__ inline float block_max(ReduceShared &shared, float value) {
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) value = fmaxf(value, ptx::shfl_sync_bfly_f32(value, mask));
@@ -40,7 +40,7 @@ __device__ inline float block_max(ReduceShared &shared, float value) {
 template <class Element>
 __device__ inline void amax(ReduceShared &shared, const Element *x, float *partial, int64_t count) {
     constexpr int vectors = reduce_vectors<Element>;
-    const uint32_t whole = count / reduce_chunk;   // chunks, by 32 bits; what is left is the turn of one more block
+    const uint32_t whole = count / reduce_chunk;   // chunks, in 32 bits; one more block takes the rest
     uint4 next[vectors] = {};
     const auto load = [&](uint32_t chunk) {
         if (chunk >= whole) return;
@@ -51,12 +51,12 @@ __device__ inline void amax(ReduceShared &shared, const Element *x, float *parti
     tile::FiniteMax<Element> largest;
     uint32_t chunk = blockIdx.x;
     load(chunk);
-#pragma unroll 2   // which spares the copies
+#pragma unroll 2   // saves the copies of registers
     for (; chunk < whole; chunk += gridDim.x) {
         uint4 here[vectors];
 #pragma unroll
         for (int i = 0; i < vectors; ++i) here[i] = next[i];
-        load(chunk + gridDim.x);   // on its way while this one is worked on
+        load(chunk + gridDim.x);   // in flight while this one is reduced
 #pragma unroll
         for (const uint4 &vector : here) largest.take(vector);
     }
@@ -69,13 +69,14 @@ __device__ inline void amax(ReduceShared &shared, const Element *x, float *parti
     if (threadIdx.x == 0) partial[blockIdx.x] = of_block;
 }
 
-// x / 2688 rounded to nearest, for finite x, without the call that a division of floats is. 1 / 2688 is off by a part
-// of 2^-54, so that a quotient that f64 holds comes out exact, the middle between two floats among them. Every other is
-// further from such a middle than a part of 2^-34, for 2688 is 21 times a power of two: to round twice does no harm.
+// x / 2688 rounded to nearest, for finite x, without the call of a float division. In f64, 1 / 2688 has a relative
+// error of 2^-54, so quotients that f64 holds are exact, also those halfway between two floats. Any other quotient is
+// more than 2^-34, relatively, from such a midpoint, since 2688 is 21 times a power of two. So rounding twice gives the
+// same float.
 __device__ inline float divided_by_2688(float x) { return float(x * (1.0 / 2688.0)); }
 
-// global_scale[0] = f32(the largest of partial[blocks] / 2688), so that the largest value becomes 6 x 448; 1 where that
-// is 0.
+// global_scale[0] = f32(the largest of partial[blocks] / 2688), so that the largest value becomes 6 x 448; 1 if it is
+// 0.
 __device__ inline void nvfp4_global_scale(ReduceShared &shared, const float *partial, float *global_scale,
                                           int64_t blocks) {
     float largest = 0.0f;

@@ -1,4 +1,4 @@
-// Rotary position embeddings: pairs of values of a row turned by the angles of its position.
+// Rotary position embeddings: pairs of values of a row are rotated by the angles of its position.
 #pragma once
 
 #include <cstdint>
@@ -8,23 +8,23 @@
 
 namespace op {
 
-// Two shares of a row that a lane has at a time: those with the numbers `share` and share + 1 of NormLanes.
+// Two shares of a row that a lane processes at once: share and share + 1 of NormLanes.
 using HeadShares = float[norm_shares][2][8];
 
-// How rows are turned. table[length, width]: of each position width / 2 cosines, then as many sines. The columns
-// first .. first + width - 1 of a row turn: i with i + width / 2, or, as `pairs`, 2 i with 2 i + 1.
+// The rotation. table[length, width] has width / 2 cosines, then as many sines, for each position. The columns first ..
+// first + width - 1 of a row are rotated: i with i + width / 2, or, if `pairs`, 2 i with 2 i + 1.
 struct Rotation {
     const float *table;
     int length, width, first;
     bool pairs, inverse;
 
-    // Whether a lane that has all of its row has both values of each pair, and the table's rows are whole.
+    // Whether a lane that holds a whole row holds both values of each pair, and the table's rows are whole.
     __device__ bool straight(const NormLanes &place, int cols) const {
         return !pairs && first == 0 && width == cols && cols == norm_shares * place.lanes * produce_share &&
                is_chunk(table);
     }
 
-    // A lane's shares of such a row.
+    // Rotates a lane's shares of such a row.
     __device__ void turn_halves(const NormLanes &place, int position, HeadShares &values) const {
         const bool there = position >= 0 && position < length;
         const float *row = table + int64_t(there ? position : 0) * width + place.column(0);
@@ -46,8 +46,8 @@ struct Rotation {
         for (int i = 0; i < norm_shares * 16; ++i) values[i / 16][i / 8 % 2][i % 8] = __int_as_float(0x7fffffff);
     }
 
-    // A lane's shares of the row at a position. eight(column, values) gives values of the row as they are before they
-    // turn, from any column; one(column) one of them. A position outside the table makes NaN of what turns.
+    // Rotates a lane's shares of the row at a position. eight(column, values) loads values of the row before rotation,
+    // from any column; one(column) loads one of them. A position outside the table makes rotated values NaN.
     template <class Eight, class One>
     __device__ void turn(const NormLanes &place, int share, int cols, int position, HeadShares &values, Eight &&eight,
                          One &&one) const {
@@ -125,7 +125,7 @@ private:
         return is_second(column) ? column - apart : column + apart;
     }
     __device__ float directed(float sine) const { return inverse ? -sine : sine; }
-    // A value and `sine` times the other one of its pair, which is negative for the first.
+    // cosine times a value plus sine times the other one of its pair. Callers negate sine for the first of a pair.
     __device__ static float turned(float value, float other, float cosine, float sine) {
         return fmaf(value, cosine, sine * other);
     }
@@ -145,7 +145,7 @@ struct HeadRows {
     __device__ Element *row(int64_t token, int head) const { return first + token * token_stride + head * head_stride; }
 };
 
-// A row of the heads of tokens in order, and those some rows further on, without a division for each.
+// Token and head of a row, and of rows further on, without a division for each.
 struct HeadOf {
     int64_t token;
     int head;
@@ -157,9 +157,9 @@ struct HeadOf {
     }
 };
 
-// y[tokens, heads, cols]: x turned by the positions of the tokens. Floats go to y's `out`, whose heads are out_head
-// elements apart; codes to y, whose rows are heads of tokens in order. rounds: to x's type first. straight: the
-// rotation is straight(), and everything whole.
+// y[tokens, heads, cols]: x rotated by the positions of the tokens. Floats go to y's `out`, whose heads are out_head
+// elements apart; codes go to y, whose rows are the heads of tokens in order. rounds: results are rounded to x's type
+// first. straight: the rotation is straight(), and all rows are whole.
 template <class Element, bool straight>
 __device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotation &rotation, const int *positions,
                                  bool rounds, int heads, int64_t out_head, const Produced &y) {
@@ -167,12 +167,12 @@ __device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotatio
     const int cols = y.cols, step = place.lanes * produce_share;
     const int64_t end = y.end(), blocks_rows = int64_t(gridDim.x) * place.rows(), head_bytes = y.out.bytes(out_head);
     const HeadOf last(y.rows - 1, heads), move(blocks_rows, heads);
-    constexpr bool ahead = sizeof(Element) == 2;   // the next rows are on their way while these are worked on
+    constexpr bool ahead = sizeof(Element) == 2;   // the next rows are in flight while these are processed
     HeadOf place_of_next(int64_t(blockIdx.x) * place.rows() + place.row(), heads);
     RowShares<Element, norm_shares> next;
     int next_position;
     const auto begin = [&](const HeadOf &of, int share) {
-        const HeadOf &here = of.token > last.token ? last : of;   // what may be read where nothing is stored
+        const HeadOf &here = of.token > last.token ? last : of;   // a row to read where nothing is stored
         next_position = positions[here.token];
         next.template load<straight>(x.row(here.token, here.head), place.column(share), step, cols);
     };

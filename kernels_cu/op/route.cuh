@@ -1,4 +1,4 @@
-// Mixtures of experts: tokens sorted by expert, and the weighted sum of what their experts gave.
+// Mixtures of experts: tokens sorted by expert, and the weighted sum of the results of their experts.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +18,18 @@ struct RouteShared {
     int counts[2][route_warps];
 };
 
-// What all threads of a block say, added up. `turn` alternates from call to call, so that one barrier is enough.
+// The sum over the threads of a block. `turn` alternates between 0 and 1 from call to call, so that one barrier is
+// enough.
 __device__ inline int sum_of_block(RouteShared &shared, int turn, int count) {
     for (int mask = 16; mask > 0; mask /= 2) count += ptx::shfl_sync_bfly_b32(count, mask);
     if (tile::is_first_lane()) shared.counts[turn][threadIdx.x / 32] = count;
-    ptx::bar_sync();   // the warps' sums are there
+    ptx::bar_sync();   // all threads see the warps' sums
     int sum = 0;
     for (int i = 0; i < route_warps; ++i) sum += shared.counts[turn][i];
     return sum;
 }
 
-// The rows of expert blockIdx.x among ids[count]; block `experts` has the ids that are no expert's. Rows keep the order
+// Finds the rows of expert blockIdx.x among ids[count]; block `experts` finds the ids of no expert. Rows keep the order
 // of their ids.
 //   order   [count]: the token of each row, which is the id's number divided by `chosen`
 //   starts  [experts + 1]: where the rows of each expert begin; behind the last those of no expert
@@ -46,7 +47,7 @@ __device__ inline void route(RouteShared &shared, const int *ids, int *order, in
         const bool hit = i < count && expert_of(ids[i]) == mine;
         const uint32_t hits = ptx::vote_sync_ballot(hit);
         if (tile::is_first_lane()) shared.counts[turn][threadIdx.x / 32] = __popc(hits);
-        ptx::bar_sync();   // the warps' numbers are there
+        ptx::bar_sync();   // all threads see the warps' counts
         int all = 0, earlier = 0;
         for (int warp = 0; warp < route_warps; ++warp) {
             const int of_warp = shared.counts[turn][warp];
@@ -64,7 +65,8 @@ __device__ inline void route(RouteShared &shared, const int *ids, int *order, in
 
 constexpr int combine_threads = 128, combine_columns = 8 * combine_threads;
 
-// y[tokens, cols]: of each token the sum over its experts of weight times row of x, in float32 and their order.
+// y[tokens, cols]: for each token, the sum over its experts of weight times row of x, in float32, in the order of the
+// experts.
 template <class Element>
 __device__ inline void combine(const Element *x, int64_t x_stride, const int *places, const float *weights, Element *y,
                                int64_t cols, int chosen) {

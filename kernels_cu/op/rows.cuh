@@ -1,4 +1,4 @@
-// Rows summed up: means of the rows of sequences, and where the largest value of a row stands.
+// Reductions of rows: the means over the rows of sequences, and the place of the largest value of a row.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@
 namespace op {
 
 constexpr int mean_threads = 256, mean_columns = 8, mean_ahead = 4;
-constexpr int mean_pass = mean_threads * mean_columns;   // columns that a block takes at a time
+constexpr int mean_pass = mean_threads * mean_columns;   // columns of a block at a time
 
 struct MeanShared {
-    float sums[mean_threads][mean_columns + 1];   // a column more, so that rows begin in different banks
+    float sums[mean_threads][mean_columns + 1];   // one more column, so that rows begin in different banks
     float of_warp[mean_threads / 32];
 };
 
-// How the threads of a block have rows of `cols` values, which follows from `cols` alone: eight columns to a lane, the
-// least power of two of lanes that holds a row, and as many teams of them as there is room for, each with its own rows.
+// How the threads of a block divide rows of `cols` values, which depends on `cols` alone. A lane has eight columns, a
+// team the least power of two of lanes that covers a row. A block has as many teams as fit, each with its own rows.
 struct MeanLanes {
     int lanes = 1;
 
@@ -31,7 +31,8 @@ struct MeanLanes {
 };
 
 // The means of this lane's eight columns from `column` on over the rows begin .. end - 1 of x, in the lanes of team 0.
-// A team adds every teams-th row, four in a tree and fours in turn; teams are added in pairs, pairs of pairs and so on.
+// A team adds every teams-th row, four in a tree and fours in sequence. Teams are added in pairs, pairs of pairs and so
+// on.
 template <class Element>
 __device__ inline void column_means(MeanShared &shared, const MeanLanes &place, const Element *x, int64_t stride,
                                     int64_t begin, int64_t end, int column, int cols, float (&means)[mean_columns]) {
@@ -56,12 +57,12 @@ __device__ inline void column_means(MeanShared &shared, const MeanLanes &place, 
         for (int j = 0; j < mean_columns; ++j)
             means[j] += (values[0][j] + values[1][j]) + (values[2][j] + values[3][j]);
     }
-    ptx::bar_sync();   // nobody reads the sums of another pass any more
+    ptx::bar_sync();   // all threads have read the sums of the pass before
 #pragma unroll
     for (int j = 0; j < mean_columns; ++j) shared.sums[threadIdx.x][j] = means[j];
 #pragma unroll 1
     for (int apart = 1; apart < teams; apart *= 2) {
-        ptx::bar_sync();   // the sums of `apart` teams each are there
+        ptx::bar_sync();   // all threads see the sums over `apart` teams
         if (place.team() % (2 * apart)) continue;
 #pragma unroll
         for (int j = 0; j < mean_columns; ++j) {
@@ -75,8 +76,8 @@ __device__ inline void column_means(MeanShared &shared, const MeanLanes &place, 
 }
 
 // y[sequence] = the mean of the rows starts[sequence] .. starts[sequence + 1] - 1 of x[tokens, cols], divided by its
-// length where `normalize`; zeros of no rows and of length 0. The order of sums follows from `cols` and the number of
-// rows. A block has a sequence.
+// length if `normalize`; zeros if there are no rows or the length is 0. The order of sums depends on `cols` and the
+// number of rows. A block has one sequence.
 template <class Element>
 __device__ inline void mean_rows(MeanShared &shared, const Element *x, int64_t stride, const int *starts,
                                  bool normalize, const OutputRows &y, int64_t tokens, int cols) {
@@ -99,7 +100,7 @@ __device__ inline void mean_rows(MeanShared &shared, const Element *x, int64_t s
 #pragma unroll
         for (int mask = 1; mask < 32; mask *= 2) squares += ptx::shfl_sync_bfly_f32(squares, mask);
         if (threadIdx.x % 32 == 0) shared.of_warp[threadIdx.x / 32] = squares;
-        ptx::bar_sync();   // those of every warp are there
+        ptx::bar_sync();   // all threads see the results of every warp
         squares = shared.of_warp[threadIdx.x % (mean_threads / 32)];
 #pragma unroll
         for (int mask = 1; mask < mean_threads / 32; mask *= 2) squares += ptx::shfl_sync_bfly_f32(squares, mask);
@@ -121,13 +122,13 @@ struct ArgmaxShared {
     uint2 of_warp[argmax_threads / 32];
 };
 
-// A number that rises with x; zeros are equal, NaN is above all, and 0 below.
+// A number that increases with x: zeros are equal, NaN is above all values, and 0 is below all.
 __device__ inline uint32_t order_of(float x) {
     const uint32_t bits = __float_as_uint(x + 0.0f);
     return x != x ? 0xffffffffu : bits ^ (uint32_t(int(bits) >> 31) | 0x80000000u);
 }
 
-// The order and the place of the largest value so far; of equals the first.
+// The order and the place of the largest value so far; of equal ones, the first.
 struct Largest {
     uint32_t order = 0, place = 0xffffffffu;
 
@@ -142,7 +143,7 @@ struct Largest {
     }
 };
 
-// places[row] = where the largest of x[row, cols] stands. A block has a row.
+// places[row] = the column of the largest value of x[row, cols]. A block has one row.
 template <class Element>
 __device__ inline void argmax_rows(ArgmaxShared &shared, const Element *x, int64_t stride, int *places, int cols) {
     constexpr int step = argmax_threads * produce_share;
@@ -165,7 +166,7 @@ __device__ inline void argmax_rows(ArgmaxShared &shared, const Element *x, int64
     }
     largest.take_lanes<32>();
     if (threadIdx.x % 32 == 0) shared.of_warp[threadIdx.x / 32] = {largest.order, largest.place};
-    ptx::bar_sync();   // those of every warp are there
+    ptx::bar_sync();   // all threads see the results of every warp
     const uint2 other = shared.of_warp[threadIdx.x % (argmax_threads / 32)];
     largest = {other.x, other.y};
     largest.take_lanes<argmax_threads / 32>();

@@ -1,18 +1,18 @@
-// Packed sequences, which stand one behind the other: how they are cut into units (tiles, runs) that no two of them
-// share.
+// Packed sequences, one after the other, cut into units (tiles, runs) that no two of them share.
 #pragma once
 
 namespace op {
 
 // Sequence i has units of its own from number floor(start / size) + i on. None overlap, whatever the lengths, since
-// floor(start / size) + ceil(length / size) <= floor((start + length) / size) + 1, and nobody has to add up lengths.
-// All of `sequences` with `total` elements have ceil(total / size) + sequences - 1 units; some may belong to none.
+// floor(start / size) + ceil(length / size) <= floor((start + length) / size) + 1. So no prefix sum of lengths is
+// needed. All of `sequences` with `total` elements have ceil(total / size) + sequences - 1 units; some may belong to
+// none.
 __device__ inline int first_unit(int start, int sequence, int size) { return start / size + sequence; }
 
-// The last of `count` sequences with first(sequence) <= place, where `first` never falls; 0 where there is none.
+// The last of `count` sequences with first(sequence) <= place, where `first` never decreases; 0 if there is none.
 template <class First>
 __device__ inline int last_sequence(int count, int place, First &&first) {
-    int low = 0, high = count;   // up to `low` they begin at `place` or before, from `high` on behind it
+    int low = 0, high = count;   // sequences up to `low` begin at or before `place`, from `high` on behind it
     while (high - low > 1) {
         const int middle = (low + high) / 2;
         if (first(middle) <= place) low = middle;
@@ -21,7 +21,7 @@ __device__ inline int last_sequence(int count, int place, First &&first) {
     return low;
 }
 
-// The sequence that an element belongs to; of several that begin with it the last, since the others are empty.
+// The sequence of an element. If several begin with it, the last one: the others are empty.
 __device__ inline int sequence_of(const int *starts, int count, int element) {
     return last_sequence(count, element, [&](int i) { return __ldg(starts + i); });
 }

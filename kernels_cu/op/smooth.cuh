@@ -1,5 +1,5 @@
-// What a first read of operands finds, means over the keys of a head and blocks of queries and the largest magnitude,
-// and what follows from it.
+// Statistics from a first read of operands: means over the keys of a head and over blocks of queries, the largest
+// magnitude, and what is computed from them.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ namespace op {
 
 constexpr int smooth_threads = 256;
 constexpr int scan_run = 256;       // keys that a block reads
-constexpr int scan_columns = 256;   // that it has room for at a time
+constexpr int scan_columns = 256;   // columns that fit its shared memory at a time
 
 struct ScanShared {
     float of_team[smooth_threads * 8];
 };
 
-// The largest of the threads' values, all at least 0, in thread 0.
+// The largest of the threads' values, which are at least 0, in thread 0.
 __device__ inline float block_max(ScanShared &shared, float value) {
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) value = fmaxf(value, ptx::shfl_sync_bfly_f32(value, mask));
@@ -33,14 +33,13 @@ __device__ inline float block_max(ScanShared &shared, float value) {
     return value;
 }
 
-// sums[runs, batch, heads, cols] = the sums over runs of keys, units of `scan_run`, largest[runs, batch, heads] = their
-// largest finite magnitudes; the latter may be null. One run to a block; the grid is runs x heads x batch. A team of
-// threads takes a row, neighbouring teams take neighbouring rows; every sum is in an order that depends on the shape
-// alone. Without `with_sums` there are none.
+// sums[runs, batch, heads, cols] = the sums over runs of `scan_run` keys, if with_sums. largest[runs, batch, heads] =
+// their largest finite magnitudes, or null. A block has one run; the grid is runs x heads x batch. A team of threads
+// reads a row, neighboring teams read neighboring rows. The order of every sum depends on the shape alone.
 template <bool with_sums, class Element>
 __device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x, float *sums, float *largest) {
-    // Which run.
-    constexpr int unroll = 16 / sizeof(Element);   // rows on their way at once
+    // The keys of the run.
+    constexpr int unroll = 16 / sizeof(Element);   // rows in flight
     const int cols = x.cols;
     const int run_of_head = gridDim.x - 1 - blockIdx.x;
     const tile::Rows<Element> rows = x.rows(x.unit(run_of_head, scan_run));
@@ -91,7 +90,7 @@ __device__ inline void scan_keys(ScanShared &shared, const KeyArray<Element> &x,
     if (threadIdx.x == 0) largest[run] = of_block;
 }
 
-// The same where either may be null, the last keys first.
+// The same with sums or largest null. Blocks start with the last keys.
 template <class Element>
 __device__ inline void scan_keys(ScanShared &shared, KeyArray<Element> x, float *sums, float *largest) {
     x.backwards = true;
@@ -99,9 +98,9 @@ __device__ inline void scan_keys(ScanShared &shared, KeyArray<Element> x, float 
     else scan_keys<false>(shared, x, sums, largest);
 }
 
-// global_scale[0] = the smallest power of two over 6 under which `factor` times the largest of largest[count] fits
-// NVFP4: is at most 448 x 6; 1 where all are 0. Another power of two changes no code, so that the operands of a batch
-// are those of its items; and a block of equal powers of two is exact, since 6 is its code.
+// global_scale[0] = the smallest power of two over 6 with which `factor` times the largest of largest[count] fits
+// NVFP4, so is at most 448 x 6; 1 if all are 0. Another power of two changes no code, so operands quantized as a batch
+// equal those quantized one by one. A block of equal powers of two is exact, since its code is 6.
 __device__ inline void operand_scale(ScanShared &shared, const float *largest, float *global_scale, float factor,
                                      int count) {
     float magnitude = 0.0f;
@@ -109,7 +108,8 @@ __device__ inline void operand_scale(ScanShared &shared, const float *largest, f
     magnitude = block_max(shared, magnitude);
     if (threadIdx.x > 0) return;
     const uint32_t bits = __float_as_uint(__fdiv_rn(magnitude, 448.0f) * factor);
-    const uint32_t exponent = max((bits >> 23) + ((bits & 0x7fffffu) != 0), 4u);   // a sixth of it is no subnormal
+    const uint32_t exponent =
+        max((bits >> 23) + ((bits & 0x7fffffu) != 0), 4u);   // so that a sixth of it is not subnormal
     global_scale[0] = magnitude == 0.0f ? 1.0f : __uint_as_float(exponent << 23) * (1.0f / 6.0f);
 }
 
@@ -120,8 +120,8 @@ struct MeanShared {
 };
 static_assert(sizeof(MeanShared) <= sizeof(ScanShared), "whose memory it may take");
 
-// mean[sequences, columns] = the sum of sums[runs, batch, columns] over the runs of a sequence, over the number of its
-// keys; 0 where there are none. The grid is columns x sequences.
+// mean[sequences, columns] = the sum of sums[runs, batch, columns] over the runs of a sequence, divided by the number
+// of its keys; 0 without keys. The grid is columns x sequences.
 __device__ inline void mean_keys(MeanShared &shared, const float *sums, const int *key_starts, const int *key_ends,
                                  float *mean, int keys, int runs, int batch, int columns) {
     // The runs and the number of keys of the sequence.
@@ -151,21 +151,21 @@ __device__ inline void mean_keys(MeanShared &shared, const float *sums, const in
     mean[size_t(sequence) * columns + column] = count > 0 ? __fdiv_rn(sum, float(count)) : 0.0f;
 }
 
-// operand_scale() by one block of a launch that did something else before, where global_scale is wanted; of nothing if
-// `largest` is null.
+// operand_scale() at the end of another kernel, by one of its blocks, unless global_scale is null. If `largest` is
+// null, there are no magnitudes.
 __device__ inline void operand_scale_too(ScanShared &shared, const float *largest, float *global_scale, float factor,
                                          int count) {
     if (!global_scale || blockIdx.x > 0 || blockIdx.y > 0) return;
-    ptx::bar_sync();   // nothing is read any more
+    ptx::bar_sync();   // all threads have read shared memory
     operand_scale(shared, largest, global_scale, factor, largest ? count : 0);
 }
 
-// mean[batch, heads, blocks, cols] = the means of blocks of queries, 0 of those without any, y[batch, heads, queries,
-// cols] = x less them. One block of queries to a block of threads; the grid is blocks x heads x batch. Sums are in an
-// order that depends on the shape alone.
+// mean[batch, heads, blocks, cols] = the means of blocks of queries, 0 for empty blocks; y[batch, heads, queries, cols]
+// = x minus its block's mean. A block of threads has one block of queries; the grid is blocks x heads x batch. The
+// order of sums depends on the shape alone.
 template <class Element>
 __device__ inline void less_block_means(ScanShared &shared, const KeyArray<Element> &x, float *mean, float *y) {
-    // Which queries.
+    // The queries of the block.
     constexpr int unroll = 4;
     const int cols = x.cols;
     const KeyUnit unit = x.unit(blockIdx.x, smooth_queries);
@@ -208,7 +208,7 @@ __device__ inline void less_block_means(ScanShared &shared, const KeyArray<Eleme
         if (mine < team * 8 && first_column + mine < cols) means[first_column + mine] = sum;
         ptx::bar_sync();   // the means are there
 
-        // The rows less it.
+        // The rows minus the mean.
         for_eights([&](int row, float (&values)[8]) {
             if (row >= rows.rows) return;
             float *first = target + size_t(row) * cols + column;
@@ -227,9 +227,9 @@ __device__ inline void less_block_means(ScanShared &shared, const KeyArray<Eleme
     }
 }
 
-// y[batch, heads, rows, cols] = x + mean, of rows of x[batch, heads, rows, width] with strides: the first `cols` of
-// each; `run` rows share a mean[sequences, heads, blocks, cols], or, where there are `units`, mean[batch, heads,
-// blocks, cols] of units of packed sequences. The grid is rows x heads x batch.
+// y[batch, heads, rows, cols] = x + mean, for the first `cols` columns of the strided x[batch, heads, rows, width].
+// `run` rows share one mean[sequences, heads, blocks, cols] or, if `units`, one mean[batch, heads, blocks, cols] of
+// units of packed sequences. The grid is rows x heads x batch.
 __device__ inline void add_mean(const KeyArray<float> &x, const float *mean, float *y, int run, bool units, int blocks,
                                 int cols) {
     const int row = blockIdx.x, sequence = x.key_starts ? sequence_of(x.key_starts, x.sequences, row) : blockIdx.z;
@@ -260,7 +260,7 @@ template <class Element>
 __device__ inline void row_dot(const QueryRows<Element> &x, const float *y, float *out, float scale) {
     // The query of this team, and the vector of its sequence and head.
     const int query = blockIdx.x * dot_rows + threadIdx.x / dot_team;
-    const int here = min(query, x.queries - 1);   // lanes past the end stay for the exchange
+    const int here = min(query, x.queries - 1);   // lanes past the end take part in the exchange
     const int sequence = x.query_starts ? sequence_of(x.query_starts, x.sequences, here) : blockIdx.z;
     const size_t head = size_t(blockIdx.z) * x.heads_kv + blockIdx.y;
     const Element *q = x.q + blockIdx.z * x.batch + blockIdx.y * x.head + here * x.query;

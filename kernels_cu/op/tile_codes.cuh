@@ -1,4 +1,4 @@
-// Codes and scales of another quantizer put where they stand in tiles of keys or of values.
+// Codes and scales of another quantizer, arranged in tiles of keys or values.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,15 @@ namespace op {
 constexpr int tile_codes_threads = 256;
 constexpr int tile_codes_bytes = 4 * tile_codes_threads;   // of a block of threads
 
-// What a byte of a tile is: kind << 28 | row << 12 | column of the codes (kind 1) or scales (kind 2) that belong to the
-// tile; 0 for none.
+// The source of a byte of a tile: kind << 28 | row << 12 | column in the tile's codes (kind 1) or scales (kind 2); 0
+// for none.
 struct TileSource {
     int kind, row, column;
 
     __device__ explicit TileSource(int word) : kind(word >> 28), row(word >> 12 & 0xffff), column(word & 0xfff) {}
 };
 
-// Plain bytes [batch, heads, rows, columns] at any strides, of which a tile has `tile_rows`; `missing` stands for what
-// they do not have.
+// Bytes [batch, heads, rows, columns] at any strides, `tile_rows` rows to a tile. `missing` stands for bytes outside.
 struct PlainBytes {
     const uint8_t *bytes;
     long long batch, head, row;

@@ -1,5 +1,4 @@
-// Matrix transposition twice: as one writes it first, and with a tile in shared memory so that both sides are
-// coalesced.
+// Matrix transposition twice: naive, and through a tile in shared memory, which makes loads and stores coalesced.
 #pragma once
 
 #include "../ptx/barrier.cuh"
@@ -31,7 +30,7 @@ __device__ inline void transpose_tiled(TransposeShared &shared, const float *x, 
         const int row = first_row + i, col = first_col + threadIdx.x;
         if (row < rows && col < cols) shared.tile[i][threadIdx.x] = x[size_t(row) * cols + col];
     }
-    ptx::bar_sync();   // the whole tile is written before any of it is read across
+    ptx::bar_sync();   // all threads see the tile
     for (int i = threadIdx.y; i < transpose_tile; i += transpose_rows) {
         const int row = first_row + threadIdx.x, col = first_col + i;
         if (row < rows && col < cols) y[size_t(col) * rows + row] = shared.tile[threadIdx.x][i];

@@ -1,9 +1,9 @@
-// Partial attention added up in a tree: what a row of a run of keys gives is a node, and nodes of neighbouring runs
-// make one.
+// Partial attention, summed in a tree: the result of a row over a run of keys is a node, and two neighboring nodes make
+// one.
 //
-// Chunk c is the keys 256 c .. 256 c + 255 of a sequence. Node (0, c) is that chunk, node (h, i) is node (h - 1, 2 i)
-// plus node (h - 1, 2 i + 1); where the latter lies behind the last key it is the former alone. So which two floats are
-// added depends on the sequence, and on nothing else.
+// Chunk c is the keys 256 c .. 256 c + 255 of a sequence. Node (0, c) is that chunk. Node (h, i) = node (h - 1, 2 i) +
+// node (h - 1, 2 i + 1), or the former alone if the latter lies behind the last key. So the order of additions depends
+// on the sequence alone.
 #pragma once
 
 #include "../kernel.cuh"
@@ -12,13 +12,13 @@
 namespace op {
 
 constexpr int chunk_keys = 256;
-constexpr int node_chunks = 4;   // of a node that leaves a block
+constexpr int node_chunks = 4;   // of a node that a block writes
 constexpr int node_keys = node_chunks * chunk_keys;
 
-// What takes two sides under the larger maximum. Maxima are whole, so that factors are powers of two, and only sums are
-// rounded. A side without keys has a maximum of -inf and zeros, and changes nothing.
+// Adds two sides relative to the larger maximum. Maxima are integers, so factors are powers of two and only the sums
+// are rounded. A side without keys has a maximum of -inf and zeros, and changes nothing.
 struct NodeSum {
-    float max, left, right;   // the maximum of both, the factors
+    float max, left, right;   // the larger maximum; the factor of each side
 
     __device__ NodeSum(float left_max, float right_max)
         : max(ptx::max_nan_f32(left_max, right_max)), left(factor(left_max, max)), right(factor(right_max, max)) {}
