@@ -1,12 +1,12 @@
-// What a kernel needs of its host: how it is named, how it launches, and compile-time loops.
+// What all kernels need: names and launch facts of entries, shared memory, and compile-time loops.
 #pragma once
 
 #include <cstddef>
 #include <type_traits>
 #include <utility>
 
-// How one entry launches. It stands in the module as the constant ENTRY_launch, so that whoever loads the module reads
-// these facts from the code that will run and never repeats them. Nine int32, in this order.
+// How one entry launches. The module contains it as the constant ENTRY_launch, so that a loader reads these facts from
+// the code that will run. Nine int32, in this order.
 struct LaunchFacts {
     int threads[3];     // block dimensions x, y, z; 0 counts as 1
     int shared_bytes;   // dynamic shared memory per block

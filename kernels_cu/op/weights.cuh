@@ -1,4 +1,4 @@
-// Weights of attention on operands in block formats: how P is made of scores, in codes and scales or in 16 bits, and
+// Weights of attention on operands in block formats: how scores become P, in codes and scales or in 16 bits, and P is
 // multiplied by V.
 #pragma once
 
@@ -23,8 +23,8 @@ struct ProbabilityFragments {
     uint32_t scales[steps];
 };
 
-// The largest of the scores of column tiles `first` .. first + count - 1 in one row of this lane; NaN where one is, so
-// that a scale made of it is NaN, for e2m1 has none.
+// The largest score of the column tiles first .. first + count - 1 in one row of this lane. It is NaN if a score is, so
+// that the scale becomes NaN, since e2m1 has none.
 template <int first, int count, int tiles>
 __device__ inline float lane_max(const tile::Accumulator (&s)[tiles], int half) {
     float result = ptx::max_nan_f32(s[first][2 * half], s[first][2 * half + 1]);

@@ -22,7 +22,7 @@ __device__ inline void cp_async_bulk_shared_global(uint32_t shared_address, cons
                  : "memory");
 }
 
-// What this thread did to shared memory comes before bulk copies that are started after.
+// Orders this thread's accesses to shared memory before bulk copies that are started later.
 template <bool available = has_bulk_copy>
 __device__ inline void fence_proxy_async() {
     static_assert(available, "cp.async.bulk needs sm_90: choose cp.async by `if constexpr (ptx::has_bulk_copy)`");

@@ -1,13 +1,13 @@
-// cp.async: copies from global to shared memory that run behind the threads that asked for them.
+// cp.async: asynchronous copies from global to shared memory.
 #pragma once
 
 #include <cstdint>
 
 namespace ptx {
 
-// Starts copying 16 bytes; both addresses 16-byte aligned. Where `present` is false nothing is read and 16 zero bytes
-// are written, so that the tail of a tile is defined. The bytes are there for this thread after a wait that covers the
-// group, for others after a barrier behind it.
+// Starts copying 16 bytes; both addresses 16-byte aligned. If `present` is false, nothing is read and 16 zero bytes are
+// written, so that the tail of a tile is defined. This thread sees the bytes after a wait that covers the group, other
+// threads after a barrier behind it.
 __device__ inline void cp_async_cg_16(uint32_t shared_address, const void *global, bool present) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :
@@ -28,8 +28,8 @@ __device__ inline void cp_async_ca(uint32_t shared_address, const void *global, 
 // Closes the group of all copies that this thread started since the last one.
 __device__ inline void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most the `pending` youngest groups of this thread are under way. No barrier: other threads' copies may
-// still be landing.
+// Waits until at most the `pending` youngest groups of this thread are in flight. No barrier: other threads' copies may
+// still be in flight.
 template <int pending>
 __device__ inline void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");

@@ -20,7 +20,7 @@ __device__ inline uint32_t cvt_rn_f16x2_f32(float high, float low) {
     return packed;
 }
 
-// What the next function takes for a value of 1: the instruction 1, its stand-in 1/2.
+// The unit of the next function's arguments: 1 for the instruction, 1/2 for its stand-in.
 constexpr float e2m1_unit = has_narrow_conversions ? 1.0f : 0.5f;
 
 // Eight values, in such units, to e2m1: to nearest, ties to even, saturated at 6; of NaN, any code (the hardware's is
@@ -285,11 +285,11 @@ __device__ inline uint32_t cvt_rn_satfinite_ue4m3x4_f32(const float *values) {
     return cvt_rn_satfinite_e4m3x4_f32(values);
 }
 
-// The ue4m3 scales of bytes 0 and 1 of `pair` as f16x2. Exact; bit 7 of a scale means nothing.
+// The ue4m3 scales of bytes 0 and 1 of `pair` as f16x2. Exact; bit 7 of a scale is ignored.
 __device__ inline uint32_t cvt_rn_f16x2_ue4m3x2(uint32_t pair) { return cvt_rn_f16x2_e4m3x2(pair & 0x7f7fu); }
 
-// Two magnitudes to ue8m0, the exponent rounded up: the smallest power of two that is not below. Signs are dropped; 0
-// and what is below 2^-127 give 0, beyond 2^127 comes 254, NaN gives 255.
+// Two magnitudes to ue8m0, rounded up to powers of two. Signs are dropped. Magnitudes below 2^-127 give 0, those above
+// 2^127 give 254, and NaN gives 255.
 __device__ inline uint32_t cvt_rp_satfinite_ue8m0x2_f32(float high, float low) {
     if constexpr (has_narrow_conversions) {
         uint16_t scales;
@@ -300,7 +300,7 @@ __device__ inline uint32_t cvt_rp_satfinite_ue8m0x2_f32(float high, float low) {
     }
 }
 
-// The same with the exponent rounded down: the largest power of two that is not above.
+// The same, rounded down to powers of two.
 __device__ inline uint32_t cvt_rz_satfinite_ue8m0x2_f32(float high, float low) {
     if constexpr (has_narrow_conversions) {
         uint16_t scales;

@@ -86,7 +86,8 @@ __device__ inline uint32_t min_bf16x2(uint32_t a, uint32_t b) {
     return result;
 }
 
-// Bits of `a` where `mask` is set, of `b` elsewhere. Of C++ with a constant mask the compiler makes two instructions.
+// Bits of `a` where `mask` is set, of `b` elsewhere. The compiler needs two instructions for the same in C++ with a
+// constant mask.
 __device__ inline uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {
     uint32_t result;
     asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(result) : "r"(mask), "r"(a), "r"(b));

@@ -32,21 +32,21 @@ __device__ inline void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Ends a barrier, so that its bytes can hold something else. By one thread, when nobody uses it any more.
+// Ends a barrier, so that its bytes can be reused. By one thread, when no thread uses it any more.
 template <bool available = has_bulk_copy>
 __device__ inline void mbarrier_inval(uint32_t address) {
     check_mbarrier<available>();
     asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(address) : "memory");
 }
 
-// One arrival; what this thread read and wrote before comes before what the waiting threads do after.
+// One arrival. Earlier reads and writes of this thread come before everything that waiting threads do afterwards.
 template <bool available = has_bulk_copy>
 __device__ inline void mbarrier_arrive(uint32_t address) {
     check_mbarrier<available>();
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
 }
 
-// The same, and this phase waits for `bytes` bytes of copies more. Call it before the copies are started.
+// The same, and this phase also waits for `bytes` more bytes of copies. Call it before the copies are started.
 template <bool available = has_bulk_copy>
 __device__ inline void mbarrier_arrive_expect_tx(uint32_t address, uint32_t bytes) {
     check_mbarrier<available>();

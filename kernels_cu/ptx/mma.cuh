@@ -11,8 +11,8 @@
 //   B's column n  lane 4 n + thread                      thread 0..3
 // and of that lane the bytes from `byte` on, one for each block of k in order. No other lane, no other byte is read.
 //
-// A block-scaled A that is multiplied by several B is made ready once: `prepare_..._a` gives what the overload without
-// `scale_a` takes. With the instruction it is the registers as they are; the stand-ins convert A there.
+// A block-scaled A that is multiplied by several B is prepared once: `prepare_..._a` returns the argument of the
+// overload without `scale_a`. For the instruction these are the unchanged registers; stand-ins convert A there.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ __device__ inline void mma_m16n8k16_f16(float (&c)[4], const uint32_t (&a)[4], c
     portable::mma_m16n8k16_f16(c, a, b);
 }
 
-// A as the instruction takes it: its registers, and the register with its scales.
+// A for the instruction: its registers, and the register with its scales.
 struct RegistersA {
     uint32_t codes[4];
     uint32_t scales;

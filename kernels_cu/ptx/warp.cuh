@@ -25,7 +25,8 @@ __device__ inline uint32_t shfl_sync_idx_b32(uint32_t value, int source) {
     return result;
 }
 
-// This block's place in the grid, read anew at every call: what is made of it in a loop is not kept from turn to turn.
+// This block's place in the grid, read anew at every call, so that values computed from it are not kept in registers
+// across iterations of a loop.
 __device__ inline uint3 block() {
     uint3 place;
     asm volatile("mov.u32 %0, %%ctaid.x; mov.u32 %1, %%ctaid.y; mov.u32 %2, %%ctaid.z;"
@@ -53,7 +54,7 @@ __device__ inline uint32_t lanemask_lt() {
     return mask;
 }
 
-// Whether any lane, or every lane, says so; and a bit for each lane that does.
+// Whether any lane, or every lane, passes true; and a bit for each lane that does.
 __device__ inline bool vote_sync_any(bool says) {
     int any;
     asm volatile("{ .reg .pred p; setp.ne.s32 p, %1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.s32 %0, 1, 0, p; }"
@@ -78,7 +79,7 @@ __device__ inline uint32_t vote_sync_ballot(bool says) {
     return lanes;
 }
 
-// True in one lane, the same at every call. What it guards the compiler knows to run once: bulk copies need no loop
+// True in one lane, the same at every call. The compiler knows that guarded code runs once: bulk copies need no loop
 // over lanes.
 __device__ inline bool elect_sync() {
     if constexpr (has_elect) {

@@ -1,8 +1,7 @@
-// Tiles of keys and of values in block formats, and of values in 16 bits, as they stand in global memory and, byte for
-// byte, in shared memory.
+// Tiles of keys and values in block formats, and of values in 16 bits: the same bytes in global and in shared memory.
 //
-// A tile is one struct: a bulk copy brings it in without an address being computed, and the kernels that write tiles
-// and those that read them share its definition. Source of the operand layouts: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
+// A tile is one struct, so a bulk copy loads it without address arithmetic. Kernels that write tiles and kernels that
+// read them share its definition. Source of the operand layouts: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +15,10 @@
 
 namespace tile {
 
-constexpr int tile_keys = 64;   // of every tile of keys and values, in memory as in shared memory
+constexpr int tile_keys = 64;   // of every tile of keys and values
 
-// The block formats as operands: bits of a code, values that share a scale, values that one MMA is deep, MMAs deep that
-// one 32-bit word of scales serves.
+// The block formats as operands: bits of a code, values per scale, depth of an MMA in values, and MMAs along the depth
+// that one 32-bit word of scales serves.
 struct Mxfp8 {
     static constexpr int bits = 8, block = 32, depth = 32, steps_per_word = 4;
 };
@@ -36,9 +35,9 @@ struct Bf16 {
     static constexpr int bits = 16;
 };
 
-// In which order the keys of a tile become columns of S. An MMA whose A is P takes from a lane 4 (e4m3) or 8 (e2m1)
-// neighbouring keys; S leaves two in each tile of 8 columns. Columns therefore stand for keys such that a lane's scores
-// are those of the keys that it needs, and P never leaves its registers. `column` is that of the 8-column tile `j`.
+// The order of a tile's keys as columns of S. An MMA whose A is P takes 4 (e4m3) or 8 (e2m1) consecutive keys from a
+// lane; S leaves two in each tile of 8 columns. So columns are assigned to keys such that a lane has the scores of the
+// keys that it needs, and P stays in registers. `column` is a column of the 8-column tile `j`.
 struct NaturalKeys {   // P in 16 bits
     __host__ __device__ static constexpr int key(int j, int column) { return 8 * j + column; }
 };
@@ -55,8 +54,8 @@ struct KeysByEights {   // P in e2m1, MMAs 64 deep
 
 // `keys` keys of `dim` values, in natural order, with their scales along `dim`.
 //
-// Rows of codes are swizzled so that ldmatrix meets no bank conflict in any of the three orders: eight rows that differ
-// in bits {0, 1, 2}, {0, 2, 3} or {0, 3, 4} of their number get eight different places. (Rows of an odd multiple of 32
+// Rows of codes are swizzled so that ldmatrix has no bank conflicts in any of the three orders: eight rows whose
+// numbers differ in bits {0, 1, 2}, {0, 2, 3} or {0, 3, 4} get eight different places. (Rows of an odd multiple of 32
 // bytes get four places, each twice.)
 template <class Format_, int keys_, int dim_>
 struct alignas(128) KeyTile {
@@ -68,13 +67,13 @@ struct alignas(128) KeyTile {
     static_assert(dim % Format::depth == 0, "dim is whole MMAs; fill it up with zeros");
 
     uint4 chunks[keys * row_chunks];
-    uint32_t scales[keys][words];   // byte b % 4 of word b / 4 is that of block b; what is past dim is not read
+    uint32_t scales[keys][words];   // block b: byte b % 4 of word b / 4; scales past dim are not read
 
     static constexpr int power = row_chunks % 8 == 0 ? 3 : row_chunks % 4 == 0 ? 2 : 1;
     static constexpr int swizzled_chunks = 1 << power;
 
-    // What a row's chunk number is xored with. Linear in the bits of `row`, so parts of a row number can be xored
-    // apart.
+    // The swizzle: a row's chunk number is xored with it. It is linear in the bits of `row`, so parts of a row number
+    // can be swizzled separately.
     __host__ __device__ static constexpr int swizzle(int row) {
         const int near = row >> (3 - power), far = (row >> 3 & 3) << (power > 2 ? 1 : 0);
         return (near ^ far) & (swizzled_chunks - 1);
@@ -93,7 +92,8 @@ struct alignas(128) KeyTile {
                16 * index(Order::key(lane / 16, lane % 8), lane / 8 % 2);
     }
 
-    // B of the column tiles 2 pair and 2 pair + 1 at MMA `step`, best a constant, too, from lane_address().
+    // B of the column tiles 2 pair and 2 pair + 1 at MMA `step`, preferably a constant. lane_address is that of
+    // lane_address().
     template <class Order, int pair>
     __device__ static void load_b(FragmentB (&b)[2], uint32_t lane_address, int step) {
         constexpr int row = Order::key(2 * pair, 0);
@@ -139,23 +139,23 @@ struct alignas(128) ValueTile {
     __device__ uint32_t scales_b(int step, int group) const { return scales[step][group][ptx::laneid()]; }
 };
 
-// `keys` keys of `dim_v` values in 16 bits, as they are.
+// `keys` keys of `dim_v` values in 16 bits.
 template <int keys_, int dim_v_>
 struct alignas(128) ValueTile<Bf16, keys_, dim_v_> : SharedTile<keys_, dim_v_ *int(sizeof(Bf16::Element))> {
     using Format = Bf16;
 };
 
-// The row of a slice (0..15) whose scales of A this lane carries where two words of them stand in a register, or one
-// word in each lane of a pair; and which half of the rows that is: even lanes carry row g, odd ones row g + 8.
+// The row of a slice (0..15) whose scales of A this lane carries if a register holds two words of them, or one word in
+// each lane of a pair; and its half of the rows: even lanes carry row g, odd lanes row g + 8.
 __device__ inline int scale_half() { return ptx::laneid() % 2; }
 __device__ inline int scale_row() { return ptx::laneid() / 4 + 8 * scale_half(); }
 
-// The row of 32 (two slices of A, or columns of four column tiles of B) whose word of scales this lane carries where
-// one register serves all of them.
+// The row whose word of scales this lane carries if one register serves 32 rows: two slices of A, or the columns of
+// four column tiles of B.
 __device__ inline int scale_word_row() { return ptx::laneid() % 4 * 8 + ptx::laneid() / 4; }
 
-// The codes of A of one row of this lane, g or g + 8 by `half`, for all steps: from `source`, of whose bytes `bytes`
-// are there; the others are zeros.
+// Loads the codes of one row of A of this lane, g or g + 8 by `half`, for all steps, from the `bytes` bytes at
+// `source`; missing ones are zeros.
 template <bool rolled, int steps>
 __device__ inline void load_codes_a(FragmentA (&codes)[steps], int half, const uint8_t *source, int bytes) {
     const int thread = ptx::laneid() % 4;
@@ -168,8 +168,8 @@ __device__ inline void load_codes_a(FragmentA (&codes)[steps], int half, const u
         }
 }
 
-// The scales of A of the row scale_row(), `register_words` words of four to a register, each in lanes of its own: from
-// `source`, where `blocks` scales are.
+// Loads the scales of A of the row scale_row() from the `blocks` scales at `source`. A register has `register_words`
+// words of four, each in lanes of its own.
 template <bool rolled, int register_words, int registers>
 __device__ inline void load_scales_a(uint32_t (&scales)[registers], const uint8_t *source, int blocks) {
     const int word_of_lane = ptx::laneid() % 4 / 2 % register_words;
@@ -185,8 +185,7 @@ __device__ inline void load_scales_a(uint32_t (&scales)[registers], const uint8_
     }
 }
 
-// c += A B at one MMA's depth, of codes with scales, selectors being constants: byte and thread of each operand's
-// scales.
+// c += A B of one MMA, for codes with scales. The selectors, byte and thread of each operand's scales, are constants.
 template <int byte_a, int thread_a, int byte_b, int thread_b>
 __device__ inline void multiply(Accumulator &c, Mxfp8, const uint32_t (&a)[4], uint32_t scale_a, const FragmentB &b,
                                 uint32_t scale_b) {

@@ -1,16 +1,16 @@
-// Keys and values as caches and operands hold them, 16 keys at a time in shared memory: a unit, codes and scales as
-// they came. Lanes read the codes that their fragments of B are made of and multiply them by their scales, every
-// product exact. So caches of the same values give the same sums, bit for bit.
+// Keys and values in the formats of caches and operands. Shared memory holds units of 16 keys: their codes and scales,
+// unchanged. Lanes read the codes of their fragments of B and multiply them by their scales, exactly. So caches of the
+// same values give the same sums, bit for bit.
 //
-// A unit is 16 rows of one token each, whose scales lie along them. Values of an operand in a block format stand in
-// tiles of 64 keys whose rows are columns of V, their scales along the keys: there a unit is a quarter of the columns,
-// which a warp expands to a SharedTile.
+// A unit is 16 rows of one token each, with scales along the row. Values of an operand in a block format are in tiles
+// of 64 keys, whose rows are columns of V with scales along the keys: there a unit is a quarter of the columns, which a
+// warp expands to a SharedTile.
 //
-// The lane (g, t) = (lane / 4, lane % 4) of B of keys, whose column is key g, has the t-th quarter of the key's row:
-// eight values 8 i .. 8 i + 7 of it are the k of MMAs 2 i and 2 i + 1, as pairs (0, 4), (1, 5) and (2, 6), (3, 7). Q
-// stands in A likewise. Of values, whose columns are columns of V, the lane has the g-th eighth of the rows of keys 2
-// t, 2 t + 1, 2 t + 8 and 2 t + 9: value i of it belongs to the column tile i. Of values in 16 bits, which ldmatrix
-// brings, column tiles are those of V.
+// Keys as B: column g is key g, and lane (g, t) = (lane / 4, lane % 4) has the t-th quarter of its row. The values 8 i
+// .. 8 i + 7 of that quarter are the k of MMAs 2 i and 2 i + 1, as pairs (0, 4), (1, 5) and (2, 6), (3, 7). A holds Q
+// in the same order. Values as B: lane (g, t) has the g-th eighth of the rows of keys 2 t, 2 t + 1, 2 t + 8 and 2 t +
+// 9, and value i of it belongs to column tile i. Values in 16 bits are loaded by ldmatrix, and their column tiles are
+// those of V.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -33,31 +33,30 @@ namespace tile {
 
 constexpr int cached_rows = 16;   // keys of a unit
 
-// Bytes of shared memory that a warp of attention of few queries has to itself: two blocks of four fit a
-// multiprocessor, of heads of up to 128, and where they leave room rings hide the way from memory of a Hopper.
+// Bytes of shared memory of each warp in attention of few queries. With heads of up to 128, two blocks of four warps
+// fit a multiprocessor. Larger rings, where they fit, hide the memory latency of a Hopper.
 template <int dim>
 constexpr int few_arena_bytes = dim <= 128 && ptx::shared_bytes_per_block <= 128 * 1024 ? 11520 : 23040;
 
-// What rows hold, as entries' scalars name it: values of 16 bits as they are, or codes with scales.
+// The formats of rows, as numbered by scalars of entries: values in 16 bits, or codes with scales.
 enum class RowFormat { plain, mxfp8, mxfp4, nvfp4 };
 
 __device__ inline int bits_of(RowFormat format) {
     return format == RowFormat::plain ? 16 : format == RowFormat::mxfp8 ? 8 : 4;
 }
-// Blocks of `values` values, a part of one for a whole one.
+// The number of blocks of `values` values, rounded up.
 __device__ inline int blocks_of(RowFormat format, int values) {
     return format == RowFormat::nvfp4 ? (values + 15) >> 4 : (values + 31) >> 5;
 }
 
-// What takes expanded values to those that they stand for.
+// The factor from expanded values to true values.
 __device__ inline float lift_of(RowFormat format) { return format == RowFormat::nvfp4 ? 0x1p7f : 1.0f; }
 
 __device__ inline uint32_t multiply_pair(uint32_t a, uint32_t b, __nv_bfloat16) { return ptx::mul_bf16x2(a, b); }
 __device__ inline uint32_t multiply_pair(uint32_t a, uint32_t b, __half) { return ptx::portable::mul_f16x2(a, b); }
 
-// A word of eight e2m1 codes as pairs of Element, in order, times pairs of equal factors: its bits stand where those of
-// a 16-bit float with its exponent and mantissa are, sign on sign, the other three from the lowest bit of the exponent
-// but one on.
+// A word of eight e2m1 codes as pairs of Element, in order, times pairs of equal factors. The bits of a code are moved
+// to those of a 16-bit float: sign to sign, the other three from the second-lowest bit of the exponent on.
 template <class Element, class... Factors>
 __device__ inline uint4 e2m1_times(uint32_t word, Factors... factors) {
     constexpr int mantissa = is_bf16<Element> ? 7 : 10;
@@ -74,8 +73,7 @@ __device__ inline uint4 e2m1_times(uint32_t word, Factors... factors) {
             __byte_perm(pairs[0], pairs[1], 0x7632), __byte_perm(pairs[2], pairs[3], 0x7632)};
 }
 
-// A word of eight e2m1 codes as pairs of Element whose halves are codes j and j + 4, as above, times a pair of factors,
-// one after the other.
+// The same with pairs of codes j and j + 4, times a pair of factors, one pair at a time.
 template <class Element, class... Factors>
 __device__ inline void e2m1_pairs(uint32_t word, uint32_t (&pairs)[4], Factors... factors) {
 #pragma unroll
@@ -96,11 +94,11 @@ struct CachedPlain {
     static constexpr int bits = 16;
 };
 
-// The block formats. block: values to a scale; chunk_values: of 16 bytes of codes. scales() makes factors of the bytes
-// of two scales, a pair; pairs() expands a word of codes, of which neighbours in the low and in the high half are a
-// pair, in turn; expand() makes chunk `eight` of the eights of a chunk of codes, in order.
+// The block formats. block: values per scale; chunk_values: values in 16 bytes of codes. scales() converts the bytes of
+// two scales to a pair of factors. pairs() expands a word of codes: pair j is code j of its low half and code j of its
+// high half. expand() expands eight number `eight` of a chunk of codes, in order.
 
-// e2m1 times ue4m3: values times 2^-7, of which f16 and bf16 hold every one.
+// e2m1 times ue4m3, times 2^-7: exact in f16 and bf16.
 template <class Element>
 struct CachedNvfp4 {
     static constexpr int bits = 4, block = 16, chunk_values = 32;
@@ -160,7 +158,7 @@ struct CachedMxfp8 {
     }
 };
 
-// The block format that a RowFormat names, of those that Element holds: calls body(Format{}).
+// Calls body(Format{}) with the type of a block format whose values Element holds.
 template <class Element, class Body>
 __device__ inline void with_block_format(RowFormat format, Body &&body) {
     if constexpr (is_bf16<Element>) {
@@ -175,7 +173,7 @@ __device__ inline void with_format(RowFormat format, Body &&body) {
     with_block_format<Element>(format, body);
 }
 
-// Eight values of a row as the pairs (j, j + 4): words of codes, or of 16 bits, from `first` on.
+// Eight values of a row as the pairs (j, j + 4), from words of codes or of 16 bits from `first` on.
 template <class Format>
 __device__ inline void pairs_of_row(const uint32_t *first, uint32_t scale, uint32_t (&pairs)[4]) {
     if constexpr (Format::bits == 16) {
@@ -206,20 +204,20 @@ __device__ inline void pairs_of_rows(const uint32_t *low, const uint32_t *high, 
     }
 }
 
-// How V's scales stand in a tile of block_tiles.cuh: groups of 32 words, `of_word` groups of 32 columns to each.
+// The layout of V's scales in a tile of block_tiles.cuh: groups of 32 words, each for `of_word` groups of 32 columns.
 struct ValueScales {
-    int steps, shift;   // MMAs deep; 2^shift columns have a group
+    int steps, shift;   // MMAs along the depth; a group serves 2^shift columns
 
     __device__ explicit ValueScales(RowFormat format)
         : steps(format == RowFormat::mxfp8 ? 2 : 1), shift(format == RowFormat::nvfp4   ? 5
                                                            : format == RowFormat::mxfp4 ? 6
                                                                                         : 7) {}
     __device__ int group(int column) const { return column >> shift; }
-    // The groups that `columns` columns lie in, from group(the first) on.
+    // How many groups serve `columns` columns, from group(the first) on.
     __device__ int groups(int columns) const { return (columns + (1 << shift) - 1) >> shift; }
 };
 
-// Where the rows of a tile of block_tiles.cuh stand that are tokens: KeyTile, or SharedTile of values in 16 bits.
+// The layout of a tile of block_tiles.cuh whose rows are tokens: KeyTile, or SharedTile of values in 16 bits.
 struct TileRows {
     int chunks, power;
     bool keys;
@@ -236,7 +234,7 @@ struct TileRows {
     }
 };
 
-// Units of heads of `dim` values, filled up with zeros.
+// Units of heads of `dim` values, padded with zeros.
 template <class Element_, int dim_>
 struct CachedUnits {
     using Element = Element_;
@@ -245,7 +243,7 @@ struct CachedUnits {
     using Rows = SharedTile<cached_rows, 2 * dim>;        // in 16 bits: a row is a token
     using Columns = SharedTile<quarter, 2 * tile_keys>;   // a row is a column of V
 
-    // Chunks of codes of a unit, and of a row that is a token; bytes from a token's scales to the next one's.
+    // Chunks of codes of a unit, and of a token's row; bytes from a token's scales to the next token's.
     __device__ static int chunks(RowFormat format) { return dim * bits_of(format) / 8; }
     __device__ static int row_chunks(RowFormat format) { return dim * bits_of(format) / 128; }
     __device__ static int scale_step(RowFormat format) { return max(blocks_of(format, dim), 4); }
@@ -258,14 +256,14 @@ struct CachedUnits {
         return ceil_div(16 * chunks(format) + of_scales, 128) * 128;
     }
 
-    // Where a chunk of codes of a token stands in a unit, in chunks: swizzled as a SharedTile is, keys once more, so
-    // that neither lanes that read fragments nor those that copy rows meet in a bank.
+    // The place of a token's chunk of codes in a unit, in chunks. Units are swizzled as a SharedTile, keys twice, so
+    // that neither reading fragments nor copying rows has bank conflicts.
     __device__ static int place(int row_chunks, bool keys, int row, int chunk) {
         const int mask = min(row_chunks, 8) - 1, shift = row_chunks >= 8 ? 0 : row_chunks == 4 ? 1 : 2;
         return row * row_chunks + (chunk ^ (keys ? (chunk >> 3) * 2 : 0) ^ (row >> shift & mask));
     }
 
-    // Starts copying codes of 16 tokens: source(row, chunk) is where a chunk stands, null for zeros.
+    // Starts copying codes of 16 tokens. source(row, chunk) is the address of a chunk, null for zeros.
     template <class Source>
     __device__ static void copy_rows(uint32_t unit, RowFormat format, bool keys, Source &&source) {
         const int log = 31 - __clz(row_chunks(format)), count = cached_rows << log;
@@ -277,13 +275,13 @@ struct CachedUnits {
         }
     }
 
-    // The same of 16 tokens that stand `stride` bytes apart, in whole rounds of a warp: row_of(row) is where one
-    // begins, of which `present` chunks are there.
+    // The same for 16 tokens `stride` bytes apart, in whole rounds of a warp. row_of(row) is the address of a row,
+    // which has `present` chunks.
     template <class Format, class RowOf>
     __device__ static void copy_whole(uint32_t unit, bool keys, int present, long long stride, RowOf &&row_of, Format) {
         constexpr int row_chunks = dim * Format::bits / 128, rows = 32 / row_chunks;   // of a round
         const int row = ptx::laneid() / row_chunks, chunk = ptx::laneid() % row_chunks;
-        const uint32_t first = unit + 16 * place(row_chunks, keys, row, chunk);   // units stand at multiples of 128
+        const uint32_t first = unit + 16 * place(row_chunks, keys, row, chunk);   // units are 128-byte aligned
         const char *from = row_of(row) + 16 * chunk;
 #pragma unroll
         for (int round = 0; round < cached_rows / rows; ++round) {
@@ -296,8 +294,8 @@ struct CachedUnits {
         }
     }
 
-    // Starts copying their scales, `present` bytes of each: source(row) is where they begin, null for zeros, at
-    // multiples of 4 where `aligned`; otherwise they are copied before this returns.
+    // Starts copying the scales of 16 tokens, `present` bytes each. source(row) is their address, null for zeros. If
+    // not `aligned` to 4 bytes, they are copied before this returns.
     template <class Source>
     __device__ static void copy_scales(char *unit, RowFormat format, int present, bool aligned, Source &&source) {
         const int step = scale_step(format), log = 31 - __clz(step);   // a power of two
@@ -321,7 +319,7 @@ struct CachedUnits {
         }
     }
 
-    // Their scales, at multiples of 4, likewise: `present` bytes of a row.
+    // The scales of these tokens, 4-byte aligned, with `present` bytes each.
     template <class Format, class RowOf>
     __device__ static void copy_whole_scales(uint32_t unit, int present, long long stride, RowOf &&row_of, Format) {
         if constexpr (Format::bits < 16) {
@@ -338,7 +336,7 @@ struct CachedUnits {
         }
     }
 
-    // Starts copying the quarter `part` of the columns of a tile of V that has tile_dim of them, with their scales.
+    // Starts copying quarter `part` of the tile_dim columns of a tile of V, with their scales.
     __device__ static void copy_columns(uint32_t unit, RowFormat format, const char *tile, int part, int tile_dim) {
         const int count = chunks(format), row_chunks = tile_keys * bits_of(format) / 128, first = part * count;
 #pragma unroll 2
@@ -360,7 +358,7 @@ struct CachedUnits {
     __device__ static void multiply_keys(Accumulator (&sum)[2], const char *unit, Query &&q, Format) {
         const int key = ptx::laneid() / 4, first = ptx::laneid() % 4 * (dim / 4);
         constexpr int at_once = dim / 4 < 128 / Format::bits ? dim / 4 : 128 / Format::bits;   // values of a load
-        constexpr int unrolled = dim <= 128 ? dim / 4 / at_once : 1;   // O of larger heads takes the registers
+        constexpr int unrolled = dim <= 128 ? dim / 4 / at_once : 1;   // O of larger heads needs the registers
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = 8 * half + key;
@@ -433,7 +431,7 @@ struct CachedUnits {
         }
     }
 
-    // Those of the quarter `part` of the columns of a tile of V.
+    // Expands quarter `part` of the columns of a tile of V.
     template <class Format>
     __device__ static void expand_columns(Columns &to, const char *unit, int part, Format) {
         constexpr int row_chunks = tile_keys * Format::bits / 128, count = quarter * row_chunks,
@@ -462,7 +460,7 @@ private:
     static constexpr int scales_of_chunk =
         Format::chunk_values > Format::block ? Format::chunk_values / Format::block : 1;
 
-    // Where a chunk of codes goes, and the bytes of its scales.
+    // The target of a chunk of codes, and the bytes of its scales.
     struct Chunk {
         int row, first;
         uint32_t scale[2];
@@ -472,7 +470,7 @@ private:
     template <class Format>
     static constexpr int scale_words = dim / Format::block > 4 ? dim / Format::block / 4 : 1;
 
-    // `values` values of a row, the part-th so many of it.
+    // The part-th run of `values` values of a row.
     template <int words>
     struct Share {
         uint32_t word[words];
@@ -511,8 +509,8 @@ private:
         return reinterpret_cast<const uint8_t *>(unit)[codes + row * step + value / Format::block];
     }
 
-    // All chunks of codes of a unit to 16 bits, as place_of(i) says. A warp reads what it expands before it writes,
-    // several chunks of a lane at once: all of them up to dim 128, where `to` may be where the unit is.
+    // Expands all chunks of codes of a unit to 16 bits, at place_of(i). A warp reads several chunks per lane before it
+    // writes any: up to dim 128 all of them, so that `to` may overlap the unit.
     template <class Format, int count, class Tile, class PlaceOf>
     __device__ static void expand_all(Tile &to, const char *unit, PlaceOf &&place_of) {
         constexpr int eights = Format::chunk_values / 8, of_block = Format::block / 8, of_lane = count / 32,
@@ -546,14 +544,14 @@ private:
     }
 };
 
-// Which of `units` units a lane knows about, and what it knows, for all lanes.
+// The unit, of `units`, whose data a lane holds; and the data of a unit, for all lanes.
 template <int units>
 __device__ inline int lane_unit() {
     return ptx::laneid() % units;
 }
 __device__ inline int of_unit(int value, int unit) { return ptx::shfl_sync_idx_b32(value, unit); }
 
-// Bits of B of 16 keys that belong to those of which seen(key) is true.
+// Masks of B of 16 keys, with the bits set of keys for which seen(key) is true.
 struct PairMasks {
     uint32_t pair[2];
 };
@@ -568,8 +566,8 @@ __device__ inline PairMasks pair_masks(Seen &&seen) {
     return masks;
 }
 
-// A of Q, its columns in the order that B of keys has them: row_of(row) is where one of 16 rows begins, null for zeros,
-// of which `columns` values are there, a multiple of eight.
+// Q as A, with the column order of keys as B. row_of(row) is the address of one of 16 rows, null for zeros; a row has
+// `columns` values, a multiple of eight.
 template <class Element, int dim, class RowOf>
 __device__ inline void load_queries(FragmentA (&a)[dim / 16], int columns, RowOf &&row_of) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Four neighbouring columns of a matrix held by a lane: loads and stores of rows, and codes that pack along the
+// A lane holds four consecutive columns of a matrix: loads and stores of rows, and codes that are packed along the
 // columns.
 #pragma once
 
@@ -12,8 +12,8 @@ namespace tile {
 
 constexpr int lane_columns = 4;
 
-// Where a lane stands: its first column in rows of `cols`, and how many of its columns there are. With `whole` all rows
-// begin at multiples of four elements, so that a lane's share of a row is one access.
+// The columns of a lane: the first one in rows of `cols`, and how many exist. If `whole`, all rows begin at multiples
+// of four elements, and a lane's share of a row is one access.
 template <bool whole_>
 struct Columns {
     static constexpr bool whole = whole_;
@@ -28,7 +28,7 @@ constexpr int columns_threads = 128;
 constexpr int columns_warps = columns_threads / 32;
 constexpr int columns_tile = 32 * lane_columns;   // columns of a warp; each warp has its own block of rows
 
-// One matrix of a batch: blocks of `block` rows, and where this lane stands in it.
+// One matrix of a batch: blocks of `block` rows, and the place of this lane.
 template <int block, bool whole>
 struct ColumnBlock {
     Columns<whole> columns;

@@ -1,8 +1,8 @@
 // Operands in block formats expanded to 16 bits, codes times scales, for the MMAs that every target has.
 //
 // Products are exact: each value is one of bf16 (e4m3 and e2m1 times ue8m0, for scales of 2^-117 to 2^119) or of f16
-// (e2m1 times ue4m3). A word of codes is what one lane of a quad gives to a block-scaled MMA, and pair i of a word goes
-// to the i-th of the MMAs 16 deep in its place; A and B pass through the same permutation of k, which no sum sees.
+// (e2m1 times ue4m3). A word of codes is what one lane of a quad contributes to a block-scaled MMA; pair i of a word
+// goes to the i-th of the 16-deep MMAs that replace it. A and B share one permutation of k, which changes no sum.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -42,7 +42,8 @@ struct ExpandedNv {
     __device__ static uint32_t scaled(uint32_t f16x2, uint32_t scale) { return ptx::portable::mul_f16x2(f16x2, scale); }
 };
 
-// How a format is expanded. fragments: MMAs 16 deep in place of one block-scaled MMA, and pairs of a word of codes.
+// How a format is expanded. fragments: the number of 16-deep MMAs that replace one block-scaled MMA, and of pairs of a
+// word of codes.
 template <class Format>
 struct Expansion : std::conditional_t<Format::block == 16, ExpandedNv, ExpandedMx> {
     static constexpr int fragments = Format::depth / 16;
@@ -58,14 +59,14 @@ struct Expansion : std::conditional_t<Format::block == 16, ExpandedNv, ExpandedM
     }
 };
 
-// Which of a row's scales belongs to word `word` of its chunk `chunk` of codes.
+// The index of the scale of word `word` of chunk `chunk` of a row's codes.
 template <class Format>
 __host__ __device__ constexpr int block_of(int chunk, int word) {
     return (4 * chunk + word) * (32 / Format::bits) / Format::block;
 }
 
-// A at one step of a block-scaled MMA as `fragments` A of MMAs 16 deep. `byte` and `thread` select its scales, as in
-// ptx/mma.cuh; where `scaled` is false they are all 1. Called by all 32 lanes.
+// A of one block-scaled MMA as `fragments` A of 16-deep MMAs. `byte` and `thread` select its scales, as in ptx/mma.cuh;
+// if not `scaled`, they are all 1. Called by all 32 lanes.
 template <class Format, int byte, int thread, bool scaled = true>
 __device__ inline void expand_a(FragmentA (&a)[Expansion<Format>::fragments], const FragmentA &codes, uint32_t scales) {
     using To = Expansion<Format>;
@@ -88,8 +89,8 @@ __device__ inline void expand_a(FragmentA (&a)[Expansion<Format>::fragments], co
     }
 }
 
-// Chunk `chunk` of a row of codes into its places of a row of `to`, a tile for load_b; scale_of(block) gives the byte
-// of a block of the row.
+// Expands chunk `chunk` of a row of codes into a row of `to`, a tile for load_b. scale_of(block) is the scale byte of a
+// block of the row.
 template <class Format, class Tile, class ScaleOf>
 __device__ inline void expand_chunk(Tile &to, int row, int chunk, const uint4 &codes, ScaleOf &&scale_of) {
     using To = Expansion<Format>;
@@ -108,8 +109,8 @@ __device__ inline void expand_chunk(Tile &to, int row, int chunk, const uint4 &c
                                                                        pairs[3][i]};
 }
 
-// Calls body(row, chunk) for all chunks of `rows` rows, shared out so that neighbouring lanes have neighbouring rows:
-// with the tiles' swizzles neither reads nor writes meet a bank conflict.
+// Calls body(row, chunk) for all chunks of `rows` rows. Neighboring lanes have neighboring rows: with the tiles'
+// swizzles neither reads nor writes have bank conflicts.
 template <int threads, int rows, int row_chunks, class Body>
 __device__ inline void share_chunks(Body &&body) {
     constexpr int chunks = rows * row_chunks;
@@ -120,7 +121,7 @@ __device__ inline void share_chunks(Body &&body) {
     }
 }
 
-// A tile of keys whose rows stand in the order of the columns of S. By `threads` threads.
+// Expands a tile of keys, with rows in the order of the columns of S, by `threads` threads.
 template <class Order, int threads, class Tile>
 __device__ inline void expand_keys(SharedTile<Tile::keys, 2 * Tile::dim> &to, const Tile &from) {
     share_chunks<threads, Tile::keys, Tile::row_chunks>([&](int row, int chunk) {
@@ -131,7 +132,7 @@ __device__ inline void expand_keys(SharedTile<Tile::keys, 2 * Tile::dim> &to, co
     });
 }
 
-// A tile of values. By `threads` threads.
+// Expands a tile of values, by `threads` threads.
 template <int threads, class Tile>
 __device__ inline void expand_values(SharedTile<Tile::dim_v, 2 * Tile::keys> &to, const Tile &from) {
     share_chunks<threads, Tile::dim_v, Tile::row_bytes / 16>([&](int row, int chunk) {

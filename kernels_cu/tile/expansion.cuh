@@ -1,4 +1,4 @@
-// Codes times scales in 16 bits, in the order of the values: what expanded.cuh has, for operands beside others of 16
+// Codes times scales in 16 bits, as in expanded.cuh, but in the order of the values: for products with operands of 16
 // bits.
 #pragma once
 
@@ -22,7 +22,7 @@ __device__ inline void bf16x2_from_e2m1x8(uint32_t codes, uint32_t (&values)[4])
     }
 }
 
-// How codes become pairs of 16 bits, how the byte of a scale becomes a pair, and their product, which is exact.
+// Conversions of codes and of a scale's byte to pairs of 16 bits, and their product, which is exact.
 struct ExpandedToBf16 {
     template <class Format>
     __device__ static void decode(uint32_t (&pairs)[16 / Format::bits], uint32_t word) {
@@ -49,11 +49,10 @@ struct ExpandedNvToF16 : ExpandedNv {
     }
 };
 
-// Chunk `chunk` of a row of codes into a row of `to`; scale_of(word) gives the byte of the block of a word of the
-// chunk.
+// Expands chunk `chunk` of a row of codes into a row of `to`. scale_of(word) is the scale byte of a word of the chunk.
 template <class Format, class To, class Tile, class ScaleOf>
 __device__ inline void expand_naturally(Tile &to, int row, int chunk, const uint4 &codes, ScaleOf &&scale_of) {
-    constexpr int pairs = 16 / Format::bits, chunks = 16 / Format::bits;   // of a word; that become of a chunk
+    constexpr int pairs = 16 / Format::bits, chunks = 16 / Format::bits;   // of a word; in 16 bits, of a chunk of codes
     const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
     uint32_t values[4 * pairs], scale = 0;
 #pragma unroll

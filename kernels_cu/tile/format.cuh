@@ -1,4 +1,4 @@
-// The element types of arrays in memory: how 16 bytes of them become floats and back.
+// The element types of arrays in memory: conversions of 16 bytes to floats and back.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -85,7 +85,7 @@ __device__ inline float amax_of(const uint4 (&chunks)[count], Element) {
     return ptx::max_nan_f32(both.x, both.y);
 }
 
-// The largest finite magnitude so far. What is not finite times 0 is NaN, which the maxima drop.
+// The largest finite magnitude so far. A value that is not finite times 0 is NaN, which the maxima drop.
 template <class Element>
 struct FiniteMax;
 
@@ -126,8 +126,8 @@ struct FiniteMax {
     }
 };
 
-// Stores in one instruction. What is assigned through a vector type may be stored word by word, a quarter of each
-// sector at a time.
+// Stores in one instruction. An assignment through a vector type may compile to stores of single words, which write a
+// quarter of each sector at a time.
 __device__ inline void store(void *target, uint4 words) { __stwb(reinterpret_cast<uint4 *>(target), words); }
 __device__ inline void store(void *target, uint2 words) { __stwb(reinterpret_cast<uint2 *>(target), words); }
 

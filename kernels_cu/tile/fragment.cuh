@@ -39,8 +39,8 @@ __device__ __forceinline__ void for_rows(Body &&body) {
         for (int half = 0; half < 2; ++half) body(slice, half);
 }
 
-// Where this lane reads A, B or B transposed of a tile: the address for the fragment at row 0 and chunk 0, from which
-// the others are moved by constants. Worked out before a loop, it costs the loop nothing.
+// The address at which this lane reads A, B or B transposed of a tile, for the fragment at row 0 and chunk 0. Other
+// fragments are constant offsets from it, so a loop needs no address arithmetic.
 template <class Tile>
 __device__ inline uint32_t address_a(const Tile &tile) {
     return tile.address(ptx::laneid() % 16, ptx::laneid() / 16);
@@ -104,8 +104,8 @@ __device__ inline uint32_t rounded_pair(float high, float low, __nv_bfloat16) {
 }
 __device__ inline uint32_t rounded_pair(float high, float low, __half) { return ptx::cvt_rn_f16x2_f32(high, low); }
 
-// Two neighbouring accumulators, rounded to 16 bits, as A of a following MMA whose k runs along their 16 columns. A
-// lane holds what it needs already.
+// Two neighboring accumulators, rounded to 16 bits, as A of a following MMA whose k runs along their 16 columns. Each
+// lane already holds its own elements.
 template <class Element>
 __device__ inline void accumulators_to_a(FragmentA &a, const Accumulator &left, const Accumulator &right, Element) {
     a[0] = rounded_pair(left[1], left[0], Element{});

@@ -1,4 +1,4 @@
-// Narrow formats: eight values of a lane to codes and back, and how the codes stand in memory.
+// Narrow formats: conversion of eight values of a lane to codes and back, and the layout of codes in memory.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -10,11 +10,10 @@
 
 namespace tile {
 
-// A narrow format: `bits` of a code, `mantissa` bits and `max_exponent` of its largest value `largest`, as OCP MX v1.0,
-// section 5.3 has them. encode() gives eight codes, code i in bits `bits` i and up of the little-endian words; words
-// past 8 `bits` / 32 are not there, and of the last word of a 6-bit format only the lower half. It takes floats, or
-// pairs of bf16 and a power of two to multiply them by (in both halves of `factor`), which need fewer instructions;
-// floats come in units of `unit`. decode() is its inverse.
+// A narrow format: `bits` of a code, `mantissa` bits, and `max_exponent` of its largest value `largest`, from OCP MX
+// v1.0, section 5.3. encode() returns eight codes, code i in bits `bits` i and up of 8 `bits` / 32 little-endian words;
+// the last word of a 6-bit format is half full. It takes floats in units of `unit`, or, with fewer instructions, pairs
+// of bf16 and a power of two as their factor (in both halves of `factor`). decode() is its inverse.
 template <int bits_>
 struct Codes {
     static constexpr int words = (8 * bits_ + 31) / 32;
@@ -42,7 +41,7 @@ __device__ inline void unpack_scaled(const uint32_t (&pairs)[4], uint32_t factor
     unpack_bf16(scaled, values);
 }
 
-// The values of two words of four byte-wide codes.
+// Decodes two words of four codes of a byte each.
 template <class Format>
 __device__ inline void unpack_bytes(const uint32_t (&four)[2], float (&values)[8]) {
 #pragma unroll
@@ -70,8 +69,7 @@ struct E2m1 {
     }
 };
 
-// Formats of a byte a code: `Format` has bytes(), which makes four of four floats, and pair(), the values of two in
-// f16.
+// Formats with a byte per code. Format::bytes() encodes four floats, Format::pair() decodes two codes to f16.
 template <class Format>
 struct ByteCodes {
     static constexpr int bits = 8;
@@ -126,7 +124,8 @@ __device__ inline void split_6bit(const Codes<6> &codes, uint32_t &first, uint32
     second = unpack_6bit(codes.word[0] >> 24 | codes.word[1] << 8);
 }
 
-// The same for formats of six bits a code, which bytes() leaves in bits 5..0; it takes pairs of bf16 and a factor, too.
+// The same for formats with six bits per code, which bytes() returns in bits 5..0. bytes() also takes pairs of bf16 and
+// a factor.
 template <class Format>
 struct SixBitCodes {
     static constexpr int bits = 6;

@@ -1,5 +1,5 @@
-// How a block of threads shares the work of writing a tile of keys or of values: which values a thread has, and where
-// it puts their codes and scales.
+// How the threads of a block share the packing of a tile of keys or values: the values of a thread, and the places of
+// their codes and scales.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace tile {
 
-// A block of `block` values, `lane_values` to each of some neighbouring lanes.
+// A block of `block` values, `lane_values` in each of its neighboring lanes.
 template <int block, int lane_values>
 struct Blocks {
     static constexpr int groups = lane_values / 8;   // of eight values that a lane has
@@ -31,21 +31,21 @@ struct Blocks {
     }
 };
 
-// Threads that pack on one multiprocessor: while some compute, the values of others are on their way.
+// Threads that pack on one multiprocessor: while some compute, the loads of others are in flight.
 constexpr int packing_threads = 1024;
-// How many blocks of `threads` that makes, of which every multiprocessor holds 16.
+// The number of blocks of `threads` threads for that. Every multiprocessor holds 16 blocks.
 constexpr int packing_blocks(int threads) { return threads < packing_threads / 16 ? 16 : packing_threads / threads; }
 
-// The values of a tile on their way, unchanged and not swizzled: a warp writes them along the row.
+// The values of a tile as loaded, not swizzled: a warp writes along the row.
 template <class Element, int keys, int dim>
 struct alignas(16) Staged {
     Element values[keys][dim];
 
-    // Starts loading, by `threads` threads; the values are there after cp_async_wait_group and a barrier.
+    // Starts loading, by `threads` threads. The values are complete after cp_async_wait_group and a barrier.
     template <int threads>
     __device__ void load(const Rows<Element> &rows) {
-        // A thread's values stand in one column, every so many rows. Trip counts are constants, or loops would count in
-        // vain.
+        // A thread loads one column of chunks, with a constant step of rows. Trip counts are constants, which saves the
+        // loop counters.
         const auto each = [&](auto width, auto &&body) {
             constexpr int row_threads = dim / width, step = threads / row_threads;
             static_assert(threads % row_threads == 0 && keys % step == 0);
@@ -69,14 +69,13 @@ struct alignas(16) Staged {
     }
 };
 
-// How many rows, a power of two, `threads` threads take at once, `row_threads` to each.
+// The number of rows, a power of two, that `threads` threads load at once, with `row_threads` each.
 constexpr int rows_at_once(int threads, int row_threads, int rows) {
     while (rows * row_threads > threads) rows /= 2;
     return rows;
 }
 
-// The threads that work along rows of `dim` values: each has `lane_values` neighbouring ones of `items` rows, `step`
-// rows apart.
+// Threads along rows of `dim` values: each has `lane_values` consecutive values of `items` rows, `step` rows apart.
 template <int rows, int dim, int lane_values, int step_ = rows / 4>
 struct RowPacking {
     static constexpr int step = step_, items = rows / step;
@@ -86,14 +85,13 @@ struct RowPacking {
     __device__ static int column() { return threadIdx.x % row_threads * lane_values; }
 };
 
-// The threads that write a KeyTile. The values of a block are one lane's or two's, so that its scale is worked out once
-// or twice.
+// The threads that write a KeyTile. One or two lanes have the values of a block, and each computes its scale.
 template <class Tile, int step_ = Tile::keys / 4>
 struct KeyPacking : RowPacking<Tile::keys, Tile::dim, 16, step_> {
     using Format = typename Tile::Format;
     using Rows = RowPacking<Tile::keys, Tile::dim, 16, step_>;
     using Blocks = tile::Blocks<Format::block, 16>;
-    // Of a multiprocessor. What becomes of values less a mean in NVFP4 needs more registers.
+    // Blocks of a multiprocessor. NVFP4 codes of values minus a mean need more registers.
     static constexpr int blocks = packing_blocks(Rows::threads) * (Format::block == 16 ? 3 : 4) / 4;
     using Rows::column, Rows::row, Rows::step;
 
@@ -141,7 +139,7 @@ struct ValuePacking {
     static constexpr int threads = Tile::dim_v, items = Tile::keys / Format::block;   // blocks of a thread
     static constexpr int blocks = packing_blocks(threads);                            // of a multiprocessor
 
-    __device__ static int column() { return threadIdx.x % 1024; }   // the remainder tells that it is not negative
+    __device__ static int column() { return threadIdx.x % 1024; }   // tells the compiler that it is not negative
 
     // The values of one of this thread's blocks.
     template <class Element>
@@ -186,7 +184,7 @@ struct ValuePacking {
         reinterpret_cast<uint8_t *>(tile.scales)[Tile::place(column, block)] = scale;
     }
 
-    // Bytes of scales that belong to no column are zero.
+    // Scale bytes of no column are zeros.
     __device__ static void put_rest(Tile &tile) {
         constexpr int whole = Tile::groups * Tile::columns_per_word * 32;
         if constexpr (whole > Tile::dim_v) {
@@ -196,7 +194,7 @@ struct ValuePacking {
     }
 };
 
-// A finished tile from shared to global memory, by `threads` threads behind a barrier.
+// Copies a finished tile from shared to global memory, by `threads` threads, after a barrier.
 template <int threads, class Tile>
 __device__ inline void copy_out(const Tile &tile, void *target) {
     static_assert(sizeof(Tile) % 16 == 0, "whole chunks");

@@ -1,4 +1,4 @@
-// The stages of a block that goes through tiles of K and V: how they are filled and handed on.
+// The stages of a block's loop over tiles of K and V: how they are filled, and when they are free again.
 #pragma once
 
 #include <cstdint>
@@ -14,25 +14,25 @@
 
 namespace tile {
 
-// The stages of a block: filled by bulk copies that one lane starts, so that no warp waits for another but through the
-// stages; where there is no bulk copy, by all threads between barriers of the block.
+// The stages of a block. One lane fills them by bulk copies, so that warps wait for each other through the stages
+// alone. Without bulk copies, all threads fill them between barriers of the block.
 template <class Tiling>
 struct Pipeline {
     typename Tiling::Shared &shared;
     const typename Tiling::Keys *k;
     const typename Tiling::Values *v;
     int begin, end;   // tiles
-    int origin;       // the tile that was, or would have been, the first to go through these stages
-    // Scores that go through the stages with each tile: `mean_vectors` times tile_keys of them, from `means` on for
-    // tile 0, mean_step floats on for the next.
+    int origin;       // the first tile of these stages, also if it was skipped
+    // Scores that pass through the stages with each tile: `mean_vectors` times tile_keys floats, at `means` for tile 0,
+    // then mean_step floats further for each tile.
     const float *means = nullptr;
     int mean_step = 0;
     int mean_vectors = 0;
-    // Tiles on their way; warps may drift apart by the stages that are left. Tiles of e2m1 are done with sooner.
+    // Tiles in flight. Warps may drift apart by the remaining stages. Tiles of e2m1 take less time.
     static constexpr int ahead = ptx::has_bulk_copy && Tiling::stages > 3 && Tiling::ValueFormat::bits == 4 ? 2 : 1;
 
-    // A warp says once that it is done with a stage. On the stand-ins every lane does: compute-sanitizer, which watches
-    // those, does not follow a warp's barrier to the lane that speaks for it.
+    // One lane of a warp releases a stage. With stand-ins every lane does: compute-sanitizer, which runs them, does not
+    // see that a warp's barrier orders its lanes before the releasing one.
     static constexpr bool lanes_speak = !ptx::has_block_scaled_mma;
 
     __device__ static uint32_t address(const void *shared) {
@@ -43,8 +43,8 @@ struct Pipeline {
     // Called by the whole block.
     __device__ void start() {
         if (Tiling::runs_again && begin != origin) {
-            if constexpr (ptx::has_bulk_copy) ptx::fence_proxy_async();   // the output was staged where tiles go
-            ptx::bar_sync();                                              // everyone is done with it
+            if constexpr (ptx::has_bulk_copy) ptx::fence_proxy_async();   // the output was staged over the stages
+            ptx::bar_sync();                                              // all threads have read it
         } else if constexpr (ptx::has_bulk_copy) {
             if (threadIdx.x == 0) {
                 for (int i = 0; i < Tiling::stages; ++i) {
@@ -53,13 +53,13 @@ struct Pipeline {
                 }
                 ptx::fence_mbarrier_init();
             }
-            ptx::bar_sync();   // the barriers are there
+            ptx::bar_sync();   // all threads see the barriers
         }
         for (int index = begin; index < begin + ahead; ++index) fill<(Tiling::mean_vectors > 0)>(index);
     }
 
-    // Fills the stage of a tile when all warps are done with the tile before in it. By all warps. Without `with_means`
-    // none are needed.
+    // Fills the stage of a tile once all warps have released the tile before it. Called by all warps. The means' scores
+    // are loaded only if with_means.
     template <bool with_means>
     __device__ void fill(int index) {
         if constexpr (ptx::has_bulk_copy) {
@@ -92,7 +92,7 @@ struct Pipeline {
             ptx::cp_async_cg_16(address(&target) + at, reinterpret_cast<const char *>(source) + at, true);
     }
 
-    // The stage of a tile, when it is there; starts filling another. By all warps, for every tile in turn.
+    // Waits for the stage of a tile, and starts filling another. Called by all warps, for every tile in order.
     template <bool with_means>
     __device__ const typename Tiling::Stage &take(int index) {
         if constexpr (ptx::has_bulk_copy) {
@@ -102,13 +102,13 @@ struct Pipeline {
                                       (index - origin) / Tiling::stages & 1);
         } else {
             ptx::cp_async_wait_group<0>();
-            ptx::bar_sync();   // this tile has landed for everyone; everyone is done with the stage that is filled next
+            ptx::bar_sync();   // all threads see this tile and have read the stage to fill next
             fill<with_means>(index + ahead);
         }
         return stage_of(index);
     }
 
-    // Whether stages have room for the means' scores that this block needs, and so hold them; those of a tile.
+    // Whether the means' scores that this block needs fit in the stages, which then hold them; the scores of a tile.
     __device__ bool stages_means() const {
         return Tiling::mean_vectors > 0 && mean_vectors > 0 && mean_vectors <= Tiling::mean_vectors;
     }
@@ -124,7 +124,7 @@ struct Pipeline {
         return reinterpret_cast<const uint32_t *>(&chunk)[accumulator_column(0) / 2];
     }
 
-    // This warp is done with a tile.
+    // Releases a tile for this warp.
     __device__ void release(int index) {
         if constexpr (ptx::has_bulk_copy) {
             __syncwarp();   // all its lanes are

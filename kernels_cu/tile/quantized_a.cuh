@@ -1,5 +1,4 @@
-// Rows of a matrix quantized to MXFP4 in the registers that multiply them as A, and tiles of keys and values made of
-// rows in place.
+// Rows of a matrix quantized to MXFP4 in registers, as A, and tiles of keys and values quantized from rows.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +11,8 @@
 
 namespace tile {
 
-// One row of A, g or g + 8 of this lane by `half`: its codes at every step, and its scales in words of four. The four
-// lanes that share the row have eight values of each block, and all of its scales. The bytes are those of
-// quantize_mxfp4.
+// One row of A of this lane, g or g + 8 by `half`: its codes at every step, and its scales in words of four. Each of
+// the four lanes of a row has eight values of each block, and all scales. The bytes are those of quantize_mxfp4.
 template <bool rolled, int steps, int words, class Element>
 __device__ inline void quantize_a(FragmentA (&codes)[steps], uint32_t (&scales)[words], int half,
                                   const Rows<Element> &row) {
@@ -36,8 +34,8 @@ __device__ inline void quantize_a(FragmentA (&codes)[steps], uint32_t (&scales)[
         }
 }
 
-// Scales of the rows g and g + 8 of a lane as load_scales_a leaves them: of the row scale_row(), `register_words` words
-// to a register.
+// Arranges the scales of the rows g and g + 8 of a lane as load_scales_a does: those of the row scale_row(),
+// `register_words` words to a register.
 template <int register_words, int registers, int words>
 __device__ inline void place_scales_a(uint32_t (&placed)[registers], const uint32_t (&scales)[2][words]) {
     const int word_of_lane = ptx::laneid() % 4 / 2 % register_words;
@@ -52,20 +50,20 @@ __device__ inline void place_scales_a(uint32_t (&placed)[registers], const uint3
     }
 }
 
-// Rows from `key` on of the rows of a matrix.
+// The rows of a matrix from `key` on.
 template <class Element>
 __device__ inline Rows<Element> rows_from(const Rows<Element> &rows, int key) {
     return {rows.at(key, 0), rows.stride, rows.rows - key, rows.cols};
 }
 
-// A tile of keys quantized to MXFP4, as pack_keys_mxfp4 writes it, by `threads` threads. The caller puts a barrier
-// behind it.
+// Quantizes a tile of keys to MXFP4, as pack_keys_mxfp4 does, by `threads` threads. The caller needs a barrier behind
+// it.
 template <int threads, int dim, class Element>
 __device__ inline void quantize_keys(KeyTile<Mxfp4, tile_keys, dim> &tile, const Rows<Element> &rows) {
     using Tile = KeyTile<Mxfp4, tile_keys, dim>;
     using Packing = KeyPacking<Tile, rows_at_once(threads, dim / 16, tile_keys)>;
     using Blocks = typename Packing::Blocks;
-    constexpr int batch = Packing::items < 2 ? Packing::items : 2;   // of a thread, on their way at once
+    constexpr int batch = Packing::items < 2 ? Packing::items : 2;   // of a thread, in flight
     if (threadIdx.x >= Packing::threads) return;
 #pragma unroll
     for (int first = 0; first < Packing::items; first += batch) {
@@ -94,12 +92,12 @@ __device__ inline void quantize_keys(KeyTile<Mxfp4, tile_keys, dim> &tile, const
     }
 }
 
-// A tile of values rounded to bf16, to nearest, ties to even, by `threads` threads. The caller puts a barrier behind
+// Rounds a tile of values to bf16, to nearest, ties to even, by `threads` threads. The caller needs a barrier behind
 // it.
 template <int threads, int dim_v, class Element>
 __device__ inline void round_values(ValueTile<Bf16, tile_keys, dim_v> &tile, const Rows<Element> &rows) {
     using Packing = RowPacking<tile_keys, dim_v, 8, rows_at_once(threads, dim_v / 8, tile_keys)>;
-    constexpr int batch = Packing::items < 4 ? Packing::items : 4;   // of a thread, on their way at once
+    constexpr int batch = Packing::items < 4 ? Packing::items : 4;   // of a thread, in flight
     if (threadIdx.x >= Packing::threads) return;
 #pragma unroll
     for (int first = 0; first < Packing::items; first += batch) {

@@ -7,19 +7,19 @@
 
 namespace tile {
 
-// Eight values of a row as they stand in memory.
+// Eight values of a row, unconverted.
 template <class Element>
 struct Eight {
     static constexpr int chunks = sizeof(Element) / 2;
     uint4 chunk[chunks];
 
-    // All of them, 16-byte aligned.
+    // Loads all of them from a 16-byte aligned address.
     __device__ void load(const Element *source) {
 #pragma unroll
         for (int i = 0; i < chunks; ++i) chunk[i] = __ldg(reinterpret_cast<const uint4 *>(source) + i);
     }
 
-    // The first `count`, from any address; zeros behind them.
+    // Loads the first `count` from any address; zeros behind them.
     __device__ void load(const Element *source, int count) {
         uint32_t words[4 * chunks] = {};
 #pragma unroll
@@ -51,14 +51,14 @@ struct Eight {
     }
 };
 
-// Rows of a matrix that a tile is made of: `rows` of them, from none to more than a tile has, each `cols` values,
-// `stride` elements apart. What a tile has beyond them is zero.
+// The source rows of a tile: `rows` rows, none or even more than the tile has, of `cols` values, `stride` elements
+// apart. The rest of the tile is zeros.
 template <class Element>
 struct Rows {
     const Element *first;
     int64_t stride;
     int rows, cols;
-    bool aligned;   // whether every eight values begin at a multiple of 16 bytes, and none are cut
+    bool aligned;   // whether all eights of values are complete and 16-byte aligned
 
     __device__ Rows(const Element *first, int64_t stride, int rows, int cols)
         : first(first), stride(stride), rows(rows), cols(cols),
@@ -68,8 +68,8 @@ struct Rows {
     __device__ bool holds(int row, int column) const { return row < rows && column < cols; }
     __device__ const Element *at(int row, int column) const { return first + row * stride + column; }
 
-    // Eight values of each of `count` rows, from `row` on `step` apart: all loads go out before the first value is
-    // used.
+    // Loads eight values of each of `count` rows, from `row` on, `step` apart. All loads are issued before the first
+    // value is used.
     template <int count>
     __device__ void load(Eight<Element> (&values)[count], int row, int step, int column) const {
         if (aligned) {

@@ -1,4 +1,4 @@
-// A run of consecutive values held by a warp: how a lane's values, blocks, codes and scales lie in it.
+// A run of consecutive values held by a warp: the places of a lane's values, blocks, codes and scales in it.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace tile {
 
-// A run is four items, of each of which a lane has some consecutive values: mostly 32 bytes, a sector of memory.
+// A run is four items. A lane has some consecutive values of each item: mostly 32 bytes, a sector of memory.
 constexpr int run_items = 4;
 template <class Element>
 constexpr int sector_values = 32 / sizeof(Element);
@@ -53,8 +53,8 @@ __device__ inline void store_paired(Element *target, const uint4 &low, const uin
     store(target + 2 * chunk, odd ? high : other);
 }
 
-// The codes of a lane's values of an item, from those of eight values each. Of 6-bit codes of eight values the last
-// word is half full.
+// The codes of a lane's values of an item, joined from groups of eight. The last word of eight 6-bit codes is half
+// full.
 template <int bits, int groups>
 struct LaneCodes {
     static constexpr int words = (8 * groups * bits + 31) / 32;
@@ -136,8 +136,8 @@ struct Share {
     }
 };
 
-// The codes of an item to memory, where those of the run begin at `run_codes`. Values at `count` and beyond (a multiple
-// of the block) are not there.
+// Stores the codes of an item; `run_codes` is the address of the run's first code. Values from `count` (a multiple of
+// the block) on do not exist.
 template <int bits, int groups>
 __device__ inline void store_codes(uint32_t *run_codes, int item, const LaneCodes<bits, groups> &codes, int count) {
     if (run_value<8 * groups>(item) >= count) return;
@@ -157,8 +157,8 @@ __device__ inline void store_codes(uint32_t *run_codes, const LaneCodes<bits, gr
     for (int item = 0; item < run_items; ++item) store_codes(run_codes, item, codes[item], count);
 }
 
-// Eight 6-bit codes of a lane are 48 bits and no whole words, a pair's 96 are: the even lane stores the pair's words of
-// one item, the odd lane those of the next.
+// Eight 6-bit codes are 48 bits, but the codes of a pair of lanes are three words: the even lane stores the pair's
+// words of one item, the odd lane those of the next.
 __device__ inline void store_codes(uint32_t *run_codes, const LaneCodes<6, 1> (&codes)[run_items], int count) {
     const bool odd = ptx::laneid() % 2;
 #pragma unroll
@@ -195,7 +195,8 @@ struct RunBlocks {
     }
 
     // Stores the run's scale bytes; scales[i] is the scale of this lane's block of item i. All lanes of a block have
-    // it, so each stores that of another item: 32 bytes at a time. Blocks at `present` and beyond are not there.
+    // it, so each stores the scale of another item, and a warp stores 32 bytes at a time. Blocks from `present` on do
+    // not exist.
     __device__ static void store_scales(uint8_t *run_scales, const uint32_t (&scales)[run_items], int present) {
         const int part = ptx::laneid() % lanes, in_item = ptx::laneid() / lanes;
 #pragma unroll
@@ -210,9 +211,9 @@ struct RunBlocks {
     }
 };
 
-// On the way back a lane takes one 16-byte chunk of the result at a time, so that the stores of a warp are consecutive:
-// eight values of a 16-bit element, four of f32. Loads and what is made of them are apart, so that all loads of a run
-// go out before the first is waited for.
+// Dequantization: a lane computes one 16-byte chunk of the result at a time, eight values of a 16-bit element or four
+// of f32, so that the stores of a warp are coalesced. Loading and decoding are separate, so that all loads of a run are
+// issued before the first is waited for.
 template <class Element, int bits>
 struct Chunks {
     static constexpr int values = elements_per_chunk<Element>;
@@ -239,7 +240,7 @@ struct Chunks {
         }
     }
 
-    // In the lowest bits; those above are not defined.
+    // The codes in the lowest bits; the bits above are undefined.
     __device__ Codes<bits> codes(int at) const {
         Codes<bits> result;
         if constexpr (bits == 6) {

@@ -1,4 +1,4 @@
-// Block scales: how they are chosen, how four stand in a word, and which lane carries which to a block-scaled MMA.
+// Block scales: how they are chosen, how words hold four of them, and which lane carries which to a block-scaled MMA.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ enum class ScaleRule { floor, ceil, rceil, even };
 // Clamped to ue8m0's smallest; NaN where amax, or amax after rounding, is not finite.
 template <class Format>
 __device__ inline uint32_t mx_scale(float amax, ScaleRule rule) {
-    // No branches: what depends on the rule alone is computed once for all blocks.
+    // Without branches: terms that depend on the rule alone are computed once for all blocks.
     const bool rceil = rule == ScaleRule::rceil, even = rule == ScaleRule::even;
     const uint32_t bits = __float_as_uint(amax * (rceil ? 1.0f / Format::largest : 1.0f));   // no sign
     const uint32_t up = rceil || rule == ScaleRule::ceil ? 0x7fffffu : even ? 1u << (22 - Format::mantissa) : 0;
@@ -49,24 +49,24 @@ __device__ inline Codes<Format::bits> encode_scaled(const float (&values)[8], ui
     return Format::encode(scaled);
 }
 
-// In bf16 such a product is exact, too (what underflows has code 0 either way), and two at a time.
+// The product is also exact in bf16 (values that underflow have code 0 either way), which computes two at a time.
 template <class Format>
 __device__ inline Codes<Format::bits> encode_scaled(const uint32_t (&pairs)[4], uint32_t scale) {
     return Format::encode(pairs, (254 - scale) * 0x00800080u);   // ue8m0_reciprocal as bf16, twice
 }
 
-// A divisor that is used many times: f32 division, correctly rounded, without the subroutine that covers all of f32.
-// Quotients that are subnormal may be rounded twice: no format here tells them from 0.
+// A divisor for many dividends: correctly rounded f32 division without the subroutine that covers all of f32. Subnormal
+// quotients may be rounded twice: all formats here round them to 0.
 struct Divisor {
     float divisor, reciprocal, factor;   // of the divisor times a power of two, `factor`
 
-    // Of a divisor from 2^-90 to 2^120, as it is.
+    // For divisors from 2^-90 to 2^120, which are not scaled.
     __device__ static Divisor plain(float divisor) {
         const float reciprocal = ptx::rcp_approx_ftz_f32(divisor);
         return {divisor, fmaf(fmaf(-divisor, reciprocal, 1.0f), reciprocal, reciprocal), 1.0f};
     }
 
-    // Of any that is positive and finite.
+    // For any positive, finite divisor.
     __device__ static Divisor any(float divisor) {
         const float factor = divisor < 0x1p-90f ? 0x1p100f : divisor > 0x1p120f ? 0x1p-64f : 1.0f;
         Divisor result = plain(divisor * factor);
@@ -74,7 +74,7 @@ struct Divisor {
         return result;
     }
 
-    // The dividend that quotient() takes for a value: one whose remainder is exact, and no quotient beyond `limit`.
+    // The dividend for quotient(): scaled so that its remainder is exact, with quotients clamped to `limit`.
     __device__ float fitted(float value, float limit) const {
         return fmaxf(fminf(value * factor, limit * divisor), -limit * divisor);
     }
@@ -83,18 +83,18 @@ struct Divisor {
     // (Markstein, IBM J. Res. Dev. 34, 1990).
     __device__ float quotient(float fitted_value) const {
         const float result = fitted_value * reciprocal;
-        // The remainder with its sign turned twice: so written, a quotient of -0 stays -0.
+        // The remainder is negated twice, so that a quotient of -0 stays -0.
         return fmaf(-fmaf(divisor, result, -fitted_value), reciprocal, result);
     }
 };
 
-// value / 6, correctly rounded where the remainder is no subnormal: from 2^-60 on.
+// value / 6, correctly rounded from 2^-60 on, where the remainder is not subnormal.
 __device__ inline float plain_sixth(float value) {
     const float quotient = value * (1.0f / 6.0f);
     return fmaf(fmaf(-6.0f, quotient, value), 1.0f / 6.0f, quotient);
 }
 
-// amax / 6, correctly rounded, subnormals too.
+// amax / 6, correctly rounded, including subnormals.
 __device__ inline float sixth(float amax) {
     if (amax < 0x1.8p-124f) {   // the quotient is subnormal: in units of 2^-149 it is an integer division
         const uint32_t units = __float2uint_rn(amax * 0x1p100f * 0x1p49f), quotient = units / 6,
@@ -104,7 +104,7 @@ __device__ inline float sixth(float amax) {
     return amax < 0x1p-60f ? plain_sixth(amax * 0x1p64f) * 0x1p-64f : plain_sixth(amax);
 }
 
-// NVFP4's global scale, as all blocks of a thread need it.
+// NVFP4's global scale, with what all blocks of a thread share.
 struct Nvfp4Global {
     float scale;
     Divisor divisor;
@@ -116,17 +116,17 @@ struct Nvfp4Global {
         most = usual ? 2816.0f * scale : -1.0f;
     }
 
-    // Whether a block with this largest magnitude has a scale from 2^-6 to 448 that was rounded by 1/16 at most, so
-    // that no quotient reaches 7, and nothing on the way to its codes leaves the range of plain arithmetic: of common
-    // data all blocks but those of zeros. False for NaN.
+    // Whether a block with this largest magnitude has a scale from 2^-6 to 448, rounded by at most 1/16. Then no
+    // quotient reaches 7, and no intermediate value leaves the range of plain arithmetic. In common data these are all
+    // blocks except those of zeros. False for NaN.
     __device__ bool plain(float amax) const { return amax >= least && amax <= most; }
 };
 
 // The scale of an NVFP4 block.
 struct Nvfp4Scale {
     uint32_t code = ue4m3_nan;   // in ue4m3
-    float value = 0.0f;          // what the code stands for
-    float step = 0.0f;           // f32(global scale x value): what a code of 1 stands for; 0 where it underflows
+    float value = 0.0f;          // the value of the code
+    float step = 0.0f;           // f32(global scale x value), the value of an e2m1 code of 1; 0 if it underflows
 
     __device__ Nvfp4Scale() {}   // of a block that is not finite
 
@@ -139,19 +139,19 @@ struct Nvfp4Scale {
     }
 };
 
-// The scale of a plain block, or of one of zeros where the global scale is usual.
+// The scale of a plain block, or of a block of zeros under a usual global scale.
 __device__ inline Nvfp4Scale plain_nvfp4_scale(float amax, const Nvfp4Global &global) {
     return Nvfp4Scale(global.divisor.quotient(plain_sixth(amax)), global.scale);
 }
 
-// f32(global scale x scale) of a ue4m3 byte, whose bit 7 means nothing.
+// f32(global scale x scale) of a ue4m3 byte, whose bit 7 is ignored.
 __device__ inline float nvfp4_step(uint32_t code, float global_scale) {
     float value, unused;
     unpack_pair(ptx::cvt_rn_f16x2_e4m3x2(code & 0x7fu), value, unused);
     return global_scale * value;
 }
 
-// What the largest value of a block becomes: 6, the largest e2m1, or 4, whose neighbours are nearer.
+// The target of a block's largest value: 6, the largest e2m1, or 4, whose neighbors are nearer.
 enum class Nvfp4Target { six, four };
 
 // The scale of a block whose largest magnitude is `amax` (NaN if any value is), and its values divided by the scale's
@@ -183,7 +183,7 @@ __device__ inline Nvfp4Scale divide_by_step(float (&values)[groups][8], float am
     return scale;
 }
 
-// Quotients to codes; 0 where the step is.
+// Encodes quotients; a step of 0 gives codes of 0.
 template <bool below_7, int groups>
 __device__ inline void encode_nvfp4(const float (&quotients)[groups][8], const Nvfp4Scale &scale,
                                     Codes<4> (&codes)[groups]) {
@@ -195,8 +195,8 @@ __device__ inline void encode_nvfp4(const float (&quotients)[groups][8], const N
     }
 }
 
-// The squared error of eight values in units of the global scale: of each f32((quotient - code) value)^2, added
-// pairwise. Every operation is rounded by itself, because a choice between scales, and so the bytes, depends on it.
+// The squared error of eight values in units of the global scale: the pairwise sum of f32((quotient - code) value)^2.
+// Every operation is rounded separately, since the choice between scales, and so the bytes, depends on it.
 __device__ inline float squared_error(const float (&quotients)[8], const Codes<4> &codes, const Nvfp4Scale &scale) {
     float errors[8];
     E2m1::decode(codes, errors);
@@ -212,8 +212,8 @@ __device__ inline float squared_error(const float (&quotients)[8], const Codes<4
     return errors[0];
 }
 
-// The scale of a block of 16 values and its codes. With `better_of_two` the largest value becomes 4 instead of 6 where
-// that makes the squared error smaller.
+// The scale of a block of 16 values, and its codes. With better_of_two the largest value becomes 4 instead of 6 if that
+// gives a smaller squared error.
 template <bool better_of_two>
 __device__ inline Nvfp4Scale encode_nvfp4_block(const float (&values)[2][8], float amax, const Nvfp4Global &global,
                                                 Codes<4> (&codes)[2]) {
@@ -226,7 +226,7 @@ __device__ inline Nvfp4Scale encode_nvfp4_block(const float (&values)[2][8], flo
         float quotients[2][8];
 #pragma unroll
         for (int j = 0; j < 16; ++j) quotients[j / 8][j % 8] = values[j / 8][j % 8];
-        // Errors need the quotients as they are, also the few beyond 7 of the smallest steps; codes alone do not.
+        // Errors need exact quotients, also the few beyond 7 at the smallest steps; codes alone do not.
         const Nvfp4Target target = i == 0 ? Nvfp4Target::six : Nvfp4Target::four;
         scale[i] = divide_by_step(quotients, amax, target, global, better_of_two ? 16.0f : 6.5f);
         encode_nvfp4<!better_of_two>(quotients, scale[i], candidate[i]);

@@ -1,5 +1,4 @@
-// Where the scales of rows of blocks stand in memory: one after the other, or in the tiles that cuBLAS and CUTLASS
-// take.
+// The places of the scales of rows of blocks in memory: row-major, or in the tiles of cuBLAS and CUTLASS.
 #pragma once
 
 #include <cstdint>

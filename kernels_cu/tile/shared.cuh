@@ -1,4 +1,4 @@
-// Tiles in shared memory: rows of 16-byte chunks, swizzled so that no access pattern used here meets a bank conflict.
+// Tiles in shared memory: rows of 16-byte chunks, swizzled so that no access pattern used here has bank conflicts.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 
 namespace tile {
 
-// `rows` rows of `row_bytes` bytes, row_bytes a multiple of 32 (16 would do). Chunk c of row r stands where chunk c' of
-// row r would stand without a swizzle. Let 2^a be the largest power of two, at most 8, that divides the chunks of a
-// row; then c' = c ^ ((r >> (3 - a)) & (2^a - 1)). Consecutive rows are a multiple of 2^a chunks apart, so that 2^(3 -
-// a) of them spread over the 8 groups of 4 banks by themselves, and the exclusive or spreads the next ones. Conflict
-// free are therefore 8 lanes on the same chunk of 8 consecutive rows (ldmatrix, and how tiles are converted) as well as
-// 8 lanes on 8 consecutive chunks of a row (how tiles are filled).
+// `rows` rows of `row_bytes` bytes, row_bytes a multiple of 32 (16 would do). Chunk c of row r is stored in place of
+// chunk c' of row r. Let 2^a be the largest power of two, at most 8, that divides the chunks of a row; then c' = c ^
+// ((r >> (3 - a)) & (2^a - 1)). Consecutive rows are a multiple of 2^a chunks apart, so 2^(3 - a) of them spread over
+// the 8 groups of 4 banks without a swizzle, and the exclusive or spreads the next ones. So 8 lanes have no conflicts
+// on the same chunk of 8 consecutive rows (ldmatrix, conversion of tiles), nor on 8 consecutive chunks of a row
+// (filling of tiles).
 template <int rows_, int row_bytes>
 struct SharedTile {
     static constexpr int rows = rows_;
@@ -46,8 +46,8 @@ struct SharedTile {
     }
 };
 
-// Calls body(row, chunk) for every chunk of `rows` rows of `chunks` chunks, spread over the lanes of a warp, neighbours
-// side by side.
+// Calls body(row, chunk) for every chunk of `rows` rows of `chunks` chunks, with consecutive chunks in consecutive
+// lanes of a warp.
 template <int rows, int chunks, class Body>
 __device__ inline void for_chunks_of_warp(Body &&body) {
 #pragma unroll 4

@@ -1,4 +1,4 @@
-// E2m1 codes of 16-bit values divided by any step, two at a time and without a division: by comparison with the
+// E2m1 codes of 16-bit values divided by any step, two at a time and without a division: values are compared with the
 // smallest value of each code.
 #pragma once
 
@@ -11,23 +11,23 @@
 
 namespace tile {
 
-// Whether this pays: of floats a register holds one, and where an instruction converts to e2m1 a division costs less.
+// Whether this is faster. A register holds only one float, and with an instruction for e2m1 a division costs less.
 template <class Element>
 constexpr bool uses_thresholds = sizeof(Element) == 2 && ptx::has_packed_integers && !ptx::has_narrow_conversions;
 
 // The codes of f32(value / step), correctly rounded, for pairs whose halves may have a step each.
 //
-// The code's magnitude is the number of those of 0.25, 0.75, 1.25, 1.75, 2.5, 3.5 and 5 that the quotient reaches; ties
-// are even, so that it has to exceed the first, third, fifth and seventh, called odd, and may equal the others, called
-// even. A quotient is rounded up to an even bound b from half a unit in the last place below, and down to an odd one
-// from as much above: the code is reached by values >= (b - half) step, > (b + half) step. The latter product has at
-// least 25 significant bits, so it is no value, and >= says the same. Such a product rounded upwards by one fma, and
-// the result to the 16-bit format upwards, is therefore the smallest value with that code. Times powers of two there
-// are four of them: odd ones 1 and 1.25, of which 0.25 and 1.25, 2.5, 5 are made, even ones 1.5 and 1.75, of which 0.75
-// and 1.75, 3.5 are made.
+// The code's magnitude is the number of bounds 0.25, 0.75, 1.25, 1.75, 2.5, 3.5 and 5 that the quotient reaches. Ties
+// round to even: the quotient must exceed the first, third, fifth and seventh bound, called odd, and may equal the
+// others, called even. A quotient is rounded up to an even bound b from half a unit in the last place below it, and
+// down to an odd one from as much above. So the code is reached by values >= (b - half) step for even bounds, and > (b
+// + half) step for odd ones. The latter product has at least 25 significant bits, so no value equals it, and >= is the
+// same. Such a product, rounded up by one fma and then up to the 16-bit format, is the smallest value with that code.
+// Up to powers of two there are four bounds: the odd ones 1 (for 0.25) and 1.25 (for 1.25, 2.5, 5), and the even ones
+// 1.5 (for 0.75) and 1.75 (for 1.75, 3.5).
 //
-// As integers the magnitudes are in order and an octave is a constant, so that one addition counts the bounds an octave
-// apart: the sum's octaves are their number.
+// Magnitudes are ordered as integers, and an octave is a constant: one addition counts the bounds that are octaves
+// apart, as the octaves of the sum.
 template <class Element>
 struct E2m1Thresholds {
     static constexpr int octave_bits = is_bf16<Element> ? 7 : 10;
@@ -37,8 +37,8 @@ struct E2m1Thresholds {
     uint32_t factor;                             // of f16: see Step
 
     // A step from 2^-100 (of f16 2^-22) to 2^100, or any where all values are 0; the values are up to `amax`, their
-    // quotients below 7. In f16 small ones are multiplied by 2^10, because subnormals have no octaves. No values but
-    // zeros have a step above 2^14, where differences of octaves would leave the 32 bits of less().
+    // quotients below 7. In f16 small values are multiplied by 2^10, since subnormals have no octaves. Only zeros have
+    // a step above 2^14, where differences of octaves would exceed the 32 bits of less().
     struct Step {
         float value, factor = 1.0f;
 
@@ -62,7 +62,7 @@ struct E2m1Thresholds {
         even = __byte_perm(low.even, high.even, 0x7632);
     }
 
-    // The code of each value in the upper four bits of its half; the other bits mean nothing.
+    // The code of each value in the upper four bits of its half; the other bits are undefined.
     __device__ uint32_t codes(uint32_t pair) const {
         uint32_t magnitude = magnitudes(pair, Element{});
         if constexpr (!is_bf16<Element>) magnitude = ptx::fma_rn_f16x2(magnitude, factor, 0);
@@ -71,7 +71,7 @@ struct E2m1Thresholds {
         const uint32_t evens = ptx::max_s16x2(ptx::add_s16x2(magnitude, even),
                                               ptx::min_relu_s16x2(ptx::add_s16x2(magnitude, first_even), octave));
         const uint32_t sum = (odds & ~(octave - 0x00010001u)) + evens;
-        return ptx::select_bits(0x70007000u, sum << (12 - octave_bits), pair);   // whose sign is where it should be
+        return ptx::select_bits(0x70007000u, sum << (12 - octave_bits), pair);   // the sign bit is in place already
     }
 
 private:
@@ -86,7 +86,7 @@ private:
             even = less(2, __fmaf_ru(step, 1.75f, -half));
         }
 
-        // Some octaves less the smallest magnitude from `bound` on, rounded down where the bound is rounded up.
+        // `octaves` minus the smallest magnitude that reaches `bound`: rounded down, since the bound is rounded up.
         __device__ static uint32_t less(uint32_t octaves, float bound) {
             if constexpr (is_bf16<Element>) return (octaves << 23) - __float_as_uint(bound);
             else return ((octaves + 112) << 26) - (__float_as_uint(bound) << 3);   // exponents of f16 begin 112 later

@@ -1,4 +1,4 @@
-// What stands in a finished tile of keys: codes, eight at a time, and their scales.
+// Reads a finished tile of keys: codes, eight at a time, and their scales.
 #pragma once
 
 #include <cstdint>

@@ -30,14 +30,13 @@ __device__ inline uint32_t upper_bytes(const float *values) {
 // itself: with steps of 1/2, min(2 a, a + 2, a / 2 + 4) is e2m1's code of a. The constants are even, so that ties go to
 // even codes.
 
-// Eight values to e2m1 as the hardware converts them, but for NaN, which becomes any code. Value i lands in bits 4 i +
-// 3 .. 4 i. They come as halves, which cost nothing where they are products or quotients anyway.
+// Eight values to e2m1 as the hardware converts them, except NaN, which becomes any code. Value i lands in bits 4 i + 3
+// .. 4 i. Arguments are half the values, which is free where they are products or quotients.
 //
-// In f32 the pieces are sums of their saturated lengths, which leaves the adders all of the work: a value adds 4 on its
-// way to 2, 2 more to 4 and 1 more to 6, and where one of the three is no whole number, those after it are 0.
-// Magnitudes that are known to be below 7 need no saturation and one operation less: each piece is the sum with a
-// constant of another last bit (1/4, 1/2 and 1 in halves), whose integer difference to the first piece's constant is
-// exact.
+// In f32 the code is a sum of saturated pieces, which needs additions alone: the code grows by 4 up to a value of 2, by
+// 2 more up to 4 and by 1 more up to 6; if one of the three is a fraction, the later ones are 0. Magnitudes below 7
+// need no saturation and one operation less: each piece is the sum with a constant of another last bit (1/4, 1/2 and 1
+// in halves), whose integer difference to the first piece's constant is exact.
 template <bool below_7>
 __device__ inline uint32_t e2m1x8_from_halves(const float (&halves)[8]) {
     uint32_t codes[8];

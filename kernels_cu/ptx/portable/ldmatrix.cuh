@@ -1,5 +1,5 @@
-// Stand-ins for matrix loads and stores that only newer architectures have, exact to the bit: what else lanes exchange
-// so that the same bytes come to the same places.
+// Stand-ins for matrix loads and stores that only newer architectures have, exact to the bit: lanes exchange bytes
+// until each has the same ones.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,10 @@ __device__ inline uint32_t address_for_byte_transpose(uint32_t row_address) {
     return shfl_sync_idx_b32(row_address, (lane & 16) | 2 * (lane & 6) | 2 * (lane >> 3 & 1) | (lane & 1));
 }
 
-// From columns 2 g and 2 g + 1 to columns g and g + 8. Lanes of g < 4 have columns 0..7, which all belong in `low`, the
-// others those of `high`. In the first exchange the former give their even column, to the lanes with even g, the latter
-// their odd one, to the lanes with odd g; in the second the other one, to the other lanes.
+// From columns 2 g and 2 g + 1 to columns g and g + 8. Lanes with g < 4 have columns 0..7, which all belong in `low`;
+// the others have those of `high`. In the first exchange, lanes with g < 4 send their even column to lanes with even g,
+// the others send their odd column to lanes with odd g. In the second exchange, each sends its other column to the
+// other lanes.
 __device__ inline void finish_byte_transpose(uint32_t first_rows, uint32_t last_rows, uint32_t &low, uint32_t &high) {
     const int lane = laneid(), g = lane / 4, t = lane % 4;
     const bool odd = g & 1;

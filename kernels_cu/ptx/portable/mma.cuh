@@ -2,7 +2,7 @@
 //
 // Every e4m3, e5m2, e3m2, e2m3 and e2m1 value is an f16, and so is every e2m1 value times a ue4m3 scale: all products
 // are exact. A ue8m0 scale multiplies the sum of its 32 products in f32. Only the order and the rounding of the sums
-// differ from the instruction. A and B pass through the same permutation of k, which no sum sees.
+// differ from the instruction. A and B share one permutation of k, which changes no sum.
 #pragma once
 
 #include <cstdint>
@@ -56,13 +56,13 @@ __device__ inline int first_of_quad() { return laneid() & ~3; }
 // ---------------------------------------------------------------------------------------------------------------------
 // ue8m0 scales: one for each 32 products
 
-// What a ue8m0 scale in byte `byte` of a word stands for: 2^(scale - 127), which is subnormal for 0, and NaN for 255.
+// The value of the ue8m0 scale in byte `byte` of a word: 2^(scale - 127), subnormal for 0, NaN for 255.
 __device__ inline float factor_from_ue8m0(uint32_t word, int byte) {
     const uint32_t bits = (byte < 3 ? word << (23 - 8 * byte) : word >> 1) & 0x7f800000u;
     return __uint_as_float((bits + 0x00800000u & 0x7f000000u) == 0 ? bits | 0x00400000u : bits);   // 0 and 255
 }
 
-// A in f16, 16 deep a fragment, and what the sums of each 32-deep block are multiplied by, in rows g and g + 8.
+// A in f16, in fragments 16 deep, and the factors of the sums of each 32-deep block, for rows g and g + 8.
 template <int blocks>
 struct OperandA {
     uint32_t f16[2 * blocks][4];
@@ -109,10 +109,9 @@ struct OperandA {
     }
 };
 
-// c += A B for B in f16, one scale a column and block. Called by all 32 lanes.
-// p is a sum of 32 products, exact up to the tensor core's own rounding; p times A's scale is exact while it is no more
-// than f32 can hold, which is sure for scales of A from 2^-117 to 2^91 with e5m2, to 2^105 with e4m3, to 2^117 with
-// e2m1. B's scales are free.
+// c += A B for B in f16, one scale a column and block. Called by all 32 lanes. p is a sum of 32 products, exact up to
+// the tensor core's own rounding. p times A's scale is exact unless f32 overflows or underflows, which cannot happen
+// for scales of A from 2^-117 to 2^91 with e5m2, to 2^105 with e4m3, to 2^117 with e2m1. B's scales may have any value.
 template <int byte, int thread, int blocks>
 __device__ inline void multiply(float (&c)[4], const OperandA<blocks> &a, const uint32_t (&b)[2 * blocks][2],
                                 uint32_t scales) {
@@ -156,7 +155,8 @@ __device__ inline void mma_m16n8k64_mxf4(float (&c)[4], const OperandA<2> &a, co
 // ---------------------------------------------------------------------------------------------------------------------
 // ue4m3 scales: one for each 16 products, taken into the elements
 
-// Eight e2m1 values times their scale as four f16x2; `scale` in both halves. Exact: 2 bits times 4, from 2^-10 to 2688.
+// Eight e2m1 values times their scale as four f16x2, with `scale` in both halves. Exact: 2 significant bits times 4,
+// from 2^-10 to 2688.
 __device__ inline void scaled_f16x2_from_e2m1x8(uint32_t codes, uint32_t scale, uint32_t (&values)[4]) {
     f16x2_from_e2m1x8(codes, values);
 #pragma unroll
