@@ -104,7 +104,7 @@ def test_readme_is_short():
 def test_figures_are_those_of_the_script(tmp_path):
     """Every drawn figure is there under its name, and drawn anew it has the same words."""
     pytest.importorskip("matplotlib")
-    figures = script("figures")
+    figures = script("docs/figures.py")
     drawn = figures.write(tmp_path)
     assert sorted(path.name for path in drawn) == sorted(path.name for path in (DOCS / "figures").glob("*.svg"))
     for path in drawn:
@@ -116,7 +116,7 @@ def test_the_pipeline_has_as_many_stages_as_the_kernel():
     """The dynamic shared memory of an entry holds the stages that the figure counts, and no more, where they are the
     most of it."""
     pytest.importorskip("matplotlib")
-    figures = script("figures")
+    figures = script("docs/figures.py")
     from ptxrt import units
     from ptxrt.tiles import tile_layout
 

@@ -7,10 +7,10 @@ from ..declaration import In, InOut, Scalar, loose, strided, unaligned
 from ..formats import bf16, f16, f32, i32, i64
 from ..kernel import Kernel, kernel
 
-# What a slot is claimed by while nobody claims it: above every token. As a float32 it is the largest number.
+# The claim of a free slot: above every token. Its bits are those of the largest float32.
 UNCLAIMED = 0x7F7FFFFF
 
-# What is appended, by name: each type has a copy of the kernel's code.
+# The arguments of what is appended, by type: each has a copy of the kernel's code.
 _TYPES = ("x_bf16", "x_f16", "x_f32")
 
 _APPEND = """Write the rows of tokens, {what}, to their slots in pages.
@@ -27,7 +27,7 @@ def written_rows(slots, claims) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _slots(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of slots: in any order, some of them twice, negative and past the end."""
+    """Examples of slots: in any order, some twice, some negative or past the end."""
     slots = rng.integers(-2, axes["count"] + 2, shape, dtype=np.int64)
     return np.where(rng.random(shape) < 0.1, np.int64(2**40), slots)
 
@@ -48,14 +48,14 @@ def claim_slots(slots: In[i64, "tokens", unaligned], claims: InOut[i32, "count"]
 
 
 def own_slots(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of slots of which most tokens have one of their own."""
+    """Examples of slots: most tokens have one of their own."""
     return np.where(
         np.arange(shape[0]) % 5 == 3, -1, rng.permutation(np.arange(max(shape[0], axes["count"])))[: shape[0]]
     ).astype(np.int64)
 
 
 def named_claims(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of claims by tokens, such that about one in two has its slot with those slots."""
+    """Examples of claims with which about half of the tokens own their slots."""
     claims = np.full(shape, UNCLAIMED, np.int32)
     slots = own_slots(np.random.default_rng(0), None, (axes["tokens"],), axes)
     for token, slot in enumerate(slots):

@@ -192,7 +192,7 @@ def append_qkv(
 
 
 def _parts(qkv, cache: KVCache, heads: int) -> dict[str, Any]:
-    """q, k and v, each [tokens, heads, dim]; ArgumentError for what is not, or of several types or places."""
+    """Return q, k and v, each [tokens, heads, dim]; ArgumentError for other shapes, several types or several places."""
     sizes = dict(q=(heads, cache.dim), k=(cache.heads, cache.dim), v=(cache.heads, cache.dim_v))
     widths = {name: math.prod(size) for name, size in sizes.items()}
     total = sum(widths.values())
@@ -233,7 +233,7 @@ def _checked_slots(slots, tokens: int):
 
 
 def _cache_options(cache: KVCache) -> dict[str, Any]:
-    """What the kernel takes of a cache."""
+    """The kernel's arguments for a cache."""
     options: dict[str, Any] = dict(holds=CACHE_FORMATS.index(cache.format), k_mean=cache.k_mean)
     options |= dict(k_global=cache.k_global, v_global=cache.v_global)
     for name in ("k", "v"):

@@ -14,12 +14,12 @@ from .gemm_kernels import example_levels
 from .produce_kernels import SHARE, THREADS
 from .rotation_kernels import example_positions, turned
 
-# What caches hold, in the order of the scalar `holds`.
+# Formats of caches, in the order of the scalar `holds`.
 CACHE_FORMATS = ("bf16", "f16", "mxfp8", "mxfp4", "nvfp4")
 
 
 def qkv_blocks(tokens: int, rows: int, dim: int) -> int:
-    """Blocks of threads for tokens of so many rows: each has whole tokens as far as its lanes go, or one."""
+    """Blocks of threads for tokens of so many rows: each has as many whole tokens as its lanes can hold, or one."""
     lanes = 2
     while 2 * lanes * SHARE < dim:
         lanes *= 2

@@ -28,7 +28,7 @@ FORMATS = (
     *(("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4")),
     *(("nvfp4", "mxfp8"), ("mxfp4", "mxfp8"), ("nvfp4", "bf16"), ("mxfp4", "bf16"), ("mxfp8", "bf16")),
 )
-# How far a row's maximum lies below the scores', so that weights use the range of their format from its top.
+# How far a row's stored maximum lies below that of its scores, so that weights use their format's range from its top.
 HEADROOM = {"mxfp8": 8, "mxfp4": 0, "nvfp4": 11, "bf16": 0}
 
 # Formats -> the head dimensions of Q and K, and of V, that attention is compiled for: those of 16 bits that tiles have.
@@ -329,7 +329,7 @@ def _declare(qk: str, pv: str) -> Kernel:
 
 
 def _mean_scores(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples that make up a good part of scores."""
+    """Examples of block means that contribute much to scores."""
     return np.float32(np.sqrt(axes["dim"])) * _normal(rng, *shape)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Array = np.ndarray | DeviceArray
 
 
-# Kernels divide by the cap. Under smaller ones, as under this, all scores are 0 for the softmax.
+# Kernels divide by the cap. Smaller caps give the same as this one: the softmax sees all scores as 0.
 _LEAST_SOFTCAP = 2.0**-100
 
 
@@ -211,7 +211,7 @@ def _likeness(known, asked) -> float:
 
 
 def _check_lacks(ways, way, options: list[str]) -> None:
-    """Raise ArgumentError for an option that the kernel does not have, with the first implementation that has it."""
+    """Raise ArgumentError for an option that the kernel lacks, naming the first implementation that has it."""
     for name in options:
         if name in way.lacks:
             others = [formats for formats, known in ways.items() if name not in known.lacks]

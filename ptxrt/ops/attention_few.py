@@ -14,15 +14,15 @@ from ..tiles import TILE_DIMS, TILE_KEYS, tile_layout, tiles_of
 from .attention_kernels import LOG2_E, OPEN, ROW_SUMS, exact_sums
 from .pages import ROW_FORMATS
 
-# Head dimensions that are compiled; others are filled up with zeros.
+# Compiled head dimensions; others are padded with zeros.
 FEW_DIMS = ((64, 64), (128, 128), (256, 256))
 # The largest head dimension of 16 bits beside a block format.
 MIXED_DIM = 128
-# Keys of a node, the part of a sequence of which a block writes sums.
+# Keys of a node: the part of a sequence whose sums a block writes.
 NODE_KEYS = 1024
-# Queries of a sequence, at most, that are attention of few queries.
+# The most queries of a sequence that use this kernel.
 FEW_QUERIES = 16
-# Nodes that one merge takes.
+# The most nodes of one merge.
 MOST_NODES = 4096
 
 _PARTIAL = Tolerance(
@@ -31,7 +31,7 @@ _PARTIAL = Tolerance(
 
 
 def nodes_of(keys: int) -> int:
-    """How many nodes so many keys have, at least one."""
+    """The number of nodes of so many keys, at least one."""
     return max(-(-keys // NODE_KEYS), 1)
 
 
@@ -45,7 +45,7 @@ def splits_of_nodes(nodes: int, blocks: int, multiprocessors: int, requested: in
 
 
 def _values(codes, scales, holds: int, tile: int, role: str, dim: int, dtype) -> np.ndarray:
-    """Rows [pages, heads, page, dim], or of tiles [batch, heads, 64 tiles, dim], as they are multiplied."""
+    """Decoded rows [pages, heads, page, dim], or of tiles [batch, heads, 64 tiles, dim]."""
     format = ROW_FORMATS[holds]
     if tile:
         return tile_layout("bf16" if format == "plain" else format, role, tile).decode(codes)[..., :dim]
@@ -56,11 +56,11 @@ def _values(codes, scales, holds: int, tile: int, role: str, dim: int, dtype) ->
 
 
 def _table(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of tables: pages in any order, of which sequences may share some."""
+    """Examples of tables: pages in any order, some shared between sequences."""
     return rng.integers(0, axes["pages"], shape, dtype=np.int32)
 
 
-# By format the bytes of scales, from and to, under which any codes are values of a few units.
+# Format -> the range of scale bytes with which any code is a value of a few units.
 _SCALES = {"nvfp4": (0x28, 0x38), "mxfp4": (123, 127), "mxfp8": (117, 120)}
 
 
@@ -108,7 +108,7 @@ def _scales(role: str):
 
 
 def _room(axes) -> int:
-    """Keys that an example has room for: in a table, or in arrays."""
+    """How many keys an example holds, in a table or in arrays."""
     if not _held("k", axes)[1]:
         return axes["table"] * axes["page"]
     return (
@@ -171,7 +171,7 @@ def _of_format(role: str, format: str, dim: int) -> dict:
 
 
 def _dense(k="plain", v=None, keys=150, tiles=0, **rest) -> dict:
-    """A case without pages: arrays, or tiles filled up to the dimension `tiles`."""
+    """A case without pages: arrays, or tiles padded to the dimension `tiles`."""
     sequences = rest.get("sequences", rest.get("batch", 1))
     case = _case(k, v, table=1, most_keys=keys, **{"key_ends": False, **rest}) | dict(
         nodes=nodes_of(keys), block_table=False

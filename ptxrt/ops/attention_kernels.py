@@ -14,15 +14,15 @@ from ..tiles import TILE_DIMS
 
 # Head dimensions of Q and K, and of V.
 HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
-# A window that is open on one side: no key is as far away.
+# An unlimited side of a window: no key is as far away.
 OPEN = 2**31 - 1
-# Keys to a unit of splitting.
+# Keys in a unit of splitting.
 SPLIT_UNIT = 64
 LOG2_E = math.log2(math.e)
 
 
 def visible(queries: int, keys: int, left: int = OPEN, right: int = OPEN) -> np.ndarray:
-    """Which keys a query sees, bool [queries, keys]; windows are aligned at the bottom right.
+    """The keys that each query sees, bool [queries, keys]; windows are aligned at the bottom right.
 
     Key j is visible to query i if -left <= j - (i + keys - queries) <= right; causal is right = 0.
     """
@@ -31,7 +31,7 @@ def visible(queries: int, keys: int, left: int = OPEN, right: int = OPEN) -> np.
 
 
 def visible_pairs(queries: int, keys: int, left: int = OPEN, right: int = OPEN) -> int:
-    """How many pairs of query and key are visible."""
+    """The number of visible pairs of query and key."""
     place = np.arange(queries, dtype=np.int64) + keys - queries
     return int(np.maximum(np.minimum(place + right + 1, keys) - np.maximum(place - left, 0), 0).sum())
 
@@ -334,7 +334,7 @@ def _store(values: np.ndarray, *buffers) -> None:
 
 
 def _maxima(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of maxima: whole numbers, and -inf for segments without keys."""
+    """Examples of maxima: integers, and -inf for segments without keys."""
     return np.where(rng.random(shape) < 0.1, -np.inf, rng.integers(-20, 20, shape)).astype(np.float32)
 
 
@@ -509,7 +509,7 @@ def attention_merge(
     if v_global is not None:
         merged = merged * np.repeat(v_global, row_max.shape[2] // len(v_global))[:, None, None]
     whole = np.ceil(shift / unit)
-    left = np.exp(shift - whole * unit)  # of the shift, in sums and outputs that are relative to a whole number
+    left = np.exp(shift - whole * unit)  # the shift's fraction, in sums and outputs relative to an integer
     divided = merged / np.where(total == 0, 1.0, total)[..., None]
     _store(divided if merged_sum is None else merged * left[..., None], out_bf16, out_f16, out_f32)
     with np.errstate(divide="ignore"):

@@ -55,7 +55,7 @@ class AttentionWay(ABC):
         return spelled(*self.asked)
 
     def check(self, call: Call) -> None:
-        """ArgumentError where the kernel does not take a call whose arguments fit each other."""
+        """Raise ArgumentError if the kernel does not support a call, whose arguments fit each other."""
 
     @abstractmethod
     def prepare(self, call: Call, place: Place) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def spelled(qk, pv, quantize=None) -> str:
 
 
 class FloatAttention(AttentionWay):
-    """Operands of a 16-bit format: the arrays themselves where kernels can load them, else converted copies."""
+    """Operands of a 16-bit format: the arrays themselves if kernels can load them, else converted copies."""
 
     lacks = ("smooth_k", "smooth_q")
 
@@ -110,7 +110,7 @@ def _loadable(call: Call, member: Format, place: Place) -> dict[str, DeviceArray
 
 
 class InKernelAttention(AttentionWay):
-    """Operands that the kernel quantizes as it loads them: it takes arrays as they are."""
+    """Operands that the kernel quantizes as it loads them: arrays are passed unchanged."""
 
     lacks = ("smooth_k", "smooth_q")
 
@@ -323,7 +323,7 @@ def _launch_others(call: Call, place: Place, target: DeviceArray, figures: dict,
 
 
 def _options(call: Call, place: Place) -> dict[str, Any]:
-    """What kernels take beside their operands and outputs."""
+    """The kernels' arguments besides operands and outputs."""
     batch, heads, queries, keys = *call.q.shape[:3], call.k.shape[2]
     options = {name: place.put(array) for name, array in call.sequences.items()}
     options["sequences"] = next((x.shape[0] for x in options.values()), batch)
@@ -340,7 +340,7 @@ def _options(call: Call, place: Place) -> dict[str, Any]:
 
 
 def _handed_back(call: Call, place: Place, target: DeviceArray):
-    """The output as the caller gets it."""
+    """The output in the caller's layout and type."""
     if isinstance(call.out, DeviceArray):
         return call.callers_out
     result = place.back(target.transpose(0, 2, 1, 3) if call.transposed else target)

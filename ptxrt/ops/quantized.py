@@ -234,12 +234,12 @@ class Packed(ABC):
     @property
     @abstractmethod
     def arrays(self) -> dict[str, Any]:
-        """The arrays that are there, by the names of the constructor."""
+        """The arrays that are not None, by the constructor's names."""
 
     @property
     @abstractmethod
     def description(self) -> dict[str, Any]:
-        """What it is beside its arrays, by the names of the constructor."""
+        """The other arguments of the constructor, by name."""
 
     @abstractmethod
     def dequantized(self, member: Format, out, stream) -> Any:
@@ -313,7 +313,7 @@ class Packed(ABC):
             return made(**{name: archive.read(name) for name in archive.names if name not in small}, **description)
 
 
-# Classes by what their files hold: {names that must be there: (class, names that may be there)}.
+# {names that a file must have: (class, names that it may have)}
 _FILES: dict[frozenset[str], tuple[type[Packed], frozenset[str]]] = {}
 
 
@@ -400,13 +400,13 @@ class QuantizedArray(Packed):
 
     @property
     def arrays(self) -> dict[str, Any]:
-        """The arrays that are there, by the names of the constructor."""
+        """The arrays that are not None, by the constructor's names."""
         level = {} if self.global_scale is None else {"global_scale": self.global_scale}
         return {"codes": self.codes, "scales": self.scales, **level}
 
     @property
     def description(self) -> dict[str, Any]:
-        """What it is beside its arrays, by the names of the constructor."""
+        """The other arguments of the constructor, by name."""
         return dict(format=self.format, shape=self.shape, axis=self.axis, scale_layout=self.scale_layout)
 
     def decoded(self) -> np.ndarray:
@@ -477,7 +477,7 @@ def fitted(
 
 
 def shaped(array, shape: tuple[int, ...]):
-    """The array in a shape; itself where it has that."""
+    """The array in a shape; itself if it already has it."""
     return array if array.shape == shape else array.reshape(shape)
 
 

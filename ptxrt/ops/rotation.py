@@ -198,7 +198,7 @@ def checked_positions(name: str, positions, table):
 
 
 def placed_rotation(name: str, table, positions, place: Place):
-    """The table and the positions on the device, as kernels take them."""
+    """The table and the positions as arguments of kernels, on the device."""
     table, positions = place.put(table), place.put(positions)
     if not positions.is_contiguous:
         received = f"positions {list(positions.shape)} have strides of {list(positions.strides)} bytes"

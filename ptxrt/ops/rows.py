@@ -176,7 +176,7 @@ def mean_rows(
         raise ArgumentError(f"{name}: cu_seqlens has a stride of {starts.strides[0]} bytes; pass cu_seqlens.copy()")
     if tokens or not cols:
         rows = rows_of(x, place)
-    else:  # kernels take no array without elements; a row of zeros counts as little as no row
+    else:  # kernels take no empty array; a row of zeros has the same effect as no row
         rows = fill_f32(x=place.empty((cols,), f32), value=0.0, stream=stream).reshape(1, cols)
     return call.run(place, kernels.mean_rows, None, (rows, starts), options)
 

@@ -10,7 +10,7 @@ from ..sequences import ends_of, first_units, sequences_axis, sequences_of, star
 
 # Keys that a block of `scan_keys` reads.
 SCAN_RUN = 256
-# Neighbouring queries that share a mean.
+# Consecutive queries that share a mean.
 SMOOTH_QUERIES = 64
 
 _SUMS = Tolerance("float32 sums of up to 256 values, in another order", relative_l2=3e-7)
@@ -32,7 +32,7 @@ def _key_ends(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 
 
 def _rows_with_garbage(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of keys: a few of the last are not finite, which sums take over and magnitudes pass by."""
+    """Examples of keys: a few of the last are not finite, which sums keep and magnitudes skip."""
     x = rng.standard_normal(shape).astype(np.float32)
     x[:, 0, -1, 0], x[:, 0, -1, -1] = np.nan, np.inf
     return x.astype(member.dtype)
@@ -214,7 +214,7 @@ def row_dot(
 
 
 def _means(axes) -> int:
-    """As many as sequences or, of units of packed ones, as batches."""
+    """The number of sequences or, for units of packed ones, of batches."""
     return axes["batch"] if axes["means"] == axes["batch"] else axes["sequences"]
 
 
