@@ -59,6 +59,17 @@ struct BlockTiling : tile::BlockAttentionShape<ValueFormat_, dim_, dim_v_> {
                                                                                                : 16;
     static constexpr bool has_smooth_loop = mean_vectors > 0 && ValueFormat::bits < 16;
 
+    // Warps without rows have a loop of their own, so that the others do not test for it in each tile. Narrow heads in
+    // 8 bits are slower with it in the static model.
+    static constexpr bool has_idle_loop =
+        Shape::has_plain_loop && ValueFormat::bits < 16 && (ScoreFormat::bits == 4 || Shape::widest > 96);
+
+    // P of a plain tile is multiplied by V while P of the next tile is computed, which needs a third stage. Q and K in
+    // 8 bits gain nothing: their MMAs take long enough to hide the exponentials. Wide V in 8 bits leaves too few
+    // registers.
+    static constexpr bool overlaps = Shape::has_plain_loop && stages > 2 && ScoreFormat::bits == 4 &&
+                                     (ValueFormat::bits == 4 || (ValueFormat::bits == 8 && Shape::widest <= 128));
+
     template <class Output>
     using OutputTile = tile::SharedTile<rows, dim_v * sizeof(Output)>;
     using Tiles = std::conditional_t<Shape::expands, ExpandedTiles<BlockTiling>, StagedTiles<BlockTiling>>;
@@ -76,6 +87,36 @@ struct BlockTiling : tile::BlockAttentionShape<ValueFormat_, dim_, dim_v_> {
     };
     static_assert(sizeof(Shared) <= 99 * 1024 - 1024, "the tiles fit everywhere");
 };
+
+// All plain tiles from `index` on, of which there is at least one. P of each is multiplied by V while P of the next
+// tile is computed.
+template <class Tiling, class Pipeline, class Softmax, class Plain>
+__device__ __forceinline__ void overlap_plain_tiles(typename Tiling::Shared &shared, Pipeline &pipeline,
+                                                    typename Tiling::Tiles &tiles, Softmax &softmax, float factor,
+                                                    int &index, const Plain &plain) {
+    constexpr int columns = tile::tile_keys / tile::mma_columns;
+    ProbabilityFragments<typename Tiling::ValueFormat, columns> p[Tiling::slices];
+    using Order = typename Softmax::Order;
+    const typename Tiling::Stage *before = &pipeline.template take<false>(index);
+    {
+        tile::Accumulator s[Tiling::slices][columns];
+        tiles.template multiply<Order>(s, shared, *before);
+        softmax.template take<false, false>(p, s, factor);
+    }
+    for (++index; plain(index); ++index) {
+        const typename Tiling::Stage *stage = &pipeline.template take<false>(index);
+        tile::Accumulator s[Tiling::slices][columns];
+        tiles.template multiply<Order>(s, shared, *stage);
+        ProbabilityFragments<typename Tiling::ValueFormat, columns> made[Tiling::slices];
+        softmax.take_after(made, s, factor, [&] { softmax.accumulate(p, before->v); });
+        pipeline.release(index - 1);
+        before = stage;
+#pragma unroll
+        for (int slice = 0; slice < Tiling::slices; ++slice) p[slice] = made[slice];
+    }
+    softmax.accumulate(p, before->v);
+    pipeline.release(index - 1);
+}
 
 // O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Operands:
 // BlockOperands, or others with its names. Returns whether sums were too small in any of them: then the block calls
@@ -120,7 +161,7 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
         const auto &stage = pipeline.template take < maybe_smooth && (Tiling::mean_vectors > 0) > (index);
         tiles.template prepare<Order>(shared, stage, pipeline, index);
         // A warp without rows, or whose rows see nothing of this tile, only keeps the stages moving.
-        if (!idle && !(masked && index * tile::tile_keys >= warp_end)) {
+        if ((Tiling::has_idle_loop || !idle) && !(masked && index * tile::tile_keys >= warp_end)) {
             tile::Accumulator s[Tiling::slices][tile::tile_keys / tile::mma_columns];
             tiles.template multiply<Order>(s, shared, stage);
             if (smooth) mean_scores.template add<always_smooth>(s, pipeline, index);
@@ -134,11 +175,20 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     // All tiles. Those without masks and sums apart have a loop of their own, where the code has room for it, with and
     // without the scores of means.
     const auto plain = [&](int index) { return range.plain_begin <= index && index < range.plain_end; };
-    for (int index = range.begin; index < range.end; ++index) {
+    int index = range.begin;
+    if (Tiling::has_idle_loop && idle)
+        for (; index < range.end; ++index) {
+            pipeline.template take<false>(index);
+            pipeline.release(index);
+        }
+    for (; index < range.end; ++index) {
         if constexpr (Tiling::has_smooth_loop)
             if (pipeline.stages_means() && !options.lse && !exact_sum)
                 for (; plain(index); ++index) step(index, std::false_type{}, std::false_type{}, std::true_type{});
-        if constexpr (Tiling::has_plain_loop)
+        if constexpr (Tiling::overlaps) {
+            if (!smoothed && !options.lse && !exact_sum && plain(index))
+                overlap_plain_tiles<Tiling>(shared, pipeline, tiles, softmax, factor, index, plain);
+        } else if constexpr (Tiling::has_plain_loop)
             if (!smoothed && (!Softmax::sums_apart || (!options.lse && !exact_sum)))
                 for (; plain(index); ++index) step(index, std::false_type{}, std::false_type{}, std::false_type{});
         if (index >= range.end) break;

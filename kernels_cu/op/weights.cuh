@@ -208,26 +208,76 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
     template <bool masked, bool sums, int tiles>
     __device__ void take(ProbabilityFragments<Format, tiles> (&p)[slices], const tile::Accumulator (&s)[slices][tiles],
                          float factor) {
-        // A lane compares what it has of a row; the row's own maximum, rounded up, is made where some row of the warp
-        // grows. The sum of the comparison is rounded up, so that no row that grows is missed.
         float group_max[slices][tiles / 4][2], tile_max[slices][2];
+        if (find_maxima(group_max, tile_max, s, factor)) raise_to(tile_max, factor);
+        encode<masked, sums>(p, s, group_max, factor);
+    }
+
+    // take() for a plain tile. before() adds to o what belongs under the old maxima. If no row grows, its MMAs run
+    // beside the exponentials of P.
+    template <int tiles, class Before>
+    __device__ __forceinline__ void take_after(ProbabilityFragments<Format, tiles> (&p)[slices],
+                                               const tile::Accumulator (&s)[slices][tiles], float factor,
+                                               Before &&before) {
+        float group_max[slices][tiles / 4][2], tile_max[slices][2];
+        if (find_maxima(group_max, tile_max, s, factor)) {
+            before();
+            raise_to(tile_max, factor);
+            encode<false, false>(p, s, group_max, factor);
+        } else {
+            encode<false, false>(p, s, group_max, factor);
+            before();
+        }
+    }
+
+    // Computes the largest scores of a tile, for each scale and for this lane's part of each row. Returns whether some
+    // row of the warp grows.
+    //
+    // A lane compares its part of a row. raise_to() then computes the maximum of the whole row, rounded up. The sum in
+    // the comparison is rounded up, so that it misses no row that grows. Native code compares before shared_max(),
+    // whose shuffles then take no time. Beside a NaN this finds rows whose maximum stays, which raise_to() leaves as
+    // they are.
+    template <int tiles>
+    __device__ bool find_maxima(float (&group_max)[slices][tiles / 4][2], float (&tile_max)[slices][2],
+                                const tile::Accumulator (&s)[slices][tiles], float factor) {
+        constexpr bool exchanges_first = !ptx::has_block_scaled_mma;
         bool grows = false;
-        tile::for_rows<slices>([&](int slice, int half) {
-            static_for<tiles / 4>(
-                [&](auto h) { group_max[slice][h][half] = P::shared_max(lane_max<4 * h, 4>(s[slice], half)); });
+        const auto of_groups = [&](int slice, int half) {
             float &max = tile_max[slice][half];
             max = group_max[slice][0][half];
 #pragma unroll
             for (int h = 1; h < tiles / 4; ++h) max = fmaxf(max, group_max[slice][h][half]);
-            grows |= __fmaf_ru(max, factor, -P::headroom) > this->row_max[slice][half];
-        });
-        if (ptx::vote_sync_any(grows)) {
-            tile::for_rows<slices>([&](int slice, int half) {   // a row decides by itself, whatever its warp does
-                float &max = tile_max[slice][half];
-                max = fmaxf(this->row_max[slice][half], ceilf(P::max_of_row(max) * factor) - P::headroom);
+        };
+        tile::for_rows<slices>([&](int slice, int half) {
+            static_for<tiles / 4>([&](auto h) {
+                const float max = lane_max<4 * h, 4>(s[slice], half);
+                group_max[slice][h][half] = exchanges_first ? P::shared_max(max) : max;
             });
-            this->raise(tile_max);
-        }
+            of_groups(slice, half);
+            grows |= __fmaf_ru(tile_max[slice][half], factor, -P::headroom) > this->row_max[slice][half];
+        });
+        if constexpr (!exchanges_first)
+            tile::for_rows<slices>([&](int slice, int half) {
+                static_for<tiles / 4>(
+                    [&](auto h) { group_max[slice][h][half] = P::shared_max(group_max[slice][h][half]); });
+                of_groups(slice, half);
+            });
+        return ptx::vote_sync_any(grows);
+    }
+
+    // A row decides by itself, whatever its warp does.
+    __device__ void raise_to(float (&tile_max)[slices][2], float factor) {
+        tile::for_rows<slices>([&](int slice, int half) {
+            float &max = tile_max[slice][half];
+            max = fmaxf(this->row_max[slice][half], ceilf(P::max_of_row(max) * factor) - P::headroom);
+        });
+        this->raise(tile_max);
+    }
+
+    template <bool masked, bool sums, int tiles>
+    __device__ void encode(ProbabilityFragments<Format, tiles> (&p)[slices],
+                           const tile::Accumulator (&s)[slices][tiles], const float (&group_max)[slices][tiles / 4][2],
+                           float factor) {
 #pragma unroll
         for (int slice = 0; slice < slices; ++slice) {
             P::template encode<masked, sums>(p[slice], s[slice], group_max[slice], this->row_max[slice],

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../ptx/barrier.cuh"
 #include "../ptx/bulk.cuh"
@@ -28,8 +29,13 @@ struct Pipeline {
     const float *means = nullptr;
     int mean_step = 0;
     int mean_vectors = 0;
-    // Tiles in flight. Warps may drift apart by the remaining stages. Tiles of e2m1 take less time.
-    static constexpr int ahead = ptx::has_bulk_copy && Tiling::stages > 3 && Tiling::ValueFormat::bits == 4 ? 2 : 1;
+    int fill_end = threadIdx.x < 32 ? end : begin;   // this warp fills the stages of the tiles before it
+    // Tiles in flight. Warps may drift apart by the remaining stages. Tiles of e2m1 and narrow tiles of 8 bits take
+    // less time.
+    static constexpr bool has_short_tiles =
+        Tiling::ValueFormat::bits == 4 || (ptx::has_block_scaled_mma && Tiling::ValueFormat::bits == 8 &&
+                                           Tiling::ScoreFormat::bits == 8 && Tiling::widest <= 64);
+    static constexpr int ahead = ptx::has_bulk_copy && Tiling::stages > 3 && has_short_tiles ? 2 : 1;
 
     // One lane of a warp releases a stage. With stand-ins every lane does: compute-sanitizer, which runs them, does not
     // see that a warp's barrier orders its lanes before the releasing one.
@@ -38,7 +44,19 @@ struct Pipeline {
     __device__ static uint32_t address(const void *shared) {
         return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
     }
-    __device__ auto &stage_of(int index) const { return shared.stage[(index - origin) % Tiling::stages]; }
+    // Unsigned indices make a stage a mask, and fill_end in a register replaces a read of the thread's number in each
+    // tile. Two stages gain nothing. The portable code stays as it was measured.
+    static constexpr bool lean = ptx::has_block_scaled_mma && Tiling::stages > 2;
+
+    // The number of tiles that passed through the stages before a tile.
+    __device__ auto place(int index) const { return std::conditional_t<lean, unsigned, int>(index - origin); }
+    __device__ auto &stage_of(int index) const { return shared.stage[place(index) % Tiling::stages]; }
+
+    // Whether this warp fills the stage of a tile.
+    __device__ bool fills(int index) const {
+        if constexpr (lean) return index < fill_end;
+        else return index < end && threadIdx.x < 32;
+    }
 
     // Called by the whole block.
     __device__ void start() {
@@ -63,8 +81,8 @@ struct Pipeline {
     template <bool with_means>
     __device__ void fill(int index) {
         if constexpr (ptx::has_bulk_copy) {
-            if (index >= end || threadIdx.x >= 32 || !ptx::elect_sync()) return;
-            const int turn = (index - origin) / Tiling::stages, slot = (index - origin) % Tiling::stages;
+            if (!fills(index) || !ptx::elect_sync()) return;
+            const int turn = place(index) / Tiling::stages, slot = place(index) % Tiling::stages;
             const uint32_t full = address(&shared.full[slot]);
             if (turn > 0) ptx::mbarrier_wait_parity(address(&shared.empty[slot]), (turn - 1) & 1);
             const uint32_t mean_bytes = with_means && stages_means() ? mean_vectors * tile_keys * sizeof(float) : 0;
@@ -96,10 +114,12 @@ struct Pipeline {
     template <bool with_means>
     __device__ const typename Tiling::Stage &take(int index) {
         if constexpr (ptx::has_bulk_copy) {
-            fill<with_means>(index + ahead);
-            __syncwarp();
-            ptx::mbarrier_wait_parity(address(&shared.full[(index - origin) % Tiling::stages]),
-                                      (index - origin) / Tiling::stages & 1);
+            if (!lean || fills(index + ahead)) {
+                fill<with_means>(index + ahead);
+                __syncwarp();
+            }
+            ptx::mbarrier_wait_parity(address(&shared.full[place(index) % Tiling::stages]),
+                                      place(index) / Tiling::stages & 1);
         } else {
             ptx::cp_async_wait_group<0>();
             ptx::bar_sync();   // all threads see this tile and have read the stage to fill next
@@ -113,7 +133,7 @@ struct Pipeline {
         return Tiling::mean_vectors > 0 && mean_vectors > 0 && mean_vectors <= Tiling::mean_vectors;
     }
     __device__ const float *means_of(int index) const {
-        if constexpr (Tiling::mean_vectors > 0) return shared.means.of_stage[(index - origin) % Tiling::stages];
+        if constexpr (Tiling::mean_vectors > 0) return shared.means.of_stage[place(index) % Tiling::stages];
         else return nullptr;
     }
 
@@ -129,7 +149,7 @@ struct Pipeline {
         if constexpr (ptx::has_bulk_copy) {
             __syncwarp();   // all its lanes are
             if (lanes_speak || ptx::laneid() == 0)
-                ptx::mbarrier_arrive(address(&shared.empty[(index - origin) % Tiling::stages]));
+                ptx::mbarrier_arrive(address(&shared.empty[place(index) % Tiling::stages]));
         }
     }
 };
