@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .listing import Flow, Instruction, steady_path
+from .listing import Flow, Instruction, order, steady_path
 from .rates import warp_bytes
 
 MANY = 8  # of what tells a role, in one block; what is there for single rows is less
@@ -32,11 +32,21 @@ class TileLoops:
         self.flow = Flow(self.code)
         multiplying = {head: body for head, body in self.flow.loops.items() if self.count(body, is_mma)}
         self.own: dict[int, set[int]] = {}
+        self.leading: dict[int, set[int]] = {}
         for head, body in multiplying.items():
             nested = [other for start, other in multiplying.items() if start != head and start in body and other < body]
             blocks = body - set().union(*nested) if nested else set(body)
             if self.count(blocks, is_mma) >= 4:
                 self.own[head] = blocks
+                starts = {start for start in multiplying if start != head and start in body}
+                self.leading[head] = {block for block in blocks - {head} if self._leads(block, starts, blocks - {head})}
+
+    def _leads(self, block: int, starts: set[int], inside: set[int]) -> bool:
+        """Whether a block with matrix instructions leads to one of the starts without leaving the blocks between."""
+        if not self.count([block], is_mma):
+            return False
+        ahead = order(block, lambda i: [j for j in self.flow.after[i] if j in inside])
+        return any(j in starts for i in ahead for j in self.flow.after[i])
 
     def count(self, blocks: Iterable[int], what) -> int:
         return sum(what(instruction) for block in blocks for instruction in self.flow.blocks[block])
@@ -60,8 +70,12 @@ class TileLoops:
         return {block for block in found if self.count([block], lambda i: i.stem == "FADD") >= MANY}
 
     def way(self, head: int, *through: set[int]) -> list[Instruction]:
-        """Once round a loop, with all its MMAs, through a block of each set, else in the fewest instructions."""
-        return self.flow.path(head, self.own[head], is_mma, through) if all(through) else []
+        """Once round a loop, with all its MMAs, through a block of each set, else in the fewest instructions.
+
+        The MMAs with which a loop within it begins belong to that one.
+        """
+        inside = self.own[head] - self.leading[head]
+        return self.flow.path(head, inside, is_mma, through) if all(through) else []
 
 
 def tile_paths(code: list[Instruction]) -> dict[str, list[Instruction]]:
