@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../kernel.cuh"
+#include "../tile/attention_shape.cuh"
 #include "../tile/block_tiles.cuh"
 #include "../tile/fragment.cuh"
 #include "attention.cuh"
@@ -234,13 +235,11 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
     // row of the warp grows.
     //
     // A lane compares its part of a row. raise_to() then computes the maximum of the whole row, rounded up. The sum in
-    // the comparison is rounded up, so that it misses no row that grows. Native code compares before shared_max(),
-    // whose shuffles then take no time. Beside a NaN this finds rows whose maximum stays, which raise_to() leaves as
-    // they are.
+    // the comparison is rounded up, so that it misses no row that grows. A comparison before shared_max() hides its
+    // shuffles. Beside a NaN it finds rows whose maximum stays, which raise_to() leaves as they are.
     template <int tiles>
     __device__ bool find_maxima(float (&group_max)[slices][tiles / 4][2], float (&tile_max)[slices][2],
                                 const tile::Accumulator (&s)[slices][tiles], float factor) {
-        constexpr bool exchanges_first = !ptx::has_block_scaled_mma;
         bool grows = false;
         const auto of_groups = [&](int slice, int half) {
             float &max = tile_max[slice][half];
@@ -251,12 +250,12 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
         tile::for_rows<slices>([&](int slice, int half) {
             static_for<tiles / 4>([&](auto h) {
                 const float max = lane_max<4 * h, 4>(s[slice], half);
-                group_max[slice][h][half] = exchanges_first ? P::shared_max(max) : max;
+                group_max[slice][h][half] = tile::exchanges_maxima_first ? P::shared_max(max) : max;
             });
             of_groups(slice, half);
             grows |= __fmaf_ru(tile_max[slice][half], factor, -P::headroom) > this->row_max[slice][half];
         });
-        if constexpr (!exchanges_first)
+        if constexpr (!tile::exchanges_maxima_first)
             tile::for_rows<slices>([&](int slice, int half) {
                 static_for<tiles / 4>(
                     [&](auto h) { group_max[slice][h][half] = P::shared_max(group_max[slice][h][half]); });

@@ -53,4 +53,8 @@ struct BlockAttentionShape {
     static constexpr bool has_plain_loop = ptx::has_block_scaled_mma;
 };
 
+// Whether lanes that share a scale exchange their largest scores before a warp knows which rows grow. Native code does
+// so after. The stand-ins stay as they were measured.
+constexpr bool exchanges_maxima_first = !ptx::has_block_scaled_mma;
+
 }   // namespace tile
