@@ -9,10 +9,12 @@
     (const Element *x,          /* [rows, cols] */                                                                     \
      const float *global_scale, /* [1] */                                                                              \
      uint32_t *codes,           /* [rows, cols / 2] bytes */                                                           \
-     uint8_t *scales,           /* [rows, cols / 16] */                                                                \
-     int rule, int64_t rows, int64_t cols) {                                                                           \
-        tile::with_nvfp4_rule(rule, [&](auto better_of_two) {                                                          \
-            op::quantize_nvfp4<better_of_two>(x, *global_scale, codes, scales, rows * cols);                           \
+     uint8_t *scales,           /* [rows, cols / 16], or in tiles */                                                   \
+     int rule, int swizzled, int64_t rows, int64_t cols, int64_t scale_rows, int64_t scale_cols) {                     \
+        op::with_scales(scales, swizzled, scale_rows * scale_cols, rows, cols / 16, [&](const auto &target) {          \
+            tile::with_nvfp4_rule(rule, [&](auto better_of_two) {                                                      \
+                op::quantize_nvfp4<better_of_two>(x, *global_scale, codes, target, rows * cols);                       \
+            });                                                                                                        \
         });                                                                                                            \
     }
 

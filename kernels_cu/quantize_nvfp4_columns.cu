@@ -9,13 +9,14 @@
     (const Element *x,          /* [outer, rows, cols] */                                                              \
      const float *global_scale, /* [1] */                                                                              \
      uint8_t *codes,            /* [outer, rows / 2, cols] */                                                          \
-     uint8_t *scales,           /* [outer, rows / 16, cols] */                                                         \
-     int rule, int64_t outer, int64_t rows, int64_t cols) {                                                            \
-        const int64_t values = int64_t(blockIdx.z) * rows * cols; /* before this matrix */                             \
+     uint8_t *scales,           /* [outer, rows / 16, cols], or in tiles */                                            \
+     int rule, int swizzled, int64_t outer, int64_t rows, int64_t cols, int64_t scale_outer, int64_t scale_rows,       \
+     int64_t scale_cols) {                                                                                             \
+        const op::ColumnScales target{                                                                                 \
+            scales, swizzled != 0, {scale_outer, scale_rows, scale_cols}, outer, rows, cols};                          \
         op::with_columns(cols, [&](auto whole) {                                                                       \
             tile::with_nvfp4_rule(rule, [&](auto better_of_two) {                                                      \
-                op::quantize_nvfp4_columns<better_of_two, whole>(x + values, *global_scale, codes + values / 2,        \
-                                                                 scales + values / 16, rows, cols);                    \
+                op::quantize_nvfp4_columns<better_of_two, whole>(x, *global_scale, codes, target);                     \
             });                                                                                                        \
         });                                                                                                            \
     }

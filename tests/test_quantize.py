@@ -117,8 +117,9 @@ def test_values_of_any_size_in_every_layout(rng, format, rule, text):
                 blocks = values.astype(dtype)
             for given in [dict(global_scale=g) for g in (1.0, 3 * 2.0**-149, 3e38)] if f.two_level else [{}]:
                 for x, axis in ((blocks, -1), (blocks.T.copy(), 0), (blocks[:-1].T.copy(), 0)):
-                    q = ptxrt.quantize(x, format, axis=axis, scale_rule=rule, **given)
-                    assert_same(q, quantize_reference(x, format, axis=axis, scale_rule=rule, **given))
+                    for scale_layout in ("linear", "128x4"):
+                        choices = dict(given, axis=axis, scale_rule=rule, scale_layout=scale_layout)
+                        assert_same(ptxrt.quantize(x, format, **choices), quantize_reference(x, format, **choices))
 
 
 def narrow_boundary_blocks(rng, g: np.float32, dtype) -> np.ndarray:
@@ -145,9 +146,11 @@ def test_nvfp4_codes_of_narrow_dtypes_change_at_the_right_value(machine, rng, dt
     x = narrow_boundary_blocks(rng, np.float32(g), dtype).reshape(-1, 96)
     x = np.ascontiguousarray(x.T) if axis == 0 else x
     x[:, 40:] = np.where(rng.random(x[:, 40:].shape) < 0.002, dtype(np.nan), x[:, 40:])  # some of them divide
-    with ptxrt.using("emulator", ptx="portable") if machine.name == "emulator" else ptxrt.using(machine.name):
-        q = ptxrt.quantize(x, "nvfp4", axis=axis, global_scale=np.float32(g))
-    assert_same(q, quantize_reference(x, "nvfp4", axis=axis, global_scale=np.float32(g)))
+    for scale_layout in ("linear", "128x4"):
+        choices = dict(axis=axis, global_scale=np.float32(g), scale_layout=scale_layout)
+        with ptxrt.using("emulator", ptx="portable") if machine.name == "emulator" else ptxrt.using(machine.name):
+            q = ptxrt.quantize(x, "nvfp4", **choices)
+        assert_same(q, quantize_reference(x, "nvfp4", **choices))
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=lambda d: np.dtype(d).name)
@@ -370,6 +373,75 @@ def test_quantizing_to_128x4(machine, rng, format, axis):
     assert_bytes(tiled, linear.codes, ptxrt.swizzle_scales(linear.scales, axis=axis), linear.global_scale)
     np.testing.assert_array_equal(ptxrt.dequantize(tiled), ptxrt.dequantize(linear))
     np.testing.assert_array_equal(np.asarray(tiled), np.asarray(linear))
+
+
+# Rows and blocks of the scales' matrix at, before and behind the edges of tiles, and some of several matrices.
+TILED = [
+    *(
+        ((rows, blocks), -1)
+        for rows, blocks in [(1, 1), (3, 2), (31, 5), (33, 4), (127, 3), (128, 4), (129, 9), (257, 8)]
+    ),
+    *(((blocks, rows), 0) for rows, blocks in [(1, 1), (5, 3), (64, 4), (127, 6), (132, 5), (256, 8)]),
+    *(((3, blocks, rows), 1) for rows, blocks in [(2, 3), (43, 4), (128, 2)]),
+    *[((2, 0), -1), ((0, 3), -1), ((0, 2), 0), ((2, 0, 3), 1)],
+]
+
+
+@pytest.mark.parametrize("shape, axis", TILED)
+@pytest.mark.parametrize("format, rule", [(name, f.rules[i]) for name, f in BLOCK_FORMATS.items() for i in (0, -1)])
+def test_tiles_are_those_of_swizzle_scales_in_one_launch(text_machine, rng, format, rule, shape, axis):
+    """In whole tiles and around them, on memory that holds other bytes before."""
+    f = BLOCK_FORMATS[format]
+    sizes = list(shape)
+    sizes[axis] *= f.block
+    dtype = DTYPES[sum(shape) % len(DTYPES)]
+    x = ptxrt.to_device((rng.standard_normal(sizes) * np.exp2(rng.integers(-4, 5, sizes))).astype(dtype))
+    choices = dict(axis=axis, scale_rule=rule) | (dict(global_scale=0.01) if f.two_level else {})
+    linear = ptxrt.quantize(x, format, **choices)
+    want = ptxrt.swizzle_scales(linear.scales, axis=axis).to_numpy()
+    out = ptxrt.QuantizedArray(
+        *(ptxrt.to_device(np.full(size, 0xA5, np.uint8)) for size in (linear.codes.shape, want.shape)),
+        **dict(format=format, shape=x.shape, axis=axis, scale_layout="128x4"),
+        global_scale=linear.global_scale,
+    )
+    with ptxrt.trace() as trace:
+        assert ptxrt.quantize(x, format, out=out, scale_layout="128x4", **choices) is out
+    columns = "_columns" if np.prod(sizes[axis:][1:] if axis < 0 else sizes[axis + 1 :]) != 1 else ""
+    launched = [launch.kernel for launch in trace.launches if launch.kernel != "fill_f32"]
+    assert launched == ([f"quantize_{format}{columns}"] if x.size else [])
+    for got, expected in ((out.codes, linear.codes.to_numpy()), (out.scales, want)):
+        np.testing.assert_array_equal(got.to_numpy().view(np.uint8), expected.view(np.uint8))
+
+
+def test_tiles_in_captured_and_prepared_calls(machine, rng):
+    x, y = (ptxrt.to_device(rng.standard_normal((130, 96)).astype(np.float32)) for _ in range(2))
+    for format in ("mxfp8", "nvfp4"):
+        want = [ptxrt.quantize(each, format).to_numpy() for each in (x, y)]
+        out = ptxrt.quantize(x, format, scale_layout="128x4")
+        prepared = ptxrt.prepare(ptxrt.quantize, x, format, scale_layout="128x4", out=out)
+        for each, expected in zip((y, x), reversed(want)):
+            prepared(each)
+            np.testing.assert_array_equal(out.scales.to_numpy(), ptxrt.swizzle_scales(expected.scales))
+        with ptxrt.graph() as graph:
+            ptxrt.quantize(y, format, scale_layout="128x4", out=out)
+        graph.launch()
+        np.testing.assert_array_equal(out.scales.to_numpy(), ptxrt.swizzle_scales(want[1].scales))
+
+
+@each_format
+def test_a_quantizer_writes_tiles_of_the_right_size_alone(text_machine, rng, format):
+    kernel, n = QUANTIZE[format], BLOCK_FORMATS[format].block
+    x = rng.standard_normal((5, 3 * n)).astype(np.float32)
+    level = (np.ones(1, np.float32),) if BLOCK_FORMATS[format].two_level else ()
+    for sizes in (dict(scale_rows=2), dict(scale_cols=4), dict(scale_rows=1), dict(scale_cols=512), dict(covered=1)):
+        with pytest.raises(ptxrt.ArgumentError, match="must be|has shape"):
+            kernel(x, *level, **sizes, scales=np.zeros((1, 1), np.uint8))
+    with pytest.raises(ptxrt.ArgumentError, match="multiple of"):
+        kernel(x[:, : n + n // 2].copy(), *level)
+    # Tiles do not fit an array of linear scales: nothing is written behind its end.
+    x, *level, scales = (ptxrt.to_device(array) for array in (x, *level, np.zeros((5, 3), np.uint8)))
+    codes, _ = kernel(x, *level, scales=scales, swizzled=1)
+    np.testing.assert_array_equal(codes.to_numpy(), kernel(x, *level)[0].to_numpy())
 
 
 # Arrays in and out

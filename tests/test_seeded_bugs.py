@@ -17,7 +17,7 @@ from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.emulator.backend import EmulatorBackend
 from ptxrt.ops.attention import exact_attention
 from ptxrt.ops.attention_kernels import OPEN, attention_mxfp4_bf16_in_kernel
-from ptxrt.ops.quantizers import DEQUANTIZE, QUANTIZE
+from ptxrt.ops.quantizers import DEQUANTIZE, QUANTIZE, tiled
 from ptxrt.tiles import tile_layout
 from scripts import script
 from seeded_bugs import ATTENTION, BUGS, FEW, MXFP4, MXFP8, NVFP4, PRODUCT
@@ -109,15 +109,18 @@ def what_fails(kernel: str) -> str | None:
     return None
 
 
-def quantizes(name, dtype, rule=0):
-    """Bytes equal to the reference's, from rows or, for a kernel of columns, from a batch of one matrix."""
+def quantizes(name, dtype, rule=0, in_tiles=False):
+    """Bytes equal to the reference's, from rows or, for a kernel of columns, from a batch of one matrix, of two where
+    scales lie in tiles."""
     inputs = [quantizer_inputs(dtype)]
     if name.endswith("_columns"):
-        inputs = [np.ascontiguousarray(inputs[0].T)[None]]
+        inputs = [np.ascontiguousarray(inputs[0].T)[None].repeat(2 if in_tiles else 1, axis=0)]
     if "nvfp4" in name:
         inputs.append(np.array([0.003], np.float32))
-    want = KERNELS[name].reference(*inputs, rule=rule)
-    got = KERNELS[name](*inputs, rule=rule)
+    axes = dict(zip(("outer", "rows", "cols")[-inputs[0].ndim :], inputs[0].shape))
+    options = tiled(name.removeprefix("quantize_").removesuffix("_columns"), axes) if in_tiles else {}
+    want = KERNELS[name].reference(*inputs, **options, rule=rule)
+    got = KERNELS[name](*inputs, **options, rule=rule)
     return all(np.array_equal(a, b) for a, b in zip(got, want.values()))
 
 
@@ -272,6 +275,7 @@ CHECKS = {
             "float32": lambda name=name: quantizes(name, np.float32),
             "bfloat16": lambda name=name: quantizes(name, ml_dtypes.bfloat16),
             "another rule": lambda name=name: quantizes(name, np.float32, rule=1),
+            "tiles": lambda name=name: quantizes(name, np.float32, in_tiles=True),
         }
         for name in QUANTIZERS
     },

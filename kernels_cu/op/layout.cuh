@@ -121,6 +121,67 @@ struct ScaleTiles {
     }
 };
 
+// Scales that a quantizer stores in tiles, an array of `bytes` bytes; places past its end are left out.
+// takes_registers: a store needs registers, so that it comes after those of the values are free.
+struct TiledScales {
+    static constexpr bool takes_registers = true;
+    uint8_t *scales;
+    size_t bytes;
+    ScaleTiles tiles;
+    size_t first = 0;   // the block from which store() counts
+
+    __device__ void put(size_t row, size_t block, uint32_t scale) const {
+        const size_t at = tiles.offset(row, block);
+        if (at < bytes) scales[at] = scale;
+    }
+
+    // For blocks along rows: store() takes the number of a block among the blocks of all rows, counted from the number
+    // that from() was given.
+    __device__ TiledScales from(size_t number) const { return {scales, bytes, tiles, number}; }
+    __device__ void store(int number, uint32_t scale) const {
+        const Quotient row(first + number, tiles.blocks);
+        put(row.quotient, row.rest, scale);
+    }
+
+    // Stores zeros in the places of tiles without a scale: rows after the last one, and blocks after the last one of
+    // each row. Threads without values call it, numbered from 0; the grid has such threads where tiles have such
+    // places.
+    __device__ void fill(size_t thread, size_t threads) const {
+        const size_t rows = tiles.outer * tiles.cols;
+        if (const int there = rows % 128) {
+            const size_t last = tiles.offset(rows - there, 0);
+#pragma unroll 1
+            for (size_t word = thread; word < tiles.row_tiles() * 128; word += threads)   // as in swizzle_scales()
+                if (int(word % 4 * 32 + word % 128 / 4) >= there && last + word * 4 + 4 <= bytes)
+                    store_word(scales, last + word * 4, 0);
+        }
+        if (tiles.blocks % 4 == 0) return;
+#pragma unroll 1
+        for (size_t row = thread; row < rows; row += threads)
+#pragma unroll 1
+            for (size_t block = tiles.blocks; block % 4; ++block) put(row, block, 0);
+    }
+};
+
+// The same for scales in the order of the blocks.
+struct LinearScales {
+    static constexpr bool takes_registers = false;
+    uint8_t *first;
+
+    __device__ LinearScales from(size_t number) const { return {first + number}; }
+    __device__ void store(int number, uint32_t scale) const { first[number] = scale; }
+    __device__ void fill(size_t, size_t) const {}
+};
+
+// Calls body(scales) with one of the two for a matrix of rows with `blocks` blocks each. The layout is a type and no
+// branch at every store, so that tiles cost linear scales nothing.
+template <class Body>
+__device__ inline void with_scales(uint8_t *scales, bool swizzled, int64_t bytes, int64_t rows, int64_t blocks,
+                                   Body &&body) {
+    if (swizzled) body(TiledScales{scales, size_t(bytes), {size_t(rows), size_t(blocks), 1}});
+    else body(LinearScales{scales});
+}
+
 __device__ inline void swizzle_scales(const uint8_t *scales, uint8_t *swizzled, ScaleTiles tiles, size_t bytes) {
     const size_t at = first_byte();
     if (at >= bytes) return;

@@ -15,12 +15,14 @@
 #define QUANTIZE_MX(name, Format) MX_ENTRIES(QUANTIZE_MX_ENTRY, name, Format)
 #define QUANTIZE_MX_ENTRY(entry, Element, Format)                                                                      \
     KERNEL(entry, .threads = {op::quantize_threads}, .tile = {op::quantize_tile<Element>},                             \
-           .min_blocks = op::quantize_blocks)                                                                          \
+           .min_blocks = op::quantize_blocks<Format, Element>)                                                         \
     (const Element *x, /* [rows, cols] */                                                                              \
      uint32_t *codes,  /* [rows, cols * bits / 8] bytes */                                                             \
-     uint8_t *scales,  /* [rows, cols / 32] */                                                                         \
-     int rule, int64_t rows, int64_t cols) {                                                                           \
-        op::quantize_mx<Format>(x, codes, scales, rows * cols, tile::ScaleRule(rule));                                 \
+     uint8_t *scales,  /* [rows, cols / 32], or in tiles */                                                            \
+     int rule, int swizzled, int64_t rows, int64_t cols, int64_t scale_rows, int64_t scale_cols) {                     \
+        op::with_scales(scales, swizzled, scale_rows * scale_cols, rows, cols / 32, [&](const auto &target) {          \
+            op::quantize_mx<Format>(x, codes, target, rows * cols, tile::ScaleRule(rule));                             \
+        });                                                                                                            \
     }
 
 #define DEQUANTIZE_MX(name, Format) MX_ENTRIES(DEQUANTIZE_MX_ENTRY, name, Format)
@@ -40,12 +42,13 @@
            .min_blocks = op::quantize_mx_columns_blocks<Format, Element>)                                              \
     (const Element *x, /* [outer, rows, cols] */                                                                       \
      uint8_t *codes,   /* [outer, rows * bits / 8, cols] */                                                            \
-     uint8_t *scales,  /* [outer, rows / 32, cols] */                                                                  \
-     int rule, int64_t outer, int64_t rows, int64_t cols) {                                                            \
-        const int64_t values = int64_t(blockIdx.z) * rows * cols; /* before this matrix */                             \
+     uint8_t *scales,  /* [outer, rows / 32, cols], or in tiles */                                                     \
+     int rule, int swizzled, int64_t outer, int64_t rows, int64_t cols, int64_t scale_outer, int64_t scale_rows,       \
+     int64_t scale_cols) {                                                                                             \
+        const op::ColumnScales target{                                                                                 \
+            scales, swizzled != 0, {scale_outer, scale_rows, scale_cols}, outer, rows, cols};                          \
         op::with_columns(cols, [&](auto whole) {                                                                       \
-            op::quantize_mx_columns<Format, whole>(x + values, codes + values * Format::bits / 8,                      \
-                                                   scales + values / 32, rows, cols, tile::ScaleRule(rule));           \
+            op::quantize_mx_columns<Format, whole>(x, codes, target, tile::ScaleRule(rule));                           \
         });                                                                                                            \
     }
 

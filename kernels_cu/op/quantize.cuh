@@ -9,12 +9,14 @@
 #include "../tile/run.cuh"
 #include "../tile/scale.cuh"
 #include "../tile/thresholds.cuh"
+#include "layout.cuh"
 
 namespace op {
 
 constexpr int quantize_threads = 256;
 // Blocks of threads on a multiprocessor: enough warps to hide each other's waiting.
-constexpr int quantize_blocks = 3;
+template <class Format, class Element>
+constexpr int quantize_blocks = Format::bits == 4 && tile::is_bf16<Element> ? 3 : 4;
 template <class Element>
 constexpr int quantize_nvfp4_blocks = sizeof(Element) == 4 ? 3 : 4;
 // Values of a block of threads: in NVFP4 a lane takes whole blocks, otherwise sectors of memory.
@@ -31,24 +33,32 @@ __device__ inline size_t first_of_run(uint32_t block = blockIdx.x) {
     return (size_t(block) * (quantize_threads / 32) + threadIdx.x / 32) * run_values;
 }
 
+// Fills tiles of scales; called by the lanes of a warp whose run begins at `first`, after all values.
+template <int run_values, class Scales>
+__device__ inline void fill_tiles(const Scales &scales, size_t first, size_t count) {
+    const size_t run = first / run_values, runs = (count + run_values - 1) / run_values;
+    const size_t idle = size_t(gridDim.x) * (quantize_threads / 32) - runs;
+    scales.fill((run - runs) * 32 + ptx::laneid(), idle * 32);
+}
+
 // Loads this lane's values of an item; those past `here` are zeros.
 template <class Element, int lane_values>
 __device__ inline void load_item(const Element *run, int item, int here, tile::Share<Element, lane_values> &share) {
-    const int at = tile::run_value<lane_values>(item);
-    if (at < here) share.load(run + at);
+    const Element *lane = run + uint32_t(tile::run_value<lane_values>(0));   // one address for all items
+    if (tile::run_value<lane_values>(item) < here) share.load(lane + item * (32 * lane_values));
     else share.clear();
 }
 
-// Codes and scales [count / 32] of x[count] in an MX format; count is a multiple of 32.
-template <class Format, class Element>
-__device__ inline void quantize_mx(const Element *x, uint32_t *codes, uint8_t *scales, size_t count,
+// Codes and scales of x[count] in an MX format; count is a multiple of 32.
+template <class Format, class Element, class Scales>
+__device__ inline void quantize_mx(const Element *x, uint32_t *codes, const Scales &scales, size_t count,
                                    tile::ScaleRule rule) {
     constexpr int lane_values = tile::sector_values<Element>;
     using Share = tile::Share<Element, lane_values>;
     using Blocks = tile::RunBlocks<tile::mx_block, lane_values>;
     constexpr int run_values = tile::run_values<lane_values>;
     const size_t first = first_of_run<run_values>();
-    if (first >= count) return;
+    if (first >= count) return fill_tiles<run_values>(scales, first, count);
     const int here = min(count - first, size_t(run_values));
 
     // All loads, then codes and scales, then all stores.
@@ -65,7 +75,7 @@ __device__ inline void quantize_mx(const Element *x, uint32_t *codes, uint8_t *s
         if (scale == tile::ue8m0_nan) run_codes[item].clear();
     }
     tile::store_codes(codes + first * Format::bits / 32, run_codes, here);
-    Blocks::store_scales(scales + first / tile::mx_block, run_scales, here / tile::mx_block);
+    Blocks::store_scales(scales.from(first / tile::mx_block), run_scales, here / tile::mx_block);
 }
 
 // x[count] of `bits`-bit codes and of scales for `block` values each: decode(codes, scale, values) gives a lane's
@@ -112,20 +122,20 @@ __device__ inline void dequantize_mx(const uint32_t *codes, const uint8_t *scale
 
 // The NVFP4 blocks of a lane: those with the numbers laneid, laneid + 32 and so on of the warp's run. The first blocks
 // of threads take the last runs, which the L2 still holds where amax() has just read the array.
-template <class Element>
+template <class Element, class Scales>
 struct Nvfp4Lane {
     using Share = tile::Share<Element, tile::nvfp4_block>;
     static constexpr int run_values = tile::run_values<tile::nvfp4_block, nvfp4_items<Element>>;
     const Element *x;
     uint32_t *codes;
-    uint8_t *scales;
+    Scales scales;
     int items;   // of the run, that there are
 
-    __device__ Nvfp4Lane(const Element *x, uint32_t *codes, uint8_t *scales, size_t count) {
-        const size_t first = first_of_run<run_values>(gridDim.x - 1 - blockIdx.x) + ptx::laneid() * tile::nvfp4_block;
+    __device__ Nvfp4Lane(const Element *x, uint32_t *codes, const Scales &scales, size_t run, size_t count)
+        : scales(scales.from(run / tile::nvfp4_block + ptx::laneid())) {
+        const size_t first = run + ptx::laneid() * tile::nvfp4_block;
         this->x = x + first;
         this->codes = codes + first / 8;
-        this->scales = scales + first / tile::nvfp4_block;
         items = first < count ? ceil_div<int>(min(count - first, size_t(run_values)), 32 * tile::nvfp4_block) : 0;
     }
 
@@ -134,44 +144,58 @@ struct Nvfp4Lane {
         share.load(x + min(item, items - 1) * (32 * tile::nvfp4_block));
     }
 
-    __device__ void store(int item, const tile::Codes<4> (&block_codes)[2], uint32_t scale) const {
+    __device__ void store_codes(int item, const tile::Codes<4> (&block_codes)[2]) const {
         if (item >= items) return;
         tile::store(codes + item * (32 * tile::nvfp4_block / 8), uint2{block_codes[0].word[0], block_codes[1].word[0]});
-        scales[item * 32] = scale;
+    }
+
+    __device__ void store_scale(int item, uint32_t scale) const {
+        if (item < items) scales.store(item * 32, scale);
     }
 };
 
-// Codes [count / 2] and ue4m3 scales [count / 16] of x[count] in NVFP4 under a given global scale; count is a multiple
-// of
-// 16. With `better_of_two` a block's largest value goes to 4 instead of 6 where that makes the squared error smaller.
-template <bool better_of_two, class Element>
-__device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint32_t *codes, uint8_t *scales,
+// Codes [count / 2] and ue4m3 scales of x[count] in NVFP4 under a given global scale; count is a multiple of 16. With
+// `better_of_two` a block's largest value goes to 4 instead of 6 where that makes the squared error smaller.
+template <bool better_of_two, class Element, class Scales>
+__device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint32_t *codes, const Scales &scales,
                                       size_t count) {
+    using Lane = Nvfp4Lane<Element, Scales>;
+    using Share = typename Lane::Share;
     constexpr int items = nvfp4_items<Element>;
-    const Nvfp4Lane<Element> lane(x, codes, scales, count);
+    const size_t run = first_of_run<Lane::run_values>(gridDim.x - 1 - blockIdx.x);
+    if (run >= count) return fill_tiles<Lane::run_values>(scales, run, count);
+    const Lane lane(x, codes, scales, run, count);
     if (lane.items == 0) return;
     const tile::Nvfp4Global global(global_scale);
-    typename Nvfp4Lane<Element>::Share share;
+    Share share;
     tile::Codes<4> block_codes[2];
     const auto divide = [&](int item) {   // whatever the block holds
         float values[2][8];
         share.unpack(values);
         const uint32_t scale = tile::encode_nvfp4_block<better_of_two>(values, share.amax(), global, block_codes).code;
-        lane.store(item, block_codes, scale);
+        lane.store_codes(item, block_codes);
+        lane.store_scale(item, scale);
     };
     if constexpr (tile::uses_thresholds<Element> && !better_of_two) {
         // Pairs of 16-bit values by thresholds; then, one by one, the blocks that have none.
-        typename Nvfp4Lane<Element>::Share shares[items];
+        Share shares[items];
 #pragma unroll
         for (int item = 0; item < items; ++item) lane.load(item, shares[item]);
-        uint32_t others = 0;   // items without thresholds
+        uint32_t others = 0;                  // items without thresholds
+        [[maybe_unused]] uint32_t kept = 0;   // their scales, one byte for each
 #pragma unroll
         for (int item = 0; item < items; ++item) {
             const float amax = shares[item].amax();
             if (!tile::has_thresholds<Element>(amax, global)) others |= 1u << item;
             const tile::Nvfp4Scale scale = tile::plain_nvfp4_scale(amax, global);
             shares[item].encode(tile::E2m1Thresholds<Element>({scale.step, amax}), block_codes);
-            lane.store(item, block_codes, scale.code);
+            lane.store_codes(item, block_codes);
+            if constexpr (Scales::takes_registers) kept |= scale.code << (8 * item);
+            else lane.store_scale(item, scale.code);
+        }
+        if constexpr (Scales::takes_registers) {
+#pragma unroll 1
+            for (int item = 0; item < items; ++item) lane.store_scale(item, kept >> (8 * item));
         }
         for (; others; others &= others - 1) {
             const int item = __ffs(others) - 1;
@@ -180,7 +204,7 @@ __device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint
         }
     } else {
         // Every block by division, the next one on its way.
-        typename Nvfp4Lane<Element>::Share next;
+        Share next;
         lane.load(0, next);
 #pragma unroll 1   // unrolling would overflow the instruction cache
         for (int item = 0; item < items; ++item) {

@@ -8,6 +8,7 @@
 #include "../tile/narrow.cuh"
 #include "../tile/scale.cuh"
 #include "../tile/thresholds.cuh"
+#include "layout.cuh"
 
 namespace op {
 
@@ -33,13 +34,51 @@ __device__ inline void with_columns(int64_t cols, Body &&body) {
     else body(std::false_type{});
 }
 
-// Codes [rows * bits / 8, cols] and scales [rows / 32, cols] of x[rows, cols] in an MX format; rows is a multiple
-// of 32.
+// The scales of all matrices: [outer, rows / block, cols], or in tiles, with a row for each column of each matrix.
+// sizes: of the array of scales; the others are the sizes of x.
+struct ColumnScales {
+    uint8_t *scales;
+    bool swizzled;
+    int64_t sizes[3], outer, rows, cols;
+
+    template <int block>
+    __device__ TiledScales tiled() const {
+        const size_t bytes = sizes[0] * sizes[1] * sizes[2];
+        return {scales, bytes, {size_t(outer), size_t(rows) / block, size_t(cols)}};
+    }
+
+    // Stores the scales of a lane's columns of a block of this matrix, one byte each. before: linear scales before
+    // those of the block's first column.
+    template <int block_rows, bool whole>
+    __device__ void store(const tile::ColumnBlock<block_rows, whole> &block, int64_t before, uint32_t of_lane) const {
+        if (!swizzled) {
+            tile::store_bytes(scales + before, 0, block.columns, of_lane);
+            return;
+        }
+        const size_t row = blockIdx.z * cols + block.columns.first;
+#pragma unroll 1
+        for (int i = 0; i < (whole ? tile::lane_columns : block.columns.present); ++i)
+            tiled<block_rows>().put(row + i, block.index, of_lane >> (8 * i));
+    }
+
+    // Fills tiles; called by lanes without values, and does nothing unless their block of threads has none at all.
+    template <int block>
+    __device__ void fill() const {
+        if (!swizzled || int64_t(blockIdx.x) * columns_tile < cols) return;
+        const size_t number = size_t(blockIdx.z) * gridDim.y + blockIdx.y, blocks = size_t(gridDim.z) * gridDim.y;
+        tiled<block>().fill(number * columns_threads + threadIdx.x, blocks * columns_threads);
+    }
+};
+
+// Codes [outer, rows * bits / 8, cols] and scales of x[outer, rows, cols] in an MX format; rows is a multiple of 32.
 template <class Format, bool whole, class Element>
-__device__ inline void quantize_mx_columns(const Element *x, uint8_t *codes, uint8_t *scales, int64_t rows,
-                                           int64_t cols, tile::ScaleRule rule) {
-    const tile::ColumnBlock<tile::mx_block, whole> block(rows, cols);
-    if (block.outside) return;
+__device__ inline void quantize_mx_columns(const Element *x, uint8_t *codes, const ColumnScales &scales,
+                                           tile::ScaleRule rule) {
+    const size_t values = blockIdx.z * size_t(scales.rows) * scales.cols;   // before this matrix
+    x += values;
+    codes += Format::bits == 8 ? values : values / 8 * Format::bits;
+    const tile::ColumnBlock<tile::mx_block, whole> block(scales.rows, scales.cols);
+    if (block.outside) return scales.fill<tile::mx_block>();
     tile::RowShare<Element> shares[tile::mx_block];
 #pragma unroll
     for (int row = 0; row < tile::mx_block; ++row) shares[row].load(x, block.first_row() + row, block.columns);
@@ -53,7 +92,7 @@ __device__ inline void quantize_mx_columns(const Element *x, uint8_t *codes, uin
         scale_bytes |= scale[column] << (8 * column);
         if (scale[column] != tile::ue8m0_nan) finite |= 0xffu << (8 * column);
     }
-    tile::store_bytes(scales, block.index, block.columns, scale_bytes);
+    scales.store(block, (values + block.first_row() * scales.cols) / tile::mx_block, scale_bytes);
 
 #pragma unroll
     for (int group = 0; group < tile::mx_block / tile::group_rows; ++group) {
@@ -126,12 +165,15 @@ __device__ inline void dequantize_mx_columns(const uint8_t *codes, const uint8_t
         store_decoded<Format>(bytes[group], scale, x, block, group);
 }
 
-// Codes [rows / 2, cols] and ue4m3 scales [rows / 16, cols] of x[rows, cols] in NVFP4; rows is a multiple of 16.
+// Codes [outer, rows / 2, cols] and ue4m3 scales of x[outer, rows, cols] in NVFP4; rows is a multiple of 16.
 template <bool better_of_two, bool whole, class Element>
-__device__ inline void quantize_nvfp4_columns(const Element *x, float global_scale, uint8_t *codes, uint8_t *scales,
-                                              int64_t rows, int64_t cols) {
-    const tile::ColumnBlock<tile::nvfp4_block, whole> block(rows, cols);
-    if (block.outside) return;
+__device__ inline void quantize_nvfp4_columns(const Element *x, float global_scale, uint8_t *codes,
+                                              const ColumnScales &scales) {
+    const size_t values = blockIdx.z * size_t(scales.rows) * scales.cols;   // before this matrix
+    x += values;
+    codes += values / 2;
+    const tile::ColumnBlock<tile::nvfp4_block, whole> block(scales.rows, scales.cols);
+    if (block.outside) return scales.fill<tile::nvfp4_block>();
     // The block's rows, and the largest magnitude of each column.
     const tile::Nvfp4Global global(global_scale);
     tile::RowShare<Element> shares[tile::nvfp4_block];
@@ -141,9 +183,9 @@ __device__ inline void quantize_nvfp4_columns(const Element *x, float global_sca
     float amax[4];
     tile::amax_of(shares, amax);
     const auto store = [&](uint32_t scale_bytes, const uint32_t (&bytes)[8]) {
-        tile::store_bytes(scales, block.index, block.columns, scale_bytes);
 #pragma unroll
         for (int i = 0; i < 8; ++i) tile::store_bytes(codes, block.first_row() / 2 + i, block.columns, bytes[i]);
+        scales.store(block, (values + block.first_row() * scales.cols) / tile::nvfp4_block, scale_bytes);
     };
     uint32_t scale_bytes = 0, bytes[8];
     // Pairs of 16-bit values by thresholds, where all four columns have them.

@@ -194,11 +194,12 @@ struct RunBlocks {
         return of_lane;
     }
 
-    // Stores the run's scale bytes; scales[i] is the scale of this lane's block of item i. All lanes of a block have
-    // it, so each stores the scale of another item, and a warp stores 32 bytes at a time. Blocks from `present` on do
-    // not exist.
-    __device__ static void store_scales(uint8_t *run_scales, const uint32_t (&scales)[run_items], int present) {
-        const int part = ptx::laneid() % lanes, in_item = ptx::laneid() / lanes;
+    // Stores the run's scales by target.store(index of the block in the run, scale); scales[i] is the scale of this
+    // lane's block of item i. All lanes of a block have it, so each stores the scale of another item, and a warp stores
+    // 32 scales at a time. Blocks from `present` on do not exist.
+    template <class Target>
+    __device__ static void store_scales(const Target &target, const uint32_t (&scales)[run_items], int present) {
+        const uint32_t lane = ptx::laneid(), part = lane % lanes, in_item = lane / lanes;
 #pragma unroll
         for (int first = 0; first < run_items; first += lanes) {
             uint32_t scale = scales[first];
@@ -206,7 +207,7 @@ struct RunBlocks {
             for (int i = 1; i < lanes; ++i)
                 if (part == i) scale = scales[first + i];
             const int index = (first + part) * item_blocks + in_item;
-            if (index < present) run_scales[index] = scale;
+            if (index < present) target.store(index, scale);
         }
     }
 };

@@ -26,7 +26,7 @@ from .quantized import (
     swizzle,
     unswizzle,
 )
-from .quantizers import QUANTIZE, QUANTIZE_COLUMNS
+from .quantizers import QUANTIZE, QUANTIZE_COLUMNS, tiled
 from .scales import AMAX_RUN, amax, fill_f32, nvfp4_global_scale
 
 if TYPE_CHECKING:
@@ -91,15 +91,16 @@ def quantize(
         buffer = target.global_scale if target else None
         level = _device_global_scale(source, checked_level, buffer, stream)
         arrays.append(level.reshape(1))
-    buffers = {}
-    if target:
-        buffers["codes"] = shaped(target.codes, layout.matrix(layout.code_bytes))
-        if scale_layout == "linear":
-            buffers["scales"] = shaped(target.scales, layout.matrix(layout.blocks))
-    kernel = (QUANTIZE if layout.inner == 1 else QUANTIZE_COLUMNS)[format]
-    codes, scales = kernel(*arrays, **buffers, rule=rule, stream=stream)
+    matrix, options = layout.matrix(layout.padded), {}
+    kernel, axes = (QUANTIZE, "rows cols") if len(matrix) == 2 else (QUANTIZE_COLUMNS, "outer rows cols")
+    scales_matrix = layout.matrix(layout.blocks)
     if scale_layout != "linear":
-        scales = swizzle(scales, layout.outer, layout.blocks, layout.inner, target.scales if target else True, stream)
+        options = tiled(format, dict(zip(axes.split(), matrix)))
+        scales_matrix = tuple(size for axis, size in options.items() if axis.startswith("scale_"))
+    if target:
+        options["codes"] = shaped(target.codes, layout.matrix(layout.code_bytes))
+        options["scales"] = shaped(target.scales, scales_matrix)
+    codes, scales = kernel[format](*arrays, **options, rule=rule, stream=stream)
     if target:
         if block.two_level:
             target.global_scale = level.reshape(())
@@ -205,7 +206,7 @@ def swizzle_scales(scales, *, axis=-1, stream=None):
     (scales,) = as_arrays("swizzle_scales", scales=scales)
     outer, blocks, inner = _scale_matrix("swizzle_scales", tuple(scales.shape), axis)
     bytes_ = _scale_bytes("swizzle_scales", "scales", scales, stream)
-    swizzled = swizzle(bytes_, outer, blocks, inner, True, stream)
+    swizzled = swizzle(bytes_, outer, blocks, inner, stream)
     return swizzled.to_numpy(stream=stream) if isinstance(scales, np.ndarray) else swizzled
 
 

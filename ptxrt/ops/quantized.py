@@ -481,11 +481,10 @@ def shaped(array, shape: tuple[int, ...]):
     return array if array.shape == shape else array.reshape(shape)
 
 
-def swizzle(scales: DeviceArray, outer: int, blocks: int, inner: int, target, stream) -> DeviceArray:
-    """Arrange scales on the device in 128x4 tiles; target: the array that takes them, or True."""
+def swizzle(scales: DeviceArray, outer: int, blocks: int, inner: int, stream) -> DeviceArray:
+    """Arrange scales on the device in 128x4 tiles."""
     source = scales.view(np.uint8).reshape(outer, blocks, inner)
-    target = target if target is True else target.view(np.uint8)
-    return swizzle_scales(source, swizzled=target, bytes=swizzled_bytes(outer * inner, blocks), stream=stream)
+    return swizzle_scales(source, bytes=swizzled_bytes(outer * inner, blocks), stream=stream)
 
 
 def unswizzle(swizzled: DeviceArray, outer: int, blocks: int, inner: int, stream) -> DeviceArray:

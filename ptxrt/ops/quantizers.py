@@ -1,19 +1,78 @@
 """The declarations of every quantizer and dequantizer, made from the table of block formats.
 
 Each format has four kernels: `quantize_NAME` and `dequantize_NAME` on blocks along the columns of a
-matrix, and the same with `_columns` on blocks along the middle axis of three.
+matrix, and the same with `_columns` on blocks along the middle axis of three. Quantizers write scales in
+the order of the blocks or in 128x4 tiles.
 """
+
+from collections.abc import Mapping
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
-from ..blocks import BLOCK_FORMATS, BlockFormat
+from ..blocks import BLOCK_FORMATS, TILE_BLOCKS, TILE_BYTES, TILE_ROWS, BlockFormat, swizzled_offsets
 from ..declaration import In, Out, Scalar
+from ..errors import ArgumentError
 from ..formats import bf16, f16, f32, i32
 from ..kernel import Kernel, kernel
 
-# Axes of the values, the one of them that is cut into blocks, and the axes that the grid covers.
-_ROWS = ("rows cols", "cols", "rows*cols")
-_COLUMNS = ("outer rows cols", "rows", "cols rows outer")
+# Places of tiles without a scale that a thread without values fills, where there are many.
+_FILLED = 8
+
+
+class _Blocks(NamedTuple):
+    """How blocks lie in an array.
+
+    values: its axes. axis: the one that is cut into blocks. grid: the axes that a grid covers. scales: the axes of the
+    scales that a quantizer writes. tile: how much of the grid's first side a block of a quantizer covers at most.
+    threads: of a block.
+    """
+
+    values: str
+    axis: str
+    grid: str
+    scales: str
+    tile: int
+    threads: int
+
+    def linear(self, f: BlockFormat, axes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the shape of scales in the order of the blocks."""
+        return tuple(axes[axis] // (f.block if axis == self.axis else 1) for axis in self.values.split())
+
+    def tiles(self, f: BlockFormat, axes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the shape of scales in tiles, a row to each row of tiles."""
+        rows, blocks = self._matrix(f, axes)
+        shape = (-(-rows // TILE_ROWS), -(-blocks // TILE_BLOCKS) * TILE_BYTES)
+        return (1,) * (len(self.scales.split()) - len(shape)) + shape
+
+    def covered(self, axes: Mapping[str, int]) -> int:
+        """Return what the grid's first side must cover."""
+        return prod(axes[axis] for axis in self.grid.split()[0].split("*"))
+
+    def tiled(self, f: BlockFormat, axes: Mapping[str, int]) -> dict[str, int]:
+        """Return the arguments with which a quantizer writes tiles.
+
+        The grid then has blocks of threads without values if tiles have places without a scale.
+        """
+        rows, blocks = self._matrix(f, axes)
+        columns = -(-blocks // TILE_BLOCKS)  # of tiles
+        # Words of rows after the last one, and rows that end within a tile.
+        places = TILE_ROWS * columns * (rows % TILE_ROWS > 0) + rows * (blocks % TILE_BLOCKS > 0)
+        covered = self.covered(axes)
+        if places and covered:
+            # A step along the first side adds as many blocks of threads as the other sides have.
+            threads = self.threads * (columns * axes["outer"] if "outer" in axes else 1)
+            covered += self.tile * max(places // (_FILLED * threads), 1)
+        return dict(swizzled=1, covered=covered) | dict(zip(self.scales.split(), self.tiles(f, axes)))
+
+    def _matrix(self, f: BlockFormat, axes: Mapping[str, int]) -> tuple[int, int]:
+        """Return the rows of scales, and the blocks of each."""
+        return prod(axes[axis] for axis in self.values.split() if axis != self.axis), axes[self.axis] // f.block
+
+
+_ROWS = _Blocks("rows cols", "cols", "rows*cols", "scale_rows scale_cols", 16384, 256)
+_COLUMNS = _Blocks("outer rows cols", "rows", "cols rows outer", "scale_outer scale_rows scale_cols", 128, 128)
 
 _PACKING = {
     4: "two codes to a byte, the first in the low nibble",
@@ -28,6 +87,9 @@ The scale comes from the largest magnitude by `rule`: 0 floor, 1 ceil, 2 rceil, 
 along `{axis}`, {packing}.
 A run of zeros gets scale byte 0, a run with a NaN or an infinity scale byte 0xff and codes 0, and so does
 a run whose largest magnitude `even` rounds to infinity. All in float32 and exact but for the one rounding.
+Scales have the shape [{linear}]. With `swizzled` they lie in 128x4 tiles, as `swizzle_scales` arranges
+them. The call then gives their shape, [{tiles}], and a `covered` above {grid}: threads
+without values write the 0x00 of the tiles.
 Source: OCP Microscaling Formats (MX) v1.0, section 6.3; torchao, ScaleCalculationMode."""
 
 _QUANTIZE_NV = """Round each run of 16 values along `{axis}` to {element} under one shared UE4M3 scale s and the global
@@ -38,6 +100,9 @@ each operation in float32, to nearest, ties to even, subnormals kept. Codes satu
 sign of zero; all are 0 where g * s is 0. They lie along `{axis}`, {packing}.
 A run with a NaN or an infinity gets scale byte 0x7f and codes 0. rule: 0 amax, 1 four_over_six, which
 scales a run to 4 instead of 6 where the sum of its squared errors is then smaller. g is positive.
+Scales have the shape [{linear}]. With `swizzled` they lie in 128x4 tiles, as `swizzle_scales` arranges
+them. The call then gives their shape, [{tiles}], and a `covered` above {grid}: threads
+without values write the 0x00 of the tiles.
 Source: NVIDIA, Introducing NVFP4; Four Over Six, arXiv 2512.02010."""
 
 _DEQUANTIZE_MX = """Give the values of {name} codes: {element} times 2**(scale - 127).
@@ -58,27 +123,29 @@ def positive(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return np.exp2(rng.uniform(-12, 2, shape)).astype(np.float32)
 
 
-def _declare(f: BlockFormat, name: str, text: str, layout: tuple[str, str, str], body, cases, **options) -> Kernel:
+def _declare(f: BlockFormat, name: str, text: str, layout: _Blocks, body, cases, **options) -> Kernel:
     """Declare `body` as the kernel `name`; `text` is its docstring with places for what the format says of itself."""
-    values, axis, grid = layout
     body.__name__ = body.__qualname__ = name
     body.__doc__ = text.format(
         name=f.name.upper(),
         element=f.element.name.upper(),
         largest=f.element.largest,
-        axis=axis,
+        axis=layout.axis,
         packing=_PACKING[f.bits],
+        linear=_shapes(f, layout)[2].replace(" ", ", "),
+        tiles=", ".join(["1"] * (len(layout.scales.split()) - 2) + ["row tiles", "512 * column tiles"]),
+        grid=layout.grid.split()[0],
     )
-    return kernel(grid=grid, cases=cases, **options)(body)
+    return kernel(cases=cases, **options)(body)
 
 
-def _shapes(f: BlockFormat, layout: tuple[str, str, str]) -> tuple[str, str, str]:
+def _shapes(f: BlockFormat, layout: _Blocks) -> tuple[str, str, str]:
     """The shapes of values, codes and scales as declared."""
-    values, axis, _ = layout
+    values, axis = layout.values, layout.axis
     return values, values.replace(axis, f"{axis}*{f.bits}/8"), values.replace(axis, f"{axis}/{f.block}")
 
 
-def _cases(f: BlockFormat, layout: tuple[str, str, str]) -> list[dict[str, int]]:
+def _cases(f: BlockFormat, layout: _Blocks) -> list[dict[str, int]]:
     """Sizes at and beside the edges of tiles; the last ones exercise every rule of a quantizer."""
     n = f.block
     if layout is _ROWS:
@@ -91,44 +158,87 @@ def _cases(f: BlockFormat, layout: tuple[str, str, str]) -> list[dict[str, int]]
     ]
 
 
-def _with_rules(f: BlockFormat, cases: list[dict[str, int]]) -> list[dict[str, int]]:
-    """The cases under the default rule, and the third one under all others."""
-    return cases + [dict(cases[2], rule=rule) for rule in range(1, len(f.rules))]
+def _with_rules(f: BlockFormat, layout: _Blocks) -> list[dict[str, int]]:
+    """The cases under the default rule, the third one under all others, and some with scales in tiles."""
+    n, cases = f.block, _cases(f, layout)
+    rules = [dict(cases[2], rule=rule) for rule in range(1, len(f.rules))]
+    if layout is _ROWS:
+        sizes = [dict(rows=5, cols=3 * n), dict(rows=130, cols=4 * n), dict(rows=128, cols=6 * n)]
+    else:
+        sizes = [dict(outer=2, rows=3 * n, cols=5), dict(outer=2, rows=4 * n, cols=68), dict(outer=1, rows=n, cols=128)]
+    tiled = [dict(axes, **layout.tiled(f, axes)) for axes in sizes]
+    return cases + rules + tiled + [dict(case, rule=1) for case in tiled[:2]]
 
 
-def _quantizer(f: BlockFormat, layout, suffix: str) -> Kernel:
-    x_shape, codes_shape, scales_shape = _shapes(f, layout)
-    axis = layout[0].split().index(layout[1])
+def _derived(f: BlockFormat, layout: _Blocks, name: str) -> dict:
+    """The sizes of a quantizer's scales and of its grid: linear unless the call gives those of tiles."""
+    names = layout.scales.split()
+
+    def size_of(i: int):
+        def size(axes: Mapping[str, int]) -> int:
+            length, block = axes[layout.axis], f.block
+            if length % block:
+                above, below = -(-length // block) * block, length // block * block
+                advice = f"Pad it to {above}" + (f" or cut it to {below}." if below else ".")
+                found = f"{name}: {layout.axis} is {length} in x; it must be a multiple of {block}"
+                raise ArgumentError(f"{found}, of which each has a scale. {advice}")
+            linear, given = layout.linear(f, axes)[i], axes.get(names[i])
+            return linear if given != layout.tiles(f, axes)[i] else given
+
+        return size
+
+    sizes = {axis: size_of(i) for i, axis in enumerate(names)}
+    return sizes | dict(covered=lambda axes: max(axes.get("covered", 0), layout.covered(axes)))
+
+
+def _quantizer(f: BlockFormat, layout: _Blocks, suffix: str) -> Kernel:
+    x_shape, codes_shape, _ = _shapes(f, layout)
+    axis = layout.values.split().index(layout.axis)
     rules = Scalar[(i32, *range(len(f.rules)))]
+
+    def store(scales, linear, swizzled):
+        if swizzled:
+            matrix = np.moveaxis(linear, axis, -1).reshape(-1, linear.shape[axis])
+            in_tiles = np.zeros(scales.size, scales.dtype)
+            in_tiles[swizzled_offsets(*matrix.shape)] = matrix
+            linear = in_tiles.reshape(scales.shape)
+        scales[:] = linear
 
     def quantize_mx(
         x: In[f32 | f16 | bf16, x_shape],
         codes: Out[f.element.storage, codes_shape],
-        scales: Out[f.scale, scales_shape],
+        scales: Out[f.scale, layout.scales],
         *,
         rule: rules = 0,
+        swizzled: Scalar[i32, 0, 1] = 0,
     ):
-        codes[:], scales[:] = f.encode(x, f.rules[rule], axis)
+        codes[:], linear = f.encode(x, f.rules[rule], axis)
+        store(scales, linear, swizzled)
 
     def quantize_nv(
         x: In[f32 | f16 | bf16, x_shape],
         global_scale: In[f32, "1"],
         codes: Out[f.element.storage, codes_shape],
-        scales: Out[f.scale, scales_shape],
+        scales: Out[f.scale, layout.scales],
         *,
         rule: rules = 0,
+        swizzled: Scalar[i32, 0, 1] = 0,
     ):
-        codes[:], scales[:] = f.encode(x, global_scale, f.rules[rule], axis)
+        codes[:], linear = f.encode(x, global_scale, f.rules[rule], axis)
+        store(scales, linear, swizzled)
 
-    cases, name = _with_rules(f, _cases(f, layout)), f"quantize_{f.name}{suffix}"
+    cases, name = _with_rules(f, layout), f"quantize_{f.name}{suffix}"
+    first, *others = layout.grid.split()
+    options: dict = dict(grid=" ".join(["covered", *others]), derived=_derived(f, layout, name))
+    text, body = (_QUANTIZE_NV, quantize_nv) if f.two_level else (_QUANTIZE_MX, quantize_mx)
     if f.two_level:
-        return _declare(f, name, _QUANTIZE_NV, layout, quantize_nv, cases, draw=dict(global_scale=positive))
-    return _declare(f, name, _QUANTIZE_MX, layout, quantize_mx, cases)
+        options["draw"] = dict(global_scale=positive)
+    return _declare(f, name, text, layout, body, cases, **options)
 
 
-def _dequantizer(f: BlockFormat, layout, suffix: str) -> Kernel:
+def _dequantizer(f: BlockFormat, layout: _Blocks, suffix: str) -> Kernel:
     x_shape, codes_shape, scales_shape = _shapes(f, layout)
-    axis = layout[0].split().index(layout[1])
+    axis = layout.values.split().index(layout.axis)
 
     def dequantize_mx(
         codes: In[f.element.storage, codes_shape],
@@ -151,8 +261,9 @@ def _dequantizer(f: BlockFormat, layout, suffix: str) -> Kernel:
 
     cases, name = _cases(f, layout), f"dequantize_{f.name}{suffix}"
     if f.two_level:
-        return _declare(f, name, _DEQUANTIZE_NV, layout, dequantize_nv, cases, draw=dict(global_scale=positive))
-    return _declare(f, name, _DEQUANTIZE_MX, layout, dequantize_mx, cases)
+        draw = dict(global_scale=positive)
+        return _declare(f, name, _DEQUANTIZE_NV, layout, dequantize_nv, cases, grid=layout.grid, draw=draw)
+    return _declare(f, name, _DEQUANTIZE_MX, layout, dequantize_mx, cases, grid=layout.grid)
 
 
 # Format -> its kernel, for blocks along the last axis of two and along the middle axis of three.
@@ -160,3 +271,8 @@ QUANTIZE = {name: _quantizer(f, _ROWS, "") for name, f in BLOCK_FORMATS.items()}
 DEQUANTIZE = {name: _dequantizer(f, _ROWS, "") for name, f in BLOCK_FORMATS.items()}
 QUANTIZE_COLUMNS = {name: _quantizer(f, _COLUMNS, "_columns") for name, f in BLOCK_FORMATS.items()}
 DEQUANTIZE_COLUMNS = {name: _dequantizer(f, _COLUMNS, "_columns") for name, f in BLOCK_FORMATS.items()}
+
+
+def tiled(format: str, axes: Mapping[str, int]) -> dict[str, int]:
+    """Return the arguments with which the quantizer of a format writes 128x4 tiles, for the axes of its x."""
+    return (_COLUMNS if "outer" in axes else _ROWS).tiled(BLOCK_FORMATS[format], axes)
