@@ -9,7 +9,7 @@ import pytest
 
 import ptxrt
 from ptxrt import backend as backends
-from ptxrt import selection
+from ptxrt import dlpack, selection
 from ptxrt.disassembly import find_disassembler
 from ptxrt.emulator import check
 
@@ -44,6 +44,16 @@ def disassembler():
         return find_disassembler()
     except ptxrt.BuildError as missing:
         pytest.skip(str(missing))
+
+
+@pytest.fixture
+def lent():
+    """A function that counts the DLPack structs which this test has out. Those of earlier tests do not count: garbage is
+    collected first, and what nobody took is swept."""
+    gc.collect()
+    dlpack._sweep()
+    before = dict(dlpack._given)
+    return lambda: sum(before.get(block) is not entry for block, entry in dlpack._given.items())
 
 
 @pytest.fixture(scope="session")

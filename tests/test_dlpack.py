@@ -60,7 +60,7 @@ def nothing_is_left():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, np.uint8, np.bool_, np.complex64])
 @pytest.mark.parametrize("shape", [(3, 4), (), (0, 2), (5,)])
-def test_numpy_takes_what_the_emulator_gives(emulator, dtype, shape):
+def test_numpy_takes_what_the_emulator_gives(emulator, lent, dtype, shape):
     x = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
     array = ptxrt.to_device(x)
     assert array.__dlpack_device__() == (1, 0)
@@ -69,24 +69,24 @@ def test_numpy_takes_what_the_emulator_gives(emulator, dtype, shape):
     np.testing.assert_array_equal(got, x)
     del got
     gc.collect()
-    assert not dlpack._given
+    assert not lent()
 
 
 @pytest.mark.parametrize("wrap", [Legacy, Foreign])
 @pytest.mark.parametrize(
     "dtype", [np.float32, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu, np.uint8]
 )
-def test_what_goes_out_comes_in(emulator, wrap, dtype):
+def test_what_goes_out_comes_in(emulator, lent, wrap, dtype):
     x = (numbers(4, 6) - 9).astype(dtype)
     array = ptxrt.to_device(x)
     (got,) = ptxrt.array.as_arrays("test", x=wrap(array))
     narrow_as_bytes = wrap is Legacy and np.dtype(dtype).name in dlpack.NARROW
     assert got.dtype == (np.uint8 if narrow_as_bytes else dtype) and isinstance(got, np.ndarray)
     np.testing.assert_array_equal(got.view(np.uint8), x.view(np.uint8))
-    assert len(dlpack._given) == 1
+    assert lent() == 1
     del got
     gc.collect()
-    assert not dlpack._given
+    assert not lent()
 
 
 def test_foreign_host_arrays_are_shared_not_copied(emulator):
@@ -101,24 +101,24 @@ def test_foreign_host_arrays_are_shared_not_copied(emulator):
     assert not got.flags.writeable
 
 
-def test_a_capsule_that_nobody_takes_is_let_go(emulator):
+def test_a_capsule_that_nobody_takes_is_let_go(emulator, lent):
     array = ptxrt.to_device(numbers(3))
     for version in (None, (1, 0)):
         capsule = array.__dlpack__(max_version=version)
         dlpack._sweep()
-        assert len(dlpack._given) == 1
+        assert lent() == 1
         del capsule
         dlpack._sweep()
-        assert not dlpack._given and not dlpack._untaken
+        assert not lent() and not dlpack._untaken
 
 
-def test_a_capsule_dies_quietly_in_the_middle_of_an_error(emulator):
+def test_a_capsule_dies_quietly_in_the_middle_of_an_error(emulator, lent):
     array = ptxrt.to_device(numbers(3).astype(ml_dtypes.bfloat16))
     for _ in range(3):
         with pytest.raises((BufferError, RuntimeError, TypeError), match="dtype"):
             np.from_dlpack(array)  # NumPy knows no bfloat16
     dlpack._sweep()
-    assert not dlpack._given
+    assert not lent()
 
 
 def test_what_the_emulator_cannot_give(emulator):
@@ -265,20 +265,19 @@ def test_read_only_memory_is_said_to_be_so(cuda):
         fixed.__dlpack__()
 
 
-def test_lenders_by_dlpack_wait_for_launches_and_get_memory_back_after_them(cuda):
+def test_lenders_by_dlpack_wait_for_launches_and_get_memory_back_after_them(cuda, lent):
     x = ptxrt.to_device(numbers(4, 4))
     stream = ptxrt.Stream()
     cuda.calls.clear()
-    before = len(dlpack._given)
     y = transpose(Foreign(x), stream=stream)
-    assert waits(cuda)[-1] == (1, stream.handle) and len(dlpack._given) == before + 1
+    assert waits(cuda)[-1] == (1, stream.handle) and lent() == 1
     gc.collect()
     ptxrt.empty(3, np.float32)
-    assert len(dlpack._given) == before + 1, "given back while a launch still reads it"
+    assert lent() == 1, "given back while a launch still reads it"
     np.testing.assert_array_equal(y.to_numpy(), numbers(4, 4).T)
     stream.synchronize()
     ptxrt.empty(3, np.float32)
-    assert len(dlpack._given) == before
+    assert not lent()
 
 
 def test_a_graph_hands_nothing_out(cuda):
