@@ -4,6 +4,7 @@ pass."""
 from __future__ import annotations
 
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import ml_dtypes
@@ -20,11 +21,13 @@ from ptxrt.ops.attention_kernels import OPEN, attention_mxfp4_bf16_in_kernel
 from ptxrt.ops.quantizers import DEQUANTIZE, QUANTIZE, tiled
 from ptxrt.tiles import tile_layout
 from scripts import script
+from seeded_bug_checks import chosen
 from seeded_bugs import ATTENTION, BUGS, FEW, MXFP4, MXFP8, NVFP4, PRODUCT
 
 build = script("build.py")
 
 KERNELS = ptxrt.kernels()
+CAUGHT_BY = chosen()
 
 ROOT = Path(__file__).parent.parent
 DIM = 64
@@ -68,23 +71,21 @@ def compile_with(bug, kernel: str, folder: Path) -> Path:
     return modules
 
 
-@pytest.fixture
-def modules(monkeypatch):
+@contextmanager
+def on_modules(kernel: str, folder: Path | None = None):
     """Run calls on the modules of a folder, or on the project's, looking for races where warps wait for stages."""
-    before = []
-
-    def use(kernel: str, folder: Path | None = None):
-        before.append(
-            backend.enter(backend=EmulatorBackend(schedule="warps", races=kernel in (ATTENTION, MXFP8, MXFP4, NVFP4)))
-        )
-        if folder is not None:
-            monkeypatch.setattr(units, "MODULES", folder)
-            monkeypatch.setattr(units, "CHECKOUT", folder)  # its sources are patched on purpose
-            units.check_fresh.cache_clear()
-
-    yield use
-    backend.leave(*before, "backend")
+    own = units.MODULES, units.CHECKOUT
+    races = kernel in (ATTENTION, MXFP8, MXFP4, NVFP4)
+    before = backend.enter(backend=EmulatorBackend(schedule="warps", races=races))
+    if folder is not None:
+        units.MODULES = units.CHECKOUT = folder  # its sources are patched on purpose
     units.check_fresh.cache_clear()
+    try:
+        yield
+    finally:
+        units.MODULES, units.CHECKOUT = own
+        units.check_fresh.cache_clear()
+        backend.leave(before, "backend")
 
 
 def quantizer_inputs(dtype):
@@ -98,15 +99,19 @@ def quantizer_inputs(dtype):
     return x.astype(dtype)
 
 
-def what_fails(kernel: str) -> str | None:
-    """The first check of a kernel that fails, or None; an emulator fault is a failure."""
+def fails(kernel: str, name: str) -> bool:
+    """Whether a check of a kernel fails; an emulator fault is a failure."""
     try:
-        for name, check in CHECKS[kernel].items():
-            if not check():
-                return name
-    except ptxrt.EmulatorFault as fault:
-        return str(fault).splitlines()[0]
-    return None
+        return not CHECKS[kernel][name]()
+    except ptxrt.EmulatorFault:
+        return True
+
+
+def what_fails(kernel: str, first: str | None = None) -> str | None:
+    """Return the name of a check of a kernel that fails, or None; the checks run in order, after the one called
+    `first`."""
+    names = sorted(CHECKS[kernel], key=lambda name: name != first)
+    return next((name for name in names if fails(kernel, name)), None)
 
 
 def quantizes(name, dtype, rule=0, in_tiles=False):
@@ -312,9 +317,9 @@ for name in ("gemm_bf16", "gemm_few_bf16"):
 
 
 @pytest.mark.parametrize("kernel", CHECKS)
-def test_the_kernel_passes(modules, kernel):
-    modules(kernel)
-    assert what_fails(kernel) is None
+def test_the_kernel_passes(kernel):
+    with on_modules(kernel):
+        assert what_fails(kernel) is None
 
 
 def test_an_unpatched_copy_is_the_kernel(tmp_path):
@@ -330,9 +335,15 @@ def test_a_bug_has_its_place(bug):
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)
-def test_bug_is_caught(modules, tmp_path, bug):
-    modules(bug.kernel, compile_with(bug, bug.kernel, tmp_path))
-    assert what_fails(bug.kernel) is not None
+def test_bug_is_caught(tmp_path, bug):
+    with on_modules(bug.kernel, compile_with(bug, bug.kernel, tmp_path)):
+        assert what_fails(bug.kernel, CAUGHT_BY.get(str(bug))) is not None
+
+
+def test_each_bug_has_a_check_to_begin_with():
+    """Those of bugs and checks that there are; `python tests/seeded_bug_checks.py` writes them anew."""
+    assert list(CAUGHT_BY) == [str(bug) for bug in BUGS]
+    assert [bug for bug in BUGS if CAUGHT_BY[str(bug)] not in CHECKS[bug.kernel]] == []
 
 
 def test_there_are_enough():
