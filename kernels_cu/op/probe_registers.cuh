@@ -1,5 +1,5 @@
-// D = A B + C of one matrix instruction whose registers are given bit by bit. Nothing here knows a layout, a format or
-// a rounding.
+// D = A B + C of one matrix instruction whose registers are given bit by bit. This code assumes no layout, format or
+// rounding.
 #pragma once
 
 #include <cstdint>
