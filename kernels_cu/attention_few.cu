@@ -1,4 +1,4 @@
-// attention_few: attention of few queries, on rows in pages, rows one behind the other, and tiles, in any format.
+// attention_few: attention of few queries, on rows in pages, consecutive rows or tiles, in any format.
 #include "kernel.cuh"
 #include "op/attention_few.cuh"
 
