@@ -18,9 +18,8 @@ __device__ inline float power_of_two(float steps) {
 }
 
 // Exponents x = score factor - base of weights 2^x, where `base` is an integer. x from -48 to 16 is rounded to a
-// multiple of 2^-17; smaller weights, below 2^-46, are negligible. Another base changes weights by a power of two
-// alone, bit for bit. So the rounding of a weight next to a tie depends neither on the row's maximum nor on its earlier
-// maxima.
+// multiple of 2^-17; weights below 2^-46 are negligible. Another base changes weights by a power of two alone, bit for
+// bit. So the rounding of a weight next to a tie depends neither on the row's maximum nor on its earlier maxima.
 //
 // To this end, exponents are lowered by 80. Floats from -128 to -64 are multiples of 2^-17, so the fma itself rounds.
 // ex2.approx gets negative arguments only: on Hopper its mantissas above 0 differ from those below. With a base of 2^28

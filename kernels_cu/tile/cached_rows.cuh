@@ -1,6 +1,6 @@
 // Keys and values in the formats of caches and operands. Shared memory holds units of 16 keys: their codes and scales,
 // unchanged. Lanes read the codes of their fragments of B and multiply them by their scales, exactly. So caches of the
-// same values give the same sums, bit for bit.
+// same values in different formats give the same sums, bit for bit.
 //
 // A unit is 16 rows of one token each, with scales along the row. Values of an operand in a block format are in tiles
 // of 64 keys, whose rows are columns of V with scales along the keys: there a unit is a quarter of the columns, which a
