@@ -122,7 +122,7 @@ struct ScaleTiles {
 };
 
 // Scales that a quantizer stores in tiles, an array of `bytes` bytes; places past its end are left out.
-// takes_registers: a store needs registers, so that it comes after those of the values are free.
+// takes_registers: a store needs registers, so callers store scales after those of the values are free.
 struct TiledScales {
     static constexpr bool takes_registers = true;
     uint8_t *scales;

@@ -28,7 +28,7 @@ template <int columns>
 struct Piece {
     float max, value[columns + 2];
 
-    // Merged with this, a piece stays what it is.
+    // The neutral element of with().
     __device__ static Piece none() { return {-INFINITY, {}}; }
 
     __device__ Piece with(const Piece &right) const {

@@ -9,8 +9,8 @@
 
 namespace op {
 
-// Where the registers of a trial lie: those of lane l of trial t begin at (32 t + l) times their number. `c` and `d` of
-// an f16 accumulator take the first two of four.
+// The registers of all trials: those of lane l of trial t begin at (32 t + l) times their number per lane. `c` and `d`
+// of an f16 accumulator take the first two of four.
 struct TrialRegisters {
     const uint32_t *a, *b, *c;   // [trials, 32, 4], [trials, 32, 2], [trials, 32, 4]
     const uint32_t *scales;      // [trials, 32, 2]: of A, of B

@@ -18,7 +18,7 @@ __device__ inline void transpose_naive(const float *x, float *y, int rows, int c
     }
 }
 
-// 33 floats to a row: the elements of a column then stand in 32 different banks.
+// 33 floats to a row: the elements of a column are then in 32 different banks.
 struct TransposeShared {
     float tile[transpose_tile][transpose_tile + 1];
 };

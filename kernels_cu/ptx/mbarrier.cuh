@@ -39,7 +39,7 @@ __device__ inline void mbarrier_inval(uint32_t address) {
     asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(address) : "memory");
 }
 
-// One arrival. Earlier reads and writes of this thread come before everything that waiting threads do afterwards.
+// One arrival. Earlier reads and writes of this thread precede all that waiting threads do afterwards.
 template <bool available = has_bulk_copy>
 __device__ inline void mbarrier_arrive(uint32_t address) {
     check_mbarrier<available>();

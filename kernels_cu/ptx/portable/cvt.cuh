@@ -62,8 +62,8 @@ __device__ inline uint32_t e2m1x8_from_halves(const float (&halves)[8]) {
     return packed | (upper_bytes(odd) & 0x80808080u) | (upper_bytes(even) >> 4 & 0x08080808u);
 }
 
-// The same of eight bf16 values times a power of two, which stands in both halves of `factor`; pairs[i] holds values 2
-// i and 2 i + 1. Codes are counted in quarters from 32, whose lower byte is 0.
+// The same of eight bf16 values times a power of two, given in both halves of `factor`; pairs[i] holds values 2 i and 2
+// i + 1. Codes are counted in quarters from 32, whose lower byte is 0.
 __device__ inline uint32_t e2m1x8_from_bf16x2(const uint32_t (&pairs)[4], uint32_t factor) {
     const uint32_t half = mul_bf16x2(factor, both_bf16(0.5f)), quarter = mul_bf16x2(factor, both_bf16(0.25f)),
                    eighth = mul_bf16x2(factor, both_bf16(0.125f));
@@ -92,7 +92,7 @@ __device__ inline uint32_t with_signs_6bit(uint32_t codes, uint32_t signs) {
     return codes | (signs >> 2 & 0x20202020u);
 }
 
-// Four values to e2m3 as the hardware converts them, but for the sign of NaN; byte i holds value i. Steps of 1/8.
+// Four values to e2m3 as the hardware converts them, except for the sign of NaN; byte i holds value i. Steps of 1/8.
 __device__ inline uint32_t e2m3x4_from_f32(const float *values) {
     uint32_t codes[4];
 #pragma unroll
