@@ -1,4 +1,4 @@
-// add_experts: what the experts of each token gave, weighted and added.
+// add_experts: the weighted sum of the results of each token's experts.
 #include "kernel.cuh"
 #include "op/route.cuh"
 

@@ -1,4 +1,4 @@
-// add_mean: rows, each with the vector of its sequence, head and run of rows added.
+// add_mean: rows plus the mean vector of their sequence, head and run of rows.
 #include "kernel.cuh"
 #include "op/smooth.cuh"
 

@@ -1,4 +1,4 @@
-// amax: the largest finite magnitude of an array, in as many parts as there are blocks.
+// amax: the largest finite magnitude of an array, one partial result for each block.
 #include "kernel.cuh"
 #include "op/reduce.cuh"
 

@@ -1,4 +1,4 @@
-// append_bf16: rows of tokens to their slots in pages, in bf16 or f16.
+// append_bf16: writes rows of tokens to their slots in pages, in bf16 or f16.
 #include "kernel.cuh"
 #include "op/append_entries.cuh"
 

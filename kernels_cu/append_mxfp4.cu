@@ -1,4 +1,4 @@
-// append_mxfp4: rows of tokens to their slots in pages, in MXFP4.
+// append_mxfp4: writes rows of tokens to their slots in pages, in MXFP4.
 #include "kernel.cuh"
 #include "op/append_entries.cuh"
 

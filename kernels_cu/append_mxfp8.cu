@@ -1,4 +1,4 @@
-// append_mxfp8: rows of tokens to their slots in pages, in MXFP8.
+// append_mxfp8: writes rows of tokens to their slots in pages, in MXFP8.
 #include "kernel.cuh"
 #include "op/append_entries.cuh"
 

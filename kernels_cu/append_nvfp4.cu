@@ -1,4 +1,4 @@
-// append_nvfp4: rows of tokens to their slots in pages, in NVFP4.
+// append_nvfp4: writes rows of tokens to their slots in pages, in NVFP4.
 #include "kernel.cuh"
 #include "op/append_entries.cuh"
 

@@ -1,4 +1,4 @@
-// append_qkv: queries, keys and values of a projection normed and turned; keys and values to the pages of a cache.
+// append_qkv: norms and rotates queries and keys of a projection, and writes keys and values to the pages of a cache.
 #include "kernel.cuh"
 #include "op/append_qkv.cuh"
 

@@ -1,4 +1,4 @@
-// argmax_rows: where the largest value of each row stands.
+// argmax_rows: the column of the largest value of each row.
 #include "kernel.cuh"
 #include "op/rows.cuh"
 

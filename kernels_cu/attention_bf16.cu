@@ -9,8 +9,8 @@ using Whole = op::Tiling<Element, VARIANT_dim, VARIANT_dim_v>;
 template <class Element>
 using Half = typename Whole<Element>::OneSlice;
 
-// What f16 keeps across its loop at 64 x 64, where Q, O and scores take all registers, is stored before it and loaded
-// behind it.
+// In f16 at 64 x 64, Q, O and scores take all registers of the loop over tiles. Other values are spilled before the
+// loop and reloaded after it.
 constexpr int spill_bytes = VARIANT_dim == 64 ? 192 : 0;
 
 // Separate entries for whole and half blocks: launches of few blocks are bound by instruction fetch, and small entries

@@ -1,4 +1,4 @@
-// attention_few: attention of few queries, on rows in pages, rows one behind the other, and tiles, in any format.
+// attention_few: attention of few queries, on rows in pages, consecutive rows or tiles, in any format.
 #include "kernel.cuh"
 #include "op/attention_few.cuh"
 
@@ -24,7 +24,7 @@ using Few = op::FewTiling<Element, VARIANT_dim>;
      const float *k_global,     /* [1 or heads_kv] or null */                                                          \
      const float *row_shift,    /* [batch, heads_kv, group, queries] or null */                                        \
      float *partial,            /* [nodes, batch, heads_kv, group, queries, dim_v] */                                  \
-     float *row_max, float *row_sum, ATTENTION_SCALARS(AS_PARAMETER)                                                   \
+     float *row_max, float *row_sum, ATTENTION_SCALARS(AS_PARAMETER) /* as partial, but without dim_v */               \
      int k_holds, int v_holds, int k_tile, int v_tile, int most_keys, int batch, int heads_kv, int group, int queries, \
      int dim, int pages, int page, int k_width, int v_width, int k_blocks, int v_blocks, int sequences, int table,     \
      int levels, int nodes, int dim_v, STRIDES_Q(q), STRIDES_PAGES(k), STRIDES_PAGES(v), STRIDES_PAGES(k_scales),      \

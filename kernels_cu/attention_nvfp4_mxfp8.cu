@@ -4,7 +4,7 @@
 
 VARIANTS(dim dim_v, 64 64, 128 128, 192 128, 192 192, 256 256)
 
-// Twelve warps that hold 192 columns of Q spill more than others: in a plain tile, five loads at most.
+// Twelve warps that hold 192 columns of Q spill more registers than others; a plain tile reloads at most five.
 template <>
 constexpr int op::BlockTiling<tile::Nvfp4, tile::Mxfp8, 192, 128>::spill_bytes = 192;
 

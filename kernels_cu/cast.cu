@@ -1,4 +1,4 @@
-// cast: rows in another type of float, cut or filled up with zeros to another width.
+// cast: rows in another type of float, cut or padded with zeros to another width.
 #include "kernel.cuh"
 #include "op/cast.cuh"
 

@@ -1,4 +1,4 @@
-// copy_bytes: elements of any size from and to any strides.
+// copy_bytes: copies elements of any size between arrays with any strides.
 #include "kernel.cuh"
 #include "op/copy.cuh"
 

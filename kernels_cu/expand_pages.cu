@@ -1,4 +1,4 @@
-// expand_pages: the rows of sequences in pages, in 16 bits, one behind the other.
+// expand_pages: the rows of sequences from pages, expanded to 16 bits and consecutive.
 #include "kernel.cuh"
 #include "op/expand.cuh"
 

@@ -1,4 +1,4 @@
-// find_slots: where tokens go in the pages of their sequences.
+// find_slots: the slots of tokens in the pages of their sequences.
 #include "kernel.cuh"
 #include "op/pages.cuh"
 

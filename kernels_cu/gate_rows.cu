@@ -1,4 +1,4 @@
-// gate_rows: values that others gate, into any type or block format.
+// gate_rows: gated activations of pairs of values, into any type or block format.
 #include "kernel.cuh"
 #include "op/pointwise.cuh"
 

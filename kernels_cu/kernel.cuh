@@ -5,8 +5,8 @@
 #include <type_traits>
 #include <utility>
 
-// How one entry launches. The module contains it as the constant ENTRY_launch, so that a loader reads these facts from
-// the code that will run. Nine int32, in this order.
+// How one entry launches: nine int32, in this order. The module contains them as the constant ENTRY_launch, so that a
+// loader reads them from the code that it runs.
 struct LaunchFacts {
     int threads[3];     // block dimensions x, y, z; 0 counts as 1
     int shared_bytes;   // dynamic shared memory per block
@@ -26,8 +26,8 @@ constexpr LaunchFacts complete(LaunchFacts facts) {
     return facts;
 }
 
-// Declares one entry: KERNEL(name, .threads = {256}, .shared_bytes = sizeof(Shared), .tile = {128})(parameters) { body
-// }
+// Declares one entry:
+//   KERNEL(name, .threads = {256}, .shared_bytes = sizeof(Shared), .tile = {128})(parameters) { body }
 #define KERNEL(name, ...) KERNEL_EXPANDED(name, __VA_ARGS__)
 #define KERNEL_EXPANDED(name, ...)                                                                                     \
     static constexpr LaunchFacts name##_facts = complete({__VA_ARGS__});                                               \
@@ -38,7 +38,8 @@ constexpr LaunchFacts complete(LaunchFacts facts) {
 // VARIANTS(dim, 32, 64) at the top of a .cu: build.py compiles the file once per value, with VARIANT_dim defined to it.
 #define VARIANTS(axis, ...)
 
-// The name of an entry: that of the unit, as build.py passes it, and a suffix, ENTRY(_f32), which may be missing.
+// The name of an entry: the name of the unit, which build.py passes as UNIT, and a suffix, which may be empty:
+// ENTRY(_f32), ENTRY().
 #define ENTRY(suffix) PASTE(UNIT, suffix)
 #define PASTE(a, b) PASTE_EXPANDED(a, b)
 #define PASTE_EXPANDED(a, b) a##b
@@ -46,12 +47,12 @@ constexpr LaunchFacts complete(LaunchFacts facts) {
 // WITHOUT_PARENTHESES (a, b) is a, b: how a macro takes a list as one argument.
 #define WITHOUT_PARENTHESES(...) __VA_ARGS__
 
-// What a list of X(type, name) is made into: parameters, members of a struct, or the values of its members.
+// X for lists of X(type, name): parameters, members of a struct, or values of its members.
 #define AS_PARAMETER(type, name) type name,
 #define AS_MEMBER(type, name) type name;
 #define AS_ARGUMENT(type, name) name,
 
-// The block's dynamic shared memory, seen as one struct. 1024-byte aligned, as every swizzle needs at most.
+// The block's dynamic shared memory, seen as one struct. 1024-byte aligned: no swizzle needs more.
 template <class Shared>
 __device__ inline Shared &shared() {
     extern __shared__ __align__(1024) unsigned char shared_raw[];

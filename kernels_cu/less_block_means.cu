@@ -1,4 +1,4 @@
-// less_block_means: the means of blocks of 64 queries, and the queries less them.
+// less_block_means: the means of blocks of 64 queries, and the queries minus their block's mean.
 #include "kernel.cuh"
 #include "op/smooth.cuh"
 

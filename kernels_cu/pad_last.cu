@@ -1,4 +1,4 @@
-// pad_last: rows of bytes cut, or filled up with zeros, to another length.
+// pad_last: rows of bytes cut or padded with zeros to another length.
 #include "kernel.cuh"
 #include "op/layout.cuh"
 

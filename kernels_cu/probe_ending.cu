@@ -1,4 +1,4 @@
-// probe_ending: float32 rows through the end that kernels share: to 16 bits, or to codes and scales.
+// probe_ending: float32 rows stored by the ending that kernels share: in 16 bits, or as codes and scales.
 #include "kernel.cuh"
 #include "op/probe_ending.cuh"
 

@@ -1,4 +1,4 @@
-// probe_fragments: where the tile code of the kernels brings elements and scales.
+// probe_fragments: where the functions of tile/ put elements and scales of fragments.
 #include "kernel.cuh"
 #include "op/probe_fragments.cuh"
 

@@ -1,4 +1,4 @@
-// probe_ldmatrix: which bytes ldmatrix brings to which registers, and where stmatrix puts them.
+// probe_ldmatrix: which bytes ldmatrix loads into which registers, and where stmatrix stores them.
 #include "kernel.cuh"
 #include "op/probe_ldmatrix.cuh"
 

@@ -1,4 +1,4 @@
-// probe_mma_registers: what mma.sync makes of registers that are given bit by bit.
+// probe_mma_registers: the result of mma.sync for registers that are given bit by bit.
 #include "kernel.cuh"
 #include "op/probe_registers.cuh"
 

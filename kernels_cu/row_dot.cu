@@ -1,4 +1,5 @@
-// row_dot: the product of each query with one vector of its sequence and head: what smoothing took from its scores.
+// row_dot: the dot product of each query with one vector of its sequence and head: the part of its scores that
+// smoothing removes.
 #include "kernel.cuh"
 #include "op/smooth.cuh"
 

@@ -1,4 +1,4 @@
-// swizzle_scales: block scales from rows into the 128 x 4 tiles of cuBLAS and CUTLASS, filled up with 0x00.
+// swizzle_scales: block scales from rows into the 128 x 4 tiles of cuBLAS and CUTLASS, padded with 0x00.
 #include "kernel.cuh"
 #include "op/layout.cuh"
 

@@ -1,4 +1,4 @@
-// thread_identity: each thread reports its identity registers; the first question to any machine.
+// thread_identity: each thread writes its identity registers: the first test of any machine.
 #include "kernel.cuh"
 #include "op/identity.cuh"
 

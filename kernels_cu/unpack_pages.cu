@@ -1,4 +1,4 @@
-// unpack_pages: the rows of sequences in pages, one behind the other.
+// unpack_pages: the rows of sequences from pages, consecutive.
 #include "kernel.cuh"
 #include "op/pages.cuh"
 

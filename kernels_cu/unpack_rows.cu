@@ -1,4 +1,4 @@
-// unpack_rows: rows of packed sequences out of tiles, in which each begins with a tile of its own.
+// unpack_rows: rows of packed sequences from tiles, where each sequence begins with a new tile.
 #include "kernel.cuh"
 #include "op/pack.cuh"
 

@@ -1,8 +1,8 @@
 // Writes rows of tokens to their slots in the pages of a cache, in its format.
 //
-// A slot is page * page size + row. If several tokens have one slot, the first is written: every token claims its slot
-// with its number, the least number stays, and the thread that finds its token's number there writes the token. A call
-// removes all of its claims, so their memory is initialized once, when the cache is made.
+// A slot is page * page size + row. If several tokens have one slot, the first is written. Every token claims its slot
+// with its number by an atomic minimum, and the thread that finds the number of its token in the claim writes the
+// token. A call removes all of its claims, so their memory is initialized only once, with the cache.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace op {
 
 constexpr int append_threads = 128, claim_threads = 128;
 constexpr int append_tokens = 4;        // of a block: enough bytes in flight for each thread to saturate memory
-constexpr int unclaimed = 0x7f7fffff;   // a claim above every token; the bits of the largest float
+constexpr int unclaimed = 0x7f7fffff;   // above every token; the bits of the largest float
 
 __device__ inline bool is_slot(long long slot, long long slots) { return slot >= 0 && slot < slots; }
 
@@ -38,7 +38,7 @@ struct NewRows {
     const float *global_scale;   // [heads]: divisors of rows, or null
 };
 
-// The cache.
+// The cache: codes[pages, heads, page, bytes] and scales[pages, heads, page, blocks], as bytes.
 struct CacheRows {
     char *codes, *scales;
     PageStrides code_strides, scale_strides;
@@ -138,6 +138,7 @@ __device__ inline void append_rows(const AppendShared &shared, const Element *x,
                                                     0;
 #pragma unroll 1
     for (int begin = 0; begin < items; begin += append_threads) {
+        // This thread's item: a share of the rows of one head.
         const int at = begin + threadIdx.x, first = at_once > 1 ? at / items : 0,
                   item = min(at - first * items, items - 1);
         const bool has_item = at < (first + 1) * items && first < at_once;
@@ -147,6 +148,7 @@ __device__ inline void append_rows(const AppendShared &shared, const Element *x,
         const float global_scale = rows.global_scale ? rows.global_scale[head] : 1.0f;
 #pragma unroll 1
         for (int base = first; base - first < append_tokens; base += ahead * at_once) {
+            // Loads of `ahead` tokens.
             tile::Eight<Element> raw[ahead][Row::groups];
             bool present[ahead];
 #pragma unroll
@@ -160,6 +162,7 @@ __device__ inline void append_rows(const AppendShared &shared, const Element *x,
                     else raw[step][i].load(row + 8 * i, present[step] ? columns - 8 * i : 0);
                 }
             }
+            // Their codes and scales.
 #pragma unroll
             for (int step = 0; step < ahead; ++step) {
                 if (base - first + step * at_once >= append_tokens) break;

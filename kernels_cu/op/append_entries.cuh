@@ -3,7 +3,7 @@
 
 #include "append.cuh"
 
-// The parameters behind the arrays of the cache, in order. Strides of arrays that are not there are 0.
+// The parameters behind the arrays of the cache, in order. Strides of null arrays are 0.
 #define APPEND_ROWS                                                                                                    \
     const __nv_bfloat16 *x_bf16, /* [tokens, heads, dim] or null, as all that follow */                                \
         const __half *x_f16, const float *x_f32, const float *mean, /* [heads, dim] */                                 \

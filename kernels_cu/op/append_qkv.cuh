@@ -15,10 +15,10 @@ namespace op {
 // The formats of a cache, as numbered by a scalar.
 enum class CacheFormat { bf16, f16, mxfp8, mxfp4, nvfp4 };
 
-// The cache of keys or values, and how rows are stored there.
+// The cache of keys or values, and how rows are stored in it.
 struct CacheTarget {
     CacheRows rows;
-    const float *mean, *global_scale;   // as of NewRows
+    const float *mean, *global_scale;   // [heads_kv, dim] and [heads_kv] or null, as in NewRows
     int rule;
 
     // Stores a lane's share of a row if `stored`, with the bytes of append(). Called by the whole warp.
@@ -54,6 +54,7 @@ struct CacheTarget {
     }
 };
 
+// The parts of a projection.
 template <class Element>
 struct Projection {
     HeadRows<const Element> q, k, v;   // [tokens, heads or heads_kv, dim or dim_v]
@@ -63,7 +64,7 @@ struct Projection {
     __device__ int of_token() const { return heads + 2 * heads_kv; }   // rows
 };
 
-// The norms of queries and keys. Null weights: no norm.
+// The norms of queries and keys, with weights [dim] each. Null weights: no norm.
 struct HeadNorms {
     const float *q_weight, *k_weight;
     float eps;
@@ -83,6 +84,7 @@ __device__ inline void append_qkv(NormShared &shared, const Projection<Element> 
                                   const Rotation &rotation, const int *positions, const QueryTarget<Element> &target,
                                   const long long *slots, int *claims, int64_t count, CacheFormat format,
                                   const CacheTarget &keys, const CacheTarget &values_to) {
+    // The tokens of this block; rows_at_once of their rows are processed at a time.
     const NormLanes place(x.dim);
     const int rows_at_once = place.rows(), of_token = x.of_token();
     const int tokens_here = of_token < rows_at_once ? rows_at_once / of_token : 1;
@@ -91,6 +93,7 @@ __device__ inline void append_qkv(NormShared &shared, const Projection<Element> 
     int turn = 0;
 #pragma unroll 1
     for (int first = 0; first < tokens_here * of_token; first += rows_at_once) {
+        // This lane's row: of queries, keys or values; and its slot.
         const int unit = first + place.row(), head_of_all = unit % of_token;
         const int64_t token = first_token + unit / of_token;
         const bool present = unit < tokens_here * of_token && token < x.tokens;
@@ -102,12 +105,14 @@ __device__ inline void append_qkv(NormShared &shared, const Projection<Element> 
         const bool stored = is_slot(slot, count) && (!claims || claims[slot] == token);
 #pragma unroll 1
         for (int share = 0; share < shares; share += norm_shares) {
+            // Load its shares.
             HeadShares values;
             RowShares<Element, norm_shares> raw;
             raw.load(source, present, place.column(share), place.lanes * produce_share, cols);
 #pragma unroll
             for (int i = 0; i < norm_shares; ++i) raw.unpack(i, values[i]);
             if (share == 0) {
+                // Norm and rotate queries and keys; their rows have no shares beyond these.
                 const float *weight = is_query ? norms.q_weight : is_key ? norms.k_weight : nullptr;
                 float factor = 1.0f;
                 if (norms.q_weight || norms.k_weight) {   // the same sums as norm_rows()
@@ -162,6 +167,7 @@ __device__ inline void append_qkv(NormShared &shared, const Projection<Element> 
                     }
                 }
             }
+            // Store queries, and write keys and values to the cache.
             const bool queries = ptx::vote_sync_any(present && is_query);
             const bool writes = ptx::vote_sync_any(stored);
             const int64_t page = stored ? slot / keys.rows.page : 0, row = stored ? slot - page * keys.rows.page : 0;
@@ -198,6 +204,7 @@ __device__ inline void append_qkv(NormShared &shared, const Projection<Element> 
             }
         }
     }
+    // Remove the claims of the block's tokens.
     if (!claims) return;
     ptx::bar_sync();   // all threads have read the claims of this block's tokens
     const int64_t token = first_token + threadIdx.x;

@@ -27,8 +27,8 @@ struct FloatOperands {
     StridesK k_strides, v_strides;
 };
 
-// How far scores may exceed row_max, in units of log2. P up to 2^8 has the relative error of P up to 1 in bf16 and f16.
-// Where maxima are an output, row_max is the row's maximum.
+// How far scores may exceed row_max, in units of log2. In bf16 and f16, P up to 2^8 has the same relative error as P up
+// to 1. If maxima are an output, row_max is the row's maximum.
 __device__ inline float headroom_in_16_bits(bool gives_maxima) { return gives_maxima ? 0.0f : 8.0f; }
 
 // The running softmax with P in 16 bits, `lowered` in bf16, which has the exponents of f32. Sums that become too small
@@ -78,7 +78,7 @@ template <class Element, int threads, class Tile>
 __device__ inline void copy_queries(Tile &target, const Element *q, const StridesQ &strides, const Problem &problem,
                                     int first_row) {
     constexpr int columns = Tile::row_chunks, step = threads / columns,
-                  lanes = step * columns;   // a few idle where 3 divides
+                  lanes = step * columns;   // fewer than `threads` if 3 divides `columns`
     if (threadIdx.x >= lanes) return;
     const int first = threadIdx.x / columns, chunk = threadIdx.x % columns,
               column = chunk * tile::elements_per_chunk<Element>;
@@ -197,7 +197,7 @@ __device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], co
 }
 
 // softmax.o += P V for a tile of V [keys, dim_v]; P is rounded to the type of V. v is this lane's
-// tile::address_b_transposed. Where `scaled`, P is multiplied by the softmax's value_factors().
+// tile::address_b_transposed. If `scaled`, P is multiplied by the softmax's value_factors().
 template <class Element, int dim_v, class Tile, bool scaled, class Softmax, int slices, int tiles>
 __device__ __forceinline__ void accumulate_values(Softmax &softmax, const tile::Accumulator (&p)[slices][tiles],
                                                   uint32_t v) {
@@ -262,16 +262,16 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
         if (key < keys && options.allowed &&
             !options.allowed[problem.at(options.allowed_strides, query, group, lane_key + key)])
             score = -INFINITY;
-        // A large finite mask stays finite: a row with no other keys gets their mean, not the result of a row without
-        // keys.
+        // A large negative mask stays finite: a row with only such keys gets the mean of their values, not the result
+        // of a row without keys.
         if (score == -INFINITY) return;
         score *= log2_e;
         if (score < no_maximum) score = no_maximum;   // NaN stays
     });
 }
 
-// The factor that converts scores to units of log2; 1 where mask_scores converts them. Never 0, since 0 times the -inf
-// of a hidden key is NaN.
+// The factor that converts scores to units of log2; 1 if mask_scores converts them. Never 0, since 0 times the -inf of
+// a hidden key is NaN.
 __device__ inline float score_factor(const Problem &problem, float scale) {
     return problem.transforms_scores() ? 1.0f : ptx::max_nan_f32(scale * log2_e, 0x1p-126f);
 }
@@ -302,9 +302,9 @@ __device__ __forceinline__ void mask_scores(tile::Accumulator (&s)[slices][tiles
         s, [&](float &score, int slice, int half, int key) { score = key >= bound[slice][half] ? score : -INFINITY; });
 }
 
-// Writes the output of a warp's rows in 16-byte chunks, by way of `staging`, the warp's own rows of shared memory. A
-// row begins at row_start(row); columns is a multiple of 8. If the sums were computed again, it writes only the
-// elements that are not NaN.
+// Writes the output [16 slices, columns] of a warp's rows in 16-byte chunks, by way of `staging`, the warp's own rows
+// of shared memory. A row begins at row_start(row); columns is a multiple of 8. If the sums were computed again, it
+// writes only the elements that are not NaN.
 template <class Element, class Tiling, class Softmax, class RowStart>
 __device__ __forceinline__ void store_rows(const Softmax &softmax,
                                            typename Tiling::template OutputTile<Element> &staging, int warp_row,
@@ -340,8 +340,8 @@ __device__ __forceinline__ void store_rows(const Softmax &softmax,
     });
 }
 
-// What smoothing took from the scores of a warp's rows, in units of log2. 0 under a cap, for which it was added to the
-// scores.
+// The part of the scores of a warp's rows that smoothing removed, in units of log2: whole + fraction. 0 under a cap,
+// since transform_scores() has added it to the scores.
 template <int slices>
 struct RowShift {
     float whole[slices][2] = {}, fraction[slices][2] = {};   // in (-1, 0]
@@ -371,6 +371,7 @@ __device__ __forceinline__ bool sums_are_too_small(const Softmax &softmax,
                                                    const tile::Accumulator (&o)[slices][columns],
                                                    const Problem &problem, int warp_row, int begin, int end,
                                                    Word &&word) {
+    // Whether any sum of the warp is too small.
     const int filled = problem.options.dim_v / tile::mma_columns;   // column tiles; the others hold zeros
     float least = INFINITY;
 #pragma unroll
@@ -382,8 +383,8 @@ __device__ __forceinline__ bool sums_are_too_small(const Softmax &softmax,
                 for (int i = 0; i < 4; ++i) least = fminf(least, fabsf(o[slice][j][i]));
     if (!ptx::vote_sync_any(least < Softmax::too_small)) return false;
 
-    uint32_t small[2] =
-        {};   // bit j: this lane's first and second column of 8 j .. 8 j + 7 have small sums in a row with weights
+    // The columns of such sums, in rows that exist and have seen a score.
+    uint32_t small[2] = {};    // bit j: this lane's first and second column of 8 j .. 8 j + 7 have small sums
     float beside[slices][2];   // added to the sums of rows that do not count
     tile::for_rows<slices>([&](int slice, int half) {
         const bool counts = warp_row + 16 * slice + tile::accumulator_row(2 * half) < problem.rows &&
@@ -403,6 +404,7 @@ __device__ __forceinline__ bool sums_are_too_small(const Softmax &softmax,
             }
     small[0] = tile::bits_of_columns(small[0]);
     small[1] = tile::bits_of_columns(small[1]);
+    // Whether V has a value other than 0 in these columns.
 #pragma unroll 1
     for (int first = begin; first < end; first += tile::tile_keys) {
         bool lost = false;
@@ -451,7 +453,7 @@ __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling:
     float sink_share[Tiling::slices][2] = {};   // of the denominator
     if (options.sinks && problem.split == 0) {
         float new_max[Tiling::slices][2], sink[Tiling::slices][2];
-        // One more key, which has no value.
+        // A sink is one more key, without a value.
         tile::for_rows<Tiling::slices>([&](int slice, int half) {
             const int group = problem.group_of(warp_row + 16 * slice + tile::accumulator_row(2 * half));
             sink[slice][half] = options.sinks[problem.head * options.group + group] * log2_e - shift.at(slice, half);
@@ -540,7 +542,8 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
     using Softmax = OnlineSoftmaxIn16Bits<Element, Tiling::slices, Tiling::dim_v>;
 
     // Which rows, and which tiles of keys they see.
-    const Problem problem(options, Softmax::lowered ? ptx::block() : uint3(blockIdx));   // anew: see ptx::block()
+    const Problem problem(options,
+                          Softmax::lowered ? ptx::block() : uint3(blockIdx));   // of this pass: see ptx::block()
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
@@ -562,7 +565,7 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
     };
 
     if (range.begin < range.end) {   // blocks without visible keys copy nothing and write zeros
-        copy_tile(range.begin, 0);   // before Q: it is larger and farther away
+        copy_tile(range.begin, 0);   // before Q: a tile is larger and takes longer to arrive
         copy_queries<Element, Tiling::threads>(shared.q, operands.q, operands.q_strides, problem, first_row);
     }
     ptx::cp_async_commit_group();
@@ -571,6 +574,7 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
         ptx::cp_async_commit_group();
     }
 
+    // The softmax, and Q in registers.
     Softmax softmax;
     softmax.start(headroom_in_16_bits(options.partial != nullptr));
     if constexpr (Softmax::lowered) softmax.again = again;
@@ -578,7 +582,7 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
         tile::address_a(shared.q) + uint32_t((warp_row - first_row) * (sizeof(shared.q) / Tiling::rows))};
     if (Tiling::keeps_q && range.begin < range.end) {
         ptx::cp_async_wait_group<Tiling::stages - 2>();
-        ptx::bar_sync();   // Q has landed for everyone
+        ptx::bar_sync();   // all threads see Q
         q.keep();
     }
 
@@ -590,10 +594,10 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
     uint32_t stage_offset = 0;   // of the current tile
     auto step = [&](int index, auto masked) {
         ptx::cp_async_wait_group<Tiling::stages - 2>();
-        ptx::bar_sync();   // this tile has landed for everyone; everyone is done with the stage that is filled next
+        ptx::bar_sync();   // all threads see this tile and have read the stage that is filled next
         const uint32_t current = stage_offset;
         uint32_t filled;
-        if constexpr (Tiling::fills_q) {   // stages 0, 1, -1; Q is in registers since the barrier
+        if constexpr (Tiling::fills_q) {   // stages 0, 1, -1 in turn; after this barrier Q is in registers
             stage_offset = current == sizeof(Stage) ? -sizeof(Stage) : current + sizeof(Stage);
             filled = int(current) < 0 ? sizeof(Stage) : current - sizeof(Stage);
         } else {
@@ -639,7 +643,7 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
         ptx::bar_sync();   // all warps have read the Q, keys and values that output rows overwrite
     }
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row);
-    __syncwarp();   // lanes without rows converge again
+    __syncwarp();   // lanes without rows reconverge
     return lost;
 }
 

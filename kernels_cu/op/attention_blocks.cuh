@@ -1,9 +1,9 @@
 // Fused attention on operands in block formats: block-scaled MMAs for S = Q K^T and O = P V, with P quantized in
 // registers; or V in 16 bits, and P rounded to it.
 //
-// K and V come as tiles that one bulk copy each brings to shared memory (tile/block_tiles.cuh). The columns of S stand
-// for keys in the order that makes P an operand where it lies. How P is made of scores and multiplied by V is a
-// WeightedValues for each format of V (weights.cuh); how tiles are multiplied, StagedTiles or ExpandedTiles.
+// K and V are tiles; one bulk copy loads each to shared memory (tile/block_tiles.cuh). The order of the keys as columns
+// of S makes P an operand in the registers in which it is computed. WeightedValues computes P and multiplies it by V,
+// for each format of V (weights.cuh). StagedTiles or ExpandedTiles multiplies tiles.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ struct BlockTiling : tile::BlockAttentionShape<ValueFormat_, dim_, dim_v_> {
     static constexpr int dim = dim_, dim_v = dim_v_;
     static constexpr int threads = 32 * Shape::warps;
     static constexpr int rows = 16 * Shape::slices * Shape::warps;
-    static constexpr bool runs_again = ValueFormat::bits == 16;   // over the same tiles, where sums were too small
-    static constexpr int spill_bytes = ValueFormat::bits == 16 ? 192 : 128;   // twelve warps are worth a few
+    static constexpr bool runs_again = ValueFormat::bits == 16;   // over the same tiles, if sums were too small
+    static constexpr int spill_bytes = ValueFormat::bits == 16 ? 192 : 128;   // spills cost less than fewer warps
 
     using Keys = tile::KeyTile<ScoreFormat, tile::tile_keys, dim>;
     using Values = tile::ValueTile<ValueFormat, tile::tile_keys, dim_v>;
@@ -47,9 +47,10 @@ struct BlockTiling : tile::BlockAttentionShape<ValueFormat_, dim_, dim_v_> {
                                                                     : 4;
     static_assert(stages >= 2, "one stage is filled while another is read");
 
-    // Stages hold up to so many vectors of the scores of smoothed queries' means, one behind the other: those of 16
-    // heads that share K, or of 8 where a block's rows have two means of each. Tiles without masks have a loop of their
-    // own then, but with V in 16 bits, where MMAs take longest.
+    // The most mean vectors that a stage holds, [mean_vectors, 64]: the scores of the means of smoothed queries with
+    // the keys of the tile. 16 vectors serve 16 heads that share K, or 8 heads if a block's rows have two means of
+    // each. Smoothed tiles without masks then have a loop of their own, except with V in 16 bits, whose MMAs take
+    // longest.
     static constexpr int output_bytes = rows * dim_v * sizeof(__nv_bfloat16),
                          staged_bytes =
                              stages * int(sizeof(Stage)) > output_bytes ? stages * int(sizeof(Stage)) : output_bytes,
@@ -118,9 +119,9 @@ __device__ __forceinline__ void overlap_plain_tiles(typename Tiling::Shared &sha
     pipeline.release(index - 1);
 }
 
-// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Operands:
-// BlockOperands, or others with its names. Returns whether sums were too small in any of them: then the block calls
-// this `again`.
+// O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Operands is
+// BlockOperands or a type with the same members. Returns whether any sums were too small: then the block calls this
+// once more with `again`.
 template <class Tiling, class Softmax, class Operands>
 __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &shared, const Operands &operands,
                                                       const AttentionOptions &options, bool again, float *exact_sum) {
@@ -134,13 +135,13 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
     const float level = operands.score_level();
-    const float scale = options.scale * (level == INFINITY ? -no_maximum : level);   // so that scores of 0 stay 0
+    const float scale = options.scale * (level == INFINITY ? -no_maximum : level);   // scores of 0 stay 0
     TileRange<tile::tile_keys> range(problem, first_row, end_row);
     if (again) range.plain_end = range.plain_begin;
     const bool smoothed = operands.mean_scores;
     const BlockMeans means(operands, problem, first_row, end_row);
 
-    // The first tiles on their way, and Q.
+    // Start copying the first tiles, and load Q.
     auto pipeline = operands.template pipeline<Tiling>(shared, problem, range, again, means);
     pipeline.start();
     typename Tiling::Tiles tiles;
@@ -155,12 +156,12 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
 
     // A tile: scores, masks, softmax, and the weighted values.
     auto step = [&](int index, auto masked, auto sums,
-                    auto smooth) __attribute__((always_inline)) {   // its arrays are registers
+                    auto smooth) __attribute__((always_inline)) {   // its arrays stay in registers
         constexpr bool always_smooth = std::is_same_v<decltype(smooth), std::true_type>;
         constexpr bool maybe_smooth = !std::is_same_v<decltype(smooth), std::false_type>;
         const auto &stage = pipeline.template take < maybe_smooth && (Tiling::mean_vectors > 0) > (index);
         tiles.template prepare<Order>(shared, stage, pipeline, index);
-        // A warp without rows, or whose rows see nothing of this tile, only keeps the stages moving.
+        // A warp without rows, or whose rows see no key of this tile, only releases the stage.
         if ((Tiling::has_idle_loop || !idle) && !(masked && index * tile::tile_keys >= warp_end)) {
             tile::Accumulator s[Tiling::slices][tile::tile_keys / tile::mma_columns];
             tiles.template multiply<Order>(s, shared, stage);
@@ -172,10 +173,11 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
         tiles.release(pipeline, index);
     };
 
-    // All tiles. Those without masks and sums apart have a loop of their own, where the code has room for it, with and
-    // without the scores of means.
+    // All tiles. Those that need neither masks nor sums of exact P have loops of their own if the tiling has them: with
+    // the scores of means, and without.
     const auto plain = [&](int index) { return range.plain_begin <= index && index < range.plain_end; };
     int index = range.begin;
+    // A warp without rows.
     if (Tiling::has_idle_loop && idle)
         for (; index < range.end; ++index) {
             pipeline.template take<false>(index);
@@ -195,22 +197,22 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
         step(index, !plain(index), std::true_type{}, smoothed);
     }
 
-    // Whether sums have lost bits; then the results.
+    // Check whether sums lost bits, then write the results.
     bool lost = false;
     if constexpr (Softmax::lowered)
         if (!again && !idle)
             lost = sums_are_too_small(softmax, softmax.o, problem, warp_row, range.begin * tile::tile_keys,
                                       range.end * tile::tile_keys,
                                       [&](int key, int j) { return pipeline.value_pair(key, j); });
-    if constexpr (Softmax::lowered) lost = ptx::bar_red_or(lost);   // as the other barrier
+    if constexpr (Softmax::lowered) lost = ptx::bar_red_or(lost);   // also the barrier of the other branch
     else ptx::bar_sync();   // every warp is done with the stages, over which the output goes
     write_results<Tiling>(softmax, shared, problem, first_row, warp_row, operands.value_level(), exact_sum);
-    __syncwarp();   // lanes whose rows are not there come together again
+    __syncwarp();   // lanes without rows reconverge
     return lost;
 }
 
-// The same for the rows of a block. exact_sum: as row_sum, of the weights before they are rounded; null where they are
-// not asked for.
+// Attention of the rows of a block, in one pass or two. exact_sum, or null, gets the sums of the weights before
+// rounding, laid out as row_sum.
 template <class Tiling, class Operands>
 __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared, const Operands &operands,
                                                  const AttentionOptions &options, float *exact_sum) {
@@ -227,7 +229,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
 
 }   // namespace op
 
-// The parameters of an entry on block formats, and its body.
+// An entry on block formats.
 #define BLOCK_ATTENTION(name, ScoreFormat, ValueFormat, dim_, dim_v_)                                                  \
     KERNEL(name, .threads = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::threads},                        \
            .shared_bytes = sizeof(op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::Shared),                    \
@@ -238,7 +240,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
      const uint8_t *q_scales, /* [batch, heads_kv, group, queries, q_blocks] */                                        \
      const uint8_t *k_tiles,  /* [batch, heads_kv, tiles, k_bytes]: tile::KeyTile */                                   \
      const uint8_t *v_tiles,  /* [batch, heads_kv, tiles, v_bytes]: tile::ValueTile */                                 \
-     const float *q_global, const float *k_global, const float *v_global,                                              \
+     const float *q_global, const float *k_global, const float *v_global, /* [1] or null */                            \
      const float *mean_scores,                        /* [batch, heads_kv, tiles, query_blocks, group, 64] or null */  \
      const float *row_shift,                          /* [batch, heads_kv, group, queries] or null */                  \
      ATTENTION_ARRAYS(AS_PARAMETER) float *exact_sum, /* [splits, batch, heads_kv, group, queries] */                  \

@@ -1,10 +1,11 @@
 // Attention of few queries. Keys and values stay in the format of the cache or operand and are expanded to 16 bits on
 // their way into the MMAs.
 //
-// A block computes 16 rows of one head of K and V. Each warp has chunks of the keys of its own and a ring of units in
-// flight; the sum of four chunks is a node, which is written. The result of a row depends on the row and on the keys
-// that it sees alone: see tree.cuh. Formats and places of keys are chosen at run time, once per unit, so any format of
-// keys combines with any format of values. Complete units within one page are copied in rounds, others row by row.
+// A block computes 16 rows of one head of K and V. Each of its four warps has chunks of the keys of its own and a ring
+// of units in flight. The block adds four chunks to a node, which it writes. The result of a row depends only on the
+// row and on the keys that it sees: see tree.cuh. Formats and places of keys are chosen at run time, once per unit, so
+// any format of keys combines with any format of values. Complete units within one page are copied in whole rounds of
+// the warp, others row by row.
 #pragma once
 
 #include <cstdint>
@@ -28,17 +29,17 @@ namespace op {
 
 using tile::RowFormat;
 
-// Keys or values: rows [pages, heads_kv, page, width] in bytes, with scales of their own, or tiles of block_tiles.cuh
-// [batch, heads_kv, tiles, width], which contain theirs.
+// Keys or values: rows [pages, heads_kv, page, width] in bytes with scales [pages, heads_kv, page, blocks], or tiles of
+// block_tiles.cuh [batch, heads_kv, tiles, width], which contain their scales.
 struct CachedArray {
-    const void *codes, *scales;
+    const void *codes, *scales;   // scales may be null
     PageStrides strides, scale_strides;
     RowFormat format;
     int tile_dim;   // the head dimension of tiles, with padding; 0: rows
 
     __device__ bool has_columns() const {
         return tile_dim > 0 && format != RowFormat::plain;
-    }   // of values: see tile::CachedUnits
+    }   // whether units of values are columns of V: see tile::CachedUnits
 };
 
 // What the entry takes besides queries and options.
@@ -51,14 +52,14 @@ struct CachedKeys {
     int levels;                         // 1, or the number of heads
 };
 
-// How many keys a table of pages holds.
+// The number of keys that `table` pages hold, limited so that sums of key numbers fit 32 bits.
 __device__ inline int capacity(int table, int page) {
     return min(static_cast<long long>(table) * page, 0x7fffffffll - node_keys);
 }
 
-// How a block divides the work. A block has one warp for each quarter of a multiprocessor, which idles while the warp
-// waits for data. Two blocks to a multiprocessor hide that; on GeForce Blackwell their rings are just long enough for
-// its bandwidth.
+// How a block divides the work. A block has one warp for each quarter of a multiprocessor. With two blocks to a
+// multiprocessor, a quarter computes for one while the other waits for data. On GeForce Blackwell the rings of two
+// blocks are just long enough for its bandwidth.
 template <class Element_, int dim_>
 struct FewTiling {
     using Element = Element_;
@@ -69,10 +70,10 @@ struct FewTiling {
     static constexpr int exchanged = dim <= 128 ? 32 : 64;   // columns of a node that warps exchange at once
     static constexpr int blocks = dim <= 128 ? 2 : 1;
     using Node = tile::WarpNode<exchanged>;
-    static constexpr int spilled = dim <= 128 ? 96 : 800;   // bytes: the O of large heads leaves few registers
+    static constexpr int spilled = dim <= 128 ? 96 : 800;   // bytes; the O of large heads leaves few registers
     static constexpr bool keeps_q = dim <= 64;              // in registers; else in shared memory
 
-    // Shared memory of a warp: a unit of columns while it is expanded, later a node; behind it the ring.
+    // Shared memory of a warp: first room for an expanded unit of columns or for a node, then the ring.
     static constexpr int unit_bytes = sizeof(typename Units::Columns);
     static constexpr int expanded_bytes = unit_bytes > int(sizeof(Node)) ? unit_bytes : int(sizeof(Node));
     static constexpr int arena_bytes = tile::few_arena_bytes<dim>;
@@ -86,8 +87,9 @@ struct FewTiling {
     static_assert(sizeof(Node) % 128 == 0 && sizeof(Shared) <= ptx::shared_bytes_per_block, "the rings fit");
 };
 
-// A warp's ring of units: its offset, the bytes of a unit, the units of a batch, which are waited for together, and the
-// number of batches. If keys have 16 bits, columns of V are expanded in place.
+// A warp's ring of units. `begin` is its offset in the arena, `unit_bytes` the size of a unit. A warp waits for a
+// `batch` of units at once; the ring has `batches` of them. in_place: columns of V are expanded in their unit, which
+// has room for that if keys have 16 bits.
 struct FewRing {
     int begin, unit_bytes, batch, batches;
     bool in_place;
@@ -114,11 +116,11 @@ struct FewRing {
     }
 };
 
-// The tiles of a warp in order, node by node. A tile has eight units: keys, then values.
+// The tiles of a warp in order, node by node. A tile has 2 `units` units: first its keys, then its values.
 template <int units>
 struct UnitCursor {
     int node, end_node, first_tile, end_tile, warp;
-    int tile, tiles_end, part;
+    int tile, tiles_end, part;   // tile; end of the chunk's tiles; unit of the tile
 
     __device__ UnitCursor(int first_node, int end_node, int first_tile, int end_tile, int warp)
         : node(first_node - 1), end_node(end_node), first_tile(first_tile), end_tile(end_tile), warp(warp), part(0) {
@@ -133,6 +135,7 @@ struct UnitCursor {
         tile = max(first, first_tile);
         tiles_end = min(first + tiles, end_tile);
     }
+    // Moves on to the next node in which this warp has a tile, unless it is at a tile.
     __device__ void settle() {
         while (tile >= tiles_end && node < end_node) next_node();
     }
@@ -148,14 +151,14 @@ struct UnitCursor {
     }
 };
 
-// Drops the first `by` accumulators, so that loops over units can stay rolled.
+// s[j] = s[j + by]. Rolled loops over units then use the same registers, s[0] or the last ones, in every iteration.
 template <int by, int tiles>
 __device__ inline void move_up(tile::Accumulator (&s)[tiles]) {
 #pragma unroll
     for (int j = 0; j + by < tiles; ++j) tile::copy(s[j], s[j + by]);
 }
 
-// Rounds the weights of 16 keys to an A fragment, which takes the registers of one of their two accumulators.
+// Rounds the weights of each 16 keys, two accumulators, to an A fragment, stored as the bits of accumulator i.
 template <class Element, int tiles>
 __device__ inline void round_weights(tile::Accumulator (&s)[tiles]) {
 #pragma unroll
@@ -166,12 +169,14 @@ __device__ inline void round_weights(tile::Accumulator (&s)[tiles]) {
         for (int j = 0; j < 4; ++j) s[i][j] = __uint_as_float(p[j]);
     }
 }
+// The A fragment that round_weights() stored in an accumulator.
 __device__ inline void weights_of(tile::FragmentA &p, const tile::Accumulator &s) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) p[j] = __float_as_uint(s[j]);
 }
 
-// Nodes are undivided sums and go to partial, row_max and row_sum of the options, as splits do.
+// Attention of the 16 rows of a block for one split of the nodes. Nodes are undivided sums and go to partial, row_max
+// and row_sum of the options, as splits do.
 template <class Tiling, class Element>
 __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, const Element *q,
                                               const StridesQ &q_strides, const CachedKeys &cached,
@@ -179,6 +184,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     using Units = typename Tiling::Units;
     using Columns = typename Units::Columns;
     constexpr int dim = Tiling::dim, units = Tiling::units, columns = dim / tile::mma_columns;
+    // The rows of this block.
     const Problem problem(options, uint3(blockIdx));
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return;   // packed sequences have different lengths
@@ -191,9 +197,11 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const int end_tile = ceil_div(end_key, Tiling::keys);
     const int first_tile = end_key > first_key ? first_key / Tiling::keys : end_tile;
 
+    // The nodes of this split.
     const int run = ceil_div(cached.nodes, options.splits);
     const int first_node = problem.split * run, end_node = min(first_node + run, cached.nodes);
 
+    // Where rows of keys and values are in memory.
     const PageTable table = cached.block_table ? PageTable(cached.block_table + blockIdx.z * cached.table_stride,
                                                            cached.page, tile::cached_rows)
                                                : PageTable(problem.batch, problem.first_key);
@@ -203,12 +211,13 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     };
     const PagedRows k_rows = rows_of(cached.k, options.dim), v_rows = rows_of(cached.v, options.dim_v);
 
+    // The ring, and the cursor of the copies.
     char *const arena = shared.arena[warp].bytes;
     const FewRing ring = FewRing::of(cached, Tiling{});
     const int ring_end = ring.begin + ring.batches * ring.batch * ring.unit_bytes;
     UnitCursor<units> coming(first_node, end_node, first_tile, end_tile, warp);
     int filled = ring.begin;   // offset of the next unit
-    // The pages of the units of a tile, unit i in the lanes i, i + 4 ... They are loaded one tile ahead.
+    // The pages of the units of a tile: lanes i, i + 4, ... hold that of unit i. They are loaded one tile ahead.
     const auto pages_of = [&](const UnitCursor<units> &cursor) {
         if (table.shift < 0 || !cursor.there()) return 0;
         return table.page_of(
@@ -270,10 +279,13 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             }
         });
     };
+    // Whether units of an array can be copied by fetch_whole().
     const auto copies_whole = [&](const CachedArray &array, const PagedRows &from) {
         return table.shift >= 0 && array.tile_dim == 0 && (array.format == RowFormat::plain || from.aligned);
     };
     const bool k_whole = copies_whole(cached.k, k_rows), v_whole = copies_whole(cached.v, v_rows);
+    // Starts copying the next batch as one group of copies. Behind the last batch groups are empty, so that the count
+    // of wait() stays right.
     const auto fetch = [&]() __attribute__((always_inline)) {   // a tile is a whole number of batches
         if (coming.there()) {
             const int part = coming.part % units, first = coming.tile * Tiling::keys + part * tile::cached_rows;
@@ -297,9 +309,11 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         }
         ptx::cp_async_commit_group();
     };
+    // Fill the ring except for one batch.
 #pragma unroll 1
     for (int i = 0; i < ring.batches - 1; ++i) fetch();
 
+    // Q, in registers or in shared memory.
     tile::FragmentA all_q[dim / 16];
     tile::load_queries<Element, dim>(all_q, options.dim, [&](int row) {
         return first_row + row < end_row ? q + problem.at(q_strides, first_row + row) : nullptr;
@@ -308,14 +322,15 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
 #pragma unroll
         for (int step = 0; step < dim / 16; ++step)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) tile::of_lane(shared.q[step])[i] = all_q[step][i];   // every warp the same
-        ptx::bar_sync();                                                                     // Q is there
+            for (int i = 0; i < 4; ++i) tile::of_lane(shared.q[step])[i] = all_q[step][i];   // equal in all warps
+        ptx::bar_sync();                                                                     // all threads see Q
     }
     const auto query = [&](int step) -> const tile::FragmentA & {
         if constexpr (Tiling::keeps_q) return all_q[step];
         else return tile::of_lane(shared.q[step]);
     };
 
+    // Factors of scores and outputs, and the state of reading.
     const float scale = options.scale * tile::lift_of(cached.k.format) * (cached.q_global ? *cached.q_global : 1.0f) *
                         (cached.k_global ? cached.k_global[cached.levels == 1 ? 0 : problem.head] : 1.0f);
     const float factor = score_factor(problem, scale), value_lift = tile::lift_of(cached.v.format);
@@ -325,6 +340,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const uint32_t of_columns = tile::address_b(*reinterpret_cast<Columns *>(arena)) - arena_address;
     int read = ring.begin;   // offset of the unit that is read next
 
+    // All nodes: the softmax over the warp's tiles, then the sum of the four warps.
     UnitCursor<units> here(first_node, end_node, first_tile, end_tile, warp);
 #pragma unroll 1
     for (int node = first_node; node < end_node; ++node) {
@@ -334,9 +350,9 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         for (; here.node == node; here.tile++, here.settle()) {
             const int tile_key = here.tile * Tiling::keys;
             const bool common = tile_key >= first_common && tile_key + Tiling::keys <= end_common;
-            // Zero times a value that is not finite is NaN. So if rows see different keys, each query has a pass with
-            // zeros in place of the values that it does not see. Tiles with columns have the same zeros for keys that
-            // no query sees.
+            // Zero times a value that is not finite is NaN. So if rows see different keys, each query has a pass of its
+            // own, with zeros in place of the values that it does not see. Tiles with columns need this even for a
+            // single query, since they also hold keys that no query sees.
             const bool isolates = !common && (first_query != last_query || cached.v.has_columns());
             tile::Accumulator s[1][2 * units];   // scores, then weights as round_weights leaves them
 #pragma unroll 1
@@ -350,6 +366,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 char *const unit = arena + read;
                 read = read + ring.unit_bytes == ring_end ? ring.begin : read + ring.unit_bytes;
                 if (part < units) {
+                    // Keys: the scores of 16 keys. After the last of them, the softmax of the tile.
                     tile::Accumulator sum[2] = {};
                     tile::with_format<Element>(format, [&](auto of) { Units::multiply_keys(sum, unit, query, of); });
                     move_up<2>(s[0]);
@@ -362,7 +379,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     round_weights<Element>(s[0]);
                     continue;
                 }
-                // o += P V in one pass for all queries, or in a pass for each query with its keys alone.
+                // Values: o += P V, in one pass for all queries, or in a pass for each query with only its keys.
                 const auto each_pass = [&](auto &&add) {
                     if (!isolates) return add(std::false_type{}, 0);
 #pragma unroll 1
@@ -386,6 +403,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     }
                 };
                 if (!cached.v.has_columns()) {
+                    // A unit of rows: 16 keys, all columns.
                     tile::FragmentA p;
                     weights_of(p, s[0][0]);
                     move_up<1>(s[0]);
@@ -399,6 +417,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                         });
                     });
                 } else {
+                    // A unit of columns: a quarter of the columns, all keys of the tile.
                     char *const expanded = ring.in_place ? unit : arena;
                     ptx::bar_warp_sync();   // all lanes have read what was expanded before
                     tile::with_block_format<Element>(format, [&](auto block) {
@@ -435,7 +454,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         for (int half = 0; half < 2; ++half)
             if (softmax.row_sum[0][half] == 0.0f) softmax.row_max[0][half] = -INFINITY;   // a row without keys
 
-        // Add chunks 0 and 1, and 2 and 3, then both sums.
+        // The node: chunks 0 + 1 and 2 + 3 of the four warps, then the sum of both.
         const auto node_of = [&](int warp) ->
             typename Tiling::Node & { return *reinterpret_cast<typename Tiling::Node *>(shared.arena[warp].bytes); };
         ptx::bar_warp_sync();   // all lanes have read what was expanded last
@@ -473,10 +492,11 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
 #pragma unroll
             for (int first = 0; first < dim / 8; first += Tiling::exchanged / 8) {
                 if (warp % (2 * level) == level) send(node_of(warp), first);
-                ptx::bar_sync();   // the right sides are complete
+                ptx::bar_sync();   // all threads see the right sides
                 if (warp % (2 * level) == 0) take(node_of(warp + level), first);
-                ptx::bar_sync();   // and have been read
+                ptx::bar_sync();   // all threads have read them
             }
+        // Warp 0 writes the node.
         if (warp != 0) continue;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {

@@ -1,11 +1,11 @@
-// The end of a kernel: float32 values of rows, still in registers, to 16 bits or to the codes and scales of a block
-// format, with the very bytes of `quantize`.
+// The ending of a kernel: stores float32 values of rows from registers, in 16 bits or in codes and scales of a block
+// format, with the same bytes as `quantize`.
 //
-// A lane has a share of a row, 8 or 16 consecutive values (`groups` of eight), and its neighbors have the shares beside
-// it. Shares begin at multiples of their length. The lanes of a block (32 values of the MX formats, 16 of NVFP4) are
-// consecutive and begin at a multiple of their number: with 8 values, lanes 4 i .. 4 i + 3, or 2 i and 2 i + 1. Kernels
-// that loop over rows have this layout; tile::AccumulatorStaging brings accumulators into it. All 32 lanes call; a lane
-// whose row does not exist passes present = false.
+// A lane has a share of a row, 8 or 16 consecutive values (`groups` of eight). Neighboring lanes have neighboring
+// shares. Shares begin at multiples of their length. The lanes of a block (32 values of the MX formats, 16 of NVFP4)
+// are consecutive and begin at a multiple of their number: with 8 values, lanes 4 i .. 4 i + 3, or 2 i and 2 i + 1.
+// Kernels that loop over rows have this layout; tile::AccumulatorStaging converts accumulators to it. All 32 lanes call
+// these functions; a lane whose row does not exist passes present = false.
 #pragma once
 
 #include <cuda_bf16.h>

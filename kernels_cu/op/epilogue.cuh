@@ -81,6 +81,7 @@ struct Epilogue {
         for (int first = 0; first < items; first += 32) {
             const int item = min(tile::lane_item(first), items - 1), row_here = row + item / of_row;
             const bool present = tile::lane_item(first) < items && row_here < end_row;
+            // This lane's share, with bias and activation.
             float values[2][8];
             int column = col + item % of_row * tile::share_columns;
             if (halves) {
@@ -99,12 +100,14 @@ struct Epilogue {
                 add_bias(column, values);
                 activate(values, activation);
             }
+            // The residual.
             if (residual.there() && present && column < width) {
                 float more[2][8];
                 load_share(residual, row_here, column, width, more);
 #pragma unroll
                 for (int i = 0; i < 16; ++i) values[i / 8][i % 8] += more[i / 8][i % 8];
             }
+            // The output.
             if (out.there() && present && column < width) store_share(out, row_here, column, width, values);
             if (quantized.format != EndingFormat::none)
                 quantized.store(first_row + row_here, column, width, present, values);

@@ -15,7 +15,8 @@
 
 namespace op {
 
-// Q expanded to 16 bits, in shared memory for lack of registers. Each lane stores and loads its own fragments.
+// Q expanded to 16 bits, in shared memory for lack of registers. Each lane stores and loads only its own fragments, so
+// no barrier is needed.
 template <class Format, int slices, int dim, int threads>
 struct ExpandedQueries {
     uint4 fragments[dim / 16][slices][threads];
@@ -80,7 +81,7 @@ __device__ inline void add_weighted(WeightedValues<Format, slices, dim_v, rolled
     }
 }
 
-// How the warps of a block multiply a tile: expanded to 16 bits, also V if it is in codes. It has the members of
+// The warps of a block multiply tiles expanded to 16 bits: K, and V if it is in codes. The members are those of
 // StagedTiles.
 template <class Tiling>
 struct ExpandedTiles {

@@ -45,10 +45,10 @@ struct OperandRows {
 struct TilePlace {
     int matrix = 0, group = 0;   // index of A's and C's matrix; of B's
     int first_row = 0, end_row = 0, first_col = 0;
-    bool there = false, fills = false;   // fills: this block also fills the last tile of scales in its columns
+    bool there = false, fills = false;   // fills: this block also pads the last tile of scales in its columns
 
-    // Consecutive blocks take the tiles of a band of eight rows of tiles, column by column, so that they share A and B
-    // in the L2. Each group begins with a new tile; blocks without a tile return.
+    // Consecutive blocks take the tiles of a band of eight rows of tiles, column by column, so that their rows of A and
+    // B hit the L2. Each group begins with a new tile; a block without a tile gets there = false.
     template <int tile_rows, int tile_cols>
     __device__ static TilePlace of_block(const GemmOptions &options) {
         constexpr int band = 8;
@@ -115,7 +115,7 @@ struct GatheredRows : ChunkCopies<Tile, threads> {
         left = rows.bytes - 16 * Copies::chunk();
     }
 
-    // Starts copying the i-th chunk. Called for all of them in order, then done().
+    // Starts copying the i-th chunk. Called for i = 0 .. count - 1 in order, then done().
     __device__ void copy(int i, uint32_t stage_offset) {
         ptx::cp_async_cg_16(Tile::moved(target + stage_offset, i * Copies::step, 0), source[i], left > 0);
         source[i] += 16 * Copies::chunks;
@@ -155,8 +155,8 @@ struct ConsecutiveRows : ChunkCopies<Tile, threads> {
     }
 };
 
-// A block computes `rows` x `cols` of C, each of its warps `warp_rows` x 64: whole blocks of any format, also where an
-// activation makes one column of two. `blocks` blocks share a multiprocessor.
+// A block computes `rows` x `cols` of C, each of its warps `warp_rows` x 64. 64 columns are whole blocks of any format,
+// even if a gated activation halves them. `blocks` blocks share a multiprocessor.
 template <int rows_, int cols_, int warp_rows_, int blocks_>
 struct BlockShape {
     static constexpr int rows = rows_, cols = cols_, warp_rows = warp_rows_, warp_cols = 64, blocks = blocks_;
@@ -175,7 +175,7 @@ struct GemmShape : Shape_ {
 
     using Sums = tile::Accumulator[slices][column_tiles];
     using Staging = tile::AccumulatorStaging<Shape::warp_cols>;
-    static constexpr int staged = roomy || slices < 2 ? slices : 2;   // slices at once; sums that wait hold registers
+    static constexpr int staged = roomy || slices < 2 ? slices : 2;   // slices at once; others wait in registers
 
     // This warp's first row and column in the tile.
     __device__ static int warp_row() { return threadIdx.x / 32 / warp_columns * Shape::warp_rows; }
@@ -316,7 +316,7 @@ constexpr int slice_words<tile::Nvfp4> = 2;
 template <class Format>
 constexpr int slice_bytes = Format::bits == 8 ? 128 : 64;
 
-// Stands for ScaleCopies where operands have no scales.
+// Replaces ScaleCopies for operands without scales.
 struct NoScales {
     __device__ void start(uint32_t) {}
     __device__ void finish(uint32_t) {}
@@ -360,7 +360,7 @@ __device__ inline void multiply_step(tile::Accumulator &c, const tile::FragmentA
     }
 }
 
-// Operands of a pair of formats that an MMA multiplies directly.
+// A core for a pair of formats that an MMA multiplies directly.
 template <class FormatA, class FormatB, int tile_>
 struct StraightCore : GemmShape<TileShape<tile_>> {
     using Shape = GemmShape<TileShape<tile_>>;
@@ -396,6 +396,7 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
     // Sums of the block's tile. Fragments are loaded one step ahead of their MMAs, also from the next slice.
     __device__ static void multiply(typename Shape::Sums &sums, Shared &shared, const Rows &a, const Rows &b,
                                     const GemmOptions &options, const TilePlace &place) {
+        // The copies of this thread.
         GatheredRows<TileA, Shape::threads> rows_a(shared.stage[0].tile_a, a, options, place);
         ConsecutiveRows<TileB, Shape::threads, contained ? 8 : 16> rows_b(shared.stage[0].tile_b, b, place.group,
                                                                           place.first_col, options.cols);
@@ -424,9 +425,11 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
             filled = filled == (stages - 1) * sizeof(Stage) ? 0 : filled + sizeof(Stage);
             ptx::cp_async_commit_group();
         };
+        // Fill all stages but one.
 #pragma unroll
         for (int i = 0; i < stages - 1; ++i) copy_part(0, 1), finish_copy();
 
+        // Fragments and scales of two steps: one is multiplied while the other is loaded.
         const uint32_t address_a = tile::address_a(shared.stage[0].tile_a) + Shape::warp_row() * row_bytes;
         const uint32_t address_b = tile::address_b(shared.stage[0].tile_b) + Shape::warp_col() * row_bytes;
         constexpr int pairs = Shape::column_tiles / 2;   // of neighbouring column tiles
@@ -462,13 +465,15 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
                 tile::load_contained_b<TileB>(of_b[pair % 2], address_b + offset, 16 * pair, 2 * (step % steps));
             else tile::load_b<TileB>(of_b[pair % 2], address_b + offset, 16 * pair, 2 * (step % steps));
         };
+        // The fragments of the first step.
         ptx::cp_async_wait_group<stages - 2>();
-        ptx::bar_sync();   // the first slice has landed for everyone
+        ptx::bar_sync();   // all threads see the first slice
         load_a(0, 0);
         load_b(0, 0, 0);
         uint32_t offset = 0;
         // With two stages, the copies of the next slice must start early.
         constexpr int parts = stages == 2 ? 4 : steps * pairs - 1;
+        // All slices. Copies of a later slice and loads of the next fragments are issued between the MMAs.
 #pragma unroll 1
         for (int slice = 0; slice < slices; ++slice) {
             static_for<steps>([&](auto step) {
@@ -478,7 +483,7 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
                                   parts);   // overwrites the slice before this one
                     if constexpr (pair + 1 < pairs) {
                         load_b(step, pair + 1, offset);
-                    } else {   // behind the last slice, fragments that are not used
+                    } else {   // behind the last slice: fragments that are not used
                         if constexpr (step + 1 == steps) {
                             finish_copy();
                             ptx::cp_async_wait_group<stages - 2>();
@@ -501,7 +506,7 @@ struct StraightCore : GemmShape<TileShape<tile_>> {
                     });
                 });
             });
-            if constexpr (scaled && words == 1) {   // the next slice's scales, from their own set
+            if constexpr (scaled && words == 1) {   // set 1 holds the scales of the next slice
 #pragma unroll
                 for (int i = 0; i < registers_a; ++i) scale_a[0][i] = scale_a[1][i];
 #pragma unroll
@@ -534,8 +539,8 @@ using ExpandingShape = std::conditional_t<
     tile == 64 || ptx::shared_bytes_per_block >= 128 * 1024, TileShape<tile>,
     std::conditional_t<FormatA::bits + FormatB::bits <= 20, BlockShape<128, 128, 64, 2>, BlockShape<128, 64, 32, 2>>>;
 
-// Operands of which at least one is expanded to 16 bits, once per block, for MMAs that every target has. Products of
-// codes times scales stay exact. With little shared memory a block works on half a slice at a time.
+// A core that expands one operand or both to 16 bits, once per block, for MMAs that every target has. Products of codes
+// times scales stay exact. With little shared memory a block works on half a slice at a time.
 template <class FormatA_, class FormatB_, int tile_>
 struct ExpandingCore : GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>> {
     using Shape = GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>>;
@@ -580,6 +585,7 @@ struct ExpandingCore : GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>> {
 
     __device__ static void multiply(typename Shape::Sums &sums, Shared &shared, const RowsA &a, const RowsB &b,
                                     const GemmOptions &options, const TilePlace &place) {
+        // The copies of this thread.
         Stage *const stage = shared.slices.stage;
         GatheredRows<decltype(RawA::codes), Shape::threads> rows_a(stage[0].a.codes, a, options, place);
         ConsecutiveRows<decltype(RawB::codes), Shape::threads> rows_b(stage[0].b.codes, b, place.group, place.first_col,
@@ -609,9 +615,11 @@ struct ExpandingCore : GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>> {
             if (copied < slices) scales_a.finish(offset), scales_b.finish(offset);
             ++copied;
         };
+        // Fill all stages but one.
 #pragma unroll
         for (int i = 0; i < stages - 1; ++i) copy(), finish_copy();
 
+        // All slices: expand each, then multiply it.
 #pragma unroll 1
         for (int slice = 0; slice < slices; ++slice) {
             ptx::cp_async_wait_group<stages - 2>();
@@ -676,7 +684,7 @@ private:
     }
 };
 
-// The core of a pair of formats: with their own MMA where the target has it.
+// The core of a pair of formats: straight if the target has an MMA for them.
 template <class FormatA, class FormatB, int tile, bool straight>
 struct CoreOf {
     using Core = ExpandingCore<FormatA, FormatB, tile>;
@@ -696,9 +704,11 @@ __device__ __forceinline__ void gemm(const A &a, const B &b, const GemmOptions &
     const TilePlace place = TilePlace::of_block<Core::rows, Core::cols>(options);
     if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, Core::cols);
     if (!place.there) return;
+    // The sums, in registers.
     typename Core::Sums sums = {};
     Core::multiply(sums, shared, a, b, options, place);
 
+    // The epilogue, `staged` slices at a time by way of shared memory.
     const Epilogue epilogue(options.epilogue, place.matrix, place.group, options.rows, options.cols);
     auto &staging = shared.staging[threadIdx.x / 32];
     const int row = place.first_row + Core::warp_row(), col = place.first_col + Core::warp_col();
@@ -707,7 +717,7 @@ __device__ __forceinline__ void gemm(const A &a, const B &b, const GemmOptions &
 #pragma unroll
         for (int i = 0; i < Core::staged; ++i) staging[i].put(sums[i]);
 #pragma unroll
-        for (int i = Core::staged; i < Core::slices; ++i)   // move the next ones down: all indices stay constants
+        for (int i = Core::staged; i < Core::slices; ++i)   // move the others down: all indices stay constants
 #pragma unroll
             for (int j = 0; j < Core::column_tiles; ++j)
 #pragma unroll
@@ -761,7 +771,7 @@ __device__ inline OperandRows rows_in_16_bits(const Element *data, int64_t batch
             group_starts, order, batch, tokens, rows, cols, groups, least_rows, most_rows});                           \
     }
 
-// Of operands in 16 bits; in codes and scales; in bf16, and in codes and scales.
+// Both operands in 16 bits; both in codes and scales; A in bf16 and B in codes and scales.
 #define GEMM_IN_16_BITS(Element, ...)                                                                                  \
     GEMM_ENTRY((const Element *a,        /* [batch, tokens, depth] */                                                  \
                 const Element *b),       /* [groups, cols, depth] */                                                   \
@@ -774,7 +784,7 @@ __device__ inline OperandRows rows_in_16_bits(const Element *data, int64_t batch
                 const uint8_t *a_scales, /* [a_scale_bytes] */                                                         \
                 const uint8_t *b_codes,  /* [groups, cols, b_bytes] */                                                 \
                 const uint8_t *b_scales, /* [b_scale_bytes] */                                                         \
-                const float *a_global, const float *b_global),                                                         \
+                const float *a_global, const float *b_global), /* [1] or null */                                       \
                (int a_blocks, int a_swizzled, int a_scale_rows, int a_first_row,                                       \
                 int b_blocks, int b_swizzled, int b_scale_rows, int b_first_row,                                       \
                 int batch, int tokens, int a_bytes, long long a_scale_bytes,                                           \
@@ -789,7 +799,7 @@ __device__ inline OperandRows rows_in_16_bits(const Element *data, int64_t batch
     GEMM_ENTRY((const __nv_bfloat16 *a,  /* [batch, tokens, depth] */                                                  \
                 const uint8_t *b_codes,  /* [groups, cols, b_bytes] */                                                 \
                 const uint8_t *b_scales, /* [b_scale_bytes] */                                                         \
-                const float *b_global),                                                                                \
+                const float *b_global), /* [1] or null */                                                              \
                (int b_blocks, int b_swizzled, int b_scale_rows, int b_first_row,                                       \
                 int batch, int tokens, int depth, int groups, int cols, int b_bytes, long long b_scale_bytes),         \
                (long long a_batch, long long a_row, long long b_group, long long b_row),                               \
@@ -799,7 +809,7 @@ __device__ inline OperandRows rows_in_16_bits(const Element *data, int64_t batch
                nullptr, b_global, __VA_ARGS__)
 // clang-format on
 
-// An entry on whole tiles, less its parameters and body; whole entries by the formats of their operands.
+// TILE_GEMM is an entry on whole tiles without its parameters and body; BLOCK_GEMM and HALF_GEMM are whole entries.
 #define TILE_GEMM(name, Core_)                                                                                         \
     KERNEL(name, .threads = {Core_::threads}, .shared_bytes = sizeof(Core_::Shared),                                   \
            .tile = {Core_::cols, Core_::rows, 1}, .min_blocks = Core_::blocks)

@@ -1,11 +1,11 @@
 // Matrix products of few rows, which are bound by loading B from memory.
 //
-// The depth is cut into eight runs, one for each warp of a block, whatever M, N and the machine are. Their sums are
-// added in a fixed tree, so the bits of a row depend on K and the formats alone. A warp keeps several stages of B in
-// flight: lines of 128 bytes of 32 rows, which use whole memory transactions. No warp waits for another. A lane holds
-// 16 of every 64 bytes of a row of A. These values are its part of the k of several MMAs in 16 bits, and it reads the
-// same k of B from shared memory: A and B share one permutation of k. All blocks read A, so it comes from the caches,
-// into registers, ahead of its MMAs.
+// The depth is cut into eight runs, one for each warp of a block, for any M, N and machine. Their sums are added in a
+// fixed tree, so the bits of a row depend on K and the formats alone. A warp keeps several stages of B in flight: lines
+// of 128 bytes of 32 rows, which use whole memory transactions. No warp waits for another. A lane holds 16 of every 64
+// bytes of a row of A. These values are its part of the k of several MMAs in 16 bits, and it reads the same k of B from
+// shared memory: A and B share one permutation of k. All blocks read A, so its loads hit the caches; they go to
+// registers, ahead of their MMAs.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@ namespace op {
 constexpr int few_warps = 8, few_cols = 32;   // warps, and runs of the depth; columns of a block
 constexpr int few_blocks = ptx::shared_bytes_per_block > 128 * 1024 ? 2 : 1;   // of a multiprocessor
 
-// Rows of a block: all that these products serve, or half of them if A is expanded, which needs registers.
+// Rows of a block: 64, the most that these products serve, or 32 if A is expanded, which needs registers.
 template <class FormatA>
 constexpr int few_rows = FormatA::bits == 16 ? 64 : 32;
 
-// Values that share a scale; without scales, more than a lane has.
+// Values per scale; without scales, a number above any run of a lane.
 template <class Format>
 constexpr int values_of_scale = 1 << 16;
 template <class Format>
@@ -68,7 +68,7 @@ struct FewShared {
 // MMAs. Rows past the end repeat the last one and are not stored.
 template <class Format, class Shared, int tiles>
 struct FewRowsOfA {
-    static constexpr int values = 128 / Format::bits, parts = values / 8;   // of a lane in a step; eights of them
+    static constexpr int values = 128 / Format::bits, parts = values / 8;   // of a lane in a step; groups of eight
     static constexpr bool held = tiles <= 2;                                // whether pointers are in registers
     // Loads in flight: two steps of few tiles, half a step of many, or one step if parts share words.
     static constexpr int slots = held ? 2 * tiles : parts > 1 ? tiles : tiles / 2, pointers = held ? tiles : 1;
@@ -133,8 +133,8 @@ struct FewRowsOfB {
     const uint8_t *source;
     int64_t step;
     const uint8_t *codes;   // of the first stage
-    uint32_t target;        // in it
-    int from;               // in it, as a number of bytes
+    uint32_t target;        // where this lane copies to in the first stage
+    int from;               // where it reads from in the first stage, in bytes
     int left, there;        // bytes of the run from this lane's next chunk on; of its rows, those that exist
 
     __device__ static int swizzle(int row) { return row * (bytes / 4) % 8; }
@@ -185,8 +185,8 @@ __device__ inline uint32_t times_one(uint32_t pair, __half) {
 }
 
 // Eight values of a run, from 8 `part` on, as pairs of 16 bits; `scale` is their scale as such a pair. own: in new
-// registers. Words of one load are in neighboring registers; a fragment with words of two loads would be copied for
-// each MMA.
+// registers. The words of one load are in neighboring registers; without copies, a fragment made of two loads would be
+// copied again for each MMA.
 template <class To, class Format, bool own, int words>
 __device__ inline void pairs_of(const uint32_t (&word)[words], int part, uint32_t (&pairs)[4], uint32_t scale) {
     if constexpr (Format::bits == 16) {
@@ -207,7 +207,8 @@ __device__ inline void pairs_of(const uint32_t (&word)[words], int part, uint32_
     }
 }
 
-// Stores accumulators whose rows are columns of C, for its rows 0 to 7 and 8 to 15, into a staging. By the whole warp.
+// Stores accumulators whose rows are columns of C into a staging: `lower` has rows 0 to 7 of C, `upper` rows 8 to 15.
+// Called by the whole warp.
 __device__ inline void put_transposed(tile::AccumulatorStaging<few_cols> &staging,
                                       const tile::Accumulator (&lower)[few_cols / 16],
                                       const tile::Accumulator (&upper)[few_cols / 16]) {
@@ -238,6 +239,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     const int group = ptx::laneid() / 4, thread = ptx::laneid() % 4, warp = threadIdx.x / 32;
     Ring &ring = shared.warp[warp].ring;
 
+    // The units of this warp's run, and their copies.
     const int units = ceil_div(b.bytes, Ring::unit_bytes), of_warp = ceil_div(units, few_warps);
     const int begin = min(warp * of_warp, units), end = min(begin + of_warp, units);
     FewRowsOfB<FormatB, bytes> rows_b(ring, b, options, place, begin, end);
@@ -264,6 +266,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
         filled += Ring::units;
         offset_filled = offset_filled == (Ring::stages - 1) * sizeof(Stage) ? 0 : offset_filled + sizeof(Stage);
     };
+    // Fill all stages but one, and load the first fragments of A.
 #pragma unroll
     for (int i = 0; i < Ring::stages - 1; ++i) copy();
 #pragma unroll
@@ -275,6 +278,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     const int first_scale = 4 * group + lane_block / 4 * (4 * few_cols) + lane_block % 4;
 
     tile::Accumulator sums[row_tiles][tiles / 2] = {};
+    // All lines of the run.
 #pragma unroll 1
     for (int unit = begin; unit < end; unit += Ring::units) {
         ptx::cp_async_wait_group<Ring::stages - 2>();
@@ -333,6 +337,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     }
     ptx::cp_async_wait_group<0>();
     ptx::bar_warp_sync();   // all lanes have read the ring, which the sums overwrite
+    // The sums, as rows of C.
 #pragma unroll
     for (int j = 0; j < row_tiles; j += 2) put_transposed(shared.warp[warp].staging[j / 2], sums[j], sums[j + 1]);
 }
@@ -346,6 +351,7 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
     const TilePlace place = TilePlace::of_block<most, few_cols>(options);
     if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
     if (!place.there) return;
+    // Where rows of A begin.
     const int rows = place.end_row - place.first_row;
     if (threadIdx.x < most) {
         const int64_t row = row_of_a(options, place, threadIdx.x);
@@ -355,9 +361,11 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
                 a.scales + a.places.at(a.first_row + place.matrix * a.scale_rows + row, 0);
     }
     ptx::bar_sync();   // all threads see where rows of A begin
+    // The sums over this warp's run of the depth.
     if (rows <= 16) multiply_few_rows<FormatA, FormatB, 2>(shared, a, b, options, place);
     else multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place);
     ptx::bar_sync();   // all threads see the sums of all runs
+    // The totals over all runs.
     using Staging = tile::AccumulatorStaging<few_cols>;
     const int tiles = min(ceil_div(rows, 16), most / 16);
 #pragma unroll 1
@@ -373,6 +381,7 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
         shared.warp[0].staging[tile].words[at] = run[0];
     }
     ptx::bar_sync();   // all threads see their total
+    // The epilogue: 16 rows for a warp.
     const Epilogue epilogue(options.epilogue, place.matrix, place.group, options.rows, options.cols);
     const int tile = threadIdx.x / 32;
     if (tile < tiles)

@@ -1,4 +1,4 @@
-// What a thread can ask about itself.
+// The identity registers of a thread.
 #pragma once
 
 #include <cstdint>

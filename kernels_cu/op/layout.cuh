@@ -73,7 +73,7 @@ struct RowPlace {
     }
 };
 
-// Rows of target_bytes from rows of source_bytes: cut, or padded with zeros.
+// y[rows, target_bytes] from x[rows, source_bytes]: rows are cut, or padded with zeros.
 __device__ inline void pad_last(const uint8_t *x, uint8_t *y, size_t rows, size_t source_bytes, size_t target_bytes) {
     const size_t at = first_byte(), count = rows * target_bytes;
     if (at >= count) return;
@@ -122,7 +122,7 @@ struct ScaleTiles {
 };
 
 // Scales that a quantizer stores in tiles, an array of `bytes` bytes; places past its end are left out.
-// takes_registers: a store needs registers, so that it comes after those of the values are free.
+// takes_registers: a store needs registers, so callers store scales after those of the values are free.
 struct TiledScales {
     static constexpr bool takes_registers = true;
     uint8_t *scales;
@@ -163,7 +163,7 @@ struct TiledScales {
     }
 };
 
-// The same for scales in the order of the blocks.
+// Scales in the order of their blocks, with the members of TiledScales.
 struct LinearScales {
     static constexpr bool takes_registers = false;
     uint8_t *first;
@@ -173,8 +173,8 @@ struct LinearScales {
     __device__ void fill(size_t, size_t) const {}
 };
 
-// Calls body(scales) with one of the two for a matrix of rows with `blocks` blocks each. The layout is a type and no
-// branch at every store, so that tiles cost linear scales nothing.
+// Calls body(scales) with one of the two for a matrix of rows with `blocks` blocks each. The layout is a type, not a
+// branch at every store, so that linear scales do not pay for tiles.
 template <class Body>
 __device__ inline void with_scales(uint8_t *scales, bool swizzled, int64_t bytes, int64_t rows, int64_t blocks,
                                    Body &&body) {
@@ -182,6 +182,7 @@ __device__ inline void with_scales(uint8_t *scales, bool swizzled, int64_t bytes
     else body(LinearScales{scales});
 }
 
+// swizzled[bytes] = the tiles of scales[outer, blocks, cols]; places without a scale become 0.
 __device__ inline void swizzle_scales(const uint8_t *scales, uint8_t *swizzled, ScaleTiles tiles, size_t bytes) {
     const size_t at = first_byte();
     if (at >= bytes) return;
@@ -202,6 +203,7 @@ __device__ inline void swizzle_scales(const uint8_t *scales, uint8_t *swizzled, 
     });
 }
 
+// scales[outer, blocks, cols] from their tiles swizzled[bytes]; 0 past the end of the tiles.
 __device__ inline void unswizzle_scales(const uint8_t *swizzled, uint8_t *scales, size_t bytes, ScaleTiles tiles) {
     const size_t at = first_byte(), count = tiles.outer * tiles.blocks * tiles.cols;
     if (at >= count) return;

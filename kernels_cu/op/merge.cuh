@@ -28,7 +28,7 @@ template <int columns>
 struct Piece {
     float max, value[columns + 2];
 
-    // Merged with this, a piece stays what it is.
+    // The neutral element of with().
     __device__ static Piece none() { return {-INFINITY, {}}; }
 
     __device__ Piece with(const Piece &right) const {
@@ -168,8 +168,7 @@ __device__ inline void merge_piece(MergeShared &shared, const Segments &segments
         for (; batches >> level & 1; ++level) node = shared.get<columns>(level, threadIdx.x).with(node);
         if (split + merge_batch < end) shared.put(level, node);
     }
-    if (batches) {   // the right edge, smallest nodes first: the last batch is in `node`, up to its
-                     // level
+    if (batches) {   // the right edge, smallest nodes first; `node` holds the last batch and its level
         int level = 0;
         while (batches - 1 >> level & 1) ++level;
         for (++level; batches - 1 >> level; ++level)

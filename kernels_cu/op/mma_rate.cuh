@@ -1,5 +1,5 @@
-// How fast tensor cores multiply: chains of one kind of mma.sync on registers alone, with an A that never stays the
-// same.
+// How fast tensor cores multiply: chains of one kind of mma.sync on registers alone, with an A that changes after each
+// step.
 #pragma once
 
 #include <cstdint>
@@ -64,8 +64,8 @@ __device__ inline void fill_tile(Tile &tile, const uint4 *chunks) {
 // and the bits `flip` of every 32-bit word of A change after each step. a: 2 fragments of 16 rows of 32 bytes, b: 4 of
 // 8, c: room for all warps of the block; a and b 16-byte aligned. Called by the whole block.
 //
-// Were A the same in each step, the compiler could take products, or conversions of operands, out of the loop. It does
-// not know `flip`, and sees one step at a time: of two it knows that the second undoes what the first did to A.
+// With a constant A, the compiler could move products, or conversions of operands, out of the loop. It does not know
+// `flip`. The loop is not unrolled: over two steps, the compiler would know that the second flip undoes the first.
 template <class Mma>
 __device__ inline void mma_rate(MmaRateShared &shared, const void *a, const void *b, float *c, int steps,
                                 uint32_t flip) {
@@ -73,6 +73,7 @@ __device__ inline void mma_rate(MmaRateShared &shared, const void *a, const void
     fill_tile(shared.b, static_cast<const uint4 *>(b));
     ptx::bar_sync();   // both tiles are complete
 
+    // The fragments.
     tile::FragmentA left[mma_rate_a];
     tile::FragmentB right[mma_rate_b / 2][2];
 #pragma unroll
@@ -80,6 +81,7 @@ __device__ inline void mma_rate(MmaRateShared &shared, const void *a, const void
 #pragma unroll
     for (int j = 0; j < mma_rate_b / 2; ++j) tile::load_b(right[j], shared.b, 2 * j * tile::mma_columns, 0);
 
+    // The chains.
     tile::Accumulator sums[mma_rate_a][mma_rate_b] = {};
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
@@ -92,6 +94,7 @@ __device__ inline void mma_rate(MmaRateShared &shared, const void *a, const void
         }
     }
 
+    // The output.
     constexpr int outputs = tile::mma_rows * tile::mma_columns;
     c += threadIdx.x / 32 * mma_rate_chains * outputs;
 #pragma unroll

@@ -11,7 +11,7 @@
 
 namespace op {
 
-// The most shares that a lane has, of rows of up to 8192 values: longer rows take more lanes.
+// The most shares that a lane has of rows of up to 8192 values. Longer rows take more lanes, then more shares.
 constexpr int norm_shares = 2;
 
 struct NormShared {
@@ -61,8 +61,8 @@ __device__ inline float2 row_sums(NormShared &shared, int &turn, int lanes, floa
 // The input: x, or x + residual, which is written to `total`.
 template <class Element>
 struct NormInput {
-    const Element *x, *residual;
-    Element *total;
+    const Element *x, *residual;   // [rows, cols]; residual may be null
+    Element *total;                // [rows, cols] or null
     int64_t x_stride, residual_stride, total_stride;
 
     __device__ bool is_whole(int cols) const {
@@ -147,6 +147,7 @@ __device__ inline void norm_rows(NormRowsShared &shared, const NormInput<Element
         if (!options.centered && bias.type == bias.none) usual = scaled;
         if (options.centered && bias.holds<Element>()) usual = centered;
     }
+    // Loads a share: x, or x + residual.
     const auto load = [&](int64_t row, int column, float (&values)[2][8]) {
         RowShares<Element, 1> of_x;
         of_x.template load<whole>(input.x + row * input.x_stride, column, 0, cols);
@@ -160,6 +161,7 @@ __device__ inline void norm_rows(NormRowsShared &shared, const NormInput<Element
         for (int i = 0; i < 16; ++i) values[i / 8][i % 8] += other[i / 8][i % 8];
         if (options.rounds) round_values<Element>(values);
     };
+    // Starts copying a row to shared memory, from share `first` on.
     const auto begin = [&](int64_t row, int first) {
         const Element *source = input.x + y.present(row) * input.x_stride + column_0;
 #pragma unroll 1
@@ -180,6 +182,7 @@ __device__ inline void norm_rows(NormRowsShared &shared, const NormInput<Element
 #pragma unroll 1
     for (int64_t first = int64_t(blockIdx.x) * place.rows(); first < end; first += blocks_rows) {
         const int64_t row = first + place.row(), source = y.present(row);
+        // This row to shared memory.
         if (copies) {
             begin(ahead ? row + blocks_rows : row, ahead ? kept_first ^ here : 0);
             if (ahead) ptx::cp_async_wait_group<1>();
@@ -205,6 +208,7 @@ __device__ inline void norm_rows(NormRowsShared &shared, const NormInput<Element
                 add(column, values);
             }
         };
+        // The mean and the mean square.
         float mean = 0.0f, rest = 0.0f, squares;   // the mean in two parts: `rest` is its rounding error
         float2 sum = {};
         if (options.centered) {
@@ -233,6 +237,7 @@ __device__ inline void norm_rows(NormRowsShared &shared, const NormInput<Element
             });
             squares = row_sums<false>(shared.sums, turn, place.lanes, {sum.x + sum.y, 0.0f}).x / count;
         }
+        // The output, share by share.
         const float factor = 1.0f / sqrtf(squares + options.eps);
         const auto target = y.row(row);
 #pragma unroll 1

@@ -10,8 +10,8 @@ namespace op {
 
 constexpr int page_threads = 128, slot_threads = 128;
 
-// Copies a row with `threads` threads, of which this is number `thread`: four bytes at a time if both rows and their
-// length are aligned.
+// Copies a row of `width` bytes with `threads` threads, of which this is number `thread`: 16 bytes at a time if both
+// addresses and the width are multiples of 16.
 __device__ inline void move_row(const uint8_t *from, uint8_t *to, int width, int thread, int threads) {
     if ((reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) | width) % 16 == 0) {
         for (int i = thread; i < width / 16; i += threads)
@@ -21,10 +21,10 @@ __device__ inline void move_row(const uint8_t *from, uint8_t *to, int width, int
     }
 }
 
-constexpr int row_threads = 8;   // that move a row
+constexpr int row_threads = 8;   // that copy one row
 
-// rows[targets[i]] = rows[sources[i]], with a block for each i: the first counts[i] rows of each page, or all if counts
-// is null.
+// rows[targets[i]] = rows[sources[i]] for pages [heads, page, width] of rows; block i copies the first counts[i] rows
+// of its page, or all if counts is null.
 __device__ inline void copy_rows(const int *sources, const int *targets, const int *counts, uint8_t *rows,
                                  const PageStrides &strides, int heads, int page, int width) {
     const long long from = sources[blockIdx.x] * strides.page, to = targets[blockIdx.x] * strides.page;
@@ -55,6 +55,8 @@ __device__ inline void unpack_pages(const uint8_t *rows, const PageStrides &stri
     }
 }
 
+// slots[token] = the slot of position positions[token] of sequence sequence_ids[token], by block_table[sequences,
+// table]; -1 if there is none.
 __device__ inline void find_slots(const int *block_table, long long stride, const int *sequence_ids,
                                   const int *positions, long long *slots, int sequences, int table, int tokens,
                                   int page) {

@@ -1,4 +1,4 @@
-// Rows made of rows without a sum: rows of a table, activations of them, and gates, which make one of a pair of values.
+// Elementwise kernels on rows: rows of a table, activations, and gates, which compute one value from two.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ __device__ inline void activate_rows(const Element *x, int64_t stride, Activatio
         });
 }
 
-// y[rows, cols]: row ids[row] of the table[entries, cols], zeros where it has none.
+// y[rows, cols] = table[ids[row]] of table[entries, cols]; zeros if ids[row] is out of range.
 template <class Element>
 __device__ inline void take_rows(const Element *table, int64_t stride, int entries, const int *ids, const Produced &y) {
     using Raw = RowShares<Element, 1>;
@@ -37,14 +37,13 @@ __device__ inline void take_rows(const Element *table, int64_t stride, int entri
         [&](const Raw &raw, int64_t, float (&values)[2][8]) { raw.unpack(0, values); });
 }
 
-// y[rows, cols] of x[rows, 2 cols]: gate columns and then what they gate, or the two of each column side by side; times
-// weights[rows] where there are any, and then rounded to x's type where `rounds` says so.
+// y[rows, cols] = gate(g, u) weights[rows] of x[rows, 2 cols], whose columns are g, then u; if `interleaved`, the g and
+// u of each column are neighbors. weights may be null. rounds: results are rounded to x's type first.
 template <class Element>
 __device__ inline void gate_rows(const Element *x, int64_t stride, bool interleaved, const Gate &gate,
                                  const float *weights, bool rounds, const Produced &y) {
     struct Raw {
-        RowShares<Element, 1>
-            part[2];   // gates and what they gate; interleaved: the first eight columns and the others
+        RowShares<Element, 1> part[2];   // g and u; interleaved: both of the first eight columns, then of the others
     };
     const int apart = interleaved ? produce_share : y.cols, width = interleaved ? 2 * y.cols : y.cols;
     produce_shares<Element, Raw>(
@@ -68,7 +67,8 @@ __device__ inline void gate_rows(const Element *x, int64_t stride, bool interlea
                                                 interleaved ? both[pair / 8][pair % 8 + 1] : other[i / 8][i % 8]);
                 }
             };
-            if (gate.limit == INFINITY) make({INFINITY, gate.alpha, gate.offset});   // which spares the comparisons
+            if (gate.limit == INFINITY)
+                make({INFINITY, gate.alpha, gate.offset});   // a constant limit saves the comparisons
             else make(gate);
             if (weights) {
                 const float weight = weights[y.present(row)];

@@ -1,9 +1,9 @@
 // Probes: experiments that find from which registers a matrix instruction takes each element and each scale, and where
 // it puts results.
 //
-// Nothing here knows a layout. Elements are numbered by lane, then by register of the operand, then from a register's
-// lowest bits on; scales by lane, then by byte of the scale register. A result that no single number explains is
-// `not_one`.
+// The experiments assume no layout. Elements are numbered by lane, then by register of the operand, then from a
+// register's lowest bits on; scales by lane, then by byte of the scale register. A result that no single number
+// explains is `not_one`.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,13 @@ constexpr int nothing = -1;   // no output here
 constexpr int not_one = -2;   // several numbers, or another value than the experiment can give
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The instructions: elements in a register, registers of A and B whose elements are all 1, one of B with 1, 2, 3, 4,
-// -1, -2, -3, -4 in order; for block scales a register of ones, one of 2, 4, 8, 16 in bytes 0 to 3, how many bytes the
-// selectors can name, and how far these are apart.
+// The instructions. Members:
+//   width             elements in a register
+//   ones_a, ones_b    a register of A, of B, whose elements are all 1
+//   digits_b          a register of B with the first `width` of 1, 2, 3, 4, -1, -2, -3, -4 in order
+//   unit_scales       a register of block scales of 1
+//   scales_2_4_8_16   a register with the scales 2, 4, 8, 16 in bytes 0 to 3
+//   bytes, byte_step  how many bytes the selectors can name, and how far these are apart
 
 struct Bf16 {
     static constexpr int width = 2;
@@ -66,7 +70,7 @@ struct Containers {
     static constexpr uint32_t ones_a = (container_digits<FormatA> & 0xff) * 0x01010101, unit_scales = 0;
 };
 
-// Results of an f16 accumulator, by register and half, and of integers: in f32, for accumulators that begin with 0.
+// c[i] = half i % 2 of register i / 2 of an f16 accumulator, which begins with 0, after multiply(registers).
 template <class Multiply>
 __device__ inline void multiply_in_f16(float (&c)[4], Multiply &&multiply) {
     uint32_t halves[2] = {};
@@ -172,8 +176,9 @@ struct Mxf4nvf4 : PackedE2m1, ScalesUe4m3 {
 constexpr int registers_a = 32 * 4, registers_b = 32 * 2;   // of all lanes
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Experiments. Each is done by one warp on an instruction: an object whose numbers may be known at compile time or not.
-// Which of several instructions multiplies is chosen where it does, so that an experiment stands once in the code.
+// Experiments. One warp runs each, on an instruction: an object whose members may be known at compile time or not.
+// multiply() of such an object chooses between several instructions, so that the code of an experiment is compiled
+// once.
 
 // Calls use(byte, thread) with selectors that are known at compile time.
 template <int bytes, int threads, class Use>
@@ -185,7 +190,7 @@ __device__ inline void with_selectors(int byte, int thread, Use &&use) {
     });
 }
 
-// An operand, given as registers of ones, of which register `number` is left, and there the bits of `mask`.
+// operand = `ones` & `mask` in register `number` of the warp's registers, and 0 in all others.
 template <int registers>
 __device__ inline void set_only(uint32_t (&operand)[registers], uint32_t ones, int number,
                                 uint32_t mask = 0xffffffffu) {
@@ -194,13 +199,13 @@ __device__ inline void set_only(uint32_t (&operand)[registers], uint32_t ones, i
     for (int i = 0; i < registers; ++i) operand[i] = mine == i ? ones & mask : 0;
 }
 
-// What one output does over a series of trials. Places are numbered, and each bit of the numbers has two trials: in
-// the first the places with that bit differ from the rest, in the second those without it. If one place alone moves
-// the output, one trial of each pair does, always to the same value.
+// How one output changes over a series of trials. Places are numbered, and each bit of the numbers has two trials: the
+// first changes the places with that bit, the second those without it. If a single place changes the output, exactly
+// one trial of each pair changes it, always to the same value.
 struct Witness {
-    float before, seen = 0.0f;
-    int place = 0;
-    bool moved = false, moved_last = false, is_one = true;
+    float before, seen = 0.0f;                               // the output without changes; the last value with one
+    int place = 0;                                           // the bits found so far
+    bool moved = false, moved_last = false, is_one = true;   // is_one: a single place explains all trials
 
     __device__ void look(int trial, float output) {
         const bool moves = output != before;
@@ -212,7 +217,8 @@ struct Witness {
     }
 };
 
-// Runs trial(c, is_different), which says for the number of a place whether it differs from the rest, over `bits` bits.
+// Runs the two trials of each of `bits` bits: trial(c, is_different) changes the places for which is_different(place)
+// is true.
 template <int bits, class Trial>
 __device__ inline void look_at_all(Witness (&outputs)[4], Trial &&trial) {
 #pragma unroll 1
@@ -224,8 +230,9 @@ __device__ inline void look_at_all(Witness (&outputs)[4], Trial &&trial) {
     }
 }
 
-// meets[lane][i]: the element of B whose product with element `number` of A is output i of the lane. Registers of B
-// differ from 0 by the bits of their numbers; the product tells which element of a register it is.
+// meets[lane][i]: the element of B whose product with element `number` of A is output i of the lane. The trials fill
+// the registers of B that is_different() selects with digits_b, and others with 0; the value of the product identifies
+// the element of a register.
 template <class Instruction>
 __device__ inline void probe_elements(const Instruction &instruction, int *meets, int number) {
     constexpr int width = Instruction::width, bits = 32 / width;
@@ -249,14 +256,14 @@ __device__ inline void probe_elements(const Instruction &instruction, int *meets
     }
 }
 
-// What two outputs found together.
+// The common finding of two outputs; `nothing` agrees with any.
 __device__ inline int agreed(int first, int second) {
     return first == nothing ? second : second == nothing || first == second ? first : not_one;
 }
 
-// The scale, of those in one operand's scale register, that multiplies what multiply(c, scales) leaves in c with unit
-// scales, which is 0 or the number of elements of a register. Lanes have scales 2, 4, 8, 16 by the bits of their
-// numbers.
+// The number of the scale that multiplies c, the result of multiply(c, scales), where `scales` is the scale register of
+// one operand. With unit scales, each element of c is 0 or the number of elements of a register. The trials set the
+// scales of the lanes that is_different() selects to 2, 4, 8, 16.
 template <class Instruction, class Multiply>
 __device__ inline int probe_scale(Multiply &&multiply) {
     constexpr float whole = Instruction::width;
@@ -317,8 +324,7 @@ __device__ inline void probe_scales_b(const Instruction &instruction, int *scale
     }
 }
 
-// The scales of register `number` of A and of B, as far as there is one, each left out where there is nowhere to put
-// it.
+// The scales of register `number` of A and of B, each only if that register exists and its output is not null.
 template <class Instruction>
 __device__ inline void probe_scales(const Instruction &instruction, int *scales_a, int *scales_b, int number) {
     if (scales_a != nullptr && number < registers_a) probe_scales_a(instruction, scales_a, number);
@@ -337,7 +343,7 @@ __device__ inline void with_format(int format, Use &&use) {
     });
 }
 
-// A pair of formats that is known when the kernel runs.
+// A pair of formats chosen at run time.
 struct NumberedContainers {
     static constexpr int width = 4;
     int format_a, format_b;
@@ -384,7 +390,7 @@ struct NumberedF8f6f4 : NumberedContainers {
     }
 };
 
-// kind::mxf8f6f4 with both operands in e4m3, e3m2 or e2m3, of which scales are looked for.
+// kind::mxf8f6f4 with both operands in e4m3, e3m2 or e2m3, for experiments with scales.
 struct Mxf8f6f4WithScales : NumberedMxf8f6f4 {
     static constexpr int bytes = 4, byte_step = 1;
     using NumberedMxf8f6f4::NumberedMxf8f6f4;
@@ -401,8 +407,8 @@ struct Mxf8f6f4WithScales : NumberedMxf8f6f4 {
     }
 };
 
-// Elements of kind::mxf8f6f4 for a pair of formats, and its scales: with e3m2 or e2m3 where A and B have that, else
-// with e4m3.
+// Elements of kind::mxf8f6f4 for a pair of formats, and its scales. These are probed with e3m2 or e2m3 if A and B both
+// have that format, else with e4m3.
 __device__ inline void probe_mxf8f6f4(int *meets, int *scales_a, int *scales_b, int format_a, int format_b,
                                       int number) {
     probe_elements(NumberedMxf8f6f4(format_a, format_b), meets, number);
@@ -416,7 +422,7 @@ __device__ inline void probe_f8f6f4(int *meets, int format_a, int format_b, int 
     probe_elements(NumberedF8f6f4<in_f16>(format_a, format_b), meets, number);
 }
 
-// Elements of the kinds without a name, by number: 0 f16 in f16, 1 tf32, 2 s8, 3 u8, 4 e4m3, 5 e5m2, 6 e4m3 in f16, 7
+// Elements of the forms without a kind, by number: 0 f16 in f16, 1 tf32, 2 s8, 3 u8, 4 e4m3, 5 e5m2, 6 e4m3 in f16, 7
 // e5m2 in f16.
 using Plain = std::tuple<F16InF16, Tf32, Bytes<true>, Bytes<false>, Unscaled<ptx::E4m3, ptx::E4m3, false, false>,
                          Unscaled<ptx::E5m2, ptx::E5m2, false, false>, Unscaled<ptx::E4m3, ptx::E4m3, false, true>,

@@ -1,5 +1,5 @@
-// Rows of float32 through the end that kernels share, with values in lanes in each of the ways in which kernels have
-// them.
+// Stores rows of float32 by the ending that kernels share (ending.cuh), with values in lanes in each of the ways that
+// kernels use.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct ProbeEndingShared {
     tile::AccumulatorStaging<probe_ending_columns> staging[probe_ending_warps];
 };
 
-// How a lane comes by its values: loads of 8, loads of 16, or accumulators.
+// How a lane gets its values: by loads of 8, by loads of 16, or from accumulators.
 enum class ValuesInLanes { eights, sixteens, accumulators };
 
 // A block takes 64 rows and 64 columns of x[rows, cols], a warp 16 rows of them.
@@ -27,11 +27,12 @@ __device__ inline void probe_ending(ProbeEndingShared &shared, const FloatRows &
     Staging &staging = shared.staging[threadIdx.x / 32];
     const int64_t block_row = int64_t(blockIdx.y) * probe_ending_rows, first_row = block_row + threadIdx.x / 32 * 16;
     const int first_column = blockIdx.x * probe_ending_columns;
-    constexpr float past_the_end = 1e30f;   // which nobody may see
+    constexpr float past_the_end = 1e30f;   // must not reach an output
     const auto finish = [&](int64_t row, int column, auto &values) {
         if (row < rows && column < cols) store_share(out, row, column, cols, values);
         if (quantized.format != EndingFormat::none) quantized.store(row, column, cols, row < rows, values);
     };
+    // The rows of this warp.
     if (way == ValuesInLanes::eights) {
         constexpr int shares = probe_ending_columns / 8;
 #pragma unroll 1
@@ -65,6 +66,7 @@ __device__ inline void probe_ending(ProbeEndingShared &shared, const FloatRows &
             finish(row, column, values);
         }
     }
+    // The padding of the last tile of scales.
     if (quantized.format == EndingFormat::none || block_row + probe_ending_rows < rows) return;
     const int block = quantized.format == EndingFormat::nvfp4 ? tile::nvfp4_block : tile::mx_block;
     quantized.fill_tile(rows, first_column / block, (first_column + probe_ending_columns) / block);

@@ -1,5 +1,5 @@
-// Where the bytes of shared memory are in registers after ldmatrix, and the other way round after stmatrix, found by
-// numbering them.
+// Finds, with numbered bytes, where ldmatrix puts the bytes of shared memory in registers, and where stmatrix puts
+// those of registers in shared memory.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,7 @@ struct MatrixRows {
     __device__ uint32_t address(int row) const { return static_cast<uint32_t>(__cvta_generic_to_shared(words[row])); }
 };
 
-// A word of elements of `bits` bits, of which each shows bits `bits` pass and up of its number. The first number is
-// `first`.
+// A word of elements of `bits` bits. Element i contains the bits from `bits` pass on of its number, first + i.
 template <int bits>
 __device__ inline uint32_t numbered_word(int first, int pass) {
     uint32_t word = 0;
@@ -29,15 +28,15 @@ __device__ inline uint32_t numbered_word(int first, int pass) {
 
 constexpr int passes_for(int bits) { return bits == 8 ? 2 : 3; }   // 512 bytes have 9 bits of number, 1024 nibbles 10
 
-// places[lane][register][byte]: the number of the element in memory, counted by row and from the lowest bits of its
-// first byte on, that load(registers, row address) brings to the byte.
+// places[lane][register][byte] = the number of the element that load(registers, row address) puts in that byte.
+// Elements of memory are numbered by row, in a row from the lowest bits of its first byte on.
 template <int bits, class Load>
 __device__ inline void probe_load(MatrixRows &rows, int *places, Load &&load) {
     const int lane = ptx::laneid();
     int found[4][4] = {};
 #pragma unroll
     for (int pass = 0; pass < passes_for(bits); ++pass) {
-        ptx::bar_warp_sync();   // all lanes have loaded what stood here
+        ptx::bar_warp_sync();   // all lanes have loaded the old contents
 #pragma unroll
         for (int i = 0; i < 4; ++i) rows.words[lane][i] = numbered_word<bits>((4 * lane + i) * (32 / bits), pass);
         ptx::bar_warp_sync();   // all rows are written
@@ -50,7 +49,8 @@ __device__ inline void probe_load(MatrixRows &rows, int *places, Load &&load) {
     for (int i = 0; i < 16; ++i) places[16 * lane + i] = found[i / 4][i % 4];
 }
 
-// stored[row][byte]: the number, counted by lane, register and byte, of what store(row address, registers) puts there.
+// stored[row][byte] = the number of the byte of a register that store(row address, registers) puts there. Bytes are
+// numbered by lane, register and byte.
 template <class Store>
 __device__ inline void probe_store(MatrixRows &rows, int *stored, Store &&store) {
     const int lane = ptx::laneid();
@@ -60,7 +60,7 @@ __device__ inline void probe_store(MatrixRows &rows, int *stored, Store &&store)
         uint32_t registers[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) registers[i] = numbered_word<8>(16 * lane + 4 * i, pass);
-        ptx::bar_warp_sync();   // all lanes have read what stood here
+        ptx::bar_warp_sync();   // all lanes have read the old contents
         store(rows.address(lane), registers);
         ptx::bar_warp_sync();   // all rows are stored
 #pragma unroll

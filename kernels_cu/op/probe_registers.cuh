@@ -1,5 +1,5 @@
-// D = A B + C of one matrix instruction whose registers are given bit by bit. Nothing here knows a layout, a format or
-// a rounding.
+// D = A B + C of one matrix instruction whose registers are given bit by bit. This code assumes no layout, format or
+// rounding.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace op {
 
-// Where the registers of a trial lie: those of lane l of trial t begin at (32 t + l) times their number. `c` and `d` of
-// an f16 accumulator take the first two of four.
+// The registers of all trials: those of lane l of trial t begin at (32 t + l) times their number per lane. `c` and `d`
+// of an f16 accumulator take the first two of four.
 struct TrialRegisters {
     const uint32_t *a, *b, *c;   // [trials, 32, 4], [trials, 32, 2], [trials, 32, 4]
     const uint32_t *scales;      // [trials, 32, 2]: of A, of B

@@ -1,5 +1,5 @@
-// Kernels that make rows of rows, between two matrix products: how they load their input, and how they store their
-// output in 16 or 32 bits or in codes and scales of a block format. A lane has shares of 16 consecutive values.
+// Loads and stores of kernels that compute rows from rows, between two matrix products. The output is in 16 or 32 bits,
+// or in codes and scales of a block format. A lane has shares of 16 consecutive values.
 #pragma once
 
 #include <cstdint>
@@ -202,8 +202,8 @@ __device__ inline void round_values(float (&values)[2][8]) {
 
 // The output rows of a kernel.
 struct Produced {
-    TypedRows<char> out;       // or
-    QuantizedRows quantized;   // if its format is not `none`
+    TypedRows<char> out;       // [rows, cols], or
+    QuantizedRows quantized;   // [rows, cols], if its format is not `none`
     int64_t rows;
     int cols;
 
@@ -293,7 +293,8 @@ private:
     }
 };
 
-// Parameters of entries with such outputs: the outputs, of which one is there; scalars; strides.
+// Parameters of entries with such outputs: the outputs, which are one of out_*[rows, cols], or codes[rows, code_bytes]
+// and scales[scale_bytes], the others null; scalars; strides.
 #define PRODUCED_OUTPUTS float *out_f32, __half *out_f16, __nv_bfloat16 *out_bf16, uint8_t *codes, uint8_t *scales
 #define PRODUCED_SCALARS int ending, int rule, int swizzled
 #define PRODUCED_STRIDES int64_t out_f32_row, int64_t out_f16_row, int64_t out_bf16_row
@@ -308,9 +309,9 @@ __device__ inline Produced produced(const OutputRows &out, uint8_t *codes, uint8
             cols};
 }
 
-// Loops over the shares of all rows if each is made of the same columns of other rows: load(whole, row, column, raw)
-// starts loading what make(raw, row, values) turns into values. The next share of 16-bit elements is in flight
-// meanwhile.
+// Loops over the shares of all rows, for kernels that compute a share from the same columns of their input. load(whole,
+// row, column, raw) starts loading the input of a share, make(raw, row, values) computes its values. With 16-bit
+// elements the next share is in flight meanwhile.
 template <class Element, class Raw, bool whole, class Load, class Make>
 __device__ inline void produce_shares(const Produced &target, Load &&load, Make &&make) {
     constexpr bool ahead = sizeof(Element) == 2;

@@ -14,7 +14,7 @@
 namespace op {
 
 constexpr int quantize_threads = 256;
-// Blocks of threads on a multiprocessor: enough warps to hide each other's waiting.
+// Blocks of threads on a multiprocessor: enough warps to hide memory latency.
 template <class Format, class Element>
 constexpr int quantize_blocks = Format::bits == 4 && tile::is_bf16<Element> ? 3 : 4;
 template <class Element>
@@ -169,7 +169,7 @@ __device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint
     const tile::Nvfp4Global global(global_scale);
     Share share;
     tile::Codes<4> block_codes[2];
-    const auto divide = [&](int item) {   // whatever the block holds
+    const auto divide = [&](int item) {   // any block
         float values[2][8];
         share.unpack(values);
         const uint32_t scale = tile::encode_nvfp4_block<better_of_two>(values, share.amax(), global, block_codes).code;
@@ -203,13 +203,13 @@ __device__ inline void quantize_nvfp4(const Element *x, float global_scale, uint
             divide(item);
         }
     } else {
-        // Every block by division, the next one on its way.
+        // Every block by division, with the next one in flight.
         Share next;
         lane.load(0, next);
 #pragma unroll 1   // unrolling would overflow the instruction cache
         for (int item = 0; item < items; ++item) {
             share = next;
-            if (item + 1 < items) lane.load(item + 1, next);   // on its way while this one is worked on
+            if (item + 1 < items) lane.load(item + 1, next);   // in flight while this one is encoded
             divide(item);
         }
     }

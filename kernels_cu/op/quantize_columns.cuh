@@ -61,7 +61,7 @@ struct ColumnScales {
             tiled<block_rows>().put(row + i, block.index, of_lane >> (8 * i));
     }
 
-    // Fills tiles; called by lanes without values, and does nothing unless their block of threads has none at all.
+    // Pads tiles of scales. Called by lanes without values; acts only in blocks of threads that have no columns at all.
     template <int block>
     __device__ void fill() const {
         if (!swizzled || int64_t(blockIdx.x) * columns_tile < cols) return;
@@ -77,6 +77,7 @@ __device__ inline void quantize_mx_columns(const Element *x, uint8_t *codes, con
     const size_t values = blockIdx.z * size_t(scales.rows) * scales.cols;   // before this matrix
     x += values;
     codes += Format::bits == 8 ? values : values / 8 * Format::bits;
+    // The block's rows, and the largest magnitude of each column.
     const tile::ColumnBlock<tile::mx_block, whole> block(scales.rows, scales.cols);
     if (block.outside) return scales.fill<tile::mx_block>();
     tile::RowShare<Element> shares[tile::mx_block];
@@ -85,7 +86,8 @@ __device__ inline void quantize_mx_columns(const Element *x, uint8_t *codes, con
 
     float amax[4];
     tile::amax_of(shares, amax);
-    uint32_t scale[4], scale_bytes = 0, finite = 0;   // a byte to a column; of ones where its block is finite
+    // The scales.
+    uint32_t scale[4], scale_bytes = 0, finite = 0;   // a byte to a column; `finite`: 0xff if its block is finite
 #pragma unroll
     for (int column = 0; column < 4; ++column) {
         scale[column] = tile::mx_scale<Format>(amax[column], rule);
@@ -94,6 +96,7 @@ __device__ inline void quantize_mx_columns(const Element *x, uint8_t *codes, con
     }
     scales.store(block, (values + block.first_row() * scales.cols) / tile::mx_block, scale_bytes);
 
+    // The codes, eight rows at a time.
 #pragma unroll
     for (int group = 0; group < tile::mx_block / tile::group_rows; ++group) {
         tile::Codes<Format::bits> column_codes[4];

@@ -1,5 +1,5 @@
-// Attention that quantizes Q and K to MXFP4 as it loads them and multiplies P and V in bf16: the parts of attention on
-// block formats (attention_blocks.cuh), with tiles that the block makes of rows in place. A block quantizes the keys
+// Attention that quantizes Q and K to MXFP4 as it loads them and multiplies P and V in bf16. It is attention on block
+// formats (attention_blocks.cuh) with operands and a pipeline that compute tiles from rows. A block quantizes the keys
 // once for all of its rows.
 #pragma once
 
@@ -16,10 +16,10 @@
 
 namespace op {
 
-// The stages of a block that makes each tile of K and V itself, in the names of tile::Pipeline.
+// The stages of a block that computes each tile of K and V itself, with the members of tile::Pipeline.
 //
-// All threads fill a stage, then meet at a barrier, behind which the tile is whole and everyone is done with the tile
-// before. Warps that come first fill the next stage, of which there are two or more, while others still multiply.
+// All threads fill a stage, then arrive at a barrier. After it the tile is complete, and all threads have read the tile
+// before. With two or more stages, warps that finish a tile early fill the next stage while others still multiply.
 template <class Tiling, class Element, bool with_values>
 struct QuantizingPipeline {
     typename Tiling::Shared &shared;
@@ -28,10 +28,10 @@ struct QuantizingPipeline {
 
     // Called by the whole block.
     __device__ void start() {
-        if (again) ptx::bar_sync();   // everyone is done with the output, which was staged where tiles go
+        if (again) ptx::bar_sync();   // all threads have read the output, which was staged over the tiles
     }
 
-    // The stage of a tile, once it is made. By all warps, for every tile in turn.
+    // Fills the stage of a tile and returns it. Called by all warps, for every tile in order.
     template <bool>
     __device__ const typename Tiling::Stage &take(int index) {
         typename Tiling::Stage &stage = shared.stage[index % Tiling::stages];
@@ -42,7 +42,7 @@ struct QuantizingPipeline {
         return stage;
     }
 
-    // As of tile::Pipeline, from the values as they come, rounded.
+    // As in tile::Pipeline, but from values in memory, rounded to bf16.
     __device__ uint32_t value_pair(int key, int j) const {
         const int column = j * tile::mma_columns + tile::accumulator_column(0);
         const auto value = [&](int i) { return v.holds(key, column + i) ? float(*v.at(key, column + i)) : 0.0f; };
@@ -51,12 +51,13 @@ struct QuantizingPipeline {
 
     __device__ void release(int) {}
 
-    // Nothing is smoothed.
+    // Queries are not smoothed.
     __device__ static bool stages_means() { return false; }
     __device__ static const float *means_of(int) { return nullptr; }
 };
 
-// Q, K and V in place, with the names of BlockOperands. Without values, where only scores are wanted, v is null.
+// Q, K and V in their arrays, with the members of BlockOperands. If with_values is false, only scores are computed, and
+// v is null.
 template <class Element, bool with_values = true>
 struct InKernelOperands {
     const Element *q;   // [batch, heads_kv, group, queries, dim]
@@ -65,13 +66,13 @@ struct InKernelOperands {
     StridesQ q_strides;
     StridesK k_strides, v_strides;
 
-    // Nothing has a global scale, and nothing is smoothed.
+    // There are no global scales, and queries are not smoothed.
     static constexpr const float *mean_scores = nullptr;
     static constexpr int query_blocks = 0, tiles = 0;
     __device__ static float score_level() { return 1.0f; }
     __device__ static float value_level() { return 1.0f; }
 
-    // Brings the rows of Q from `warp_row` on; rows and columns that are not there are zeros.
+    // Loads and quantizes the rows of Q from `warp_row` on; missing rows and columns are zeros.
     template <class Queries>
     __device__ void load(Queries &target, const Problem &problem, int warp_row) const {
 #pragma unroll

@@ -40,7 +40,7 @@ __device__ inline float block_max(ReduceShared &shared, float value) {
 template <class Element>
 __device__ inline void amax(ReduceShared &shared, const Element *x, float *partial, int64_t count) {
     constexpr int vectors = reduce_vectors<Element>;
-    const uint32_t whole = count / reduce_chunk;   // chunks, in 32 bits; one more block takes the rest
+    const uint32_t whole = count / reduce_chunk;   // chunks; the rest is chunk number `whole`
     uint4 next[vectors] = {};
     const auto load = [&](uint32_t chunk) {
         if (chunk >= whole) return;

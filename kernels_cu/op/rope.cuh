@@ -18,13 +18,14 @@ struct Rotation {
     int length, width, first;
     bool pairs, inverse;
 
-    // Whether a lane that holds a whole row holds both values of each pair, and the table's rows are whole.
+    // Whether the two shares of each lane are its row's pairs: all columns are rotated, in halves, and fill the lanes
+    // exactly; the table is 16-byte aligned.
     __device__ bool straight(const NormLanes &place, int cols) const {
         return !pairs && first == 0 && width == cols && cols == norm_shares * place.lanes * produce_share &&
                is_chunk(table);
     }
 
-    // Rotates a lane's shares of such a row.
+    // Rotates a lane's shares of such a row. A position outside the table makes them NaN.
     __device__ void turn_halves(const NormLanes &place, int position, HeadShares &values) const {
         const bool there = position >= 0 && position < length;
         const float *row = table + int64_t(there ? position : 0) * width + place.column(0);
@@ -61,6 +62,7 @@ struct Rotation {
         } else if (straight(place, cols)) {
             turn_halves(place, position, values);
         } else if (pairs && first % 2 == 0) {
+            // Adjacent pairs: both values are in the lane.
 #pragma unroll
             for (int of = 0; of < 2 * norm_shares; ++of) {
                 float (&some)[8] = values[of / 2][of % 2];
@@ -85,6 +87,8 @@ struct Rotation {
                         turn_pair(some[2 * i], some[2 * i + 1], cosines[i], directed(sines[i]));
             }
         } else {
+            // Otherwise the other value of a pair is loaded again: eight at a time if all parts are aligned, else one
+            // by one.
             const bool eights = !pairs && first % 8 == 0 && half % 8 == 0;
 #pragma unroll
             for (int of = 0; of < 2 * norm_shares; ++of) {
@@ -163,6 +167,7 @@ struct HeadOf {
 template <class Element, bool straight>
 __device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotation &rotation, const int *positions,
                                  bool rounds, int heads, int64_t out_head, const Produced &y) {
+    // How the block's lanes divide rows, and where the first row is.
     const NormLanes place(y.cols);
     const int cols = y.cols, step = place.lanes * produce_share;
     const int64_t end = y.end(), blocks_rows = int64_t(gridDim.x) * place.rows(), head_bytes = y.out.bytes(out_head);
@@ -172,7 +177,7 @@ __device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotatio
     RowShares<Element, norm_shares> next;
     int next_position;
     const auto begin = [&](const HeadOf &of, int share) {
-        const HeadOf &here = of.token > last.token ? last : of;   // a row to read where nothing is stored
+        const HeadOf &here = of.token > last.token ? last : of;   // past the end: a row to read; nothing is stored
         next_position = positions[here.token];
         next.template load<straight>(x.row(here.token, here.head), place.column(share), step, cols);
     };
@@ -186,12 +191,14 @@ __device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotatio
         target.out = y.out.first + here.token * y.out.stride + here.head * head_bytes;
 #pragma unroll 1
         for (int share = 0; share < (straight ? 1 : place.shares); share += norm_shares) {
+            // Values of this row; the next row is in flight.
             HeadShares values;
             if (!ahead || share) begin(here, share);
 #pragma unroll
             for (int i = 0; i < norm_shares; ++i) next.unpack(i, values[i]);
             const int position = next_position;
             if (ahead && (straight || share + norm_shares >= place.shares)) begin(place_of_next, 0);
+            // The rotation.
             if constexpr (straight) {
                 rotation.turn_halves(place, position, values);
             } else if (target.present) {
@@ -206,6 +213,7 @@ __device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotatio
                     },
                     [&](int column) { return float(source[column]); });
             }
+            // The output.
             const auto finish = [&](int share, float (&some)[2][8]) {
                 if (rounds) round_values<Element>(some);
                 y.store<straight>(target, place.column(share), some);

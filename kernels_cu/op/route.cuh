@@ -29,8 +29,8 @@ __device__ inline int sum_of_block(RouteShared &shared, int turn, int count) {
     return sum;
 }
 
-// Finds the rows of expert blockIdx.x among ids[count]; block `experts` finds the ids of no expert. Rows keep the order
-// of their ids.
+// Finds the rows of expert blockIdx.x among ids[count]; block `experts` finds the ids that name no expert. Rows keep
+// the order of their ids.
 //   order   [count]: the token of each row, which is the id's number divided by `chosen`
 //   starts  [experts + 1]: where the rows of each expert begin; behind the last those of no expert
 //   places  [count]: the row of each id, -1 for one of no expert
@@ -38,10 +38,12 @@ __device__ inline void route(RouteShared &shared, const int *ids, int *order, in
                              int chosen, int experts) {
     const int mine = blockIdx.x;
     const auto expert_of = [experts](int id) { return id < 0 || id >= experts ? experts : id; };
+    // Where the expert's rows begin.
     int before = 0;
     for (int i = threadIdx.x; i < count; i += route_threads) before += expert_of(ids[i]) < mine;
     int row = sum_of_block(shared, 0, before), turn = 1;
     if (threadIdx.x == 0) starts[mine] = row;
+    // The rows, a block of ids at a time.
     for (int first = 0; first < count; first += route_threads, turn ^= 1) {
         const int i = first + threadIdx.x;
         const bool hit = i < count && expert_of(ids[i]) == mine;

@@ -85,6 +85,7 @@ __device__ inline void mean_rows(MeanShared &shared, const Element *x, int64_t s
     const int64_t begin = starts[sequence] < 0 ? 0 : starts[sequence];
     const int64_t end = starts[sequence + 1] < tokens ? starts[sequence + 1] : tokens;
     const MeanLanes place(cols);
+    // The length of the means, if they are normalized.
     float means[1][mean_columns], factor = 1.0f;
     if (normalize) {
         float squares = 0.0f;
@@ -106,6 +107,7 @@ __device__ inline void mean_rows(MeanShared &shared, const Element *x, int64_t s
         for (int mask = 1; mask < mean_threads / 32; mask *= 2) squares += ptx::shfl_sync_bfly_f32(squares, mask);
         factor = squares == 0.0f ? 0.0f : 1.0f / sqrtf(squares);
     }
+    // The means.
     const bool there = normalize && cols <= mean_pass;   // the means of all columns, still in registers
 #pragma unroll 1
     for (int column = place.column(); column - place.column() < cols; column += mean_pass) {

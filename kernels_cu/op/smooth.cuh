@@ -1,5 +1,5 @@
 // Statistics from a first read of operands: means over the keys of a head and over blocks of queries, the largest
-// magnitude, and what is computed from them.
+// magnitude, and the kernels that apply them.
 #pragma once
 
 #include <cstdint>

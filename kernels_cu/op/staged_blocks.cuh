@@ -1,4 +1,4 @@
-// Attention on block formats with block-scaled MMAs: Q in registers, tiles of K and V multiplied as they lie in their
+// Attention on block formats with block-scaled MMAs: Q is in registers, tiles of K and V are multiplied from their
 // stage.
 #pragma once
 
@@ -23,8 +23,9 @@ struct BlockQueries {
     uint32_t scales[slices][ceil_div(words, register_words)];
 };
 
-// The scores that the means of queries have with K, as far as the rows of a block need them: `count` vectors of the 64
-// keys of a tile one behind the other, from `first` on for the sequence's tile 0, `tile_step` floats on for the next.
+// Scores of the means of queries with K, for the rows of a block: for each tile [count, 64], a vector of the tile's
+// keys for each mean. Those of the sequence's tile 0 begin at `first`, those of each further tile `tile_step` floats
+// behind.
 struct BlockMeans {
     const float *first = nullptr;
     int tile_step = 0;
@@ -45,30 +46,30 @@ struct BlockMeans {
                 (problem.first_block() + first_block) * group * tile::tile_keys;
     }
 
-    // Which of the block's vectors is that of a row.
+    // The index of a row's vector among the block's vectors.
     __device__ int of_row(const Problem &problem, int row) const {
         return (problem.query_of(row) / smooth_queries - first_block) * problem.options.group + problem.group_of(row);
     }
 };
 
-// What attention on block formats is given of Q, K and V, all quantized before. Attention that quantizes as it loads
-// has operands with the same names (quantized_blocks.cuh).
+// Q, K and V of attention on block formats, all quantized in advance. Attention that quantizes as it loads has operands
+// with the same members (quantized_blocks.cuh).
 struct BlockOperands {
     const uint8_t *q_codes;                        // [batch, heads_kv, group, queries, q_bytes]
     const uint8_t *q_scales;                       // [batch, heads_kv, group, queries, q_blocks]
     const uint8_t *k_tiles;                        // [batch, heads_kv, tiles]: tile::KeyTile
     const uint8_t *v_tiles;                        // [batch, heads_kv, tiles]: tile::ValueTile
-    const float *q_global, *k_global, *v_global;   // [1] or null: what NVFP4 multiplies all values by
+    const float *q_global, *k_global, *v_global;   // [1] or null: the global scales of NVFP4
     const float *mean_scores;   // [batch, heads_kv, tiles, query_blocks, group, tile_keys] or null: the scores that
                                 // smoothing took from Q, in the units of a product of codes and scales
     int q_bytes, q_blocks, tiles, query_blocks;   // of a row of Q; of a head of K and V, and of Q
     StridesQ q_codes_strides, q_scales_strides;
 
-    // What scores, and what values, are multiplied by.
+    // The factors of scores and of values.
     __device__ float score_level() const { return (q_global ? *q_global : 1.0f) * (k_global ? *k_global : 1.0f); }
     __device__ float value_level() const { return v_global ? *v_global : 1.0f; }
 
-    // Brings the rows of Q from `warp_row` on; rows and columns that are not there are zeros.
+    // Loads the rows of Q from `warp_row` on; missing rows and columns are zeros.
     template <class Queries>
     __device__ void load(Queries &q, const Problem &problem, int warp_row) const {
 #pragma unroll
@@ -85,7 +86,8 @@ struct BlockOperands {
         }
     }
 
-    // The tiles of K and V on their way through the stages of a block, for the first time or `again`.
+    // The pipeline of tiles of K and V through the stages of a block, for the first pass or `again`: then the phases of
+    // the barriers continue from the first pass.
     template <class Tiling>
     __device__ tile::Pipeline<Tiling> pipeline(typename Tiling::Shared &shared, const Problem &problem,
                                                const TileRange<tile::tile_keys> &range, bool again,
@@ -104,7 +106,7 @@ struct BlockOperands {
     }
 };
 
-// The scores that the means of queries have, for the rows of a warp.
+// The scores of the means of queries, for the rows of a warp.
 template <class Order, int slices>
 struct MeanScores {
     const BlockMeans &means;
@@ -121,7 +123,7 @@ struct MeanScores {
         });
     }
 
-    // Adds those of the tile `index` of keys, whose vectors lie in its stage (`staged`: always), else in memory.
+    // Adds the scores of tile `index`, from its stage if they are staged (`staged`: always), else from global memory.
     template <bool staged, int tiles, class Pipeline>
     __device__ void add(tile::Accumulator (&s)[slices][tiles], const Pipeline &pipeline, int index) const {
         if (staged || pipeline.stages_means()) {
@@ -157,7 +159,7 @@ __device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tile
 #pragma unroll
             for (float &element : accumulator) element = 0.0f;
     const uint32_t lane_address = k.template lane_address<Order>();
-    // One copy of the MMAs for all steps; Q lies in local memory then.
+    // If rolled: one copy of the MMAs for all steps. Run-time indices put Q in local memory.
 #pragma unroll 1
     for (int step = 0; rolled && step < Tile::steps; ++step) {
         const int word = step / Format::steps_per_word,
@@ -175,6 +177,7 @@ __device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tile
             });
         });
     }
+    // Otherwise: four column tiles at a time, whose scales share one register.
     static_for<rolled ? 0 : tiles / 4>([&](auto group) {
         const auto &k_scales = k.template scales_b<Order>(group);
         static_for<Tile::steps>([&](auto step) {
@@ -195,20 +198,20 @@ __device__ inline void multiply_block_scores(tile::Accumulator (&s)[slices][tile
     });
 }
 
-// How the warps of a block multiply a tile: as it lies in its stage.
+// The warps of a block multiply tiles from their stage.
 template <class Tiling>
 struct StagedTiles {
-    struct Shared {};   // what it needs beside the stages
+    struct Shared {};   // nothing besides the stages
 
     BlockQueries<typename Tiling::ScoreFormat, Tiling::slices, Tiling::dim, Tiling::rolled> q;
 
-    // Brings Q.
+    // Loads Q.
     template <class AllShared, class Operands>
     __device__ void start(AllShared &, const Operands &operands, const Problem &problem, int warp_row) {
         operands.load(q, problem, warp_row);
     }
 
-    // What the whole block does with a tile first.
+    // Preparation of a tile by the whole block: none.
     template <class Order, class AllShared, class Pipeline>
     __device__ void prepare(AllShared &, const typename Tiling::Stage &, Pipeline &, int) {}
 
@@ -218,14 +221,14 @@ struct StagedTiles {
         multiply_block_scores<Order>(s, q, stage.k);
     }
 
-    // Weighs and adds the values.
+    // The softmax, and o += P V.
     template <bool masked, bool sums, class Softmax, class AllShared, class Scores>
     __device__ __forceinline__ void add(Softmax &softmax, Scores &s, AllShared &, const typename Tiling::Stage &stage,
                                         float factor) {
         softmax.template add<masked, sums>(s, stage.v, factor);
     }
 
-    // This warp is done with the tile.
+    // Releases the tile for this warp.
     template <class Pipeline>
     __device__ void release(Pipeline &pipeline, int index) {
         pipeline.release(index);

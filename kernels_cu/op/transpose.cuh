@@ -18,12 +18,12 @@ __device__ inline void transpose_naive(const float *x, float *y, int rows, int c
     }
 }
 
-// 33 floats to a row: the elements of a column then stand in 32 different banks.
+// 33 floats to a row: the elements of a column are then in 32 different banks.
 struct TransposeShared {
     float tile[transpose_tile][transpose_tile + 1];
 };
 
-// The same result; the tile is turned on its way through shared memory.
+// The same result, by way of a tile in shared memory that is read by columns.
 __device__ inline void transpose_tiled(TransposeShared &shared, const float *x, float *y, int rows, int cols) {
     const int first_row = blockIdx.y * transpose_tile, first_col = blockIdx.x * transpose_tile;
     for (int i = threadIdx.y; i < transpose_tile; i += transpose_rows) {

@@ -2,8 +2,8 @@
 // one.
 //
 // Chunk c is the keys 256 c .. 256 c + 255 of a sequence. Node (0, c) is that chunk. Node (h, i) = node (h - 1, 2 i) +
-// node (h - 1, 2 i + 1), or the former alone if the latter lies behind the last key. So the order of additions depends
-// on the sequence alone.
+// node (h - 1, 2 i + 1), or the former alone if the latter is behind the last key. So the order of additions depends on
+// the sequence alone.
 #pragma once
 
 #include "../kernel.cuh"

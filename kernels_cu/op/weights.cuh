@@ -1,5 +1,4 @@
-// Weights of attention on operands in block formats: how scores become P, in codes and scales or in 16 bits, and P is
-// multiplied by V.
+// Weights of attention on operands in block formats: scores become P, in codes and scales or in 16 bits, and O += P V.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +15,7 @@ namespace op {
 // ---------------------------------------------------------------------------------------------------------------------
 // Probabilities as operand A
 
-// P of 16 rows and `tiles` column tiles of S.
+// P of 16 rows and `tiles` column tiles of S, [16, 8 tiles], as A of `steps` MMAs.
 template <class Format, int tiles>
 struct ProbabilityFragments {
     static constexpr int steps = 8 * tiles / Format::depth;
@@ -24,8 +23,8 @@ struct ProbabilityFragments {
     uint32_t scales[steps];
 };
 
-// The largest score of the column tiles first .. first + count - 1 in one row of this lane. It is NaN if a score is, so
-// that the scale becomes NaN, since e2m1 has none.
+// The largest score of the column tiles first .. first + count - 1 in one row of this lane. NaN if any of them is NaN:
+// e2m1 has no NaN, so the scale must become NaN.
 template <int first, int count, int tiles>
 __device__ inline float lane_max(const tile::Accumulator (&s)[tiles], int half) {
     float result = ptx::max_nan_f32(s[first][2 * half], s[first][2 * half + 1]);
@@ -35,7 +34,7 @@ __device__ inline float lane_max(const tile::Accumulator (&s)[tiles], int half) 
     return result;
 }
 
-// Eight scores of a row, of column tiles first .. first + 3, as probabilities weight(score).
+// p = weight(score) of this lane's eight scores of a row in the column tiles first .. first + 3.
 template <int first, int tiles, class Weight>
 __device__ inline void exponentials(float (&p)[8], const tile::Accumulator (&s)[tiles], int half, Weight &&weight) {
 #pragma unroll
@@ -46,18 +45,21 @@ __device__ inline float sum_of(const float (&p)[8]) {
     return ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]));
 }
 
-// How P becomes codes and scales. `headroom`: row_max is so many steps of 2 below the rounded-up maximum, so that the
-// scale range of P is used from its top and a tail far below the maximum survives.
+// How P becomes codes and scales. row_max is `headroom` below the rounded-up maximum of a row, in units of log2, so P
+// is at most 2^headroom. The scales of P then reach the top of their range, and values far below the maximum do not
+// underflow.
 //
-// shared_max() of a lane's largest score of 32 keys is that of the lanes of the quad that share a scale, max_of_row()
-// of the largest of those that of the row. encode() takes the scores of 16 rows; group_max[h][half] is shared_max() of
-// 32 keys (h) in a row; row_max is that of the row already. Codes and scales are the same under any row_max, but for a
-// power of two: what is rounded to them comes from Exponents, or from exponents without a row_max in them. Where
-// `sums`, P before it is rounded is added to row_sum, for the logarithm of the sum alone.
+// shared_max() reduces a lane's largest score of 32 keys over the lanes of the quad that share a scale. max_of_row()
+// reduces the largest of these over the row. encode() converts the scores of 16 rows to P: group_max[h][half] is
+// shared_max() of the h-th 32 keys in row g + 8 half, and row_max includes the scores of this tile. If `sums`, encode()
+// also adds P before rounding to row_sum; only lse and exact_sum need that sum.
+//
+// Another row_max changes codes and scales by a power of two alone: the values that are rounded come from Exponents, or
+// from exponents that do not contain row_max.
 template <class Format>
 struct Probabilities;
 
-// e4m3 without a scale of its own: P is at most 2^8 of e4m3's 448.
+// P in e4m3 with scales of 1. P is at most 2^8; the largest e4m3 is 448.
 template <>
 struct Probabilities<tile::Mxfp8> {
     using Order = tile::KeysByFours;
@@ -89,7 +91,7 @@ struct Probabilities<tile::Mxfp8> {
     }
 };
 
-// e2m1 with one power of two for 32 keys: the smallest under which nothing saturates.
+// P in e2m1 with one ue8m0 scale for 32 keys: the smallest power of two under which no value saturates.
 template <>
 struct Probabilities<tile::Mxfp4> {
     using Order = tile::KeysByEights;
@@ -107,15 +109,16 @@ struct Probabilities<tile::Mxfp4> {
                                   const float (&group_max)[tiles / 4][2], const float (&row_max)[2],
                                   float (&row_sum)[2], float factor) {
         constexpr float log2_6 = 2.584962500721156f,
-                        to_scale = 0x1.8p23f + 127.0f;   // leaves a whole number + 127 in the low bits
+                        to_scale = 0x1.8p23f + 127.0f;   // x + to_scale: x rounded, + 127, in the low bits
         static_for<tiles / 8>([&](auto step) {
-            uint32_t words[2];   // of rows g and g + 8
+            uint32_t words[2];   // of scales, of rows g and g + 8
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const Exponents below(row_max[half]);
                 uint32_t scale[2];
                 static_for<2>([&](auto h) {
-                    // The block's exponent below the row's, rounded up; beyond 2^-40 a block counts as that much.
+                    // The scale is 2^rounded, where rounded = log2(largest P of the block / 6), rounded up, and at
+                    // least -40.
                     const float exponent = below(group_max[2 * step + h][half], factor) - log2_6;
                     const float rounded = __fadd_ru(ptx::max_nan_f32(exponent, -40.0f), to_scale);
                     const float base = row_max[half] + (rounded - to_scale);
@@ -135,7 +138,7 @@ struct Probabilities<tile::Mxfp4> {
     }
 };
 
-// e2m1 with one ue4m3 scale for 16 keys, which is at most 2^11 / 6 of ue4m3's 448.
+// P in e2m1 with one ue4m3 scale for 16 keys. A scale is at most 2^11 / 6 = 341.3; the largest ue4m3 is 448.
 template <>
 struct Probabilities<tile::Nvfp4> {
     using Order = tile::KeysByEights;
@@ -171,7 +174,7 @@ struct Probabilities<tile::Nvfp4> {
                     if constexpr (sums) row_sum[half] = fmaf(scales[2 * half + h], sum_of(values), row_sum[half]);
                 }
             });
-            // A lane has every second block of both rows, its neighbour at distance 2 the others.
+            // This lane has every second block of both rows, the lane at distance 2 has the others.
             const uint32_t own = ptx::cvt_rn_satfinite_e4m3x4_f32(scales), other = ptx::shfl_sync_bfly_b32(own, 2);
             p.scales[step] = __byte_perm(own, other, tile::scale_half() ? 0x7362 : 0x5140);
         });
@@ -181,12 +184,12 @@ struct Probabilities<tile::Nvfp4> {
 // ---------------------------------------------------------------------------------------------------------------------
 // Softmax and O = P V
 
-// The running softmax by the format of V: the order of the keys, start(), add() of a tile, denominator(), and what
-// OnlineSoftmax has. sums_apart: sums of exact P are another work than the denominator's, and are kept where `sums`
-// asks for them.
+// The running softmax for one format of V: OnlineSoftmax with the order of the keys, start(), add() of a tile and
+// denominator(). sums_apart: the sum of exact P is not the denominator; it costs extra work and is computed only if
+// `sums`.
 //
-// In block formats P is quantized: the denominator is the sum of P as it is multiplied, codes times scales, which is
-// one more column of V, all ones, and of o.
+// In block formats P is quantized, and the denominator is the sum of codes times scales. The MMAs compute it in column
+// tile `sum_column` of o, with columns of ones as B.
 template <class Format, int slices, int dim_v, bool rolled>
 struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
     using P = Probabilities<Format>;
@@ -194,10 +197,10 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
     static constexpr bool sums_apart = true;
     static constexpr int sum_column = dim_v / tile::mma_columns;
 
-    // Whether maxima are given out or not, P::headroom says where they are.
+    // row_max is P::headroom below the rounded-up maximum, whether maxima are an output or not.
     __device__ void start(bool) { OnlineSoftmax<slices, dim_v, 1, rolled>::start(); }
 
-    // Adds the values of a tile, weighed by its scores: by add_weighted(softmax, p, v) of its kind.
+    // o += P V of a tile, by the overload of add_weighted(softmax, p, v) for its type.
     template <bool masked, bool sums, int tiles, class Tile>
     __device__ __forceinline__ void add(const tile::Accumulator (&s)[slices][tiles], const Tile &v, float factor) {
         ProbabilityFragments<Format, tiles> p[slices];
@@ -205,7 +208,7 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
         add_weighted(*this, p, v);
     }
 
-    // Turns scores into P below a new maximum and brings o under it; where `sums`, keeps the sum of exact P, too.
+    // Computes P relative to the new maximum and rescales o to it. If `sums`, adds exact P to row_sum.
     template <bool masked, bool sums, int tiles>
     __device__ void take(ProbabilityFragments<Format, tiles> (&p)[slices], const tile::Accumulator (&s)[slices][tiles],
                          float factor) {
@@ -214,8 +217,8 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
         encode<masked, sums>(p, s, group_max, factor);
     }
 
-    // take() for a plain tile. before() adds to o what belongs under the old maxima. If no row grows, its MMAs run
-    // beside the exponentials of P.
+    // take() for a plain tile while products of an earlier tile are still missing in o. before() adds them, relative to
+    // the old maxima. If no maximum grows, the MMAs of before() overlap the exponentials of P.
     template <int tiles, class Before>
     __device__ __forceinline__ void take_after(ProbabilityFragments<Format, tiles> (&p)[slices],
                                                const tile::Accumulator (&s)[slices][tiles], float factor,
@@ -231,12 +234,13 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
         }
     }
 
-    // Computes the largest scores of a tile, for each scale and for this lane's part of each row. Returns whether some
-    // row of the warp grows.
+    // Computes the largest scores of a tile, for each scale and for this lane's part of each row. Returns whether the
+    // maximum of any row of the warp grows.
     //
-    // A lane compares its part of a row. raise_to() then computes the maximum of the whole row, rounded up. The sum in
-    // the comparison is rounded up, so that it misses no row that grows. A comparison before shared_max() hides its
-    // shuffles. Beside a NaN it finds rows whose maximum stays, which raise_to() leaves as they are.
+    // A lane compares its own part of a row; raise_to() computes the maximum of the whole row, rounded up. The
+    // comparison rounds up, so that it misses no row whose maximum grows. A comparison before shared_max() hides the
+    // latency of its shuffles. With a NaN among the scores, it may also report rows whose maximum stays; raise_to()
+    // does not change these.
     template <int tiles>
     __device__ bool find_maxima(float (&group_max)[slices][tiles / 4][2], float (&tile_max)[slices][2],
                                 const tile::Accumulator (&s)[slices][tiles], float factor) {
@@ -264,7 +268,8 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
         return ptx::vote_sync_any(grows);
     }
 
-    // A row decides by itself, whatever its warp does.
+    // Raises the maxima of the rows that need it. The maximum of a row depends on that row alone, not on the rest of
+    // the warp.
     __device__ void raise_to(float (&tile_max)[slices][2], float factor) {
         tile::for_rows<slices>([&](int slice, int half) {
             float &max = tile_max[slice][half];
@@ -284,7 +289,7 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
         }
     }
 
-    // o += P V, and the sums of P.
+    // o += P V, and the sums of P in column tile `sum_column`.
     template <int tiles, class Tile>
     __device__ void accumulate(const ProbabilityFragments<Format, tiles> (&p)[slices], const Tile &v) {
         if constexpr (rolled) accumulate_rolled(p, v);
@@ -313,7 +318,8 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
         });
     }
 
-    // o += P V with one copy of the MMAs for all groups of 32 columns; o lies in local memory then.
+    // o += P V in a loop with one copy of the MMAs for all groups of 32 columns. Run-time indices put o in local
+    // memory.
     template <int tiles, class Tile>
     __device__ void accumulate_rolled(const ProbabilityFragments<Format, tiles> (&p)[slices], const Tile &v) {
 #pragma unroll 1
@@ -347,8 +353,8 @@ __device__ inline void add_weighted(WeightedValues<Format, slices, dim_v, rolled
     softmax.accumulate(p, v);
 }
 
-// In 16 bits P is rounded, and the denominator is the sum of exact P: as op/attention.cuh has it. These MMAs need no
-// stand-in.
+// V in bf16: P is rounded to bf16, and the denominator is the sum of exact P, as in attention.cuh. Every target has
+// these MMAs.
 template <int slices, int dim_v, bool rolled>
 struct WeightedValues<tile::Bf16, slices, dim_v, rolled> : OnlineSoftmaxIn16Bits<tile::Bf16::Element, slices, dim_v> {
     using Order = tile::NaturalKeys;

@@ -7,11 +7,10 @@
 
 namespace ptx {
 
-// Starts copying `bytes` bytes from global to shared memory of this block; both addresses 16-byte aligned, bytes a
-// multiple of
-// 16. They count as `bytes` of the barrier's expected bytes when they have landed. By one lane, elected with
-// elect_sync. Bytes that threads wrote or read there before need fence_proxy_async and a barrier between. Source: PTX
-// ISA 9.0, 9.7.9.25.4.
+// Starts copying `bytes` bytes from global to shared memory of this block; both addresses 16-byte aligned, `bytes` a
+// multiple of 16. On arrival they count as `bytes` of the barrier's expected bytes. Called by one lane, elected with
+// elect_sync. If threads wrote or read the target before, fence_proxy_async and a barrier must come between. Source:
+// PTX ISA 9.0, 9.7.9.25.4.
 template <bool available = has_bulk_copy>
 __device__ inline void cp_async_bulk_shared_global(uint32_t shared_address, const void *global, uint32_t bytes,
                                                    uint32_t mbarrier) {

@@ -151,8 +151,8 @@ __device__ inline void ldmatrix_m16n16_x2_trans_b8(uint32_t (&registers)[4], uin
 }
 
 // Four 8x16 matrices of 4-bit elements, a row being 8 bytes of them and 8 bytes of padding: register i of lane l has
-// elements 4 (l % 4) .. + 3 of row l / 4 of matrix i, one to a byte, in bits 3..0. (kind::mxf8f6f4 wants e2m1 in
-// bits 5..2: shift by 2.)
+// elements 4 (l % 4) .. + 3 of row l / 4 of matrix i, one to a byte, in bits 3..0. (kind::mxf8f6f4 takes e2m1 from bits
+// 5..2: shift by 2.)
 __device__ inline void ldmatrix_m8n16_x4_b8x16_b4x16_p64(uint32_t (&registers)[4], uint32_t row_address) {
     if constexpr (has_byte_matrices) {
         asm volatile("ldmatrix.sync.aligned.m8n16.x4.shared.b8x16.b4x16_p64 {%0, %1, %2, %3}, [%4];"

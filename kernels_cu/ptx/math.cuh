@@ -1,4 +1,4 @@
-// Single-instruction arithmetic that C++ cannot name: approximations and NaN-propagating maxima.
+// Single instructions that C++ has no expression for: approximations and NaN-propagating maxima.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ __device__ inline float rcp_approx_ftz_f32(float x) {
     return result;
 }
 
-// max(a, b), NaN if either is; fmaxf would drop it.
+// max(a, b); NaN if either is NaN, unlike fmaxf.
 __device__ inline float max_nan_f32(float a, float b) {
     float result;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
@@ -69,7 +69,7 @@ __device__ inline uint32_t fma_rn_f16x2(uint32_t a, uint32_t b, uint32_t c) {
     return result;
 }
 
-// The larger of both halves; of a NaN and a number the number.
+// The larger one for both halves; of a NaN and a number, the number.
 __device__ inline uint32_t max_bf16x2(uint32_t a, uint32_t b) {
     uint32_t result;
     asm("max.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));

@@ -1,8 +1,8 @@
 // mbarrier: barriers in shared memory that count arrivals of threads and bytes of copies, phase after phase (sm_90 and
 // newer).
 //
-// A barrier is 8 bytes, 8-byte aligned. A phase ends when all arrivals that init declared and all bytes that were
-// expected have come; parity is 0 for the first phase, 1 for the second, and so on. Source: PTX ISA 9.0, 9.7.13.15.
+// A barrier is 8 bytes, 8-byte aligned. A phase ends after all arrivals that init declared and all expected bytes;
+// parity is 0 for the first phase, 1 for the second, and so on. Source: PTX ISA 9.0, 9.7.13.15.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ __device__ inline void mbarrier_inval(uint32_t address) {
     asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(address) : "memory");
 }
 
-// One arrival. Earlier reads and writes of this thread come before everything that waiting threads do afterwards.
+// One arrival. Earlier reads and writes of this thread precede all that waiting threads do afterwards.
 template <bool available = has_bulk_copy>
 __device__ inline void mbarrier_arrive(uint32_t address) {
     check_mbarrier<available>();

@@ -57,7 +57,7 @@ constexpr bool fits_container =
 
 using Mxf8f6f4A = std::conditional_t<has_block_scaled_mma, RegistersA, portable::OperandA<1>>;
 
-// A 16x32 made ready for mma_m16n8k32_mxf8f6f4 with the same FormatA, byte_a and thread_a. Called by all 32 lanes.
+// A 16x32 prepared for mma_m16n8k32_mxf8f6f4 with the same FormatA, byte_a and thread_a. Called by all 32 lanes.
 template <class FormatA, int byte_a, int thread_a>
 __device__ inline auto prepare_mxf8f6f4_a(const uint32_t (&a)[4], uint32_t scale_a) {
     if constexpr (has_block_scaled_mma) return RegistersA{{a[0], a[1], a[2], a[3]}, scale_a};
@@ -101,7 +101,7 @@ __device__ inline void mma_m16n8k32_mxf8f6f4(float (&c)[4], const uint32_t (&a)[
 
 using Mxf4A = std::conditional_t<has_block_scaled_mma, RegistersA, portable::OperandA<2>>;
 
-// A 16x64 made ready for mma_m16n8k64_mxf4 with the same byte_a and thread_a. Called by all 32 lanes.
+// A 16x64 prepared for mma_m16n8k64_mxf4 with the same byte_a and thread_a. Called by all 32 lanes.
 template <int byte_a, int thread_a>
 __device__ inline auto prepare_mxf4_a(const uint32_t (&a)[4], uint32_t scale_a) {
     if constexpr (has_block_scaled_mma) return RegistersA{{a[0], a[1], a[2], a[3]}, scale_a};
@@ -141,7 +141,7 @@ __device__ inline void mma_m16n8k64_mxf4(float (&c)[4], const uint32_t (&a)[4], 
 
 using Mxf4nvf4A = std::conditional_t<has_block_scaled_mma, RegistersA, portable::ScaledA>;
 
-// A 16x64 made ready for mma_m16n8k64_mxf4nvf4 with the same thread_a. Called by all 32 lanes.
+// A 16x64 prepared for mma_m16n8k64_mxf4nvf4 with the same thread_a. Called by all 32 lanes.
 template <int thread_a>
 __device__ inline auto prepare_mxf4nvf4_a(const uint32_t (&a)[4], uint32_t scale_a) {
     if constexpr (has_block_scaled_mma) return RegistersA{{a[0], a[1], a[2], a[3]}, scale_a};

@@ -96,7 +96,7 @@ __device__ inline void mma_m16n8k32_f8f6f4(uint32_t (&c)[2], const uint32_t (&a)
     }
 }
 
-// kind::mxf4nvf4 with one ue8m0 scale for each 32 k: what mma_m16n8k64_mxf4 does, by another name in PTX.
+// kind::mxf4nvf4 with one ue8m0 scale for each 32 k: the operation of mma_m16n8k64_mxf4 under another name in PTX.
 template <int byte_a, int thread_a, int byte_b, int thread_b>
 __device__ inline void mma_m16n8k64_mxf4nvf4_2x(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                                                 uint32_t scale_a, uint32_t scale_b) {

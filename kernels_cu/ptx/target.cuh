@@ -20,7 +20,7 @@ constexpr int architecture = 0;
 constexpr bool has_block_scaled_mma = architecture_family == 12;
 constexpr bool has_narrow_conversions = architecture_family == 12;
 
-// The same for the preprocessor, which alone can leave out an entry.
+// The same as a macro: only the preprocessor can leave out an entry.
 #if defined(__CUDA_ARCH_FAMILY_SPECIFIC__) && __CUDA_ARCH_FAMILY_SPECIFIC__ / 100 == 12
 #define HAS_BLOCK_SCALED_MMA 1
 #else

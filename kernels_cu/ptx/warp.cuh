@@ -79,8 +79,7 @@ __device__ inline uint32_t vote_sync_ballot(bool says) {
     return lanes;
 }
 
-// True in one lane, the same at every call. The compiler knows that guarded code runs once: bulk copies need no loop
-// over lanes.
+// True in one lane, the same at every call. The compiler then emits bulk copies without a loop over lanes.
 __device__ inline bool elect_sync() {
     if constexpr (has_elect) {
         int elected;

@@ -1,6 +1,6 @@
 // Keys and values in the formats of caches and operands. Shared memory holds units of 16 keys: their codes and scales,
 // unchanged. Lanes read the codes of their fragments of B and multiply them by their scales, exactly. So caches of the
-// same values give the same sums, bit for bit.
+// same values in different formats give the same sums, bit for bit.
 //
 // A unit is 16 rows of one token each, with scales along the row. Values of an operand in a block format are in tiles
 // of 64 keys, whose rows are columns of V with scales along the keys: there a unit is a quarter of the columns, which a
@@ -105,7 +105,7 @@ struct CachedNvfp4 {
 
     __device__ static uint32_t scales(uint32_t low, uint32_t high) {
         const uint32_t pair = ptx::cvt_rn_f16x2_ue4m3x2(low | high << 8);
-        if constexpr (is_bf16<Element>) {   // e2m1 stands for 2^-126 times itself there
+        if constexpr (is_bf16<Element>) {   // bf16 pairs of e2m1 codes are 2^-126 times the values
             const float2 values = unpack_pair(pair, __half{});
             return ptx::cvt_rn_bf16x2_f32(values.y * 0x1p119f, values.x * 0x1p119f);
         } else {   // 2^-14

@@ -49,7 +49,7 @@ struct RowShare {
     static constexpr int words = sizeof(Element);
     uint32_t word[words];
 
-    // 0 where there is no column.
+    // Missing columns become 0.
     template <bool whole>
     __device__ void load(const Element *matrix, int64_t row, const Columns<whole> &at) {
         const Element *source = matrix + row * at.cols + at.first;
@@ -166,8 +166,8 @@ __device__ inline void store_bytes(uint8_t *matrix, int64_t row, const Columns<w
 
 constexpr int group_rows = 8;   // of a column, whose codes fill as many bytes as a code has bits
 
-// Word b of `words` holds byte b of four columns, column i in byte i; and back. Of 6-bit codes the last two bytes of
-// the second four are nothing.
+// Word b of `words` holds byte b of four columns, column i in byte i; and back. With 6-bit codes, the last two bytes of
+// the second word are unused.
 __device__ inline void transpose_bytes(const uint32_t (&from)[4], uint32_t (&to)[4]) {
     const uint32_t low01 = __byte_perm(from[0], from[1], 0x5140), low23 = __byte_perm(from[2], from[3], 0x5140);
     const uint32_t high01 = __byte_perm(from[0], from[1], 0x7362), high23 = __byte_perm(from[2], from[3], 0x7362);

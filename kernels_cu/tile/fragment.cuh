@@ -1,4 +1,4 @@
-// Fragments of mma.sync: where their elements are in a tile, and how ldmatrix brings them from shared memory.
+// Fragments of mma.sync: where their elements are in a tile, and how ldmatrix loads them from shared memory.
 //
 // ptx/mma.cuh states the layouts. A and B fragments of 8-bit elements (k = 32) and of 16-bit elements (k = 16) have the
 // same bytes in the same places: a row of A and a column of B are 32 bytes, two 16-byte chunks.

@@ -1,4 +1,4 @@
-// What a lane has of 32 items, and what it knows of the lanes before it.
+// A lane's item of 32, and the number of lanes before it that are in a ballot.
 #pragma once
 
 #include <cstdint>

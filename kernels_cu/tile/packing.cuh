@@ -184,7 +184,7 @@ struct ValuePacking {
         reinterpret_cast<uint8_t *>(tile.scales)[Tile::place(column, block)] = scale;
     }
 
-    // Scale bytes of no column are zeros.
+    // Scale bytes that belong to no column are zeros.
     __device__ static void put_rest(Tile &tile) {
         constexpr int whole = Tile::groups * Tile::columns_per_word * 32;
         if constexpr (whole > Tile::dim_v) {

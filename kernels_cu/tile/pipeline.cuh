@@ -1,4 +1,4 @@
-// The stages of a block's loop over tiles of K and V: how they are filled, and when they are free again.
+// The stages of a block's loop over tiles of K and V: how they are filled and released.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct Pipeline {
     const typename Tiling::Keys *k;
     const typename Tiling::Values *v;
     int begin, end;   // tiles
-    int origin;       // the first tile of these stages, also if it was skipped
+    int origin;       // the tile number at which the phases of the barriers begin, also if it is not processed
     // Scores that pass through the stages with each tile: `mean_vectors` times tile_keys floats, at `means` for tile 0,
     // then mean_step floats further for each tile.
     const float *means = nullptr;
@@ -31,7 +31,7 @@ struct Pipeline {
     int mean_vectors = 0;
     int fill_end = threadIdx.x < 32 ? end : begin;   // this warp fills the stages of the tiles before it
     // Tiles in flight. Warps may drift apart by the remaining stages. Tiles of e2m1 and narrow tiles of 8 bits take
-    // less time.
+    // less time, so two of them are in flight.
     static constexpr bool has_short_tiles =
         Tiling::ValueFormat::bits == 4 || (ptx::has_block_scaled_mma && Tiling::ValueFormat::bits == 8 &&
                                            Tiling::ScoreFormat::bits == 8 && Tiling::widest <= 64);
@@ -147,7 +147,7 @@ struct Pipeline {
     // Releases a tile for this warp.
     __device__ void release(int index) {
         if constexpr (ptx::has_bulk_copy) {
-            __syncwarp();   // all its lanes are
+            __syncwarp();   // all its lanes are done with the tile
             if (lanes_speak || ptx::laneid() == 0)
                 ptx::mbarrier_arrive(address(&shared.empty[place(index) % Tiling::stages]));
         }

@@ -51,8 +51,8 @@ struct Eight {
     }
 };
 
-// The source rows of a tile: `rows` rows, none or even more than the tile has, of `cols` values, `stride` elements
-// apart. The rest of the tile is zeros.
+// The source rows of a tile: `rows` rows of `cols` values, `stride` elements apart. `rows` may be 0 or less, or more
+// than the tile has. The rest of the tile is zeros.
 template <class Element>
 struct Rows {
     const Element *first;

@@ -38,8 +38,9 @@ __device__ inline bool gather_sixteen(const float (&values)[groups][8], float (&
     return upper;
 }
 
-// Stores two chunks of each of a pair of lanes, even and odd, which are consecutive in memory, from `target` on in this
-// lane. By the whole warp, so that every instruction writes whole sectors: the first one those of the even lane.
+// Stores the two chunks of each lane of an even and odd pair, four consecutive chunks in memory; this lane's begin at
+// `target`. The lanes exchange chunks, so that every instruction writes whole sectors: the first that of the even lane,
+// the second that of the odd lane. Called by the whole warp.
 template <class Element>
 __device__ inline void store_paired(Element *target, const uint4 &low, const uint4 &high, bool stored) {
     constexpr int chunk = elements_per_chunk<Element>;

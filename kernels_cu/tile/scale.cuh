@@ -257,8 +257,8 @@ __device__ inline float amax_of(const float (&values)[count]) {
     return amax;
 }
 
-// Scales of a tile's rows on their way to the MMA: `row_blocks` scales to a row, packed 4, 2 or 1 to a 32-bit word so
-// that every word of a row is equally full; block b of a row is byte b % blocks_per_word of word b / blocks_per_word.
+// Scales of a tile's rows in shared memory: `row_blocks` scales to a row, packed 4, 2 or 1 to a 32-bit word so that
+// every word of a row is equally full; block b of a row is byte b % blocks_per_word of word b / blocks_per_word.
 template <int rows, int row_blocks>
 struct ScaleWords {
     static constexpr int blocks_per_word = row_blocks % 4 == 0 ? 4 : row_blocks % 2 == 0 ? 2 : 1;

@@ -62,8 +62,8 @@ __device__ inline uint32_t e2m1x8_from_halves(const float (&halves)[8]) {
     return packed | (upper_bytes(odd) & 0x80808080u) | (upper_bytes(even) >> 4 & 0x08080808u);
 }
 
-// The same of eight bf16 values times a power of two, which stands in both halves of `factor`; pairs[i] holds values 2
-// i and 2 i + 1. Codes are counted in quarters from 32, whose lower byte is 0.
+// The same of eight bf16 values times a power of two, given in both halves of `factor`; pairs[i] holds values 2 i and 2
+// i + 1. Codes are counted in quarters from 32, whose lower byte is 0.
 __device__ inline uint32_t e2m1x8_from_bf16x2(const uint32_t (&pairs)[4], uint32_t factor) {
     const uint32_t half = mul_bf16x2(factor, both_bf16(0.5f)), quarter = mul_bf16x2(factor, both_bf16(0.25f)),
                    eighth = mul_bf16x2(factor, both_bf16(0.125f));
@@ -92,7 +92,7 @@ __device__ inline uint32_t with_signs_6bit(uint32_t codes, uint32_t signs) {
     return codes | (signs >> 2 & 0x20202020u);
 }
 
-// Four values to e2m3 as the hardware converts them, but for the sign of NaN; byte i holds value i. Steps of 1/8.
+// Four values to e2m3 as the hardware converts them, except for the sign of NaN; byte i holds value i. Steps of 1/8.
 __device__ inline uint32_t e2m3x4_from_f32(const float *values) {
     uint32_t codes[4];
 #pragma unroll
@@ -123,9 +123,9 @@ __device__ inline uint32_t e2m3x4_from_bf16x2(const uint32_t *pairs, uint32_t fa
 }
 
 // e3m2 has too many binades for pieces. Adding 2^5 times a value's own binade, no less than the smallest normal one, to
-// a bf16 rounds it to that binade's step (in f32, 2^21 times); the sum less the same is the rounded value. As the
-// format's subnormals are those of bf16 (or f16) times a power of two, so are the codes the value's bits after that
-// multiplication.
+// a bf16 rounds it to that binade's step (in f32, 2^21 times); the sum less the same is the rounded value. The format's
+// subnormals are those of bf16 (or f16) times a power of two, so after that multiplication the code is the value's
+// bits.
 __device__ inline uint32_t e3m2x4_from_f32(const float *values) {
     uint32_t rounded[2];
 #pragma unroll
@@ -161,7 +161,7 @@ __device__ inline uint32_t e3m2x4_from_bf16x2(const uint32_t *pairs, uint32_t fa
 // of that.
 //
 // Adding 2^(23 - mantissa) times a value's binade rounds it to that binade's step and leaves the number of steps in the
-// lowest bits of the sum; below the smallest normal the step stays, as subnormals want. The code is that number plus
+// lowest bits of the sum; below the smallest normal the step stays, as that of subnormals. The code is that number plus
 // 2^mantissa for each binade above the smallest, whose exponent stands in the upper bits of the same sum. Constants and
 // signs are collected for all values at once.
 template <int sign, int mantissa, int min_exponent>
@@ -244,7 +244,7 @@ __device__ inline uint32_t ue8m0_from_f32(float value) {
     return bits > 0x7f800000u ? 255u : min(rounded >> 23, 254u);
 }
 
-// Bytes of the register pair {high, low}: nibble i of `selectors` names the one for byte i; its bit 3 asks for eight
+// Bytes of the register pair {high, low}: nibble i of `selectors` names the one for byte i; its bit 3 selects eight
 // copies of that byte's highest bit instead.
 __device__ inline uint32_t prmt_b32(uint32_t low, uint32_t high, uint32_t selectors) {
     uint32_t bytes;
