@@ -20,7 +20,7 @@ ARCHS = ("sm_120a", "sm_121a", "sm_90", "sm_80")
 @main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell):
-    """Print what makes a shell complete commands, options, and names of functions, kernels and formats.
+    """Print the shell code that completes commands, options, and names of functions, kernels and formats.
 
     \b
     bash   eval "$(ptxrt completion bash)"         in ~/.bashrc
@@ -33,9 +33,7 @@ def completion(shell):
 
 
 def in_lines(title: str, rows: Mapping[str, str], width: int) -> None:
-    """Print a title and a line for each name, with what there is to say of it; broken at spaces where a terminal is
-    narrower.
-    """
+    """Print a title and a line with a text for each name. Lines wrap at spaces to the width of the terminal."""
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     indent = " " * (width + 4)
     click.echo(title)
@@ -116,7 +114,7 @@ def show(ctx, name, ptx, sass):
 @main.command()
 @as_json
 def devices(json_output):
-    """Say which machines are there and, for those that are not, why."""
+    """List the machines, whether each is available, and why it is not."""
     from ..errors import PtxError
     from ..selection import default_machine, default_problem, machines
 
