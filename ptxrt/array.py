@@ -187,9 +187,9 @@ def _signature(backend: Backend, *key) -> Signature:
 class DeviceArray:
     """An array in the memory of one machine. Its address, shape and dtype never change.
 
-    The memory is owned (allocated here, given back with the last array that refers to it) or borrowed (from an object
-    with `__cuda_array_interface__` or `__dlpack__`, which is kept alive). Uses in several streams are ordered: a launch
-    waits, on the device, for earlier launches of this library that write what it reads or use what it writes.
+    The memory is owned (allocated here, freed with the last array that refers to it) or borrowed (from an object with
+    `__cuda_array_interface__` or `__dlpack__`, which is kept alive). Uses in several streams are ordered: a launch
+    waits, on the device, for earlier launches of this library that write its inputs or use its outputs.
 
     Attributes:
         address: Of the first element.
@@ -498,7 +498,7 @@ class Box:
         return self.width + sum((size - 1) * stride for size, stride in self.axes)
 
     def overlaps(self, other: "Box", distance: int) -> bool:
-        """Return whether two boxes share a byte, the other beginning `distance` bytes behind this one.
+        """Return whether two boxes share a byte if the other begins `distance` bytes after this one.
 
         The test is conservative: False is certain, True may be wrong. Interleaved arrays, such as the codes and the
         scales of each page of a cache, do not overlap if they have the same stride and lie apart within each step.

@@ -226,7 +226,7 @@ class Capture(Protocol):
     """A queue whose launches are captured."""
 
     def end(self, keep: bool) -> Any:
-        """Return what was captured, with a method `launch(queue)`.
+        """End the capture and return the graph, which has a method `launch(queue)`.
 
         None if it is not kept, or if the machine captures nothing and graphs.py replays its own record.
         """

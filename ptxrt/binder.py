@@ -62,7 +62,7 @@ class Bound:
         return tuple(a for a in self.kernel.arrays if self.given(a) is not None)
 
     def given(self, argument: Argument):
-        """The array of an argument; True for an output to allocate, None for what is omitted."""
+        """The array of an argument; True for an output to allocate, None for an omitted argument."""
         return (self.inputs if argument.is_given else self.outputs)[argument.name]
 
     @cached_property

@@ -36,7 +36,7 @@ class Placement:
     strides: the axes whose strides the kernel gets, in elements: "none" (row-major order), "rows" (all but the last,
     which has no gaps) or "all"; a stride of 0 repeats elements. aligned: whether the kernel moves 16 bytes at a time,
     so that the array, and each row of "rows", must begin at a multiple of 16 bytes. in_parts: whether a launch touches
-    only parts of the array, so that its size does not tell the bytes moved.
+    only parts of the array, so that its size does not determine the bytes moved.
     """
 
     strides: str
@@ -342,7 +342,7 @@ class Declaration:
         return self.unit_for(axes).name
 
     def entry_name(self, axes: Mapping[str, int], member: Format | None) -> str:
-        """The unit's name, then _format where the declaration chooses among formats."""
+        """The unit's name, then _format if the declaration chooses among formats."""
         return self.unit_name(axes) + (f"_{member}" if member else "")
 
     def tolerance(self, output: str) -> Tolerance:
@@ -361,7 +361,7 @@ class Declaration:
         return result
 
     def count_flops(self, axes: Mapping[str, int], scalars: Mapping[str, Any]) -> int | None:
-        """Floating-point operations of one call, or None where none are declared."""
+        """Floating-point operations of one call; None if none are declared."""
         if self._flops is None:
             return None
         return self._flops(**axes, **scalars) if callable(self._flops) else Dim.parse(self._flops).size(axes)

@@ -222,7 +222,7 @@ class DriverModule:
         self._launches = launches or {}
 
     def facts(self, entry: str) -> Facts:
-        """The launch facts of an entry; AbiError where they are not known."""
+        """Return the launch facts of an entry; AbiError if they are unknown."""
         if entry not in self._launches:
             raise AbiError(
                 f"{self.name} does not say how {entry} launches; declare the entry with KERNEL() and run `make`"

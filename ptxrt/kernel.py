@@ -82,8 +82,8 @@ class Kernel(Declaration):
     def bind(self, *arrays, dtype=None, **named) -> Bound:
         """Check a call against the declaration and solve for its sizes. Nothing is launched.
 
-        Positional arguments are the inputs in order. By name come inputs (None omits an optional one), scalars, axes
-        that no array fixes, and outputs (an array to write to, True to allocate, None or False to omit an optional
+        Positional arguments are the inputs in order. Named arguments are inputs (None omits an optional one), scalars,
+        axes that no array fixes, and outputs (an array to write to, True to allocate, None or False to omit an optional
         one). `dtype` chooses the format if only outputs have a choice. ArgumentError, with the declaration in words.
         """
         return bind(self, arrays, dtype, named)

@@ -19,7 +19,7 @@ from .errors import FileError
 from .files import cannot, checked_path, reading, replacing
 from .formats import in_native_order
 
-# A byte of deflate stands for at most 1032 bytes; the rest is slack for small members.
+# Deflate encodes at most 1032 bytes in one; the rest is slack for small members.
 _RATIO, _REST = 1032, 1024
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
 

@@ -40,7 +40,7 @@ _opening = RLock()
 
 @dataclass(frozen=True)
 class Machine:
-    """Whether a machine is available. detail: what it is, or why it is not."""
+    """Whether a machine is available. detail: its description, or why it is not available."""
 
     name: str
     available: bool
@@ -64,7 +64,7 @@ class Machines(dict[str, Machine]):
 
 
 def machines() -> Machines:
-    """Return every machine by name: what it is, or why it is not available. The result prints as a table."""
+    """Return every machine by name: its description, or why it is not available. The result prints as a table."""
     from .driver import probe
 
     found = probe()

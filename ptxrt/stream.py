@@ -19,7 +19,7 @@ class Stream:
             y = ptxrt.quantize(x, "mxfp4")
         stream.synchronize()
 
-    Arrays may be used in several streams: launches of this library wait for each other where they depend on each other.
+    Arrays may be used in several streams: a launch of this library waits for the launches that it depends on.
     Other libraries take the stream by `__cuda_stream__`.
 
     Args:

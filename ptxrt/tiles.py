@@ -39,7 +39,7 @@ def tiles_of(keys: int, sequences: int = 1) -> int:
 
 
 def swizzled(rows: int, row_chunks: int, xor) -> np.ndarray:
-    """Return where byte b of row r stands, [rows, 16 row_chunks]: in chunk (b / 16) ^ xor(r) of the row."""
+    """Return the place of byte b of row r, [rows, 16 row_chunks]: in chunk (b / 16) ^ xor(r) of the row."""
     row, byte = np.ogrid[:rows, : row_chunks * _CHUNK]
     return (row * row_chunks + (byte // _CHUNK ^ xor(row))) * _CHUNK + byte % _CHUNK
 
@@ -61,7 +61,7 @@ class TileLayout:
 
     dim: the head dimension compiled for. codes_places: of keys [64, bytes of a row], of values in block formats
     [bytes of a column, dim], in 16 bits [64, 2 dim]. scale_places: of keys [64, dim / block], of values
-    [64 / block, dim]. nbytes: bytes of a tile. Bytes that are the place of nothing are 0.
+    [64 / block, dim]. nbytes: bytes of a tile. Unused bytes are 0.
     """
 
     format: str
@@ -90,7 +90,7 @@ class TileLayout:
 
     @cached_property
     def codes_places(self) -> np.ndarray:
-        """Return where the bytes of plain codes stand in a tile."""
+        """Return the places of the bytes of plain codes in a tile."""
         if not self.block:
             return shared_tile(TILE_KEYS, 2 * self.dim)
         if self.role == "v":
@@ -106,7 +106,7 @@ class TileLayout:
 
     @cached_property
     def scale_places(self) -> np.ndarray:
-        """Return where the plain scales stand in a tile; none in 16 bits."""
+        """Return the places of the plain scales in a tile; none in 16 bits."""
         if not self.block:
             return np.zeros((0, self.dim), np.int64)
         if self.role == "k":

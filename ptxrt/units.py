@@ -90,7 +90,7 @@ def _packed_text(unit: str, portable: bool) -> bytes:
 
 @lru_cache(maxsize=2)
 def _unpacked_texts(path: Path) -> bytes:
-    """Unpack the native texts of a kernel, one behind the other; the latest two packs are kept."""
+    """Unpack the native texts of a kernel, one after the other; the latest two packs are kept."""
     return _unpacked(path)
 
 

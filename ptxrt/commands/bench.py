@@ -59,7 +59,7 @@ def measure(ctx, plot: Path | None, json_output: bool, report: Callable[[], Mapp
 @as_json
 @click.pass_context
 def bench_launch(ctx, calls, rounds, plot, json_output):
-    """Time what the host does for one launch of quantize_mxfp4: bare, prepared, by the friendly function, and by
+    """Time the host's work for one launch of quantize_mxfp4: bare, prepared, by the friendly function, and by
     CuPy."""
     from ..bench.launches import draw_launches, launch_report, launch_table
 

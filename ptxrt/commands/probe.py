@@ -147,7 +147,7 @@ def compared(look, kind, type: str, multiply, emulate=None) -> dict[str, Any]:
     row: dict[str, Any] = {"found": found, "told": told, "differences": [], "error": None}
     want = look(emulate, kind, type, say=False)[0] if emulate else {}
     for output, known in want.items():
-        known = known.reshape(-1)  # without codes that the emulator refuses, which come last
+        known = known.reshape(-1)  # without the codes that the emulator refuses, which are last
         given = found[output].reshape(-1)[: len(known)]
         row["differences"] += [
             f"{meaning_of(output, place)}: D is {number(kind, given[place])}, in the emulator "

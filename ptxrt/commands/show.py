@@ -80,7 +80,7 @@ def list_command(json_output):
 )
 @click.pass_context
 def show(ctx, name, ptx, sass):
-    """Show a function or a kernel: arguments, meaning, tolerances, cases, and what the compiler made of it.
+    """Show a function or a kernel: arguments, meaning, tolerances, cases, and the compiler's figures.
 
     NAME is that of a function, a kernel, one of its variants as in 'attention_bf16[dim=64,dim_v=64]', or a unit such as
     attention_bf16_dim64_dim_v64.

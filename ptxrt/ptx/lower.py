@@ -78,7 +78,7 @@ class Program:
     """One entry, ready for execution. Offsets and sizes are bytes.
 
     `frame` has the offsets of local variables in each thread's local memory, `shared` those of shared variables.
-    Dynamic shared memory (`dynamic`: names) starts at the next multiple of `dynamic_align` behind the static one.
+    Dynamic shared memory (`dynamic`: names) starts at the next multiple of `dynamic_align` after the static one.
     `specials` are the special registers that the entry reads.
     """
 
@@ -399,7 +399,7 @@ class _Draft:
         self.form: str = "jump"  # jump, branch, switch, exit
         self.subject: object = None
         self.successors: list["_Draft"] = []
-        self.sealed = False  # ends with a blocking instruction: not to be merged with what follows
+        self.sealed = False  # ends with a blocking instruction: not to be merged with the next block
 
 
 def _split(statements: list, kind: Kind, tables: dict[str, tuple[str, ...]]) -> list[_Draft]:

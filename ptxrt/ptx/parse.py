@@ -431,7 +431,7 @@ def _opened(part: str) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------
 # Opcodes of a text
 
-# A statement starts behind `;`, a brace, a `.loc` line or a label. A name before `,` or `}` is an element of a vector.
+# A statement starts after `;`, a brace, a `.loc` line or a label. A name before `,` or `}` is an element of a vector.
 _HEAD = re.compile(
     r"[;{}]\s*(?:\.loc\b[^\n]*\n\s*|[A-Za-z_$%][\w$]*\s*:(?!:)\s*)*(?:@!?[\w$%]+\s+)?([a-z]\w*(?:\.\w+(?:::\w+)*)*)(?=\s*;|\s+[^\s,}:])"
 )
