@@ -112,7 +112,7 @@ class InOut:
 
 
 class Scalar:
-    """`Scalar[f32]` or `Scalar[i32, 0, 1]`: a number passed by value, any number or one of those named.
+    """`Scalar[f32]` or `Scalar[i32, 0, 1]`: a number passed by value, any number or one of the listed ones.
 
     A default in the signature is its default.
     """
@@ -338,7 +338,7 @@ class Declaration:
         return min(fitting, key=lambda unit: prod(unit.variant.values()), default=None)
 
     def unit_name(self, axes: Mapping[str, int]) -> str:
-        """The name of the unit for these sizes, for which there is one."""
+        """The name of the unit for these sizes. There must be one."""
         return self.unit_for(axes).name
 
     def entry_name(self, axes: Mapping[str, int], member: Format | None) -> str:

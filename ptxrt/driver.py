@@ -560,7 +560,7 @@ class DriverBackend:
         self._pool.trim()
 
     def keep_until(self, marks: tuple, owner: Any) -> None:
-        """Keep an object alive until marks are reached; `alloc` checks them. This call makes no driver call."""
+        """Keep an object alive until marks are reached; `_tidy` checks them. This call makes no driver call."""
         self._lent.append((marks, owner))
 
     def _tidy(self) -> None:

@@ -124,7 +124,7 @@ def _given(launch: Launch, kind: Kind, type: str, operand: str, tried: np.ndarra
 
 
 def told_by_codes(kind: Kind, type: str, found: list[Codes]) -> list[str]:
-    """Lines: the bits that matter and those that do not, what padding does, and what gives NaN and infinities.
+    """Lines: the bits that matter and those that do not, the effect of padding, and the codes of NaN and infinities.
 
     A line that holds for both operands appears once.
     """
