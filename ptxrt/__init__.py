@@ -4,7 +4,7 @@
     q = ptxrt.quantize(np.random.randn(128, 256).astype(np.float32), "mxfp4")
     x = ptxrt.dequantize(q)
 
-Names are imported on first use, so that `import ptxrt` costs nothing.
+Names are imported on first use, so that `import ptxrt` is cheap.
 """
 
 from importlib import import_module
@@ -74,7 +74,7 @@ _HOME = {
     "Unsupported": "errors",
     "PtxSyntaxError": "errors",
 }
-# Modules with names of their own, for kernels of other compilers.
+# Submodules for kernels of other compilers.
 _EXTRAS = ("triton", "numba")
 
 __all__ = ["kernels", "synchronize", *_EXTRAS, *_HOME]
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from . import numba as numba
     from . import triton as triton
 
-    # "X as X" is how type checkers know that a module gives a name on.
+    # "X as X" tells type checkers that the module re-exports X.
     from .accuracy import Comparison as Comparison
     from .accuracy import compare as compare
     from .array import DeviceArray as DeviceArray
@@ -163,7 +163,7 @@ def synchronize(stream: "StreamLike" = None) -> None:
     backend.synchronize(stream)
 
 
-if not TYPE_CHECKING:  # type checkers should know every name, and no other
+if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown names
 
     def __getattr__(name: str) -> Any:
         if name in _EXTRAS:

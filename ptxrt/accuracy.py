@@ -1,4 +1,4 @@
-"""Figures of how close a result is to the wanted one, and the tolerances of declarations."""
+"""Measures of how close a result is to the wanted one, and the tolerances of declarations."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Comparison:
 
     Attributes:
         relative_l2: |got - want| / |want|.
-        cosine: Of the angle between them.
-        gain: The factor by which `got` follows `want` (least squares; 1 is right).
+        cosine: Cosine of the angle between them.
+        gain: The factor f that minimizes |got - f * want| (least squares); 1 is right.
         worst_error: The largest absolute error.
-        worst_index: Its element.
+        worst_index: The index of that element.
         worst_got: The value there.
         worst_want: The wanted value there.
         mismatches: Elements that differ, or are NaN on one side alone.
@@ -83,7 +83,7 @@ def compare(got: Any, want: Any) -> Comparison:
 
 
 def _numbers(name: str, x) -> np.ndarray:
-    """An array of any kind, or what can be made one, in float64."""
+    """Convert an array of any kind, or anything that NumPy converts to one, to float64."""
     if isinstance(x, np.ma.MaskedArray):
         raise ArgumentError(f"compare: {name} is a masked array; pass x.filled(value), or x.data to ignore the mask")
     try:
@@ -99,7 +99,7 @@ def _numbers(name: str, x) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What a result may differ by, and why; every bound that is not None must hold."""
+    """Bounds on the error of a result, and their reason. Every bound that is not None must hold."""
 
     reason: str
     relative_l2: float | None = None
@@ -108,7 +108,7 @@ class Tolerance:
     absolute: float | None = None
 
     def misses(self, comparison: Comparison) -> list[str]:
-        """The bounds that `comparison` breaks, in words; empty where all hold."""
+        """Return the bounds that `comparison` breaks, in words; empty if all hold."""
         bounds = [
             (self.relative_l2, comparison.relative_l2, "relative L2"),
             (None if self.cosine is None else 1 - self.cosine, 1 - comparison.cosine, "1 - cosine"),

@@ -37,8 +37,8 @@ LEGACY_STREAM = 1
 
 
 class Copies(Protocol):
-    """The interface of `ptxrt.copies`, which copies, converts and writes arrays by launches and stands above this
-    module.
+    """The interface of `ptxrt.copies`, which copies, converts and writes arrays by launches. It imports this module,
+    so that this module cannot import it at the top.
     """
 
     def copy(self, array: DeviceArray, stream: StreamLike = None) -> DeviceArray: ...
@@ -50,24 +50,26 @@ def _copies() -> Copies:
     return provided("copies")
 
 
-# Uses of one piece of memory that are kept apart. Beyond that, one event stands for all.
+# The most uses of one memory that are recorded one by one. Further uses replace them by one event.
 USES = 8
 noting = Lock()
 
 
 def with_use(backend: Backend, uses: tuple, queue: Queue, mark: Any) -> tuple:
-    """Return uses of memory, as (queue, mark), with the latest use in `queue`; their number is bounded."""
+    """Add a use in `queue` to the uses of a memory, each (queue, mark), and return them. If they are too many, one
+    event replaces the earlier ones.
+    """
     if len(uses) < USES or any(known is queue for known, _ in uses):
         return (*((known, its) for known, its in uses if known is not queue), (queue, mark))
     return *((None, gathered) for gathered in backend.gather(tuple(its for _, its in uses))), (queue, mark)
 
 
 class Memory:
-    """Bytes of a machine that this object owns, with their latest uses. Its end gives them back.
+    """Bytes of a machine that this object owns, with their latest uses. The finalizer frees them.
 
-    writer: the mark that the contents are ordered after. readers: (queue, mark) of later reads in other queues, at most
-    USES. A tuple of readers is replaced and never changed, so that iteration needs no lock. shared: whether another
-    library has had the address, so that uses may be unknown here.
+    writer: the mark that every use of the contents waits for. readers: (queue, mark) of later reads in other queues, at
+    most USES. A tuple of readers is replaced and never changed, so that iteration needs no lock. shared: whether
+    another library has received the address and may use it in ways that are not recorded here.
     """
 
     __slots__ = ("backend", "address", "nbytes", "writer", "readers", "shared", "__weakref__")
@@ -86,7 +88,7 @@ class Memory:
         writer, readers = self.writer, self.readers
         if not write and any(reader is queue for reader, _ in readers):
             return  # the queue has waited for the writer already
-        wait = queue.backend.wait  # of the queue's device, which may be another in a copy
+        wait = queue.backend.wait  # of the queue's device: a copy between devices involves two
         if writer is not queue and writer is not None:
             wait(queue, writer)
         if write:
@@ -113,8 +115,8 @@ class Memory:
 class Borrowed(Memory):
     """Memory of another library, kept alive by `owner`.
 
-    lender: the queue of the lender. It waits for every launch that uses the memory, and every launch waits for what it
-    has in flight. None if the lender asks for no order.
+    lender: the queue of the lender, or None if the lender asks for no order. Every launch that uses the memory waits
+    for the work in flight in that queue, and the queue waits for the launch.
     """
 
     __slots__ = ("owner", "lender")
@@ -139,8 +141,8 @@ class Borrowed(Memory):
 class Signature:
     """The properties of a device array that a plan depends on; arrays with equal properties share one object.
 
-    strides: in bytes, None for row-major order. steps: the strides in any case. nbytes: of all elements. box: where
-    they lie.
+    strides: in bytes, None for row-major order. steps: the strides in bytes, also of row-major order. nbytes: bytes of
+    all elements. box: where the elements lie.
     """
 
     __slots__ = (
@@ -185,21 +187,21 @@ def _signature(backend: Backend, *key) -> Signature:
 class DeviceArray:
     """An array in the memory of one machine. Its address, shape and dtype never change.
 
-    The memory is owned (allocated here, given back with the last array that refers to it) or borrowed (from an object
-    with `__cuda_array_interface__` or `__dlpack__`, which is kept alive). Uses in several streams are ordered: a launch
-    waits, on the device, for earlier launches of this library that write what it reads or use what it writes.
+    The memory is owned (allocated here, freed with the last array that refers to it) or borrowed (from an object with
+    `__cuda_array_interface__` or `__dlpack__`, which is kept alive). Uses in several streams are ordered: a launch
+    waits, on the device, for earlier launches of this library that write its inputs or use its outputs.
 
     Attributes:
         address: Of the first element.
         shape: Sizes.
-        dtype: NumPy's or ml_dtypes'.
+        dtype: A dtype of NumPy or ml_dtypes.
         strides: In bytes.
         writeable: Whether launches may write to it.
     """
 
     __slots__ = ("backend", "memory", "address", "shape", "dtype", "strides", "writeable", "signature", "__weakref__")
 
-    # NumPy operators leave a device array alone instead of wrapping it into an object array.
+    # None makes NumPy operators refuse a device array instead of wrapping it into an object array.
     __array_ufunc__ = None
 
     def __init__(
@@ -273,9 +275,9 @@ class DeviceArray:
         raise TypeError("a DeviceArray is not in host memory; download it with .to_numpy()")
 
     def to_numpy(self, *, stream: StreamLike = None) -> np.ndarray:
-        """Download into a new NumPy array in row-major order, after everything that writes it. This waits.
+        """Download into a new NumPy array in row-major order. The call waits for the launches that write the elements.
 
-        A view is read in pieces without gaps. Copy a view of many small pieces on the device first (`copy`).
+        A view with gaps is read piece by piece. If the pieces are many and small, `copy` the view on the device first.
         """
         refuse_recording("to_numpy waits for the device")
         host = _host_array("to_numpy", self.shape, self.dtype)
@@ -309,18 +311,18 @@ class DeviceArray:
     def astype(self, dtype: DTypeLike, *, stream: StreamLike = None) -> "DeviceArray":
         """Convert to float32, float16 or bfloat16, rounded to nearest even, in new memory in row-major order.
 
-        The call does not wait. Values beyond float16 become infinite, NaN stays NaN. ArgumentError for other types,
-        which the host converts.
+        The call does not wait. Values beyond float16 become infinite, NaN stays NaN. ArgumentError for other dtypes;
+        convert those on the host.
         """
         return _copies().astype(self, dtype, stream)
 
     def __setitem__(self, key: Key, value: Array | Sequence[Any] | float) -> None:
-        """Write a number, or an array of the host or the device that broadcasts, to a part, or by `a[...] = x` to all.
+        """Write a number, or an array of the host or the device that broadcasts, to a part; `a[...] = x` writes all.
 
-        The write runs in the current stream, after what still uses the part and before what uses it next, without
-        waiting. A graph that is launched again thus reads other inputs. Numbers and host arrays are converted to the
-        array's type as NumPy does within a kind; device arrays must have it. ArgumentError while a graph or a prepared
-        call is recorded, for masks and lists as keys, for a read-only array, and for values that do not fit.
+        The write runs in the current stream, after earlier uses of the part and before later ones. A graph that is
+        launched again thus reads the new inputs. Numbers and host arrays are converted to the array's dtype as NumPy
+        does within a kind; device arrays must have that dtype. ArgumentError while a graph or a prepared call is
+        recorded, for masks and lists as keys, for a read-only array, and for values that do not fit.
         """
         _copies().assign(self[key], value)
 
@@ -379,7 +381,7 @@ class DeviceArray:
                     strides.append(0)
                     continue
                 size, stride = self.shape[axis], self.strides[axis]
-                inside = range(size)[k if isinstance(k, slice) else index(k)]  # raises for what an axis does not take
+                inside = range(size)[k if isinstance(k, slice) else index(k)]  # raises for a key that is invalid
                 first = inside if isinstance(inside, int) else inside.start
                 if isinstance(inside, range):
                     shape.append(len(inside))
@@ -399,7 +401,7 @@ class DeviceArray:
     def reshape(self, *shape: SupportsIndex | Sequence[SupportsIndex]) -> "DeviceArray":
         """View the same memory under another shape of as many elements; one size may be -1.
 
-        ArgumentError if no strides reach the elements of a view in that shape.
+        ArgumentError if no strides describe the elements of a view in that shape.
         """
         try:
             sizes = tuple(map(index, shape[0] if len(shape) == 1 and hasattr(shape[0], "__iter__") else shape))
@@ -436,7 +438,8 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3, ordered by the library's own stream; bfloat16, which has no code there, goes out as '<u2'.
+        """Version 3 of the interface, with the library's own stream. bfloat16 has no type code there and is exported
+        as '<u2'.
 
         AttributeError on the emulator, whose addresses are no CUDA addresses.
         """
@@ -444,8 +447,8 @@ class DeviceArray:
             raise AttributeError(
                 "__cuda_array_interface__: the emulator's memory is no CUDA memory; use .to_numpy() or DLPack"
             )
-        # The consumer orders itself after the library's own stream, so that one must follow the array's writer.
-        # PyTorch reads no stream from here: the legacy default stream, which it uses unasked, follows as well.
+        # The consumer waits for the library's own stream, so that stream must first wait for the array's uses.
+        # PyTorch ignores "stream" and uses the legacy default stream, which must therefore wait as well.
         own = self.backend.own_queue
         self.memory.shared = True
         self.memory.acquire(own, True)
@@ -460,7 +463,7 @@ class DeviceArray:
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """(2, device) for CUDA memory; (1, 0), the CPU, on the emulator, which hands out a copy."""
+        """Return (2, device) for CUDA memory, or (1, 0), the CPU, on the emulator, which exports a copy."""
         from . import dlpack
 
         return dlpack.device_of(self)
@@ -491,15 +494,15 @@ class Box:
 
     @cached_property
     def extent(self) -> int:
-        """Return the bytes from the first to behind the last."""
+        """Return the bytes from the first byte to the last, gaps included."""
         return self.width + sum((size - 1) * stride for size, stride in self.axes)
 
     def overlaps(self, other: "Box", distance: int) -> bool:
-        """Return whether two boxes share a byte, the other beginning `distance` bytes behind this one.
+        """Return whether two boxes share a byte if the other begins `distance` bytes after this one.
 
-        False is certain. Arrays that alternate, such as the codes and the scales of each page of a cache, do not
-        overlap if they have the same stride and lie apart within each step. Other arrays whose extents meet count as
-        overlapping.
+        The test is conservative: False is certain, True may be wrong. Interleaved arrays, such as the codes and the
+        scales of each page of a cache, do not overlap if they have the same stride and lie apart within each step.
+        Other arrays whose extents meet count as overlapping.
         """
         if distance >= self.extent or distance <= -other.extent:
             return False
@@ -560,7 +563,7 @@ def refuse_recording(what: str) -> None:
 
 
 def _checked_dtype(function: str, dtype) -> np.dtype:
-    """A dtype of numbers; ArgumentError for anything else."""
+    """Return the NumPy dtype; ArgumentError for anything that is no dtype of numbers."""
     try:
         found = None if dtype is None else np.dtype(dtype)
     except (TypeError, ValueError):
@@ -571,7 +574,7 @@ def _checked_dtype(function: str, dtype) -> np.dtype:
 
 
 def _checked_shape(function: str, shape) -> tuple[int, ...]:
-    """A shape as a tuple of whole numbers from 0 on; ArgumentError for anything else."""
+    """Return a shape as a tuple of whole numbers from 0 on; ArgumentError for anything else."""
     try:
         items = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
         sizes = tuple(map(index, items))
@@ -582,13 +585,13 @@ def _checked_shape(function: str, shape) -> tuple[int, ...]:
     return sizes
 
 
-# What an array may have: the axes that NumPy 2 has, and bytes that 64 bits count with room to spare.
+# The most axes of an array, as in NumPy 2, and the most bytes, so that sums of sizes stay within 64 bits.
 AXES, BYTES = 64, 2**62
 
 
 def check_size(function: str, shape, dtype: np.dtype) -> None:
-    """Raise ArgumentError for more axes or bytes than an array may have. As in NumPy, a size of 0 does not excuse the
-    others.
+    """Raise ArgumentError for more axes or bytes than an array may have. As in NumPy, the product leaves out sizes
+    of 0.
     """
     if len(shape) > AXES:
         raise ArgumentError(f"{function}: the shape has {len(shape)} axes; arrays have at most {AXES}")
@@ -599,7 +602,7 @@ def check_size(function: str, shape, dtype: np.dtype) -> None:
 
 
 def _host_array(function: str, shape, dtype: np.dtype) -> np.ndarray:
-    """New memory of the host; OutOfMemory where there is none."""
+    """Allocate an array of the host; OutOfMemory if the host has too little memory."""
     try:
         return np.empty(shape, dtype)
     except MemoryError as error:
@@ -612,7 +615,9 @@ def _host_array(function: str, shape, dtype: np.dtype) -> np.ndarray:
 def empty(
     shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike, *, device: int | None = None
 ) -> DeviceArray:
-    """Allocate a device array on the current machine, or on that device of it. Nothing has written its elements yet."""
+    """Allocate a device array on the current machine, or on device number `device` of it. Its elements are
+    uninitialized.
+    """
     sizes, dtype = _checked_shape("empty", shape), _checked_dtype("empty", dtype)
     if len(sizes) > AXES or 0 in sizes:
         check_size("empty", sizes, dtype)  # allocate checks the bytes of all others
@@ -656,14 +661,15 @@ def upload(backend: Backend, host: np.ndarray, stream=None) -> DeviceArray:
 def to_device(x: Array | Sequence[Any] | float, *, device: int | None = None, stream: StreamLike = None) -> DeviceArray:
     """Put x on the current machine: NumPy arrays are copied, CUDA arrays of other libraries are borrowed.
 
-    Borrowed memory stays alive with the result. The device waits for what the lender has in flight, and the lender's
-    stream waits for our launches: the stream that its `__cuda_array_interface__` names, else the legacy default stream.
+    Borrowed memory stays alive with the result. Launches that use it wait for the work in flight in the lender's
+    stream, and that stream waits for the launches. The lender's stream is the one that its `__cuda_array_interface__`
+    names, else the legacy default stream.
 
     Args:
-        x: An array, or what NumPy makes one of.
-        device: A number, as CUDA counts. An array on another device is copied there. None sends NumPy arrays to the
+        x: An array, or anything that NumPy converts to one.
+        device: The CUDA number of a device. An array on another device is copied there. None sends NumPy arrays to the
             current device and leaves device arrays where they are.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is that of `with stream:`, else the library's own.
 
     Raises:
         ArgumentError: x is no array that a device can hold.
@@ -707,10 +713,10 @@ def as_arrays(function: str, **arguments) -> tuple[Any, ...]:
 
 
 def _interface(value):
-    """Return the `__cuda_array_interface__` of a value; None if it has none or refuses to give it."""
+    """Return the `__cuda_array_interface__` of a value; None if it has none or raises."""
     try:
         return getattr(value, "__cuda_array_interface__", None)
-    except Exception:  # PyTorch raises RuntimeError for tensors that need gradients; DLPack then says what to do
+    except Exception:  # PyTorch raises RuntimeError for tensors that need gradients; its DLPack error names the remedy
         return None
 
 
@@ -720,7 +726,7 @@ def is_foreign(value) -> bool:
 
 
 def check_forward(function: str, **arrays) -> None:
-    """Raise ArgumentError for a view of device memory with a negative stride, which no kernel follows."""
+    """Raise ArgumentError for a view of device memory with a negative stride, which no kernel supports."""
     for name, x in arrays.items():
         if (
             isinstance(x, DeviceArray)
@@ -764,7 +770,7 @@ def _as_array(function: str, name: str, value):
         )
     if isinstance(value, np.generic):
         return np.asarray(value)
-    # The protocol that names the lender's stream comes first; DLPack orders that stream before ours by itself.
+    # The interface is preferred if it names the lender's stream. With DLPack the lender orders its stream before ours.
     interface = _interface(value)
     if interface is not None and ("stream" in interface or not hasattr(value, "__dlpack__")):
         return _borrow(function, name, value, interface)
@@ -793,7 +799,7 @@ def foreign_backend(function: str, name: str, device: int | None = None) -> Back
 
 
 def _borrow(function: str, name: str, value, interface) -> DeviceArray:
-    """Make a DeviceArray over memory that `value` owns, ordered after the work in flight in its stream."""
+    """Make a DeviceArray over memory that `value` owns. Its uses wait for the work in flight in the lender's stream."""
     backend = foreign_backend(function, name)
     try:
         shape = tuple(int(size) for size in interface["shape"])
@@ -804,7 +810,7 @@ def _borrow(function: str, name: str, value, interface) -> DeviceArray:
         strides = None if strides is None else tuple(map(index, strides))
         if min(shape, default=0) < 0 or (strides is not None and len(strides) != len(shape)):
             raise ValueError(f"shape {shape} with strides {strides}")
-        # PyTorch hands out bfloat16 as '<V2', as ml_dtypes names it.
+        # PyTorch exports bfloat16 as '<V2', the name that ml_dtypes has for it.
         dtype = _BFLOAT16 if typestr == "<V2" else np.dtype(typestr)
         if not isinstance(typestr, str) or dtype.hasobject or not dtype.itemsize:
             raise TypeError(f"typestr {typestr!r}")

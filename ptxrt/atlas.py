@@ -1,9 +1,9 @@
-"""Where matrix instructions have their elements and scales: places of every kind of mma.sync, and how they are drawn.
+"""Fragment layouts: where every kind of mma.sync holds its elements and scales, and drawings of that.
 
 `KINDS` are the kinds by name. A `Map` shows an operand of one of them as text, as SVG, or as a table of colored cells.
 
 Source: PTX ISA 9.0, 9.7.14.5 (fragments of m16n8k8, m16n8k16, m16n8k32 and m16n8k64) and 9.7.14.3 (scales). The probes
-(ptxrt.ops.probes, `ptxrt probe`) find the same by trying, on whatever machine they run.
+(ptxrt.ops.probes, `ptxrt probe`) measure the same layouts on the machine where they run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPERANDS = ("a", "b", "c", "scales_a", "scales_b")
 
 
 def fragment_place(number, width: int, registers: int, depth: int):
-    """Row (A) or column (B), and k, of an element: `width` elements to each of `registers` registers, `depth` k in all.
+    """Row (A) or column (B), and k, of an element: `width` elements in each of `registers` registers, `depth` k in all.
 
     Elements are numbered by lane, then register, then from a register's lowest bits on. Source: PTX ISA 9.0, 9.7.14.5.
     """
@@ -39,7 +39,7 @@ def output_place(lane, i):
 
 
 def scale_lane(operand: str, row, thread):
-    """The lane with the scales of a row of A ("a") or a column of B ("b") that a thread selector names.
+    """The lane that holds the scales of a row of A ("a") or a column of B ("b") under a thread selector.
 
     Source: PTX ISA 9.0, 9.7.14.3.
     """
@@ -48,7 +48,7 @@ def scale_lane(operand: str, row, thread):
 
 @dataclass(frozen=True)
 class Scales:
-    """The scales of a kind: their type, blocks of k of a row or column, and the byte selectors that there are."""
+    """The scales of a kind: their type, the blocks of k in a row or column, and the valid byte selectors."""
 
     type: str
     blocks: int
@@ -60,7 +60,7 @@ class Kind:
     """A kind of mma.sync.
 
     instruction: one opcode of it. types: those that A and B may have. accumulator: the type of C and D. width: elements
-    in a 32-bit register of A and B. probe: the kernel that finds its places.
+    in a 32-bit register of A and B. probe: the kernel that measures its layout.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Kind:
 
     @property
     def depth(self) -> int:
-        """How many k one instruction takes."""
+        """The length of k of one instruction."""
         return 8 * self.width
 
     def shape(self, operand: str) -> tuple[int, int]:
@@ -135,7 +135,7 @@ class Kind:
             )
 
     def who_holds(self, operand: str, row: int, column: int, byte: int = 0, thread: int = 0) -> "Place":
-        """Who holds an element. Raises ArgumentError beyond the operand."""
+        """Return the place of an element. ArgumentError for a row or column outside the operand."""
         table = self.places(operand, byte, thread)
         rows, columns = table.shape[:2]
         if not (0 <= row < rows and 0 <= column < columns):
@@ -243,7 +243,7 @@ KINDS: dict[str, Kind] = {
 
 
 class Cell(NamedTuple):
-    """What is drawn of one or several neighbouring elements: words, and the lane and register that give the color."""
+    """The drawing of one or several neighbouring elements: text, and the lane and register that give the color."""
 
     text: str
     lane: int
@@ -265,9 +265,10 @@ def span(first: int, length: int) -> str:
 
 
 def runs(table: Sequence[Sequence[tuple[str, int]]], whole: int) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Heads and rows of a matrix of (register, position in it), with columns joined where positions go on in every row.
+    """Heads and rows of a table of (register, position in it).
 
-    A cell names its positions where they are not all `whole` of a register.
+    Neighbouring columns are joined if in every row they continue the same register at the next position. A cell names
+    its positions unless it covers all `whole` positions of the register.
     """
     count = len(table[0])
 
@@ -289,7 +290,7 @@ def runs(table: Sequence[Sequence[tuple[str, int]]], whole: int) -> tuple[list[s
 
 
 def draw(kind: Kind, operand: str, byte: int = 0, thread: int = 0) -> Map:
-    """The map of an operand: A, C and the scales of A by rows, B and its scales by columns."""
+    """Draw the map of an operand: A, C and the scales of A by rows, B and its scales by columns."""
     table = kind.places(operand, byte, thread)
     across = operand in ("b", "scales_b")  # a register holds elements of one column: columns are drawn as lines
     table = table.swapaxes(0, 1) if across else table
@@ -322,7 +323,7 @@ _WHITE = (0.25, 0.45, 0.62, 0.78)
 
 
 def color(cell: Cell) -> tuple[int, int, int]:
-    """Red, green and blue of a cell, from 0 to 255: the hue tells lane % 4, the lightness the register."""
+    """Red, green and blue of a cell, from 0 to 255: the hue shows lane % 4, the lightness the register."""
     white = _WHITE[cell.register % 4]
     return tuple(round(part + (255 - part) * white) for part in _HUES[cell.lane % 4])  # type: ignore[return-value]
 
@@ -364,7 +365,7 @@ def svg(drawn: Map) -> str:
 
 @cache
 def find(name: str) -> Kind:
-    """The kind of this name; ArgumentError that lists all."""
+    """Return the kind of this name; ArgumentError that lists all names."""
     if name not in KINDS:
         raise ArgumentError(f"no kind of mma.sync is called {name!r}; there is {', '.join(KINDS)}")
     return KINDS[name]

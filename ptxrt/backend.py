@@ -1,4 +1,4 @@
-"""The Backend protocol, the seam above the driver API, and the scope of the calls of a thread or task."""
+"""The Backend protocol, which separates the library from the driver API, and the scope of the calls of a thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .errors import AbiError, remedy
 class Param:
     """One parameter of a compiled entry: PTX type without dot (None where only a binary is known), bytes and offset.
 
-    `is_pointer` is what the text says (`.ptr`); `is_struct` an array of bytes, passed by value.
+    is_pointer: whether the PTX marks it as `.ptr`. is_struct: whether it is an array of bytes, passed by value.
     """
 
     type: str | None
@@ -56,7 +56,7 @@ class Facts:
 
     @classmethod
     def of(cls, entry: str, words: Sequence[int]) -> "Facts":
-        """Make facts of nine numbers, as a record of the build holds them."""
+        """Make facts from the nine numbers in a record of the build."""
         if len(words) != cls.SIZE // 4 or not all(isinstance(word, int) for word in words):
             raise AbiError(f"{entry}_launch is {words!r} where nine numbers are expected; {remedy()}")
         threads, tile = (tuple(max(word, 1) for word in group) for group in (words[0:3], words[4:7]))
@@ -77,13 +77,13 @@ class Entry:
 
     @classmethod
     def from_text(cls, function, handle: Any, owner: Any = None) -> "Entry":
-        """Make an entry of a parsed PTX text (`ptxrt.ptx.ir.Function`)."""
+        """Make an entry from a function of a parsed PTX text (`ptxrt.ptx.ir.Function`)."""
         params = tuple(Param(p.type, p.size, p.offset, p.pointer, p.count > 0) for p in function.params)
         return cls(function.name, params, function.param_bytes, handle, owner)
 
     @classmethod
     def from_record(cls, name: str, words: str, handle: Any, owner: Any = None) -> "Entry":
-        """Make an entry of parameters as a record of the build writes them, such as "u64.ptr f32 b8[64]@8".
+        """Make an entry from the parameters in a record of the build, such as "u64.ptr f32 b8[64]@8".
 
         AbiError for other words.
         """
@@ -102,23 +102,24 @@ class Entry:
 
 
 class Module(Protocol):
-    """A loaded module. `entries` are in the order of the text, where there is one."""
+    """A loaded module. If it has a text, `entries` are in the order of the text."""
 
     name: str
     entries: Mapping[str, Entry]
 
     def facts(self, entry: str) -> Facts:
-        """The launch facts of one of this project's entries; AbiError where the module has none."""
+        """Return the launch facts of one of this project's entries; AbiError if the module has none."""
         ...
 
 
 class Queue:
-    """A stream as the backend uses it. If it lasts, it is also the mark of its own present end.
+    """A stream as the backend uses it. A lasting queue is also the mark of its own present end.
 
-    handle: the integer handle. native: the form that the driver takes with the least work. lasting: the stream lives as
-    long as this object, so that its end is recorded when a wait needs it, not at every launch. blocks: by size, the
-    addresses of memory that only this queue used last, which its work may have at once; None once nothing refers to the
-    queue, because a finalizer that runs at the same time may bring the queue back as a mark.
+    handle: the integer handle. native: the handle in the form that costs the driver's binding least. lasting: whether
+    the stream lives as long as this object; an event is then recorded at its end only when a wait needs one, not at
+    every launch. blocks: by size, the addresses of freed memory whose last uses are in this queue alone, so that its
+    work may reuse them at once. The finalizer sets it to None, because another finalizer that runs at the same time may
+    revive the queue as a mark.
     """
 
     __slots__ = ("backend", "handle", "native", "lasting", "owner", "blocks", "__weakref__")
@@ -134,7 +135,7 @@ class Queue:
     def __del__(self, is_finalizing=sys.is_finalizing):
         blocks, self.blocks = self.blocks, None
         if blocks and not is_finalizing():
-            # Another queue of the same stream, which lives until the end of that stream is recorded.
+            # A new queue of the same stream. It lives until an event is recorded at the end of the stream.
             end = Queue(self.backend, self.handle, self.native, self.lasting, self.owner)
             self.backend.reclaim(end, blocks)
 
@@ -178,8 +179,8 @@ class Packet(ABC):
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """Bytes of a machine's memory: in use by live arrays, kept for reuse, and (on a GPU) free and in all by the
-    driver's count."""
+    """Bytes of a machine's memory: in use by live arrays, kept for reuse, and, on a GPU, free and in total as the
+    driver reports them."""
 
     machine: str
     used: int
@@ -189,9 +190,9 @@ class MemoryInfo:
 
 
 class Remembered:
-    """What is known of earlier calls on one device. It belongs to the device's backend.
+    """Records of earlier calls on one device, owned by the device's backend.
 
-    signatures: of arrays. calls: of functions, as what they launch (prepared.py).
+    signatures: those of arrays. calls: the launches of calls of functions (prepared.py).
     """
 
     __slots__ = ("signatures", "calls")
@@ -225,33 +226,33 @@ class Capture(Protocol):
     """A queue whose launches are captured."""
 
     def end(self, keep: bool) -> Any:
-        """Return what was captured, with a method `launch(queue)`.
+        """End the capture and return the graph, which has a method `launch(queue)`.
 
-        None if it is not kept, or where the machine has only the record of graphs.py.
+        None if it is not kept, or if the machine captures nothing and graphs.py replays its own record.
         """
         ...
 
 
 class Backend(Protocol):
-    """What a machine can do, for one device of it. A new machine is a class with these members and its place in
-    selection.py; nothing above asks which one it has. `tests/test_rules.py` holds both backends to this list.
+    """The operations of one device of a machine. A new machine is a class with these members and an entry in
+    selection.py; its callers do not depend on which machine they have. `tests/test_rules.py` checks both backends.
 
     | part | members | what must hold |
     |---|---|---|
     | what it is | name, ordinal, describe, on_device | `on_device` gives one object for one number |
-    | | is_cuda | whether addresses are CUDA's, so that other libraries' arrays come and go |
+    | | is_cuda | whether addresses are CUDA addresses, which other libraries can share |
     | | multiprocessors, remembered, own_queue | constant |
     | code | module, open, packet | an entry keeps loaded what it needs (`Entry.owner`) |
     | memory | alloc, memory_info, trim, write, read, copy | `write` and `read` may wait |
-    | | free, reclaim | come from finalizers: no lock, no wait, no reference kept (turns.py) |
+    | | free, reclaim | finalizers call them: no lock, no wait, no reference kept (turns.py) |
     | order | queue, new_queue, mark, wait, gather | work in one queue is in order; `wait` orders two on the device |
-    | | reached, synchronize | the only ones that wait for work |
+    | | reached, synchronize | `synchronize` waits, `reached` only with `wait=True` |
     | time, graphs | timed_event, capture, is_capturing | |
 
     A stream is None (that of the enclosing `with stream:`, else the library's own), an integer handle, an object with
-    `__cuda_stream__`, or the Queue of one of them. A mark is a Queue that lasts (its end when somebody waits) or an
-    event. Everything but `read`, `write`, `synchronize`, `trim` and `reached(wait=True)` returns without waiting. Any
-    thread may call.
+    `__cuda_stream__`, or the Queue of one of them. A mark is an event, or a lasting Queue, which stands for its end at
+    the time of the wait. Everything but `read`, `write`, `synchronize`, `trim` and `reached(wait=True)` returns without
+    waiting. Any thread may call any member.
     """
 
     name: str
@@ -278,7 +279,7 @@ class Backend(Protocol):
         ...
 
     def packet(self, entry: Entry, grid, block, shared_bytes: int, params: bytes) -> Packet:
-        """Make a launch of an entry that can be repeated; `params` is its .param space."""
+        """Make a repeatable launch of an entry; `params` is its .param space."""
         ...
 
     def alloc(self, nbytes: int, queue: Queue | None = None) -> int:
@@ -330,7 +331,7 @@ class Backend(Protocol):
         ...
 
     def gather(self, marks: tuple) -> tuple:
-        """Return few marks that are reached when all of these are; none if all are reached already."""
+        """Return a few marks that are reached once all of these are; an empty tuple if all are reached already."""
         ...
 
     def reached(self, mark: Any, wait: bool = False) -> bool:
@@ -356,8 +357,8 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class Scope:
-    """The scope of the calls of a thread or task: the machine of `using`, the stream of `with stream:`, and a
-    recorder.
+    """The scope of a thread's or task's calls: the machine of `using`, the stream of `with stream:`, and the recorder
+    of a graph or a prepared call.
     """
 
     backend: Backend | None = None
@@ -369,7 +370,7 @@ _scope: ContextVar[Scope] = ContextVar("ptxrt_scope", default=Scope())
 
 
 def scope() -> Scope:
-    """Return the scope of calls here."""
+    """Return the scope of the present thread or task."""
     return _scope.get()
 
 

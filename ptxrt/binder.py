@@ -1,8 +1,8 @@
-"""Binding: fit a call to its declaration, solve for its sizes, choose its entry. Pure; every misfit is an
-ArgumentError.
+"""Binding: check a call against its declaration, solve for the sizes of its axes, choose its entry. It has no side
+effects, and every mismatch is an ArgumentError.
 
-Messages are made from the declaration: they name the kernel and the argument, what came, what was declared and what to
-do.
+Messages are made from the declaration: they name the kernel and the argument, what was passed, what is declared and
+what to do.
 """
 
 from __future__ import annotations
@@ -62,14 +62,15 @@ class Bound:
         return tuple(a for a in self.kernel.arrays if self.given(a) is not None)
 
     def given(self, argument: Argument):
-        """The array of an argument; True for an output to allocate, None for what is omitted."""
+        """The array of an argument; True for an output to allocate, None for an omitted argument."""
         return (self.inputs if argument.is_given else self.outputs)[argument.name]
 
     @cached_property
     def bytes_moved(self) -> int:
-        """Return the bytes of all arrays that take part, repeated elements once: what the kernel must move at least.
+        """Return the bytes of all arrays that take part, which is the least that the kernel must move.
 
-        Arrays that are touched in parts do not count, because how much of them is follows from other arrays' contents.
+        Repeated elements count once. Arrays that are touched in parts do not count: the contents of other arrays decide
+        how much of them is touched.
         """
         return sum(self._distinct(a) * self.format_of(a).itemsize for a in self.present if not a.placement.in_parts)
 
@@ -79,7 +80,7 @@ class Bound:
         return prod(size for size, stride in zip(shape, strides or shape) if stride or not size)
 
     def strides_of(self, argument: Argument) -> tuple[int, ...]:
-        """The strides, in elements, that the kernel is given of an argument: zeros for one that is omitted."""
+        """The strides, in elements, that the kernel receives for an argument; zeros if it is omitted."""
         array = self.given(argument)
         if array is None:
             return (0,) * len(argument.strides)
@@ -178,7 +179,7 @@ def _is_array(value) -> bool:
 
 
 def _check_array(kernel: Declaration, a: Argument, array) -> None:
-    """Dtype, rank, contiguity and alignment of one array."""
+    """Check the dtype, rank, alignment and strides of one array."""
     if not any(f.holds(array.dtype) for f in a.formats):
         *others, last = dict.fromkeys(f.dtype.name for f in a.formats)
         accepted = f"{', '.join(others)} or {last}" if others else last
@@ -197,7 +198,7 @@ def _check_array(kernel: Declaration, a: Argument, array) -> None:
 
 
 def _check_strides(kernel: Declaration, a: Argument, array, alignment: int) -> None:
-    """Whether the kernel can find every element, and load rows that start at multiples of `alignment` bytes."""
+    """Check that the strides are supported and that rows start at multiples of `alignment` bytes."""
     itemsize, shape = array.dtype.itemsize, tuple(array.shape)
     strides = array.strides if hasattr(array, "address") else row_major_strides(shape, itemsize)
     found = f"{list(shape)} has strides of {list(strides)} bytes"
@@ -228,8 +229,8 @@ def row_major_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def _repeats(axes: Sequence[tuple[int, int]], itemsize: int) -> bool:
-    """Return whether elements of (size, stride) axes may share bytes: an axis steps over less than all that lies
-    within.
+    """Return whether elements of (size, stride) axes may share bytes: whether the stride of an axis is smaller than
+    the extent of the axes within it.
     """
     covered = itemsize
     for size, stride in sorted(axes, key=lambda axis: axis[1]):
@@ -240,7 +241,7 @@ def _repeats(axes: Sequence[tuple[int, int]], itemsize: int) -> bool:
 
 
 def _scalar(kernel: Declaration, a: Argument, values: Mapping[str, Any]):
-    """A NumPy scalar of the declared format; ArgumentError where it cannot hold the number."""
+    """Return a NumPy scalar of the declared format; ArgumentError if that format cannot hold the number."""
     return scalar_value(kernel, a, values.get(a.name, a.default))
 
 
@@ -275,7 +276,7 @@ def _integer_of(dtype: np.dtype, number):
 
 
 def _choose_format(kernel: Declaration, inputs: Mapping[str, Any], outputs: Mapping[str, Any], dtype) -> Format | None:
-    """The member of the unions that this call uses: that of its arrays, else of `dtype`."""
+    """Return the member of the unions that this call uses: the format of its arrays, else that of `dtype`."""
     chosen: Format | None = None
     chooser = ""
     for a in kernel.arrays:
@@ -307,8 +308,8 @@ def _choose_format(kernel: Declaration, inputs: Mapping[str, Any], outputs: Mapp
 
 
 class _Axes:
-    """A solver for the axes of one call, from the inputs' shapes, the axes given by name, fixed ones and given
-    outputs.
+    """A solver for the axes of one call, from the axes given by name, the inputs' shapes, fixed axes, derived axes and
+    the shapes of given outputs.
     """
 
     def __init__(
@@ -366,7 +367,7 @@ class _Axes:
         for axis, size_of in self.kernel.derived.items():
             try:
                 size = size_of(axes)
-            except KeyError:  # an axis that it follows from is missing; reported below
+            except KeyError:  # an axis that it depends on is missing, which `solve` reports
                 continue
             if axes.setdefault(axis, size) != size:
                 raise ArgumentError(
@@ -376,11 +377,11 @@ class _Axes:
             self.origin.setdefault(axis, "the sizes of the arrays")
 
     def _solve_arrays(self, arguments: Sequence[Argument]) -> None:
-        """Fix what the shapes of given arrays fix, and check the rest."""
+        """Solve for the axes that the shapes of given arrays determine, and check the other dimensions."""
         dims = [
             (a, i, dim) for a in arguments if self.arrays.get(a.name) is not None for i, dim in enumerate(a.shape.dims)
         ]
-        # Axes that stand alone come first: a product or quotient is then checked against them.
+        # Dimensions of a single axis come first, so that products and quotients are checked against them.
         pending = sorted(dims, key=lambda entry: not entry[2].is_axis)
         progress = True
         while pending and progress:
@@ -388,7 +389,7 @@ class _Axes:
             progress, pending = len(waiting) < len(pending), waiting
 
     def _settle(self, a: Argument, i: int, dim: Dim) -> bool:
-        """Check one dimension or solve it for its one unknown axis; return False if it must wait."""
+        """Check one dimension or solve it for its one unknown axis; return False if other axes must be known first."""
         size = int(self.arrays[a.name].shape[i])
         if all(axis in self.axes for axis in dim.axes):
             self._check_size(a, i, dim, size)
@@ -405,7 +406,7 @@ class _Axes:
         return bool(solved)
 
     def _check_size(self, a: Argument, i: int, dim: Dim, size: int) -> None:
-        """Whether one dimension whose axes are known has the size that they make."""
+        """Check that a dimension whose axes are all known has the size that follows from them."""
         try:
             expected = dim.size(self.axes)
         except DimensionError:

@@ -1,7 +1,7 @@
-"""Block formats: codes that share a scale by runs of 16 or 32, with the rules that choose the scale.
+"""Block formats: runs of 16 or 32 codes that share a scale, and the rules that choose the scale.
 
 `encode` and `decode` are the reference of every quantizer, to the byte, in NumPy and in float32.
-BLOCK_FORMATS is the one table of them: declarations, functions and documentation are made from it.
+Declarations, functions and documentation take the formats from the table BLOCK_FORMATS.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UE4M3_NAN = 0x7F
 
 
 # The scale byte of a block from the float32 bits of its largest magnitude (finite, int64), before it is clamped at 0;
-# UE8M0_NAN where no byte can be given. As torchao's ScaleCalculationMode computes it.
+# UE8M0_NAN if no byte represents the scale. The rules are those of torchao's ScaleCalculationMode.
 
 
 def _floor(bits: np.ndarray, element: Minifloat) -> np.ndarray:
@@ -120,8 +120,8 @@ class MXFormat(BlockFormat):
     rules: tuple[str, ...] = tuple(_MX_RULES)
 
     def scale_bytes(self, bits: np.ndarray, rule: str = "floor") -> np.ndarray:
-        """Scale bytes from the float32 bits of the largest magnitudes; UE8M0_NAN for infinity, NaN and what no scale
-        reaches.
+        """Scale bytes from the float32 bits of the largest magnitudes; UE8M0_NAN for infinity, NaN and magnitudes that
+        no scale reaches.
         """
         bits = bits.astype(np.int64)
         special = bits >= _INFINITY
@@ -163,8 +163,8 @@ class NVFormat(BlockFormat):
     two_level: bool = True
 
     def global_scale(self, amax) -> np.float32:
-        """g, with which the largest finite magnitude of an array gets the largest scale and code: amax / (448 * 6), 1
-        for 0.
+        """g = amax / (448 * 6), or 1 for 0: the largest finite magnitude of an array then gets the largest scale and
+        code.
         """
         return (_F32(amax) / _F32(e4m3.largest * self.element.largest)) or _F32(1)
 

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from .typing import StreamLike
 
-# Blocks of a grid along its second and third axes, and bytes of a pattern that arrays are filled with.
+# The most blocks of a grid along y and z, and the most bytes of the pattern that fills an array.
 _GRID, _PATTERN = 65535, 4096
 
 
 def zeros(
     shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = np.float32, *, device: int | None = None
 ) -> DeviceArray:
-    """Allocate a device array of zeros, on the current machine or on that device of it."""
+    """Allocate a device array of zeros on the current machine, or on device number `device` of it."""
     array = empty(shape, dtype, device=device)
     assign(array, 0)
     return array
@@ -83,7 +83,7 @@ def assign(target: DeviceArray, value: Any) -> None:
 
 
 def _number(target: DeviceArray, value: Any) -> np.ndarray:
-    """A number in the array's type; ArgumentError where the type is none of numbers, or cannot hold a whole one."""
+    """Return a number in the array's dtype; ArgumentError if the dtype is not numeric or cannot hold the number."""
     with np.errstate(over="ignore", invalid="ignore"):
         try:
             return (
@@ -98,8 +98,9 @@ def _number(target: DeviceArray, value: Any) -> np.ndarray:
 
 
 def _on_host(target: DeviceArray, value: np.ndarray) -> DeviceArray:
-    """An array of the host on the target's device, in its type: numbers are converted as NumPy converts them where no
-    kind is lost.
+    """Upload an array of the host to the target's device, converted to its dtype as NumPy does within a kind.
+
+    A single number fills a row-major target here. The result is then a part of the target.
     """
     if not np.can_cast(value.dtype, target.dtype, "same_kind") and not _are_floats(value.dtype, target.dtype):
         raise ArgumentError(f"a[...] = x: x is {value.dtype}, a {target.dtype}; write x.astype({target.dtype.name!r})")
@@ -107,7 +108,7 @@ def _on_host(target: DeviceArray, value: np.ndarray) -> DeviceArray:
         value = in_native_order(value).astype(target.dtype, copy=False)
     if (
         value.size == 1 and target.size > 1 and target.is_contiguous
-    ):  # a pattern of many values, so that a thread moves 16 bytes
+    ):  # fills by a pattern of many values, so that a thread moves 16 bytes
         count = max(1, min(_PATTERN // value.dtype.itemsize, target.size))
         whole = upload(target.backend, np.full(count, value.reshape(())))
         runs, rest = divmod(target.size, count)
@@ -116,12 +117,12 @@ def _on_host(target: DeviceArray, value: np.ndarray) -> DeviceArray:
             move(whole.broadcast_to((runs, count)), flat[: runs * count].reshape(runs, count))
         if rest:
             move(whole[:rest], flat[runs * count :])
-        return flat[:1].reshape((1,) * target.ndim)  # the rest of the call writes what is there already
+        return flat[:1].reshape((1,) * target.ndim)  # the caller writes the same values there again
     return upload(target.backend, value)
 
 
 def _are_floats(*dtypes) -> bool:
-    """Whether all are types of floats, of which NumPy knows bfloat16 as no kind."""
+    """Return whether all are float dtypes. NumPy's kind of bfloat16 is not "f"."""
     return all(dtype.kind == "f" or dtype == bf16.dtype for dtype in dtypes)
 
 
@@ -145,12 +146,12 @@ def _in_bytes(array: DeviceArray) -> DeviceArray:
 def _pieces(
     source: DeviceArray, target: DeviceArray, most: int, kept: int = 1
 ) -> Iterator[tuple[DeviceArray, DeviceArray]]:
-    """Both arrays as pairs of four axes that kernels take: axes that lie like one become one, others are walked
-    along."""
+    """Cut both arrays into pairs of views with `most` axes, which kernels take. Axes that lie like one axis are joined;
+    the host loops over those that are left."""
     axes = [list(axis) for axis in zip(source.shape, source.strides, target.strides) if axis[0] != 1]
     at = [source.address, target.address]
     for axis in axes:
-        if axis[1] < 0 and axis[2] < 0 or (axis[1] < 0 and axis[2] == 0):  # both from the other end
+        if axis[1] < 0 and axis[2] < 0 or (axis[1] < 0 and axis[2] == 0):  # both run backward: start at the other end
             at = [address + (axis[0] - 1) * stride for address, stride in zip(at, axis[1:])]
             axis[1:] = [-axis[1], -axis[2]]
     walked = [axis for axis in axes if axis[1] < 0 or axis[2] < 0]
@@ -162,7 +163,8 @@ def _pieces(
             joined[-1] = [joined[-1][0] * size, *strides]
         else:
             joined.append([size, *strides])
-    # The last axis has neighbors in the target. The longest other axis counts rows, the next two are axes of the grid.
+    # The last axis has the smallest stride in the target. The longest other axis counts rows, the next two are axes of
+    # the grid.
     last = joined.pop() if joined else [1, source.dtype.itemsize, target.dtype.itemsize]
     joined.sort(key=lambda axis: -axis[0])
     grid, walked = joined[: most - 1], walked + joined[most - 1 :]

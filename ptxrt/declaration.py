@@ -1,4 +1,4 @@
-"""Declarations of kernels: annotations, arguments, compilations, cases. This module is pure and knows no machine.
+"""Declarations of kernels: annotations, arguments, compilations, cases. They do not depend on a machine.
 
     @kernel(grid="rows cols", cases=[dict(rows=4, cols=64)])
     def transpose_tiled(x: In[f32, "rows cols"], y: Out[f32, "cols rows"]):
@@ -36,7 +36,7 @@ class Placement:
     strides: the axes whose strides the kernel gets, in elements: "none" (row-major order), "rows" (all but the last,
     which has no gaps) or "all"; a stride of 0 repeats elements. aligned: whether the kernel moves 16 bytes at a time,
     so that the array, and each row of "rows", must begin at a multiple of 16 bytes. in_parts: whether a launch touches
-    only parts of the array, so that its size does not tell the bytes moved.
+    only parts of the array, so that its size does not determine the bytes moved.
     """
 
     strides: str
@@ -102,8 +102,8 @@ class Out:
 class InOut:
     """`InOut[u8, "pages page bytes"]`: an array that the kernel changes in place, in parts.
 
-    The caller passes it like an input; it is never allocated, and bytes that nothing wrote may stay unwritten. It is
-    ordered and checked for overlap like an output, and is whole among the results. A third item as for In.
+    The caller passes it like an input. It is never allocated, and the kernel may leave parts of it unwritten. It is
+    ordered and checked for overlap like an output, and the whole array is among the results. A third item as for In.
     """
 
     def __class_getitem__(cls, item) -> _Spec:
@@ -112,7 +112,7 @@ class InOut:
 
 
 class Scalar:
-    """`Scalar[f32]` or `Scalar[i32, 0, 1]`: a number passed by value, any number or one of those named.
+    """`Scalar[f32]` or `Scalar[i32, 0, 1]`: a number passed by value, any number or one of the listed ones.
 
     A default in the signature is its default.
     """
@@ -123,7 +123,7 @@ class Scalar:
 
 
 class Axis:
-    """`dim: Axis`: no argument, but the size of that axis, which the body gets."""
+    """`dim: Axis`: the body receives the size of that axis. It is no argument of the kernel."""
 
 
 @dataclass(frozen=True)
@@ -145,19 +145,19 @@ class Argument:
 
     @property
     def strides(self) -> tuple[Dim, ...]:
-        """The dimensions whose strides the kernel is given."""
+        """The dimensions whose strides the kernel receives."""
         return self.shape.dims[
             : {"none": 0, "rows": len(self.shape) - 1, "all": len(self.shape)}[self.placement.strides]
         ]
 
     @property
     def is_given(self) -> bool:
-        """Whether the caller brings the array, as of In and InOut."""
+        """Whether the caller passes the array: In and InOut."""
         return self.direction in ("in", "inout")
 
     @property
     def is_written(self) -> bool:
-        """Whether the kernel writes the array, as of Out and InOut."""
+        """Whether the kernel writes the array: Out and InOut."""
         return self.direction in ("out", "inout")
 
     @property
@@ -212,9 +212,7 @@ class Case:
 
 
 def manual_of(function) -> str:
-    """Return the docstring of a function: a line that says so if Python leaves docstrings out (-OO), "" if it has
-    none.
-    """
+    """Return the docstring of a function; "" if it has none, a note if Python leaves docstrings out (-OO)."""
     return inspect.getdoc(function) or (
         "" if sys.flags.optimize < 2 else f"No manual: Python -OO leaves docstrings out of {function.__name__}."
     )
@@ -258,7 +256,7 @@ class Declaration:
         self.cases = tuple(itertools.chain.from_iterable(map(self._expand_case, cases)))
 
     def _check_declaration(self) -> None:
-        """Raise ValueError if the declaration contradicts itself, which is its author's mistake."""
+        """Raise ValueError if the declaration contradicts itself."""
         unknown = [axis for dim in self.grid for axis in dim.axes if axis not in self.axes]
         unknown += [axis for axis in (*" ".join(self.variants).split(), *self.fixed) if axis not in self.axes]
         if unknown or not 1 <= len(self.grid) <= 3:
@@ -301,7 +299,7 @@ class Declaration:
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        """What the compiled entry takes: the arguments in order, the axes in order of first appearance, the strides."""
+        """The parameters of the compiled entry: arguments in order, axes in order of first appearance, strides."""
         return (
             *(
                 Parameter(*(("scalar", a.name, a.formats[0]) if a.direction == "scalar" else ("array", a.name)))
@@ -326,29 +324,29 @@ class Declaration:
         return self.name + "".join(f"_{axis}{size}" for axis, size in variant.items())
 
     def entries(self, unit: Unit) -> tuple[str, ...]:
-        """The entries that a unit must hold: one for each format of the unions. Those of half blocks may stand beside
-        them.
+        """The entries that a unit must hold: one for each format of the unions. It may also hold entries of half
+        blocks.
         """
         return tuple(self.entry_name(unit.variant, member) for member in self.unions or (None,))
 
     def unit_for(self, axes: Mapping[str, int]) -> Unit | None:
-        """Return the unit for these sizes: compiled for them, or the smallest that holds them where it fills up; else
-        None.
+        """Return the unit that is compiled for these sizes, or, if the kernel is `filled`, the smallest that holds
+        them; else None.
         """
         fits = operator.ge if self.filled else operator.eq
         fitting = [unit for unit in self.units if all(fits(size, axes[axis]) for axis, size in unit.variant.items())]
         return min(fitting, key=lambda unit: prod(unit.variant.values()), default=None)
 
     def unit_name(self, axes: Mapping[str, int]) -> str:
-        """The name of the unit for these sizes, for which there is one."""
+        """The name of the unit for these sizes. There must be one."""
         return self.unit_for(axes).name
 
     def entry_name(self, axes: Mapping[str, int], member: Format | None) -> str:
-        """The unit's name, then _format where the declaration chooses among formats."""
+        """The unit's name, then _format if the declaration chooses among formats."""
         return self.unit_name(axes) + (f"_{member}" if member else "")
 
     def tolerance(self, output: str) -> Tolerance:
-        """What the named output may differ by from the reference."""
+        """The tolerance of the named output against the reference."""
         declared = self._tolerance
         if isinstance(declared, Mapping):
             declared = declared.get(output)
@@ -363,7 +361,7 @@ class Declaration:
         return result
 
     def count_flops(self, axes: Mapping[str, int], scalars: Mapping[str, Any]) -> int | None:
-        """Floating-point operations of one call, or None where none are declared."""
+        """Floating-point operations of one call; None if none are declared."""
         if self._flops is None:
             return None
         return self._flops(**axes, **scalars) if callable(self._flops) else Dim.parse(self._flops).size(axes)

@@ -18,7 +18,9 @@ def entry_facts(unit: str) -> dict[str, Facts]:
 
 
 def has(unit: str, entry: str, target: str) -> bool:
-    """Say whether the text that code for a target is made of has an entry: some stand in the portable text alone."""
+    """Return whether an entry is in the text that a target's code is compiled from. Some are in the portable text
+    alone.
+    """
     return entry in units.record(unit)["texts"].get("compute_120f" if target.startswith("sm_12") else "compute_90", ())
 
 
@@ -28,8 +30,8 @@ TARGETS = ("sm_120a", "sm_121a", "sm_90", "sm_80")
 def compiled_table(kernel: Kernel, chosen: Sequence[Unit] | None = None, partial: bool = False) -> list[list[str]]:
     """Return a header and one row for each entry: block, tile, shared memory, registers and spills by target.
 
-    chosen: units other than all of the kernel. partial: units that are not built, and targets that a unit was not
-    assembled for, have a row that says so; otherwise they are a BuildError.
+    chosen: the units to list; None for all of the kernel. partial: whether cells may say that a unit is not built or
+    not assembled for a target; otherwise that is a BuildError.
     """
     rows = []
     for unit in kernel.units if chosen is None else chosen:
@@ -119,7 +121,7 @@ def markdown_table(rows: list[list[str]]) -> Iterator[str]:
 
 
 def kernel_lines(kernel: Kernel, chosen: Sequence[Unit]) -> Iterator[str]:
-    """Everything about a kernel, for a terminal; of its units those that are chosen."""
+    """Describe a kernel and its chosen units for a terminal."""
     yield kernel.declaration
     yield ""
     yield from kernel.__doc__.splitlines()

@@ -63,16 +63,16 @@ class Dim:
         return len(self.axes) == 1 and self.numerator == self.denominator == 1
 
     def size(self, axes: Mapping[str, int]) -> int:
-        """The size under known axes; DimensionError where the division leaves a rest."""
+        """The size under known axes; DimensionError if the division leaves a remainder."""
         size, rest = divmod(self.numerator * prod(axes[axis] for axis in self.axes), self.denominator)
         if rest:
             raise DimensionError(f"{self} is not a whole number for " + ", ".join(f"{a}={axes[a]}" for a in self.axes))
         return size
 
     def solve(self, size: int, axes: Mapping[str, int]) -> tuple[str, int] | None:
-        """The one axis that is unknown and its size, or None where none or several are unknown.
+        """The one axis that is unknown and its size; None if none or several are unknown, or if a known one is 0.
 
-        DimensionError where no whole number fits.
+        DimensionError if no whole number fits.
         """
         unknown = [axis for axis in self.axes if axis not in axes]
         if len(unknown) != 1:
@@ -104,7 +104,7 @@ class Shape:
         return tuple(dict.fromkeys(axis for dim in self.dims for axis in dim.axes))
 
     def sizes(self, axes: Mapping[str, int]) -> tuple[int, ...]:
-        """The actual shape under known axes; DimensionError where a division leaves a rest."""
+        """The actual shape under known axes; DimensionError if a division leaves a remainder."""
         return tuple(dim.size(axes) for dim in self.dims)
 
 
@@ -115,7 +115,7 @@ def parse_shape(text: str) -> Shape:
 
 
 def multiple_of(axis: str, shapes) -> int:
-    """The number that `axis` must be a multiple of so that no quotient of it alone leaves a rest."""
+    """The number that `axis` must be a multiple of, so that no quotient of it alone leaves a remainder."""
     step = 1
     for shape in shapes:
         for dim in shape.dims:

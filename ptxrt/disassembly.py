@@ -1,4 +1,4 @@
-"""Machine code as a listing, by the disassembler of CUDA's toolkit, which is no part of a driver."""
+"""Listings of machine code from the disassembler of the CUDA toolkit, which drivers do not include."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHEELS = "nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 
 
 def _folders() -> Iterator[Path]:
-    """Where a toolkit's programs may lie: CUDA_HOME, PATH, wheels in this Python's environment."""
+    """Folders that may hold a toolkit's programs: CUDA_HOME, PATH, wheels in this Python's environment."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if home:
         yield Path(home) / "bin"
@@ -29,7 +29,7 @@ def _folders() -> Iterator[Path]:
 
 
 def find_disassembler() -> Path:
-    """The folder that holds cuobjdump and, beside it, nvdisasm, which cuobjdump calls; BuildError where there is
+    """Return the folder that holds cuobjdump and, beside it, nvdisasm, which cuobjdump calls; BuildError if there is
     none."""
     for folder in _folders():
         if all(shutil.which(name, path=str(folder)) for name in ("cuobjdump", "nvdisasm")):
@@ -40,7 +40,7 @@ def find_disassembler() -> Path:
 def sass_of(fatbin: Path, arch: str, encodings: bool = False) -> str:
     """The machine code in a fatbin for one architecture, such as "sm_120a", with its encodings or without them.
 
-    BuildError where it has none for it.
+    BuildError if it holds no code for that architecture.
     """
     folder = find_disassembler()
     program = shutil.which("cuobjdump", path=str(folder))

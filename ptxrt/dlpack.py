@@ -1,7 +1,7 @@
 """DLPack in and out, through ctypes: capsules of version 1 and of the unversioned kind.
 
-A capsule's struct lies in memory of the C allocator, because its taker may look at it after the end of Python. At
-interpreter exit the deleters of capsules that are still out are removed, and their memory ends with the process.
+A capsule's struct lies in memory of the C allocator, because its consumer may read it after the end of Python. At
+interpreter exit the deleters of structs that are still in use are removed, and their memory ends with the process.
 Source: DLPack 1.1, dlpack.h; Python specification of `__dlpack__` (data-apis array API 2024.12).
 """
 
@@ -83,13 +83,13 @@ class _Versioned(ctypes.Structure):
 
 # The names of a capsule, before and after it was taken.
 _KINDS = {b"dltensor": (_Managed, b"used_dltensor"), b"dltensor_versioned": (_Versioned, b"used_dltensor_versioned")}
-# Capsules hold the pointers to their names, so these strings stay.
+# Capsules hold pointers to their names, so that these strings must stay alive.
 _NAMES = {name: ctypes.create_string_buffer(name) for kind in _KINDS.items() for name in (kind[0], kind[1][1])}
 
 
 def _python(name: str, result, *arguments):
     function = getattr(ctypes.pythonapi, name)
-    # A copy of its own: other packages set types on the shared function.
+    # A function object of its own, because other packages set argument types on the shared one.
     return ctypes.PYFUNCTYPE(result, *arguments)(ctypes.cast(function, ctypes.c_void_p).value)
 
 
@@ -100,8 +100,8 @@ _rename = _python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_
 _malloc = _python("PyMem_RawMalloc", ctypes.c_void_p, ctypes.c_size_t)
 _free = _python("PyMem_RawFree", None, ctypes.c_void_p)
 
-# Capsules that are out: the address of the struct -> its type and the owner of its memory; and capsules that may be
-# untaken.
+# By the address of an exported struct: its type and the owner of its memory; and its capsule, until it is known to be
+# consumed.
 _given: dict[int, tuple[type, Any]] = {}
 _untaken: dict[int, Any] = {}
 # The reference count, in the loop of _sweep, of a capsule that only _untaken holds: dict, list, variable and call.
@@ -110,26 +110,28 @@ _REFERENCES = 4
 
 @_DELETER
 def _delete(address):
-    """Release the memory. Takers call this once they are done, with or without the GIL; a second call does nothing."""
+    """Release the memory. Consumers call this when they are done, with or without the GIL. A second call does
+    nothing.
+    """
     _untaken.pop(address, None)
     _let_go(address)
 
 
 def _let_go(block: int) -> None:
-    """Free a struct that nobody has taken."""
+    """Free a struct and drop the owner of its memory, unless that is done already."""
     if _given.pop(block, None) is not None:
         _free(block)
 
 
 def _sweep() -> None:
-    """Free the structs of capsules that nobody took and nobody holds.
+    """Free the structs of capsules that no library consumed and that only `_untaken` refers to.
 
-    Capsules have no destructor. A destructor would be Python code, and running it where a capsule dies in the middle of
-    an error (a taker that does not know a type) would lose the error.
+    Capsules have no destructor, because it would be Python code. If a capsule dies while another error is raised (by a
+    consumer that refuses its type), running that code would lose the error.
     """
     for block, capsule in list(_untaken.items()):
         if not any(_is_capsule(capsule, ctypes.addressof(_NAMES[name])) for name in _KINDS):
-            _untaken.pop(block, None)  # taken: its deleter will be called
+            _untaken.pop(block, None)  # consumed: the consumer calls the deleter
         elif sys.getrefcount(capsule) <= _REFERENCES:
             _untaken.pop(block, None)
             _let_go(block)
@@ -137,13 +139,13 @@ def _sweep() -> None:
 
 @atexit.register
 def _forget() -> None:
-    """Remove the deleters of capsules that are still out, because they are Python code, which ends."""
+    """Remove the deleters of structs that are still in use: they are Python code, which cannot run after exit."""
     for address, (kind, _) in list(_given.items()):
         kind.from_address(address).deleter = None
 
 
 def _data_type(dtype: np.dtype, version: tuple[int, int]) -> _DataType:
-    """Return the DLPack type of a dtype: for narrow floats their own type if the taker knows it, else uint8."""
+    """Return the DLPack type of a dtype: for narrow floats their own type if the consumer knows it, else uint8."""
     if dtype == ml_dtypes.bfloat16:
         return _DataType(_BFLOAT, 16, 1)
     if dtype.name in NARROW:
@@ -154,7 +156,7 @@ def _data_type(dtype: np.dtype, version: tuple[int, int]) -> _DataType:
 
 
 def _dtype(data: _DataType) -> np.dtype | None:
-    """Return the dtype of a DLPack type, or None. Two E2M1 codes in a byte come as uint8."""
+    """Return the dtype of a DLPack type, or None. Two E2M1 codes in a byte become uint8."""
     if (data.code, data.bits, data.lanes) == (_FLOAT4, 4, 2):
         return np.dtype(np.uint8)
     if data.lanes != 1 or data.bits % 8:
@@ -180,9 +182,9 @@ def give(array: DeviceArray, stream=None, max_version=None, dl_device=None, copy
     """Return a capsule of an array, as `__dlpack__` is specified.
 
     stream: the consumer's, for CUDA memory: None or 1 is the legacy default stream, 2 the thread's, -1 asks for no
-    order, else a handle. It waits, on the device, for what writes the array. max_version: None asks for an unversioned
-    capsule. dl_device: (1, 0) asks for a copy in host memory; the emulator gives only copies. BufferError for what
-    cannot be done.
+    order, else a handle. It waits, on the device, for earlier uses of the array. max_version: None asks for an
+    unversioned capsule. dl_device: (1, 0) asks for a copy in host memory; the emulator gives only copies. BufferError
+    for requests that cannot be met.
     """
     try:
         version = (0, 0) if max_version is None else tuple(int(x) for x in max_version)
@@ -266,7 +268,7 @@ def _capsule(owner, address, shape, strides, dtype, device, flags, version):
 
 
 class _Taken:
-    """A DLPack tensor that was taken. Its end calls the lender's deleter once."""
+    """A DLPack tensor that was taken. The lender's deleter is called once, at the end of this object."""
 
     __slots__ = ("_address", "_deleter", "_end")
 
@@ -279,10 +281,10 @@ class _Taken:
 
 
 class _TakenMemory(Borrowed):
-    """Memory of a DLPack lender. It is given back only when its uses here are done, because the lender does not know
+    """Memory of a DLPack lender. It is released only when its uses here are done, because the lender does not know
     them.
 
-    handed: the queue that the lender ordered before its work, whatever stream the lender uses.
+    handed: the queue that the lender made wait for its work, in whichever stream that work is.
     """
 
     __slots__ = ("handed", "uses")
@@ -324,7 +326,7 @@ def take(function: str, name: str, value) -> Any:
         backend = foreign_backend(function, name, ordinal)
         queue = backend.queue()
         stream = {0: LEGACY_STREAM}.get(queue.handle, queue.handle)
-        place = backend.entered()  # PyTorch lends tensors of the current device alone
+        place = backend.entered()  # PyTorch exports tensors of the current device alone
     elif kind in (CPU, CUDA_HOST):
         backend, queue, stream, place = None, None, None, nullcontext()
     else:
@@ -338,7 +340,7 @@ def take(function: str, name: str, value) -> Any:
 
 
 def _ask(value, stream):
-    """Ask an object for its capsule, of version 1 if it knows that."""
+    """Request a capsule from an object, of version 1 if the object supports that."""
     named = {} if stream is None else {"stream": stream}
     try:
         return value.__dlpack__(max_version=VERSION, **named)
@@ -349,7 +351,7 @@ def _ask(value, stream):
 
 
 def _open(function: str, name: str, capsule, backend: "Backend | None", queue, refuse):
-    """Take the contents of a capsule. From here on we call the deleter."""
+    """Consume a capsule. Its owner is then a `_Taken`, which calls the deleter."""
     label = next((label for label in _KINDS if _is_capsule(capsule, ctypes.addressof(_NAMES[label]))), None)
     if label is None:
         refuse("__dlpack__ gave no capsule that is still to be taken")
@@ -385,7 +387,7 @@ def _open(function: str, name: str, capsule, backend: "Backend | None", queue, r
 
 
 class _HostMemory:
-    """Memory of the host by NumPy's array interface; an array over it keeps it alive."""
+    """Memory of the host with NumPy's array interface. An array over it keeps it alive."""
 
     def __init__(self, owner, address, shape, strides, writeable):
         self.owner = owner

@@ -27,14 +27,14 @@ from .turns import FORKED, End, Turn
 
 # The driver API version that toolkit 13.0 needs, and the driver that has it.
 MINIMUM_VERSION, MINIMUM_DRIVER = 13000, "580"
-# Dynamic shared memory above this is only given to functions that ask for it.
+# Dynamic shared memory above this needs a raised limit of the function (`_allow_shared`).
 DEFAULT_SHARED_BYTES = 48 * 1024
 # cuLaunchKernel's `extra`: these words, each followed by a pointer (cuda.h).
 LAUNCH_PARAM_END, LAUNCH_PARAM_BUFFER_POINTER, LAUNCH_PARAM_BUFFER_SIZE = 0, 1, 2
-# Handles that are constants and last forever: 0 and 1 are the legacy default stream (cuda.h). 2 is another stream in
-# every thread, so that another thread cannot record its end later.
+# Constant handles of a stream that never ends: 0 and 1 are the legacy default stream (cuda.h). 2 is not among them: it
+# names a different stream in each thread, so that another thread cannot record its end.
 LEGACY_STREAMS = (0, 1)
-# How many streams that are known only by an integer are remembered.
+# The most queues that are kept of streams given as integer handles.
 HANDLES = 256
 
 _LOST = "the context is lost: restart the process; ptxrt.using('emulator') may show the faulty access"
@@ -75,7 +75,9 @@ class Device:
 
 @dataclass(frozen=True)
 class Probe:
-    """The CUDA that is installed. `absent`: no driver or no device at all. `problem`: why nothing can run, or empty."""
+    """The CUDA that is installed. problem: why nothing can run, or empty. absent: whether driver or device is
+    missing.
+    """
 
     devices: tuple[Device, ...] = ()
     version: str = ""
@@ -97,7 +99,7 @@ def probe() -> Probe:
     try:
         result = driver.cuInit(0)[0]
     except RuntimeError:
-        # cuda-python looks for the driver library at the first call, and what it raises is a kind of RuntimeError.
+        # cuda-python loads the driver library at its first call and raises a RuntimeError if there is none.
         return Probe(problem="no CUDA driver on this computer", absent=True)
     if result.name in ("CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_STUB_LIBRARY"):
         return Probe(problem=f"no CUDA device on this computer (cuInit: {result.name})", absent=True)
@@ -118,7 +120,7 @@ def probe() -> Probe:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """Load the driver library itself, for what cuda-python does not report; OSError if there is none."""
+    """Load the driver library itself, for calls that cuda-python lacks or answers wrongly; OSError if there is none."""
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
@@ -156,8 +158,8 @@ def _call(function: str, *arguments, about: str = "") -> Any:
 
 
 class _NoDriver:
-    """A replacement for the driver in a forked process, where driver calls are undefined: part of its memory is
-    missing.
+    """A replacement for the driver in a forked process. Driver calls are undefined there, because the process lacks
+    part of the driver's memory.
     """
 
     def __getattr__(self, name: str):
@@ -198,7 +200,7 @@ def digest_of(data: bytes) -> str:
 
 
 def _parsed(data: bytes, name: str):
-    """Return the parsed text; None if it has what this package's parser does not know, which the GPU may still run."""
+    """Return the parsed text; None if this package's parser refuses it. The GPU may still run such a text."""
     try:
         return parse(data.decode("utf-8", "replace"), name)
     except PtxError:
@@ -220,7 +222,7 @@ class DriverModule:
         self._launches = launches or {}
 
     def facts(self, entry: str) -> Facts:
-        """The launch facts of an entry; AbiError where they are not known."""
+        """Return the launch facts of an entry; AbiError if they are unknown."""
         if entry not in self._launches:
             raise AbiError(
                 f"{self.name} does not say how {entry} launches; declare the entry with KERNEL() and run `make`"
@@ -231,8 +233,8 @@ class DriverModule:
 class _Handle:
     """A handle of the driver that is destroyed when nothing refers to this object.
 
-    waits: whether the device must first finish what uses the handle. The driver itself finishes what runs in streams
-    and graphs.
+    waits: whether the device must first finish the work that uses the handle. Streams and graphs need no wait: the
+    driver completes their work before it releases them.
     """
 
     __slots__ = ("backend", "handle", "_destroy", "_end")
@@ -247,9 +249,9 @@ class _Handle:
 
 
 class Image(_Handle):
-    """A module in the driver. Entries refer to it, so that it is unloaded after the last of them.
+    """A module in the driver. Its entries refer to it, so that it is unloaded after the last of them.
 
-    raised: by entry, the raised limit of dynamic shared memory of its function.
+    raised: by entry, the raised limit of the function's dynamic shared memory in bytes.
     """
 
     __slots__ = ("raised",)
@@ -266,17 +268,17 @@ class Image(_Handle):
         self._destroy = None
 
     def function(self, name: str):
-        """The handle of a function."""
+        """Return the handle of a function."""
         return _call("cuModuleGetFunction", self.handle, name.encode(), about=name)
 
     def functions(self) -> list:
-        """The handles of all functions."""
+        """Return the handles of all functions."""
         count = _call("cuModuleGetFunctionCount", self.handle)
         return _call("cuModuleEnumerateFunctions", count, self.handle) if count else []
 
 
 class Event:
-    """A CUDA event at the end of `queue` when it was made. Its handle is reused when nothing refers to it."""
+    """A CUDA event that was recorded at the end of `queue`. Its handle is reused once nothing refers to this object."""
 
     __slots__ = ("handle", "backend", "timed", "queue", "_end")
 
@@ -289,7 +291,7 @@ class Event:
             return float(_call("cuEventElapsedTime", start.handle, self.handle))
 
     def __del__(self):
-        # The driver keeps pending waits for the event, so that it may be recorded again.
+        # A pending wait keeps the record that it was made for, so that the event may be recorded again.
         self._end = End((self.backend._spare_timers if self.timed else self.backend._spare_events).append, self.handle)
 
 
@@ -323,8 +325,8 @@ class DriverPacket(Packet):
     def bind(self, queue: Queue) -> None:
         """Set all arguments of cuLaunchKernel at once.
 
-        The call does not check the current context, which would cost as much as a tenth of a launch. The driver refuses
-        a launch if another context, or none, is current; `retry` then makes the right one current.
+        The call does not check the current context, which would cost up to a tenth of a launch. If another context, or
+        none, is current, the driver refuses the launch, and `retry` makes the right one current.
         """
         self.call = partial(self._backend._driver.cuLaunchKernel, *self._sizes, queue.native, 0, self.extra)
         self.queue = queue
@@ -367,11 +369,11 @@ class DriverBackend:
         _backends.add(self)
         self.own_queue = self.new_queue()
         self._gathering: Queue | None = None
-        self._captures: list[Queue] = []  # that graphs of this library have begun
-        self._handles_captured: set[int] = set()  # streams of other libraries, by handle; see `everything`
+        self._captures: list[Queue] = []  # queues that graphs of this library capture
+        self._handles_captured: set[int] = set()  # captured streams of other libraries; see `everything`
 
     def lose(self) -> None:
-        """Make every call an error, without the driver: in a forked process."""
+        """Make every later call raise MachineError, without a driver call. Forked processes do this."""
         self._driver = _NoDriver()
         for packet in list(self.packets):
             packet.queue = None  # it is bound again before the next launch, which then fails
@@ -391,8 +393,8 @@ class DriverBackend:
         """The number of the device where an address lies."""
         if len(probe().devices) == 1:
             return self.device.ordinal
-        # cuda-python gives 0 for every address (github.com/NVIDIA/cuda-python/issues/2928), so the library itself is
-        # asked.
+        # cuda-python returns 0 for every address (github.com/NVIDIA/cuda-python/issues/2928), so this calls the driver
+        # library directly.
         which, ordinal = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ctypes.c_int(-1)
         with self._entered():
             code = _library().cuPointerGetAttribute(ctypes.byref(ordinal), int(which), ctypes.c_uint64(address))
@@ -441,7 +443,7 @@ class DriverBackend:
 
     @cached_property
     def multiprocessors(self) -> int:
-        """How many the device has."""
+        """The number of multiprocessors of the device."""
         return self.attribute("MULTIPROCESSOR_COUNT")
 
     # Modules
@@ -451,7 +453,7 @@ class DriverBackend:
         self._turn.leave((handle, destroy, waits, None))
 
     def _destroy(self, left: tuple) -> None:
-        """Destroy a handle. One that waits is destroyed once the work that the device had at the first attempt is
+        """Destroy a handle. A handle that waits is destroyed once all work that the device had at the first attempt is
         done.
         """
         handle, destroy, waits, event = left
@@ -558,7 +560,7 @@ class DriverBackend:
         self._pool.trim()
 
     def keep_until(self, marks: tuple, owner: Any) -> None:
-        """Keep an object alive until marks are reached, checked whenever memory is asked for. No driver call."""
+        """Keep an object alive until marks are reached; `_tidy` checks them. This call makes no driver call."""
         self._lent.append((marks, owner))
 
     def _tidy(self) -> None:
@@ -578,7 +580,7 @@ class DriverBackend:
             if not all(self.reached(mark) for mark in marks):
                 self._lent.append((marks, owner))
 
-    # The interface of the pool. It may not disturb a capture of another library, hence the relaxed mode.
+    # The pool's `Source`. Its calls must not invalidate a capture of another library, hence the relaxed mode.
 
     @contextmanager
     def _relaxed(self):
@@ -596,13 +598,12 @@ class DriverBackend:
             return int(_call("cuMemAlloc", nbytes, about=f"{nbytes} bytes on {self.describe()}"))
 
     def give(self, address: int) -> None:
-        """Return memory to the driver, which waits for the work that may use it."""
+        """Return memory to the driver. The driver waits for the work that may use it."""
         with self._relaxed():
             _call("cuMemFree", address)
 
     def settle(self, mark: Any) -> Any:
-        """Return an event for a mark, of the mark's own device, because events are recorded in streams of one context
-        alone.
+        """Return an event for a mark. The mark's own device records it, because an event belongs to one context.
 
         A queue that is being captured is returned itself: its event would become part of the graph.
         """
@@ -613,9 +614,9 @@ class DriverBackend:
     def everything(self) -> Event | None:
         """Record an event after all work of the context, by any library; None if the driver cannot.
 
-        While a stream of the context is captured, cuCtxRecordEvent would end the capture (cuda.h). Captures of other
-        libraries are known if a call here took part in them. A stream that came as a bare handle may be destroyed by
-        now and is not queried: it counts as captured from a call that finds it so until a call that does not.
+        While a stream of the context is captured, cuCtxRecordEvent would invalidate the capture (cuda.h). A capture of
+        another library is known only if a call here used a stream of it. A stream given as a bare handle may be
+        destroyed by now and is not queried: the state that the latest call in it found counts.
         """
         lasting = (queue for queue in self._all_queues() if queue.lasting)
         if self._captures or self._handles_captured or any(map(self.is_capturing, lasting)):
@@ -631,7 +632,7 @@ class DriverBackend:
     def reached(self, mark: Any, wait: bool = False) -> bool:
         """Return whether an event, or a queue's present work, is done; with `wait`, wait for it.
 
-        A queue that is being captured has done nothing.
+        A queue that is being captured counts as not done.
         """
         if isinstance(mark, Queue):
             if wait:
@@ -676,7 +677,7 @@ class DriverBackend:
     # Launching
 
     def packet(self, entry: Entry, grid, block, shared_bytes: int, params: bytes) -> DriverPacket:
-        """Make a launch that can be bound; raise the function's limit of shared memory if it needs that."""
+        """Make a launch that can be bound. Raise the function's limit of shared memory if the launch needs more."""
         if shared_bytes > DEFAULT_SHARED_BYTES:
             with self._entered():
                 self._allow_shared(entry, shared_bytes)
@@ -753,7 +754,7 @@ class DriverBackend:
         queue = self._by_handle.get(key)
         if queue is None:
             if len(self._by_handle) >= HANDLES:
-                self._by_handle.clear()  # their users keep those that are in use
+                self._by_handle.clear()  # memory and launches hold the queues that are in use
             queue = self._by_handle.setdefault(
                 key, self._known(Queue(self, handle, self._driver.CUstream(handle), lasting))
             )
@@ -797,22 +798,24 @@ class DriverBackend:
         _call("cuStreamSynchronize", queue.native, about=self.blame())
 
     def blame(self) -> str:
-        """Return the words in messages about errors that are reported late."""
+        """Return the words that messages about asynchronous errors add."""
         return f"latest launch: {self._latest}"
 
     def mark(self, stream=None) -> Any:
-        """Return the end of a stream: the stream itself, whose end is recorded when it is needed, or an event now."""
+        """Return the end of a stream: a lasting stream itself, whose end is recorded when a wait needs it, or an event
+        that is recorded now.
+        """
         queue = self.queue(stream)
         if queue.lasting:
             return queue
-        self.is_capturing(queue)  # noted, for `everything`
+        self.is_capturing(queue)  # records the state, for `everything`
         return self._record(queue)
 
     def wait(self, stream, mark: Any) -> None:
         """Make a stream wait, on the device, for a mark of another.
 
-        No wait is possible between a stream that is being captured and one that is not: the library that captures
-        orders such work. (Graphs of `ptxrt.graph` wait where they are launched.)
+        A stream that is being captured and one that is not cannot wait for each other, so that this returns without a
+        wait: the library that captures must order such work. Graphs of `ptxrt.graph` wait when they are launched.
         """
         queue = self.queue(stream)
         if mark is None or mark is queue:
@@ -879,7 +882,7 @@ class DriverBackend:
         return capturing
 
     def capture(self, queue: Queue) -> "_Capture":
-        """Capture what is launched in a stream, in relaxed mode, so that other threads and the pool go on."""
+        """Capture the launches in a stream, in relaxed mode, so that other threads and the pool can continue."""
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         with self._entered():
             _call("cuStreamBeginCapture", queue.native, mode)

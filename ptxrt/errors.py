@@ -1,4 +1,4 @@
-"""The errors this package raises; each message says what came, what was expected and what to do.
+"""The errors that this package raises. Each message says what was passed, what was expected and what to do.
 
 PtxError
   ArgumentError (ValueError)   an argument does not fit the declaration
@@ -6,11 +6,11 @@ PtxError
   BuildError                   a module is missing or older than its source: run `make`, or reinstall the package
   AbiError                     a declaration and its compiled entry disagree
   LaunchError                  the machine failed
-    MachineError               the machine that was asked for is not there
+    MachineError               the requested machine is not available
     DriverError                a CUresult, with its name and the call
       OutOfMemory (MemoryError)  the device or the host has no more memory; everything else stays usable
     EmulatorFault              bad address, deadlock, a limit; with block, thread, line
-      Unsupported              a text asks for what the emulator does not do; with the line
+      Unsupported              a text uses what the emulator does not implement; with the line
   PtxSyntaxError               a text is not the PTX that this package reads; with the line
 """
 
@@ -20,7 +20,7 @@ _SOURCES = Path(__file__).parent.parent / "kernels_cu"
 
 
 def remedy() -> str:
-    """Say what to do about modules that are missing or do not fit: build them in a checkout, else reinstall the
+    """Return what to do about modules that are missing or do not fit: build them in a checkout, else reinstall the
     package.
     """
     if _SOURCES.is_dir():
@@ -49,11 +49,11 @@ class AbiError(PtxError):
 
 
 class LaunchError(PtxError):
-    """The machine could not run the kernel; results of the call are not to be used."""
+    """The machine could not run the kernel; the results of the call are invalid."""
 
 
 class MachineError(LaunchError):
-    """The machine that was asked for is not there; the message says why."""
+    """The requested machine is not available; the message says why."""
 
 
 class DriverError(LaunchError):
@@ -73,14 +73,15 @@ class DriverError(LaunchError):
 
 
 class OutOfMemory(DriverError, MemoryError):
-    """The device has no more memory, even after the pool gave everything back; or the host has none for a result.
+    """The device has too little memory, even after the pool returned its unused blocks; or the host has too little for
+    a result.
 
-    Nothing else is lost: arrays stay as they are and calls go on. Free arrays, or split the call.
+    Existing arrays keep their contents, and later calls work. Free arrays, or split the call.
     """
 
 
 class EmulatorFault(LaunchError):
-    """The emulator refused a text or stopped a kernel; the message names where.
+    """The emulator refused a text or stopped a kernel; the message names the place.
 
     Attributes:
         kernel: The entry's name.

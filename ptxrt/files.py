@@ -22,7 +22,7 @@ _PART = re.compile(r"\.ptxrt-([0-9a-f]{8})-(\d+)-[0-9a-f]{32}\.part")
 
 
 def checked_path(path) -> Path:
-    """Return the path as a Path; FileError for what is no path, such as a number, which `open` takes for a
+    """Return the path as a Path; FileError for anything else, such as a number, which `open` takes for a file
     descriptor."""
     try:
         name = os.fsdecode(path)
@@ -97,7 +97,7 @@ def replacing(path) -> Iterator[IO[bytes]]:
         if os.path.isdir(target):
             raise IsADirectoryError
         remove_parts(target.parent)
-        # Its own name is short: the target's may be as long as the file system allows.
+        # The temporary name does not contain the target's, which may have the greatest length that is allowed.
         temporary = target.with_name(f".ptxrt-{_host()}-{os.getpid()}-{uuid.uuid4().hex}.part")
         try:
             with open(temporary, "xb") as file:
@@ -123,25 +123,26 @@ def remove_parts(folder: Path) -> None:
     try:
         names = os.listdir(folder)
     except OSError:
-        return  # it may be writeable without being readable
+        return  # the folder may be writeable but not readable
     for name in names:
         match = _PART.fullmatch(name)
         if match and match[1] == _host() and not _runs(int(match[2])):
             try:
                 os.unlink(folder / name)
             except OSError:
-                pass  # another one was quicker, or it is another user's
+                pass  # another process has removed it, or it belongs to another user
 
 
 def _host() -> str:
-    """Return eight digits for this host, because process numbers of other hosts say nothing here."""
+    """Return eight hexadecimal digits for this host, because a process number is valid on its own host alone."""
     return f"{zlib.crc32(platform.node().encode()):08x}"
 
 
 def _runs(process: int) -> bool:
-    """Return whether a process exists; where that cannot be asked without harm, whether it is this one.
+    """Return whether a process exists; on Windows, whether it is this one.
 
-    Windows removes no file that another process has open, so that the question is not needed there.
+    On Windows `os.kill(process, 0)` is no query but a signal. The query is not needed there: Windows refuses to remove
+    a file that another process has open.
     """
     if os.name == "nt":
         return process == os.getpid()

@@ -1,6 +1,6 @@
-"""Number formats: what an item of memory holds, and the encoders and decoders that references use.
+"""Number formats: the contents of an item of memory, and the encoders and decoders that references use.
 
-Formats carry their PTX names (`e2m1x2`, `ue8m0`, `bf16`); blocks.py makes block formats of them. All
+Formats have their PTX names (`e2m1x2`, `ue8m0`, `bf16`); blocks.py makes block formats of them. All
 encoders are exact: they compare with rounding boundaries and never divide.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Format:
-    """What one item of memory holds: a PTX name and the NumPy dtype that stores it.
+    """The contents of one item of memory: a PTX name and the NumPy dtype that stores it.
 
     `accepts` are further dtypes of the same bytes, `kind` is "float", "int" or "code" (opaque bytes).
     """
@@ -70,9 +70,9 @@ u8 = Format("u8", np.dtype(np.uint8), "int")
 
 @dataclass(frozen=True)
 class Minifloat:
-    """A sign, `exponent_bits` and `mantissa_bits`, rounded to from float32.
+    """A float of a sign, `exponent_bits` and `mantissa_bits`, with its conversion from float32.
 
-    special: which codes are no numbers: "" for none, "nan" where all ones are NaN, "ieee" where the
+    special: which codes are no numbers: "" for none, "nan" if all ones are NaN, "ieee" if the
     largest exponent holds infinity and NaN. ml_dtype: the dtype of ml_dtypes with these bytes, if any.
     Source: OCP Microscaling Formats (MX) v1.0, section 5.3.
     """
@@ -90,7 +90,9 @@ class Minifloat:
 
     @cached_property
     def storage(self) -> Format:
-        """How codes lie in memory, by their PTX name: an item is a byte, of two e2m1x2 or 4/3 e3m2x4 codes."""
+        """The format of packed codes in memory, by its PTX name: an item is a byte, of two e2m1x2 or 4/3 e3m2x4
+        codes.
+        """
         together = {4: "x2", 6: "x4", 8: ""}[self.bits]
         accepts = (np.dtype(getattr(ml_dtypes, self.ml_dtype)),) if self.ml_dtype else ()
         return Format(self.name + together, np.dtype(np.uint8), "code", accepts)
@@ -223,7 +225,7 @@ _TWO_BYTES = np.dtype("V2")
 def in_native_order(array: np.ndarray) -> np.ndarray:
     """The array with its bytes in the order of this machine: itself, or a copy.
 
-    Two bytes without meaning, as which NumPy saves bfloat16, are taken for bfloat16.
+    Items of two untyped bytes (V2) are taken for bfloat16, because NumPy saves bfloat16 so.
     """
     if array.dtype.type is np.void and array.dtype == _TWO_BYTES:
         return array.view(bf16.dtype)
@@ -231,6 +233,6 @@ def in_native_order(array: np.ndarray) -> np.ndarray:
 
 
 def to_convert(name: str) -> str:
-    """What to do with an array of a type that no kernel takes, as messages say it."""
+    """The advice in messages about an array of a dtype that no kernel takes."""
     words = f"convert it to float32, float16 or bfloat16: {name}.astype(numpy.float32)"
     return f"{words}, or --dtype f32 on the command line"

@@ -1,7 +1,7 @@
-"""Registers of a matrix instruction from matrices of codes, and back: what `probe_mma_registers` takes and gives.
+"""Registers of a matrix instruction from matrices of codes, and back, as `probe_mma_registers` takes and returns them.
 
-Codes are what an element's container holds, in uint32: a byte of an 8-bit container, padding included; a nibble; 16
-bits; a float32 word for tf32. Where they go, `ptxrt.atlas` says.
+A code is the content of an element's container, in uint32: a byte of an 8-bit container, padding included; a nibble; 16
+bits; a float32 word for tf32. `ptxrt.atlas` gives its place.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def shift_of(type: str, bits: int) -> int:
 
 
 def values(type: str, bits: int, codes: np.ndarray) -> np.ndarray:
-    """float64 values of codes of a type in containers of some bits. Of tf32 the lower 13 bits are left out."""
+    """float64 values of codes of a type in containers of `bits` bits. The low 13 bits of tf32 are ignored."""
     table = _table(type, bits)
     if table is not None:
         return table[codes]
@@ -76,7 +76,7 @@ def values(type: str, bits: int, codes: np.ndarray) -> np.ndarray:
 
 
 def sums(kind: Kind, codes: np.ndarray) -> np.ndarray:
-    """The numbers that codes of C or D are, float64; integers as they are."""
+    """The float64 values of codes of C or D; integers keep their value."""
     types = {"f32": np.float32, "s32": np.int32}
     if kind.accumulator == "f16":
         return codes.astype(np.uint16).view(np.float16).astype(np.float64)
@@ -84,7 +84,7 @@ def sums(kind: Kind, codes: np.ndarray) -> np.ndarray:
 
 
 def codes_of_sums(kind: Kind, numbers: np.ndarray) -> np.ndarray:
-    """The codes of C or D of numbers, rounded to the nearest where the type does not have them; integers wrap."""
+    """The codes of C or D for numbers, rounded to nearest even; integers wrap."""
     if kind.accumulator == "f16":
         with np.errstate(over="ignore"):
             return numbers.astype(np.float16).view(np.uint16).astype(np.uint32)
@@ -94,7 +94,7 @@ def codes_of_sums(kind: Kind, numbers: np.ndarray) -> np.ndarray:
 
 
 def multiply(kind: Kind, type: str, a, b, c, scales) -> np.ndarray:
-    """D of A B + C on registers, rounded once to the nearest; the registers of C that have no element pass through."""
+    """Registers of D = A B + C, rounded once to nearest even. Bits of C's registers that hold no element are kept."""
     left, right = (values(type, kind.bits(each), take(kind, each, x)) for each, x in (("a", a), ("b", b)))
     if kind.scales:
         for index, operand in enumerate(("scales_a", "scales_b")):

@@ -1,4 +1,4 @@
-"""Graphs: launches that are gathered once and run again as one; on a GPU by stream capture."""
+"""Graphs: launches that are gathered once and launched again as one; on a GPU by stream capture."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class graph:
 
     Calls in the block run nothing: they become part of the graph, on the same arrays each time. The graph keeps the
     memory of these arrays, also of results that the block allocates. Calls take device arrays and the graph's own
-    stream (`stream=None`). What would wait or copy is an ArgumentError. On the emulator the calls are recorded and run
-    again one by one.
+    stream (`stream=None`). A call that would wait or copy raises ArgumentError. On the emulator the calls are recorded
+    and run again one by one.
     """
 
     name = "ptxrt.graph"
@@ -41,7 +41,7 @@ class graph:
         self._turn = Lock()
         self._uses: dict[Memory, bool] = {}
         self._receipts: list[Launch] = []
-        self._receipt: Launch | None = None  # of the whole, once it is gathered
+        self._receipt: Launch | None = None  # of the whole graph, once its block has ended
         self._state = "new"
 
     def __enter__(self) -> "graph":
@@ -88,9 +88,9 @@ class graph:
         return new_memory(backend, nbytes, queue)
 
     def launch(self, stream: StreamLike = None) -> None:
-        """Run everything in the graph, in order, in a stream, without waiting.
+        """Run the launches of the graph, in order, in a stream. The call does not wait.
 
-        Threads that launch one graph take turns: each launch runs as a whole before or after another.
+        Threads that launch one graph take turns, so that its launches do not interleave.
         """
         if self._state != "ready":
             raise ArgumentError(f"ptxrt.graph: the graph is {self._state}; launch it after its block has ended well")
@@ -119,12 +119,12 @@ class graph:
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """Return the receipts of what was gathered."""
+        """Return the receipts of the gathered launches."""
         return tuple(self._receipts)
 
     @property
     def receipt(self) -> Launch:
-        """Return the receipt of one launch of the whole graph: sums of what its launches move and compute."""
+        """Return the receipt of one launch of the whole graph, with the sums of its launches' bytes and flops."""
         if self._receipt is not None:
             return self._receipt
         parts = self._receipts

@@ -32,25 +32,25 @@ def kernel(
     draw: Mapping[str, Callable[[np.random.Generator, Format, Sequence[int], Mapping[str, int]], np.ndarray]]
     | None = None,
 ) -> Callable[[Callable], "Kernel"]:
-    """Declare a kernel; the function below becomes a callable `Kernel` in REGISTRY.
+    """Declare a kernel; the decorated function becomes a callable `Kernel` in REGISTRY.
 
     grid: words for grid x, y, z, each an axis or a product of axes, covered by tiles.
     variants: axes that are compiled in, with the values that exist; several axes with the combinations that exist
         are one key, "dim dim_v": ((64, 64), (192, 128)).
     filled: whether a compiled size may be larger than the arrays': the smallest that holds them is chosen, the entry
-        is given the arrays' own sizes and fills up with zeros.
-    halved: whether each entry has another beside it, ENTRY_half, of the same parameters and results, bit for bit,
-        whose blocks cover less of the grid: for launches of few blocks (launch.suits_halves). Targets where they
+        receives the arrays' own sizes and pads with zeros.
+    halved: whether each entry has a variant ENTRY_half with the same parameters and bitwise equal results, whose
+        blocks cover less of the grid. Launches of few blocks take it (launch.suits_halves). Targets where its blocks
         would cover as much do not have it.
     fixed: axes that have one size and need not be given.
-    derived: axes that follow from others, in an order in which they can be worked out: the size from the axes known
-        so far, the axis itself among them where the call gives it. They may be axes of no array, of which the entry
-        is told nothing.
+    derived: for axes that depend on others, functions that return the size from the axes known so far, in an order
+        in which all can be computed. The known axes include the axis itself if the call gives it. A derived axis may
+        be an axis of no array; the entry does not receive such an axis.
     cases: sizes of axes, values of scalars, optional arrays (name=True) and, to restrict it, the
         format of the unions (format="bf16"); tests, `check` and the documentation loop over them.
     tolerance: for all outputs or by output; absent means exact.
     flops: a product of axes, or a function of axes and scalars by keyword.
-    draw: for inputs whose examples cannot be any random contents, how to draw them:
+    draw: functions that draw the examples of inputs that cannot have arbitrary contents:
         (rng, format, shape, axes) -> array.
     """
 
@@ -82,9 +82,9 @@ class Kernel(Declaration):
     def bind(self, *arrays, dtype=None, **named) -> Bound:
         """Check a call against the declaration and solve for its sizes. Nothing is launched.
 
-        Positional arguments are the inputs in order. By name come inputs (None omits an optional one), scalars, axes
-        that no array fixes, and outputs (an array to write to, True to allocate, None or False to omit an optional
-        one). `dtype` chooses the format where only outputs have a choice. ArgumentError with the declaration in words.
+        Positional arguments are the inputs in order. Named arguments are inputs (None omits an optional one), scalars,
+        axes that no array fixes, and outputs (an array to write to, True to allocate, None or False to omit an optional
+        one). `dtype` chooses the format if only outputs have a choice. ArgumentError, with the declaration in words.
         """
         return bind(self, arrays, dtype, named)
 
@@ -113,8 +113,8 @@ class Kernel(Declaration):
         """Launch on the current machine; arguments as for `bind`, results in the order of the declaration.
 
         A single output is returned by itself, several as a tuple without omitted ones. NumPy inputs give NumPy results.
-        With any device array results stay on the device; the call does not wait. Arrays that are changed in place are
-        results, too.
+        If any array is a device array, results stay on the device and the call does not wait. Arrays that are changed
+        in place are among the results.
         """
         if dtype is not None:
             named["dtype"] = dtype

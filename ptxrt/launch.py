@@ -1,6 +1,6 @@
 """One call of a kernel: bound arguments -> packed parameters -> grid -> backend -> results.
 
-A Plan is a launch without its addresses and numbers. prepared.py holds what is kept of a call for later ones.
+A Plan is a launch without its addresses and numbers. prepared.py records the plans of a call for later calls.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Launch:
         grid: Blocks along x, y and z.
         block: Threads along x, y and z.
         shared_bytes: Dynamic shared memory of a block.
-        bytes_moved: By the declaration, or None.
-        flops: By the declaration, or None.
+        bytes_moved: The bytes that the declaration counts, or None.
+        flops: The operations that the declaration counts, or None.
         module: SHA-256 of the file that was loaded.
     """
 
@@ -71,7 +71,7 @@ def last_launches() -> tuple[Launch, ...]:
 
 
 def announce(receipt: Launch, backend: Backend, queue: Queue, action, *arguments) -> None:
-    """Run the action of a receipt and keep the receipt; observers are told, and may time it."""
+    """Run the action of a receipt and keep the receipt. Observers are called before and after it, and may time it."""
     if observers:
         watching = list(observers)
         started = [observer.before(backend, queue) for observer in watching]
@@ -104,7 +104,7 @@ class Scalar:
                 self.pack_into(packet.raw, self.offset, value)
                 return value
             except (struct.error, OverflowError):
-                pass  # said in words below
+                pass  # scalar_value raises the error with its message
         number = scalar_value(self.kernel, self.argument, value)
         data = number.tobytes()
         packet.raw[self.offset : self.offset + len(data)] = data
@@ -209,7 +209,7 @@ class Plan:
         else:
             packet.launch(queue)
             _launches.append(self.receipt(values))
-        # Another library decides when its capture runs: nothing here can wait for it.
+        # A capture of another library runs when that library launches it, so that no mark can stand for its end.
         if crossing and not self.backend.is_capturing(queue):
             mark = self.backend.mark(queue)
             for array, write in zip(arrays, self.writes):
@@ -244,7 +244,7 @@ def run(kernel: Declaration, arrays: Sequence[Any], named: Mapping[str, Any], st
         plan.launch([placed[name] for name in plan.names], values, queue, recorder)
     if on_device:
         return present
-    # All results exist before the first is returned: an output is written whole or not at all.
+    # All results are downloaded before the first is written back: an output is written whole or not at all.
     results = {name: array.to_numpy(stream=queue) for name, array in present.items()}
     for name, result in results.items():
         callers = bound.given(kernel.by_name[name])
@@ -261,7 +261,7 @@ def as_arrays_of(kernel: Declaration, arrays: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _argument(kernel: Declaration, name: str, value):
-    """One argument by name: arrays become NumPy or device arrays, the rest stays as it is."""
+    """Return one argument: arrays become NumPy or device arrays, other values stay as they are."""
     declared = kernel.by_name.get(name)
     if declared is None or declared.direction == "scalar" or value is None or isinstance(value, bool):
         return value
@@ -318,7 +318,7 @@ def _check_places(bound: Bound) -> tuple[Backend, bool]:
 
 
 def _on_device(argument: Argument, array, backend: Backend, queue: Queue) -> DeviceArray | None:
-    """Bring an input to the device; of a NumPy array that may be broadcast there, repeated elements are uploaded
+    """Bring an input to the device. If the kernel takes any strides, repeated elements of a NumPy array are uploaded
     once."""
     if array is None or isinstance(array, DeviceArray):
         return array
@@ -408,13 +408,13 @@ def grid_of(bound: Bound, tile: tuple[int, int, int]) -> tuple[int, int, int]:
 def suits_halves(bound: Bound, grid: tuple[int, int, int], whole: Facts, half: Facts, multiprocessors: int) -> bool:
     """Return whether a launch should take half blocks.
 
-    It should if as many half blocks suffice, which leaves fewer of their rows empty, or if there would be at most one
-    whole block to a multiprocessor.
+    It should if as many half blocks as whole blocks suffice, because fewer of their rows are empty, or if there would
+    be at most one whole block to a multiprocessor. It should not if half blocks cover as much as whole ones.
     """
     return prod(half.tile) < prod(whole.tile) and (prod(grid) <= multiprocessors or grid_of(bound, half.tile) == grid)
 
 
-# PTX types by what they can carry.
+# PTX types that can pass integers, and those that can pass floats.
 _INTEGERS = {f"{kind}{bits}" for kind in "sub" for bits in (8, 16, 32, 64)}
 _FLOATS = {"f16", "f32", "f64", "b16", "b32", "b64"}
 

@@ -1,5 +1,5 @@
-"""Arrays in files: .npy for one array and .npz for several. A file that came from elsewhere is held against its own
-sizes first.
+"""Arrays in files: .npy for one array and .npz for several. The sizes in a file are checked against its length before
+memory is allocated.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from .errors import FileError
 from .files import cannot, checked_path, reading, replacing
 from .formats import in_native_order
 
-# Deflate writes at least a byte for 1032, and a few for an end.
+# Deflate encodes at most 1032 bytes in one; the rest is slack for small members.
 _RATIO, _REST = 1032, 1024
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
 class Header:
-    """What the header of an array in a file says: dtype, shape, whether it lies in columns, and its bytes without the
-    header.
-    """
+    """The header of an array in a file: dtype, shape, whether the order is column-major, and the bytes of the data."""
 
     def __init__(self, stream: IO[bytes]):
         version = np.lib.format.read_magic(stream)
@@ -42,7 +40,7 @@ class Header:
         self.nbytes = prod(self.shape) * self.dtype.itemsize
 
     def read(self, stream: IO[bytes]) -> np.ndarray:
-        """The array behind the header; ValueError where the stream ends before it does."""
+        """Read the array behind the header; ValueError if the stream ends early."""
         array = np.empty(self.shape[::-1] if self.columns else self.shape, self.dtype)
         rest = memoryview(array.reshape(-1).view(np.uint8)) if array.nbytes else memoryview(b"")
         while rest:
@@ -54,7 +52,7 @@ class Header:
 
 
 class Archive:
-    """The arrays of an .npz by name. Nothing is inflated before it is asked for, and no more than the headers say."""
+    """The arrays of an .npz by name. An array is inflated when it is read, and no further than its header says."""
 
     def __init__(self, file: IO[bytes]):
         self._zip = zipfile.ZipFile(file)
@@ -65,15 +63,15 @@ class Archive:
         self.names = tuple(self._members)
 
     def header(self, name: str) -> Header:
-        """The header of an array; ValueError unless the bytes that the archive declares are those that it asks for."""
+        """Read the header of an array; ValueError unless its size agrees with the size that the archive declares."""
         with self._open(name) as stream:
             return self._header(name, stream)
 
     def read(self, name: str) -> np.ndarray:
-        """An array, in native byte order."""
+        """Read an array, in native byte order."""
         with self._open(name) as stream:
             array = self._header(name, stream).read(stream)
-            stream.read(1)  # the checksum is held against the data at the end
+            stream.read(1)  # zipfile compares the checksum when it reaches the end
         return in_native_order(array)
 
     def _open(self, name: str) -> IO[bytes]:
@@ -103,10 +101,9 @@ class Archive:
 
 @contextmanager
 def understood(path, what: str, advice: str) -> Iterator[None]:
-    """Turn whatever a damaged file makes NumPy and zipfile raise into a FileError: `PATH WHAT: reason. ADVICE`.
+    """Turn every error of NumPy and zipfile on a damaged file into a FileError: `PATH WHAT: reason. ADVICE`.
 
-    Their parsers raise nearly anything for bytes that nobody wrote on purpose, up to RecursionError and
-    NotImplementedError.
+    Their parsers raise nearly any error for random bytes, including RecursionError and NotImplementedError.
     """
     try:
         yield
@@ -123,9 +120,7 @@ def understood(path, what: str, advice: str) -> Iterator[None]:
 
 @contextmanager
 def opened(path, what: str, advice: str) -> Iterator["Archive | IO[bytes]"]:
-    """A file of arrays: an Archive, or the file itself where it holds a single array; FileError as `understood` says
-    it.
-    """
+    """Open a file of arrays: an Archive, or the file itself if it holds one array; FileError as of `understood`."""
     with reading(path) as file, understood(path, what, advice):
         magic = file.read(len(_NPY))
         file.seek(0)
@@ -140,8 +135,8 @@ def opened(path, what: str, advice: str) -> Iterator["Archive | IO[bytes]"]:
 def read_array(path, member: str) -> np.ndarray:
     """Read the array in an .npy file, or the one called `member` in an .npz; native byte order.
 
-    NumPy saves bfloat16 as two bytes without meaning, so items of that kind are taken as bfloat16.
-    FileError where there is no file, no array, or one that holds pickled objects.
+    NumPy saves bfloat16 as two untyped bytes (V2), so items of that dtype are taken for bfloat16.
+    FileError if the file or the array is missing, or if it holds pickled objects.
     """
     with opened(path, "cannot be read", "Write it with numpy.save.") as file:
         if isinstance(file, Archive):
@@ -158,7 +153,7 @@ def read_array(path, member: str) -> np.ndarray:
 
 
 def check_target(path: Path, arrays: int) -> None:
-    """Raise FileError where `path` cannot take that many arrays: asked before anything is computed."""
+    """Raise FileError if `path` cannot take that many arrays. Commands check this before they compute."""
     suffix = ".npy" if arrays == 1 else ".npz"
     checked_path(path)
     if path.suffix != suffix:
@@ -174,13 +169,14 @@ def check_target(path: Path, arrays: int) -> None:
 
 
 def storable(array: np.ndarray) -> np.ndarray:
-    """The array with a dtype that .npy knows: bfloat16 as float32, which holds it exactly."""
+    """Return the array with a dtype that .npy supports: bfloat16 as float32, which is exact."""
     return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
 
 
 def write_arrays(path, arrays: Mapping[str, np.ndarray], *, archive: bool | None = None) -> None:
-    """Write arrays as `replacing` writes files: one as .npy, several as .npz, or as `archive` says; FileError where
-    that fails.
+    """Write arrays as `replacing` writes files: one as .npy, several as .npz. FileError if that fails.
+
+    archive: True writes .npz, False writes .npy.
     """
     stored = {name: storable(array) for name, array in arrays.items()}
     with replacing(path) as file:

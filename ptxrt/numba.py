@@ -7,9 +7,9 @@
     with ptxrt.numba.emulated():
         add[4, 256](x, y, out)                                # the same, as on a GPU
 
-No GPU is needed; Numba compiles with the NVVM library of a CUDA toolkit, which it looks for by itself. Numba is
-imported where it is used (`pip install ptxrt[numba]`). The kernel runs on the current emulator, or on that of
-`ptxrt.using("emulator")` where a GPU is current.
+No GPU is needed; Numba compiles with the NVVM library of a CUDA toolkit, which it finds by itself. Numba is imported at
+the first use (`pip install ptxrt[numba]`). The kernel runs on the current emulator, or, if a GPU is current, on that of
+`ptxrt.using("emulator")`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from .errors import ArgumentError, MachineError
 from .program import emulate
 
-#: Compute capabilities that Numba compiles for; the first is what is taken.
+#: Compute capabilities that Numba compiles for; the first is the default.
 TARGETS = ((8, 0), (8, 6), (8, 9))
 
 
@@ -33,17 +33,17 @@ def run(
     """Compile a kernel of `numba.cuda.jit` and run it on the emulator; it changes arrays in place.
 
     Args:
-        kernel: What `numba.cuda.jit` returns.
+        kernel: A kernel of `numba.cuda.jit`.
         grid: One to three numbers.
         block: One to three numbers.
-        arguments: NumPy arrays of any strides (what is not row-major goes through a copy) and numbers.
-        shared_bytes: Of dynamic shared memory.
+        arguments: NumPy arrays of any strides and numbers. Arrays that are not row-major are copied, and copied back.
+        shared_bytes: Bytes of dynamic shared memory.
         target: The compute capability that the code is for.
 
     Raises:
         ArgumentError: Numba has no type for an argument.
         MachineError: Numba or NVVM is missing.
-        EmulatorFault: What the kernel does wrong.
+        EmulatorFault: The emulator found an error of the kernel.
     """
     with emulated(target=target):
         kernel[grid, block, 0, shared_bytes](*arguments)
@@ -65,7 +65,7 @@ def emulated(*, target: tuple[int, int] = TARGETS[0]) -> Iterator[None]:
     def call(kernel, arguments, grid, block, stream, shared_bytes):
         _launch(numba, kernel, grid, block, arguments, shared_bytes, target)
 
-    dispatcher.call, numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = call, 0  # a grid is as small as it likes here
+    dispatcher.call, numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = call, 0  # small grids are normal on the emulator
     try:
         yield
     finally:
@@ -73,7 +73,7 @@ def emulated(*, target: tuple[int, int] = TARGETS[0]) -> Iterator[None]:
 
 
 def _numba() -> Any:
-    """Numba itself, where it is installed with its CUDA target."""
+    """Import Numba with its CUDA target; MachineError if it is not installed."""
     try:
         import numba
         import numba.cuda
@@ -110,7 +110,7 @@ def _launch(numba: Any, kernel: Any, grid, block, arguments: tuple, shared_bytes
 
 
 def _places(name: str, index: int, value: Any, type: Any) -> list[Any]:
-    """The parameters that Numba makes of an argument: of an array seven or more, of a number itself."""
+    """Return the parameters that Numba passes for an argument: for an array 5 + 2 ndim, for a number the number."""
     if isinstance(value, np.ndarray):
         numbers = [0, 0, value.size, value.itemsize]
         sizes = [*value.shape, *value.strides]
@@ -129,7 +129,7 @@ def _places(name: str, index: int, value: Any, type: Any) -> list[Any]:
 
 
 def _compiled(numba: Any, function: Any, types: tuple, target: tuple[int, int], fastmath: bool, lineinfo: bool) -> str:
-    """The text of a kernel for these types; compiled once."""
+    """Return the PTX of a kernel for these types; the latest are kept."""
     key = (function, types, target, fastmath, lineinfo)
     if key not in _texts:
         if len(_texts) >= _TEXTS:
@@ -142,4 +142,4 @@ def _compiled(numba: Any, function: Any, types: tuple, target: tuple[int, int], 
 
 
 _texts: dict[tuple, str] = {}
-_TEXTS = 256  # compiled texts that are kept
+_TEXTS = 256  # the most texts that are kept

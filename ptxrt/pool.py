@@ -1,9 +1,9 @@
-"""A pool of device memory that is reused in stream order. Nothing here waits, or knows CUDA.
+"""A pool of device memory that is reused in stream order. It calls CUDA through `Source` alone.
 
-A freed block keeps the marks of its last uses. Work in the same stream may have it at once; work in another stream once
-those uses are done, or, if the device has no more memory, after a wait of that stream for them. The usual call, in one
-stream, thus takes and gives memory without a driver call. cuMemAllocAsync needs two, becomes part of every captured
-graph, and is not available on every device.
+A freed block keeps the marks of its last uses. The same stream may reuse it at once. Another stream may reuse it once
+those uses are done; if the device is out of memory, that stream waits for them on the device. A call that stays in one
+stream thus allocates and frees without a driver call. cuMemAllocAsync needs two driver calls, adds nodes to every
+captured graph, and is not available on every device.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Source(Protocol):
         ...
 
     def settle(self, mark: Any) -> Any:
-        """Return a mark that no longer moves: an event at the present end of a queue, an event as it is.
+        """Return a fixed mark: an event at the present end of a queue, or the event that was given.
 
         A queue that is being captured has no such mark and is returned itself.
         """
         ...
 
     def everything(self) -> Any:
-        """Return an event after all work of the device up to now, or None if there is no such event."""
+        """Return an event after all present work of the device, or None if no such event can be recorded."""
         ...
 
     def reached(self, mark: Any) -> bool:
@@ -82,9 +82,9 @@ class Block:
 class Pool:
     """The memory of one device. The garbage collector may call `free` at any statement.
 
-    The usual block does not come here: it goes back and forth between the arrays of a queue and `Queue.blocks`, by one
-    `append` and one `pop`, which are atomic. Everything else runs in turns of threads. queues: a function that lists
-    the queues of the device.
+    A block that one queue alone has used stays in `Queue.blocks`. `free` appends it there and `alloc` pops it; both are
+    atomic and need no lock. Everything else runs under a lock (turns.py). queues: a function that lists the queues of
+    the device.
     """
 
     def __init__(self, source: Source, queues: Callable[[], Iterable[Queue]], keep: bool = True):
@@ -106,15 +106,15 @@ class Pool:
         return size
 
     def alloc(self, nbytes: int, queue: Queue) -> int:
-        """Return the address of a block for work in `queue`; OutOfMemory if even giving back everything kept does not
-        help.
+        """Return the address of a block for work in `queue`; OutOfMemory if the memory does not suffice even without
+        the blocks kept for reuse.
         """
         size = self.size_of(nbytes)
         ready = queue.blocks and queue.blocks.get(size)
         if ready:
             try:
                 return ready.pop()
-            except IndexError:  # another thread was first
+            except IndexError:  # another thread took the last one
                 pass
         with self._turn:
             address = self._reuse(size, queue) if self.keep else None
@@ -123,8 +123,8 @@ class Pool:
     def free(self, address: int, nbytes: int, writer: Any, readers: tuple, shared: bool) -> None:
         """Take a block back after its last uses: the writer's, and those of readers, as (queue, mark).
 
-        shared: whether other libraries used it in unknown ways. With keep=False it goes to the driver at once, or, if a
-        thread is in the pool, with the pool's next use.
+        shared: whether other libraries may have used it in ways that are not recorded. With keep=False the driver gets
+        it at once, or at the pool's next use if a thread has the lock.
         """
         size = self.size_of(nbytes)
         if not readers and not shared and self.keep and type(writer) is Queue and writer.backend is self._source:
@@ -141,18 +141,18 @@ class Pool:
             self._turn.settle()
 
     def reclaim(self, queue: Queue, blocks: dict[int, list[int]]) -> None:
-        """Take back what a queue kept, after its present end."""
+        """Take back the blocks that a queue kept; they may be reused after its present end."""
         for size, addresses in blocks.items():
             for address in addresses:
                 self._turn.leave(Block(address, size, (queue,)))
 
     def trim(self) -> None:
-        """Wait for the device and give it everything that is kept."""
+        """Wait for the device and return all kept blocks to the driver."""
         with self._turn:
             self._trim()
 
     def count(self) -> tuple[int, int]:
-        """Bytes in use and bytes kept."""
+        """Return the bytes in use and the bytes kept."""
         with self._turn:
             cached = self._cached()
             return self._taken - cached, cached
@@ -173,7 +173,7 @@ class Pool:
         self._bins.setdefault(block.size, []).append(block)
 
     def _settle_shared(self, block: Block) -> None:
-        """Make a block wait for all present work of the device, once that can be expressed."""
+        """Mark a block with an event after all present work of the device, if that event can be recorded."""
         event = self._source.everything()
         if event is not None:
             block.marks, block.shared = (event,), False
@@ -185,19 +185,19 @@ class Pool:
         self._taken -= size
 
     def _collect(self, size: int) -> list[Block]:
-        """Return all kept blocks of a size, those of queues included."""
+        """Move the blocks of a size from all queues into their bin and return the bin."""
         found = self._bins.setdefault(size, [])
         for queue in self._queues():
             ready = (queue.blocks or {}).get(size)
             while ready:
                 try:
                     found.append(Block(ready.pop(), size, (queue,)))
-                except IndexError:  # another thread was first
+                except IndexError:  # another thread took the last one
                     break
         return found
 
     def _reuse(self, size: int, queue: Queue) -> int | None:
-        """Return the newest block that `queue` may have at once, or any whose last uses are done."""
+        """Return the newest block that `queue` may reuse at once, else one whose last uses are done, else None."""
         blocks = self._collect(size)
         for i in range(len(blocks) - 1, -1, -1):
             block = blocks[i]
@@ -217,8 +217,8 @@ class Pool:
         return all(self._source.reached(mark) for mark in block.marks)
 
     def _take(self, size: int, nbytes: int, queue: Queue) -> int:
-        """Allocate from the driver; if it has no memory, take a block after a wait on the device, then give everything
-        back.
+        """Allocate from the driver. If it has no memory, make the queue wait for a kept block of this size; if there is
+        none, return all kept blocks to the driver and try again.
         """
         try:
             return self._take_new(size)

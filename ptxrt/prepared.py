@@ -1,9 +1,9 @@
-"""Recorded calls: a call that is like an earlier one launches what that one launched and does not run the function.
+"""Recorded calls: a call that is like an earlier one repeats its launches and does not run the function.
 
 One mechanism serves three callers: `prepare`, functions marked `@remembered`, and kernels.
 
-1. `_key` holds what the launches of a call depend on: the function, the signatures of the device arrays, plain values.
-   Calls with equal keys are alike. `prepare` has an example instead and compares each call with it.
+1. `_key` returns what the launches of a call depend on: the function, the signatures of the device arrays, plain
+   values. Calls with equal keys are alike. `prepare` has no key: it compares each call with its example.
 2. `Recording` runs the function once with a recorder in the scope. Nothing is launched. Each launch is kept as a Plan
    with the origin of its arrays: an argument (over memory that knows its argument, `_Lent`), memory that the call
    allocates (`_Own`), or a fixed array. The result is kept in the same way.
@@ -12,8 +12,8 @@ One mechanism serves three callers: `prepare`, functions marked `@remembered`, a
    another stream, a graph capture, a trace), that function does nothing, and `Recording.run` launches plan by plan with
    full checks.
 
-Only calls that come a second time are recorded. Records belong to the device's backend (`Backend.remembered`); the
-oldest is dropped when there are too many. `ptxrt bench launch` measures what this saves.
+A call is recorded at its second occurrence. Records belong to the device's backend (`Backend.remembered`); the oldest
+is dropped when there are too many. `ptxrt bench launch` measures what this saves.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def prepare(op: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> Prepar
         prepared(x, "mxfp4", out=q)                # or another x and q of the same shapes and dtypes
         prepared(x)                                # arguments that are left out are those of the example
 
-    Nothing is launched here. The example's arrays are device arrays, or another library's. A prepared call does nothing
-    but its launches. It returns what `op` returns and also takes `stream=`. Memory that the call works in, and results
-    without `out`, are allocated here and used by every call, so that the next call overwrites such results. Numbers of
-    a kernel may differ from call to call; everything else must be like the example. `prepared.launches` are the
-    receipts.
+    `prepare` launches nothing. The example's arrays are device arrays, or another library's. A prepared call does
+    nothing but its launches. It returns what `op` returns and also takes `stream=`. Memory that the call works in, and
+    results without `out`, are allocated once and used by every call, so that each call overwrites the results of the
+    call before. Numbers of a kernel may differ from call to call; everything else must be like the example.
+    `prepared.launches` are the receipts.
 
     Raises:
         ArgumentError: `op` waits for the device or copies, which cannot be prepared; or a call is unlike the example.
@@ -79,14 +79,14 @@ class _Lent(Borrowed):
 
 
 class _Own(Borrowed):
-    """Memory that a recorded call allocates: an address that nothing else has, and no bytes."""
+    """Memory that a recorded call allocates: a unique address without bytes behind it."""
 
     __slots__ = ()
     FIRST, GAP = 1 << 60, 512
 
 
 class _Part:
-    """An address inside an array or behind an address of memory: what a launch needs of an array."""
+    """The memory and the address of an array, which are all that a launch needs of it."""
 
     __slots__ = ("address", "memory")
 
@@ -124,8 +124,8 @@ class _Recorder:
 class _Argument:
     """One argument: its name, the arrays in it, and their signatures.
 
-    attributes: the names of the arrays in an object, (None,) for an array itself, empty for a fixed value. number: of a
-    kernel's number that may change from call to call, its place in the launch.
+    attributes: the names of the arrays in an object, (None,) for an array itself, empty for a fixed value. number: the
+    position, among the launch's numbers, of a kernel's number that may differ from call to call; None for all others.
     """
 
     __slots__ = ("label", "value", "attributes", "first", "signatures", "number")
@@ -148,7 +148,7 @@ class _Argument:
         self.signatures = tuple(leaf.signature for leaf in leaves[self.first :])
 
     def lent(self, leaves: Sequence[DeviceArray]) -> Any:
-        """Return the argument over memory by which a recording knows it."""
+        """Return the argument with `_Lent` memory, by which the recording recognizes its arrays."""
         arrays = [
             DeviceArray(_Lent(leaf, self.first + i), leaf.address, leaf.shape, leaf.dtype, leaf.strides, leaf.writeable)
             for i, leaf in enumerate(leaves[self.first : self.first + len(self.attributes)])
@@ -163,7 +163,7 @@ class _Argument:
         return lent
 
     def put(self, value: Any, leaves: list) -> None:
-        """Place an argument of a call; ArgumentError unless it is like the example."""
+        """Store the arrays of an argument in `leaves`; ArgumentError unless it is like the example."""
         if not self.attributes:
             same = value is self.value or (type(value) is type(self.value) and _equal(value, self.value))
             if not same:
@@ -212,7 +212,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 class Recording:
-    """The launches of a call, the memory that they use, and its result.
+    """The launches of a call, the memory that they use, and the result of the call.
 
     arguments: in order. leaves: the example's arrays. steps: for each launch the plan, a place for each array, and the
     numbers. A place is (leaf, offset), (~own, offset) or a fixed array. own: the sizes of memory to allocate. assigned:
@@ -298,8 +298,8 @@ class Recording:
         return item.signature is self.leaves[leaf].signature and item.address == self.leaves[leaf].address
 
     def _tree(self, item: Any, lent: list) -> tuple:
-        """How a part of the result comes from a call: ("given", argument), ("leaf", leaf), ("view", place, array),
-        ("made", kind, {name: tree}), ("sequence", kind, [tree]), ("dict", {key: tree}) or ("same", item)."""
+        """Return the tree that rebuilds a part of the result: ("given", argument), ("leaf", leaf), ("view", place,
+        array), ("made", kind, {name: tree}), ("sequence", kind, [tree]), ("dict", {key: tree}) or ("same", item)."""
         for i, value in enumerate(lent):
             if item is value and self.arguments[i].attributes:
                 return "given", i
@@ -318,9 +318,7 @@ class Recording:
         return "same", item
 
     def _is_new(self) -> bool:
-        """Return whether each call can return a result of its own, in which nothing is shared that a caller could
-        change.
-        """
+        """Return whether the result of each call shares no mutable object with the result of another call."""
         return (
             not self.assigned
             and _is_new(self.result)
@@ -353,7 +351,9 @@ class Recording:
         self.replay, self._result = writer.known["replay"], writer.known["result"]
 
     def run(self, arguments: Sequence[Any], leaves: Sequence[DeviceArray], queue: Queue, recorder: Any) -> Any:
-        """Run the call with full checks: launch by launch, each after what it depends on, or into a graph."""
+        """Run the call with full checks, launch by launch. Each launch waits for what it depends on; a recorder takes
+        it instead of the machine.
+        """
         make = new_memory if recorder is None else recorder.new_memory
         own = [make(self.backend, nbytes, queue) for nbytes in self.own]
         numbers = [
@@ -383,7 +383,7 @@ _IMMUTABLE = (int, float, complex, str, bytes, type(None), type, np.dtype, np.ge
 
 
 def _is_new(tree: tuple) -> bool:
-    """Return whether what a tree describes is new in each call, an argument, or immutable."""
+    """Return whether a tree describes an object that is new in each call, an argument, or immutable."""
     kind = tree[0]
     if kind == "sequence":
         return all(map(_is_new, tree[2]))
@@ -393,7 +393,7 @@ def _is_new(tree: tuple) -> bool:
 
 
 def _made(kind: type, fields: dict[str, Any]) -> Any:
-    """Make an object with these fields without its constructor, whose checks passed when the call was recorded."""
+    """Make an object with these fields. The constructor is skipped: its checks passed when the call was recorded."""
     made = kind.__new__(kind)
     made.__dict__.update(fields)
     return made
@@ -438,7 +438,7 @@ class _Writer:
         ]
         checked = [(one, other) for one, other in sorted(pairs) if one in memories and other in memories]
         tests += [f"{one} is not {other}" for one, other in checked]
-        # Memory of its own overlaps with no other memory; where some is borrowed, addresses must be compared.
+        # Owned memory overlaps with no other memory. Borrowed memory may: `Recording.run` compares the addresses.
         tests += [f"{name}.is_owned" for name in sorted({name for pair in checked for name in pair})]
         if self.recording.own:
             tests.append("_queue.lasting")
@@ -466,7 +466,7 @@ class _Writer:
         return f"_m{place[0]}"
 
     def _launch(self, plan: Plan, places: Sequence[Any], values: tuple) -> list[str]:
-        """Write one launch. It has packets of its own, in which fixed numbers stand."""
+        """Write one launch. Its packets are used by this launch alone and hold the fixed numbers already."""
         spare: list[Packet] = []
         varying = {
             argument.number: f"_g{i}"
@@ -491,7 +491,7 @@ class _Writer:
         return [
             "try:",
             f"    _q = {take}()",
-            "except IndexError:",  # another thread may take the last one between a test and a pop
+            "except IndexError:",  # no test before the pop: another thread may take the last one in between
             f"    _q = {new}()",
             "_words = _q.words",
             *(f"_words[{slot}] = {self._address(place)}" for slot, place in zip(plan.slots, places)),
@@ -511,11 +511,11 @@ class _Writer:
         return (f"_a{which}.address" if which >= 0 else f"_w{~which}.address") + (f" + {offset}" if offset else "")
 
     def assigning(self, indent: str) -> list[str]:
-        """Write lines that store in the arguments what the function stored there."""
+        """Write lines that repeat the function's stores to attributes of its arguments."""
         return [f"{indent}_g{i}.{name} = {self.expression(tree)}" for i, name, tree in self.recording.assigned]
 
     def expression(self, tree: tuple) -> str:
-        """A part of the result."""
+        """Write the expression of a part of the result."""
         kind = tree[0]
         if kind == "given":
             return f"_g{tree[1]}"
@@ -523,7 +523,7 @@ class _Writer:
             return f"_a{tree[1]}"
         if kind == "view":
             (which, offset), array = tree[1:]
-            if which < 0:  # memory of its own is aligned
+            if which < 0:  # owned memory is aligned
                 return f"_of(_w{~which}, _w{~which}.address + {offset}, {self.name(array.signature)})"
             view = (array.shape, array.dtype, array.signature.strides, array.writeable)
             return f"_array(_a{which}.memory, _a{which}.address + {offset}, *{self.name(view)})"
@@ -605,9 +605,9 @@ def _careful(recording: Recording) -> Callable:
 def remembered(function: Callable[P, R], numbers: Collection[str] = ()) -> Callable[P, R]:
     """Mark a function whose launches depend only on the shapes, dtypes and plain values of its arguments.
 
-    The launches of a call on device arrays are recorded when it comes a second time. A call that is alike then only
-    repeats them, on its own arrays and on new memory for what the function allocates. numbers: names of arguments that
-    launches take as they come.
+    The launches of a call on device arrays are recorded at its second occurrence. Later calls that are alike only
+    repeat them, on their own arrays and on new memory for what the function allocates. numbers: names of arguments
+    whose values may differ between calls that are alike.
     """
 
     @wraps(function)
@@ -620,7 +620,7 @@ def remembered(function: Callable[P, R], numbers: Collection[str] = ()) -> Calla
         backend = leaves[0].backend
         calls = (
             backend.remembered.calls
-        )  # key -> a recording, or None before and without one; and the objects that the key holds by identity
+        )  # key -> (_FIRST after one call, then a Recording or None; the objects that the key holds by identity)
         found = calls.get(key)
         if found is None:
             result = function(*arguments, **named)
@@ -648,7 +648,7 @@ def _recorded(function: Callable, arguments: tuple, named: dict[str, Any]) -> Re
     """Return the recording of a call; None if each call must run the function."""
     try:
         recording = Recording(function, arguments, named, keep=False)
-    except PtxError:  # it waits, copies or is refused; the function has the better message
+    except PtxError:  # it waits, copies or is refused: the function itself raises the clearer error
         return None
     return recording if recording.is_new else None
 
@@ -656,7 +656,7 @@ def _recorded(function: Callable, arguments: tuple, named: dict[str, Any]) -> Re
 def _key(
     function: Callable, arguments: tuple, named: dict[str, Any], numbers: Collection[str], leaves: list, held: list
 ) -> tuple | None:
-    """Return what the launches of a call depend on; None if that is unknown.
+    """Return a key of all that the launches of a call depend on; None if that cannot be known.
 
     Device arrays are appended to `leaves`, immutable objects that the key holds by identity to `held`.
     """
@@ -716,13 +716,13 @@ def _add(value: Any, add: Callable, leaves: list, held: list) -> bool:
 
 
 _EXACT = frozenset((bool, int, str, type(None), *(type(np.dtype(name)) for name in ("f2", "f4", bf16.dtype))))
-# Classes of which one object held device arrays.
+# Classes of which an object with device arrays was found.
 _HOLDERS: set[type] = set()
 
 
 @cache
 def _is_frozen(kind: type) -> bool:
-    """Whether objects of a class never change: frozen dataclasses."""
+    """Return whether objects of a class never change, which frozen dataclasses promise."""
     parameters = getattr(kind, "__dataclass_params__", None)
     return parameters is not None and parameters.frozen
 

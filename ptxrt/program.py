@@ -27,14 +27,14 @@ _STRUCT_CODES = {
 
 
 def load(path: str | os.PathLike[str]) -> "Program":
-    """Load a `.ptx`, on a GPU machine also a fatbin or cubin, on the current machine.
+    """Load a `.ptx` file on the current machine. GPU machines also load a fatbin or cubin.
 
     `program["name"](grid, block, *arguments, shared_bytes=0, stream=None)` launches an entry. `program.refused` maps
-    entries that use what the emulator does not implement to the error with the instruction and its line.
+    entries with instructions that the emulator does not implement to the error, with the instruction and its line.
 
     Raises:
         FileError: The file is missing, of another kind, or one that the machine cannot run.
-        Unsupported: No entry is left.
+        Unsupported: The machine can run none of the entries.
         PtxSyntaxError: The text is not PTX.
     """
     path = checked_path(path)
@@ -53,7 +53,7 @@ def emulate(text: str, name: str) -> "Program":
 class Program(Mapping[str, "ProgramEntry"]):
     """A loaded file: a mapping from entry names to launchable entries.
 
-    refused: the entries that the machine cannot run, each with its error, which asking for the entry raises.
+    refused: by name, the errors of entries that the machine cannot run. A lookup of such an entry raises its error.
     """
 
     def __init__(self, backend: Backend, module):
@@ -102,7 +102,7 @@ class ProgramEntry:
 
         grid, block: one to three numbers. An argument is a NumPy array (uploaded, and copied back after the launch if
         it is writeable), a device array (used in place), None (a null pointer), a NumPy scalar of the parameter's size,
-        bytes or a structured scalar for a struct by value, or, if the PTX text tells the type, a Python number. The
+        bytes or a structured scalar for a struct by value, or, if the PTX text declares the type, a Python number. The
         call waits if it has NumPy arrays.
         """
         grid, block = _three("grid", grid), _three("block", block)

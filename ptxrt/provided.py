@@ -1,7 +1,7 @@
-"""What a module needs of modules above it: the package says where it is, and it is loaded at first use.
+"""Modules of higher layers by name, loaded at first use.
 
-A module may import only what stands below it (CONTRIBUTING.md). A few methods, as `DeviceArray.copy`, are built on what
-stands above: they ask here for it by name.
+A module may import only modules of lower layers (CONTRIBUTING.md). A few methods, such as `DeviceArray.copy`, need a
+module of a higher layer. The package registers its loader here, and the method looks it up by name.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,10 @@ _LOADERS: dict[str, Callable[[], Any]] = {}
 
 
 def provide(name: str, load: Callable[[], Any]) -> None:
-    """Say how to load what `provided(name)` gives."""
+    """Register the loader for `provided(name)`."""
     _LOADERS[name] = load
 
 
 def provided(name: str) -> Any:
-    """What was provided by this name."""
+    """Return what the loader of this name returns."""
     return _LOADERS[name]()

@@ -1,7 +1,7 @@
-"""Choosing the machine that runs: what there is, `using`, the environment, the default.
+"""The choice of the machine that runs kernels: the available ones, `using`, the environment, the default.
 
 Machines: `native` (sm_120 and sm_121 code on such a GPU), `portable` (the same sources on any GPU from sm_80 on) and
-`emulator` (the PTX text on the CPU). Nothing above asks which one it has.
+`emulator` (the PTX text on the CPU). Callers do not depend on which one they have.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ MACHINES = ("native", "portable", "emulator")
 NATIVE_CAPABILITIES = ((12, 0), (12, 1))
 PORTABLE_CAPABILITY = (8, 0)
 
-# Backends by machine, device and options, while something refers to them. Those of GPUs stay alive; of emulators, which
-# have memory and modules of their own, the latest stay.
+# Backends by machine, device and options, as weak references. `_kept` keeps those of GPUs alive, and the latest
+# EMULATORS emulators alone, because each of them has its own memory and modules.
 _opened: WeakValueDictionary[Any, Backend] = WeakValueDictionary()
 _kept: dict[Backend, None] = {}
 EMULATORS = 8
-# By PTXRT_MACHINE, the backend that calls use by default.
+# The default backend for each value of PTXRT_MACHINE.
 _defaults: dict[str | None, Backend] = {}
 _opening = RLock()
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Whether a machine is available. detail: what it is, or why it is not."""
+    """Whether a machine is available. detail: its description, or why it is not available."""
 
     name: str
     available: bool
@@ -64,7 +64,7 @@ class Machines(dict[str, Machine]):
 
 
 def machines() -> Machines:
-    """Return every machine by name: what it is, or why it is not available. The result prints as a table."""
+    """Return every machine by name: its description, or why it is not available. The result prints as a table."""
     from .driver import probe
 
     found = probe()
@@ -89,7 +89,7 @@ def _suits(name: str, capability: tuple[int, int]) -> bool:
 
 
 def current() -> Backend:
-    """Return the backend that calls use now: of `using`, else of PTXRT_MACHINE, else native, portable or emulator."""
+    """Return the backend of `using`, else of PTXRT_MACHINE, else the default (native, portable or emulator)."""
     return scope().backend or _default()
 
 
@@ -112,7 +112,7 @@ def _notice() -> None:
 
 
 def place(device: int | None = None) -> Backend:
-    """Return the backend of the current machine, on the device of that number where one is named."""
+    """Return the backend of the current machine, on device number `device` if one is given."""
     backend = current()
     return backend if device is None else backend.on_device(device)
 
@@ -244,18 +244,18 @@ def _open(name: str, ordinal: int, options: dict[str, Any]) -> Backend:
 
 
 class using:
-    """Choose the machine: `using("emulator")` from here on, `with using("emulator"):` for a block.
+    """Choose the machine: `using("emulator")` from now on, `with using("emulator"):` for a block.
 
     The choice holds for the current thread or task; elsewhere PTXRT_MACHINE and the default hold. docs/emulator.md
     describes the options of the emulator: arithmetic="float64" or "hardware" (the sums of tensor cores), ptx="native"
-    or "portable", checks=True, budget=None (instructions at most), timeout=None (seconds of a launch),
+    or "portable", checks=True, budget=None (the most instructions), timeout=None (the most seconds of a launch),
     bank_conflicts=False, races=False (or True, or "strict"), strict=False (races and both schedules), profile=False,
     schedule="together" or "warps".
 
     Args:
         machine: "native", "portable" or "emulator".
-        device: A number, as CUDA counts; None is the first device that the machine runs on.
-        options: Of the emulator.
+        device: The CUDA number of a device; None is the first device that the machine runs on.
+        options: Options of the emulator.
 
     Raises:
         MachineError: The machine is not available.

@@ -19,12 +19,12 @@ class Stream:
             y = ptxrt.quantize(x, "mxfp4")
         stream.synchronize()
 
-    Arrays may be used in several streams: launches of this library wait for each other where they depend on each other.
+    Arrays may be used in several streams: a launch of this library waits for the launches that it depends on.
     Other libraries take the stream by `__cuda_stream__`.
 
     Args:
-        device: A number, as CUDA counts; None is the current device.
-        priority: Lower numbers come first, as in CUDA.
+        device: The CUDA number of a device; None is the current device.
+        priority: Lower numbers have higher priority, as in CUDA.
     """
 
     def __init__(self, *, device: int | None = None, priority: int = 0):
@@ -47,15 +47,13 @@ class Stream:
         self.backend.synchronize(self.queue)
 
     def record(self) -> "Event":
-        """An event at the present end of the stream."""
+        """Record a new event at the present end of the stream."""
         event = Event(device=self.backend.ordinal)
         event.record(self)
         return event
 
     def wait(self, other: Event | StreamLike) -> None:
-        """Make what comes next in this stream wait, on the device, for an Event or for the present end of another
-        stream.
-        """
+        """Make later work in this stream wait, on the device, for an Event or for the present end of another stream."""
         if isinstance(other, Event):
             self.backend.wait(self.queue, other._point("wait"))
         else:
@@ -85,7 +83,7 @@ class Event:
         start.elapsed_time(stop)            # milliseconds; waits for both
 
     Args:
-        device: A number, as CUDA counts; None is the current device.
+        device: The CUDA number of a device; None is the current device.
     """
 
     def __init__(self, *, device: int | None = None):
@@ -127,10 +125,10 @@ class Event:
 
 
 def memory_info(*, device: int | None = None) -> MemoryInfo:
-    """Return the bytes that live arrays use, that are kept for reuse, that are free, and in all, on the current
-    machine.
+    """Return the bytes of the current machine that live arrays use, that are kept for reuse, that are free, and in
+    total.
 
-    The driver's figure of free memory counts what is kept as taken; `trim_memory` gives it back.
+    The free bytes, as the driver reports them, exclude those kept for reuse; `trim_memory` returns these to the driver.
     """
     return place(device).memory_info()
 

@@ -1,9 +1,9 @@
-"""Candidate rules by which a matrix instruction may add, and which of them agree with what a machine gave.
+"""Candidate rules by which a matrix instruction may add, and a filter for those that agree with a machine's results.
 
 An instruction adds K exact products and C. Machines differ in how many products they add at once, to which exponent
-they align them, how many bits they keep, and where they round. `candidates` are all combinations of what is known of
-tensor cores and of what would be natural beside; `agreeing` leaves those that give every result to the bit. Nothing
-here asks which machine it is.
+they align them, how many bits they keep, and where they round. `candidates` lists all combinations of the behaviors
+known of tensor cores and of similar ones; `agreeing` keeps those that reproduce every result to the bit. The candidates
+do not depend on the machine.
 
 Source of the known ones: MMA-Sim (arXiv 2511.10909), "Recovering single precision accuracy from tensor cores" (arXiv
 2203.03341), FTTN (arXiv 2403.00232).
@@ -20,20 +20,20 @@ import numpy as np
 from . import formats
 from .atlas import Kind
 
-#: Fractional bits that candidates keep below the largest exponent. Operands go no further than the last, which stands
-#: for all bits.
+#: Fractional bits that candidates keep below the largest exponent. The last number stands for all bits, because no
+#: operands have more.
 BITS = (*range(10, 29), 35, 44)
-_SCREENS = (24, 400, 1 << 30)  # how many results a candidate has to give, before it meets more
+_SCREENS = (24, 400, 1 << 30)  # numbers of results to compare, in stages: few results exclude most candidates
 _NOTHING = -4000  # the exponent of a product that is zero
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What n sums are made of, float64: products [n, K] without scales, their scales [n, K] (None without), C [n].
+    """The terms of n sums, float64: products [n, K] without scales, their scales [n, K] (None without), C [n].
 
-    fields: exponents [n, K] of the products by the fields of their factors, scales included: a subnormal factor has the
-    smallest exponent. factors: the same with every element as it is normalized; in formats of up to 8 bits as f16 has
-    it. of_scales: exponents of the scales by their fields.
+    fields: exponents [n, K] of the products: the sum of the exponents that their factors and scales store, where a
+    subnormal factor has the smallest exponent. factors: the same with normalized elements; elements of up to 8 bits are
+    normalized as in f16. of_scales: exponents of the scales as stored.
     """
 
     products: np.ndarray
@@ -75,9 +75,9 @@ class Rule:
     """A way to add.
 
     whole: how many neighbouring products add up exactly to one term, before scales. at_once: how many products are in
-    one sum; sums follow each other, each with the result of the last. order: which products are in one. bits: how many
-    fractional bits are kept below the largest exponent. cut: what becomes of bits beyond. exponent: that of a term.
-    joins: where C is added. result: how a sum is rounded.
+    one sum; each sum adds to the result of the sum before. order: which products share a sum. bits: how many fractional
+    bits are kept below the largest exponent. cut: how terms are cut off or rounded to these bits. exponent: which
+    exponent of a term counts. joins: where C is added. result: how a sum is rounded.
     """
 
     whole: int
@@ -138,7 +138,7 @@ def candidates(kind: Kind, type: str) -> Iterator[Rule]:
             if not whole <= at_once <= depth:
                 continue
             orders = ["neighbors", "strided"][: 1 + (at_once < depth and whole == 1)]
-            if kind.width >= 4 and at_once == 16 and whole == 1:  # as where f16 MMAs take a half of each register
+            if kind.width >= 4 and at_once == 16 and whole == 1:  # as if f16 MMAs each took one half of every register
                 orders.append("words")
             several = bool(kind.scales and kind.scales.blocks > 1)
             joins = ["first", "last"] + ["block"] * (several and whole == 1 and at_once * kind.scales.blocks <= depth)
@@ -151,12 +151,12 @@ def candidates(kind: Kind, type: str) -> Iterator[Rule]:
                     if bits == BITS[-1] and (cut, exponent) != ("zero", "scales" if whole > 1 else exponents[0]):
                         continue  # nothing is cut off
                     if enough <= bits < BITS[-1] and (join == "block" or join == "last" and not several):
-                        continue  # without C nothing is either
+                        continue  # without C, nothing is cut off either
                     yield Rule(whole, at_once, order, bits, cut, exponent, join, result)
 
 
 def _enough_bits(kind: Kind, type: str) -> int:
-    """The fractional bits below the largest exponent that any product of two elements has."""
+    """The number of fractional bits below the largest exponent that holds every product of two elements."""
     if type in ("f16", "bf16", "tf32"):
         return BITS[-1]
     element = getattr(formats, type)
@@ -164,7 +164,10 @@ def _enough_bits(kind: Kind, type: str) -> int:
 
 
 def agreeing(kind: Kind, type: str, terms: Terms, results: np.ndarray, rules=None) -> list[Rule]:
-    """The candidates that give all results (float64 [n], finite) to the bit; `rules` in place of all candidates."""
+    """The candidates that reproduce all results (float64 [n], finite) to the bit.
+
+    rules: the rules to test; None for all candidates.
+    """
     found = list(candidates(kind, type) if rules is None else rules)
     for count in _SCREENS:
         chosen = slice(None, None, max(1, len(results) // count))
@@ -207,7 +210,7 @@ def _evaluate(kind: Kind, rule: Rule, terms: Terms, kept: np.ndarray) -> np.ndar
 
 
 def _chain(rule: Rule, values, exponents, total, kind: Kind, part, bits) -> np.ndarray:
-    """Sums [bits, n] that follow each other, each with the result of the last."""
+    """A chain of sums [bits, n]: each adds to the result of the sum before."""
     count = values.shape[1]
     size = min(rule.at_once // rule.whole, count)
     place = np.arange(count)
@@ -228,7 +231,7 @@ def _chain(rule: Rule, values, exponents, total, kind: Kind, part, bits) -> np.n
 
 
 def _by_block(kind: Kind, rule: Rule, terms: Terms, part, bits) -> np.ndarray:
-    """Each block of one scale begins with zero, and its sum times the scale joins C by a fused multiply-add."""
+    """The sum of each block of one scale starts at zero; a fused multiply-add with the scale adds it to C."""
     size = kind.depth // kind.scales.blocks
     total = np.broadcast_to(terms.c, (len(bits), len(terms.c)))
     if rule.exponent == "values":
@@ -243,20 +246,20 @@ def _by_block(kind: Kind, rule: Rule, terms: Terms, part, bits) -> np.ndarray:
 
 
 def _exponent(values: np.ndarray) -> np.ndarray:
-    """floor(log2 |value|), and that of zero very low."""
+    """floor(log2 |value|); _NOTHING for zero."""
     return np.where(values == 0, _NOTHING, np.frexp(values)[1] - 1)
 
 
 def _two_sum(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """x + y rounded to float64, and what the rounding left out (Knuth)."""
+    """x + y rounded to float64, and the rounding error (Knuth)."""
     total = x + y
     other = total - x
     return total, (x - (total - other)) + (y - other)
 
 
 def _nearest(total: np.ndarray, rest: np.ndarray | float = 0.0) -> np.ndarray:
-    """total + rest to the nearest f32: a float64 that is not exact is made odd, so that the second rounding is the
-    only one."""
+    """total + rest, rounded once to the nearest f32: an inexact float64 is rounded to odd first, so that the two
+    roundings equal one."""
     odd = (total.view(np.int64) & 1).astype(bool)
     toward = np.where(rest > 0, np.inf, -np.inf)
     moved = np.where((rest != 0) & ~odd, np.nextafter(total, toward), total)
@@ -285,7 +288,7 @@ def _same(total: np.ndarray) -> np.ndarray:
 
 
 _CUT = {"zero": np.trunc, "down": np.floor, "nearest": np.rint}
-#: By name: what each sum is rounded with, and what the last.
+#: By name: the rounding of each sum, and a further rounding of the last.
 _ROUND = {
     "zero": (_toward_zero, _same),
     "nearest": (_nearest, _same),
@@ -297,7 +300,7 @@ _ROUND = {
 
 
 def in_words(rules: Sequence[Rule], shown: int = 2) -> list[str]:
-    """Lines that name the rules, the first few of many: those that keep most and add most at once come first."""
+    """Lines that name the first `shown` rules. Rules that keep more bits and add more products at once come first."""
     if not rules:
         return ["no candidate gives all sums"]
     order = sorted(rules, key=lambda rule: (rule.bits != BITS[-1], -rule.at_once, rule.whole))

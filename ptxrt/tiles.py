@@ -1,8 +1,8 @@
 """The layout of keys and values of attention in tiles of 64 keys: `TileLayout`, the twin of
 kernels_cu/tile/block_tiles.cuh.
 
-A layout is two tables of places: where each byte of plain codes stands in a tile, and where each scale. Plain codes and
-scales are those of `blocks.py`, with blocks along the last axis for keys and along the keys for values.
+A layout is two tables of places in a tile: of each byte of the plain codes, and of each scale. Plain codes and scales
+are those of `blocks.py`, with blocks along the last axis for keys and along the keys for values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ALL, _WHOLE_DEPTHS = (32, 64, 96, 128, 192, 256), (64, 128, 192, 256)
 TILE_DIMS = {"mxfp8": _ALL, "mxfp4": _WHOLE_DEPTHS, "nvfp4": _WHOLE_DEPTHS, "bf16": _ALL}
 # Values that the matrix instruction of a block format multiplies at once, along the blocks.
 _DEPTHS = {"mxfp8": 32, "mxfp4": 64, "nvfp4": 64}
-# The scale bytes that stand for 1.
+# The scale bytes of the value 1.
 _ONES = {"mxfp8": 0x7F, "mxfp4": 0x7F, "nvfp4": 0x38}
 
 
@@ -39,7 +39,7 @@ def tiles_of(keys: int, sequences: int = 1) -> int:
 
 
 def swizzled(rows: int, row_chunks: int, xor) -> np.ndarray:
-    """Return where byte b of row r stands, [rows, 16 row_chunks]: in chunk (b / 16) ^ xor(r) of the row."""
+    """Return the place of byte b of row r, [rows, 16 row_chunks]: in chunk (b / 16) ^ xor(r) of the row."""
     row, byte = np.ogrid[:rows, : row_chunks * _CHUNK]
     return (row * row_chunks + (byte // _CHUNK ^ xor(row))) * _CHUNK + byte % _CHUNK
 
@@ -61,7 +61,7 @@ class TileLayout:
 
     dim: the head dimension compiled for. codes_places: of keys [64, bytes of a row], of values in block formats
     [bytes of a column, dim], in 16 bits [64, 2 dim]. scale_places: of keys [64, dim / block], of values
-    [64 / block, dim]. nbytes: of a tile. Bytes of a tile at no place are 0.
+    [64 / block, dim]. nbytes: bytes of a tile. Unused bytes are 0.
     """
 
     format: str
@@ -85,12 +85,12 @@ class TileLayout:
 
     @cached_property
     def code_bytes(self) -> int:
-        """Bytes of codes, which come first."""
+        """Bytes of the codes of a tile. The scales follow them."""
         return TILE_KEYS * self.dim * (self.block.bits if self.block else 16) // 8
 
     @cached_property
     def codes_places(self) -> np.ndarray:
-        """Return where the bytes of plain codes stand in a tile."""
+        """Return the places of the bytes of plain codes in a tile."""
         if not self.block:
             return shared_tile(TILE_KEYS, 2 * self.dim)
         if self.role == "v":
@@ -106,7 +106,7 @@ class TileLayout:
 
     @cached_property
     def scale_places(self) -> np.ndarray:
-        """Return where the plain scales stand in a tile; none in 16 bits."""
+        """Return the places of the plain scales in a tile; none in 16 bits."""
         if not self.block:
             return np.zeros((0, self.dim), np.int64)
         if self.role == "k":
@@ -161,9 +161,9 @@ class TileLayout:
     ) -> np.ndarray:
         """Encode x [batch, heads, keys, cols] as tiles [batch, heads, tiles, nbytes], filled up with zeros.
 
-        key_ends: [batch]; keys from there on are zeros. key_starts: with key_ends, [sequences], where packed sequences
-        of a batch of one begin, each with its own tile. mean: [batch or sequences, heads, cols], subtracted first, in
-        float32. A block without values of x has a scale of 1.
+        key_ends: [batch]; keys from there on are zeros. key_starts: with key_ends, [sequences], the starts of packed
+        sequences in a batch of one; each begins with its own tile. mean: [batch or sequences, heads, cols], subtracted
+        first, in float32. A block without values of x has a scale of 1.
         """
         batch, heads, keys, cols = x.shape
         packed = key_starts is not None

@@ -21,8 +21,7 @@ class trace:
 
     Args:
         timing: Whether each launch is also measured between two events in its stream, on the emulator by the host's
-            clock. Times are read, and waited for, when they are asked for. Without it a trace changes nothing of what
-            is launched.
+            clock. Reading the times waits for the events. Without timing a trace adds no work to a stream.
     """
 
     def __init__(self, *, timing: bool = False):
@@ -56,7 +55,7 @@ class trace:
         return iter(self.launches)
 
     def milliseconds(self) -> list[float | None]:
-        """Return the time of each launch on its device, None if it was not measured. This waits for what still runs."""
+        """Return the milliseconds of each launch, None if it was not measured. Waits for launches that still run."""
         times: list[float | None] = []
         for _, backend, start, stop in self._records:
             if start is None:
@@ -79,7 +78,7 @@ class trace:
         ]
 
     def json(self) -> str:
-        """The rows as text."""
+        """The rows as JSON text."""
         return json.dumps(self.rows(), indent=1)
 
     def __str__(self) -> str:
@@ -108,7 +107,7 @@ class trace:
 
 
 def _rates(row: dict[str, Any]) -> tuple[str, str]:
-    """A time and the bytes per second that it means, or nothing."""
+    """The milliseconds and GB/s of a row as text; empty if they are unknown."""
     time = row["milliseconds"]
     if time is None:
         return "", ""

@@ -1,8 +1,8 @@
-"""Trials of matrix instructions with registers that are given bit by bit, and what they tell.
+"""Trials of matrix instructions on registers that are set bit by bit, and conclusions from their results.
 
-`codes` shows what each code of a container and each scale stands for, bits without meaning and NaN included. `sums`
-shows how products and C add up: its operands tell the candidates of `ptxrt.summation` apart. Both run on the current
-machine; neither knows what comes out. `ptxrt probe` holds it against the emulator with `hardware` arithmetic.
+`codes` shows the value of each code of a container and of each scale, including padding bits and NaN. `sums` shows how
+products and C add up: its operands distinguish the candidates of `ptxrt.summation`. Both run on the current machine and
+assume no results. `ptxrt probe` compares the results with the emulator's `hardware` arithmetic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from . import formats, given_registers, summation
 from .atlas import COLUMNS, ROWS, Kind
 from .errors import EmulatorFault
 
-#: Launches a form on registers a, b, c, scales and gives d.
+#: Launches a form on registers a, b, c and scales, and returns those of d.
 Launch = Callable[..., np.ndarray]
 
 _SCALES = ("scales_a", "scales_b")
@@ -26,8 +26,8 @@ _NAMES = {"a": "A", "b": "B", "scales_a": "scales of A", "scales_b": "scales of 
 
 @dataclass(frozen=True)
 class Codes:
-    """What codes of one operand gave: D of one product with a 1, bits uint32, and its numbers. refused: the codes that
-    the machine did not take, with its reason."""
+    """Results for codes of one operand. d: the bits (uint32) of D of one product with a 1. numbers: the values of d.
+    refused: the codes that the machine refused, with its reason."""
 
     operand: str
     codes: np.ndarray
@@ -38,7 +38,7 @@ class Codes:
 
 
 def element_codes(type: str, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """The codes of a container that are tried, and those with bits outside of the element: two arrays of uint32."""
+    """The codes of a container that are tried, without and with padding bits: two arrays of uint32."""
     if bits <= 8:
         code = np.arange(1 << bits, dtype=np.uint32)
         if type in ("s8", "u8"):
@@ -55,7 +55,7 @@ def element_codes(type: str, bits: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _encode(type: str, values: np.ndarray) -> np.ndarray:
-    """Codes of values that a type has; of e2m1 and 6 bits without the shift of containers."""
+    """Codes of values that a type has, in the lowest bits: not shifted as in a container."""
     if type == "f16":
         return values.astype(np.float16).view(np.uint16).astype(np.uint32)
     if type == "bf16":
@@ -86,7 +86,7 @@ def _unit(kind: Kind) -> int:
 
 
 def codes(launch: Launch, kind: Kind, type: str) -> Iterator[Codes]:
-    """What every code of A, B and their scales gives in a product with 1, or those of 16 bits and more that tell."""
+    """Multiply every code of A, B and their scales by 1; of types of 16 bits and more, the codes of `element_codes`."""
     clean, padded = element_codes(type, kind.bits("a"))
     for operand in ("a", "b"):
         first = _given(launch, kind, type, operand, clean)
@@ -105,7 +105,7 @@ def codes(launch: Launch, kind: Kind, type: str) -> Iterator[Codes]:
 
 
 def _given(launch: Launch, kind: Kind, type: str, operand: str, tried: np.ndarray) -> np.ndarray:
-    """D's codes of one product, of which `operand` has the tried codes in turn and all else is 1."""
+    """D's codes of one product for each tried code of `operand`. The other factors are 1."""
     if not len(tried):
         return np.zeros(0, np.uint32)
     by_row = operand in ("a", "scales_a")
@@ -124,9 +124,9 @@ def _given(launch: Launch, kind: Kind, type: str, operand: str, tried: np.ndarra
 
 
 def told_by_codes(kind: Kind, type: str, found: list[Codes]) -> list[str]:
-    """Lines: the bits that matter and those that do not, what padding does, and what gives NaN and infinities.
+    """Lines: the bits that matter and those that do not, the effect of padding, and the codes of NaN and infinities.
 
-    What two operands have in common is told once.
+    A line that holds for both operands appears once.
     """
     told = [(_NAMES[each.operand], _told_of(kind, type, each)) for each in found]
     lines = []
@@ -140,7 +140,7 @@ def told_by_codes(kind: Kind, type: str, found: list[Codes]) -> list[str]:
 
 
 def _told_of(kind: Kind, type: str, found: Codes) -> list[str]:
-    """What there is to tell of one operand."""
+    """The lines of one operand."""
     bits = 8 if found.operand.startswith("scales") else kind.bits(found.operand)
     given = dict(zip(found.codes.tolist(), found.d.tolist()))
 
@@ -209,7 +209,7 @@ class Operands:
 
 
 class _Draw:
-    """Operands of a form by numbers: elements, C and scales of chosen exponents."""
+    """A source of random operands of a form: elements, C and scales with chosen exponents."""
 
     def __init__(self, kind: Kind, type: str, rng: np.random.Generator):
         self.kind, self.type, self.rng = kind, type, rng
@@ -223,7 +223,7 @@ class _Draw:
             self.lowest, self.highest = (-14, 15) if type == "f16" else (-60, 60)
 
     def elements(self, shape, low: int, high: int, signs: bool = True) -> np.ndarray:
-        """Values with exponents from low to high, as far as the type has them, and all mantissas."""
+        """Values with exponents from low to high, as far as the type has them, and random mantissas."""
         low, high = max(low, self.lowest), max(min(high, self.highest), self.lowest)
         low = min(low, high)
         if self.narrow:
@@ -235,7 +235,7 @@ class _Draw:
         return values * self.rng.choice([-1.0, 1.0], shape) if signs else values
 
     def subnormals(self, shape) -> np.ndarray:
-        """Positive values that the type has as subnormal numbers."""
+        """Positive subnormal values of the type."""
         if self.narrow:
             smallest = 2 - (1 << getattr(formats, self.type).exponent_bits - 1)
             return self.rng.choice(self.pool[self.pool < 2.0**smallest], shape)
@@ -243,7 +243,7 @@ class _Draw:
         return np.ldexp(self.rng.integers(1, 1 << self.mantissa, shape).astype(float), step)
 
     def sums(self, exponents: np.ndarray) -> np.ndarray:
-        """Values of C with these exponents and all mantissas."""
+        """Values of C with these exponents and random mantissas and signs."""
         bits = 10 if self.kind.accumulator == "f16" else 23
         if self.kind.accumulator == "f16":
             exponents = np.clip(exponents, -24, 14)
@@ -252,7 +252,7 @@ class _Draw:
         return given_registers.sums(self.kind, given_registers.codes_of_sums(self.kind, values))
 
     def scales(self, spread: int) -> list[np.ndarray]:
-        """Codes of scales: ue8m0 up to 2^spread from 1; ue4m3 of all numbers where spread is not 0, else 1."""
+        """Codes of scales: 1 if spread is 0, else ue8m0 from 2^-spread to 2^spread, or any positive ue4m3."""
         shapes = [(1, *self.kind.shape(each)) for each in _SCALES]
         if not spread:
             return [np.full(shape, _unit(self.kind), np.uint32) for shape in shapes]
@@ -261,7 +261,7 @@ class _Draw:
 
 
 def operands(kind: Kind, type: str, seed: int = 0) -> Operands:
-    """Operands that tell the candidates of a form apart, the same for one seed."""
+    """Operands that distinguish the candidates of a form. Equal seeds give equal operands."""
     if kind.accumulator == "s32":
         return _bytes(kind, np.random.default_rng(seed))
     draw = _Draw(kind, type, np.random.default_rng(seed))
@@ -278,9 +278,9 @@ def operands(kind: Kind, type: str, seed: int = 0) -> Operands:
         add(a, b, np.zeros(shape_c), spread)
         add(a, b, draw.sums(rng.integers(-6, 28, shape_c)), spread)
         add(a, b, draw.sums(rng.integers(18, 28, shape_c)), spread)
-    for each in range(16):  # two large products of opposite sign; what is left of C, and of a small product
+    for each in range(16):  # two large products cancel: how much of C and of a small product is left
         a, b = np.zeros(shape_a), np.ones(shape_b) * draw.elements((1, 1, COLUMNS), top - 1, top)
-        subnormal = each % 4 == 3  # then their factors are, in A or in both
+        subnormal = each % 4 == 3  # subnormal factors, in A or in both
         if subnormal and draw.narrow and each % 8 == 3:
             b = np.ones(shape_b) * draw.subnormals((1, 1, COLUMNS))
         elif subnormal and type in ("bf16", "tf32"):
@@ -300,7 +300,7 @@ def operands(kind: Kind, type: str, seed: int = 0) -> Operands:
         below = rng.integers(0, 46, shape_c) if each % 2 == 0 else rng.integers(8, 30, shape_c)
         spread = (0, 0, 4, 12)[each // 4] if kind.scales else 0
         add(a, b, draw.sums(largest - below), spread)
-    for each in range(6):  # a large product against C, and small ones that are left of both
+    for each in range(6):  # C cancels a large product: how much of the small ones is left
         a, b = draw.elements(shape_a, -30, 2), draw.elements(shape_b, -8, 4)
         a[rng.random(shape_a) < (0.3, 0.6, 0.9)[each % 3]] = 0
         for row in range(ROWS):
@@ -309,11 +309,11 @@ def operands(kind: Kind, type: str, seed: int = 0) -> Operands:
         large = a[..., None] * b[:, None]
         c = -np.take_along_axis(large, np.abs(large).argmax(2)[:, :, None], 2)[:, :, 0]
         add(a, b, given_registers.sums(kind, given_registers.codes_of_sums(kind, c)))
-    for each in range(3):  # ones in odd numbers beside a C whose last bit is larger than they are
+    for each in range(3):  # small whole sums beside a C whose last bit is about 1 or more
         a, b = (rng.random(shape_a) < 0.5).astype(float), np.ones(shape_b)
         scale = {"f16": 11, "f32": 24}[kind.accumulator]
         add(a, b, draw.sums(scale - 1 + rng.integers(-1, 4, shape_c)))
-    if kind.accumulator == "f16":  # a sum in the middle of two f16, and a C that decides, beyond f32 or not
+    if kind.accumulator == "f16":  # products halfway between two f16: a small C decides, within f32 or below it
         for _ in range(2):
             a, b = np.full(shape_a, 6.0), np.full(shape_b, 6.0)
             a[..., -1], b[:, -1] = 0.5, 0.5 * depth / 16
@@ -340,7 +340,7 @@ def operands(kind: Kind, type: str, seed: int = 0) -> Operands:
 
 
 def _bytes(kind: Kind, rng: np.random.Generator) -> Operands:
-    """Bytes of all values beside C of all values, and near both ends of 32 bits."""
+    """Random bytes beside C of 0, of all values, and near the limits of 32 bits."""
     a, b, c = (rng.integers(0, 1 << 8, (4, *kind.shape(each))).astype(np.uint32) for each in ("a", "b", "c"))
     c[0] = 0
     c[1] = rng.integers(0, 1 << 32, c[1].shape)
@@ -370,7 +370,7 @@ def terms(kind: Kind, type: str, given: Operands) -> summation.Terms:
 
 
 def told_by_sums(kind: Kind, type: str, given: Operands, d: np.ndarray) -> list[str]:
-    """Lines: the candidates that give all sums that are finite."""
+    """Lines: the candidates that reproduce all finite sums."""
     if kind.accumulator == "s32":
         a, b = (given_registers.values(type, 8, codes).astype(np.int64) for codes in (given.a, given.b))
         exact = a @ b + given_registers.sums(kind, given.c).astype(np.int64)

@@ -7,8 +7,8 @@
     with ptxrt.triton.emulated():
         add[(4,)](x, y, out, 1000, BLOCK=256)                        # the same, as on a GPU
 
-No GPU is needed, neither to compile nor to run. Triton is imported where it is used (`pip install ptxrt[triton]`). The
-kernel runs on the current emulator, or on that of `ptxrt.using("emulator")` where a GPU is current: with
+No GPU is needed, neither to compile nor to run. Triton is imported at the first use (`pip install ptxrt[triton]`). The
+kernel runs on the current emulator, or, if a GPU is current, on that of `ptxrt.using("emulator")`. With
 `ptxrt.using("emulator", strict=True)` races are found, too.
 """
 
@@ -32,17 +32,17 @@ _TYPES = {
     np.dtype(ml_dtypes.bfloat16): "bf16", np.dtype(ml_dtypes.float8_e4m3fn): "fp8e4nv",
     np.dtype(ml_dtypes.float8_e5m2): "fp8e5",
 }  # fmt: skip
-#: Targets by their number; what `run` takes.
+#: Targets of `run`: compute capabilities times 10.
 TARGETS = (80, 86, 89, 120)
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "debug", "sanitize_overflow")
-_ALIGNMENT = 16  # bytes, or a factor of an integer, that Triton's compiler makes use of
+_ALIGNMENT = 16  # bytes of an address, or a divisor of an integer, for which Triton's compiler specializes
 
 
 def run(kernel: Any, grid: Any, *arguments: Any, target: int = 120, **named: Any) -> None:
     """Compile a Triton kernel and run it on the emulator; it changes arrays in place.
 
     Args:
-        kernel: What `triton.jit` returns, also under `triton.heuristics`, or `triton.autotune`, whose first
+        kernel: A kernel of `triton.jit`, also under `triton.heuristics` or `triton.autotune`, of which the first
             configuration is taken.
         grid: One to three numbers, or a function of the constants.
         arguments: NumPy arrays (or arrays of the CPU with `numpy()`, such as PyTorch's), numbers, None.
@@ -53,7 +53,7 @@ def run(kernel: Any, grid: Any, *arguments: Any, target: int = 120, **named: Any
     Raises:
         ArgumentError: An argument does not fit.
         MachineError: Triton is not installed.
-        EmulatorFault: What the kernel does wrong.
+        EmulatorFault: The emulator found an error of the kernel.
         Unsupported: The kernel uses what the emulator does not implement.
     """
     _triton()
@@ -78,7 +78,7 @@ def emulated(*, target: int = 120) -> Iterator[None]:
             _launch(kernel, grid, arguments, named, target)
 
     def first(kernel, *arguments, **named):
-        """Nothing is timed here: an autotuned kernel runs in its first configuration."""
+        """Run an autotuned kernel in its first configuration, because the emulator times nothing."""
         config = kernel.configs[0]
         return kernel.fn.run(*arguments, **named, **config.all_kwargs())
 
@@ -90,7 +90,7 @@ def emulated(*, target: int = 120) -> Iterator[None]:
 
 
 def _triton() -> Any:
-    """Triton itself, where it is installed."""
+    """Import Triton; MachineError if it is not installed."""
     try:
         import triton
         import triton.runtime.autotuner
@@ -128,7 +128,7 @@ def _launch(kernel: Any, grid: Any, arguments: tuple, named: dict[str, Any], tar
     places = [_scalar(type, value) for type, value in passed]
     blocks = int(np.prod(grid))
     for size in (metadata.global_scratch_size, metadata.profile_scratch_size):
-        # Whatever the kernel leaves there belongs to nobody.
+        # Scratch memory of the kernel, whose contents are discarded.
         places.append(np.zeros(size * blocks, np.uint8) if size else None)
     entry(grid, 32 * metadata.num_warps, *places, shared_bytes=metadata.shared)
 
@@ -181,7 +181,7 @@ def _type_of(name: str, value: Any) -> str:
 
 
 def _scalar(type: str, value: Any) -> Any:
-    """A number as the parameter of the entry that Triton makes of its type."""
+    """Return a number as the parameter that Triton's entry has for its type."""
     if isinstance(value, np.ndarray):
         return value
     if type == "i1":
@@ -193,7 +193,7 @@ def _scalar(type: str, value: Any) -> Any:
 
 
 def _compile(kernel: Any, signature, constants, attributes, options, target: int) -> Any:
-    """What Triton's compiler makes of a kernel; it keeps its results on disk by itself."""
+    """Compile a kernel. Triton's compiler caches its results on disk."""
     triton = _triton()
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -1,11 +1,11 @@
-"""A lock for one machine, the work that finalizers leave for its next owner, and the true end of an object.
+"""`Turn`, a lock whose next owner does the work that finalizers leave, and `End`, an action at the end of an object.
 
 The garbage collector runs finalizers at any statement, in a thread that may hold any lock. A finalizer therefore takes
-no lock and calls no driver: it leaves what it gives back with a `Turn`.
+no lock and calls no driver: it leaves the resources that it releases with a `Turn`.
 
-The collector also runs the finalizers of all garbage before it checks whether one of them has revived an object: memory
-that waits for its last uses revives the stream or event that tells of them. What must not end before its object is
-therefore left to an `End`, which the object's finalizer makes.
+The collector runs the finalizers of all garbage before it checks whether one of them has revived an object. Freed
+memory revives in this way the streams and events of its last uses. A resource that must live as long as its object is
+therefore released by an `End`, which the object's finalizer makes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ FORKED = (
 
 
 class End:
-    """An action at the true end of an object. The object's finalizer makes it and the object alone holds it."""
+    """An action at the end of an object, after any revival. The object's finalizer makes it, and only the object
+    refers to it.
+    """
 
     __slots__ = ("_action", "_arguments")
 
@@ -41,10 +43,10 @@ class End:
 
 
 class Turn:
-    """A lock that a thread may take several times. Taking it first settles what finalizers have left.
+    """A reentrant lock. A thread that takes it first settles the items that finalizers have left.
 
-    settle: handles each thing that was left; the thread that takes the lock calls it, never within another turn of it.
-    survives_fork: whether a process that is forked while nobody has the turn may go on.
+    settle: handles one item. The thread that takes the lock calls it, never in a nested turn. survives_fork: whether
+    a forked process may use the lock if no other thread had it at the fork.
     """
 
     def __init__(self, settle: Callable[[Any], None], survives_fork: bool = False):
@@ -57,11 +59,11 @@ class Turn:
         _turns.add(self)
 
     def leave(self, item: Any) -> None:
-        """Leave something to be settled later. Finalizers call this; it is one append, which is atomic."""
+        """Leave an item to be settled later. Finalizers call this; it is one append, which is atomic."""
         self.left.append(item)
 
     def settle(self) -> None:
-        """Settle what was left, unless another thread has the turn, or this one further out."""
+        """Settle the items that were left, unless another thread, or an outer call of this one, has the turn."""
         if self.left and self._lock.acquire(blocking=False):
             try:
                 if not self._depth and not self._lost:
@@ -78,7 +80,7 @@ class Turn:
         self._depth += 1
         if self._depth == 1 and self.left:
             try:
-                for _ in range(len(self.left)):  # things left meanwhile wait for the next turn
+                for _ in range(len(self.left)):  # items left meanwhile wait for the next turn
                     self._settle(self.left.popleft())
             except BaseException:
                 self.__exit__()
@@ -96,7 +98,7 @@ class Turn:
         return not free
 
     def lose(self) -> None:
-        """Refuse every further turn: in a forked process, where the thread that had one does not exist."""
+        """Refuse every further turn. Forked processes need this: the thread that had the turn does not exist there."""
         self._lock, self._depth, self._lost = RLock(), 0, True
 
 
@@ -104,9 +106,9 @@ _turns: WeakSet[Turn] = WeakSet()
 
 
 def _after_fork() -> None:
-    """Refuse in a forked process what cannot be known there.
+    """Refuse the turns whose state is unknown in a forked process.
 
-    Machines share translations of kernels. If another thread was using one, none of them may be used.
+    Machines share translations of kernels. If another thread had any turn, all turns are refused.
     """
     turns = list(_turns)
     in_use = any(turn.is_taken() for turn in turns)

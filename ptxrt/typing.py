@@ -1,4 +1,4 @@
-"""The types of the public functions: what arrays they take, and the words they know, for readers and type checkers.
+"""The types of the public functions' arguments, for readers and type checkers: arrays, names, and options.
 
 from ptxrt.typing import Array, BlockFormatName
 """
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .ops.quantized import QuantizedArray
     from .stream import Stream
 
-# Formats of `quantize`, of operands of attention, of the operands of its two products, of 16 bits, and of the results
-# of other functions.
+# Formats, in this order: of `quantize`, of operands of attention, of the operands of its two products, of 16 bits, and
+# of the quantized results of other functions.
 BlockFormatName = Literal["mxfp4", "mxfp8", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "nvfp4"]
 OperandFormatName = Literal["mxfp8", "mxfp4", "nvfp4", "bf16"]
 AttentionFormatName = Literal["bf16", "f16", "mxfp8", "mxfp4", "nvfp4"]
@@ -35,7 +35,7 @@ MachineName = Literal["native", "portable", "emulator"]
 
 
 class SupportsDLPack(Protocol):
-    """An array of a library that speaks DLPack: PyTorch's, JAX's, CuPy's."""
+    """An array of a library that supports DLPack, such as PyTorch, JAX and CuPy."""
 
     def __dlpack__(self, *, stream: Any = ...) -> Any: ...
 
@@ -43,31 +43,31 @@ class SupportsDLPack(Protocol):
 
 
 class SupportsCudaArray(Protocol):
-    """An array with the CUDA array interface: Numba's."""
+    """An array with the CUDA array interface, such as Numba's."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 
 class SupportsCudaStream(Protocol):
-    """A stream of a library that names it by CUDA's protocol."""
+    """A stream of a library with CUDA's stream protocol."""
 
     def __cuda_stream__(self) -> tuple[int, int]: ...
 
 
 HostArray = NDArray[Any]
-# What functions take as an array. Lists are none: what is computed on should say its type.
+# The types that functions take as an array. Lists are not among them, because they have no dtype.
 Array = Union[HostArray, "DeviceArray", SupportsDLPack, SupportsCudaArray]
 WholeNumbers = Union[Array, Sequence[int]]
 Numbers = Union[Array, Sequence[float]]
-# A stream of this library or of another one, or a handle; None is the library's own.
+# A stream of this library or of another one, or a handle; None is that of `with stream:`, else the library's own.
 StreamLike = Union["Stream", "Queue", SupportsCudaStream, int, None]
 Number = Union[float, np.floating[Any], np.integer[Any]]
 Flag = Union[bool, np.bool_]
 
 
 class AttentionOptions(TypedDict, total=False):
-    """What `attention` takes by name, beside `return_lse` and `normalize`, on which its results depend."""
+    """Keyword arguments of `attention` except `return_lse` and `normalize`, which decide the type of its result."""
 
     qk: AttentionFormatName | None
     pv: AttentionFormatName | None
@@ -90,7 +90,7 @@ class AttentionOptions(TypedDict, total=False):
 
 
 class PagedOptions(TypedDict, total=False):
-    """What `attention_paged` takes by name, beside `return_lse` and `normalize`, on which its results depend."""
+    """Keyword arguments of `attention_paged` except `return_lse` and `normalize`, which decide its result's type."""
 
     cu_seqlens_q: WholeNumbers | None
     causal: Flag
@@ -106,7 +106,7 @@ class PagedOptions(TypedDict, total=False):
 
 
 class ProducedOptions(TypedDict, total=False):
-    """What norms, gates and activations take by name of their result, beside its `format`."""
+    """Keyword arguments of norms, gates and activations that describe their result, except `format`."""
 
     out_dtype: DTypeLike | None
     scale_rule: ScaleRule | None
@@ -117,21 +117,21 @@ class ProducedOptions(TypedDict, total=False):
 
 
 class NormOptions(ProducedOptions, total=False):
-    """What `layernorm` takes by name, beside `residual` and `format`."""
+    """Keyword arguments of `layernorm` except `residual` and `format`."""
 
     eps: Number
     residual_out: Array | None
 
 
 class RootNormOptions(NormOptions, total=False):
-    """What `rmsnorm` takes by name, beside `residual` and `format`."""
+    """Keyword arguments of `rmsnorm` except `residual` and `format`."""
 
     offset: Number
     rounding: Rounding
 
 
 class GateOptions(ProducedOptions, total=False):
-    """What `swiglu` takes by name, beside `format`."""
+    """Keyword arguments of `swiglu` except `format`."""
 
     interleaved: Flag
     limit: Number | None
@@ -142,7 +142,7 @@ class GateOptions(ProducedOptions, total=False):
 
 
 class RotationOptions(ProducedOptions, total=False):
-    """What `rope` takes by name, beside `format`."""
+    """Keyword arguments of `rope` except `format`."""
 
     style: RotationStyle
     first: int
@@ -151,7 +151,7 @@ class RotationOptions(ProducedOptions, total=False):
 
 
 class AppendOptions(TypedDict, total=False):
-    """What `append_qkv` takes by name, beside `heads` and `q_format`."""
+    """Keyword arguments of `append_qkv` except `heads` and `q_format`."""
 
     style: RotationStyle
     first: int
@@ -163,13 +163,13 @@ class AppendOptions(TypedDict, total=False):
 
 
 class ActivationOptions(ProducedOptions, total=False):
-    """What `gelu` takes by name, beside `format`."""
+    """Keyword arguments of `gelu` except `format`."""
 
     approximate: Literal["none", "tanh"] | None
 
 
 class ProductOptions(TypedDict, total=False):
-    """What `matmul` and `matmul_grouped` take by name, beside `out_format`, on which their results depend."""
+    """Keyword arguments of `matmul` and `matmul_grouped` except `out_format`, which decides the type of the result."""
 
     a_format: FloatFormatName | OperandFormatName | None
     b_format: FloatFormatName | OperandFormatName | None
@@ -190,14 +190,14 @@ class ProductOptions(TypedDict, total=False):
 
 
 class MatrixOptions(ProductOptions, total=False):
-    """What `matmul` takes by name, beside `out_format`."""
+    """Keyword arguments of `matmul` except `out_format`."""
 
     transpose_b: bool
     alpha: Number
 
 
 class GroupedOptions(ProductOptions, total=False):
-    """What `matmul_grouped` takes by name, beside `out_format`."""
+    """Keyword arguments of `matmul_grouped` except `out_format`."""
 
     rows: WholeNumbers | None
     alpha: Number | Array

@@ -1,4 +1,4 @@
-"""The compiled modules on disk: the files of a unit, and checks that they are as built, from the present sources."""
+"""The compiled modules on disk: the files of a unit, and checks that they are unchanged and made of present sources."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PARTS = {"variant": dict, "sources": dict, "entries": dict, "sha256": dict, "te
 
 
 def text_path(unit: str, portable: bool) -> Path:
-    """The PTX text of a unit: of compute_120f, or of compute_90 for the portable build."""
+    """The path of a unit's PTX text: of compute_120f, or of compute_90 for the portable build."""
     return MODULES / f"{unit}{'.portable' if portable else ''}.ptx"
 
 
 def fatbin_path(unit: str, portable: bool) -> Path:
-    """The binary of a unit: sm_120a and sm_121a, or sm_90, sm_80 and PTX of compute_80 for the portable build."""
+    """The path of a unit's binary: sm_120a and sm_121a, or, portable, sm_90, sm_80 and PTX of compute_80."""
     return MODULES / f"{unit}{'.portable' if portable else ''}.fatbin"
 
 
@@ -59,7 +59,7 @@ def binary(unit: str, portable: bool) -> bytes:
 
 @contextmanager
 def fatbin_file(unit: str, portable: bool) -> Iterator[Path]:
-    """A file that holds a fatbin, for programs that read one; of an installed package a temporary file."""
+    """Provide a file that holds a fatbin, for programs that read one; in an installed package a temporary file."""
     data, path = binary(unit, portable), fatbin_path(unit, portable)
     if _index(MODULES) is None:
         yield path
@@ -90,12 +90,12 @@ def _packed_text(unit: str, portable: bool) -> bytes:
 
 @lru_cache(maxsize=2)
 def _unpacked_texts(path: Path) -> bytes:
-    """Unpack the native texts of a kernel, one behind the other; the latest two packs are kept."""
+    """Unpack the native texts of a kernel, one after the other; the latest two packs are kept."""
     return _unpacked(path)
 
 
 def _unpacked(path: Path) -> bytes:
-    """Return what a pack holds; BuildError if it is missing or damaged."""
+    """Return the contents of a pack; BuildError if it is missing or damaged."""
     try:
         return lzma.decompress(path.read_bytes())
     except FileNotFoundError:
@@ -216,7 +216,7 @@ def check_fresh(unit: str) -> None:
 
 
 def _digest(path: Path) -> str | None:
-    """SHA-256 of a source, or None where it is gone."""
+    """Return the SHA-256 of a source; None if it does not exist."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except FileNotFoundError:

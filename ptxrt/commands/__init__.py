@@ -1,4 +1,4 @@
-"""The command line. Every command is made from the declarations; what it computes is done elsewhere.
+"""The command line. Commands are made from the declarations; other modules do the computing.
 
 Only click is imported before a command runs, so that `--help` answers at once.
 """

@@ -13,7 +13,7 @@ from .group import as_json, choose_machine, main, print_json
 
 @main.group()
 def bench():
-    """Measure on a GPU, both sides of a comparison in one run. docs/benchmarks.md says what each column means."""
+    """Measure on a GPU, both sides of a comparison in one run. docs/benchmarks.md explains the columns."""
 
 
 def with_plot(function):
@@ -33,8 +33,9 @@ def with_dtypes(help: str):
 
 
 def measure(ctx, plot: Path | None, json_output: bool, report: Callable[[], Mapping[str, Any]], table, draw) -> None:
-    """Choose the machine, measure, and print the report as JSON or as the lines of its table; what a picture lacks is
-    said before.
+    """Choose the machine, measure, and print the report as JSON or as the lines of its table.
+
+    Errors about the plot are raised before the measurement.
     """
     from ..bench import plots
 
@@ -58,7 +59,7 @@ def measure(ctx, plot: Path | None, json_output: bool, report: Callable[[], Mapp
 @as_json
 @click.pass_context
 def bench_launch(ctx, calls, rounds, plot, json_output):
-    """Time what the host does for one launch of quantize_mxfp4: bare, prepared, by the friendly function, and by
+    """Time the host's work for one launch of quantize_mxfp4: bare, prepared, by the friendly function, and by
     CuPy."""
     from ..bench.launches import draw_launches, launch_report, launch_table
 
@@ -66,7 +67,7 @@ def bench_launch(ctx, calls, rounds, plot, json_output):
 
 
 def bench_quantizers(operation: str, help: str) -> None:
-    """The command that measures quantizers, or their inverses."""
+    """Make the command that measures quantizers, or their inverses."""
 
     @bench.command(operation, help=help)
     @click.option("--format", "formats", multiple=True, help="A block format; may be repeated. All by default.")
@@ -138,7 +139,7 @@ bench_quantizers("dequantize", "Time the inverses of quantizers beside a copy on
 @as_json
 @click.pass_context
 def bench_attention(ctx, combinations, shapes, causal, plot, json_output, **choices):
-    """Time fused attention beside the card's own rate of MMAs, and hold a slice of the result against float64."""
+    """Time fused attention beside the card's own rate of MMAs, and compare a slice of the result with float64."""
     from ..bench.attention import (
         Shape,
         attention_report,

@@ -52,7 +52,7 @@ def check(ctx, names, seed, races, strict, json_output):
 
 
 def one_of_each_size(cases) -> list:
-    """The first case of each shape: formats and optional outputs change nothing about who waits for whom."""
+    """Return the first case of each shape. Formats and optional outputs do not change how threads synchronize."""
     first: dict[Any, Any] = {}
     for case in cases:
         first.setdefault(tuple(case.axes.items()), case)
@@ -60,7 +60,7 @@ def one_of_each_size(cases) -> list:
 
 
 def check_case(kernel, case, seed: int) -> dict[str, Any]:
-    """Run one declared case; a fault of the machine is a failed case, anything else stops the check."""
+    """Run one declared case. A fault during the launch is a failed case; other errors stop the check."""
     from .. import last_launches
     from ..errors import BuildError, LaunchError, MachineError
     from ..launch import run as launch
@@ -84,5 +84,5 @@ def check_case(kernel, case, seed: int) -> dict[str, Any]:
 
 
 def short(figures) -> str:
-    """A comparison in one or two words."""
+    """Return a comparison as a short text."""
     return "equal" if figures.mismatches == 0 else f"relative L2 {figures.relative_l2:.1e}"

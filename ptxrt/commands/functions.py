@@ -34,7 +34,7 @@ def _dtype_option(help: str) -> click.Option:
     return click.Option(["--dtype"], type=click.Choice(["f32", "f16", "bf16"]), help=help)
 
 
-# What `run attention` says of the keyword arguments of `ptxrt.attention`, by their kind of option.
+# The help of `run attention` on the keyword arguments of `ptxrt.attention`, by kind of option.
 _ATTENTION_WORDS = {
     "qk": "Format of q and k in their product; f16 where q, k and v all are float16, else bf16.",
     "pv": "Format of the weights and v in theirs; that of --qk by default.",
@@ -81,7 +81,7 @@ class Window(click.ParamType):
 
 
 def attention_command() -> click.Command:
-    """`run attention`: its options are the keyword arguments of `ptxrt.attention`."""
+    """Make `run attention`. Its options are the keyword arguments of `ptxrt.attention`."""
     function = _attention()
     params: list[click.Parameter] = []
     for p in inspect.signature(function).parameters.values():
@@ -116,8 +116,8 @@ def attention_command() -> click.Command:
 
 
 def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
-    """The Job of `run attention`: held against exact attention of what the formats hold, and of q, k and v
-    themselves."""
+    """Make the Job of `run attention`. The results are compared with exact attention of the quantized operands, and of
+    q, k and v."""
     import numpy as np
 
     from ..formats import bf16
@@ -161,7 +161,7 @@ def attention_job(q, k, v, dtype, out_dtype, **options) -> Job:
 
 
 def quantize_command() -> click.Command:
-    """`run quantize`: an .npy in, the .npz of a QuantizedArray out."""
+    """Make `run quantize`: an .npy in, the .npz of a QuantizedArray out."""
     params = [
         file_option("x", "The file to quantize."),
         click.Option(
@@ -182,7 +182,7 @@ def quantize_command() -> click.Command:
 
 
 def quantize_job(x, format, dtype, **options) -> Job:
-    """The Job of `run quantize`, also held against x itself."""
+    """Make the Job of `run quantize`. The result is also compared with x."""
     import numpy as np
 
     from ..ops.quantize import quantize_reference
@@ -201,7 +201,7 @@ def quantize_job(x, format, dtype, **options) -> Job:
 
 
 def dequantize_command() -> click.Command:
-    """`run dequantize`: the .npz of a QuantizedArray in, an .npy out."""
+    """Make `run dequantize`: the .npz of a QuantizedArray in, an .npy out."""
     params = [
         file_option("q", "The .npz of a quantized array."),
         _dtype_option("What to write; float32 by default."),
@@ -210,7 +210,7 @@ def dequantize_command() -> click.Command:
 
 
 def dequantize_job(q, dtype) -> Job:
-    """The Job of `run dequantize`."""
+    """Make the Job of `run dequantize`."""
     import numpy as np
 
     from ..formats import FORMATS
@@ -229,7 +229,7 @@ def dequantize_job(q, dtype) -> Job:
 
 
 def matmul_command() -> click.Command:
-    """`run matmul`: arrays in .npy, quantized ones in .npz; its options are keyword arguments of `ptxrt.matmul`."""
+    """Make `run matmul`: arrays in .npy, quantized ones in .npz. Its options are those of `ptxrt.matmul`."""
     dtypes = click.Choice(["bfloat16", "float16", "float32"])
     params = [
         file_option("a", "The .npy, or .npz of a quantized array, of a [.., M, K]."),
@@ -252,7 +252,8 @@ def matmul_command() -> click.Command:
 
 
 def matmul_job(a, b, bias, residual, out_dtype, **options) -> Job:
-    """The Job of `run matmul`: held against the exact product of what the formats hold, and of a and b themselves."""
+    """Make the Job of `run matmul`. The result is compared with the exact product of the quantized operands, and of a
+    and b."""
     import numpy as np
 
     from ..formats import bf16

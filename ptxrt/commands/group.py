@@ -13,7 +13,7 @@ from .. import __version__
 
 
 class Commands(click.Group):
-    """A group that says an error of this package, or of a file, in one message and without a traceback."""
+    """A group that reports an error of this package, or of a file, as one message without a traceback."""
 
     def invoke(self, ctx):
         from ..errors import PtxError
@@ -21,7 +21,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise  # the reader closed the pipe; click ends in silence
+            raise  # the reader closed the pipe; click then ends without a message
         except (PtxError, OSError) as error:
             raise click.ClickException(str(error)) from error
 
@@ -53,7 +53,7 @@ class Commands(click.Group):
 @click.version_option(__version__, prog_name="ptxrt")
 @click.pass_context
 def main(ctx, machine, arithmetic, ptx, no_checks, profile, bank_conflicts, coverage):
-    """Low-precision CUDA kernels on NumPy files: on a GPU, or on an emulator where there is none.
+    """Low-precision CUDA kernels on NumPy files: on a GPU, or without one on an emulator.
 
     \b
     ptxrt list                                            what there is
@@ -67,8 +67,8 @@ def main(ctx, machine, arithmetic, ptx, no_checks, profile, bank_conflicts, cove
 
 
 def choose_machine(ctx, **of_emulator) -> None:
-    """Make what the options before the command, and `more`, ask for the current machine; options alone mean the
-    emulator.
+    """Make the machine of the options before the command, and of `of_emulator`, the current one. Options without a
+    machine select the emulator.
     """
     machine, options = ctx.obj
     options = {**options, **of_emulator}
@@ -78,7 +78,7 @@ def choose_machine(ctx, **of_emulator) -> None:
 
         if coverage and machine not in (None, "emulator"):
             raise click.UsageError(f"--coverage is counted on the emulator, not on {machine}")
-        backend = ctx.with_resource(using(machine or "emulator", **options))  # given back when the command is over
+        backend = ctx.with_resource(using(machine or "emulator", **options))  # left when the command ends
         if "profile" in options:
             ctx.call_on_close(lambda: print_lines(backend.emulator.profile.table()))
         if options.keys() & {"races", "strict"}:
@@ -94,13 +94,13 @@ _COVERAGE = "ptxrt.coverage"
 
 
 def print_lines(lines) -> None:
-    """Write lines on stderr, beside what a command prints."""
+    """Write lines to stderr, apart from the output of a command."""
     for line in lines:
         click.echo(line, err=True)
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON knows it: sequences as lists, infinities and NaN as words."""
+    """Return the value in types of JSON: sequences as lists, infinities and NaN as strings."""
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -19,10 +19,10 @@ from .names import summary_of
 class Job:
     """One call of `run`.
 
-    kernel: the beginning of the name of the kernel that does the work, because others may run beside it. inputs: name
-    -> (file, array). outputs: how many arrays it writes. call: returns results by name, or a QuantizedArray. reference:
-    the wanted results by name, given the results. exact: the results without any quantization, and which of the results
-    they are compared with; None if that makes no sense.
+    kernel: a prefix of the name of the kernel that the report names; the call may launch others, too. inputs: name ->
+    (file, array). outputs: the number of arrays that it writes. call: returns results by name, or a QuantizedArray.
+    reference: returns the wanted results by name, given the results. exact: returns, given the results, the name of one
+    of them, its value, and the value without any quantization; None if there is no such value.
     """
 
     kernel: str
@@ -37,9 +37,9 @@ class Job:
 def job_command(
     name: str, manual: str, params: list[click.Parameter], make: Callable[..., Job], quantizes=False
 ) -> click.Command:
-    """Make a command that makes a Job from its own options, runs it and reports; the options of every job come last.
+    """Make a command that makes a Job from its own options, runs it and reports. The options of every job are appended.
 
-    manual: the docstring, whose lines are kept. quantizes: whether the loss of quantization can be reported.
+    manual: the docstring, whose line breaks are kept. quantizes: whether the loss of quantization can be reported.
     """
 
     @click.pass_context
@@ -135,8 +135,8 @@ def dtype_name(array) -> str:
 
 
 def compare_job(job: Job, kernel_name: str, results, arrays, format_limit) -> tuple[dict[str, Any], list[str]]:
-    """Return the figures of every result against the reference and the exact answer, and those that exceed their
-    limit.
+    """Return the figures of every result against the reference and the exact answer, and the failures: figures beyond
+    their limit, in words.
     """
     from .. import compare, kernels
     from ..accuracy import EXACT
@@ -162,7 +162,7 @@ def compare_job(job: Job, kernel_name: str, results, arrays, format_limit) -> tu
 
 
 def print_report(report: Mapping[str, Any], notes: list[str]) -> None:
-    """Print what ran, where, how long, and the figures of a comparison."""
+    """Print the kernel, the machine, the time, and the figures of a comparison."""
     if report["entry"]:
         sizes = "grid {} x {} x {}, block {} x {} x {}".format(*report["grid"], *report["block"])
         click.echo(f"{report['kernel']} on {report['detail']}")

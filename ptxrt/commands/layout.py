@@ -1,4 +1,4 @@
-"""`layout`: where a matrix instruction has its elements and scales."""
+"""`layout`: where a matrix instruction holds its elements and scales."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OPERANDS = ("a", "b", "c", "scales_a", "scales_b")
 
 
 def complete_kinds(ctx, param, incomplete: str) -> list[str]:
-    """Names of kinds that begin so, for the shell."""
+    """Return the names of kinds with this beginning, for the shell."""
     from .. import atlas
 
     return [name for name in atlas.KINDS if name.startswith(incomplete)]
@@ -40,7 +40,7 @@ class Pair(click.ParamType):
 @click.option("--png", type=click.Path(path_type=Path, dir_okay=False), help="Write it as a picture, by matplotlib.")
 @as_json
 def layout(kind, operand, selectors, element, svg, png, json_output):
-    """Show where a kind of mma.sync has its elements and scales; without KIND list the kinds.
+    """Show where a kind of mma.sync holds its elements and scales; without KIND list the kinds.
 
     \b
     ptxrt layout mxf4                                  all operands, in color
@@ -49,8 +49,8 @@ def layout(kind, operand, selectors, element, svg, png, json_output):
     ptxrt layout mxf8f6f4 --operand a --svg a.svg --png a.png
 
     A is 16 x K, B is K x 8, C and D are 16 x 8. `5.a2` is register 2 of A in lane 5, its elements in order from the
-    lowest bits on; `5.a2.1` is its element 1, `5.s2` byte 2 of the scales in lane 5. The hue tells the lane of a quad,
-    the lightness the register. Source: PTX ISA 9.0, 9.7.14; `ptxrt probe` asks the machine at hand.
+    lowest bits on; `5.a2.1` is its element 1, `5.s2` byte 2 of the scales in lane 5. The hue shows the lane of a quad,
+    the lightness the register. Source: PTX ISA 9.0, 9.7.14; `ptxrt probe` measures the current machine.
     """
     from .. import atlas
 
@@ -87,7 +87,7 @@ def layout(kind, operand, selectors, element, svg, png, json_output):
 
 
 def list_kinds(json_output: bool) -> None:
-    """Print the kinds: name, instruction, types of A and B, and the probe that finds each."""
+    """Print the kinds: name, instruction, types of A and B, and the probe that measures each."""
     from .. import atlas
 
     if json_output:
@@ -104,7 +104,7 @@ def list_kinds(json_output: bool) -> None:
 
 
 def in_color(drawn) -> str:
-    """A map as text with colors, which click leaves out where the output is no terminal."""
+    """Return a map as text with colors, which click omits if the output is no terminal."""
     from .. import atlas
 
     words = atlas.grid(drawn.corner, drawn.heads, [(name, [cell.text for cell in cells]) for name, cells in drawn.rows])
@@ -116,7 +116,7 @@ def in_color(drawn) -> str:
 
 
 def write(drawn, svg: Path | None, png: Path | None) -> None:
-    """Write the pictures of a map that are asked for; both can be written, or none is."""
+    """Write the requested pictures of a map. The PNG's requirements are checked before anything is written."""
     from .. import atlas
     from ..bench import plots
     from ..files import write_atomically

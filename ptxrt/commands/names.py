@@ -11,28 +11,29 @@ import click
 
 
 def complete_names(ctx, param, incomplete: str) -> list[str]:
-    """Names of functions and kernels that begin so, for the shell."""
+    """Return the names of functions and kernels with this beginning, for the shell."""
     from .. import kernels
 
     return [name for name in dict.fromkeys([*public_functions(), *kernels()]) if name.startswith(incomplete)]
 
 
 def complete_kernels(ctx, param, incomplete: str) -> list[str]:
-    """Names of kernels that begin so, for the shell."""
+    """Return the names of kernels with this beginning, for the shell."""
     from .. import kernels
 
     return [name for name in kernels() if name.startswith(incomplete)]
 
 
 def complete_formats(ctx, param, incomplete: str) -> list[str]:
-    """Names of block formats that begin so, for the shell."""
+    """Return the names of block formats with this beginning, for the shell."""
     from ..blocks import BLOCK_FORMATS
 
     return [name for name in BLOCK_FORMATS if name.startswith(incomplete)]
 
 
 def find_kernel(name: str, functions: Iterable[str] = ()):
-    """The declared kernel; a usage error that names the nearest ones, and the nearest of `functions`, otherwise."""
+    """Return the declared kernel, or raise a usage error that names the nearest kernels and the nearest of
+    `functions`."""
     from .. import kernels
 
     known = kernels()
@@ -45,8 +46,8 @@ def find_kernel(name: str, functions: Iterable[str] = ()):
 
 
 def find_units(word: str, functions: Iterable[str] = ()) -> tuple[Any, list]:
-    """The kernel and the units that NAME, NAME[axis=value,...] or a unit's own name say; a usage error where there are
-    none.
+    """Return the kernel and the units that NAME, NAME[axis=value,...] or a unit's own name selects; a usage error if
+    there are none.
     """
     from .. import kernels
 
@@ -73,12 +74,12 @@ def public_functions() -> dict[str, Any]:
     import ptxrt
 
     named = {name: getattr(ptxrt, name) for name in ptxrt.__all__}
-    # Classes that are used as functions are, `using` for one, have names like theirs.
+    # Classes that are used like functions, such as `using`, have lower-case names, too.
     return {name: value for name, value in named.items() if callable(value) and name.islower()}
 
 
 def manual_of(function) -> str:
-    """The docstring of a function, or what stands for it where Python leaves docstrings out."""
+    """Return the docstring of a function, or a note if Python leaves docstrings out."""
     from ..declaration import manual_of
 
     return manual_of(function)

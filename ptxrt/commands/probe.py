@@ -1,4 +1,4 @@
-"""`probe`: what the machine at hand does with matrix instructions, beside the atlas."""
+"""`probe`: measurements of matrix instructions on the current machine, compared with the atlas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 20  # differences of one case that are printed; a file has all findings
 _OTHERS = (
     "probe_ldmatrix",
     "probe_fragments",
-)  # what --all adds: matrices in shared memory, and the tile code of the kernels
+)  # the probes that --all adds: matrices in shared memory, and the tile code of the kernels
 
 
 @main.command()
@@ -29,18 +29,18 @@ _OTHERS = (
 @click.option("--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write all findings to a file.")
 @click.pass_context
 def probe(ctx, kind, everything, file):
-    """Find by trying where a matrix instruction has its elements and scales, and compare with the atlas.
+    """Measure where a matrix instruction holds its elements and scales, and compare with the atlas.
 
     \b
     ptxrt probe mxf4
     ptxrt probe --all --json findings.json
 
-    Without KIND every kind of `ptxrt layout`. A probe knows no layout: it sets one element of A at a time and looks
-    which outputs change. Then it tries what every code stands for, which bits of a container matter, and by which rule
-    products add up: of all candidates those are named that give every sum to the bit. Each difference from the atlas,
-    and from the emulator with the arithmetic of tensor cores, is printed; the exit status is 1 where there is one. On
-    the emulator a probe finds the emulator's rules, and on the portable machine those of the stand-ins where a chip
-    lacks the instruction: neither says anything about other silicon.
+    Without KIND all kinds of `ptxrt layout` are probed. A probe assumes no layout: it sets one element of A at a time
+    and observes which outputs change. Then it measures the value of every code, which bits of a container matter, and
+    the rule by which products add up: it names the candidates that reproduce every sum to the bit. It prints each
+    difference from the atlas, and from the emulator with the arithmetic of tensor cores; the exit status is 1 if there
+    is one. On the emulator a probe finds the emulator's rules. On the portable machine, if the chip lacks the
+    instruction, it finds those of the code in its place. Neither result holds for other silicon.
     """
     from .. import atlas, kernels
     from ..files import write_atomically
@@ -75,7 +75,7 @@ def probe(ctx, kind, everything, file):
 
 
 def examine(name: str, kernel, case) -> dict[str, Any]:
-    """Run one case of a probe: what it found, and where that is not what the atlas has, in words."""
+    """Run one case of a probe; return its findings, and their differences from the atlas in words."""
     import numpy as np
 
     from ..errors import LaunchError
@@ -107,8 +107,8 @@ def examine(name: str, kernel, case) -> dict[str, Any]:
 
 
 def beside_the_emulator(look, form: int, kind, type: str) -> dict[str, Any]:
-    """What one form of mma.sync does with given registers, as `look` finds it, and where the emulator does another
-    thing, which runs the same text with the tensor cores' arithmetic."""
+    """Return the findings of `look` on one form of mma.sync with given registers, and their differences from the
+    emulator, which runs the same text with the tensor cores' arithmetic."""
     import numpy as np
 
     from .. import using
@@ -136,7 +136,8 @@ def beside_the_emulator(look, form: int, kind, type: str) -> dict[str, Any]:
 
 
 def compared(look, kind, type: str, multiply, emulate=None) -> dict[str, Any]:
-    """What `look` finds of multiply(a, b, c, scales), in words too, and each result of which `emulate` gives another.
+    """Return the findings of `look` on multiply(a, b, c, scales), also in words, and the results that differ from those
+    of `emulate`.
 
     Without `emulate` nothing is compared.
     """
@@ -146,7 +147,7 @@ def compared(look, kind, type: str, multiply, emulate=None) -> dict[str, Any]:
     row: dict[str, Any] = {"found": found, "told": told, "differences": [], "error": None}
     want = look(emulate, kind, type, say=False)[0] if emulate else {}
     for output, known in want.items():
-        known = known.reshape(-1)  # without codes that the emulator refuses, which come last
+        known = known.reshape(-1)  # without the codes that the emulator refuses, which are last
         given = found[output].reshape(-1)[: len(known)]
         row["differences"] += [
             f"{meaning_of(output, place)}: D is {number(kind, given[place])}, in the emulator "
@@ -157,7 +158,9 @@ def compared(look, kind, type: str, multiply, emulate=None) -> dict[str, Any]:
 
 
 def codes(multiply, kind, type: str, say: bool = True):
-    """Codes and scales in products with 1: D by operand, lines, and words for the place of a result."""
+    """Try codes and scales in products with 1; return D by operand, lines, and a function that names the place of a
+    result.
+    """
     from .. import trials
 
     found = {each.operand: each for each in trials.codes(multiply, kind, type)}
@@ -169,7 +172,9 @@ def codes(multiply, kind, type: str, say: bool = True):
 
 
 def sums(multiply, kind, type: str, say: bool = True):
-    """Sums whose operands tell rules apart: D, the rules that agree, and words for the place of a sum."""
+    """Try sums whose operands distinguish the rules; return D, the rules that agree, and a function that names the
+    place of a sum.
+    """
     from .. import trials
 
     given = trials.operands(kind, type)
@@ -188,7 +193,7 @@ def number(kind, bits) -> str:
 
 
 def named(case) -> str:
-    """What a case looks at: the types of A and B, and of the accumulators where these are f16."""
+    """The name of a case: the types of A and B, and of the accumulators if these are f16."""
     from ..ops.probes import CONTAINERS, FORMS
 
     numbers = case.scalars
@@ -206,7 +211,7 @@ def meaning(number) -> str:
 
 
 def say(row: dict[str, Any]) -> None:
-    """Print what one case found."""
+    """Print the findings of one case."""
     wrong = row["differences"]
     verdict = click.style("DIFFERS", fg="red") if wrong or row["error"] else click.style("ok     ", fg="green")
     click.echo(f"{verdict} {row['kind']}  {row['probe']} {row['case']}".rstrip())
@@ -219,7 +224,9 @@ def say(row: dict[str, Any]) -> None:
 
 
 def as_file(report: list[dict[str, Any]], machine: str) -> bytes:
-    """All findings as JSON: of an array its shape and its int32 numbers, row by row, by zlib, in base64."""
+    """Return all findings as JSON. An array is its shape and its int32 numbers in row-major order, by zlib, in
+    base64.
+    """
     import base64
     import json
     import platform

@@ -14,7 +14,7 @@ from .names import find_kernel
 
 
 class RunGroup(click.Group):
-    """One subcommand for each function and each declared kernel, made when it is asked for."""
+    """One subcommand for each function and each declared kernel, made when it is used."""
 
     def list_commands(self, ctx):
         from .. import kernels
@@ -36,7 +36,7 @@ _DTYPE_HELP = "Convert floating-point inputs to this format first."
 
 
 def kernel_command(kernel) -> click.Command:
-    """The command of a declared kernel: a file for each input, numbers for scalars and axes, flags for optional
+    """Make the command of a declared kernel: a file for each input, numbers for scalars and axes, flags for optional
     outputs.
     """
     fixed = {axis for a in kernel.inputs if not a.optional for axis in a.shape.axes} | set(kernel.fixed)
@@ -84,7 +84,7 @@ def kernel_command(kernel) -> click.Command:
 
 
 def kernel_job(kernel, options: Mapping[str, Any]) -> Job:
-    """The Job of a declared kernel from the values of its options."""
+    """Make the Job of a declared kernel from the values of its options."""
     import numpy as np
 
     from ..formats import FORMATS
@@ -109,7 +109,7 @@ def kernel_job(kernel, options: Mapping[str, Any]) -> Job:
         )
 
     def run():
-        """Launch on copies of what is changed in place, since the reference takes it as it was."""
+        """Launch on copies of the arrays that are changed in place, because the reference needs their old contents."""
         return launch(kernel, (), arguments | {name: np.array(arguments[name]) for name in changed})
 
     count = len(outputs) + len(changed)

@@ -20,7 +20,7 @@ ARCHS = ("sm_120a", "sm_121a", "sm_90", "sm_80")
 @main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell):
-    """Print what makes a shell complete commands, options, and names of functions, kernels and formats.
+    """Print the shell code that completes commands, options, and names of functions, kernels and formats.
 
     \b
     bash   eval "$(ptxrt completion bash)"         in ~/.bashrc
@@ -33,9 +33,7 @@ def completion(shell):
 
 
 def in_lines(title: str, rows: Mapping[str, str], width: int) -> None:
-    """Print a title and a line for each name, with what there is to say of it; broken at spaces where a terminal is
-    narrower.
-    """
+    """Print a title and a line with a text for each name. Lines wrap at spaces to the width of the terminal."""
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     indent = " " * (width + 4)
     click.echo(title)
@@ -82,7 +80,7 @@ def list_command(json_output):
 )
 @click.pass_context
 def show(ctx, name, ptx, sass):
-    """Show a function or a kernel: arguments, meaning, tolerances, cases, and what the compiler made of it.
+    """Show a function or a kernel: arguments, meaning, tolerances, cases, and the compiler's figures.
 
     NAME is that of a function, a kernel, one of its variants as in 'attention_bf16[dim=64,dim_v=64]', or a unit such as
     attention_bf16_dim64_dim_v64.
@@ -116,7 +114,7 @@ def show(ctx, name, ptx, sass):
 @main.command()
 @as_json
 def devices(json_output):
-    """Say which machines are there and, for those that are not, why."""
+    """List the machines, whether each is available, and why it is not."""
     from ..errors import PtxError
     from ..selection import default_machine, default_problem, machines
 

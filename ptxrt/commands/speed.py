@@ -1,4 +1,4 @@
-"""`speed`: what the machine code of a kernel reaches on a card, by the static model."""
+"""`speed`: the speed of a kernel's machine code on a card, by the static model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from .group import as_json, main, print_json
 from .names import complete_kernels, find_units
 
-# As ptxrt/speed/rates.py has them; a test compares. Named here so that `--help` imports nothing.
+# The cards of ptxrt/speed/rates.py, which a test compares. They are repeated here so that `--help` imports nothing.
 CARDS = ("RTX 5090", "RTX 5080", "RTX 5070 Ti", "RTX PRO 6000", "DGX Spark", "H200")
 
 
@@ -26,12 +26,12 @@ CARDS = ("RTX 5090", "RTX 5080", "RTX 5070 Ti", "RTX PRO 6000", "DGX Spark", "H2
 @click.option("--doubts", is_flag=True, help="What the plain loop becomes where an uncertain rate is another.")
 @as_json
 def speed(kernel, card, launches, doubts, json_output):
-    """Say what the machine code of KERNEL reaches on a card: a static model, nothing runs.
+    """Estimate the speed of KERNEL's machine code on a card by a static model; nothing runs.
 
-    KERNEL is a name, one of its variants as in 'attention_nvfp4[dim=128,dim_v=128]', or a unit. Of attention every way
-    that a tile may take is listed: plain; raising, where a row's maximum grows; masked, as by causal masks; sums, with
-    return_lse; smooth_q. TFLOPS are of useful work, mean and range over 16 starts of the warps. docs/speed.md says what
-    the model counts and what it does not. Needs NVIDIA's cuobjdump.
+    KERNEL is a name, one of its variants as in 'attention_nvfp4[dim=128,dim_v=128]', or a unit. For attention every
+    path of a tile is listed: plain; raising, if a row's maximum grows; masked, as by causal masks; sums, with
+    return_lse; smooth_q. TFLOPS count useful work, mean and range over 16 starts of the warps. docs/speed.md describes
+    what the model covers and what it does not. Needs NVIDIA's cuobjdump.
     """
     from ..speed import CARDS as cards
     from ..speed import SHAPES, Machine, doubts_of, entries_of, launch_tflops, launch_times, speeds_of

@@ -1,4 +1,4 @@
-"""What a PTX text says, as plain data: modules, variables, functions, instructions and their operands.
+"""A PTX text as plain data: modules, variables, functions, instructions and their operands.
 
 Source: PTX ISA 9.0, chapters 4 (syntax), 5 (state spaces, types, variables) and 11 (directives).
 """
@@ -104,8 +104,7 @@ Operand = Union[Register, Special, Immediate, Symbol, Address, Vector, Pair, Neg
 class Instruction(NamedTuple):
     """One instruction: `guard` is (register, negated) or None; `line` counts from 1 in the text.
 
-    `used` has bit i set where byte i of what a load reads matters (`.pragma "used_bytes_mask N"`), None for all of
-    them.
+    `used`: bit i is set if byte i of a load matters (`.pragma "used_bytes_mask N"`); None if all bytes do.
     """
 
     opcode: str
@@ -120,8 +119,8 @@ class Instruction(NamedTuple):
 class Variable:
     """A variable in a state space. `count` 0 is an array of unknown length (`extern .shared x[]`).
 
-    `values` is the flat initializer, padded by nobody: ints (bits), or Symbols whose address is meant (bytes masks
-    such as `0xFF(x)` are refused).
+    `values` is the flat initializer, without padding: ints (bits), or Symbols that stand for their addresses (byte
+    masks such as `0xFF(x)` are refused).
     """
 
     name: str
@@ -160,7 +159,7 @@ class Parameter:
 
 @dataclass
 class Function:
-    """An `.entry` or `.func`: its signature, performance directives, and where its body stands in the text.
+    """An `.entry` or `.func`: its signature, performance directives, and the position of its body in the text.
 
     `body` is the (start, end) of the text between the braces, None for a declaration.
     """
@@ -181,7 +180,7 @@ class Function:
 
     @property
     def maxntid(self) -> tuple[int, int, int] | None:
-        """`.maxntid` as three numbers, None when it does not stand there."""
+        """`.maxntid`, else `.reqntid`, as three numbers; None if neither is given."""
         threads = self.directives.get("maxntid") or self.directives.get("reqntid")
         return None if threads is None else (tuple(threads) + (1, 1, 1))[:3]
 
@@ -198,9 +197,7 @@ class Module:
     functions: dict[str, Function]
     files: dict[int, str]
     line_starts: list[int]
-    bodies: dict[str, object] = field(
-        default_factory=dict
-    )  # of functions that were read and are kept (emulator/verify.py)
+    bodies: dict[str, object] = field(default_factory=dict)  # bodies that were read and are kept (emulator/verify.py)
 
     @property
     def entries(self) -> dict[str, Function]:

@@ -1,7 +1,7 @@
-"""Lower one entry to basic blocks: calls inlined, parameters placed, blocks numbered so that threads meet again.
+"""Lower one entry to basic blocks: inline calls, place parameters, number blocks so that divergent threads reconverge.
 
-Blocks are in reverse postorder with every loop before what follows it: running the lowest block first brings threads
-that parted back together at the earliest block they share.
+Blocks are in reverse postorder, with every loop before the blocks that follow it. If the lowest block always runs
+first, divergent threads reconverge at the earliest block that they share.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from .parse import CALL_DEPTH, INLINED, SYSTEM_CALLS, Body, Label, body, damage
 
 
 class Jump(NamedTuple):
-    """Go on at a block."""
+    """Continue at a block."""
 
     target: int
 
 
 class Branch(NamedTuple):
-    """Go to `taken` where the predicate (inverted if `negated`) holds, else to `otherwise`."""
+    """Go to `taken` if the predicate (inverted if `negated`) holds, else to `otherwise`."""
 
     predicate: Register
     negated: bool
@@ -63,9 +63,9 @@ Terminator = Union[Jump, Branch, Switch, Exit]
 
 @dataclass
 class Block:
-    """Instructions that are executed one after the other, and where the thread goes then.
+    """A basic block: its instructions, and where the thread continues.
 
-    `end` is the branch instruction (for its line), None where a block merely runs into the next one.
+    `end` is the branch instruction (for its line), None if the block falls through to the next one.
     """
 
     instructions: list[Instruction]
@@ -77,9 +77,9 @@ class Block:
 class Program:
     """One entry, ready for execution. Offsets and sizes are bytes.
 
-    `frame` places local variables in each thread's local memory, `shared` the static shared variables;
-    dynamic shared memory (`dynamic`: names) starts at the next multiple of `dynamic_align`. `specials` are the special
-    registers that the entry reads.
+    `frame` has the offsets of local variables in each thread's local memory, `shared` those of shared variables.
+    Dynamic shared memory (`dynamic`: names) starts at the next multiple of `dynamic_align` after the static one.
+    `specials` are the special registers that the entry reads.
     """
 
     entry: Function
@@ -96,15 +96,15 @@ class Program:
 
 _LOCAL_BYTES = 512 * 1024  # of a thread: CUDA C++ programming guide, compute capabilities
 
-#: What the caller says about an opcode: "plain", "collective" (a warp executes it together: a guard becomes a branch)
-# or : "blocking" (it ends a block).
+#: Returns the class of an opcode: "plain", "collective" (a warp executes it together, so that a guard becomes a branch)
+#: or "blocking" (collective, and it ends a block).
 Kind = Callable[[str], str]
 
 
 def lower(module: Module, entry: Function, kind: Kind) -> Program:
     """Lower an entry of a module.
 
-    Raises Unsupported for calls that cannot be inlined, PtxSyntaxError for what is no PTX.
+    Raises Unsupported for calls that cannot be inlined, PtxSyntaxError for a text that is no PTX.
     """
     with damage(lambda message: PtxSyntaxError(f"{module.name}:{entry.line}: '{entry.name}': {message}")):
         return _lowered(module, entry, kind)
@@ -146,7 +146,7 @@ class _Inliner:
         return self.bodies[function.name]
 
     def expand(self, function: Function, prefix: str, names: dict[str, Symbol], stack: tuple[str, ...]) -> list:
-        """The statements of one instance; `names` maps the parameters to what the caller passes."""
+        """Return the statements of one instance; `names` maps its parameters to the caller's variables."""
         read = self.body(function)
         self.inlined += len(read.statements)
         if self.inlined > INLINED:
@@ -223,7 +223,7 @@ class _Inliner:
         return statements
 
     def system_call(self, prefix: str, function: Function, results, arguments, call: Instruction) -> list:
-        """A call of a function of the driver: its arguments in registers, then one instruction."""
+        """Lower a call of a system function to one instruction, with its arguments and results in registers."""
         before, operands, behind = [], [], []
 
         def held(parameter, operand, verb: str, copies: list):
@@ -258,7 +258,7 @@ class _Inliner:
 
 
 class _Renamer:
-    """Renames one instance's registers and symbols, and notes the registers it meets."""
+    """Renames one instance's registers and symbols, and records the registers."""
 
     def __init__(self, prefix: str, names: dict[str, Symbol], registers: dict[str, str]):
         self.prefix = prefix
@@ -307,7 +307,10 @@ class _Renamer:
 
 
 def _promote_parameters(statements: list, inliner: _Inliner) -> list:
-    """Turn parameters of calls into registers where every access is a whole piece; the others stay in local memory."""
+    """Turn parameters of calls into registers, one for each piece that all accesses read or write as a whole.
+
+    Parameters with other accesses stay in local memory.
+    """
     if not inliner.parameters:
         return statements
     pieces: dict[str, dict[int, int]] = {}
@@ -388,7 +391,7 @@ def _symbols(operand) -> list[Symbol]:
 
 
 class _Draft:
-    """A block under construction; successors are labels or other drafts."""
+    """A block under construction."""
 
     def __init__(self):
         self.instructions: list[Instruction] = []
@@ -396,7 +399,7 @@ class _Draft:
         self.form: str = "jump"  # jump, branch, switch, exit
         self.subject: object = None
         self.successors: list["_Draft"] = []
-        self.sealed = False  # ends with a blocking instruction: not to be merged with what follows
+        self.sealed = False  # ends with a blocking instruction: not to be merged with the next block
 
 
 def _split(statements: list, kind: Kind, tables: dict[str, tuple[str, ...]]) -> list[_Draft]:
@@ -479,7 +482,7 @@ def _split(statements: list, kind: Kind, tables: dict[str, tuple[str, ...]]) -> 
             draft.successors = [by_label[name] for name in tables[targets[0]]]
         else:
             draft.successors = [target if isinstance(target, _Draft) else by_label[target] for target in targets]
-    # What runs into the next draft without a branch was linked at its label; an unlinked one is the end of a body.
+    # A draft that has no successor yet falls through to the next one.
     for draft, following in zip(drafts, drafts[1:]):
         if draft.form == "jump" and not draft.successors:
             draft.successors = [following]
@@ -499,7 +502,7 @@ def _reachable(start: _Draft) -> list[_Draft]:
 
 
 def _merge(drafts: list[_Draft]) -> _Draft:
-    """Skip empty blocks and join chains; returns the first block."""
+    """Skip empty blocks and join chains of blocks; return the first block."""
 
     def target_of(draft: _Draft) -> _Draft:
         seen = set()
@@ -531,7 +534,7 @@ def _merge(drafts: list[_Draft]) -> _Draft:
 
 
 def _order(start: _Draft) -> list[Block]:
-    """Number the blocks: reverse postorder, every loop before what follows it."""
+    """Number the blocks: reverse postorder, every loop before the blocks that follow it."""
     drafts = _reachable(start)
     numbers = {id(draft): index for index, draft in enumerate(drafts)}
     successors = [[numbers[id(successor)] for successor in draft.successors] for draft in drafts]
@@ -557,7 +560,7 @@ def _order(start: _Draft) -> list[Block]:
 
 
 def _postorder(successors: list[list[int]], leaving: Callable[[int, int], int]) -> list[int]:
-    """Depth first postorder from block 0 that visits first the successors that leave more loops."""
+    """Depth-first postorder from block 0. Successors that leave more loops are visited first."""
     seen, order = {0}, []
     stack = [(0, iter(sorted(successors[0], key=lambda following: -leaving(0, following))))]
     while stack:
@@ -576,7 +579,7 @@ def _postorder(successors: list[list[int]], leaving: Callable[[int, int], int]) 
 
 
 def _loops(successors: list[list[int]]) -> list[frozenset[int]]:
-    """For each block the headers of the natural loops that hold it."""
+    """Return, for each block, the headers of the natural loops that contain it."""
     count = len(successors)
     predecessors: list[list[int]] = [[] for _ in range(count)]
     for block, targets in enumerate(successors):
@@ -637,7 +640,7 @@ def _dominates(header: int, block: int, dominator: dict[int, int]) -> bool:
 
 
 def _lay_out(program: Program, inliner: _Inliner, module: Module) -> None:
-    """Give local and shared variables that are used their offsets."""
+    """Assign offsets to the local and shared variables that are used."""
     used: dict[str, None] = {}
     specials: set[str] = set()
     for block in program.blocks:

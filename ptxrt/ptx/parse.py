@@ -1,8 +1,8 @@
-"""Parse PTX text strictly: what is not understood is an error that names the line, never skipped.
+"""Parse PTX text strictly: unknown text is an error that names the line, and is never skipped.
 
-`parse` reads the declarations of a module and only finds where the bodies are; `opcodes` lists the distinct opcodes
-of the text; `body` reads one function. A module of a hundred thousand lines costs its declarations, one pass for
-comments and braces, and the bodies that are launched.
+`parse` reads the declarations of a module and only locates the bodies; `opcodes` lists the distinct opcodes of a
+function; `body` reads one function. The cost of a module is one pass for comments and braces, its declarations, and
+the bodies that are launched.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _without_comments(text: str) -> str:
 
 
 def parse(text: str, name: str = "<ptx>") -> Module:
-    """Read the declarations of a PTX text; `name` stands in error messages.
+    """Read the declarations of a PTX text. name: the name of the text in error messages.
 
     Raises PtxSyntaxError for a directive, type or form that is not known.
     """
@@ -72,13 +72,13 @@ def parse(text: str, name: str = "<ptx>") -> Module:
         return reader.read()
 
 
-#: What Python raises where a text is not what the reader takes for granted.
+#: Errors of Python if a damaged text breaks an assumption of the reader.
 STUMBLES = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 
 
 @contextmanager
 def damage(error: Callable[[str], Exception]) -> Iterator[None]:
-    """Turn whatever a damaged text makes Python stumble over into the error of this package, which knows the line."""
+    """Turn an error of Python on a damaged text into an error of this package, which names the line."""
     try:
         yield
     except PtxError:
@@ -88,7 +88,7 @@ def damage(error: Callable[[str], Exception]) -> Iterator[None]:
 
 
 def damaged(stumble: Exception) -> str:
-    """The message in place of one of STUMBLES."""
+    """The message that replaces one of STUMBLES."""
     return f"the text is damaged here ({type(stumble).__name__}: {str(stumble)[:120]})"
 
 
@@ -98,7 +98,7 @@ def line_of(module: Module, position: int) -> int:
 
 
 def source_of(module: Module, line: int) -> str:
-    """` (kernel.cu:12)`: where a line of the text comes from; "" where no `.loc` of its function says so."""
+    """` (kernel.cu:12)`: the source position of a line of the text; "" if no `.loc` of its function precedes it."""
     position = module.line_starts[line - 1] + 1
     bodies = [function.body for function in module.functions.values() if function.body is not None]
     start = max((start for start, _ in bodies if start <= position), default=position)
@@ -174,7 +174,7 @@ class _ModuleReader:
         return closing
 
     def end_of_braces(self) -> int:
-        """Where the brace at the current position is closed."""
+        """The position of the brace that closes the one at the current position."""
         if self.position not in self.closing:
             raise self.error("'{' stands in a string that is not closed")
         return self.closing[self.position]
@@ -184,7 +184,7 @@ class _ModuleReader:
         return PtxSyntaxError(f"{self.name}:{bisect_right(self.line_starts, position)}: {message}")
 
     def match(self, pattern: str, flags: int = 0) -> re.Match | None:
-        """Match after blanks at the current position and step over it."""
+        """Match a pattern at the current position and step over the match."""
         match = _compiled(pattern, flags).match(self.text, self.position)
         if match:
             self.position = match.end()
@@ -313,7 +313,7 @@ _PARAMETER = re.compile(
 
 
 def read_parameter(text: str, offset: int) -> Parameter | None:
-    """Read `.param .align 8 .b8 name[24]` and place it at or after `offset`; None when it is none."""
+    """Read `.param .align 8 .b8 name[24]` and place it at or after `offset`; None if it is no parameter."""
     match = _PARAMETER.fullmatch(text)
     if match is None or match["type"] not in TYPE_BITS:
         return None
@@ -344,7 +344,7 @@ _DECLARATOR = re.compile(rf"\s*(?P<name>{_IDENTIFIER})\s*(?P<dims>(?:\[\s*\d*\s*
 
 
 def variables(space: str, text: str, linkage: str, line: int, error) -> list[Variable]:
-    """Read the declarations behind a state space word, up to (without) the semicolon."""
+    """Read the declarations between a state space word and the semicolon."""
     match = _VARIABLE.fullmatch(text)
     if match is None or match["type"] not in TYPE_BITS:
         raise error(f"'.{space} {' '.join(text.split())[:60]}' is no variable declaration")
@@ -402,7 +402,7 @@ def float_value(number: Immediate) -> float:
 
 
 def _split(text: str) -> list[str]:
-    """Split at commas outside of brackets."""
+    """Split at the commas that are outside brackets."""
     if not any(bracket in text for bracket in "{[("):
         return text.split(",")
     parts, depth, start = [], 0, 0
@@ -431,7 +431,7 @@ def _opened(part: str) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------
 # Opcodes of a text
 
-# A statement starts behind `;`, a brace, a `.loc` line or a label. A name before `,` or `}` is an element of a vector.
+# A statement starts after `;`, a brace, a `.loc` line or a label. A name before `,` or `}` is an element of a vector.
 _HEAD = re.compile(
     r"[;{}]\s*(?:\.loc\b[^\n]*\n\s*|[A-Za-z_$%][\w$]*\s*:(?!:)\s*)*(?:@!?[\w$%]+\s+)?([a-z]\w*(?:\.\w+(?:::\w+)*)*)(?=\s*;|\s+[^\s,}:])"
 )
@@ -441,16 +441,16 @@ _BODY_DIRECTIVE = re.compile(r"[;{}\n]\s*\.([a-z]+)\b")
 _BODY_DIRECTIVES = frozenset({"reg", "local", "shared", "param", "pragma", "loc", "branchtargets"})
 _CALL = re.compile(r"(call(?<![\w$%.]call)(?:\.uni)?)\s+(?:\([^)]*\)\s*,\s*)?([\w$%]+)")
 
-#: Functions without a body that the machine provides; what each does is in emulator/system.py.
+#: Functions without a body that the machine provides. emulator/system.py implements them.
 SYSTEM_CALLS = frozenset({"vprintf", "__assertfail"})
 CALL_DEPTH = 64
-INLINED = 1 << 18  # instructions of an entry with everything that it calls
+INLINED = 1 << 18  # the most instructions of an entry with all its calls inlined
 
 
 class Uses(NamedTuple):
     """What one function uses: callees with the positions of their calls, and about how many instructions it has.
 
-    `problem` is what refuses the function by itself, None for nothing.
+    problem: why the function itself, without its callees, cannot run; None if it can.
     """
 
     callees: dict[str, list[int]]
@@ -461,12 +461,13 @@ class Uses(NamedTuple):
 def refusals(
     module: Module, check: Callable[[str], None], read: Callable[[Module, Function], Unsupported | None] | None = None
 ) -> dict[str, Unsupported]:
-    """Why entries cannot run, by name, as far as it can be seen without reading the bodies; {} where all can.
+    """Return why entries cannot run, by name; {} if all can.
 
-    `check` raises Unsupported for an opcode; `read`, if there is one, reads a body and says what it found. An entry is
-    refused where it, or anything that it calls, uses an opcode or a directive that is not known, calls through a
-    register or a function without a body, calls in a circle, in a chain of more than 64 functions, or more instructions
-    than are inlined.
+    check: raises Unsupported for an opcode that cannot run. read: reads a body and returns its problem, or None;
+    without it the bodies are only searched for opcodes, directives and calls. An entry is refused if it, or a function
+    that it calls, uses an unknown opcode or directive, or calls through a register or a function without a body. It is
+    also refused if its calls are recursive, make a chain of more than 64 functions, or have more instructions than are
+    inlined.
     """
     checked: dict[str, str | None] = {}
 
@@ -505,7 +506,7 @@ def _unsupported(module: Module, line: int, message: str) -> Unsupported:
 
 
 def _uses(module: Module, function: Function, problem_of: Callable[[str], str | None]) -> Uses:
-    """Find opcodes and calls of a function, and the first place that refuses it."""
+    """Find the opcodes and calls of a function, and its first problem."""
     start, end = function.body
     problems: list[tuple[int, str]] = []
     for opcode, position in opcodes(module, function).items():
@@ -547,7 +548,9 @@ def opcodes(module: Module, function: Function) -> dict[str, int]:
 
 
 def _refusal(module: Module, entry: str, used: dict[str, Uses]) -> Unsupported | None:
-    """What refuses an entry: a cluster, a function that it reaches, or the way in which they call each other."""
+    """Return why an entry is refused: clusters, a problem of a function that it reaches, or its calls; None if it is
+    not.
+    """
     function = module.functions[entry]
     blocks = prod(function.directives.get("reqnctapercluster", ()))
     if blocks > 1:
@@ -560,7 +563,8 @@ def _refusal(module: Module, entry: str, used: dict[str, Uses]) -> Unsupported |
         if used[name].problem is not None:
             return used[name].problem
         reached += [callee for callee in used[name].callees if callee not in reached]
-    # From the deepest up: how many functions a chain of calls has, and how many instructions an instance.
+    # Callees before callers: the length of each function's longest chain of calls, and its instructions with all calls
+    # inlined.
     depth: dict[str, int] = {}
     size: dict[str, int] = {}
     path, stack = [entry], [(entry, iter(used[entry].callees.items()))]
@@ -606,14 +610,14 @@ def _refusal(module: Module, entry: str, used: dict[str, Uses]) -> Unsupported |
 
 
 class Label(NamedTuple):
-    """A label, its name made unique."""
+    """A label with its unique name."""
 
     name: str
     line: int
 
 
 class Body(NamedTuple):
-    """A function's body: instructions and labels in order, and what it declares."""
+    """A function's body: instructions and labels in order, and its declarations."""
 
     statements: list[Union[Instruction, Label]]
     variables: list[Variable]  # .local .shared .param, names made unique
@@ -672,7 +676,8 @@ _REG = re.compile(r"\s*\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
 _PLUS = re.compile(r"(.+?)\s*([+-])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))", re.S)
 _NAME = re.compile(_IDENTIFIER)
 _SELECTED = re.compile(r"(.*[^.])\.([bh])(\d+)\s*", re.S)
-#: Which bytes of the load behind it matter: 32 bits, ignored before anything else (PTX ISA 12, pragma strings).
+#: A mask of 32 bits: which bytes of the load that follows matter. Before any other instruction the pragma has no effect
+#: (PTX ISA 12, pragma strings).
 _USED_BYTES = re.compile(r'"\s*used_bytes_mask\s+(0[xX][0-9a-fA-F]+|\d+)\s*"')
 
 #: Special registers by name; those with a component carry it: tid.x.
@@ -694,7 +699,7 @@ _CLOSING = {"{": "}", "[": "]", "(": ")"}
 
 
 def body(module: Module, function: Function) -> Body:
-    """Read one function's body. Raises PtxSyntaxError with the line of what is not understood."""
+    """Read one function's body. PtxSyntaxError names the line of text that is not understood."""
     reader = _BodyReader(module, function)
     with damage(reader.error):
         return reader.read()
@@ -715,7 +720,7 @@ class _BodyReader:
         self.locations: dict[tuple[int, int, int], Location] = {}
         self.inlined: dict[
             tuple[str, tuple[int, int, int]], Location
-        ] = {}  # what the functions inlined at a place were inlined at
+        ] = {}  # (function, place where it is inlined) -> the location of that place
         self.location: Location | None = None
         self.used_bytes: int | None = None  # of the next load
         self.line = function.line
@@ -760,7 +765,7 @@ class _BodyReader:
         return Body(self.statements, self.variables, tables)
 
     def unique(self, name: str) -> str:
-        """A name that nothing else in this function has: inline assembly repeats its own."""
+        """Make a name unique within the function, because each copy of inline assembly declares the same names."""
         candidate, number = name, 1
         while candidate in self.used:
             number += 1
@@ -774,12 +779,11 @@ class _BodyReader:
             raise self.error(f"'.loc{text}' is not understood")
         file, line, column = here = int(match[1]), int(match[2]), int(match[3])
         known = self.locations.get(here)
-        outer = (
-            known.inlined_at if known is not None else None
-        )  # nvcc comes back to a position without saying where it is inlined
+        outer = known.inlined_at if known is not None else None  # nvcc may repeat a position without its inlined_at
         if match[4] is not None:
             place = (int(match[5]), int(match[6]), int(match[7]))
-            # Where that place is inlined in turn is said right before, once; then it is what it was for this function.
+            # The `.loc` right before gives the inlining of that place in turn, but only once. Later it is the one that
+            # was recorded for this function and place.
             if self.location is not None and self.location[:3] == place:
                 outer = self.location
             else:
@@ -872,10 +876,10 @@ class _BodyReader:
         self.statements.append(Instruction(opcode, tuple(operands), guard, self.line, self.location, used))
 
     def without_selectors(self, opcode: str, parts: list[str]) -> tuple[list[str], list[Immediate]]:
-        """The operands d.b10, a.b3210, b.b7654, ... of a SIMD video instruction without their selectors, and those.
+        """Split the operands d.b10, a.b3210, b.b7654, ... of a SIMD video instruction into operands and selectors.
 
-        They become three immediates: a bit for each element that d takes, and for a and b a hexadecimal digit per
-        element.
+        The selectors become three immediates: for d a bit for each element that is written, for a and b a hexadecimal
+        digit per element.
         """
         letter, defaults = (
             ("b", ("3210", "3210", "7654")) if opcode.split(".")[0].endswith("4") else ("h", ("10", "10", "32"))
@@ -959,7 +963,7 @@ class _BodyReader:
         return label
 
     def resolve_labels(self) -> None:
-        """Branches may name labels that stand further down in their scope."""
+        """Replace the labels of branches by their unique names. A branch may name a label further down in its scope."""
         for index, scope in self.branches:
             instruction = self.statements[index]
             self.line = instruction.line
