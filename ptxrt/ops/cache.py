@@ -48,7 +48,7 @@ class KVCache:
         v_global: The same of values.
         k_mean: Floats [heads, dim], subtracted from keys before they are quantized, and known before any is written.
             Scores are those of the keys as they were.
-        scale_rule: As of `quantize`; None is "rceil" of mxfp8, "even" of mxfp4, "amax" of nvfp4.
+        scale_rule: As in `quantize`; None is "rceil" of mxfp8, "even" of mxfp4, "amax" of nvfp4.
         device: Its number; None is the current one.
 
     Attributes:
@@ -392,7 +392,7 @@ class KVCache:
             targets: int32 [count].
             tokens: int32 [count], how many tokens of each page are copied. None copies all; the emulator reports that
                 as a read of what nothing wrote where pages are not full.
-            stream: Of the device; None is the library's own.
+            stream: A stream of the device; None is the library's own.
 
         Raises:
             ArgumentError: Something does not fit.
@@ -611,7 +611,7 @@ def slots_of(
         positions: int32 [tokens]. Tokens whose sequence or position the table does not have get -1, which `append`
             skips.
         page_size: Tokens of a page.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
         ArgumentError: Something does not fit.

@@ -127,7 +127,7 @@ def matmul(
         residual: Floats of C's shape.
         out_format: "mxfp8", "mxfp4" or "nvfp4": C is a QuantizedArray with the bytes of `quantize` on the unrounded
             float32 values.
-        out_scale_rule: As of `quantize`, but None is "rceil" of mxfp8 and "even" of mxfp4.
+        out_scale_rule: As in `quantize`, but None is "rceil" of mxfp8 and "even" of mxfp4.
         out_scale_layout: "linear" or "128x4".
         out_global_scale: Of nvfp4: a positive number or a float32 device scalar.
         a_scale_rule: Of an array that the call quantizes; as out_scale_rule.
@@ -140,7 +140,7 @@ def matmul(
             tree; 1 cuts it nowhere.
         out: An array of C's shape to write to; its dtype replaces `out_dtype`. It may be `residual` itself and overlaps
             no other argument.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
         ArgumentError: Something does not fit.
@@ -242,8 +242,8 @@ def matmul_grouped(
     A group has the bits of a product of that group alone. Arguments that are not listed are those of `matmul`.
 
     Args:
-        a: Rows, as of `matmul`.
-        b: A matrix for each group, as of `matmul`.
+        a: Rows, as in `matmul`.
+        b: A matrix for each group, as in `matmul`.
         group_starts: int32 [groups + 1]: rows group_starts[g] to group_starts[g + 1] are multiplied by b[g]. Groups may
             be empty. On the host it is checked: it begins at 0, never falls and ends at T. On a device it is not looked
             at, so that a graph serves every routing; rows of C behind its last number are not written. Of "128x4"
@@ -403,7 +403,7 @@ class _Blocks:
     codes: DeviceArray  # [matrices, rows, bytes], a multiple of 16 of them
 
     def part(self, name: str, batch: tuple[int, ...], prefix: tuple[int, ...]) -> dict[str, Any] | None:
-        """As of `_Floats`."""
+        """As in `_Floats`."""
         layout, rows = self.values.layout, self.values.shape[-2]
         leading = (1,) * (len(batch) + 2 - len(self.values.shape)) + self.values.shape[:-2]
         expected, held = batch[len(prefix) :], leading[len(prefix) :]

@@ -77,7 +77,7 @@ class Operand(Packed):
 
     Queries have codes and scales as `quantize` gives them along the last axis. Keys and values have tiles of 64: codes
     are uint8 [batch, heads, ceil(length / 64), bytes of a tile], scales is None, and `layout.tile.dim` is the head
-    dimension that tiles are filled up to. `dequantize` and `numpy.asarray` give the values, `mean` added.
+    dimension that tiles are padded to. `dequantize` and `numpy.asarray` give the values, `mean` added.
 
     Args:
         codes: The codes, or the tiles.
@@ -85,7 +85,7 @@ class Operand(Packed):
         format: "mxfp8", "mxfp4" or "nvfp4"; of values also "bf16".
         role: "q", "k" or "v".
         shape: [batch, heads, length, dim] of the values.
-        dim: The head dimension that tiles are filled up to; None of queries.
+        dim: The head dimension that tiles are padded to; None of queries.
         global_scale: Of nvfp4.
         mean: What was subtracted, float32: of keys [batch, heads, dim], of queries a mean for each block of 64, [batch,
             heads, ceil(length / 64), dim]; None where nothing was.
@@ -172,8 +172,8 @@ class Operand(Packed):
                 become 16-bit values, code times scale, for attention with pv="bf16": exact for scales from 2**-117 to
                 2**119, rounded once if a global scale is no power of two.
             global_scale: Of nvfp4, what multiplies codes times scales; None is 1.
-            dim: As of `quantize_operand`.
-            stream: Of the device; None is the library's own.
+            dim: As in `quantize_operand`.
+            stream: A stream of the device; None is the library's own.
 
         Raises:
             ArgumentError: Something does not fit.
@@ -206,7 +206,7 @@ class Operand(Packed):
 
     @property
     def dim(self) -> int | None:
-        """The head dimension that tiles are filled up to; None of queries."""
+        """The head dimension that tiles are padded to; None of queries."""
         return None if self.role == "q" else self.layout.tile.dim
 
     @property
@@ -303,10 +303,10 @@ def quantize_operand(
 ) -> Operand:
     """Quantize queries, keys or values as attention reads them: x [B, H, S, D], D up to 256.
 
-    Queries and keys have their blocks along D, values along S. Keys and values stand in tiles of 64, filled up with
-    zeros. NumPy arrays give an Operand of NumPy arrays. Device arrays stay on the device; the call does not wait.
-    Kernels: `scan_keys` and `mean_keys`, or `less_block_means`, for means; `scan_keys` and `operand_scale` for the
-    global scale, a second read of x (of smoothed keys `mean_keys` gives it); `pack_keys_NAME`, `pack_values_NAME`.
+    Queries and keys have their blocks along D, values along S. Keys and values stand in tiles of 64, padded with zeros.
+    NumPy arrays give an Operand of NumPy arrays. Device arrays stay on the device; the call does not wait. Kernels:
+    `scan_keys` and `mean_keys`, or `less_block_means`, for means; `scan_keys` and `operand_scale` for the global scale,
+    a second read of x (of smoothed keys `mean_keys` gives it); `pack_keys_NAME`, `pack_values_NAME`.
 
     Args:
         x: float32, float16 or bfloat16.
@@ -315,7 +315,7 @@ def quantize_operand(
         smooth: Whether a mean is subtracted first, which attention undoes: of keys the mean over S, of queries that of
             each 64 of a head. None smooths keys of 4-bit formats.
         layout: "bhsd", or "bshd" for x [B, S, H, D]. The result has the shape [B, H, S, D] either way.
-        scale_rule: As of `quantize`, but None is "rceil" of mxfp8 and "even" of mxfp4, which keep the gain of
+        scale_rule: As in `quantize`, but None is "rceil" of mxfp8 and "even" of mxfp4, which keep the gain of
             attention.
         global_scale: Of nvfp4: a positive number or a float32 device scalar. None takes the smallest 2**n / 6 under
             which no finite value saturates, so that codes of a batch are those of its items.
@@ -324,9 +324,9 @@ def quantize_operand(
         cu_seqlens: With B = 1, packed sequences: sequence i is rows cu[i] to cu[i + 1]; N + 1 whole numbers from 0 to
             S. Each is quantized, and smoothed, as it would be by itself. The operand is for calls with this
             cu_seqlens_k; smoothed queries are for calls with this cu_seqlens_q.
-        dim: The head dimension that tiles are filled up to, one of those compiled; None takes the smallest that holds
-            D. Keys and values of one call have the same, or 192 and 128.
-        stream: Of the device; None is the library's own.
+        dim: The head dimension that tiles are padded to, one of those compiled; None takes the smallest that holds D.
+            Keys and values of one call have the same, or 192 and 128.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
         ArgumentError: Something does not fit.
@@ -501,7 +501,7 @@ def operand_rule(format: str) -> str | None:
 
 
 def checked_dim(function: str, format: str, cols: int, dim) -> int:
-    """The head dimension that tiles are filled up to; ArgumentError where none that is compiled holds `cols`."""
+    """The head dimension that tiles are padded to; ArgumentError where none that is compiled holds `cols`."""
     compiled = TILE_DIMS[format]
     if cols < 1 or cols > compiled[-1]:
         raise ArgumentError(f"{function}: the head dimension is {cols}; {format} takes 1 to {compiled[-1]}")

@@ -69,7 +69,7 @@ def _cases(format: str, role: str) -> list[dict]:
     block, members = BLOCK_FORMATS.get(format), ["bf16", "f32", "f16"]
     cases = [dict(size, cols=dim, dim=dim, format=member) for dim, member in zip(sizes, members * 2)]
     level = dict(global_scale=block.two_level if block else False)
-    # The other types, filled up to more than the smallest dim that holds them; the two smallest have all types below.
+    # The other types, padded to more than the smallest dim that holds them; the two smallest have all types below.
     rest = [(dim, member) for i, dim in enumerate(sizes) for member in members if i > 1 and member != members[i % 3]]
     cases += [dict(size, heads=1, keys=40, cols=sizes[1] - 25, dim=dim, format=member, **level) for dim, member in rest]
     cases += [dict(size, batch=3, sequences=3, cols=small - 8, dim=small, key_ends=True)]

@@ -171,20 +171,20 @@ def attention_paged(
         key_lengths: int32 [B]: the keys of each sequence, tokens just appended included.
         cu_seqlens_q: int32 [B + 1]: queries are packed, q is [1, H, total, D], and sequence b has rows cu_seqlens_q[b]
             to cu_seqlens_q[b + 1].
-        causal: As of `attention`.
-        window: As of `attention`; a window of W keys with the query's own is (W - 1, 0).
-        scale: As of `attention`.
-        softcap: As of `attention`.
-        sinks: As of `attention`.
-        return_lse: As of `attention`.
-        normalize: As of `attention`.
-        layout: As of `attention`.
+        causal: As in `attention`.
+        window: As in `attention`; a window of W keys with the query's own is (W - 1, 0).
+        scale: As in `attention`.
+        softcap: As in `attention`.
+        sinks: As in `attention`.
+        return_lse: As in `attention`.
+        normalize: As in `attention`.
+        layout: As in `attention`.
         out_dtype: float32, float16 or bfloat16; None is q's.
         splits: At most so many runs of the keys have blocks of their own, each a multiple of 1024 keys; None takes a
             number that suits the device. It changes no bit.
         out: An array of the output's shape to write to.
-        stream: Of the device; None is the library's own. block_table, key_lengths and cu_seqlens_q on a device are not
-            looked at, so that a graph of a call serves every length up to the table's width.
+        stream: A stream of the device; None is the library's own. block_table, key_lengths and cu_seqlens_q on a device
+            are not looked at, so that a graph of a call serves every length up to the table's width.
 
     Raises:
         ArgumentError: Something does not fit.

@@ -75,7 +75,7 @@ def copied_to(x: DeviceArray, member: Format, place: Place, target: DeviceArray 
 
 
 def loadable(x: DeviceArray, member: Format, place: Place) -> DeviceArray:
-    """An array of any axes in a format, in rows that kernels can load: x itself, or a copy filled up with zeros."""
+    """An array of any axes in a format, in rows that kernels can load: x itself, or a copy padded with zeros."""
     if member.holds(x.dtype) and is_loadable(x):
         return x
     return copied_to(x, member, place, place.empty((*x.shape[:-1], -(-x.shape[-1] // ROW_UNIT) * ROW_UNIT), member))

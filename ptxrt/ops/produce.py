@@ -154,12 +154,12 @@ def rmsnorm(
         format: None gives floats of out_dtype; "mxfp8", "mxfp4" or "nvfp4" gives a QuantizedArray with the bytes of
             `quantize(y, pad=True)` on the float32 values of y.
         out_dtype: float32, float16 or bfloat16; None is x's.
-        scale_rule: As of `quantize`, but None is "rceil" of mxfp8 and "even" of mxfp4.
+        scale_rule: As in `quantize`, but None is "rceil" of mxfp8 and "even" of mxfp4.
         scale_layout: "linear" or "128x4".
         global_scale: Of nvfp4, which needs it: a positive number (1 for a single level) or a float32 device scalar.
         out: An array or QuantizedArray to write y to. It shares no memory with an argument.
         residual_out: An array of x's type to write v to. It shares no memory with an argument.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
         ArgumentError: Something does not fit.
@@ -290,7 +290,7 @@ def layernorm(
 ) -> Any:
     """Norm rows of x [.., n]: y = (v - m) / sqrt(mean((v - m)^2) + eps) weight + bias, m the mean of the row v.
 
-    A NaN or an infinity makes its row NaN. Everything else is as of `rmsnorm` with rounding="once". Kernel:
+    A NaN or an infinity makes its row NaN. Everything else is as in `rmsnorm` with rounding="once". Kernel:
     `norm_rows`.
 
     Args:

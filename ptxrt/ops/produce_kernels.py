@@ -181,7 +181,7 @@ def norm_rows(
     Rounded once, to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is there; or quantized with
     the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 where it is
     missing), by the rule of that number, scales in 128x4 tiles where `swizzled`; a row that ends within a block is
-    filled up with zeros.
+    padded with zeros.
     """
     v = x.astype(np.float64)
     given = lambda name: next((a.astype(np.float64) for a in options[name] if a is not None), None)
@@ -239,7 +239,7 @@ def activate_rows(
     Rounded once, to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is there; or quantized with
     the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 where it is
     missing), by the rule of that number, scales in 128x4 tiles where `swizzled`; a row that ends within a block is
-    filled up with zeros.
+    padded with zeros.
     """
     y = activate(x.astype(np.float64), ACTIVATIONS[int(activation)])
     outputs = dict(out_f32=out_f32, out_f16=out_f16, out_bf16=out_bf16, codes=codes, scales=scales)
@@ -292,7 +292,7 @@ def gate_rows(
     Rounded once, to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is there; or quantized with
     the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 where it is
     missing), by the rule of that number, scales in 128x4 tiles where `swizzled`; a row that ends within a block is
-    filled up with zeros.
+    padded with zeros.
     """
     pairs = x.astype(np.float64)
     if not interleaved:

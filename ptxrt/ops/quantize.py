@@ -67,7 +67,7 @@ def quantize(
             from the largest finite magnitude; 1 leaves the block scales alone.
         pad: Whether the axis is padded with zeros to whole blocks.
         out: A QuantizedArray of the same format, shape, axis and layout to write to.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Returns:
         Codes and scales with what they stand for.
@@ -137,7 +137,7 @@ def dequantize(q, dtype=np.float32, *, out=None, stream=None):
         q: A QuantizedArray or an Operand.
         dtype: float32, float16 or bfloat16.
         out: An array of q's shape to write to; its dtype replaces `dtype`.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
         ArgumentError: Something does not fit.
@@ -195,7 +195,7 @@ def swizzle_scales(scales, *, axis=-1, stream=None):
         scales: uint8 (or ue8m0, e4m3 of ml_dtypes) whose `axis` counts blocks; all other axes are rows. The matrix is
             padded with 0x00 to multiples of 128 rows and 4 blocks.
         axis: The axis that counts blocks.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Returns:
         uint8 bytes in one axis.
@@ -232,7 +232,7 @@ def unswizzle_scales(swizzled, shape, *, axis=-1, stream=None):
         swizzled: As many bytes as the tiles of `shape` have, in any shape.
         shape: The shape of the scales.
         axis: The axis of `shape` that counts blocks.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Returns:
         uint8 scales of `shape`.

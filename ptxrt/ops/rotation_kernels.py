@@ -96,7 +96,7 @@ def rope_rows(
     Rounded once, to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is there; or quantized with
     the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 where it is
     missing), by the rule of that number, scales in 128x4 tiles where `swizzled`; a row that ends within a block is
-    filled up with zeros.
+    padded with zeros.
     """
     y = turned(x, table, positions, int(first), pairs, inverse)
     y = y.astype(np.float32).astype(x.dtype).astype(np.float64) if rounds else y

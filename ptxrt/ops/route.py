@@ -106,7 +106,7 @@ def route(expert_ids: "WholeNumbers", experts: SupportsIndex, *, stream: "Stream
         expert_ids: Whole numbers [T, k]; negative ones are padding. NumPy arrays are checked: ids below `experts`. A
             device array, int32, is not looked at: ids from `experts` on count as padding there.
         experts: How many there are.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
         ArgumentError: Something does not fit.
@@ -155,7 +155,7 @@ def combine(y: "Array", routing: Routing, weights: "Array", *, stream: "StreamLi
         y: float32, float16 or bfloat16 rows [R, N] in the order of `routing`.
         routing: What `route` gave.
         weights: float32 [T, k].
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
         ArgumentError: Something does not fit.

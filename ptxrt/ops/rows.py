@@ -151,7 +151,7 @@ def mean_rows(
             gives zeros.
         out_dtype: float32, float16 or bfloat16; None is x's.
         out: An array [N, n] to write to, which shares no memory with an argument.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
         ArgumentError: Something does not fit.
@@ -191,13 +191,13 @@ def argmax_rows(x: Array, *, out: Array | None = ..., stream: StreamLike = ...) 
 def argmax_rows(x: Array, *, out: Array | None = None, stream: StreamLike = None) -> Any:
     """Find where the largest value of each row of x [.., n] stands: int32 [..].
 
-    Of equal values the first counts; zeros of both signs are equal. A NaN is above every number, as of `numpy.argmax`.
+    Of equal values the first counts; zeros of both signs are equal. A NaN is above every number, as in `numpy.argmax`.
     Kernel: `argmax_rows`.
 
     Args:
         x: float32, float16 or bfloat16 on any strides. n is at least 1, unless there are no rows.
         out: int32 in row-major order to write to, which shares no memory with x.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
         ArgumentError: Something does not fit.

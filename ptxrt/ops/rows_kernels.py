@@ -47,7 +47,7 @@ def take_rows(
     Values are rounded once, to nearest, ties to even, to the type of the output among out_f32, out_f16 and out_bf16. Or
     they are quantized with the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under
     `out_global` (1 if missing), by the rule of that number, scales in 128x4 tiles if `swizzled`. A row that ends within
-    a block is filled up with zeros.
+    a block is padded with zeros.
     """
     inside = (ids >= 0) & (ids < len(table))
     y = np.zeros((len(ids), table.shape[1]))

@@ -105,7 +105,7 @@ def unswizzle_scales(swizzled: In[u8, "bytes"], scales: Out[u8, "outer blocks co
     ],
 )
 def pad_last(x: In[u8, "rows source_bytes"], y: Out[u8, "rows target_bytes"]):
-    """Copy rows of bytes into rows of another length: filled up with zeros, or cut."""
+    """Copy rows of bytes into rows of another length: padded with zeros, or cut."""
     kept = min(x.shape[1], y.shape[1])
     y[:, :kept], y[:, kept:] = x[:, :kept], 0
 

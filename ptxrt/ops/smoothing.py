@@ -131,7 +131,7 @@ def mean_keys(
 ):
     """Give the mean of the keys of each head from their sums over runs: over `keys`, or key_ends where that is less.
 
-    The mean of no keys is 0. Sums are float32 in a fixed order. Packed sequences are as of `scan_keys`. `global_scale`
+    The mean of no keys is 0. Sums are float32 in a fixed order. Packed sequences are as in `scan_keys`. `global_scale`
     is what `operand_scale` gives of `largest` by `factor`, in the same launch; 1 if `largest` is omitted.
     """
     if global_scale is not None:
