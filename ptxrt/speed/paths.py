@@ -3,7 +3,7 @@
 A loop over tiles is a loop with MMAs of its own. If there are several, the one without blocks that hide keys is for
 plain tiles. Of the others, one with blocks that read the mean scores is for smoothed queries, if there is one without
 them. Blocks are recognized by their instructions: hiding keys has many selections of -inf, raising a maximum many
-multiplications behind a vote, reading mean scores many loads of two numbers.
+multiplications after a vote, reading mean scores many loads of two numbers.
 """
 
 from __future__ import annotations
