@@ -6,10 +6,6 @@ Needs PyTorch for CUDA. It measures a batch of passages and one sentence (a grap
 encoder, and generation by the language model at batch 1 after a prompt. Every call begins with token ids on the host
 and ends with its result there, so host time counts on both sides; the device times of our graphs are reported too.
 Weights are those of `make models`; --random draws them in the same shapes. Docs: docs/benchmarks.md.
-is a graph of ours, and generation of the language model at batch 1 behind a prompt. Every call begins with token ids
-of the host and ends with its result there, so the host's part counts on both sides; the times of our graphs on the
-device stand beside them. Weights are those of `make models`; with --random they are drawn in the same shapes.
-Docs: docs/benchmarks.md.
 """
 
 from __future__ import annotations

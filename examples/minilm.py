@@ -120,7 +120,7 @@ class MiniLM:
             x = self.layer(i, x, starts)
         return ptxrt.mean_rows(x, starts, normalize=True, out_dtype=np.float32)
 
-    # What it is for
+    # Use
 
     def ids(self, texts: Sequence[Any]) -> list[np.ndarray]:
         """Return token ids of texts; lists of ids are used as they are. ArgumentError for an empty or too long text."""

@@ -105,7 +105,7 @@ def append_qkv(
     q_global: Number | Array | None = None,
     stream: StreamLike = None,
 ) -> Any:
-    """Norm and rotate the queries and keys of T tokens, write keys and values to a cache, and give the queries.
+    """Normalize and rotate the queries and keys of T tokens, write keys and values to a cache, and return the queries.
 
     The result has the bytes of these functions called in turn: `rmsnorm`, `rope`, `cache.append`, and for q `quantize`
     along the heads with the rule of `quantize_operand`. NumPy arrays give NumPy results. Device arrays stay on the
@@ -124,7 +124,7 @@ def append_qkv(
         style: As in `rope`.
         first: As in `rope`.
         q_weight: Floats [D], the weight of a norm over each head of q, as in `rmsnorm`; None means no norm.
-        k_weight: The same of k.
+        k_weight: The same for k.
         eps: The eps of both norms.
         q_format: None gives q [T, H, D] in the type of qkv; "mxfp8", "mxfp4" or "nvfp4" gives an Operand of role "q"
             and shape [1, H, T, D] for `attention`.

@@ -305,9 +305,9 @@ def attention_few(
     without rounding (mxfp8 and mxfp4: for scales from 2**-117 to 2**119). Weights are rounded to q's type for the
     product with V.
     Rows, windows, soft caps and sequences of queries are those of `attention_bf16`. Node i is keys 1024 i to 1024 i +
-    1023. For each row and node, relative to 2**row_max, a whole power: partial is the sum of weights times values, not
-    divided, and row_sum the sum of weights. `attention_merge` finishes. If a row sees no key of a node, row_max is
-    -inf, row_sum is 0, and partial is not written.
+    1023. For each row and node, relative to 2**row_max with a whole row_max: partial is the sum of weights times
+    values, not divided, and row_sum the sum of weights. `attention_merge` finishes. If a row sees no key of a node,
+    row_max is -inf, row_sum is 0, and partial is not written.
     row_shift: added to the scaled scores of a row before a soft cap; not used without one. splits: how many runs of
     nodes have blocks of their own; no result depends on it.
     """

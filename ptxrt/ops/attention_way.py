@@ -75,7 +75,7 @@ class AttentionWay(ABC):
         """Return on the host the values that are multiplied for q, k and v, arrays or operands; for references."""
 
     def multiplied(self, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return q, k and v on the host such that exact attention of them gives the kernel's scores and output."""
+        """Return the q, k and v on the host from which exact attention computes the kernel's scores and output."""
         return self.values(call.q, call.k, call.v)
 
 

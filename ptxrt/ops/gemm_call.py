@@ -46,8 +46,6 @@ class Call:
 
     a [.., M, K], b [.., N, K]. batch: the leading axes of C. width: the columns of C, N or N / 2. output: the type of
     C, or None if `ending` quantizes it. caller_out: the `out` that the caller passed.
-        N or half of it. output: the type of C, or None
-    with `ending`. caller_out: what the caller passed as out.
     """
 
     a: Operand

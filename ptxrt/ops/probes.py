@@ -1,5 +1,4 @@
-"""Kernels that show what the hardware does: identity registers, scores before the softmax, the rates of tensor
-cores."""
+"""Kernels that probe the hardware: identity registers, scores before the softmax, rates and layouts of MMAs."""
 
 from typing import NamedTuple
 
@@ -233,12 +232,10 @@ def _scale_numbers(operand, width, blocks):
 def probe_mma_bf16(meets: Out[i32, "elements_a 32 4"]):
     """Find which elements mma.sync m16n8k16 of bf16 multiplies with each other, and which output receives the product.
 
-    One element of A at a time is 1 and the others 0; elements are numbered by lane, register and half. B holds numbers
-    from 1 on in those registers whose own number has a given bit. For output i of a lane, `meets` is the number of B's
-    element whose product it received, -1 for none, -2 for several or for another product.
-    Source: PTX ISA 9.0, 9.7.14.5.
-    half of the registers of B, by the bits of their numbers, the numbers from 1 on: `meets` has, for output i of
-    a lane, the number of B's element whose product came out there, -1 for none, -2 for several or for another product.
+    Elements of A are numbered by lane, register and half. One at a time is 1 and the others are 0. B holds the numbers
+    from 1 on in half of its registers, chosen by a bit of the register's number; each bit is tried. For output i of a
+    lane, `meets` is the number of B's element whose product it received, -1 for none, -2 for several or for another
+    product.
     Source: PTX ISA 9.0, 9.7.14.5.
     """
     meets[:] = _meets(2)
@@ -295,7 +292,6 @@ def probe_mma_mxf8f6f4(
 ):
     """Find which elements and scales mma.sync kind::mxf8f6f4 multiplies, as `probe_mma_mxf4` does.
 
-    Elements are numbered by lane, register and byte; `format_a` and `format_b` are 0 for e4m3, 1 for
     Elements are numbered by lane, register and byte; `format_a` and `format_b` are 0 for e4m3, 1 for e5m2, 2 for e2m1,
     3 for e3m2 and 4 for e2m3, in containers. There are four byte selectors, 0 to 3. To find scales, elements are e3m2
     or e2m3 if both formats are, else e4m3.
@@ -339,6 +335,7 @@ def probe_mma_plain(meets: Out[i32, "elements_a 32 4"], form: Scalar[i32, 0, 1, 
     `form` is 0 for m16n8k16 of f16 with f16 accumulators, 1 for m16n8k8 of tf32, 2 and 3 for m16n8k32 of s8 and of u8,
     4 and 5 for m16n8k32 of e4m3 and of e5m2, 6 and 7 for the same with f16 accumulators. A has 256 elements, with tf32
     128, with bytes 512. Below sm_89 forms 4 and 5 run as an f16 MMA; forms 6 and 7 do on every machine but `native`.
+    Source: PTX ISA 9.0, 9.7.14.5.
     """
     meets[:] = _meets(meets.shape[0] // 128)
 
@@ -353,11 +350,9 @@ def probe_mma_mxf4(
 
     `meets` is as in `probe_mma_bf16`, with elements numbered by lane, register and nibble. `scales_a` has, for each
     register of A, numbered by lane, and each pair of selectors, byte 0 or 2 and thread 0 or 1, the number (lane, byte)
-    of the scale that multiplies all its elements. To find it, the lanes whose number has a given bit hold four
-    different scales, the other lanes 1. `scales_b` is the same for B with threads 0 to 3. -2 means several or none.
-    the scale that multiplies all its elements, numbered by lane and byte: half of the lanes, by the bits of their
-    numbers, have scales other than 1, four different ones. `scales_b` is the same for B with threads 0 to 3. -2 stands
-    for several or none.
+    of the scale that multiplies all its elements. To find it, half of the lanes, chosen by a bit of the lane's number,
+    hold four different scales other than 1; each bit is tried. `scales_b` is the same for B with threads 0 to 3. -2
+    means several or none.
     Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
     """
     meets[:] = _meets(8)
@@ -497,14 +492,12 @@ def probe_ldmatrix(
     stored_m8n8_trans: Out[i32, "lanes 16"],
     stored_m16n8_trans_b8: Out[i32, "lanes 16"],
 ):
-    """Find which bytes ldmatrix loads to which registers, and where stmatrix stores them, in the largest form of each
-    kind.
+    """Find which bytes ldmatrix loads to which registers, and where stmatrix stores them, in every form with most
+    registers.
 
     Lane i gives the address of the 16 bytes of row i. The loads report, for each lane, register and byte, its source:
     16 row + byte; for 4-bit elements 32 row + nibble. The stores report, for each row and byte, its source: 16 lane + 4
     register + byte.
-    byte, 16 row + byte of where it came from; for 4-bit elements 32 row + nibble. The stores report,
-    for each row and byte, 16 lane + 4 register + byte of what came there.
     Source: PTX ISA 9.0, 9.7.14.5.15 and 9.7.14.5.16.
     """
     lane, register, byte = _lanes_registers_bytes()
@@ -536,9 +529,6 @@ def probe_fragments(
     lane, register and byte, 32 row + byte of a tile of 16 rows of 32 bytes in shared memory. `scale_a` and `scale_b`
     hold, for each lane and byte, the number of its scale, for rows with 8 and 4 scales: 8 row + block and 4 row +
     block.
-    hold, for each lane, register and byte, 32 row + byte of a tile of 16 rows of 32 bytes in shared
-    memory. `scale_a` and `scale_b` hold, for each lane and byte, which scale it is of rows with 8 and 4
-    scales: 8 row + block and 4 row + block.
     Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
     """
     lane, register, byte = _lanes_registers_bytes()

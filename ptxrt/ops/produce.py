@@ -413,7 +413,6 @@ def gelu(
 
     All arithmetic is float32, with the functions of `matmul` for "gelu" and "gelu_tanh". y is NaN for NaN and for
     -infinity (-infinity times 0). Arguments that are not listed are those of `rmsnorm`. Kernel: `activate_rows`.
-    `activate_rows`.
 
     Args:
         x: float32, float16 or bfloat16 on any strides.

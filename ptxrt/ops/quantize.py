@@ -223,7 +223,7 @@ def unswizzle_scales(
     swizzled: Array, shape: Sequence[int], *, axis: SupportsIndex = ..., stream: StreamLike = ...
 ) -> Any: ...
 def unswizzle_scales(swizzled, shape, *, axis=-1, stream=None):
-    """Arrange block scales in 128x4 tiles in linear order: the inverse of `swizzle_scales`.
+    """Convert block scales from 128x4 tiles to linear order: the inverse of `swizzle_scales`.
 
     NumPy arrays give NumPy arrays. Device arrays stay on the device; the call does not wait. Kernel:
     `unswizzle_scales`.

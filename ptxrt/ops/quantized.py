@@ -488,7 +488,7 @@ def swizzle(scales: DeviceArray, outer: int, blocks: int, inner: int, stream) ->
 
 
 def unswizzle(swizzled: DeviceArray, outer: int, blocks: int, inner: int, stream) -> DeviceArray:
-    """Arrange scales in 128x4 tiles on the device in linear order."""
+    """Convert scales on the device from 128x4 tiles to linear order."""
     return unswizzle_scales(swizzled.view(np.uint8), outer=outer, blocks=blocks, cols=inner, stream=stream)
 
 

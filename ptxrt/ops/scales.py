@@ -73,8 +73,6 @@ def swizzle_scales(scales: In[u8, "outer blocks cols"], swizzled: Out[u8, "bytes
     Row outer * cols + col of the scales' matrix and block b are in tile (row / 128, b / 4), with tiles in row-major
     order over ceil(blocks / 4), at byte row % 32 * 16 + row % 128 / 32 * 4 + b % 4 of its 512. Bytes without a scale
     are 0x00.
-    row-major over ceil(blocks / 4), at byte row % 32 * 16 + row % 128 / 32 * 4 + b % 4 of its 512.
-    Bytes that belong to no scale are 0x00.
     Source: cuBLAS documentation, "1D Block Scaling Factors Layout".
     """
     matrix = np.moveaxis(scales, 1, 2).reshape(-1, scales.shape[1])
@@ -86,7 +84,7 @@ def swizzle_scales(scales: In[u8, "outer blocks cols"], swizzled: Out[u8, "bytes
 
 @kernel(grid="outer*blocks*cols", cases=_SWIZZLE_CASES)
 def unswizzle_scales(swizzled: In[u8, "bytes"], scales: Out[u8, "outer blocks cols"]):
-    """Arrange block scales in 128x4 tiles in linear order: the inverse of `swizzle_scales`.
+    """Convert block scales from 128x4 tiles to linear order: the inverse of `swizzle_scales`.
 
     A scale beyond the given `bytes` is 0x00.
     """

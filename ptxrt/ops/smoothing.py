@@ -212,7 +212,7 @@ def row_dot(
 
 
 def _means(axes) -> int:
-    """The number of means: one for each sequence, or for units of packed sequences one for each batch item."""
+    """The axis `means`: batch items if `mean` has an entry for each, else sequences."""
     return axes["batch"] if axes["means"] == axes["batch"] else axes["sequences"]
 
 
