@@ -41,7 +41,7 @@ def claim_slots(slots: In[i64, "tokens", unaligned], claims: InOut[i32, "count"]
     """Lower claims[slots[i]] to i for every token i with 0 <= slots[i] < count, so that the first token of a slot owns
     it.
 
-    Tokens whose slot is negative or past the end are skipped. claims are 0x7f7fffff before the call."""
+    Tokens whose slot is negative or past the end are skipped. All claims must be 0x7f7fffff before the call."""
     for token, slot in enumerate(slots):
         if 0 <= slot < len(claims):
             claims[slot] = min(claims[slot], token)

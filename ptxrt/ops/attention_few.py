@@ -293,8 +293,8 @@ def attention_few(
 ):
     """Compute partial attention sums of few queries over nodes of 1024 keys, for keys and values in any format.
 
-    k_holds, v_holds: 0 for 16-bit rows in q's type, 1 for mxfp8, 2 for mxfp4, 3 for nvfp4; float16 queries take 0 and
-    3. Rows of block formats have scales along the head dimension, in k_scales and v_scales.
+    k_holds, v_holds: 0 for 16-bit rows in q's type, 1 for mxfp8, 2 for mxfp4, 3 for nvfp4. With float16 queries only 0
+    and 3 are valid. Rows of block formats have scales along the head dimension, in k_scales and v_scales.
     With a block_table, key j of sequence s is row j % page of page block_table[s, j // page], and key_ends are the
     lengths of the sequences. Table entries and rows after a sequence's last key are not read.
     Without a block_table, k and v are [batch, heads_kv, keys, ..] with up to most_keys keys; key_ends, and key_starts
@@ -304,8 +304,8 @@ def attention_few(
     Q and K are multiplied in q's type, then by q_global and k_global. Codes times scales are expanded to q's type
     without rounding (mxfp8 and mxfp4: for scales from 2**-117 to 2**119). Weights are rounded to q's type for the
     product with V.
-    Rows, windows, soft caps and sequences of queries are those of `attention_bf16`. Node i is keys 1024 i to 1024 i +
-    1023. For each row and node, relative to 2**row_max with a whole row_max: partial is the sum of weights times
+    Rows, windows, soft caps and sequences of queries are those of `attention_bf16`. Node i has the 1024 keys from key
+    1024 i on. For each row and node, relative to 2**row_max with a whole row_max: partial is the sum of weights times
     values, not divided, and row_sum the sum of weights. `attention_merge` finishes. If a row sees no key of a node,
     row_max is -inf, row_sum is 0, and partial is not written.
     row_shift: added to the scaled scores of a row before a soft cap; not used without one. splits: how many runs of

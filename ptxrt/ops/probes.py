@@ -26,8 +26,9 @@ def thread_identity(identity: Out[i32, "blocks_z blocks_y blocks_x threads 16"])
     """Report the identity registers of every thread, in blocks of 8 x 4 x 3 threads.
 
     The last axis holds tid, ntid, ctaid and nctaid (x, y, z each), laneid, lanemask_eq, lanemask_lt and the linear
-    index of the thread in its block; threads lie in the order of that index. %warpid is left out, because it is the
-    slot where a warp happens to run: an H200 gives a block's first warp 3, say. Source: PTX ISA, special registers.
+    index of the thread in its block; threads are ordered by that index. %warpid is left out, because it is the slot in
+    which a warp runs and differs between machines: on an H200 the first warp of a block can have 3. Source: PTX ISA,
+    special registers.
     """
     blocks = identity.shape[2::-1]
     thread = np.arange(identity.shape[3])
@@ -67,8 +68,8 @@ def probe_scores_mxfp4(
 ):
     """Compute the unscaled scores Q K^T of MXFP4-quantized Q and K with the tile code of attention.
 
-    Q and K are quantized as `quantize_mxfp4` does. A block with a NaN or an infinity makes its whole
-    row of Q, or column of scores, NaN.
+    Q and K are quantized as `quantize_mxfp4` does. A NaN or an infinity in a block makes the whole row of scores (for
+    Q) or column of scores (for K) NaN.
     """
     q, k = (mxfp4.decode(*mxfp4.encode(x)).astype(np.float64) for x in (q, k))
     scores[:] = q @ np.swapaxes(k, -1, -2)

@@ -41,8 +41,8 @@ def _magnitudes(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 
 @kernel(grid="1", cases=[dict(blocks=1), dict(blocks=33), dict(blocks=6000)], draw=dict(partial=_magnitudes))
 def nvfp4_global_scale(partial: In[f32, "blocks"], global_scale: Out[f32, "1"]):
-    """Compute the NVFP4 global scale of an array from the largest magnitudes `partial` of its parts: max(partial) /
-    2688 in float32.
+    """Compute the NVFP4 global scale of an array: max(partial) / 2688 in float32, with `partial` the largest magnitudes
+    of its parts.
 
     2688 is 448 * 6, the largest scale times the largest code. The result is 1 if that quotient is 0.
     """

@@ -128,7 +128,7 @@ def mean_keys(
     keys: Scalar[i32],
     factor: Scalar[f32] = 1.0,
 ):
-    """Compute the mean of the keys of each head from their sums over runs: sum / min(keys, key_ends).
+    """Compute the mean of the keys of each head from their sums over runs; keys from key_ends on do not count.
 
     The mean of no keys is 0. Sums are float32 in a fixed order. Packed sequences are as in `scan_keys`. `global_scale`
     is the result of `operand_scale` for `largest` and `factor`, in the same launch; 1 if `largest` is omitted.
