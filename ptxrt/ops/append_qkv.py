@@ -132,7 +132,7 @@ def append_qkv(
         stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     if not isinstance(cache, KVCache):
         raise ArgumentError(f"{_NAME}: cache is a {type(cache).__name__}; pass a ptxrt.KVCache")

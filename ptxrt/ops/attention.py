@@ -170,7 +170,7 @@ def attention(
         The output [B, H, Sq, Dv]; a tuple with `return_lse` or `normalize=False`.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     call = attention_call(
         ATTENTION,
@@ -261,7 +261,7 @@ def merge(outputs, lses=None, *, row_max=None, row_sum=None, out_dtype=np.float3
         stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     figures_given = {name: x for name, x in dict(lses=lses, row_max=row_max, row_sum=row_sum).items() if x is not None}
     if list(figures_given) not in (["lses"], ["row_max", "row_sum"]):

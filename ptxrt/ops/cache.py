@@ -58,7 +58,7 @@ class KVCache:
         nbytes: Bytes of all arrays.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
         OutOfMemory: The device has no room.
     """
 
@@ -115,7 +115,7 @@ class KVCache:
         `unswizzle_values` on such scales first, or values are multiplied with the scales of other tokens.
 
         Raises:
-            ArgumentError: Something does not fit.
+            ArgumentError: An argument is invalid; the message names it.
         """
         if layout not in ("hnd", "nhd"):
             raise ArgumentError(f"KVCache.over: layout is {layout!r}; pass 'hnd' or 'nhd'")
@@ -315,7 +315,7 @@ class KVCache:
         at the same time. The call does not wait, and graphs can capture it.
 
         Raises:
-            ArgumentError: Something does not fit.
+            ArgumentError: An argument is invalid; the message names it.
         """
         where = dict(k=k, v=v, slots=slots)
         where = dict(zip(where, as_arrays("append", **where)))
@@ -397,7 +397,7 @@ class KVCache:
             stream: A stream of the device; None is the library's own.
 
         Raises:
-            ArgumentError: Something does not fit.
+            ArgumentError: An argument is invalid; the message names it.
         """
         pair = [
             whole_numbers("copy_pages", name, x, "one for each page")
@@ -547,7 +547,7 @@ def block_table_from_csr(indptr: WholeNumbers, indices: WholeNumbers) -> np.ndar
         indices: Page numbers.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     starts, pages = (
         np.asarray(whole_numbers("block_table_from_csr", n, x, "as lists of pages"))
@@ -616,7 +616,7 @@ def slots_of(
         stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     named = dict(block_table=block_table, sequence_ids=sequence_ids, positions=positions)
     table, ids, places = (

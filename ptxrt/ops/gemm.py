@@ -146,7 +146,7 @@ def matmul(
         stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     call = gemm_call(
         *(
@@ -257,7 +257,7 @@ def matmul_grouped(
         bias: [N], or [groups, N].
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     call = grouped_call(
         *(
@@ -305,7 +305,7 @@ def interleave_rows(gate: HostArray | QuantizedArray, up: HostArray | QuantizedA
         [.., 2 N, K]; scales keep their layout.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     if isinstance(gate, QuantizedArray) and isinstance(up, QuantizedArray):
         same = gate.layout == up.layout and gate.axis == -1 and not gate.on_device and not up.on_device

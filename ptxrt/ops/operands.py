@@ -174,7 +174,7 @@ class Operand(Packed):
             stream: A stream of the device; None is the library's own.
 
         Raises:
-            ArgumentError: Something does not fit.
+            ArgumentError: An argument is invalid; the message names it.
         """
         return operand_of(cls, codes, scales, format, role, axis, global_scale, dim, stream)
 
@@ -328,7 +328,7 @@ def quantize_operand(
         stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     name = "quantize_operand"
     _check_role(name, role, format)

@@ -187,7 +187,7 @@ def attention_paged(
             on a device are not checked, so that a graph of a call serves all lengths up to the table's width.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     call = _checked(
         *(

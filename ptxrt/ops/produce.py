@@ -163,7 +163,7 @@ def rmsnorm(
         stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     return _norm(
         "rmsnorm",
@@ -301,7 +301,7 @@ def layernorm(
         bias: Floats [n]; None is 0.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     return _norm(
         "layernorm",
@@ -364,7 +364,7 @@ def swiglu(
         rounding: "16" rounds y to x's type before it is quantized.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     name = "swiglu"
     x = taken(name, "x", x)
@@ -419,7 +419,7 @@ def gelu(
         approximate: None or "none" for erf, "tanh" for the approximation.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     x = taken("gelu", "x", x)
     if approximate is not None and (not isinstance(approximate, str) or approximate not in ("none", "tanh")):

@@ -140,7 +140,7 @@ def dequantize(q, dtype=np.float32, *, out=None, stream=None):
         stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     if not isinstance(q, Packed):
         raise ArgumentError(f"dequantize: q is a {type(q).__name__}; pass a QuantizedArray or an Operand")
@@ -201,7 +201,7 @@ def swizzle_scales(scales, *, axis=-1, stream=None):
         uint8, with one axis.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     (scales,) = as_arrays("swizzle_scales", scales=scales)
     outer, blocks, inner = _scale_matrix("swizzle_scales", tuple(scales.shape), axis)
@@ -238,7 +238,7 @@ def unswizzle_scales(swizzled, shape, *, axis=-1, stream=None):
         uint8 scales of `shape`.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     (swizzled,) = as_arrays("unswizzle_scales", bytes=swizzled)
     shape = checked_shape("unswizzle_scales", shape)

@@ -152,7 +152,7 @@ def rope(
         rounding: "16" rounds the result to x's type before it is quantized.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     name = "rope"
     x = taken(name, "x", x)

@@ -108,7 +108,7 @@ def route(expert_ids: "WholeNumbers", experts: SupportsIndex, *, stream: "Stream
         stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     (ids,) = as_arrays("route", expert_ids=expert_ids)
     whole = isinstance(experts, (int, np.integer)) and not isinstance(experts, bool) and 0 < experts < 2**31 - 1
@@ -157,7 +157,7 @@ def combine(y: "Array", routing: Routing, weights: "Array", *, stream: "StreamLi
         stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     if not isinstance(routing, Routing):
         raise ArgumentError(f"combine: routing is a {type(routing).__name__}; pass what route gives")

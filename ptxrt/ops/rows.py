@@ -77,7 +77,7 @@ def take_rows(
             is not checked; such an id gives a row of zeros.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     name = "take_rows"
     table = taken(name, "table", table)
@@ -153,7 +153,7 @@ def mean_rows(
         stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     name = "mean_rows"
     x = taken(name, "x", x)
@@ -199,7 +199,7 @@ def argmax_rows(x: Array, *, out: Array | None = None, stream: StreamLike = None
         stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     name = "argmax_rows"
     x = taken(name, "x", x)
