@@ -48,7 +48,8 @@ def claim_slots(slots: In[i64, "tokens", unaligned], claims: InOut[i32, "count"]
 
 
 def own_slots(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of slots: four of five tokens have a slot of their own, the others -1."""
+    """Examples of slots: four of five tokens have a slot of their own, which may be past the end; the
+    others have -1."""
     return np.where(
         np.arange(shape[0]) % 5 == 3, -1, rng.permutation(np.arange(max(shape[0], axes["count"])))[: shape[0]]
     ).astype(np.int64)

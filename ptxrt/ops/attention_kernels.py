@@ -249,8 +249,8 @@ ROW_SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, appr
         _case(queries=1, keys=1, out_bf16=True, lse=True, format="f16"),
         _case(queries=70, keys=200, dim=128, out_f16=True, format="f16"),
         _case(queries=70, keys=330, splits=2, **PARTIAL, format="bf16"),
-        # entries compiled for half blocks also run whole ones: here with more blocks than the emulator's one
-        # multiprocessor holds, and with half as many
+        # Launches that take whole blocks although half blocks exist: there are more whole blocks than the emulator's
+        # one multiprocessor, and half as many as half blocks.
         *(
             _case(dim=dim, dim_v=dim, heads_kv=2, queries=65, keys=100, out_f16=True, format=format)
             for dim in (64, 96, 128)
